@@ -1,9 +1,11 @@
-"""The least time that a network's arithmetic and weights allow on this machine, and the share of it that untuned networks reach.
+"""The least time that a network's arithmetic and weights allow on this machine, and the share of it that untuned
+networks reach.
 
     python -m bench.bounds [NAME ...] [--precision float32] [--threads 2] [--kernels 5]
 
-Ceilings are measured here, as stage `evaluate` does (tvmflow/evaluation/roofline.py, x86 with AVX2 or more). `arithmetic` and `memory` are the two bounds in ms; `share` is the larger one over the
-measured time. Below each network the kernels that lose most beside the bound of their arithmetic.
+Ceilings are measured here, as stage `evaluate` does (tvmflow/evaluation/roofline.py, x86 with AVX2 or more).
+`arithmetic` and `memory` are the two bounds in ms; `share` is the larger one over the measured time. Below each network
+the kernels that lose most beside the bound of their arithmetic.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def main() -> None:
     target = replace(host_target(), threads=options.threads)
     speeds = measured_ceilings(target, ("float32", "bfloat16", "int8"), 0, _ANY_LOAD).operations
     print(
-        f"G operations/s: {', '.join(f'{dtype} {speed / 1e9:.0f}' for dtype, speed in speeds.items())}; {options.threads} threads"
+        f"G operations/s: {', '.join(f'{dtype} {speed / 1e9:.0f}' for dtype, speed in speeds.items())}; "
+        f"{options.threads} threads"
     )
     print(f"{'network':31}{'ms':>9}{'arithmetic':>11}{'memory':>8}{'share':>7}")
     for name in options.names:

@@ -1,14 +1,17 @@
 """Latency of networks on GPUs beside peers: drivers in software, or this machine's own GPU.
 
-    python -m bench.gpu [--networks NAME ...] [--drivers pocl lavapipe opencl vulkan] [--kind nvidia] [--precision float16] [--trials 16] [--log FILE]
+    python -m bench.gpu [--networks NAME ...] [--drivers pocl lavapipe opencl vulkan] [--kind nvidia] [--precision
+    float16] [--trials 16] [--log FILE]
 
-In turns with what is installed: ncnn (with pnnx) and IREE through Vulkan; PyTorch, eager and compiled with graphs, where it has CUDA; on PoCL TVM's
-default schedules (dlight), lowered by TVM, through our host code; and where --textures is given, our library with textures. From input in the host's
-memory to output there. Medians; ratios within the rounds, below 1 where tvmflow is faster. First: the first run in a new process with kept
-programs, after the time to open the library. Kernels: the largest error of one, relative to its largest output, beside the same kernel on this
-machine's CPU, and the first that differs by more than the bound of evaluate.
+In turns with what is installed: ncnn (with pnnx) and IREE through Vulkan; PyTorch, eager and compiled with graphs,
+where it has CUDA; on PoCL TVM's default schedules (dlight), lowered by TVM, through our host code; and where --textures
+is given, our library with textures. From input in the host's memory to output there. Medians; ratios within the rounds,
+below 1 where tvmflow is faster. First: the first run in a new process with kept programs, after the time to open the
+library. Kernels: the largest error of one, relative to its largest output, beside the same kernel on this machine's
+CPU, and the first that differs by more than the bound of evaluate.
 
---trials: candidates a kernel, measured on the GPU; 0: default schedules. --log: measurements are kept there, and taken from there. opencl, vulkan: this machine's driver, of a GPU of --kind.
+--trials: candidates a kernel, measured on the GPU; 0: default schedules. --log: measurements are kept there, and taken
+from there. opencl, vulkan: this machine's driver, of a GPU of --kind.
 """
 
 from __future__ import annotations
@@ -130,7 +133,10 @@ def _print_latency(subject: Subject, options: argparse.Namespace) -> None:
 
 def _print_turns(subject: Subject, first_s: float, turns: dict[str, list[Turn]]) -> None:
     ours = turns["tvmflow"]
-    line = f"{subject.network:16}{subject.driver:10}{subject.precision:10}{milliseconds(ours):8.3f} ms, first {first_s * 1e3:.2f}"
+    line = (
+        f"{subject.network:16}{subject.driver:10}{subject.precision:10}{milliseconds(ours):8.3f} ms, first "
+        f"{first_s * 1e3:.2f}"
+    )
     for peer, theirs in turns.items():
         if theirs is not ours:
             line += f"   {peer} {milliseconds(theirs):.3f} ({ratio_of(ours, theirs):.2f})"
@@ -165,8 +171,12 @@ def _make_tvmflow(subject: Subject, name: str = "tvmflow", textures: bool | None
         found = kernel_agreement(lower(packed, backend, winograd=tuned.winograd), backend, records, [x], opened)
     worst = max(found, key=lambda one: one.error)
     different = next((one.kernel for one in found if not one.error <= _MOST_ERROR[subject.precision]), "none")
-    print(f"  {subject.network} {name}: {len(found)} kernels, {len(tuned.winograd)} shapes by Winograd, made in {took:.0f} s; error at most {worst.error:.1e} ({worst.kernel}), "
-          f"first that differs: {different}", flush=True)  # fmt: skip
+    print(
+        f"  {subject.network} {name}: {len(found)} kernels, {len(tuned.winograd)} shapes by Winograd, made "
+        f"in {took:.0f} s; error at most {worst.error:.1e} ({worst.kernel}), "
+        f"first that differs: {different}",
+        flush=True,
+    )
     return True
 
 
@@ -291,17 +301,27 @@ def _run_iree(folder: Path, _network: str, _precision: str) -> Callable[[], Any]
 
 
 _PEERS = {
-    "pocl": ("untuned_tvm",), "lavapipe": ("ncnn", "iree"),
-    "opencl": ("torch", "torch_compile"), "vulkan": ("torch", "torch_compile", "ncnn", "iree"),
-}  # fmt: skip
+    "pocl": ("untuned_tvm",),
+    "lavapipe": ("ncnn", "iree"),
+    "opencl": ("torch", "torch_compile"),
+    "vulkan": ("torch", "torch_compile", "ncnn", "iree"),
+}
 _MAKERS: dict[str, Callable[[Subject], bool]] = {
-    "tvmflow": _make_tvmflow, "tvmflow_textures": partial(_make_tvmflow, name="tvmflow_textures", textures=True),
-    "untuned_tvm": _make_untuned_tvm, "torch": _has_cuda, "torch_compile": _has_cuda, "ncnn": _make_ncnn, "iree": _make_iree,
-}  # fmt: skip
+    "tvmflow": _make_tvmflow,
+    "tvmflow_textures": partial(_make_tvmflow, name="tvmflow_textures", textures=True),
+    "untuned_tvm": _make_untuned_tvm,
+    "torch": _has_cuda,
+    "torch_compile": _has_cuda,
+    "ncnn": _make_ncnn,
+    "iree": _make_iree,
+}
 _RUNNERS: dict[str, Callable[[Path, str, str], Callable[[], Any]]] = {
     **{name: partial(_run_library, name=name) for name in ("tvmflow", "tvmflow_textures", "untuned_tvm")},
-    "torch": partial(_run_torch, compiled=False), "torch_compile": partial(_run_torch, compiled=True), "ncnn": _run_ncnn, "iree": _run_iree,
-}  # fmt: skip
+    "torch": partial(_run_torch, compiled=False),
+    "torch_compile": partial(_run_torch, compiled=True),
+    "ncnn": _run_ncnn,
+    "iree": _run_iree,
+}
 
 if __name__ == "__main__":
     main()

@@ -2,10 +2,10 @@
 
     python -m bench.gpu_estimates [--networks NAME ...] [--precision float16_acc32] [--kernels]
 
-Counts, with default schedules and seeded weights, no device: launches of an inference, megabytes that threads load and store beside the least
-possible (inputs, weights and outputs of each kernel once), float32 values in a thread's arrays, threads of a group beside those that TFLite's GPU
-delegate starts from; and what Adreno's CLML could compute. Estimates: no time is predicted, and caches may serve much of what is asked for. --kernels:
-each kernel too.
+Counts, with default schedules and seeded weights, no device: launches of an inference, megabytes that threads load and
+store beside the least possible (inputs, weights and outputs of each kernel once), float32 values in a thread's arrays,
+threads of a group beside those that TFLite's GPU delegate starts from; and what Adreno's CLML could compute. Estimates:
+no time is predicted, and caches may serve much of what is asked for. --kernels: each kernel too.
 """
 
 from __future__ import annotations
@@ -109,14 +109,18 @@ def _shape(sizes: tuple[int, ...]) -> str:
 def _print_kernels(found: NetworkEstimate) -> None:
     for kernel in found.kernels:
         print(
-            f"  {kernel.calls} x {kernel.name}: {kernel.asked_bytes / 1e6:.2f} MB asked, {kernel.least_bytes / 1e6:.2f} least"
+            f"  {kernel.calls} x {kernel.name}: {kernel.asked_bytes / 1e6:.2f} MB asked, "
+            f"{kernel.least_bytes / 1e6:.2f} least"
         )
         for launch in kernel.launches:
             print(f"    {_of_launch(launch)}")
 
 
 def _of_launch(launch: LaunchEstimate) -> str:
-    return f"{_shape(launch.groups)} groups of {_shape(launch.group_size)}, {launch.registers} registers, {launch.asked_bytes / 1e6:.2f} MB asked"
+    return (
+        f"{_shape(launch.groups)} groups of {_shape(launch.group_size)}, {launch.registers} registers, "
+        f"{launch.asked_bytes / 1e6:.2f} MB asked"
+    )
 
 
 if __name__ == "__main__":

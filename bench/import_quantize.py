@@ -2,8 +2,8 @@
 
     python -m bench.import_quantize [--network resnet50] [--samples 16]
 
-Each step runs in a process of its own, whose largest resident set is the peak; loading packages and building the network is in
-the row 'baseline' and in every other row. Ratios are against ONNX Runtime's row of the same run.
+Each step runs in a process of its own, whose largest resident set is the peak; loading packages and building the
+network is in the row 'baseline' and in every other row. Ratios are against ONNX Runtime's row of the same run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def main() -> None:
         rows[step] = json.loads(done.stdout.strip().splitlines()[-1])
     peer = rows["ONNX Runtime"]
     print(
-        f"{options.network}, {options.samples} calibration images\n{'step':<36}{'seconds':>9}{'/ peer':>8}{'peak MB':>9}{'/ peer':>8}"
+        f"{options.network}, {options.samples} calibration "
+        f"images\n{'step':<36}{'seconds':>9}{'/ peer':>8}{'peak MB':>9}{'/ peer':>8}"
     )
     for step, row in rows.items():
         print(f"{step:<36}{row['s']:>9.1f}{row['s'] / peer['s']:>8.2f}{row['mb']:>9.0f}{row['mb'] / peer['mb']:>8.2f}")

@@ -2,9 +2,9 @@
 
     python -m bench.importers [--only mxnet/] [--compile]
 
-Weights are seeded, inputs random. The imported module is run by the numpy definition, or with --compile as a library with
-default schedules. Tool environments for MXNet and TensorFlow are made on first use. An operator that an importer does not
-know is named in the row.
+Weights are seeded, inputs random. The imported module is run by the numpy definition, or with --compile as a library
+with default schedules. Tool environments for MXNet and TensorFlow are made on first use. An operator that an importer
+does not know is named in the row.
 """
 
 from __future__ import annotations
@@ -33,13 +33,38 @@ from tvmflow.support.progress import silent
 from tvmflow.toolchain.environments import run_tool
 
 MXNET = (
-    "resnet18_v1", "resnet34_v1", "resnet50_v1", "resnet18_v2", "resnet50_v2", "vgg11_bn", "vgg16", "mobilenet1.0",
-    "mobilenetv2_1.0", "squeezenet1.0", "squeezenet1.1", "densenet121", "alexnet", "inceptionv3",
-)  # fmt: skip
+    "resnet18_v1",
+    "resnet34_v1",
+    "resnet50_v1",
+    "resnet18_v2",
+    "resnet50_v2",
+    "vgg11_bn",
+    "vgg16",
+    "mobilenet1.0",
+    "mobilenetv2_1.0",
+    "squeezenet1.0",
+    "squeezenet1.1",
+    "densenet121",
+    "alexnet",
+    "inceptionv3",
+)
 TORCH = (
-    "resnet18", "resnet34", "resnet50", "vgg16", "mobilenet_v2", "mobilenet_v3_small", "squeezenet1_1", "densenet121",
-    "inception_v3", "googlenet", "shufflenet_v2_x1_0", "efficientnet_b0", "mnasnet1_0", "convnext_tiny", "regnet_y_400mf",
-)  # fmt: skip
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "vgg16",
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "squeezenet1_1",
+    "densenet121",
+    "inception_v3",
+    "googlenet",
+    "shufflenet_v2_x1_0",
+    "efficientnet_b0",
+    "mnasnet1_0",
+    "convnext_tiny",
+    "regnet_y_400mf",
+)
 KERAS = (
     "mobilenet_v2_050",
     "mobilenet_v2_100",
@@ -51,10 +76,14 @@ KERAS = (
     "mobilenet_v3_small",
 )
 ROWS = (
-    *(("mxnet", f"mxnet/{name}") for name in MXNET), *(("torch", f"torchvision/{name}") for name in TORCH),
-    *(("keras", f"keras/{name}") for name in KERAS), ("onnx", "torchvision/resnet18"), ("onnx", "torchvision/mobilenet_v2"),
-    ("tensorflow", "SavedModel"), ("tensorflow", "float .tflite"),
-)  # fmt: skip
+    *(("mxnet", f"mxnet/{name}") for name in MXNET),
+    *(("torch", f"torchvision/{name}") for name in TORCH),
+    *(("keras", f"keras/{name}") for name in KERAS),
+    ("onnx", "torchvision/resnet18"),
+    ("onnx", "torchvision/mobilenet_v2"),
+    ("tensorflow", "SavedModel"),
+    ("tensorflow", "float .tflite"),
+)
 
 
 def _shape(framework: str, network: str) -> tuple[int, ...]:

@@ -1,11 +1,13 @@
-"""Executed instructions of one inference on an emulated arm64 processor, one thread: peers' arm64 wheels, and our libraries untuned.
+"""Executed instructions of one inference on an emulated arm64 processor, one thread: peers' arm64 wheels, and our
+libraries untuned.
 
     python -m bench.instructions FILE... FOLDER... [--processor cortex-a76] [--mcpu neoverse-v1]
 
-A file is run by the program that its suffix names: .onnx (peer.onnx of the stage import_model, too) by ONNX Runtime, .tflite by LiteRT with XNNPACK,
-.mnn by MNN (made by mnnconvert), .param with the .bin beside it by ncnn (made by pnnx with fp16=0). A folder is the output of the stage quantize (or import_model), which is
-packed, built without records and run as network.so. Tuned cells have `executed` in their scorecards (docs/devices.md). Counted is the
-run of fewest instructions of five, or our second one: the first prepare. Needs a network on first use.
+A file is run by the program that its suffix names: .onnx (peer.onnx of the stage import_model, too) by ONNX Runtime,
+.tflite by LiteRT with XNNPACK, .mnn by MNN (made by mnnconvert), .param with the .bin beside it by ncnn (made by pnnx
+with fp16=0). A folder is the output of the stage quantize (or import_model), which is packed, built without records and
+run as network.so. Tuned cells have `executed` in their scorecards (docs/devices.md). Counted is the run of fewest
+instructions of five, or our second one: the first prepare. Needs a network on first use.
 """
 
 from __future__ import annotations
@@ -66,11 +68,24 @@ def run():
 """
 # Suffix of a file -> what it is run by: arm64 wheels and code.
 PEERS = {
-    ".onnx": (["onnxruntime==1.31.1", _NUMPY, "flatbuffers==25.12.19", "protobuf==6.33.2", "packaging==25.0"], _ONNXRUNTIME),
-    ".tflite": (["ai-edge-litert==2.3.0", _NUMPY, "backports-strenum==1.2.8", "flatbuffers==25.12.19", "protobuf==6.33.2", "typing-extensions==4.15.0"], _LITERT),
+    ".onnx": (
+        ["onnxruntime==1.31.1", _NUMPY, "flatbuffers==25.12.19", "protobuf==6.33.2", "packaging==25.0"],
+        _ONNXRUNTIME,
+    ),
+    ".tflite": (
+        [
+            "ai-edge-litert==2.3.0",
+            _NUMPY,
+            "backports-strenum==1.2.8",
+            "flatbuffers==25.12.19",
+            "protobuf==6.33.2",
+            "typing-extensions==4.15.0",
+        ],
+        _LITERT,
+    ),
     ".mnn": (["MNN==3.6.1", _NUMPY], _MNN),
     ".param": (["ncnn==1.0.20261020", _NUMPY], _NCNN),
-}  # fmt: skip
+}
 INSIDE = """
 import ctypes, sys
 import numpy as np
@@ -90,7 +105,8 @@ print("counted", *min(runs), flush=True)
 """
 
 
-# qemu-user shows its host's; ONNX Runtime asks here which core it runs on, and ends with SIGSEGV where it finds none of arm64.
+# qemu-user shows its host's; ONNX Runtime asks here which core it runs on, and ends with SIGSEGV where it finds none of
+# arm64.
 CPUINFO = """\
 processor\t: 0
 Features\t: fp asimd aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp
@@ -126,7 +142,9 @@ def main() -> None:
 
 
 def own(system: EmulatedSystem, module: Path, processor: str, mcpu: str) -> str:
-    """Build the module of a folder for a processor of LLVM's, with default schedules; return what a run of its network.so on one of qemu's prints."""
+    """Build the module of a folder for a processor of LLVM's, with default schedules; return what a run of its
+    network.so on one of qemu's prints.
+    """
     from tvmflow.backends.registry import backend_of
     from tvmflow.codegen.compile import build_scheduled
     from tvmflow.codegen.network.link import Network, write_network

@@ -2,19 +2,21 @@
 
     python -m bench.measuring [--long] [--network NAME ...] [--condition NAME ...] [--repeats N] [--libraries FOLDER]
 
-Each measurement is made as `evaluate` makes it, in new processes: a library and ONNX Runtime on the same network, in turns, with
-the state of the machine beside each turn. A row for each network, condition and state of the machine:
+Each measurement is made as `evaluate` makes it, in new processes: a library and ONNX Runtime on the same network, in
+turns, with the state of the machine beside each turn. A row for each network, condition and state of the machine:
 
-- spread: how far the latencies shown without a badge differ from run to run (largest over smallest, less 1), of how many runs;
-  badged: the same for those with a badge;
+  - spread: how far the latencies shown without a badge differ from run to run (largest over smallest, less 1), of how
+    many runs; badged: the same for those with a badge;
 - ratio: the median ratio to ONNX Runtime, and how far it differs from run to run;
-- found: of comparisons of the library with itself, made 5 % slower, how many find it slower, as the gate of a release does (more
-  than 2 %); false: of comparisons with itself, how many find a difference. The slower one's times are those of a second process of the same library, times 1.05.
+  - found: of comparisons of the library with itself, made 5 % slower, how many find it slower, as the gate of a release
+    does (more than 2 %); false: of comparisons with itself, how many find a difference. The slower one's times are
+    those of a second process of the same library, times 1.05.
 
-Conditions: quiet; one and two busy processes; memory: a process that copies 256 MB again and again; on machines with more cores
-than threads also near and far: all processes kept on the pair of cores with the shortest and the longest round trip.
-`alone` says how often two candidates that differ by 5 % are ranked right when each is timed by itself at its own time, `in pairs` when
-nine times of each are taken in turns, as a search does with a candidate and the fastest one so far.
+Conditions: quiet; one and two busy processes; memory: a process that copies 256 MB again and again; on machines with
+more cores than threads also near and far: all processes kept on the pair of cores with the shortest and the longest
+round trip. `alone` says how often two candidates that differ by 5 % are ranked right when each is timed by itself at
+its own time, `in pairs` when nine times of each are taken in turns, as a search does with a candidate and the fastest
+one so far.
 
 The short form (some minutes) takes the two smallest networks; --long repeats all four (7 us to 50 ms) 20 times (hours).
 """
@@ -82,8 +84,10 @@ def main() -> None:
     rules = LatencyRules(10, options.turns, options.turn_ms, 120.0, 0.1)
     with tempfile.TemporaryDirectory() as place:
         folder = options.libraries or Path(place)
-        print(f"{'network':14}{'condition':>10}{'cores ns':>9}{'ms':>10}{'spread':>8}{'of':>4}{'badged':>8}{'of':>4}"
-              f"{'ratio':>7}{'spread':>8}{'found':>8}{'false':>8}{'alone':>8}{'in pairs':>9}")  # fmt: skip
+        print(
+            f"{'network':14}{'condition':>10}{'cores ns':>9}{'ms':>10}{'spread':>8}{'of':>4}{'badged':>8}{'of':>4}"
+            f"{'ratio':>7}{'spread':>8}{'found':>8}{'false':>8}{'alone':>8}{'in pairs':>9}"
+        )
         for name in networks:
             library, model = library_of(folder, name, options.threads), _onnx(folder, name)
             for condition in conditions:
@@ -131,7 +135,9 @@ class _Found:
         return len(self.trips) - 1
 
     def _rank(self, a: Sequence[float], b: Sequence[float]) -> None:
-        """Rank two candidates, of which B is slower: by three turns of each at their own times, and by turns side by side."""
+        """Rank two candidates, of which B is slower: by three turns of each at their own times, and by turns side by
+        side.
+        """
         for at in range(0, len(a) - _APART - _TUNER_REPEATS, _TUNER_REPEATS):
             later = at + _APART
             self.alone.append(median(a[at : at + _TUNER_REPEATS]) < median(b[later : later + _TUNER_REPEATS]))
@@ -147,8 +153,10 @@ class _Found:
             once = (
                 "" if at else f"{_share(self.found)}{_share(self.false)}{_share(self.alone)}{_share(self.in_turns, 9)}"
             )
-            yield (f"{name:14}{condition:>10}{trip if trip > 1 else 0:9.0f}{shown:10.4g}{_spread(clean)}{len(clean):4}{_spread(badged)}"
-                   f"{len(badged):4}{median(ratios or [float('nan')]):7.2f}{_spread(ratios)}{once}")  # fmt: skip
+            yield (
+                f"{name:14}{condition:>10}{trip if trip > 1 else 0:9.0f}{shown:10.4g}{_spread(clean)}{len(clean):4}{_spread(badged)}"
+                f"{len(badged):4}{median(ratios or [float('nan')]):7.2f}{_spread(ratios)}{once}"
+            )
 
 
 def _spread(values: Sequence[float]) -> str:

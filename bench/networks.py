@@ -1,12 +1,17 @@
 """Networks that nobody tuned: what imports, how long it takes, how exact the outputs are, and latency beside its peers.
 
-    pip install --group bench --group networks && python -m bench.networks [NAME ...] [--precision float32] [--peers onnxruntime openvino torch torch_compile]
+    pip install --group bench --group networks && python -m bench.networks [NAME ...] [--precision float32] [--peers
+    onnxruntime openvino torch torch_compile]
 
-Networks of bench/zoo.py, or any other of torchvision's and timm's (torchvision/NAME, timm/NAME, @SIZE behind it for another image), with seeded weights, default schedules, no tuning, each imported from PyTorch's exported program and, with --source, from ONNX. Seconds to import, with
-the conversion to the precision, and to build; the largest error of our outputs and of ONNX Runtime's, each output relative to its largest number in PyTorch in float64, and how far
-apart outputs of two inputs are in the same measure; medians, and the ratio within rounds of turns in processes of their own, below 1 where tvmflow is faster. In int8 ONNX Runtime and
-OpenVINO run what ONNX Runtime's quantizer makes with the same calibration samples; in bfloat16 OpenVINO runs as it comes and PyTorch in bfloat16; what has no such mode stays in
-float32. LiteRT runs what the package litert-torch 0.10 converts, which nothing here installs: its pins are not ours (an environment of its own, or a folder on PYTHONPATH). What cannot be imported is said with its reason.
+Networks of bench/zoo.py, or any other of torchvision's and timm's (torchvision/NAME, timm/NAME, @SIZE behind it for
+another image), with seeded weights, default schedules, no tuning, each imported from PyTorch's exported program and,
+with --source, from ONNX. Seconds to import, with the conversion to the precision, and to build; the largest error of
+our outputs and of ONNX Runtime's, each output relative to its largest number in PyTorch in float64, and how far apart
+outputs of two inputs are in the same measure; medians, and the ratio within rounds of turns in processes of their own,
+below 1 where tvmflow is faster. In int8 ONNX Runtime and OpenVINO run what ONNX Runtime's quantizer makes with the same
+calibration samples; in bfloat16 OpenVINO runs as it comes and PyTorch in bfloat16; what has no such mode stays in
+float32. LiteRT runs what the package litert-torch 0.10 converts, which nothing here installs: its pins are not ours (an
+environment of its own, or a folder on PYTHONPATH). What cannot be imported is said with its reason.
 """
 
 from __future__ import annotations
@@ -78,8 +83,9 @@ def main() -> None:
         return
     print(
         f"{'network':31}{'from':>6}{'import s':>9}{'build s':>8}{'MB':>5}{'error':>9}{'ORT':>9}{'spread':>9}{'tvmflow ms':>11}"
-        + "".join(f"{peer:>20}" for peer in options.peers) + f"{'best':>6}"
-    )  # fmt: skip
+        + "".join(f"{peer:>20}" for peer in options.peers)
+        + f"{'best':>6}"
+    )
     ratios: dict[str, list[float]] = {source: [] for source in options.source}
     for name in options.names:
         with tempfile.TemporaryDirectory() as place:
@@ -103,7 +109,9 @@ def main() -> None:
 
 
 def _made(name: str, folder: Path, options: argparse.Namespace) -> dict[str, str]:
-    """Write libraries, an ONNX model and inputs to a folder; return what is printed of each library, and print why there is none."""
+    """Write libraries, an ONNX model and inputs to a folder; return what is printed of each library, and print why
+    there is none.
+    """
     entry = network_named(name)
     network, samples = entry.make(), entry.samples()
     np.savez(folder / "inputs.npz", *samples)
@@ -158,7 +166,9 @@ def _try(what: str, step: Callable[[], Any]) -> Any:
 
 
 def converted(module: Any, entry: Entry, precision: str) -> Any:
-    """Return a module in a precision, by the defaults of params.yaml and the calibration samples that ONNX Runtime has, too."""
+    """Return a module in a precision, by the defaults of params.yaml and the calibration samples that ONNX Runtime has,
+    too.
+    """
     request: dict[str, Any] = {}
     if precision == "bfloat16":
         request = DEFAULT_MIXED.model_dump()

@@ -2,9 +2,10 @@
 
     pip install --group bench && python -m bench.operators CELL [--rounds 5]
 
-The cell must be built. Each runs in a process of its own with its own profiler, in turns; an operator's time is the median
-of the turns' means. Operators are brought together by what they make: kind, channels (a whole number of 16, as we lay them
-out), height and width. A fused kernel counts as its heaviest operator, so element-wise rows are what was not fused.
+The cell must be built. Each runs in a process of its own with its own profiler, in turns; an operator's time is the
+median of the turns' means. Operators are brought together by what they make: kind, channels (a whole number of 16, as
+we lay them out), height and width. A fused kernel counts as its heaviest operator, so element-wise rows are what was
+not fused.
 """
 
 from __future__ import annotations
@@ -30,10 +31,23 @@ PEERS = ("tvmflow", "onnxruntime", "openvino")
 RUNS = 20
 Row = tuple[str, str]
 _KINDS = (
-    ("conv", "conv"), ("winograd", "conv"), ("pool", "pool"), ("gemm", "dense"), ("matmul", "dense"), ("dense", "dense"),
-    ("fullyconnected", "dense"), ("concat", "concat"), ("softmax", "softmax"), ("reorder", "layout"), ("transpose", "layout"),
-    ("permute", "layout"), ("convert", "layout"), ("quantize", "quantize"), ("mean", "pool"), ("avg", "pool"),
-)  # fmt: skip
+    ("conv", "conv"),
+    ("winograd", "conv"),
+    ("pool", "pool"),
+    ("gemm", "dense"),
+    ("matmul", "dense"),
+    ("dense", "dense"),
+    ("fullyconnected", "dense"),
+    ("concat", "concat"),
+    ("softmax", "softmax"),
+    ("reorder", "layout"),
+    ("transpose", "layout"),
+    ("permute", "layout"),
+    ("convert", "layout"),
+    ("quantize", "quantize"),
+    ("mean", "pool"),
+    ("avg", "pool"),
+)
 
 
 def main() -> None:
@@ -149,8 +163,10 @@ def _static(op: Any) -> list[int]:
 
 
 _PROFILES: dict[str, Callable[[Workspace, Cell, int], list[tuple[str, list[int], float]]]] = {
-    "tvmflow": _tvmflow, "onnxruntime": _onnxruntime, "openvino": _openvino,
-}  # fmt: skip
+    "tvmflow": _tvmflow,
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+}
 
 if __name__ == "__main__":
     main()

@@ -1,7 +1,7 @@
 """What tvmflow itself costs when nothing is to be done: `python -m bench.overhead [WORKSPACE]`.
 
-Medians of seconds, beside limits: a second run of a cell, --help, and an unchanged `dvc repro`. The workspace must hold a
-finished cell `digits`.
+Medians of seconds, beside limits: a second run of a cell, --help, and an unchanged `dvc repro`. The workspace must hold
+a finished cell `digits`.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
     pip install --group bench && python -m bench.peers [CELL ...] [--rounds 15]
 
-Brings the cells all the way, then measures library and peers, each in a process of its own with the same input and threads, in
-turns of a fraction of a second, as evaluate does (tvmflow/evaluation/interleaved_timing.py). A figure is the median of the turns' medians, a
-ratio the median of the rounds' ratios, below 1 where the library is faster; "=" stands where the interval over the rounds
-holds 1, and a last line for what other processes took of the machine meanwhile. The last columns are the error of the library's output and of ONNX Runtime's,
-relative to the largest output of PyTorch or Keras in float64.
-For int8 cells ONNX Runtime and OpenVINO run what ONNX Runtime's quantizer makes of the same network and calibration samples;
-for bfloat16 cells OpenVINO runs as it comes and PyTorch in bfloat16; what has no such mode stays in float32. LiteRT takes
-Keras models, in float32.
+Brings the cells all the way, then measures library and peers, each in a process of its own with the same input and
+threads, in turns of a fraction of a second, as evaluate does (tvmflow/evaluation/interleaved_timing.py). A figure is
+the median of the turns' medians, a ratio the median of the rounds' ratios, below 1 where the library is faster; "="
+stands where the interval over the rounds holds 1, and a last line for what other processes took of the machine
+meanwhile. The last columns are the error of the library's output and of ONNX Runtime's, relative to the largest output
+of PyTorch or Keras in float64. For int8 cells ONNX Runtime and OpenVINO run what ONNX Runtime's quantizer makes of the
+same network and calibration samples; for bfloat16 cells OpenVINO runs as it comes and PyTorch in bfloat16; what has no
+such mode stays in float32. LiteRT takes Keras models, in float32.
 """
 
 from __future__ import annotations
@@ -51,9 +51,15 @@ from tvmflow.toolchain.environments import python_of
 CELLS = tuple(
     f"{model}@local-cpu:float32"
     for model in (
-        "resnet18", "resnet50", "mobilenet_v2", "mobilenetv2_050", "squeezenet_v1_1", "vgg16", "inception_v3",
+        "resnet18",
+        "resnet50",
+        "mobilenet_v2",
+        "mobilenetv2_050",
+        "squeezenet_v1_1",
+        "vgg16",
+        "inception_v3",
     )
-)  # fmt: skip
+)
 PEERS = ("tvmflow", "onnxruntime", "openvino", "torch", "torch_compile", "litert")
 
 
@@ -70,24 +76,32 @@ def main() -> None:
         _serve(workspace, workspace.params.cell(options.cells[0]), options)
         return
     subprocess.run([sys.executable, "-m", "tvmflow", "run", *options.cells], check=True, stdout=subprocess.DEVNULL)
-    print(f"{'cell':36}" + "".join(f"{name:>22}" for name in ("tvmflow", *options.peers))
-          + f"{'best peer':>12}{'error':>10}{'ORT error':>11}")  # fmt: skip
+    print(
+        f"{'cell':36}"
+        + "".join(f"{name:>22}" for name in ("tvmflow", *options.peers))
+        + f"{'best peer':>12}{'error':>10}{'ORT error':>11}"
+    )
     ratios = []
     for cell in options.cells:
         turns = _measure(cell, ["tvmflow", *options.peers], options)
         if "tvmflow" not in turns or len(turns) < 2:
             raise SystemExit(f"{cell}: the library and at least one peer must run; why they did not is above")
         relative = {name: ratio_of(turns["tvmflow"], taken) for name, taken in turns.items()}
-        shown = {name: f"{relative[name]:.2f}" if shows_a_difference(turns["tvmflow"], turns[name]) else "="
-                 for name in turns}  # fmt: skip
+        shown = {
+            name: f"{relative[name]:.2f}" if shows_a_difference(turns["tvmflow"], turns[name]) else "="
+            for name in turns
+        }
         ratio = max(value for name, value in relative.items() if name != "tvmflow")
         ratios.append(ratio)
         with _peer(cell, "errors", options) as judge:
             errors = judge.ask(1) or {}
         ms = {name: f"{milliseconds(taken):.3g} ms" for name, taken in turns.items()}
         columns = [ms["tvmflow"]] + [f"{ms[name]} ({shown[name]})" if name in ms else "-" for name in options.peers]
-        print(f"{cell:36}" + "".join(f"{text:>22}" for text in columns) + f"{ratio:12.2f}"
-              f"{errors.get('tvmflow', math.nan):10.1e}{errors.get('onnxruntime', math.nan):11.1e}", flush=True)  # fmt: skip
+        print(
+            f"{cell:36}" + "".join(f"{text:>22}" for text in columns) + f"{ratio:12.2f}"
+            f"{errors.get('tvmflow', math.nan):10.1e}{errors.get('onnxruntime', math.nan):11.1e}",
+            flush=True,
+        )
         print_if_busy(turns)
     print(f"geometric mean against the best peer of each: {geometric_mean(ratios):.3f}")
 
@@ -144,7 +158,8 @@ def _onnx_file(workspace: Workspace, cell: Cell, folder: Path) -> Path:
 
 
 def quantized_onnx(plain: Path, samples: Sequence[tuple[Any, ...]]) -> Path:
-    """Quantize a model with ONNX Runtime's static quantizer (QDQ, weights per channel); return the file, int8.onnx beside it.
+    """Quantize a model with ONNX Runtime's static quantizer (QDQ, weights per channel); return the file, int8.onnx
+    beside it.
 
     samples: inputs of single runs, in the model's order.
     """
@@ -162,9 +177,14 @@ def quantized_onnx(plain: Path, samples: Sequence[tuple[Any, ...]]) -> Path:
 
     result = plain.with_name("int8.onnx")
     quantize_static(
-        plain, result, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, activation_type=QuantType.QUInt8,
+        plain,
+        result,
+        Reader(),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
-    )  # fmt: skip
+    )
     return result
 
 
@@ -306,7 +326,9 @@ def _interpreter(file: Path, threads: int) -> Any:
 def litert_of_torch(
     module: Any, inputs: Sequence[Any], threads: int, calibration: Sequence[Sequence[Any]] = ()
 ) -> Callable[[], Any]:
-    """Return what runs a PyTorch module by LiteRT, its inputs set once: in float32, or, calibrated by samples, in int8 where its quantizer knows how."""
+    """Return what runs a PyTorch module by LiteRT, its inputs set once: in float32, or, calibrated by samples, in int8
+    where its quantizer knows how.
+    """
     import litert_torch
     import torch
 
@@ -344,13 +366,19 @@ def _quantize_tflite(file: Path, calibration: Sequence[Sequence[Any]]) -> None:
 
 
 _RUNNERS: dict[str, Callable[[Workspace, Cell, Any, int], Callable[[], Any]]] = {
-    "tvmflow": _tvmflow, "onnxruntime": _onnxruntime, "openvino": _openvino, "torch": _torch,
-    "torch_compile": _torch_compile, "litert": _litert,
-}  # fmt: skip
+    "tvmflow": _tvmflow,
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+    "torch": _torch,
+    "torch_compile": _torch_compile,
+    "litert": _litert,
+}
 
 
 def _errors(workspace: Workspace, cell: Cell) -> dict[str, float]:
-    """Return the largest error of library and ONNX Runtime against the source network in float64, where it can be that."""
+    """Return the largest error of library and ONNX Runtime against the source network in float64, where it can be
+    that.
+    """
     import torch
 
     from tvmflow.sources.networks.keras_zoo import keras_on_torch

@@ -3,9 +3,9 @@
     python -m bench.quantizers [--only NAME]
 
 Both start from the same PyTorch weights. ONNX Runtime: QDQ, weights int8 per channel, activations uint8, min-max (its
-default) and entropy calibration, after its own pre-processing. Printed: SQNR of the outputs against float32 in dB, top-1 agreement, and
-accuracy where the network is trained. Networks without weights that can be had here are seeded, with batch norms that saw
-the calibration images.
+default) and entropy calibration, after its own pre-processing. Printed: SQNR of the outputs against float32 in dB,
+top-1 agreement, and accuracy where the network is trained. Networks without weights that can be had here are seeded,
+with batch norms that saw the calibration images.
 """
 
 from __future__ import annotations
@@ -95,9 +95,15 @@ def onnxruntime_outputs(model: ExportedModel, calibration: Array, x: Array, entr
         quant_pre_process(source, prepared)
         method = CalibrationMethod.Entropy if entropy else CalibrationMethod.MinMax
         quantize_static(
-            prepared, result, Reader(model.inputs[0].name), quant_format=QuantFormat.QDQ, per_channel=True,
-            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, calibrate_method=method,
-        )  # fmt: skip
+            prepared,
+            result,
+            Reader(model.inputs[0].name),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            calibrate_method=method,
+        )
         session = onnxruntime.InferenceSession(result, providers=["CPUExecutionProvider"])
         outputs = [session.run(None, {model.inputs[0].name: sample[None]})[0] for sample in x]
         return np.concatenate(outputs) if outputs else np.zeros((0, 1), np.float32)

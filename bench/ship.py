@@ -1,13 +1,15 @@
 """A library without TVM beside what apps would use instead: size, cold start, memory, latency, in one run.
 
-Peers are TVM's runtime, ONNX Runtime, OpenVINO, MNN and ncnn; LiteRT for Keras models and ExecuTorch for those of PyTorch, both with XNNPACK.
-ExecuTorch's Python package starts PyTorch with it, which an app in C++ does not: its start and memory are upper bounds.
+Peers are TVM's runtime, ONNX Runtime, OpenVINO, MNN and ncnn; LiteRT for Keras models and ExecuTorch for those of
+PyTorch, both with XNNPACK. ExecuTorch's Python package starts PyTorch with it, which an app in C++ does not: its start
+and memory are upper bounds.
 
     python -m bench.ship [CELL ...] [--rounds 9]
 
-Of cells that were built (`tvmflow run CELL`). Cold start: from the start of a Python process with numpy to the first output, median of the rounds,
-the runtimes taking turns; peak memory: resident set of that process less that of one that imports numpy alone. Latency: network.so
-beside library.so in TVM's virtual machine, the same kernels, in turns of 0.3 s in one process; the ratio is the median over the rounds.
+Of cells that were built (`tvmflow run CELL`). Cold start: from the start of a Python process with numpy to the first
+output, median of the rounds, the runtimes taking turns; peak memory: resident set of that process less that of one that
+imports numpy alone. Latency: network.so beside library.so in TVM's virtual machine, the same kernels, in turns of 0.3 s
+in one process; the ratio is the median over the rounds.
 """
 
 from __future__ import annotations
@@ -34,38 +36,70 @@ from tvmflow.config.workspace import Workspace, find_workspace
 from tvmflow.frontends.source_model import read_description
 from tvmflow.support.tvm_import import prepare_import_of_tvm
 
-_HEAD = "import sys, numpy as np\nspecs, path, threads = {specs!r}, {path!r}, {threads}\nx = [np.ones(s, d) for s, d in specs]\n"
+_HEAD = (
+    "import sys, numpy as np\nspecs, path, threads = {specs!r}, {path!r}, {threads}\nx = [np.ones(s, d) "
+    "for s, d in specs]\n"
+)
 _STARTS = {
     "numpy alone": "",
-    "network.so": f"sys.path.insert(0, {str(RUNTIME / 'python')!r})\nfrom tvmflow_network import Network\nNetwork(path + '/network.so', threads)(*x)",
+    "network.so": (
+        f"sys.path.insert(0, {str(RUNTIME / 'python')!r})\nfrom tvmflow_network import Network\nNetwork(path "
+        f"+ '/network.so', threads)(*x)"
+    ),
     "library.so": "import os; os.environ['TVM_NUM_THREADS'] = str(threads)\n"
-    "from tvmflow.support.tvm_import import prepare_import_of_tvm; prepare_import_of_tvm()\nimport tvm\nfrom tvm import relax\n"
-    "relax.VirtualMachine(tvm.runtime.load_module(path + '/library.so'), tvm.cpu())['main'](*map(tvm.runtime.tensor, x))",
-}  # fmt: skip
-# What apps would use instead, where it is installed: how its file is made of ONNX (None: it reads ONNX), and a start with it.
+    "from tvmflow.support.tvm_import import prepare_import_of_tvm; prepare_import_of_tvm()\nimport "
+    "tvm\nfrom tvm import relax\n"
+    "relax.VirtualMachine(tvm.runtime.load_module(path + '/library.so'), "
+    "tvm.cpu())['main'](*map(tvm.runtime.tensor, x))",
+}
+# What apps would use instead, where it is installed: how its file is made of ONNX (None: it reads ONNX), and a start
+# with it.
 _PEERS: dict[str, tuple[list[str] | None, str]] = {
-    "onnxruntime": (None, "import onnxruntime as ort\no = ort.SessionOptions(); o.intra_op_num_threads = threads\n"
-    "s = ort.InferenceSession(path + '/peer.onnx', o, ['CPUExecutionProvider'])\ns.run(None, dict(zip([i.name for i in s.get_inputs()], x)))"),
-    "openvino": (None, "import openvino as ov\n"
-    "ov.compile_model(path + '/peer.onnx', 'CPU', {'INFERENCE_NUM_THREADS': threads, 'INFERENCE_PRECISION_HINT': 'f32'})(x)"),
-    "MNN": (["mnnconvert", "-f", "ONNX", "--modelFile", "peer.onnx", "--MNNModel", "peer.mnn", "--bizCode", "bench"],
-    "import MNN, MNN.expr as F\nr = MNN.nn.create_runtime_manager(({'backend': 'CPU', 'numThread': threads},))\n"
-    "n = MNN.nn.load_module_from_file(path + '/peer.mnn', [], [], runtime_manager=r)\n"
-    "v = [F.placeholder(list(a.shape), F.NCHW) for a in x]\nfor a, b in zip(v, x): a.write(b)\nn.forward(v)[0].read()"),
-    "ncnn": (["pnnx", "peer.onnx", "fp16=0"], "import ncnn\nn = ncnn.Net(); n.opt.num_threads = threads\n"
-    "n.load_param(path + '/peer.ncnn.param'); n.load_model(path + '/peer.ncnn.bin'); e = n.create_extractor()\n"
-    "for i, a in enumerate(x): e.input(f'in{i}', ncnn.Mat(a[0]))\nnp.array(e.extract('out0')[1])"),
-}  # fmt: skip
+    "onnxruntime": (
+        None,
+        "import onnxruntime as ort\no = ort.SessionOptions(); o.intra_op_num_threads = threads\n"
+        "s = ort.InferenceSession(path + '/peer.onnx', o, ['CPUExecutionProvider'])\ns.run(None, "
+        "dict(zip([i.name for i in s.get_inputs()], x)))",
+    ),
+    "openvino": (
+        None,
+        "import openvino as ov\n"
+        "ov.compile_model(path + '/peer.onnx', 'CPU', {'INFERENCE_NUM_THREADS': threads, "
+        "'INFERENCE_PRECISION_HINT': 'f32'})(x)",
+    ),
+    "MNN": (
+        ["mnnconvert", "-f", "ONNX", "--modelFile", "peer.onnx", "--MNNModel", "peer.mnn", "--bizCode", "bench"],
+        "import MNN, MNN.expr as F\nr = MNN.nn.create_runtime_manager(({'backend': 'CPU', 'numThread': threads},))\n"
+        "n = MNN.nn.load_module_from_file(path + '/peer.mnn', [], [], runtime_manager=r)\n"
+        "v = [F.placeholder(list(a.shape), F.NCHW) for a in x]\nfor a, b in zip(v, x): "
+        "a.write(b)\nn.forward(v)[0].read()",
+    ),
+    "ncnn": (
+        ["pnnx", "peer.onnx", "fp16=0"],
+        "import ncnn\nn = ncnn.Net(); n.opt.num_threads = threads\n"
+        "n.load_param(path + '/peer.ncnn.param'); n.load_model(path + '/peer.ncnn.bin'); e = n.create_extractor()\n"
+        "for i, a in enumerate(x): e.input(f'in{i}', ncnn.Mat(a[0]))\nnp.array(e.extract('out0')[1])",
+    ),
+}
 
 
 # Peers whose files are made of the source model, not of ONNX: the framework that they take, and a start with them.
 _OF_SOURCE: dict[str, tuple[str, str]] = {
-    "ai_edge_litert": ("keras", "from ai_edge_litert.interpreter import Interpreter\ni = Interpreter(path + '/peer.tflite', num_threads=threads)\n"
-    "i.allocate_tensors()\ng = i.get_input_details()[0]\ni.set_tensor(g['index'], np.ones(g['shape'], g['dtype']))\n"
-    "i.invoke(); i.get_tensor(i.get_output_details()[0]['index'])"),
-    "executorch": ("torch", "import torch\ntorch.set_num_threads(threads)\nfrom executorch.runtime import Runtime\n"
-    "m = Runtime.get().load_program(path + '/peer.pte').load_method('forward')\nm.execute([torch.from_numpy(a) for a in x])"),
-}  # fmt: skip
+    "ai_edge_litert": (
+        "keras",
+        "from ai_edge_litert.interpreter import Interpreter\ni = Interpreter(path + '/peer.tflite', "
+        "num_threads=threads)\n"
+        "i.allocate_tensors()\ng = i.get_input_details()[0]\ni.set_tensor(g['index'], np.ones(g['shape'], "
+        "g['dtype']))\n"
+        "i.invoke(); i.get_tensor(i.get_output_details()[0]['index'])",
+    ),
+    "executorch": (
+        "torch",
+        "import torch\ntorch.set_num_threads(threads)\nfrom executorch.runtime import Runtime\n"
+        "m = Runtime.get().load_program(path + "
+        "'/peer.pte').load_method('forward')\nm.execute([torch.from_numpy(a) for a in x])",
+    ),
+}
 
 
 _TAIL = "\nprint([line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')][0])\n"
@@ -143,7 +177,9 @@ def starts(
 
 
 def latencies(folder: Path, manifest: dict[str, Any], rounds: int) -> tuple[float, float, list[float]]:
-    """Return the median seconds of a run of network.so and of library.so, and the ratio of each round; both timed by TVM in C++."""
+    """Return the median seconds of a run of network.so and of library.so, and the ratio of each round; both timed by
+    TVM in C++.
+    """
     threads = manifest["target"]["threads"]
     os.environ["TVM_NUM_THREADS"] = str(threads)
     prepare_import_of_tvm()
@@ -184,19 +220,25 @@ def main() -> None:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         specs = [(tuple(spec["shape"]), spec["dtype"]) for spec in manifest["inputs"]]
         threads, made = manifest["target"]["threads"], manifest["network"]
-        print(f"\n{cell}: network.so {made['size']:,} bytes, of it weights {made['constant_bytes']:,}; arena {made['arena_bytes']:,}; "
-              f"library.so {manifest['library']['size']:,}")  # fmt: skip
+        print(
+            f"\n{cell}: network.so {made['size']:,} bytes, of it weights {made['constant_bytes']:,}; arena "
+            f"{made['arena_bytes']:,}; "
+            f"library.so {manifest['library']['size']:,}"
+        )
         measured = starts(workspace, cell, specs, threads, options.rounds)
         base_s, base_mb = measured.pop("numpy alone")
         ours_s, ours_mb = measured["network.so"][0] - base_s, measured["network.so"][1] - base_mb
         for runtime, (seconds, megabytes) in measured.items():
             s, mb = seconds - base_s, megabytes - base_mb
             print(
-                f"  {runtime:12} first output after {1000 * s:8.1f} ms ({ours_s / s:5.2f})   memory {mb:8.1f} MB ({ours_mb / mb:5.2f})"
+                f"  {runtime:12} first output after {1000 * s:8.1f} ms ({ours_s / s:5.2f})   memory "
+                f"{mb:8.1f} MB ({ours_mb / mb:5.2f})"
             )
         ours, theirs, ratios = latencies(folder, manifest, options.rounds)
-        print(f"  latency {1000 * ours:.3f} ms, in TVM's virtual machine {1000 * theirs:.3f} ms: "
-              f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")  # fmt: skip
+        print(
+            f"  latency {1000 * ours:.3f} ms, in TVM's virtual machine {1000 * theirs:.3f} ms: "
+            f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+        )
 
 
 if __name__ == "__main__":

@@ -47,8 +47,11 @@ def print_if_busy(turns: Mapping[str, list[Turn]]) -> None:
     """Say what other processes took of the machine, where it was more than is fair."""
     load = foreign_load([turn for taken in turns.values() for turn in taken])
     if load is None or load > MAX_FOREIGN_LOAD:
-        print(f"  busy machine: others took {'an unknown share' if load is None else f'{load:.0%}'} of it, "
-              f"at most {MAX_FOREIGN_LOAD:.0%} is fair: measure again", flush=True)  # fmt: skip
+        print(
+            f"  busy machine: others took {'an unknown share' if load is None else f'{load:.0%}'} of it, "
+            f"at most {MAX_FOREIGN_LOAD:.0%} is fair: measure again",
+            flush=True,
+        )
 
 
 def turns_of(starts: Mapping[str, Callable[[], Peer]], rules: TurnRules, threads: int = 2) -> dict[str, list[Turn]]:
@@ -70,15 +73,22 @@ def environment(threads: int) -> dict[str, str]:
 
 
 class Peer:
-    """A process that runs a network in one way, a turn each time it is asked. arguments: of Python, behind -m; variables: its environment."""
+    """A process that runs a network in one way, a turn each time it is asked. arguments: of Python, behind -m;
+    variables: its environment.
+    """
 
     def __init__(self, label: str, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
         self.label = label
         self.errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
-            env=dict(variables), start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            env=dict(variables),
+            start_new_session=True,
+        )
 
     def __enter__(self) -> Peer:
         return self

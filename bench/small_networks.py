@@ -36,9 +36,12 @@ def _head(channels: int, classes: int) -> list[nn.Module]:
 def _keywords() -> nn.Module:
     """Build the separable convolutions for (N, 1, 49, 10) features of speech (Zhang et al. 2017)."""
     return nn.Sequential(
-        nn.Conv2d(1, 64, (10, 4), 2, (5, 1), bias=False), nn.BatchNorm2d(64), nn.ReLU(),
-        *(layer for _ in range(4) for layer in _separable(64, 64)), *_head(64, 12),
-    )  # fmt: skip
+        nn.Conv2d(1, 64, (10, 4), 2, (5, 1), bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        *(layer for _ in range(4) for layer in _separable(64, 64)),
+        *_head(64, 12),
+    )
 
 
 def _mobilenet_quarter() -> nn.Module:

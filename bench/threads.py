@@ -2,12 +2,14 @@
 
     python -m bench.threads [NAME ...] [--threads 2 4 8 16] [--turns 30] [--libraries FOLDER] [--before FOLDER]
 
-Ten networks below 1 ms (bench/small_networks.py) and some of bench/zoo.py, float32, default schedules, built for the number of threads that they run on. A row for each number of
-threads that there are CPUs for: medians, and the median over rounds of the time at so many threads over that at one (1 is even; above 1.02 is marked). Two threads run on the pair of
-CPUs with the shortest round trip of a line of the cache, and on that with the longest, where the process has more than two; the round trips are measured before and after each row.
-Half of the rounds count: those with the fewest involuntary context switches.
---libraries: where libraries are kept and found again, so that networks need not be built here; --before: libraries of an earlier version in a folder of that kind, run at as many
-threads in the same rounds: then `before` is the time now over the time then.
+Ten networks below 1 ms (bench/small_networks.py) and some of bench/zoo.py, float32, default schedules, built for the
+number of threads that they run on. A row for each number of threads that there are CPUs for: medians, and the median
+over rounds of the time at so many threads over that at one (1 is even; above 1.02 is marked). Two threads run on the
+pair of CPUs with the shortest round trip of a line of the cache, and on that with the longest, where the process has
+more than two; the round trips are measured before and after each row. Half of the rounds count: those with the fewest
+involuntary context switches. --libraries: where libraries are kept and found again, so that networks need not be built
+here; --before: libraries of an earlier version in a folder of that kind, run at as many threads in the same rounds:
+then `before` is the time now over the time then.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ def main() -> None:
         rows = _measured(names, options, folder, clock)
     over = [row for row in rows if row.ratio > MOST_RATIO]
     print(
-        f"{len(over)} of {len(rows)} rows above {MOST_RATIO}; geometric mean {geometric_mean([row.ratio for row in rows]):.3f}"
+        f"{len(over)} of {len(rows)} rows above {MOST_RATIO}; geometric mean "
+        f"{geometric_mean([row.ratio for row in rows]):.3f}"
     )
     if options.before:
         changes = [row.change for row in rows if row.change]
@@ -62,7 +65,9 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """ratio: time at several threads over that at one; change: over that of an earlier version at as many threads, 0 without any."""
+    """ratio: time at several threads over that at one; change: over that of an earlier version at as many threads, 0
+    without any.
+    """
 
     ratio: float
     change: float
@@ -99,9 +104,12 @@ def _row(
     found = Row(_ratio(turns, "many", "one"), _ratio(turns, "many", "before") if "before" in turns else 0)
     shown = f"{place[0]},{place[1]}" if len(place) == 2 else "any"
     print(
-        f"{name:31}{threads:8}{used:5}{shown:>9}{trips[0]:7.0f} {trips[1]:7.0f}{1e6 * times['one']:10.2f}{1e6 * times['many']:10.2f}{found.ratio:7.3f}"
-        + (f"{found.change:8.3f}" if found.change else f"{'':8}") + ("  above" if found.ratio > MOST_RATIO else ""), flush=True,
-    )  # fmt: skip
+        f"{name:31}{threads:8}{used:5}{shown:>9}{trips[0]:7.0f} "
+        f"{trips[1]:7.0f}{1e6 * times['one']:10.2f}{1e6 * times['many']:10.2f}{found.ratio:7.3f}"
+        + (f"{found.change:8.3f}" if found.change else f"{'':8}")
+        + ("  above" if found.ratio > MOST_RATIO else ""),
+        flush=True,
+    )
     return found
 
 
@@ -190,8 +198,14 @@ class Clock:
         network = opened.network
         times = self._times.ctypes.data_as(ctypes.c_void_p)
         done = self._library.turn(
-            ctypes.byref(network._api), network._handle, opened.inputs, opened.outputs, ctypes.c_double(seconds), times, ctypes.c_long(min(most, MOST_RUNS))
-        )  # fmt: skip
+            ctypes.byref(network._api),
+            network._handle,
+            opened.inputs,
+            opened.outputs,
+            ctypes.c_double(seconds),
+            times,
+            ctypes.c_long(min(most, MOST_RUNS)),
+        )
         assert done > 0, f"{network.name} failed"
         return self._times[:done].copy()
 

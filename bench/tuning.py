@@ -1,12 +1,14 @@
 """The tuner against what it is to beat: `python -m bench.tuning {speed,tuners,transfer,static,fleet}`.
 
-speed    trials per minute, beside stock MetaSchedule on the same kernel, same machine, same run
-tuners   every candidate of some kernels is measured once; then each tuner searches that table, several seeds, equal trials
-transfer ResNet-50 from nothing, and from the records of ResNet-18: when each reaches the sum of kernel times, within 2 %,
+speed    trials per minute, beside stock MetaSchedule on the same kernel, same machine, same run tuners   every
+candidate of some kernels is measured once; then each tuner searches that table, several seeds, equal trials transfer
+ResNet-50 from nothing, and from the records of ResNet-18: when each reaches the sum of kernel times, within 2 %,
          that the search from nothing ends with
-static   the static model's choice, and the best of the five that it ranks first, beside the best of 28 candidates of each convolution
+static   the static model's choice, and the best of the five that it ranks first, beside the best of 28 candidates of
+each convolution
          and pool; one thread, timed by the CPU time of the thread, so that a busy machine disturbs little
-fleet    four RPC servers under one key against one, device time simulated by a fixed sleep for each kernel; then the same
+fleet    four RPC servers under one key against one, device time simulated by a fixed sleep for each kernel; then the
+same
          while two of the four and the tracker are killed; and with the tuner killed in the middle
 """
 
@@ -82,13 +84,28 @@ def workloads(network: str = "torchvision/resnet18", count: int = 6) -> list[Wor
 
 def rules(slots: int = 1, trials: int = 16, tuner: str = "xgb") -> SearchRules:
     fleet = FleetRules(
-        slots=slots, kernel_timeout_s=60.0, session_s=3600.0, canary_every=16, max_drift=3.0, cool_s=0.0, give_up_s=60.0,
+        slots=slots,
+        kernel_timeout_s=60.0,
+        session_s=3600.0,
+        canary_every=16,
+        max_drift=3.0,
+        cool_s=0.0,
+        give_up_s=60.0,
         measure=MeasureRules(3, 10.0),
-    )  # fmt: skip
+    )
     return SearchRules(
-        tuner=tuner, loss="rank", trials=trials, total_trials=0, early_stopping=10**6, seed=0,
-        replay_slowdown=0.1, build_workers=2, build_timeout_s=60.0, overlap=slots > 1, fleet=fleet,
-    )  # fmt: skip
+        tuner=tuner,
+        loss="rank",
+        trials=trials,
+        total_trials=0,
+        early_stopping=10**6,
+        seed=0,
+        replay_slowdown=0.1,
+        build_workers=2,
+        build_timeout_s=60.0,
+        overlap=slots > 1,
+        fleet=fleet,
+    )
 
 
 def search(
@@ -115,7 +132,8 @@ def speed() -> None:
         ours = len(read_records(log)) / seconds * 60
     stock, trials = _stock_metaschedule(kernels[0]), 32
     print(
-        f"tvmflow {ours:.0f} trials per minute, MetaSchedule {trials / stock * 60:.0f}: {ours / (trials / stock * 60):.1f}x"
+        f"tvmflow {ours:.0f} trials per minute, MetaSchedule {trials / stock * 60:.0f}: "
+        f"{ours / (trials / stock * 60):.1f}x"
     )
 
 
@@ -151,7 +169,9 @@ def tuners() -> None:
 
 
 def static(networks: tuple[str, ...] = ("resnet18", "squeezenet1_1", "mobilenet_v2")) -> None:
-    """Print time / best: of the default, of the model's choice, of the best of five by the model, and by the template's order."""
+    """Print time / best: of the default, of the model's choice, of the best of five by the model, and by the template's
+    order.
+    """
     os.environ["TVM_NUM_THREADS"] = "1"  # TVM's pool is made with the first kernel
     single = CpuBackend(replace(BACKEND.target, threads=1))
     names, everything = ("default", "model", "five", "first five"), list[tuple[float, ...]]()
@@ -220,7 +240,8 @@ def transfer() -> None:
     ):
         reached = next((at for at, total in curve if total <= wanted), math.nan)
         print(
-            f"{name}: {wanted * 1e3:.2f} ms after {reached:.0f} s; ended after {seconds:.0f} s at {curve[-1][1] * 1e3:.2f} ms"
+            f"{name}: {wanted * 1e3:.2f} ms after {reached:.0f} s; ended after {seconds:.0f} s at "
+            f"{curve[-1][1] * 1e3:.2f} ms"
         )
 
 
@@ -238,7 +259,9 @@ def _curve(kernels: list[Workload], chosen: SearchRules, log: Path) -> tuple[lis
 def _simulated(
     kernels: list[Workload], tables: dict[str, dict[str, float]], name: str, trials: int, seed: int
 ) -> float:
-    """Search measured tables and return the mean of (best found / best known) over the workloads, one after the other."""
+    """Search measured tables and return the mean of (best found / best known) over the workloads, one after the
+    other.
+    """
     factory, ratios = TunerFactory(name, "rank", seed), []
     for workload in kernels:
         covered = BACKEND.template_for(workload.function)
@@ -266,14 +289,19 @@ def _simulated(
 
 @contextlib.contextmanager
 def servers(count: int) -> Iterator[tuple[int, list[subprocess.Popen[bytes]]]]:
-    """Run a tracker and `count` RPC servers under one key; yield the tracker's port, and all processes, the tracker first."""
+    """Run a tracker and `count` RPC servers under one key; yield the tracker's port, and all processes, the tracker
+    first.
+    """
     port = 19400
 
     def start(*arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", *arguments], env={**os.environ, "TVM_NUM_THREADS": str(BACKEND.target.threads)},
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", *arguments],
+            env={**os.environ, "TVM_NUM_THREADS": str(BACKEND.target.threads)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     processes = [start("tvm.exec.rpc_tracker", "--host", "127.0.0.1", "--port", str(port), "--port-end", str(port + 1))]
     try:
@@ -281,10 +309,21 @@ def servers(count: int) -> Iterator[tuple[int, list[subprocess.Popen[bytes]]]]:
         _until(lambda: connect(address) is not None)
         for at in range(count):
             first = 19500 + 20 * at
-            processes.append(start(
-                "tvm.exec.rpc_server", "--host", "127.0.0.1", "--port", str(first), "--port-end", str(first + 19), "--tracker",
-                f"127.0.0.1:{port}", "--key", KEY,
-            ))  # fmt: skip
+            processes.append(
+                start(
+                    "tvm.exec.rpc_server",
+                    "--host",
+                    "127.0.0.1",
+                    "--port",
+                    str(first),
+                    "--port-end",
+                    str(first + 19),
+                    "--tracker",
+                    f"127.0.0.1:{port}",
+                    "--key",
+                    KEY,
+                )
+            )
         _until(lambda: queue_of(address).get(KEY, {}).get("total", 0) >= count)
         yield port, processes
     finally:
@@ -356,8 +395,11 @@ def _report(what: str, seconds: float, log: Path) -> None:
     records = [r for r in read_records(log) if r.template]
     distinct = {(r.workload, str(sorted(r.knobs.items()))) for r in records}
     wrong = [r.status for r in records if r.status != OK]
-    print(f"{what}: {seconds:.1f} s, {len(records)} records, {len(records) - len(distinct)} of them twice, {len(wrong)} failures",
-          flush=True)  # fmt: skip
+    print(
+        f"{what}: {seconds:.1f} s, {len(records)} records, {len(records) - len(distinct)} of them twice, "
+        f"{len(wrong)} failures",
+        flush=True,
+    )
 
 
 def small_workloads() -> list[Workload]:

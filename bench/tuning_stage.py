@@ -1,7 +1,9 @@
-"""All of the stage `tune` by params.yaml, from nothing, and what it is good for: `python -m bench.tuning_stage [NAME ...] [--precision float32]`.
+"""All of the stage `tune` by params.yaml, from nothing, and what it is good for: `python -m bench.tuning_stage [NAME
+...] [--precision float32]`.
 
-Networks of bench/zoo.py with seeded weights. Prints the stage's seconds, the sum of the kernels' times after 15, 30, ... s, each convolution by its fastest
-way, and the latency of the network in turns of processes of their own: with default schedules, as it would be had the stage ended after 60 s, and tuned.
+Networks of bench/zoo.py with seeded weights. Prints the stage's seconds, the sum of the kernels' times after 15, 30,
+... s, each convolution by its fastest way, and the latency of the network in turns of processes of their own: with
+default schedules, as it would be had the stage ended after 60 s, and tuned.
 """
 
 from __future__ import annotations
@@ -92,7 +94,8 @@ def _stage(name: str, folder: Path, options: argparse.Namespace) -> float:
     tuned = tune_network([packed], backend, rules, journal, local, silent, budget)
     seconds, report = time.monotonic() - begin, tuned.report
     print(
-        f"{name}: {seconds:.0f} s, {report.seconds:.0f} of them the search, {report.measured} measured; ended by {report.stopped}"
+        f"{name}: {seconds:.0f} s, {report.seconds:.0f} of them the search, {report.measured} measured; "
+        f"ended by {report.stopped}"
     )
     base = extract_workloads(lower(packed, backend))
     curve = _Curve(
@@ -104,8 +107,10 @@ def _stage(name: str, folder: Path, options: argparse.Namespace) -> float:
         print(f"{until:6.0f} s  {curve.kernels_s(until) * 1e3:8.3f} ms", flush=True)
     counted = unmeasured(packed, backend, settings.winograd_max_error)
     builds: dict[str, tuple[dict[str, TuningRecord], dict[str, int]]] = {
-        "default": ({}, counted), "early": (curve.best(_EARLY_S), tuned.winograd), "tuned": (report.best, tuned.winograd),
-    }  # fmt: skip
+        "default": ({}, counted),
+        "early": (curve.best(_EARLY_S), tuned.winograd),
+        "tuned": (report.best, tuned.winograd),
+    }
     for label, (best, winograd) in builds.items():
         described = Network("bench@cpu:float32", entry.inputs, ("output0",), options.threads)
         scheduled = build_scheduled(

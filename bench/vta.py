@@ -32,9 +32,14 @@ from tvmflow.vta.machine.lint import lint
 from tvmflow.vta.runtime.device import SimulatorDriver
 
 PUBLISHED = {
-    "inp_load_nbytes": 5_549_568, "wgt_load_nbytes": 12_763_136, "acc_load_nbytes": 6_051_840, "uop_load_nbytes": 22_864,
-    "out_store_nbytes": 2_433_536, "gemm_counter": 6_623_232, "alu_counter": 699_328,
-}  # fmt: skip
+    "inp_load_nbytes": 5_549_568,
+    "wgt_load_nbytes": 12_763_136,
+    "acc_load_nbytes": 6_051_840,
+    "uop_load_nbytes": 22_864,
+    "out_store_nbytes": 2_433_536,
+    "gemm_counter": 6_623_232,
+    "alu_counter": 699_328,
+}
 RUNS = 7
 
 
@@ -110,10 +115,13 @@ def main() -> None:
         expected = run_region(as_computed(region, mode), {"x": x})[region.outputs[0]]
         assert np.array_equal(unpack(output, expected.shape), expected)
         rows[mode] = {
-            **counters.to_json(), "five bytes": counters.five_bytes,
-            "cycles": sum(estimate(config, launch).total for launch in program.launches), "compile_s": compile_s,
-            "simulate_s": median(times), "grown_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
-        }  # fmt: skip
+            **counters.to_json(),
+            "five bytes": counters.five_bytes,
+            "cycles": sum(estimate(config, launch).total for launch in program.launches),
+            "compile_s": compile_s,
+            "simulate_s": median(times),
+            "grown_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+        }
     PUBLISHED["five bytes"] = sum(value for name, value in PUBLISHED.items() if name.endswith("nbytes"))
     print(f"{'ResNet-18, ' + config.name:40}{'published':>14}" + "".join(f"{mode:>14}" for mode in MODES))
     for name in rows[MODES[0]]:

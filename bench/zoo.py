@@ -1,4 +1,6 @@
-"""Networks that nobody tuned, with seeded weights, and inputs for them: torchvision's, timm's, transformers', and two of our own."""
+"""Networks that nobody tuned, with seeded weights, and inputs for them: torchvision's, timm's, transformers', and two
+of our own.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Entry:
 
 
 class UNet(nn.Module):  # type: ignore[misc]
-    """Two convolutions a level, halved by pooling, doubled by deconvolution, joined by concatenation (Ronneberger et al. 2015)."""
+    """Two convolutions a level, halved by pooling, doubled by deconvolution, joined by concatenation (Ronneberger et
+    al. 2015).
+    """
 
     def __init__(self, channels: tuple[int, ...] = (32, 64, 128, 256, 512), classes: int = 2) -> None:
         super().__init__()
@@ -138,7 +142,9 @@ def _doubled(x: torch.Tensor) -> torch.Tensor:
 
 
 class _Detector(nn.Module):  # type: ignore[misc]
-    """A detector of torchvision as a function of images to classes and boxes of its anchors, before they are chosen from."""
+    """A detector of torchvision as a function of images to classes and boxes of its anchors, before they are chosen
+    from.
+    """
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -191,7 +197,8 @@ def _image(make: Callable[[], Any], size: int = 224) -> Entry:
 
 
 def network_named(name: str) -> Entry:
-    """Return a network of the table, or any other: timm/NAME, torchvision/NAME, each with @SIZE behind it for another image than its own (timm) or than 224x224.
+    """Return a network of the table, or any other: timm/NAME, torchvision/NAME, each with @SIZE behind it for another
+    image than its own (timm) or than 224x224.
 
     Raises:
         UsageError: No such network.
@@ -237,9 +244,29 @@ _SMALL_LLAMA = {
 }
 
 _TORCHVISION = (
-    "efficientnet_b0", "efficientnet_v2_s", "mobilenet_v2", "mobilenet_v3_large", "mobilenet_v3_small", "mnasnet1_0", "shufflenet_v2_x1_0", "regnet_y_400mf", "resnext50_32x4d",
-    "densenet121", "googlenet", "resnet18", "resnet50", "squeezenet1_1", "vgg16", "convnext_tiny", "vit_b_16", "vit_b_32", "swin_t", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large", "fcn_resnet50",
-)  # fmt: skip
+    "efficientnet_b0",
+    "efficientnet_v2_s",
+    "mobilenet_v2",
+    "mobilenet_v3_large",
+    "mobilenet_v3_small",
+    "mnasnet1_0",
+    "shufflenet_v2_x1_0",
+    "regnet_y_400mf",
+    "resnext50_32x4d",
+    "densenet121",
+    "googlenet",
+    "resnet18",
+    "resnet50",
+    "squeezenet1_1",
+    "vgg16",
+    "convnext_tiny",
+    "vit_b_16",
+    "vit_b_32",
+    "swin_t",
+    "deeplabv3_mobilenet_v3_large",
+    "lraspp_mobilenet_v3_large",
+    "fcn_resnet50",
+)
 _TIMM = {"deit_tiny_patch16_224": 224, "mobilenetv4_conv_small": 224, "mobileone_s0": 224, "mobilevit_s": 256}
 
 NETWORKS: dict[str, Entry] = {
@@ -252,5 +279,7 @@ NETWORKS: dict[str, Entry] = {
     "distilbert": _text("DistilBertModel", "DistilBertConfig"),
     "gpt2": _decoder("GPT2LMHeadModel", "GPT2Config"),
     "llama_small": _decoder("LlamaForCausalLM", "LlamaConfig", **_SMALL_LLAMA),
-    "whisper_tiny_encoder": Entry(lambda: _transformers("WhisperEncoder", "WhisperConfig"), one_input("input_features", (1, 80, 3000))),
-}  # fmt: skip
+    "whisper_tiny_encoder": Entry(
+        lambda: _transformers("WhisperEncoder", "WhisperConfig"), one_input("input_features", (1, 80, 3000))
+    ),
+}

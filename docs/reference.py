@@ -13,9 +13,14 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
 _LIMITS = {
-    "minimum": ">= {}", "exclusiveMinimum": "> {}", "maximum": "<= {}", "exclusiveMaximum": "< {}",
-    "minItems": "at least {}", "maxItems": "at most {}", "pattern": "`{}`",
-}  # fmt: skip
+    "minimum": ">= {}",
+    "exclusiveMinimum": "> {}",
+    "maximum": "<= {}",
+    "exclusiveMaximum": "< {}",
+    "minItems": "at least {}",
+    "maxItems": "at most {}",
+    "pattern": "`{}`",
+}
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -23,9 +28,13 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     pages = {
-        "index.md": at_the_root("README.md"), "changelog.md": at_the_root("CHANGELOG.md"),
-        "contributing.md": at_the_root("CONTRIBUTING.md"), "examples.md": examples_page(), "commands.md": commands_page(), "parameters.md": parameters_page(),
-    }  # fmt: skip
+        "index.md": at_the_root("README.md"),
+        "changelog.md": at_the_root("CHANGELOG.md"),
+        "contributing.md": at_the_root("CONTRIBUTING.md"),
+        "examples.md": examples_page(),
+        "commands.md": commands_page(),
+        "parameters.md": parameters_page(),
+    }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
@@ -59,9 +68,11 @@ def commands_page() -> str:
 
     root: Any = get_command(app)
     parts = [
-        "# Commands", "Generated from the command line itself.",
-        "## tvmflow", *_command(root, typer.Context(root, info_name="tvmflow")),
-    ]  # fmt: skip
+        "# Commands",
+        "Generated from the command line itself.",
+        "## tvmflow",
+        *_command(root, typer.Context(root, info_name="tvmflow")),
+    ]
     for name, command in root.commands.items():
         parts += [f"## tvmflow {name}", *_command(command, typer.Context(command, info_name=f"tvmflow {name}"))]
     return "\n\n".join(parts) + "\n"
@@ -81,9 +92,10 @@ def parameters_page() -> str:
 
     schema = params_schema()
     parts = [
-        "# Parameters", "Every key of params.yaml, generated from the models that validate it. What the keys mean: "
+        "# Parameters",
+        "Every key of params.yaml, generated from the models that validate it. What the keys mean: "
         "[params.yaml](params.md). `NAME` is a name of your choice.",
-    ]  # fmt: skip
+    ]
     for name, block in schema["properties"].items():
         rows = [f"| `{key}` | {kind} | {default} |" for key, kind, default in _rows(name, block, schema["$defs"])]
         parts += [f"## {name}", "\n".join(["| key | value | default |", "|---|---|---|", *rows])]

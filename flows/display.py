@@ -1,6 +1,8 @@
-"""Show what the stages of many cells do, on stderr: on a terminal two lines for each stage that runs, elsewhere plain lines.
+"""Show what the stages of many cells do, on stderr: on a terminal two lines for each stage that runs, elsewhere plain
+lines.
 
-What a stage says is shown with how much is done of all, how long it takes and how much time is left. A stage that is over leaves a line.
+What a stage says is shown with how much is done of all, how long it takes and how much time is left. A stage that is
+over leaves a line.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _SURE_S = 3.0  # of work, before anything is said of the time left
 
 @dataclass
 class Running:
-    """A stage while it runs. first: when something was first done, and how much; said: when a plain line was last written."""
+    """A stage while it runs. first: when something was first done, and how much; said: when a plain line was last
+    written.
+    """
 
     cell: str
     stage: str
@@ -79,17 +83,24 @@ class Display:
     """A context in which progress is shown. tuning_lines: a line for each measurement of a kernel, too."""
 
     def __init__(
-        self, cells: int, tuning_lines: bool = False, console: Console | None = None,
+        self,
+        cells: int,
+        tuning_lines: bool = False,
+        console: Console | None = None,
         now: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.cells, self.tuning_lines, self.now = cells, tuning_lines, now
         self.console = console or Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
         self.running: dict[tuple[str, str], Running] = {}
         self.lock = threading.RLock()
         self.live = Live(
-            get_renderable=self._lines, console=self.console, refresh_per_second=4, transient=True, redirect_stdout=False,
+            get_renderable=self._lines,
+            console=self.console,
+            refresh_per_second=4,
+            transient=True,
+            redirect_stdout=False,
             vertical_overflow="visible",
-        )  # fmt: skip
+        )
 
     def __enter__(self) -> Display:
         listen(self.hear)

@@ -12,7 +12,9 @@ from tvmflow.support.errors import StageError, UsageError, first_line
 
 
 def notification_block(name: str) -> NotificationBlock:
-    """Return the saved block `type/name`. Raises UsageError where the server has none, or it is no notification block."""
+    """Return the saved block `type/name`. Raises UsageError where the server has none, or it is no notification
+    block.
+    """
     expected = "type and name of a notification block that was saved, as slack-webhook/team"
     hint = "save it in Prefect's UI under Blocks, or in Python: SlackWebhook(url=...).save('team')"
     import prefect.blocks.notifications  # noqa: F401  (Block.load knows the classes that were imported)

@@ -20,13 +20,14 @@ from tvmflow.support.files import digest_of, write_atomic
 
 _SLUG = "${item.model}.${item.target}.${item.precision}"
 HEADER = """\
-# Written by `make pipeline` from the table of stages; do not edit. A test compares it with tasks/.
-# The cells come from nothing but params.yaml: run one with `dvc repro build@NAME`, all with `dvc repro`.
-# foreach and not matrix, because with it a stage is named after its cell (build@digits) and depends on the parameters of
-# its own model and target only; the names of a matrix over records would be build@cell0, build@cell1.
+# Written by `make pipeline` from the table of stages; do not edit. A test compares it with tasks/. The cells come from
+# nothing but params.yaml: run one with `dvc repro build@NAME`, all with `dvc repro`. foreach and not matrix, because
+# with it a stage is named after its cell (build@digits) and depends on the parameters of its own model and target only;
+# the names of a matrix over records would be build@cell0, build@cell1.
 """
 PROJECT_HEADER = """\
-# Written by tvmflow from params.yaml; do not edit, it is written anew. Run a cell with `dvc repro build@NAME`, all with `dvc repro`.
+# Written by tvmflow from params.yaml; do not edit, it is written anew. Run a cell with `dvc repro build@NAME`, all with
+# `dvc repro`.
 """
 CODE_FILE = "code.json"
 
@@ -39,8 +40,8 @@ def pipeline() -> dict[str, Any]:
 def project_pipeline(params: Params) -> dict[str, Any]:
     """Return dvc.yaml of a workspace whose code is installed elsewhere: params.yaml may leave anything out there.
 
-    So the cells are written in it, a stage depends on params.yaml as a whole (the recipe key decides what that means), and
-    on the digest of its code in code.json.
+    So the cells are written in it, a stage depends on params.yaml as a whole (the recipe key decides what that means),
+    and on the digest of its code in code.json.
     """
     cells = {name: cell.model_dump(mode="json") for name, cell in params.cells.items()}
     stages = {}
@@ -110,7 +111,8 @@ def _inputs(stage: AnyStage) -> list[str]:
 
 
 def params_of(stage: AnyStage) -> list[str]:
-    """Return the keys whose change makes DVC run the stage: what it reads, or the block around it where that may be left out.
+    """Return the keys whose change makes DVC run the stage: what it reads, or the block around it where that may be
+    left out.
 
     DVC refuses keys that are not there. What only limits a stage is none of them.
     """

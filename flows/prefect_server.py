@@ -1,8 +1,9 @@
 """A Prefect server for one run of tvmflow, where the user has none: in a session of its own, gone when its owner ends.
 
-Prefect would start one by itself, in the process group of the command: Ctrl-C in a terminal reaches that one too, and nobody
-is left to record how the flow ended; and after `kill -9` of the command it runs on for ever. Started as a module, this file
-is that server: it serves a listening socket that it inherits, and its standard input is its life line.
+Prefect would start one by itself, in the process group of the command: Ctrl-C in a terminal reaches that one too, and
+nobody is left to record how the flow ended; and after `kill -9` of the command it runs on for ever. Started as a
+module, this file is that server: it serves a listening socket that it inherits, and its standard input is its life
+line.
 """
 
 from __future__ import annotations
@@ -40,10 +41,14 @@ class PrefectServer:
         with socket.create_server(("127.0.0.1", 0), backlog=512) as listener, self.log.open("wb") as log:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "flows.prefect_server", str(listener.fileno())], stdin=subprocess.PIPE,
-                stdout=log, stderr=log, pass_fds=(listener.fileno(),), start_new_session=True,
+                [sys.executable, "-P", "-m", "flows.prefect_server", str(listener.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=(listener.fileno(),),
+                start_new_session=True,
                 env={**os.environ, "PYTHONPATH": str(CODE_ROOT), "PREFECT_HOME": str(home)},
-            )  # fmt: skip
+            )
         atexit.register(self.stop)
 
     def wait(self) -> None:
@@ -60,7 +65,8 @@ class PrefectServer:
         raise StageError(
             f"Prefect's server did not start: {words or f'exit code {self.process.poll()}'}",
             f"a server on {self.url} within {START_TIMEOUT_S:g} s",
-            f"run 'tvmflow doctor', look into {self.log}; where {self.log.parent / 'prefect.db'} is damaged, move it away: "
+            f"run 'tvmflow doctor', look into {self.log}; where {self.log.parent / 'prefect.db'} is "
+            f"damaged, move it away: "
             "it holds no results, only Prefect's history of runs",
         )
 
@@ -105,7 +111,9 @@ def _copy_empty_database(database: Path) -> Path | None:
 
 
 def _keep_empty_database(database: Path) -> None:
-    """Keep a database of which only Prefect's own start has written, without the keys of this one. Failing costs seconds only."""
+    """Keep a database of which only Prefect's own start has written, without the keys of this one. Failing costs
+    seconds only.
+    """
     kept = _empty_database()
     part = kept.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(sqlite3.Error, OSError):
@@ -136,7 +144,8 @@ def check_server(url: str) -> None:
     raise StageError(
         f"no Prefect server at {url}: {reason}",
         "in PREFECT_API_URL the address of a running server, as http://127.0.0.1:4200/api",
-        "start it with 'prefect server start', correct the address, or unset PREFECT_API_URL where no schedule is needed",
+        "start it with 'prefect server start', correct the address, or unset PREFECT_API_URL where no "
+        "schedule is needed",
     )
 
 

@@ -49,7 +49,9 @@ def decide(workspace: Workspace, cell: Cell, dry_run: bool = False) -> dict[str,
 
 @flow(name="release_model", flow_run_name=run_name)
 def release_model(cell: str, root: str = "", dry_run: bool = False) -> Any:
-    """Release the newest library of a cell if the gate lets it pass; where it does not, the run ends as Refused, a failure."""
+    """Release the newest library of a cell if the gate lets it pass; where it does not, the run ends as Refused, a
+    failure.
+    """
     workspace = workspace_of(root)
     wanted = workspace.params.cell(cell)
     tag_run([str(wanted)])

@@ -1,4 +1,5 @@
-"""retune: after an upgrade of TVM or of how tvmflow makes code, bring every cell to the new version, and release what is not worse.
+"""retune: after an upgrade of TVM or of how tvmflow makes code, bring every cell to the new version, and release what
+is not worse.
 
 The recipe keys make every stage miss by themselves; tune replays the schedules of the old version and searches only for
 what was lost or got slower; then the new library is compared with the champion on the same device.
@@ -37,7 +38,9 @@ def toolchain_before(workspace: Workspace, cell: Cell) -> dict[str, str] | None:
 
 
 def retune_cell(workspace: Workspace, name: str, force: bool) -> dict[str, Any]:
-    """Bring one cell to the installed toolchain. Returns what changed, what was done and the verdict; `error` where it failed."""
+    """Bring one cell to the installed toolchain. Returns what changed, what was done and the verdict; `error` where it
+    failed.
+    """
     result: dict[str, Any] = {"cell": name, "outcomes": {}, "promoted": False, "error": None}
     walked = WalkResult(name)
     try:

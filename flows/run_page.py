@@ -1,4 +1,6 @@
-"""What Prefect shows of a run: a name and tags with its cells, the log lines of stages, scorecards and links to MLflow."""
+"""What Prefect shows of a run: a name and tags with its cells, the log lines of stages, scorecards and links to
+MLflow.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ def artifact_key(text: str) -> str:
 
 
 def show_cell(workspace: Workspace, cell: Cell) -> None:
-    """Put the scorecard of a cell and the address of its page in MLflow beside the run. A page that fails stops no run."""
+    """Put the scorecard of a cell and the address of its page in MLflow beside the run. A page that fails stops no
+    run.
+    """
     with contextlib.suppress(Exception):
         card = scorecard(workspace, cell)
         if card is not None:
@@ -100,6 +104,8 @@ def show_cell(workspace: Workspace, cell: Cell) -> None:
             page = run_page(workspace, cell)
             if page is not None:
                 create_link_artifact(
-                    page, link_text=f"measurement of {cell} in MLflow", key=f"mlflow-{key}",
+                    page,
+                    link_text=f"measurement of {cell} in MLflow",
+                    key=f"mlflow-{key}",
                     description="`mlflow ui` has to run there; TVMFLOW_MLFLOW_UI names another address",
-                )  # fmt: skip
+                )

@@ -1,4 +1,6 @@
-"""Prefect's settings for a workspace: its home inside it, no telemetry, a server. To be applied before Prefect is imported."""
+"""Prefect's settings for a workspace: its home inside it, no telemetry, a server. To be applied before Prefect is
+imported.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _servers: list[PrefectServer] = []
 
 
 def configure_prefect(workspace: Workspace) -> None:
-    """Set what the user has not set. With PREFECT_API_URL a running server is used, else one is started for this process."""
+    """Set what the user has not set. With PREFECT_API_URL a running server is used, else one is started for this
+    process.
+    """
     defaults = {
         **PRIVACY,
         "PREFECT_HOME": str(workspace.root / ".prefect"),

@@ -1,4 +1,5 @@
-"""The processes of stages. A server, `python -m tasks.server`, has TVM imported and forks one for each stage: importing TVM takes longer than most stages do.
+"""The processes of stages. A server, `python -m tasks.server`, has TVM imported and forks one for each stage: importing
+TVM takes longer than most stages do.
 
 It ends with the process that started it; a server that died is replaced when the next stage begins.
 """
@@ -21,7 +22,9 @@ from tvmflow.support.paths import CODE_ROOT
 
 
 class StageProcess:
-    """The process of a stage, which leads a process group. events: the end of the pipe on which it tells what happens."""
+    """The process of a stage, which leads a process group. events: the end of the pipe on which it tells what
+    happens.
+    """
 
     def __init__(self, pid: int, events: int, end: IO[bytes]) -> None:
         self.pid = pid
@@ -46,14 +49,20 @@ class StageServer:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tasks.server", str(theirs.fileno())], stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True,
+                [sys.executable, "-P", "-m", "tasks.server", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
                 env={**os.environ, "PYTHONPATH": str(CODE_ROOT)},
-            )  # fmt: skip
+            )
         self._starting = threading.Lock()
 
     def start(self, request: bytes, output: IO[bytes]) -> StageProcess | None:
-        """Return the process of a stage; None where the server has died. request: a line of JSON; output: for what the process prints."""
+        """Return the process of a stage; None where the server has died. request: a line of JSON; output: for what the
+        process prints.
+        """
         events, writes_events = os.pipe()
         end, writes_end = os.pipe()
         words = os.fdopen(end, "rb")
@@ -101,8 +110,8 @@ def stage_server() -> Iterator[None]:
 def start_stage(arguments: list[str], known: list[list[Any]], output: IO[bytes], prepare: bool = False) -> StageProcess:
     """Start `python -m tasks ARGUMENTS` and return its process. Raises StageCrashedError where none can be started.
 
-    known: digests of files, as Digests.to_json has them. output: the open file for what the process prints. prepare: whether the server may
-    import meanwhile what the stage after this one needs.
+    known: digests of files, as Digests.to_json has them. output: the open file for what the process prints. prepare:
+    whether the server may import meanwhile what the stage after this one needs.
     """
     global _server
     request = json.dumps({"arguments": arguments, "known": known, "prepare": prepare}).encode() + b"\n"

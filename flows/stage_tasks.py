@@ -122,7 +122,9 @@ def _task_for(stage: str, workspace: Workspace, first_ms: float | None = None) -
 
 
 def run_stage_task(workspace: Workspace, stage: str, cell: Cell, again: bool = False) -> str:
-    """Run one stage as a Prefect task and return hit, restored or made. A cache hit is believed only when the store agrees."""
+    """Run one stage as a Prefect task and return hit, restored or made. A cache hit is believed only when the store
+    agrees.
+    """
     store = Store(workspace, STAGES)
     plan = store.plan(stage, cell)
     key = plan.key if isinstance(plan, Plan) and STAGES[stage].is_cached else None
@@ -146,5 +148,7 @@ def cells_of(workspace: Workspace, cells: list[str] | None) -> list[str]:
 
 
 def workspace_of(root: str) -> Workspace:
-    """Return the workspace of a flow's parameter; '' is the nearest one above the current folder, as for a worker's run."""
+    """Return the workspace of a flow's parameter; '' is the nearest one above the current folder, as for a worker's
+    run.
+    """
     return find_workspace(Path(root) if root else None)

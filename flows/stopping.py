@@ -63,8 +63,8 @@ def cancels_flow() -> Iterator[None]:
 def stops_on_signals() -> Iterator[None]:
     """Inside, the first signal stops the stages and lets the flow come to its end; a second one ends everything.
 
-    Flows use it as well as the command line, because Prefect has a handler of its own for SIGTERM around a flow. The outermost one
-    forgets what was asked before: a notebook goes on after Ctrl-C.
+    Flows use it as well as the command line, because Prefect has a handler of its own for SIGTERM around a flow. The
+    outermost one forgets what was asked before: a notebook goes on after Ctrl-C.
     """
     global _depth
     if threading.current_thread() is not threading.main_thread():  # Python lets no other thread handle signals

@@ -71,8 +71,8 @@ def sweep(
 ) -> Any:
     """Run every stage of the cells (default: all of params.yaml), in the workspace `root` (default: the nearest).
 
-    Returns one WalkResult per cell, as a mapping, in the order of `cells`. again: stages to make even when nothing changed.
-    refused: results of cells that are known to fail; they are not walked.
+    Returns one WalkResult per cell, as a mapping, in the order of `cells`. again: stages to make even when nothing
+    changed. refused: results of cells that are known to fail; they are not walked.
     """
     workspace = workspace_of(root)
     cells = cells_of(workspace, cells)

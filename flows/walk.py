@@ -19,7 +19,9 @@ EVALUATE_STAGES = tuple(name for name in STAGES if name not in COMPILE_STAGES)
 
 @dataclass
 class WalkResult:
-    """What happened to one cell: stage -> hit, restored, made; error in words where it failed, and where: a stage, or `record`."""
+    """What happened to one cell: stage -> hit, restored, made; error in words where it failed, and where: a stage, or
+    `record`.
+    """
 
     cell: str
     outcomes: dict[str, str] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """Run one stage of one cell in this process: `python -m tasks build CELL`.
 
 This is what `dvc repro` calls and what a flow starts as a process of its own. With --events N, progress and the final
-error are written to file descriptor N as lines of JSON, and at the end the digests of the files that were looked at; without,
-progress goes to standard error.
+error are written to file descriptor N as lines of JSON, and at the end the digests of the files that were looked at;
+without, progress goes to standard error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from tvmflow.tuning.first_words import FIRST
 
 
 def main(arguments: list[str] | None = None, known: list[list[Any]] | None = None) -> None:
-    """Parse the command line, run the stage, exit with the code of what happened. known: digests that the caller knows."""
+    """Parse the command line, run the stage, exit with the code of what happened. known: digests that the caller
+    knows.
+    """
     parser = argparse.ArgumentParser(prog="python -m tasks", description="Run one stage of one cell.")
     parser.add_argument("stage", choices=list(STAGES))
     parser.add_argument("cell", help="model@target:precision, or a name under cells: in params.yaml")
@@ -137,7 +139,9 @@ def _watch(descriptor: int) -> None:
 
 
 def _leave() -> NoReturn:
-    """End this process and those that it started: who wanted the stage is gone. It stays unfinished, as after a kill."""
+    """End this process and those that it started: who wanted the stage is gone. It stays unfinished, as after a
+    kill.
+    """
     if os.getsid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

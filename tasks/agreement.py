@@ -1,4 +1,6 @@
-"""Compare every kernel of a network on its GPU with the same kernel on this machine's CPU, and remember what was found of the GPU."""
+"""Compare every kernel of a network on its GPU with the same kernel on this machine's CPU, and remember what was found
+of the GPU.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ INPUTS: dict[str, tuple[str, ...]] = {"graph_pack": (IR_NAME, WEIGHTS_NAME), "tu
 
 
 def agreement_on(session: DeviceSession, context: StageContext[Any, Any], backend: Backend) -> dict[str, Any] | None:
-    """Return how the kernels agree, as the scorecard has it; None where no GPU computes. The session has opened the network."""
+    """Return how the kernels agree, as the scorecard has it; None where no GPU computes. The session has opened the
+    network.
+    """
     from tvmflow.evaluation.kernel_agreement import Built, network_agreement
 
     if session.gpu is None:
@@ -36,5 +40,7 @@ def named(error: AgreementError, agreement: dict[str, Any] | None) -> AgreementE
         return error
     kernel = agreement["first"]["kernel"]
     return AgreementError(
-        f"{error.found}; {kernel} is the first kernel that differs from the CPU's", error.expected, "try another driver, or float32; the GPU is in quarantine"
-    )  # fmt: skip
+        f"{error.found}; {kernel} is the first kernel that differs from the CPU's",
+        error.expected,
+        "try another driver, or float32; the GPU is in quarantine",
+    )

@@ -1,8 +1,10 @@
 """build: compile the packed model with the best measured schedules into a library for the target.
 
-In:  the packed model, best.json of tune, golden inputs and outputs
-Out: library.so, which needs TVM (where it has no form for that, network.so under this name, too); network.so, which needs nothing, and rpc.so, through which devices run it; manifest.json (what they are,
-     for whom, made of what), ir/ (the module after each phase); and as files what the device computes beside kernels, in a folder that the backend names
+In:  the packed model, best.json of tune, golden inputs and outputs Out: library.so, which needs TVM (where it has no
+form for that, network.so under this name, too); network.so, which needs nothing, and rpc.so, through which devices run
+it; manifest.json (what they are,
+     for whom, made of what), ir/ (the module after each phase); and as files what the device computes beside kernels,
+     in a folder that the backend names
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """runtime: digest of the sources in C that a library without TVM is linked with; preprocess: what that does to images."""
+    """runtime: digest of the sources in C that a library without TVM is linked with; preprocess: what that does to
+    images.
+    """
 
     target: ResolvedTarget
     max_relative_error: float
@@ -152,7 +156,9 @@ def _network_of(
 
 
 def _image_input(inputs: tuple[TensorSpec, ...], how: Preprocess) -> Any:
-    """Return how images become the input; None for a network of another input, or of integers that its entry does not make."""
+    """Return how images become the input; None for a network of another input, or of integers that its entry does not
+    make.
+    """
     from tvmflow.codegen.network.image_tables import ImageInput
 
     try:
@@ -163,9 +169,17 @@ def _image_input(inputs: tuple[TensorSpec, ...], how: Preprocess) -> Any:
 
 
 STAGE = Stage(
-    name="build", settings=_settings, limits=no_limits, toolchain=_toolchain, run=build,
+    name="build",
+    settings=_settings,
+    limits=no_limits,
+    toolchain=_toolchain,
+    run=build,
     inputs={
-        **GOLDEN, "fetch": (*GOLDEN["fetch"], "labels.json"), "import_model": (OUTPUTS_NAME,), "graph_pack": (IR_NAME, WEIGHTS_NAME), "tune": ("best.json",),
+        **GOLDEN,
+        "fetch": (*GOLDEN["fetch"], "labels.json"),
+        "import_model": (OUTPUTS_NAME,),
+        "graph_pack": (IR_NAME, WEIGHTS_NAME),
+        "tune": ("best.json",),
     },
     reads=(*TARGET_READS, "build.max_relative_error.{precision}", "models.{model}.preprocess"),
-)  # fmt: skip
+)

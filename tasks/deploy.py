@@ -1,7 +1,7 @@
 """deploy: put the library that ships on a device and run the golden inputs there.
 
-Its outputs are those of TVM's virtual machine on the same device, bit for bit; where the device has no TVM, those of the virtual
-machine here, if this machine runs the same instructions.
+Its outputs are those of TVM's virtual machine on the same device, bit for bit; where the device has no TVM, those of
+the virtual machine here, if this machine runs the same instructions.
 
 In:  the built library, golden inputs and outputs
 Out: deployed.json: which device, under which name, how its outputs agree. Never cached, never an open session.
@@ -95,8 +95,16 @@ def _of_machine(context: Context, session: DeviceSession, folder: Path) -> Array
 
 
 STAGE = Stage(
-    name="deploy", settings=_settings, limits=device_limits, toolchain=lambda _: ("tvm", "ffi"), run=deploy,
+    name="deploy",
+    settings=_settings,
+    limits=device_limits,
+    toolchain=lambda _: ("tvm", "ffi"),
+    run=deploy,
     inputs={**GOLDEN, **INPUTS, "build": None},
     reads=(*TARGET_READS, "targets.{target}.device.key", "build.max_relative_error.{precision}"),
-    limit_reads=LIMIT_READS, measures_device=True, needs_quiet=False, is_cached=False, runs=(),
-)  # fmt: skip
+    limit_reads=LIMIT_READS,
+    measures_device=True,
+    needs_quiet=False,
+    is_cached=False,
+    runs=(),
+)

@@ -42,8 +42,9 @@ LATENCY = {"x": "median_ms", "y": "what", "template": "bar_horizontal", "title":
 
 @dataclass(frozen=True)
 class EvaluateSettings(LatencyRules):
-    """emulated: the device is, and its clock no time. host_cpu: of this machine, on which the peers run, where the device is this machine too.
-    ceilings, machine_state: digests of the C that measures them."""
+    """emulated: the device is, and its clock no time. host_cpu: of this machine, on which the peers run, where the
+    device is this machine too. ceilings, machine_state: digests of the C that measures them.
+    """
 
     target: ResolvedTarget
     device_key: str
@@ -62,13 +63,19 @@ class EvaluateSettings(LatencyRules):
 def _settings(workspace: Workspace, cell: Cell) -> EvaluateSettings:
     entry, model = workspace.params.targets[cell.target], workspace.params.models[cell.model]
     return taken(
-        EvaluateSettings, workspace.params.evaluate, target=resolve(entry), device_key=entry.device.key,
+        EvaluateSettings,
+        workspace.params.evaluate,
+        target=resolve(entry),
+        device_key=entry.device.key,
         on_this_host=transport_of(entry.device).is_this_host,
-        emulated=transport_of(entry.device).is_emulated, host_cpu=probe()["host_cpu"],
-        framework=model.framework, metric=model.metric,
-        max_relative_error=workspace.params.build.max_relative_error[cell.precision], ceilings=sha256_of(bounds.SOURCE),
+        emulated=transport_of(entry.device).is_emulated,
+        host_cpu=probe()["host_cpu"],
+        framework=model.framework,
+        metric=model.metric,
+        max_relative_error=workspace.params.build.max_relative_error[cell.precision],
+        ceilings=sha256_of(bounds.SOURCE),
         machine_state=sha256_of(machine_state.SOURCE),
-    )  # fmt: skip
+    )
 
 
 def _toolchain(settings: EvaluateSettings) -> tuple[str, ...]:
@@ -90,9 +97,15 @@ def evaluate(context: Context) -> dict[str, Any]:
     with _peers(context) as loaded, session_of(context.limits, settings.target) as session:
         peers, threads, here = loaded(), settings.target.threads, _is_this_cpu(settings)
         rules = DeviceRules(
-            settings, settings.cold_starts, threads, here, peers.contestants, settings.emulated,
-            settings.emulated or backend.cost(session.call) is not None, description.sizes,
-        )  # fmt: skip
+            settings,
+            settings.cold_starts,
+            threads,
+            here,
+            peers.contestants,
+            settings.emulated,
+            settings.emulated or backend.cost(session.call) is not None,
+            description.sizes,
+        )
         machine = in_machine(folder) if session.has_tvm and backend.has_machine else ships
         numbers = measure_on_device(session, ships, machine, samples.inputs, batch, rules, context.progress)
         part, unit = backend.verify(manifest["part"], session.call), session.unit
@@ -112,11 +125,20 @@ def evaluate(context: Context) -> dict[str, Any]:
     except AgreementError as error:
         raise named(error, agreement) from None
     card = {
-        "cell": str(context.cell), "device": device, "batch": batch, "library_bytes": ships.file.stat().st_size,
-        "coverage": manifest["coverage"], "coverage_estimated": manifest["coverage_estimated"], **numbers.to_json(),
-        **outputs, **peers.to_json(), **_bounds(context, manifest, numbers), "part": part, "kernel_agreement": agreement,
+        "cell": str(context.cell),
+        "device": device,
+        "batch": batch,
+        "library_bytes": ships.file.stat().st_size,
+        "coverage": manifest["coverage"],
+        "coverage_estimated": manifest["coverage_estimated"],
+        **numbers.to_json(),
+        **outputs,
+        **peers.to_json(),
+        **_bounds(context, manifest, numbers),
+        "part": part,
+        "kernel_agreement": agreement,
         "quantization": json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8")),
-    }  # fmt: skip
+    }
     write_scorecard(context.out, card, numbers.outputs, samples, task)
     return {"badges": list(card["latency"]["compute"]["badges"])}
 
@@ -154,18 +176,34 @@ def _peers(context: Context) -> contextlib.AbstractContextManager[Callable[[], P
 
 
 STAGE = Stage(
-    name="evaluate", settings=_settings, limits=device_limits, toolchain=_toolchain, run=evaluate,
+    name="evaluate",
+    settings=_settings,
+    limits=device_limits,
+    toolchain=_toolchain,
+    run=evaluate,
     inputs={
-        "build": None, "fetch": None, "import_model": None,
-        "quantize": ("reference.npz", "quantization.json"), **INPUTS,
+        "build": None,
+        "fetch": None,
+        "import_model": None,
+        "quantize": ("reference.npz", "quantization.json"),
+        **INPUTS,
     },
     outputs=(
-        Output("scorecard.json"), Output("metrics.json", is_metric=True), Output("confusion.csv", plot=CONFUSION),
+        Output("scorecard.json"),
+        Output("metrics.json", is_metric=True),
+        Output("confusion.csv", plot=CONFUSION),
         Output("latency.csv", plot=LATENCY),
     ),
     reads=(
-        "models.{model}.framework", "models.{model}.metric", *TARGET_READS, "targets.{target}.device.key", "targets.{target}.device.transport", "evaluate",
+        "models.{model}.framework",
+        "models.{model}.metric",
+        *TARGET_READS,
+        "targets.{target}.device.key",
+        "targets.{target}.device.transport",
+        "evaluate",
         "build.max_relative_error.{precision}",
     ),
-    limit_reads=LIMIT_READS, measures_device=True, runs=(FRONTENDS,),
-)  # fmt: skip
+    limit_reads=LIMIT_READS,
+    measures_device=True,
+    runs=(FRONTENDS,),
+)

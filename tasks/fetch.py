@@ -49,7 +49,9 @@ def _limits(workspace: Workspace, _cell: Cell) -> DownloadLimits:
 
 
 def _toolchain(settings: FetchSettings) -> tuple[str, ...]:
-    """Weights that are made here depend on the framework; weights that are brought depend on nothing but their bytes."""
+    """Weights that are made here depend on the framework; weights that are brought depend on nothing but their
+    bytes.
+    """
     model = settings.model
     tools = frontend_named(model.framework).tools if model.weights.kind in ("train", "seeded") else ()
     return (
@@ -65,28 +67,45 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
     settings, model, root = context.settings, context.settings.model, context.root
     parts = samples_of(model, settings.split, settings.random_samples, root, read_in_sandbox)
     request = WeightsRequest(
-        framework=model.framework, network=model.network, weights=model.weights.model_dump(mode="json"), root=root,
-        limits=context.limits, downloads=root / "artifacts" / ".downloads", files=frontend_named(model.framework).files,
-    )  # fmt: skip
+        framework=model.framework,
+        network=model.network,
+        weights=model.weights.model_dump(mode="json"),
+        root=root,
+        limits=context.limits,
+        downloads=root / "artifacts" / ".downloads",
+        files=frontend_named(model.framework).files,
+    )
     weights = bring_weights(request, context.out, parts.get("train"), context.progress)
     for name in ("calibration", "evaluation"):
         parts[name].save(context.out / f"{name}.npz")
     Samples(parts["evaluation"].part(slice(settings.golden_samples)).inputs).save(context.out / "golden.npz")
     (context.out / "labels.json").write_text(json.dumps(labels_of(model, root)), encoding="utf-8")
     description = SourceDescription(
-        framework=model.framework, network=copy_network(model.network, root, context.out), weights_file=weights.name,
-        inputs=tuple(TensorSpec(name, tensor.shape, tensor.dtype) for name, tensor in model.tensors.items()), task=model.task,
+        framework=model.framework,
+        network=copy_network(model.network, root, context.out),
+        weights_file=weights.name,
+        inputs=tuple(TensorSpec(name, tensor.shape, tensor.dtype) for name, tensor in model.tensors.items()),
+        task=model.task,
         sizes=model.sizes,
-    )  # fmt: skip
+    )
     (context.out / "source.json").write_text(json.dumps(description.to_json(), sort_keys=True), encoding="utf-8")
     return {"weights_bytes": weights.stat().st_size, "evaluation_samples": len(parts["evaluation"])}
 
 
 STAGE = Stage(
-    name="fetch", settings=_settings, limits=_limits, toolchain=_toolchain, run=fetch,
+    name="fetch",
+    settings=_settings,
+    limits=_limits,
+    toolchain=_toolchain,
+    run=fetch,
     reads=(
-        "models.{model}", "fetch.calibration_samples", "fetch.evaluation_samples", "fetch.split_seed",
-        "fetch.golden_samples", "fetch.random_samples",
+        "models.{model}",
+        "fetch.calibration_samples",
+        "fetch.evaluation_samples",
+        "fetch.split_seed",
+        "fetch.golden_samples",
+        "fetch.random_samples",
     ),
-    limit_reads=("fetch.max_download_mb", "fetch.download_attempts", "fetch.connect_timeout_s"), runs=(),
-)  # fmt: skip
+    limit_reads=("fetch.max_download_mb", "fetch.download_attempts", "fetch.connect_timeout_s"),
+    runs=(),
+)

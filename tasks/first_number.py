@@ -43,7 +43,9 @@ Context = StageContext[TuneSettings, TuneLimits]
 
 
 def first_number(context: Context) -> None:
-    """Say what the network takes with default schedules; nothing where no search follows, or where the device's clock is no time."""
+    """Say what the network takes with default schedules; nothing where no search follows, or where the device's clock
+    is no time.
+    """
     settings, target = context.settings, context.settings.target
     backend = backend_of(target)
     if settings.without_device or not settings.trials_per_workload or settings.emulated or backend.accelerator:
@@ -78,7 +80,9 @@ def first_number(context: Context) -> None:
 
 
 def _measured(contestants: list[Contestant], threads: int, here: bool) -> Callable[[str], str]:
-    """Measure the network, the first of the contestants, beside the others; returns what makes the line of what tuning promises."""
+    """Measure the network, the first of the contestants, beside the others; returns what makes the line of what tuning
+    promises.
+    """
     measured = measure_in_turns(contestants, _RULES, threads if here else 0, host_watch(threads) if here else None)
     latency = measured.latency[LIBRARY]
     beside = [

@@ -1,4 +1,6 @@
-"""The golden inputs, and the quantized module's outputs for them: what the packed, built and deployed modules must give too."""
+"""The golden inputs, and the quantized module's outputs for them: what the packed, built and deployed modules must give
+too.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,17 @@ def check_outputs(context: StageContext[Any, Any], stage: str, outputs: Arrays, 
 
 
 def sized_outputs(context: StageContext[Any, Any], runner_of: RunnerOf) -> dict[str, Arrays]:
-    """Return label -> outputs of each bucket's form for golden inputs that are filled up; none where inputs have one shape."""
+    """Return label -> outputs of each bucket's form for golden inputs that are filled up; none where inputs have one
+    shape.
+    """
     axes = axes_from(json.loads((context.inputs["import_model"] / OUTPUTS_NAME).read_text(encoding="utf-8")))
     return outputs_between(read_description(context.inputs["fetch"]), axes, runner_of, golden_inputs(context))
 
 
 def check_sizes(context: StageContext[Any, Any], stage: str, runner_of: RunnerOf, bound: float) -> dict[str, Any]:
-    """Compare each bucket's form with the quantized module's. Returns facts worth showing. Raises AgreementError naming the stage."""
+    """Compare each bucket's form with the quantized module's. Returns facts worth showing. Raises AgreementError naming
+    the stage.
+    """
     return _checked(context, stage, sized_outputs(context, runner_of), bound)
 
 

@@ -1,7 +1,7 @@
 """graph_pack: give the model the layout of its target, weights packed once and for all.
 
-In:  the quantized model, golden inputs and outputs
-Out: model.json + weights.safetensors; NCHW{block}c on a CPU; what a device computes beside the CPU are calls, in its layout
+In:  the quantized model, golden inputs and outputs Out: model.json + weights.safetensors; NCHW{block}c on a CPU; what a
+device computes beside the CPU are calls, in its layout
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def _settings(workspace: Workspace, cell: Cell) -> GraphPackSettings:
     backend.check_precision(cell.precision, str(cell))
     if workspace.params.models[cell.model].buckets and not backend.is_cpu:
         raise UsageError(
-            f"{cell}: inputs of several sizes, buckets of models.{cell.model}, on an accelerator or GPU", "a target of kind cpu",
+            f"{cell}: inputs of several sizes, buckets of models.{cell.model}, on an accelerator or GPU",
+            "a target of kind cpu",
             f"give models.{cell.model} shapes of numbers alone for this target",
-        )  # fmt: skip
+        )
     bound = workspace.params.build.max_relative_error[cell.precision]
     return GraphPackSettings(workspace.params.graph_pack.channel_block, backend.target, bound)
 
@@ -64,7 +65,11 @@ def graph_pack(context: StageContext[GraphPackSettings, None]) -> dict[str, Any]
 
 
 STAGE = Stage(
-    name="graph_pack", settings=_settings, limits=no_limits, toolchain=lambda _: ("tvm", "ffi", "llvm"), run=graph_pack,
+    name="graph_pack",
+    settings=_settings,
+    limits=no_limits,
+    toolchain=lambda _: ("tvm", "ffi", "llvm"),
+    run=graph_pack,
     inputs={**GOLDEN, "quantize": (IR_NAME, WEIGHTS_NAME, *GOLDEN["quantize"])},
     reads=("graph_pack.channel_block", "models.{model}.buckets", *TARGET_READS, "build.max_relative_error.{precision}"),
-)  # fmt: skip
+)

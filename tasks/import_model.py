@@ -1,4 +1,5 @@
-"""import_model: bring the source model into Relax, in a canonical representation, and keep the source framework's outputs.
+"""import_model: bring the source model into Relax, in a canonical representation, and keep the source framework's
+outputs.
 
 In:  what fetch brought
 Out: model.json + weights.safetensors (Relax, constants folded, batch norms in the convolutions), reference.npz (the
@@ -50,8 +51,10 @@ def import_model(context: StageContext[ImportSettings, ImportLimits]) -> dict[st
     make_environments(frontend_named(settings.framework).tools)
     policy = Policy(context.limits.timeout_s, (fetched,), (context.out,), memory_for(*fetched.iterdir()))
     arguments = {
-        "inputs": str(fetched), "outputs": str(context.out), "max_relative_error": settings.max_relative_error,
-    }  # fmt: skip
+        "inputs": str(fetched),
+        "outputs": str(context.out),
+        "max_relative_error": settings.max_relative_error,
+    }
     facts: dict[str, Any] = run_in_sandbox(
         f"{read_model.__module__}:{read_model.__name__}", arguments, policy, context.progress
     )
@@ -59,7 +62,12 @@ def import_model(context: StageContext[ImportSettings, ImportLimits]) -> dict[st
 
 
 STAGE = Stage(
-    name="import_model", settings=_settings, limits=_limits, toolchain=_toolchain, run=import_model,
-    inputs={"fetch": None}, reads=("models.{model}.framework", "import_model.max_relative_error"),
+    name="import_model",
+    settings=_settings,
+    limits=_limits,
+    toolchain=_toolchain,
+    run=import_model,
+    inputs={"fetch": None},
+    reads=("models.{model}.framework", "import_model.max_relative_error"),
     limit_reads=("flows.timeout_s",),
-)  # fmt: skip
+)

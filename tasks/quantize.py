@@ -39,8 +39,9 @@ INTEGER = ("int8", "vta_int8")
 
 @dataclass(frozen=True)
 class QuantizeSettings:
-    """options: those of the precision; float32 has none. processor: where it decides the dtype of 8-bit values. products: digest of what
-    sums them, "" where nothing is an integer."""
+    """options: those of the precision; float32 has none. processor: where it decides the dtype of 8-bit values.
+    products: digest of what sums them, "" where nothing is an integer.
+    """
 
     precision: str
     options: Int8Params | VtaInt8Params | MixedOperators | None
@@ -127,7 +128,9 @@ def _passed_on(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
 def _sized_references(
     context: StageContext[QuantizeSettings, None], largest: Runner, smaller: dict[str, Any]
 ) -> dict[str, Arrays]:
-    """Return the outputs of all buckets' forms for inputs that are filled up, by their names in reference.npz. Raises AgreementError."""
+    """Return the outputs of all buckets' forms for inputs that are filled up, by their names in reference.npz. Raises
+    AgreementError.
+    """
     from tvmflow.codegen.compile import LocalRunner
 
     description = read_description(context.inputs["fetch"])
@@ -160,10 +163,23 @@ def _hint_of_scale(settings: QuantizeSettings, report: dict[str, Any]) -> Iterat
 
 
 STAGE = Stage(
-    name="quantize", settings=_settings, limits=no_limits, toolchain=lambda _: ("tvm", "ffi", "llvm", "numpy"), run=quantize,
+    name="quantize",
+    settings=_settings,
+    limits=no_limits,
+    toolchain=lambda _: ("tvm", "ffi", "llvm", "numpy"),
+    run=quantize,
     inputs={
         "fetch": ("golden.npz", "source.json", "calibration.npz", "evaluation.npz"),
         "import_model": (IR_NAME, WEIGHTS_NAME, "reference.npz", OUTPUTS_NAME),
     },
-    reads=("targets.{target}.kind", "targets.{target}.mcpu", "targets.{target}.mtriple", "targets.{target}.mattr", "quantize.max_relative_error.{precision}", "quantize.mixed", "quantize.int8", "quantize.vta_int8"),
-)  # fmt: skip
+    reads=(
+        "targets.{target}.kind",
+        "targets.{target}.mcpu",
+        "targets.{target}.mtriple",
+        "targets.{target}.mattr",
+        "quantize.max_relative_error.{precision}",
+        "quantize.mixed",
+        "quantize.int8",
+        "quantize.vta_int8",
+    ),
+)

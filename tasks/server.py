@@ -1,9 +1,11 @@
-"""Fork a process for each stage, with TVM imported: `python -m tasks.server N` reads requests from the socket that is file descriptor N.
+"""Fork a process for each stage, with TVM imported: `python -m tasks.server N` reads requests from the socket that is
+file descriptor N.
 
-A request is a line of JSON: `arguments`, those of `python -m tasks`; `known`, digests of files that the caller has looked at; `prepare`, whether what the
-next stage needs may be imported while this one runs. With its first byte come three file descriptors: for progress and the end of the stage, as lines of
-JSON; for a line `pid N` and, when the process has ended, `exit CODE`; and for what it prints. The server ends when the socket is closed
-and no stage runs. It has one thread of Python, so that what it forks has no lock that another holds.
+A request is a line of JSON: `arguments`, those of `python -m tasks`; `known`, digests of files that the caller has
+looked at; `prepare`, whether what the next stage needs may be imported while this one runs. With its first byte come
+three file descriptors: for progress and the end of the stage, as lines of JSON; for a line `pid N` and, when the
+process has ended, `exit CODE`; and for what it prints. The server ends when the socket is closed and no stage runs. It
+has one thread of Python, so that what it forks has no lock that another holds.
 """
 
 from __future__ import annotations

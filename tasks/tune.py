@@ -1,9 +1,9 @@
 """tune: measure schedules of the model's kernels on the device, and keep the best of each.
 
-In:  the packed model
-Out: best.json (one record per workload, and which convolutions to compute by Winograd's algorithm; all that build reads),
-     curve.csv, workloads.json (the table of the report). The log of every measurement grows in artifacts/tuning_log/, so
-     a run that was stopped goes on where it stopped.
+In:  the packed model Out: best.json (one record per workload, and which convolutions to compute by Winograd's
+algorithm; all that build reads),
+     curve.csv, workloads.json (the table of the report). The log of every measurement grows in artifacts/tuning_log/,
+     so a run that was stopped goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -99,10 +99,25 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
 
 
 STAGE = Stage(
-    name="tune", settings=_settings, limits=_limits, toolchain=lambda s: (*TOOLS, "xgboost", f"cc:{s.target.cc}"), run=tune,
+    name="tune",
+    settings=_settings,
+    limits=_limits,
+    toolchain=lambda s: (*TOOLS, "xgboost", f"cc:{s.target.cc}"),
+    run=tune,
     inputs={"graph_pack": (IR_NAME, WEIGHTS_NAME)},
     outputs=(Output("best.json"), Output("workloads.json"), Output("curve.csv", plot=CURVE)),
-    reads=(*TARGET_READS, "targets.{target}.device.key", "targets.{target}.device.transport", *(f"tune.{part.name}" for part in fields(SearchSettings))),
-    limit_reads=("targets.{target}.device", "deploy.device_wait_s", *(f"tune.{part.name}" for part in fields(SearchLimits))),
-    measures_device=True, keeps_log=True, preview="tasks.first_number:first_number",
-)  # fmt: skip
+    reads=(
+        *TARGET_READS,
+        "targets.{target}.device.key",
+        "targets.{target}.device.transport",
+        *(f"tune.{part.name}" for part in fields(SearchSettings)),
+    ),
+    limit_reads=(
+        "targets.{target}.device",
+        "deploy.device_wait_s",
+        *(f"tune.{part.name}" for part in fields(SearchLimits)),
+    ),
+    measures_device=True,
+    keeps_log=True,
+    preview="tasks.first_number:first_number",
+)

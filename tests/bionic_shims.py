@@ -1,4 +1,6 @@
-"""A libc.so and a libm.so with bionic's names and versions, and glibc's functions behind them: a library for Android runs where glibc is."""
+"""A libc.so and a libm.so with bionic's names and versions, and glibc's functions behind them: a library for Android
+runs where glibc is.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ BIONIC = REPOSITORY / "runtime" / "bionic"
 _JUMPS = {
     "x86_64": "mov TABLE@GOTPCREL(%rip), %r11\n jmp *OFFSET(%r11)",
     "aarch64": "adrp x16, :got:TABLE\n ldr x16, [x16, :got_lo12:TABLE]\n ldr x16, [x16, #OFFSET]\n br x16",
-    "arm": "ldr r12, 1f\n2: add r12, pc, r12\n ldr r12, [r12]\n ldr r12, [r12, #OFFSET]\n bx r12\n1: .long TABLE(GOT_PREL)-(2b+8)",
+    "arm": (
+        "ldr r12, 1f\n2: add r12, pc, r12\n ldr r12, [r12]\n ldr r12, [r12, #OFFSET]\n bx r12\n1: .long "
+        "TABLE(GOT_PREL)-(2b+8)"
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""A headless Chromium, told what to do through its DevTools protocol over a pipe: load a page, ask it, take a picture."""
+"""A headless Chromium, told what to do through its DevTools protocol over a pipe: load a page, ask it, take a
+picture.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Browser:
         self.ask("new Promise(done => document.readyState === 'complete' ? done() : addEventListener('load', done))")
 
     def ask(self, expression: str) -> Any:
-        """Return what JavaScript says in the page, whose policy does not count here. Raises AssertionError where it fails."""
+        """Return what JavaScript says in the page, whose policy does not count here. Raises AssertionError where it
+        fails.
+        """
         reply = self._ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in reply, reply["exceptionDetails"]
         return reply["result"].get("value")
@@ -89,16 +93,29 @@ def open_browser(program: str, profile: Path) -> Iterator[Browser]:
     # Above those that the shell redirects.
     read_requests, write_answers = (fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (low_read, low_write))
     options = [
-        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions",
-        "--hide-scrollbars", "--disable-background-networking", "--proxy-server=127.0.0.1:9", "--remote-debugging-pipe",
-        f"--user-data-dir={profile}", "about:blank",
-    ]  # fmt: skip
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        "--disable-extensions",
+        "--hide-scrollbars",
+        "--disable-background-networking",
+        "--proxy-server=127.0.0.1:9",
+        "--remote-debugging-pipe",
+        f"--user-data-dir={profile}",
+        "about:blank",
+    ]
     # The protocol's pipe is descriptors 3 and 4 by definition.
     shell = f'exec "$@" 3<&{read_requests} 4>&{write_answers}'
     process = subprocess.Popen(
-        ["bash", "-c", shell, "browser", program, *options], pass_fds=(read_requests, write_answers),
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        ["bash", "-c", shell, "browser", program, *options],
+        pass_fds=(read_requests, write_answers),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     for end in (low_read, low_write, read_requests, write_answers):
         os.close(end)
     try:

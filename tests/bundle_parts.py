@@ -80,7 +80,9 @@ def small_part(folder: Path, labels: tuple[str, ...] = LABELS, version: str = "3
 
 
 def android_part(folder: Path, mtriple: str) -> Part:
-    """Link the network for Android with the NDK that ANDROID_NDK_HOME names, beside the golden arrays of this machine's."""
+    """Link the network for Android with the NDK that ANDROID_NDK_HOME names, beside the golden arrays of this
+    machine's.
+    """
     part = small_part(folder)
     built = write_network(
         folder / "build" / "network.so",
@@ -104,8 +106,10 @@ def host_mcpu(backend: Any) -> dict[str, Any]:
 
 def written(folder: Path, network: dict[str, Any], target: dict[str, Any], labels: tuple[str, ...]) -> Part:
     """Write what else the stages say, and the records."""
-    tensors = {"inputs": [{"name": "image", "shape": [1, 3, 12, 12], "dtype": "float32"}],
-               "outputs": [{"name": "scores", "shape": [1, len(LABELS)], "dtype": "float32"}]}  # fmt: skip
+    tensors = {
+        "inputs": [{"name": "image", "shape": [1, 3, 12, 12], "dtype": "float32"}],
+        "outputs": [{"name": "scores", "shape": [1, len(LABELS)], "dtype": "float32"}],
+    }
     manifest = {
         **tensors,
         "network": network,
@@ -114,14 +118,35 @@ def written(folder: Path, network: dict[str, Any], target: dict[str, Any], label
         "part": None,
     }
     entry = {
-        "framework": "torch", "network": "small", "weights": {"seeded": 0}, "dataset": None,
-        "preprocess": {"scale": 0.1, "mean": [0.0], "std": [1.0], "white": 255.0, "channels": "RGB", "fit": "crop", "resize": None, "interpolation": "bilinear"},
-    }  # fmt: skip
+        "framework": "torch",
+        "network": "small",
+        "weights": {"seeded": 0},
+        "dataset": None,
+        "preprocess": {
+            "scale": 0.1,
+            "mean": [0.0],
+            "std": [1.0],
+            "white": 255.0,
+            "channels": "RGB",
+            "fit": "crop",
+            "resize": None,
+            "interpolation": "bilinear",
+        },
+    }
     for name, value in {
-        "build/manifest.json": manifest, "fetch/labels.json": list(labels), "evaluate/scorecard.json": scorecard(),
-        "fetch/source.json": {"framework": "torch", "network": "small", "weights_file": "model.safetensors", "task": None},
-        "graph_pack/weights.safetensors": "weights", "import_model/weights.safetensors": "weights", "tune/best.json": {},
-    }.items():  # fmt: skip
+        "build/manifest.json": manifest,
+        "fetch/labels.json": list(labels),
+        "evaluate/scorecard.json": scorecard(),
+        "fetch/source.json": {
+            "framework": "torch",
+            "network": "small",
+            "weights_file": "model.safetensors",
+            "task": None,
+        },
+        "graph_pack/weights.safetensors": "weights",
+        "import_model/weights.safetensors": "weights",
+        "tune/best.json": {},
+    }.items():
         (folder / name).write_text(json.dumps(value))
     params = {"fetch": {"model": entry}, "build": {"max_relative_error": 1e-3, "runtime": digest_of_runtime()}}
     return Part(CELL, SLUG, {stage: _record(folder / stage, params.get(stage, {})) for stage in _STAGES}, folder, "3")
@@ -129,10 +154,16 @@ def written(folder: Path, network: dict[str, Any], target: dict[str, Any], label
 
 def scorecard() -> dict[str, Any]:
     return {
-        "cell": CELL, "device": {"key": "local-cpu", "kind": "cpu-test-t2", "threads": 2}, "accuracy": {"built": 0.9, "source": 0.9, "samples": 8},
-        "agreement": {"top1_agreement": 1.0, "max_relative_error": 1e-6}, "latency": {"compute": LATENCY}, "coverage": 1.0,
-        "cold_start_ms": [3.0], "library_bytes": 50_000, "part": None,
-    }  # fmt: skip
+        "cell": CELL,
+        "device": {"key": "local-cpu", "kind": "cpu-test-t2", "threads": 2},
+        "accuracy": {"built": 0.9, "source": 0.9, "samples": 8},
+        "agreement": {"top1_agreement": 1.0, "max_relative_error": 1e-6},
+        "latency": {"compute": LATENCY},
+        "coverage": 1.0,
+        "cold_start_ms": [3.0],
+        "library_bytes": 50_000,
+        "part": None,
+    }
 
 
 def _record(folder: Path, params: dict[str, Any]) -> Record:

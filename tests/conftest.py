@@ -32,8 +32,8 @@ from tvmflow.support.errors import DeviceError
 hypothesis.settings.register_profile("repeatable", derandomize=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
-# The tests that run at once share the cores: a thread that waits must not compute meanwhile, as OpenMP's do by default. Read
-# when PyTorch and TVM are loaded, here and in all that tests start.
+# The tests that run at once share the cores: a thread that waits must not compute meanwhile, as OpenMP's do by default.
+# Read when PyTorch and TVM are loaded, here and in all that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
@@ -44,9 +44,13 @@ SLUG = CELL.replace("@", ".").replace(":", ".")
 MACHINE_MAY_BE_BUSY = 1e9  # limit of what the other tests that run meanwhile decide: one that tests a limit sets it
 HEAVY_FIXTURES = {"finished", "prefect_server", "emulated"}
 PRIVACY = {
-    "DO_NOT_TRACK": "true", "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true",
-    "DVC_NO_ANALYTICS": "1", "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true", "NO_COLOR": "1",
-}  # fmt: skip
+    "DO_NOT_TRACK": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DVC_NO_ANALYTICS": "1",
+    "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true",
+    "NO_COLOR": "1",
+}
 
 
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -56,7 +60,9 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as heavy what asks for a finished workspace, a server or an emulated system, in whichever folder it is; as slow what `few` leaves out."""
+    """Mark as heavy what asks for a finished workspace, a server or an emulated system, in whichever folder it is; as
+    slow what `few` leaves out.
+    """
     families: dict[str, list[pytest.Item]] = {}
     for item in items:
         if HEAVY_FIXTURES.intersection(getattr(item, "fixturenames", ())):
@@ -99,7 +105,9 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def _link_kept(place: Path, kept: Path) -> None:
-    """Let a folder of the session's cache be one that outlives it: what takes a download or a minute to make, and never changes."""
+    """Let a folder of the session's cache be one that outlives it: what takes a download or a minute to make, and never
+    changes.
+    """
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{place}.lock"):
         if not place.exists():
@@ -119,7 +127,9 @@ def emulated(own_home: Path) -> EmulatedSystem:
 
 @pytest.fixture(autouse=True)
 def same_environment(own_home: Path) -> Iterator[None]:
-    """Give the next test the environment and the cores that this one had: flows that run in this process set Prefect's variables."""
+    """Give the next test the environment and the cores that this one had: flows that run in this process set Prefect's
+    variables.
+    """
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -182,8 +192,12 @@ def tvmflow(
     """Run the command line in a workspace. Asserts the exit code unless `code` is None."""
     done = subprocess.run(
         [sys.executable, "-m", "tvmflow", "--root", str(root), *arguments],
-        capture_output=True, text=True, timeout=timeout, cwd=root, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=root,
+        check=False,
+    )
     assert code is None or done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -194,8 +208,12 @@ def stage(
     """Run one stage alone. Asserts the exit code unless `code` is None."""
     done = subprocess.run(
         [sys.executable, "-m", "tasks", name, cell, "--root", str(root)],
-        capture_output=True, text=True, timeout=timeout, cwd=REPOSITORY, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=REPOSITORY,
+        check=False,
+    )
     assert code is None or done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -253,8 +271,10 @@ def prefect_server(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     process = subprocess.Popen(
         [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
         env={**os.environ, "PREFECT_HOME": str(tmp_path_factory.mktemp("prefect")), "PREFECT_API_URL": address},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     deadline = time.monotonic() + 120
     try:
         while True:

@@ -19,7 +19,9 @@ Path_ = tuple[str, ...]
 
 
 class RecordedModel:
-    """A block of params.yaml that notes what is asked of it; methods and properties of the block see the noting block."""
+    """A block of params.yaml that notes what is asked of it; methods and properties of the block see the noting
+    block.
+    """
 
     def __init__(self, value: BaseModel, path: Path_, reads: set[Path_]) -> None:
         self.__dict__.update(_value=value, _path=path, _reads=reads)
@@ -107,7 +109,9 @@ def keys_read(function: Any, root: Path, params: Params, cell: Cell) -> set[str]
 
 
 def general_key(path: Path_, cell: Cell) -> str:
-    """Return a path of one cell as a key of every cell; what is below a mapping of the user's own belongs to the mapping."""
+    """Return a path of one cell as a key of every cell; what is below a mapping of the user's own belongs to the
+    mapping.
+    """
     kind: Any = Params
     names: list[str] = []
     for name in path:

@@ -1,4 +1,6 @@
-"""Small networks whose inputs have no fixed size: a text encoder of any length, images in any batch; as modules and as files."""
+"""Small networks whose inputs have no fixed size: a text encoder of any length, images in any batch; as modules and as
+files.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ TOKENS, WIDTH = 50, 64
 
 
 class Encoder(nn.Module):
-    """Two layers of a text encoder; returns the states of all tokens, and of the first alone. heeds: the mask is no mere input."""
+    """Two layers of a text encoder; returns the states of all tokens, and of the first alone. heeds: the mask is no
+    mere input.
+    """
 
     def __init__(self, heeds: bool = True) -> None:
         super().__init__()
@@ -21,9 +25,16 @@ class Encoder(nn.Module):
         torch.manual_seed(1)
         self.tokens, self.places = nn.Embedding(TOKENS, WIDTH), nn.Embedding(64, WIDTH)
         self.layers = nn.ModuleList(
-            nn.ModuleList([nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH), nn.LayerNorm(WIDTH)])
+            nn.ModuleList(
+                [
+                    nn.Linear(WIDTH, 3 * WIDTH),
+                    nn.Linear(WIDTH, 2 * WIDTH),
+                    nn.Linear(2 * WIDTH, WIDTH),
+                    nn.LayerNorm(WIDTH),
+                ]
+            )
             for _ in range(2)
-        )  # fmt: skip
+        )
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         length = ids.shape[1]
@@ -58,8 +69,9 @@ ENCODER: dict[str, Any] = {
         "ids": {"shape": [1, "length"], "dtype": "int64", "high": TOKENS, "pad": 3},
         "mask": {"shape": [1, "length"], "dtype": "int64", "high": 2},
     },
-    "buckets": {"length": [16, 40]}, "task": "embedding",
-}  # fmt: skip
+    "buckets": {"length": [16, 40]},
+    "task": "embedding",
+}
 IMAGES: dict[str, Any] = {"inputs": {"image": {"shape": ["batch", 3, 16, 16]}}, "buckets": {"batch": [1, 4]}}
 
 
@@ -71,8 +83,14 @@ def write_encoder(folder: Path, heeds: bool = True) -> Path:
         warnings.simplefilter("ignore")
         program = torch.export.export(Encoder(heeds).eval(), example, dynamic_shapes=({1: length}, {1: length}))
         torch.onnx.export(
-            program, (), folder / "model.onnx", input_names=["ids", "mask"], output_names=["states", "first"], external_data=False, verbose=False,
-        )  # fmt: skip
+            program,
+            (),
+            folder / "model.onnx",
+            input_names=["ids", "mask"],
+            output_names=["states", "first"],
+            external_data=False,
+            verbose=False,
+        )
     return folder / "model.onnx"
 
 

@@ -71,11 +71,12 @@ INPUTS = {"text": ("ids", "mask"), "segmenter": ("image",), "two": ("image",)}
 OUTPUTS = {"text": ("scores",), "segmenter": ("map",), "two": ("scores", "features")}
 SPECS: dict[str, dict[str, Any]] = {
     "text": {
-        "ids": {"shape": [1, LENGTH], "dtype": "int64", "high": WORDS}, "mask": {"shape": [1, LENGTH], "dtype": "int64", "high": 2},
+        "ids": {"shape": [1, LENGTH], "dtype": "int64", "high": WORDS},
+        "mask": {"shape": [1, LENGTH], "dtype": "int64", "high": 2},
     },
     "segmenter": {"image": {"shape": [1, 3, 16, 16]}},
     "two": {"image": {"shape": [1, 3, 8, 8]}},
-}  # fmt: skip
+}
 
 
 def network(name: str) -> nn.Module:
@@ -94,14 +95,21 @@ def write(name: str, framework: str, folder: Path) -> Path:
             torch.export.save(program, folder / "model.pt2")
             return folder / "model.pt2"
         torch.onnx.export(
-            program, (), folder / "model.onnx", input_names=list(INPUTS[name]), output_names=list(OUTPUTS[name]),
-            external_data=False, verbose=False,
-        )  # fmt: skip
+            program,
+            (),
+            folder / "model.onnx",
+            input_names=list(INPUTS[name]),
+            output_names=list(OUTPUTS[name]),
+            external_data=False,
+            verbose=False,
+        )
     return folder / "model.onnx"
 
 
 def described(name: str, framework: str, folder: Path, order: tuple[str, ...] = ()) -> SourceDescription:
-    """Write a model file into a folder and return how params.yaml would describe it. order: of its inputs, as in SPECS without."""
+    """Write a model file into a folder and return how params.yaml would describe it. order: of its inputs, as in SPECS
+    without.
+    """
     path = write(name, framework, folder)
     specs = {
         key: TensorSpec(key, tuple(spec["shape"]), spec.get("dtype", "float32")) for key, spec in SPECS[name].items()

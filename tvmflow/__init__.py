@@ -1,6 +1,7 @@
 """Take a pretrained model to a measured, versioned, releasable library on a device, with Apache TVM.
 
-The names below are the Python API, docs/api.md. They are imported when they are first used, so that `import tvmflow` is cheap.
+The names below are the Python API, docs/api.md. They are imported when they are first used, so that `import tvmflow` is
+cheap.
 """
 
 from __future__ import annotations

@@ -17,11 +17,16 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=15)
     epochs = parser.parse_args().epochs
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([
-        keras.Input((8, 8, 1)), keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
-        keras.layers.SeparableConv2D(64, 3, padding="same", activation="relu"), keras.layers.MaxPooling2D(2),
-        keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(10, activation="softmax"),
-    ])  # fmt: skip
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+            keras.layers.SeparableConv2D(64, 3, padding="same", activation="relu"),
+            keras.layers.MaxPooling2D(2),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
     data = load_digits()
     if epochs:
         model.compile(optimizer=keras.optimizers.Adam(4e-3), loss="sparse_categorical_crossentropy")

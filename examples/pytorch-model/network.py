@@ -20,6 +20,12 @@ class Residual(nn.Module):
 def build() -> nn.Module:
     """Return the network for (N, 1, 8, 8) images of digits, without weights."""
     return nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), Residual(32), nn.MaxPool2d(2), Residual(32), nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(), nn.Linear(32, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        Residual(32),
+        nn.MaxPool2d(2),
+        Residual(32),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    )

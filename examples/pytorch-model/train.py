@@ -17,7 +17,8 @@ def main() -> None:
     epochs = parser.parse_args().epochs
     torch.manual_seed(0)
     data = load_digits()
-    # The last 600 images are left out. tvmflow splits the data set at random, so some of its evaluation set is seen here.
+    # The last 600 images are left out. tvmflow splits the data set at random, so some of its evaluation set is seen
+    # here.
     x = torch.tensor(data.images[:-600] * 0.0625, dtype=torch.float32)[:, None]
     y = torch.tensor(data.target[:-600])
     network = build()

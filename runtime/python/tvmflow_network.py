@@ -25,23 +25,33 @@ _STATUS = ("ok", "bad argument", "no memory", "no threads", "a kernel failed", "
 
 class _Tensor(ctypes.Structure):
     _fields_ = (
-        ("name", ctypes.c_char_p), ("shape", ctypes.POINTER(ctypes.c_int64)), ("ndim", ctypes.c_int32), ("dtype", ctypes.c_int),
+        ("name", ctypes.c_char_p),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("ndim", ctypes.c_int32),
+        ("dtype", ctypes.c_int),
         ("size", ctypes.c_size_t),
-    )  # fmt: skip
+    )
 
 
 class _Options(ctypes.Structure):
     _fields_ = (
-        ("threads", ctypes.c_uint32), ("cpu_mask", ctypes.c_uint64), ("spin_us", ctypes.c_uint32), ("allocate", ctypes.c_void_p),
-        ("release", ctypes.c_void_p), ("context", ctypes.c_void_p),
-    )  # fmt: skip
+        ("threads", ctypes.c_uint32),
+        ("cpu_mask", ctypes.c_uint64),
+        ("spin_us", ctypes.c_uint32),
+        ("allocate", ctypes.c_void_p),
+        ("release", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    )
 
 
 class _Image(ctypes.Structure):
     _fields_ = (
-        ("pixels", ctypes.c_void_p), ("width", ctypes.c_uint32), ("height", ctypes.c_uint32), ("stride", ctypes.c_size_t),
+        ("pixels", ctypes.c_void_p),
+        ("width", ctypes.c_uint32),
+        ("height", ctypes.c_uint32),
+        ("stride", ctypes.c_size_t),
         ("format", ctypes.c_int),
-    )  # fmt: skip
+    )
 
 
 class Memory(ctypes.Structure):
@@ -65,17 +75,27 @@ class Driver(ctypes.Structure):
         ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Memory), ctypes.c_size_t, ctypes.c_uint32, ctypes.POINTER(Memory)
     )
     _fields_ = (
-        ("size", ctypes.c_uint32), ("context", ctypes.c_void_p), ("allocate", Allocate), ("release", Release), ("flush", Touch),
-        ("invalidate", Touch), ("launch", Launch),
-    )  # fmt: skip
+        ("size", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("allocate", Allocate),
+        ("release", Release),
+        ("flush", Touch),
+        ("invalidate", Touch),
+        ("launch", Launch),
+    )
 
 
 class Gpu(ctypes.Structure):
-    """How a network that was compiled for a GPU reaches it, see tvmflow.h. device: a part of its name; cache: a folder for compiled programs."""
+    """How a network that was compiled for a GPU reaches it, see tvmflow.h. device: a part of its name; cache: a folder
+    for compiled programs.
+    """
 
     _fields_ = (
-        ("size", ctypes.c_uint32), ("library", ctypes.c_char_p), ("device", ctypes.c_char_p), ("cache", ctypes.c_char_p),
-    )  # fmt: skip
+        ("size", ctypes.c_uint32),
+        ("library", ctypes.c_char_p),
+        ("device", ctypes.c_char_p),
+        ("cache", ctypes.c_char_p),
+    )
 
     def __init__(
         self,
@@ -106,32 +126,58 @@ _Numbers = ctypes.POINTER(ctypes.c_int64)
 
 class _Api(ctypes.Structure):
     _fields_ = (
-        ("abi_version", ctypes.c_uint32), ("size", ctypes.c_uint32), ("network", ctypes.c_char_p), ("inputs", ctypes.c_uint32), ("outputs", ctypes.c_uint32),
-        ("kernels", ctypes.c_uint32), ("threads", ctypes.c_uint32), ("arena_size", ctypes.c_size_t), ("constant_size", ctypes.c_size_t),
-        ("input", _Info), ("output", _Info),
+        ("abi_version", ctypes.c_uint32),
+        ("size", ctypes.c_uint32),
+        ("network", ctypes.c_char_p),
+        ("inputs", ctypes.c_uint32),
+        ("outputs", ctypes.c_uint32),
+        ("kernels", ctypes.c_uint32),
+        ("threads", ctypes.c_uint32),
+        ("arena_size", ctypes.c_size_t),
+        ("constant_size", ctypes.c_size_t),
+        ("input", _Info),
+        ("output", _Info),
         ("create", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Options), _Pointers)),
         ("run", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _Pointers, _Pointers)),
         ("destroy", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
         ("last_error", ctypes.CFUNCTYPE(ctypes.c_char_p)),
         ("set_profiling", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)),
         ("profile", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(_Profile))),
-        ("labels", ctypes.POINTER(ctypes.c_char_p)), ("label_count", ctypes.c_uint32), ("top_k", ctypes.c_void_p),
-        ("images", ctypes.c_uint32), ("run_image", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Image), _Pointers)),
-        ("classify", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Image), ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32),
-                                      ctypes.POINTER(ctypes.c_float))),
+        ("labels", ctypes.POINTER(ctypes.c_char_p)),
+        ("label_count", ctypes.c_uint32),
+        ("top_k", ctypes.c_void_p),
+        ("images", ctypes.c_uint32),
+        ("run_image", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Image), _Pointers)),
+        (
+            "classify",
+            ctypes.CFUNCTYPE(
+                ctypes.c_int,
+                ctypes.c_void_p,
+                ctypes.POINTER(_Image),
+                ctypes.c_uint32,
+                ctypes.POINTER(ctypes.c_uint32),
+                ctypes.POINTER(ctypes.c_float),
+            ),
+        ),
         ("device", ctypes.c_char_p),
         ("create_on", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Options), ctypes.c_void_p, _Pointers)),
         ("gpu", ctypes.c_char_p),
         ("create_on_gpu", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Options), ctypes.POINTER(Gpu), _Pointers)),
         ("processor", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Processor))),
         ("tolerance", ctypes.c_double),
-        ("create_with_gpu", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Options), ctypes.c_void_p, ctypes.POINTER(Gpu), _Pointers, _Pointers)),
-        ("sizes", ctypes.c_uint32), ("size_of", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(_Size))),
+        (
+            "create_with_gpu",
+            ctypes.CFUNCTYPE(
+                ctypes.c_int, ctypes.POINTER(_Options), ctypes.c_void_p, ctypes.POINTER(Gpu), _Pointers, _Pointers
+            ),
+        ),
+        ("sizes", ctypes.c_uint32),
+        ("size_of", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(_Size))),
         ("sizes_of", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Numbers), _Numbers)),
         ("shape_of", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint32, _Numbers, _Numbers)),
         ("run_sized", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _Numbers, _Pointers, _Pointers)),
         ("threads_of", ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p)),
-    )  # fmt: skip
+    )
 
 
 class NetworkError(RuntimeError):
@@ -139,7 +185,9 @@ class NetworkError(RuntimeError):
 
 
 class Tensor(NamedTuple):
-    """An input or output: shape with the batch first; size in bytes. dtype: of numpy; bfloat16 comes as uint16, its upper half of a float32."""
+    """An input or output: shape with the batch first; size in bytes. dtype: of numpy; bfloat16 comes as uint16, its
+    upper half of a float32.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -155,7 +203,9 @@ class Size(NamedTuple):
 
 
 class Processor(NamedTuple):
-    """Who computes: kind "cpu" or "gpu"; reason: why the CPU does in place of a GPU; device, driver, version: as the GPU's driver tells them."""
+    """Who computes: kind "cpu" or "gpu"; reason: why the CPU does in place of a GPU; device, driver, version: as the
+    GPU's driver tells them.
+    """
 
     kind: str
     reason: str
@@ -173,12 +223,13 @@ class Guess(NamedTuple):
 
 
 class Network:
-    """An instance of a network. threads: at most, 0 for as many as it was tuned for, and no more than there are CPUs for; cpu_mask: bit i allows CPU i, 0 leaves it open.
+    """An instance of a network. threads: at most, 0 for as many as it was tuned for, and no more than there are CPUs
+    for; cpu_mask: bit i allows CPU i, 0 leaves it open.
 
-    driver: of the accelerator that computes a part of it, a Driver, or a function that returns one for the accelerator's design.
-    gpu: which GPU runs it, of a network that was compiled for one; None for the first.
-    gpu_library: the same network's for a GPU, which computes while it can be trusted, see create_with_gpu; `processor` says who does. sample: arrays
-    for its self-test, None for numbers that are the same each time.
+    driver: of the accelerator that computes a part of it, a Driver, or a function that returns one for the
+    accelerator's design. gpu: which GPU runs it, of a network that was compiled for one; None for the first.
+    gpu_library: the same network's for a GPU, which computes while it can be trusted, see create_with_gpu; `processor`
+    says who does. sample: arrays for its self-test, None for numbers that are the same each time.
     """
 
     def __init__(
@@ -316,7 +367,9 @@ class Network:
 
     @property
     def threads(self) -> int:
-        """Return how many threads compute the next run: those that make it faster. Raises NetworkError for a library of an earlier version."""
+        """Return how many threads compute the next run: those that make it faster. Raises NetworkError for a library of
+        an earlier version.
+        """
         if self._api.size <= _Api.threads_of.offset:
             raise NetworkError("the library is of an earlier version, which does not say how many threads it uses")
         return int(self._api.threads_of(self._handle))
@@ -329,8 +382,8 @@ class Network:
     def on_images(self, *frames: Any, format: str | None = None) -> Any:
         """Run on images as the network was trained to see them: resized, cropped, normalized.
 
-        frames: arrays of uint8, (height, width, 3) RGB, (height, width, 4) RGBA, (height, width) gray; format: BGR for other colors.
-        Rows may lie apart, so that a part of a frame is not copied.
+        frames: arrays of uint8, (height, width, 3) RGB, (height, width, 4) RGBA, (height, width) gray; format: BGR for
+        other colors. Rows may lie apart, so that a part of a frame is not copied.
         """
         if not self.images or len(frames) != self.images:
             raise ValueError(f"{len(frames)} images for a network that takes {self.images or 'none'}")
@@ -377,7 +430,9 @@ class Network:
         return held, given
 
     def profile(self, on: bool = True) -> list[tuple[str, int, int]]:
-        """Return (kernel, calls, nanoseconds) of every call since profiling was turned on, then turn it on again, or off."""
+        """Return (kernel, calls, nanoseconds) of every call since profiling was turned on, then turn it on again, or
+        off.
+        """
         found, row = [], _Profile()
         for i in range(self._api.kernels):
             if self._api.profile(self._handle, i, ctypes.byref(row)) == 0:

@@ -1,4 +1,6 @@
-"""Run docs/notebook.ipynb without Jupyter, in a workspace: `python -m tests.api.notebook` prints it with new outputs."""
+"""Run docs/notebook.ipynb without Jupyter, in a workspace: `python -m tests.api.notebook` prints it with new
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ NOTEBOOK = REPOSITORY / "docs" / "notebook.ipynb"
 
 
 def run_cell(source: str, names: dict[str, Any], count: int) -> list[dict[str, Any]]:
-    """Run one code cell and return its outputs as a notebook has them: what was printed, and the value of its last line."""
+    """Run one code cell and return its outputs as a notebook has them: what was printed, and the value of its last
+    line.
+    """
     tree = ast.parse(source)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     printed, told = io.StringIO(), io.StringIO()

@@ -108,9 +108,12 @@ def test_a_loaded_library_answers_as_the_device_did(finished: Path) -> None:
             thread.join()
         assert len(answers) == 4 and all(np.array_equal(answer, y) for answer in answers)
         for wrong, said in (
-            (x[0], r"x\[None\]"), (x[:, :, :-1], "shape"), (x[:0], "any N from 1"), (x.astype(complex), "complex128"),
+            (x[0], r"x\[None\]"),
+            (x[:, :, :-1], "shape"),
+            (x[:0], "any N from 1"),
+            (x.astype(complex), "complex128"),
             (np.array([["a"]]), "shape"),
-        ):  # fmt: skip
+        ):
             with pytest.raises(UsageError, match=said):
                 model(wrong)
         with pytest.raises(UsageError, match="2 arrays"):
@@ -141,9 +144,11 @@ def test_what_is_not_built_or_was_altered_is_not_loaded(finished: Path, tmp_path
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({"mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76", "mattr": []}, "another kind"),
-     ({"mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "mattr": ["+amx-tile", "+amx-int8"]}, "lacks amx-")],
-)  # fmt: skip
+    [
+        ({"mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76", "mattr": []}, "another kind"),
+        ({"mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "mattr": ["+amx-tile", "+amx-int8"]}, "lacks amx-"),
+    ],
+)
 def test_code_of_another_processor_does_not_end_this_process(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, object], said: str
 ) -> None:

@@ -27,9 +27,14 @@ def test_the_notebook_runs_and_was_run(finished: Path) -> None:
     for name in ("TVMFLOW_MLFLOW_UI", "TVM_NUM_THREADS"):
         environment.pop(name, None)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.api.notebook"], cwd=finished, env=environment, capture_output=True, text=True,
-        check=False, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-m", "tests.api.notebook"],
+        cwd=finished,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     shown, run = _code(NOTEBOOK.read_text()), _code(done.stdout)
     assert len(shown) >= 7 and [cell["execution_count"] for cell in shown] == list(range(1, len(shown) + 1))

@@ -1,6 +1,8 @@
-"""The AAR of a network: laid out as Android's tools expect it, linked by an NDK, in a Maven repository, found out when it was altered.
+"""The AAR of a network: laid out as Android's tools expect it, linked by an NDK, in a Maven repository, found out when
+it was altered.
 
-The NDK is a fake: its clang calls gcc, and links with libraries of the names of Android's that hold every function an ABI allows.
+The NDK is a fake: its clang calls gcc, and links with libraries of the names of Android's that hold every function an
+ABI allows.
 """
 
 from __future__ import annotations
@@ -72,9 +74,10 @@ def _fake_ndk(folder: Path) -> Path:
     home = Path(str(shutil.which("javac"))).resolve().parent.parent
     clang = programs / "x86_64-linux-android26-clang"
     clang.write_text(
-        f'#!/bin/sh\nexec gcc -D__ANDROID__ -D_GNU_SOURCE= -nostdlib -L{folder} -I{folder}/include -I{home}/include -I{home}/include/linux "$@" -lc\n'.replace(
-            "-pthread", ""
-        )
+        (
+            f"#!/bin/sh\nexec gcc -D__ANDROID__ -D_GNU_SOURCE= -nostdlib -L{folder} -I{folder}/include "
+            f'-I{home}/include -I{home}/include/linux "$@" -lc\n'
+        ).replace("-pthread", "")
     )
     clang.chmod(0o755)
     (folder / "source.properties").write_text("Pkg.Revision = 27.2.1\n")

@@ -1,4 +1,6 @@
-"""Releases of an app: what the gates say, what the file says, and that a crash at any step leaves the former release whole."""
+"""Releases of an app: what the gates say, what the file says, and that a crash at any step leaves the former release
+whole.
+"""
 
 from __future__ import annotations
 
@@ -204,8 +206,12 @@ if sys.argv[1:2] != ["-c"]:
 
 
 def test_killed_inside_dvc_the_former_release_is_whole_and_the_next_one_works(
-    workspace: Workspace, parts: tuple[Part, ...], not_run: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+    workspace: Workspace,
+    parts: tuple[Part, ...],
+    not_run: None,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """DVC's own process dies at changes of files that a seed draws, from the first to the last."""
     (workspace.root / "dvc.yaml").write_text("stages: {}\n")
     dvc.initialize(workspace)
@@ -315,11 +321,15 @@ def test_a_cell_that_cannot_ship_is_a_reason(workspace: Workspace, part: Part, n
 @pytest.mark.parametrize(
     "change",
     [
-        lambda data: data | {"app": "other"}, lambda data: data | {"versions": []}, lambda data: data | {"more": 1},
-        lambda data: data | {"versions": data["versions"] * 2}, lambda data: data | {"changes": [data["changes"][0] | {"what": "rollback"}]},
-        lambda data: data | {"changes": [data["changes"][0] | {"version": 7}]}, lambda data: [data],
+        lambda data: data | {"app": "other"},
+        lambda data: data | {"versions": []},
+        lambda data: data | {"more": 1},
+        lambda data: data | {"versions": data["versions"] * 2},
+        lambda data: data | {"changes": [data["changes"][0] | {"what": "rollback"}]},
+        lambda data: data | {"changes": [data["changes"][0] | {"version": 7}]},
+        lambda data: [data],
     ],
-)  # fmt: skip
+)
 def test_a_damaged_file_is_one_error(
     workspace: Workspace, part: Part, not_run: None, change: Callable[[Any], Any]
 ) -> None:

@@ -242,7 +242,7 @@ BOMB = zlib.compress(bytes(10 << 20), 9)[2:-4]
         ([("a", b"x" * 100, {}), ("b", b"x", {"offset": 0})], "the entry of 'b' in the archive's table"),
         ([("a", b"x", {"crc": 1})], "its bytes have another CRC"),
     ],
-)  # fmt: skip
+)
 def test_hostile_archives(tmp_path: Path, files: list[Any], said: str) -> None:
     with pytest.raises(BundleError, match=said), Archive(_raw(tmp_path / "b.zip", files)) as archive:
         for name in archive.entries:

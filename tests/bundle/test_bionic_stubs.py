@@ -1,7 +1,8 @@
-"""Model libraries for Android without its NDK: what an NDK's would be in everything that a loader looks at, and the same outputs.
+"""Model libraries for Android without its NDK: what an NDK's would be in everything that a loader looks at, and the
+same outputs.
 
-The one of x86-64 runs here, on a libc.so that gives bionic's names to glibc's functions: its code, its variables of threads, its numbers
-for sysconf. What only a phone can tell, bionic's own loader and functions, is tested nowhere.
+The one of x86-64 runs here, on a libc.so that gives bionic's names to glibc's functions: its code, its variables of
+threads, its numbers for sysconf. What only a phone can tell, bionic's own loader and functions, is tested nowhere.
 """
 
 from __future__ import annotations
@@ -58,10 +59,14 @@ def _level(path: Path) -> int:
         return int.from_bytes(note["n_descdata"][:4], "little")
 
 
-@pytest.mark.parametrize(("mtriple", "mcpu", "abi"), [
-    ("aarch64-linux-android", "cortex-a53", "arm64-v8a"), ("x86_64-linux-android29", "x86-64-v2", "x86_64"),
-    ("armv7a-linux-androideabi", "cortex-a8", "armeabi-v7a"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mtriple", "mcpu", "abi"),
+    [
+        ("aarch64-linux-android", "cortex-a53", "arm64-v8a"),
+        ("x86_64-linux-android29", "x86-64-v2", "x86_64"),
+        ("armv7a-linux-androideabi", "cortex-a8", "armeabi-v7a"),
+    ],
+)
 def test_what_a_loader_looks_at(compiler: Command, tmp_path: Path, mtriple: str, mcpu: str, abi: str) -> None:
     path = tmp_path / "network.so"
     write_network(path, small_scheduled(mcpu, mtriple), NETWORK, compiler_named("bionic-stubs").command(mtriple))

@@ -136,10 +136,16 @@ def test_the_model_card_says_what_was_measured(unpacked: Path) -> None:
 
 @pytest.mark.parametrize(
     ("triple", "abi"),
-    [("x86_64-linux-gnu", "x86_64-linux-gnu"), ("x86_64-unknown-linux-gnu", "x86_64-linux-gnu"), ("aarch64-linux-gnu", "aarch64-linux-gnu"),
-     ("aarch64-linux-android21", "arm64-v8a"), ("x86_64-linux-android", "x86_64"),
-     ("armv7a-linux-androideabi24", "armeabi-v7a"), ("armv7a-unknown-linux-gnueabihf", "armv7a-linux-gnueabihf")],
-)  # fmt: skip
+    [
+        ("x86_64-linux-gnu", "x86_64-linux-gnu"),
+        ("x86_64-unknown-linux-gnu", "x86_64-linux-gnu"),
+        ("aarch64-linux-gnu", "aarch64-linux-gnu"),
+        ("aarch64-linux-android21", "arm64-v8a"),
+        ("x86_64-linux-android", "x86_64"),
+        ("armv7a-linux-androideabi24", "armeabi-v7a"),
+        ("armv7a-unknown-linux-gnueabihf", "armv7a-linux-gnueabihf"),
+    ],
+)
 def test_the_abi_follows_from_the_triple(triple: str, abi: str) -> None:
     assert abi_of(triple) is ABIS[abi]
 
@@ -197,7 +203,8 @@ def test_its_java_class_opens_the_library(unpacked: Path, tmp_path: Path) -> Non
     subprocess.run(native, shell=True, cwd=folder, env={**os.environ, "JAVA_HOME": str(home)}, check=True)  # noqa: S602
     (tmp_path / "App.java").write_text(
         "public class App { public static void main(String[] words) {\n"
-        '  try (tvmflow.Network network = new tvmflow.Network(words[0])) { System.out.println(String.join(" ", network.getLabels())); } } }\n'
+        "  try (tvmflow.Network network = new tvmflow.Network(words[0])) { "
+        'System.out.println(String.join(" ", network.getLabels())); } } }\n'
     )
     classes = ["javac", "-d", str(tmp_path), str(tmp_path / "App.java"), "java/tvmflow/Network.java"]
     subprocess.run(classes, cwd=folder, check=True)

@@ -62,7 +62,8 @@ def test_mistakes_with_keys(
 def test_mistakes_in_a_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str) -> None:
     monkeypatch.delenv("TVMFLOW_SIGNING_KEY", raising=False)
     (tmp_path / "params.yaml").write_text(
-        "models:\n  any: {framework: onnx, weights: {file: any.onnx}, input: {shape: [1, 4]}}\napps:\n  app: {cells: [any]}\n"
+        "models:\n  any: {framework: onnx, weights: {file: any.onnx}, input: {shape: [1, 4]}}\napps:\n  "
+        "app: {cells: [any]}\n"
     )
     error = RUNNER.invoke(app, ["--root", str(tmp_path), *words]).exception
     assert isinstance(error, UsageError) and said in str(error)

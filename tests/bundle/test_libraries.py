@@ -1,4 +1,6 @@
-"""Shared objects that no bundle may have: each fault compiled into one, each refused by its name; and what one does when it runs."""
+"""Shared objects that no bundle may have: each fault compiled into one, each refused by its name; and what one does
+when it runs.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,12 @@ def test_a_library_that_is_well(tmp_path: Path, abi: Abi) -> None:
     ("options", "more", "said"),
     [
         (["-Wl,--no-as-needed", "-lutil", "-ldl", "-l:libgcc_s.so.1"], "", "needs the libraries .*libgcc_s.so.1"),
-        ([], "int system(const char *); int g(void) { return system(\"id\"); }", "asks for the functions system"),
-        ([], "int execve(); int connect(); int g(void) { return execve() + connect(); }", "asks for the functions connect, execve"),
+        ([], 'int system(const char *); int g(void) { return system("id"); }', "asks for the functions system"),
+        (
+            [],
+            "int execve(); int connect(); int g(void) { return execve() + connect(); }",
+            "asks for the functions connect, execve",
+        ),
         (["-Wl,-rpath,/tmp/x"], "", "names folders to search for libraries .DT_RUNPATH"),
         (["-Wl,-rpath,/tmp/x", "-Wl,--disable-new-dtags"], "", "names folders to search for libraries .DT_RPATH"),
         (["-Wl,-z,execstack"], "", "wants a stack that can be executed"),
@@ -67,7 +73,7 @@ def test_a_library_that_is_well(tmp_path: Path, abi: Abi) -> None:
         (["-Wl,-F,libevil.so"], "", "entries of the kind DT_FILTER"),
         (["-Wl,--audit=libevil.so"], "", "entries of the kind DT_AUDIT"),
     ],
-)  # fmt: skip
+)
 def test_faulty_libraries(tmp_path: Path, abi: Abi, options: list[str], more: str, said: str | None) -> None:
     (tmp_path / "v.map").write_text("{ global: tvmflow_network; local: *; };")
     (tmp_path / "d.list").write_text("{ tvmflow_network; tvmflow_network_x; };")
@@ -95,8 +101,10 @@ def test_another_soname(tmp_path: Path, abi: Abi, soname: str, said: str) -> Non
 def test_text_relocations(tmp_path: Path, abi: Abi) -> None:
     if abi.architecture != "x86_64":
         pytest.skip("needs x86-64, where an absolute address in code is a relocation of it")
-    (tmp_path / "y.s").write_text('.text\n.globl tvmflow_network, tvmflow_network_x\ntvmflow_network:\ntvmflow_network_x:\n'
-                                  'movabs $tvmflow_network, %rax\nret\n.section .note.GNU-stack,""\n')  # fmt: skip
+    (tmp_path / "y.s").write_text(
+        ".text\n.globl tvmflow_network, tvmflow_network_x\ntvmflow_network:\ntvmflow_network_x:\n"
+        'movabs $tvmflow_network, %rax\nret\n.section .note.GNU-stack,""\n'
+    )
     command = [
         "gcc",
         "-shared",

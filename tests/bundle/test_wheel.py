@@ -1,4 +1,6 @@
-"""The wheel of a network: installed by pip, run without TVM, the same bytes each time, found out when it was altered."""
+"""The wheel of a network: installed by pip, run without TVM, the same bytes each time, found out when it was
+altered.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A cell that ran all the way: its champion as a bundle, checked from elsewhere, and as releases of an app under DVC."""
+"""A cell that ran all the way: its champion as a bundle, checked from elsewhere, and as releases of an app under
+DVC.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,11 @@ def test_from_a_champion_to_an_app_and_back(copy_of_finished: Path, tmp_path: Pa
     assert first.read_bytes() == second.read_bytes()
     done = subprocess.run(  # no workspace, no variables
         [sys.executable, "-m", "tvmflow", "verify", str(first), "--key", str(keys.public), "--json"],
-        capture_output=True, text=True, cwd=tmp_path, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=True,
+    )
     [library] = json.loads(done.stdout)["libraries"]
     assert library["cell"] == CELL and library["ran"].startswith("4 golden inputs")
 

@@ -27,10 +27,14 @@ cells:
 
 def _complete(root: Path, shell: str, words: str) -> list[str]:
     environment = {
-        **os.environ, "_TVMFLOW_COMPLETE": f"complete_{shell}", "COMP_WORDS": f"tvmflow {words}",
-        "COMP_CWORD": str(len(words.split())), "_TYPER_COMPLETE_ARGS": f"tvmflow {words}", "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        **os.environ,
+        "_TVMFLOW_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": f"tvmflow {words}",
+        "COMP_CWORD": str(len(words.split())),
+        "_TYPER_COMPLETE_ARGS": f"tvmflow {words}",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
         "PYTHONPATH": str(REPOSITORY),
-    }  # fmt: skip
+    }
     code = "import sys; sys.argv[0] = 'tvmflow'; from tvmflow.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True, check=True
@@ -95,8 +99,11 @@ def test_zsh_itself_completes_a_cell_between_its_pieces(home: Path) -> None:
     widget = f"said() {{ print -r -- \"$BUFFER\" > {line}.new; mv {line}.new {line} }}; zle -N said; bindkey '^X' said"
     script.write_text(f"PS1=READY; autoload -Uz compinit; compinit -u -D\n{_script('zsh')}\n{widget}\n")
     assert _typed(f"source {script}\n", "tvmflow run fast mine@local-cpu:b\t\x18", line).split() == [
-        "tvmflow", "run", "fast", "mine@local-cpu:bfloat16",
-    ]  # fmt: skip
+        "tvmflow",
+        "run",
+        "fast",
+        "mine@local-cpu:bfloat16",
+    ]
     assert _typed(f"source {script}\n", "tvmflow why mine@l\t\x18", line).strip() == "tvmflow why mine@local-cpu:"
 
 

@@ -1,4 +1,6 @@
-"""Any file of a workspace, damaged in any way, under every command that reads it: one clear error or none, and nothing lost."""
+"""Any file of a workspace, damaged in any way, under every command that reads it: one clear error or none, and nothing
+lost.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,14 @@ pytestmark = pytest.mark.heavy
 CELL = "digits_torch@local-cpu:float32"
 SLUG = "digits_torch.local-cpu.float32"
 FILES = {  # and the command that its first damage meets; the next damage meets the next command
-    "mlruns/mlflow.db-wal": 1, "params.yaml": 3, f"artifacts/evaluate/{SLUG}/scorecard.json": 12,
-    f"artifacts/build/{SLUG}/record.json": 13, f"artifacts/build/{SLUG}/library.so": 14, f"artifacts/fetch/{SLUG}/record.json": 15,
+    "mlruns/mlflow.db-wal": 1,
+    "params.yaml": 3,
+    f"artifacts/evaluate/{SLUG}/scorecard.json": 12,
+    f"artifacts/build/{SLUG}/record.json": 13,
+    f"artifacts/build/{SLUG}/library.so": 14,
+    f"artifacts/fetch/{SLUG}/record.json": 15,
     f"artifacts/tune/{SLUG}/curve.csv": 16,
-}  # fmt: skip
+}
 COMMANDS = (["status"], ["history", "digits"], ["report"], ["promote", "digits"], ["run", "digits", "--dry-run"])
 
 
@@ -71,8 +77,10 @@ def _prepare(ledger: LedgerBench) -> None:
             promote(ledger.workspace, asking, "good")
     shutil.copyfile(REPOSITORY / "dvc.yaml", ledger.root / "dvc.yaml")
     for name, text in {
-        "dvc.lock": "schema: '2.0'\nstages: {}\n", ".dvc/config": "[core]\n    no_scm = True\n", "mlruns/mlflow.db-wal": "",
-    }.items():  # fmt: skip
+        "dvc.lock": "schema: '2.0'\nstages: {}\n",
+        ".dvc/config": "[core]\n    no_scm = True\n",
+        "mlruns/mlflow.db-wal": "",
+    }.items():
         (ledger.root / name).parent.mkdir(parents=True, exist_ok=True)
         (ledger.root / name).write_text(text)
 

@@ -1,4 +1,6 @@
-"""The schema that editors get accepts what params.yaml accepts, refuses what it refuses, and is the file in the repository."""
+"""The schema that editors get accepts what params.yaml accepts, refuses what it refuses, and is the file in the
+repository.
+"""
 
 from __future__ import annotations
 

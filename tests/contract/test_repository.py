@@ -50,7 +50,8 @@ def test_dvc_depends_on_the_code_and_inputs_of_the_recipe_key(name: str) -> None
 def test_importing_the_stages_and_the_command_line_loads_nothing_heavy() -> None:
     code = (
         "import sys, tasks.table, tvmflow.cli\n"
-        "print([m for m in ('tvm', 'torch', 'keras', 'prefect', 'mlflow', 'dvc', 'onnx', 'sklearn') if m in sys.modules])"
+        "print([m for m in ('tvm', 'torch', 'keras', 'prefect', 'mlflow', 'dvc', 'onnx', 'sklearn') if m "
+        "in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -18,12 +18,21 @@ NAMES = {*BACKENDS, *TRANSPORTS}
 DISTINCT = {*BACKENDS} - {"llvm"}  # that mean nothing else in code
 # The rows, and what belongs to one of them.
 ROWS = (
-    "tvmflow/backends/", "tvmflow/vta/", "tvmflow/vta/compiler/offload.py", "tvmflow/devices/rpc/vta_server.py",
-    "tvmflow/devices/rpc/local.py", "tvmflow/devices/rpc/tracker.py", "tvmflow/devices/registry.py", "tvmflow/devices/agent/transport.py", "tvmflow/devices/android/transport.py",
-    "tvmflow/devices/rpc/emulated.py", "tvmflow/devices/agent/local.py", "tvmflow/gpu_codegen/",
+    "tvmflow/backends/",
+    "tvmflow/vta/",
+    "tvmflow/vta/compiler/offload.py",
+    "tvmflow/devices/rpc/vta_server.py",
+    "tvmflow/devices/rpc/local.py",
+    "tvmflow/devices/rpc/tracker.py",
+    "tvmflow/devices/registry.py",
+    "tvmflow/devices/agent/transport.py",
+    "tvmflow/devices/android/transport.py",
+    "tvmflow/devices/rpc/emulated.py",
+    "tvmflow/devices/agent/local.py",
+    "tvmflow/gpu_codegen/",
     "tvmflow/targets/cpu_features.py",  # what an LLVM target has, of tvm.target.Target
     "tvmflow/toolchain/versions.py",  # "llvm" is a tool there
-)  # fmt: skip
+)
 OWNED = (
     "tvmflow.backends.vta",
     "tvmflow.vta",
@@ -80,11 +89,18 @@ def test_no_code_outside_of_the_rows_names_a_backend_or_a_transport() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "target.vta is not None", "entry.device.transport == 'local'", "transport != 'tracker'", "kind in ('llvm', 'x')",
-        "settings['vta']", "remote.cpu(0)", "from tvmflow.vta.isa.config import VtaConfig", "'vta' in card",
-        "match kind:\n    case 'vta': pass", "from tvmflow.devices.rpc.tracker import queue_of",
+        "target.vta is not None",
+        "entry.device.transport == 'local'",
+        "transport != 'tracker'",
+        "kind in ('llvm', 'x')",
+        "settings['vta']",
+        "remote.cpu(0)",
+        "from tvmflow.vta.isa.config import VtaConfig",
+        "'vta' in card",
+        "match kind:\n    case 'vta': pass",
+        "from tvmflow.devices.rpc.tracker import queue_of",
     ],
-)  # fmt: skip
+)
 def test_a_branch_would_be_found(source: str) -> None:
     assert len(list(branches(source))) == 1
 

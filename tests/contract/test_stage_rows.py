@@ -32,19 +32,28 @@ def _raw() -> dict[str, Any]:
         "from_onnx": {"framework": "onnx", "weights": URL, **image},
         "from_tensorflow": {"framework": "tensorflow", "weights": URL, **image},
         "of_files": {
-            "framework": "torch", "network": "mine.py:make", "weights": {"file": "mine.pt"}, "dataset": "mine.npz",
-            "labels": "mine.txt", **image,
+            "framework": "torch",
+            "network": "mine.py:make",
+            "weights": {"file": "mine.pt"},
+            "dataset": "mine.npz",
+            "labels": "mine.txt",
+            **image,
         },
-    }  # fmt: skip
+    }
     raw["quantize"]["mixed"]["x86-64-v3"] = raw["quantize"]["mixed"]["default"]
     return Params.model_validate(raw).model_dump(mode="json")
 
 
 CELLS = [
-    "digits_torch@local-cpu:float32", "digits_keras@x86-64-v3:float16", "resnet18_v1@rk3399:bfloat16",
-    "from_onnx@local-cpu:float16_acc32", "from_tensorflow@rk3399:int8", "of_files@local-cpu:int8",
-    "digits_torch@vta-sim:vta_int8", "resnet18_v1@vta-sim-reference:vta_int8",
-]  # fmt: skip
+    "digits_torch@local-cpu:float32",
+    "digits_keras@x86-64-v3:float16",
+    "resnet18_v1@rk3399:bfloat16",
+    "from_onnx@local-cpu:float16_acc32",
+    "from_tensorflow@rk3399:int8",
+    "of_files@local-cpu:int8",
+    "digits_torch@vta-sim:vta_int8",
+    "resnet18_v1@vta-sim-reference:vta_int8",
+]
 
 
 @pytest.fixture(scope="module")
@@ -116,11 +125,48 @@ def _others(value: Any) -> list[Any]:
     if isinstance(value, list):
         return [[*value, "x"], [*value, "+fma"], [*value, "+crc"], value[1:], [*value[:-1], 2], [2, *value[1:]]]
     words = [
-        "x86-64-v2", "x86-64-v4", "cortex-a53", "aarch64-linux-musl", "aarch64-linux-gnu", "x86_64-linux-musl", "keras", "torch", "onnx", "float16", "random",
-        "rank", "reg", "minmax", "kl", "int8", "uint8", "global", "calibrated", "reference", "optimized", "pynq", "dask",
-        "emulated", "tracker", "local", "other", "digits", "mine.npz", "mine.txt", "mine.pt", "mine.py:other", "1" * 64, "1 1 1 1 1",
-        "https://example.org/other", "stretch", "bicubic", "nearest", "BGR", "mxnet", "segmentation",
-    ]  # fmt: skip
+        "x86-64-v2",
+        "x86-64-v4",
+        "cortex-a53",
+        "aarch64-linux-musl",
+        "aarch64-linux-gnu",
+        "x86_64-linux-musl",
+        "keras",
+        "torch",
+        "onnx",
+        "float16",
+        "random",
+        "rank",
+        "reg",
+        "minmax",
+        "kl",
+        "int8",
+        "uint8",
+        "global",
+        "calibrated",
+        "reference",
+        "optimized",
+        "pynq",
+        "dask",
+        "emulated",
+        "tracker",
+        "local",
+        "other",
+        "digits",
+        "mine.npz",
+        "mine.txt",
+        "mine.pt",
+        "mine.py:other",
+        "1" * 64,
+        "1 1 1 1 1",
+        "https://example.org/other",
+        "stretch",
+        "bicubic",
+        "nearest",
+        "BGR",
+        "mxnet",
+        "segmentation",
+    ]
     rest = [16, 1, [], ["x"], {"config": {"target": "sim"}}, {"epochs": 3}, {}]
     return [word for word in [*words, *rest] if word != value]
 
@@ -186,7 +232,9 @@ def test_an_edit_of_a_key_changes_the_keys_of_the_stages_that_read_it_and_dvc_ru
 def _changed_by_an_edit(
     root: Path, raw: dict[str, Any], cell: Cell, path: tuple[str, ...], before: dict[str, Any], wanted: set[str]
 ) -> set[str] | None:
-    """Return the stages that an edit changes, of several edits one that changes those wanted; None where none is legal."""
+    """Return the stages that an edit changes, of several edits one that changes those wanted; None where none is
+    legal.
+    """
     edited = None
     for other in _others(functools.reduce(lambda at, name: at[name], path, raw)):
         after = _all_settings(root, _edited(raw, path, other), cell)
@@ -205,8 +253,9 @@ def test_dvc_finds_every_key_that_it_is_told_of() -> None:
                 functools.reduce(lambda at, part: at[part], key.split("."), raw)
 
 
-# What the code in the recipe key of each stage may be. What is not here would make the stage miss for nothing, and a file
-# that is read through another door than an import would be missing: both are looked at here before they are believed.
+# What the code in the recipe key of each stage may be. What is not here would make the stage miss for nothing, and a
+# file that is read through another door than an import would be missing: both are looked at here before they are
+# believed.
 CHECK = (
     "tasks/golden.py",
     "tvmflow/support/files.py",
@@ -223,17 +272,35 @@ SOFTWARE_GPUS = (
     "tvmflow/toolchain/environments.py",
 )
 COMPILER = (  # the compiler of shaders lies with the drivers in software, where the system has none
-    *IR, *SOFTWARE_GPUS, "tvmflow/backends", "tvmflow/codegen", "tvmflow/ir/tir", "tvmflow/passes", "tvmflow/targets",
-    "tvmflow/gpu_codegen", "tvmflow/schedules", "tvmflow/tuning/records/traces.py", "tvmflow/vta/isa/config.py", "tvmflow/support/runtime_binding.py",
-    "tvmflow/config/buckets.py",
-)  # fmt: skip
-DEVICE = (  # the agent and the emulated system lie in the cache folder
-    "tasks/device.py", "tvmflow/backends", "tvmflow/devices", "tvmflow/support/runtime_binding.py", *SOFTWARE_GPUS, "tvmflow/targets",
+    *IR,
+    *SOFTWARE_GPUS,
+    "tvmflow/backends",
+    "tvmflow/codegen",
+    "tvmflow/ir/tir",
+    "tvmflow/passes",
+    "tvmflow/targets",
+    "tvmflow/gpu_codegen",
+    "tvmflow/schedules",
+    "tvmflow/tuning/records/traces.py",
     "tvmflow/vta/isa/config.py",
-)  # fmt: skip
+    "tvmflow/support/runtime_binding.py",
+    "tvmflow/config/buckets.py",
+)
+DEVICE = (  # the agent and the emulated system lie in the cache folder
+    "tasks/device.py",
+    "tvmflow/backends",
+    "tvmflow/devices",
+    "tvmflow/support/runtime_binding.py",
+    *SOFTWARE_GPUS,
+    "tvmflow/targets",
+    "tvmflow/vta/isa/config.py",
+)
 KERNELS = (  # beside the CPU's: what compiles them is left out, what reads them from their files is not
-    "tasks/agreement.py", "tvmflow/ir/relax/serialization.py", "tvmflow/ir/relax/tensors.py", "tvmflow/ir/tvm_compat.py",
-)  # fmt: skip
+    "tasks/agreement.py",
+    "tvmflow/ir/relax/serialization.py",
+    "tvmflow/ir/relax/tensors.py",
+    "tvmflow/ir/tvm_compat.py",
+)
 FRONTEND = (*IR, "tvmflow/frontends", "tvmflow/sources")
 CODE = {
     "fetch": (

@@ -1,6 +1,8 @@
-"""32-bit Arm in tests: C libraries of Debian's armhf and armel, and qemu-arm. Made once in the cache folder, without root.
+"""32-bit Arm in tests: C libraries of Debian's armhf and armel, and qemu-arm. Made once in the cache folder, without
+root.
 
-armhf's functions take floats in registers of vectors, as linux-armv7's libraries do, armel's in those of integers, as Android's do.
+armhf's functions take floats in registers of vectors, as linux-armv7's libraries do, armel's in those of integers, as
+Android's do.
 """
 
 from __future__ import annotations
@@ -31,9 +33,16 @@ class Armv7System:
         libraries = ":".join(str(path) for path in sorted((self.folder / "qemu").glob("**/*-linux-gnu")))
         emulator = str(self.folder / "qemu" / "usr" / "bin" / "qemu-arm")
         return [
-            "/usr/bin/env", f"LD_LIBRARY_PATH={libraries}", emulator, "-U", "LD_LIBRARY_PATH",
-            "-cpu", processor, "-L", str(self.folder / architecture),
-        ]  # fmt: skip
+            "/usr/bin/env",
+            f"LD_LIBRARY_PATH={libraries}",
+            emulator,
+            "-U",
+            "LD_LIBRARY_PATH",
+            "-cpu",
+            processor,
+            "-L",
+            str(self.folder / architecture),
+        ]
 
 
 def armv7_system() -> Armv7System:

@@ -1,7 +1,8 @@
-"""A phone that speaks adb's device protocol on loopback and runs what it is told as programs of this machine, in its own folder.
+"""A phone that speaks adb's device protocol on loopback and runs what it is told as programs of this machine, in its
+own folder.
 
-/data/local/tmp is a folder of its own; getprop, dumpsys and svc are scripts. Only what adb 29 to 36 say to it is there: shell v2, sync v1,
-streams to ports.
+/data/local/tmp is a folder of its own; getprop, dumpsys and svc are scripts. Only what adb 29 to 36 say to it is there:
+shell v2, sync v1, streams to ports.
 """
 
 from __future__ import annotations
@@ -33,16 +34,24 @@ class FakePhone:
     """
 
     def __init__(
-        self, folder: Path, properties: dict[str, str] | None = None, authorized: bool = True, emulator: Sequence[str] = ()
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        properties: dict[str, str] | None = None,
+        authorized: bool = True,
+        emulator: Sequence[str] = (),
+    ) -> None:
         self.folder, self.authorized, self.emulator = folder, authorized, emulator
         self.disk_is_full = False
         (folder / "data").mkdir(parents=True)
         (folder / "bin").mkdir()
         self.properties = {
-            "ro.product.model": "Fake 7", "ro.build.version.release": "15", "ro.soc.model": "SM0000", "ro.product.cpu.abi": "x86_64",
-            "ro.build.fingerprint": "fake/fake/7:15/1", **(properties or {}),
-        }  # fmt: skip
+            "ro.product.model": "Fake 7",
+            "ro.build.version.release": "15",
+            "ro.soc.model": "SM0000",
+            "ro.product.cpu.abi": "x86_64",
+            "ro.build.fingerprint": "fake/fake/7:15/1",
+            **(properties or {}),
+        }
         cases = "".join(f"{name}) echo '{value}';;\n" for name, value in self.properties.items())
         self._script("getprop", f'case "$1" in\n{cases}esac')
         self._script("dumpsys", "echo '  level: 73'; echo '  temperature: 312'")
@@ -246,9 +255,14 @@ class _Stream:
         command = phone.local(service.partition(":")[2])
         environment = {**os.environ, "PATH": f"{phone.folder / 'bin'}:{os.environ['PATH']}"}
         process = subprocess.Popen(
-            ["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=phone.folder, env=environment,
+            ["sh", "-c", command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=phone.folder,
+            env=environment,
             start_new_session=True,
-        )  # fmt: skip
+        )
         self.connection.processes.append(process)
         self.accept()
         threading.Thread(target=self._feed, args=(process,), daemon=True).start()

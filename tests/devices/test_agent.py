@@ -1,4 +1,6 @@
-"""The agent as a process: who may speak, what it stores, what a library costs that crashes, what it tells of its device."""
+"""The agent as a process: who may speak, what it stores, what a library costs that crashes, what it tells of its
+device.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ from tvmflow.support.errors import (
     DeviceLostError,
     DeviceRefusedError,
     UsageError,
-)  # fmt: skip
+)
 
 # -- digests and secrets --
 
@@ -271,10 +273,19 @@ ssize_t write(int file, const void *bytes, size_t size) {
 
 @pytest.mark.parametrize(
     "request_text",
-    ["upload sha256=../../etc/passwd size=1", "upload sha256=" + "A" * 64 + " size=1", "upload sha256=" + "0" * 63 + " size=1",
-     "upload size=1", "upload sha256=" + "0" * 64, "upload sha256=" + "0" * 64 + " size=99999999999999999999", "open sha256=lock",
-     "nothing", "open", "upload sha256=" + "0" * 64 + "/x size=1"],
-)  # fmt: skip
+    [
+        "upload sha256=../../etc/passwd size=1",
+        "upload sha256=" + "A" * 64 + " size=1",
+        "upload sha256=" + "0" * 63 + " size=1",
+        "upload size=1",
+        "upload sha256=" + "0" * 64,
+        "upload sha256=" + "0" * 64 + " size=99999999999999999999",
+        "open sha256=lock",
+        "nothing",
+        "open",
+        "upload sha256=" + "0" * 64 + "/x size=1",
+    ],
+)
 def test_what_is_no_request_is_refused(agent: RunningAgent, tmp_path: Path, request_text: str) -> None:
     with session_with(agent) as session:
         with pytest.raises(DeviceError):

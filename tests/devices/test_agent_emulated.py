@@ -1,4 +1,6 @@
-"""The agent compiled for arm64, on emulated processors: the same replies, and an instruction that a processor lacks is named."""
+"""The agent compiled for arm64, on emulated processors: the same replies, and an instruction that a processor lacks is
+named.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def test_it_runs_on_arm64_and_names_missing_instructions(
 def test_a_network_runs_on_a_phone_of_arm64_through_adb(
     emulated: EmulatedSystem, compiler: Command, adb: str, tmp_path: Path, mtriple: str
 ) -> None:
-    """The real adb, a phone in Python, the agent and the network's kernels of arm64 under qemu; Android's on a stand-in of its C library."""
+    """The real adb, a phone in Python, the agent and the network's kernels of arm64 under qemu; Android's on a stand-in
+    of its C library.
+    """
     try:
         linker = compiler_named(compiler_for(mtriple)).command(mtriple)
     except ToolchainError as error:

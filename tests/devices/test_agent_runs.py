@@ -42,7 +42,7 @@ from tvmflow.support.errors import (
     DeviceLostError,
     StageError,
     WrongProcessorError,
-)  # fmt: skip
+)
 
 # -- libraries --
 
@@ -99,10 +99,14 @@ def test_short_kernels_that_wait_long_to_be_submitted_do_not_run_for_ever(
 
 @pytest.mark.parametrize(
     ("kind", "error", "says"),
-    [("READS_NOTHING", DeviceLostError, "memory that is not its own"),
-     ("BAD_INSTRUCTION", WrongProcessorError, "uses instructions that this processor lacks"),
-     ("REFUSES", StageError, "a kernel refused"), ("EXITS", DeviceLostError, "ended by itself"), ("STOPS", DeviceLostError, "no reply within 300 ms")],
-)  # fmt: skip
+    [
+        ("READS_NOTHING", DeviceLostError, "memory that is not its own"),
+        ("BAD_INSTRUCTION", WrongProcessorError, "uses instructions that this processor lacks"),
+        ("REFUSES", StageError, "a kernel refused"),
+        ("EXITS", DeviceLostError, "ended by itself"),
+        ("STOPS", DeviceLostError, "no reply within 300 ms"),
+    ],
+)
 def test_what_a_library_does_wrong_costs_that_run_alone(
     agent: RunningAgent, libraries: dict[str, Path], kind: str, error: type[Exception], says: str
 ) -> None:
@@ -199,15 +203,23 @@ def test_a_host_that_goes_leaves_nothing_running(agent: RunningAgent, libraries:
 
 def _system(folder: Path, millidegrees: int) -> Path:
     for name, content in {
-        "sys/devices/system/cpu/cpu0/topology/core_id": "0", "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "1800000",
-        "sys/devices/system/cpu/cpu1/topology/core_id": "1", "sys/devices/system/cpu/cpu1/cpufreq/cpuinfo_max_freq": "2400000",
-        "sys/devices/system/cpu/cpu1/cpu_capacity": "1024", "sys/devices/system/cpu/cpu1/regs/identification/midr_el1": "0x00000000414fd0b1",
+        "sys/devices/system/cpu/cpu0/topology/core_id": "0",
+        "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "1800000",
+        "sys/devices/system/cpu/cpu1/topology/core_id": "1",
+        "sys/devices/system/cpu/cpu1/cpufreq/cpuinfo_max_freq": "2400000",
+        "sys/devices/system/cpu/cpu1/cpu_capacity": "1024",
+        "sys/devices/system/cpu/cpu1/regs/identification/midr_el1": "0x00000000414fd0b1",
         "sys/class/thermal/thermal_zone0/type": "battery",
-        "sys/class/thermal/thermal_zone0/temp": "99000", "sys/class/thermal/thermal_zone1/type": "cpu-1-0-usr",
-        "sys/class/thermal/thermal_zone1/temp": str(millidegrees), "sys/class/power_supply/battery/capacity": "87",
-        "sys/class/power_supply/battery/status": "Discharging", "proc/cpuinfo": "processor : 0\nFeatures\t: fp asimd asimddp\nHardware\t: Board \"X\"\n",
-        "proc/meminfo": "MemTotal:     2048 kB\n", "etc/os-release": 'PRETTY_NAME="Debian 12"\n', "etc/machine-id": "0123\n",
-    }.items():  # fmt: skip
+        "sys/class/thermal/thermal_zone0/temp": "99000",
+        "sys/class/thermal/thermal_zone1/type": "cpu-1-0-usr",
+        "sys/class/thermal/thermal_zone1/temp": str(millidegrees),
+        "sys/class/power_supply/battery/capacity": "87",
+        "sys/class/power_supply/battery/status": "Discharging",
+        "proc/cpuinfo": 'processor : 0\nFeatures\t: fp asimd asimddp\nHardware\t: Board "X"\n',
+        "proc/meminfo": "MemTotal:     2048 kB\n",
+        "etc/os-release": 'PRETTY_NAME="Debian 12"\n',
+        "etc/machine-id": "0123\n",
+    }.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content + ("" if content.endswith("\n") else "\n"))
@@ -240,10 +252,14 @@ def test_it_tells_what_the_device_has(program: Path, tmp_path: Path) -> None:
     assert isinstance(facts["gpu_libraries"], list) and facts["hwcap"] > 0
 
 
-@pytest.mark.parametrize(("serial", "options", "unit"), [
-    ("10000000abcdef", [], "host-" + hashlib.sha256(b"10000000abcdef").hexdigest()[:12]),
-    ("00000000", [], "host-" + hashlib.sha256(b"0123").hexdigest()[:12]), ("10000000abcdef", ["--unit", "rack 3"], "rack 3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("serial", "options", "unit"),
+    [
+        ("10000000abcdef", [], "host-" + hashlib.sha256(b"10000000abcdef").hexdigest()[:12]),
+        ("00000000", [], "host-" + hashlib.sha256(b"0123").hexdigest()[:12]),
+        ("10000000abcdef", ["--unit", "rack 3"], "rack 3"),
+    ],
+)
 def test_boards_of_one_image_are_told_apart(
     program: Path, tmp_path: Path, serial: str, options: list[str], unit: str
 ) -> None:
@@ -306,7 +322,9 @@ def test_it_is_compiled_as_the_documentation_says(page: str, tmp_path: Path) -> 
 def test_random_kills_lose_no_run_and_no_file(
     agent: RunningAgent, libraries: dict[str, Path], tmp_path: Path, runs: int
 ) -> None:
-    """A killed library costs its run, a killed session its connection: each is done again, and gives the right output."""
+    """A killed library costs its run, a killed session its connection: each is done again, and gives the right
+    output.
+    """
     chance, done, lost = random.Random(5), 0, 0
     stack = contextlib.ExitStack()
     session, network = None, None

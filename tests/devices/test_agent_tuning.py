@@ -1,4 +1,6 @@
-"""Kernels and whole networks that are measured through an agent: linked without TVM, with the results that TVM's RPC has."""
+"""Kernels and whole networks that are measured through an agent: linked without TVM, with the results that TVM's RPC
+has.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Networks without TVM on arm64: linked by a cross compiler, run on the emulated processors, equal to this machine's outputs.
+"""Networks without TVM on arm64: linked by a cross compiler, run on the emulated processors, equal to this machine's
+outputs.
 
 Integers bit for bit; floats within rounding, since the order of sums differs with the width of vectors.
 """

@@ -1,7 +1,8 @@
-"""Every family of instructions that arm64 multiplies with: it is in the code, runs under qemu, and equals the numpy definition.
+"""Every family of instructions that arm64 multiplies with: it is in the code, runs under qemu, and equals the numpy
+definition.
 
-Convolutions and dense layers of many shapes are one network, so that a family is compiled, linked and run once. Integers bit for bit;
-floats within the rounding of their sums.
+Convolutions and dense layers of many shapes are one network, so that a family is compiled, linked and run once.
+Integers bit for bit; floats within the rounding of their sums.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from tvmflow.tuning.records.traces import trace_json
 
 @dataclass(frozen=True)
 class Family:
-    """compiled: LLVM's processor; runs: qemu's; code: what has to be in the assembly; bound: of errors, of the largest output."""
+    """compiled: LLVM's processor; runs: qemu's; code: what has to be in the assembly; bound: of errors, of the largest
+    output.
+    """
 
     name: str
     compiled: str
@@ -50,23 +53,94 @@ class Family:
 
 
 FAMILIES = (
-    Family("fmla", "cortex-a53", "cortex-a53", "float32", "float32", "float32", (r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]",), 2e-6),
-    Family("fmla_half", "cortex-a76", "cortex-a76", "float16", "float16", "float16", (r"fmla\tv\d+\.8h, v\d+\.8h, v\d+\.h\[7\]",), 1e-2),
-    Family("fmla_wide", "cortex-a76", "cortex-a76", "float16", "float16", "float32", (r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]",), 2e-6),
-    Family("widened", "cortex-a53", "cortex-a53", "float16", "float16", "float32", (r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]",), 2e-6),
+    Family(
+        "fmla",
+        "cortex-a53",
+        "cortex-a53",
+        "float32",
+        "float32",
+        "float32",
+        (r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]",),
+        2e-6,
+    ),
+    Family(
+        "fmla_half",
+        "cortex-a76",
+        "cortex-a76",
+        "float16",
+        "float16",
+        "float16",
+        (r"fmla\tv\d+\.8h, v\d+\.8h, v\d+\.h\[7\]",),
+        1e-2,
+    ),
+    Family(
+        "fmla_wide",
+        "cortex-a76",
+        "cortex-a76",
+        "float16",
+        "float16",
+        "float32",
+        (r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]",),
+        2e-6,
+    ),
+    Family(
+        "widened",
+        "cortex-a53",
+        "cortex-a53",
+        "float16",
+        "float16",
+        "float32",
+        (r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]",),
+        2e-6,
+    ),
     Family("smull", "cortex-a53", "cortex-a53", "int8", "int8", "int32", (r"(?s)smull\tv.*smlal\tv.*sadalp\tv",)),
     Family("sdot", "cortex-a76", "cortex-a76", "int8", "int8", "int32", (r"sdot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]",)),
     # In pairs, and first layers by a lane.
-    Family("smmla", "neoverse-v1", "max", "int8", "int8", "int32", (r"\tsmmla\tv\d+\.4s, v\d+\.16b, v\d+\.16b", r"\tsdot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]")),
-    Family("usmmla", "cortex-a710", "max", "uint8", "int8", "int32", (r"\tusmmla\tv\d+\.4s, v\d+\.16b, v\d+\.16b", r"\tsudot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]")),
-    Family("bfmmla", "neoverse-n2", "max", "bfloat16", "bfloat16", "float32", (r"\tbfmmla\tv\d+\.4s, v\d+\.8h, v\d+\.8h", r"\tbfdot\tv\d+\.4s, v\d+\.8h"), 2e-6),
-)  # fmt: skip
+    Family(
+        "smmla",
+        "neoverse-v1",
+        "max",
+        "int8",
+        "int8",
+        "int32",
+        (r"\tsmmla\tv\d+\.4s, v\d+\.16b, v\d+\.16b", r"\tsdot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]"),
+    ),
+    Family(
+        "usmmla",
+        "cortex-a710",
+        "max",
+        "uint8",
+        "int8",
+        "int32",
+        (r"\tusmmla\tv\d+\.4s, v\d+\.16b, v\d+\.16b", r"\tsudot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]"),
+    ),
+    Family(
+        "bfmmla",
+        "neoverse-n2",
+        "max",
+        "bfloat16",
+        "bfloat16",
+        "float32",
+        (r"\tbfmmla\tv\d+\.4s, v\d+\.8h, v\d+\.8h", r"\tbfdot\tv\d+\.4s, v\d+\.8h"),
+        2e-6,
+    ),
+)
 # batch, channels, height, width; output channels, kernel, stride, padding, groups
 CONVOLUTIONS = (
-    (1, 16, 9, 9, 24, 3, 1, 1, 1), (2, 8, 7, 5, 16, 1, 1, 0, 1), (1, 3, 11, 11, 16, 3, 2, 1, 1), (1, 4, 9, 12, 8, 7, 2, 3, 1), (1, 19, 6, 13, 13, 3, 1, 1, 1),
-    (1, 24, 8, 8, 24, 3, 2, 1, 24), (2, 13, 5, 7, 21, 5, 1, 2, 1), (1, 32, 4, 4, 32, 3, 1, 1, 2), (1, 40, 1, 1, 72, 1, 1, 0, 1),
-    (1, 16, 13, 13, 40, 1, 2, 0, 1), (1, 1, 8, 8, 8, 3, 1, 1, 1), (1, 24, 7, 9, 24, 3, 1, 1, 6), (2, 40, 6, 7, 40, 3, 2, 1, 10),
-)  # fmt: skip
+    (1, 16, 9, 9, 24, 3, 1, 1, 1),
+    (2, 8, 7, 5, 16, 1, 1, 0, 1),
+    (1, 3, 11, 11, 16, 3, 2, 1, 1),
+    (1, 4, 9, 12, 8, 7, 2, 3, 1),
+    (1, 19, 6, 13, 13, 3, 1, 1, 1),
+    (1, 24, 8, 8, 24, 3, 2, 1, 24),
+    (2, 13, 5, 7, 21, 5, 1, 2, 1),
+    (1, 32, 4, 4, 32, 3, 1, 1, 2),
+    (1, 40, 1, 1, 72, 1, 1, 0, 1),
+    (1, 16, 13, 13, 40, 1, 2, 0, 1),
+    (1, 1, 8, 8, 8, 3, 1, 1, 1),
+    (1, 24, 7, 9, 24, 3, 1, 1, 6),
+    (2, 40, 6, 7, 40, 3, 2, 1, 10),
+)
 DENSE = ((1, 64, 10), (3, 37, 24))
 
 
@@ -89,7 +163,9 @@ def inputs_of(family: Family) -> list[np.ndarray[Any, Any]]:
 
 
 def network(family: Family, data: str, total: str) -> Any:
-    """Return a module with an input and an output for each convolution and dense layer, the weights those of the family."""
+    """Return a module with an input and an output for each convolution and dense layer, the weights those of the
+    family.
+    """
     draw = np.random.default_rng(1)
     shapes = [shape[:4] for shape in CONVOLUTIONS] + [shape[:2] for shape in DENSE]
     variables = [relax.Var(f"x{at}", relax.TensorType(shape, data)) for at, shape in enumerate(shapes)]
@@ -106,9 +182,16 @@ def network(family: Family, data: str, total: str) -> Any:
             for x, (_, channels, _, _, outs, kernel, stride, padding, groups) in zip(
                 variables, CONVOLUTIONS, strict=False
             ):
-                outputs.append(relax.op.nn.conv2d(
-                    x, weight(outs, channels // groups, kernel, kernel), strides=stride, padding=padding, groups=groups, out_dtype=total,
-                ))  # fmt: skip
+                outputs.append(
+                    relax.op.nn.conv2d(
+                        x,
+                        weight(outs, channels // groups, kernel, kernel),
+                        strides=stride,
+                        padding=padding,
+                        groups=groups,
+                        out_dtype=total,
+                    )
+                )
             for x, (_, width, outs) in zip(variables[len(CONVOLUTIONS) :], DENSE, strict=True):
                 outputs.append(relax.op.matmul(x, weight(width, outs), out_dtype=total))
             found = builder.emit_output(relax.Tuple([builder.emit(one) for one in outputs]))
@@ -183,17 +266,21 @@ def test_sums_start_from_the_integers_of_their_own_branch(
             # Kernels of equal shapes are one; all sums are there before the first integer is added.
             weights = [bytes_of(24, 16, 3, 3), bytes_of(24, 16, 3, 3), bytes_of(16, 1, 3, 3), bytes_of(16, 1, 3, 3)]
             sums = [
-                builder.emit(relax.op.nn.conv2d(
-                    x, constant(weight, "int8"), padding=1, groups=16 // weight.shape[1], out_dtype="int32"
-                ))
+                builder.emit(
+                    relax.op.nn.conv2d(
+                        x, constant(weight, "int8"), padding=1, groups=16 // weight.shape[1], out_dtype="int32"
+                    )
+                )
                 for weight in weights
-            ]  # fmt: skip
+            ]
             added = [
-                builder.emit(relax.op.add(
-                    one, constant(draw.integers(-(2**20), 2**20, (1, len(weight), 1, 1)).astype(np.int32), "int32")
-                ))
+                builder.emit(
+                    relax.op.add(
+                        one, constant(draw.integers(-(2**20), 2**20, (1, len(weight), 1, 1)).astype(np.int32), "int32")
+                    )
+                )
                 for one, weight in zip(sums, weights, strict=True)
-            ]  # fmt: skip
+            ]
             found = builder.emit_output(relax.Tuple([*added, sums[0]]))
         builder.emit_func_output(found)
     module, backend = builder.get(), backend_of(target("cortex-a76"))
@@ -327,9 +414,13 @@ def test_any_schedule_of_products_at_once_equals_the_definition(
                     kernel = int(values.choice([2, 3, 5, 7] if is_first else [1, 3] if min(shape[2:4]) > 2 else [1]))
                     taps = constant(drawn(values, (shape[4], shape[1], kernel, kernel), family.weight), weight)
                     found = op.nn.conv2d(
-                        x, taps, strides=2 if is_first and at % 3 else int(values.integers(1, 3)), dilation=1 + (at == 0),
-                        padding=int(values.integers(0, kernel)) if is_first else kernel // 2 + (at == 0), out_dtype=family.total,
-                    )  # fmt: skip
+                        x,
+                        taps,
+                        strides=2 if is_first and at % 3 else int(values.integers(1, 3)),
+                        dilation=1 + (at == 0),
+                        padding=int(values.integers(0, kernel)) if is_first else kernel // 2 + (at == 0),
+                        out_dtype=family.total,
+                    )
                     offset = values.integers(-1000, 1000, (1, shape[4], 1, 1)).astype(bits) / (
                         1 if bits is np.int32 else 100
                     )

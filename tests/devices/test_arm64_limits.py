@@ -1,6 +1,7 @@
 """Limits of floats on arm64: one instruction each, the same numbers and the same answer to what is no number.
 
-Those of floats that become bytes: none, where they are those of the type, and the same bytes as by the numpy definition.
+Those of floats that become bytes: none, where they are those of the type, and the same bytes as by the numpy
+definition.
 """
 
 from __future__ import annotations
@@ -61,10 +62,14 @@ def _byte(x: Any, dtype: str, zero: int, limits: tuple[Any, Any]) -> Any:
 
 CHANNELS = np.arange(24, dtype=np.float32)[None, :, None]
 BYTES: dict[str, tuple[str, int, tuple[Any, Any]]] = {
-    "int8": ("int8", 0, (-128.0, 127.0)), "int8-zero": ("int8", -128, (-128.0, 127.0)), "int8-limits": ("int8", 5, (5.0, 96.0)),
-    "uint8": ("uint8", 0, (0.0, 255.0)), "uint8-zero": ("uint8", 255, (0.0, 255.0)),
-    "uint8-channels": ("uint8", 7, (np.float32(7), 100 + CHANNELS)), "int8-channels": ("int8", -3, (-3 - CHANNELS, 100 + CHANNELS)),
-}  # fmt: skip
+    "int8": ("int8", 0, (-128.0, 127.0)),
+    "int8-zero": ("int8", -128, (-128.0, 127.0)),
+    "int8-limits": ("int8", 5, (5.0, 96.0)),
+    "uint8": ("uint8", 0, (0.0, 255.0)),
+    "uint8-zero": ("uint8", 255, (0.0, 255.0)),
+    "uint8-channels": ("uint8", 7, (np.float32(7), 100 + CHANNELS)),
+    "int8-channels": ("int8", -3, (-3 - CHANNELS, 100 + CHANNELS)),
+}
 
 
 @pytest.mark.few(4)

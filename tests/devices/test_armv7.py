@@ -1,7 +1,8 @@
-"""32-bit Arm with NEON: libraries for Linux and for Android, run under qemu; the runtime's own tests and the agent as well.
+"""32-bit Arm with NEON: libraries for Linux and for Android, run under qemu; the runtime's own tests and the agent as
+well.
 
-Integers bit for bit; floats within rounding. Android's library runs on a stand-in of bionic, on the C library of Debian's armel, whose
-functions take floats as Android's do.
+Integers bit for bit; floats within rounding. Android's library runs on a stand-in of bionic, on the C library of
+Debian's armel, whose functions take floats as Android's do.
 """
 
 from __future__ import annotations
@@ -159,7 +160,9 @@ int main(void) {
 
 
 def test_16_bit_floats_are_those_of_numpy(system: Armv7System, tmp_path: Path) -> None:
-    """Of processors without an instruction for them: every number of 16 bits, and ties, limits and random ones of 32."""
+    """Of processors without an instruction for them: every number of 16 bits, and ties, limits and random ones of
+    32.
+    """
     (tmp_path / "halves.c").write_text(HALVES)
     program = compiled("armhf", tmp_path / "halves", str(tmp_path / "halves.c"), str(RUNTIME / "src" / "arithmetic.c"))
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)

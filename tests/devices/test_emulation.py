@@ -34,8 +34,12 @@ print(json.dumps([b - a for a, b in zip(before, look())]))
 def python(system: EmulatedSystem, code: str, *arguments: str, counts: bool = False) -> str:
     done = subprocess.run(
         [*system.command("cortex-a53", counts), str(system.python), "-S", "-c", code, *arguments],
-        capture_output=True, text=True, timeout=120, check=True, env={"PYTHONHASHSEED": "0"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={"PYTHONHASHSEED": "0"},
+    )
     return done.stdout
 
 

@@ -1,4 +1,6 @@
-"""The fleet, with devices that are made up: they die, hang, slow down and lie, and only kernels are ever blamed for kernels."""
+"""The fleet, with devices that are made up: they die, hang, slow down and lie, and only kernels are ever blamed for
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,15 @@ from tvmflow.tuning.measure.kernel_bench import MeasureRules
 from tvmflow.tuning.records.record import COMPILE_ERROR, KERNEL_TIMEOUT, OK, WRONG_OUTPUT
 
 RULES = FleetRules(
-    slots=3, kernel_timeout_s=0.8, session_s=3600.0, canary_every=4, max_drift=0.2, cool_s=0.0, give_up_s=2.0,
+    slots=3,
+    kernel_timeout_s=0.8,
+    session_s=3600.0,
+    canary_every=4,
+    max_drift=0.2,
+    cool_s=0.0,
+    give_up_s=2.0,
     measure=MeasureRules(2, 1.0),
-)  # fmt: skip
+)
 CANARY, WORK = Workload("canary", "canary", 1, None), Workload("work", "work", 1, None)
 
 

@@ -1,4 +1,6 @@
-"""Cells that are tuned, built, deployed and evaluated through the agent: on phones that the real adb reaches, and by an address."""
+"""Cells that are tuned, built, deployed and evaluated through the agent: on phones that the real adb reaches, and by an
+address.
+"""
 
 from __future__ import annotations
 

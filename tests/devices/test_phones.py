@@ -1,4 +1,6 @@
-"""The real adb program, a phone that speaks its protocol, and the agent on it: measured, and every way in which a phone goes away."""
+"""The real adb program, a phone that speaks its protocol, and the agent on it: measured, and every way in which a phone
+goes away.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ from tvmflow.support.errors import (
     DeviceRefusedError,
     DeviceUnpluggedError,
     WrongProcessorError,
-)  # fmt: skip
+)
 from tvmflow.targets.device_processor import DeviceFacts
 
 LIMITS = SessionLimits(60.0, 5.0)

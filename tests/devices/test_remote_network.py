@@ -1,4 +1,6 @@
-"""The library without TVM on a device, through TVM's own RPC server: the same bits, errors in words, times of its own."""
+"""The library without TVM on a device, through TVM's own RPC server: the same bits, errors in words, times of its
+own.
+"""
 
 from __future__ import annotations
 

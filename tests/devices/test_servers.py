@@ -39,11 +39,27 @@ KEY, SERVERS = "board", 3
 
 def _start_server(address: TrackerAddress, threads: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tvm.exec.rpc_server", "--tracker", f"{address.host}:{address.port}", "--key", KEY,
-         "--host", "127.0.0.1", "--port", "9310", "--port-end", "9899", "--silent"],
-        env={**os.environ, "TVM_NUM_THREADS": str(threads)}, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "tvm.exec.rpc_server",
+            "--tracker",
+            f"{address.host}:{address.port}",
+            "--key",
+            KEY,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "9310",
+            "--port-end",
+            "9899",
+            "--silent",
+        ],
+        env={**os.environ, "TVM_NUM_THREADS": str(threads)},
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def _registered(address: TrackerAddress) -> int:
@@ -53,7 +69,9 @@ def _registered(address: TrackerAddress) -> int:
 
 @pytest.fixture
 def fleet() -> Iterator[tuple[DeviceEntry, list[subprocess.Popen[bytes]]]]:
-    """Start a tracker with several servers of one key; yield the device, and the processes of all but the first server."""
+    """Start a tracker with several servers of one key; yield the device, and the processes of all but the first
+    server.
+    """
     threads = host_backend().target.threads
     with local_tracker(KEY, threads) as address:
         processes = [_start_server(address, threads) for _ in range(SERVERS - 1)]

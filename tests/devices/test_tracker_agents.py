@@ -1,4 +1,6 @@
-"""Agents behind TVM's tracker: listed, handed out to one host at a time, dropped when they die, told from TVM's servers."""
+"""Agents behind TVM's tracker: listed, handed out to one host at a time, dropped when they die, told from TVM's
+servers.
+"""
 
 from __future__ import annotations
 
@@ -181,9 +183,21 @@ def test_agents_and_servers_of_tvm_are_told_apart(farm: Farm) -> None:
         rpc.connect_tracker(farm.tracker.host, farm.tracker.port).request(KEY, max_retry=1)
     farm.over.set()
     server = subprocess.Popen(
-        [sys.executable, "-m", "tvm.exec.rpc_server", "--tracker", f"{farm.tracker.host}:{farm.tracker.port}", "--key", KEY, "--host", "127.0.0.1"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "tvm.exec.rpc_server",
+            "--tracker",
+            f"{farm.tracker.host}:{farm.tracker.port}",
+            "--key",
+            KEY,
+            "--host",
+            "127.0.0.1",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         farm.wait(lambda counts: counts["total"] == 1 and counts["agents"] == 0 and counts["free"] == 1)
         with (

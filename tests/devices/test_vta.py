@@ -57,9 +57,10 @@ SHAPE = (1, 32, 10, 10)
 
 def network(config: VtaConfig) -> Program:
     operators = (
-        random_conv("a", "x", (32, 32), 3), random_conv("b", "a", (32, 32), 3, relu=False, seed=1),
+        random_conv("a", "x", (32, 32), 3),
+        random_conv("b", "a", (32, 32), 3, relu=False, seed=1),
         Sum("s", ("b", "x"), (0, 0), Tail(low=0)),
-    )  # fmt: skip
+    )
     return compile_region(config, Region({"x": SHAPE}, operators, ("s",)), "optimized")
 
 
@@ -137,10 +138,23 @@ def _is_refused_there(device: DeviceEntry, program: Program, path: Path, x: Arra
 def test_a_library_with_a_program_runs_through_the_vta_rpc_server(tracker: int, tmp_path: Path) -> None:
     program, x = network(CONFIG), image(SHAPE, 4)
     server = subprocess.Popen(
-        [sys.executable, "-m", "tvmflow.devices.rpc.vta_server", "--tracker", f"127.0.0.1:{tracker}", "--key", "vta-sim",
-         "--port", str(free_port()), "--threads", "2"],
-        cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "tvmflow.devices.rpc.vta_server",
+            "--tracker",
+            f"127.0.0.1:{tracker}",
+            "--key",
+            "vta-sim",
+            "--port",
+            str(free_port()),
+            "--threads",
+            "2",
+        ],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert server.stdout is not None and '"key": "vta-sim"' in server.stdout.readline()
         device = DeviceEntry(transport="tracker", key="vta-sim", host="127.0.0.1", port=tracker)
@@ -157,11 +171,15 @@ def test_a_library_with_a_program_runs_through_the_vta_rpc_server(tracker: int, 
         (("--tracker", "nowhere", "--key", "k"), "HOST:PORT"),
         (("--tracker", "127.0.0.1:1", "--key", "k"), "no RPC tracker"),
     ],
-)  # fmt: skip
+)
 def test_the_server_says_what_is_wrong(arguments: tuple[str, ...], text: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tvmflow.devices.rpc.vta_server", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )  # fmt: skip
+        [sys.executable, "-m", "tvmflow.devices.rpc.vta_server", *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode and text in done.stderr and "Traceback" not in done.stderr
 
 
@@ -175,7 +193,9 @@ def test_vta_entries_of_targets_are_checked() -> None:
 
 
 class FakeMemory:
-    """Contiguous memory that the accelerator sees only after a flush, and whose writes we see only after an invalidate."""
+    """Contiguous memory that the accelerator sees only after a flush, and whose writes we see only after an
+    invalidate.
+    """
 
     def __init__(self, board: FakeBoard, address: int, nbytes: int) -> None:
         self.board, self.address, self.data = board, address, np.zeros(nbytes, np.uint8)
@@ -233,8 +253,16 @@ class FakeBoard:
         code = next(m for m in self.memories if m.address <= fetched < m.address + len(m.data))
         count, offset = r[driver.FETCH + driver.INSN_COUNT], fetched - code.address
         words = code.physical[offset : offset + 16 * count].view("<u8").reshape(-1, 2)
-        bases = {r[a] for a in (driver.LOAD + driver.INP_ADDR, driver.LOAD + driver.WGT_ADDR, driver.COMPUTE + driver.UOP_ADDR,
-                                driver.COMPUTE + driver.BIAS_ADDR, driver.STORE + driver.OUT_ADDR)}  # fmt: skip
+        bases = {
+            r[a]
+            for a in (
+                driver.LOAD + driver.INP_ADDR,
+                driver.LOAD + driver.WGT_ADDR,
+                driver.COMPUTE + driver.UOP_ADDR,
+                driver.COMPUTE + driver.BIAS_ADDR,
+                driver.STORE + driver.OUT_ADDR,
+            )
+        }
         (base,) = bases
         memory = next(m for m in self.memories if m.address == base)
         run_launch(Launch("fetched", tuple(decode_all(self.config, words))), Simulator(self.config, memory.physical))
@@ -361,7 +389,7 @@ def first_gemm_twice(instructions: tuple[Instruction, ...]) -> tuple[Instruction
 
 @pytest.mark.parametrize(
     ("change", "what"), [(tuple, ""), (without_alu, "alu_counter"), (first_gemm_twice, "gemm_counter")]
-)  # fmt: skip
+)
 def test_a_device_that_runs_another_program_is_found(change: Any, what: str) -> None:
     program = network(CONFIG)
     blob = program_to_blob(program)

@@ -1,4 +1,6 @@
-"""Whole networks that are compared while tuning: through an agent as on a device with TVM, remembered with their unit."""
+"""Whole networks that are compared while tuning: through an agent as on a device with TVM, remembered with their
+unit.
+"""
 
 from __future__ import annotations
 

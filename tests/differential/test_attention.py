@@ -1,4 +1,6 @@
-"""Attention as one kernel against float64, as frameworks write it, for any number of queries, keys, heads and channels of a head."""
+"""Attention as one kernel against float64, as frameworks write it, for any number of queries, keys, heads and channels
+of a head.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _LENGTHS = (1, 7, 16, 49, 50, 101, 197)
 
 @dataclass(frozen=True)
 class Case:
-    """mask: '' for none, 'added' for any numbers, 'rows' for keys that nobody may see, 'all' where the first row sees none."""
+    """mask: '' for none, 'added' for any numbers, 'rows' for keys that nobody may see, 'all' where the first row sees
+    none.
+    """
 
     batch: int
     heads: int
@@ -37,7 +41,9 @@ class Case:
 
 
 class Net(torch.nn.Module):
-    """Attention between two sequences, of and before dense layers and a norm where `projected`, of the inputs themselves else."""
+    """Attention between two sequences, of and before dense layers and a norm where `projected`, of the inputs
+    themselves else.
+    """
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -121,7 +127,9 @@ def test_attention_by_einsum_is_one_kernel() -> None:
 
 
 class Steps(torch.nn.Module):
-    """Cosine attention as Swin V2 writes it, and what else scores may be multiplied by and added to, in any order: the next input, or a number without axes."""
+    """Cosine attention as Swin V2 writes it, and what else scores may be multiplied by and added to, in any order: the
+    next input, or a number without axes.
+    """
 
     def __init__(self, steps: tuple[tuple[str, bool], ...]) -> None:
         super().__init__()
@@ -213,7 +221,9 @@ def test_attention_of_rounded_values_is_one_kernel(case: Case, dtype: str, bound
 
 
 class Decomposed(torch.nn.Module):
-    """Scores seen as rows and columns of both images where their positions are added, as MViT and SAM do; or where the softmax is taken."""
+    """Scores seen as rows and columns of both images where their positions are added, as MViT and SAM do; or where the
+    softmax is taken.
+    """
 
     def __init__(self, softmax_of_columns: bool) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Inverted residuals as one kernel, under all of its schedules, against PyTorch in float64; and what must stay two kernels."""
+"""Inverted residuals as one kernel, under all of its schedules, against PyTorch in float64; and what must stay two
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Inverted(torch.nn.Module):
 
 
 def _shifted_relu(x: torch.Tensor) -> torch.Tensor:
-    """Not zero at zero, so that what lies around an image has to be zero, and is not what the expansion makes of zeros."""
+    """Not zero at zero, so that what lies around an image has to be zero, and is not what the expansion makes of
+    zeros.
+    """
     return torch.relu(x + 1.5) + 0.25
 
 
@@ -146,8 +150,15 @@ def test_rows_and_channels_are_divided_among_any_number_of_threads(threads: int)
     st.integers(1, 4),
 )
 def test_drawn_inverted_residuals_keep_their_outputs(
-    channels: tuple[int, int], kernel: int, stride: int, padding: Any, dilation: int, act: str, size: tuple[int, int], threads: int
-) -> None:  # fmt: skip
+    channels: tuple[int, int],
+    kernel: int,
+    stride: int,
+    padding: Any,
+    dilation: int,
+    act: str,
+    size: tuple[int, int],
+    threads: int,
+) -> None:
     """Whether they become one kernel or stay two."""
     network = Inverted(channels, kernel, stride, padding, dilation, ACTIVATIONS[act]).eval()
     shape = (1, channels[0], *size)
@@ -216,8 +227,10 @@ def test_threads_get_rows_or_channels_whichever_makes_less_twice() -> None:
 @pytest.mark.parametrize(("channels", "kernel", "stride"), [(24, 1, 1), (40, 3, 2), (72, 5, 1), (30, 1, 1), (32, 1, 1)])
 def test_no_half_of_a_block_of_channels_is_multiplied_for_nothing(channels: int, kernel: int, stride: int) -> None:
     network = torch.nn.Sequential(
-        torch.nn.Conv2d(16, channels, 1), torch.nn.Sigmoid(), torch.nn.Conv2d(channels, 32, kernel, stride=stride, padding=kernel // 2)
-    ).eval()  # fmt: skip
+        torch.nn.Conv2d(16, channels, 1),
+        torch.nn.Sigmoid(),
+        torch.nn.Conv2d(channels, 32, kernel, stride=stride, padding=kernel // 2),
+    ).eval()
     shape = (1, 16, 12, 12)
     packed, lowered, backend = _lowered(network, shape)
     steps = operations(max(extract_workloads(lowered), key=lambda found: operations(found.function)).function)

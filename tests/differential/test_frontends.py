@@ -100,8 +100,16 @@ OPERATORS: list[tuple[str, dict[str, str], dict[str, tuple[int, ...]]]] = [
     ("Pooling", {"kernel": "(3, 3)", "stride": "(2, 2)", "pad": "(1, 1)", "pool_type": "avg"}, {}),
     ("Pooling", {"kernel": "(3, 3)", "pad": "(1, 1)", "pool_type": "avg", "count_include_pad": "False"}, {}),
     ("Pooling", {"global_pool": "True", "pool_type": "max", "kernel": "(1, 1)"}, {}),
-    ("Deconvolution", {"kernel": "(3, 3)", "stride": "(2, 2)", "pad": "(1, 1)", "adj": "(1, 1)", "num_filter": "6"}, {"weight": (4, 6, 3, 3)}),
-    ("Convolution", {"kernel": "(3, 3)", "num_filter": "4", "num_group": "2", "dilate": "(2, 2)"}, {"weight": (4, 2, 3, 3), "bias": (4,)}),
+    (
+        "Deconvolution",
+        {"kernel": "(3, 3)", "stride": "(2, 2)", "pad": "(1, 1)", "adj": "(1, 1)", "num_filter": "6"},
+        {"weight": (4, 6, 3, 3)},
+    ),
+    (
+        "Convolution",
+        {"kernel": "(3, 3)", "num_filter": "4", "num_group": "2", "dilate": "(2, 2)"},
+        {"weight": (4, 2, 3, 3), "bias": (4,)},
+    ),
     ("BatchNorm", {"fix_gamma": "True", "eps": "0.01"}, {"gamma": (4,), "beta": (4,), "mean": (4,), "var": (4,)}),
     ("BatchNorm", {"fix_gamma": "False"}, {"gamma": (4,), "beta": (4,), "mean": (4,), "var": (4,)}),
     ("FullyConnected", {"num_hidden": "5", "flatten": "True"}, {"weight": (5, 256), "bias": (5,)}),
@@ -114,7 +122,7 @@ OPERATORS: list[tuple[str, dict[str, str], dict[str, tuple[int, ...]]]] = [
     ("_rminus_scalar", {"scalar": "1"}, {}),
     ("SoftmaxActivation", {"mode": "channel"}, {}),
     ("log_softmax", {"axis": "1"}, {}),
-]  # fmt: skip
+]
 
 
 def test_operators_one_by_one(tmp_path: Path) -> None:
@@ -141,9 +149,13 @@ def test_operators_one_by_one(tmp_path: Path) -> None:
 
 def test_a_softmax_head_and_a_second_epoch(tmp_path: Path) -> None:
     """The head that training leaves has a label input; of several epochs the last counts."""
-    nodes = [("null", "data", {}, []), ("null", "w", {}, []), ("null", "softmax_label", {}, []),
-             ("FullyConnected", "fc", {"num_hidden": "3", "no_bias": "True"}, [0, 1]),
-             ("SoftmaxOutput", "softmax", {}, [3, 2])]  # fmt: skip
+    nodes = [
+        ("null", "data", {}, []),
+        ("null", "w", {}, []),
+        ("null", "softmax_label", {}, []),
+        ("FullyConnected", "fc", {"num_hidden": "3", "no_bias": "True"}, [0, 1]),
+        ("SoftmaxOutput", "softmax", {}, [3, 2]),
+    ]
     (tmp_path / "net-symbol.json").write_text(symbol_json(nodes, 4))
     for epoch, value in (("0001", 0.0), ("0012", 1.0)):
         weight = np.eye(3, 4, dtype=np.float32) * value

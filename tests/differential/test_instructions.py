@@ -52,9 +52,14 @@ def test_neighbours_are_multiplied_by_the_instruction_of_the_target(
     with builder.function("main", [x]):
         with builder.dataflow():
             conv = relax.op.nn.conv2d(
-                x, weight, padding=1, data_layout="NCHW16c", kernel_layout="OIHW16i16o", out_layout="NCHW16c",
+                x,
+                weight,
+                padding=1,
+                data_layout="NCHW16c",
+                kernel_layout="OIHW16i16o",
+                out_layout="NCHW16c",
                 out_dtype=total,
-            )  # fmt: skip
+            )
             out = builder.emit_output(conv)
         builder.emit_func_output(out)
     (workload,) = extract_workloads(lower(builder.get(), target))
@@ -168,7 +173,9 @@ def test_erf_is_right_to_three_units_of_one(length: int, mcpu: str) -> None:
 @pytest.mark.parametrize("length", [1, 6, 20, 96])
 @pytest.mark.parametrize("mcpu", ["host", "x86-64-v3"])
 def test_tanh_is_right_to_four_units_of_its_own_size(length: int, mcpu: str) -> None:
-    """Also of the smallest numbers, of which 1 - exp(-2 * x) keeps nothing; never above 1, and what is no number stays so."""
+    """Also of the smallest numbers, of which 1 - exp(-2 * x) keeps nothing; never above 1, and what is no number stays
+    so.
+    """
     target = HOST if mcpu == "host" else CpuBackend(ResolvedTarget("llvm", mcpu, "x86_64-linux-gnu", (), 2, "g++"))
     executable = build_scheduled(of_one_operator(relax.op.tanh, (64, length)), target, {})[0]
     draw = np.random.default_rng(length)

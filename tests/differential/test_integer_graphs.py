@@ -38,9 +38,11 @@ class Net(torch.nn.Module):
         self.third, self.norm = conv(channels, 16, 1), torch.nn.BatchNorm2d(2 * 16)
         self.last, self.signed = torch.nn.Linear(32, 7), signed
         self.average = {
-            "valid": torch.nn.AvgPool2d(2), "padded": torch.nn.AvgPool2d(3, 2, 1, count_include_pad=False),
-            "counted": torch.nn.AvgPool2d(3, 2, 1), "none": torch.nn.Identity(),
-        }[average]  # fmt: skip
+            "valid": torch.nn.AvgPool2d(2),
+            "padded": torch.nn.AvgPool2d(3, 2, 1, count_include_pad=False),
+            "counted": torch.nn.AvgPool2d(3, 2, 1),
+            "none": torch.nn.Identity(),
+        }[average]
         self.pool = torch.nn.MaxPool2d(3, 2, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -51,10 +53,16 @@ class Net(torch.nn.Module):
         return self.last(self.average(z).mean((2, 3)))
 
 
-CHOICES = st.fixed_dictionaries({
-    "channels": st.sampled_from([8, 16, 20, 32]), "stride": st.sampled_from([1, 2]), "groups": st.sampled_from([0, 1, 2, 4]),
-    "signed": st.booleans(), "average": st.sampled_from(["valid", "padded", "counted", "none"]), "seed": st.integers(0, 99),
-})  # fmt: skip
+CHOICES = st.fixed_dictionaries(
+    {
+        "channels": st.sampled_from([8, 16, 20, 32]),
+        "stride": st.sampled_from([1, 2]),
+        "groups": st.sampled_from([0, 1, 2, 4]),
+        "signed": st.booleans(),
+        "average": st.sampled_from(["valid", "padded", "counted", "none"]),
+        "seed": st.integers(0, 99),
+    }
+)
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
@@ -113,9 +121,14 @@ def test_mixed_precision_computes_low_what_the_list_says(dtype: str, accumulate:
 
 
 ACTIVATIONS = {
-    "relu": torch.nn.ReLU(), "silu": torch.nn.SiLU(), "hardswish": torch.nn.Hardswish(), "tanh": torch.nn.Tanh(),
-    "gelu": torch.nn.GELU(), "gelu_tanh": torch.nn.GELU(approximate="tanh"), "leaky": torch.nn.LeakyReLU(0.1),
-}  # fmt: skip
+    "relu": torch.nn.ReLU(),
+    "silu": torch.nn.SiLU(),
+    "hardswish": torch.nn.Hardswish(),
+    "tanh": torch.nn.Tanh(),
+    "gelu": torch.nn.GELU(),
+    "gelu_tanh": torch.nn.GELU(approximate="tanh"),
+    "leaky": torch.nn.LeakyReLU(0.1),
+}
 
 
 class Transposed(torch.nn.Module):
@@ -126,7 +139,9 @@ class Transposed(torch.nn.Module):
 @pytest.mark.parametrize("shape", [(16, 24), (2, 8, 24)])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_an_activation_of_a_sum_is_rounded_once(activation: str, shape: tuple[int, ...]) -> None:
-    """Of rows, too, that are (N, L, C). Inputs and weights are numbers of bfloat16: all that differs from PyTorch is the rounding of what is stored, half of 2**-7."""
+    """Of rows, too, that are (N, L, C). Inputs and weights are numbers of bfloat16: all that differs from PyTorch is
+    the rounding of what is stored, half of 2**-7.
+    """
     torch.manual_seed(0)
     layer = torch.nn.Linear(24, 40)
     layer.weight.data = layer.weight.data.bfloat16().float()
@@ -180,7 +195,9 @@ def test_transposed_convolutions_are_pytorchs(seed: int) -> None:
 
 
 class Upwards(torch.nn.Module):
-    """A deconvolution of what an activation made, whose zero is 0 where activations are unsigned, or of signed values."""
+    """A deconvolution of what an activation made, whose zero is 0 where activations are unsigned, or of signed
+    values.
+    """
 
     def __init__(self, kernel: int, signed: bool) -> None:
         super().__init__()

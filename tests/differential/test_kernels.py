@@ -35,9 +35,13 @@ from tvmflow.tuning.records.traces import trace_json
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    channels=st.sampled_from([(3, 16), (16, 16), (16, 48), (32, 8), (24, 24)]), kernel=st.sampled_from([1, 3, 5]),
-    stride=st.sampled_from([1, 2]), size=st.integers(5, 15), grouped=st.booleans(), residual=st.booleans(),
-)  # fmt: skip
+    channels=st.sampled_from([(3, 16), (16, 16), (16, 48), (32, 8), (24, 24)]),
+    kernel=st.sampled_from([1, 3, 5]),
+    stride=st.sampled_from([1, 2]),
+    size=st.integers(5, 15),
+    grouped=st.booleans(),
+    residual=st.booleans(),
+)
 def test_any_convolution_packed_and_scheduled_equals_torch(
     channels: tuple[int, int], kernel: int, stride: int, size: int, grouped: bool, residual: bool
 ) -> None:
@@ -166,7 +170,9 @@ def test_what_is_joined_is_written_in_place(make: Callable[..., torch.Tensor], c
 
 @pytest.mark.parametrize(("groups", "kernel"), [(1, 3), (1, 1), (32, 3)])
 def test_a_padding_of_any_value_is_made_by_the_convolution(groups: int, kernel: int) -> None:
-    """The zero point of integers is what they are padded with; a kernel that only pads would read and write the image once more."""
+    """The zero point of integers is what they are padded with; a kernel that only pads would read and write the image
+    once more.
+    """
     draw = np.random.default_rng(groups + kernel)
     x = draw.integers(-128, 128, (2, 32, 7, 9)).astype(np.int8)
     weight = draw.integers(-127, 128, (32, 32 // groups, kernel, kernel)).astype(np.int8)
@@ -330,9 +336,12 @@ def test_a_padding_behind_a_convolution_is_written(kernel: int, m: int, reader: 
     torch.manual_seed(3)
     last: torch.nn.Module = torch.nn.MaxPool2d(3, 2) if reader == "pool" else torch.nn.Conv2d(32, 16, 3, 2)
     net = torch.nn.Sequential(
-        torch.nn.Conv2d(16, 32, kernel, padding=kernel // 2), torch.nn.ReLU(), torch.nn.ZeroPad2d((0, 1, 0, 1)), last,
+        torch.nn.Conv2d(16, 32, kernel, padding=kernel // 2),
+        torch.nn.ReLU(),
+        torch.nn.ZeroPad2d((0, 1, 0, 1)),
+        last,
         torch.nn.Flatten(),
-    )  # fmt: skip
+    )
     shape = (1, 16, 28, 28)
     module, model = imported(net, shape)
     packed = PackChannels(16)(module)

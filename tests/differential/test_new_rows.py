@@ -41,16 +41,27 @@ CELL = "numbers@pretend:float32"
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """Return a workspace whose cell is made of new rows."""
-    tables: Any = ((BACKENDS, "pretend", PretendBackend), (TRANSPORTS, "inside", InsideTransport()), (FRONTENDS, "numbers", NUMBERS), (TUNERS, "backwards", BackwardsTuner))  # fmt: skip
+    tables: Any = (
+        (BACKENDS, "pretend", PretendBackend),
+        (TRANSPORTS, "inside", InsideTransport()),
+        (FRONTENDS, "numbers", NUMBERS),
+        (TUNERS, "backwards", BackwardsTuner),
+    )
     for table, name, row in tables:
         monkeypatch.setitem(table, name, row)
     params = small_params()
     params["models"]["numbers"] = {
-        "framework": "numbers", "weights": {"file": "mine.numbers"}, "input": {"shape": [1, 48]},
-    }  # fmt: skip
+        "framework": "numbers",
+        "weights": {"file": "mine.numbers"},
+        "input": {"shape": [1, 48]},
+    }
     params["targets"]["pretend"] = {
-        "kind": "pretend", "mcpu": "host", "threads": 1, "pretend": {"level": 3}, "device": INSIDE,
-    }  # fmt: skip
+        "kind": "pretend",
+        "mcpu": "host",
+        "threads": 1,
+        "pretend": {"level": 3},
+        "device": INSIDE,
+    }
     params["tune"] |= {"trials_per_workload": 0, "tuner": "backwards"}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     weights = np.random.default_rng(0).standard_normal((48, 32))

@@ -162,9 +162,14 @@ def test_a_quantized_onnx_model_keeps_its_integers(tmp_path: Path, activation: s
 
     onnx.save(_onnx_network(17), tmp_path / "float.onnx")
     quantize_static(
-        tmp_path / "float.onnx", tmp_path / "model.onnx", Reader(), quant_format=QuantFormat.QDQ, per_channel=True,
-        activation_type=QuantType[activation], weight_type=QuantType.QInt8,
-    )  # fmt: skip
+        tmp_path / "float.onnx",
+        tmp_path / "model.onnx",
+        Reader(),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        activation_type=QuantType[activation],
+        weight_type=QuantType.QInt8,
+    )
     source = _load(tmp_path, "onnx", "model.onnx", (1, 3, 8, 8))
     module = canonicalize(source.to_relax())
     reference = np.concatenate([source.run(sample[None])[0] for sample in samples])
@@ -181,7 +186,9 @@ def test_a_quantized_onnx_model_keeps_its_integers(tmp_path: Path, activation: s
 
 
 def _qdq_layers(activation: str, weights: str, seed: int) -> Any:
-    """A convolution with padding and a dense layer, quantized as others do: zero points that are not 0, weights of one scale or of 7 bits."""
+    """A convolution with padding and a dense layer, quantized as others do: zero points that are not 0, weights of one
+    scale or of 7 bits.
+    """
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 

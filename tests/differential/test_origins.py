@@ -1,4 +1,6 @@
-"""Where a kernel's schedule comes from, seen in real searches: one after the other, under one toolchain after the other."""
+"""Where a kernel's schedule comes from, seen in real searches: one after the other, under one toolchain after the
+other.
+"""
 
 from __future__ import annotations
 

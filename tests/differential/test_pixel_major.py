@@ -1,4 +1,6 @@
-"""Images that convolutions in matrix tiles leave to others pixel by pixel: the outputs of the definition, and no copies."""
+"""Images that convolutions in matrix tiles leave to others pixel by pixel: the outputs of the definition, and no
+copies.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ NETWORKS = [  # channels, kernel, dilation, stride, size
     (64, 3, 1, 2, (2, 9)),
     (16, 3, 1, 1, (12, 16)),  # a single block of channels has no other layout
     (64, 3, 1, 1, (3, 1)),
-]  # fmt: skip
+]
 
 
 def _module(channels: int, kernel: int, dilation: int, stride: int, size: Size, groups: int = 1) -> Any:
@@ -104,7 +106,9 @@ def test_bfloat16_is_that_of_packed_channels(
 
 
 def test_what_a_filter_of_one_pixel_reads_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sum of two branches lies pixel by pixel, since a convolution of single pixels reads it; what the larger filters read and make does not."""
+    """The sum of two branches lies pixel by pixel, since a convolution of single pixels reads it; what the larger
+    filters read and make does not.
+    """
     quantized, _ = quantize_int8(_module(64, 3, 1, 1, (14, 14)), _samples((14, 14)), None, Int8Options())
     packed, _ = BACKEND.pack(quantized, None)
     found = _layouts(packed)
@@ -115,7 +119,9 @@ def test_what_a_filter_of_one_pixel_reads_is_not_copied(monkeypatch: pytest.Monk
 
 
 def _copies(packed: Any, shape: tuple[int, ...]) -> list[int]:
-    """Return how many buffers of bytes each kernel makes that reads an image of such a shape first, by its default schedule in tiles."""
+    """Return how many buffers of bytes each kernel makes that reads an image of such a shape first, by its default
+    schedule in tiles.
+    """
     found = []
     for workload in extract_workloads(lower(packed, BACKEND)):
         image, match = (

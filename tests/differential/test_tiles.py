@@ -1,5 +1,5 @@
-"""Matrix tiles (AMX) against PyTorch in float64. Where the processor has none, their instructions trap and are computed by
-amx_emulator.c, which refuses what the processor would: registers whose shapes do not fit.
+"""Matrix tiles (AMX) against PyTorch in float64. Where the processor has none, their instructions trap and are computed
+by amx_emulator.c, which refuses what the processor would: registers whose shapes do not fit.
 """
 
 from __future__ import annotations
@@ -78,9 +78,15 @@ def _convolution(
     with builder.function("main", [x]):
         with builder.dataflow():
             conv = relax.op.nn.conv2d(
-                x, constant(np.ascontiguousarray(blocks).astype(numpy_dtype(low)), low), padding=padding, strides=stride,
-                data_layout=f"NCHW{inner}c", kernel_layout=f"OIHW{inner}i16o", out_layout="NCHW16c", out_dtype=total,
-            )  # fmt: skip
+                x,
+                constant(np.ascontiguousarray(blocks).astype(numpy_dtype(low)), low),
+                padding=padding,
+                strides=stride,
+                data_layout=f"NCHW{inner}c",
+                kernel_layout=f"OIHW{inner}i16o",
+                out_layout="NCHW16c",
+                out_dtype=total,
+            )
             out = builder.emit_output(relax.op.nn.relu(builder.emit(conv)))
         builder.emit_func_output(out)
     return builder.get(), same
@@ -106,7 +112,9 @@ SHAPES = (  # channels, kernel, stride, size
 
 
 def _shares(knobs: dict[str, int], shape: tuple[int, ...]) -> int:
-    """Return into how many pieces a schedule divides a kernel for its threads, in each of which registers get their shapes once."""
+    """Return into how many pieces a schedule divides a kernel for its threads, in each of which registers get their
+    shapes once.
+    """
     pieces = shape[2] // knobs.get("chunk", shape[2])
     return pieces if knobs.get("rows_first") else pieces * shape[1] // knobs["c_tile"]
 
@@ -203,9 +211,15 @@ class _Stem(torch.nn.Module):
     ],
 )
 def test_rows_of_few_channels_are_summed_together(
-    emulator: Any, channels: int, kernel: tuple[int, int], stride: int, dilation: int, padding: int,
-    size: tuple[int, int], offset: float,
-) -> None:  # fmt: skip
+    emulator: Any,
+    channels: int,
+    kernel: tuple[int, int],
+    stride: int,
+    dilation: int,
+    padding: int,
+    size: tuple[int, int],
+    offset: float,
+) -> None:
     network, shape = _Stem(channels, kernel, stride, dilation, padding).eval(), (1, channels, *size)
     module = canonicalize(ExportedModel(network, one_input("input", shape)).to_relax())
     samples = np.random.default_rng(0).standard_normal((6, *shape[1:]), dtype=np.float32) + np.float32(offset)
@@ -222,8 +236,15 @@ def test_rows_of_few_channels_are_summed_together(
 
 @pytest.mark.parametrize(
     ("channels", "kernel", "stride"),
-    [(3, (2, 16), 2), (3, (16, 16), 16), (5, (7, 7), 2), (3, (1, 7), 1), (3, (4, 4), 4), (3, (3, 3), 2)],  # would save too few products, or no row fits
-)  # fmt: skip
+    [
+        (3, (2, 16), 2),
+        (3, (16, 16), 16),
+        (5, (7, 7), 2),
+        (3, (1, 7), 1),
+        (3, (4, 4), 4),
+        (3, (3, 3), 2),
+    ],  # would save too few products, or no row fits
+)
 def test_other_rows_stay_apart(channels: int, kernel: tuple[int, int], stride: int) -> None:
     network, shape = _Stem(channels, kernel, stride, 1, 0).eval(), (1, channels, 32, 32)
     module = canonicalize(ExportedModel(network, one_input("input", shape)).to_relax())

@@ -1,4 +1,6 @@
-"""Operators of PyTorch, many to a network, from import to a compiled library beside PyTorch, and through ONNX beside ONNX Runtime: values and types of every output."""
+"""Operators of PyTorch, many to a network, from import to a compiled library beside PyTorch, and through ONNX beside
+ONNX Runtime: values and types of every output.
+"""
 
 from __future__ import annotations
 
@@ -28,42 +30,108 @@ SHAPE = (2, 6, 4, 5)
 _PLACES = torch.tensor([2, 0, -1])
 
 ARITHMETIC: Functions = {
-    "floor of a quotient": lambda x: x // 2, "remainder": lambda x: x % 3, "square": lambda x: x**2, "cube": lambda x: x**3,
-    "inverse": lambda x: (x.abs() + 0.5) ** -1, "power of 2": lambda x: 2**x, "2 -": lambda x: 2 - x, "2 /": lambda x: 2 / (x.abs() + 1),
-    "fmod": lambda x: torch.fmod(x, 0.7), "truncated": lambda x: torch.div(x, 0.7, rounding_mode="trunc"), "hypot": lambda x: torch.hypot(x, x + 1),
-    "erfc": torch.erfc, "where": lambda x: torch.where(x > 0, x, -x * 2), "masked": lambda x: x.masked_fill(x > 0, -1.0), "maximum": lambda x: torch.maximum(x, x * 2 - 1),
-    "selu": F.selu, "elu": lambda x: F.elu(x, 0.7), "celu": lambda x: F.celu(x, 0.7), "softplus": F.softplus, "mish": F.mish, "glu": lambda x: F.glu(x, 1),
-    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"), "softshrink": F.softshrink, "lerp": lambda x: torch.lerp(x, x * 2, 0.3),
-}  # fmt: skip
+    "floor of a quotient": lambda x: x // 2,
+    "remainder": lambda x: x % 3,
+    "square": lambda x: x**2,
+    "cube": lambda x: x**3,
+    "inverse": lambda x: (x.abs() + 0.5) ** -1,
+    "power of 2": lambda x: 2**x,
+    "2 -": lambda x: 2 - x,
+    "2 /": lambda x: 2 / (x.abs() + 1),
+    "fmod": lambda x: torch.fmod(x, 0.7),
+    "truncated": lambda x: torch.div(x, 0.7, rounding_mode="trunc"),
+    "hypot": lambda x: torch.hypot(x, x + 1),
+    "erfc": torch.erfc,
+    "where": lambda x: torch.where(x > 0, x, -x * 2),
+    "masked": lambda x: x.masked_fill(x > 0, -1.0),
+    "maximum": lambda x: torch.maximum(x, x * 2 - 1),
+    "selu": F.selu,
+    "elu": lambda x: F.elu(x, 0.7),
+    "celu": lambda x: F.celu(x, 0.7),
+    "softplus": F.softplus,
+    "mish": F.mish,
+    "glu": lambda x: F.glu(x, 1),
+    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "softshrink": F.softshrink,
+    "lerp": lambda x: torch.lerp(x, x * 2, 0.3),
+}
 INTEGERS: Functions = {
-    "floor": lambda x: x // 3, "truncated": lambda x: torch.div(x, 3, rounding_mode="trunc"), "true quotient": lambda x: x / 3, "remainder": lambda x: x % 3,
-    "half more": lambda x: x + 1.5, "times": lambda x: x * 2.5, "shifted": lambda x: (x << 1) + (x >> 2), "bits": lambda x: (x & 3) | (x ^ 5), "not": lambda x: ~x,
-    "above a half": lambda x: x > 0.5, "sum": lambda x: x.sum(1), "running sum": lambda x: x.cumsum(1), "most": lambda x: x.amax(1), "clamped": lambda x: x.clamp(-2, 2),
-    "narrow": lambda x: x.to(torch.int8) + 1, "mixed": lambda x: x * x.float(),
-}  # fmt: skip
+    "floor": lambda x: x // 3,
+    "truncated": lambda x: torch.div(x, 3, rounding_mode="trunc"),
+    "true quotient": lambda x: x / 3,
+    "remainder": lambda x: x % 3,
+    "half more": lambda x: x + 1.5,
+    "times": lambda x: x * 2.5,
+    "shifted": lambda x: (x << 1) + (x >> 2),
+    "bits": lambda x: (x & 3) | (x ^ 5),
+    "not": lambda x: ~x,
+    "above a half": lambda x: x > 0.5,
+    "sum": lambda x: x.sum(1),
+    "running sum": lambda x: x.cumsum(1),
+    "most": lambda x: x.amax(1),
+    "clamped": lambda x: x.clamp(-2, 2),
+    "narrow": lambda x: x.to(torch.int8) + 1,
+    "mixed": lambda x: x * x.float(),
+}
 REDUCTIONS: Functions = {
-    "all": lambda x: (x > -1).all(1), "any": lambda x: (x > 1).any(1), "all of all": lambda x: (x > -1).all(), "any number": lambda x: x.trunc().any(1),
-    "neither": lambda x: ~((x > 0) & (x < 1)) ^ (x > 0.5), "least": lambda x: x.amin((2, 3)), "product": lambda x: x.prod(1), "logsumexp": lambda x: x.logsumexp(1),
-    "counted": lambda x: (x > 0).cumsum(1), "deviation": lambda x: x.std((2, 3)), "variance": lambda x: x.var(1, unbiased=False), "norm": lambda x: F.normalize(x, dim=1),
-    "groups": lambda x: F.group_norm(x, 3), "instances": F.instance_norm, "root mean square": lambda x: F.rms_norm(x, x.shape[-1:]),
-    "one of three": lambda x: F.one_hot((x > 0).long().sum(1) % 3, 3), "median": lambda x: x.median(1)[0], "largest": lambda x: x.topk(2, -1)[0],
-}  # fmt: skip
+    "all": lambda x: (x > -1).all(1),
+    "any": lambda x: (x > 1).any(1),
+    "all of all": lambda x: (x > -1).all(),
+    "any number": lambda x: x.trunc().any(1),
+    "neither": lambda x: ~((x > 0) & (x < 1)) ^ (x > 0.5),
+    "least": lambda x: x.amin((2, 3)),
+    "product": lambda x: x.prod(1),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "counted": lambda x: (x > 0).cumsum(1),
+    "deviation": lambda x: x.std((2, 3)),
+    "variance": lambda x: x.var(1, unbiased=False),
+    "norm": lambda x: F.normalize(x, dim=1),
+    "groups": lambda x: F.group_norm(x, 3),
+    "instances": F.instance_norm,
+    "root mean square": lambda x: F.rms_norm(x, x.shape[-1:]),
+    "one of three": lambda x: F.one_hot((x > 0).long().sum(1) % 3, 3),
+    "median": lambda x: x.median(1)[0],
+    "largest": lambda x: x.topk(2, -1)[0],
+}
 MOVES: Functions = {
-    "last": lambda x: x[:, -1], "last but one": lambda x: x.select(2, -2), "by places": lambda x: x[:, _PLACES], "by two": lambda x: x[:, _PLACES, _PLACES.abs()],
-    "by two apart": lambda x: x[:, _PLACES, :, _PLACES.abs()], "outer": lambda x: x[:, _PLACES[:, None], _PLACES.abs()[None]], "by values": lambda x: x.flatten()[(x[0, 0] > 0).long() - 1],
-    "windows": lambda x: F.unfold(x, 2), "windows of a row": lambda x: x.unfold(3, 3, 2), "chosen": lambda x: x.index_select(1, _PLACES.abs()),
-    "gathered": lambda x: x.gather(1, (x[:, :2] > 0).long()), "rolled": lambda x: x.roll((1, 2), (2, 3)), "flipped": lambda x: x.flip(3), "triangle": lambda x: x.triu(1),
-    "repeated": lambda x: x.repeat_interleave(2, 1), "diagonal": lambda x: torch.diagonal(x[..., :4], dim1=2, dim2=3), "shuffled": lambda x: F.pixel_shuffle(x[:, :4], 2),
-}  # fmt: skip
+    "last": lambda x: x[:, -1],
+    "last but one": lambda x: x.select(2, -2),
+    "by places": lambda x: x[:, _PLACES],
+    "by two": lambda x: x[:, _PLACES, _PLACES.abs()],
+    "by two apart": lambda x: x[:, _PLACES, :, _PLACES.abs()],
+    "outer": lambda x: x[:, _PLACES[:, None], _PLACES.abs()[None]],
+    "by values": lambda x: x.flatten()[(x[0, 0] > 0).long() - 1],
+    "windows": lambda x: F.unfold(x, 2),
+    "windows of a row": lambda x: x.unfold(3, 3, 2),
+    "chosen": lambda x: x.index_select(1, _PLACES.abs()),
+    "gathered": lambda x: x.gather(1, (x[:, :2] > 0).long()),
+    "rolled": lambda x: x.roll((1, 2), (2, 3)),
+    "flipped": lambda x: x.flip(3),
+    "triangle": lambda x: x.triu(1),
+    "repeated": lambda x: x.repeat_interleave(2, 1),
+    "diagonal": lambda x: torch.diagonal(x[..., :4], dim1=2, dim2=3),
+    "shuffled": lambda x: F.pixel_shuffle(x[:, :4], 2),
+}
 IMAGES: Functions = {
-    "bilinear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), "corners": lambda x: F.interpolate(x, (7, 9), mode="bilinear", align_corners=True),
-    "bicubic": lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), "smoothed": lambda x: F.interpolate(x, (3, 2), mode="bilinear", antialias=True),
-    "smoothed cubic": lambda x: F.interpolate(x, (2, 3), mode="bicubic", antialias=True), "nearest": lambda x: F.interpolate(x, (7, 9)), "area": lambda x: F.interpolate(x, (2, 3), mode="area"),
-    "largest of parts": lambda x: F.adaptive_max_pool2d(x, (3, 2)), "mean of parts": lambda x: F.adaptive_avg_pool2d(x, (3, 2)),
-    "sampled": lambda x: F.grid_sample(x, F.affine_grid(x[:, 0, :2, :3] * 0.3, [2, 6, 3, 7], align_corners=False), align_corners=False),
-    "sampled at corners": lambda x: F.grid_sample(x, F.affine_grid(x[:, 0, :2, :3] * 0.3, [2, 6, 3, 7], align_corners=True), align_corners=True),
-    "reflected": lambda x: F.pad(x, (1, 2, 1, 0), mode="reflect"), "repeated": lambda x: F.pad(x, (1, 2, 1, 0), mode="replicate"), "around": lambda x: F.pad(x, (1, 2, 1, 0), mode="circular"),
-}  # fmt: skip
+    "bilinear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+    "corners": lambda x: F.interpolate(x, (7, 9), mode="bilinear", align_corners=True),
+    "bicubic": lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
+    "smoothed": lambda x: F.interpolate(x, (3, 2), mode="bilinear", antialias=True),
+    "smoothed cubic": lambda x: F.interpolate(x, (2, 3), mode="bicubic", antialias=True),
+    "nearest": lambda x: F.interpolate(x, (7, 9)),
+    "area": lambda x: F.interpolate(x, (2, 3), mode="area"),
+    "largest of parts": lambda x: F.adaptive_max_pool2d(x, (3, 2)),
+    "mean of parts": lambda x: F.adaptive_avg_pool2d(x, (3, 2)),
+    "sampled": lambda x: F.grid_sample(
+        x, F.affine_grid(x[:, 0, :2, :3] * 0.3, [2, 6, 3, 7], align_corners=False), align_corners=False
+    ),
+    "sampled at corners": lambda x: F.grid_sample(
+        x, F.affine_grid(x[:, 0, :2, :3] * 0.3, [2, 6, 3, 7], align_corners=True), align_corners=True
+    ),
+    "reflected": lambda x: F.pad(x, (1, 2, 1, 0), mode="reflect"),
+    "repeated": lambda x: F.pad(x, (1, 2, 1, 0), mode="replicate"),
+    "around": lambda x: F.pad(x, (1, 2, 1, 0), mode="circular"),
+}
 
 
 class Many(torch.nn.Module):

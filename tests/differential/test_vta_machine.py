@@ -28,7 +28,9 @@ from tvmflow.vta.runtime.device import dram_of
 
 
 def test_store_wraps_and_saturates_only_when_told() -> None:
-    """VTA's save_load_out, relu and shift tests in one: 32-bit numbers in, shifted, clipped and not, stored as bytes."""
+    """VTA's save_load_out, relu and shift tests in one: 32-bit numbers in, shifted, clipped and not, stored as
+    bytes.
+    """
     values = np.random.default_rng(0).integers(-(2**20), 2**20, (36, 1, 16)).astype(np.int32)
     dram = Dram(CONFIG, OUT + PAGE)
     builder = LaunchBuilder(CONFIG, dram, "alu")
@@ -78,9 +80,12 @@ def test_alu_against_numpy(op: AluOp, imm: int | None) -> None:
     right = y.astype(np.int64) if imm is None else np.full(x.shape, imm, np.int64)
     wide = x.astype(np.int64)
     expected = {
-        AluOp.MIN: np.minimum(wide, right), AluOp.MAX: np.maximum(wide, right), AluOp.ADD: wide + right, AluOp.MUL: wide * right,
+        AluOp.MIN: np.minimum(wide, right),
+        AluOp.MAX: np.maximum(wide, right),
+        AluOp.ADD: wide + right,
+        AluOp.MUL: wide * right,
         AluOp.SHR: np.where(right >= 0, wide >> np.minimum(np.abs(right), 31), wide << np.minimum(np.abs(right), 32)),
-    }[op]  # fmt: skip
+    }[op]
     assert np.array_equal(machine.memories[Memory.ACC][:64], expected.astype(np.int64).astype(np.int32))
     run_both(CONFIG, program)
 
@@ -93,8 +98,9 @@ def programs(draw: st.DrawFn) -> Program:
     data = {
         Memory.INP: chance.integers(-128, 128, (64, 1, 4), dtype=np.int8),
         Memory.WGT: chance.integers(-128, 128, (32, 4, 4), dtype=np.int8),
-        Memory.ACC: chance.integers(-(2**31), 2**31, (64, 1, 4)).astype(np.int32), Memory.ACC_8BIT: image((64, 1, 4), 1),
-    }  # fmt: skip
+        Memory.ACC: chance.integers(-(2**31), 2**31, (64, 1, 4)).astype(np.int32),
+        Memory.ACC_8BIT: image((64, 1, 4), 1),
+    }
     at = {memory: dram.constant(values) for memory, values in data.items()}
     builder = LaunchBuilder(config, dram, "random", with_row_hazards=False)
     for memory in (Memory.INP, Memory.WGT, Memory.ACC):
@@ -109,9 +115,13 @@ def programs(draw: st.DrawFn) -> Program:
             size = (rows + pads[0] + pads[1]) * (columns + pads[2] + pads[3])
             if size <= depth:
                 builder.load(
-                    memory, draw(st.integers(0, depth - size)), at[memory], (rows, columns), draw(st.integers(columns, 6)),
+                    memory,
+                    draw(st.integers(0, depth - size)),
+                    at[memory],
+                    (rows, columns),
+                    draw(st.integers(columns, 6)),
                     (pads[0], pads[1], pads[2], pads[3]),
-                )  # fmt: skip
+                )
         elif kind == "store":
             rows, columns = draw(st.integers(1, 3)), draw(st.integers(1, 4))
             address = OUT + 4 * draw(st.integers(0, 16))
@@ -156,14 +166,25 @@ def test_deadlock_and_leftovers_are_told_with_heads_and_counts() -> None:
 
 
 BAD = [
-    Mem(Memory.INP, 30, 1024, 1, 4, 4), Mem(Memory.INP, 0, 1 << 28, 1, 4, 4), Mem(Memory.OUT, 30, 1024, 1, 4, 4, is_store=True),
-    Mem(Memory.OUT, 20, 1024, 1, 4, 4, is_store=True), Mem(Memory.OUT, 0, 1024, 1, 4, 4, 1, is_store=True), Mem(Memory.OUT, 0, 1024, 1, 4, 4),
-    Mem(Memory.INP, 0, 1023, 1, 4, 4), Mem(Memory.OUT, 0, 0, 1, 4, 4, is_store=True),
-    Gemm(1, 2), Gemm(0, 1, iter_out=40, dst_out=1), Gemm(0, 1, iter_out=9, src_out=1), Gemm(0, 1, iter_out=5, wgt_out=1),
-    Gemm(0, 1, iter_out=40, src_out=1), Gemm(0, 1, iter_out=40, wgt_out=1), Gemm(31, 33),
-    Alu(AluOp.ADD, 0, 1, iter_out=10, dst_out=1, imm=1), Alu(AluOp.ADD, 0, 1, iter_out=40, src_out=1, imm=1),
+    Mem(Memory.INP, 30, 1024, 1, 4, 4),
+    Mem(Memory.INP, 0, 1 << 28, 1, 4, 4),
+    Mem(Memory.OUT, 30, 1024, 1, 4, 4, is_store=True),
+    Mem(Memory.OUT, 20, 1024, 1, 4, 4, is_store=True),
+    Mem(Memory.OUT, 0, 1024, 1, 4, 4, 1, is_store=True),
+    Mem(Memory.OUT, 0, 1024, 1, 4, 4),
+    Mem(Memory.INP, 0, 1023, 1, 4, 4),
+    Mem(Memory.OUT, 0, 0, 1, 4, 4, is_store=True),
+    Gemm(1, 2),
+    Gemm(0, 1, iter_out=40, dst_out=1),
+    Gemm(0, 1, iter_out=9, src_out=1),
+    Gemm(0, 1, iter_out=5, wgt_out=1),
+    Gemm(0, 1, iter_out=40, src_out=1),
+    Gemm(0, 1, iter_out=40, wgt_out=1),
+    Gemm(31, 33),
+    Alu(AluOp.ADD, 0, 1, iter_out=10, dst_out=1, imm=1),
+    Alu(AluOp.ADD, 0, 1, iter_out=40, src_out=1, imm=1),
     Alu(AluOp.ADD, 0, 1, iter_out=10, src_out=1),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("bad", BAD, ids=repr)
@@ -174,9 +195,11 @@ def test_what_is_out_of_range_or_never_written_is_an_error_on_both_machines(bad:
         machine = kind(TINY, np.zeros(2 * PAGE, np.uint8))
         machine.dram[6144:6148] = encode_uops(TINY, [(0, 0, 0)]).view(np.uint8)
         for load in (
-            Mem(Memory.UOP, 0, 1536, 1, 1, 1), Mem(Memory.INP, 0, 1024, 1, 8, 8), Mem(Memory.WGT, 0, 256, 1, 4, 4),
+            Mem(Memory.UOP, 0, 1536, 1, 1, 1),
+            Mem(Memory.INP, 0, 1024, 1, 8, 8),
+            Mem(Memory.WGT, 0, 256, 1, 4, 4),
             Mem(Memory.ACC, 0, 256, 1, 8, 8),
-        ):  # fmt: skip
+        ):
             machine.execute(load)
         with pytest.raises(ProgramError) as caught:
             machine.execute(bad)

@@ -80,7 +80,9 @@ def test_a_quantized_network_computes_the_same_with_the_accelerator(scale: str, 
 
 
 def check_forms(config: VtaConfig, module: Any, offloaded: Any, samples: Array) -> list[dict[str, Any]]:
-    """Compile the regions, run the quantized, offloaded and compiled module, and compare; return the programs' summaries."""
+    """Compile the regions, run the quantized, offloaded and compiled module, and compare; return the programs'
+    summaries.
+    """
     from tvmflow.backends.cpu import host_backend
     from tvmflow.codegen.compile import LocalRunner
     from tvmflow.vta.compiler.offload import blobs_of, regions_of, with_blobs
@@ -150,7 +152,9 @@ def test_a_network_in_several_regions_computes_the_same() -> None:
 
 
 def generator_module() -> tuple[Any, Array]:
-    """DCGAN's generator in small: a dense layer, transposed convolutions of both kinds with batch norms, no plain ones."""
+    """DCGAN's generator in small: a dense layer, transposed convolutions of both kinds with batch norms, no plain
+    ones.
+    """
     import torch
 
     from tvmflow.frontends.pytorch.exported_program import ExportedModel
@@ -159,9 +163,15 @@ def generator_module() -> tuple[Any, Array]:
 
     up = torch.nn.ConvTranspose2d
     net = torch.nn.Sequential(
-        up(20, 32, 4, 1, 0, bias=False), torch.nn.BatchNorm2d(32), torch.nn.ReLU(), up(32, 16, 4, 2, 1), torch.nn.ReLU(),
-        up(16, 24, 3, 2, 1, output_padding=1), torch.nn.ReLU6(), up(24, 3, 4, 2, 1),
-    )  # fmt: skip
+        up(20, 32, 4, 1, 0, bias=False),
+        torch.nn.BatchNorm2d(32),
+        torch.nn.ReLU(),
+        up(32, 16, 4, 2, 1),
+        torch.nn.ReLU(),
+        up(16, 24, 3, 2, 1, output_padding=1),
+        torch.nn.ReLU6(),
+        up(24, 3, 4, 2, 1),
+    )
     torch.manual_seed(0)
     module = canonicalize(ExportedModel(net.eval(), one_input("input", (1, 20, 1, 1))).to_relax())
     samples = np.random.default_rng(0).standard_normal((3, 20, 1, 1), dtype=np.float32)
@@ -193,8 +203,11 @@ def test_every_layer_that_stays_on_the_cpu_has_its_reason() -> None:
     module, _ = pieces_module()
     reasons = offload_vta(module, CONFIG)[1].reasons
     for layer, text in (
-        ("leakyrelu", "leakyrelu"), ("resize2d", "image.resize2d"), ("concat", "concat"), ("mean", "average"),
-    ):  # fmt: skip
+        ("leakyrelu", "leakyrelu"),
+        ("resize2d", "image.resize2d"),
+        ("concat", "concat"),
+        ("mean", "average"),
+    ):
         assert any(name.startswith(layer) and text in why for name, why in reasons.items()), (layer, reasons)
     parts = offload_vta(module, CONFIG, "image.resize2d", "concat")[1]
     assert parts.layers == (("conv2", "max_pool2d0"),)
@@ -203,8 +216,11 @@ def test_every_layer_that_stays_on_the_cpu_has_its_reason() -> None:
     }
     assert offload_vta(module, CONFIG, "relax.nn.max_pool2d")[1].layers == (("conv3",),)
     assert offload_vta(module, CONFIG, "auto", "max_pool2d")[1].offloaded == (
-        "conv0", "conv_transpose0", "conv1", "conv2",
-    )  # fmt: skip
+        "conv0",
+        "conv_transpose0",
+        "conv1",
+        "conv2",
+    )
     assert offload_vta(module, CONFIG, "leakyrelu0", "mean")[1].offloaded == ("conv2", "max_pool2d0", "conv3")
     with pytest.raises(UnknownNameError, match=r"no layer 'nn\.global_avg_pool2d'"):
         offload_vta(module, CONFIG, "auto", "nn.global_avg_pool2d")

@@ -31,9 +31,10 @@ def test_max_pools(kernel: int, stride: int, padding: int) -> None:
 
 def test_sums_with_shifts_and_activations_alone() -> None:
     operators = (
-        Sum("a", ("x", "y"), (2, 0), Tail(None, 0, 2, 2, -127, 127)), Sum("b", ("a",), (0,), Tail(low=0, high=90)),
+        Sum("a", ("x", "y"), (2, 0), Tail(None, 0, 2, 2, -127, 127)),
+        Sum("b", ("a",), (0,), Tail(low=0, high=90)),
         Sum("c", ("b", "a"), (0, 6), Tail(None, 0, 32, 6, -100, 100)),
-    )  # fmt: skip
+    )
     region = Region({"x": (1, 40, 9, 9), "y": (1, 40, 9, 9)}, operators, ("c", "a"))
     for mode in MODES:
         check_region(CONFIG, region, mode)
@@ -63,18 +64,26 @@ def test_a_residual_whose_operands_have_other_scales_is_fused_too(lefts: tuple[i
 @pytest.mark.parametrize(
     "config",
     [
-        VtaConfig(log_batch=1), VtaConfig(log_block=5),
+        VtaConfig(log_batch=1),
+        VtaConfig(log_block=5),
         VtaConfig(log_uop_buff_size=14, log_inp_buff_size=14, log_wgt_buff_size=17, log_acc_buff_size=16),
-        VtaConfig(log_inp_buff_size=14), VtaConfig(target="pynq"), VtaConfig(target="ultra96", log_wgt_buff_size=17),
+        VtaConfig(log_inp_buff_size=14),
+        VtaConfig(target="pynq"),
+        VtaConfig(target="ultra96", log_wgt_buff_size=17),
     ],
     ids=lambda config: config.name,
-)  # fmt: skip
+)
 def test_other_designs(config: VtaConfig) -> None:
     operators = (
-        random_conv("a", "x", (64, 64), 3), random_conv("b", "a", (64, 64), 3, relu=False, seed=1),
-        Sum("s", ("b", "x"), (0, 0), Tail(low=0)), random_conv("c", "s", (64, 128), 3, 2), random_conv("d", "s", (64, 128), 1, 2),
-        Sum("t", ("c", "d"), (0, 0), Tail()), MaxPool("p", "t", (2, 2), (2, 2), (0,) * 4), random_conv("e", "p", (128, 100), 3),
-    )  # fmt: skip
+        random_conv("a", "x", (64, 64), 3),
+        random_conv("b", "a", (64, 64), 3, relu=False, seed=1),
+        Sum("s", ("b", "x"), (0, 0), Tail(low=0)),
+        random_conv("c", "s", (64, 128), 3, 2),
+        random_conv("d", "s", (64, 128), 1, 2),
+        Sum("t", ("c", "d"), (0, 0), Tail()),
+        MaxPool("p", "t", (2, 2), (2, 2), (0,) * 4),
+        random_conv("e", "p", (128, 100), 3),
+    )
     region = Region({"x": (3, 64, 28, 28)}, operators, ("e",))
     check_region(config, region)
     if config.board.is_simulator:
@@ -84,8 +93,13 @@ def test_other_designs(config: VtaConfig) -> None:
 def test_a_region_and_a_program_survive_their_bytes() -> None:
     region = Region(
         {"x": (1, 16, 8, 8)},
-        (random_conv("a", "x", (16, 16), 3), MaxPool("p", "a", (2, 2), (2, 2), (0,) * 4), Sum("s", ("p",), (0,), Tail())), ("s",),
-    )  # fmt: skip
+        (
+            random_conv("a", "x", (16, 16), 3),
+            MaxPool("p", "a", (2, 2), (2, 2), (0,) * 4),
+            Sum("s", ("p",), (0,), Tail()),
+        ),
+        ("s",),
+    )
     blob = region_to_blob(region, {"layers": ["a"]})
     again = region_from(*read_blob(blob))
     x = {"x": image((1, 16, 8, 8))}

@@ -52,9 +52,16 @@ def convolutions(draw: st.DrawFn, transposed: bool = False) -> Region:
     shape = (inputs, outputs // groups) if transposed else (outputs, inputs // groups)
     weight = image((*shape, *kernel), draw(st.integers(0, 9)))
     conv = Conv(
-        "c", "x", weight, draw(tails(outputs)), (strides[0], strides[1]), (padding[0], padding[1], padding[2], padding[3]),
-        groups, transposed, (extra[0], extra[1]),
-    )  # fmt: skip
+        "c",
+        "x",
+        weight,
+        draw(tails(outputs)),
+        (strides[0], strides[1]),
+        (padding[0], padding[1], padding[2], padding[3]),
+        groups,
+        transposed,
+        (extra[0], extra[1]),
+    )
     if min(conv.shape_of((1, inputs, size[0], size[1]))) < 1:
         conv = replace(conv, padding=(0, 0, 0, 0))
     return Region({"x": (draw(st.integers(1, 2)), inputs, size[0], size[1])}, (conv,), ("c",))

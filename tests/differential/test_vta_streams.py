@@ -1,4 +1,6 @@
-"""VTA's machine fed with arbitrary instructions: both simulators and the linter agree on what is wrong, and none of them breaks."""
+"""VTA's machine fed with arbitrary instructions: both simulators and the linter agree on what is wrong, and none of
+them breaks.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,9 @@ def filled(config: VtaConfig) -> list[Instruction]:
     elements = {m: 2 * PAGE // config.element_bytes(m) for m in Memory}
     elements[Memory.UOP] = PAGE // 4
     return [
-        Mem(m, 0, elements[m], 1, config.depth(m), config.depth(m)) for m in (Memory.UOP, Memory.INP, Memory.WGT, Memory.ACC)
-    ]  # fmt: skip
+        Mem(m, 0, elements[m], 1, config.depth(m), config.depth(m))
+        for m in (Memory.UOP, Memory.INP, Memory.WGT, Memory.ACC)
+    ]
 
 
 @st.composite
@@ -56,10 +59,15 @@ def instructions(draw: st.DrawFn, config: VtaConfig) -> Instruction:
         memory = draw(st.sampled_from(list(Memory)))
         page = (PAGE if memory is Memory.UOP else 2 * PAGE) // config.element_bytes(memory)
         return Mem(
-            memory, number(65535, 20), draw(st.integers(page, page + 20) | st.integers(0, 2 * page) | st.just(2**32 - 1)),
-            number(65535, 3), number(65535, 4), number(65535, 6), *(number(15, 1) for _ in range(4)),
+            memory,
+            number(65535, 20),
+            draw(st.integers(page, page + 20) | st.integers(0, 2 * page) | st.just(2**32 - 1)),
+            number(65535, 3),
+            number(65535, 4),
+            number(65535, 6),
+            *(number(15, 1) for _ in range(4)),
             is_store=draw(st.booleans()),
-        )  # fmt: skip
+        )
     uop, inp, wgt, acc = (config.depth(m) for m in (Memory.UOP, Memory.INP, Memory.WGT, Memory.ACC))
     begin = number(uop - 1, 4)
     loops = [begin, draw(st.integers(0, begin + 3)), *(draw(st.integers(0, 4) | st.just(60)) for _ in range(2))]
@@ -122,10 +130,15 @@ def test_the_linter_judges_any_stream_and_passes_only_what_runs(
 @pytest.mark.parametrize(
     "empty",
     [
-        Gemm(3, 3), Gemm(3, 1), Gemm(0, 1, iter_in=0), Gemm(0, 1, iter_out=0), Alu(AluOp.ADD, 2, 1, imm=1),
-        Alu(AluOp.ADD, 0, 1, 0, 3, imm=1), Gemm(0, 1, iter_in=0, reset=True),
+        Gemm(3, 3),
+        Gemm(3, 1),
+        Gemm(0, 1, iter_in=0),
+        Gemm(0, 1, iter_out=0),
+        Alu(AluOp.ADD, 2, 1, imm=1),
+        Alu(AluOp.ADD, 0, 1, 0, 3, imm=1),
+        Gemm(0, 1, iter_in=0, reset=True),
     ],
-)  # fmt: skip
+)
 def test_the_linter_finds_loops_that_turn_never(empty: Instruction) -> None:
     warnings = lint(program_of(TINY, filled(TINY)[0], empty, Finish()))
     assert len(warnings) == 1 and "nothing to do" in warnings[0]
@@ -159,7 +172,7 @@ AT = 2 * PAGE // 4
             "DRAM 0x2000",
         ),
     ],
-)  # fmt: skip
+)
 def test_the_linter_finds_races_with_finish_and_through_dram(stream: tuple[Instruction, ...], text: str) -> None:
     warnings = lint(program_of(TINY, *stream, Finish()))
     assert any(text in line for line in warnings), warnings
@@ -167,20 +180,25 @@ def test_the_linter_finds_races_with_finish_and_through_dram(stream: tuple[Instr
 
 def test_a_store_that_waits_for_the_loads_of_its_place_is_no_race() -> None:
     """LOAD INP, then compute (which waits for it), then STORE (which waits for compute) over the same bytes."""
-    warnings = lint(program_of(
-        TINY,
-        Mem(Memory.INP, 0, AT, 1, 4, 4, flags=Flags(push_next=True)),
-        Mem(Memory.ACC, 0, AT // 4, 1, 4, 4, flags=Flags(pop_prev=True, push_next=True)),
-        Mem(Memory.OUT, 0, AT, 1, 4, 4, is_store=True, flags=Flags(pop_prev=True, push_prev=True)),
-        Mem(Memory.UOP, flags=Flags(pop_next=True)), Finish(),
-    ))  # fmt: skip
+    warnings = lint(
+        program_of(
+            TINY,
+            Mem(Memory.INP, 0, AT, 1, 4, 4, flags=Flags(push_next=True)),
+            Mem(Memory.ACC, 0, AT // 4, 1, 4, 4, flags=Flags(pop_prev=True, push_next=True)),
+            Mem(Memory.OUT, 0, AT, 1, 4, 4, is_store=True, flags=Flags(pop_prev=True, push_prev=True)),
+            Mem(Memory.UOP, flags=Flags(pop_next=True)),
+            Finish(),
+        )
+    )
     assert warnings == []
 
 
 ENDLESS = (
-    Gemm(0, 8192, 16383, 16383), Gemm(0, 8192, 16383, 16383, reset=True), Alu(AluOp.ADD, 0, 8192, 16383, 16383, imm=1),
+    Gemm(0, 8192, 16383, 16383),
+    Gemm(0, 8192, 16383, 16383, reset=True),
+    Alu(AluOp.ADD, 0, 8192, 16383, 16383, imm=1),
     Alu(AluOp.MIN, 0, 64, 16383, 16383),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("instruction", ENDLESS, ids=repr)
@@ -199,8 +217,14 @@ def test_more_steps_than_the_limit_are_refused_before_anything_runs(kind: Any, i
 
 
 @pytest.mark.parametrize("kind", [Interpreter, Simulator])
-@pytest.mark.parametrize("below", [Mem(Memory.INP, 0, 0, 1, 4, 4), Mem(Memory.INP, 0, AT // 2 - 1, 2, 4, 4),
-                                   Mem(Memory.OUT, 0, AT // 2 - 1, 1, 1, 1, is_store=True)])  # fmt: skip
+@pytest.mark.parametrize(
+    "below",
+    [
+        Mem(Memory.INP, 0, 0, 1, 4, 4),
+        Mem(Memory.INP, 0, AT // 2 - 1, 2, 4, 4),
+        Mem(Memory.OUT, 0, AT // 2 - 1, 1, 1, 1, is_store=True),
+    ],
+)
 def test_the_first_page_of_dram_is_nobodys(kind: Any, below: Mem) -> None:
     machine = kind(TINY, memory_of(TINY, 0))
     machine.written[Memory.ACC][:] = 1

@@ -29,9 +29,11 @@ from tvmflow.vta.runtime.runtime import layer_values
 
 def small_program() -> Program:
     operators = (
-        random_conv("a", "x", (32, 32), 3), random_conv("b", "a", (32, 32), 3, relu=False, seed=1),
-        Sum("s", ("b", "x"), (0, 0), Tail(low=0)), MaxPool("p", "s", (2, 2), (2, 2), (0,) * 4),
-    )  # fmt: skip
+        random_conv("a", "x", (32, 32), 3),
+        random_conv("b", "a", (32, 32), 3, relu=False, seed=1),
+        Sum("s", ("b", "x"), (0, 0), Tail(low=0)),
+        MaxPool("p", "s", (2, 2), (2, 2), (0,) * 4),
+    )
     return compile_region(TINY_BLOCKS, Region({"x": (1, 32, 12, 12)}, operators, ("p",)), "optimized")
 
 

@@ -40,8 +40,14 @@ def random_conv(
     weight = chance.integers(-128, 128, (channels[1], channels[0] // groups, kernel, kernel), dtype=np.int8)
     bias = chance.integers(-(2**14), 2**14, channels[1]).astype(np.int32)
     return Conv(
-        name, data, weight, Tail(bias, 0, 1 << 9, 10, 0 if relu else -127, 127), (stride, stride), (kernel // 2,) * 4, groups
-    )  # fmt: skip
+        name,
+        data,
+        weight,
+        Tail(bias, 0, 1 << 9, 10, 0 if relu else -127, 127),
+        (stride, stride),
+        (kernel // 2,) * 4,
+        groups,
+    )
 
 
 def resnet18() -> Region:

@@ -1,4 +1,6 @@
-"""The measure of agreement: what it forgives, what it never forgives, and broken products that every check must refuse."""
+"""The measure of agreement: what it forgives, what it never forgives, and broken products that every check must
+refuse.
+"""
 
 from __future__ import annotations
 
@@ -151,7 +153,9 @@ def test_one_class_and_one_input() -> None:
 
 
 def test_nearly_uniform_and_saturated_softmax() -> None:
-    """The first: all that tells classes apart is far below the largest output. The second: few classes hold everything."""
+    """The first: all that tells classes apart is far below the largest output. The second: few classes hold
+    everything.
+    """
     generator = np.random.default_rng(0)
     logits = generator.standard_normal((4, 1000)) * 1e-3
     flat = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -228,7 +232,9 @@ def test_a_golden_check_names_stage_and_parameter() -> None:
 
 
 def _walked(folder: Path, outputs: Array) -> dict[str, Path]:
-    """Write what fetch, import_model and quantize leave, for a model with these outputs; its inputs are their own numbers."""
+    """Write what fetch, import_model and quantize leave, for a model with these outputs; its inputs are their own
+    numbers.
+    """
     inputs = {name: folder / name for name in ("fetch", "import_model", "quantize")}
     for path in inputs.values():
         path.mkdir()
@@ -270,7 +276,9 @@ def test_golden_check_and_evaluate_refuse_the_same_products(name: str, tmp_path:
 
 
 def test_a_source_that_does_not_react_is_refused_by_the_first_check(tmp_path: Path) -> None:
-    """Equal modules of a network whose head is zero, or whose output is the same for every input, had an error of 0.0."""
+    """Equal modules of a network whose head is zero, or whose output is the same for every input, had an error of
+    0.0.
+    """
     for index, b in enumerate((np.zeros((12, 10)), np.tile(np.arange(10.0), (12, 1)))):
         (tmp_path / str(index)).mkdir()
         context: Any = SimpleNamespace(inputs=_walked(tmp_path / str(index), b))

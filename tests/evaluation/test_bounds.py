@@ -1,4 +1,6 @@
-"""Bounds: what a network computes and reads, counted by hand; ceilings, shares and refusals. Nothing here depends on how fast this machine is."""
+"""Bounds: what a network computes and reads, counted by hand; ceilings, shares and refusals. Nothing here depends on
+how fast this machine is.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +68,13 @@ def test_operations_and_constants_are_those_that_a_run_needs() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "out", "counted"),
-    [("float32", "float32", "float32"), ("bfloat16", "float32", "bfloat16"), ("float16", "float16", "float16"), ("int8", "int32", "int8")],
-)  # fmt: skip
+    [
+        ("float32", "float32", "float32"),
+        ("bfloat16", "float32", "bfloat16"),
+        ("float16", "float16", "float16"),
+        ("int8", "int32", "int8"),
+    ],
+)
 def test_a_kernel_counts_for_the_type_that_it_multiplies(dtype: str, out: str, counted: str) -> None:
     (workload,) = extract_workloads(lower(_matmul((3, 8), 4, dtype, out), BACKEND))
     assert multiplied(workload.function) == counted and operations(workload.function) == 2 * 3 * 8 * 4
@@ -87,23 +94,34 @@ def test_the_least_time_is_the_larger_of_arithmetic_and_memory() -> None:
     assert found["arithmetic_ms"] == pytest.approx(2.25) and found["memory_ms"] == pytest.approx(2.5)
     assert found["least_ms"] == found["memory_ms"] and found["share"] == pytest.approx(0.5)
     assert bound_metrics(found) == {
-        "bound_ms.arithmetic": found["arithmetic_ms"], "bound_ms.memory": found["memory_ms"], "bound_share": found["share"]
-    }  # fmt: skip
+        "bound_ms.arithmetic": found["arithmetic_ms"],
+        "bound_ms.memory": found["memory_ms"],
+        "bound_share": found["share"],
+    }
     assert shown_bound({"bounds": found}) == "2.5 ms (50% reached)"
     without = bounds_of(replace(WORK, constant_bytes=0), replace(CEILINGS, read=None), 4.5)
     assert (without["memory_ms"], without["share"]) == (0, pytest.approx(0.5))
 
 
 def test_kernels_that_lose_most_come_first() -> None:
-    """2e9 operations at 1e12 a second are 2 ms, 4e9 at 4e12 are 1 ms; one that computes nothing has no least time, and one without a time no row."""
+    """2e9 operations at 1e12 a second are 2 ms, 4e9 at 4e12 are 1 ms; one that computes nothing has no least time, and
+    one without a time no row.
+    """
     kernels = [
         {"name": name, "operations": operations, "dtype": dtype}
-        for name, operations, dtype in (("near", 2e9, "float32"), ("far", 4e9, "int8"), ("copy", 0.0, "bfloat16"), ("unseen", 1.0, "float32"))
-    ]  # fmt: skip
+        for name, operations, dtype in (
+            ("near", 2e9, "float32"),
+            ("far", 4e9, "int8"),
+            ("copy", 0.0, "bfloat16"),
+            ("unseen", 1.0, "float32"),
+        )
+    ]
     rows = bounds.kernel_bounds(kernels, CEILINGS, {"near": 2.5, "far": 4.0, "copy": 0.75, "another": 1.0})
     assert [tuple(row.values()) for row in rows] == [
-        ("far", 4.0, pytest.approx(1.0), pytest.approx(0.25)), ("copy", 0.75, 0.0, 0.0), ("near", 2.5, pytest.approx(2.0), pytest.approx(0.8))
-    ]  # fmt: skip
+        ("far", 4.0, pytest.approx(1.0), pytest.approx(0.25)),
+        ("copy", 0.75, 0.0, 0.0),
+        ("near", 2.5, pytest.approx(2.0), pytest.approx(0.8)),
+    ]
 
 
 def test_an_unsteady_latency_has_no_share() -> None:

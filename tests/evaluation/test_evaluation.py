@@ -80,21 +80,29 @@ def _card(**changes: Any) -> dict[str, Any]:
 BUSY = ("others used 79%",)
 
 
-@pytest.mark.parametrize(("card", "champion", "ratio", "says"), [
-    (_card(), None, None, None),
-    (_card(), 0.99, (1.0, 0.98, 1.02, ()), None),
-    (_card(), 0.99, (1.0, 0.98, 1.02, BUSY), None),  # the interval settles it, on a busy machine too
-    (_card(accuracy=None), None, None, None),
-    (_card(latency={"compute": {"badges": list(BUSY)}}), None, None, None),  # there is nothing to be slower than
-    (_card(agreement={"top1_agreement": 0.9}), None, None, "agreement"),
-    (_card(coverage=0.4), None, None, "schedules were measured for 40.0%"),
-    (_card(accuracy={"built": 0.9, "source": 0.99}), None, None, "below the source"),
-    (_card(accuracy={"built": 0.985, "source": 0.989}), 0.995, None, "below the champion"),
-    (_card(), 0.99, (2.0, 1.9, 2.1, BUSY), "slower than the champion"),
-    (_card(), 0.99, (1.2, 0.8, 1.8, ()), "more rounds narrow the interval (release.compare_rounds)"),
-    (_card(), 0.99, (1.2, 0.8, 1.8, BUSY),
-     "at most 1.5 (release.max_slowdown); the machine was disturbed (others used 79%): promote with --wait-quiet"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("card", "champion", "ratio", "says"),
+    [
+        (_card(), None, None, None),
+        (_card(), 0.99, (1.0, 0.98, 1.02, ()), None),
+        (_card(), 0.99, (1.0, 0.98, 1.02, BUSY), None),  # the interval settles it, on a busy machine too
+        (_card(accuracy=None), None, None, None),
+        (_card(latency={"compute": {"badges": list(BUSY)}}), None, None, None),  # there is nothing to be slower than
+        (_card(agreement={"top1_agreement": 0.9}), None, None, "agreement"),
+        (_card(coverage=0.4), None, None, "schedules were measured for 40.0%"),
+        (_card(accuracy={"built": 0.9, "source": 0.99}), None, None, "below the source"),
+        (_card(accuracy={"built": 0.985, "source": 0.989}), 0.995, None, "below the champion"),
+        (_card(), 0.99, (2.0, 1.9, 2.1, BUSY), "slower than the champion"),
+        (_card(), 0.99, (1.2, 0.8, 1.8, ()), "more rounds narrow the interval (release.compare_rounds)"),
+        (
+            _card(),
+            0.99,
+            (1.2, 0.8, 1.8, BUSY),
+            "at most 1.5 (release.max_slowdown); the machine was disturbed (others used 79%): promote with "
+            "--wait-quiet",
+        ),
+    ],
+)
 def test_the_gate(
     card: dict[str, Any], champion: float | None, ratio: tuple[Any, ...] | None, says: str | None
 ) -> None:
@@ -111,15 +119,22 @@ def _row(latency_ms: float | None, **more: Any) -> dict[str, Any]:
     return {"latency_ms": latency_ms, **interval, **place, **more}
 
 
-@pytest.mark.parametrize(("before", "now", "verdict", "why"), [
-    (_row(1.0), _row(1.01), "same", ""), (_row(1.0), _row(1.05), "slower", ""), (_row(1.0), _row(0.9), "faster", ""),
-    (_row(1.0), _row(1.5, badges=BUSY[0]), None, BUSY[0]), (_row(1.0, badges=BUSY[0]), _row(0.8), None, BUSY[0]),
-    (_row(1.0), _row(0.8, badges=BUSY[0]), "faster", ""),  # a disturbance makes nothing faster
-    (_row(1.0, badges=BUSY[0]), _row(1.5), "slower", ""), (_row(None), _row(1.0), None, "no latency"),
-    (_row(1.0), _row(2.0, round_trip_ns=340.0), None, "different states of the machine"),
-    (_row(1.0), _row(2.0, round_trip_ns=None), "slower", ""),
-    (_row(1.0), _row(2.0, unit="host-2"), None, "different units of the device"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("before", "now", "verdict", "why"),
+    [
+        (_row(1.0), _row(1.01), "same", ""),
+        (_row(1.0), _row(1.05), "slower", ""),
+        (_row(1.0), _row(0.9), "faster", ""),
+        (_row(1.0), _row(1.5, badges=BUSY[0]), None, BUSY[0]),
+        (_row(1.0, badges=BUSY[0]), _row(0.8), None, BUSY[0]),
+        (_row(1.0), _row(0.8, badges=BUSY[0]), "faster", ""),  # a disturbance makes nothing faster
+        (_row(1.0, badges=BUSY[0]), _row(1.5), "slower", ""),
+        (_row(None), _row(1.0), None, "no latency"),
+        (_row(1.0), _row(2.0, round_trip_ns=340.0), None, "different states of the machine"),
+        (_row(1.0), _row(2.0, round_trip_ns=None), "slower", ""),
+        (_row(1.0), _row(2.0, unit="host-2"), None, "different units of the device"),
+    ],
+)
 def test_a_change_between_measurements(before: Any, now: Any, verdict: str | None, why: str) -> None:
     change = change_between(before, now)
     assert (change.verdict, change.why) == (verdict, why)

@@ -1,4 +1,6 @@
-"""What can be seen of a machine beside a measurement: the programs in C that look at it, who uses its processors, what a device tells."""
+"""What can be seen of a machine beside a measurement: the programs in C that look at it, who uses its processors, what
+a device tells.
+"""
 
 from __future__ import annotations
 

@@ -57,10 +57,13 @@ def test_a_way_that_cannot_be_prepared_is_left_out_with_the_reason() -> None:
 @pytest.mark.parametrize(
     "outputs",
     [
-        (RIGHT[0].reshape(4, 1),), (), (*RIGHT, *RIGHT), (RIGHT[0] * np.float32(np.nan),),
+        (RIGHT[0].reshape(4, 1),),
+        (),
+        (*RIGHT, *RIGHT),
+        (RIGHT[0] * np.float32(np.nan),),
         (RIGHT[0] * np.float32(1 + 2**-8),),  # what bfloat16 rounds
     ],
-)  # fmt: skip
+)
 def test_what_differs_by_more_than_rounding_is_said(outputs: Arrays) -> None:
     assert difference_of(outputs, RIGHT) is not None
     assert difference_of((RIGHT[0] * np.float32(1 + 1e-6),), RIGHT) is None
@@ -203,8 +206,9 @@ def test_a_peer_without_an_onnx_form_says_why(folders: tuple[Path, Path]) -> Non
     folders[1].unlink()
     (folders[1].parent / "import.json").write_text(json.dumps({"no_onnx": "no exporter"}))
     assert Peer("onnxruntime", *map(str, folders), 1).choose() == {
-        "variant": None, "left_out": {"": "the model has no ONNX form: no exporter"}
-    }  # fmt: skip
+        "variant": None,
+        "left_out": {"": "the model has no ONNX form: no exporter"},
+    }
 
 
 @pytest.mark.heavy

@@ -1,4 +1,6 @@
-"""Measure in many placements in memory, beside neighbours that nobody sees: neither one placement nor a neighbour decides."""
+"""Measure in many placements in memory, beside neighbours that nobody sees: neither one placement nor a neighbour
+decides.
+"""
 
 from __future__ import annotations
 

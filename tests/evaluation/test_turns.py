@@ -1,4 +1,6 @@
-"""Latency in turns, the load of the machine, and ratios that the rounds support: on clocks of our own, never the machine's."""
+"""Latency in turns, the load of the machine, and ratios that the rounds support: on clocks of our own, never the
+machine's.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,17 @@ NEAR_NS, FAR_NS = 60.0, 340.0
 class Machine:
     """A machine of two processors whose time passes only while something is measured on it.
 
-    foreign: processors that others keep busy. slow(at): how many times longer a run that begins then takes. far(at): whether the
-    cores are far apart then. waits(at): the share of the time that a run then waits for a processor.
+    foreign: processors that others keep busy. slow(at): how many times longer a run that begins then takes. far(at):
+    whether the cores are far apart then. waits(at): the share of the time that a run then waits for a processor.
     """
 
     def __init__(
-        self, foreign: float = 0.0, slow: Callable[[float], float] = lambda _: 1.0,
-        far: Callable[[float], bool] = lambda _: False, waits: Callable[[float], float] = lambda _: 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        foreign: float = 0.0,
+        slow: Callable[[float], float] = lambda _: 1.0,
+        far: Callable[[float], bool] = lambda _: False,
+        waits: Callable[[float], float] = lambda _: 0.0,
+    ) -> None:
         self.now, self.own, self.foreign, self.slow, self.far, self.waits = 0.0, 0.0, foreign, slow, far, waits
         self._begun, self._was_ns, self._waited = 0.0, None, 0.0
 
@@ -154,9 +159,16 @@ def test_a_lowered_clock_is_left_out() -> None:
     assert latency.median_ms == pytest.approx(10) and latency.max_ms == pytest.approx(10) and latency.undisturbed == 45
 
 
-@pytest.mark.parametrize(("waited", "switches", "runs", "found"), [
-    (0.04, 3, 8000, None), (0.04, 3, 2, "waited"), (0.5, 10, 8000, "waited"), (0.01, 3, 2, None), (0.04, None, 8000, "waited"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("waited", "switches", "runs", "found"),
+    [
+        (0.04, 3, 8000, None),
+        (0.04, 3, 2, "waited"),
+        (0.5, 10, 8000, "waited"),
+        (0.01, 3, 2, None),
+        (0.04, None, 8000, "waited"),
+    ],
+)
 def test_a_wait_counts_by_the_runs_that_it_hits(
     waited: float, switches: int | None, runs: int, found: str | None
 ) -> None:
@@ -217,7 +229,9 @@ def test_the_interval_holds_the_ratio_and_turns_round_with_it(drifts: list[float
 
 
 def test_intervals_hold_the_median_as_often_as_they_say() -> None:
-    """Of noise with a long tail whose neighbours are alike, as that of a machine is: drawn 400 times, 95 % and a margin for chance."""
+    """Of noise with a long tail whose neighbours are alike, as that of a machine is: drawn 400 times, 95 % and a margin
+    for chance.
+    """
     generator = np.random.default_rng(5)
     estimates = []
     for _ in range(400):
@@ -248,10 +262,17 @@ def test_a_slowdown_of_a_twentieth_is_found_and_none_is_invented(slower: float) 
     assert found >= 38 if slower > 1 else found <= 4
 
 
-@pytest.mark.parametrize(("trips", "states"), [
-    ([50, 78, 60, 320, 366, 70, 340], [0, 0, 0, 1, 1, 0, 1]), ([180, 212, 190], [0, 0, 0]), ([None, None], [0, 0]),
-    ([50, 55, 60, 150, 330, 340, 350], [0, 0, 0, None, 1, 1, 1]), ([50, 400], [0, 1]), ([60, 60, 60, None], [0, 0, 0, None]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("trips", "states"),
+    [
+        ([50, 78, 60, 320, 366, 70, 340], [0, 0, 0, 1, 1, 0, 1]),
+        ([180, 212, 190], [0, 0, 0]),
+        ([None, None], [0, 0]),
+        ([50, 55, 60, 150, 330, 340, 350], [0, 0, 0, None, 1, 1, 1]),
+        ([50, 400], [0, 1]),
+        ([60, 60, 60, None], [0, 0, 0, None]),
+    ],
+)
 def test_states_lie_apart_by_round_trips_whatever_these_are(
     trips: list[float | None], states: list[int | None]
 ) -> None:
@@ -372,10 +393,16 @@ def test_between_its_turns_a_process_is_stopped() -> None:
 
 
 def _card(measured: Measured) -> dict[str, Any]:
-    card: dict[str, Any] = json.loads(json.dumps({
-        "latency": {"compute": measured.latency["tvmflow"].to_json()}, "peers": {"peer": measured.latency["peer"].to_json()},
-        "advantages": {name: ratio.to_json() for name, ratio in measured.advantages.items()}, "part": None,
-    }))  # fmt: skip
+    card: dict[str, Any] = json.loads(
+        json.dumps(
+            {
+                "latency": {"compute": measured.latency["tvmflow"].to_json()},
+                "peers": {"peer": measured.latency["peer"].to_json()},
+                "advantages": {name: ratio.to_json() for name, ratio in measured.advantages.items()},
+                "part": None,
+            }
+        )
+    )
     return card
 
 

@@ -1,4 +1,6 @@
-"""Ctrl-C, SIGTERM and kill -9 of the command: the end is told once, nothing stays behind, Prefect knows how it ended."""
+"""Ctrl-C, SIGTERM and kill -9 of the command: the end is told once, nothing stays behind, Prefect knows how it
+ended.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,15 @@ class Command:
         leader, follower = pty.openpty()
         environment = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tvmflow", "--root", str(root), "run", CELL], cwd=REPOSITORY, env=environment,
-            stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
+            [sys.executable, "-m", "tvmflow", "--root", str(root), "run", CELL],
+            cwd=REPOSITORY,
+            env=environment,
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+            start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C there reaches the group
-        )  # fmt: skip
+        )
         os.close(follower)
         self.leader, self.root = leader, root
         self.family: list[psutil.Process] = []

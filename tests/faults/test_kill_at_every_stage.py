@@ -20,9 +20,12 @@ SLUG = "digits_torch.local-cpu.float32"
 
 def _start(root: Path, *command: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", *command], cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        [sys.executable, "-m", *command],
+        cwd=REPOSITORY,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 def _wait_for(root: Path, pattern: str, process: subprocess.Popen[bytes], seconds: float = 90) -> None:

@@ -69,10 +69,14 @@ ON_TARGET = {"quantize", "graph_pack", "tune", "build", "deploy", "evaluate"}
         ("tune/build_workers", 7, set()),
         ("fetch/split_seed", 3, {"fetch"}),
         ("fetch/download_attempts", 3, set()),
-        ("models/digits_torch/labels", None, {"fetch", "graph_pack", "build", "evaluate"}),  # some of its keys are not there: DVC watches the block
+        (
+            "models/digits_torch/labels",
+            None,
+            {"fetch", "graph_pack", "build", "evaluate"},
+        ),  # some of its keys are not there: DVC watches the block
         ("release/confidence", 0.9, set()),
     ],
-)  # fmt: skip
+)
 def test_dvc_runs_the_stages_that_an_edit_changes(recorded: Path, path: str, value: Any, stages: set[str]) -> None:
     text = (recorded / "params.yaml").read_text()
     params = place = yaml.safe_load(text)

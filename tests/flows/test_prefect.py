@@ -1,4 +1,6 @@
-"""What Prefect does for us: schedules that appear, retries that are worth it, processes that are really killed, Dask."""
+"""What Prefect does for us: schedules that appear, retries that are worth it, processes that are really killed,
+Dask.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,9 @@ def test_accuracy_and_agreement(finished: Path) -> None:
 
 
 def test_the_manifest_counts_operations_and_constants(finished: Path) -> None:
-    """Convolutions of 3x3 over 8x8 and 4x4 pixels, a pool of 2x2, the mean, and a dense layer whose 10 outputs fill a register of 16."""
+    """Convolutions of 3x3 over 8x8 and 4x4 pixels, a pool of 2x2, the mean, and a dense layer whose 10 outputs fill a
+    register of 16.
+    """
     manifest = json.loads((finished / "artifacts" / "build" / SLUG / "manifest.json").read_text())
     products = 2 * 9 * (1 * 32 * 64 + 32 * 32 * 64 + 32 * 64 * 16) + 2 * 64 * 16
     others = 2 * 4 * 32 * 16 + 2 * 64 * 16 + 10
@@ -76,9 +78,13 @@ def test_a_prefect_server_with_this_home_shows_the_runs(finished: Path) -> None:
     """`PREFECT_HOME=.prefect prefect server start` opens this database: the address comes from Prefect itself."""
     code = "from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL as url; print(url.value())"
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PREFECT_HOME": str(finished / ".prefect")}, check=True,
-        capture_output=True, text=True, cwd=finished,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env={**os.environ, "PREFECT_HOME": str(finished / ".prefect")},
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=finished,
+    )
     path = Path(done.stdout.strip().partition("///")[2])
     with sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True) as store:
         runs = store.execute("SELECT name, state_type, tags FROM flow_run").fetchall()

@@ -1,4 +1,6 @@
-"""The scheduled re-tune, for real: a cron that fires, sweeps and re-tunes of which a cell fails, servers that are not there."""
+"""The scheduled re-tune, for real: a cron that fires, sweeps and re-tunes of which a cell fails, servers that are not
+there.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ def _save_block(address: str) -> None:
     """Save a notification block as a user does, in a process of its own."""
     code = (
         "import sys; from prefect.blocks.notifications import CustomWebhookNotificationBlock as Block\n"
-        "Block(name='retune', url=sys.argv[1], json_data={'subject': '{{subject}}', 'body': '{{body}}'}).save('retune', overwrite=True)"
+        "Block(name='retune', url=sys.argv[1], json_data={'subject': '{{subject}}', 'body': "
+        "'{{body}}'}).save('retune', overwrite=True)"
     )
     subprocess.run([sys.executable, "-c", code, address], check=True, timeout=120)
 
@@ -105,7 +108,9 @@ def test_a_cell_whose_weights_are_gone_hides_no_other(copy_of_finished: Path, wi
 
 @pytest.mark.slow
 def test_retune_of_several_cells_each_by_its_own_champion(copy_of_finished: Path, with_prefect_server: str) -> None:
-    """float32 is released: it has nothing to do, which says nothing of the other precision of the same model and target."""
+    """float32 is released: it has nothing to do, which says nothing of the other precision of the same model and
+    target.
+    """
     root = copy_of_finished
     _with_broken_cell(root)
     tvmflow(root, "promote", "digits")
@@ -137,9 +142,13 @@ def test_the_scheduled_retune_fires_runs_and_notifies(
     environment = {**os.environ, "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
     with (root / "serve.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tvmflow", "--root", str(root), "serve"], start_new_session=True,
-            stdout=log, stderr=log, cwd=root, env=environment,
-        )  # fmt: skip
+            [sys.executable, "-m", "tvmflow", "--root", str(root), "serve"],
+            start_new_session=True,
+            stdout=log,
+            stderr=log,
+            cwd=root,
+            env=environment,
+        )
     try:
         ended: list[dict[str, Any]] = []
         deadline = time.monotonic() + 300

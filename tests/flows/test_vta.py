@@ -36,7 +36,8 @@ def test_a_cell_on_the_simulated_accelerator(copy_of_finished: Path) -> None:
     assert card["device"]["kind"] == f"vta-{VtaConfig().name}" and card["peers"] == {}
     accuracy = card["accuracy"]
     assert accuracy["quantized"] == accuracy["built"] and accuracy["built"] >= accuracy["source"] - 0.01
-    # The layers before VTA are float: a value between two int8 steps may be rounded the other way, and no more than that.
+    # The layers before VTA are float: a value between two int8 steps may be rounded the other way, and no more than
+    # that.
     built = card["agreement_by_step"]["quantized-built"]
     assert built["top1_agreement"] == 1.0 and (built["sqnr_db"] is None or built["sqnr_db"] > 60)
     vta = card["part"]

@@ -53,15 +53,19 @@ def test_a_wide_model_goes_all_the_way(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("framework", "network"), [("keras", "keras/mobilenet"), ("mxnet", "mxnet/squeezenet1.1"), ("torch", "torchvision/squeezenet1_1")]
-)  # fmt: skip
+    ("framework", "network"),
+    [("keras", "keras/mobilenet"), ("mxnet", "mxnet/squeezenet1.1"), ("torch", "torchvision/squeezenet1_1")],
+)
 def test_a_network_of_every_zoo_goes_all_the_way(
     framework: str, network: str, make_workspace: Callable[..., Path]
 ) -> None:
     def change(params: dict[str, Any]) -> None:
         params["models"]["zoo"] = {
-            "framework": framework, "network": network, "weights": {"seeded": 5}, "input": {"shape": [1, 3, 64, 64]},
-        }  # fmt: skip
+            "framework": framework,
+            "network": network,
+            "weights": {"seeded": 5},
+            "input": {"shape": [1, 3, 64, 64]},
+        }
         params["fetch"] = params.get("fetch", {}) | {"evaluation_samples": 8, "golden_samples": 4}
         params["tune"] |= {"trials_per_workload": 1, "total_trials": 4}
 

@@ -15,9 +15,13 @@ from tests.conftest import CELL
 
 def _prefect(root: Path, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "prefect", "--no-prompt", *arguments], cwd=root, capture_output=True, text=True,
-        check=False, timeout=200,
-    )  # fmt: skip
+        [sys.executable, "-m", "prefect", "--no-prompt", *arguments],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

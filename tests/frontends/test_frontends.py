@@ -165,7 +165,9 @@ def test_batches_are_filled_up_and_cut_again(count: int) -> None:
 
 @pytest.mark.parametrize("threads", [2, 4])
 def test_a_source_runs_on_as_many_threads_as_it_is_told(tmp_path: Path, threads: int) -> None:
-    """Counted in the process: ONNX Runtime's pool is there as soon as a session is, the caller is one of its threads."""
+    """Counted in the process: ONNX Runtime's pool is there as soon as a session is, the caller is one of its
+    threads.
+    """
     import psutil
 
     _onnx(tmp_path)

@@ -43,14 +43,26 @@ def _class(name: Any, module: Any = "keras.layers", registered: Any = None, conf
 @pytest.mark.parametrize(
     "entry",
     [
-        _class("Lambda"), _class("TFSMLayer"), _class("TorchModuleWrapper"), _class("StringLookup"), _class("TextVectorization"),
-        _class("Popen", "subprocess"), _class("system", "os"), _class("Dense", "mine.layers"), _class("Dense", registered="mine>Dense"),
-        _class("function", "keras.utils", config="get_file"), _class("function", "builtins", config="os.system"), _class(["Dense"]),
-        _class("function", "keras.src.utils.file_utils", config="get_file"), _class("Dense; x"), _class("get_file", "keras.utils"),
-        _class("Dense", "keras.layers.."), _class("enable_unsafe_deserialization", "keras.config"),
+        _class("Lambda"),
+        _class("TFSMLayer"),
+        _class("TorchModuleWrapper"),
+        _class("StringLookup"),
+        _class("TextVectorization"),
+        _class("Popen", "subprocess"),
+        _class("system", "os"),
+        _class("Dense", "mine.layers"),
+        _class("Dense", registered="mine>Dense"),
+        _class("function", "keras.utils", config="get_file"),
+        _class("function", "builtins", config="os.system"),
+        _class(["Dense"]),
+        _class("function", "keras.src.utils.file_utils", config="get_file"),
+        _class("Dense; x"),
+        _class("get_file", "keras.utils"),
+        _class("Dense", "keras.layers.."),
+        _class("enable_unsafe_deserialization", "keras.config"),
     ],
     ids=str,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("kind", ["m.keras", "m.h5"])
 def test_classes_that_act_are_refused_wherever_they_stand(
     saved: Path, tmp_path: Path, kind: str, entry: dict[str, Any]

@@ -18,7 +18,9 @@ _LENGTH, _WIDTH = 12, 16
 
 
 class Decoder(torch.nn.Module):
-    """A layer of a decoder: positions that turn pairs of channels, a causal mask by documents, a cube where GELU is written out."""
+    """A layer of a decoder: positions that turn pairs of channels, a causal mask by documents, a cube where GELU is
+    written out.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -63,9 +63,12 @@ def test_announced_sizes_are_not_believed(tmp_path: Path, announced: bytes) -> N
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 500) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["nodes", "heads", "op", "name", "inputs", "attrs"]), inner, max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["nodes", "heads", "op", "name", "inputs", "attrs"]), inner, max_size=5)
+    ),
     max_leaves=20,
-)  # fmt: skip
+)
 
 
 @FILES
@@ -103,10 +106,14 @@ def test_missing_mxnet_operators_are_all_named(tmp_path: Path) -> None:
 
 
 ATTRIBUTES = st.dictionaries(
-    st.sampled_from(["kernel", "stride", "pad", "num_filter", "num_group", "axis", "shape", "p", "act_type", "slope", "dim"]),
-    st.sampled_from(["(1, 1)", "(-1, 2)", "()", "(", "0", "-7", "9999999999999", "nan", "relu", "__import__('os')", "None"]),
+    st.sampled_from(
+        ["kernel", "stride", "pad", "num_filter", "num_group", "axis", "shape", "p", "act_type", "slope", "dim"]
+    ),
+    st.sampled_from(
+        ["(1, 1)", "(-1, 2)", "()", "(", "0", "-7", "9999999999999", "nan", "relu", "__import__('os')", "None"]
+    ),
     max_size=4,
-)  # fmt: skip
+)
 
 
 @FILES

@@ -134,9 +134,12 @@ def test_an_onnx_model_needs_no_other_framework(tmp_path: Path) -> None:
     }
     (fetched / "source.json").write_text(json.dumps(source))
     done = subprocess.run(
-        [sys.executable, "-c", NO_TORCH, str(fetched), str(out)], capture_output=True, text=True, check=False,
+        [sys.executable, "-c", NO_TORCH, str(fetched), str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -147,9 +150,12 @@ def test_another_process_reads_which_files_belong_to_a_model(tmp_path: Path) -> 
     code = "import sys; from pathlib import Path; from tvmflow.frontends.registry import FRONTENDS\n"
     code += "print(list(FRONTENDS['onnx'].files.companions(Path(sys.argv[1]))), 'onnx' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "data" / "mine.onnx")], capture_output=True, text=True, check=False,
+        [sys.executable, "-c", code, str(tmp_path / "data" / "mine.onnx")],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
+    )
     assert done.stdout == "['mine.onnx.data'] False\n", done.stderr[-2000:]
     link = tmp_path / "links" / "mine.onnx"
     link.symlink_to(tmp_path / "data" / "mine.onnx")
@@ -180,9 +186,25 @@ def test_names_that_a_sandbox_may_not_give(tmp_path: Path, names: object) -> Non
 
 @pytest.mark.parametrize(
     "location",
-    ["../outside.bin", "/etc/passwd", "gone.bin", "link.bin", "sub/data.bin", "", ".", "..", "a\\b", "source.json", "Model.json",
-     "peer.onnx", "a\nb", "*/_ORT_MEM_ADDR_/*", "x" * 300, "folder"],
-)  # fmt: skip
+    [
+        "../outside.bin",
+        "/etc/passwd",
+        "gone.bin",
+        "link.bin",
+        "sub/data.bin",
+        "",
+        ".",
+        "..",
+        "a\\b",
+        "source.json",
+        "Model.json",
+        "peer.onnx",
+        "a\nb",
+        "*/_ORT_MEM_ADDR_/*",
+        "x" * 300,
+        "folder",
+    ],
+)
 def test_external_data_that_leads_elsewhere(tmp_path: Path, location: str) -> None:
     (tmp_path / "link.bin").symlink_to("/etc/passwd")
     (tmp_path / "folder").mkdir(), (tmp_path / "sub").mkdir()
@@ -226,13 +248,19 @@ def test_every_place_of_a_tensor_is_looked_at(tmp_path: Path, place: str) -> Non
 @pytest.mark.parametrize(
     "entries",
     [
-        [("location", "a.bin"), ("location", "/etc/passwd")], [("location", "/etc/passwd"), ("location", "a.bin")], [("offset", "0")],
-        [("location", "a.bin"), ("basepath", "/etc")], [("location", "a.bin"), ("offset", "-4")],
-        [("location", "a.bin"), ("offset", "1000000000000000000000")], [("location", "a.bin"), ("offset", "4")],
-        [("location", "a.bin"), ("length", "1000000000000")], [("location", "a.bin"), ("length", "8")], [("location", "short.bin")],
+        [("location", "a.bin"), ("location", "/etc/passwd")],
+        [("location", "/etc/passwd"), ("location", "a.bin")],
+        [("offset", "0")],
+        [("location", "a.bin"), ("basepath", "/etc")],
+        [("location", "a.bin"), ("offset", "-4")],
+        [("location", "a.bin"), ("offset", "1000000000000000000000")],
+        [("location", "a.bin"), ("offset", "4")],
+        [("location", "a.bin"), ("length", "1000000000000")],
+        [("location", "a.bin"), ("length", "8")],
+        [("location", "short.bin")],
         [("location", "a.bin"), ("offset", "0x0")],
     ],
-)  # fmt: skip
+)
 def test_sizes_and_entries_of_external_data_are_checked(tmp_path: Path, entries: list[tuple[str, str]]) -> None:
     (tmp_path / "a.bin").write_bytes(b"\0" * 1024), (tmp_path / "short.bin").write_bytes(b"\0" * 1023)
     with pytest.raises(ModelFileError):

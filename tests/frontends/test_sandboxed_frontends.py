@@ -1,4 +1,6 @@
-"""import_model reads .tflite, SavedModel and MXNet files in a sandbox, and so do the frameworks that it starts for them."""
+"""import_model reads .tflite, SavedModel and MXNet files in a sandbox, and so do the frameworks that it starts for
+them.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,14 @@ from tvmflow.toolchain.environments import TOOL_ENVIRONMENTS
 pytestmark = pytest.mark.heavy
 
 ALLOWED = {
-    "write in its own folder", "write in the stage's folder", "make a temporary file", "start a child", "start a thread",
-    "keep nothing open", "talk to itself",
-}  # fmt: skip
+    "write in its own folder",
+    "write in the stage's folder",
+    "make a temporary file",
+    "start a child",
+    "start a thread",
+    "keep nothing open",
+    "talk to itself",
+}
 # What a framework that obeys a hostile model could try; its last words say what came of it.
 POISON = """
 import json, os, sys
@@ -58,8 +65,14 @@ def _import(folder: Path, framework: str, name: str, files: dict[str, bytes]) ->
     description = SourceDescription(framework, None, name, one_input("input", (1, 1, 8, 8)))
     (fetched / "source.json").write_text(json.dumps(asdict(description)))
     context = StageContext(
-        cast(Any, None), ImportSettings(framework, 1e-3), ImportLimits(200.0), {"fetch": fetched}, out, folder, folder / "log"
-    )  # fmt: skip
+        cast(Any, None),
+        ImportSettings(framework, 1e-3),
+        ImportLimits(200.0),
+        {"fetch": fetched},
+        out,
+        folder,
+        folder / "log",
+    )
     return import_model(context)
 
 
@@ -109,9 +122,12 @@ def test_a_framework_that_obeys_a_hostile_model_reaches_nothing(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with socket.create_server(("127.0.0.1", 0)) as server:
         arguments = {
-            "secret": str(secret), "victim": str(victim), "out": str(tmp_path / "out"), "parent": os.getpid(),
+            "secret": str(secret),
+            "victim": str(victim),
+            "out": str(tmp_path / "out"),
+            "parent": os.getpid(),
             "port": server.getsockname()[1],
-        }  # fmt: skip
+        }
         _poison(tmp_path / "cache" / "tools", tool, arguments)
         with pytest.raises(TvmflowError, match="in its tool environment failed") as error:
             _import(tmp_path, framework, name, files)

@@ -73,20 +73,37 @@ def _altered(source: Path, target: Path, change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"models/model.json": lambda data: data.replace(b"torch.ops.aten.conv2d.default", b"torch.hub.load")}, "torch.hub.load"),
-        ({"models/model.json": lambda data: data.replace(b"torch.ops.aten.conv2d.default", b"_operator.methodcaller")}, "methodcaller"),
+        (
+            {"models/model.json": lambda data: data.replace(b"torch.ops.aten.conv2d.default", b"torch.hub.load")},
+            "torch.hub.load",
+        ),
+        (
+            {
+                "models/model.json": lambda data: data.replace(
+                    b"torch.ops.aten.conv2d.default", b"_operator.methodcaller"
+                )
+            },
+            "methodcaller",
+        ),
         ({"models/model.json": lambda data: data.replace(b"{", b'{"expr_str": "__import__(1)", ', 1)}, "__import__"),
         ({"models/model.json": lambda data: data[:100]}, "whole PyTorch model"),
         ({"data/constants/opaque_obj_0": pickle.dumps(Evil())}, "pickle"),
         ({"data/aotinductor/model/a.so": b"\x7fELF"}, "code"),
-        ({"models/model.json": lambda data: data.replace(b"torch.ops.aten.conv2d.default", b"torch.ops.aten.from_file.default")}, "from_file"),
+        (
+            {
+                "models/model.json": lambda data: data.replace(
+                    b"torch.ops.aten.conv2d.default", b"torch.ops.aten.from_file.default"
+                )
+            },
+            "from_file",
+        ),
         ({"models/model.json": lambda data: data.replace(b"{", b'{"as_operator": "os.system", ', 1)}, "os.system"),
         ({"serialized_exported_program.json": b'{"target": "os.system", "inputs": []}'}, "os.system"),
         ({"models/MODEL.json": b"{}"}, "entries under"),
         ({"models/model.json": lambda data: b"[" * 100_000}, "whole PyTorch model"),
         ({"models/model.json": lambda data: b"\xff\xfe"}, "whole PyTorch model"),
     ],
-)  # fmt: skip
+)
 def test_a_program_with_anything_but_tensor_operators_is_refused(
     tmp_path: Path, exported: Path, change: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,12 +201,29 @@ PLAIN = """class Plain(Module):
 @pytest.mark.parametrize(
     "call",
     [
-        'torch.save(x, "f")', 'torch .save(x, "f")', 'torch\t.\tsave(x, "f")', '(torch # a comment\n .save)(x, "f")', 'x.save("f")',
-        'torch.from_file("f")', 'ops.aten.from_file("f", True, 9)', 'ops . aten . from_file("f")', "ops.quantized.linear(x)",
-        "ops.prim.Print(x)", "ops.profiler._record_function_enter(x)", "torch.set_(x, y)", "torch.backends.x()", "ops.aten",
-        "torch", "[torch][0]", 'getattr(x, "save")("f")', 'getattr(torch, "relu")', "ops", "x.from_file", "torch._cuda_getDevice()",
+        'torch.save(x, "f")',
+        'torch .save(x, "f")',
+        'torch\t.\tsave(x, "f")',
+        '(torch # a comment\n .save)(x, "f")',
+        'x.save("f")',
+        'torch.from_file("f")',
+        'ops.aten.from_file("f", True, 9)',
+        'ops . aten . from_file("f")',
+        "ops.quantized.linear(x)",
+        "ops.prim.Print(x)",
+        "ops.profiler._record_function_enter(x)",
+        "torch.set_(x, y)",
+        "torch.backends.x()",
+        "ops.aten",
+        "torch",
+        "[torch][0]",
+        'getattr(x, "save")("f")',
+        'getattr(torch, "relu")',
+        "ops",
+        "x.from_file",
+        "torch._cuda_getDevice()",
     ],
-)  # fmt: skip
+)
 def test_torchscript_calls_known_operators_only(call: str) -> None:
     assert unknown_in_script(PLAIN.replace("CALL", call))
 
@@ -280,7 +314,7 @@ def test_torchscript_whose_code_was_altered(tmp_path: Path, code: bytes, monkeyp
 @pytest.mark.parametrize(
     "state",
     [{1: "t"}, {"a": 1}, ["t"], "t", {("a",): "t"}, {None: "t"}, {"a": {"b": "t"}}, {}, {"0.weight": "t"}],
-)  # fmt: skip
+)
 def test_state_dicts_that_are_none(tmp_path: Path, state: Any) -> None:
     import torch
 
@@ -303,11 +337,13 @@ def test_tensors_of_odd_kinds_are_one_error(tmp_path: Path, kind: str) -> None:
     state = dict(build("digits_cnn", 1).state_dict())
     name = next(iter(state))
     state[name] = {
-        "expanded": lambda: torch.zeros(1).expand(1 << 40), "sparse": lambda: torch.eye(3).to_sparse(),
+        "expanded": lambda: torch.zeros(1).expand(1 << 40),
+        "sparse": lambda: torch.eye(3).to_sparse(),
         "quantized": lambda: torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.qint8),
-        "complex": lambda: torch.zeros(2, dtype=torch.complex64), "meta": lambda: torch.zeros(1 << 40, device="meta"),
+        "complex": lambda: torch.zeros(2, dtype=torch.complex64),
+        "meta": lambda: torch.zeros(1 << 40, device="meta"),
         "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
-    }[kind]()  # fmt: skip
+    }[kind]()
     torch.save(state, tmp_path / "model.pt")
     with pytest.raises(ModelFileError):
         load_source(tmp_path, _describe("torch", "model.pt", "digits_cnn"))
@@ -315,9 +351,12 @@ def test_tensors_of_odd_kinds_are_one_error(tmp_path: Path, kind: str) -> None:
 
 HEADERS = st.recursive(
     st.none() | st.integers(-(2**63), 2**63) | st.sampled_from(["F32", "I64", "BOOL", "", "F4096"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "a", "__metadata__"]), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "a", "__metadata__"]), inner, max_size=4)
+    ),
     max_leaves=12,
-)  # fmt: skip
+)
 
 
 @FILES

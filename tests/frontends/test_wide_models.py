@@ -1,4 +1,6 @@
-"""Several inputs and outputs, integer inputs, outputs of any shape: from the file to the compiled library, in this process."""
+"""Several inputs and outputs, integer inputs, outputs of any shape: from the file to the compiled library, in this
+process.
+"""
 
 from __future__ import annotations
 

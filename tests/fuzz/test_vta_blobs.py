@@ -1,4 +1,6 @@
-"""Programs, regions and configurations of VTA that somebody altered and signed again: one clear error each, or they run."""
+"""Programs, regions and configurations of VTA that somebody altered and signed again: one clear error each, or they
+run.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,13 @@ SHAPE = (1, 16, 6, 6)
 REGION = Region(
     {"x": SHAPE},
     (
-        random_conv("a", "x", (16, 16), 3), MaxPool("p", "a", (2, 2), (2, 2), (0,) * 4),
+        random_conv("a", "x", (16, 16), 3),
+        MaxPool("p", "a", (2, 2), (2, 2), (0,) * 4),
         Sum("s", ("p",), (0,), Tail()),
         Conv("t", "s", image((16, 16, 2, 2)), Tail(None, 0, 8, 4), (2, 2), transposed=True),
     ),
     ("t", "p"),
-)  # fmt: skip
+)
 PROGRAM = compile_region(CONFIG, REGION, "optimized")
 BLOBS = {
     "region": region_to_blob(REGION, {"layers": ["a"], "reasons": {"q": "why"}}),
@@ -69,13 +72,50 @@ def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 HOSTILE = [
-    True, False, None, -1, 0, 1, 7, 2**16, 2**31, 2**63, 10**40, -(10**40), 1.5, 1e300, "", "x", "a", "\0", "y" * 1000, [], [0], [1, 2],
-    [True] * 4, [1] * 6, [2**20] * 4, [[]], {}, {"a": 1}, "GEMM", [None], [["a", 1]], [10**40] * 6,
-]  # fmt: skip
+    True,
+    False,
+    None,
+    -1,
+    0,
+    1,
+    7,
+    2**16,
+    2**31,
+    2**63,
+    10**40,
+    -(10**40),
+    1.5,
+    1e300,
+    "",
+    "x",
+    "a",
+    "\0",
+    "y" * 1000,
+    [],
+    [0],
+    [1, 2],
+    [True] * 4,
+    [1] * 6,
+    [2**20] * 4,
+    [[]],
+    {},
+    {"a": 1},
+    "GEMM",
+    [None],
+    [["a", 1]],
+    [10**40] * 6,
+]
 ARRAYS = [
-    np.zeros(0, np.uint8), np.zeros((3, 3), np.uint64), np.zeros((2, 2), np.uint64), np.zeros(5, np.int32), np.zeros((1, 1, 1, 1), np.int8),
-    np.zeros((0, 0, 0, 0), np.int8), np.zeros(7, np.float32), np.zeros((), np.uint8), np.full((1, 2), 2**64 - 1, np.uint64),
-]  # fmt: skip
+    np.zeros(0, np.uint8),
+    np.zeros((3, 3), np.uint64),
+    np.zeros((2, 2), np.uint64),
+    np.zeros(5, np.int32),
+    np.zeros((1, 1, 1, 1), np.int8),
+    np.zeros((0, 0, 0, 0), np.int8),
+    np.zeros(7, np.float32),
+    np.zeros((), np.uint8),
+    np.full((1, 2), 2**64 - 1, np.uint64),
+]
 
 
 @st.composite
@@ -152,9 +192,23 @@ def test_altered_instructions_never_break_the_linter_or_the_simulator(at: int, w
 
 
 DESCRIPTIONS = [
-    b"", b"[]", b"1", b"null", b'"program"', b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b'{"kind": "region", "kind": "program"}',
-    b'{"kind": NaN}', b'{"kind": -Infinity}', b'{"kind": ["region"]}', b'{"kind": "abacus"}', b'{"kind": ' + b"9" * 5000 + b"}", b"{}",
-]  # fmt: skip
+    b"",
+    b"[]",
+    b"1",
+    b"null",
+    b'"program"',
+    b"{",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b'{"kind": "region", "kind": "program"}',
+    b'{"kind": NaN}',
+    b'{"kind": -Infinity}',
+    b'{"kind": ["region"]}',
+    b'{"kind": "abacus"}',
+    b'{"kind": ' + b"9" * 5000 + b"}",
+    b"{}",
+]
 
 
 @pytest.mark.parametrize("description", DESCRIPTIONS, ids=lambda text: text[:24].decode("latin-1"))
@@ -166,10 +220,17 @@ def test_descriptions_that_are_none(description: bytes) -> None:
 def test_what_is_there_more_than_once_or_too_much_is_refused() -> None:
     text, arrays = from_blob(BLOBS["program"])
     cases: list[dict[str, Any]] = [
-        {"surprise": 1}, {"inputs": ["x", "x"]}, {"outputs": []}, {"launches": [*text["launches"], ["more", 1]]},
-        {"launches": text["launches"][:-1]}, {"values": [*text["values"], text["values"][0]]}, {"dram_bytes": True},
-        {"constants_at": 4095}, {"dram_bytes": 2**40}, {"values": [{**v, "address": text["constants_at"]} for v in text["values"]]},
-    ]  # fmt: skip
+        {"surprise": 1},
+        {"inputs": ["x", "x"]},
+        {"outputs": []},
+        {"launches": [*text["launches"], ["more", 1]]},
+        {"launches": text["launches"][:-1]},
+        {"values": [*text["values"], text["values"][0]]},
+        {"dram_bytes": True},
+        {"constants_at": 4095},
+        {"dram_bytes": 2**40},
+        {"values": [{**v, "address": text["constants_at"]} for v in text["values"]]},
+    ]
     for change in cases:
         with pytest.raises(ProgramError):
             program_from({**text, **change}, arrays)
@@ -180,11 +241,26 @@ def test_what_is_there_more_than_once_or_too_much_is_refused() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        None, [], "sim", 3, {"log_block": True}, {"log_block": 4.0}, {"log_block": None}, {"LOG_BLOCK": 4, "log_block": 5}, {"target": 1},
-        {"target": ["sim"]}, {"hw_ver": 2}, {"log_block": 10**40}, {"log_inp_buff_size": -(10**40)}, {"log_block": [4]}, {3: 4},
-        {"log_wgt_buff_size": 10**9}, {"target": "sim\0"}, {"log_batch": -1},
+        None,
+        [],
+        "sim",
+        3,
+        {"log_block": True},
+        {"log_block": 4.0},
+        {"log_block": None},
+        {"LOG_BLOCK": 4, "log_block": 5},
+        {"target": 1},
+        {"target": ["sim"]},
+        {"hw_ver": 2},
+        {"log_block": 10**40},
+        {"log_inp_buff_size": -(10**40)},
+        {"log_block": [4]},
+        {3: 4},
+        {"log_wgt_buff_size": 10**9},
+        {"target": "sim\0"},
+        {"log_batch": -1},
     ],
-)  # fmt: skip
+)
 def test_hostile_configurations_are_one_error(fields: Any) -> None:
     with pytest.raises(TvmflowError) as caught:
         VtaConfig.from_json(fields)
@@ -203,8 +279,15 @@ def test_calls_with_other_tensors_are_one_error() -> None:
         runtime.run(data, *good)
         assert out.any(), name
         for bad in (
-            [], [x], [x, out], [x, x, out, pooled], [x, out, out], [x[..., :8], out, pooled], [x.astype(np.int16), out, pooled],
-            [x.reshape(-1), out, pooled], [x[:, :, :3], out, pooled],
-        ):  # fmt: skip
+            [],
+            [x],
+            [x, out],
+            [x, x, out, pooled],
+            [x, out, out],
+            [x[..., :8], out, pooled],
+            [x.astype(np.int16), out, pooled],
+            [x.reshape(-1), out, pooled],
+            [x[:, :, :3], out, pooled],
+        ):
             with pytest.raises(RuntimeError, match="expected"):
                 runtime.run(data, *[np.ascontiguousarray(array) for array in bad])

@@ -2,7 +2,8 @@
 
 Of each kernel some candidates are scheduled, and the schedule goes through all of TVM's passes, up to the door of LLVM:
 what our templates, our passes and our intrinsics make of a kernel is in that text, and nothing of the machine that runs
-the test. Records of measurements are believed as long as this does not change, or `codegen` in tvmflow/toolchain/versions.py does.
+the test. Records of measurements are believed as long as this does not change, or `codegen` in
+tvmflow/toolchain/versions.py does.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def code_of(function: Any, target: ResolvedTarget) -> str:
 
 
 def _one(case: Case, template: str, knobs: Knobs, to_the_end: bool) -> dict[str, Any]:
-    """Return the digests of a kernel under its knobs: of its schedule, and of what LLVM is given where that is wanted."""
+    """Return the digests of a kernel under its knobs: of its schedule, and of what LLVM is given where that is
+    wanted.
+    """
     row = template_named(template, CpuBackend(case.target).templates())
     assert row is not None, template
     function = scheduled(case.workload.function, row, knobs).mod["main"]

@@ -1,4 +1,6 @@
-"""Small networks whose kernels reach every template in every precision: what the digests of generated code are taken of."""
+"""Small networks whose kernels reach every template in every precision: what the digests of generated code are taken
+of.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,13 @@ _SIZE = 8
 TARGETS = {
     name: ResolvedTarget("llvm", name, triple, (), 2, "g++")
     for name, triple in (
-        ("znver4", "x86_64-linux-gnu"), ("sapphirerapids", "x86_64-linux-gnu"), ("x86-64-v3", "x86_64-linux-gnu"),
-        ("cortex-a72", "aarch64-linux-gnu"), ("neoverse-v1", "aarch64-linux-gnu"),
+        ("znver4", "x86_64-linux-gnu"),
+        ("sapphirerapids", "x86_64-linux-gnu"),
+        ("x86-64-v3", "x86_64-linux-gnu"),
+        ("cortex-a72", "aarch64-linux-gnu"),
+        ("neoverse-v1", "aarch64-linux-gnu"),
     )
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,9 @@ def _beside_convolutions() -> Any:
 
 
 def _attention() -> Any:
-    """Two heads of 24 channels over 19 rows, which no vector divides, with numbers added to the scores; a norm and a product of what comes out."""
+    """Two heads of 24 channels over 19 rows, which no vector divides, with numbers added to the scores; a norm and a
+    product of what comes out.
+    """
 
     def body(x: Any, emit: Callable[..., Any]) -> Any:
         op = relax.op

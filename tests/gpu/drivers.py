@@ -13,7 +13,8 @@ import numpy as np
 from tvmflow.support.paths import RUNTIME
 from tvmflow.toolchain.software_gpus import SoftwareDriver
 
-# Runs a library on samples as often as asked, on a GPU of these options; writes all outputs, and prints what it was made of.
+# Runs a library on samples as often as asked, on a GPU of these options; writes all outputs, and prints what it was
+# made of.
 _PROGRAM = """
 import sys, time
 import numpy as np

@@ -26,7 +26,9 @@ from tvmflow.toolchain.software_gpus import software_drivers
 
 @dataclass(frozen=True)
 class Case:
-    """A schedule of a function whose parameters are called x0, x1, ..., then y0; what it is given, and what it is to return."""
+    """A schedule of a function whose parameters are called x0, x1, ..., then y0; what it is given, and what it is to
+    return.
+    """
 
     schedule: Any
     given: Sequence[Array]
@@ -67,7 +69,9 @@ def lowered(schedule: Any) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
 
 
 def bind_flat(schedule: Any, name: str, threads: int, lanes: int = 1, loops: Sequence[Any] | None = None) -> Any:
-    """Fuse the loops over a block's elements (the first ones, as many as it has axes) and give them to threads; returns the loop over threads."""
+    """Fuse the loops over a block's elements (the first ones, as many as it has axes) and give them to threads; returns
+    the loop over threads.
+    """
     block = schedule.get_sblock(name, "main")
     if loops is None:
         spatial = sum(int(axis.iter_type) == 0 for axis in schedule.get(block).iter_vars)
@@ -112,7 +116,9 @@ def network_of(cases: Sequence[Case], most_texels: int = 0, *, computes_float16:
 
 
 def check(folder: Path, cases: Sequence[Case], most_texels: int = 0, *, computes_float16: bool = True) -> None:
-    """Run kernels on lavapipe and on PoCL, and compare with what they are to return. most_texels: more than 0 has textures on PoCL, too."""
+    """Run kernels on lavapipe and on PoCL, and compare with what they are to return. most_texels: more than 0 has
+    textures on PoCL, too.
+    """
     given = [array for case in cases for array in case.given]
     _compare(cases, ran(folder, network_of(cases, most_texels, computes_float16=computes_float16), given))
     library = folder / "opencl.so"
@@ -126,7 +132,9 @@ def _compare(cases: Sequence[Case], outputs: Sequence[Array]) -> None:
 
 
 def write_opencl(path: Path, cases: Sequence[Case], *, textures: bool) -> None:
-    """Link a network that runs kernels one after the other, each on inputs of its own, by OpenCL; PoCL has no float16 to compute with."""
+    """Link a network that runs kernels one after the other, each on inputs of its own, by OpenCL; PoCL has no float16
+    to compute with.
+    """
     memories: list[Memory] = []
     values: list[PlanValue] = []
     inputs: list[int] = []

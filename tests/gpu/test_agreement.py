@@ -48,11 +48,14 @@ _SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "api", "textures"),
     [
-        ("resnet18", "opencl", True), ("mobilenet_v2", "vulkan", False),
-        pytest.param("resnet18", "opencl", False, marks=_SLOW), pytest.param("resnet18", "vulkan", False, marks=_SLOW),
-        pytest.param("mobilenet_v2", "opencl", True, marks=_SLOW), pytest.param("mobilenet_v2", "opencl", False, marks=_SLOW),
+        ("resnet18", "opencl", True),
+        ("mobilenet_v2", "vulkan", False),
+        pytest.param("resnet18", "opencl", False, marks=_SLOW),
+        pytest.param("resnet18", "vulkan", False, marks=_SLOW),
+        pytest.param("mobilenet_v2", "opencl", True, marks=_SLOW),
+        pytest.param("mobilenet_v2", "opencl", False, marks=_SLOW),
     ],
-)  # fmt: skip
+)
 def test_every_kernel_of_a_network_agrees(name: str, api: str, textures: bool) -> None:
     backend = gpu_backend(api, textures=textures)
     with _session(backend) as session:

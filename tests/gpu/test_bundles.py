@@ -50,9 +50,11 @@ def test_a_network_of_a_gpu_is_not_loaded_as_one_of_the_cpu(tmp_path: Path) -> N
     library.write_bytes(b"any")
     cell = {"model": "any", "target": "local-vulkan", "precision": "float32"}
     manifest = {
-        "library": {"sha256": sha256_of(library)}, "target": gpu_backend("vulkan").target.to_json(), "cell": cell,
+        "library": {"sha256": sha256_of(library)},
+        "target": gpu_backend("vulkan").target.to_json(),
+        "cell": cell,
         "inputs": [{"name": "x", "shape": [1, 3, 16, 16], "dtype": "float32"}],
-    }  # fmt: skip
+    }
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UsageError, match=r"any@local-vulkan:float32 runs on a GPU"):
         LoadedLibrary(tmp_path)

@@ -1,4 +1,6 @@
-"""A cell of a GPU through all stages, with a compiler that is right and one that is not: what is kept, and what may be released."""
+"""A cell of a GPU through all stages, with a compiler that is right and one that is not: what is kept, and what may be
+released.
+"""
 
 from __future__ import annotations
 

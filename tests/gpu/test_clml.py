@@ -1,4 +1,6 @@
-"""What CLML, Qualcomm's library for Adreno, could compute of a network: layers of kinds that are known, and what stays with our kernels."""
+"""What CLML, Qualcomm's library for Adreno, could compute of a network: layers of kinds that are known, and what stays
+with our kernels.
+"""
 
 from __future__ import annotations
 

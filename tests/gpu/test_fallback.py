@@ -1,4 +1,6 @@
-"""A library for a GPU beside the CPU's: whatever its driver does, the outputs are right, and the app is told who computed them."""
+"""A library for a GPU beside the CPU's: whatever its driver does, the outputs are right, and the app is told who
+computed them.
+"""
 
 from __future__ import annotations
 
@@ -73,11 +75,17 @@ def test_a_gpu_that_can_be_trusted_computes(api: str, folder: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        ("p", "lists no device"), ("x", "clCreateContext: error -6"), ("m", "no buffer"), ("c", "refuses the kernels"),
-        ("g", "runs 1 at most"), ("l", "error -36"), ("f", "clFinish: error -5"), ("h", "did not end within 300 ms"),
+        ("p", "lists no device"),
+        ("x", "clCreateContext: error -6"),
+        ("m", "no buffer"),
+        ("c", "refuses the kernels"),
+        ("g", "runs 1 at most"),
+        ("l", "error -36"),
+        ("f", "clFinish: error -5"),
+        ("h", "did not end within 300 ms"),
         (".", "self-test failed: output scores is .* of its spread off the CPU's, 0.002 is allowed"),
     ],
-)  # fmt: skip
+)
 def test_a_driver_that_fails_or_lies_leaves_the_cpu(fault: str, reason: str, folder: Path, tmp_path: Path) -> None:
     library = "hangs.so" if fault == "h" else "opencl.so"
     with _with_gpu(folder, library, library=opencl_driver(tmp_path, fault)) as network:

@@ -61,7 +61,9 @@ def test_functions(tmp_path: Path) -> None:
         _elementwise([halves], tirx.ceil, np.ceil(halves)),
         _elementwise([halves], tirx.trunc, np.trunc(halves)),
         _elementwise([halves], tirx.abs, np.abs(halves)),
-        _elementwise([halves], lambda v: tirx.fmod(v, tirx.const(1.5, "float32")), np.fmod(halves, np.float32(1.5)), 1e-6),
+        _elementwise(
+            [halves], lambda v: tirx.fmod(v, tirx.const(1.5, "float32")), np.fmod(halves, np.float32(1.5)), 1e-6
+        ),
         _elementwise([halves], lambda v: tirx.power(v, tirx.const(3.0, "float32")), halves**3, 1e-4),
         _elementwise([positive], lambda v: tirx.power(v, tirx.const(0.75, "float32")), positive**0.75, 1e-4),
         _elementwise([positive], tirx.log, np.log(positive), 1e-5),
@@ -69,7 +71,7 @@ def test_functions(tmp_path: Path) -> None:
         _elementwise([positive], tirx.rsqrt, 1 / np.sqrt(positive), 1e-4),
         _elementwise([halves.astype(np.float16)], tirx.exp, np.exp(halves).astype(np.float16), 0.04),
         _elementwise([halves.astype(np.float16)], tirx.erf, erf(halves.astype(np.float16)).astype(np.float16), 1e-3),
-    ]  # fmt: skip
+    ]
     check(tmp_path, cases)
 
 
@@ -245,13 +247,21 @@ def _conv_case(seed: int, dtype: str, sums: str) -> Case:
     a, b = te.placeholder(x.shape, dtype, name="x0"), te.placeholder(w.shape, dtype, name="x1")
     padded = te.compute(
         (ins, height + 2 * pad, width + 2 * pad, 4),
-        lambda c, i, j, v: tirx.if_then_else(tirx.all(i >= pad, i < height + pad, j >= pad, j < width + pad), a[c, i - pad, j - pad, v], tirx.const(0, dtype)), name="pad",
-    )  # fmt: skip
+        lambda c, i, j, v: tirx.if_then_else(
+            tirx.all(i >= pad, i < height + pad, j >= pad, j < width + pad),
+            a[c, i - pad, j - pad, v],
+            tirx.const(0, dtype),
+        ),
+        name="pad",
+    )
     c, i, j, v = (te.reduce_axis((0, n), name) for n, name in ((ins, "c"), (kernel, "i"), (kernel, "j"), (4, "v")))
     summed = te.compute(
         wanted.shape,
-        lambda o, y, z, u: te.sum(padded[c, y * stride + i, z * stride + j, v].astype(sums) * b[o, c, i, j, v, u].astype(sums), [c, i, j, v]), name="conv",
-    )  # fmt: skip
+        lambda o, y, z, u: te.sum(
+            padded[c, y * stride + i, z * stride + j, v].astype(sums) * b[o, c, i, j, v, u].astype(sums), [c, i, j, v]
+        ),
+        name="conv",
+    )
     made = te.compute(wanted.shape, lambda *at: tirx.max(summed[at], tirx.const(0, sums)), name="y0")
     schedule = new_schedule_of(a, b, made)
     schedule.compute_inline(schedule.get_sblock("pad", "main"))

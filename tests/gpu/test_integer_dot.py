@@ -1,4 +1,6 @@
-"""Convolutions of int8 in words of four, on OpenCL and Vulkan: sums that are exactly those of NumPy, whatever the shape."""
+"""Convolutions of int8 in words of four, on OpenCL and Vulkan: sums that are exactly those of NumPy, whatever the
+shape.
+"""
 
 from __future__ import annotations
 

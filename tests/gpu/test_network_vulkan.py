@@ -53,9 +53,17 @@ def kernel(body: str, *arguments: int, groups: int = 16) -> Kernel:
 
 
 def chain(arena: int = 0) -> HandMade:
-    """(x + c) doubled, and doubled again in the same memory, plus x; the second output is a copy of what lies between. arena: where that lies."""
-    values = [Value("INPUT", SHAPE), Value("CONSTANT", SHAPE), Value("CONSTANT", SHAPE, offset=4096), Value("ARENA", SHAPE, offset=arena),
-              Value("OUTPUT", SHAPE), Value("OUTPUT", SHAPE, index=1)]  # fmt: skip
+    """(x + c) doubled, and doubled again in the same memory, plus x; the second output is a copy of what lies between.
+    arena: where that lies.
+    """
+    values = [
+        Value("INPUT", SHAPE),
+        Value("CONSTANT", SHAPE),
+        Value("CONSTANT", SHAPE, offset=4096),
+        Value("ARENA", SHAPE, offset=arena),
+        Value("OUTPUT", SHAPE),
+        Value("OUTPUT", SHAPE, index=1),
+    ]
     constants = np.zeros(2024, np.float32)
     constants[:SIZE], constants[1024:] = np.arange(SIZE), 3
     steps = [kernel(ADD, 0, 1, 3), kernel(TWICE, 3), kernel(TWICE, 3), kernel(ADD, 3, 2, 4)]
@@ -219,7 +227,9 @@ def _fnv(data: bytes) -> int:
 
 
 def test_a_program_of_another_device_is_not_taken(program: Path, tmp_path: Path) -> None:
-    """What the driver wrote begins with 16 bytes of its own, the vendor second of them; the file's own head has 32 bytes."""
+    """What the driver wrote begins with 16 bytes of its own, the vendor second of them; the file's own head has 32
+    bytes.
+    """
     assert not run(program, chain(), [X], cache_in=tmp_path).error
     (file,) = tmp_path.iterdir()
     first = file.read_bytes()

@@ -96,10 +96,15 @@ def test_any_chain_of_blocks_has_the_cpus_outputs(seed: int, drivers: SoftwareDr
 @pytest.mark.parametrize(
     ("name", "precision"),
     [
-        ("text", "int8"), ("segmenter", "float32"), ("two", "float32"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("text", "float32"), ("segmenter", "int8"), ("two", "int8"))),
+        ("text", "int8"),
+        ("segmenter", "float32"),
+        ("two", "float32"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("text", "float32"), ("segmenter", "int8"), ("two", "int8"))
+        ),
     ],
-)  # fmt: skip
+)
 def test_wide_models_have_the_cpus_outputs(name: str, precision: str, drivers: SoftwareDrivers, tmp_path: Path) -> None:
     samples = samples_for(name, 8)
     module = canonicalize(load_source(tmp_path, described(name, "onnx", tmp_path)).to_relax())

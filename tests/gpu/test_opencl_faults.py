@@ -47,11 +47,17 @@ def opencl_driver(folder: Path, fault: str) -> Path:
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        ("p", "lists no device"), ("x", "clCreateContext: error -6"), ("m", "no buffer of [0-9]+ bytes: error -4"),
-        ("c", "refuses the kernels: error -11: line 7: what is float4"), ("g", "groups of [0-9]+, and the device runs 1 at most"),
-        ("l", "error -36"), ("f", "clFinish: error -5"), ("r", "running the kernels: error -14"), ("h", "did not end within 300 ms"),
+        ("p", "lists no device"),
+        ("x", "clCreateContext: error -6"),
+        ("m", "no buffer of [0-9]+ bytes: error -4"),
+        ("c", "refuses the kernels: error -11: line 7: what is float4"),
+        ("g", "groups of [0-9]+, and the device runs 1 at most"),
+        ("l", "error -36"),
+        ("f", "clFinish: error -5"),
+        ("r", "running the kernels: error -14"),
+        ("h", "did not end within 300 ms"),
     ],
-)  # fmt: skip
+)
 def test_a_driver_that_fails_at_the_start_says_why(fault: str, reason: str, library: Path, tmp_path: Path) -> None:
     binding = network_binding()
     with pytest.raises(binding.NetworkError, match=reason):

@@ -1,4 +1,6 @@
-"""Kernels that a driver of OpenCL records, as cl_qcom_recordable_queues says: the same outputs by one launch, and without it wherever the driver fails."""
+"""Kernels that a driver of OpenCL records, as cl_qcom_recordable_queues says: the same outputs by one launch, and
+without it wherever the driver fails.
+"""
 
 from __future__ import annotations
 

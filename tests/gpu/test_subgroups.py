@@ -1,4 +1,6 @@
-"""Sums that the threads of a group share, on lavapipe with subgroups of several sizes: groups of fewer threads, of as many and of more, sums of any length."""
+"""Sums that the threads of a group share, on lavapipe with subgroups of several sizes: groups of fewer threads, of as
+many and of more, sums of any length.
+"""
 
 from __future__ import annotations
 
@@ -177,8 +179,10 @@ def _dense_layer(inputs: int, outputs: int) -> Any:
     )
     axes = [te.reduce_axis((0, extent)) for extent in (inputs // 4, 1, 1, 4)]
     made = te.compute(
-        (1, outputs // 4, 1, 1, 4), lambda b, o, h, z, v: te.sum(x[b, axes[0], h + axes[1], z + axes[2], axes[3]] * w[o, *axes, v], axes), name="conv2d"
-    )  # fmt: skip
+        (1, outputs // 4, 1, 1, 4),
+        lambda b, o, h, z, v: te.sum(x[b, axes[0], h + axes[1], z + axes[2], axes[3]] * w[o, *axes, v], axes),
+        name="conv2d",
+    )
     return te.create_prim_func([x, w, made])
 
 

@@ -41,9 +41,14 @@ def test_a_texture_holds_a_tensor_and_fits_every_device(extents: list[int], pack
 def test_a_functions_textures_have_rows_of_one_length(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 8))
     values = [
-        Value(at, data.draw(st.sampled_from([0, 0, 0, 64])), data.draw(st.sampled_from(SHAPES)), data.draw(st.sampled_from(["float32", "int8"])))
+        Value(
+            at,
+            data.draw(st.sampled_from([0, 0, 0, 64])),
+            data.draw(st.sampled_from(SHAPES)),
+            data.draw(st.sampled_from(["float32", "int8"])),
+        )
         for at in range(count)
-    ]  # fmt: skip
+    ]
     values.append(Value(0, 0, data.draw(st.sampled_from(SHAPES)), "float32"))  # another view of a memory
     functions = {name: data.draw(st.lists(st.booleans(), min_size=2, max_size=2)) for name in "fgh"}
     use = st.tuples(

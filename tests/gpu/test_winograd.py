@@ -1,4 +1,6 @@
-"""Winograd's convolutions on PoCL and lavapipe: images that tiles divide and that they do not, with what follows in the kernel."""
+"""Winograd's convolutions on PoCL and lavapipe: images that tiles divide and that they do not, with what follows in the
+kernel.
+"""
 
 from __future__ import annotations
 

@@ -101,7 +101,8 @@ def plan_text(network: HandMade) -> str:
     for i, value in enumerate(network.values):
         bits = np.dtype(value.dtype).itemsize * 8
         lines.append(
-            f"  {{PLAN_{value.place}, {_CODES[np.dtype(value.dtype).kind]}, {bits}, {len(value.shape)}, {value.index}, {value.offset}u, shape{i}, NULL}},"
+            f"  {{PLAN_{value.place}, {_CODES[np.dtype(value.dtype).kind]}, {bits}, {len(value.shape)}, "
+            f"{value.index}, {value.offset}u, shape{i}, NULL}},"
         )
     arguments = [at for kernel in network.kernels for at in kernel.arguments]
     steps, kernels, used = [], [], 0
@@ -109,22 +110,30 @@ def plan_text(network: HandMade) -> str:
         at = codes.index(kernel.spirv)
         steps.append(f'{{NULL, "step{i}", {used}, {len(kernel.arguments)}, 0, 0, NULL}}')
         kernels.append(
-            f'{{"step{i}", code{at}, sizeof code{at}, {{{_numbers(kernel.groups)}}}, {{{_numbers(kernel.group_size)}}}}}'
+            f'{{"step{i}", code{at}, sizeof code{at}, {{{_numbers(kernel.groups)}}}, '
+            f"{{{_numbers(kernel.group_size)}}}}}"
         )
         used += len(kernel.arguments)
     copies = [f"{{{a}, {b}, {network.values[a].size}}}" for a, b in network.copies]
     arena = max((value.offset + value.size for value in network.of("ARENA")), default=0)
     lines += [
-        "};", f"static const uint32_t arguments[] = {{{_numbers(arguments)}}};", _table("plan_step", "steps", steps), _table("plan_copy", "copies", copies),
+        "};",
+        f"static const uint32_t arguments[] = {{{_numbers(arguments)}}};",
+        _table("plan_step", "steps", steps),
+        _table("plan_copy", "copies", copies),
         _table("plan_gpu_kernel", "kernels", kernels),
-        _tensors("inputs", network.of("INPUT")), _tensors("outputs", network.of("OUTPUT")),
-        'static const plan_gpu gpu = {&gpu_vulkan, kernels, 0};',
-        "const plan_tables plan = {.values = values, .arguments = arguments, .steps = steps, .copies = copies, .inputs = inputs, .outputs = outputs,",
-        f"  .constants = constants, .value_count = {len(network.values)}, .argument_count = {len(arguments)}, .step_count = {len(steps)},",
+        _tensors("inputs", network.of("INPUT")),
+        _tensors("outputs", network.of("OUTPUT")),
+        "static const plan_gpu gpu = {&gpu_vulkan, kernels, 0};",
+        "const plan_tables plan = {.values = values, .arguments = arguments, .steps = steps, .copies = "
+        "copies, .inputs = inputs, .outputs = outputs,",
+        f"  .constants = constants, .value_count = {len(network.values)}, .argument_count = "
+        f"{len(arguments)}, .step_count = {len(steps)},",
         f"  .copy_count = {len(copies)}, .gpu = &gpu}};",
-        f"const tvmflow_api plan_api = {{.inputs = {len(network.of('INPUT'))}, .outputs = {len(network.of('OUTPUT'))}, .arena_size = {arena}u,",
+        f"const tvmflow_api plan_api = {{.inputs = {len(network.of('INPUT'))}, .outputs = "
+        f"{len(network.of('OUTPUT'))}, .arena_size = {arena}u,",
         f"  .constant_size = {len(network.constants)}}};",
-    ]  # fmt: skip
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -157,17 +166,28 @@ class Ran:
 
 
 def run(
-    program: Path, network: HandMade, inputs: Sequence[Array], runs: int = 1, *, cache_in: Path | None = None, device: str = "-", library: str = "",
+    program: Path,
+    network: HandMade,
+    inputs: Sequence[Array],
+    runs: int = 1,
+    *,
+    cache_in: Path | None = None,
+    device: str = "-",
+    library: str = "",
     environment: Mapping[str, str] | None = None,
-) -> Ran:  # fmt: skip
+) -> Ran:
     """Run a program on lavapipe. runs: every second one is timed; all where negative."""
     driver = software().lavapipe
     given, made = program.parent / "inputs", program.parent / "outputs"
     given.write_bytes(b"".join(np.ascontiguousarray(one).tobytes() for one in inputs))
     words = [library or str(driver.library), str(cache_in or "-"), device, str(runs), str(given), str(made)]
     done = subprocess.run(
-        [str(program), *words], env={**os.environ, **driver.environment, **(environment or {})}, capture_output=True, text=True, timeout=120
-    )  # fmt: skip
+        [str(program), *words],
+        env={**os.environ, **driver.environment, **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     error = done.stderr.strip()
     assert bool(error) == bool(done.returncode), done
     if error:

@@ -1,4 +1,5 @@
-"""A workspace whose stages were never run: their folders are written here as stages leave them, so that the ledger has something to keep.
+"""A workspace whose stages were never run: their folders are written here as stages leave them, so that the ledger has
+something to keep.
 
 MLflow's store is a real one, a copy of one that was made once.
 """
@@ -65,16 +66,26 @@ class LedgerBench:
             if name == "quantize":
                 np.savez(folder / "reference.npz", golden=np.full((2, 3), number, np.float32))
             recipe = {
-                "schema": 1, "stage": name, "params": self.params, "toolchain": self.toolchain, "code": self.code,
+                "schema": 1,
+                "stage": name,
+                "params": self.params,
+                "toolchain": self.toolchain,
+                "code": self.code,
                 "inputs": {source: records[source].digest(only) for source, only in stage.inputs.items()},
-            }  # fmt: skip
+            }
             created = datetime.fromtimestamp(1_750_000_000 + 60 * self.minute + 86_400 * self.day, UTC).isoformat(
                 timespec="seconds"
             )
             records[name] = Record(
-                stage=name, cell=str(cell), key=digest_of(recipe), recipe=recipe, outputs=describe_folder(folder),
-                elapsed_s=1.0, created=created, facts=self.tuned if name == "tune" else {},
-            )  # fmt: skip
+                stage=name,
+                cell=str(cell),
+                key=digest_of(recipe),
+                recipe=recipe,
+                outputs=describe_folder(folder),
+                elapsed_s=1.0,
+                created=created,
+                facts=self.tuned if name == "tune" else {},
+            )
             (folder / RECORD_NAME).write_text(record_text(records[name]))
         return records
 
@@ -117,12 +128,21 @@ class LedgerBench:
 
     def _card(self, cell: Cell, library: str) -> dict[str, Any]:
         return {
-            "cell": str(cell), "device": {"key": cell.target, "kind": "cpu-test-t2", "threads": 2, "unit": self.unit, "build": self.build},
-            "batch": 1, "library_bytes": len(library), "coverage": 1.0, "cold_start_ms": [1.0], "peers": {}, "part": None,
-            "latency": {name: self.latency for name in ("compute", "copy_in", "copy_out")}, "quantization": {},
+            "cell": str(cell),
+            "device": {"key": cell.target, "kind": "cpu-test-t2", "threads": 2, "unit": self.unit, "build": self.build},
+            "batch": 1,
+            "library_bytes": len(library),
+            "coverage": 1.0,
+            "cold_start_ms": [1.0],
+            "peers": {},
+            "part": None,
+            "latency": {name: self.latency for name in ("compute", "copy_in", "copy_out")},
+            "quantization": {},
             "agreement": {"top1_agreement": 1.0, "max_relative_error": 0.0, "sqnr_db": 200.0, "samples": 8},
-            "agreement_by_step": {}, "accuracy": {**dict.fromkeys(FORMS, 0.9), "samples": 8}, "minute": self.minute,
-        }  # fmt: skip
+            "agreement_by_step": {},
+            "accuracy": {**dict.fromkeys(FORMS, 0.9), "samples": 8},
+            "minute": self.minute,
+        }
 
     def forget(self) -> None:
         """Let MLflow forget its open connections, as a new process has none."""

@@ -24,8 +24,11 @@ def test_what_changed_is_named_once_for_all_stages_that_read_it() -> None:
     before.params["build.target"], now.params["build.target"] = before.params["tune.target"], now.params["tune.target"]
     assert changes(None, now) == []
     assert sorted(changes(before, now)) == [
-        "code (tune)", "target.mcpu: znver4 -> znver5 (build, tune)", "trials: 8 -> 16 (tune)", "tvm: 0.26.0 -> 0.27.0",
-    ]  # fmt: skip
+        "code (tune)",
+        "target.mcpu: znver4 -> znver5 (build, tune)",
+        "trials: 8 -> 16 (tune)",
+        "tvm: 0.26.0 -> 0.27.0",
+    ]
     every = [_Data({f"code.{stage}": text for stage in STAGE_NAMES}, {}) for text in ("a", "b")]
     assert changes(*every) == ["code (all stages)"]
     assert changes(now, now) == ["nothing: measured again"]

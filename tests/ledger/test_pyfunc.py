@@ -1,4 +1,6 @@
-"""The logged library as a model of MLflow: loaded from the registry, run from the command line, its signature enforced."""
+"""The logged library as a model of MLflow: loaded from the registry, run from the command line, its signature
+enforced.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,30 @@ def test_the_command_line_of_mlflow_runs_it(finished: Path, tmp_path: Path) -> N
     x = np.load(finished / "artifacts/fetch" / SLUG / "golden.npz")["x"][:2]
     (tmp_path / "input.json").write_text(json.dumps({"inputs": x.tolist()}))
     done = subprocess.run(
-        [sys.executable, "-m", "mlflow", "models", "predict", "-m", MODEL, "-i", str(tmp_path / "input.json"), "-t", "json",
-         "-o", str(tmp_path / "output.json"), "--env-manager", "local"],
-        capture_output=True, text=True, check=False, cwd=tmp_path, timeout=200,
+        [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "models",
+            "predict",
+            "-m",
+            MODEL,
+            "-i",
+            str(tmp_path / "input.json"),
+            "-t",
+            "json",
+            "-o",
+            str(tmp_path / "output.json"),
+            "--env-manager",
+            "local",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=200,
         env={**os.environ, "MLFLOW_TRACKING_URI": Workspace(finished).mlflow_uri, "PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     expected = np.load(finished / "artifacts/quantize" / SLUG / "reference.npz")["golden"][:2]
     outputs = json.loads((tmp_path / "output.json").read_text())["predictions"]

@@ -1,4 +1,6 @@
-"""A store that was lost, damaged or locked: one clear error, and everything recorded again from artifacts/ and DVC's cache."""
+"""A store that was lost, damaged or locked: one clear error, and everything recorded again from artifacts/ and DVC's
+cache.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def _commit(ledger: LedgerBench) -> None:
 
 
 def _fill(ledger: LedgerBench) -> tuple[Cell, Cell]:
-    """Three libraries of one cell, one of them measured twice, the second released after the first; another cell beside it."""
+    """Three libraries of one cell, one of them measured twice, the second released after the first; another cell beside
+    it.
+    """
     cell, other = ledger.cell("digits_torch"), ledger.cell("digits_torch", precision="int8")
     for library in ("one", "two", "two", "three"):
         sha256 = ledger.measure(cell, library)["build"].outputs["library.so"].sha256

@@ -1,4 +1,6 @@
-"""Champions: random promotions, rollbacks and new libraries of many cells against a plain model; old registries; trails."""
+"""Champions: random promotions, rollbacks and new libraries of many cells against a plain model; old registries;
+trails.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,9 @@ def test_a_change_that_is_cut_off_is_finished_by_the_same_command(
     monkeypatch: pytest.MonkeyPatch,
     cut: int,
 ) -> None:
-    """One alias after the other; the libraries one, two and three, and three promotions, then a rollback, each cut off once."""
+    """One alias after the other; the libraries one, two and three, and three promotions, then a rollback, each cut off
+    once.
+    """
     cell, plain, shas = ledger.cell("digits_torch"), Plain(), dict[str, str]()
     for library in ("one", "two", "three"):
         shas[library] = ledger.register(cell, library)
@@ -161,8 +165,14 @@ class _CutError(Exception):
 class _calls_until:
     """Let MLflow's client change the registry this many times less one, then fail as a killed process would."""
 
-    NAMES = ("set_registered_model_tag", "set_registered_model_alias", "delete_registered_model_alias",
-             "create_model_version", "create_registered_model", "delete_registered_model")  # fmt: skip
+    NAMES = (
+        "set_registered_model_tag",
+        "set_registered_model_alias",
+        "delete_registered_model_alias",
+        "create_model_version",
+        "create_registered_model",
+        "delete_registered_model",
+    )
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cut: int) -> None:
         self.patch, self.left = monkeypatch, cut
@@ -188,7 +198,8 @@ class _calls_until:
         self.context.__exit__(None, None, None)
 
 
-# -- registries of before ------------------------------------------------------------------------------------------------
+# -- registries of before
+# ------------------------------------------------------------------------------------------------
 
 
 def _lines(root: Path) -> list[dict[str, Any]]:
@@ -197,7 +208,9 @@ def _lines(root: Path) -> list[dict[str, Any]]:
 
 
 def test_each_change_has_its_evidence_as_a_file(ledger: LedgerBench) -> None:
-    """Of any length, named by its digest; a rollback too. What was cut off is in the list of changes once it is finished."""
+    """Of any length, named by its digest; a rollback too. What was cut off is in the list of changes once it is
+    finished.
+    """
     cell = ledger.cell("digits_torch")
     for library in ("one", "two"):
         sha256 = ledger.register(cell, library)

@@ -1,4 +1,6 @@
-"""Norms that networks write out step by step, and group and instance norms: the operator where it is one, and values beside float64 where the mean is large."""
+"""Norms that networks write out step by step, and group and instance norms: the operator where it is one, and values
+beside float64 where the mean is large.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,35 @@ def _centered(x: Any, axis: int) -> Any:
 
 
 FORMS = {
-    "divided by a root": (LAYER, lambda x, a, w, b: w * (_centered(x, a) / (_mean(_centered(x, a) ** 2, a) + 1e-5).sqrt()) + b),
-    "times an inverse root": (LAYER, lambda x, a, w, b: b + _centered(x, a) * torch.rsqrt(_mean(_centered(x, a).square(), a) + 1e-5) * w),
-    "weights before the root": (LAYER, lambda x, a, w, b: w * _centered(x, a) / torch.sqrt(1e-5 + _mean(_centered(x, a) * _centered(x, a), a)) + b),
-    "a variance": (LAYER, lambda x, a, w, b: _centered(x, a) / torch.sqrt(x.var(a, keepdim=True, unbiased=False) + 1e-5) * w + b),
+    "divided by a root": (
+        LAYER,
+        lambda x, a, w, b: w * (_centered(x, a) / (_mean(_centered(x, a) ** 2, a) + 1e-5).sqrt()) + b,
+    ),
+    "times an inverse root": (
+        LAYER,
+        lambda x, a, w, b: b + _centered(x, a) * torch.rsqrt(_mean(_centered(x, a).square(), a) + 1e-5) * w,
+    ),
+    "weights before the root": (
+        LAYER,
+        lambda x, a, w, b: w * _centered(x, a) / torch.sqrt(1e-5 + _mean(_centered(x, a) * _centered(x, a), a)) + b,
+    ),
+    "a variance": (
+        LAYER,
+        lambda x, a, w, b: _centered(x, a) / torch.sqrt(x.var(a, keepdim=True, unbiased=False) + 1e-5) * w + b,
+    ),
     "without weights": (LAYER, lambda x, a, w, b: _centered(x, a) / torch.sqrt(_mean(_centered(x, a) ** 2, a) + 1e-5)),
     "root mean square": (RMS, lambda x, a, w, b: w * (x * torch.rsqrt(_mean(x.pow(2), a) + 1e-6))),
     "over the root mean square": (RMS, lambda x, a, w, b: x / torch.sqrt(_mean(x * x, a) + 1e-6) * w),
-    "the mean of others": (None, lambda x, a, w, b: (x - _mean(w * x, a)) / (_mean(_centered(x, a) ** 2, a) + 1e-5).sqrt()),
+    "the mean of others": (
+        None,
+        lambda x, a, w, b: (x - _mean(w * x, a)) / (_mean(_centered(x, a) ** 2, a) + 1e-5).sqrt(),
+    ),
     "the root of others": (None, lambda x, a, w, b: w * x / torch.sqrt(_mean((x + b) ** 2, a) + 1e-6)),
-    "a standard deviation and a number": (None, lambda x, a, w, b: _centered(x, a) / (x.std(a, keepdim=True, unbiased=False) + 1e-3) * w),
-}  # fmt: skip
+    "a standard deviation and a number": (
+        None,
+        lambda x, a, w, b: _centered(x, a) / (x.std(a, keepdim=True, unbiased=False) + 1e-3) * w,
+    ),
+}
 
 
 class _Normed(nn.Module):

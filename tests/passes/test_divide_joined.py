@@ -1,4 +1,6 @@
-"""What follows joined convolutions: networks drawn from seeds beside PyTorch in float64, and what is left of their operators."""
+"""What follows joined convolutions: networks drawn from seeds beside PyTorch in float64, and what is left of their
+operators.
+"""
 
 from __future__ import annotations
 

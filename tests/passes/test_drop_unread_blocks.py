@@ -1,4 +1,6 @@
-"""Branches that count for nothing: a factor of 0 for a number (ReZero, before it is trained), or one that 8 bits round to 0 (layer scale)."""
+"""Branches that count for nothing: a factor of 0 for a number (ReZero, before it is trained), or one that 8 bits round
+to 0 (layer scale).
+"""
 
 from __future__ import annotations
 

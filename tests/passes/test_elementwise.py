@@ -1,4 +1,6 @@
-"""Operators on single elements between convolutions: drawn chains of any of them on packed channels, beside PyTorch in float64."""
+"""Operators on single elements between convolutions: drawn chains of any of them on packed channels, beside PyTorch in
+float64.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,46 @@ Values = Callable[..., Any]
 
 # Continuous ones: where a value jumps, rounding decides.
 ONE: dict[str, Values] = {
-    "exp": lambda x: torch.exp(-x.abs()), "log": lambda x: torch.log(x.abs() + 0.5), "log of what fills as zero": lambda x: torch.log((x + 9).abs() * 0.5),
-    "sqrt": lambda x: torch.sqrt(x.abs() + 0.1), "rsqrt": lambda x: torch.rsqrt(x * x + 0.5), "sin": torch.sin, "cos": torch.cos, "atan": torch.atan,
-    "asinh": torch.asinh, "square": torch.square, "cube": lambda x: x**3, "inverse": lambda x: (x.abs() + 1) ** -1, "any power": lambda x: (x.abs() + 0.3) ** 1.7,
-    "gelu": F.gelu, "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"), "softplus": F.softplus, "selu": F.selu, "elu": F.elu, "mish": F.mish, "celu": F.celu,
-    "hardswish": F.hardswish, "logsigmoid": F.logsigmoid, "softsign": F.softsign, "tanhshrink": F.tanhshrink, "erf": torch.erf, "negative": torch.neg, "leaky": lambda x: F.leaky_relu(x, 0.3),
-}  # fmt: skip
+    "exp": lambda x: torch.exp(-x.abs()),
+    "log": lambda x: torch.log(x.abs() + 0.5),
+    "log of what fills as zero": lambda x: torch.log((x + 9).abs() * 0.5),
+    "sqrt": lambda x: torch.sqrt(x.abs() + 0.1),
+    "rsqrt": lambda x: torch.rsqrt(x * x + 0.5),
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "atan": torch.atan,
+    "asinh": torch.asinh,
+    "square": torch.square,
+    "cube": lambda x: x**3,
+    "inverse": lambda x: (x.abs() + 1) ** -1,
+    "any power": lambda x: (x.abs() + 0.3) ** 1.7,
+    "gelu": F.gelu,
+    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "softplus": F.softplus,
+    "selu": F.selu,
+    "elu": F.elu,
+    "mish": F.mish,
+    "celu": F.celu,
+    "hardswish": F.hardswish,
+    "logsigmoid": F.logsigmoid,
+    "softsign": F.softsign,
+    "tanhshrink": F.tanhshrink,
+    "erf": torch.erf,
+    "negative": torch.neg,
+    "leaky": lambda x: F.leaky_relu(x, 0.3),
+}
 TWO: dict[str, Values] = {
-    "quotient": lambda x, y: x / (y.abs() + 1), "quotient of what fills as zero": lambda x, y: x / ((y + 9).abs() * 0.5), "larger": torch.maximum, "smaller": torch.minimum,
-    "choice": lambda x, y: torch.where(y > x, y * 0.5, y * 0.5 + (x - y)), "power": lambda x, y: (x.abs() + 0.5) ** torch.tanh(y), "angle": lambda x, y: torch.atan2(x, y.abs() + 0.5),
-    "gate of each pixel": lambda x, y: x * torch.sigmoid(y.mean(1, keepdim=True)), "largest of each pixel": lambda x, y: x - y.amax(1, keepdim=True),
+    "quotient": lambda x, y: x / (y.abs() + 1),
+    "quotient of what fills as zero": lambda x, y: x / ((y + 9).abs() * 0.5),
+    "larger": torch.maximum,
+    "smaller": torch.minimum,
+    "choice": lambda x, y: torch.where(y > x, y * 0.5, y * 0.5 + (x - y)),
+    "power": lambda x, y: (x.abs() + 0.5) ** torch.tanh(y),
+    "angle": lambda x, y: torch.atan2(x, y.abs() + 0.5),
+    "gate of each pixel": lambda x, y: x * torch.sigmoid(y.mean(1, keepdim=True)),
+    "largest of each pixel": lambda x, y: x - y.amax(1, keepdim=True),
     "gate of each channel": lambda x, y: x * torch.sigmoid(y.mean((2, 3), keepdim=True)),
-}  # fmt: skip
+}
 
 
 class Chain(nn.Module):
@@ -119,7 +149,11 @@ class _Of(nn.Module):
         return self.function(x)
 
 
-@pytest.mark.parametrize("split", [lambda x: x.split([5, 9, 12], 1), lambda x: x.chunk(2, 2), lambda x: x.unbind(1)[:3]], ids=["channels", "rows", "one by one"])  # fmt: skip
+@pytest.mark.parametrize(
+    "split",
+    [lambda x: x.split([5, 9, 12], 1), lambda x: x.chunk(2, 2), lambda x: x.unbind(1)[:3]],
+    ids=["channels", "rows", "one by one"],
+)
 def test_kernels_of_several_outputs_have_a_schedule(split: Values) -> None:
     network, shape = _Of(lambda x: split(torch.tanh(x.transpose(2, 3)))).eval(), (1, 26, 10, 6)
     exported, backend = ExportedModel(network, (TensorSpec("x", shape),)), host_backend()

@@ -1,4 +1,6 @@
-"""Dense layers over more axes than two, however a framework writes them, are layers over rows with their biases, which quantization finds."""
+"""Dense layers over more axes than two, however a framework writes them, are layers over rows with their biases, which
+quantization finds.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,13 @@ Array = np.ndarray[Any, Any]
 DEPTH, MIDDLE, COLUMNS = 20, 24, 12
 # how the bias of the second layer is written: its shape, and whether it comes first
 BIASES = {
-    "none": None, "vector": ((COLUMNS,), False), "first": ((COLUMNS,), True), "all axes": ((1, 1, COLUMNS), False),
-    "number": ((), False), "of rows": ((7, 1), False),
-}  # fmt: skip
+    "none": None,
+    "vector": ((COLUMNS,), False),
+    "first": ((COLUMNS,), True),
+    "all axes": ((1, 1, COLUMNS), False),
+    "number": ((), False),
+    "of rows": ((7, 1), False),
+}
 
 
 def _model(lead: tuple[int, ...], bias: str, read_twice: bool) -> tuple[onnx.ModelProto, Any]:
@@ -47,10 +53,12 @@ def _model(lead: tuple[int, ...], bias: str, read_twice: bool) -> tuple[onnx.Mod
     nodes.append(helper.make_node("Mul", [last, "product"] if read_twice else [last, last], ["y"]))
     shape = (*lead, 7)
     graph = helper.make_graph(
-        nodes, "rows", [helper.make_tensor_value_info("x", TensorProto.FLOAT, (*shape, DEPTH))],
+        nodes,
+        "rows",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (*shape, DEPTH))],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, (*shape, COLUMNS))],
         [numpy_helper.from_array(value, name) for name, value in weights.items()],
-    )  # fmt: skip
+    )
 
     def exact(x: Array) -> Array:
         product = np.maximum(x.astype(np.float64) @ first, 0) @ second

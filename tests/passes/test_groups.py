@@ -1,4 +1,6 @@
-"""Grouped convolutions of any width, packed as parts of blocks or by merging groups, beside PyTorch in float64 and the definition."""
+"""Grouped convolutions of any width, packed as parts of blocks or by merging groups, beside PyTorch in float64 and the
+definition.
+"""
 
 from __future__ import annotations
 
@@ -92,9 +94,16 @@ def test_every_schedule_of_groups_within_a_block(width: int, stride: int, data: 
 
     def packed(image: Any) -> Any:
         return relax.op.nn.conv2d(
-            image, constant(pack_both(weight, 16, width), weights), strides=stride, padding=1, groups=channels // width,
-            out_dtype=total, data_layout="NCHW16c", kernel_layout=f"OIHW{width}i16o", out_layout="NCHW16c",
-        )  # fmt: skip
+            image,
+            constant(pack_both(weight, 16, width), weights),
+            strides=stride,
+            padding=1,
+            groups=channels // width,
+            out_dtype=total,
+            data_layout="NCHW16c",
+            kernel_layout=f"OIHW{width}i16o",
+            out_layout="NCHW16c",
+        )
 
     expected = run_graph(read_graph(of_one_operator(convolved, x.shape, total)), x.astype(total))
     n, _, height, columns = expected.shape

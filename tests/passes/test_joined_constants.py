@@ -1,4 +1,6 @@
-"""Concatenations of values and constants, as of coordinates beside an image's channels: no pass may lose the constants."""
+"""Concatenations of values and constants, as of coordinates beside an image's channels: no pass may lose the
+constants.
+"""
 
 from __future__ import annotations
 

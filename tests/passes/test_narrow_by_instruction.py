@@ -1,4 +1,6 @@
-"""Rounding to bytes by AVX-512's instructions: the same bytes as by operations, for every number, and none of the operations left."""
+"""Rounding to bytes by AVX-512's instructions: the same bytes as by operations, for every number, and none of the
+operations left.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ BYTES = {"uint8": (0, 255), "int8": (-128, 127)}
 
 
 def _module(dtype: str, zero: int, factor: int = 0) -> Any:
-    """Return clip(round(x) + zero) of 32 x 16 numbers as bytes, as the quantizer writes it; with a factor its product with the bytes, in 32 bits."""
+    """Return clip(round(x) + zero) of 32 x 16 numbers as bytes, as the quantizer writes it; with a factor its product
+    with the bytes, in 32 bits.
+    """
     low, high = BYTES[dtype]
     x, builder = relax.Var("x", relax.TensorType((32, 16), "float32")), relax.BlockBuilder()
     with builder.function("main", [x]):

@@ -1,4 +1,6 @@
-"""Images of bytes with few channels become pixels whose channels lie side by side, as NumPy moves them; the kernel is one, and rounds nothing."""
+"""Images of bytes with few channels become pixels whose channels lie side by side, as NumPy moves them; the kernel is
+one, and rounds nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _NONE = (0, 0, 0, 0)
 
 
 def _module(shape: tuple[int, ...], dtype: str, padding: tuple[int, ...], value: int, lanes: int) -> Any:
-    """Return a module whose output is an image with its channels side by side, padded (top, bottom, left, right) before."""
+    """Return a module whose output is an image with its channels side by side, padded (top, bottom, left, right)
+    before.
+    """
 
     def padded(x: Any) -> Any:
         return relax.op.nn.pad(x, [0, 0, 0, 0, *padding], pad_value=float(value))
@@ -56,7 +60,7 @@ def _module(shape: tuple[int, ...], dtype: str, padding: tuple[int, ...], value:
         ((1, 3, 6, 15), (2, 2, 2, 2), 4),  # too narrow for a vector
         ((1, 9, 4, 20), (1, 0, 0, 1), 12),  # no word has so many
     ],
-)  # fmt: skip
+)
 def test_channels_lie_side_by_side(dtype: str, shape: tuple[int, ...], padding: tuple[int, ...], lanes: int) -> None:
     limits = np.iinfo(dtype)
     value = limits.min + 3

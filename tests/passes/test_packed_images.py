@@ -1,4 +1,6 @@
-"""Signals, deconvolutions, large dilations, resizes, and pixels that become rows: networks drawn from seeds, beside PyTorch in float64."""
+"""Signals, deconvolutions, large dilations, resizes, and pixels that become rows: networks drawn from seeds, beside
+PyTorch in float64.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def operators_of(network: nn.Module, shape: tuple[int, ...], dtype: str = "float
 
 
 class Signals(nn.Module):
-    """An encoder as those for speech are: convolutions, norms, pools and joins over (N, C, L), then dense layers over (N, L, C)."""
+    """An encoder as those for speech are: convolutions, norms, pools and joins over (N, C, L), then dense layers over
+    (N, L, C).
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()

@@ -31,7 +31,9 @@ def _shuffled(x: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 class Shuffles(nn.Module):
-    """Units whose branches are joined, shuffled and taken apart, of channels that fill no blocks; what follows the last differs."""
+    """Units whose branches are joined, shuffled and taken apart, of channels that fill no blocks; what follows the last
+    differs.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -66,7 +68,9 @@ class Shuffles(nn.Module):
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize(("seed", "dtype", "batch"), [(seed, "float32", 1 + (seed == 7)) for seed in range(10)] + [(12, "bfloat16", 1)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("seed", "dtype", "batch"), [(seed, "float32", 1 + (seed == 7)) for seed in range(10)] + [(12, "bfloat16", 1)]
+)
 def test_shuffles_of_packed_channels_equal_torch(seed: int, dtype: str, batch: int) -> None:
     size = 9 + seed % 3
     operators_of(Shuffles(seed), (batch, 3, size, size + 1), dtype)
@@ -130,7 +134,9 @@ class _Choices(nn.Module):
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize(("seed", "dtype", "batch"), [(seed, "float32", 1 + seed % 2) for seed in range(12)] + [(12, "bfloat16", 1)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("seed", "dtype", "batch"), [(seed, "float32", 1 + seed % 2) for seed in range(12)] + [(12, "bfloat16", 1)]
+)
 def test_choices_of_packed_channels_equal_torch(seed: int, dtype: str, batch: int) -> None:
     operators_of(_Choices(seed), (batch, 3, 6 + seed % 3, 7), dtype)
 
@@ -179,7 +185,9 @@ class _Groups(nn.Module):
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("sizes", [(3, 20, 20), (48, 1, 2), (32, 3, 6), (5, 8, 16), (6, 36, 36), (24, 1, 5), (2, 50, 4), (7, 3, 3)])  # fmt: skip
+@pytest.mark.parametrize(
+    "sizes", [(3, 20, 20), (48, 1, 2), (32, 3, 6), (5, 8, 16), (6, 36, 36), (24, 1, 5), (2, 50, 4), (7, 3, 3)]
+)
 def test_convolutions_in_any_groups_are_packed(sizes: tuple[int, int, int]) -> None:
     network = _Groups(*sizes).eval()
     operators_of(network, (2, 3, 9, 10))

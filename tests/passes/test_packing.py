@@ -1,4 +1,6 @@
-"""Rows, (N, C) and (B, N, C), as images of one row of pixels: networks of dense layers drawn from seeds, beside PyTorch in float64."""
+"""Rows, (N, C) and (B, N, C), as images of one row of pixels: networks of dense layers drawn from seeds, beside PyTorch
+in float64.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from tvmflow.passes.pipeline import canonicalize
 
 
 class Rows(torch.nn.Module):
-    """Dense layers, norms, activations and residuals over rows, as in transformers and mixers; some on (B, N, C), some on (B * N, C)."""
+    """Dense layers, norms, activations and residuals over rows, as in transformers and mixers; some on (B, N, C), some
+    on (B * N, C).
+    """
 
     def __init__(self, seed: int, rows: int, channels: int) -> None:
         super().__init__()

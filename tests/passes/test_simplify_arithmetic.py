@@ -31,8 +31,13 @@ def _operators(module: Any) -> Counter[str]:
 
 
 @pytest.mark.parametrize(
-    ("network", "clips"), [(torch.nn.Hardswish(), 1), (torch.nn.Hardsigmoid(), 1), (torch.nn.Sequential(torch.nn.ReLU6(), torch.nn.Hardtanh(-1, 9)), 1)]
-)  # fmt: skip
+    ("network", "clips"),
+    [
+        (torch.nn.Hardswish(), 1),
+        (torch.nn.Hardsigmoid(), 1),
+        (torch.nn.Sequential(torch.nn.ReLU6(), torch.nn.Hardtanh(-1, 9)), 1),
+    ],
+)
 def test_activations_have_pytorchs_values_in_fewer_operators(network: torch.nn.Module, clips: int) -> None:
     module = canonicalize(ExportedModel(network.eval(), (TensorSpec("x", (1, len(SPECIAL))),)).to_relax())
     found = _operators(module)

@@ -37,7 +37,9 @@ def _drawn(draw: np.random.Generator, depth: int) -> Index:
 
 
 def _read_at(index: Index) -> Any:
-    """Return what a compiled kernel reads at an index for each row and lane, of a vector that has its places' numbers."""
+    """Return what a compiled kernel reads at an index for each row and lane, of a vector that has its places'
+    numbers.
+    """
     source = te.placeholder((_LONGEST,), "int32", name="source")
     moved = te.compute(_EXTENTS, lambda i, k: source[index(i, k) % _LONGEST], name="moved")
     kernel = te.create_prim_func([source, moved]).with_attr("global_symbol", "main")

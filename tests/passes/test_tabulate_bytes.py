@@ -29,13 +29,20 @@ needs_permutations = pytest.mark.skipif(
     not looks_up_bytes(host_backend().tvm_target()), reason="this processor has no AVX512-VBMI"
 )
 ACTIVATIONS = {
-    "silu": torch.nn.SiLU(), "hardswish": torch.nn.Hardswish(), "gelu": torch.nn.GELU(), "gelu_tanh": torch.nn.GELU(approximate="tanh"),
-    "tanh": torch.nn.Tanh(), "sigmoid": torch.nn.Sigmoid(), "elu": torch.nn.ELU(),
-}  # fmt: skip
+    "silu": torch.nn.SiLU(),
+    "hardswish": torch.nn.Hardswish(),
+    "gelu": torch.nn.GELU(),
+    "gelu_tanh": torch.nn.GELU(approximate="tanh"),
+    "tanh": torch.nn.Tanh(),
+    "sigmoid": torch.nn.Sigmoid(),
+    "elu": torch.nn.ELU(),
+}
 
 
 class Excited(torch.nn.Module):
-    """An inverted residual with squeeze-and-excite, whose depthwise convolution is read as an integer and as a float."""
+    """An inverted residual with squeeze-and-excite, whose depthwise convolution is read as an integer and as a
+    float.
+    """
 
     def __init__(self, activation: torch.nn.Module) -> None:
         super().__init__()

@@ -33,10 +33,15 @@ def test_what_a_window_sees_is_what_its_elements_multiply(seed: int) -> None:
 @pytest.mark.parametrize(
     ("size", "kernel", "stride", "padding", "dilation", "window"),
     [
-        ((14, 14), 3, 1, 24, 24, [1, 1]), ((14, 30), 3, 1, 24, 24, [1, 3]), ((5, 4), 5, 1, 12, 6, [1, 1]), ((6, 6), 5, 2, 4, 2, [5, 5]),
-        ((1, 1), 3, 1, 1, 1, [1, 1]), ((3, 3), 7, 1, 3, 1, [5, 5]), ((2, 9), 3, 1, (4, 1), (2, 1), [3, 3]),
+        ((14, 14), 3, 1, 24, 24, [1, 1]),
+        ((14, 30), 3, 1, 24, 24, [1, 3]),
+        ((5, 4), 5, 1, 12, 6, [1, 1]),
+        ((6, 6), 5, 2, 4, 2, [5, 5]),
+        ((1, 1), 3, 1, 1, 1, [1, 1]),
+        ((3, 3), 7, 1, 3, 1, [5, 5]),
+        ((2, 9), 3, 1, (4, 1), (2, 1), [3, 3]),
     ],
-)  # fmt: skip
+)
 def test_trimmed_convolutions_have_pytorchs_outputs(
     size: tuple[int, int],
     kernel: int,

@@ -77,7 +77,9 @@ def test_sums_are_exact(products: Products, data: st.DataObject, signed: bool, e
 
 @pytest.fixture(scope="module")
 def quantized() -> tuple[Graph, Any]:
-    """Return the graph of a network with clips of both kinds, a residual sum, depthwise filters and a pool, and its samples."""
+    """Return the graph of a network with clips of both kinds, a residual sum, depthwise filters and a pool, and its
+    samples.
+    """
     torch.manual_seed(3)
 
     class Network(torch.nn.Module):

@@ -239,9 +239,16 @@ def test_the_goal_moves_the_worst_layers_until_it_is_met(depthwise: tuple[Any, A
 
 @pytest.mark.parametrize(
     ("max_drop", "labelled", "samples", "goal"),
-    [(0.005, False, 8, None), (0.005, False, 199, None), (0.005, False, 200, 0.005), (0.005, True, 8, 0.005),
-     (0.0, False, 8, 0.0), (None, True, 512, None), (0.25, False, 8, 0.25)],
-)  # fmt: skip
+    [
+        (0.005, False, 8, None),
+        (0.005, False, 199, None),
+        (0.005, False, 200, 0.005),
+        (0.005, True, 8, 0.005),
+        (0.0, False, 8, 0.0),
+        (None, True, 512, None),
+        (0.25, False, 8, 0.25),
+    ],
+)
 def test_a_goal_needs_samples_that_can_tell(
     max_drop: float | None, labelled: bool, samples: int, goal: float | None
 ) -> None:
@@ -260,8 +267,11 @@ def test_named_layers_stay_in_float(depthwise: tuple[Any, Array, Array]) -> None
     module, calibration, _ = depthwise
     _, report = quantize_int8(module, calibration, None, Int8Options(keep_float=("first", "last", "conv1")))
     assert [layer.dtype for layer in report.layers if layer.kind in ("conv", "dense")] == [
-        "float32", "float32", "uint8", "float32",
-    ]  # fmt: skip
+        "float32",
+        "float32",
+        "uint8",
+        "float32",
+    ]
     with pytest.raises(UnknownNameError, match="conv2"):
         quantize_int8(module, calibration, None, Int8Options(keep_float=("conv9",)))
 
@@ -373,8 +383,11 @@ def test_vta_equals_the_specification_written_down_anew(seed: int, bias_size: fl
         total = torch.nn.functional.conv2d(torch.from_numpy(q).double(), torch.from_numpy(qw), padding=layer.padding)
         acc, scale = total.numpy().astype(np.int64), k - 11
         shift = (kb - 7) - scale
-        acc, scale = (acc + (qb << shift).reshape(1, -1, 1, 1), scale) if shift >= 0 else (
-            (acc << -shift) + qb.reshape(1, -1, 1, 1), kb - 7)  # fmt: skip
+        acc, scale = (
+            (acc + (qb << shift).reshape(1, -1, 1, 1), scale)
+            if shift >= 0
+            else ((acc << -shift) + qb.reshape(1, -1, 1, 1), kb - 7)
+        )
         n = -4 - scale
         acc = (acc + (1 << (n - 1))) >> n if n > 0 else acc << -n
         return np.clip(np.maximum(acc, 0) if relu else acc, -127, 127)

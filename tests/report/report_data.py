@@ -1,7 +1,7 @@
 """Values as the report collects them: cells of several models, devices and precisions, with a history of many months.
 
-What a page must get right is in them: ties, wins and losses, an unsteady latency, a simulated device, missing parts, and names that
-try to be more than names.
+What a page must get right is in them: ties, wins and losses, an unsteady latency, a simulated device, missing parts,
+and names that try to be more than names.
 """
 
 from __future__ import annotations
@@ -53,26 +53,57 @@ def card(
         else {"onnxruntime": latency(1.3 * median_ms), "source": latency(0.7 * median_ms), "tied": latency(median_ms)}
     )
     bounds = {
-        "operations": {"float32": 1e9 * median_ms}, "constant_bytes": 4_000_000, "ceilings": {"operations": {"float32": 5e11}, "read": 1e11},
-        "arithmetic_ms": 0.6 * median_ms, "memory_ms": 0.04, "least_ms": 0.6 * median_ms, "share": 0.6, "reason": None,
+        "operations": {"float32": 1e9 * median_ms},
+        "constant_bytes": 4_000_000,
+        "ceilings": {"operations": {"float32": 5e11}, "read": 1e11},
+        "arithmetic_ms": 0.6 * median_ms,
+        "memory_ms": 0.04,
+        "least_ms": 0.6 * median_ms,
+        "share": 0.6,
+        "reason": None,
         "kernels": [
-            {"name": f"fused_conv2d_nchwc{at}_add_relu", "ms": median_ms / (at + 2), "least_ms": median_ms / (at + 2) / 4, "share": 0.25} for at in range(3)
+            {
+                "name": f"fused_conv2d_nchwc{at}_add_relu",
+                "ms": median_ms / (at + 2),
+                "least_ms": median_ms / (at + 2) / 4,
+                "share": 0.25,
+            }
+            for at in range(3)
         ],
-    }  # fmt: skip
+    }
     return ({} if part else {"bounds": bounds}) | {
-        "cell": name, "device": {"key": "local-cpu", "kind": "cpu-znver4-t2", "threads": 2}, "batch": 1, "coverage": 1.0,
-        "latency": {"compute": latency(median_ms, badges=badges)}, "peers": peers, "cold_start_ms": [9.0, 8.0, 10.0],
-        "advantages": {} if part else {"onnxruntime": advantage(1.3, 0.05), "source": advantage(0.7, 0.05), "tied": advantage(1.01, 0.05)},
-        "agreement": agreement, "agreement_by_step": dict.fromkeys(STEPS, agreement), "library_bytes": 11_000_000,
-        "accuracy": {**dict.fromkeys(FORMS, 0.9925), "samples": 400}, "part": part, "quantization": _quantization(),
-    }  # fmt: skip
+        "cell": name,
+        "device": {"key": "local-cpu", "kind": "cpu-znver4-t2", "threads": 2},
+        "batch": 1,
+        "coverage": 1.0,
+        "latency": {"compute": latency(median_ms, badges=badges)},
+        "peers": peers,
+        "cold_start_ms": [9.0, 8.0, 10.0],
+        "advantages": {}
+        if part
+        else {"onnxruntime": advantage(1.3, 0.05), "source": advantage(0.7, 0.05), "tied": advantage(1.01, 0.05)},
+        "agreement": agreement,
+        "agreement_by_step": dict.fromkeys(STEPS, agreement),
+        "library_bytes": 11_000_000,
+        "accuracy": {**dict.fromkeys(FORMS, 0.9925), "samples": 400},
+        "part": part,
+        "quantization": _quantization(),
+    }
 
 
 def _quantization() -> dict[str, Any]:
     layers = [
-        {"name": f"conv{at}", "form": "int8", "sqnr_db": 40.0 - at, "total_sqnr_db": 35.0 - at, "scale": 0.01, "zero_point": 3, "clipped": 1e-4}
+        {
+            "name": f"conv{at}",
+            "form": "int8",
+            "sqnr_db": 40.0 - at,
+            "total_sqnr_db": 35.0 - at,
+            "scale": 0.01,
+            "zero_point": 3,
+            "clipped": 1e-4,
+        }
         for at in range(4)
-    ]  # fmt: skip
+    ]
     return {
         "layers": layers,
         "output_sqnr_db": 39.0,
@@ -91,14 +122,40 @@ def history(name: str, first_ms: float) -> list[dict[str, Any]]:
         median, kept = first_ms * factor, at != 0
         roles = ["champion"] if at == 3 else ["challenger"] if at == 5 else []
         run_id = hashlib.md5(f"{name} {at}".encode(), usedforsecurity=False).hexdigest()
-        rows.append({
-            "cell": name, "run_id": run_id, "experiment_id": "3", "url": run_url("3", run_id), "time_ms": 1_780_000_000_000 + 40 * at * DAY_MS,
-            "when": f"2026-0{at + 1}-11 10:00", "tvm": tvm, "device": "cpu-znver4-t2", "unit": "host-1", "build": "", "accuracy": "99.25%", "latency": f"{median:.3g} ms", "badges": "", "round_trip_ns": 60.0,
-            "latency_ms": median, "low_ms": 0.99 * median if kept else None, "high_ms": 1.01 * median if kept else None,
-            "library_bytes": 11e6, "max_relative_error": 3e-5, "commit": "0123456789abcdef", "sha256": f"{at}" * 64, "library": f"{at}" * 12,
-            "version_number": str(at + 1), "roles": roles, "version": f"{at + 1} {' '.join(roles)}".strip(),
-            "changed": [f"tvm: {steps[at - 1][1]} -> {tvm}", HOSTILE] if at and steps[at - 1][1] != tvm else ["nothing: measured again"] if at else [],
-        })  # fmt: skip
+        rows.append(
+            {
+                "cell": name,
+                "run_id": run_id,
+                "experiment_id": "3",
+                "url": run_url("3", run_id),
+                "time_ms": 1_780_000_000_000 + 40 * at * DAY_MS,
+                "when": f"2026-0{at + 1}-11 10:00",
+                "tvm": tvm,
+                "device": "cpu-znver4-t2",
+                "unit": "host-1",
+                "build": "",
+                "accuracy": "99.25%",
+                "latency": f"{median:.3g} ms",
+                "badges": "",
+                "round_trip_ns": 60.0,
+                "latency_ms": median,
+                "low_ms": 0.99 * median if kept else None,
+                "high_ms": 1.01 * median if kept else None,
+                "library_bytes": 11e6,
+                "max_relative_error": 3e-5,
+                "commit": "0123456789abcdef",
+                "sha256": f"{at}" * 64,
+                "library": f"{at}" * 12,
+                "version_number": str(at + 1),
+                "roles": roles,
+                "version": f"{at + 1} {' '.join(roles)}".strip(),
+                "changed": [f"tvm: {steps[at - 1][1]} -> {tvm}", HOSTILE]
+                if at and steps[at - 1][1] != tvm
+                else ["nothing: measured again"]
+                if at
+                else [],
+            }
+        )
     return rows
 
 
@@ -106,12 +163,25 @@ def workloads(scale: float) -> list[dict[str, Any]]:
     rows = []
     for at in range(20):
         best, flops = scale / (at + 1), 2e8 / (at + 1)
-        rows.append({
-            "name": f"conv2d_nchwc_add_relu_multiply 1x{at + 1}x56x56x16", "calls": 1 + at % 3, "template": "window" if at % 4 else "dot", "trials": 24,
-            "default_ms": 2.0 * best, "best_ms": best, "total_ms": best * (1 + at % 3), "gflops": flops / best / 1e6 / (1 + at % 4), "of_best": 0.5,
-            "spent_s": 3.0, "flops": flops, "dtype": "float32", "nbytes": 400_000 + 90_000 * at, "before_ms": 1.1 * best if at % 2 else None,
-            "origin": ("reused", "re-measured", "re-tuned", "lost", "new")[at % 5],
-        })  # fmt: skip
+        rows.append(
+            {
+                "name": f"conv2d_nchwc_add_relu_multiply 1x{at + 1}x56x56x16",
+                "calls": 1 + at % 3,
+                "template": "window" if at % 4 else "dot",
+                "trials": 24,
+                "default_ms": 2.0 * best,
+                "best_ms": best,
+                "total_ms": best * (1 + at % 3),
+                "gflops": flops / best / 1e6 / (1 + at % 4),
+                "of_best": 0.5,
+                "spent_s": 3.0,
+                "flops": flops,
+                "dtype": "float32",
+                "nbytes": 400_000 + 90_000 * at,
+                "before_ms": 1.1 * best if at % 2 else None,
+                "origin": ("reused", "re-measured", "re-tuned", "lost", "new")[at % 5],
+            }
+        )
     return sorted(rows, key=lambda row: -row["total_ms"])
 
 
@@ -122,28 +192,72 @@ def part() -> dict[str, Any]:
     counters |= {"gemm_counter": 12_345_678, "alu_counter": 900, "insn_count": 300}
     cycles = {"total": 10_000, "load": 4000, "compute": 9000, "store": 500, "utilization": 0.8}
     layers = [
-        {"name": f"conv{at}", **counters, "operations": 1e6, "operations_per_byte": 4.0 * (at + 1), "gops": 5.0 * (at + 1), "cycles": cycles}
+        {
+            "name": f"conv{at}",
+            **counters,
+            "operations": 1e6,
+            "operations_per_byte": 4.0 * (at + 1),
+            "gops": 5.0 * (at + 1),
+            "cycles": cycles,
+        }
         for at in range(5)
-    ]  # fmt: skip
+    ]
     return {
-        "name": "1x16_i8w8", "mode": "optimized", "simulated": True, "estimated_ms": 0.5, "counters": counters, "cycles": 50_000, "layers": layers,
-        "peak_gops": 51.2, "peak_gbytes": 1.6, "five_nbytes": 20_480, "gemm_utilization": 0.7, "regions": [], "cpu_reasons": {"dense": HOSTILE},
-    }  # fmt: skip
+        "name": "1x16_i8w8",
+        "mode": "optimized",
+        "simulated": True,
+        "estimated_ms": 0.5,
+        "counters": counters,
+        "cycles": 50_000,
+        "layers": layers,
+        "peak_gops": 51.2,
+        "peak_gbytes": 1.6,
+        "five_nbytes": 20_480,
+        "gemm_utilization": 0.7,
+        "regions": [],
+        "cpu_reasons": {"dense": HOSTILE},
+    }
 
 
 def cell(model: str, target: str, precision: str, median_ms: float, **more: Any) -> dict[str, Any]:
     name = f"{model}@{target}:{precision}"
     stages = ("fetch", "import_model", "quantize", "graph_pack", "tune", "build", "deploy", "evaluate")
     return {
-        "model": model, "target": target, "precision": precision, "card": card(name, median_ms), "history": history(name, median_ms),
-        "stage_s": {stage: 3.0 + at for at, stage in enumerate(stages)}, "curve": [(at + 1, 9.0 / (at + 1)) for at in range(40)],
-        "kernels": [{"schedule": how} for how in ("record", "record", "default", "none")], "coverage": 0.97, "workloads": workloads(median_ms / 20),
-        "ledger": {"measured": 480, "failures": {"compile_error": 3}, "trials_per_minute": 61.0, "device_hours": 0.1, "saved_s": 12.0},
-        "toolchain": {"tvm": "0.28.0", "llvm": "20"}, "registered": name.replace("@", ".").replace(":", "."),
-        "releases": [{"what": "promote", "version": "3", "before": None, "when": "2026-03-12", "why": HOSTILE, "done": True}],
-        "stages": [{"stage": stage, "folder": f"artifacts/{stage}/{model}", "address": f"./artifacts/{stage}/", "key": "ab" * 32, "seconds": 3.0} for stage in stages],
-        "digests": [("build/library.so", "cd" * 32), (f"fetch/{HOSTILE}", "ef" * 32)], **more,
-    }  # fmt: skip
+        "model": model,
+        "target": target,
+        "precision": precision,
+        "card": card(name, median_ms),
+        "history": history(name, median_ms),
+        "stage_s": {stage: 3.0 + at for at, stage in enumerate(stages)},
+        "curve": [(at + 1, 9.0 / (at + 1)) for at in range(40)],
+        "kernels": [{"schedule": how} for how in ("record", "record", "default", "none")],
+        "coverage": 0.97,
+        "workloads": workloads(median_ms / 20),
+        "ledger": {
+            "measured": 480,
+            "failures": {"compile_error": 3},
+            "trials_per_minute": 61.0,
+            "device_hours": 0.1,
+            "saved_s": 12.0,
+        },
+        "toolchain": {"tvm": "0.28.0", "llvm": "20"},
+        "registered": name.replace("@", ".").replace(":", "."),
+        "releases": [
+            {"what": "promote", "version": "3", "before": None, "when": "2026-03-12", "why": HOSTILE, "done": True}
+        ],
+        "stages": [
+            {
+                "stage": stage,
+                "folder": f"artifacts/{stage}/{model}",
+                "address": f"./artifacts/{stage}/",
+                "key": "ab" * 32,
+                "seconds": 3.0,
+            }
+            for stage in stages
+        ],
+        "digests": [("build/library.so", "cd" * 32), (f"fetch/{HOSTILE}", "ef" * 32)],
+        **more,
+    }
 
 
 def report_data() -> dict[str, Any]:
@@ -151,9 +265,10 @@ def report_data() -> dict[str, Any]:
     rows = [
         cell(model, "local-cpu", precision, ms * factor)
         for (model, ms), (precision, factor) in itertools.product(
-            (("resnet50_of_a_team_with_long_names", 30.0), ("mobilenet_v2", 3.7)), (("float32", 1.0), ("bfloat16", 0.6), ("int8", 0.35))
+            (("resnet50_of_a_team_with_long_names", 30.0), ("mobilenet_v2", 3.7)),
+            (("float32", 1.0), ("bfloat16", 0.6), ("int8", 0.35)),
         )
-    ]  # fmt: skip
+    ]
     rows[0]["card"]["bounds"] = {"reason": f"busy machine (others 50%, at most 10%) {HOSTILE}"}
     board = cell("mobilenet_v2", "rk3399", "float32", 40.0)
     del board["card"]["bounds"]  # only this machine's CPU has any
@@ -163,9 +278,15 @@ def report_data() -> dict[str, Any]:
     simulated = cell("digits", "vta-sim", "vta_int8", 1.0, history=[], workloads=[], curve=[], releases=[])
     simulated["card"] = card("digits@vta-sim:vta_int8", 1.0, part=part())
     return {
-        "apart": APART, "between": BETWEEN, "cells": [*rows, busy, simulated],
+        "apart": APART,
+        "between": BETWEEN,
+        "cells": [*rows, busy, simulated],
         "unmeasured": [{"model": "mobilenet_v2", "target": "rk3399", "precision": "int8"}],
-        "forms": FORMS, "steps": STEPS, "precisions": ("float32", "float16", "float16_acc32", "bfloat16", "int8", "vta_int8"),
-        "mlflow_ui": "http://127.0.0.1:5000", "mlflow_command": "mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db",
-        "written": "2026-11-22 10:00 UTC", "version": "0.1.0",
-    }  # fmt: skip
+        "forms": FORMS,
+        "steps": STEPS,
+        "precisions": ("float32", "float16", "float16_acc32", "bfloat16", "int8", "vta_int8"),
+        "mlflow_ui": "http://127.0.0.1:5000",
+        "mlflow_command": "mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db",
+        "written": "2026-11-22 10:00 UTC",
+        "version": "0.1.0",
+    }

@@ -35,9 +35,13 @@ def _card(name: str, **more: Any) -> dict[str, Any]:
 
 NAMES = [f"digits_torch@local-cpu:{precision}" for precision in ("float32", "int8", "bfloat16")]
 RETUNED = {
-    "cell": NAMES[0], "before": {"tvm": "0.26.0"}, "now": {"tvm": "0.27.0"}, "tuning": {"kernels": dict(zip(ORIGINS, range(5), strict=True))},
-    "comparison": {"ratio": 0.9, "low": 0.88, "high": 0.93}, "verdict": "digits_torch.local-cpu.float32 version 2 is the champion now (was version 1)",
-}  # fmt: skip
+    "cell": NAMES[0],
+    "before": {"tvm": "0.26.0"},
+    "now": {"tvm": "0.27.0"},
+    "tuning": {"kernels": dict(zip(ORIGINS, range(5), strict=True))},
+    "comparison": {"ratio": 0.9, "low": 0.88, "high": 0.93},
+    "verdict": "digits_torch.local-cpu.float32 version 2 is the champion now (was version 1)",
+}
 TABLES: dict[str, Callable[[], Grid]] = {
     "scorecard": lambda: scorecard_table([_card(NAMES[0])]),
     "scorecards": lambda: scorecard_table([_card(name) for name in NAMES]),
@@ -45,10 +49,16 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "busy": lambda: latency_table(_card(NAMES[0], peers={"onnxruntime": latency(1.0, badges=(BADGE,))})),
     "accelerator": lambda: part_table({"part": part() | {"launches": 3}}),
     "retune": lambda: retune_table([RETUNED, {"cell": NAMES[1], "verdict": "failed, the champion stays: no device"}]),
-    "history": lambda: grid("measurements", ("when", "tvm", "device", "latency", "version", "changed"),
-                            [[*(row[k] for k in ("when", "tvm", "device", "latency", "version")), "; ".join(row["changed"])] for row in history(NAMES[0], 3.0)],
-                            ("device", "version", "changed")),
-}  # fmt: skip
+    "history": lambda: grid(
+        "measurements",
+        ("when", "tvm", "device", "latency", "version", "changed"),
+        [
+            [*(row[k] for k in ("when", "tvm", "device", "latency", "version")), "; ".join(row["changed"])]
+            for row in history(NAMES[0], 3.0)
+        ],
+        ("device", "version", "changed"),
+    ),
+}
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -83,9 +93,10 @@ def test_on_a_busy_machine_the_numbers_stay_and_have_a_badge() -> None:
 
 def test_a_scorecard_of_a_gpu_says_what_it_is_and_whether_it_agrees() -> None:
     card = _card(NAMES[0]) | {
-        "gpu": {"compile_ms": 812.0, "open_ms": 25.0, "copy_in_ms": 0.25, "copy_out_ms": 0.5}, "first_run_ms": [3.0],
+        "gpu": {"compile_ms": 812.0, "open_ms": 25.0, "copy_in_ms": 0.25, "copy_out_ms": 0.5},
+        "first_run_ms": [3.0],
         "kernel_agreement": {"kernels": 7, "samples": 3, "bound": 1e-3, "largest_error": 7e-7, "first": None},
-    }  # fmt: skip
+    }
     card["device"] |= {"gpu": {"api": "opencl", "device": "Mali-G72", "driver": "ARM Platform", "version": "2.1"}}
     starts = "opened in 25 ms, 812 ms without kept programs; inputs copied in 0.25 ms, outputs in 0.5 ms"
     text = scorecard_markdown(card)
@@ -159,7 +170,10 @@ def test_live_progress_has_stage_trials_best_and_time_left_in_two_lines(width: i
 
 def test_the_first_number_stays_and_ends_without_a_line_of_its_own() -> None:
     display, _clock = _display(False)
-    text = "first: 0.21 ms with default schedules, 2.1 times as fast as ONNX Runtime; tuning promises about 10% in 2 minutes"
+    text = (
+        "first: 0.21 ms with default schedules, 2.1 times as fast as ONNX Runtime; tuning promises about 10% "
+        "in 2 minutes"
+    )
     for said in ("started", "building with default schedules", text, "done"):
         display.hear(NAMES[0], "first", said, 0, 0)
     assert _written(display) == [f"{NAMES[0]} {text}"] and not display.running

@@ -178,8 +178,14 @@ def test_phones_are_not_compared_with_each_other_nor_with_themselves_before_an_u
     """In the history each has its own line; chosen by hand, the ratio is said, and that it is no verdict."""
     rows = history("digits@phone:float32", 4.0)[1:]
     for at, (device, unit, build) in enumerate(
-        [("cpu-a76", "8A1X", "fake/1"), ("cpu-a76", "9B2Y", "fake/1"), ("cpu-a76", "9B2Y", "fake/2"), ("cpu-a55", "9B2Y", "fake/2"), ("cpu-a55", "9B2Y", "fake/2")]
-    ):  # fmt: skip
+        [
+            ("cpu-a76", "8A1X", "fake/1"),
+            ("cpu-a76", "9B2Y", "fake/1"),
+            ("cpu-a76", "9B2Y", "fake/2"),
+            ("cpu-a55", "9B2Y", "fake/2"),
+            ("cpu-a55", "9B2Y", "fake/2"),
+        ]
+    ):
         rows[at] |= {"device": device, "unit": unit, "build": build}
     phone = cell("digits", "phone", "float32", 4.0, history=rows)
     write_page(report_data() | {"cells": [phone], "unmeasured": []}, tmp_path / "phones.html")
@@ -190,8 +196,14 @@ def test_phones_are_not_compared_with_each_other_nor_with_themselves_before_an_u
     assert said[0][1] == ""
     assert said[1:4] == [["\u2013", ""]] * 3, "there is none like it before"
     assert said[4][1] == "good" and "faster" in said[4][0]
-    choose = "(at) => { const s = document.getElementById('compare-A'); s.selectedIndex = at; s.dispatchEvent(new Event('change')); return document.querySelector('#compare p').textContent; }"
-    chosen = "(at) => { const s = document.getElementById('compare-B'); s.selectedIndex = at; s.dispatchEvent(new Event('change')); }"
+    choose = (
+        "(at) => { const s = document.getElementById('compare-A'); s.selectedIndex = at; s.dispatchEvent(new "
+        "Event('change')); return document.querySelector('#compare p').textContent; }"
+    )
+    chosen = (
+        "(at) => { const s = document.getElementById('compare-B'); s.selectedIndex = at; s.dispatchEvent(new "
+        "Event('change')); }"
+    )
     browser.ask(f"({chosen})(2)")
     assert "different units of the device: no verdict" in browser.ask(f"({choose})(0)")
     assert "different builds of the device's system: no verdict" in browser.ask(f"({choose})(1)")
@@ -205,16 +217,22 @@ def test_filters_and_choices_draw_anew(browser: Browser, page: Path) -> None:
     browser.ask("document.querySelector('#filter-precision input[value=float32]').click()")
     assert browser.ask(rows) == 5 and browser.ask("document.querySelectorAll('#sections .error').length") == 0
     browser.ask(
-        "document.querySelector('#filter-text').value = 'MOBILE'; document.querySelector('#filter-text').dispatchEvent(new Event('input'))"
+        "document.querySelector('#filter-text').value = 'MOBILE'; "
+        "document.querySelector('#filter-text').dispatchEvent(new Event('input'))"
     )
     assert browser.ask(rows) == 2
     assert "not measured" in browser.ask("document.querySelector('#matrix').textContent")
-    choose = "(name, value) => { const s = document.getElementById(name); s.value = value ?? s.options[s.options.length - 1].value; s.dispatchEvent(new Event('change')); return document.getElementById(name).selectedIndex; }"
+    choose = (
+        "(name, value) => { const s = document.getElementById(name); s.value = value ?? "
+        "s.options[s.options.length - 1].value; s.dispatchEvent(new Event('change')); return "
+        "document.getElementById(name).selectedIndex; }"
+    )
     assert browser.ask(f"({choose})('profile-cell')") == 1
     last = browser.ask("document.getElementById('compare-B').options.length") - 1
     assert browser.ask(f"({choose})('compare-B')") == last
     browser.ask(
-        "document.querySelector('#filter-text').value = 'nothing'; document.querySelector('#filter-text').dispatchEvent(new Event('input'))"
+        "document.querySelector('#filter-text').value = 'nothing'; "
+        "document.querySelector('#filter-text').dispatchEvent(new Event('input'))"
     )
     assert "leave no cell" in browser.ask("document.querySelector('#sections').textContent")
     assert browser.problems == []

@@ -1,4 +1,6 @@
-"""Android's aapt2, zipalign and apksigner of Debian, and its framework's resources; made once in the cache folder, without root."""
+"""Android's aapt2, zipalign and apksigner of Debian, and its framework's resources; made once in the cache folder,
+without root.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class AndroidTools:
 
 
 def android_tools() -> AndroidTools:
-    """Return the tools, made now if they are not there: some 20 MB to download. Raises DeviceError where they cannot be."""
+    """Return the tools, made now if they are not there: some 20 MB to download. Raises DeviceError where they cannot
+    be.
+    """
     return AndroidTools(made_folder(cache_folder() / "android-tools" / "2", _fill, no_root))
 
 

@@ -1,4 +1,6 @@
-"""Networks with a part on VTA as libraries without TVM: the outputs are those in TVM's machine, through the driver seam in C."""
+"""Networks with a part on VTA as libraries without TVM: the outputs are those in TVM's machine, through the driver seam
+in C.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def _seam(config: VtaConfig) -> DriverSeam:
 
 @pytest.fixture(scope="module", params=["residual", "pieces", "wide"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path, Array]]:
-    """Return a module that TVM's machine runs, its library and samples; one accelerator's part, three, and batches of two."""
+    """Return a module that TVM's machine runs, its library and samples; one accelerator's part, three, and batches of
+    two.
+    """
     config = WIDE if request.param == "wide" else CONFIG
     module, samples = pieces_module() if request.param == "pieces" else quantized_module("calibrated")
     register(config)

@@ -23,8 +23,8 @@ APP = REPOSITORY / "examples" / "apps" / "android"
 MAIN = APP / "app" / "src" / "main"
 # What the app uses of Android, AndroidX and Guava: their signatures, as their documentation has them.
 STUBS = {
-    "android.Manifest": "public final class Manifest { public static final class permission { public static final String CAMERA = \"\"; } }",
-    "android.content.Context": "public abstract class Context { public String getString(int id) { return \"\"; } public int checkSelfPermission(String p) { return 0; } }",
+    "android.Manifest": 'public final class Manifest { public static final class permission { public static final String CAMERA = ""; } }',
+    "android.content.Context": 'public abstract class Context { public String getString(int id) { return ""; } public int checkSelfPermission(String p) { return 0; } }',
     "android.content.pm.PackageManager": "public abstract class PackageManager { public static final int PERMISSION_GRANTED = 0; }",
     "android.os.Bundle": "public final class Bundle { }",
     "android.view.Gravity": "public class Gravity { public static final int BOTTOM = 80; }",
@@ -67,7 +67,7 @@ STUBS = {
     "com.google.common.util.concurrent.ListenableFuture": "public interface ListenableFuture<V> extends java.util.concurrent.Future<V> { "
     "void addListener(Runnable r, java.util.concurrent.Executor e); }",
     "example.camera.R": "public final class R { public static final class string { public static final int network_library = 1; } }",
-}  # fmt: skip
+}
 _FRAMES = """
 package example.camera;
 
@@ -86,8 +86,16 @@ public final class Frames {
 
 
 def _java(*command: str, folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8", timeout=300, check=False,
-                          env={**os.environ, "LC_ALL": "C.UTF-8"})  # fmt: skip
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=300,
+        check=False,
+        env={**os.environ, "LC_ALL": "C.UTF-8"},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -104,8 +112,20 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "Frames.java").write_text(_FRAMES)
     sources = [*(folder / "stubs").rglob("*.java"), *(MAIN / "java").rglob("*.java"), folder / "Frames.java"]
     network = RUNTIME / "java" / "tvmflow" / "Network.java"
-    _java("javac", "-Xlint:all,-options", "-Werror", "--release", "8", "-encoding", "UTF-8", "-d", "classes",
-          *map(str, sources), str(network), folder=folder)  # fmt: skip
+    _java(
+        "javac",
+        "-Xlint:all,-options",
+        "-Werror",
+        "--release",
+        "8",
+        "-encoding",
+        "UTF-8",
+        "-d",
+        "classes",
+        *map(str, sources),
+        str(network),
+        folder=folder,
+    )
     return folder
 
 
@@ -123,8 +143,17 @@ def test_frames_become_labels(classes: Path, tiny: Path) -> None:
     rows = np.zeros((9, 40), np.uint8)  # more than a row of 28 bytes, as cameras have it
     rows[:, :28] = pixels.reshape(9, 28)
     (classes / "frame.rgba").write_bytes(rows.tobytes())
-    said = _java("java", "-Xcheck:jni", "-Djava.library.path=.", "-cp", "classes", "example.camera.Frames", str(tiny), "frame.rgba",
-                 folder=classes).splitlines()  # fmt: skip
+    said = _java(
+        "java",
+        "-Xcheck:jni",
+        "-Djava.library.path=.",
+        "-cp",
+        "classes",
+        "example.camera.Frames",
+        str(tiny),
+        "frame.rgba",
+        folder=classes,
+    ).splitlines()
     guesses = OpenedNetwork(tiny, 2).network.classify(pixels)
     expected = [f"{100 * guess.probability:5.1f}%  {guess.label or guess.number}" for guess in guesses]
     assert re.fullmatch(r"\d+\.\d ms", said[0]) and said[1:6] == expected and said[7:12] == expected

@@ -1,5 +1,6 @@
-"""The sample app as an APK of what can be made here: manifest and resources by aapt2, its native part for phones of 64 and of 32 bits at pages
-of 16 KB, signed and verified by apksigner. Without classes.dex: no package that is at hand has d8, so a phone would not start it.
+"""The sample app as an APK of what can be made here: manifest and resources by aapt2, its native part for phones of 64
+and of 32 bits at pages of 16 KB, signed and verified by apksigner. Without classes.dex: no package that is at hand has
+d8, so a phone would not start it.
 """
 
 from __future__ import annotations
@@ -47,10 +48,28 @@ def base(tools: AndroidTools, tmp_path_factory: pytest.TempPathFactory) -> Path:
     manifest = (MAIN / "AndroidManifest.xml").read_text()  # Gradle puts the namespace in
     (folder / "AndroidManifest.xml").write_text(manifest.replace("<manifest ", '<manifest package="example.camera" '))
     _ran(tools.aapt2("compile", "--dir", str(MAIN / "res"), "-o", str(folder / "res.zip")))
-    _ran(tools.aapt2(
-        "link", "-I", tools.framework, "--manifest", str(folder / "AndroidManifest.xml"), "--min-sdk-version", "24", "--target-sdk-version", "35",
-        "--version-code", "1", "--version-name", "1", "--java", str(folder / "gen"), "-o", str(folder / "base.apk"), str(folder / "res.zip"),
-    ))  # fmt: skip
+    _ran(
+        tools.aapt2(
+            "link",
+            "-I",
+            tools.framework,
+            "--manifest",
+            str(folder / "AndroidManifest.xml"),
+            "--min-sdk-version",
+            "24",
+            "--target-sdk-version",
+            "35",
+            "--version-code",
+            "1",
+            "--version-name",
+            "1",
+            "--java",
+            str(folder / "gen"),
+            "-o",
+            str(folder / "base.apk"),
+            str(folder / "res.zip"),
+        )
+    )
     return folder
 
 
@@ -121,8 +140,14 @@ def signed(base: Path, tools: AndroidTools) -> Path:
 
 def test_it_says_what_the_app_is(signed: Path, tools: AndroidTools) -> None:
     said = _ran(tools.aapt2("dump", "badging", str(signed)))
-    for line in ("package: name='example.camera'", "sdkVersion:'24'", "targetSdkVersion:'35'", "uses-permission: name='android.permission.CAMERA'",
-                 "launchable-activity: name='example.camera.MainActivity'", "native-code: 'arm64-v8a' 'armeabi-v7a'"):  # fmt: skip
+    for line in (
+        "package: name='example.camera'",
+        "sdkVersion:'24'",
+        "targetSdkVersion:'35'",
+        "uses-permission: name='android.permission.CAMERA'",
+        "launchable-activity: name='example.camera.MainActivity'",
+        "native-code: 'arm64-v8a' 'armeabi-v7a'",
+    ):
         assert line in said
 
 

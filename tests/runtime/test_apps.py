@@ -1,4 +1,6 @@
-"""The example apps: each is built as its README says, with a library and headers alone, and sees what the library says."""
+"""The example apps: each is built as its README says, with a library and headers alone, and sees what the library
+says.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _run(command: list[str], folder: Path, code: int = 0) -> str:
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False,
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
         env={**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, "LC_ALL": "C.UTF-8"},
-    )  # fmt: skip
+    )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout if code == 0 else done.stderr
 
@@ -85,8 +93,13 @@ def test_the_app_in_c(tiny: Path, tmp_path: Path) -> None:
     app = _copied("c", tmp_path, tiny)
     np.array([3, 1, 9, 0, 7, 2], np.float32).tofile(app / "input.bin")
     assert _shown(_run(["./app", "input.bin"], app)) == [
-        "tiny@host:float32", "    9.0000  2 c", '    7.0000  4 e "é"', "    3.0000  0 a", "    2.0000  5 f\N{GRINNING FACE}", "    1.0000  1 b",
-    ]  # fmt: skip
+        "tiny@host:float32",
+        "    9.0000  2 c",
+        '    7.0000  4 e "é"',
+        "    3.0000  0 a",
+        "    2.0000  5 f\N{GRINNING FACE}",
+        "    1.0000  1 b",
+    ]
     (app / "input.bin").write_bytes(b"short")
     assert "no file of the input's size" in _run(["./app", "input.bin"], app, 1)
 
@@ -106,7 +119,10 @@ def test_the_app_in_python_knows_no_tvm(tiny: Path, tmp_path: Path) -> None:
     shutil.copytree(APPS / "python", tmp_path / "python")
     shutil.copy(RUNTIME / "python" / "tvmflow_network.py", tmp_path / "python")
     frame = _frame(tmp_path, PIXELS)
-    check = "import runpy, sys; sys.argv[1:] = {!r}; runpy.run_path('app.py', run_name='__main__'); assert 'tvm' not in sys.modules"
+    check = (
+        "import runpy, sys; sys.argv[1:] = {!r}; runpy.run_path('app.py', run_name='__main__'); assert 'tvm' "
+        "not in sys.modules"
+    )
     shown = _run([sys.executable, "-c", check.format([str(tiny), str(frame)])], tmp_path / "python")
     assert _shown(shown) == [line.lstrip().rjust(len(line)) for line in _expected(tiny, PIXELS)]
 

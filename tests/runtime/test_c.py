@@ -1,4 +1,6 @@
-"""The runtime in C by itself: a plan written by hand, every call and every fault, under the sanitizers of the compiler."""
+"""The runtime in C by itself: a plan written by hand, every call and every fault, under the sanitizers of the
+compiler.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,14 @@ def test_every_call_and_every_fault(tmp_path: Path, options: list[str], folder: 
     assert built.returncode == 0, built.stderr
     # On newer kernels ThreadSanitizer needs addresses that are not randomized.
     done = subprocess.run(
-        ["setarch", "-R", "./driver"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+        ["setarch", "-R", "./driver"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
         env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -55,9 +62,21 @@ def test_the_header_stands_alone(tmp_path: Path, compiler: list[str]) -> None:
     source = tmp_path / ("app.cc" if compiler[0] == "g++" else "app.c")
     source.write_text('#include "tvmflow.h"\nint main(void) { return sizeof(tvmflow_api) == 0; }\n')
     done = subprocess.run(
-        [*compiler, "-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{RUNTIME / 'include'}", str(source), "-o", str(tmp_path / "app")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            *compiler,
+            "-Wall",
+            "-Wextra",
+            "-Wpedantic",
+            "-Werror",
+            f"-I{RUNTIME / 'include'}",
+            str(source),
+            "-o",
+            str(tmp_path / "app"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -37,7 +37,7 @@ class _Image(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("width", "height", "channels", "resize", "filter", "is_bgr", "element")),
         *((name, ctypes.c_size_t) for name in ("channel_step", "row_step", "column_step", "sample_size")),
         ("table", ctypes.c_void_p),
-    )  # fmt: skip
+    )
 
 
 @dataclass
@@ -73,10 +73,26 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
     folder = tmp_path_factory.mktemp("images")
     sources = [*sorted((RUNTIME / "src").glob("*.c")), Path(__file__).parent / "images" / "plan.c"]
     subprocess.run(
-        ["gcc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{RUNTIME / 'include'}", f"-I{RUNTIME / 'src'}",
-         *map(str, sources), "-o", "images.so", "-pthread", "-lm"],
-        cwd=folder, check=True,
-    )  # fmt: skip
+        [
+            "gcc",
+            "-std=c11",
+            "-O2",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-shared",
+            "-fPIC",
+            f"-I{RUNTIME / 'include'}",
+            f"-I{RUNTIME / 'src'}",
+            *map(str, sources),
+            "-o",
+            "images.so",
+            "-pthread",
+            "-lm",
+        ],
+        cwd=folder,
+        check=True,
+    )
     return Harness(folder / "images.so")
 
 
@@ -102,9 +118,10 @@ def _preprocess(draw: Any) -> Preprocess:
         fields = {"preset": str(draw.choice(sorted(PRESETS)))}
     if draw.random() < 0.7:
         fields |= {
-            "interpolation": str(draw.choice(INTERPOLATIONS)), "fit": str(draw.choice(["crop", "stretch"])),
+            "interpolation": str(draw.choice(INTERPOLATIONS)),
+            "fit": str(draw.choice(["crop", "stretch"])),
             "channels": str(draw.choice(["RGB", "BGR"])),
-        }  # fmt: skip
+        }
     if draw.random() < 0.5:
         fields["resize"] = int(draw.integers(1, 90))
     return Preprocess.model_validate(fields)

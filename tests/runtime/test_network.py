@@ -37,7 +37,9 @@ BACKEND = host_backend()
 
 
 class Branches(nn.Module):
-    """A chain of blocks drawn from a seed: concatenations, sums, depthwise and grouped convolutions, pools; two outputs."""
+    """A chain of blocks drawn from a seed: concatenations, sums, depthwise and grouped convolutions, pools; two
+    outputs.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -190,7 +192,9 @@ def test_any_number_of_threads_has_the_same_bits_in_every_run(scheduled: Schedul
             warnings.simplefilter("always")
             network = OpenedNetwork(path, threads)
         assert network.network.threads == min(threads, cpus)
-        assert [str(one.message) for one in told] == [f"{cpus} threads instead of {threads}: as many as there are CPUs"] * (cpus < threads)  # fmt: skip
+        assert [str(one.message) for one in told] == [
+            f"{cpus} threads instead of {threads}: as many as there are CPUs"
+        ] * (cpus < threads)
         for _ in range(60):
             assert [y.tobytes() for y in network.run(x)] == expected
 

@@ -83,8 +83,9 @@ def test_winograd_in_one_batch_is_winograd_in_all() -> None:
     torch.manual_seed(3)
     layer = nn.Conv2d(64, 64, 3, padding=1).eval()
     packed = {
-        batch: PackChannels(16)(canonicalize(ExportedModel(layer, (TensorSpec("x", (batch, 64, 24, 24)),)).to_relax())) for batch in (4, 1)
-    }  # fmt: skip
+        batch: PackChannels(16)(canonicalize(ExportedModel(layer, (TensorSpec("x", (batch, 64, 24, 24)),)).to_relax()))
+        for batch in (4, 1)
+    }
     (large,), (small,) = (convolution_keys(packed[batch]) for batch in (4, 1))
     assert large != small and carried({large: 4}, packed[4], [packed[1]]) == {large: 4, small: 4}
     assert carried({}, packed[4], [packed[1]]) == {}

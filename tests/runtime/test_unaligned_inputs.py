@@ -43,7 +43,7 @@ NETWORKS: dict[str, tuple[Callable[..., Any], tuple[tuple[tuple[int, ...], str],
     "a mask": (lambda x, mask: torch.where(mask, x, -x), (((3, 70), "float32"), ((3, 70), "bool"))),
     "an input twice": (lambda x: F.softmax(x, -1) + x.exp(), (((5, 200), "float32"),)),
     "an input as it is": (lambda x: (x, x + 1), (((5, 200), "float32"),)),
-}  # fmt: skip
+}
 _Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
 _Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 

@@ -60,7 +60,9 @@ def attempt(secret: str, victim: str, out: str, parent: int, port: int) -> dict[
         "connect to a socket of the host": lambda: _connect(socket.AF_UNIX, str(outside / "socket")),
         "signal the parent": lambda: os.kill(parent, signal.SIGUSR1),
         "trace the parent": lambda: os.close(os.open(f"/proc/{parent}/mem", os.O_RDONLY)),
-        "leave by a child": lambda: subprocess.run(["/bin/sh", "-c", f"echo hacked > {victim}"], check=True, capture_output=True),
+        "leave by a child": lambda: subprocess.run(
+            ["/bin/sh", "-c", f"echo hacked > {victim}"], check=True, capture_output=True
+        ),
         "see secrets of the environment": lambda: os.environ["AWS_SECRET_ACCESS_KEY"],
         "write in its own folder": lambda: Path("mine").write_text("x"),
         "write in the stage's folder": lambda: (Path(out) / "model.json").write_text("x"),
@@ -69,7 +71,7 @@ def attempt(secret: str, victim: str, out: str, parent: int, port: int) -> dict[
         "start a thread": lambda: _thread(),
         "keep nothing open": lambda: _none(_descriptors()),
         "talk to itself": lambda: socket.socketpair()[0].close(),
-    }  # fmt: skip
+    }
     outcomes = {}
     for name, deed in deeds.items():
         try:

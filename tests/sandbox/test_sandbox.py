@@ -25,9 +25,14 @@ pytestmark = pytest.mark.heavy
 DEEDS = "tests.sandbox.sandbox_deeds"
 TESTS = (REPOSITORY / "tests",)
 ALLOWED = {
-    "write in its own folder", "write in the stage's folder", "make a temporary file", "start a child", "start a thread",
-    "keep nothing open", "talk to itself",
-}  # fmt: skip
+    "write in its own folder",
+    "write in the stage's folder",
+    "make a temporary file",
+    "start a child",
+    "start a thread",
+    "keep nothing open",
+    "talk to itself",
+}
 NOT_BY_NAMESPACES = {"read a file of the user", "list a folder of the user", "signal the parent"}
 
 
@@ -54,9 +59,12 @@ def test_deeds_of_hostile_code(tmp_path: Path, without: tuple[str, ...], monkeyp
             local.bind(str(tmp_path / "socket"))
             local.listen()
             arguments = {
-                "secret": str(secret), "victim": str(victim), "out": str(out), "parent": os.getpid(),
+                "secret": str(secret),
+                "victim": str(victim),
+                "out": str(out),
+                "parent": os.getpid(),
                 "port": server.getsockname()[1],
-            }  # fmt: skip
+            }
             outcomes = _run("attempt", out=out, without=without, arguments=arguments)
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -116,7 +124,8 @@ def test_an_object_lives_as_long_as_its_sandbox() -> None:
 def test_it_dies_with_who_started_it(tmp_path: Path) -> None:
     code = (
         f"from tvmflow.sandbox.process import *; from pathlib import Path; o = Path({str(tmp_path)!r})\n"
-        f"run_in_sandbox('{DEEDS}:spawn_and_hang', {{'out': str(o)}}, Policy(500.0, reads=(Path({str(TESTS[0])!r}),), writes=(o,)))"
+        f"run_in_sandbox('{DEEDS}:spawn_and_hang', {{'out': str(o)}}, Policy(500.0, "
+        f"reads=(Path({str(TESTS[0])!r}),), writes=(o,)))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
     deadline = time.monotonic() + 120

@@ -78,7 +78,7 @@ def test_what_numpy_writes_is_read(tmp_path: Path, savez: Any, dtype: str) -> No
         (_npy(_header((3, 2, 2), "<f8"), np.full(12, 1e300).tobytes()), "not finite"),
         (_npy(_header((3,) + (1,) * 31)), "announces"),
     ],
-)  # fmt: skip
+)
 def test_images_that_are_none(tmp_path: Path, images: bytes, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _zip(tmp_path / "d.npz", images)
@@ -146,12 +146,30 @@ def test_altered_data_sets_are_read_or_one_clear_error(tmp_path: Path, flips: li
 @pytest.mark.parametrize(
     "text",
     [
-        "{1e999: 'a'}", '{"Infinity": "a"}', "{float('inf'): 'a'}", "{0.0: 'a'}", "{True: 'a', 0: 'b'}", '{"0": "a", "00": "b"}',
-        '{"1e9": "a"}', "{(0,): 'a'}", "{[0]: 'a'}", "[Infinity]", "[1e999]", '{"-0": "a"}', "['a', b'c']", "{0: 'a'" + ", 1" * 2000,
-        "[" * 100_000, "{'a'" * 500, '{"' + "9" * 5000 + '": "a"}', "[" + "9" * 5000 + "]", '["\\u001b[2J"]', "a\x00b", "-" * 9000 + "1",
+        "{1e999: 'a'}",
+        '{"Infinity": "a"}',
+        "{float('inf'): 'a'}",
+        "{0.0: 'a'}",
+        "{True: 'a', 0: 'b'}",
+        '{"0": "a", "00": "b"}',
+        '{"1e9": "a"}',
+        "{(0,): 'a'}",
+        "{[0]: 'a'}",
+        "[Infinity]",
+        "[1e999]",
+        '{"-0": "a"}',
+        "['a', b'c']",
+        "{0: 'a'" + ", 1" * 2000,
+        "[" * 100_000,
+        "{'a'" * 500,
+        '{"' + "9" * 5000 + '": "a"}',
+        "[" + "9" * 5000 + "]",
+        '["\\u001b[2J"]',
+        "a\x00b",
+        "-" * 9000 + "1",
         "[" + "-" * 9000 + "1]",
     ],
-)  # fmt: skip
+)
 def test_labels_of_every_odd_kind_are_one_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "labels").write_text(text)
     with pytest.raises(SourceError) if text[0] in "[{a" else _nothing():
@@ -173,9 +191,13 @@ def test_a_labels_file_that_is_a_folder_or_too_large(tmp_path: Path) -> None:
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.binary(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.integers(-1, 3) | st.text(max_size=3) | st.floats(), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.integers(-1, 3) | st.text(max_size=3) | st.floats(), inner, max_size=3)
+    ),
     max_leaves=10,
-)  # fmt: skip
+)
 
 
 @FILES

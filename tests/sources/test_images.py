@@ -44,10 +44,14 @@ def test_the_torchvision_preset_is_what_torchvision_does(tmp_path: Path, size: t
     from torchvision import transforms
 
     path = _photo(tmp_path / "photo.png", size)
-    theirs = transforms.Compose([
-        transforms.Resize(73), transforms.CenterCrop(64), transforms.ToTensor(),
-        transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-    ])(Image.open(path)).numpy()  # fmt: skip
+    theirs = transforms.Compose(
+        [
+            transforms.Resize(73),
+            transforms.CenterCrop(64),
+            transforms.ToTensor(),
+            transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ]
+    )(Image.open(path)).numpy()
     ours = _ready(path, _entry(preprocess={"preset": "torchvision"}))
     assert ours.shape == theirs.shape and np.abs(ours - theirs).max() < 1e-5
     small = _ready(path, _entry(preprocess={"preset": "torchvision", "resize": 64}))
@@ -146,8 +150,9 @@ def test_classes_of_a_folder_come_from_labels_or_a_table(tmp_path: Path) -> None
     (tmp_path / "labels.csv").write_text("file,class\ncat/a.jpg,dog\ndog/b.jpg,bird\n")
     assert images.classes_of_files(names, ["bird", "dog"], tmp_path / "labels.csv") == [1, 0]
     for wrong, labels, says in (
-        (["a.jpg"], None, "in no folder"), (["cat/a.jpg", "cow/b.jpg"], ["cat"], "'cow'"),
-    ):  # fmt: skip
+        (["a.jpg"], None, "in no folder"),
+        (["cat/a.jpg", "cow/b.jpg"], ["cat"], "'cow'"),
+    ):
         with pytest.raises(SourceError, match=says):
             images.classes_of_files(wrong, labels, None)
     with pytest.raises(SourceError, match="no line for cow"):

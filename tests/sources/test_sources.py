@@ -36,10 +36,16 @@ def test_labels_in_every_format(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "{0: __import__('os').system('touch hacked')}", "[open('x')]", "{0: 'a', 2: 'b'}", "[1, 2]", "[]", "{'a': 'b'}",
-        "[" * 20_000, "{" + "'a':" * 5000,
+        "{0: __import__('os').system('touch hacked')}",
+        "[open('x')]",
+        "{0: 'a', 2: 'b'}",
+        "[1, 2]",
+        "[]",
+        "{'a': 'b'}",
+        "[" * 20_000,
+        "{" + "'a':" * 5000,
     ],
-)  # fmt: skip
+)
 def test_labels_are_never_evaluated(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "labels").write_text(text)

@@ -1,4 +1,6 @@
-"""torchvision is imported where its operators load, and where they do not: it goes first, a stand-in only after it failed."""
+"""torchvision is imported where its operators load, and where they do not: it goes first, a stand-in only after it
+failed.
+"""
 
 from __future__ import annotations
 

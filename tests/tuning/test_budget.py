@@ -74,9 +74,16 @@ def test_a_search_leaves_the_time_for_what_comes_later(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "log.jsonl", "here", {"tvm": "1"})
     clock = _Clock()
     report = tune(
-        [canary_workload()], here, host_backend(), QUICK_RULES, journal, tmp_path, silent, budget=Budget(40.0, clock),
+        [canary_workload()],
+        here,
+        host_backend(),
+        QUICK_RULES,
+        journal,
+        tmp_path,
+        silent,
+        budget=Budget(40.0, clock),
         later=lambda _searches: 39.9,
-    )  # fmt: skip
+    )
     assert report.stopped == MAX_SECONDS and report.measured == 0
 
 

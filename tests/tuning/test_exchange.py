@@ -34,9 +34,13 @@ pytestmark = pytest.mark.heavy
 
 WORKLOADS, RECORDS = FILES
 GOOD = {
-    "workload": "k", "name": "n", "trace": [[["GetSBlock", [], ["B", "main"], ["b0"]]], []], "seconds": [1e-3],
-    "flops": 1.0, "extents": [16, 16],
-}  # fmt: skip
+    "workload": "k",
+    "name": "n",
+    "trace": [[["GetSBlock", [], ["B", "main"], ["b0"]]], []],
+    "seconds": [1e-3],
+    "flops": 1.0,
+    "extents": [16, 16],
+}
 
 
 @pytest.fixture(scope="module")
@@ -100,12 +104,13 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "another workload": (_altered(_set(0, to=5)), "this TVM cannot read|died of"),
     "negative time": (_altered(_set(1, 1, 0, to=-1.0)), r"seconds\[0\] is -1.0"),
     "machine code": (
-        _altered(lambda entry: entry[1][0][0].append(["Annotate", ["b0", '"int x;"'], ["pragma_import_c"], []])), "machine code",
+        _altered(lambda entry: entry[1][0][0].append(["Annotate", ["b0", '"int x;"'], ["pragma_import_c"], []])),
+        "machine code",
     ),
     "a step of code": (_altered(_set(1, 0, 0, 0, 0, to="RunCode")), "this TVM cannot read"),
     "huge": (lambda folder: (folder / RECORDS).open("ab").truncate(_MAX_DATABASE_BYTES + 1), "at most"),
     "a folder": (lambda folder: ((folder / RECORDS).unlink(), (folder / RECORDS).mkdir()), "no database_tuning"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -133,11 +138,21 @@ def test_failures_are_left_out(database: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "entry",
     [
-        None, [], "k", {}, {**GOOD, "trace": None}, {**GOOD, "seconds": [math.nan]}, {**GOOD, "seconds": [True]},
-        {**GOOD, "workload": 3}, {**GOOD, "more": 1}, {**GOOD, "name": "\x1b[2J"}, {**GOOD, "extents": [1.5]},
-        {**GOOD, "flops": math.inf}, {**GOOD, "trace": [[["Evil", [], [], []]], []]},
+        None,
+        [],
+        "k",
+        {},
+        {**GOOD, "trace": None},
+        {**GOOD, "seconds": [math.nan]},
+        {**GOOD, "seconds": [True]},
+        {**GOOD, "workload": 3},
+        {**GOOD, "more": 1},
+        {**GOOD, "name": "\x1b[2J"},
+        {**GOOD, "extents": [1.5]},
+        {**GOOD, "flops": math.inf},
+        {**GOOD, "trace": [[["Evil", [], [], []]], []]},
     ],
-)  # fmt: skip
+)
 def test_an_answer_of_the_sandbox_that_no_record_can_hold(entry: object) -> None:
     assert _record(GOOD, "here", "now").workload == "k"
     with pytest.raises(ValueError, match=r"."):

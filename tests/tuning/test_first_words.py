@@ -20,7 +20,8 @@ def test_the_line_says_time_peer_and_promise_and_is_read_back() -> None:
     promise = promise_text(0.097, 118.0)
     line = first_line_of(0.2104, "", times_text(2.13, 2.0, 2.2, "ONNX Runtime"), promise)
     assert line == (
-        "first: 0.21 ms with default schedules, 2.1 times as fast as ONNX Runtime; tuning promises about 10% in 2 minutes"
+        "first: 0.21 ms with default schedules, 2.1 times as fast as ONNX Runtime; tuning promises about "
+        "10% in 2 minutes"
     )
     assert first_ms_of(line) == 0.21 and first_ms_of("building with default schedules") is None
     unsure = first_line_of(0.0147, "others used 79%", times_text(2.0, None, None, "ONNX Runtime"), "")

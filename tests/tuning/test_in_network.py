@@ -40,7 +40,9 @@ def packed() -> Any:
 
 
 class _Clock(NetworkComparison):
-    """Tells times instead of measuring them: of a kernel by its workload key and by the rank of its schedule, 0 for the default."""
+    """Tells times instead of measuring them: of a kernel by its workload key and by the rank of its schedule, 0 for the
+    default.
+    """
 
     def __init__(self, packed: Any, journal: Journal, folder: Path, times: dict[str, dict[int, float]]) -> None:
         super().__init__(packed, BACKEND, journal, folder, here)
@@ -64,7 +66,9 @@ def _rank(record: TuningRecord | None) -> int:
 
 
 def _record(workload: Workload, rank: int, seconds: float) -> TuningRecord:
-    """Return the record of a workload's candidate of a rank from 1, the last ones first, so that none is the default."""
+    """Return the record of a workload's candidate of a rank from 1, the last ones first, so that none is the
+    default.
+    """
     match = BACKEND.template_for(workload.function)
     assert match is not None
     template, candidates = match

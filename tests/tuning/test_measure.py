@@ -14,7 +14,9 @@ from tvmflow.tuning.records.record import OK
 
 
 class Device:
-    """A device of two speeds: kernels of known times take 1.7 times as long in its slow state, which lasts some turns."""
+    """A device of two speeds: kernels of known times take 1.7 times as long in its slow state, which lasts some
+    turns.
+    """
 
     name = "device"
 

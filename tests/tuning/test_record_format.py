@@ -26,9 +26,21 @@ STEPS: list[Any] = [
     ["Split", ["l37", "None", 4], [True, False], ["l41", "l42"]],
 ]
 ONE = TuningRecord(
-    "k1", "conv 1x2", "packed_conv", {"a": 1}, [STEPS, [[0, [1, 2]]]], (0.002, 0.001), OK, "cpu-a", {"tvm": "1"}, "now",
-    0.1, 5.0, (1, 2), "ld: \x1b[1mno\nroom",
-)  # fmt: skip
+    "k1",
+    "conv 1x2",
+    "packed_conv",
+    {"a": 1},
+    [STEPS, [[0, [1, 2]]]],
+    (0.002, 0.001),
+    OK,
+    "cpu-a",
+    {"tvm": "1"},
+    "now",
+    0.1,
+    5.0,
+    (1, 2),
+    "ld: \x1b[1mno\nroom",
+)
 LINE = json.dumps(asdict(ONE), sort_keys=True)
 FILES = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -42,25 +54,60 @@ def _import(text: str, key: str = "pragma_import_llvm", name: str = "tvmflow.dot
 
 
 HOSTILE = {
-    "a list": "[1]", "a number": "3", "nothing known": "null", "text": "records", "deep": "[" * 100_000 + "]" * 100_000,
-    "deep in a field": LINE.replace("0.002", "[" * 5000 + "]" * 5000), "deep trace": _with(trace=[[], json.loads("[" * 40 + "]" * 40)]),
-    "nan": _with(seconds=[math.nan]), "infinity": _with(seconds=[1.0, math.inf]), "too large": LINE.replace("0.002", "1e999"),
-    "negative time": _with(seconds=[-1.0]), "boolean time": _with(seconds=[True]), "text for times": _with(seconds="12"),
-    "text in times": _with(seconds=["1"]), "no times": _with(seconds=None), "boolean knob": _with(knobs={"a": True}),
-    "float knob": _with(knobs={"a": 1.5}), "large knob": _with(knobs={"a": 1 << 63}), "list of knobs": _with(knobs=[1]),
-    "number for a name": _with(workload=3), "list for a kind": _with(device_kind=["a"]), "number for a unit": _with(unit=1), "lines for a build": _with(build="a\nb"), "long name": _with(name="x" * 1001),
-    "control characters": _with(name="\x1b[2J"), "half a character": _with(name="\ud800"), "status": _with(status="fine"),
-    "list for a status": _with(status=["ok"]), "toolchain": _with(toolchain={"tvm": 1}), "extents": _with(extents=[1, 2.0]),
-    "nan flops": _with(flops=math.nan), "boolean canary": _with(canary_s=True), "error": _with(error=1),
-    "unknown field": _with(more=1), "missing field": "{}", "twice": LINE[:-1] + ', "status": "ok"}', "utf-8": "\xff",
-    "trace is text": _with(trace="x"), "trace is a map": _with(trace={}), "no steps": _with(trace=[[1], []]),
-    "unknown step": _with(trace=[[["RunCode", [], [], []]], []]), "step of lists": _with(trace=[[[[], [], [], []]], []]),
-    "map in a trace": _with(trace=[[["GetSBlock", [{}], [], []]], []]), "nan in a trace": _with(trace=[[], [math.nan]]),
-    "large number in a trace": _with(trace=[[], [1 << 70]]), "endless trace": _with(trace=[[], [0] * 200_001]),
-    "foreign LLVM": _with(trace=_import("define void @x() { ret void }")), "foreign C": _with(trace=_import("int x;", "pragma_import_c")),
-    "LLVM of another instruction": _with(trace=_import(AVX512_BF16.imports)), "key in a list": _with(trace=[[["Annotate", ["l1", "x"], [["pragma_import_llvm"]], []]], []]),
-    "long number": LINE.replace("0.002", "1" * 5000), "closed too early": LINE + "}", "two in a line": LINE + LINE,
-}  # fmt: skip
+    "a list": "[1]",
+    "a number": "3",
+    "nothing known": "null",
+    "text": "records",
+    "deep": "[" * 100_000 + "]" * 100_000,
+    "deep in a field": LINE.replace("0.002", "[" * 5000 + "]" * 5000),
+    "deep trace": _with(trace=[[], json.loads("[" * 40 + "]" * 40)]),
+    "nan": _with(seconds=[math.nan]),
+    "infinity": _with(seconds=[1.0, math.inf]),
+    "too large": LINE.replace("0.002", "1e999"),
+    "negative time": _with(seconds=[-1.0]),
+    "boolean time": _with(seconds=[True]),
+    "text for times": _with(seconds="12"),
+    "text in times": _with(seconds=["1"]),
+    "no times": _with(seconds=None),
+    "boolean knob": _with(knobs={"a": True}),
+    "float knob": _with(knobs={"a": 1.5}),
+    "large knob": _with(knobs={"a": 1 << 63}),
+    "list of knobs": _with(knobs=[1]),
+    "number for a name": _with(workload=3),
+    "list for a kind": _with(device_kind=["a"]),
+    "number for a unit": _with(unit=1),
+    "lines for a build": _with(build="a\nb"),
+    "long name": _with(name="x" * 1001),
+    "control characters": _with(name="\x1b[2J"),
+    "half a character": _with(name="\ud800"),
+    "status": _with(status="fine"),
+    "list for a status": _with(status=["ok"]),
+    "toolchain": _with(toolchain={"tvm": 1}),
+    "extents": _with(extents=[1, 2.0]),
+    "nan flops": _with(flops=math.nan),
+    "boolean canary": _with(canary_s=True),
+    "error": _with(error=1),
+    "unknown field": _with(more=1),
+    "missing field": "{}",
+    "twice": LINE[:-1] + ', "status": "ok"}',
+    "utf-8": "\xff",
+    "trace is text": _with(trace="x"),
+    "trace is a map": _with(trace={}),
+    "no steps": _with(trace=[[1], []]),
+    "unknown step": _with(trace=[[["RunCode", [], [], []]], []]),
+    "step of lists": _with(trace=[[[[], [], [], []]], []]),
+    "map in a trace": _with(trace=[[["GetSBlock", [{}], [], []]], []]),
+    "nan in a trace": _with(trace=[[], [math.nan]]),
+    "large number in a trace": _with(trace=[[], [1 << 70]]),
+    "endless trace": _with(trace=[[], [0] * 200_001]),
+    "foreign LLVM": _with(trace=_import("define void @x() { ret void }")),
+    "foreign C": _with(trace=_import("int x;", "pragma_import_c")),
+    "LLVM of another instruction": _with(trace=_import(AVX512_BF16.imports)),
+    "key in a list": _with(trace=[[["Annotate", ["l1", "x"], [["pragma_import_llvm"]], []]], []]),
+    "long number": LINE.replace("0.002", "1" * 5000),
+    "closed too early": LINE + "}",
+    "two in a line": LINE + LINE,
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -82,7 +129,10 @@ def test_machine_code_of_our_own_is_let_through() -> None:
     tile = "tvmflow.tiles_uint8_2_2_8_3_3_4_16_0_1_1_1_1_1_0_0"
     tiles = tiles_in(
         tile
-        + " tvmflow.tiles_int8_999999_999999_9_1_1_1_16_0_0_1_1_1_1_0_0 tvmflow.tiles_int8_0_1_1_1_1_1_16_0_0_1_1_1_1_0_0 tvmflow.tiles_int8_1_1_1_1_1_1_5_0_0_1_1_1_1_0_0"
+        + (
+            " tvmflow.tiles_int8_999999_999999_9_1_1_1_16_0_0_1_1_1_1_0_0 "
+            "tvmflow.tiles_int8_0_1_1_1_1_1_16_0_0_1_1_1_1_0_0 tvmflow.tiles_int8_1_1_1_1_1_1_5_0_0_1_1_1_1_0_0"
+        )
     )
     assert [one.intrinsic_name for one in tiles] == [tile]
     pair = "tvmflow.pairs_15_2_1_4_8_3_3_1_1_1_1"
@@ -130,7 +180,7 @@ _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
-)  # fmt: skip
+)
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:

@@ -23,9 +23,17 @@ from tvmflow.tuning.records.record import (
 )
 
 ONE = TuningRecord(
-    "k1", "conv", "packed_conv", {"a": 1}, [[["GetSBlock", [], ["root", "main"], ["b0"]]], []], (0.002, 0.001, 0.003), OK,
-    "cpu-a", {"tvm": "1"}, "now",
-)  # fmt: skip
+    "k1",
+    "conv",
+    "packed_conv",
+    {"a": 1},
+    [[["GetSBlock", [], ["root", "main"], ["b0"]]], []],
+    (0.002, 0.001, 0.003),
+    OK,
+    "cpu-a",
+    {"tvm": "1"},
+    "now",
+)
 
 
 def test_records_come_back_and_the_fastest_correct_one_wins(tmp_path: Path) -> None:
@@ -106,9 +114,17 @@ def test_logs_of_two_machines_are_merged_once(tmp_path: Path) -> None:
 
 def test_a_log_of_the_first_version_is_still_read(tmp_path: Path) -> None:
     old = {
-        "workload": "k", "name": "n", "template": "t", "knobs": {}, "trace": None, "seconds": [1.0], "status": "ok",
-        "device_kind": "d", "toolchain": {}, "created": "then",
-    }  # fmt: skip
+        "workload": "k",
+        "name": "n",
+        "template": "t",
+        "knobs": {},
+        "trace": None,
+        "seconds": [1.0],
+        "status": "ok",
+        "device_kind": "d",
+        "toolchain": {},
+        "created": "then",
+    }
     (tmp_path / "log").write_text(json.dumps(old) + "\n")
     (record,) = read_records(tmp_path / "log")
     assert record.canary_s == 0.0 and record.extents == ()
@@ -120,7 +136,9 @@ def test_failed_candidates_are_listed_with_their_errors_the_same_ones_once() -> 
     old = replace(refused, error="", workload="k2", created="0")
     rows = failures([ONE, refused, wrong, replace(refused, knobs={"a": 3}, created="3"), old])
     assert [(row["workload"], row["status"], row["count"]) for row in rows] == [
-        ("k2", COMPILE_ERROR, 1), ("k1", WRONG_OUTPUT, 1), ("k1", COMPILE_ERROR, 2),
-    ]  # fmt: skip
+        ("k2", COMPILE_ERROR, 1),
+        ("k1", WRONG_OUTPUT, 1),
+        ("k1", COMPILE_ERROR, 2),
+    ]
     assert rows[2]["knobs"] == {"a": 3} and rows[2]["error"] == "LLVM ERROR: no such register"
     assert "not kept" in rows[0]["error"]

@@ -1,4 +1,6 @@
-"""The static model: loops of machine code as they were scheduled, schedules known to be bad ranked behind, whole networks without a device."""
+"""The static model: loops of machine code as they were scheduled, schedules known to be bad ranked behind, whole
+networks without a device.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def test_loops_are_those_of_the_schedule(name: str) -> None:
 
 
 def test_winograds_first_tiles_are_of_one_row() -> None:
-    """2 x 2 tiles of pixels with four blocks of channels took twice the time of 1 x 7 with two: four blocks of weights came from a far cache for each."""
+    """2 x 2 tiles of pixels with four blocks of channels took twice the time of 1 x 7 with two: four blocks of weights
+    came from a far cache for each.
+    """
     from torch import nn
 
     backend = CpuBackend(TARGETS["znver4"])
@@ -154,9 +158,12 @@ def test_a_network_without_a_device(tmp_path: Path) -> None:
     facts = covered(built.choices)
     assert facts["coverage"] == 0.0 and facts["kernels_estimated"] >= 3 and facts["kernels_tuned"] == 0
     card = {
-        "latency": {"compute": {"badges": []}}, "agreement": {"top1_agreement": 1.0}, "accuracy": None, "coverage": facts["coverage"],
+        "latency": {"compute": {"badges": []}},
+        "agreement": {"top1_agreement": 1.0},
+        "accuracy": None,
+        "coverage": facts["coverage"],
         "coverage_estimated": 1.0,
-    }  # fmt: skip
+    }
     [reason] = judge(card, None, None, ReleaseParams()).reasons
     assert "measured for 0.0% of its operations and estimated for 100.0%" in reason
     assert judge(card, None, None, ReleaseParams(count_estimates=True)).passed

@@ -1,4 +1,6 @@
-"""Tuners: every one tries each candidate once, the default first unless it was taught; those that learn need fewer trials than chance."""
+"""Tuners: every one tries each candidate once, the default first unless it was taught; those that learn need fewer
+trials than chance.
+"""
 
 from __future__ import annotations
 
@@ -124,10 +126,14 @@ def _search(factory: TunerFactory, workload: str, candidates: list[dict[str, int
 
 
 _families = st.lists(
-    st.dictionaries(st.sampled_from(["c_tile", "w_tile", "chunk", "tiles", "dot", "unroll", "rows_first"]),
-                    st.lists(st.integers(0, 16), min_size=1, max_size=3, unique=True), max_size=5),
-    min_size=1, max_size=4,
-)  # fmt: skip
+    st.dictionaries(
+        st.sampled_from(["c_tile", "w_tile", "chunk", "tiles", "dot", "unroll", "rows_first"]),
+        st.lists(st.integers(0, 16), min_size=1, max_size=3, unique=True),
+        max_size=5,
+    ),
+    min_size=1,
+    max_size=4,
+)
 
 
 @pytest.mark.parametrize(

@@ -73,13 +73,18 @@ def _no_settings(_workspace: Workspace, _cell: Cell) -> NoSettings:
 STAGES: dict[str, AnyStage] = {
     "fetch": Stage("fetch", _settings, no_limits, _nothing, count),
     "import_model": Stage(
-        "import_model", _no_settings, no_limits, _nothing, double, inputs={"fetch": ("deep/number.txt",)},
+        "import_model",
+        _no_settings,
+        no_limits,
+        _nothing,
+        double,
+        inputs={"fetch": ("deep/number.txt",)},
         outputs=(Output("double.txt"),),
     ),
     "deploy": Stage(
         "deploy", _no_settings, no_limits, _nothing, _never, inputs={"import_model": None}, is_cached=False
     ),
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     import sys

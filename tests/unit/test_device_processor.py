@@ -47,10 +47,15 @@ def _entry(**fields: Any) -> TargetEntry:
         (("armv7l", "cortex-a7", "neon vfpv3 vfpv4 idiva idivt"), ARM32, "cortex-a7", ()),
         (("aarch64", "", "neon vfpv4 idiva idivt"), ARM32, "cortex-a8", ("+vfp4", "+hwdiv-arm", "+hwdiv")),
         (("x86_64", "", "cx16 popcnt sse4_1 sse4_2 ssse3"), X86, "x86-64-v2", ()),
-        (("x86_64", "", "cx16 popcnt sse4_1 sse4_2 ssse3 avx avx2 bmi1 bmi2 f16c fma movbe avx_vnni"), X86, "x86-64-v3", ()),
+        (
+            ("x86_64", "", "cx16 popcnt sse4_1 sse4_2 ssse3 avx avx2 bmi1 bmi2 f16c fma movbe avx_vnni"),
+            X86,
+            "x86-64-v3",
+            (),
+        ),
         (("x86_64", "", "fpu"), X86, "x86-64", ()),
     ],
-)  # fmt: skip
+)
 def test_a_device_says_what_it_is(
     facts: tuple[str, str, str], mtriple: str, mcpu: str, attributes: tuple[str, ...]
 ) -> None:

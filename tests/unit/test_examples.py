@@ -1,4 +1,6 @@
-"""The example projects: params.yaml valid, also for editors; what a README makes can be made; a dry run finds all of it."""
+"""The example projects: params.yaml valid, also for editors; what a README makes can be made; a dry run finds all of
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""TVM brings neither PyTorch along, which works beside it, whichever comes first, nor its handler of segmentation faults."""
+"""TVM brings neither PyTorch along, which works beside it, whichever comes first, nor its handler of segmentation
+faults.
+"""
 
 from __future__ import annotations
 

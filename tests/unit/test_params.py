@@ -202,8 +202,10 @@ def test_any_text_is_params_or_one_clear_error(tmp_path: Path, parts: list[str])
 
 NUMBERS = st.one_of(
     st.sampled_from([-1, 0, 10**9, 10**18, 10**40, -(10**40), 1e300, float("inf"), float("-inf"), float("nan"), True]),
-    st.none(), st.text(max_size=3), st.lists(st.integers(), max_size=2),
-)  # fmt: skip
+    st.none(),
+    st.text(max_size=3),
+    st.lists(st.integers(), max_size=2),
+)
 
 
 @cache

@@ -61,8 +61,15 @@ def test_new_makes_a_workspace_and_overwrites_nothing(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert (root / "README.md").read_text() == "mine"
     assert {path.name for path in root.iterdir()} >= {
-        "params.yaml", "dvc.yaml", "code.json", "prefect.yaml", ".gitignore", ".dvcignore", ".dvc", ".git",
-    }  # fmt: skip
+        "params.yaml",
+        "dvc.yaml",
+        "code.json",
+        "prefect.yaml",
+        ".gitignore",
+        ".dvcignore",
+        ".dvc",
+        ".git",
+    }
     assert load_params(root / "params.yaml").models == {}
     ignored = subprocess.run(["git", "-C", str(root), "status", "--short"], capture_output=True, text=True, check=True)
     assert "artifacts" not in ignored.stdout
@@ -131,8 +138,10 @@ def test_a_cell_that_is_not_the_default_is_listed_and_loses_none(project: Worksp
     add_model(project, file, Wish(name="b", precision="int8"))
     add_model(project, file, Wish(name="c"))
     assert {name: str(cell) for name, cell in project.params.cells.items()} == {
-        "a": "a@local-cpu:float32", "b-int8": "b@local-cpu:int8", "c": "c@local-cpu:float32",
-    }  # fmt: skip
+        "a": "a@local-cpu:float32",
+        "b-int8": "b@local-cpu:int8",
+        "c": "c@local-cpu:float32",
+    }
 
 
 def _pt2(path: Path) -> Path:
@@ -202,12 +211,17 @@ def _bytes(path: Path, content: bytes) -> Path:
         (lambda f: _state(f / "a.pt"), Wish(), ModelFileError, "weights without the network"),
         (lambda f: onnx_file(f / "a.onnx", [1, 3, "h", "w"]), Wish(), ModelFileError, "--shape 1,3,224,224"),
         (lambda f: onnx_file(f / "a.bin", [1, 3, 8, 8]), Wish(), ModelFileError, "ends in .onnx"),
-        (lambda f: onnx_file(f / "a.onnx", [1, 3, 8, 8]), Wish(precision="int9"), UnknownNameError, "did you mean 'int8'"),
+        (
+            lambda f: onnx_file(f / "a.onnx", [1, 3, 8, 8]),
+            Wish(precision="int9"),
+            UnknownNameError,
+            "did you mean 'int8'",
+        ),
         (lambda f: onnx_file(f / "a.onnx", [1, 3, 8, 8]), Wish(target="local_cpu"), UnknownNameError, "'local-cpu'"),
         (lambda f: onnx_file(f / "a.onnx", [1, 3, 8, 8]), Wish(name="a b"), TvmflowError, "not safe"),
         (lambda f: onnx_file(f / "a.onnx", [1, 3, 10**9, 10**9]), Wish(), ModelFileError, "shape"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_read_is_refused_and_nothing_is_written(
     project: Workspace, make: object, wish: Wish, kind: type[TvmflowError], says: str
 ) -> None:

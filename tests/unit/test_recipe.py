@@ -48,9 +48,11 @@ def test_changed_parts_names_the_leaf() -> None:
     old = make_recipe("tune", {"graph_pack": "1"}, {"trials": 16}, {"tvm": "0.26.0"}, {"tasks/tune.py": "1"})
     new = make_recipe("tune", {"graph_pack": "2"}, {"trials": 32}, {"tvm": "0.27.0"}, {"tasks/tune.py": "2"})
     assert changed_parts(old, new) == [
-        "code.tasks/tune.py: changed", "inputs.graph_pack: changed", "params.trials: 16 -> 32",
+        "code.tasks/tune.py: changed",
+        "inputs.graph_pack: changed",
+        "params.trials: 16 -> 32",
         "toolchain.tvm: 0.26.0 -> 0.27.0",
-    ]  # fmt: skip
+    ]
 
 
 def test_code_follows_imports_inside_functions_and_leaves_out_what_only_watches() -> None:

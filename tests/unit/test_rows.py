@@ -1,4 +1,6 @@
-"""Tables: a backend, a transport, a frontend and a tuner are a file and a row; names that are in none are told with what is meant."""
+"""Tables: a backend, a transport, a frontend and a tuner are a file and a row; names that are in none are told with
+what is meant.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ def test_what_is_shipped_is_in_the_tables() -> None:
         (
             "targets/rk3399/device/prt",
             1,
-            "targets.rk3399.device.prt: unknown key (did you mean 'port'?); legal here: cpu_mask, host, key, max_celsius, port, secret_file, transport",
+            "targets.rk3399.device.prt: unknown key (did you mean 'port'?); legal here: cpu_mask, host, "
+            "key, max_celsius, port, secret_file, transport",
         ),
         ("targets/rk3399/device/host", "a b", "address of a host"),
         ("targets/rk3399/device/port", 70000, "targets.rk3399.device.port"),

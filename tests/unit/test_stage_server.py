@@ -1,4 +1,6 @@
-"""The server that forks the processes of stages: one process each, of the code that the recipe key is of, gone with who started it, never missed where it died."""
+"""The server that forks the processes of stages: one process each, of the code that the recipe key is of, gone with who
+started it, never missed where it died.
+"""
 
 from __future__ import annotations
 

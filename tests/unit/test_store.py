@@ -53,8 +53,10 @@ class Bench:
     def start(self, stage: str, name: str = "digits") -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "tests.unit.fake_stages", str(self.root), stage, name],
-            cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def wait_for(self, pattern: str) -> Path:
         deadline = time.monotonic() + 120

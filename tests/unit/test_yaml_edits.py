@@ -16,7 +16,9 @@ TEXTS = {
     "an empty mapping": "models: {}  # none yet\ntune: {seed: 1}\n",
     "null": "models: ~\ntune: {seed: 1}",
     "no such block": "tune:\n  seed: 1\n",
-    "comments around": "# top\nmodels:   # mine\n  a: {x: 1}  # one\n  b:\n    y: 2   # two\n\n# about tune\ntune: {seed: 1}\n",
+    "comments around": (
+        "# top\nmodels:   # mine\n  a: {x: 1}  # one\n  b:\n    y: 2   # two\n\n# about tune\ntune: {seed: 1}\n"
+    ),
     "four spaces": "models:\n    a:\n        x: 1\n",
     "last value empty": "models:\n  a:\n    x:\n\n# c\ntune: {seed: 1}\n",
     "text of several lines": "models:\n  a:\n    x: |\n      one\n      two\ntune: {seed: 1}\n",

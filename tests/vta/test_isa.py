@@ -34,7 +34,11 @@ GOLDEN: list[tuple[str, Instruction, str]] = [
         Mem(Memory.INP, 580, 0x12345, 9, 56, 56, 1, 0, 1, 1, flags=Flags(pop_next=True, push_next=True)),
         "LOAD INP sram 580 dram 0x12345 9 x 56 stride 56 pad (1, 0, 1, 1)  [pop_next push_next]",
     ),
-    ("001c0000100000000100300030000000", Mem(Memory.UOP, 7, 0x400, 1, 48, 48), "LOAD UOP sram 7 dram 0x400 1 x 48 stride 48"),
+    (
+        "001c0000100000000100300030000000",
+        Mem(Memory.UOP, 7, 0x400, 1, 48, 48),
+        "LOAD UOP sram 7 dram 0x400 1 x 48 stride 48",
+    ),
     (
         "290a0e78f32a00000200c001400c0000",
         Mem(Memory.OUT, 898, 0xABCDE, 2, 448, 3136, is_store=True, flags=Flags(pop_prev=True, push_prev=True)),
@@ -42,7 +46,8 @@ GOLDEN: list[tuple[str, Instruction, str]] = [
     ),
     ("40010000000000000000000000000000", Mem(Memory.INP, flags=Flags(push_next=True)), "LOAD INP nop  [push_next]"),
     (
-        "18000000000000000000000000000000", Mem(Memory.UOP, flags=Flags(pop_prev=True, pop_next=True)),
+        "18000000000000000000000000000000",
+        Mem(Memory.UOP, flags=Flags(pop_prev=True, pop_next=True)),
         "LOAD UOP nop  [pop_prev pop_next]",
     ),
     ("03000000000000000000000000000000", Finish(), "FINISH"),
@@ -57,10 +62,11 @@ GOLDEN: list[tuple[str, Instruction, str]] = [
         "ALU MAX uop [60, 61) out 1 in 896 dst (0, 1) imm -127  [push_next]",
     ),
     (
-        "043dc00710008003c009400000200000", Alu(AluOp.ADD, 61, 62, 2, 448, 448, 1, 1, 0),
+        "043dc00710008003c009400000200000",
+        Alu(AluOp.ADD, 61, 62, 2, 448, 448, 1, 1, 0),
         "ALU ADD uop [61, 62) out 2 in 448 dst (448, 1) src (1, 0)",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("golden", "instruction", "text"), GOLDEN)
@@ -80,17 +86,50 @@ def test_golden_micro_op() -> None:
 flags = st.builds(Flags, *[st.booleans()] * 4)
 u16, pad = st.integers(0, 65535), st.integers(0, 15)
 mems = st.builds(
-    Mem, st.sampled_from(list(Memory)), u16, st.integers(0, 2**32 - 1), u16, u16, u16, pad, pad, pad, pad, st.booleans(), flags
-)  # fmt: skip
+    Mem,
+    st.sampled_from(list(Memory)),
+    u16,
+    st.integers(0, 2**32 - 1),
+    u16,
+    u16,
+    u16,
+    pad,
+    pad,
+    pad,
+    pad,
+    st.booleans(),
+    flags,
+)
 index, iterations, factor = st.integers(0, 8191), st.integers(0, 16383), st.integers(0, 2047)
 gemms = st.builds(
-    Gemm, index, st.integers(0, 8192), iterations, iterations, factor, factor, factor, factor, st.integers(0, 1023),
-    st.integers(0, 1023), st.booleans(), flags,
-)  # fmt: skip
+    Gemm,
+    index,
+    st.integers(0, 8192),
+    iterations,
+    iterations,
+    factor,
+    factor,
+    factor,
+    factor,
+    st.integers(0, 1023),
+    st.integers(0, 1023),
+    st.booleans(),
+    flags,
+)
 alus = st.builds(
-    Alu, st.sampled_from(list(AluOp)), index, st.integers(0, 8192), iterations, iterations, factor, factor, factor, factor,
-    st.none() | st.integers(-32768, 32767), flags,
-)  # fmt: skip
+    Alu,
+    st.sampled_from(list(AluOp)),
+    index,
+    st.integers(0, 8192),
+    iterations,
+    iterations,
+    factor,
+    factor,
+    factor,
+    factor,
+    st.none() | st.integers(-32768, 32767),
+    flags,
+)
 
 
 @given(mems | gemms | alus | st.builds(Finish, flags))
@@ -101,11 +140,20 @@ def test_decode_is_the_inverse_of_encode(instruction: Instruction) -> None:
 @pytest.mark.parametrize(
     "instruction",
     [
-        Mem(Memory.INP, sram_base=65536), Mem(Memory.INP, y_pad_top=16), Mem(Memory.INP, x_stride=65536),
-        Gemm(8192, 8192), Gemm(0, 16384), Gemm(0, 1, iter_out=16384), Gemm(0, 1, dst_out=2048), Gemm(0, 1, wgt_in=1024),
-        Gemm(-1, 1), Alu(AluOp.ADD, 0, 1, imm=32768), Alu(AluOp.ADD, 0, 1, imm=-32769), Alu(AluOp.ADD, 0, 1, src_in=2048),
+        Mem(Memory.INP, sram_base=65536),
+        Mem(Memory.INP, y_pad_top=16),
+        Mem(Memory.INP, x_stride=65536),
+        Gemm(8192, 8192),
+        Gemm(0, 16384),
+        Gemm(0, 1, iter_out=16384),
+        Gemm(0, 1, dst_out=2048),
+        Gemm(0, 1, wgt_in=1024),
+        Gemm(-1, 1),
+        Alu(AluOp.ADD, 0, 1, imm=32768),
+        Alu(AluOp.ADD, 0, 1, imm=-32769),
+        Alu(AluOp.ADD, 0, 1, src_in=2048),
     ],
-)  # fmt: skip
+)
 def test_a_value_that_does_not_fit_its_field_is_refused(instruction: Instruction) -> None:
     with pytest.raises(ProgramError, match=r"\d"):
         encode(CONFIG, instruction)
@@ -124,8 +172,13 @@ def test_default_configuration_is_the_published_one() -> None:
     assert CONFIG.name == "sim_1x16_i8w8a32_15_15_18_17"
     sizes = {memory.name: (CONFIG.element_bytes(memory), CONFIG.depth(memory)) for memory in Memory}
     assert sizes == {
-        "UOP": (4, 8192), "WGT": (256, 1024), "INP": (16, 2048), "ACC": (64, 2048), "OUT": (16, 2048), "ACC_8BIT": (16, 2048),
-    }  # fmt: skip
+        "UOP": (4, 8192),
+        "WGT": (256, 1024),
+        "INP": (16, 2048),
+        "ACC": (64, 2048),
+        "OUT": (16, 2048),
+        "ACC_8BIT": (16, 2048),
+    }
     assert (BOARDS["pynq"].clock_mhz, BOARDS["ultra96"].clock_mhz) == (100.0, 333.0)
 
 
@@ -141,11 +194,15 @@ def test_two_configurations_live_side_by_side() -> None:
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"log_block": 9}, ParamsError), ({"log_wgt_width": 2}, ParamsError), ({"log_acc_buff_size": 6}, ParamsError),
-        ({"log_inp_buff_size": 20}, ParamsError), ({"target": "abacus"}, UnknownNameError), ({"log_colour": 1}, ParamsError),
+        ({"log_block": 9}, ParamsError),
+        ({"log_wgt_width": 2}, ParamsError),
+        ({"log_acc_buff_size": 6}, ParamsError),
+        ({"log_inp_buff_size": 20}, ParamsError),
+        ({"target": "abacus"}, UnknownNameError),
+        ({"log_colour": 1}, ParamsError),
         ({"log_block": "4"}, ParamsError),
     ],
-)  # fmt: skip
+)
 def test_impossible_configurations_are_refused(fields: dict[str, int | str], error: type[Exception]) -> None:
     with pytest.raises(error):
         VtaConfig.from_json(fields)
@@ -157,19 +214,29 @@ def test_uops_of_other_designs_keep_their_fields_apart() -> None:
     assert np.array_equal(decode_uops(config, encode_uops(config, uops)), np.array(uops))
 
 
-# GEMM, ALU and micro-op of three designs, made from the public header too: 1024 inputs, 2048 accumulators; 4096 and 512; and
-# buffers so small that factors begin in the first word.
+# GEMM, ALU and micro-op of three designs, made from the public header too: 1024 inputs, 2048 accumulators; 4096 and
+# 512; and buffers so small that factors begin in the first word.
 UNEQUAL: list[tuple[dict[str, int], str, str, str]] = [
     ({"log_inp_buff_size": 14}, "4a03200128000c00074040020a2cc000", "3403200128000c000740400214a081ff", "03888000"),
     (
-        {"log_inp_buff_size": 16, "log_acc_buff_size": 15}, "4a03200128000c0007102480022cc000",
-        "3403200128000c0007102450a081ff00", "03224000",
+        {"log_inp_buff_size": 16, "log_acc_buff_size": 15},
+        "4a03200128000c0007102480022cc000",
+        "3403200128000c0007102450a081ff00",
+        "03224000",
     ),
     (
-        {"log_block": 2, "log_uop_buff_size": 7, "log_inp_buff_size": 8, "log_wgt_buff_size": 8, "log_acc_buff_size": 9},
-        "4a2329000c808312ca32000000000000", "342329000c8083124a03ff0100000000", "23120000",
+        {
+            "log_block": 2,
+            "log_uop_buff_size": 7,
+            "log_inp_buff_size": 8,
+            "log_wgt_buff_size": 8,
+            "log_acc_buff_size": 9,
+        },
+        "4a2329000c808312ca32000000000000",
+        "342329000c8083124a03ff0100000000",
+        "23120000",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("fields", "gemm", "alu", "uop"), UNEQUAL)

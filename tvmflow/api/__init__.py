@@ -1,4 +1,6 @@
-"""The Python API: what a notebook, a service and the command line call. Everything heavy is imported where it is used."""
+"""The Python API: what a notebook, a service and the command line call. Everything heavy is imported where it is
+used.
+"""
 
 from tvmflow.api.agreement import device_agreement
 from tvmflow.api.apps import app_releases, release_app

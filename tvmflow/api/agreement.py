@@ -10,7 +10,8 @@ from tvmflow.support.errors import StoreError
 def device_agreement(cell: CellName, workspace: Where = None, random: int = 2) -> tuple[KernelState, ...]:
     """Return how each kernel of a cell's network agrees, on its device, with the same kernel on this machine's CPU.
 
-    random: so many random inputs beside the first golden ones. A GPU that differs is in quarantine from then on, until it agrees. Raises StoreError for a cell that was not built, DeviceError.
+    random: so many random inputs beside the first golden ones. A GPU that differs is in quarantine from then on, until
+    it agrees. Raises StoreError for a cell that was not built, DeviceError.
     """
     from tvmflow.backends.registry import backend_for
     from tvmflow.devices.gpu.quarantine import note_agreement

@@ -19,13 +19,20 @@ if TYPE_CHECKING:
 
 
 def release_app(
-    app: str, workspace: Where = None, channel: str | None = None, rollback: bool = False, key: Path | str | None = None,
-    unsigned: bool = False, dry_run: bool = False, tell: Callable[[str], None] = lambda _step: None,
-) -> AppRelease:  # fmt: skip
+    app: str,
+    workspace: Where = None,
+    channel: str | None = None,
+    rollback: bool = False,
+    key: Path | str | None = None,
+    unsigned: bool = False,
+    dry_run: bool = False,
+    tell: Callable[[str], None] = lambda _step: None,
+) -> AppRelease:
     """Release the champions of an app's cells as a new version on its own channel; see `passed` and `reasons`.
 
-    channel: another one, which gets the version of the app's own channel, the same bytes; rollback: give the channel the version back that
-    its current one replaced; key, unsigned: as for `bundle`; tell: is told each step. Raises UnknownNameError, StoreError, BundleError.
+    channel: another one, which gets the version of the app's own channel, the same bytes; rollback: give the channel
+    the version back that its current one replaced; key, unsigned: as for `bundle`; tell: is told each step. Raises
+    UnknownNameError, StoreError, BundleError.
     """
     from tvmflow.shipping.release_app import Order, promote_app, rollback_app
     from tvmflow.shipping.release_app import release_app as release
@@ -72,7 +79,9 @@ def _parts(workspace: Workspace, cells: tuple[str, ...], folder: Path) -> tuple[
 
 
 def _tag(workspace: Workspace, app: str) -> None:
-    """Say in the model registry in which version of the app, on which channels, each library is now; makes up for what a crash left out."""
+    """Say in the model registry in which version of the app, on which channels, each library is now; makes up for what
+    a crash left out.
+    """
     from tvmflow.tracking.app_releases import read_releases
     from tvmflow.tracking.mlflow.registry import tag_released
 

@@ -25,16 +25,23 @@ if TYPE_CHECKING:
 
 
 def bundle(
-    *cells: CellName, output: Path | str | None = None, workspace: Where = None, abis: Sequence[str] | None = None,
-    newest: bool = False, key: Path | str | None = None, unsigned: bool = False,
-    kind: Literal["zip", "wheel", "aar"] = "zip", group: str | None = None,
-) -> tuple[Path, Manifest]:  # fmt: skip
+    *cells: CellName,
+    output: Path | str | None = None,
+    workspace: Where = None,
+    abis: Sequence[str] | None = None,
+    newest: bool = False,
+    key: Path | str | None = None,
+    unsigned: bool = False,
+    kind: Literal["zip", "wheel", "aar"] = "zip",
+    group: str | None = None,
+) -> tuple[Path, Manifest]:
     """Write the champions of cells as one signed archive for an app. Returns where it is, and its manifest.
 
-    output: default MODEL.zip in the current folder; abis: that the bundle has to have, those of its cells by default; newest: the libraries in the
-    cells' folders instead of the champions; key: file of the private key, by default what TVMFLOW_SIGNING_KEY holds;
-    unsigned: without a key; kind: `wheel` writes a Python wheel into the folder `output`, of cells for one ABI, `aar` an Android library in a Maven repository
-    there, under `group`. Raises StoreError where a cell has no champion, BundleError for what cannot be in a bundle.
+    output: default MODEL.zip in the current folder; abis: that the bundle has to have, those of its cells by default;
+    newest: the libraries in the cells' folders instead of the champions; key: file of the private key, by default what
+    TVMFLOW_SIGNING_KEY holds; unsigned: without a key; kind: `wheel` writes a Python wheel into the folder `output`, of
+    cells for one ABI, `aar` an Android library in a Maven repository there, under `group`. Raises StoreError where a
+    cell has no champion, BundleError for what cannot be in a bundle.
     """
     from tvmflow.shipping.bundle.aar import GROUP, write_aar
     from tvmflow.shipping.bundle.wheel import write_wheel
@@ -60,7 +67,9 @@ def bundle(
 
 
 def signer_of(key: Path | str | None, unsigned: bool) -> Ed25519PrivateKey | None:
-    """Return the key to sign with, None where nothing is to be signed. Raises UsageError where neither was asked for."""
+    """Return the key to sign with, None where nothing is to be signed. Raises UsageError where neither was asked
+    for.
+    """
     from tvmflow.shipping.bundle.signing import VARIABLE, signing_key
 
     if unsigned:
@@ -70,9 +79,10 @@ def signer_of(key: Path | str | None, unsigned: bool) -> Ed25519PrivateKey | Non
     private_key = signing_key(Path(key) if key is not None else None)
     if private_key is None:
         raise UsageError(
-            "no key to sign with", f"--key FILE, or a key in {VARIABLE}",
+            "no key to sign with",
+            f"--key FILE, or a key in {VARIABLE}",
             "make a pair with 'tvmflow keys new FILE', or give --unsigned for a bundle that nobody is to trust",
-        )  # fmt: skip
+        )
     return private_key
 
 
@@ -84,7 +94,9 @@ def parts_of(workspace: Workspace, cells: Sequence[Cell], newest: bool) -> Itera
 
 
 def part_of(workspace: Workspace, cell: Cell, newest: bool, folder: Path) -> Part:
-    """Bring what a bundle has of a cell into a folder. Raises StoreError where it has no champion, or its files are gone."""
+    """Bring what a bundle has of a cell into a folder. Raises StoreError where it has no champion, or its files are
+    gone.
+    """
     from tasks.table import STAGES
     from tvmflow.shipping.bundle.part import FILES, Part
     from tvmflow.tracking.dvc.chains import bring, chain_of
@@ -106,9 +118,10 @@ def _champion(workspace: Workspace, cell: Cell) -> Version:
     version = version_by_alias(workspace, cell, CHAMPION)
     if version is None:
         raise StoreError(
-            f"{cell} has no champion", "a library that passed the release gate",
+            f"{cell} has no champion",
+            "a library that passed the release gate",
             f"run 'tvmflow run {cell}' and 'tvmflow promote {cell}'; --newest takes what was built last",
-        )  # fmt: skip
+        )
     return version
 
 
@@ -120,10 +133,12 @@ def verify_bundle(
     device: str | None = None,
     workspace: Where = None,
 ) -> Verified:
-    """Check a bundle from anybody: signature, every digest, every library; runs the golden inputs of those for this machine.
+    """Check a bundle from anybody: signature, every digest, every library; runs the golden inputs of those for this
+    machine.
 
-    key: file of the public key that has to have signed it; unsigned: do without; at_least: refuse an older release; device: a target of
-    the workspace, or the key of its device, on which the libraries run too, which only signed ones may. Raises BundleError.
+    key: file of the public key that has to have signed it; unsigned: do without; at_least: refuse an older release;
+    device: a target of the workspace, or the key of its device, on which the libraries run too, which only signed ones
+    may. Raises BundleError.
     """
     from tvmflow.shipping.bundle.signing import public_key
     from tvmflow.shipping.bundle.verify import Trust, verify

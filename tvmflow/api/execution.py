@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def load(cell: CellName, workspace: Where = None) -> LoadedLibrary:
     """Return a cell's library as a callable in this process: `with load("digits") as model: y = model(x)`.
 
-    x: (N, ...) as the model's input, N samples; y: (N, ...). Raises StoreError where the cell is not built, UsageError where this
-    machine's processor cannot run it.
+    x: (N, ...) as the model's input, N samples; y: (N, ...). Raises StoreError where the cell is not built, UsageError
+    where this machine's processor cannot run it.
     """
     from tvmflow.evaluation.loaded_library import LoadedLibrary
 
@@ -30,9 +30,11 @@ def load(cell: CellName, workspace: Where = None) -> LoadedLibrary:
 
 
 def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
-    """Run inputs (N, ...) through the library that ships of a cell on the cell's device, wherever that is. Returns the outputs (N, ...).
+    """Run inputs (N, ...) through the library that ships of a cell on the cell's device, wherever that is. Returns the
+    outputs (N, ...).
 
-    inputs: one array, or of a model with several inputs a tuple in their order or a dictionary. Of several outputs a tuple. Raises StoreError where the cell is not built, DeviceError where the device cannot be had.
+    inputs: one array, or of a model with several inputs a tuple in their order or a dictionary. Of several outputs a
+    tuple. Raises StoreError where the cell is not built, DeviceError where the device cannot be had.
     """
     import json
 
@@ -55,9 +57,11 @@ def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
 
 
 def classify(cell: CellName, images: Sequence[str | Path], top: int = 5, workspace: Where = None) -> list[Prediction]:
-    """Read image files as the cell's model wants them, run them on the cell's device; return the likeliest classes of each.
+    """Read image files as the cell's model wants them, run them on the cell's device; return the likeliest classes of
+    each.
 
-    Raises SourceError for what is no image, UsageError for a model whose output is no scores of classes, else as `predict`.
+    Raises SourceError for what is no image, UsageError for a model whose output is no scores of classes, else as
+    `predict`.
     """
     from pathlib import Path as AnyPath
 

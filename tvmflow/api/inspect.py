@@ -85,7 +85,9 @@ def devices(workspace: Where = None) -> tuple[DeviceState, ...]:
 
 
 def gpus() -> tuple[GpuState, ...]:
-    """Return the GPUs of this machine, tried; none where no driver or no compiler is there. A driver that ends the probe is told as its state."""
+    """Return the GPUs of this machine, tried; none where no driver or no compiler is there. A driver that ends the
+    probe is told as its state.
+    """
     from tvmflow.devices.gpu.probe import probe, probe_program
 
     try:
@@ -144,12 +146,24 @@ def history(cell: CellName, workspace: Where = None) -> tuple[Measurement, ...]:
     where = opened(workspace)
     return tuple(
         Measurement(
-            cell=row["cell"], when=row["when"], tvm=row["tvm"], device=row["device"], unit=row["unit"], build=row["build"], accuracy=row["accuracy_share"],
-            latency_ms=row["latency_ms"], badges=row["badges"], library=row["library"], version=row["version_number"],
-            roles=tuple(row["roles"]), run_id=row["run_id"], url=row["url"], row=row,
+            cell=row["cell"],
+            when=row["when"],
+            tvm=row["tvm"],
+            device=row["device"],
+            unit=row["unit"],
+            build=row["build"],
+            accuracy=row["accuracy_share"],
+            latency_ms=row["latency_ms"],
+            badges=row["badges"],
+            library=row["library"],
+            version=row["version_number"],
+            roles=tuple(row["roles"]),
+            run_id=row["run_id"],
+            url=row["url"],
+            row=row,
         )
         for row in measurements(where, cell_of(where, cell))
-    )  # fmt: skip
+    )
 
 
 def examine(root: Path | None = None) -> list[Finding]:

@@ -1,4 +1,6 @@
-"""Calls about devices with our agent: phones at this machine, one that is made ready and taken back, one that a tracker is told of."""
+"""Calls about devices with our agent: phones at this machine, one that is made ready and taken back, one that a tracker
+is told of.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +39,29 @@ def phones() -> tuple[PhoneState, ...]:
             continue
         states.append(
             PhoneState(
-                one.serial, "authorized", facts.model, facts.android, facts.soc, facts.abi, facts.features, facts.cores, facts.battery, facts.celsius
+                one.serial,
+                "authorized",
+                facts.model,
+                facts.android,
+                facts.soc,
+                facts.abi,
+                facts.features,
+                facts.cores,
+                facts.battery,
+                facts.celsius,
             )
-        )  # fmt: skip
+        )
     return tuple(states)
 
 
 @contextlib.contextmanager
 def prepared_phone(serial: str, target: str, secret_file: Path, workspace: Where = None) -> Iterator[ReadyPhone]:
-    """Make a phone ready for `transport: agent`: agent pushed and started, port forwarded, screen kept on; all of it is taken back at the end.
+    """Make a phone ready for `transport: agent`: agent pushed and started, port forwarded, screen kept on; all of it is
+    taken back at the end.
 
-    target: of params.yaml, whose compiler makes the agent. secret_file: is written for as long, unless the target's device is reached
-    through a tracker and names one, which all phones of its key then have. Raises DeviceError, UsageError.
+    target: of params.yaml, whose compiler makes the agent. secret_file: is written for as long, unless the target's
+    device is reached through a tracker and names one, which all phones of its key then have. Raises DeviceError,
+    UsageError.
     """
     from tvmflow.backends.registry import resolve
     from tvmflow.devices.android.adb import Phone
@@ -85,7 +98,8 @@ def prepared_phone(serial: str, target: str, secret_file: Path, workspace: Where
 
 
 def ask_processor(target: str, workspace: Where = None) -> tuple[str, tuple[str, ...]]:
-    """Ask the device of a target what its processor is, for `mcpu: device`; returns LLVM's name and attributes beside it, and keeps them.
+    """Ask the device of a target what its processor is, for `mcpu: device`; returns LLVM's name and attributes beside
+    it, and keeps them.
 
     Raises DeviceError, UsageError for a transport that cannot tell.
     """
@@ -95,7 +109,9 @@ def ask_processor(target: str, workspace: Where = None) -> tuple[str, tuple[str,
 
 
 def device_gpus(target: str, workspace: Where = None) -> tuple[GpuState, ...]:
-    """Return the GPUs of a target's device, tried there by its agent. Raises DeviceError where it has none, UnknownNameError."""
+    """Return the GPUs of a target's device, tried there by its agent. Raises DeviceError where it has none,
+    UnknownNameError.
+    """
     from tvmflow.api.inspect import gpu_states
     from tvmflow.backends.registry import backend_for
     from tvmflow.devices.registry import open_session
@@ -108,9 +124,14 @@ def device_gpus(target: str, workspace: Where = None) -> tuple[GpuState, ...]:
 
 
 def offer_device(
-    target: str, host: str, port: int, workspace: Where = None, over: threading.Event | None = None, unit: str = "",
+    target: str,
+    host: str,
+    port: int,
+    workspace: Where = None,
+    over: threading.Event | None = None,
+    unit: str = "",
     build: str = "",
-) -> None:  # fmt: skip
+) -> None:
     """Offer an agent to the tracker that a target's device names, under its key, until `over` is set.
 
     host, port: where the agent listens; unit, build: what measurements name it by, where it is not what it says itself.
@@ -123,8 +144,9 @@ def offer_device(
     if registry is None:
         raise UsageError(
             f"target {target!r}, whose device names no tracker with agents",
-            "device: {transport: tracker, key: ..., host: ..., port: ..., secret_file: ...}", "correct the target, or name another one",
-        )  # fmt: skip
+            "device: {transport: tracker, key: ..., host: ..., port: ..., secret_file: ...}",
+            "correct the target, or name another one",
+        )
     offer = Offer(device.key, host, port, registry.secret, unit, build)
     offer_agent(registry.tracker, offer, over or threading.Event())
 

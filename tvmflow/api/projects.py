@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def new_workspace(folder: Path | str) -> Workspace:
-    """Make a workspace in a folder: params.yaml and its schema, dvc.yaml, a git repository, the DVC store. Overwrites nothing.
+    """Make a workspace in a folder: params.yaml and its schema, dvc.yaml, a git repository, the DVC store. Overwrites
+    nothing.
 
     MLflow makes its store with the first measurement. Raises UsageError where there is a workspace already.
     """
@@ -36,10 +37,16 @@ def new_workspace(folder: Path | str) -> Workspace:
 
 
 def add_model(
-    model_file: Path | str, workspace: Where = None, name: str | None = None, target: str = "local-cpu",
-    precision: str = "float32", shape: tuple[int, ...] | None = None, high: int | None = None,
-) -> Added:  # fmt: skip
-    """Write the entry of a model file and its cell into params.yaml: framework, inputs, shapes and dtypes are the file's.
+    model_file: Path | str,
+    workspace: Where = None,
+    name: str | None = None,
+    target: str = "local-cpu",
+    precision: str = "float32",
+    shape: tuple[int, ...] | None = None,
+    high: int | None = None,
+) -> Added:
+    """Write the entry of a model file and its cell into params.yaml: framework, inputs, shapes and dtypes are the
+    file's.
 
     shape: of the input, where the file leaves it open. high: one more than the largest of its integers, where the file
     has no table in which they are looked up. Raises ModelFileError for what cannot be read; then nothing is written.

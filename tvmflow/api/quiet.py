@@ -10,7 +10,9 @@ from tvmflow.support.errors import UsageError
 
 
 def wait_for_quiet(workspace: Workspace, limit_s: float, show_progress: bool) -> None:
-    """Wait until others use at most evaluate.max_foreign_load of this machine, up to a limit. Raises UsageError for a limit below 0."""
+    """Wait until others use at most evaluate.max_foreign_load of this machine, up to a limit. Raises UsageError for a
+    limit below 0.
+    """
     if limit_s < 0:
         raise UsageError(f"{limit_s:g} s to wait for a quiet machine", "a number of seconds, 0 for not at all")
     if limit_s == 0:

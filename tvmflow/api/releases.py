@@ -23,7 +23,8 @@ def promote(
     wait_quiet_s: float = 0.0,
     show_progress: bool = False,
 ) -> Verdict:
-    """Make the newest library of a cell the champion if the gate lets it pass. Returns the gate's verdict; see `passed`.
+    """Make the newest library of a cell the champion if the gate lets it pass. Returns the gate's verdict; see
+    `passed`.
 
     wait_quiet_s: how long to wait until others leave this machine alone; show_progress: say so on standard error.
     """
@@ -46,7 +47,9 @@ def promote(
 
 
 def _champion_already(workspace: Workspace, cell: Cell) -> Verdict | None:
-    """Return the verdict where the newest library is the champion, found without Prefect and MLflow. Raises StoreError."""
+    """Return the verdict where the newest library is the champion, found without Prefect and MLflow. Raises
+    StoreError.
+    """
     from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, read_record
     from tvmflow.support.files import sha256_of
     from tvmflow.tracking.mlflow.store import champion_with

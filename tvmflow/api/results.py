@@ -14,7 +14,9 @@ StageState = Literal["hit", "restore", "miss", "waits", "refused"]
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What a run would do with a stage, and why. key: the first digits of its recipe key, '' where it is not decided yet."""
+    """What a run would do with a stage, and why. key: the first digits of its recipe key, '' where it is not decided
+    yet.
+    """
 
     stage: str
     state: StageState
@@ -53,8 +55,13 @@ class CellStatus:
     error: str | None
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "cell": self.cell, "todo": list(self.todo), "measured": self.measured,
-                "error": self.error}  # fmt: skip
+        return {
+            "name": self.name,
+            "cell": self.cell,
+            "todo": list(self.todo),
+            "measured": self.measured,
+            "error": self.error,
+        }
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,9 @@ class DeviceState:
 
 @dataclass(frozen=True)
 class GpuState:
-    """A GPU of this machine. can: the self-tests that it passed; state: usable, or why not; facts: all that is known, as JSON."""
+    """A GPU of this machine. can: the self-tests that it passed; state: usable, or why not; facts: all that is known,
+    as JSON.
+    """
 
     api: str
     name: str
@@ -101,7 +110,9 @@ class GpuState:
 
 @dataclass(frozen=True)
 class KernelState:
-    """A kernel of a network on a device. error: relative to its largest output on this machine's CPU; varies: its outputs differ between inputs."""
+    """A kernel of a network on a device. error: relative to its largest output on this machine's CPU; varies: its
+    outputs differ between inputs.
+    """
 
     kernel: str
     error: float
@@ -114,7 +125,9 @@ class KernelState:
 
 @dataclass(frozen=True)
 class QuarantineState:
-    """A GPU, with its driver, that no release relies on: `kernel` of `cell` computed other values than the CPU. facts: all that is known, as JSON."""
+    """A GPU, with its driver, that no release relies on: `kernel` of `cell` computed other values than the CPU. facts:
+    all that is known, as JSON.
+    """
 
     gpu: str
     cell: str
@@ -128,7 +141,9 @@ class QuarantineState:
 
 @dataclass(frozen=True)
 class PhoneState:
-    """A phone at this machine. state: authorized, or what keeps it from being used; cores: what mcpu may be; battery: percent; "" and None: not told."""
+    """A phone at this machine. state: authorized, or what keeps it from being used; cores: what mcpu may be; battery:
+    percent; "" and None: not told.
+    """
 
     serial: str
     state: str
@@ -147,7 +162,8 @@ class PhoneState:
 
 @dataclass(frozen=True)
 class ReadyPhone:
-    """A phone on which the agent listens. port: of this machine; secret_file: what the device's entry needs; build: of Android.
+    """A phone on which the agent listens. port: of this machine; secret_file: what the device's entry needs; build: of
+    Android.
 
     is_for_tracker: the target names a tracker, which is still to be told of the phone: offer_device.
     """
@@ -164,8 +180,8 @@ class ReadyPhone:
 class Latency:
     """Times of one run in milliseconds, low_ms to high_ms the interval of the median (None: too few turns).
 
-    badges: what disturbed the measurement, in words. round_trip_ns: of a line of the cache between the cores that computed, where it
-    was seen: measurements of one machine are compared where it is about the same.
+    badges: what disturbed the measurement, in words. round_trip_ns: of a line of the cache between the cores that
+    computed, where it was seen: measurements of one machine are compared where it is about the same.
     """
 
     median_ms: float
@@ -185,17 +201,21 @@ class Latency:
         """Return the latency of a scorecard's entry."""
         numbers = {f"{k}_ms": float(entry[f"{k}_ms"]) for k in ("median", "mean", "p90", "min", "max", "std")}
         return Latency(
-            **numbers, runs=int(entry["runs"]), low_ms=entry["low_ms"], high_ms=entry["high_ms"],
-            badges=tuple(entry["badges"]), round_trip_ns=entry["round_trip_ns"],
-        )  # fmt: skip
+            **numbers,
+            runs=int(entry["runs"]),
+            low_ms=entry["low_ms"],
+            high_ms=entry["high_ms"],
+            badges=tuple(entry["badges"]),
+            round_trip_ns=entry["round_trip_ns"],
+        )
 
 
 @dataclass(frozen=True)
 class Scorecard:
     """What was measured of a cell's newest library.
 
-    accuracy: after each stage (source, imported, quantized, built), 0 to 1; None where there is no data set.
-    latency: of the library on its device; peers: of other frameworks on the same machine. max_relative_error: of the outputs on
+    accuracy: after each stage (source, imported, quantized, built), 0 to 1; None where there is no data set. latency:
+    of the library on its device; peers: of other frameworks on the same machine. max_relative_error: of the outputs on
     the device against those of the source framework, relative to the largest. raw: all of scorecard.json.
     """
 
@@ -217,12 +237,18 @@ class Scorecard:
         accuracy = card["accuracy"]
         cold = sorted(card["cold_start_ms"])
         return Scorecard(
-            cell=card["cell"], device=card["device"]["kind"], batch=card["batch"],
+            cell=card["cell"],
+            device=card["device"]["kind"],
+            batch=card["batch"],
             accuracy={k: float(v) for k, v in accuracy.items() if k != "samples"} if accuracy else None,
-            max_relative_error=float(card["agreement"]["max_relative_error"]), latency=Latency.of(card["latency"]["compute"]),
-            peers={name: Latency.of(peer) for name, peer in card["peers"].items()}, cold_start_ms=cold[len(cold) // 2],
-            library_bytes=card["library_bytes"], coverage=card["coverage"], raw=card,
-        )  # fmt: skip
+            max_relative_error=float(card["agreement"]["max_relative_error"]),
+            latency=Latency.of(card["latency"]["compute"]),
+            peers={name: Latency.of(peer) for name, peer in card["peers"].items()},
+            cold_start_ms=cold[len(cold) // 2],
+            library_bytes=card["library_bytes"],
+            coverage=card["coverage"],
+            raw=card,
+        )
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.raw)
@@ -245,9 +271,12 @@ class RunResult:
 
         error = result["error"]
         return RunResult(
-            result["cell"], result["outcomes"], from_json(error) if error else None, result.get("failed_stage"),
+            result["cell"],
+            result["outcomes"],
+            from_json(error) if error else None,
+            result.get("failed_stage"),
             Scorecard.of(card) if card else None,
-        )  # fmt: skip
+        )
 
     def to_json(self) -> dict[str, Any]:
         error = self.error.to_json() if self.error else None
@@ -256,9 +285,11 @@ class RunResult:
 
 @dataclass(frozen=True)
 class RetuneResult:
-    """What a re-tune did with one cell. before, now: versions of the toolchain; kernels: how many were replayed, lost, searched...
+    """What a re-tune did with one cell. before, now: versions of the toolchain; kernels: how many were replayed, lost,
+    searched...
 
-    outcomes: stage -> hit, restored or made; comparison: of the new library with the champion, None where there was none.
+    outcomes: stage -> hit, restored or made; comparison: of the new library with the champion, None where there was
+    none.
     """
 
     cell: str
@@ -279,10 +310,17 @@ class RetuneResult:
 
         error = result["error"]
         return RetuneResult(
-            cell=result["cell"], verdict=result["verdict"], promoted=result["promoted"], outcomes=result["outcomes"],
-            before=result.get("before"), now=result.get("now", {}), kernels=result.get("tuning", {}),
-            comparison=result.get("comparison"), error=from_json(error) if error else None, raw=result,
-        )  # fmt: skip
+            cell=result["cell"],
+            verdict=result["verdict"],
+            promoted=result["promoted"],
+            outcomes=result["outcomes"],
+            before=result.get("before"),
+            now=result.get("now", {}),
+            kernels=result.get("tuning", {}),
+            comparison=result.get("comparison"),
+            error=from_json(error) if error else None,
+            raw=result,
+        )
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.raw)
@@ -290,11 +328,11 @@ class RetuneResult:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measurement that MLflow holds. when: UTC; unit: which device of the kind; build: of its system; latency_ms: None where the device's clock tells no time.
-    badges: what disturbed the measurement.
+    """A measurement that MLflow holds. when: UTC; unit: which device of the kind; build: of its system; latency_ms:
+    None where the device's clock tells no time. badges: what disturbed the measurement.
 
-    library: the first digits of its sha256; version: of the registry, '' where it has none; roles: champion, challenger,
-    previous; run_id: of MLflow; url: its page in MLflow's UI.
+    library: the first digits of its sha256; version: of the registry, '' where it has none; roles: champion,
+    challenger, previous; run_id: of MLflow; url: its page in MLflow's UI.
     """
 
     cell: str
@@ -319,7 +357,9 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the gate said. promoted: whether the champion changed; reasons: what spoke against it; comparison: with the champion."""
+    """What the gate said. promoted: whether the champion changed; reasons: what spoke against it; comparison: with the
+    champion.
+    """
 
     passed: bool
     promoted: bool
@@ -328,5 +368,10 @@ class Verdict:
     comparison: Mapping[str, Any] | None
 
     def to_json(self) -> dict[str, Any]:
-        return {"passed": self.passed, "promoted": self.promoted, "reasons": list(self.reasons), "text": self.text,
-                "comparison": dict(self.comparison) if self.comparison else None}  # fmt: skip
+        return {
+            "passed": self.passed,
+            "promoted": self.promoted,
+            "reasons": list(self.reasons),
+            "text": self.text,
+            "comparison": dict(self.comparison) if self.comparison else None,
+        }

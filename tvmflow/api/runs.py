@@ -27,13 +27,14 @@ def run(
     show_progress: bool = False,
     tuning_lines: bool = False,
 ) -> tuple[RunResult, ...]:
-    """Bring cells (default: all of params.yaml) all the way: fetch, import, quantize, pack, tune, build, deploy, evaluate, record.
+    """Bring cells (default: all of params.yaml) all the way: fetch, import, quantize, pack, tune, build, deploy,
+    evaluate, record.
 
-    again: measure again even when nothing changed. wait_quiet_s: how long to wait until others leave this machine alone, before anything
-    begins. show_progress: on standard error; tuning_lines: a line for each measurement
-    of a kernel with it. Returns a result per cell, in order. What
-    is up to date is not done again; then neither Prefect nor TVM is started. A cell that fails does not stop the others: with
-    `check` its error is raised at the end (where several failed, one error that names them all), without it is in the result.
+    again: measure again even when nothing changed. wait_quiet_s: how long to wait until others leave this machine
+    alone, before anything begins. show_progress: on standard error; tuning_lines: a line for each measurement of a
+    kernel with it. Returns a result per cell, in order. What is up to date is not done again; then neither Prefect nor
+    TVM is started. A cell that fails does not stop the others: with `check` its error is raised at the end (where
+    several failed, one error that names them all), without it is in the result.
     """
     from tvmflow.report.tables import scorecard
     from tvmflow.setup.preflight import ask_processors
@@ -93,8 +94,8 @@ def _preflight(
 ) -> dict[str, dict[str, Any]]:
     """Return the results of the cells that cannot be run, found before Prefect is started.
 
-    What may pass by itself, a tracker that does not answer, is said and forbids nothing: the stages before need no device.
-    unknown: cell -> why nobody knows its processor.
+    What may pass by itself, a tracker that does not answer, is said and forbids nothing: the stages before need no
+    device. unknown: cell -> why nobody knows its processor.
     """
     from tasks.table import STAGES
     from tvmflow.report.plans import plan_cells
@@ -109,9 +110,12 @@ def _preflight(
 
 
 def _sweep(
-    workspace: Workspace, cells: list[Cell], refused: dict[str, dict[str, Any]], again: bool,
+    workspace: Workspace,
+    cells: list[Cell],
+    refused: dict[str, dict[str, Any]],
+    again: bool,
     display: contextlib.AbstractContextManager[None],
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     from flows.aside import begin_aside, wait_for_aside
     from flows.settings import configure_prefect, wait_for_prefect
     from flows.stage_server import stage_server
@@ -128,7 +132,9 @@ def _sweep(
 
 
 def _open_records(workspace: Workspace) -> None:
-    """Import MLflow and make its database, while the first stages run. What is wrong with it, the one who records says."""
+    """Import MLflow and make its database, while the first stages run. What is wrong with it, the one who records
+    says.
+    """
     from tvmflow.tracking.mlflow.store import open_mlflow, sqlite_path
 
     if sqlite_path(workspace) is not None:
@@ -181,7 +187,9 @@ def retune(
 
 
 def serve(workspace: Where = None) -> None:
-    """Register the scheduled re-tune with a Prefect server (PREFECT_API_URL) and run it when it is due, until interrupted."""
+    """Register the scheduled re-tune with a Prefect server (PREFECT_API_URL) and run it when it is due, until
+    interrupted.
+    """
     where = opened(workspace)
     if not os.environ.get("PREFECT_API_URL"):
         raise UsageError(

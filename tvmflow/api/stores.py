@@ -24,7 +24,8 @@ __all__ = [
 
 
 def initialize(workspace: Where = None, rebuild: bool = False) -> Rebuilt | None:
-    """Make the DVC and MLflow stores of a workspace where they are missing, and dvc.yaml outside a clone anew. Safe to repeat.
+    """Make the DVC and MLflow stores of a workspace where they are missing, and dvc.yaml outside a clone anew. Safe to
+    repeat.
 
     rebuild: record again in MLflow what artifacts/ and DVC's cache hold; returns what that did.
     """
@@ -48,9 +49,12 @@ def initialize(workspace: Where = None, rebuild: bool = False) -> Rebuilt | None
 
 
 def records(
-    cell: CellName, workspace: Where = None, merge: Sequence[Path] = (), export_to: Path | None = None,
+    cell: CellName,
+    workspace: Where = None,
+    merge: Sequence[Path] = (),
+    export_to: Path | None = None,
     import_from: Path | None = None,
-) -> Mapping[str, Any]:  # fmt: skip
+) -> Mapping[str, Any]:
     """Return how many tuning records a cell has, of what kind; merge logs, exchange schedules with MetaSchedule."""
     from tvmflow.tuning.records.metaschedule import exchange
 
@@ -76,7 +80,9 @@ def report_data(workspace: Where = None, page: Path | None = None) -> dict[str, 
 
 
 def write_report(path: Path | None = None, workspace: Where = None) -> Path:
-    """Write the report, one self-contained HTML page, to `path` or report.html of the workspace. Returns where it is."""
+    """Write the report, one self-contained HTML page, to `path` or report.html of the workspace. Returns where it
+    is.
+    """
     from tvmflow.report.page import write_page
 
     where = opened(workspace)

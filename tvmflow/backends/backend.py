@@ -28,11 +28,10 @@ Call = Callable[[str], Any]  # name of a function that a device provides -> what
 class Backend(ABC):
     """A backend with its target. Everything that knows what kind of processor a target has is a method of this.
 
-    options: what a target may say in the block under the backend's name.
-    precisions: those that it computes in; empty for all.
-    is_cpu: the whole network runs on the CPU. Only then other frameworks, which run on this machine's CPU, are its peers, and
-    only then a network that `build` has not seen yet runs as fast as it will.
-    has_own_clock: kernels are timed by the device that runs them. has_machine: TVM's virtual machine can run the network, too.
+    options: what a target may say in the block under the backend's name. precisions: those that it computes in; empty
+    for all. is_cpu: the whole network runs on the CPU. Only then other frameworks, which run on this machine's CPU, are
+    its peers, and only then a network that `build` has not seen yet runs as fast as it will. has_own_clock: kernels are
+    timed by the device that runs them. has_machine: TVM's virtual machine can run the network, too.
     """
 
     options: ClassVar[type[Options]] = Options
@@ -66,7 +65,9 @@ class Backend(ABC):
 
     @property
     def accelerator(self) -> str | None:
-        """Return the design of the device beside the CPU, as libraries without TVM name it; None where there is none."""
+        """Return the design of the device beside the CPU, as libraries without TVM name it; None where there is
+        none.
+        """
         return None
 
     @property
@@ -84,9 +85,10 @@ class Backend(ABC):
         if self.precisions and precision not in self.precisions:
             legal = " or ".join(self.precisions)
             raise UsageError(
-                f"precision {precision} in {cell}: a target of kind {self.target.kind}", f"{legal}, all that it computes in",
+                f"precision {precision} in {cell}: a target of kind {self.target.kind}",
+                f"{legal}, all that it computes in",
                 f"run {cell.rpartition(':')[0]}:{self.precisions[0]}",
-            )  # fmt: skip
+            )
 
     # -- from Relax to kernels --
 
@@ -94,8 +96,8 @@ class Backend(ABC):
     def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
         """Give a quantized module the layout of the processor; block: channels side by side, None for as many as fit.
 
-        Returns the module and facts worth showing. What a device's part will compute is cut out here; until `compile_part`
-        every such call runs by its definition.
+        Returns the module and facts worth showing. What a device's part will compute is cut out here; until
+        `compile_part` every such call runs by its definition.
         """
 
     @abstractmethod
@@ -106,7 +108,9 @@ class Backend(ABC):
         """
 
     def winograd_weights(self, dtype: str) -> float:
-        """Return how many weights a convolution of a dtype may have to be computed by Winograd's algorithm where nothing is measured; 0: it never is."""
+        """Return how many weights a convolution of a dtype may have to be computed by Winograd's algorithm where
+        nothing is measured; 0: it never is.
+        """
         return 0
 
     @abstractmethod
@@ -129,36 +133,46 @@ class Backend(ABC):
         return self
 
     def compile_kernels(self, mod: Any) -> Any:
-        """Return what a library without TVM is linked from where that is no executable of TVM's; None where it is one. Raises StageError."""
+        """Return what a library without TVM is linked from where that is no executable of TVM's; None where it is one.
+        Raises StageError.
+        """
         return None
 
     # -- what a device computes beside kernels --
 
     def search_part(self, packed: Any, progress: Progress) -> list[dict[str, Any]]:
-        """Return the schedules of the device's part that need no measurement, as JSON; `compile_part` gets them back."""
+        """Return the schedules of the device's part that need no measurement, as JSON; `compile_part` gets them
+        back.
+        """
         return []
 
     def compile_part(
         self, packed: Any, schedules: list[dict[str, Any]], folder: Path, progress: Progress
     ) -> tuple[Any, dict[str, Any] | None]:
-        """Compile all that the device computes beside kernels, check it without running it, write it to `folder` as files.
+        """Compile all that the device computes beside kernels, check it without running it, write it to `folder` as
+        files.
 
-        Returns the module that calls the compiled module, and what it is (None where there is nothing): `name`, `simulated`
-        (then times of the device say nothing, and `estimated_ms` counts), `metrics` (name -> number); the rest is the
-        backend's own. Raises ProgramError.
+        Returns the module that calls the compiled module, and what it is (None where there is nothing): `name`,
+        `simulated` (then times of the device say nothing, and `estimated_ms` counts), `metrics` (name -> number); the
+        rest is the backend's own. Raises ProgramError.
         """
         return packed, None
 
     def device_program(self, function: str, blob: bytes) -> DeviceProgram:
-        """Return what the device computes in a call of a function that it provides. blob: the call's first argument. Raises StageError."""
+        """Return what the device computes in a call of a function that it provides. blob: the call's first argument.
+        Raises StageError.
+        """
         raise StageError(
-            f"the lowered network calls {function}", "calls of kernels alone",
+            f"the lowered network calls {function}",
+            "calls of kernels alone",
             "a library without TVM cannot be made of it yet; library.so, which needs TVM, can",
-        )  # fmt: skip
+        )
 
     @classmethod
     def simulated_driver(cls, design: str) -> Any:
-        """Return a simulated driver of a design, for libraries without TVM in this process; None for designs of others."""
+        """Return a simulated driver of a design, for libraries without TVM in this process; None for designs of
+        others.
+        """
         return None
 
     def provide(self) -> None:  # noqa: B027 (most need nothing)

@@ -29,8 +29,12 @@ class CpuBackend(Backend):
         processor = processor_of(entry)
         check_processor(processor.mcpu, processor.mtriple, processor.mattr)
         return ResolvedTarget(
-            kind=entry.kind, **vars(processor), threads=entry.threads, cc=entry.cc or compiler_for(processor.mtriple), options=read_options(cls.options, entry.options, entry.kind).model_dump(mode="json"),
-        )  # fmt: skip
+            kind=entry.kind,
+            **vars(processor),
+            threads=entry.threads,
+            cc=entry.cc or compiler_for(processor.mtriple),
+            options=read_options(cls.options, entry.options, entry.kind).model_dump(mode="json"),
+        )
 
     def tvm_target(self) -> Any:
         return self.target.tvm_target()
@@ -54,9 +58,11 @@ class CpuBackend(Backend):
         channel_block = block or self.cpu_features().channel_block
         is_x86 = architecture_of(self.target.mtriple) == "x86_64"  # arm64 has an instruction for it
         step: Any = PackChannels(
-            channel_block, few_as_words=is_x86, lane_moves=self.target.kind == "llvm",
+            channel_block,
+            few_as_words=is_x86,
+            lane_moves=self.target.kind == "llvm",
             tiles=TILES_FOR["int8"] in self.cpu_features().dots,
-        )  # fmt: skip
+        )
         mod = step(mod)
         packed, convolutions = packed_convolutions(mod)
         return mod, {"packed_convolutions": packed, "convolutions": convolutions, "block": channel_block}

@@ -20,10 +20,11 @@ class Span:
 
 @dataclass(frozen=True)
 class DeviceProgram:
-    """A program of the accelerator `design` over one memory of `memory_bytes`, which starts as zeros with `image` at `image_at`.
+    """A program of the accelerator `design` over one memory of `memory_bytes`, which starts as zeros with `image` at
+    `image_at`.
 
-    code: all instructions, uint8; launches: where the instructions of each run of the accelerator begin in it, bytes, and how many they
-    are. inputs, outputs: where in the memory values lie, in the order of the call.
+    code: all instructions, uint8; launches: where the instructions of each run of the accelerator begin in it, bytes,
+    and how many they are. inputs, outputs: where in the memory values lie, in the order of the call.
     """
 
     design: str

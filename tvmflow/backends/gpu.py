@@ -42,7 +42,8 @@ class GpuOptions(Options):
 
 
 class OpenClOptions(GpuOptions):
-    """textures: tensors lie in images where all their kernels take whole vectors; where it is not given, as is best for the kind.
+    """textures: tensors lie in images where all their kernels take whole vectors; where it is not given, as is best for
+    the kind.
 
     clml: layers run by Qualcomm's library for Adreno; refused with how many those would be, see `OpenClBackend.pack`.
     """
@@ -140,14 +141,18 @@ class OpenClBackend(GpuBackend):
     software_name = "pocl"
 
     def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
-        """As GpuBackend has it. Raises StageError for CLML: how its functions are called at run time, only Qualcomm's SDK tells."""
+        """As GpuBackend has it. Raises StageError for CLML: how its functions are called at run time, only Qualcomm's
+        SDK tells.
+        """
         if self.target.options.get("clml"):
             from tvmflow.gpu_codegen.clml import describe_clml
             from tvmflow.ir.relax.graph import read_graph
 
             raise StageError(
-                f"clml: true; CLML, Qualcomm's library for Adreno, could compute {describe_clml(read_graph(mod))}, but this version does not call it: "
-                "its structures and its table of functions are described in Qualcomm's SDK alone, under Qualcomm's licence",
+                f"clml: true; CLML, Qualcomm's library for Adreno, could compute "
+                f"{describe_clml(read_graph(mod))}, but this version does not call it: "
+                "its structures and its table of functions are described in Qualcomm's SDK alone, under "
+                "Qualcomm's licence",
                 "clml: false",
                 "the kernels of this project run on Adreno without it",
             )

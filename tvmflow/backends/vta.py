@@ -20,9 +20,9 @@ from tvmflow.vta.isa.config import COUNTERS_FUNCTION, RUN_FUNCTION, VtaConfig
 class VtaOptions(Options):
     """config: fields of vta_config.json in lower case, the others are VTA's defaults.
 
-    mode: `optimized`, or `reference` for the original stack's schedules. start: the first layer on the accelerator, or an operator
-    (`nn.max_pool2d`) behind whose first one it begins; stop: the first layer behind it, or an operator before which it ends; auto
-    for every run of layers that it can compute.
+    mode: `optimized`, or `reference` for the original stack's schedules. start: the first layer on the accelerator, or
+    an operator (`nn.max_pool2d`) behind whose first one it begins; stop: the first layer behind it, or an operator
+    before which it ends; auto for every run of layers that it can compute.
     """
 
     config: dict[str, int | str] = Field(default_factory=dict)
@@ -69,7 +69,9 @@ class VtaBackend(CpuBackend):
         return mod, {**facts, "vta_layers": [list(layers) for layers in parts.layers], "cpu_reasons": parts.reasons}
 
     def search_part(self, packed: Any, progress: Progress) -> list[dict[str, Any]]:
-        """Return the best tile of every convolution on the accelerator; the reference's schedules have tiles of their own."""
+        """Return the best tile of every convolution on the accelerator; the reference's schedules have tiles of their
+        own.
+        """
         from tvmflow.vta.compiler.compiler import conv_workloads
         from tvmflow.vta.compiler.offload import regions_of
         from tvmflow.vta.compiler.tile_search import search
@@ -137,9 +139,15 @@ class VtaBackend(CpuBackend):
             tuple(Span(one.address, one.nbytes) for one in group) for group in (program.inputs, program.outputs)
         )
         return DeviceProgram(
-            program.config.name, program.dram_bytes, program.constants_at, program.constants, code,
-            tuple(launches), inputs, outputs,
-        )  # fmt: skip
+            program.config.name,
+            program.dram_bytes,
+            program.constants_at,
+            program.constants,
+            code,
+            tuple(launches),
+            inputs,
+            outputs,
+        )
 
     @classmethod
     def simulated_driver(cls, design: str) -> Any:

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Take a pretrained model to a measured, versioned, releasable library on a device.",
-    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
-)  # fmt: skip
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 WaitQuiet = Annotated[

@@ -41,8 +41,11 @@ def release(
         if outcome.bundle is not None:
             print(outcome.bundle)
     if not outcome.passed:
-        raise GateRefusedError(f"{name} is not released:\n  " + "\n  ".join(outcome.reasons), "every gate of the app: passed",
-                               f"the gates are under apps.{name}.gates in params.yaml")  # fmt: skip
+        raise GateRefusedError(
+            f"{name} is not released:\n  " + "\n  ".join(outcome.reasons),
+            "every gate of the app: passed",
+            f"the gates are under apps.{name}.gates in params.yaml",
+        )
     suggest(f"tvmflow releases {name}; commit releases/{name}.yaml and what lies beside it to git")
 
 

@@ -31,7 +31,9 @@ def bundle(
     unsigned: Unsigned = False,
     as_json: Json = False,
 ) -> None:
-    """Write the champions of cells as one signed archive: libraries, header, manifest, golden data, SBOM, provenance."""
+    """Write the champions of cells as one signed archive: libraries, header, manifest, golden data, SBOM,
+    provenance.
+    """
     from tvmflow import api
 
     path, manifest = api.bundle(
@@ -65,7 +67,9 @@ def verify(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a bundle: signature, every digest, every library; run its golden inputs here, or on a device. Needs no workspace without --device."""
+    """Check a bundle: signature, every digest, every library; run its golden inputs here, or on a device. Needs no
+    workspace without --device.
+    """
     from tvmflow import api
 
     workspace = open_workspace() if device is not None else None
@@ -105,5 +109,6 @@ def new_keys(
         show_json(pair.to_json())
         return
     print(
-        f"{pair.private}: private, for --key of 'tvmflow bundle'\n{pair.public}: public, for --key of 'tvmflow verify'; id {pair.keyid[:16]}"
+        f"{pair.private}: private, for --key of 'tvmflow bundle'\n{pair.public}: public, for --key of "
+        f"'tvmflow verify'; id {pair.keyid[:16]}"
     )

@@ -28,7 +28,8 @@ def prepare(
         "agent.secret"
     ),
 ) -> None:
-    """Push the agent to a phone, start it, forward its port and keep the phone awake, until Ctrl-C; then take everything back.
+    """Push the agent to a phone, start it, forward its port and keep the phone awake, until Ctrl-C; then take
+    everything back.
 
     Where the target's device is reached through a tracker, that is told of the phone.
     """
@@ -89,8 +90,9 @@ def agree(
     if first := next((kernel for kernel in found if not kernel.agrees), None):
         raise AgreementError(
             f"{first.kernel} is the first kernel that the device computes otherwise: error {first.error:.2g}",
-            "what this machine's CPU computes, within build.max_relative_error", "try another driver, or float32; 'tvmflow device gpus' says what is known of it",
-        )  # fmt: skip
+            "what this machine's CPU computes, within build.max_relative_error",
+            "try another driver, or float32; 'tvmflow device gpus' says what is known of it",
+        )
 
 
 @device.command()
@@ -101,7 +103,9 @@ def register(
         str, typer.Option("--unit", help="What measurements call it, instead of what it says itself.")
     ] = "",
 ) -> None:
-    """Tell a tracker of a device with our agent, until Ctrl-C. A device that goes away is forgotten until it is back."""
+    """Tell a tracker of a device with our agent, until Ctrl-C. A device that goes away is forgotten until it is
+    back.
+    """
     from tvmflow import api
 
     workspace, (host, port) = open_workspace(), _host_and_port(agent)

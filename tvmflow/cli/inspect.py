@@ -106,10 +106,20 @@ def history(cell: CellName, as_json: Json = False) -> None:
     for row in measurements:
         latency = ", ".join(filter(None, (row["latency"], row["badges"])))
         changed = "; ".join(row["changed"]) or "the first"
-        rows.append([
-            row["when"], row["tvm"], row["device"], row["unit"], row["accuracy"], latency, row["beside"], row["library"],
-            row["version"], changed,
-        ])  # fmt: skip
+        rows.append(
+            [
+                row["when"],
+                row["tvm"],
+                row["device"],
+                row["unit"],
+                row["accuracy"],
+                latency,
+                row["beside"],
+                row["library"],
+                row["version"],
+                changed,
+            ]
+        )
     show_table(
         f"measurements of {cell}", columns, rows, ("device", "unit", "latency", columns[6], "version", "changed")
     )

@@ -13,9 +13,11 @@ from tvmflow.support.errors import GateRefusedError
 
 @app.command()
 def promote(
-    cell: CellName, dry_run: Annotated[bool, typer.Option("--dry-run")] = False, wait_quiet: WaitQuiet = 0.0,
+    cell: CellName,
+    dry_run: Annotated[bool, typer.Option("--dry-run")] = False,
+    wait_quiet: WaitQuiet = 0.0,
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Make the newest library of a cell the champion, if it passes the release gate."""
     from tvmflow import api
 

@@ -24,7 +24,9 @@ Arrays = tuple[Array, ...]
 
 
 class Scheduled(NamedTuple):
-    """executable: TVM's; choices: how each kernel was scheduled; module: of scheduled kernels, from which it was compiled for the backend."""
+    """executable: TVM's; choices: how each kernel was scheduled; module: of scheduled kernels, from which it was
+    compiled for the backend.
+    """
 
     executable: Any
     choices: list[Choice]
@@ -65,7 +67,9 @@ def build_scheduled(
     winograd: dict[str, int] | None = None,
     prefix: str = "",
 ) -> Scheduled:
-    """Lower, schedule and compile a packed module. prefix: of the names of its kernels, which are linked with other modules'. Raises StageError."""
+    """Lower, schedule and compile a packed module. prefix: of the names of its kernels, which are linked with other
+    modules'. Raises StageError.
+    """
     lowered = lower(packed, backend, dump, winograd)
     return schedule_lowered(run_pass(RenameKernels(prefix), lowered) if prefix else lowered, backend, best, dump)
 
@@ -134,7 +138,8 @@ def _call(machine: Any, inputs: Arrays) -> Arrays:
 def set_threads(threads: int) -> None:
     """Set the thread pool of TVM's runtime in this process; mode 1 = any cores.
 
-    TVM binds the calling thread to one core meanwhile. That is taken back: threads and processes started later would inherit it.
+    TVM binds the calling thread to one core meanwhile. That is taken back: threads and processes started later would
+    inherit it.
     """
     import tvm_ffi
 
@@ -144,7 +149,9 @@ def set_threads(threads: int) -> None:
 
 
 def export(scheduled: Scheduled, path: Path) -> None:
-    """Link the executable of a network into a shared library for TVM. Its pieces are object files from here on, made side by side."""
+    """Link the executable of a network into a shared library for TVM. Its pieces are object files from here on, made
+    side by side.
+    """
     with tempfile.TemporaryDirectory(prefix="tvmflow-objects-") as folder:
         to_objects(scheduled.executable, Path(folder))
     scheduled.backend.export(scheduled.executable, path)

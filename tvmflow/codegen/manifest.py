@@ -17,14 +17,25 @@ MANIFEST_SCHEMA = 2
 def covered(choices: list[Choice]) -> dict[str, Any]:
     """Return how many kernels have measured schedules, and the share of the operations that is theirs."""
     counts = {how: sum(choice.how == how for choice in choices) for how in ("record", "estimate", "default", "none")}
-    return {"kernels": len(choices), "coverage": coverage(choices), "kernels_tuned": counts["record"], "kernels_default": counts["default"],
-            "kernels_estimated": counts["estimate"], "kernels_unscheduled": counts["none"]}  # fmt: skip
+    return {
+        "kernels": len(choices),
+        "coverage": coverage(choices),
+        "kernels_tuned": counts["record"],
+        "kernels_default": counts["default"],
+        "kernels_estimated": counts["estimate"],
+        "kernels_unscheduled": counts["none"],
+    }
 
 
 def manifest_of(
-    cell: Cell, library: Path, description: SourceDescription, target: ResolvedTarget, choices: list[Choice],
-    outputs: list[dict[str, Any]], toolchain: dict[str, str],
-) -> dict[str, Any]:  # fmt: skip
+    cell: Cell,
+    library: Path,
+    description: SourceDescription,
+    target: ResolvedTarget,
+    choices: list[Choice],
+    outputs: list[dict[str, Any]],
+    toolchain: dict[str, str],
+) -> dict[str, Any]:
     """Return the manifest of a library file as a JSON-able value."""
     file = describe_file(library)
     return {
@@ -38,14 +49,21 @@ def manifest_of(
         "coverage_estimated": coverage(choices, "estimate"),
         "toolchain": toolchain,
         "kernels": kernels_of(choices),
-    }  # fmt: skip
+    }
 
 
 def kernels_of(choices: list[Choice]) -> list[dict[str, Any]]:
     """Return a row per kernel, by name: its schedule, and what all its calls compute and read."""
     rows = (
-        {"name": c.kernel, "workload": c.workload, "schedule": c.how, "template": c.template, "operations": c.work, "dtype": c.dtype,
-         "constant_bytes": c.constant_bytes}
+        {
+            "name": c.kernel,
+            "workload": c.workload,
+            "schedule": c.how,
+            "template": c.template,
+            "operations": c.work,
+            "dtype": c.dtype,
+            "constant_bytes": c.constant_bytes,
+        }
         for c in choices
-    )  # fmt: skip
+    )
     return sorted(rows, key=lambda row: str(row["name"]))

@@ -1,6 +1,7 @@
 """Compile the kernels of a network in pieces, side by side: TVM leaves Python's lock while it works on one.
 
-The pieces are the same on every machine, so that the same module gives the same bytes. The code of a kernel does not depend on its piece.
+The pieces are the same on every machine, so that the same module gives the same bytes. The code of a kernel does not
+depend on its piece.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ R = TypeVar("R")
 
 
 def compile_in_pieces(mod: Any, target: Any, tir_pipeline: str) -> Any:
-    """Return TVM's executable of a network whose kernels are scheduled; its imports are the pieces. Raises whatever TVM raises."""
+    """Return TVM's executable of a network whose kernels are scheduled; its imports are the pieces. Raises whatever TVM
+    raises.
+    """
     import tvm
     from tvm import relax, tirx
 
@@ -43,7 +46,9 @@ def compile_in_pieces(mod: Any, target: Any, tir_pipeline: str) -> Any:
 
 
 def make_code(executable: Any) -> None:
-    """Let LLVM make the machine code of all pieces side by side; a virtual machine would ask for one after the other."""
+    """Let LLVM make the machine code of all pieces side by side; a virtual machine would ask for one after the
+    other.
+    """
     side_by_side(_code_of, [part for part in executable.mod.imports if part.kind in LLVM_KINDS])
 
 
@@ -54,7 +59,9 @@ def _code_of(part: Any) -> None:
 
 
 def to_objects(executable: Any, folder: Path) -> None:
-    """Put object files in place of the pieces of an executable: whoever writes or links it takes these bytes. Such pieces do not run."""
+    """Put object files in place of the pieces of an executable: whoever writes or links it takes these bytes. Such
+    pieces do not run.
+    """
     import tvm
 
     parts = list(executable.mod.imports)

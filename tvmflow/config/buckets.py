@@ -1,7 +1,8 @@
-"""Sizes of inputs that a run chooses, as a length or the batch, and the buckets of sizes that a network is compiled for.
+"""Sizes of inputs that a run chooses, as a length or the batch, and the buckets of sizes that a network is compiled
+for.
 
-A run takes the smallest bucket that holds its sizes: inputs are filled up to it, outputs are cut. Knows nothing of graphs; runtime/src/sizes.c does the
-same on devices.
+A run takes the smallest bucket that holds its sizes: inputs are filled up to it, outputs are cut. Knows nothing of
+graphs; runtime/src/sizes.c does the same on devices.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Axis:
 
 @dataclass(frozen=True)
 class Sizes:
-    """names: of the sizes; buckets: of each, ascending; axes: of the inputs, which have a size as it is; pads: what each input is filled up with."""
+    """names: of the sizes; buckets: of each, ascending; axes: of the inputs, which have a size as it is; pads: what
+    each input is filled up with.
+    """
 
     names: tuple[str, ...]
     buckets: tuple[Numbers, ...]
@@ -117,8 +120,11 @@ def sizes_from(data: Mapping[str, Any] | None) -> Sizes | None:
     if data is None:
         return None
     return Sizes(
-        tuple(data["names"]), tuple(map(tuple, data["buckets"])), tuple(Axis(**axis) for axis in data["axes"]), tuple(data["pads"])
-    )  # fmt: skip
+        tuple(data["names"]),
+        tuple(map(tuple, data["buckets"])),
+        tuple(Axis(**axis) for axis in data["axes"]),
+        tuple(data["pads"]),
+    )
 
 
 def axes_from(outputs: Sequence[Mapping[str, Any]]) -> tuple[Axis, ...]:
@@ -142,10 +148,12 @@ def cut(x: Array, axes: Sequence[Axis], sizes: Numbers) -> Array:
 
 
 def axes_of(name: str, at: int, sizes: Sizes, shape_of: Callable[[Numbers], Numbers | None]) -> tuple[Axis, ...]:
-    """Return the open axes of output `at`. shape_of: its shape at some sizes, None where there is none (a length below a kernel's).
+    """Return the open axes of output `at`. shape_of: its shape at some sizes, None where there is none (a length below
+    a kernel's).
 
-    Strides, windows, tokens in front and chains of them are `Axis.extent` of some numbers. Each size is varied by itself; as long as numbers that fit
-    what was seen differ somewhere, the shape is asked for there. Raises ModelFileError where nothing fits.
+    Strides, windows, tokens in front and chains of them are `Axis.extent` of some numbers. Each size is varied by
+    itself; as long as numbers that fit what was seen differ somewhere, the shape is asked for there. Raises
+    ModelFileError where nothing fits.
     """
     largest, found = shape_of(sizes.largest) or (), []
     for axis in range(len(largest)):
@@ -167,8 +175,10 @@ def axes_of(name: str, at: int, sizes: Sizes, shape_of: Callable[[Numbers], Numb
             if fits is None:
                 shown = ", ".join(f"{extent} at {sizes.names[size]}={n}" for n, extent in sorted(known.items()))
                 raise ModelFileError(
-                    f"axis {axis} of output {name} is {shown}", "(n * a + b) / c, rounded up, so that outputs can be cut", "give the model one shape"
-                )  # fmt: skip
+                    f"axis {axis} of output {name} is {shown}",
+                    "(n * a + b) / c, rounded up, so that outputs can be cut",
+                    "give the model one shape",
+                )
             found.append(Axis(at, axis, size, *fits))
     if len({one.axis for one in found}) < len(found):
         raise ModelFileError(
@@ -178,7 +188,9 @@ def axes_of(name: str, at: int, sizes: Sizes, shape_of: Callable[[Numbers], Numb
 
 
 def _fits(known: dict[int, int], most: int, seen: Callable[[int], int | None]) -> Numbers | None:
-    """Return times, plus, over that agree with all extents, those of further sizes among them; None where there are none."""
+    """Return times, plus, over that agree with all extents, those of further sizes among them; None where there are
+    none.
+    """
     import numpy as np
 
     top = max(known)

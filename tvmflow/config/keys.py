@@ -14,7 +14,8 @@ _WITH_OPTIONAL_KEYS = ("models", "targets")
 
 
 def part_of(kind: Any, name: str) -> tuple[Any, bool] | None:
-    """Return the type of what a block has under a name, and whether it must be written; None where the block has no such key.
+    """Return the type of what a block has under a name, and whether it must be written; None where the block has no
+    such key.
 
     Any name is a key of a mapping, and is not always written; one in braces stands for the cell's own, which is.
     """
@@ -42,7 +43,8 @@ def written_part(key: str) -> str:
         if part is None:
             raise UnknownNameError(f"no key {key!r} in params.yaml", f"a key below {'.'.join(written) or 'its top'}")
         kind, must = part
-        # Only entries of models and targets are short; the blocks below are written whole where dvc.yaml names their keys.
+        # Only entries of models and targets are short; the blocks below are written whole where dvc.yaml names their
+        # keys.
         is_written = is_written and (must or not written or written[0] not in _WITH_OPTIONAL_KEYS)
         if is_written:
             written.append(name)

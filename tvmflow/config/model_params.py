@@ -77,8 +77,8 @@ DTYPES: tuple[str, ...] = get_args(Dtype)
 class InputTensor(Frozen):
     """An input: shape (batch first, NCHW for images), dtype, and the numbers low <= x < high that it takes.
 
-    Integers are below the size of a vocabulary, which no file says, so int32 and int64 need `high`. A name in the shape is one of the model's `buckets`;
-    pad: what the input is filled up with to a bucket.
+    Integers are below the size of a vocabulary, which no file says, so int32 and int64 need `high`. A name in the shape
+    is one of the model's `buckets`; pad: what the input is filled up with to a bucket.
     """
 
     shape: OpenShape
@@ -128,20 +128,23 @@ PRESETS: dict[str, dict[str, Any]] = {
     "keras/tf": {"scale": 1 / 127.5, "mean": (1.0,), "fit": "stretch", "interpolation": "nearest"},
     "keras/torch": {**_IMAGENET, "fit": "stretch", "interpolation": "nearest"},
     "keras/caffe": {
-        "channels": "BGR", "mean": (103.939, 116.779, 123.68), "fit": "stretch", "interpolation": "nearest",
+        "channels": "BGR",
+        "mean": (103.939, 116.779, 123.68),
+        "fit": "stretch",
+        "interpolation": "nearest",
     },
     "keras/none": {"fit": "stretch", "interpolation": "nearest"},
     "mxnet": {**_IMAGENET, "fit": "crop", "interpolation": "bicubic"},
-}  # fmt: skip
+}
 """What `preset:` stands for: torchvision's ImageNet weights, the modes of Keras's `preprocess_input`, Gluon's zoo."""
 
 
 class Preprocess(Frozen):
     """x -> (x * scale - mean) / std, per channel where lists are given; before that, how an image file becomes x.
 
-    fit: `crop` makes the shorter side `resize` pixels (8/7 of the crop where it is not given) and cuts the middle out, `stretch`
-    resizes to the input's size. channels: the order that the model takes; colors of data sets are RGB. white: what a pixel of 255 of a
-    file becomes.
+    fit: `crop` makes the shorter side `resize` pixels (8/7 of the crop where it is not given) and cuts the middle out,
+    `stretch` resizes to the input's size. channels: the order that the model takes; colors of data sets are RGB. white:
+    what a pixel of 255 of a file becomes.
     """
 
     preset: Literal["torchvision", "keras/tf", "keras/torch", "keras/caffe", "keras/none", "mxnet"] | None = None
@@ -215,7 +218,8 @@ class ModelEntry(Frozen):
             return self
         if len(self.buckets) > MAX_SIZES or len(sizes.all) > MAX_BUCKETS:
             raise ValueError(
-                f"at most {MAX_SIZES} names with {MAX_BUCKETS} buckets in all; found {len(self.buckets)} and {len(sizes.all)}"
+                f"at most {MAX_SIZES} names with {MAX_BUCKETS} buckets in all; found {len(self.buckets)} "
+                f"and {len(sizes.all)}"
             )
         for name, shape in shapes.items():
             if len(shape) > MAX_AXES or any(shape.count(size) > 1 for size in self.buckets):
@@ -248,6 +252,8 @@ class ModelEntry(Frozen):
         names = list(self.buckets)
         axes = tuple(
             Axis(at, axis, names.index(size))
-            for at, tensor in enumerate(self._given.values()) for axis, size in enumerate(tensor.shape) if isinstance(size, str)
-        )  # fmt: skip
+            for at, tensor in enumerate(self._given.values())
+            for axis, size in enumerate(tensor.shape)
+            if isinstance(size, str)
+        )
         return Sizes(tuple(names), tuple(self.buckets.values()), axes, tuple(one.pad for one in self._given.values()))

@@ -75,7 +75,8 @@ class DeviceEntry(Frozen):
 
 
 class TargetEntry(Frozen):
-    """What a library is compiled for. kind: the backend; options: the block under the backend's name, which its row checks.
+    """What a library is compiled for. kind: the backend; options: the block under the backend's name, which its row
+    checks.
 
     `mcpu: host` is resolved to this machine's CPU name and recorded.
     """
@@ -143,7 +144,9 @@ class Gates(Frozen):
 
 
 class AppEntry(Frozen):
-    """An app: cells that ship together. abis: that its bundle must have, those of its cells where none; channel: of new versions."""
+    """An app: cells that ship together. abis: that its bundle must have, those of its cells where none; channel: of new
+    versions.
+    """
 
     cells: Annotated[tuple[Line, ...], Field(strict=False, min_length=1, max_length=1000)]
     abis: Annotated[tuple[Name, ...], Field(strict=False)] = ()
@@ -152,9 +155,15 @@ class AppEntry(Frozen):
 
 
 STAGE_TIMEOUTS_S = {
-    "fetch": 1800.0, "import_model": 1200.0, "quantize": 1200.0, "graph_pack": 1200.0, "tune": 14400.0, "build": 1800.0,
-    "deploy": 600.0, "evaluate": 3600.0,
-}  # fmt: skip
+    "fetch": 1800.0,
+    "import_model": 1200.0,
+    "quantize": 1200.0,
+    "graph_pack": 1200.0,
+    "tune": 14400.0,
+    "build": 1800.0,
+    "deploy": 600.0,
+    "evaluate": 3600.0,
+}
 
 
 class FlowParams(Frozen):
@@ -192,8 +201,8 @@ _LOCAL_CPU = {"kind": "llvm", "mcpu": "host", "threads": 2, "device": {"transpor
 class Params(Frozen):
     """All of params.yaml. What is left out has the default that docs/params.md lists.
 
-    targets: `local-cpu`, this machine, is there in every file. cells: where none are listed, each model in float32 on it,
-    under the model's name.
+    targets: `local-cpu`, this machine, is there in every file. cells: where none are listed, each model in float32 on
+    it, under the model's name.
     """
 
     models: dict[Name, ModelEntry] = Field(default_factory=dict)
@@ -232,7 +241,8 @@ class Params(Frozen):
                 value = getattr(cell, word)
                 if value not in table:
                     wrong.append(
-                        f"cells.{name}: unknown {word} {value!r}{did_you_mean(value, table)}; legal: {', '.join(sorted(table))}"
+                        f"cells.{name}: unknown {word} {value!r}{did_you_mean(value, table)}; legal: "
+                        f"{', '.join(sorted(table))}"
                     )
         for name, app in self.apps.items():
             for text in app.cells:

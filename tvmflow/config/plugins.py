@@ -1,8 +1,8 @@
 """Rows of other packages: a table is what tvmflow ships and what installed packages add by entry points.
 
-A package adds a row with an entry point of the group `tvmflow.TABLE`: tvmflow.frontends, tvmflow.backends, tvmflow.tuners,
-tvmflow.transports, tvmflow.toolchain.compilers. Names are read from the metadata of packages; a row is imported when it is asked for. Installing a package is what
-trusts its code, as it is for every package.
+A package adds a row with an entry point of the group `tvmflow.TABLE`: tvmflow.frontends, tvmflow.backends,
+tvmflow.tuners, tvmflow.transports, tvmflow.toolchain.compilers. Names are read from the metadata of packages; a row is
+imported when it is asked for. Installing a package is what trusts its code, as it is for every package.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ Row = TypeVar("Row")
 
 
 class Table(UserDict[str, Row]):
-    """Name -> row. A row of a package that is installed is found beside the shipped ones; it cannot take the name of one."""
+    """Name -> row. A row of a package that is installed is found beside the shipped ones; it cannot take the name of
+    one.
+    """
 
     def __init__(self, name: str, shipped: Mapping[str, Row]) -> None:
         self.name = name
@@ -44,8 +46,9 @@ class Table(UserDict[str, Row]):
         except Exception as error:  # the package's own code
             raise UsageError(
                 f"plug-in {name!r} of {self.name} does not load: {type(error).__name__}: {first_line(error)}",
-                f"{point.value} of {_package(point)}", "mend or uninstall that package",
-            ) from error  # fmt: skip
+                f"{point.value} of {_package(point)}",
+                "mend or uninstall that package",
+            ) from error
         return row
 
     def package(self, name: str) -> tuple[str, str] | None:
@@ -64,8 +67,9 @@ class Table(UserDict[str, Row]):
                 owner = "tvmflow itself" if point.name in self.data or other is None else _package(other)
                 raise UsageError(
                     f"plug-in {point.name!r} of {self.name} from {_package(point)} has a name that {owner} has",
-                    "a name of its own", f"uninstall {_package(point)}, or have it renamed",
-                )  # fmt: skip
+                    "a name of its own",
+                    f"uninstall {_package(point)}, or have it renamed",
+                )
             points[point.name] = point
         return points
 

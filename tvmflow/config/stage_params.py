@@ -27,11 +27,21 @@ class StageBlock(Frozen):
 
 
 QUANTIZE_ERRORS: dict[Precision, float] = {
-    "float32": 2.0e-3, "float16": 1.0, "float16_acc32": 0.2, "bfloat16": 0.8, "int8": 2.0, "vta_int8": 2.0,
-}  # fmt: skip
+    "float32": 2.0e-3,
+    "float16": 1.0,
+    "float16_acc32": 0.2,
+    "bfloat16": 0.8,
+    "int8": 2.0,
+    "vta_int8": 2.0,
+}
 BUILD_ERRORS: dict[Precision, float] = {
-    "float32": 2.0e-3, "float16": 1.5, "float16_acc32": 0.1, "bfloat16": 0.3, "int8": 0.05, "vta_int8": 0.05,
-}  # fmt: skip
+    "float32": 2.0e-3,
+    "float16": 1.5,
+    "float16_acc32": 0.1,
+    "bfloat16": 0.3,
+    "int8": 0.05,
+    "vta_int8": 0.05,
+}
 
 
 def completed(value: Any, defaults: Mapping[Any, Any]) -> Any:
@@ -55,7 +65,9 @@ class ImportParams(StageBlock):
 
 
 class MixedOperators(Frozen):
-    """low: operators that compute in 16 bits; high: those that stay in float32; others follow their inputs where 16 bits are enough."""
+    """low: operators that compute in 16 bits; high: those that stay in float32; others follow their inputs where 16
+    bits are enough.
+    """
 
     low: Annotated[tuple[str, ...], Field(strict=False)]
     high: Annotated[tuple[str, ...], Field(strict=False)]
@@ -81,7 +93,9 @@ class Int8Params(Frozen):
 
 
 class VtaInt8Params(Frozen):
-    """The power-of-two scheme of `vta_int8`. global_scale: what the one scale of `global` reaches to; auto: calibrated."""
+    """The power-of-two scheme of `vta_int8`. global_scale: what the one scale of `global` reaches to; auto:
+    calibrated.
+    """
 
     scale: Literal["global", "calibrated"] = "calibrated"
     global_scale: PositiveFloat | Literal["auto"] = "auto"

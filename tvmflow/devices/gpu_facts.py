@@ -48,14 +48,22 @@ class Gpu:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "api": self.api, "library": self.library, **self.facts, "name": self.name, "tests": dict(self.tests), "usable": not self.reasons,
-            "reasons": list(self.reasons), "known": [one.reason for one in self.known],
-        }  # fmt: skip
+            "api": self.api,
+            "library": self.library,
+            **self.facts,
+            "name": self.name,
+            "tests": dict(self.tests),
+            "usable": not self.reasons,
+            "reasons": list(self.reasons),
+            "known": [one.reason for one in self.known],
+        }
 
 
 @dataclass
 class Probed:
-    """What the probe said. missing: API -> why it is not there; ended: how a driver ended the probe, "" where it came to its end."""
+    """What the probe said. missing: API -> why it is not there; ended: how a driver ended the probe, "" where it came
+    to its end.
+    """
 
     gpus: list[Gpu] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
@@ -71,7 +79,9 @@ def ended_by(number: int) -> str:
 
 
 def read_probe(text: str, ended: str = "") -> Probed:
-    """Return what the lines of a probe say; lines that are none of its are left out. ended: how it ended, "" for well."""
+    """Return what the lines of a probe say; lines that are none of its are left out. ended: how it ended, "" for
+    well.
+    """
     lines: list[object] = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError, RecursionError):
@@ -119,7 +129,9 @@ def as_name(said: object) -> str:
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """What computes the networks of a session, as its driver tells it. api: opencl or vulkan; version: of the driver."""
+    """What computes the networks of a session, as its driver tells it. api: opencl or vulkan; version: of the
+    driver.
+    """
 
     api: str
     device: str

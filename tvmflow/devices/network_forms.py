@@ -1,4 +1,6 @@
-"""What ships, on a device: the library without TVM, run through TVM's RPC server; and how each form of a network is started."""
+"""What ships, on a device: the library without TVM, run through TVM's RPC server; and how each form of a network is
+started.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from tvmflow.devices.session import DeviceSession, RemoteModel
 
 @dataclass(frozen=True)
 class Form:
-    """A file that computes the network on a device. start(session, remote_name): of the file, uploaded under that name."""
+    """A file that computes the network on a device. start(session, remote_name): of the file, uploaded under that
+    name.
+    """
 
     file: Path
     start: Callable[[DeviceSession, str], RemoteModel]

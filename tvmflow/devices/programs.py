@@ -20,7 +20,9 @@ _LINK = ("-pie", "-Wl,--as-needed", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,max-pa
 
 
 def probe_sources() -> list[Path]:
-    """Return the files that the probe of GPUs is compiled of, without its main program: the others of the folder run networks."""
+    """Return the files that the probe of GPUs is compiled of, without its main program: the others of the folder run
+    networks.
+    """
     return [RUNTIME / "gpu" / f"{name}.c" for name in ("gpu_probe", "opencl", "probe_opencl", "probe_vulkan", "vulkan")]
 
 

@@ -20,10 +20,14 @@ from tvmflow.support.errors import UnknownNameError
 TRANSPORTS: Table[Transport] = Table(
     "transports",
     {
-        "local": LocalTransport(), "tracker": TrackerTransport(), "agent": AgentTransport(), "adb": PhoneTransport(),
-        "emulated": EmulatedTransport(), "local-agent": LocalAgentTransport(),
+        "local": LocalTransport(),
+        "tracker": TrackerTransport(),
+        "agent": AgentTransport(),
+        "adb": PhoneTransport(),
+        "emulated": EmulatedTransport(),
+        "local-agent": LocalAgentTransport(),
     },
-)  # fmt: skip
+)
 
 
 def transport_of(device: DeviceEntry) -> Transport:

@@ -34,11 +34,12 @@ def known_state(numbers: Iterable[float]) -> dict[str, float]:
 
 
 class DeviceSession(ABC):
-    """An open session. All device failures come out as DeviceLostError, which may be tried again, or another DeviceError.
+    """An open session. All device failures come out as DeviceLostError, which may be tried again, or another
+    DeviceError.
 
-    unit: which of the devices of its key this is; build: of its system, "" where nobody knows. gpu: that computes the networks which were opened; None for none, or before.
-    has_tvm: it runs libraries that need TVM's runtime; others run what
-    needs nothing (network.so, and kernels that were linked alike).
+    unit: which of the devices of its key this is; build: of its system, "" where nobody knows. gpu: that computes the
+    networks which were opened; None for none, or before. has_tvm: it runs libraries that need TVM's runtime; others run
+    what needs nothing (network.so, and kernels that were linked alike).
     """
 
     has_tvm: ClassVar[bool] = False
@@ -58,8 +59,8 @@ class DeviceSession(ABC):
     ) -> RemoteModel:
         """Start a library without TVM that was uploaded. beside: the folder with what else `build` left of it.
 
-        outputs: shape and dtype of each, as in manifest.json. design: of the accelerator that computes a part of it, None for none.
-        Raises StageError where the library refuses.
+        outputs: shape and dtype of each, as in manifest.json. design: of the accelerator that computes a part of it,
+        None for none. Raises StageError where the library refuses.
         """
 
     @abstractmethod
@@ -79,16 +80,20 @@ class DeviceSession(ABC):
         raise self._without_tvm(f"calling {name}")
 
     def gpus(self) -> Probed:
-        """Return which GPUs of the device can be computed on, tried there. Raises DeviceError where nothing tries them."""
+        """Return which GPUs of the device can be computed on, tried there. Raises DeviceError where nothing tries
+        them.
+        """
         raise DeviceError(
-            f"device {self.name!r} has nothing that tries GPUs", "a device with our agent",
+            f"device {self.name!r} has nothing that tries GPUs",
+            "a device with our agent",
             "reach it through transport: agent or adb; 'tvmflow devices' tries those of this machine",
-        )  # fmt: skip
+        )
 
     def opening_ms(self, remote_name: str, keeps_programs: bool) -> float | None:
         """Return what opening a library that was uploaded takes on the device; None where no GPU computes it.
 
-        keeps_programs: it takes the programs that an earlier start compiled, and keeps them; else it compiles them anew.
+        keeps_programs: it takes the programs that an earlier start compiled, and keeps them; else it compiles them
+        anew.
         """
         return None
 
@@ -104,7 +109,9 @@ class DeviceSession(ABC):
 
 
 class RemoteModel(ABC):
-    """A library of a whole network, loaded on a device. takes_sizes: runs may choose sizes (`set_sized`) where the library has several."""
+    """A library of a whole network, loaded on a device. takes_sizes: runs may choose sizes (`set_sized`) where the
+    library has several.
+    """
 
     takes_sizes: ClassVar[bool] = False
 
@@ -133,11 +140,15 @@ class RemoteModel(ABC):
         """Return `repeat` times of one run each on the device's own clock, in seconds; copies not included."""
 
     def profile(self, runs: int) -> list[tuple[str, int, int]]:
-        """Run so often on the inputs that were set; return name, calls and nanoseconds of each kernel call, in order; none where nothing tells them."""
+        """Run so often on the inputs that were set; return name, calls and nanoseconds of each kernel call, in order;
+        none where nothing tells them.
+        """
         return []
 
     def executed(self) -> dict[str, int] | None:
-        """Run once on the inputs that were set and return what that executed, by name of EXECUTED; None where nothing counts."""
+        """Run once on the inputs that were set and return what that executed, by name of EXECUTED; None where nothing
+        counts.
+        """
         return None
 
     def last_run_ms(self) -> float | None:
@@ -145,18 +156,23 @@ class RemoteModel(ABC):
         return None
 
     def copies_ms(self, runs: int) -> tuple[float, float] | None:
-        """Return the mean time that it takes to bring the inputs to a GPU, and its outputs to the host's memory; None where none computes."""
+        """Return the mean time that it takes to bring the inputs to a GPU, and its outputs to the host's memory; None
+        where none computes.
+        """
         return None
 
     def memory_bytes(self) -> int | None:
-        """Return by how much the device's process has grown since just before it loaded the library; None where nobody knows."""
+        """Return by how much the device's process has grown since just before it loaded the library; None where nobody
+        knows.
+        """
         return None
 
     def state(self, threads: int, look: bool) -> dict[str, float] | None:
-        """Return what the device knows of the state of the process, by name of STATE, and `celsius`; None where it tells nothing.
+        """Return what the device knows of the state of the process, by name of STATE, and `celsius`; None where it
+        tells nothing.
 
-        Counters only grow: what happened is the difference of two calls. look: also at the clock, the temperature and the CPUs on which `threads`
-        threads compute, which takes some milliseconds.
+        Counters only grow: what happened is the difference of two calls. look: also at the clock, the temperature and
+        the CPUs on which `threads` threads compute, which takes some milliseconds.
         """
         return None
 
@@ -193,7 +209,9 @@ class RemoteKernel(ABC):
 
     @abstractmethod
     def time(self, repeat: int, min_repeat_ms: float) -> list[float]:
-        """Return `repeat` mean times in seconds, each of as many runs as take min_repeat_ms together, after one that is not counted."""
+        """Return `repeat` mean times in seconds, each of as many runs as take min_repeat_ms together, after one that is
+        not counted.
+        """
 
 
 class WorkloadBench(ABC):

@@ -19,7 +19,9 @@ from tvmflow.targets.device_processor import DeviceFacts
 
 @dataclass(frozen=True)
 class Link:
-    """An open connection of TVM's RPC. remote: what its client gives; unit: which of the devices of a key responds there."""
+    """An open connection of TVM's RPC. remote: what its client gives; unit: which of the devices of a key responds
+    there.
+    """
 
     remote: Any
     unit: str
@@ -27,7 +29,9 @@ class Link:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """What is known of a device without a session. counts: numbers worth showing, by name; hint: what to do where it is not there."""
+    """What is known of a device without a session. counts: numbers worth showing, by name; hint: what to do where it is
+    not there.
+    """
 
     is_there: bool
     text: str
@@ -38,11 +42,10 @@ class DeviceState:
 class Transport(ABC):
     """How the devices of an entry `device:` are reached.
 
-    options: what the entry may say beside `transport` and `key`.
-    is_this_host: its devices compute on this machine, so a measurement there must be alone, and frameworks of this machine
-    can be measured beside it.
-    is_emulated: the clock of its devices counts executed instructions, a nanosecond each, and is no time.
-    has_tvm: its sessions have, where has_tvm_on does not say otherwise of a device.
+    options: what the entry may say beside `transport` and `key`. is_this_host: its devices compute on this machine, so
+    a measurement there must be alone, and frameworks of this machine can be measured beside it. is_emulated: the clock
+    of its devices counts executed instructions, a nanosecond each, and is no time. has_tvm: its sessions have, where
+    has_tvm_on does not say otherwise of a device.
     """
 
     options: ClassVar[type[Options]] = Options
@@ -55,7 +58,9 @@ class Transport(ABC):
         return f"{kind}-emulated" if self.is_emulated else kind
 
     def has_tvm_on(self, device: DeviceEntry) -> bool:
-        """Whether sessions with a device have TVM; where not, the tuner links what it measures so that it needs nothing."""
+        """Whether sessions with a device have TVM; where not, the tuner links what it measures so that it needs
+        nothing.
+        """
         return self.has_tvm
 
     def registry(self, device: DeviceEntry) -> Registry | None:
@@ -63,7 +68,9 @@ class Transport(ABC):
         return None
 
     def processor(self, device: DeviceEntry, wait_s: float) -> DeviceFacts:
-        """Return what a device says of its processor, for `mcpu: device`. Raises DeviceError, UsageError where it cannot say it."""
+        """Return what a device says of its processor, for `mcpu: device`. Raises DeviceError, UsageError where it
+        cannot say it.
+        """
         raise UsageError(
             f"mcpu: device of a device with transport {device.transport}, which says nothing of its processor",
             "a device with our agent: transport agent, adb, or tracker with secret_file",

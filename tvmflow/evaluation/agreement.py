@@ -1,7 +1,7 @@
 """How far two sets of outputs are apart, judged by how much the outputs vary; the check at each arrow of the walk.
 
-An error is small or large beside what distinguishes one output from another, not beside the largest number in it: a model
-that adds 1000 to all of its outputs, or that outputs the same to everything, would forgive any error otherwise.
+An error is small or large beside what distinguishes one output from another, not beside the largest number in it: a
+model that adds 1000 to all of its outputs, or that outputs the same to everything, would forgive any error otherwise.
 For one output b (N inputs, C classes; further axes count as classes), in float64:
 
     over inputs   s_i = sqrt( sum (b - mean of its class)^2 / ((N - 1) C) )     how an output follows the input
@@ -10,17 +10,19 @@ For one output b (N inputs, C classes; further axes count as classes), in float6
     max_relative_error = max |a - b| / spread
     sqnr_db            = 20 log10( spread / rms(a - b) ), at most 200
 
-The differences a - b are not centred: an offset of the outputs alone is an error. Both numbers stay the same when one number
-is added to outputs and reference alike, or both are multiplied by one. The smaller spread is taken because neither
-replaces the other: outputs that differ by class only hide that the input is ignored, outputs that differ by input only
-hide that classes are permuted. Classes are pooled: one that varies by far the most sets the scale (a saturated softmax looks
-so, and there the others do not matter), one that never varies (a padded class) only dilutes it. A reference whose spread is
-below RESOLUTION of its largest output is refused: beside float32's rounding no error could be told from none.
+The differences a - b are not centred: an offset of the outputs alone is an error. Both numbers stay the same when one
+number is added to outputs and reference alike, or both are multiplied by one. The smaller spread is taken because
+neither replaces the other: outputs that differ by class only hide that the input is ignored, outputs that differ by
+input only hide that classes are permuted. Classes are pooled: one that varies by far the most sets the scale (a
+saturated softmax looks so, and there the others do not matter), one that never varies (a padded class) only dilutes it.
+A reference whose spread is below RESOLUTION of its largest output is refused: beside float32's rounding no error could
+be told from none.
 
-Every output of a model is judged by itself. Of several, one that does not vary (boxes to start from) is judged beside its largest
-number, as long as another does vary. Integers are judged by the share that is equal. Beside the error stands what people look at, where it
-has a meaning: top-1 of class scores (N, C), the share of equal classes over the pixels of a map (N, C, H, W), the cosine of
-embeddings. Which of them follows from the shape, or from the `task` of the model.
+Every output of a model is judged by itself. Of several, one that does not vary (boxes to start from) is judged beside
+its largest number, as long as another does vary. Integers are judged by the share that is equal. Beside the error
+stands what people look at, where it has a meaning: top-1 of class scores (N, C), the share of equal classes over the
+pixels of a map (N, C, H, W), the cosine of embeddings. Which of them follows from the shape, or from the `task` of the
+model.
 """
 
 from __future__ import annotations
@@ -40,14 +42,17 @@ NO_NOISE_DB = 200.0
 LEAST_SQNR_DB = 6.0  # whatever the bound: noise of half the spread; outputs that ignore their input reach 3 dB at most
 LEAST_EQUAL = 0.9  # of integers, whatever the bound: a class that was close to another may change
 _BOUND_OF = {
-    "import_model": "import_model.max_relative_error", "quantize": "quantize.max_relative_error",
+    "import_model": "import_model.max_relative_error",
+    "quantize": "quantize.max_relative_error",
     **dict.fromkeys(("graph_pack", "build", "deploy", "evaluate"), "build.max_relative_error"),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Standard deviations of outputs over inputs and over classes; None where there is only one. largest: max |output|."""
+    """Standard deviations of outputs over inputs and over classes; None where there is only one. largest: max
+    |output|.
+    """
 
     inputs: float | None
     classes: float | None
@@ -62,8 +67,8 @@ class Spread:
 class Agreement:
     """One output against its reference, or the worst of several.
 
-    top1_agreement: share of equal top-1. pixel_agreement: of equal classes over pixels. cosine: the lowest over the samples.
-    equal: share of equal integers. Each None where it has no meaning.
+    top1_agreement: share of equal top-1. pixel_agreement: of equal classes over pixels. cosine: the lowest over the
+    samples. equal: share of equal integers. Each None where it has no meaning.
     """
 
     top1_agreement: float | None
@@ -95,12 +100,15 @@ def spread_of(outputs: Array) -> Spread:
 
 
 def check_reacts(reference: Array, what: str = "the source") -> Spread:
-    """Return how the reference varies. Raises AgreementError when it does not: then no check that follows could fail."""
+    """Return how the reference varies. Raises AgreementError when it does not: then no check that follows could
+    fail.
+    """
     spread = spread_of(reference)
     for varies, over in ((spread.inputs, "inputs"), (spread.classes, "classes")):
         if varies is not None and varies <= RESOLUTION * spread.largest:
             raise AgreementError(
-                f"the outputs of {what} do not vary over {over}: standard deviation {varies:.2g} over {len(reference)} inputs, "
+                f"the outputs of {what} do not vary over {over}: standard deviation {varies:.2g} over "
+                f"{len(reference)} inputs, "
                 f"the largest output is {spread.largest:.3g}",
                 f"more than {RESOLUTION:g} of the largest, or no fault of a later stage could be seen",
                 "give the model weights that were trained, and a data set to whose inputs it reacts",
@@ -111,7 +119,9 @@ def check_reacts(reference: Array, what: str = "the source") -> Spread:
 
 
 def compare(outputs: Array, reference: Array, task: str | None = None) -> Agreement:
-    """Compare two arrays of one shape (N, ...). Raises AgreementError: shapes differ, not finite, reference does not vary."""
+    """Compare two arrays of one shape (N, ...). Raises AgreementError: shapes differ, not finite, reference does not
+    vary.
+    """
     _check_shapes(outputs, reference)
     return _compare(outputs, reference, check_reacts(reference).smaller, task)
 
@@ -230,10 +240,14 @@ def check_outputs(
         if agreement.max_relative_error > bound or agreement.sqnr_db < LEAST_SQNR_DB or few:
             named = f" ({_BOUND_OF[stage]} in params.yaml)" if stage in _BOUND_OF else ""
             where = f" of output {index}" if len(every) > 1 else ""
-            error = f"the largest error is {agreement.max_relative_error:.3g} of the spread of the outputs, SQNR {agreement.sqnr_db:.1f} dB"
+            error = (
+                f"the largest error is {agreement.max_relative_error:.3g} of the spread of the outputs, SQNR "
+                f"{agreement.sqnr_db:.1f} dB"
+            )
             share = f"{agreement.equal or 0:.1%} of the integers are equal"
             raise AgreementError(
-                f"{stage} changes the outputs{where}: on the {agreement.samples} {inputs} inputs {share if few else error}",
+                f"{stage} changes the outputs{where}: on the {agreement.samples} {inputs} inputs "
+                f"{share if few else error}",
                 f"at least {LEAST_EQUAL:.0%}" if few else f"at most {bound:g}{named}, and {LEAST_SQNR_DB:g} dB",
                 "look at the form before and after this stage; raise the bound only if you know why",
             )
@@ -245,9 +259,11 @@ def check_equal(stage: str, outputs: Arrays, reference: Arrays) -> None:
     for index, (a, b) in enumerate(zip(outputs, reference, strict=True)):
         if a.shape != b.shape or a.dtype != b.dtype or a.tobytes() != b.tobytes():
             raise AgreementError(
-                f"{stage}: output {index} of the library without TVM differs from that of the same kernels in TVM's runtime",
-                "equal bits", "this is a fault of tvmflow: keep the folder of the stage and report it",
-            )  # fmt: skip
+                f"{stage}: output {index} of the library without TVM differs from that of the same kernels "
+                f"in TVM's runtime",
+                "equal bits",
+                "this is a fault of tvmflow: keep the folder of the stage and report it",
+            )
 
 
 def check_golden(

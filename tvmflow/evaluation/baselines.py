@@ -1,7 +1,7 @@
 """What people would use instead, measured beside the library: same input, same threads, in turns with it.
 
-A peer runs the model as it came, or what was made of it, so each lives in a sandbox of its own. It runs it in the fastest way
-that its framework has and that computes the same; one that cannot be run is left out, and why is said.
+A peer runs the model as it came, or what was made of it, so each lives in a sandbox of its own. It runs it in the
+fastest way that its framework has and that computes the same; one that cannot be run is left out, and why is said.
 """
 
 from __future__ import annotations
@@ -52,16 +52,18 @@ class Peers:
     def to_json(self) -> dict[str, Any]:
         """Return the entries of the scorecard."""
         return {
-            "peer_variants": {peer.name: peer.variant for peer in self.contestants}, "peers_left_out": dict(self.left_out)
-        }  # fmt: skip
+            "peer_variants": {peer.name: peer.variant for peer in self.contestants},
+            "peers_left_out": dict(self.left_out),
+        }
 
 
 @contextlib.contextmanager
 def open_peers(names: tuple[str, ...], fetched: Path, onnx_file: Path, threads: int) -> Iterator[Callable[[], Peers]]:
-    """Start those peers that can run this model, each on `threads` threads of this machine; they sleep between their turns.
+    """Start those peers that can run this model, each on `threads` threads of this machine; they sleep between their
+    turns.
 
-    Yields a function that waits for all of them: they load beside each other, and beside what is done before it is called.
-    The source framework is no peer of its own where another one is the same runtime.
+    Yields a function that waits for all of them: they load beside each other, and beside what is done before it is
+    called. The source framework is no peer of its own where another one is the same runtime.
     """
     same = frontend_named(read_description(fetched).framework).same_peer
     with contextlib.ExitStack() as stack:
@@ -110,7 +112,9 @@ def _place_anew(peer: Sandbox) -> None:
 
 
 def sandboxed_peer(name: str, fetched: Path, onnx_file: Path, threads: int, *, waits: bool = True) -> Sandbox:
-    """Return a running sandbox that serves `choose`, `time_runs` and `place_anew`, as Peer does. waits: until it has loaded the model."""
+    """Return a running sandbox that serves `choose`, `time_runs` and `place_anew`, as Peer does. waits: until it has
+    loaded the model.
+    """
     arguments = {"name": name, "fetched": str(fetched), "onnx_file": str(onnx_file), "threads": threads}
     memory = memory_for(*fetched.iterdir(), *onnx_file.parent.iterdir())
     policy = Policy(REPLY_TIMEOUT_S, reads=(fetched, onnx_file.parent), memory_bytes=memory)
@@ -118,7 +122,9 @@ def sandboxed_peer(name: str, fetched: Path, onnx_file: Path, threads: int, *, w
 
 
 class Peer:
-    """A peer by name with its input set: what runs inside the sandbox. It must compute what import_model kept of the source."""
+    """A peer by name with its input set: what runs inside the sandbox. It must compute what import_model kept of the
+    source.
+    """
 
     def __init__(self, name: str, fetched: str, onnx_file: str, threads: int) -> None:
         self._time_runs: TimedRuns | None = None

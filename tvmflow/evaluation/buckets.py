@@ -14,7 +14,9 @@ RunnerOf = Callable[[Numbers], Runner]
 
 
 class Padded:
-    """A form for a bucket as a Runner of smaller inputs: they are filled up, its outputs cut. at: the sizes of the inputs; axes: of the outputs."""
+    """A form for a bucket as a Runner of smaller inputs: they are filled up, its outputs cut. at: the sizes of the
+    inputs; axes: of the outputs.
+    """
 
     def __init__(self, model: Runner, sizes: Sizes, bucket: Numbers, at: Numbers, axes: Sequence[Axis]) -> None:
         self.model, self.sizes, self.bucket, self.at, self.axes = model, sizes, bucket, at, axes
@@ -27,7 +29,9 @@ class Padded:
 def runners_of(
     sizes: Sizes | None, largest: Runner, smaller: Mapping[str, Any], start: Callable[[Any], Runner]
 ) -> RunnerOf:
-    """Return bucket -> its form. smaller: label -> module of each bucket but the largest; start: makes a Runner of one."""
+    """Return bucket -> its form. smaller: label -> module of each bucket but the largest; start: makes a Runner of
+    one.
+    """
 
     def runner_of(bucket: Numbers) -> Runner:
         module = smaller.get(sizes.label(bucket)) if sizes else None
@@ -37,7 +41,9 @@ def runners_of(
 
 
 def run_at(model: Runner, description: SourceDescription, at: Numbers, samples: Arrays) -> Arrays:
-    """Run samples (N, ...), cut to sizes, through a form that takes inputs of these sizes. Returns each output (N, ...)."""
+    """Run samples (N, ...), cut to sizes, through a form that takes inputs of these sizes. Returns each output (N,
+    ...).
+    """
     assert description.sizes is not None
     inner = replace(description.sizes, axes=tuple(axis for axis in description.sizes.axes if axis.axis))
     return run_in_batches(model, inner.cut(samples, at), description.at(at).batch)
@@ -51,7 +57,9 @@ def group_of(label: str) -> str:
 def outputs_between(
     description: SourceDescription, axes: Sequence[Axis], runner_of: RunnerOf, samples: Arrays
 ) -> dict[str, Arrays]:
-    """Return label of the bucket -> outputs for samples of sizes in the middle of it, filled up. runner_of: bucket -> its form."""
+    """Return label of the bucket -> outputs for samples of sizes in the middle of it, filled up. runner_of: bucket ->
+    its form.
+    """
     sizes, found = description.sizes, {}
     for bucket in sizes.all if sizes else ():
         assert sizes is not None
@@ -63,7 +71,9 @@ def outputs_between(
 
 
 def outputs_of_any_size(description: SourceDescription, runner_at: RunnerOf, samples: Arrays) -> dict[str, Arrays]:
-    """As `outputs_between`, of a form that itself takes inputs of any size. runner_at: sizes -> what runs it at these."""
+    """As `outputs_between`, of a form that itself takes inputs of any size. runner_at: sizes -> what runs it at
+    these.
+    """
     sizes = description.sizes
     if sizes is None:
         return {}

@@ -1,4 +1,6 @@
-"""Compare two libraries on one device in turns, within rounds of one state of the machine, with a confidence interval."""
+"""Compare two libraries on one device in turns, within rounds of one state of the machine, with a confidence
+interval.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from tvmflow.support.errors import StoreError
 class Comparison:
     """ratio: latency of B / latency of A (above 1: B is slower), with its confidence interval [low, high].
 
-    Of simulated accelerators: ratio of their estimated cycles, which are the same in every run. badges: what disturbed the measurement.
+    Of simulated accelerators: ratio of their estimated cycles, which are the same in every run. badges: what disturbed
+    the measurement.
     """
 
     ratio: float
@@ -45,7 +48,9 @@ def compare_exact(a: int, b: int, of: str) -> Comparison:
 def compare_in_turns(
     a: Contestant, b: Contestant, rules: LatencyRules, threads: int, confidence: float, watch: Watch | None = None
 ) -> Comparison:
-    """Measure A and B in turns and return the latency of B over that of A, by the rounds in which both were in one state."""
+    """Measure A and B in turns and return the latency of B over that of A, by the rounds in which both were in one
+    state.
+    """
     turns = take_turns([a, b], rules.of_turns, watch)
     ratio, rounds, _ = ratio_of(sort_turns(turns, threads), a.name, b.name, None, confidence)
     if ratio.low is None or ratio.high is None:

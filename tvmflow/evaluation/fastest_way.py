@@ -1,6 +1,7 @@
 """Find the fastest way of a framework to run a model that computes what the framework computes.
 
-Knows nothing of frameworks: a way is prepared, checked against the expected outputs, and timed in turns with the others.
+Knows nothing of frameworks: a way is prepared, checked against the expected outputs, and timed in turns with the
+others.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ TimedRuns = Callable[[int], list[float]]
 class FastestWay:
     """Ways that can be run, and why others cannot.
 
-    expected: what each must compute, once `adjust` has made its outputs what these are. compile_limit_s: for all that compile.
+    expected: what each must compute, once `adjust` has made its outputs what these are. compile_limit_s: for all that
+    compile.
     """
 
     def __init__(
@@ -45,7 +47,9 @@ class FastestWay:
         self._ready = self._prepared([way for way in ways if not way.compiles_long])
 
     def choose(self) -> tuple[str, TimedRuns] | None:
-        """Return the name of the fastest and what times it, None where none can be run. Call it while nothing else runs."""
+        """Return the name of the fastest and what times it, None where none can be run. Call it while nothing else
+        runs.
+        """
         least = _least_times(self._ready)
         if self._later and least and min(least.values()) >= COMPILE_FROM_S:
             with _limit(self._compile_limit_s):
@@ -80,7 +84,10 @@ def difference_of(outputs: Arrays, expected: Arrays) -> str | None:
     for output, right in zip(outputs, expected, strict=True):
         if right.dtype.kind in "iub":
             if right.size and (equal := float((output == right).mean())) < LEAST_EQUAL:
-                return f"it computes something else: {equal:.0%} of the integers are equal, at least {LEAST_EQUAL:.0%} must be"
+                return (
+                    f"it computes something else: {equal:.0%} of the integers are equal, at least "
+                    f"{LEAST_EQUAL:.0%} must be"
+                )
             continue
         largest = float(np.abs(right, dtype=np.float64).max(initial=0.0))
         error = float(np.abs(output.astype(np.float64) - right).max(initial=0.0)) / (largest or 1.0)
@@ -90,7 +97,9 @@ def difference_of(outputs: Arrays, expected: Arrays) -> str | None:
 
 
 def _least_times(ready: Mapping[str, PreparedRun]) -> dict[str, float]:
-    """Return the seconds of the shortest run of each, of several in turns: what others take of the machine only adds."""
+    """Return the seconds of the shortest run of each, of several in turns: what others take of the machine only
+    adds.
+    """
     timers = {name: timer_of(prepared) for name, prepared in ready.items()}
     counts = {}
     for name, time_runs in timers.items():

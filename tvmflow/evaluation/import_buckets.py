@@ -1,4 +1,6 @@
-"""Import a network once for each bucket of sizes, and refuse one that computes something else where its inputs are filled up."""
+"""Import a network once for each bucket of sizes, and refuse one that computes something else where its inputs are
+filled up.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tvmflow.support.errors import AgreementError, ModelFileError
 
 @dataclass(frozen=True)
 class SizedImport:
-    """modules: label -> module of each smaller bucket. axes: the open ones of the outputs. reference: group -> the source's outputs between buckets."""
+    """modules: label -> module of each smaller bucket. axes: the open ones of the outputs. reference: group -> the
+    source's outputs between buckets.
+    """
 
     modules: dict[str, Any]
     axes: tuple[Axis, ...]
@@ -31,7 +35,8 @@ def import_sizes(
 ) -> SizedImport:
     """Import all buckets but the largest; check each at sizes in its middle against the source model at exactly these.
 
-    largest: the imported form of that bucket. Raises ModelFileError where filling up changes what the source itself computes.
+    largest: the imported form of that bucket. Raises ModelFileError where filling up changes what the source itself
+    computes.
     """
     from tvmflow.codegen.compile import LocalRunner
     from tvmflow.passes.pipeline import canonicalize
@@ -51,8 +56,9 @@ def import_sizes(
             padded = run_at(Padded(source, sizes, bucket, other, axes), description, other, golden)
             _check_masked(description, bucket, other, padded, exact, bound)
     modules = {
-        sizes.label(bucket): canonicalize(load_source(fetched, description.at(bucket)).to_relax()) for bucket in sizes.all[:-1]
-    }  # fmt: skip
+        sizes.label(bucket): canonicalize(load_source(fetched, description.at(bucket)).to_relax())
+        for bucket in sizes.all[:-1]
+    }
     runner_of = runners_of(sizes, largest, modules, partial(LocalRunner.of_plain, backend=host_backend()))
     outputs = outputs_between(description, axes, runner_of, golden)
     agreement = check_between("import_model", outputs, reference.__getitem__, bound, description.task)
@@ -65,7 +71,9 @@ def _beside(bucket: Numbers, at: Numbers) -> set[Numbers]:
 
 
 def _output_axes(description: SourceDescription, source: SourceModel, golden: Arrays) -> tuple[Axis, ...]:
-    """Return the open axes of the outputs, from what the source makes at several sizes. Raises ModelFileError where it takes one size alone."""
+    """Return the open axes of the outputs, from what the source makes at several sizes. Raises ModelFileError where it
+    takes one size alone.
+    """
     sizes, names = description.sizes, source.output_names()
     assert sizes is not None
     inputs = batch_at(golden, 0, description.batch)
@@ -100,5 +108,6 @@ def _check_masked(
             f"this network does not mask what its inputs are filled up with: at {sizes.label(at)}, filled up to "
             f"{sizes.label(bucket)}, its own framework computes something else ({error.found})",
             "outputs that do not depend on it",
-            "give it a mask as an input, which is filled up with 0, or pad: of the inputs as the network itself masks; or fixed shapes, a cell for each",
-        ) from error  # fmt: skip
+            "give it a mask as an input, which is filled up with 0, or pad: of the inputs as the network "
+            "itself masks; or fixed shapes, a cell for each",
+        ) from error

@@ -1,4 +1,6 @@
-"""Import a fetched model, and compare what came in with its own framework. Runs in a sandbox: the model's file is not trusted."""
+"""Import a fetched model, and compare what came in with its own framework. Runs in a sandbox: the model's file is not
+trusted.
+"""
 
 from __future__ import annotations
 
@@ -115,9 +117,10 @@ def _check_outputs(outputs: Arrays, labels: list[str] | None, y: Array | None, t
     classes = outputs[0].shape[1] if outputs[0].ndim == 2 else min(outputs[0].shape[1], outputs[0].shape[3])
     if labels is not None and len(labels) != classes:
         raise TvmflowError(
-            f"{len(labels)} labels for a model with {classes} outputs", "one label for each output",
+            f"{len(labels)} labels for a model with {classes} outputs",
+            "one label for each output",
             "correct labels: of the model in params.yaml",
-        )  # fmt: skip
+        )
     if y is not None and y.shape != predicted.shape:
         raise TvmflowError(
             f"the data set has labels of shape {y.shape}",

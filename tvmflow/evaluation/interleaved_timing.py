@@ -1,12 +1,12 @@
 """Measure several ways of running one thing in turns, and compare them by the rounds that they share.
 
-Turns are short and many, in a new order each round: a clock that moves, heat, and a neighbour fall on all contestants of a round
-alike. Each turn carries the state of the machine (machine_state.py); turns of one state are compared with turns of that state.
-Between its turns a contestant is stopped: threads that spin would take a core from others.
+Turns are short and many, in a new order each round: a clock that moves, heat, and a neighbour fall on all contestants
+of a round alike. Each turn carries the state of the machine (machine_state.py); turns of one state are compared with
+turns of that state. Between its turns a contestant is stopped: threads that spin would take a core from others.
 
-Where a small network lies in memory (which sets of the caches its pages fall into, which addresses differ by a multiple of a page)
-moves it by several percent, for as long as it lies there. So it is placed anew for each block of turns: what is measured holds for
-the next process, too, and the intervals, which are over blocks, know how far placements differ.
+Where a small network lies in memory (which sets of the caches its pages fall into, which addresses differ by a multiple
+of a page) moves it by several percent, for as long as it lies there. So it is placed anew for each block of turns: what
+is measured holds for the next process, too, and the intervals, which are over blocks, know how far placements differ.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class Contestant:
 
 @dataclass(frozen=True)
 class TurnRules:
-    """turn_s: how long a turn takes, at least least_runs runs; warmup_runs: before all. max_seconds: of one contestant."""
+    """turn_s: how long a turn takes, at least least_runs runs; warmup_runs: before all. max_seconds: of one
+    contestant.
+    """
 
     rounds: int
     turn_s: float
@@ -91,8 +93,8 @@ class Turn:
 class Sorted:
     """The turns of all contestants with what they were disturbed by, and the states in which they were measured.
 
-    disturbed: name -> reason of each turn, None for undisturbed. states: name -> number of the state of each turn, 0 where the
-    cores were nearest, None for a turn between two. round_trips_ns: of each state.
+    disturbed: name -> reason of each turn, None for undisturbed. states: name -> number of the state of each turn, 0
+    where the cores were nearest, None for a turn between two. round_trips_ns: of each state.
     """
 
     turns: Mapping[str, Sequence[Turn]]
@@ -115,10 +117,11 @@ class Sorted:
         return found
 
     def counting(self, *names: str, state: int | None = None) -> tuple[list[int], bool]:
-        """Return the rounds that count of those in one state, and whether they are the undisturbed ones: all of them where these are few.
+        """Return the rounds that count of those in one state, and whether they are the undisturbed ones: all of them
+        where these are few.
 
-        What disturbs is not always seen: of turns that are nearly all disturbed, those that seem to be undisturbed are the fastest ones
-        less often than the fastest of all.
+        What disturbs is not always seen: of turns that are nearly all disturbed, those that seem to be undisturbed are
+        the fastest ones less often than the fastest of all.
         """
         every, undisturbed = self.chosen(*names, state=state, undisturbed=False), self.chosen(*names, state=state)
         if len(undisturbed) >= max(LEAST_BLOCKS, _FEW * len(every)):
@@ -127,7 +130,9 @@ class Sorted:
 
 
 def sort_turns(turns: Mapping[str, Sequence[Turn]], threads: int) -> Sorted:
-    """Tell states and disturbances of turns apart. threads: of each contestant; one thread knows no distance between cores."""
+    """Tell states and disturbances of turns apart. threads: of each contestant; one thread knows no distance between
+    cores.
+    """
     seen = {
         name: [without_round_trips(turn.state) if threads == 1 else turn.state for turn in taken]
         for name, taken in turns.items()
@@ -154,8 +159,8 @@ def ratio_of(
 ) -> tuple[Estimate, list[int], int | None]:
     """Return how many times faster one contestant is than another, the rounds that say so, and their state.
 
-    state: in which it is asked for; another one where that has too few rounds that both share. Undisturbed rounds alone count where
-    there are enough.
+    state: in which it is asked for; another one where that has too few rounds that both share. Undisturbed rounds alone
+    count where there are enough.
     """
     every = range(len(in_order.round_trips_ns))
     for one in [known for known in (state, *every) if known is not None]:
@@ -267,6 +272,8 @@ def foreign_load(turns: Sequence[Turn]) -> float | None:
 
 
 def busy_threads(turns: Sequence[Turn]) -> float | None:
-    """Return on how many threads a contestant computed at a time, by its processor seconds; None where they were not seen."""
+    """Return on how many threads a contestant computed at a time, by its processor seconds; None where they were not
+    seen.
+    """
     seen = [(turn.state.own_s, turn.wall_s) for turn in turns if turn.state.own_s is not None and turn.wall_s > 0]
     return sum(own for own, _ in seen) / sum(wall for _, wall in seen) if seen else None

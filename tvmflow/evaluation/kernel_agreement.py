@@ -1,4 +1,6 @@
-"""Which kernel of a network goes wrong first on a device: its outputs beside those of the same kernels on this machine's CPU."""
+"""Which kernel of a network goes wrong first on a device: its outputs beside those of the same kernels on this
+machine's CPU.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ _MOST_ERROR = 0.25  # of a kernel, whatever the bound of the outputs: zeros in p
 
 @dataclass(frozen=True)
 class KernelAgreement:
-    """error: the largest of all samples, relative to the kernel's largest output on the CPU; inf where the device has no number.
+    """error: the largest of all samples, relative to the kernel's largest output on the CPU; inf where the device has
+    no number.
 
     varies: its outputs differ between the samples; where they do not, they say little.
     """
@@ -56,9 +59,12 @@ class NetworkAgreement:
         errors = [one.error for one in self.kernels]
         first = self.first
         return {
-            "kernels": len(errors), "samples": self.samples, "bound": self.bound, "largest_error": _number(max(errors, default=0.0)),
+            "kernels": len(errors),
+            "samples": self.samples,
+            "bound": self.bound,
+            "largest_error": _number(max(errors, default=0.0)),
             "first": {"kernel": first.kernel, "error": _number(first.error)} if first else None,
-        }  # fmt: skip
+        }
 
 
 def _number(error: float) -> float | None:
@@ -67,7 +73,9 @@ def _number(error: float) -> float | None:
 
 @dataclass(frozen=True)
 class Built:
-    """What stages left of a network. packed, fetched: folders of graph_pack and fetch; best: best.json of tune; bound: build.max_relative_error."""
+    """What stages left of a network. packed, fetched: folders of graph_pack and fetch; best: best.json of tune; bound:
+    build.max_relative_error.
+    """
 
     packed: Path
     best: Path
@@ -76,7 +84,9 @@ class Built:
 
 
 def network_agreement(built: Built, backend: Backend, session: DeviceSession, random: int = 2) -> NetworkAgreement:
-    """Compare on the first golden inputs, and on as many random ones, which have their values in another order. Raises StageError, DeviceError."""
+    """Compare on the first golden inputs, and on as many random ones, which have their values in another order. Raises
+    StageError, DeviceError.
+    """
     best = json.loads(built.best.read_text(encoding="utf-8"))
     is_for_it = best["device_kind"] == backend.kernel_kind
     records = {one["workload"]: one for one in best["records"] if is_for_it}
@@ -91,7 +101,8 @@ def network_agreement(built: Built, backend: Backend, session: DeviceSession, ra
 def kernel_agreement(
     lowered: Any, backend: Backend, best: dict[str, Any], samples: Sequence[Arrays], session: DeviceSession
 ) -> list[KernelAgreement]:
-    """Run a module of kernels on a device and here, with all that its kernels compute; return how they agree, in the order of the calls.
+    """Run a module of kernels on a device and here, with all that its kernels compute; return how they agree, in the
+    order of the calls.
 
     best: workload key -> tuning record; samples: inputs of one run each. Raises StageError, DeviceError.
     """
@@ -141,7 +152,8 @@ def _error(found: Any, expected: Any) -> float:
 
 
 def with_all_outputs(lowered: Any, most: int) -> Iterator[tuple[Any, list[str]]]:
-    """Yield modules of kernels whose main functions return what the kernels compute, each tensor in one of them, with the names of what computes them.
+    """Yield modules of kernels whose main functions return what the kernels compute, each tensor in one of them, with
+    the names of what computes them.
 
     most: tensors that a module returns.
     """
@@ -165,7 +177,9 @@ def with_all_outputs(lowered: Any, most: int) -> Iterator[tuple[Any, list[str]]]
 
 
 def _returning(mod: Any, tensors: Sequence[Any], kinds: Sequence[Any]) -> Any:
-    """Return a module of kernels whose main returns tensors of these types in place of what it did, without what they do not need."""
+    """Return a module of kernels whose main returns tensors of these types in place of what it did, without what they
+    do not need.
+    """
     import tvm
     from tvm import relax
 

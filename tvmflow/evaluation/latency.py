@@ -1,8 +1,9 @@
 """The latency protocol: the same for a library on a device and for every peer beside it.
 
-Warm up, then measure in many short turns. What is shown is what the undisturbed turns say (turn_statistics.py) in that state of the
-machine in which the library is fastest, and within it the ratio to each peer; badges say what disturbed the measurement, and other
-states are noted beside it. There is always a number: on a machine that is never quiet it is about the lowest tenth of the turns.
+Warm up, then measure in many short turns. What is shown is what the undisturbed turns say (turn_statistics.py) in that
+state of the machine in which the library is fastest, and within it the ratio to each peer; badges say what disturbed
+the measurement, and other states are noted beside it. There is always a number: on a machine that is never quiet it is
+about the lowest tenth of the turns.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class LatencyRules:
 
 @dataclass(frozen=True)
 class InState:
-    """What was measured in another state of the machine: a latency in ms, or a ratio. share: of all turns that were in it."""
+    """What was measured in another state of the machine: a latency in ms, or a ratio. share: of all turns that were in
+    it.
+    """
 
     round_trip_ns: float | None
     value: float
@@ -78,11 +81,12 @@ class InState:
 class Latency:
     """Milliseconds of one run of one batch.
 
-    median_ms: of the turns that count, with its interval low_ms to high_ms (None: too few turns). mean to std: of single runs in these turns.
-    turns: all that were taken; undisturbed: those that count. badges: what disturbed the measurement, in words; none: nothing did.
-    round_trip_ns: of the cores in the state that the numbers are of; elsewhere: the median in the other states.
-    foreign_load: share of all processors that others took; busy_threads: on how many it computed. None: not seen.
-    is_time: whether these are times at all; of an emulated device they count instructions.
+    median_ms: of the turns that count, with its interval low_ms to high_ms (None: too few turns). mean to std: of
+    single runs in these turns. turns: all that were taken; undisturbed: those that count. badges: what disturbed the
+    measurement, in words; none: nothing did. round_trip_ns: of the cores in the state that the numbers are of;
+    elsewhere: the median in the other states. foreign_load: share of all processors that others took; busy_threads: on
+    how many it computed. None: not seen. is_time: whether these are times at all; of an emulated device they count
+    instructions.
     """
 
     mean_ms: float
@@ -109,7 +113,8 @@ class Latency:
 
 @dataclass(frozen=True)
 class Advantage:
-    """How many times faster than a peer, within rounds of one state, with its interval; badges and elsewhere as in Latency.
+    """How many times faster than a peer, within rounds of one state, with its interval; badges and elsewhere as in
+    Latency.
 
     times_faster: None only where the peer did not run as it should, with the reason.
     """
@@ -166,16 +171,27 @@ def latency_of(in_order: Sorted, name: str, rules: LatencyRules, threads: int) -
     ms = 1e3 * np.concatenate([np.asarray(turns[at].times_s) for at in chosen])
     foreign, busy = foreign_load(turns), busy_threads(turns)
     return Latency(
-        mean_ms=float(ms.mean()), median_ms=estimate.value, p90_ms=float(np.percentile(ms, 90)), min_ms=float(ms.min()),
-        max_ms=float(ms.max()), std_ms=float(ms.std()), runs=len(ms), turns=len(turns),
+        mean_ms=float(ms.mean()),
+        median_ms=estimate.value,
+        p90_ms=float(np.percentile(ms, 90)),
+        min_ms=float(ms.min()),
+        max_ms=float(ms.max()),
+        std_ms=float(ms.std()),
+        runs=len(ms),
+        turns=len(turns),
         undisturbed=sum(reason is None for reason in in_order.disturbed[name]),
         badges=(
-            *_badges(in_order, name, state, foreign, rules), *_wide(estimate), *_on_other_threads(busy, threads),
+            *_badges(in_order, name, state, foreign, rules),
+            *_wide(estimate),
+            *_on_other_threads(busy, threads),
         ),
-        low_ms=estimate.low, high_ms=estimate.high, round_trip_ns=_round_trip(in_order, state),
+        low_ms=estimate.low,
+        high_ms=estimate.high,
+        round_trip_ns=_round_trip(in_order, state),
         elsewhere=_elsewhere(in_order, (name,), state, lambda at, is_quiet: _latency_at(turns, at, is_quiet)),
-        foreign_load=foreign, busy_threads=busy,
-    )  # fmt: skip
+        foreign_load=foreign,
+        busy_threads=busy,
+    )
 
 
 def _advantage(in_order: Sorted, ours: str, theirs: str, latency: Mapping[str, Latency]) -> Advantage:
@@ -194,7 +210,9 @@ def _advantage(in_order: Sorted, ours: str, theirs: str, latency: Mapping[str, L
 
 
 def _state_that_counts(in_order: Sorted, name: str) -> tuple[int | None, list[int], bool]:
-    """Return the state in which a contestant is fastest, its turns there that count, and whether these are undisturbed."""
+    """Return the state in which a contestant is fastest, its turns there that count, and whether these are
+    undisturbed.
+    """
     turns = in_order.turns[name]
     found = {}
     for state in range(len(in_order.round_trips_ns)):

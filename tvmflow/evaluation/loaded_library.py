@@ -1,7 +1,7 @@
 """Run a built library in this process: numpy in, numpy out. For notebooks, services and MLflow's pyfunc models.
 
-Knows nothing of workspaces: a folder with library.so and manifest.json is all it needs. The library is native code, so its bytes
-are compared with the manifest's sha256, and its target with this machine, before it is loaded.
+Knows nothing of workspaces: a folder with library.so and manifest.json is all it needs. The library is native code, so
+its bytes are compared with the manifest's sha256, and its target with this machine, before it is loaded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ Outputs = Array | tuple[Array, ...]
 class LoadedLibrary:
     """A library of a whole network in this process; call it with arrays, close it or use it as a context manager.
 
-    inputs: what it is called with, in order; threads: on which it computes. Calls from several threads wait for each other.
+    inputs: what it is called with, in order; threads: on which it computes. Calls from several threads wait for each
+    other.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -68,10 +69,12 @@ class LoadedLibrary:
         return machine
 
     def __call__(self, *arrays: Any, **named: Any) -> Outputs:
-        """Run the library. arrays: one per input, in order or by name, each (N, ...) with any N that is the same for all.
+        """Run the library. arrays: one per input, in order or by name, each (N, ...) with any N that is the same for
+        all.
 
-        Numbers are converted to the input's dtype where nothing but precision can be lost. N samples run in batches of the size
-        that the library was built for, the last one filled up. Returns an array (N, ...), for several outputs a tuple of them.
+        Numbers are converted to the input's dtype where nothing but precision can be lost. N samples run in batches of
+        the size that the library was built for, the last one filled up. Returns an array (N, ...), for several outputs
+        a tuple of them.
         """
         outputs = run_in_batches(self, _checked(self.inputs, arrays, named, self.cell), self.inputs[0].shape[0])
         return outputs[0] if len(outputs) == 1 else outputs
@@ -109,7 +112,9 @@ def input_specs(manifest: dict[str, Any]) -> tuple[TensorSpec, ...]:
 
 
 def in_order(specs: tuple[TensorSpec, ...], inputs: Any, cell: str) -> list[Array]:
-    """Return one array, a tuple or list of them in order, or a dictionary of them by name, checked. Raises UsageError."""
+    """Return one array, a tuple or list of them in order, or a dictionary of them by name, checked. Raises
+    UsageError.
+    """
     if isinstance(inputs, dict):
         return _checked(specs, (), inputs, cell)
     return _checked(specs, tuple(inputs) if isinstance(inputs, tuple) or len(specs) > 1 else (inputs,), {}, cell)
@@ -177,7 +182,9 @@ def _check_runs_here(target: ResolvedTarget, cell: str) -> None:
 
 
 def _ask_for_threads(requested: int) -> None:
-    """Let TVM make a pool of so many threads, unless it is loaded: then it has one, of half of the CPUs, and makes none larger."""
+    """Let TVM make a pool of so many threads, unless it is loaded: then it has one, of half of the CPUs, and makes none
+    larger.
+    """
     if "tvm" not in sys.modules:
         os.environ["TVM_NUM_THREADS"] = str(requested)
 
@@ -192,7 +199,8 @@ def _use_threads(requested: int, cell: str) -> int:
     threads = int(tvm.get_global_func("runtime.NumThreads")())
     if threads < requested:
         warnings.warn(
-            f"{cell} computes on {threads} of the {requested} threads that it was built for, because TVM was loaded before: "
+            f"{cell} computes on {threads} of the {requested} threads that it was built for, because TVM "
+            f"was loaded before: "
             f"set TVM_NUM_THREADS={requested} before the first import of tvm",
             stacklevel=4,
         )

@@ -1,4 +1,6 @@
-"""Read who uses this machine's processors, from /proc: the whole machine, our processes, their threads. Knows nothing of what is measured."""
+"""Read who uses this machine's processors, from /proc: the whole machine, our processes, their threads. Knows nothing
+of what is measured.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _USER, _SYSTEM, _LAST_CPU = 11, 12, 36  # of /proc/PID/stat, behind the name
 
 @dataclass(frozen=True)
 class ThreadReading:
-    """used_s: processor seconds; waited_s: for a processor that others had; switches: how often it was taken off one; cpu: its last."""
+    """used_s: processor seconds; waited_s: for a processor that others had; switches: how often it was taken off one;
+    cpu: its last.
+    """
 
     used_s: float
     waited_s: float
@@ -31,7 +35,8 @@ class ThreadReading:
 
 @dataclass(frozen=True)
 class CpuReading:
-    """wall_s: a monotonic clock; busy_s: processor seconds of everything on this machine; own_s: those of our processes by id.
+    """wall_s: a monotonic clock; busy_s: processor seconds of everything on this machine; own_s: those of our processes
+    by id.
 
     threads: those of our processes, by id, where they were asked for.
     """
@@ -75,7 +80,8 @@ def process_tree(pid: int) -> set[int]:
 
 
 def foreign_share(before: CpuReading, after: CpuReading, processors: int | None = None) -> float | None:
-    """Return the share of all processors' time that processes other than ours took, 0 to 1; None where it cannot be seen.
+    """Return the share of all processors' time that processes other than ours took, 0 to 1; None where it cannot be
+    seen.
 
     A kernel that hides the machine's times from us counts less than what we used ourselves.
     """
@@ -86,7 +92,9 @@ def foreign_share(before: CpuReading, after: CpuReading, processors: int | None 
 
 
 def _busy_s() -> float:
-    """Return the processor seconds of the machine in which something ran, those that other machines on it took included."""
+    """Return the processor seconds of the machine in which something ran, those that other machines on it took
+    included.
+    """
     with contextlib.suppress(OSError, ValueError), Path("/proc/stat").open("rb") as file:
         numbers = [int(word) for word in file.readline().split()[1 : _COUNTED + 1]]
         return sum(number for at, number in enumerate(numbers) if at not in _IDLE) / _TICKS
@@ -117,9 +125,12 @@ def _threads(pid: int) -> Iterable[tuple[int, ThreadReading]]:
 
 
 def wait_until_quiet(
-    limit_s: float, max_foreign_load: float, tell: Callable[[float | None], None] = lambda _: None,
-    read: Callable[[], CpuReading] = read_cpu, sleep: Callable[[float], None] = time.sleep,
-) -> bool:  # fmt: skip
+    limit_s: float,
+    max_foreign_load: float,
+    tell: Callable[[float | None], None] = lambda _: None,
+    read: Callable[[], CpuReading] = read_cpu,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
     """Wait until others take at most a share of this machine's processors, up to a limit; returns whether they do.
 
     tell: is told the share every second, None where it cannot be seen.

@@ -1,7 +1,8 @@
-"""Look at the state of the machine while something is measured: how far the cores are from each other, their clock, who waits for whom.
+"""Look at the state of the machine while something is measured: how far the cores are from each other, their clock, who
+waits for whom.
 
-A turn of a measurement lies between two looks. The state that a turn gets from them decides with which other turns it is
-compared (`states_of`), and whether something disturbed it (`disturbance`).
+A turn of a measurement lies between two looks. The state that a turn gets from them decides with which other turns it
+is compared (`states_of`), and whether something disturbed it (`disturbance`).
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ _COMPILE = ("-x", "c", "-std=c11", "-O2", "-fPIC", "-shared", "-pthread")
 _LIMIT_US = 20_000  # of the look at one CPU, where others keep it busy
 _MOST_CPUS = 64
 _COMPUTES = 0.2  # of a turn: a thread that uses less of a processor does not compute
-# What tells two states apart: round trips of one state stay within 1.3 of each other, those of two differ by more than twice.
+# What tells two states apart: round trips of one state stay within 1.3 of each other, those of two differ by more than
+# twice.
 APART = 1.5
 _FEWEST_TURNS = 3  # fewer are no state, but a change between two
-# Of a turn that a thread which computes waited for a processor: little of it counts only where it fell into many of the runs, whose
-# median else knows nothing of it.
+# Of a turn that a thread which computes waited for a processor: little of it counts only where it fell into many of the
+# runs, whose median else knows nothing of it.
 _WAITED, _WAITED_MUCH, _RUNS_HIT = 0.02, 0.2, 0.05
 _SLOWER = 1.06  # of the loop's usual time
 
@@ -37,10 +39,11 @@ _SLOWER = 1.06  # of the loop's usual time
 class TurnState:
     """The machine during one turn; None stands for what could not be seen.
 
-    round_trip_ns: of a line of the cache between the cores that computed; was_ns: the same before the turn. loop_ns: of a loop
-    of known length on the slowest of these cores, before and behind the turn. waited: largest share of the turn in which a thread that computed waited for a
-    processor; switches: how often such threads were taken off one. foreign: share of all processors that others took; own_s:
-    processor seconds of the contestant's processes. khz: the lowest clock, celsius: the highest temperature, where they are told.
+    round_trip_ns: of a line of the cache between the cores that computed; was_ns: the same before the turn. loop_ns: of
+    a loop of known length on the slowest of these cores, before and behind the turn. waited: largest share of the turn
+    in which a thread that computed waited for a processor; switches: how often such threads were taken off one.
+    foreign: share of all processors that others took; own_s: processor seconds of the contestant's processes. khz: the
+    lowest clock, celsius: the highest temperature, where they are told.
     """
 
     round_trip_ns: float | None = None
@@ -68,13 +71,16 @@ class Watch(Protocol):
         """Look at the machine before a turn."""
 
     def end(self, group: int | None) -> TurnState:
-        """Return the state of the turn since `begin`. group: the leader of the contestant's processes, None for all of ours."""
+        """Return the state of the turn since `begin`. group: the leader of the contestant's processes, None for all of
+        ours.
+        """
 
 
 def states_of(round_trips_ns: Sequence[float | None]) -> list[int | None]:
     """Return the number of the state of each turn, 0 for that with the nearest cores; None for a turn in none of them.
 
-    States lie apart by their round trips, whatever these are on a machine. Where no round trip is known, all turns are of state 0.
+    States lie apart by their round trips, whatever these are on a machine. Where no round trip is known, all turns are
+    of state 0.
     """
     known = sorted(number for number in round_trips_ns if number is not None)
     if not known:
@@ -94,7 +100,9 @@ def states_of(round_trips_ns: Sequence[float | None]) -> list[int | None]:
 
 
 def is_same_state(a_ns: float | None, b_ns: float | None) -> bool:
-    """Return whether two measurements were made in one state, by their round trips; unknown ones are taken as the same."""
+    """Return whether two measurements were made in one state, by their round trips; unknown ones are taken as the
+    same.
+    """
     return a_ns is None or b_ns is None or _is_same(a_ns, b_ns)
 
 
@@ -119,7 +127,9 @@ def disturbance(state: TurnState, usual_loop_ns: float | None, runs: int = 1) ->
 
 
 def usual_loop_ns(states: Sequence[TurnState]) -> float | None:
-    """Return what the loop takes at the highest clock, and by itself on its core: the fastest tenth of the looks see that."""
+    """Return what the loop takes at the highest clock, and by itself on its core: the fastest tenth of the looks see
+    that.
+    """
     loops = sorted(state.loop_ns for state in states if state.loop_ns is not None)
     return loops[len(loops) // 10] if loops else None
 
@@ -131,7 +141,9 @@ class Probe:
     library: ctypes.CDLL
 
     def look(self, cpus: Sequence[int]) -> tuple[float | None, float | None]:
-        """Return the slowest loop and the longest round trip between the first of these CPUs and the others, in nanoseconds."""
+        """Return the slowest loop and the longest round trip between the first of these CPUs and the others, in
+        nanoseconds.
+        """
         count = min(len(cpus), _MOST_CPUS)
         numbers, loops, trips = (
             (ctypes.c_int * count)(*cpus[:count]),
@@ -160,7 +172,9 @@ def host_probe() -> Probe | None:
 
 
 class HostWatch:
-    """Watches this machine, for contestants that compute on `threads` threads of processes that this one has started."""
+    """Watches this machine, for contestants that compute on `threads` threads of processes that this one has
+    started.
+    """
 
     def __init__(self, threads: int, read: Callable[[], CpuReading] | None = None, probe: Probe | None = None) -> None:
         self.threads = threads
@@ -184,9 +198,16 @@ class HostWatch:
         loop_before_ns, was_ns = self._last[1:] if self._last[0] == cpus else (None, None)
         self._last = (cpus, loop_ns, round_trip_ns)
         return TurnState(
-            round_trip_ns, was_ns, _slower(loop_before_ns, loop_ns), _waited(before, after, computing, wall_s), _switches(before, after, computing),
-            foreign_share(before, after), own_s, _clock_khz(cpus), None,
-        )  # fmt: skip
+            round_trip_ns,
+            was_ns,
+            _slower(loop_before_ns, loop_ns),
+            _waited(before, after, computing, wall_s),
+            _switches(before, after, computing),
+            foreign_share(before, after),
+            own_s,
+            _clock_khz(cpus),
+            None,
+        )
 
     def _cpus(self, after: CpuReading, computing: Sequence[int]) -> tuple[int, ...]:
         allowed = sorted(os.sched_getaffinity(0))
@@ -220,10 +241,16 @@ class DeviceWatch:
         wall_s, waited_s, switches = (_since(before, after, name) for name in ("wall_s", "waited_s", "switches"))
         (loop_before_ns, was_ns), self._last = self._last, (after.get("loop_ns"), after.get("round_trip_ns"))
         return TurnState(
-            self._last[1], was_ns, _slower(loop_before_ns, self._last[0]), waited_s / (self.threads * wall_s) if waited_s is not None and wall_s else None,
-            None if switches is None else round(switches), _foreign_share(before, after), _since(before, after, "own_s"),
-            after.get("khz"), after.get("celsius"),
-        )  # fmt: skip
+            self._last[1],
+            was_ns,
+            _slower(loop_before_ns, self._last[0]),
+            waited_s / (self.threads * wall_s) if waited_s is not None and wall_s else None,
+            None if switches is None else round(switches),
+            _foreign_share(before, after),
+            _since(before, after, "own_s"),
+            after.get("khz"),
+            after.get("celsius"),
+        )
 
 
 def _slower(a_ns: float | None, b_ns: float | None) -> float | None:

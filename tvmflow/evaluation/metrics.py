@@ -1,7 +1,8 @@
 """What counts as right, where it is not the most likely class: what `metric:` of a model may be.
 
-A metric is a function of the outputs and of the labels, and its value takes the place of the accuracy: in the scorecard for
-every version of the model, in the history, and in the release gate. A package adds one by an entry point of `tvmflow.metrics`.
+A metric is a function of the outputs and of the labels, and its value takes the place of the accuracy: in the scorecard
+for every version of the model, in the history, and in the release gate. A package adds one by an entry point of
+`tvmflow.metrics`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Metric = Callable[[tuple[Array, ...], Array], float]
 
 
 def mean_iou(outputs: tuple[Array, ...], labels: Array) -> float:
-    """Return the mean over the classes of intersection over union of the first output (N, C, H, W) and labels (N, H, W).
+    """Return the mean over the classes of intersection over union of the first output (N, C, H, W) and labels (N, H,
+    W).
 
     Classes that neither has are left out; a label that is no class (255 by custom) leaves its pixel out.
     """
@@ -50,8 +52,9 @@ def value_of(name: str, outputs: tuple[Array, ...], labels: Array) -> float:
     except Exception as error:  # the metric's own code
         raise UsageError(
             f"metric {name!r} fails: {type(error).__name__}: {first_line(error)}",
-            "a value for the outputs and labels of this model", "correct metric: of the model in params.yaml",
-        ) from error  # fmt: skip
+            "a value for the outputs and labels of this model",
+            "correct metric: of the model in params.yaml",
+        ) from error
     if not 0.0 <= value <= 1.0:
         raise UsageError(f"metric {name!r} gives {value:g}", "a share between 0 and 1, more is better")
     return value

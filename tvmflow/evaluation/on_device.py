@@ -33,9 +33,10 @@ Arrays = tuple[Array, ...]
 
 @dataclass(frozen=True)
 class DeviceRules:
-    """cold_starts: how many times the library is loaded anew. threads: of library and peers; on_this_host: where they run.
-    emulated: the device's clock counts instructions; is_counted: or cycles of a simulated part: no run differs from another.
-    sizes: that a run chooses."""
+    """cold_starts: how many times the library is loaded anew. threads: of library and peers; on_this_host: where they
+    run. emulated: the device's clock counts instructions; is_counted: or cycles of a simulated part: no run differs
+    from another. sizes: that a run chooses.
+    """
 
     latency: LatencyRules
     cold_starts: int
@@ -49,10 +50,11 @@ class DeviceRules:
 
 @dataclass(frozen=True)
 class ColdStart:
-    """total_ms: from 'the file is on the device' to the first output, through the transport; first_run_ms: of it the first run, on the device's clock
-    where that is told.
+    """total_ms: from 'the file is on the device' to the first output, through the transport; first_run_ms: of it the
+    first run, on the device's clock where that is told.
 
-    memory_bytes: by how much the device's process grew, None where nobody knows. Of later starts it is less: memory is used again.
+    memory_bytes: by how much the device's process grew, None where nobody knows. Of later starts it is less: memory is
+    used again.
     """
 
     total_ms: float
@@ -62,8 +64,9 @@ class ColdStart:
 
 @dataclass(frozen=True)
 class GpuNumbers:
-    """Milliseconds on a GPU's device, with the code that ships: to open the library, with all programs compiled anew and with those that are kept; to
-    bring the inputs there, and the outputs to the host's memory."""
+    """Milliseconds on a GPU's device, with the code that ships: to open the library, with all programs compiled anew
+    and with those that are kept; to bring the inputs there, and the outputs to the host's memory.
+    """
 
     compile_ms: float
     open_ms: float
@@ -73,10 +76,12 @@ class GpuNumbers:
 
 @dataclass(frozen=True)
 class DeviceNumbers:
-    """latency: of compute, copy_in and copy_out; beside: the library, its peers and, where it is another, its form in TVM's machine.
+    """latency: of compute, copy_in and copy_out; beside: the library, its peers and, where it is another, its form in
+    TVM's machine.
 
-    outputs: all outputs for all samples, each (N, ...). executed: by one run, where something counts it. sizes: of a run in each bucket.
-    kernels_ms: of all calls of a kernel in a run, by its name, where they run on this machine's CPU.
+    outputs: all outputs for all samples, each (N, ...). executed: by one run, where something counts it. sizes: of a
+    run in each bucket. kernels_ms: of all calls of a kernel in a run, by its name, where they run on this machine's
+    CPU.
     """
 
     cold_starts: list[ColdStart]
@@ -118,8 +123,8 @@ def measure_on_device(
 ) -> DeviceNumbers:
     """Measure with the first batch of the inputs, then run all of them (N, ...).
 
-    ships: what apps get, whose numbers these are; machine: the same kernels in TVM's virtual machine, measured beside it where
-    it is another file.
+    ships: what apps get, whose numbers these are; machine: the same kernels in TVM's virtual machine, measured beside
+    it where it is another file.
     """
     first = batch_at(inputs, 0, batch)
     cold = _cold_starts(session, ships, first, rules.cold_starts)
@@ -169,7 +174,9 @@ def _watch_of(model: TellsState, rules: DeviceRules) -> Watch | None:
 
 
 def _kernels_ms(model: RemoteModel) -> dict[str, float]:
-    """Return what a kernel's calls in one run take together, the median of several profiles; nothing where the device does not tell it."""
+    """Return what a kernel's calls in one run take together, the median of several profiles; nothing where the device
+    does not tell it.
+    """
     found: dict[str, list[float]] = {}
     for _ in range(_PROFILES):
         sums: dict[str, float] = {}

@@ -16,7 +16,9 @@ _SUM = 1e-3  # by which probabilities may miss 1, of 16-bit outputs too
 
 @dataclass(frozen=True)
 class Guess:
-    """A class: its number and name, its output as it is, and its probability (softmax, where the model has none itself)."""
+    """A class: its number and name, its output as it is, and its probability (softmax, where the model has none
+    itself).
+    """
 
     number: int
     name: str
@@ -42,8 +44,9 @@ def predictions(
     if scores.ndim != 2 or classes_of(scores, task) is None:
         raise UsageError(
             f"an output of shape {list(scores.shape)}" + (f" of a model for {task}" if task else ""),
-            "scores of classes (N, classes)", "call tvmflow.predict in Python, which returns the arrays",
-        )  # fmt: skip
+            "scores of classes (N, classes)",
+            "call tvmflow.predict in Python, which returns the arrays",
+        )
     results = []
     for image, row in zip(images, scores.astype(np.float64), strict=True):
         probability = _probabilities(row)

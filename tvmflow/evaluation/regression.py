@@ -1,7 +1,7 @@
 """Compare two measurements that were made at their own times: of one device, in one state of the machine.
 
-Each has an interval of its own, which knows nothing of what differs from one process to the next (where memory lies, what the
-system does); `BETWEEN` allows for that. What disturbs a measurement makes it slower, never faster.
+Each has an interval of its own, which knows nothing of what differs from one process to the next (where memory lies,
+what the system does); `BETWEEN` allows for that. What disturbs a measurement makes it slower, never faster.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ Verdict = Literal["faster", "slower", "same"]
 
 @dataclass(frozen=True)
 class Change:
-    """ratio: latency now over latency before, with its interval. verdict: None where nothing can be said, `why` says why not."""
+    """ratio: latency now over latency before, with its interval. verdict: None where nothing can be said, `why` says
+    why not.
+    """
 
     ratio: float | None
     low: float | None = None

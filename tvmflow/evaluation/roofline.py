@@ -1,9 +1,11 @@
-"""The least time that a network's arithmetic and constants allow on this machine, by measured ceilings, and the share of it that is reached.
+"""The least time that a network's arithmetic and constants allow on this machine, by measured ceilings, and the share
+of it that is reached.
 
-A ceiling is the most that the target's threads do together: multiply-adds in registers of each type that the network multiplies, by the target's
-widest instructions; reads of a buffer as large as the network's constants, again and again, so that caches hold of it what they can.
-The arithmetic is that of the kernels as they are built: Winograd's products count, and what they save does not. Activations are no traffic here:
-kernels that follow each other may leave them in a cache.
+A ceiling is the most that the target's threads do together: multiply-adds in registers of each type that the network
+multiplies, by the target's widest instructions; reads of a buffer as large as the network's constants, again and again,
+so that caches hold of it what they can. The arithmetic is that of the kernels as they are built: Winograd's products
+count, and what they save does not. Activations are no traffic here: kernels that follow each other may leave them in a
+cache.
 """
 
 from __future__ import annotations
@@ -29,8 +31,19 @@ from tvmflow.targets.resolve import ResolvedTarget
 SOURCE = Path(__file__).with_name("roofline_peaks.c")
 _NEEDED = {"avx2", "fma"}
 _EXTENSIONS = (
-    "avx2", "fma", "avxvnni", "avx512f", "avx512bw", "avx512vl", "avx512vnni", "avx512bf16", "avx512fp16", "amx-tile", "amx-int8", "amx-bf16",
-)  # fmt: skip
+    "avx2",
+    "fma",
+    "avxvnni",
+    "avx512f",
+    "avx512bw",
+    "avx512vl",
+    "avx512vnni",
+    "avx512bf16",
+    "avx512fp16",
+    "amx-tile",
+    "amx-int8",
+    "amx-bf16",
+)
 _COMPILE = ("-x", "c", "-std=c11", "-O3", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
 _MEASURE_S = 0.5
 _ROUNDS = 6_000_000  # 10 ms: starting threads is little beside them, and other processes seldom come in between
@@ -59,7 +72,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """operations: type -> operations a second; read: bytes a second of a buffer as large as the constants, None without any.
+    """operations: type -> operations a second; read: bytes a second of a buffer as large as the constants, None without
+    any.
 
     Raises StageError for what no machine does.
     """
@@ -79,7 +93,8 @@ class Ceilings:
 
 
 def bounds_of(work: Work, ceilings: Ceilings, median_ms: float | None) -> dict[str, Any]:
-    """Return what the scorecard says of bounds. median_ms: of a run, None where it is no time: then no share of it is known.
+    """Return what the scorecard says of bounds. median_ms: of a run, None where it is no time: then no share of it is
+    known.
 
     Raises StageError where a run was faster than its bound: then the ceilings are none.
     """
@@ -90,17 +105,23 @@ def bounds_of(work: Work, ceilings: Ceilings, median_ms: float | None) -> dict[s
             f"a run took {median_ms:.4g} ms, less than its bound of {least_ms:.4g} ms: ceilings were not reached"
         )
     return {
-        "operations": dict(work.operations), "constant_bytes": work.constant_bytes,
+        "operations": dict(work.operations),
+        "constant_bytes": work.constant_bytes,
         "ceilings": {"operations": dict(ceilings.operations), "read": ceilings.read},
-        "arithmetic_ms": arithmetic_ms, "memory_ms": memory_ms, "least_ms": least_ms,
-        "share": None if median_ms is None else least_ms / median_ms, "reason": None,
-    }  # fmt: skip
+        "arithmetic_ms": arithmetic_ms,
+        "memory_ms": memory_ms,
+        "least_ms": least_ms,
+        "share": None if median_ms is None else least_ms / median_ms,
+        "reason": None,
+    }
 
 
 def kernel_bounds(
     kernels: Iterable[Mapping[str, Any]], ceilings: Ceilings, times_ms: Mapping[str, float]
 ) -> list[dict[str, Any]]:
-    """Return a row per kernel whose time in a run is known, those that lose most beside the least time of their arithmetic first."""
+    """Return a row per kernel whose time in a run is known, those that lose most beside the least time of their
+    arithmetic first.
+    """
     rows = []
     for kernel in kernels:
         if took := times_ms.get(kernel["name"]):
@@ -112,9 +133,12 @@ def kernel_bounds(
 
 
 def measured_bounds(
-    kernels: Sequence[Mapping[str, Any]], target: ResolvedTarget, median_ms: float | None,
-    times_ms: Mapping[str, float], max_foreign_load: float,
-) -> dict[str, Any]:  # fmt: skip
+    kernels: Sequence[Mapping[str, Any]],
+    target: ResolvedTarget,
+    median_ms: float | None,
+    times_ms: Mapping[str, float],
+    max_foreign_load: float,
+) -> dict[str, Any]:
     """Measure the ceilings and return what the scorecard says of bounds; only the reason where there can be none.
 
     times_ms: what all calls of a kernel in a run take, by its name, of those that are known.
@@ -128,9 +152,12 @@ def measured_bounds(
 
 
 def measured_ceilings(
-    target: ResolvedTarget, dtypes: Iterable[str], constant_bytes: int, max_foreign_load: float,
+    target: ResolvedTarget,
+    dtypes: Iterable[str],
+    constant_bytes: int,
+    max_foreign_load: float,
     read: Callable[[], CpuReading] = read_cpu,
-) -> Ceilings:  # fmt: skip
+) -> Ceilings:
     """Return the most that the target's threads reach on this machine in several tries.
 
     Where others took more than `max_foreign_load` of it meanwhile, it is tried once more. Raises StageError.

@@ -36,11 +36,12 @@ def quality(
     task: str | None = None,
     metric: str | None = None,
 ) -> dict[str, Any]:
-    """Return the agreement of the built version's outputs with the source's, step by step, and accuracy where there are labels.
+    """Return the agreement of the built version's outputs with the source's, step by step, and accuracy where there are
+    labels.
 
-    Of several outputs the agreement is the worst of each number, and `outputs` has those of each. accuracy: share of the
-    samples (of maps: of the pixels) whose most likely class is the label, or the value of `metric`; top5: whose label is among five.
-    Raises AgreementError when an output is further from the quantized version's than `bound`.
+    Of several outputs the agreement is the worst of each number, and `outputs` has those of each. accuracy: share of
+    the samples (of maps: of the pixels) whose most likely class is the label, or the value of `metric`; top5: whose
+    label is among five. Raises AgreementError when an output is further from the quantized version's than `bound`.
     """
     built = as_outputs(outputs)
     versions = {**_reference(inputs, "import_model"), **_reference(inputs, "quantize"), "built": built}
@@ -68,7 +69,9 @@ def quality(
 def _accuracies(
     steps: list[tuple[str, Arrays]], y: Array, task: str | None, metric: str | None
 ) -> dict[str, dict[str, Any]]:
-    """Return accuracy and, of more than five classes, top5 of every version; nothing where the first output has no classes."""
+    """Return accuracy and, of more than five classes, top5 of every version; nothing where the first output has no
+    classes.
+    """
     if metric is not None:
         return {"accuracy": {name: value_of(metric, outputs, y) for name, outputs in steps}}
     shares: dict[str, dict[str, Any]] = {}

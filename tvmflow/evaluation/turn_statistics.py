@@ -1,8 +1,10 @@
-"""Statistics over turns: times, ratios within rounds, and intervals that need no assumption about how noise is distributed.
+"""Statistics over turns: times, ratios within rounds, and intervals that need no assumption about how noise is
+distributed.
 
-Others that share a core, or only its caches, make a turn longer and never shorter, come and go within seconds, and are not always
-seen. So of each block of consecutive turns the fastest counts, and of the blocks the median: a block is one placement of a network in
-memory. Neighbouring turns are alike, blocks hardly; intervals are over blocks, by the sign test (their order statistics).
+Others that share a core, or only its caches, make a turn longer and never shorter, come and go within seconds, and are
+not always seen. So of each block of consecutive turns the fastest counts, and of the blocks the median: a block is one
+placement of a network in memory. Neighbouring turns are alike, blocks hardly; intervals are over blocks, by the sign
+test (their order statistics).
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def ratio_between(
 
 
 def sign_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-    """Return the interval of the median of independent values, at least at this confidence; None for too few of them."""
+    """Return the interval of the median of independent values, at least at this confidence; None for too few of
+    them.
+    """
     count, ordered = len(values), sorted(values)
     if count < LEAST_BLOCKS:
         return None

@@ -1,4 +1,5 @@
-"""What the header of a model file says: whose it is, and which inputs it has. Without its framework, in a fraction of a second.
+"""What the header of a model file says: whose it is, and which inputs it has. Without its framework, in a fraction of a
+second.
 
 Reads by allowlist and believes nothing; to be called in a sandbox like every reader of a user's file.
 """
@@ -31,13 +32,15 @@ _TORCH_DTYPES = (
     "complex128",
     "bool",
     "bfloat16",
-)  # fmt: skip  (torch/_export/serde/schema.py, ScalarType)
+)  # torch/_export/serde/schema.py, ScalarType
 _TFLITE_DTYPES = {0: "float32", 1: "float16", 2: "int32", 3: "uint8", 4: "int64", 6: "bool", 7: "int16", 9: "int8"}
 
 
 @dataclass(frozen=True)
 class Input:
-    """shape: -1 where the file leaves a size open; dtype: "" where it does not say; high: rows of the table that integers look up."""
+    """shape: -1 where the file leaves a size open; dtype: "" where it does not say; high: rows of the table that
+    integers look up.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -78,9 +81,10 @@ def read_header(path: str, size: int) -> dict[str, Any] | None:
         raise
     except Exception as error:  # each reader has its own
         raise ModelFileError(
-            f"{file.name} is damaged: {type(error).__name__}: {first_line(error)}", "a whole model file",
+            f"{file.name} is damaged: {type(error).__name__}: {first_line(error)}",
+            "a whole model file",
             "export the model again",
-        ) from error  # fmt: skip
+        ) from error
     return None
 
 
@@ -111,8 +115,9 @@ def _program_inputs(program: Any) -> tuple[Input, ...] | None:
     graph = program["graph_module"]["graph"]
     names = [
         spec["user_input"]["arg"].get("as_tensor", {"name": "(no tensor)"})["name"]
-        for spec in program["graph_module"]["signature"]["input_specs"] if "user_input" in spec
-    ]  # fmt: skip
+        for spec in program["graph_module"]["signature"]["input_specs"]
+        if "user_input" in spec
+    ]
     inputs = []
     for name in names:
         value = graph["tensor_values"].get(name, {"sizes": [], "dtype": 0})
@@ -193,7 +198,9 @@ def _onnx(file: Path) -> Header:
 
 
 def _rows_looked_up(graph: Any, name: str, weights: dict[str, tuple[int, ...]]) -> int | None:
-    """Return the rows of the smallest constant table in which an input looks up, as it is or cast; None where there is none."""
+    """Return the rows of the smallest constant table in which an input looks up, as it is or cast; None where there is
+    none.
+    """
     names, rows = {name}, []
     for node in graph.node:  # in topological order
         if node.op_type in ("Cast", "Identity") and node.input[0] in names:
@@ -211,4 +218,4 @@ _FORMATS: tuple[tuple[Callable[[Path, bytes], bool], Callable[[Path], Header | N
     (lambda _file, start: start[8:9] == b"{" and int.from_bytes(start[:8], "little") < MAX_HEADER_BYTES, _safetensors),
     (lambda _file, start: start.lstrip()[:1] == b"{", _mxnet),
     (lambda file, start: file.suffix == ".onnx" or start[:1] == b"\x08", _onnx),
-)  # fmt: skip
+)

@@ -67,22 +67,33 @@ def _tensorflow(folder: Path, description: SourceDescription) -> SourceModel:
     return tensorflow.load(folder, description)
 
 
-FRONTENDS: Table[Frontend] = Table("frontends", {
-    "torch": Frontend(
-        _torch, ("torch", "torchvision", "onnxscript"),
-        WeightFiles((".safetensors", ".pt2", ".torchscript", ".pt", ".pth")),
-    ),
-    "keras": Frontend(_keras, ("keras", "torch", "onnxscript"), WeightFiles((".keras", ".weights.h5", ".h5"))),
-    "mxnet": Frontend(
-        _mxnet, ("tool:mxnet",), WeightFiles(("-symbol.json",), mxnet_parameters, part_name="model-0000.params")
-    ),
-    "onnx": Frontend(
-        _onnx, ("onnx", "onnxruntime"), WeightFiles((".onnx",), _onnx_external_data), has_networks=False, same_peer="onnxruntime"
-    ),
-    "tensorflow": Frontend(
-        _tensorflow, ("tflite", "ai-edge-litert", "tool:tensorflow"), WeightFiles((".tflite", ".zip")), has_networks=False
-    ),
-})  # fmt: skip
+FRONTENDS: Table[Frontend] = Table(
+    "frontends",
+    {
+        "torch": Frontend(
+            _torch,
+            ("torch", "torchvision", "onnxscript"),
+            WeightFiles((".safetensors", ".pt2", ".torchscript", ".pt", ".pth")),
+        ),
+        "keras": Frontend(_keras, ("keras", "torch", "onnxscript"), WeightFiles((".keras", ".weights.h5", ".h5"))),
+        "mxnet": Frontend(
+            _mxnet, ("tool:mxnet",), WeightFiles(("-symbol.json",), mxnet_parameters, part_name="model-0000.params")
+        ),
+        "onnx": Frontend(
+            _onnx,
+            ("onnx", "onnxruntime"),
+            WeightFiles((".onnx",), _onnx_external_data),
+            has_networks=False,
+            same_peer="onnxruntime",
+        ),
+        "tensorflow": Frontend(
+            _tensorflow,
+            ("tflite", "ai-edge-litert", "tool:tensorflow"),
+            WeightFiles((".tflite", ".zip")),
+            has_networks=False,
+        ),
+    },
+)
 
 
 def frontend_named(framework: str) -> Frontend:

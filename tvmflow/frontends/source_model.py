@@ -37,8 +37,8 @@ def one_input(name: str, shape: tuple[int, ...], dtype: str = "float32") -> tupl
 class SourceDescription:
     """What fetch hands on about a model: framework, network factory or None, weights file name, inputs in order.
 
-    task: what its outputs are, None where their shapes say it (`evaluation.agreement`). sizes: those that a run chooses, of which `inputs` have the
-    largest; None where inputs have one shape each.
+    task: what its outputs are, None where their shapes say it (`evaluation.agreement`). sizes: those that a run
+    chooses, of which `inputs` have the largest; None where inputs have one shape each.
     """
 
     framework: str
@@ -73,9 +73,10 @@ class SourceDescription:
         if len(self.inputs) != 1 or self.inputs[0].dtype != "float32":
             described = ", ".join(f"{spec.name} {spec.dtype}" for spec in self.inputs)
             raise ModelFileError(
-                f"inputs {described} for a model of {self.framework}", "one float32 input, which is all that this frontend reads",
+                f"inputs {described} for a model of {self.framework}",
+                "one float32 input, which is all that this frontend reads",
                 "export the model to ONNX, whose inputs may be several and integers",
-            )  # fmt: skip
+            )
         return self.inputs[0]
 
 
@@ -123,7 +124,9 @@ class SourceModel(Runner, Protocol):
         """Let `run`, and ways asked for later, use as many threads from now on."""
 
     def ways(self, *inputs: Array) -> Sequence[Way]:
-        """Return the ways to run these inputs again and again that its users know to be fast: one of them will be timed."""
+        """Return the ways to run these inputs again and again that its users know to be fast: one of them will be
+        timed.
+        """
 
     def output_names(self) -> tuple[str, ...]:
         """Return the names of the outputs, as many as `run` returns."""
@@ -169,9 +172,10 @@ def by_sample(output: Array, batch: int) -> Array:
     if batch == 1:
         return output[None]
     raise ModelFileError(
-        f"an output of shape {list(output.shape)} for a batch of {batch}", "the batch in front of every output",
+        f"an output of shape {list(output.shape)} for a batch of {batch}",
+        "the batch in front of every output",
         "give the inputs a batch of 1",
-    )  # fmt: skip
+    )
 
 
 def wrong_weights(error: Exception, network: str | None) -> ModelFileError:
@@ -191,9 +195,10 @@ def in_order(what: str, names: Sequence[str], inputs: Sequence[TensorSpec]) -> l
         return [0]
     if sorted(names) != sorted(spec.name for spec in inputs):
         raise ModelFileError(
-            f"{what} has the inputs {', '.join(names)}", f"{', '.join(spec.name for spec in inputs)}, as params.yaml has them",
+            f"{what} has the inputs {', '.join(names)}",
+            f"{', '.join(spec.name for spec in inputs)}, as params.yaml has them",
             "correct inputs: of the model in params.yaml",
-        )  # fmt: skip
+        )
     return [list(names).index(spec.name) for spec in inputs]
 
 

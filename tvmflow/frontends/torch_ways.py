@@ -20,9 +20,10 @@ def torch_ways(module: Any, arguments: Sequence[Any], exported: Callable[[], Any
     """
     traced = functools.cache(lambda: _traced(module, arguments))
     makers = {
-        "eager": lambda: module, "TorchScript": lambda: _frozen(traced()),
+        "eager": lambda: module,
+        "TorchScript": lambda: _frozen(traced()),
         "TorchScript for inference": lambda: _optimized(_frozen(traced())),
-    }  # fmt: skip
+    }
     ways = [Way(name, functools.partial(_prepared, make, arguments)) for name, make in makers.items()]
     compiled = functools.partial(_prepared, lambda: _compiled(exported()), arguments)
     return (*ways, Way("torch.compile", compiled, compiles_long=True))

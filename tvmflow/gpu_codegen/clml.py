@@ -1,7 +1,9 @@
-"""Which layers of a network CLML, Qualcomm's library for Adreno, could compute: counted alone, there is no host code for it (docs/gpu.md).
+"""Which layers of a network CLML, Qualcomm's library for Adreno, could compute: counted alone, there is no host code
+for it (docs/gpu.md).
 
-What is not allowed here stays with our kernels. The operators are those that TVM gives it (src/runtime/extra/contrib/clml): images of floats, channels
-first; convolutions of one group or of a group for each channel, with bias and ReLU or ReLU6, float16 summed in float32 where it is asked for; pools; additions.
+What is not allowed here stays with our kernels. The operators are those that TVM gives it
+(src/runtime/extra/contrib/clml): images of floats, channels first; convolutions of one group or of a group for each
+channel, with bias and ReLU or ReLU6, float16 summed in float32 where it is asked for; pools; additions.
 """
 
 from __future__ import annotations
@@ -87,12 +89,17 @@ def _addition(step: Step, graph: Graph) -> str | None:
 
 
 _RULES: dict[str, Callable[[Step, Graph], str | None]] = {
-    "relax.nn.conv2d": _convolution, "relax.nn.max_pool2d": _pool, "relax.nn.avg_pool2d": _pool, "relax.add": _addition,
-}  # fmt: skip
+    "relax.nn.conv2d": _convolution,
+    "relax.nn.max_pool2d": _pool,
+    "relax.nn.avg_pool2d": _pool,
+    "relax.add": _addition,
+}
 
 
 def _behind(step: Step, reader: Callable[[Step], Step | None]) -> Iterator[Step]:
-    """Yield what a convolution can have computed in its own call: bias, then ReLU or ReLU6, then rounding to the type that it reads."""
+    """Yield what a convolution can have computed in its own call: bias, then ReLU or ReLU6, then rounding to the type
+    that it reads.
+    """
     for is_part in (_is_bias, _is_activation, _is_rounding):
         behind = reader(step)
         if behind is not None and is_part(behind):

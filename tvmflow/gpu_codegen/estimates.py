@@ -1,6 +1,8 @@
-"""What a network's kernels ask of a GPU that is not at hand, counted in their lowered functions: estimates, no time is predicted.
+"""What a network's kernels ask of a GPU that is not at hand, counted in their lowered functions: estimates, no time is
+predicted.
 
-Bytes are those that threads load and store; caches, which a real GPU has, may serve most of them. Both sides of a condition count.
+Bytes are those that threads load and store; caches, which a real GPU has, may serve most of them. Both sides of a
+condition count.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ class NetworkEstimate:
 
 
 def estimate(program: DeviceProgram, calls: Mapping[str, int]) -> NetworkEstimate:
-    """Count what kernels ask for. calls: of each kernel in an inference. Raises StageError for a loop whose length is not known."""
+    """Count what kernels ask for. calls: of each kernel in an inference. Raises StageError for a loop whose length is
+    not known.
+    """
     return NetworkEstimate(tuple(_estimate_kernel(name, count, program.kernels[name]) for name, count in calls.items()))
 
 

@@ -15,7 +15,9 @@ ALIGNMENT = 512  # bytes: a multiple of what known devices ask of a part of a bu
 
 @dataclass(frozen=True)
 class GpuCode:
-    """codes: programs as the driver takes them, source or binary; places: function of the device -> its position in codes and its name there."""
+    """codes: programs as the driver takes them, source or binary; places: function of the device -> its position in
+    codes and its name there.
+    """
 
     codes: tuple[bytes, ...] = field(repr=False)
     places: Mapping[str, tuple[int, str]]
@@ -23,9 +25,11 @@ class GpuCode:
 
 @dataclass(frozen=True)
 class GpuExecutable:
-    """code: what the driver is given, for the images that the plan chose: function of the device -> parameter -> vectors of four in its row.
+    """code: what the driver is given, for the images that the plan chose: function of the device -> parameter ->
+    vectors of four in its row.
 
-    may_be_images: function of the device -> for each parameter whether an image can take its place; empty where there are only buffers.
+    may_be_images: function of the device -> for each parameter whether an image can take its place; empty where there
+    are only buffers.
     """
 
     api: Api

@@ -1,4 +1,6 @@
-"""Expressions of TIR in a language of GPUs, in parentheses wherever that could matter. What is not listed here is refused."""
+"""Expressions of TIR in a language of GPUs, in parentheses wherever that could matter. What is not listed here is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,17 @@ from tvmflow.support.errors import StageError
 _BINARY = {"Add": "+", "Sub": "-", "Mul": "*"}
 _COMPARED = {"EQ": "==", "NE": "!=", "LT": "<", "LE": "<=", "GT": ">", "GE": ">="}
 _BITS = {
-    "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "shift_left": "<<", "shift_right": ">>",
-    "BitwiseAnd": "&", "BitwiseOr": "|", "BitwiseXor": "^", "LShift": "<<", "RShift": ">>",
-}  # fmt: skip
+    "bitwise_and": "&",
+    "bitwise_or": "|",
+    "bitwise_xor": "^",
+    "shift_left": "<<",
+    "shift_right": ">>",
+    "BitwiseAnd": "&",
+    "BitwiseOr": "|",
+    "BitwiseXor": "^",
+    "LShift": "<<",
+    "RShift": ">>",
+}
 _MOST_MULTIPLIED = 8  # the highest power that is written as products
 _WHOLE_TANH = 10.0  # from there on tanh is 1 in float32; some drivers return NaN for large numbers
 
@@ -208,7 +218,9 @@ class Expressions:
         )
 
     def store(self, memory: Memory, base: Any, value: str, kind: KernelType) -> str:
-        """Return the statement that stores an entry, or an element of a vector of a thread's own. base: its first element."""
+        """Return the statement that stores an entry, or an element of a vector of a thread's own. base: its first
+        element.
+        """
         if memory.scope == "global":
             return self.language.stored(memory, self._at(memory, base), value, kind, self.used)
         to = self._own(memory, base)
@@ -344,15 +356,38 @@ def function_name(call: Any) -> str:
 
 
 _NODES: dict[str, Callable[[Expressions, Any], str]] = {
-    "Var": Expressions._variable, "IntImm": Expressions._integer, "FloatImm": Expressions._float, "Min": Expressions._least, "Max": Expressions._least,
-    "Div": Expressions._divided, "Mod": Expressions._divided, "FloorDiv": Expressions._floored, "FloorMod": Expressions._floored,
-    "And": Expressions._both, "Or": Expressions._both, "Not": Expressions._not, "Select": Expressions._select, "Cast": Expressions._cast,
-    "Broadcast": Expressions._broadcast, "Ramp": Expressions._ramp, "Shuffle": Expressions._shuffle, "TensorLoad": Expressions._load,
+    "Var": Expressions._variable,
+    "IntImm": Expressions._integer,
+    "FloatImm": Expressions._float,
+    "Min": Expressions._least,
+    "Max": Expressions._least,
+    "Div": Expressions._divided,
+    "Mod": Expressions._divided,
+    "FloorDiv": Expressions._floored,
+    "FloorMod": Expressions._floored,
+    "And": Expressions._both,
+    "Or": Expressions._both,
+    "Not": Expressions._not,
+    "Select": Expressions._select,
+    "Cast": Expressions._cast,
+    "Broadcast": Expressions._broadcast,
+    "Ramp": Expressions._ramp,
+    "Shuffle": Expressions._shuffle,
+    "TensorLoad": Expressions._load,
     "Call": Expressions._call,
-}  # fmt: skip
+}
 _CALLS: dict[str, Callable[[Expressions, Any], str]] = {
-    "if_then_else": Expressions._if, "likely": Expressions._first, "pow": Expressions._power, "fmod": Expressions._remainder,
-    "tanh": Expressions._tanh, "sigmoid": Expressions._sigmoid, "fma": Expressions._fma, "bitwise_not": Expressions._bit_not,
-    "reinterpret": Expressions._reinterpret, "isnan": Expressions._is, "isinf": Expressions._is,
-    "word": Expressions._word, "dot4": Expressions._dot4,
-}  # fmt: skip
+    "if_then_else": Expressions._if,
+    "likely": Expressions._first,
+    "pow": Expressions._power,
+    "fmod": Expressions._remainder,
+    "tanh": Expressions._tanh,
+    "sigmoid": Expressions._sigmoid,
+    "fma": Expressions._fma,
+    "bitwise_not": Expressions._bit_not,
+    "reinterpret": Expressions._reinterpret,
+    "isnan": Expressions._is,
+    "isinf": Expressions._is,
+    "word": Expressions._word,
+    "dot4": Expressions._dot4,
+}

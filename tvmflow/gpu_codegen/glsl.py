@@ -1,7 +1,7 @@
 """GLSL for Vulkan: types, numbers, functions that it lacks, and how parameters are reached.
 
-Parameter k is the storage buffer of set 0, binding k, or a buffer of texels there; of texels of one value at binding 64 + k. Sizes, strides and loops are
-numbers, so that a shader needs nothing else.
+Parameter k is the storage buffer of set 0, binding k, or a buffer of texels there; of texels of one value at binding 64
++ k. Sizes, strides and loops are numbers, so that a shader needs nothing else.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ _WIDE = ("GL_EXT_shader_explicit_arithmetic_types_int64",)
 _IN_REGISTERS = {"float16": ("GL_EXT_shader_explicit_arithmetic_types_float16",), "int64": _WIDE, "uint64": _WIDE}
 _IN_MEMORY = {
     **dict.fromkeys(("float16", "int16", "uint16"), ("GL_EXT_shader_16bit_storage",)),
-    **dict.fromkeys(("int8", "uint8", "bool"), ("GL_EXT_shader_8bit_storage",)), "int64": _WIDE, "uint64": _WIDE,
-}  # fmt: skip
+    **dict.fromkeys(("int8", "uint8", "bool"), ("GL_EXT_shader_8bit_storage",)),
+    "int64": _WIDE,
+    "uint64": _WIDE,
+}
 _COMPARED = {
     "==": "equal",
     "!=": "notEqual",
@@ -47,9 +49,13 @@ _COMPARED = {
     ">=": "greaterThanEqual",
 }
 _REINTERPRETED = {
-    ("float32", "int32"): "intBitsToFloat", ("float32", "uint32"): "uintBitsToFloat", ("int32", "float32"): "floatBitsToInt",
-    ("uint32", "float32"): "floatBitsToUint", ("int32", "uint32"): "int", ("uint32", "int32"): "uint",
-}  # fmt: skip
+    ("float32", "int32"): "intBitsToFloat",
+    ("float32", "uint32"): "uintBitsToFloat",
+    ("int32", "float32"): "floatBitsToInt",
+    ("uint32", "float32"): "floatBitsToUint",
+    ("int32", "uint32"): "int",
+    ("uint32", "int32"): "uint",
+}
 
 
 def _polynomial(coefficients: Sequence[float], variable: str) -> str:
@@ -101,12 +107,20 @@ _FUNCTIONS = {
     **_TOTALS,
     "erf": "\n".join([_ERF, *(_ERF4.format(n=n, each=", ".join(f"erf(x.{c})" for c in LANES[:n])) for n in (2, 3, 4))]),
     "floor_div": "int floor_div(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? q - 1 : q; }",
-    "floor_mod": "int floor_mod(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? a - (q - 1) * b : a - q * b; }",
+    "floor_mod": (
+        "int floor_mod(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? a - (q - 1) "
+        "* b : a - q * b; }"
+    ),
     "dot4": "int dot4(int a, int b) { return dot_words(a, b, 0); }",
-    "dot4_in_4": "ivec4 dot4_in_4(ivec4 a, ivec4 b) { return ivec4(dot4(a.x, b.x), dot4(a.y, b.y), dot4(a.z, b.z), dot4(a.w, b.w)); }",
+    "dot4_in_4": (
+        "ivec4 dot4_in_4(ivec4 a, ivec4 b) { return ivec4(dot4(a.x, b.x), dot4(a.y, b.y), dot4(a.z, b.z), "
+        "dot4(a.w, b.w)); }"
+    ),
     "unpack_int8": "ivec4 unpack_int8(uint v) { int s = int(v); return ivec4(s << 24, s << 16, s << 8, s) >> 24; }",
     "unpack_uint8": "uvec4 unpack_uint8(uint v) { return (uvec4(v) >> uvec4(0u, 8u, 16u, 24u)) & 255u; }",
-    "pack_int8": "uint pack_int8(ivec4 v) { uvec4 u = uvec4(v) & 255u; return u.x | u.y << 8 | u.z << 16 | u.w << 24; }",
+    "pack_int8": (
+        "uint pack_int8(ivec4 v) { uvec4 u = uvec4(v) & 255u; return u.x | u.y << 8 | u.z << 16 | u.w << 24; }"
+    ),
     "pack_uint8": "uint pack_uint8(uvec4 v) { uvec4 u = v & 255u; return u.x | u.y << 8 | u.z << 16 | u.w << 24; }",
 }
 
@@ -114,8 +128,9 @@ _FUNCTIONS = {
 def glsl_of(function: Any, most_texels: int = 0, *, computes_float16: bool = True) -> str:
     """Return the shader of a device's function, a PrimFunc of launched threads.
 
-    most_texels: parameters that are only read become buffers of texels if they have at most so many (the device's maxTexelBufferElements; 65536 is
-    what every device has). computes_float16: else float16 is computed in float32, and rounded where it is stored. Raises StageError for what GLSL cannot say, by its name.
+    most_texels: parameters that are only read become buffers of texels if they have at most so many (the device's
+    maxTexelBufferElements; 65536 is what every device has). computes_float16: else float16 is computed in float32, and
+    rounded where it is stored. Raises StageError for what GLSL cannot say, by its name.
     """
     return text_of(function, Glsl(), "main", most_texels=most_texels, is_wide=not computes_float16)
 
@@ -126,12 +141,30 @@ class Glsl(Language):
     name = "GLSL"
     functions = _FUNCTIONS
     exact: ClassVar[Mapping[str, str]] = {
-        "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundEven", "nearbyint": "roundEven", "fabs": "abs",
-    }  # fmt: skip
+        "sqrt": "sqrt",
+        "floor": "floor",
+        "ceil": "ceil",
+        "trunc": "trunc",
+        "round": "roundEven",
+        "nearbyint": "roundEven",
+        "fabs": "abs",
+    }
     approximate: ClassVar[Mapping[str, str]] = {
-        "exp": "exp", "exp2": "exp2", "log": "log", "log2": "log2", "rsqrt": "inversesqrt", "sin": "sin", "cos": "cos", "tan": "tan",
-        "atan": "atan", "asin": "asin", "acos": "acos", "sinh": "sinh", "cosh": "cosh", "erf": "erf",
-    }  # fmt: skip
+        "exp": "exp",
+        "exp2": "exp2",
+        "log": "log",
+        "log2": "log2",
+        "rsqrt": "inversesqrt",
+        "sin": "sin",
+        "cos": "cos",
+        "tan": "tan",
+        "atan": "atan",
+        "asin": "asin",
+        "acos": "acos",
+        "sinh": "sinh",
+        "cosh": "cosh",
+        "erf": "erf",
+    }
     axes: ClassVar[Mapping[str, str]] = {
         f"{tag}.{axis}": f"int({builtin}.{axis})"
         for tag, builtin in (("blockIdx", "gl_WorkGroupID"), ("threadIdx", "gl_LocalInvocationID"))
@@ -241,8 +274,14 @@ class Glsl(Language):
         raise NotImplementedError("buffers of texels have one index")
 
     def whole(
-        self, name: str, parameters: Sequence[Memory], extents: Extents, shared: Sequence[str], body: Collection[str], used: Used
-    ) -> str:  # fmt: skip
+        self,
+        name: str,
+        parameters: Sequence[Memory],
+        extents: Extents,
+        shared: Sequence[str],
+        body: Collection[str],
+        used: Used,
+    ) -> str:
         names = [one for kind in used.types for one in _arithmetic(kind)]
         in_buffers = [
             memory for memory in parameters if memory.accesses and not memory.texel_lanes and not memory.in_words
@@ -291,4 +330,7 @@ def _block_of(memory: Memory) -> str:
         else _in_memory(memory.kind.of_lanes(VECTOR if memory.in_vectors else memory.kind.lanes))
     )
     access = "" if memory.is_read and memory.is_written else "writeonly " if memory.is_written else "readonly "
-    return f"layout(std430, set = 0, binding = {memory.binding}) restrict {access}buffer Block{memory.binding} {{ {element} {memory.name}[]; }};"
+    return (
+        f"layout(std430, set = 0, binding = {memory.binding}) restrict {access}buffer Block{memory.binding} "
+        f"{{ {element} {memory.name}[]; }};"
+    )

@@ -16,12 +16,19 @@ _IGNORED = ("storage_alignment", "compute_scope", "device_scope", "realize_scope
 
 
 def text_of(
-    function: Any, language: Language, name: str, *, most_texels: int = 0, widths: Mapping[int, int] | None = None, is_wide: bool = False
-) -> str:  # fmt: skip
+    function: Any,
+    language: Language,
+    name: str,
+    *,
+    most_texels: int = 0,
+    widths: Mapping[int, int] | None = None,
+    is_wide: bool = False,
+) -> str:
     """Return the text of a PrimFunc of launched threads.
 
-    name: of the function; most_texels: parameters that are only read become buffers of texels if they have at most so many; widths: parameter -> vectors of
-    four in a row of the image that it is; is_wide: float16 is computed in float32. Raises StageError for what the language cannot say, by its name.
+    name: of the function; most_texels: parameters that are only read become buffers of texels if they have at most so
+    many; widths: parameter -> vectors of four in a row of the image that it is; is_wide: float16 is computed in
+    float32. Raises StageError for what the language cannot say, by its name.
     """
     from tvm.sym import Analyzer
 
@@ -37,7 +44,9 @@ def text_of(
 
 
 def parameters_in_vectors(function: Any) -> tuple[bool, ...]:
-    """Return which parameters of a device's function are read, or written, as whole vectors of four alone, so that they may be images."""
+    """Return which parameters of a device's function are read, or written, as whole vectors of four alone, so that they
+    may be images.
+    """
     from tvm.sym import Analyzer
 
     buffers, _ = memory_of(_unrolled(function), Analyzer(), 0, {}, is_wide=False)
@@ -211,6 +220,13 @@ class _Kernel:
 
 _OPERATIONS = {"Add": "add", "Max": "max", "Min": "min"}
 _STATEMENTS: dict[str, Callable[[_Kernel, Any], None]] = {
-    "SeqStmt": _Kernel._sequence, "DeclBuffer": _Kernel._declared, "AllocBuffer": _Kernel._allocated, "AttrStmt": _Kernel._attribute,
-    "Bind": _Kernel._bound, "BufferStore": _Kernel._stored, "For": _Kernel._loop, "IfThenElse": _Kernel._choice, "Evaluate": _Kernel._evaluated,
-}  # fmt: skip
+    "SeqStmt": _Kernel._sequence,
+    "DeclBuffer": _Kernel._declared,
+    "AllocBuffer": _Kernel._allocated,
+    "AttrStmt": _Kernel._attribute,
+    "Bind": _Kernel._bound,
+    "BufferStore": _Kernel._stored,
+    "For": _Kernel._loop,
+    "IfThenElse": _Kernel._choice,
+    "Evaluate": _Kernel._evaluated,
+}

@@ -104,6 +104,12 @@ class Language(ABC):
 
     @abstractmethod
     def whole(
-        self, name: str, parameters: Sequence[Memory], extents: Extents, shared: Sequence[str], body: Collection[str], used: Used
-    ) -> str:  # fmt: skip
+        self,
+        name: str,
+        parameters: Sequence[Memory],
+        extents: Extents,
+        shared: Sequence[str],
+        body: Collection[str],
+        used: Used,
+    ) -> str:
         """Return the text of a kernel."""

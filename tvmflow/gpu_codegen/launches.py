@@ -23,7 +23,9 @@ _NOT_GLOBAL = ("", "global")
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a launch: parameter `index` of the kernel, or memory of the kernel's own, in the order of its allocations."""
+    """An argument of a launch: parameter `index` of the kernel, or memory of the kernel's own, in the order of its
+    allocations.
+    """
 
     kind: Literal["parameter", "own"]
     index: int
@@ -31,7 +33,8 @@ class Argument:
 
 @dataclass(frozen=True)
 class Launch:
-    """A function of the device, launched once. arguments: as it has them; written: which of them it writes; groups, group_size: x, y, z.
+    """A function of the device, launched once. arguments: as it has them; written: which of them it writes; groups,
+    group_size: x, y, z.
 
     function: TVM's lowered PrimFunc of it.
     """
@@ -73,7 +76,9 @@ class DeviceProgram:
 
 
 def lowered_for_device(mod: Any, target: Any) -> DeviceProgram:
-    """Lower a module of kernels whose loops are bound to groups and threads; its main function is left out. Raises StageError for a loop that is not."""
+    """Lower a module of kernels whose loops are bound to groups and threads; its main function is left out. Raises
+    StageError for a loop that is not.
+    """
     import tvm
     from tvm import tirx
     from tvm.tirx import compilation_pipeline

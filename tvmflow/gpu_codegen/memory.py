@@ -19,7 +19,9 @@ _MOST_VARIABLES = 512
 
 @dataclass(frozen=True)
 class Access:
-    """One place in the code. lanes: 1, or of a Ramp; residue: of the first index modulo 4; constant: the first index; each None where not known."""
+    """One place in the code. lanes: 1, or of a Ramp; residue: of the first index modulo 4; constant: the first index;
+    each None where not known.
+    """
 
     lanes: int
     stride: int
@@ -32,8 +34,8 @@ class Access:
 class Memory:
     """A buffer. scope: global (a parameter), local or shared; binding: of a parameter.
 
-    most_texels: a parameter that is only read becomes a buffer of texels, of four values where that can be, if it has at most so many.
-    width: vectors of four in a row of the image that a parameter is; 0 for a buffer.
+    most_texels: a parameter that is only read becomes a buffer of texels, of four values where that can be, if it has
+    at most so many. width: vectors of four in a row of the image that a parameter is; 0 for a buffer.
     """
 
     name: str
@@ -156,7 +158,9 @@ def _load_type() -> type:
 def memory_of(
     function: Any, analyzer: Any, most_texels: int, widths: Mapping[int, int], *, is_wide: bool
 ) -> tuple[dict[Any, Memory], Extents]:
-    """Return the buffers of a device's function, each with all that reaches it, and tell the analyzer the range of all variables. Raises StageError."""
+    """Return the buffers of a device's function, each with all that reaches it, and tell the analyzer the range of all
+    variables. Raises StageError.
+    """
     from tvm import ir, tirx
     from tvm_ffi import structural_walk
 
@@ -171,9 +175,14 @@ def memory_of(
             buffers[buffer] = buffers[_same_memory(statement, buffers)]
             return
         buffers[buffer] = Memory(
-            names(buffer.name), type_of(buffer.dtype, is_wide), _count(buffer), "global", binding, most_texels,
+            names(buffer.name),
+            type_of(buffer.dtype, is_wide),
+            _count(buffer),
+            "global",
+            binding,
+            most_texels,
             widths.get(binding, 0),
-        )  # fmt: skip
+        )
 
     def allocate(statement: Any) -> None:
         buffer = statement.buffer

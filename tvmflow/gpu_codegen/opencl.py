@@ -1,4 +1,6 @@
-"""OpenCL C of a network's kernels. Parameters are buffers, or images of vectors of four (`read_only` or `write_only`)."""
+"""OpenCL C of a network's kernels. Parameters are buffers, or images of vectors of four (`read_only` or
+`write_only`).
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,18 @@ from tvmflow.support.errors import StageError
 
 # dtype -> (in a register, in memory)
 _SCALARS = {
-    "float32": ("float", "float"), "float16": ("half", "half"), "int32": ("int", "int"), "uint32": ("uint", "uint"),
-    "int64": ("long", "long"), "uint64": ("ulong", "ulong"), "int16": ("int", "short"), "uint16": ("uint", "ushort"),
-    "int8": ("int", "char"), "uint8": ("uint", "uchar"), "bool": ("int", "uchar"),
-}  # fmt: skip
+    "float32": ("float", "float"),
+    "float16": ("half", "half"),
+    "int32": ("int", "int"),
+    "uint32": ("uint", "uint"),
+    "int64": ("long", "long"),
+    "uint64": ("ulong", "ulong"),
+    "int16": ("int", "short"),
+    "uint16": ("uint", "ushort"),
+    "int8": ("int", "char"),
+    "uint8": ("uint", "uchar"),
+    "bool": ("int", "uchar"),
+}
 _IMAGES = {"float32": "f", "float16": "f", "int32": "i", "int8": "i", "uint8": "ui"}  # of read_image and write_image
 _INTS = {"float16": "short", "int64": "long", "uint64": "long"}  # what vectors of others than 32 bits are compared in
 _LONGEST_NAME = 100
@@ -48,10 +58,12 @@ def short_name(name: str) -> str:
 def opencl_of(
     function: Any, name: str, widths: Mapping[int, int] | None = None, *, computes_float16: bool = True
 ) -> str:
-    """Return the kernel of a device's function, a PrimFunc of launched threads; several, one behind the other, are a program.
+    """Return the kernel of a device's function, a PrimFunc of launched threads; several, one behind the other, are a
+    program.
 
-    widths: parameter -> vectors of four in a row of the image that it is; computes_float16: else float16 is computed in float32, which needs no extension,
-    and rounded where it is stored. Raises StageError for what OpenCL C cannot say, by its name.
+    widths: parameter -> vectors of four in a row of the image that it is; computes_float16: else float16 is computed in
+    float32, which needs no extension, and rounded where it is stored. Raises StageError for what OpenCL C cannot say,
+    by its name.
     """
     return text_of(function, OpenClC(), name, widths=widths, is_wide=not computes_float16)
 
@@ -62,13 +74,27 @@ class OpenClC(Language):
     name = "OpenCL C"
     functions: ClassVar[Mapping[str, str]] = {
         "dot4": _DOT,
-        "dot4_in_4": "int4 dot4_in_4(int4 a, int4 b) { return (int4)(dot4(a.x, b.x), dot4(a.y, b.y), dot4(a.z, b.z), dot4(a.w, b.w)); }",
-        "floor_div": "int floor_div(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? q - 1 : q; }",
-        "floor_mod": "int floor_mod(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? a - (q - 1) * b : a - q * b; }",
+        "dot4_in_4": (
+            "int4 dot4_in_4(int4 a, int4 b) { return (int4)(dot4(a.x, b.x), dot4(a.y, b.y), dot4(a.z, b.z), "
+            "dot4(a.w, b.w)); }"
+        ),
+        "floor_div": (
+            "int floor_div(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? q - 1 : q; }"
+        ),
+        "floor_mod": (
+            "int floor_mod(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? a - (q - "
+            "1) * b : a - q * b; }"
+        ),
     }
     exact: ClassVar[Mapping[str, str]] = {
-        "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "rint", "nearbyint": "rint", "fabs": "fabs",
-    }  # fmt: skip
+        "sqrt": "sqrt",
+        "floor": "floor",
+        "ceil": "ceil",
+        "trunc": "trunc",
+        "round": "rint",
+        "nearbyint": "rint",
+        "fabs": "fabs",
+    }
     approximate: ClassVar[Mapping[str, str]] = {
         name: name
         for name in (
@@ -208,8 +234,14 @@ class OpenClC(Language):
         return f"(int2)({x}, {y})"
 
     def whole(
-        self, name: str, parameters: Sequence[Memory], extents: Extents, shared: Sequence[str], body: Collection[str], used: Used
-    ) -> str:  # fmt: skip
+        self,
+        name: str,
+        parameters: Sequence[Memory],
+        extents: Extents,
+        shared: Sequence[str],
+        body: Collection[str],
+        used: Used,
+    ) -> str:
         size = ", ".join(str(one) for one in extents.group_size())
         lines = [_HALF] if any(kind.computed == "float16" for kind in used.types) else []
         lines += [_GUARDED.format(name=one, code=self.functions[one]) for one in sorted(used.functions)]

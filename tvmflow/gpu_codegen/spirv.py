@@ -25,13 +25,17 @@ def glslang() -> Path:
         return software_drivers().glslang
     except DeviceError as error:
         raise ToolchainError(
-            f"no {_PROGRAM} on PATH, and {error.found}", "the compiler of Vulkan's shaders", "install it (Debian: apt-get install glslang-tools)"
-        ) from None  # fmt: skip
+            f"no {_PROGRAM} on PATH, and {error.found}",
+            "the compiler of Vulkan's shaders",
+            "install it (Debian: apt-get install glslang-tools)",
+        ) from None
 
 
 @lru_cache(maxsize=4096)
 def spirv_of(glsl: str, compiler: Path | None = None) -> bytes:
-    """Compile a compute shader for Vulkan 1.1. compiler: glslang, found here where None. Raises ToolchainError; StageError for a shader that is none."""
+    """Compile a compute shader for Vulkan 1.1. compiler: glslang, found here where None. Raises ToolchainError;
+    StageError for a shader that is none.
+    """
     program = compiler or glslang()
     with tempfile.TemporaryDirectory(prefix="tvmflow-glsl-") as folder:
         source, made = Path(folder, "kernel.comp"), Path(folder, "kernel.spv")

@@ -13,8 +13,11 @@ from tvmflow.support.errors import StageError
 # dtype -> what it is computed in
 _COMPUTED = {
     **{name: name for name in ("float32", "float16", "int32", "uint32", "int64", "uint64", "bool")},
-    "int16": "int32", "int8": "int32", "uint16": "uint32", "uint8": "uint32",
-}  # fmt: skip
+    "int16": "int32",
+    "int8": "int32",
+    "uint16": "uint32",
+    "uint8": "uint32",
+}
 _DTYPE = re.compile(r"(bool|float\d+|u?int\d+)(?:x(\d+))?")
 MOST_LANES = 4
 LANES = "xyzw"

@@ -1,9 +1,9 @@
 """List every pass in order: from an imported network to kernels that LLVM or a GPU's code generator takes.
 
-import_passes: Relax of a frontend -> one canonical form. The backend packs channels after them (layout/pack_channels.py).
-lowering_passes: packed Relax -> fused kernels in TIR.
-kernel_passes: kernels after schedules were applied (kernel/apply_schedules.py).
-host_passes: kernels for the CPU, inside TVM's own pipeline, just before it generates host code.
+import_passes: Relax of a frontend -> one canonical form. The backend packs channels after them
+(layout/pack_channels.py). lowering_passes: packed Relax -> fused kernels in TIR. kernel_passes: kernels after schedules
+were applied (kernel/apply_schedules.py). host_passes: kernels for the CPU, inside TVM's own pipeline, just before it
+generates host code.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def import_passes() -> list[Pass]:
 def lowering_passes(cpu: CpuFeatures, winograd: Mapping[str, int], has_gpu: bool) -> list[tuple[str, Pass]]:
     """Return name and pass of each step from packed Relax to fused kernels.
 
-    winograd: convolution key -> tile size. has_gpu: no thread has caches of its own, and tensors are not parts of others.
+    winograd: convolution key -> tile size. has_gpu: no thread has caches of its own, and tensors are not parts of
+    others.
     """
     has_bfloat16_dot = dot_for(cpu, "bfloat16", cpu.channel_block, of_made=True) is not None
     has_amx = bool(set(TILES_FOR.values()) & set(cpu.dots))

@@ -1,4 +1,5 @@
-"""Check what params.yaml says against the tables: backends, transports, frontends, tuners. Only here they are all known.
+"""Check what params.yaml says against the tables: backends, transports, frontends, tuners. Only here they are all
+known.
 
 `params` checks shapes and bounds and knows no table, so that a new row needs no change there.
 """

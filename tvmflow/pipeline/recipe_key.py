@@ -1,8 +1,8 @@
 """The recipe key: it decides whether a stage may be skipped.
 
-A recipe is what decides the bytes that a stage makes: the stage, the digests of its inputs, only the parameters that
-it reads, the versions of the tools it uses, and the source of the code it uses. The key is the sha256 of that.
-In it: everything that may change an output. Not in it: timeouts, retries, worker counts, paths, the clock, the host's name.
+A recipe is what decides the bytes that a stage makes: the stage, the digests of its inputs, only the parameters that it
+reads, the versions of the tools it uses, and the source of the code it uses. The key is the sha256 of that. In it:
+everything that may change an output. Not in it: timeouts, retries, worker counts, paths, the clock, the host's name.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ _EXCEPTIONS = (
 TABLES = BACKENDS, FRONTENDS = ("tvmflow.backends.", "tvmflow.frontends.registry")
 
 _IMPORT = re.compile(
-    rb"^(?P<indent>[ \t]*)(?P<statement>from[ \t]+[\w.]+[ \t]+import[ \t]+(?:\((?:[^)#]|#[^\n]*)*\)|[^\n(]+)|import[ \t][^\n]+)",
+    rb"^(?P<indent>[ \t]*)(?P<statement>from[ \t]+[\w.]+[ \t]+import[ "
+    rb"\t]+(?:\((?:[^)#]|#[^\n]*)*\)|[^\n(]+)|import[ \t][^\n]+)",
     re.MULTILINE,
 )
 
@@ -85,8 +86,9 @@ def recipe_key(recipe: Mapping[str, Any]) -> str:
 def code_of(module: str, runs: tuple[str, ...] = TABLES) -> dict[str, str]:
     """Return file -> sha256 of every source file of ours that a module imports, directly or not.
 
-    Found by reading import statements, also those inside functions, so a helper cannot be forgotten. runs: the tables whose rows are
-    put to work. Of the others a stage asks names and checks only: what their rows import inside functions is none of its code.
+    Found by reading import statements, also those inside functions, so a helper cannot be forgotten. runs: the tables
+    whose rows are put to work. Of the others a stage asks names and checks only: what their rows import inside
+    functions is none of its code.
     """
     todo, seen, files = [module], set[str](), {}
     while todo:
@@ -103,7 +105,9 @@ def code_of(module: str, runs: tuple[str, ...] = TABLES) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Source:
-    """A file of ours. digest: sha256, '' of an empty file; imports: anywhere in it, and of those that run when it is loaded."""
+    """A file of ours. digest: sha256, '' of an empty file; imports: anywhere in it, and of those that run when it is
+    loaded.
+    """
 
     path: str
     digest: str
@@ -135,8 +139,8 @@ def _source_of(module: str) -> _Source | None:
 def _imports_of(module: str, source: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what a module's source imports, anywhere in it and when it is loaded.
 
-    Only import statements are parsed, which stand on lines of their own: all of our sources take half a second. What looks like one
-    inside a text counts, too: it may be code that a process of its own runs.
+    Only import statements are parsed, which stand on lines of their own: all of our sources take half a second. What
+    looks like one inside a text counts, too: it may be code that a process of its own runs.
     """
     anywhere, loaded = list[str](), list[str]()
     for match in _IMPORT.finditer(source):

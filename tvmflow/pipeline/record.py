@@ -84,7 +84,9 @@ def record_from(data: Mapping[str, Any]) -> Record:
 def first_difference(
     folder: Path, outputs: Mapping[str, OutputFile], digests: Digests, only: Iterable[str] | None = None
 ) -> str | None:
-    """Compare files on disk (all, or those named) with their record. Return what is wrong with the first bad one, or None."""
+    """Compare files on disk (all, or those named) with their record. Return what is wrong with the first bad one, or
+    None.
+    """
     for name in outputs if only is None else only:
         path, expected = folder / name, outputs.get(name)
         if expected is None:

@@ -51,17 +51,16 @@ class Output:
 class Stage(Generic[S, L]):
     """A row of the stage table in `tasks/`. dvc.yaml, the walk and the recipe key come from it.
 
-    inputs: stage name -> the output files that are read (None: all of them).
-    outputs: the files that it leaves, one by one; none where their names depend on the cell, then DVC takes the folder.
-    reads: keys of params.yaml that can change its outputs, as "targets.{target}.threads"; limit_reads: those that cannot.
-    settings, limits: (workspace, cell) -> the values of those keys; settings are the stage's part of the recipe key.
-    toolchain: settings -> names in `toolchain.version` whose versions can change the outputs.
-    run: fills `context.out` and returns facts worth showing (never needed by a later stage).
-    measures_device: it works on the device, which must have nothing else to do.
-    needs_quiet: where it measures, it takes times: on this machine no other process is started meanwhile.
-    keeps_log: adds to the cell's tuning log.
-    preview: "module:function" of what is measured and said before it runs, "" for none: a name, since its code is none of the stage's. It gets the stage's context.
-    runs: the tables of `recipe.TABLES` whose rows it puts to work, so that what these import is part of its code.
+    inputs: stage name -> the output files that are read (None: all of them). outputs: the files that it leaves, one by
+    one; none where their names depend on the cell, then DVC takes the folder. reads: keys of params.yaml that can
+    change its outputs, as "targets.{target}.threads"; limit_reads: those that cannot. settings, limits: (workspace,
+    cell) -> the values of those keys; settings are the stage's part of the recipe key. toolchain: settings -> names in
+    `toolchain.version` whose versions can change the outputs. run: fills `context.out` and returns facts worth showing
+    (never needed by a later stage). measures_device: it works on the device, which must have nothing else to do.
+    needs_quiet: where it measures, it takes times: on this machine no other process is started meanwhile. keeps_log:
+    adds to the cell's tuning log. preview: "module:function" of what is measured and said before it runs, "" for none:
+    a name, since its code is none of the stage's. It gets the stage's context. runs: the tables of `recipe.TABLES`
+    whose rows it puts to work, so that what these import is part of its code.
     """
 
     name: str
@@ -99,7 +98,9 @@ def no_limits(_workspace: Workspace, _cell: Cell) -> None:
 
 
 def taken(kind: type[T], block: Any, **given: Any) -> T:
-    """Return a dataclass whose fields are those of the same names in a block of params.yaml, but those that are given."""
+    """Return a dataclass whose fields are those of the same names in a block of params.yaml, but those that are
+    given.
+    """
     names = [part.name for part in fields(kind) if part.name not in given]  # type: ignore[arg-type]
     return kind(**given, **{name: getattr(block, name) for name in names})
 

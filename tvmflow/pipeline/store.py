@@ -89,8 +89,8 @@ class Store:
     def plan(self, name: str, cell: Cell, known: Known | None = None) -> Plan | Undecided:
         """Compute the key of a stage from what lies on disk now and say whether its outputs can be believed.
 
-        Every output of the stage is looked at, and of those before it what the stage reads. `known` collects on the way what
-        the records say, so that none is read twice.
+        Every output of the stage is looked at, and of those before it what the stage reads. `known` collects on the way
+        what the records say, so that none is read twice.
         """
         plan = self._keyed(name, cell, {} if known is None else known)
         if isinstance(plan, Undecided) or plan.record is None:
@@ -99,7 +99,9 @@ class Store:
         return replace(plan, record=None, reason=wrong) if wrong else plan
 
     def foresee(self, cell: Cell) -> list[Plan | Undecided]:
-        """Plan every cached stage as a run would find it: what it would restore is known, and what follows from that."""
+        """Plan every cached stage as a run would find it: what it would restore is known, and what follows from
+        that.
+        """
         known: Known = {}
         plans = []
         for name, stage in self.stages.items():

@@ -20,8 +20,8 @@ _MIN_ACTIVE = 0.1  # of a channel's numbers; below, a mean says too little about
 def correct_biases(network: Network, run: Calibration, trial: Quantized) -> int:
     """Shift biases so that each quantized layer has the float layer's mean per channel, first layer first.
 
-    trial: the network quantized. Source: Nagel et al. 2019, section 4.2, with means measured on the calibration set. One run does
-    all layers: a value is corrected on its way, so the layers after it see what they will see.
+    trial: the network quantized. Source: Nagel et al. 2019, section 4.2, with means measured on the calibration set.
+    One run does all layers: a value is corrected on its way, so the layers after it see what they will see.
     """
     layers = {layer.name + SCALED: layer for layer in network.layers if layer.kind in PRODUCTS}
     corrections: dict[str, Array] = {}
@@ -56,8 +56,8 @@ def _mean_correction(
 ) -> Array:
     """Return what to add per channel to (value - zero) * factor so that the mean after the activation is `expected`.
 
-    Compared after the activation, because an error in numbers that it cuts off is none. Where the activation lets only a
-    part through, the mean moves by that part of what is added: a few Newton steps.
+    Compared after the activation, because an error in numbers that it cuts off is none. Where the activation lets only
+    a part through, the mean moves by that part of what is added: a few Newton steps.
     """
     limits = tuple(np.broadcast_to(np.asarray(limit, np.float32), expected.shape) for limit in (layer.low, layer.high))
     correction = np.zeros(expected.shape)

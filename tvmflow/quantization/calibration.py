@@ -49,7 +49,9 @@ class Calibration:
         self.outputs = joined(outputs, self.count)
 
     def equalized(self, network: Network, factors: Mapping[str, Array]) -> Calibration:
-        """Return what the values of an equalized network look like. factors: value -> what its channels are divided by."""
+        """Return what the values of an equalized network look like. factors: value -> what its channels are divided
+        by.
+        """
         twin = copy(self)
         twin.graph = read_graph(float_module(network))
         ones = np.ones(1)
@@ -80,7 +82,9 @@ class Calibration:
         return self.chunks_of(self.samples)
 
     def chunks_of(self, samples: Arrays) -> list[Arrays]:
-        """Cut samples into pieces that the graph takes, each small enough to keep all its values, some for each processor."""
+        """Cut samples into pieces that the graph takes, each small enough to keep all its values, some for each
+        processor.
+        """
         batch = self.graph.batch
         if not self.can_batch:
             return pieces(samples, batch, 1)
@@ -161,7 +165,8 @@ def _shared_scales(network: Network, scales: dict[str, Scale]) -> dict[str, Scal
 
 
 def power_of_two_scales(network: Network, run: Calibration, names: set[str], *, one: bool) -> dict[str, Scale]:
-    """Return a power of two for each named value, chosen for the least noise relative to the value; one for all if asked.
+    """Return a power of two for each named value, chosen for the least noise relative to the value; one for all if
+    asked.
 
     The operands of a residual sum and the sum share one, so that it is added as it is: no shift before, none behind.
     """
@@ -179,7 +184,9 @@ def power_of_two_scales(network: Network, run: Calibration, names: set[str], *, 
 
 
 def _groups(network: Network, names: set[str]) -> list[list[str]]:
-    """Return values that have one scale: those of a residual sum, of a concatenation, and before and behind a move or mean."""
+    """Return values that have one scale: those of a residual sum, of a concatenation, and before and behind a move or
+    mean.
+    """
     group = {name: [name] for name in names}
     for layer in network.layers:
         if layer.kind in (ADD, CONCAT, MOVE, MEAN):

@@ -1,9 +1,9 @@
 """Equalize: give the channels between two convolutions the same range, without changing what they compute.
 
 For  conv A -> activation -> conv B  channel i of A is divided by s_i and the weights of B that read it are multiplied.
-With s_i = sqrt(range_A_i / range_B_i) both reach the same range, and one scale per tensor then fits all channels. A clip
-(ReLU6) moves along: its limit becomes limit / s_i per channel.
-Source: M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019, section 4.1.
+With s_i = sqrt(range_A_i / range_B_i) both reach the same range, and one scale per tensor then fits all channels. A
+clip (ReLU6) moves along: its limit becomes limit / s_i per channel. Source: M. Nagel et al., "Data-Free Quantization
+Through Weight Equalization and Bias Correction", ICCV 2019, section 4.1.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _MAX_FACTOR = 1e4
 def equalize(network: Network, channel_ranges: Mapping[str, Array] | None = None) -> dict[str, Array]:
     """Equalize all pairs in place. Returns what the channels of each value between a pair are divided by.
 
-    channel_ranges: largest magnitude per channel of each value, where weights have a scale per channel. Then the weights of
-    the first convolution fit any scale, and it is the activation between that is brought to one range: wholly where the
-    second is depthwise, as a compromise with its weights elsewhere (as SmoothQuant does: G. Xiao et al., ICML 2023).
-    None: weights have one scale per layer; pairs are equalized over and over until nothing moves.
+    channel_ranges: largest magnitude per channel of each value, where weights have a scale per channel. Then the
+    weights of the first convolution fit any scale, and it is the activation between that is brought to one range:
+    wholly where the second is depthwise, as a compromise with its weights elsewhere (as SmoothQuant does: G. Xiao et
+    al., ICML 2023). None: weights have one scale per layer; pairs are equalized over and over until nothing moves.
     """
     pairs = [(network.layer(a), network.layer(b)) for a, b in _pairs(network)]
     divided: dict[str, Array] = {}

@@ -1,4 +1,5 @@
-"""Find in an integer graph what the library of `products` computes at once: a convolution with its rescale, a residual sum.
+"""Find in an integer graph what the library of `products` computes at once: a convolution with its rescale, a residual
+sum.
 
 Knows nothing of how it is computed. Only values that nobody else reads, or wants to see, disappear inside.
 """
@@ -19,8 +20,8 @@ from tvmflow.ir.relax.numpy_interpreter import run_step
 class Fused(Step):
     """Several steps as one, whose name and kind are the last one's; `parts` in order.
 
-    A convolution: clip(round((sums + offset) * factor) + zero), all float32 and of each channel but for offset, int32; low and high
-    are None where it ends before the clip. A sum: clip((a * factor[0] + b * factor[1] + offset) >> shift).
+    A convolution: clip(round((sums + offset) * factor) + zero), all float32 and of each channel but for offset, int32;
+    low and high are None where it ends before the clip. A sum: clip((a * factor[0] + b * factor[1] + offset) >> shift).
     """
 
     parts: tuple[Step, ...] = ()
@@ -92,12 +93,26 @@ def _convolution(step: Step, behind: Any) -> Fused | None:
     low, high = limits
     last = (parts := [*parts, *more])[-1]
     return Fused(
-        last.name, "fused.conv2d", step.args, step.call, last.shape, last.dtype, tuple(parts), offset, factor, zero, 0, low, high
-    )  # fmt: skip
+        last.name,
+        "fused.conv2d",
+        step.args,
+        step.call,
+        last.shape,
+        last.dtype,
+        tuple(parts),
+        offset,
+        factor,
+        zero,
+        0,
+        low,
+        high,
+    )
 
 
 def _limits(at: Step | None, channels: int, behind: Any) -> tuple[tuple[Any, Any], list[Step]]:
-    """Return the limits of each channel and the steps that clip and make bytes; (None, None) and none where these are others."""
+    """Return the limits of each channel and the steps that clip and make bytes; (None, None) and none where these are
+    others.
+    """
     nothing: tuple[tuple[Any, Any], list[Step]] = (None, None), []
     if at is None:
         return nothing
@@ -149,9 +164,20 @@ def _sum(step: Step, steps: dict[str, Step], hidden: set[str], behind: Any) -> F
         return None
     last = more[-1]
     return Fused(
-        last.name, "fused.add", tuple(operands), step.call, last.shape, last.dtype, (*parts, *chain, *more),
-        constants[0], tuple(factors), 0.0, constants[1], int(limits[0][0]), int(limits[1][0]),
-    )  # fmt: skip
+        last.name,
+        "fused.add",
+        tuple(operands),
+        step.call,
+        last.shape,
+        last.dtype,
+        (*parts, *chain, *more),
+        constants[0],
+        tuple(factors),
+        0.0,
+        constants[1],
+        int(limits[0][0]),
+        int(limits[1][0]),
+    )
 
 
 def _constant(step: Step, op: str) -> Array | None:

@@ -1,8 +1,8 @@
 """int8: 8-bit activations with a zero point, 8-bit weights per channel, 32-bit sums.
 
-A layer computes  y = clip(round(float32(sum + offset) * factor) + zero point)  where sum and offset are int32 and factor is
-float32, per channel; bias and the zero point of the input are in the offset. Rounds halves to even. Every step is rounded
-as IEEE 754 says, and none can be contracted with another, so the output is the same on all processors.
+A layer computes  y = clip(round(float32(sum + offset) * factor) + zero point)  where sum and offset are int32 and
+factor is float32, per channel; bias and the zero point of the input are in the offset. Rounds halves to even. Every
+step is rounded as IEEE 754 says, and none can be contracted with another, so the output is the same on all processors.
 Source of the scheme: B. Jacob et al., "Quantization and Training of Neural Networks for Efficient
 Integer-Arithmetic-Only Inference", CVPR 2018, section 2; the factor in float32, as processors multiply it fastest.
 """
@@ -27,7 +27,9 @@ _BIAS_BITS = 29  # of a bias in units of the sum; a channel of next to no weight
 
 @dataclass(frozen=True)
 class Int8Arithmetic:
-    """per_channel: a weight scale for each output channel, or one for the layer. came_quantized: weights are whole multiples of one already."""
+    """per_channel: a weight scale for each output channel, or one for the layer. came_quantized: weights are whole
+    multiples of one already.
+    """
 
     per_channel: bool = True
     came_quantized: bool = False
@@ -70,9 +72,14 @@ class Int8Arithmetic:
         if layer.kind == DENSE and writer.is_output(layer.name) and not layer.has_activation:
             return self._output(writer, layer, inputs[0])
         write = {
-            CONV: self._conv, TRANSPOSED: self._transposed, DENSE: self._dense, ADD: self._add, AFFINE: self._affine, MEAN: self._mean,
+            CONV: self._conv,
+            TRANSPOSED: self._transposed,
+            DENSE: self._dense,
+            ADD: self._add,
+            AFFINE: self._affine,
+            MEAN: self._mean,
             CONCAT: self._concat,
-        }[layer.kind]  # fmt: skip
+        }[layer.kind]
         return Quantized(write(writer, layer, inputs, scale), scale)
 
     def _conv(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
@@ -137,16 +144,21 @@ class Int8Arithmetic:
         return self._clip(writer, layer, value, out, "int64")
 
     def _finish(
-        self, writer: Writer, layer: Layer, total: Any, data: Scale, weight_scales: Array, weight_sums: Array, out: Scale
-    ) -> Any:  # fmt: skip
+        self,
+        writer: Writer,
+        layer: Layer,
+        total: Any,
+        data: Scale,
+        weight_scales: Array,
+        weight_sums: Array,
+        out: Scale,
+    ) -> Any:
         units = np.broadcast_to(data.scale * weight_scales, weight_sums.shape)
         bias = _bias(layer, len(weight_sums))
         offset = np.rint(np.clip(bias / units, -(2.0**30), 2.0**30)) - data.zero_point * weight_sums
         return self._rescale(writer, layer, total, offset, units / out.scale, out)
 
-    def _rescale(
-        self, writer: Writer, layer: Layer, total: Any, offset: Array, factors: Array, out: Scale
-    ) -> Any:  # fmt: skip
+    def _rescale(self, writer: Writer, layer: Layer, total: Any, offset: Array, factors: Array, out: Scale) -> Any:
         """Write clip(round((total + offset) * factor) + zero point); total is int32."""
         from tvm import relax
 

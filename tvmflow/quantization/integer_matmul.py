@@ -1,4 +1,5 @@
-"""Compute the integer convolutions of a graph by a library in C: exactly what the definition computes, several times as fast.
+"""Compute the integer convolutions of a graph by a library in C: exactly what the definition computes, several times as
+fast.
 
 Where the processor or a compiler lacks, or a step is no convolution of bytes, the definition computes it.
 """
@@ -49,7 +50,9 @@ _MOST = 1 << 16  # products of bytes whose sum fits 32 bits
 
 
 class Products:
-    """The library, compiled when it is made, beside what is done meanwhile; each process has one. instructions: that it may use, of INSTRUCTIONS."""
+    """The library, compiled when it is made, beside what is done meanwhile; each process has one. instructions: that it
+    may use, of INSTRUCTIONS.
+    """
 
     def __init__(self, instructions: tuple[str, ...] | None = None) -> None:
         self._instructions = instructions
@@ -85,8 +88,17 @@ class Products:
         a, b, result = np.ascontiguousarray(a), np.ascontiguousarray(b), np.empty(a.shape, step.dtype)
         signs = (a.dtype == np.int8) + 2 * (b.dtype == np.int8)
         library.products_add(
-            _at(a), _at(b), _at(result), ctypes.c_int64(result.size), *step.factor, step.offset, step.shift, step.low, step.high, signs
-        )  # fmt: skip
+            _at(a),
+            _at(b),
+            _at(result),
+            ctypes.c_int64(result.size),
+            *step.factor,
+            step.offset,
+            step.shift,
+            step.low,
+            step.high,
+            signs,
+        )
         return result
 
     def _convolve(self, library: ctypes.CDLL, step: Step, x: Array, weight: Array) -> Array | None:
@@ -100,8 +112,16 @@ class Products:
         top, left = (int(size) for size in list(attrs.padding)[:2])
         height, width = step.shape[2:]
         shapes = (ctypes.c_int64 * 14)(
-            *x.shape[1:], outputs, height, width, *weight.shape[2:], *map(int, attrs.strides), *map(int, attrs.dilation), top, left
-        )  # fmt: skip
+            *x.shape[1:],
+            outputs,
+            height,
+            width,
+            *weight.shape[2:],
+            *map(int, attrs.strides),
+            *map(int, attrs.dilation),
+            top,
+            left,
+        )
         x, result = np.ascontiguousarray(x), np.empty((len(x), outputs, height, width), step.dtype)
         is_signed = x.dtype == np.int8
         packed, sums = self._packed_weight(library, weight, is_each)
@@ -119,7 +139,9 @@ class Products:
     def active_means(
         self, values: Array, zero: float, factor: Array, correction: Array, limits: tuple[Array, Array]
     ) -> Array | None:
-        """Return of (value - zero) * factor + correction, for each channel of (N, C, ...), the share between the limits and the mean within them."""
+        """Return of (value - zero) * factor + correction, for each channel of (N, C, ...), the share between the limits
+        and the mean within them.
+        """
         library = self._library.result()
         if library is None or values.dtype != np.float32:
             return None
@@ -155,9 +177,17 @@ def _finish(library: ctypes.CDLL, step: Fused, sums: Array, out: Array) -> None:
     nothing = np.zeros(channels, np.float32)
     low, high = (nothing if limit is None else limit for limit in (step.low, step.high))
     library.products_finish(
-        _at(sums), _at(out), ctypes.c_int64(channels), ctypes.c_int64(pixels), _at(step.offset), _at(step.factor), ctypes.c_float(step.zero),
-        _at(low), _at(high), int(step.low is None),
-    )  # fmt: skip
+        _at(sums),
+        _at(out),
+        ctypes.c_int64(channels),
+        ctypes.c_int64(pixels),
+        _at(step.offset),
+        _at(step.factor),
+        ctypes.c_float(step.zero),
+        _at(low),
+        _at(high),
+        int(step.low is None),
+    )
 
 
 @functools.cache
@@ -188,7 +218,9 @@ def active_means(
 
 
 def fast(graph: Graph, seen: Collection[str] = ()) -> Graph:
-    """Return a graph of the same outputs, in which several steps may be one. seen: names of values that a watch wants to see."""
+    """Return a graph of the same outputs, in which several steps may be one. seen: names of values that a watch wants
+    to see.
+    """
     return fused(graph, seen) if _products().is_there else graph
 
 

@@ -1,7 +1,8 @@
 """Mixed precision by a list of operators: which compute in 16 bits, which stay in float32, the rest follows its inputs.
 
-float16 sums in float16; float16_acc32 and bfloat16 sum products in float32, add bias and residual and apply the activation
-there, and round once, when the value is stored. Input and output of the network stay float32. Weights are rounded here, once.
+float16 sums in float16; float16_acc32 and bfloat16 sum products in float32, add bias and residual and apply the
+activation there, and round once, when the value is stored. Input and output of the network stay float32. Weights are
+rounded here, once.
 """
 
 from __future__ import annotations
@@ -22,33 +23,80 @@ _PRODUCTS = ("relax.nn.conv2d", "relax.matmul", "relax.nn.conv2d_transpose", "re
 _ON_SUMS = frozenset(
     f"relax.{name}"
     for name in (
-        "add", "subtract", "multiply", "divide", "maximum", "minimum", "clip", "sigmoid", "tanh", "nn.relu", "nn.leakyrelu",
-        "nn.silu", "nn.gelu", "nn.gelu_tanh",
+        "add",
+        "subtract",
+        "multiply",
+        "divide",
+        "maximum",
+        "minimum",
+        "clip",
+        "sigmoid",
+        "tanh",
+        "nn.relu",
+        "nn.leakyrelu",
+        "nn.silu",
+        "nn.gelu",
+        "nn.gelu_tanh",
     )
-)  # fmt: skip
+)
 _RESHAPE = "relax.reshape"
-# Averages sum in float32, and TVM 0.27 compiles neither the first value of a maximum nor a power in bfloat16. What they make is rounded.
+# Averages sum in float32, and TVM 0.27 compiles neither the first value of a maximum nor a power in bfloat16. What they
+# make is rounded.
 _THROUGH_FLOAT32 = frozenset(
     f"relax.{name}"
     for name in (
-        "max", "min", "power", "nn.avg_pool1d", "nn.avg_pool2d", "nn.avg_pool3d", "nn.adaptive_avg_pool1d", "nn.adaptive_avg_pool2d",
-        "nn.adaptive_avg_pool3d", "nn.adaptive_max_pool1d", "nn.adaptive_max_pool2d", "nn.adaptive_max_pool3d",
+        "max",
+        "min",
+        "power",
+        "nn.avg_pool1d",
+        "nn.avg_pool2d",
+        "nn.avg_pool3d",
+        "nn.adaptive_avg_pool1d",
+        "nn.adaptive_avg_pool2d",
+        "nn.adaptive_avg_pool3d",
+        "nn.adaptive_max_pool1d",
+        "nn.adaptive_max_pool2d",
+        "nn.adaptive_max_pool3d",
     )
-)  # fmt: skip
-# What is computed in 16 bits where all of its operands have them. Of what is not here TVM refuses much in bfloat16, or sorts wrongly.
-_FOLLOWS = _ON_SUMS | _THROUGH_FLOAT32 | frozenset(_PRODUCTS) | frozenset(
-    f"relax.{name}"
-    for name in (
-        "reshape", "permute_dims", "strided_slice", "concat", "split", "take", "squeeze", "expand_dims", "broadcast_to", "flip",
-        "negative", "abs", "square", "nn.prelu", "nn.pad", "nn.max_pool1d", "nn.max_pool2d", "nn.max_pool3d", "image.resize2d",
+)
+# What is computed in 16 bits where all of its operands have them. Of what is not here TVM refuses much in bfloat16, or
+# sorts wrongly.
+_FOLLOWS = (
+    _ON_SUMS
+    | _THROUGH_FLOAT32
+    | frozenset(_PRODUCTS)
+    | frozenset(
+        f"relax.{name}"
+        for name in (
+            "reshape",
+            "permute_dims",
+            "strided_slice",
+            "concat",
+            "split",
+            "take",
+            "squeeze",
+            "expand_dims",
+            "broadcast_to",
+            "flip",
+            "negative",
+            "abs",
+            "square",
+            "nn.prelu",
+            "nn.pad",
+            "nn.max_pool1d",
+            "nn.max_pool2d",
+            "nn.max_pool3d",
+            "image.resize2d",
+        )
     )
-)  # fmt: skip
+)
 _PART = "get_item."  # of what a split makes
 
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """low: operators (conv2d, matmul, ...) that compute in dtype. high: those that need float32. accumulate: of products.
+    """low: operators (conv2d, matmul, ...) that compute in dtype. high: those that need float32. accumulate: of
+    products.
 
     Of all others, those that can be computed in 16 bits are, where their operands have them.
     """
@@ -111,7 +159,9 @@ class _Mixer:
             (self.low if low else self.high)[step.name] = result
 
     def _is_on_sums(self, step: Step) -> bool:
-        """Whether a step is computed in the kernel of its operand; one that only shapes rows is where a step behind it is."""
+        """Whether a step is computed in the kernel of its operand; one that only shapes rows is where a step behind it
+        is.
+        """
         while step.op == _RESHAPE and self._is_for_one_kernel(step.name) and step.name in self.reader:
             step = self.reader[step.name]
         return step.op in _ON_SUMS
@@ -120,7 +170,9 @@ class _Mixer:
         return self.readers[name] == 1 or name in self.meeting
 
     def _meeting(self) -> set[str]:
-        """Return the values that several steps read and that no kernel stores: what is computed of them meets in one step, as x * sigmoid(x)."""
+        """Return the values that several steps read and that no kernel stores: what is computed of them meets in one
+        step, as x * sigmoid(x).
+        """
         found: set[str] = set()
         for at, step in enumerate(self.graph.steps):
             unread = Counter({step.name: self.readers[step.name]}) if self.readers[step.name] > 1 else Counter()
@@ -137,7 +189,9 @@ class _Mixer:
         return found
 
     def _store_sum(self, step: Step, result: Any) -> None:
-        """Keep a value in float32 for a reader that is alone or in the same kernel; where others read it, it is stored, and so rounded."""
+        """Keep a value in float32 for a reader that is alone or in the same kernel; where others read it, it is stored,
+        and so rounded.
+        """
         if self._is_for_one_kernel(step.name):
             self.high[step.name] = result
             self.sums.add(step.name)

@@ -22,7 +22,9 @@ BINS = 2048
 
 @dataclass
 class Observed:
-    """What one value's numbers look like: histogram (BINS,) between the extremes; sum and extremes per channel of axis 1."""
+    """What one value's numbers look like: histogram (BINS,) between the extremes; sum and extremes per channel of axis
+    1.
+    """
 
     channel_low: Any = np.inf
     channel_high: Any = -np.inf

@@ -10,10 +10,10 @@ from typing import Literal
 class Int8Options:
     """observer: minmax, percentile, kl or mse. activations: uint8 or int8. keep_float: layer names, `first`, `last`.
 
-    equalize, bias_correction: may be used; each is kept only where the outputs come closer to float32 for it.
-    max_drop: accuracy (or, without labels and with enough samples to tell, top-1 agreement with float32) that may be lost
-    on the calibration set; while more is lost, the worst layers go back to float, at most max_float_layers of them.
-    None: no goal.
+    equalize, bias_correction: may be used; each is kept only where the outputs come closer to float32 for it. max_drop:
+    accuracy (or, without labels and with enough samples to tell, top-1 agreement with float32) that may be lost on the
+    calibration set; while more is lost, the worst layers go back to float, at most max_float_layers of them. None: no
+    goal.
     """
 
     observer: str = "mse"

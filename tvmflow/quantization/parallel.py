@@ -30,7 +30,9 @@ class _Pieces(list[Any]):
 
 @contextmanager
 def on_processors() -> Iterator[Each]:
-    """Within, each processor has one piece at a time, and BLAS one thread for it: its own threads wait for each other where a processor is busy."""
+    """Within, each processor has one piece at a time, and BLAS one thread for it: its own threads wait for each other
+    where a processor is busy.
+    """
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         yield lambda function, pieces: list(pool.map(function, pieces))
 
@@ -38,7 +40,9 @@ def on_processors() -> Iterator[Each]:
 def run_together(
     graph: Graph, pieces: Sequence[Arrays], each: Each, watch: Callable[[Step, list[Array]], list[Array] | None]
 ) -> None:
-    """Take all pieces through a graph step by step; watch(step, values) sees each value of all, and may return others in their place."""
+    """Take all pieces through a graph step by step; watch(step, values) sees each value of all, and may return others
+    in their place.
+    """
 
     def compute(step: Step, arguments: list[Any]) -> _Pieces:
         return _Pieces(each(lambda piece: fast_step()(step, _of_piece(arguments, piece)), range(len(pieces))))

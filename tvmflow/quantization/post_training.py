@@ -45,8 +45,8 @@ def choose_int8(
 ) -> tuple[Quantized, QuantizationReport]:
     """Quantize to int8; a model that came quantized keeps its own scales and weights. Raises UnknownNameError.
 
-    samples: the calibration inputs, each (N, ...), or the one input. labels: (N,) or None. Lookups in tables, products of two
-    values and whatever else has no integer form stay in float.
+    samples: the calibration inputs, each (N, ...), or the one input. labels: (N,) or None. Lookups in tables, products
+    of two values and whatever else has no integer form stay in float.
     """
     samples = _arrays(samples)
     graph, given = strip_qdq(read_graph(mod))
@@ -82,14 +82,18 @@ def choose_int8(
 
 
 def quantized_alike(chosen: Quantized, mod: Any, label: str) -> Any:
-    """Return the same network for inputs of other sizes with the scales, weights and layers in float of `chosen`. Raises StageError."""
+    """Return the same network for inputs of other sizes with the scales, weights and layers in float of `chosen`.
+    Raises StageError.
+    """
     network = group_layers(strip_qdq(read_graph(mod))[0])
     for mine, theirs in itertools.zip_longest(network.items, chosen.network.items):
         if mine is None or theirs is None or mine.name != theirs.name:
             raise StageError(
-                f"the network at {label} has other layers than at its largest size: {mine and mine.name} in place of {theirs and theirs.name}",
-                "the same layers at all sizes, so that they share their scales", "quantize to bfloat16, or give the model one shape",
-            )  # fmt: skip
+                f"the network at {label} has other layers than at its largest size: {mine and mine.name} in "
+                f"place of {theirs and theirs.name}",
+                "the same layers at all sizes, so that they share their scales",
+                "quantize to bfloat16, or give the model one shape",
+            )
         if isinstance(mine, Layer) and isinstance(theirs, Layer):
             for name in ("weight", "bias", "low", "high"):
                 number = getattr(theirs, name)
@@ -203,7 +207,8 @@ def _kept(network: Network, requested: tuple[str, ...]) -> frozenset[str]:
             kept.add(name)
         else:
             raise UnknownNameError(
-                f"no layer {name!r} to keep in float", legal=["first", "last", "dense", *(x.name for x in network.layers)],
+                f"no layer {name!r} to keep in float",
+                legal=["first", "last", "dense", *(x.name for x in network.layers)],
                 hint="correct keep_float: under quantize: in params.yaml",
-            )  # fmt: skip
+            )
     return frozenset(kept)

@@ -77,7 +77,8 @@ def to_precision(mod: Any, precision: str, request: PrecisionRequest) -> tuple[A
 def all_to_precision(
     mod: Any, others: Mapping[str, Any], precision: str, request: PrecisionRequest
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Return the module of the largest bucket and those of smaller ones in a precision, and what there is to say about the largest.
+    """Return the module of the largest bucket and those of smaller ones in a precision, and what there is to say about
+    the largest.
 
     All are quantized with the same scales and weights, chosen on the largest.
     """

@@ -1,7 +1,7 @@
 """Models that come quantized: take QuantizeLinear/DequantizeLinear pairs out, keep the scales that they carry.
 
-What is left is a float network whose values are clipped where their integers would be; quantizing it with the scales that
-were found gives the integers that its maker chose.
+What is left is a float network whose values are clipped where their integers would be; quantizing it with the scales
+that were found gives the integers that its maker chose.
 """
 
 from __future__ import annotations
@@ -17,13 +17,20 @@ from tvmflow.ir.relax.scales import Scale
 
 _QUANTIZE, _DEQUANTIZE = "relax.quantize", "relax.dequantize"
 _ON_INTEGERS = {
-    "relax.clip", "relax.reshape", "relax.permute_dims", "relax.nn.max_pool2d", "relax.squeeze", "relax.flatten",
-}  # fmt: skip
+    "relax.clip",
+    "relax.reshape",
+    "relax.permute_dims",
+    "relax.nn.max_pool2d",
+    "relax.squeeze",
+    "relax.flatten",
+}
 _CAN_CLIP = {"relax.nn.conv2d", "relax.matmul", "relax.add"}
 
 
 def strip_qdq(graph: Graph) -> tuple[Graph, dict[str, Scale]]:
-    """Return the float graph, and the scale of each of its values that was quantized; both empty-handed without pairs."""
+    """Return the float graph, and the scale of each of its values that was quantized; both empty-handed without
+    pairs.
+    """
     if not any(step.op == _QUANTIZE for step in graph.steps):
         return graph, {}
     return _Stripper(graph).result()

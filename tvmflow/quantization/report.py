@@ -23,8 +23,8 @@ _LAYER_SAMPLES = 8
 class LayerReport:
     """What quantization did to one layer.
 
-    sqnr_db: of the layer alone, given exact inputs; total_sqnr_db: with all that came before. clipped: share of the float
-    values outside the scale's limits.
+    sqnr_db: of the layer alone, given exact inputs; total_sqnr_db: with all that came before. clipped: share of the
+    float values outside the scale's limits.
     """
 
     name: str
@@ -106,7 +106,9 @@ class _Noise:
 
 
 def describe(run: Calibration, quantized: Quantized, labels: Array | None) -> QuantizationReport:
-    """Run float and integer forms side by side and measure every layer, alone and in its place, on the first samples."""
+    """Run float and integer forms side by side and measure every layer, alone and in its place, on the first
+    samples.
+    """
     alone, placed, chunks, quick = _Noise(), _Noise(), run.chunks(), fast(quantized.graph)
     few = -(-_LAYER_SAMPLES // len(chunks[0][0]))
     parts = []
@@ -159,9 +161,15 @@ def _layer_report(layer: Layer, run: Calibration, quantized: Quantized, alone: _
     scale = quantized.integers[layer.name].scale
     low, high = scale.limits
     return LayerReport(
-        layer.name, layer.kind, scale.dtype, scale.scale, scale.zero_point, run.seen[layer.name].clipped(low, high),
-        alone.db(layer.name), placed.db(layer.name),
-    )  # fmt: skip
+        layer.name,
+        layer.kind,
+        scale.dtype,
+        scale.scale,
+        scale.zero_point,
+        run.seen[layer.name].clipped(low, high),
+        alone.db(layer.name),
+        placed.db(layer.name),
+    )
 
 
 def _scores(references: Arrays, outputs: Arrays, labels: Array | None) -> tuple[float | None, float]:

@@ -1,8 +1,8 @@
 """Print results on stdout: tables that fit the terminal, whole rows into a pipe; hints on stderr.
 
-A table that is too wide for the terminal has its words folded; where that is not enough it is turned, columns as rows; where that
-is not either, every row becomes a block of its own. What is printed may come from models and logs of anybody: no markup, no
-control characters.
+A table that is too wide for the terminal has its words folded; where that is not enough it is turned, columns as rows;
+where that is not either, every row becomes a block of its own. What is printed may come from models and logs of
+anybody: no markup, no control characters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _BORDER = 3  # of each column, and one more
 
 @dataclass(frozen=True)
 class Grid:
-    """A table before its form is chosen. words: names of the columns that may be folded, at the left; others hold numbers."""
+    """A table before its form is chosen. words: names of the columns that may be folded, at the left; others hold
+    numbers.
+    """
 
     title: str
     columns: tuple[str, ...]

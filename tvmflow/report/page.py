@@ -1,7 +1,8 @@
 """Write the report: one HTML page that needs nothing but itself and draws in the browser.
 
-Names, labels and notes of models are untrusted: they are in the page as JSON in which nothing can end an element, its scripts
-make text nodes of them, and its policy (CSP) lets run only the scripts whose digests it names, and load nothing.
+Names, labels and notes of models are untrusted: they are in the page as JSON in which nothing can end an element, its
+scripts make text nodes of them, and its policy (CSP) lets run only the scripts whose digests it names, and load
+nothing.
 """
 
 from __future__ import annotations
@@ -59,12 +60,18 @@ def collect(workspace: Workspace, history: dict[str, list[dict[str, Any]]], page
             f"run 'tvmflow run {cell_name}'",
         )
     return {
-        "apart": APART, "between": BETWEEN,
-        "cells": cells, "unmeasured": unmeasured, "forms": FORMS, "steps": STEPS, "precisions": get_args(Precision),
+        "apart": APART,
+        "between": BETWEEN,
+        "cells": cells,
+        "unmeasured": unmeasured,
+        "forms": FORMS,
+        "steps": STEPS,
+        "precisions": get_args(Precision),
         "mlflow_ui": _web_address(mlflow_ui()),
         "mlflow_command": f"mlflow ui --backend-store-uri {mlflow_uri(workspace)}",
-        "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "version": __version__,
-    }  # fmt: skip
+        "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "version": __version__,
+    }
 
 
 def _web_address(address: str) -> str:
@@ -79,18 +86,25 @@ def _facts_of(
     manifest = trusted_json(workspace.folder("build", cell), "manifest.json") or {}
     records = _records(workspace, cell)
     return {
-        "card": card, "stage_s": stage_times(workspace, cell), "curve": _curve(workspace, cell),
-        "kernels": manifest.get("kernels", []), "coverage": manifest.get("coverage"),
+        "card": card,
+        "stage_s": stage_times(workspace, cell),
+        "curve": _curve(workspace, cell),
+        "kernels": manifest.get("kernels", []),
+        "coverage": manifest.get("coverage"),
         "workloads": trusted_json(workspace.folder("tune", cell), "workloads.json") or [],
-        "ledger": records["tune"].facts if "tune" in records else {}, "toolchain": manifest.get("toolchain", {}),
-        "history": history, "releases": [asdict(release) for release in releases(workspace, cell)],
-        "registered": registry_name(cell), "stages": _stages(workspace, cell, records, beside),
+        "ledger": records["tune"].facts if "tune" in records else {},
+        "toolchain": manifest.get("toolchain", {}),
+        "history": history,
+        "releases": [asdict(release) for release in releases(workspace, cell)],
+        "registered": registry_name(cell),
+        "stages": _stages(workspace, cell, records, beside),
         "digests": [
             (f"{stage}/{name}", output.sha256)
-            for stage, record in records.items() if stage in ("fetch", "build")
+            for stage, record in records.items()
+            if stage in ("fetch", "build")
             for name, output in sorted(record.outputs.items())
         ],
-    }  # fmt: skip
+    }
 
 
 def _records(workspace: Workspace, cell: Cell) -> dict[str, Record]:
@@ -148,9 +162,11 @@ def page_of(data: dict[str, Any]) -> str:
     digests = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     policy = f"default-src 'none'; script-src {digests}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     parts = {
-        "policy": policy, "style": (ASSETS / "page.css").read_text(encoding="utf-8"), "data": _json_in_html(data),
+        "policy": policy,
+        "style": (ASSETS / "page.css").read_text(encoding="utf-8"),
+        "data": _json_in_html(data),
         "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
-    }  # fmt: skip
+    }
     page = (ASSETS / "page.html").read_text(encoding="utf-8")
     pieces = page.split("@")  # text, name, text, name, ...: what is put in is not looked at again
     return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))

@@ -17,7 +17,9 @@ Rows = list[dict[str, str]]
 
 
 def plan_rows(workspace: Workspace, cell: Cell, stages: Mapping[str, AnyStage]) -> Rows:
-    """Return a row per stage: hit, restore, miss or waits, and why. Raises the error of a cell that cannot be run at all."""
+    """Return a row per stage: hit, restore, miss or waits, and why. Raises the error of a cell that cannot be run at
+    all.
+    """
     rows = []
     for plan in Store(workspace, stages).foresee(cell):
         if isinstance(plan, Undecided):
@@ -35,7 +37,8 @@ def plan_cells(
 ) -> tuple[dict[str, Rows], dict[str, TvmflowError]]:
     """Return cell -> its rows, and cell -> the error of those that cannot be run, which have one row that says so.
 
-    With `look` what the stages to be done need is looked at: packages, files, the model's header, compiler, device, disk.
+    With `look` what the stages to be done need is looked at: packages, files, the model's header, compiler, device,
+    disk.
     """
     rows: dict[str, Rows] = {}
     errors: dict[str, TvmflowError] = {}

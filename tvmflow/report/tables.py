@@ -40,7 +40,9 @@ def trusted_bytes(folder: Path, name: str) -> bytes | None:
 
 
 def scorecard(workspace: Workspace, cell: Cell) -> dict[str, Any] | None:
-    """Return the cell's scorecard, None where it was never measured, is damaged, or was written by a version before 0.2."""
+    """Return the cell's scorecard, None where it was never measured, is damaged, or was written by a version before
+    0.2.
+    """
     card = trusted_json(workspace.folder("evaluate", cell), "scorecard.json")
     if card is None or "badges" not in card["latency"]["compute"]:
         return None
@@ -71,7 +73,9 @@ def shown_top1(agreement: dict[str, Any]) -> str:
 
 
 def shown_error(agreement: dict[str, Any]) -> str:
-    """Return the largest error relative to the spread of the outputs, and the SQNR; older scorecards lack the latter."""
+    """Return the largest error relative to the spread of the outputs, and the SQNR; older scorecards lack the
+    latter.
+    """
     sqnr = agreement.get("sqnr_db")
     return f"{agreement['max_relative_error']:.1e}" + ("" if sqnr is None else f" ({sqnr:.0f} dB)")
 
@@ -85,7 +89,9 @@ def shown_latency(latency: dict[str, Any]) -> str:
 
 
 def shown_states(latency: dict[str, Any]) -> str:
-    """Return in which states of the machine a latency was measured, by how far the cores are from each other; "" where nobody knows."""
+    """Return in which states of the machine a latency was measured, by how far the cores are from each other; "" where
+    nobody knows.
+    """
     if latency["round_trip_ns"] is None:
         return ""
     text = f"cores {latency['round_trip_ns']:.0f} ns apart"
@@ -124,7 +130,9 @@ def shown_bound(card: dict[str, Any]) -> str:
 
 
 def times_faster(card: dict[str, Any], peer: str) -> float | None:
-    """Return how many times faster than a peer the library is; None where the measurement shows no difference, or nothing."""
+    """Return how many times faster than a peer the library is; None where the measurement shows no difference, or
+    nothing.
+    """
     advantage = card["advantages"].get(peer, {})
     ratio: float | None = advantage.get("times_faster")
     return None if ratio is None or not _is_shown(advantage) else ratio
@@ -205,8 +213,20 @@ def has_counters(card: dict[str, Any]) -> bool:
 
 _COUNTED = ("dram_nbytes", "gemm_counter", "alu_counter", "insn_count")
 _PART_COLUMNS = (
-    "", "inp", "wgt", "acc", "uop", "out", "sum of these", "DRAM", "GEMM", "ALU", "instructions", "cycles", "GEMM core busy",
-)  # fmt: skip
+    "",
+    "inp",
+    "wgt",
+    "acc",
+    "uop",
+    "out",
+    "sum of these",
+    "DRAM",
+    "GEMM",
+    "ALU",
+    "instructions",
+    "cycles",
+    "GEMM core busy",
+)
 
 
 def part_table(card: dict[str, Any]) -> Grid:

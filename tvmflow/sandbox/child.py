@@ -1,7 +1,8 @@
-"""The inside of a sandbox: `python -m tvmflow.sandbox.child DESCRIPTOR`. Gives up its rights, then does what it is told.
+"""The inside of a sandbox: `python -m tvmflow.sandbox.child DESCRIPTOR`. Gives up its rights, then does what it is
+told.
 
-Requests are lines of JSON on standard input, replies lines of JSON on the descriptor. The first request names the limits
-and a function; when that returns an object, later requests name its methods.
+Requests are lines of JSON on standard input, replies lines of JSON on the descriptor. The first request names the
+limits and a function; when that returns an object, later requests name its methods.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Start a sandbox and talk to it: a process that reads model files, whose code and bytes nobody vouches for.
 
 It sees Python, its packages and the folders that it is given; it writes in its own folder and the stage's; it has no
-network, no signals to others, bounded memory, processor time and wall-clock time. What the kernel cannot do is left out,
-and `held` (and doctor) says so.
+network, no signals to others, bounded memory, processor time and wall-clock time. What the kernel cannot do is left
+out, and `held` (and doctor) says so.
 """
 
 from __future__ import annotations
@@ -32,9 +32,23 @@ MIN_MEMORY_BYTES = 6 << 30
 _ENVIRONMENT = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "KERAS_BACKEND")
 _ENVIRONMENT_PREFIXES = ("LC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "TVM_", "TVMFLOW_")
 _SYSTEM = (
-    "/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/nix/store", "/proc", "/sys", "/etc/ld.so.cache", "/etc/alternatives",
-    "/etc/localtime", "/dev/null", "/dev/zero", "/dev/random", "/dev/urandom",
-)  # fmt: skip
+    "/usr",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/bin",
+    "/sbin",
+    "/nix/store",
+    "/proc",
+    "/sys",
+    "/etc/ld.so.cache",
+    "/etc/alternatives",
+    "/etc/localtime",
+    "/dev/null",
+    "/dev/zero",
+    "/dev/random",
+    "/dev/urandom",
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +77,9 @@ class Policy:
 
 
 def memory_for(*files: Path) -> int:
-    """Return how much memory reading these files may take: sixteen times their size, at least 6 GiB, never all there is."""
+    """Return how much memory reading these files may take: sixteen times their size, at least 6 GiB, never all there
+    is.
+    """
     size = sum(path.stat().st_size for path in files if path.is_file())
     return min(max(MIN_MEMORY_BYTES, 16 * size), psutil.virtual_memory().total * 9 // 10)
 
@@ -88,15 +104,24 @@ class Sandbox:
         reader, writer = os.pipe()
         with (self._own / "stderr").open("wb") as said:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tvmflow.sandbox.child", str(writer)], stdin=subprocess.PIPE, stdout=said, stderr=said,
-                pass_fds=(writer,), cwd=self._own, start_new_session=True, env=_environment(self._own),
-            )  # fmt: skip
+                [sys.executable, "-m", "tvmflow.sandbox.child", str(writer)],
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=said,
+                pass_fds=(writer,),
+                cwd=self._own,
+                start_new_session=True,
+                env=_environment(self._own),
+            )
         os.close(writer)
         self._replies = os.fdopen(reader, "rb")
         try:
             request = {
-                "policy": policy.to_json(self._own), "parent": os.getpid(), "function": function, "arguments": arguments,
-            }  # fmt: skip
+                "policy": policy.to_json(self._own),
+                "parent": os.getpid(),
+                "function": function,
+                "arguments": arguments,
+            }
             self.reply: Any = None
             if waits:
                 self.reply = self._ask(request, progress)
@@ -173,9 +198,10 @@ class Sandbox:
             killer.cancel()
         if timed_out.is_set():
             raise errors.StageTimeoutError(
-                f"{self.policy.what} did not load and reply within {self.policy.timeout_s:g} s", "one without endless loops",
+                f"{self.policy.what} did not load and reply within {self.policy.timeout_s:g} s",
+                "one without endless loops",
                 "raise flows.timeout_s of the stage if it is only large",
-            )  # fmt: skip
+            )
         raise self._broken(_how_it_died(self._process.wait()))
 
     def _broken(self, how: str) -> errors.ModelFileError:
@@ -186,15 +212,17 @@ class Sandbox:
             words = errors.last_words(said)
             how += f"; its last words: {words}" if words else ""
         return errors.ModelFileError(
-            f"reading {self.policy.what} failed: {how}", f"one that loads in {self.policy.memory_bytes >> 20} MiB of memory, without files or network of its own",
+            f"reading {self.policy.what} failed: {how}",
+            f"one that loads in {self.policy.memory_bytes >> 20} MiB of memory, without files or network of its own",
             "look whether the file is whole, and whether its own framework loads it",
-        )  # fmt: skip
+        )
 
 
 def run_in_sandbox(
     function: str, arguments: dict[str, Any], policy: Policy, progress: Callable[..., None] | None = None
 ) -> Any:
-    """Call `module:function` with plain data in a sandbox and return its reply. Raises what it raised, or ModelFileError.
+    """Call `module:function` with plain data in a sandbox and return its reply. Raises what it raised, or
+    ModelFileError.
 
     Files that it left in the writable folders are checked: no links, nothing that is not a plain file.
     """
@@ -217,7 +245,9 @@ def _environment(scratch: Path) -> dict[str, str]:
 
 
 def _python_folders() -> list[str]:
-    """Return where Python and its packages live. Of our own folder, which may be the user's workspace, only the code."""
+    """Return where Python and its packages live. Of our own folder, which may be the user's workspace, only the
+    code.
+    """
     roots = {
         sys.prefix,
         sys.base_prefix,

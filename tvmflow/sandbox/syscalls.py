@@ -1,7 +1,7 @@
 """The Linux calls that take rights away from a process, by ctypes: Landlock, seccomp, namespaces, capabilities, limits.
 
-Each takes effect on the calling thread and on all that it starts afterwards, and nothing gives the rights back. All raise
-OSError where the kernel does not have them.
+Each takes effect on the calling thread and on all that it starts afterwards, and nothing gives the rights back. All
+raise OSError where the kernel does not have them.
 """
 
 from __future__ import annotations
@@ -38,17 +38,47 @@ _MOUNT_SETATTR, _AT_RECURSIVE, _RDONLY = 442, 0x8000, 1
 
 # System calls that reach other machines, other processes or the kernel itself: number on x86_64, on aarch64.
 _DENIED = {
-    "socket": (41, 198), "connect": (42, 203), "ptrace": (101, 117), "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271), "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105),
-    "finit_module": (313, 273), "delete_module": (176, 106), "mount": (165, 40), "umount2": (166, 39),
-    "pivot_root": (155, 41), "chroot": (161, 51), "setns": (308, 268), "unshare": (272, 97), "open_tree": (428, 428),
-    "move_mount": (429, 429), "fsopen": (430, 430), "fsmount": (432, 432), "fspick": (433, 433),
-    "mount_setattr": (442, 442), "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "keyctl": (250, 219),
-    "add_key": (248, 217), "request_key": (249, 218), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
-    "pidfd_getfd": (438, 438), "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225), "acct": (163, 89),
-    "quotactl": (179, 60), "syslog": (103, 116),
-}  # fmt: skip
+    "socket": (41, 198),
+    "connect": (42, 203),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "setns": (308, 268),
+    "unshare": (272, 97),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "keyctl": (250, 219),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "pidfd_getfd": (438, 438),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "acct": (163, 89),
+    "quotactl": (179, 60),
+    "syslog": (103, 116),
+}
 _MACHINES = {"x86_64": (0, 0xC000003E, 56), "aarch64": (1, 0xC00000B7, 220)}  # column, AUDIT_ARCH, number of clone
 _CLONE3, _SECCOMP = 435, {"x86_64": 317, "aarch64": 277}
 _KILL, _ALLOW, _ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
@@ -176,10 +206,15 @@ def _filter(column: int, architecture: int, clone: int) -> list[tuple[int, int, 
     load, equal, at_least, bits, give_back = 0x20, 0x15, 0x35, 0x45, 0x06
     refuse, no_such_call = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
     steps = [
-        (load, 0, 0, 4), (equal, 1, 0, architecture), (give_back, 0, 0, _KILL),
-        (load, 0, 0, 0), (at_least, 0, 1, 0x40000000), (give_back, 0, 0, refuse),  # the x32 numbers
-        (equal, 0, 1, _CLONE3), (give_back, 0, 0, no_such_call),  # its flags cannot be read; everybody falls back to clone
-    ]  # fmt: skip
+        (load, 0, 0, 4),
+        (equal, 1, 0, architecture),
+        (give_back, 0, 0, _KILL),
+        (load, 0, 0, 0),
+        (at_least, 0, 1, 0x40000000),
+        (give_back, 0, 0, refuse),  # the x32 numbers
+        (equal, 0, 1, _CLONE3),
+        (give_back, 0, 0, no_such_call),  # its flags cannot be read; everybody falls back to clone
+    ]
     for numbers in _DENIED.values():
         steps += [(equal, 0, 1, numbers[column]), (give_back, 0, 0, refuse)]
     steps += [(equal, 0, 3, clone), (load, 0, 0, 16), (bits, 0, 1, _NEWUSER), (give_back, 0, 0, refuse)]
@@ -190,9 +225,12 @@ def limits(memory_bytes: int, cpu_s: int, processes: int) -> None:
     """Bound memory (of each process), processor time, the size of a file, and processes and threads of the user."""
     # Private memory that can be written counts, not address space: runtimes reserve far more than they use.
     for what, value in (
-        (resource.RLIMIT_DATA, memory_bytes), (resource.RLIMIT_CPU, cpu_s), (resource.RLIMIT_FSIZE, memory_bytes),
-        (resource.RLIMIT_NPROC, processes), (resource.RLIMIT_CORE, 0),
-    ):  # fmt: skip
+        (resource.RLIMIT_DATA, memory_bytes),
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_FSIZE, memory_bytes),
+        (resource.RLIMIT_NPROC, processes),
+        (resource.RLIMIT_CORE, 0),
+    ):
         hard = resource.getrlimit(what)[1]
         bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(what, (bound, bound))

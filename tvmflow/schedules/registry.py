@@ -28,7 +28,8 @@ __all__ = ["TEMPLATES", "Knobs", "Template", "scheduled", "template_for", "templ
 
 
 def template_for(function: Any, features: Any, templates: tuple[Template, ...]) -> tuple[Template, list[Knobs]] | None:
-    """Return the first of the templates that covers a kernel, with its candidates; None where none does (dynamic shapes).
+    """Return the first of the templates that covers a kernel, with its candidates; None where none does (dynamic
+    shapes).
 
     features: of the processor, as the templates know them: CpuFeatures or GpuFeatures.
     """

@@ -16,14 +16,18 @@ Knobs = dict[str, int]
 MOST_DEFAULTS = 8  # of a template's candidates, the likelier first: the first that applies serves untuned kernels
 SPREAD_LANES = 16  # of element-wise loops; LLVM makes of them what the target has
 SMALL_WORK = 20_000  # element operations below which waking a second thread costs more than it saves
-PREFETCHED = "tvmflow_prefetched"  # mark of a loop over what a tile sums: blocks of channels in a tile, and how many shares in a row have the same
-FILLED = "tvmflow_filled"  # mark of a loop over the columns of a padding: first row, rows, first column and columns of what is written over it
+# mark of a loop over what a tile sums: blocks of channels in a tile, and how many shares in a row have the same
+PREFETCHED = "tvmflow_prefetched"
+# mark of a loop over the columns of a padding: first row, rows, first column and columns of what is written over it
+FILLED = "tvmflow_filled"
 _MOST_IDLE = 0.3  # of the threads' time: schedules that leave more of it unused are tried last
 
 
 @dataclass(frozen=True)
 class Template:
-    """covers: may this kernel be scheduled so; candidates: knobs, the default first, by CpuFeatures or GpuFeatures; apply: schedule in place."""
+    """covers: may this kernel be scheduled so; candidates: knobs, the default first, by CpuFeatures or GpuFeatures;
+    apply: schedule in place.
+    """
 
     name: str
     covers: Callable[[Any, Kernel], bool]
@@ -104,7 +108,9 @@ def spread_pixels(schedule: Any, name: str, parallel: int) -> None:
 
 
 def spread_rows(schedule: Any, name: str, parallel: int) -> None:
-    """Schedule an element-wise block on packed channels: rows of the image over threads, as convolutions have them, a pixel in a vector."""
+    """Schedule an element-wise block on packed channels: rows of the image over threads, as convolutions have them, a
+    pixel in a vector.
+    """
     batch, channels, height, width, lane = packed_loops(schedule, block_ref(schedule, name))
     schedule.reorder(batch, height, channels, width, lane)
     rows = schedule.fuse(batch, height)
@@ -114,14 +120,18 @@ def spread_rows(schedule: Any, name: str, parallel: int) -> None:
 
 
 def shares_of(schedule: Any, batch: Any, channels: Any, rows: Any, inner: tuple[Any, ...], by_rows: bool) -> Any:
-    """Order loops over images, blocks of channels and pieces of rows before inner ones, and return what threads share: the rows, or channels and rows."""
+    """Order loops over images, blocks of channels and pieces of rows before inner ones, and return what threads share:
+    the rows, or channels and rows.
+    """
     shared = (batch, rows) if by_rows else (batch, channels, rows)
     schedule.reorder(*shared, *((channels,) if by_rows else ()), *inner)
     return schedule.fuse(*shared)
 
 
 def tile_image(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any, Any, Any]:
-    """Tile what is written on packed channels; return the loop over threads, and those over blocks of channels, rows and columns."""
+    """Tile what is written on packed channels; return the loop over threads, and those over blocks of channels, rows
+    and columns.
+    """
     batch, c, h, w, lane = packed_loops(schedule, out)
     c_outer, c_tile = schedule.split(c, [None, knobs["c_tile"]])
     h_chunk, h_outer, h_tile = schedule.split(h, [None, knobs["chunk"] // knobs["h_tile"], knobs["h_tile"]])
@@ -137,7 +147,8 @@ def tile_image(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any, Any, An
 def points_of_sums(
     points: list[tuple[int, int, int]], cpu: CpuFeatures, lanes: int, by_channel: bool = False
 ) -> list[tuple[int, int, int]]:
-    """Return the tiles of sums (blocks of `lanes` channels, rows, columns) that fit into registers, those of least loads first.
+    """Return the tiles of sums (blocks of `lanes` channels, rows, columns) that fit into registers, those of least
+    loads first.
 
     by_channel: depthwise, each value is multiplied in one block of channels.
     """
@@ -150,25 +161,33 @@ def points_of_sums(
 
 
 def pixels_first(tile: tuple[int, int, int], cpu: CpuFeatures) -> Knobs:
-    """Return the knob `pixels_first` where each pixel of a tile is multiplied by all blocks of channels before the next: the fewer of both stay in registers."""
+    """Return the knob `pixels_first` where each pixel of a tile is multiplied by all blocks of channels before the
+    next: the fewer of both stay in registers.
+    """
     return {"pixels_first": 1} if cpu.broadcasts_in_registers and tile[0] <= tile[1] * tile[2] else {}
 
 
 def order_of_tile(knobs: Knobs, channels: Any, pixels: tuple[Any, Any]) -> tuple[Any, ...]:
-    """Return the loops of a tile of sums, over blocks of channels and over pixels, in the order in which they are multiplied."""
+    """Return the loops of a tile of sums, over blocks of channels and over pixels, in the order in which they are
+    multiplied.
+    """
     return (*pixels, channels) if knobs.get("pixels_first") else (channels, *pixels)
 
 
 def _registers(tile: tuple[int, int, int], vectors: int) -> int:
-    """Return how many registers a tile of sums takes, of so many for a block of channels: the sums, the fewer of weights and pixels, and the other one."""
+    """Return how many registers a tile of sums takes, of so many for a block of channels: the sums, the fewer of
+    weights and pixels, and the other one.
+    """
     c, pixels = tile[0], tile[1] * tile[2]
     return c * pixels * vectors + min(c * vectors, pixels) + 1
 
 
 def _loads_in_registers(tile: tuple[int, int, int]) -> float:
-    """Return what a tile of sums loads for a multiplication where each value of the image is loaded into a register: as often as a core multiplies at most.
+    """Return what a tile of sums loads for a multiplication where each value of the image is loaded into a register: as
+    often as a core multiplies at most.
 
-    Weights come from the next cache. Too few sums do not hide the latency of a multiplication; of more than eight of one block of channels LLVM spills some.
+    Weights come from the next cache. Too few sums do not hide the latency of a multiplication; of more than eight of
+    one block of channels LLVM spills some.
     """
     c, pixels = tile[0], tile[1] * tile[2]
     return (1.5 / pixels + 1 / c) * (2.0 if c == 1 and pixels > 8 else 1.0) / (min(c * pixels, 12) / 12)
@@ -177,8 +196,8 @@ def _loads_in_registers(tile: tuple[int, int, int]) -> float:
 def _loads_for_sums(tile: tuple[int, int, int], most: int, by_channel: bool) -> float:
     """Return what a tile of sums loads for a multiplication; `most` sums fit into registers.
 
-    A value of the image is in the nearest cache, weights come from the next, each block of channels from a place of its own. Too few sums do not hide
-    the latency of a multiplication, too many leave no registers for operands.
+    A value of the image is in the nearest cache, weights come from the next, each block of channels from a place of its
+    own. Too few sums do not hide the latency of a multiplication, too many leave no registers for operands.
     """
     c, h, w = tile
     held = c * h * w
@@ -208,7 +227,9 @@ def _bytes_of(region: Any) -> int:
 
 
 def decompose_sums(schedule: Any, block: Any, loop: Any) -> Any:
-    """Start the sums of a convolution before a loop; return the block that does it, which alone reads what they start from."""
+    """Start the sums of a convolution before a loop; return the block that does it, which alone reads what they start
+    from.
+    """
     init = schedule.decompose_reduction(block, loop)
     if len(schedule.get(block).reads) > 3:  # sums, what they start from, image, weights
         schedule.unsafe_hide_buffer_access(block, "read", [1])
@@ -216,7 +237,8 @@ def decompose_sums(schedule: Any, block: Any, loop: Any) -> Any:
 
 
 def steps_of(image: Any, axis: int, block: Any, variables: tuple[int, int]) -> list[int]:
-    """Return stride and dilation of a convolution along an axis: how far its image is moved along by an output, and by a place of the filter.
+    """Return stride and dilation of a convolution along an axis: how far its image is moved along by an output, and by
+    a place of the filter.
 
     image: the region that the block reads; variables: of the block, of outputs and of the filter along the axis.
     """
@@ -224,7 +246,8 @@ def steps_of(image: Any, axis: int, block: Any, variables: tuple[int, int]) -> l
 
 
 def tensorize_tile(schedule: Any, anchor: Any, intrinsic: str, start: str = "") -> None:
-    """Let the nine innermost loops of a convolution, four over outputs and five over what is summed, be one intrinsic, behind the start of its sums.
+    """Let the nine innermost loops of a convolution, four over outputs and five over what is summed, be one intrinsic,
+    behind the start of its sums.
 
     start: the intrinsic that starts them; vectors of zeros where there is none.
 
@@ -246,7 +269,8 @@ def tensorize_tile(schedule: Any, anchor: Any, intrinsic: str, start: str = "") 
 
 
 def meaning_of_axes(names: str, sizes: Sequence[int]) -> dict[str, str]:
-    """Return what stands for the loops of an intrinsic in its meaning: an axis of one step has no loop, and 0 for its index.
+    """Return what stands for the loops of an intrinsic in its meaning: an axis of one step has no loop, and 0 for its
+    index.
 
     names: a letter for each axis, four of outputs, and five of what is summed or none.
     """
@@ -254,9 +278,11 @@ def meaning_of_axes(names: str, sizes: Sequence[int]) -> dict[str, str]:
     looped = [axis for axis in axes if axis[1] > 1]
     return {
         **{f"v{name}": f"v{name}" if size > 1 else "0" for name, size, _ in axes},
-        "loops": ", ".join(name for name, _, _ in looped), "axes": ", ".join(f"v{name}" for name, _, _ in looped),
-        "extents": ", ".join(str(size) for _, size, _ in looped), "kinds": "".join(kind for _, _, kind in looped),
-    }  # fmt: skip
+        "loops": ", ".join(name for name, _, _ in looped),
+        "axes": ", ".join(f"v{name}" for name, _, _ in looped),
+        "extents": ", ".join(str(size) for _, size, _ in looped),
+        "kinds": "".join(kind for _, _, kind in looped),
+    }
 
 
 def distinct(knobs: list[Knobs]) -> list[Knobs]:
@@ -267,7 +293,8 @@ def distinct(knobs: list[Knobs]) -> list[Knobs]:
 def register_intrinsic(name: str, source: str, meaning: str, instructions: str, values: dict[str, Any]) -> str:
     """Register a tensor intrinsic with TVM and return its name.
 
-    source: TVMScript with {body} for the two bodies, which say what is computed and how; values: what its {names} stand for.
+    source: TVMScript with {body} for the two bodies, which say what is computed and how; values: what its {names} stand
+    for.
     """
     from tvm.s_tir import TensorIntrin
 

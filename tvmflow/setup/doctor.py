@@ -219,9 +219,11 @@ def _ports() -> Iterator[Finding]:
     exposed = [port for port in (*_TRACKER_PORTS, 4200, 5000) if _listening_beyond_loopback(port)]
     if exposed:
         yield Finding(
-            "warning", "exposed ports", ", ".join(map(str, exposed)),
+            "warning",
+            "exposed ports",
+            ", ".join(map(str, exposed)),
             "TVM's RPC, Prefect and MLflow have no password as shipped: bind them to 127.0.0.1 and use an SSH tunnel",
-        )  # fmt: skip
+        )
     else:
         yield Finding("ok", "exposed ports", "none of the tracker's, Prefect's and MLflow's")
 

@@ -1,4 +1,5 @@
-"""Workspaces of a user's own: the files of a new one, and the entry of a model in params.yaml, read from the model's file.
+"""Workspaces of a user's own: the files of a new one, and the entry of a model in params.yaml, read from the model's
+file.
 
 Nothing here overwrites: a file that is there stays, an entry of the same name is refused, and what a person wrote into
 params.yaml stays as it is, comments too.
@@ -61,9 +62,12 @@ def new_files(folder: Path) -> dict[str, str]:
     """Return name -> text of the files of a new workspace that tvmflow never touches again."""
     name = folder.resolve().name
     return {
-        "params.yaml": _PARAMS, "README.md": _README.format(name=name), "prefect.yaml": _deployments(name),
-        ".gitignore": _IGNORED, ".dvcignore": _DVC_IGNORED,
-    }  # fmt: skip
+        "params.yaml": _PARAMS,
+        "README.md": _README.format(name=name),
+        "prefect.yaml": _deployments(name),
+        ".gitignore": _IGNORED,
+        ".dvcignore": _DVC_IGNORED,
+    }
 
 
 def _deployments(name: str) -> str:
@@ -78,9 +82,10 @@ def make_workspace(folder: Path) -> Path:
     for name in ("params.yaml", "dvc.yaml"):
         if (folder / name).exists():
             raise UsageError(
-                f"{folder} has a {name} already", "a new or empty folder, or one without params.yaml and dvc.yaml",
+                f"{folder} has a {name} already",
+                "a new or empty folder, or one without params.yaml and dvc.yaml",
                 "change into it and use 'tvmflow add MODEL_FILE', or name another folder",
-            )  # fmt: skip
+            )
     for name, text in new_files(folder).items():
         if not (folder / name).exists():
             write_atomic(folder / name, text)
@@ -109,7 +114,9 @@ class Added:
 
 
 def add_model(workspace: Workspace, path: Path, wish: Wish) -> Added:
-    """Read a model file's header and write its entry and cell into params.yaml. Raises what forbids it; then nothing is written."""
+    """Read a model file's header and write its entry and cell into params.yaml. Raises what forbids it; then nothing is
+    written.
+    """
     params = workspace.params
     name = wish.name or re.sub(r"[^A-Za-z0-9_-]+", "-", _stem(path)).strip("-_")[:64] or "model"
     if not re.fullmatch(NAME_PATTERN, name):
@@ -147,9 +154,10 @@ def _file(path: Path) -> Path:
     if path.is_dir():
         is_saved_model = (path / "saved_model.pb").is_file()
         raise SourceError(
-            f"{path} is a folder", "a model file",
+            f"{path} is a folder",
+            "a model file",
             f"zip it: python -m zipfile -c {path.name}.zip {path.name}/" if is_saved_model else "name the file in it",
-        )  # fmt: skip
+        )
     if not path.is_file():
         raise SourceError(f"no file {path}", "a model file", "correct its name")
     return path.resolve()
@@ -163,16 +171,19 @@ def _entry(name: str, file: Path, root: Path, wish: Wish) -> dict[str, Any]:
         raise ModelFileError(f"{file.name} is no model file that is known here", f"one of {endings}")
     if not header["is_whole"]:
         raise ModelFileError(
-            f"{file.name} is {header['kind']}: weights without the network", "a file that holds the whole model",
-            "export the model (torch.export.save, model.save('x.keras'), torch.onnx.export), or write the entry by hand "
+            f"{file.name} is {header['kind']}: weights without the network",
+            "a file that holds the whole model",
+            "export the model (torch.export.save, model.save('x.keras'), torch.onnx.export), or write the "
+            "entry by hand "
             "with network: the function that builds it",
-        )  # fmt: skip
+        )
     framework = header["frameworks"][0]
     if not file.name.lower().endswith(FRONTENDS[framework].files.suffixes):
         raise ModelFileError(
-            f"{file.name} is {header['kind']}", f"a name that ends in {', '.join(FRONTENDS[framework].files.suffixes)}",
+            f"{file.name} is {header['kind']}",
+            f"a name that ends in {', '.join(FRONTENDS[framework].files.suffixes)}",
             "rename it",
-        )  # fmt: skip
+        )
     inside = file.relative_to(root) if file.is_relative_to(root) else file
     entry: dict[str, Any] = {"framework": framework, "weights": {"file": str(inside)}}
     entry |= _inputs(file, header, wish)
@@ -190,9 +201,10 @@ def _inputs(file: Path, header: dict[str, Any], wish: Wish) -> dict[str, Any]:
     if inputs is None or not all(one["shape"] for one in inputs):
         if shape is None:
             raise ModelFileError(
-                f"{file.name} does not say the shape of its input", "--shape, batch first: --shape 1,3,224,224",
+                f"{file.name} does not say the shape of its input",
+                "--shape, batch first: --shape 1,3,224,224",
                 "run the same command with --shape",
-            )  # fmt: skip
+            )
         return {"input": {"shape": list(shape)}}
     tensors = {}
     for one in inputs:
@@ -209,9 +221,11 @@ def _integers(file: Path, tensor: dict[str, Any], high: int | None) -> dict[str,
     high = high if high is not None else tensor["high"]
     if high is None and tensor["dtype"] in ("int32", "int64"):
         raise ModelFileError(
-            f"input {tensor['name']} of {file.name} takes {tensor['dtype']}, and the file does not say how large they may be",
-            "--high, one more than the largest: the size of the vocabulary", "run the same command with --high",
-        )  # fmt: skip
+            f"input {tensor['name']} of {file.name} takes {tensor['dtype']}, and the file does not say how "
+            f"large they may be",
+            "--high, one more than the largest: the size of the vocabulary",
+            "run the same command with --high",
+        )
     return {"dtype": tensor["dtype"], **({} if high is None else {"high": high})}
 
 
@@ -221,11 +235,13 @@ def _sizes(file: Path, tensor: dict[str, Any], shape: tuple[int, ...] | None) ->
     sizes = [1 if index == 0 and size <= 0 else size for index, size in enumerate(tensor["shape"])]
     if any(size <= 0 for size in sizes):
         raise ModelFileError(
-            f"input {tensor['name']} of {file.name} leaves sizes open: {['?' if size <= 0 else size for size in sizes]}",
+            f"input {tensor['name']} of {file.name} leaves sizes open: "
+            f"{['?' if size <= 0 else size for size in sizes]}",
             "every size but the batch fixed",
-            f"say them: --shape {','.join('224' if size <= 0 else str(size) for size in sizes)}; for any size write the entry by hand, "
+            f"say them: --shape {','.join('224' if size <= 0 else str(size) for size in sizes)}; for any "
+            f"size write the entry by hand, "
             "with buckets: (docs/params.md)",
-        )  # fmt: skip
+        )
     return sizes
 
 
@@ -239,7 +255,9 @@ def _free_name(params: Params, cell: Cell) -> str:
 
 
 def _cells_to_write(text: str, params: Params, cell_name: str, cell: Cell) -> Iterator[tuple[str, Cell]]:
-    """Yield the cells to list: none where the default is what is wanted, all where that would be lost by listing one."""
+    """Yield the cells to list: none where the default is what is wanted, all where that would be lost by listing
+    one.
+    """
     if (load_yaml(text) or {}).get("cells") is None:
         if cell.target == LOCAL_CPU and cell.precision == "float32":
             return
@@ -252,9 +270,10 @@ def _check(before: dict[str, Any], after: dict[str, Any], name: str, entry: dict
     expected = {**before, "models": {**(before.get("models") or {}), name: entry}}
     if {**after, "cells": None} != {**expected, "cells": None}:
         raise UsageError(
-            "params.yaml is written in a way that this command cannot add to", "plain blocks",
+            "params.yaml is written in a way that this command cannot add to",
+            "plain blocks",
             f"put this below models: by hand: {name}: {entry}",
-        )  # fmt: skip
+        )
     try:
         Params.model_validate(after)
     except ValidationError as error:

@@ -1,7 +1,7 @@
 """The JSON schema of params.yaml, for editors: made from the models that validate it and from the rows of all tables.
 
-A schema cannot say all that is checked (crons, names of processors, references between blocks): what it accepts may still
-be refused, what it refuses always is.
+A schema cannot say all that is checked (crons, names of processors, references between blocks): what it accepts may
+still be refused, what it refuses always is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Look at what a cell needs before anything runs: packages, files, the model's header, compiler, device, disk. Takes no second.
+"""Look at what a cell needs before anything runs: packages, files, the model's header, compiler, device, disk. Takes no
+second.
 
 Only what the stages that are to be done need is looked at. Starts neither Prefect nor TVM.
 """
@@ -43,7 +44,9 @@ MIN_FREE_BYTES = 1 << 30  # a small network's artifacts, DVC's copy of them, the
 
 
 def ask_processors(workspace: Workspace, cells: Collection[Cell]) -> dict[str, TvmflowError]:
-    """Ask the devices of targets with `mcpu: device` what they are. Returns cell -> why it cannot be run: never asked, and not there now."""
+    """Ask the devices of targets with `mcpu: device` what they are. Returns cell -> why it cannot be run: never asked,
+    and not there now.
+    """
     why: dict[str, TvmflowError] = {}
     for name in {cell.target: None for cell in cells if workspace.params.targets[cell.target].mcpu == DEVICE}:
         entry = workspace.params.targets[name]
@@ -73,17 +76,19 @@ def check_cell(workspace: Workspace, cell: Cell, todo: Collection[AnyStage]) -> 
             compiler_named(resolved.cc).command(resolved.mtriple)
         except ToolchainError as error:
             raise ToolchainError(
-                f"{error.found}, which target {cell.target!r} links with", error.expected,
+                f"{error.found}, which target {cell.target!r} links with",
+                error.expected,
                 f"{error.hint}; or name another one with targets.{cell.target}.cc",
-            ) from None  # fmt: skip
+            ) from None
     if any(stage.measures_device for stage in todo):
         _check_device(cell.target, target.device)
     free = shutil.disk_usage(workspace.root).free
     if free < MIN_FREE_BYTES:
         raise StoreError(
-            f"{free >> 20} MiB are free on the disk of {workspace.root}", f"at least {MIN_FREE_BYTES >> 20} MiB",
+            f"{free >> 20} MiB are free on the disk of {workspace.root}",
+            f"at least {MIN_FREE_BYTES >> 20} MiB",
             "free some space: 'dvc gc --workspace' removes what no commit names",
-        )  # fmt: skip
+        )
 
 
 def _check_packages(name: str, model: ModelEntry) -> None:
@@ -94,9 +99,10 @@ def _check_packages(name: str, model: ModelEntry) -> None:
     absent = [tool for tool in needed if version(tool) == "absent"]
     if absent:
         raise UsageError(
-            f"{' and '.join(absent)} not installed, which models.{name} needs", f"the packages of {model.framework}",
+            f"{' and '.join(absent)} not installed, which models.{name} needs",
+            f"the packages of {model.framework}",
             f"pip install 'tvmflow[{model.framework}]'",
-        )  # fmt: skip
+        )
 
 
 def _check_files(workspace: Workspace, name: str, model: ModelEntry) -> None:
@@ -114,9 +120,11 @@ def _check_device(name: str, device: DeviceEntry) -> None:
     state = transport_of(device).state(device)
     if not state.is_there:
         raise DeviceUnknownError(
-            f"no device with key {device.key!r} for target {name!r} ({state.text})", "one at least",
-            (state.hint or f"start the RPC server on the device with --key {device.key}") + "; 'tvmflow devices' shows what is there",
-        )  # fmt: skip
+            f"no device with key {device.key!r} for target {name!r} ({state.text})",
+            "one at least",
+            (state.hint or f"start the RPC server on the device with --key {device.key}")
+            + "; 'tvmflow devices' shows what is there",
+        )
 
 
 def check_model(workspace: Workspace, name: str) -> None:
@@ -143,9 +151,10 @@ def _compare(name: str, file: Path, header: dict[str, Any], entry: ModelEntry) -
     framework = entry.framework
     if framework not in header["frameworks"]:
         raise ModelFileError(
-            f"{file.name} is {header['kind']}", f"a file for {framework}, as models.{name}.framework says",
+            f"{file.name} is {header['kind']}",
+            f"a file for {framework}, as models.{name}.framework says",
             f"set models.{name}.framework to {header['frameworks'][0]}",
-        )  # fmt: skip
+        )
     inputs = header["inputs"]
     if inputs is None:
         return
@@ -163,9 +172,10 @@ def _check_names(name: str, file: Path, found: list[str], entry: ModelEntry) -> 
     if sorted(found) != sorted(entry.tensors):
         key = "input" if entry.input is not None else "inputs"
         raise ModelFileError(
-            f"{file.name} has {len(found)} inputs: {', '.join(found)}", f"{', '.join(entry.tensors)}, as models.{name}.{key} says",
+            f"{file.name} has {len(found)} inputs: {', '.join(found)}",
+            f"{', '.join(entry.tensors)}, as models.{name}.{key} says",
             f"give models.{name} inputs: with a block of shape and dtype for each",
-        )  # fmt: skip
+        )
 
 
 def _compare_input(what: str, found: dict[str, Any], key: str, wanted: Tensor, framework: str) -> None:
@@ -183,5 +193,6 @@ def _compare_input(what: str, found: dict[str, Any], key: str, wanted: Tensor, f
     if framework in _CHANNELS_FIRST and shape and not fits:
         raise ModelFileError(
             f"{what} has shape {['?' if size < 0 else size for size in shape]}",
-            f"{list(sizes)}, as {key}.shape says", "correct one of the two",
-        )  # fmt: skip
+            f"{list(sizes)}, as {key}.shape says",
+            "correct one of the two",
+        )

@@ -41,9 +41,10 @@ def with_entry(text: str, block: str, name: str, entry: dict[str, Any], compact:
 
 def _not_a_block(what: str, name: str, entry: dict[str, Any]) -> UsageError:
     return UsageError(
-        f"{what} is not written as a block, one name a line", "lines of 'name: ...' below it",
+        f"{what} is not written as a block, one name a line",
+        "lines of 'name: ...' below it",
         "put this in by hand: " + " ".join(line.strip() for line in _lines(name, entry, 0, True)),
-    )  # fmt: skip
+    )
 
 
 def _lines(name: str, entry: dict[str, Any], indent: int, compact: bool) -> list[str]:

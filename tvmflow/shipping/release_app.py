@@ -1,6 +1,7 @@
 """Release an app: judge the champions of all its cells together, write the bundle, and say so in releases/APP.yaml.
 
-Every step before the last leaves the former release as it is; the last replaces one file. The same command goes on after a crash.
+Every step before the last leaves the former release as it is; the last replaces one file. The same command goes on
+after a crash.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ Tell = Callable[[str], None]
 class AppRelease:
     """What a command about an app's releases did.
 
-    what: release, promote, rollback, or none where the channel has it already; reasons: what speaks against it; bundle: where it lies.
+    what: release, promote, rollback, or none where the channel has it already; reasons: what speaks against it; bundle:
+    where it lies.
     """
 
     app: str
@@ -84,9 +86,15 @@ def release_app(workspace: Workspace, order: Order, tell: Tell) -> AppRelease:
         current, number = known.current(channel), known.next_number
         tell("judging")
         judged = [
-            one for part in order.parts
-            for one in judge_cell(part.cell, part.card, part.records["build"].outputs["network.so"].size if part.manifest.get("network") else 0, order.entry.gates)
-        ]  # fmt: skip
+            one
+            for part in order.parts
+            for one in judge_cell(
+                part.cell,
+                part.card,
+                part.records["build"].outputs["network.so"].size if part.manifest.get("network") else 0,
+                order.entry.gates,
+            )
+        ]
         held = quarantined(workspace.root)
         for part in filter(lambda part: is_on_gpu(part.manifest), order.parts):
             judged += judge_gpu(part.cell, gpu_reasons(part.card, part.manifest, held))
@@ -130,11 +138,14 @@ def release_app(workspace: Workspace, order: Order, tell: Tell) -> AppRelease:
 def _cells(manifest: Manifest) -> tuple[ledger.ReleasedCell, ...]:
     return tuple(
         ledger.ReleasedCell(
-            cell=one.cell, abi=one.abi, version=one.made.version, library_sha256=one.made.library_sha256,
+            cell=one.cell,
+            abi=one.abi,
+            version=one.made.version,
+            library_sha256=one.made.library_sha256,
             network_sha256=manifest.files[one.file].sha256,
         )
         for one in manifest.libraries
-    )  # fmt: skip
+    )
 
 
 def _verified(draft: Path, key: Ed25519PrivateKey | None) -> tuple[list[str], Verified | None]:
@@ -150,18 +161,25 @@ def _evidence(order: Order, judged: Sequence[Judged], verified: Verified | None)
         "gates": [one.to_json() for one in judged],
         "cells": {
             part.cell: {
-                "version": part.version, "recipe": {stage: record.key for stage, record in part.records.items()},
-                "scorecard_sha256": part.records["evaluate"].outputs["scorecard.json"].sha256, "measured": part.records["evaluate"].created,
+                "version": part.version,
+                "recipe": {stage: record.key for stage, record in part.records.items()},
+                "scorecard_sha256": part.records["evaluate"].outputs["scorecard.json"].sha256,
+                "measured": part.records["evaluate"].created,
             }
             for part in order.parts
         },
         "verified": [one.to_json() for one in verified.libraries] if verified else [],
-    }  # fmt: skip
+    }
 
 
 def _keep(
-    workspace: Workspace, order: Order, number: int, made: tuple[Path, tuple[ledger.ReleasedCell, ...]], evidence: dict[str, Any], tell: Tell
-) -> ledger.Version:  # fmt: skip
+    workspace: Workspace,
+    order: Order,
+    number: int,
+    made: tuple[Path, tuple[ledger.ReleasedCell, ...]],
+    evidence: dict[str, Any],
+    tell: Tell,
+) -> ledger.Version:
     """Put bundle and evidence in their places; nothing names them yet."""
     draft, cells = made
     file = describe_file(draft)

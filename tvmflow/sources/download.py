@@ -34,7 +34,8 @@ class DownloadLimits:
 def download(url: str, target: Path, limits: DownloadLimits, digest: str, progress: Progress = silent) -> None:
     """Fetch `url` into `target`, whose bytes must have the given digest.
 
-    digest: 40 hexadecimal digits are a sha1 and 32 an md5, as older zoos have them; else a sha256, or its first 8 digits at least.
+    digest: 40 hexadecimal digits are a sha1 and 32 an md5, as older zoos have them; else a sha256, or its first 8
+    digits at least.
 
     A part that was fetched before (`target` + .part) is continued. Raises DownloadError when the network failed every
     time, DigestError when the bytes are others, SourceError when the server's reply can never be accepted.

@@ -23,7 +23,9 @@ ReadImages = Callable[[list[Path], ImageRecipe], Any]  # files -> (N, C, height,
 
 
 def own_files(model: ModelEntry, weights: WeightFiles, root: Path) -> dict[str, Path]:
-    """Return what it is -> path of every file of the workspace that a model names. Raises SourceError where one is missing."""
+    """Return what it is -> path of every file of the workspace that a model names. Raises SourceError where one is
+    missing.
+    """
     files = {}
     if model.weights.file is not None:
         files["weights"] = local_file(model.weights.file, root)
@@ -56,7 +58,9 @@ def _existing(what: str, name: str, root: Path, expected: str, key: str) -> Path
 
 
 def image_recipe(model: ModelEntry) -> ImageRecipe:
-    """Return how image files become the model's one input. Raises SourceError where it has another input than images."""
+    """Return how image files become the model's one input. Raises SourceError where it has another input than
+    images.
+    """
     return recipe_for([tensor.shape for tensor in model.tensors.values()], model.preprocess)
 
 
@@ -101,7 +105,9 @@ def samples_of(
 
 
 def _as_described(samples: Samples, model: ModelEntry) -> Samples:
-    """Return samples in the dtypes of the entry. Raises SourceError where numbers would change, or lie out of bounds."""
+    """Return samples in the dtypes of the entry. Raises SourceError where numbers would change, or lie out of
+    bounds.
+    """
     ready = []
     for (name, tensor), x in zip(model.tensors.items(), samples.inputs, strict=True):
         with np.errstate(all="ignore"):
@@ -111,9 +117,10 @@ def _as_described(samples: Samples, model: ModelEntry) -> Samples:
             raise SourceError(f"{name} of data set {model.dataset} is {x.dtype}", f"numbers that are {tensor.dtype}")
         if high is not None and x.size and not low <= float(x.min()) <= float(x.max()) < high:
             raise SourceError(
-                f"{name} of data set {model.dataset} has numbers from {x.min():g} to {x.max():g}", f"{low:g} <= x < {high:g}",
+                f"{name} of data set {model.dataset} has numbers from {x.min():g} to {x.max():g}",
+                f"{low:g} <= x < {high:g}",
                 "correct low and high of the input in params.yaml, or the data set",
-            )  # fmt: skip
+            )
         ready.append(cast)
     return Samples(tuple(ready), samples.y)
 

@@ -1,4 +1,6 @@
-"""Bring a model's weights into a folder, whatever their source. Model files are untrusted: nothing here unpickles code."""
+"""Bring a model's weights into a folder, whatever their source. Model files are untrusted: nothing here unpickles
+code.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +146,9 @@ def _from_zoo(request: WeightsRequest, out: Path, _train_on: Samples | None, pro
 
 
 def _keras_zoo(request: WeightsRequest, network: str, name: str, out: Path, progress: Progress) -> Path:
-    """Fetch a network's weights from where Keras has them, with the hash that Keras has for them, or the sha256 of params.yaml."""
+    """Fetch a network's weights from where Keras has them, with the hash that Keras has for them, or the sha256 of
+    params.yaml.
+    """
     from tvmflow.sources.networks.keras_zoo import zoo_file
 
     if name != "imagenet":

@@ -1,7 +1,7 @@
 """Digests of files, each file read once: a digest holds as long as the file is the same one and nobody wrote to it.
 
-The file system says so: its device and inode, its size, and when it was last written to and changed. A file that was changed
-a moment ago is read again, since a second change within the same tick of the clock would not show.
+The file system says so: its device and inode, its size, and when it was last written to and changed. A file that was
+changed a moment ago is read again, since a second change within the same tick of the clock would not show.
 """
 
 from __future__ import annotations

@@ -89,9 +89,10 @@ class UnknownNameError(UsageError):
         known = sorted(legal)
         similar = similar_name(name, known) if name is not None else None
         super().__init__(
-            found, expected or "one of " + (", ".join(known) or "(there is none)"),
+            found,
+            expected or "one of " + (", ".join(known) or "(there is none)"),
             f"did you mean {similar!r}?" if similar else hint,
-        )  # fmt: skip
+        )
 
 
 class SourceError(TvmflowError):
@@ -244,7 +245,9 @@ def from_os_error(error: OSError, doing: str) -> StoreError:
 
 
 def similar_name(name: str, legal: Iterable[str]) -> str | None:
-    """Return the legal name that was probably meant: the same but for case and signs, or nearly the same; None for none."""
+    """Return the legal name that was probably meant: the same but for case and signs, or nearly the same; None for
+    none.
+    """
     import difflib
 
     plain = {_plain(known): known for known in legal}

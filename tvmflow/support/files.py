@@ -48,7 +48,9 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def save_arrays(path: Path, **groups: Sequence[Any]) -> None:
-    """Write groups of numpy arrays to an .npz file: the first of a group under its name, the others as NAME.1, NAME.2, ..."""
+    """Write groups of numpy arrays to an .npz file: the first of a group under its name, the others as NAME.1, NAME.2,
+    ...
+    """
     import numpy as np
 
     arrays = {

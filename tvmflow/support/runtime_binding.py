@@ -1,4 +1,6 @@
-"""The binding that apps use, as a module of this process, and what a device's process provides for networks with an accelerator."""
+"""The binding that apps use, as a module of this process, and what a device's process provides for networks with an
+accelerator.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """What a process of ours does not take over from TVM's import: PyTorch, and its handler of segmentation faults.
 
-TVM imports PyTorch where it is installed, which takes 2 s of every process; one that needs PyTorch imports it by itself, before
-or after TVM. On SIGSEGV, TVM's library prints a backtrace for which it allocates memory, and waits forever where the fault came in the
-middle of an allocation: of 200 processes that allocate, 41 did. Python's faulthandler does not.
+TVM imports PyTorch where it is installed, which takes 2 s of every process; one that needs PyTorch imports it by
+itself, before or after TVM. On SIGSEGV, TVM's library prints a backtrace for which it allocates memory, and waits
+forever where the fault came in the middle of an allocation: of 200 processes that allocate, 41 did. Python's
+faulthandler does not.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ def _is_being_imported(name: str) -> bool:
 
 
 def prepare_import_of_tvm() -> None:
-    """Let TVM, when this process imports it, neither bring PyTorch along, which it takes well, nor keep its handler of SIGSEGV."""
+    """Let TVM, when this process imports it, neither bring PyTorch along, which it takes well, nor keep its handler of
+    SIGSEGV.
+    """
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)

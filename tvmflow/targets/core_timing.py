@@ -1,7 +1,7 @@
 """What a core does in a cycle: the few numbers by which schedules are ranked where there is no device to measure them.
 
-Rounded from the vendors' optimization guides and own measurements; a core that is not named counts as one of its architecture and
-vectors. They rank schedules of one kernel against each other and predict no times.
+Rounded from the vendors' optimization guides and own measurements; a core that is not named counts as one of its
+architecture and vectors. They rank schedules of one kernel against each other and predict no times.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from tvmflow.targets.resolve import ResolvedTarget
 
 @dataclass(frozen=True)
 class Core:
-    """issue: instructions in a cycle; width: bytes of its vector units and ports; multiply_adds, loads, stores: of that width in a cycle;
-    latency: cycles until a sum can be added to again. l1, l2: bytes; l2_bytes, far_bytes: in a cycle from L2, and from behind it.
-    ghz: its usual clock."""
+    """issue: instructions in a cycle; width: bytes of its vector units and ports; multiply_adds, loads, stores: of that
+    width in a cycle; latency: cycles until a sum can be added to again. l1, l2: bytes; l2_bytes, far_bytes: in a cycle
+    from L2, and from behind it. ghz: its usual clock.
+    """
 
     issue: float
     width: int
@@ -41,12 +42,20 @@ _LITTLE = Core(2, 8, 1, 1, 1, 4, 32 * _KB, 256 * _KB, 8, 3, 1.5)
 _CORES = {
     "znver5": Core(8, 64, 2, 2, 1, 4, 48 * _KB, 1024 * _KB, 40, 14, 3.7),
     "znver4": Core(6, 32, 2, 2, 1, 4, 32 * _KB, 1024 * _KB, 30, 12, 3.7),
-    "cortex-a53": _LITTLE, "cortex-a55": _LITTLE, "cortex-a510": _LITTLE,
-    "cortex-a57": _MIDDLE, "cortex-a72": _MIDDLE, "cortex-a73": _MIDDLE,
-}  # fmt: skip
+    "cortex-a53": _LITTLE,
+    "cortex-a55": _LITTLE,
+    "cortex-a510": _LITTLE,
+    "cortex-a57": _MIDDLE,
+    "cortex-a72": _MIDDLE,
+    "cortex-a73": _MIDDLE,
+}
 _BY_FEATURE = (
-    ("x86_64", "avx512f", _WIDE), ("x86_64", "avx2", _AVX2), ("x86_64", "", _SSE), ("aarch64", "", _BIG), ("armv7a", "", _LITTLE),
-)  # fmt: skip
+    ("x86_64", "avx512f", _WIDE),
+    ("x86_64", "avx2", _AVX2),
+    ("x86_64", "", _SSE),
+    ("aarch64", "", _BIG),
+    ("armv7a", "", _LITTLE),
+)
 
 
 def core_of(target: ResolvedTarget) -> Core:

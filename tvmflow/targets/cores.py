@@ -1,4 +1,6 @@
-"""Which cores an Arm device has, by the numbers in its /proc/cpuinfo: names that `mcpu` may have. Knows nothing of how it is reached."""
+"""Which cores an Arm device has, by the numbers in its /proc/cpuinfo: names that `mcpu` may have. Knows nothing of how
+it is reached.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +9,59 @@ import re
 
 # Implementer and part of the register MIDR_EL1 -> LLVM's name; Arm's own, then Qualcomm's names for cores of Arm.
 _CORES = {
-    (0x41, 0xD03): "cortex-a53", (0x41, 0xD04): "cortex-a35", (0x41, 0xD05): "cortex-a55", (0x41, 0xD07): "cortex-a57", (0x41, 0xD08): "cortex-a72",
-    (0x41, 0xD09): "cortex-a73", (0x41, 0xD0A): "cortex-a75", (0x41, 0xD0B): "cortex-a76", (0x41, 0xD0C): "neoverse-n1", (0x41, 0xD0D): "cortex-a77",
-    (0x41, 0xD40): "neoverse-v1", (0x41, 0xD41): "cortex-a78", (0x41, 0xD44): "cortex-x1", (0x41, 0xD46): "cortex-a510", (0x41, 0xD47): "cortex-a710",
-    (0x41, 0xD48): "cortex-x2", (0x41, 0xD49): "neoverse-n2", (0x41, 0xD4B): "cortex-a78c", (0x41, 0xD4C): "cortex-x1c", (0x41, 0xD4D): "cortex-a715",
-    (0x41, 0xD4E): "cortex-x3", (0x41, 0xD4F): "neoverse-v2", (0x41, 0xD80): "cortex-a520", (0x41, 0xD81): "cortex-a720", (0x41, 0xD82): "cortex-x4",
-    (0x41, 0xD85): "cortex-x925", (0x41, 0xD87): "cortex-a725", (0x51, 0x001): "oryon-1", (0x51, 0x800): "cortex-a73", (0x51, 0x801): "cortex-a53",
-    (0x51, 0x802): "cortex-a75", (0x51, 0x803): "cortex-a55", (0x51, 0x804): "cortex-a76", (0x51, 0x805): "cortex-a55",
-}  # fmt: skip
+    (0x41, 0xD03): "cortex-a53",
+    (0x41, 0xD04): "cortex-a35",
+    (0x41, 0xD05): "cortex-a55",
+    (0x41, 0xD07): "cortex-a57",
+    (0x41, 0xD08): "cortex-a72",
+    (0x41, 0xD09): "cortex-a73",
+    (0x41, 0xD0A): "cortex-a75",
+    (0x41, 0xD0B): "cortex-a76",
+    (0x41, 0xD0C): "neoverse-n1",
+    (0x41, 0xD0D): "cortex-a77",
+    (0x41, 0xD40): "neoverse-v1",
+    (0x41, 0xD41): "cortex-a78",
+    (0x41, 0xD44): "cortex-x1",
+    (0x41, 0xD46): "cortex-a510",
+    (0x41, 0xD47): "cortex-a710",
+    (0x41, 0xD48): "cortex-x2",
+    (0x41, 0xD49): "neoverse-n2",
+    (0x41, 0xD4B): "cortex-a78c",
+    (0x41, 0xD4C): "cortex-x1c",
+    (0x41, 0xD4D): "cortex-a715",
+    (0x41, 0xD4E): "cortex-x3",
+    (0x41, 0xD4F): "neoverse-v2",
+    (0x41, 0xD80): "cortex-a520",
+    (0x41, 0xD81): "cortex-a720",
+    (0x41, 0xD82): "cortex-x4",
+    (0x41, 0xD85): "cortex-x925",
+    (0x41, 0xD87): "cortex-a725",
+    (0x51, 0x001): "oryon-1",
+    (0x51, 0x800): "cortex-a73",
+    (0x51, 0x801): "cortex-a53",
+    (0x51, 0x802): "cortex-a75",
+    (0x51, 0x803): "cortex-a55",
+    (0x51, 0x804): "cortex-a76",
+    (0x51, 0x805): "cortex-a55",
+}
 _CORES |= {
-    (0x41, 0xC05): "cortex-a5", (0x41, 0xC07): "cortex-a7", (0x41, 0xC08): "cortex-a8", (0x41, 0xC09): "cortex-a9", (0x41, 0xC0D): "cortex-a12",
-    (0x41, 0xC0E): "cortex-a17", (0x41, 0xC0F): "cortex-a15", (0x51, 0x04D): "krait", (0x51, 0x06F): "krait",
-}  # fmt: skip
+    (0x41, 0xC05): "cortex-a5",
+    (0x41, 0xC07): "cortex-a7",
+    (0x41, 0xC08): "cortex-a8",
+    (0x41, 0xC09): "cortex-a9",
+    (0x41, 0xC0D): "cortex-a12",
+    (0x41, 0xC0E): "cortex-a17",
+    (0x41, 0xC0F): "cortex-a15",
+    (0x51, 0x04D): "krait",
+    (0x51, 0x06F): "krait",
+}
 _NUMBERS = re.compile(r"^CPU (implementer|part)\s*: (0x[0-9a-fA-F]{1,8})\s*$", re.MULTILINE)
 
 
 def core_of(midr: str) -> str:
-    """Return the name of a core by its register MIDR_EL1 in hexadecimal, numbers for one without a name, "" for what is no number."""
+    """Return the name of a core by its register MIDR_EL1 in hexadecimal, numbers for one without a name, "" for what is
+    no number.
+    """
     try:
         register = int(midr, 16)
     except ValueError:
@@ -33,7 +71,9 @@ def core_of(midr: str) -> str:
 
 
 def cores_of(cpuinfo: str) -> str:
-    """Return the cores in their order, as "4 cortex-a55, 4 cortex-a76"; numbers for a core without a name, "" for none that is told."""
+    """Return the cores in their order, as "4 cortex-a55, 4 cortex-a76"; numbers for a core without a name, "" for none
+    that is told.
+    """
     implementer, names = 0, []
     for what, number in _NUMBERS.findall(cpuinfo):
         if what == "implementer":

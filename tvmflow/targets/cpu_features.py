@@ -1,7 +1,7 @@
 """What a CPU can do, from its LLVM name: vector registers and extensions. The one place that schedules ask.
 
-Extensions come from LLVM's table of processors, so that they hold for boards that are not at hand; nothing is asked of the
-machine that compiles.
+Extensions come from LLVM's table of processors, so that they hold for boards that are not at hand; nothing is asked of
+the machine that compiles.
 """
 
 from __future__ import annotations
@@ -16,14 +16,24 @@ from tvmflow.targets.resolve import Processor, ResolvedTarget
 from tvmflow.toolchain.triples import ARM32
 
 _TILES = {"avx512f", "amx-tile"}
-# Names of LLVM's that mean other instructions in 32-bit Arm, 16 registers of four lanes: as neon32, which no schedule writes by itself.
+# Names of LLVM's that mean other instructions in 32-bit Arm, 16 registers of four lanes: as neon32, which no schedule
+# writes by itself.
 _OTHER_IN_ARM32 = frozenset(("neon", "dotprod", "i8mm", "bf16", "fullfp16"))
 _DOTS = (
-    ("vnni", {"avx512vnni", "avx512bw", "avx512f"}), ("avxvnni", {"avxvnni"}), ("madd512", {"avx512bw", "avx512f"}), ("madd256", {"avx2"}),
-    ("madd128", {"sse2"}), ("dotprod", {"dotprod"}), ("i8mm", {"i8mm"}),
-    ("avx512bf16", {"avx512bf16"}), ("bf16", {"neon", "bf16"}), ("amx-int8", _TILES | {"amx-int8"}),
-    ("amx-bf16", _TILES | {"amx-bf16", "avx512bf16"}), ("neon", {"neon"}), ("fp16", {"neon", "fullfp16"}),
-)  # fmt: skip
+    ("vnni", {"avx512vnni", "avx512bw", "avx512f"}),
+    ("avxvnni", {"avxvnni"}),
+    ("madd512", {"avx512bw", "avx512f"}),
+    ("madd256", {"avx2"}),
+    ("madd128", {"sse2"}),
+    ("dotprod", {"dotprod"}),
+    ("i8mm", {"i8mm"}),
+    ("avx512bf16", {"avx512bf16"}),
+    ("bf16", {"neon", "bf16"}),
+    ("amx-int8", _TILES | {"amx-int8"}),
+    ("amx-bf16", _TILES | {"amx-bf16", "avx512bf16"}),
+    ("neon", {"neon"}),
+    ("fp16", {"neon", "fullfp16"}),
+)
 TILES_FOR = {
     "uint8": "amx-int8",
     "int8": "amx-int8",
@@ -39,11 +49,13 @@ PAIRS_FOR = {
 _Vectors = tuple[int, int, int, Literal["uint8", "int8"]]
 # Architecture, feature -> lanes, registers, l2_bytes, activations of CpuFeatures; the first that fits.
 _VECTORS: tuple[tuple[str, str, _Vectors], ...] = (
-    ("x86_64", "avx512f", (16, 32, 1 << 20, "uint8")), ("x86_64", "avx2", (8, 16, 1 << 19, "uint8")),
+    ("x86_64", "avx512f", (16, 32, 1 << 20, "uint8")),
+    ("x86_64", "avx2", (8, 16, 1 << 19, "uint8")),
     ("x86_64", "sse2", (4, 16, 1 << 18, "uint8")),
-    ("aarch64", "i8mm", (4, 32, 1 << 19, "uint8")), ("aarch64", "neon", (4, 32, 1 << 19, "int8")),
+    ("aarch64", "i8mm", (4, 32, 1 << 19, "uint8")),
+    ("aarch64", "neon", (4, 32, 1 << 19, "int8")),
     ("armv7a", "neon32", (4, 16, 1 << 18, "int8")),
-)  # fmt: skip
+)
 
 
 INTEGER_DOT = "integer_dot"  # key of a GPU's target
@@ -53,9 +65,10 @@ INTEGER_DOT = "integer_dot"  # key of a GPU's target
 class CpuFeatures:
     """lanes: float32 values in a vector register; registers: how many of them; l2_bytes: size of a core's own L2.
 
-    dots: instructions that multiply: int8_dot4 by vnni, avxvnni, dotprod, i8mm; int16_dot2 by madd512, madd256, madd128; bf16_dot2 by avx512bf16, bf16;
-    matrix tiles by amx-int8, amx-bf16; products of pairs by i8mm, bf16; those by a lane of a register by neon, fp16 too. activations: dtype of 8-bit values that it multiplies fastest by int8 weights: until
-    i8mm arm64 has no instruction for uint8 times int8.
+    dots: instructions that multiply: int8_dot4 by vnni, avxvnni, dotprod, i8mm; int16_dot2 by madd512, madd256,
+    madd128; bf16_dot2 by avx512bf16, bf16; matrix tiles by amx-int8, amx-bf16; products of pairs by i8mm, bf16; those
+    by a lane of a register by neon, fp16 too. activations: dtype of 8-bit values that it multiplies fastest by int8
+    weights: until i8mm arm64 has no instruction for uint8 times int8.
     """
 
     lanes: int
@@ -71,7 +84,9 @@ class CpuFeatures:
 
     @property
     def broadcasts_in_registers(self) -> bool:
-        """Whether what is multiplied by all lanes is loaded into a register of its own: x86 without AVX-512, whose multiplications read it from memory."""
+        """Whether what is multiplied by all lanes is loaded into a register of its own: x86 without AVX-512, whose
+        multiplications read it from memory.
+        """
         return "madd128" in self.dots and self.registers < 32
 
     @property
@@ -119,7 +134,9 @@ def sums_tiles(target: Any, dtype: str) -> bool:
 
 
 def multiplies_pairs(target: Any, dtype: str) -> bool:
-    """Whether the processor of a tvm.target.Target multiplies two pixels by two channels of int8 or bfloat16 values at once."""
+    """Whether the processor of a tvm.target.Target multiplies two pixels by two channels of int8 or bfloat16 values at
+    once.
+    """
     return PAIRS_FOR.get(dtype, "") in _dots(_features(target))
 
 
@@ -128,7 +145,9 @@ def _dots(features: frozenset[str]) -> tuple[str, ...]:
 
 
 def multiplies_by_lane(target: Any) -> bool:
-    """Whether the processor of a tvm.target.Target multiplies by a lane of a register (NEON), 32 registers of four lanes."""
+    """Whether the processor of a tvm.target.Target multiplies by a lane of a register (NEON), 32 registers of four
+    lanes.
+    """
     return "neon" in _features(target)
 
 

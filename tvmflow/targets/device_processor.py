@@ -1,4 +1,6 @@
-"""From what a device says of its cores to LLVM's name of its processor, and the features that it has or lacks beside that."""
+"""From what a device says of its cores to LLVM's name of its processor, and the features that it has or lacks beside
+that.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +11,34 @@ from tvmflow.targets.cpu_features import features_of
 from tvmflow.targets.processors import architecture_of
 from tvmflow.toolchain.versions import attributes_beside, known_processors
 
-# LLVM's features that code rests on, under the names that Linux has for them in /proc/cpuinfo. Kernels of phones hide SVE.
+# LLVM's features that code rests on, under the names that Linux has for them in /proc/cpuinfo. Kernels of phones hide
+# SVE.
 _LINUX_NAMES = {
-    "aarch64": {"dotprod": "asimddp", "fullfp16": "asimdhp", "i8mm": "i8mm", "bf16": "bf16", "sve": "sve", "sve2": "sve2"},
+    "aarch64": {
+        "dotprod": "asimddp",
+        "fullfp16": "asimdhp",
+        "i8mm": "i8mm",
+        "bf16": "bf16",
+        "sve": "sve",
+        "sve2": "sve2",
+    },
     "armv7a": {"vfp4": "vfpv4", "hwdiv-arm": "idiva", "hwdiv": "idivt"},
-}  # fmt: skip
+}
 _X86_LEVELS = (
-    ("x86-64-v4", "avx512f avx512bw avx512cd avx512dq avx512vl"), ("x86-64-v3", "avx avx2 bmi1 bmi2 f16c fma movbe"),
-    ("x86-64-v2", "cx16 popcnt sse4_1 sse4_2 ssse3"), ("x86-64", ""),
-)  # fmt: skip
+    ("x86-64-v4", "avx512f avx512bw avx512cd avx512dq avx512vl"),
+    ("x86-64-v3", "avx avx2 bmi1 bmi2 f16c fma movbe"),
+    ("x86-64-v2", "cx16 popcnt sse4_1 sse4_2 ssse3"),
+    ("x86-64", ""),
+)
 _WITHOUT_NAME = {"aarch64": "generic", "armv7a": "cortex-a8"}
 _MACHINES = {"armv7a": ("armv7l", "armv8l", "aarch64")}  # of uname, where it is not the architecture's name
 
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """machine: as uname has it, or an architecture of ours, "" for unknown; core: LLVM's name of the fastest, or numbers; features: of /proc/cpuinfo."""
+    """machine: as uname has it, or an architecture of ours, "" for unknown; core: LLVM's name of the fastest, or
+    numbers; features: of /proc/cpuinfo.
+    """
 
     machine: str
     core: str
@@ -32,13 +46,16 @@ class DeviceFacts:
 
 
 def processor_from(facts: DeviceFacts, mtriple: str) -> tuple[str, tuple[str, ...]]:
-    """Return LLVM's name of a processor and its attributes beside that. Raises WrongProcessorError where the triple is for another."""
+    """Return LLVM's name of a processor and its attributes beside that. Raises WrongProcessorError where the triple is
+    for another.
+    """
     architecture = architecture_of(mtriple)
     if facts.machine and facts.machine not in (architecture, *_MACHINES.get(architecture, ())):
         raise WrongProcessorError(
-            f"the device is a {facts.machine}, and the target compiles for {mtriple}", "a triple of the device's architecture",
+            f"the device is a {facts.machine}, and the target compiles for {mtriple}",
+            "a triple of the device's architecture",
             "correct mtriple: of the target",
-        )  # fmt: skip
+        )
     has = set(facts.features.split())
     if architecture == "x86_64":
         mcpu = next(name for name, needed in _X86_LEVELS if set(needed.split()) <= has)

@@ -9,17 +9,18 @@ GPU_KINDS = ("opencl", "vulkan")  # of targets
 
 @dataclass(frozen=True)
 class GpuFeatures:
-    """threads: as many fill it; warp: threads that run together; group: threads of a group that are tried first; registers: float32 values of a thread.
+    """threads: as many fill it; warp: threads that run together; group: threads of a group that are tried first;
+    registers: float32 values of a thread.
 
-    texels: Vulkan reads tensors of at most so many elements as buffers of texels; llvmpipe loads storage buffers lane by lane.
-    float16, opencl_float16: else Vulkan's shaders, or OpenCL's kernels, compute float16 in float32, and round where they store.
-    textures: OpenCL reads and writes tensors as images where it can.
-    winograd: 3x3 convolutions of float32 are computed by Winograd's algorithm where nothing is measured; the tuner tries it on all.
-    integer_dot: APIs by which int8 is multiplied in words, four products an instruction; kernels of OpenCL multiply one by one where the driver has no such function,
-    Vulkan's do not run there.
-    subgroups: threads that share sums by Vulkan's subgroups, where outputs are few and sums long: as many as a subgroup has; other sizes cost time, not outputs. 0: none do.
-    rows: what a row of a window reads is loaded once; else the tuner tries that later.
-    Sources: vendors' optimization guides and TFLite's delegate (work-groups by vendor); software drivers, measured.
+    texels: Vulkan reads tensors of at most so many elements as buffers of texels; llvmpipe loads storage buffers lane
+    by lane. float16, opencl_float16: else Vulkan's shaders, or OpenCL's kernels, compute float16 in float32, and round
+    where they store. textures: OpenCL reads and writes tensors as images where it can. winograd: 3x3 convolutions of
+    float32 are computed by Winograd's algorithm where nothing is measured; the tuner tries it on all. integer_dot: APIs
+    by which int8 is multiplied in words, four products an instruction; kernels of OpenCL multiply one by one where the
+    driver has no such function, Vulkan's do not run there. subgroups: threads that share sums by Vulkan's subgroups,
+    where outputs are few and sums long: as many as a subgroup has; other sizes cost time, not outputs. 0: none do.
+    rows: what a row of a window reads is loaded once; else the tuner tries that later. Sources: vendors' optimization
+    guides and TFLite's delegate (work-groups by vendor); software drivers, measured.
     """
 
     threads: int

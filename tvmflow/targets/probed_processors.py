@@ -1,4 +1,5 @@
-"""What devices said that their processors are, for targets with `mcpu: device`: kept in the cache folder, so that a device need not stay attached.
+"""What devices said that their processors are, for targets with `mcpu: device`: kept in the cache folder, so that a
+device need not stay attached.
 
 Recipe keys have the name and not `device`: another phone with another processor compiles anew.
 """
@@ -18,7 +19,9 @@ DEVICE = "device"
 
 
 def recorded(entry: TargetEntry) -> tuple[str, tuple[str, ...]] | None:
-    """Return LLVM's name of the processor of an entry's device, and where that differs from the name; None where it was never asked."""
+    """Return LLVM's name of the processor of an entry's device, and where that differs from the name; None where it was
+    never asked.
+    """
     found = _known().get(_key(entry))
     if not isinstance(found, dict) or not isinstance(found.get("attributes"), list):
         return None

@@ -29,8 +29,9 @@ def check_processor(mcpu: str, mtriple: str, mattr: Iterable[str]) -> None:
         where = f"; it is one of {', '.join(others)}" if others else ""
         raise UnknownNameError(
             f"mcpu {mcpu!r}: LLVM knows no such {architecture} processor{where}",
-            _like(mcpu, cpus), "correct mcpu: of the target, or mtriple:",
-        )  # fmt: skip
+            _like(mcpu, cpus),
+            "correct mcpu: of the target, or mtriple:",
+        )
     for attribute in mattr:
         name = attribute[1:]
         if attribute[:1] not in ("+", "-"):
@@ -39,9 +40,10 @@ def check_processor(mcpu: str, mtriple: str, mattr: Iterable[str]) -> None:
             )
         if name not in features:
             raise UnknownNameError(
-                f"mattr {attribute!r}: LLVM knows no such feature of {architecture}", _like(name, features),
+                f"mattr {attribute!r}: LLVM knows no such feature of {architecture}",
+                _like(name, features),
                 "correct mattr: of the target",
-            )  # fmt: skip
+            )
         if name == _NEEDED[architecture] and attribute[0] == "-":
             raise UsageError(f"mattr {attribute!r}: a processor without vectors", f"{architecture} with {name}")
 
@@ -52,8 +54,9 @@ def architecture_of(mtriple: str) -> str:
     if name not in ARCHITECTURES:
         raise UnknownNameError(
             f"mtriple {mtriple!r}: no schedules for the architecture {name[:40]!r}",
-            " or ".join(f"{known}-linux-{Triple(known, 'gnu').ending}" for known in ARCHITECTURES), "correct mtriple: of the target",
-        )  # fmt: skip
+            " or ".join(f"{known}-linux-{Triple(known, 'gnu').ending}" for known in ARCHITECTURES),
+            "correct mtriple: of the target",
+        )
     vendor, _, system = rest.partition("-")
     if not re.fullmatch(_SYSTEM_ARM32 if name == ARM32 else _SYSTEM, system if vendor in _VENDORS else rest):
         gnu, musl, android = (f"{name}-linux-{Triple(name, known).ending}" for known in ("gnu", "musl", "android"))

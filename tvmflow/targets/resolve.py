@@ -1,4 +1,6 @@
-"""A target as the compiler gets it: nothing in it is left to be guessed later. Its backend made it, from a row of params.yaml."""
+"""A target as the compiler gets it: nothing in it is left to be guessed later. Its backend made it, from a row of
+params.yaml.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Processor:
 
 
 def processor_of(entry: TargetEntry) -> Processor:
-    """Return the processor of a target without 'host', 'device' or defaults. Raises UsageError where a device was never asked."""
+    """Return the processor of a target without 'host', 'device' or defaults. Raises UsageError where a device was never
+    asked.
+    """
     mcpu, attributes = entry.mcpu, tuple[str, ...]()
     if mcpu == "host":
         mcpu, attributes = host_processor()
@@ -38,9 +42,10 @@ def processor_of(entry: TargetEntry) -> Processor:
 
 def _never_asked(entry: TargetEntry) -> NoReturn:
     raise UsageError(
-        f"mcpu: device, and the device {entry.device.key!r} was never asked what it is", "the device once: what it says is kept",
+        f"mcpu: device, and the device {entry.device.key!r} was never asked what it is",
+        "the device once: what it says is kept",
         "'tvmflow run CELL' and 'tvmflow device probe TARGET' ask it; or name its processor with mcpu:",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,9 @@ class ResolvedTarget:
 
     @property
     def runs_here(self) -> bool:
-        """Whether this machine can execute the library, as far as the architecture goes; Android's needs another C library."""
+        """Whether this machine can execute the library, as far as the architecture goes; Android's needs another C
+        library.
+        """
         triple = triple_of(self.mtriple)
         return triple.architecture == platform.machine() and triple.system != "android"
 
@@ -79,8 +86,11 @@ class ResolvedTarget:
         import tvm
 
         options: dict[str, Any] = {
-            "kind": "llvm", "mcpu": self.mcpu, "mtriple": self.mtriple, "num-cores": self.threads,
-        }  # fmt: skip
+            "kind": "llvm",
+            "mcpu": self.mcpu,
+            "mtriple": self.mtriple,
+            "num-cores": self.threads,
+        }
         if self.mattr:
             options["mattr"] = list(self.mattr)
         triple = triple_of(self.mtriple)

@@ -1,8 +1,11 @@
-"""A compiler and linker of model libraries for Android without its NDK: clang and lld of zig, and stubs for bionic's libraries.
+"""A compiler and linker of model libraries for Android without its NDK: clang and lld of zig, and stubs for bionic's
+libraries.
 
-A model library asks for a few functions of libc and libm alone. So it is compiled with headers of those (runtime/bionic), and linked
-against libraries that have their names and versions and no code; the phone's own take their place. So is the native part of the class in
-Java, with jni.h of a JDK. Nothing else can be made with this: programs and C++ need the NDK. Run as a program by compilers.py, with nothing imported but Python's own; zig is found by that.
+A model library asks for a few functions of libc and libm alone. So it is compiled with headers of those
+(runtime/bionic), and linked against libraries that have their names and versions and no code; the phone's own take
+their place. So is the native part of the class in Java, with jni.h of a JDK. Nothing else can be made with this:
+programs and C++ need the NDK. Run as a program by compilers.py, with nothing imported but Python's own; zig is found by
+that.
 """
 
 from __future__ import annotations
@@ -42,14 +45,18 @@ def make_stubs(folder: Path, zig: str, sources: Path, triple: str, api: str) -> 
 
 
 def _make_arithmetic(zig: str, folder: Path) -> None:
-    """Write the functions that compilers for 32-bit Arm call: divisions, 64 bits, 16-bit floats; and the end of a stack."""
+    """Write the functions that compilers for 32-bit Arm call: divisions, 64 bits, 16-bit floats; and the end of a
+    stack.
+    """
     (folder / "empty.c").write_text("\n", encoding="ascii")
     made = ["-target", _ARM, "-fcompiler-rt", "-O", "ReleaseFast", "-fPIC", "-fstrip"]
     subprocess.run([zig, "build-lib", str(folder / "empty.c"), *made, f"-femit-bin={folder / _ARITHMETIC}"], check=True)
 
 
 def main(arguments: list[str]) -> None:
-    """Do what a compiler does with these options. In front of them: zig, the folder of the stubs, that of the headers, triple and API level."""
+    """Do what a compiler does with these options. In front of them: zig, the folder of the stubs, that of the headers,
+    triple and API level.
+    """
     if arguments[0] == "--stubs":
         make_stubs(Path(arguments[1]), arguments[2], Path(arguments[3]), *arguments[4:6])
         return
@@ -65,8 +72,8 @@ def main(arguments: list[str]) -> None:
 
 def _compile(zig: str, triple: str, options: list[str], to: Path | None) -> None:
     out = [] if to is None else ["-o", str(to)]
-    # Nothing that a library of the compiler's would have to bring, or that bionic has from some version on only: for Android itself clang
-    # calls functions for atomics, which zig cannot turn off.
+    # Nothing that a library of the compiler's would have to bring, or that bionic has from some version on only: for
+    # Android itself clang calls functions for atomics, which zig cannot turn off.
     architecture, _, api = triple.partition("-linux-android.")
     own = ["-nostdlib", "-femulated-tls", "-D__ANDROID__=1", f"-D__ANDROID_API__={api}"]
     # armeabi-v7a gives floats to functions in registers of integers, and computes with its vectors.

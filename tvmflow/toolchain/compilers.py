@@ -1,7 +1,7 @@
 """The C compilers that libraries are linked with: programs on PATH, and those that are found in other ways, a row each.
 
-`cc:` of a target names a row or a program. What a target names nothing for is chosen here, and recorded. Recipe keys have the name and
-the version of a compiler and not this file: what changes libraries here has to change a version.
+`cc:` of a target names a row or a program. What a target names nothing for is chosen here, and recorded. Recipe keys
+have the name and the version of a compiler and not this file: what changes libraries here has to change a version.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _BIONIC = RUNTIME / "bionic"
 
 @dataclass(frozen=True)
 class Command:
-    """How a compiler is called for one target. words: what goes before options and files; refuses: options that it does not know."""
+    """How a compiler is called for one target. words: what goes before options and files; refuses: options that it does
+    not know.
+    """
 
     words: tuple[str, ...]
     refuses: frozenset[str] = frozenset()
@@ -47,7 +49,9 @@ class Command:
 
 
 class Compiler(ABC):
-    """A compiler of C11 that links shared objects too. lacks: what else it cannot make, "" for nothing; has_jni: whether it brings jni.h."""
+    """A compiler of C11 that links shared objects too. lacks: what else it cannot make, "" for nothing; has_jni:
+    whether it brings jni.h.
+    """
 
     lacks: ClassVar[str] = ""
     has_jni: ClassVar[bool] = False
@@ -70,9 +74,10 @@ class Program(Compiler):
     def command(self, mtriple: str) -> Command:
         if shutil.which(self.name) is None:
             raise ToolchainError(
-                f"no compiler {self.name!r} on PATH", f"{self.name} on PATH",
+                f"no compiler {self.name!r} on PATH",
+                f"{self.name} on PATH",
                 f"install it (Debian: apt-get install {debian_package(self.name)})" + _instead(mtriple),
-            )  # fmt: skip
+            )
         # Divisions and 64 bits of 32-bit Arm are functions of gcc's library, which a system need not have.
         is_arm32 = triple_of(mtriple).architecture == ARM32
         return Command((self.name, "-static-libgcc") if is_arm32 else (self.name,))
@@ -88,9 +93,10 @@ class Zig(Compiler):
         triple = triple_of(mtriple)
         if triple.system not in ("gnu", "musl"):
             raise ToolchainError(
-                f"zig has no system libraries for {mtriple}", "linux-gnu or linux-musl",
+                f"zig has no system libraries for {mtriple}",
+                "linux-gnu or linux-musl",
                 f"cc: bionic-stubs of the target, or ndk with {_NDK} set to its folder",
-            )  # fmt: skip
+            )
         zig = _zig()
         if zig is None:
             raise ToolchainError(
@@ -122,9 +128,10 @@ class Ndk(Compiler):
         folder = os.environ.get(_NDK)
         if not folder:
             raise ToolchainError(
-                f"{_NDK} is not set, and {mtriple} is linked with Android's NDK", f"{_NDK}=the folder of an NDK",
+                f"{_NDK} is not set, and {mtriple} is linked with Android's NDK",
+                f"{_NDK}=the folder of an NDK",
                 "install the NDK with Android's command line tools (sdkmanager 'ndk;27.2.12479018') and set it",
-            )  # fmt: skip
+            )
         found = Path(folder) / "toolchains" / "llvm" / "prebuilt" / f"linux-{platform.machine()}" / "bin" / clang
         if not found.is_file():
             raise ToolchainError(
@@ -143,7 +150,9 @@ class Ndk(Compiler):
 
 
 class BionicStubs(Compiler):
-    """zig's clang and lld, with headers and stubs of what a model library uses of bionic: no NDK, and no other libraries."""
+    """zig's clang and lld, with headers and stubs of what a model library uses of bionic: no NDK, and no other
+    libraries.
+    """
 
     lacks = f"libraries only: the agent needs Android's NDK ({_NDK})"
 
@@ -198,9 +207,24 @@ def _make_stubs(folder: Path, zig: str, triple: str, api: str) -> None:
         made = Path(name) / "made"
         made.mkdir()
         done = subprocess.run(
-            ["/usr/bin/env", *_zig_places(), sys.executable, "-I", "-S", android_linker.__file__, "--stubs", str(made), zig, str(_BIONIC), triple, api],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [
+                "/usr/bin/env",
+                *_zig_places(),
+                sys.executable,
+                "-I",
+                "-S",
+                android_linker.__file__,
+                "--stubs",
+                str(made),
+                zig,
+                str(_BIONIC),
+                triple,
+                api,
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             raise ToolchainError(
                 f"zig does not make stubs for {triple}: {done.stderr.strip()[-300:]}", "the zig of tvmflow[arm64]"
@@ -224,7 +248,8 @@ def compiler_named(name: str) -> Compiler:
 def compiler_for(mtriple: str) -> str:
     """Return the name of the compiler of a target that names none: g++ for this machine's own.
 
-    For Android the NDK, and stubs of its libraries where there is none but zig. For another Linux that of Debian's cross packages where it is there, else zig where that is.
+    For Android the NDK, and stubs of its libraries where there is none but zig. For another Linux that of Debian's
+    cross packages where it is there, else zig where that is.
     """
     triple = triple_of(mtriple)
     if triple.system == "android":

@@ -1,6 +1,7 @@
 """Debian packages of this machine's release, unpacked in a folder: no privilege, and nothing of the system is changed.
 
-apt works in a folder of its own with the distribution's sources and keys: what it downloads it checks against the signed index.
+apt works in a folder of its own with the distribution's sources and keys: what it downloads it checks against the
+signed index.
 """
 
 from __future__ import annotations
@@ -66,11 +67,13 @@ class Apt:
         self._copy_sources(Path("/etc/apt"))
         (folder / "apt.conf").write_text(
             _CONFIGURATION.format(
-                folder=folder, sources=folder / "sources", user="root" if os.geteuid() == 0 else "",
+                folder=folder,
+                sources=folder / "sources",
+                user="root" if os.geteuid() == 0 else "",
                 architectures=" ".join(f'"{name}";' for name in architectures),
             ),
             encoding="utf-8",
-        )  # fmt: skip
+        )
         self.said = self._run("apt-get", "update", checked=False)
 
     def _copy_sources(self, etc: Path) -> None:
@@ -104,12 +107,16 @@ class Apt:
         options = [f"--no-{what}" for what in ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")]
         found = self._run("apt-cache", "depends", "--recurse", "--important", *options, *wanted)
         architecture = wanted[0].rpartition(":")[2]
-        # Packages of this machine's architecture are told without it, as are those of none, which a foreign one needs not.
+        # Packages of this machine's architecture are told without it, as are those of none, which a foreign one needs
+        # not.
         lines = (f"{line}:{self.native}" if ":" not in line else line for line in found.splitlines() if line[:1] != " ")
         needed = {
-            line for line in lines
-            if line.endswith(f":{architecture}") and not _UNNEEDED.match(line) and line.rpartition(":")[0] not in without
-        }  # fmt: skip
+            line
+            for line in lines
+            if line.endswith(f":{architecture}")
+            and not _UNNEEDED.match(line)
+            and line.rpartition(":")[0] not in without
+        }
         files = self.folder / f"files-{architecture}"
         files.mkdir()
         return {file.name: sha256_of(file) for file in self._unpack(sorted(needed), files, into)}
@@ -118,8 +125,14 @@ class Apt:
         environment = {**os.environ, "APT_CONFIG": str(self.folder / "apt.conf"), "LC_ALL": "C.UTF-8"}
         try:
             done = subprocess.run(
-                command, cwd=folder or self.folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-            )  # fmt: skip
+                command,
+                cwd=folder or self.folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             raise self.refused(f"{' '.join(command[:2])} took more than {TIMEOUT_S:g} s") from None
         if done.returncode and checked:
@@ -170,5 +183,6 @@ def no_root(why: str) -> DeviceError:
     return DeviceError(
         f"the emulated arm64 system cannot be made here: {why}",
         "Debian or Ubuntu, whose apt sources have arm64 packages and qemu-user, and a network the first time",
-        "it is made once in tvmflow's cache folder (TVMFLOW_CACHE); a copy of that folder from another machine serves too",
+        "it is made once in tvmflow's cache folder (TVMFLOW_CACHE); a copy of that folder from another "
+        "machine serves too",
     )

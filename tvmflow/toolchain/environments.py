@@ -1,7 +1,8 @@
 """Tool environments: programs whose packages cannot live beside ours, each in a virtual environment of its own.
 
-An environment is made on first use, under a name that is the digest of its pinned packages, and kept; a half-made one is
-never used. A tool runs as a process that talks over its standard streams and dies with us, or when it takes too long.
+An environment is made on first use, under a name that is the digest of its pinned packages, and kept; a half-made one
+is never used. A tool runs as a process that talks over its standard streams and dies with us, or when it takes too
+long.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def tool_version(name: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Return where what can be made again is kept for all workspaces: TVMFLOW_CACHE, or tvmflow's folder in the user's cache."""
+    """Return where what can be made again is kept for all workspaces: TVMFLOW_CACHE, or tvmflow's folder in the user's
+    cache.
+    """
     return Path(os.environ.get("TVMFLOW_CACHE") or Path.home() / ".cache" / "tvmflow")
 
 
@@ -67,7 +70,9 @@ def toolchain_file() -> Path:
 
 
 def make_environments(tools: tuple[str, ...]) -> None:
-    """Make the environments among `tools` (`tool:NAME`) now: what uses them may have no network. Raises TvmflowError."""
+    """Make the environments among `tools` (`tool:NAME`) now: what uses them may have no network. Raises
+    TvmflowError.
+    """
     for tool in tools:
         if tool.startswith("tool:"):
             python_of(tool.removeprefix("tool:"))
@@ -97,8 +102,16 @@ def _make(name: str, tool: ToolEnvironment, folder: Path) -> None:
     try:
         for command in (
             [sys.executable, "-m", "venv", str(unfinished)],
-            [str(unfinished / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *tool.packages],
-        ):  # fmt: skip
+            [
+                str(unfinished / "bin" / "python"),
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                *tool.packages,
+            ],
+        ):
             completed = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
             if completed.returncode:
                 raise _not_made(name, tool, completed.stderr.strip()[-400:])
@@ -120,18 +133,26 @@ def _not_made(name: str, tool: ToolEnvironment, why: str) -> TvmflowError:
 class ToolProcess:
     """A running worker, which ends when nobody holds this object any more.
 
-    Every request gives a list of named arrays; an error of the tool is a TvmflowError. threads: on which it computes, None: as it likes.
+    Every request gives a list of named arrays; an error of the tool is a TvmflowError. threads: on which it computes,
+    None: as it likes.
     """
 
     def __init__(self, name: str, arguments: list[str], threads: int | None = None) -> None:
         self.name = name
         self._process = subprocess.Popen(
             [str(python_of(name)), str(_WORKERS / TOOL_ENVIRONMENTS[name].worker), *arguments],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-            env={"PATH": os.environ.get("PATH", ""), "HOME": str(environments_folder()), "LANG": "C.UTF-8",
-                 **({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
-                 **{key: value for key, value in os.environ.items() if key.lower().endswith("_proxy")}},
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={
+                "PATH": os.environ.get("PATH", ""),
+                "HOME": str(environments_folder()),
+                "LANG": "C.UTF-8",
+                **({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
+                **{key: value for key, value in os.environ.items() if key.lower().endswith("_proxy")},
+            },
+        )
         self._errors: list[bytes] = []
         # The thread must not hold this object: it would live as long as the worker, and the worker as long as it.
         threading.Thread(target=_listen, args=[self._process.stderr, self._errors], daemon=True).start()
@@ -178,9 +199,13 @@ def run_tool(name: str, arguments: list[str], timeout_s: float = REPLY_TIMEOUT_S
     """Run a worker to its end: for exports. Raises TvmflowError with what it said last."""
     process = subprocess.Popen(
         [str(python_of(name)), str(_WORKERS / TOOL_ENVIRONMENTS[name].worker), *arguments],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
         env={key: value for key, value in os.environ.items() if key != "KERAS_BACKEND"},  # ours may not be there
-    )  # fmt: skip
+    )
     try:
         said, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

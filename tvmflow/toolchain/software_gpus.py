@@ -21,22 +21,49 @@ from tvmflow.toolchain.environments import cache_folder
 _PACKAGES = {
     "bookworm": (
         # loaders, and drivers: PoCL, and lavapipe of Mesa
-        "ocl-icd-libopencl1", "pocl-opencl-icd", "libpocl2", "libpocl2-common", "libvulkan1", "mesa-vulkan-drivers",
+        "ocl-icd-libopencl1",
+        "pocl-opencl-icd",
+        "libpocl2",
+        "libpocl2-common",
+        "libvulkan1",
+        "mesa-vulkan-drivers",
         # what both need of LLVM
-        "libllvm15", "libclang-cpp15", "libz3-4", "libedit2", "libbsd0", "libxml2", "libicu72", "libhwloc15",
+        "libllvm15",
+        "libclang-cpp15",
+        "libz3-4",
+        "libedit2",
+        "libbsd0",
+        "libxml2",
+        "libicu72",
+        "libhwloc15",
         # what Mesa needs of a window system that is not there
-        "libdrm2", "libdrm-amdgpu1", "libelf1", "libwayland-client0", "libx11-xcb1", "libxau6", "libxcb1", "libxcb-dri3-0", "libxcb-present0", "libxcb-randr0",
-        "libxcb-shm0", "libxcb-sync1", "libxcb-xfixes0", "libxdmcp6", "libxshmfence1",
+        "libdrm2",
+        "libdrm-amdgpu1",
+        "libelf1",
+        "libwayland-client0",
+        "libx11-xcb1",
+        "libxau6",
+        "libxcb1",
+        "libxcb-dri3-0",
+        "libxcb-present0",
+        "libxcb-randr0",
+        "libxcb-shm0",
+        "libxcb-sync1",
+        "libxcb-xfixes0",
+        "libxdmcp6",
+        "libxshmfence1",
         # the compiler of shaders
         "glslang-tools",
     ),
-}  # fmt: skip
+}
 _MADE_AS = 1  # raised when the same packages are unpacked in another way
 
 
 @dataclass(frozen=True)
 class SoftwareDriver:
-    """option: of the probe, which names the loader `library`; environment: what makes the loader find this driver and no other."""
+    """option: of the probe, which names the loader `library`; environment: what makes the loader find this driver and
+    no other.
+    """
 
     option: str
     library: Path
@@ -103,6 +130,8 @@ def software_drivers() -> SoftwareDrivers:
 
 def _refused(why: str) -> DeviceError:
     return DeviceError(
-        f"drivers in software cannot be made here: {why}", "Debian 12, whose apt sources can be reached the first time",
-        "they are made once in tvmflow's cache folder (TVMFLOW_CACHE); where the system has a driver, they are not needed",
-    )  # fmt: skip
+        f"drivers in software cannot be made here: {why}",
+        "Debian 12, whose apt sources can be reached the first time",
+        "they are made once in tvmflow's cache folder (TVMFLOW_CACHE); where the system has a driver, they "
+        "are not needed",
+    )

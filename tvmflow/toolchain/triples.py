@@ -1,4 +1,6 @@
-"""What a target's triple says: architecture, system, API level. Names of processors are checked in targets/processors.py."""
+"""What a target's triple says: architecture, system, API level. Names of processors are checked in
+targets/processors.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _SYSTEM = re.compile(r"(gnu|musl|android)(eabihf|eabi)?(\d*)")
 
 @dataclass(frozen=True)
 class Triple:
-    """system: gnu, musl or android, else what stands there; level: API level of Android that a library needs at least."""
+    """system: gnu, musl or android, else what stands there; level: API level of Android that a library needs at
+    least.
+    """
 
     architecture: str
     system: str

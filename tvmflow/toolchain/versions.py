@@ -1,7 +1,8 @@
 """Which tools make the outputs: their versions are part of the recipe key of the stages that use them.
 
 Versions come from package metadata, so that a key can be computed without importing TVM. The two facts that only TVM
-itself knows (LLVM's version, the name of this machine's CPU and what it lacks of it) are asked once per installed wheel and kept.
+itself knows (LLVM's version, the name of this machine's CPU and what it lacks of it) are asked once per installed wheel
+and kept.
 """
 
 from __future__ import annotations
@@ -35,16 +36,29 @@ _PACKAGES = {
     "pillow": "pillow",
 }
 _OTHER_DISTRIBUTIONS = {"xgboost-cpu": ("xgboost",), "mlflow": ("mlflow-skinny",)}  # the same code under another name
-# Raised when what we do to a kernel after its schedule makes it faster or slower: what was measured before is then replayed,
-# as after an upgrade of TVM, and not believed. 2: rounding in vectors.
-# 3: bfloat16 rounded by one instruction. 4: exp in vectors. 6: sums that lie on the stack, tiles of arm64. 8: limits and depthwise sums of arm64. 10: copies of a padding, pixel by pixel. 12: bytes of arm64 by narrowing. 14: sums of arm64 from offsets. 16: max pools of arm64. 18: Winograd of arm64 by lanes. 25: attention, batched products and norms of packed rows, erf as a quotient. 27: tiles of AMX that get their shapes once. 34: norms of packed images. 35: tanh as a quotient, limits by instruction. 37: Winograd's transforms without zeros, by columns.
+# Raised when what we do to a kernel after its schedule makes it faster or slower: what was measured before is then
+# replayed, as after an upgrade of TVM, and not believed. 2: rounding in vectors. 3: bfloat16 rounded by one
+# instruction. 4: exp in vectors. 6: sums that lie on the stack, tiles of arm64. 8: limits and depthwise sums of arm64.
+# 10: copies of a padding, pixel by pixel. 12: bytes of arm64 by narrowing. 14: sums of arm64 from offsets. 16: max
+# pools of arm64. 18: Winograd of arm64 by lanes. 25: attention, batched products and norms of packed rows, erf as a
+# quotient. 27: tiles of AMX that get their shapes once. 34: norms of packed images. 35: tanh as a quotient, limits by
+# instruction. 37: Winograd's transforms without zeros, by columns.
 _CODEGEN = "37"
 # LLVM's extensions that schedules and vectors rest on, under the names that Linux has for them.
 _EXTENSIONS = {
-    "avx2": "avx2", "fma": "fma", "avx512f": "avx512f", "avx512bw": "avx512bw", "avx512dq": "avx512dq", "avx512vl": "avx512vl",
-    "avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "avx512vbmi": "avx512vbmi", "amx-tile": "amx_tile", "amx-int8": "amx_int8",
+    "avx2": "avx2",
+    "fma": "fma",
+    "avx512f": "avx512f",
+    "avx512bw": "avx512bw",
+    "avx512dq": "avx512dq",
+    "avx512vl": "avx512vl",
+    "avx512vnni": "avx512_vnni",
+    "avx512bf16": "avx512_bf16",
+    "avx512vbmi": "avx512vbmi",
+    "amx-tile": "amx_tile",
+    "amx-int8": "amx_int8",
     "amx-bf16": "amx_bf16",
-}  # fmt: skip
+}
 _PROBE = """
 import json, sys
 sys.modules["torch"] = None  # TVM would import it, for two seconds
@@ -122,10 +136,11 @@ def probe() -> dict[str, str]:
         )
     printed = json.loads(done.stdout.strip().splitlines()[-1])
     facts: dict[str, str] = {
-        "llvm": printed["llvm"], "host_cpu": printed["host_cpu"],
+        "llvm": printed["llvm"],
+        "host_cpu": printed["host_cpu"],
         "host_attributes": attributes_beside(set(printed["features"]), _cpu_lines()),
         **{name: printed[name] for name in _LISTS},
-    }  # fmt: skip
+    }
     try:
         write_atomic(path, json.dumps({**known, identity: facts}))
     except OSError:
@@ -141,7 +156,9 @@ def known_processors(architecture: str) -> tuple[frozenset[str], frozenset[str]]
 
 
 def installed(package: str) -> str:
-    """Return the version of an installed package, or of another distribution of the same; 'absent' where there is none."""
+    """Return the version of an installed package, or of another distribution of the same; 'absent' where there is
+    none.
+    """
     for name in (package, *_OTHER_DISTRIBUTIONS.get(package, ())):
         try:
             return metadata.version(name)

@@ -1,7 +1,9 @@
-"""releases/APP.yaml: what was released of an app, when, on which channel, and who replaced whom. The file belongs into git.
+"""releases/APP.yaml: what was released of an app, when, on which channel, and who replaced whom. The file belongs into
+git.
 
-It is the one place that says what is released, and it is replaced in one step: what was written before it (the bundle, its evidence,
-DVC's files) means nothing until it names them. Bundles are files of DVC, versions are numbers that are never given twice.
+It is the one place that says what is released, and it is replaced in one step: what was written before it (the bundle,
+its evidence, DVC's files) means nothing until it names them. Bundles are files of DVC, versions are numbers that are
+never given twice.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ Number = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
 class Bundle(Frozen):
-    """A bundle under DVC. md5: its name in DVC's cache; signer: id of the key that signed it, None for an unsigned one."""
+    """A bundle under DVC. md5: its name in DVC's cache; signer: id of the key that signed it, None for an unsigned
+    one.
+    """
 
     sha256: Sha256
     md5: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -39,7 +43,9 @@ class Bundle(Frozen):
 
 
 class ReleasedCell(Frozen):
-    """version: in the model registry; library_sha256: of the form for TVM, by which MLflow knows it; network_sha256: of what ships."""
+    """version: in the model registry; library_sha256: of the form for TVM, by which MLflow knows it; network_sha256: of
+    what ships.
+    """
 
     cell: Line
     abi: Name

@@ -1,7 +1,9 @@
-"""Choose among schedules and algorithms by what kernels take within the network, where their inputs and weights lie as they will.
+"""Choose among schedules and algorithms by what kernels take within the network, where their inputs and weights lie as
+they will.
 
-A kernel that is measured alone finds in the caches what a network brings from memory, or from the other core. So the network is built with default schedules, with the
-fastest of each kernel alone, and with every tile of Winograd's algorithm; all are profiled on the device in turns with the first, and each kernel gets the fastest way that was seen.
+A kernel that is measured alone finds in the caches what a network brings from memory, or from the other core. So the
+network is built with default schedules, with the fastest of each kernel alone, and with every tile of Winograd's
+algorithm; all are profiled on the device in turns with the first, and each kernel gets the fastest way that was seen.
 """
 
 from __future__ import annotations
@@ -32,13 +34,17 @@ class Chosen:
 
 
 def choose_in_network(
-    comparison: NetworkComparison, ways: list[Alternative], best: Mapping[str, TuningRecord], counted: dict[str, int],
+    comparison: NetworkComparison,
+    ways: list[Alternative],
+    best: Mapping[str, TuningRecord],
+    counted: dict[str, int],
     may_go_on: Callable[[], bool] = lambda: True,
-) -> Chosen | None:  # fmt: skip
-    """Return the fastest schedule of each kernel and tile of each convolution as seen within the network; None where the device does not tell what its kernels take.
+) -> Chosen | None:
+    """Return the fastest schedule of each kernel and tile of each convolution as seen within the network; None where
+    the device does not tell what its kernels take.
 
-    counted: tiles as they are chosen where nothing is measured. may_go_on: asked before each network after the first two; where not all tiles were
-    tried, they are chosen by the kernels alone.
+    counted: tiles as they are chosen where nothing is measured. may_go_on: asked before each network after the first
+    two; where not all tiles were tried, they are chosen by the kernels alone.
     """
     default = Form(counted, {})
     tiles = [Form({}, best), *(Form({w.key: m for w in ways if w.m == m}, best) for m in sorted({w.m for w in ways}))]
@@ -68,14 +74,18 @@ def choose_in_network(
     return Chosen(found, choose(ways, within if has_all_tiles else found))
 
 
-def _keep_faster(fastest: dict[str, tuple[float, TuningRecord | None]], found: dict[str, tuple[float, TuningRecord | None]]) -> None:  # fmt: skip
+def _keep_faster(
+    fastest: dict[str, tuple[float, TuningRecord | None]], found: dict[str, tuple[float, TuningRecord | None]]
+) -> None:
     for key, (seconds, record) in found.items():
         if key not in fastest or seconds < fastest[key][0] * (1 - _GAIN):
             fastest[key] = seconds, record
 
 
 def _next_best(journal: Journal, best: Mapping[str, TuningRecord]) -> list[dict[str, TuningRecord]]:
-    """Return the schedules that come after the fastest of each kernel alone, rank by rank; the fastest where no other is near."""
+    """Return the schedules that come after the fastest of each kernel alone, rank by rank; the fastest where no other
+    is near.
+    """
     by_workload: dict[str, list[TuningRecord]] = {}
     for record in sorted((r for r in journal.known() if r.status == OK), key=lambda record: record.median_s):
         of_kernel = by_workload.setdefault(record.workload, [])
@@ -96,7 +106,9 @@ def _next_best(journal: Journal, best: Mapping[str, TuningRecord]) -> list[dict[
 
 
 def _default_record(workload: Workload, seconds: float, comparison: NetworkComparison) -> TuningRecord:
-    """Return the record of a kernel's default schedule: as it was measured alone, or of what it took within the network."""
+    """Return the record of a kernel's default schedule: as it was measured alone, or of what it took within the
+    network.
+    """
     match, journal = comparison.backend.template_for(workload.function), comparison.journal
     made = default_schedule(workload.function, match)
     assert match and made, "it was built so"
@@ -105,6 +117,14 @@ def _default_record(workload: Workload, seconds: float, comparison: NetworkCompa
         if (record.workload, record.template, record.knobs, record.status) == (workload.key, template, knobs, OK):
             return record
     return TuningRecord(
-        workload=workload.key, name=workload.name, template=template, knobs=knobs, trace=trace_json(schedule), seconds=(seconds,), status=OK,
-        device_kind=journal.device_kind, toolchain=journal.toolchain, created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )  # fmt: skip
+        workload=workload.key,
+        name=workload.name,
+        template=template,
+        knobs=knobs,
+        trace=trace_json(schedule),
+        seconds=(seconds,),
+        status=OK,
+        device_kind=journal.device_kind,
+        toolchain=journal.toolchain,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )

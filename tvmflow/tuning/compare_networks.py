@@ -37,7 +37,9 @@ _MOST_PROFILED = 1000  # runs at a time
 
 
 class Form(NamedTuple):
-    """A way to compute a network. winograd: convolution key -> tile; schedules: workload key -> record; kernels without one have their default."""
+    """A way to compute a network. winograd: convolution key -> tile; schedules: workload key -> record; kernels without
+    one have their default.
+    """
 
     winograd: dict[str, int]
     schedules: Mapping[str, TuningRecord]
@@ -47,15 +49,21 @@ KernelTimes = dict[str, float]  # workload key -> seconds of a call
 
 
 class NetworkComparison:
-    """Opens a session when the first comparison is not known yet; use as a context manager. took_s: of the last that was measured.
+    """Opens a session when the first comparison is not known yet; use as a context manager. took_s: of the last that
+    was measured.
 
     watch: looks at the machine that the device is, None where nothing can.
     """
 
     def __init__(
-        self, packed: Any, backend: Backend, journal: Journal, folder: Path, open_session: OpenSession,
+        self,
+        packed: Any,
+        backend: Backend,
+        journal: Journal,
+        folder: Path,
+        open_session: OpenSession,
         watch: Watch | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.packed, self.backend, self.journal = packed, backend, journal
         self._watch = watch
         self.folder, self.open_session = folder, open_session
@@ -89,7 +97,9 @@ class NetworkComparison:
         return record.canary_s / record.median_s
 
     def kernels(self, one: Form, two: Form) -> tuple[KernelTimes, KernelTimes]:
-        """Return what each kernel of two forms takes within the network, of turns; nothing where the device does not tell it."""
+        """Return what each kernel of two forms takes within the network, of turns; nothing where the device does not
+        tell it.
+        """
         digests = [_hash([self._digest(one), self._digest(two), which]) for which in ("first", "second")]
         if not set(digests) <= set(self._known):
             started_s = time.monotonic()
@@ -107,10 +117,20 @@ class NetworkComparison:
     def _add(self, digest: str, knobs: dict[str, int], one: float, two: float) -> None:
         assert self._session is not None
         record = TuningRecord(
-            workload=digest, name="whole network", template=NETWORK, knobs=knobs, trace=None, seconds=(two,),
-            status=OK, device_kind=self.journal.device_kind, toolchain=self.journal.toolchain,
-            created=datetime.now(UTC).isoformat(timespec="seconds"), canary_s=one, unit=self._session.unit, build=self._session.build,
-        )  # fmt: skip
+            workload=digest,
+            name="whole network",
+            template=NETWORK,
+            knobs=knobs,
+            trace=None,
+            seconds=(two,),
+            status=OK,
+            device_kind=self.journal.device_kind,
+            toolchain=self.journal.toolchain,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            canary_s=one,
+            unit=self._session.unit,
+            build=self._session.build,
+        )
         self.journal.add(record)
         self._known[digest] = record
 
@@ -133,7 +153,9 @@ class NetworkComparison:
         return one, two
 
     def _profile(self, one: Form, two: Form) -> tuple[KernelTimes, KernelTimes]:
-        """Return what kernels take, the medians over rounds in which both forms were profiled in one state of the machine."""
+        """Return what kernels take, the medians over rounds in which both forms were profiled in one state of the
+        machine.
+        """
         profiles: dict[str, list[KernelTimes]] = {"one": [], "two": []}
         taking = []
         for name, form in (("one", one), ("two", two)):
@@ -198,9 +220,11 @@ class NetworkComparison:
 
 
 def _profiled(model: RemoteModel, keys: Mapping[str, str], profiles: list[KernelTimes], count: int) -> list[float]:
-    """Profile so many runs, behind one that brings back what another form drove out of the caches; return the time of a run as often.
+    """Profile so many runs, behind one that brings back what another form drove out of the caches; return the time of a
+    run as often.
 
-    profiles: gets what a call of each kernel took, nothing where the device does not tell it. keys: kernel -> workload key.
+    profiles: gets what a call of each kernel took, nothing where the device does not tell it. keys: kernel -> workload
+    key.
     """
     count = min(count, _MOST_PROFILED)
     model.invoke()

@@ -1,4 +1,6 @@
-"""What is said of a network before its schedules are searched, and with it while they are: one line that stays, one that lives."""
+"""What is said of a network before its schedules are searched, and with it while they are: one line that stays, one
+that lives.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ _WON = re.compile(r"([\d.]+)% of the network's kernels won")
 
 
 def first_line_of(ms: float, doubt: str, beside: str, promise: str) -> str:
-    """Return the line: a network's time with default schedules, what it is beside a peer, what tuning promises. doubt: what disturbed it, "" for nothing."""
+    """Return the line: a network's time with default schedules, what it is beside a peer, what tuning promises. doubt:
+    what disturbed it, "" for nothing.
+    """
     time_text = f"{'about ' if doubt else ''}{ms:.3g} ms with default schedules{f' ({doubt})' if doubt else ''}"
     parts = [f"{time_text}, {beside}" if beside else time_text, promise]
     return FIRST + "; ".join(part for part in parts if part)

@@ -1,6 +1,8 @@
-"""What a search promises before it begins: the search is played through, each candidate winning what candidates of its template won before.
+"""What a search promises before it begins: the search is played through, each candidate winning what candidates of its
+template won before.
 
-The steps are those of the search itself (prospects.py); the times of the kernels are those with default schedules, within the network.
+The steps are those of the search itself (prospects.py); the times of the kernels are those with default schedules,
+within the network.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class _Unasked:
 def searches_of(
     workloads: Sequence[Workload], kernels: Mapping[str, float], backend: Backend, known: Sequence[TuningRecord]
 ) -> list[WorkloadSearch]:
-    """Return the searches of kernels with known times, with the trials that they had before. kernels: workload key -> seconds of a call."""
+    """Return the searches of kernels with known times, with the trials that they had before. kernels: workload key ->
+    seconds of a call.
+    """
     found, tuner = [], _Unasked()
     unasked: Any = tuner
     for workload in workloads:
@@ -55,8 +59,12 @@ def searches_of(
     return found
 
 
-def promise_of(searches: Sequence[WorkloadSearch], rules: SearchRules, known: Sequence[TuningRecord], limit_s: float) -> Promise | None:  # fmt: skip
-    """Play a search through. known: what earlier searches measured. limit_s: how long it may take. None where there is nothing to search."""
+def promise_of(
+    searches: Sequence[WorkloadSearch], rules: SearchRules, known: Sequence[TuningRecord], limit_s: float
+) -> Promise | None:
+    """Play a search through. known: what earlier searches measured. limit_s: how long it may take. None where there is
+    nothing to search.
+    """
     prospects = Prospects(searches, (), rules.trials, rules.build_workers)
     for record in known:
         prospects.gains.learn(record)

@@ -19,9 +19,13 @@ _ENOUGH_TRIALS = 20  # fewer say nothing of what one takes
 
 
 def write_best(
-    path: Path, device_kind: str, workloads: list[Workload], best: dict[str, TuningRecord], winograd: dict[str, int],
+    path: Path,
+    device_kind: str,
+    workloads: list[Workload],
+    best: dict[str, TuningRecord],
+    winograd: dict[str, int],
     part: list[dict[str, Any]] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write the small file that build depends on: the best record of each workload, in a fixed order.
 
     part: the schedules of what the device computes beside kernels.
@@ -36,7 +40,9 @@ def write_best(
 
 
 def write_curve(path: Path, workloads: list[Workload], records: list[TuningRecord]) -> dict[str, float]:
-    """Write trial -> summed best time of the network's kernels, from the journal in its order. Returns first and last."""
+    """Write trial -> summed best time of the network's kernels, from the journal in its order. Returns first and
+    last.
+    """
     calls, clock = {w.key: w.calls for w in workloads}, Clock()
     best: dict[str, float] = {}
     rows: list[tuple[int, dict[str, float]]] = []
@@ -69,14 +75,25 @@ def write_kernels(path: Path, used: list[Workload], report: TuneReport) -> dict[
         if search is None or not math.isfinite(search.best_s):
             continue
         speed = search.flops / search.best_s / 1e9
-        rows.append({
-            "name": workload.name, "calls": workload.calls, "template": search.template, "trials": search.trials,
-            "default_ms": search.default_s * 1e3 if math.isfinite(search.default_s) else None, "best_ms": search.best_s * 1e3,
-            "total_ms": search.best_s * 1e3 * workload.calls, "gflops": speed, "of_best": speed / peak if peak else 0.0,
-            "spent_s": search.spent_s, "flops": search.flops, "nbytes": least_bytes(workload.function),
-            "dtype": multiplied(workload.function),
-            "origin": search.origin, "before_ms": search.before_s * 1e3 or None,
-        })  # fmt: skip
+        rows.append(
+            {
+                "name": workload.name,
+                "calls": workload.calls,
+                "template": search.template,
+                "trials": search.trials,
+                "default_ms": search.default_s * 1e3 if math.isfinite(search.default_s) else None,
+                "best_ms": search.best_s * 1e3,
+                "total_ms": search.best_s * 1e3 * workload.calls,
+                "gflops": speed,
+                "of_best": speed / peak if peak else 0.0,
+                "spent_s": search.spent_s,
+                "flops": search.flops,
+                "nbytes": least_bytes(workload.function),
+                "dtype": multiplied(workload.function),
+                "origin": search.origin,
+                "before_ms": search.before_s * 1e3 or None,
+            }
+        )
     path.write_text(json.dumps(sorted(rows, key=lambda row: -row["total_ms"]), indent=1), encoding="utf-8")
     return {origin: sum(row["origin"] == origin for row in rows) for origin in ORIGINS}
 
@@ -86,11 +103,22 @@ def costs(report: TuneReport) -> dict[str, Any]:
     per_trial = report.seconds / report.measured if report.measured >= _ENOUGH_TRIALS else 0.0
     counts = {name: getattr(report, name) for name in ("replayed", "lost", "slower", "searched", "duplicates")}
     return {
-        "stopped": report.stopped, "promised_per_minute": report.promised, "measured": report.measured, "known_before": report.reused, **counts,
-        "seconds": report.seconds, "device_hours": report.device_s / 3600.0,
+        "stopped": report.stopped,
+        "promised_per_minute": report.promised,
+        "measured": report.measured,
+        "known_before": report.reused,
+        **counts,
+        "seconds": report.seconds,
+        "device_hours": report.device_s / 3600.0,
         "trials_per_minute": 60.0 * report.measured / report.seconds if report.seconds else 0.0,
-        "reused": report.reused, "saved_s": per_trial * report.reused, "failures": dict(sorted(report.failures.items())),
+        "reused": report.reused,
+        "saved_s": per_trial * report.reused,
+        "failures": dict(sorted(report.failures.items())),
         "units": dict(sorted(report.units.items())),
-        "devices_lost": report.fleet.lost, "retried": report.fleet.retried, "given_up": report.fleet.given_up,
-        "drifts": report.fleet.drifts, "discarded": report.fleet.discarded, "notes": report.fleet.notes[-20:],
-    }  # fmt: skip
+        "devices_lost": report.fleet.lost,
+        "retried": report.fleet.retried,
+        "given_up": report.fleet.given_up,
+        "drifts": report.fleet.drifts,
+        "discarded": report.fleet.discarded,
+        "notes": report.fleet.notes[-20:],
+    }

@@ -53,19 +53,34 @@ class NetworkRules:
 def network_rules(
     settings: SearchSettings, limits: SearchLimits, is_this_host: bool, has_tvm: bool = True
 ) -> NetworkRules:
-    """Return the rules of a search; a device that is this machine measures one kernel at a time, and builds none meanwhile."""
+    """Return the rules of a search; a device that is this machine measures one kernel at a time, and builds none
+    meanwhile.
+    """
     fleet = FleetRules(
-        slots=1 if is_this_host else limits.devices, kernel_timeout_s=limits.kernel_timeout_s, session_s=limits.session_s,
-        canary_every=limits.canary_every, max_drift=limits.max_drift, cool_s=limits.cool_s, give_up_s=limits.give_up_s,
+        slots=1 if is_this_host else limits.devices,
+        kernel_timeout_s=limits.kernel_timeout_s,
+        session_s=limits.session_s,
+        canary_every=limits.canary_every,
+        max_drift=limits.max_drift,
+        cool_s=limits.cool_s,
+        give_up_s=limits.give_up_s,
         measure=MeasureRules(settings.measure_repeats, settings.measure_min_ms),
-    )  # fmt: skip
+    )
     search = SearchRules(
-        tuner=settings.tuner, loss=settings.loss, trials=settings.trials_per_workload, total_trials=settings.total_trials,
-        early_stopping=settings.early_stopping, seed=settings.seed,
-        replay_slowdown=settings.replay_slowdown, build_workers=limits.build_workers,
-        build_timeout_s=limits.build_timeout_s, overlap=not is_this_host, fleet=fleet, self_contained=not has_tvm,
+        tuner=settings.tuner,
+        loss=settings.loss,
+        trials=settings.trials_per_workload,
+        total_trials=settings.total_trials,
+        early_stopping=settings.early_stopping,
+        seed=settings.seed,
+        replay_slowdown=settings.replay_slowdown,
+        build_workers=limits.build_workers,
+        build_timeout_s=limits.build_timeout_s,
+        overlap=not is_this_host,
+        fleet=fleet,
+        self_contained=not has_tvm,
         least_gain=settings.min_gain_per_minute,
-    )  # fmt: skip
+    )
     return NetworkRules(
         search, settings.max_workloads, settings.winograd_max_error, settings.without_device, is_this_host
     )
@@ -73,7 +88,9 @@ def network_rules(
 
 @dataclass(frozen=True)
 class TunedNetwork:
-    """winograd: convolution key -> tile; used: the workloads of the network as it will be built; tuned: how many were."""
+    """winograd: convolution key -> tile; used: the workloads of the network as it will be built; tuned: how many
+    were.
+    """
 
     report: TuneReport
     winograd: dict[str, int]
@@ -82,13 +99,18 @@ class TunedNetwork:
 
 
 def tune_network(
-    networks: Sequence[Any], backend: Backend, rules: NetworkRules, journal: Journal, open_session: OpenSession, progress: Progress,
+    networks: Sequence[Any],
+    backend: Backend,
+    rules: NetworkRules,
+    journal: Journal,
+    open_session: OpenSession,
+    progress: Progress,
     budget: Budget | None = None,
-) -> TunedNetwork:  # fmt: skip
+) -> TunedNetwork:
     """Tune every workload of a packed network, as far as the rules allow; without trials nothing is measured.
 
-    networks: the network, and the same at smaller sizes. Other algorithms are chosen by the first, since all share their weights.
-    budget: for all of it.
+    networks: the network, and the same at smaller sizes. Other algorithms are chosen by the first, since all share
+    their weights. budget: for all of it.
     """
     packed, *smaller = networks
     budget = budget or Budget()
@@ -102,7 +124,8 @@ def tune_network(
         with tempfile.TemporaryDirectory() as folder:
             report.best = estimate_workloads(workloads, backend, rules.search, journal, Path(folder), progress, budget)
     elif rules.search.trials:
-        # Whole networks are compared on the device; until build, what an accelerator computes is its slow definition there.
+        # Whole networks are compared on the device; until build, what an accelerator computes is its slow definition
+        # there.
         bound = rules.winograd_max_error if backend.accelerator is None else {}
         others = alternatives(packed, backend, base, bound)
         forms = [
@@ -138,10 +161,15 @@ def tune_network(
 
 
 def _compared(
-    comparison: NetworkComparison, others: list[Alternative], report: TuneReport, counted: dict[str, int],
+    comparison: NetworkComparison,
+    others: list[Alternative],
+    report: TuneReport,
+    counted: dict[str, int],
     may_go_on: Callable[[], bool],
-) -> dict[str, int]:  # fmt: skip
-    """Return the tiles of the fastest network; where the device tells what kernels take in it, the report's best become those."""
+) -> dict[str, int]:
+    """Return the tiles of the fastest network; where the device tells what kernels take in it, the report's best become
+    those.
+    """
     if not may_go_on():
         return choose(others, report.best)
     by_kernel = comparison.backend.is_cpu  # what a GPU's kernels take is told of runs that wait for each
@@ -167,7 +195,8 @@ def _has_time(
 ) -> Callable[[], bool]:
     """Return what says whether there is time to compare another network: it takes as long as the last one did.
 
-    is_small: it lies in the caches as its kernels alone do, so that one comparison with the default schedules is enough.
+    is_small: it lies in the caches as its kernels alone do, so that one comparison with the default schedules is
+    enough.
     """
     # No longer than the search itself: a network of 500 MB takes a minute to build and upload.
     own = Budget(max(report.seconds, _COMPARE_AT_LEAST_S))

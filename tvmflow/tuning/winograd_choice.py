@@ -1,8 +1,9 @@
-"""Which convolutions to compute by Winograd's algorithm: decided by measurement, for each shape, after tuning both ways.
+"""Which convolutions to compute by Winograd's algorithm: decided by measurement, for each shape, after tuning both
+ways.
 
-First by the kernels alone, then in the whole network: transformed weights are up to four times as large, and a kernel that
-is measured alone finds them in its cache, where in a network they have to come from memory. Where nothing is measured, by counting
-multiplications, on processors where that was seen to be faster.
+First by the kernels alone, then in the whole network: transformed weights are up to four times as large, and a kernel
+that is measured alone finds them in its cache, where in a network they have to come from memory. Where nothing is
+measured, by counting multiplications, on processors where that was seen to be faster.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from tvmflow.tuning.records.record import TuningRecord
 
 Speedup = Callable[[dict[str, int], dict[str, int]], float]
 LARGE_WEIGHTS = 9 * 128 * 128  # fewer stay in the caches of any machine, transformed or not
-_TRANSFORMED = 8  # what transforming a value costs, in multiplications of vectors; from times on x86 and instructions counted on arm64
-_LOADED = 20  # what a weight costs that comes from memory: two x86 cores multiply so many times faster than they load, and more cores share the memory
+# what transforming a value costs, in multiplications of vectors; from times on x86 and instructions counted on arm64
+_TRANSFORMED = 8
+# what a weight costs that comes from memory: two x86 cores multiply so many times faster than they load, and more cores
+# share the memory
+_LOADED = 20
 _GPU_TILES = (
     32  # of fewer tiles a GPU computes as long: weights are loaded for few pixels each; measured on PoCL and lavapipe
 )
@@ -43,7 +47,7 @@ class Alternative:
 
 def alternatives(
     packed: Any, backend: Backend, base: list[Workload], max_error: Mapping[str, float]
-) -> list[Alternative]:  # fmt: skip
+) -> list[Alternative]:
     """Return every way to replace a convolution shape whose rounding error stays in bounds for all its weights.
 
     max_error: dtype of the weights -> bound; what it does not have is never replaced.
@@ -81,7 +85,9 @@ def _difference(of: list[Workload], without: list[Workload]) -> tuple[Workload, 
 
 
 def unmeasured(packed: Any, backend: Backend, max_error: Mapping[str, float]) -> dict[str, int]:
-    """Return key -> m where nothing is measured: the way of least multiplications and, of large weights on CPUs, loads."""
+    """Return key -> m where nothing is measured: the way of least multiplications and, of large weights on CPUs,
+    loads.
+    """
     chosen = {}
     for key, weights in _weights_by_key(packed, backend).items():
         dtype = str(weights[0].dtype)
@@ -101,7 +107,9 @@ def unmeasured(packed: Any, backend: Backend, max_error: Mapping[str, float]) ->
 
 
 def carried(winograd: Mapping[str, int], packed: Any, smaller: Sequence[Any]) -> dict[str, int]:
-    """Return the choice with the convolutions of the same network at smaller sizes as those of the largest: their weights are the same ones."""
+    """Return the choice with the convolutions of the same network at smaller sizes as those of the largest: their
+    weights are the same ones.
+    """
     found = dict(winograd)
     for other in smaller:
         for theirs, call in zip(convolutions(packed), convolutions(other), strict=True):
@@ -112,7 +120,9 @@ def carried(winograd: Mapping[str, int], packed: Any, smaller: Sequence[Any]) ->
 
 
 def _multiplications(key: str, m: int, on_cpu: bool, load: float) -> float:
-    """Return what the convolution of a key costs with tiles of m x m, 0 for without, in multiplications: its transforms and loads of weights, `load` each, among them."""
+    """Return what the convolution of a key costs with tiles of m x m, 0 for without, in multiplications: its transforms
+    and loads of weights, `load` each, among them.
+    """
     parts = key.split()
     data, weight, padding = (part.lstrip("p").replace(",", "x").split("x") for part in parts[:3])
     dilation = next((int(part[1:]) for part in parts[3:] if part.startswith("d")), 1)
@@ -142,14 +152,19 @@ def choose(candidates: list[Alternative], best: Mapping[str, TuningRecord]) -> d
 
 
 def settle(
-    candidates: list[Alternative], chosen: dict[str, int], best: Mapping[str, TuningRecord], speedup: Speedup,
-    may_go_on: Callable[[], bool] = lambda: True, counted: Mapping[str, int] | None = None,
-) -> dict[str, int]:  # fmt: skip
-    """Return the choice that is fastest in the whole network, large weights first; of those as fast the one with fewer weights.
+    candidates: list[Alternative],
+    chosen: dict[str, int],
+    best: Mapping[str, TuningRecord],
+    speedup: Speedup,
+    may_go_on: Callable[[], bool] = lambda: True,
+    counted: Mapping[str, int] | None = None,
+) -> dict[str, int]:
+    """Return the choice that is fastest in the whole network, large weights first; of those as fast the one with fewer
+    weights.
 
-    speedup(now, other): how many times faster the network is with the other choice. may_go_on: asked before each comparison;
-    what is not compared stays as the kernels alone decided. counted: the choice without a measurement, where the search starts if
-    the network is faster with its large weights.
+    speedup(now, other): how many times faster the network is with the other choice. may_go_on: asked before each
+    comparison; what is not compared stays as the kernels alone decided. counted: the choice without a measurement,
+    where the search starts if the network is faster with its large weights.
     """
     options: dict[str, set[int]] = {}
     seconds: dict[tuple[str, int], float] = {}  # of the kernels alone

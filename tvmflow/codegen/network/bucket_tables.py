@@ -1,4 +1,6 @@
-"""What a library holds of a network that is compiled for several sizes: a plan for each, one set of weights, and tables of the sizes."""
+"""What a library holds of a network that is compiled for several sizes: a plan for each, one set of weights, and tables
+of the sizes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class SizedOutputs:
 
 @dataclass(frozen=True)
 class Bucket:
-    """The network at smaller sizes than the largest; the names of its kernels are no other bucket's (`RenameKernels`)."""
+    """The network at smaller sizes than the largest; the names of its kernels are no other bucket's
+    (`RenameKernels`).
+    """
 
     sizes: Numbers
     scheduled: Scheduled
@@ -41,7 +45,9 @@ class BucketPlan:
 
 
 def with_shared_constants(first: Plan, others: Sequence[BucketPlan]) -> list[BucketPlan]:
-    """Return the other plans with constants where the first has the same bytes, or an earlier one; the rest lies behind them."""
+    """Return the other plans with constants where the first has the same bytes, or an earlier one; the rest lies behind
+    them.
+    """
     places: dict[bytes, int] = {}
     end = 0
 
@@ -58,8 +64,9 @@ def with_shared_constants(first: Plan, others: Sequence[BucketPlan]) -> list[Buc
     found = []
     for other in others:
         memories = tuple(
-            replace(memory, offset=place(other.plan, memory)) if memory.place == "constant" else memory for memory in other.plan.memories
-        )  # fmt: skip
+            replace(memory, offset=place(other.plan, memory)) if memory.place == "constant" else memory
+            for memory in other.plan.memories
+        )
         found.append(BucketPlan(other.sizes, replace(other.plan, memories=memories)))
     return found
 
@@ -88,8 +95,10 @@ def size_tables(plan: Plan, sized: SizedOutputs, others: Sequence[BucketPlan]) -
     return [
         *lines,
         f"static const tvmflow_size all_sizes[] = {{{names}}};",
-        f"static const plan_axis axes[] = {{{', '.join(f'{{{a.tensor}, {a.axis}, {a.size}, {a.times}, {a.plus}, {a.over}}}' for a in axes)}}};",
-        f"static const plan_bucket all_buckets[] = {{{', '.join(f'{{&{name}, sizes{at}}}' for at, name in enumerate(plans))}}};",
+        f"static const plan_axis axes[] = "
+        f"{{{', '.join(f'{{{a.tensor}, {a.axis}, {a.size}, {a.times}, {a.plus}, {a.over}}}' for a in axes)}}};",
+        f"static const plan_bucket all_buckets[] = "
+        f"{{{', '.join(f'{{&{name}, sizes{at}}}' for at, name in enumerate(plans))}}};",
         f"static const unsigned char *const pads[] = {{{', '.join(f'pad{at}' for at in range(len(plan.inputs)))}}};",
         f"static const plan_sizes sizes = {{all_sizes, axes, all_buckets, pads, {len(axes)}, {len(plans)}}};",
     ]

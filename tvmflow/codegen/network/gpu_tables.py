@@ -41,7 +41,9 @@ def write_codes(folder: Path, gpu: GpuCode) -> str:
 
 
 def gpu_tables(plan: Plan, gpu: GpuExecutable, code: GpuCode, c_string: Callable[[str], str]) -> Iterable[str]:
-    """Return the lines of C that say what the GPU does at each step. Raises StageError for a step that it does not run."""
+    """Return the lines of C that say what the GPU does at each step. Raises StageError for a step that it does not
+    run.
+    """
     yield '#include "network_gpu.h"'
     for at in range(len(code.codes)):
         yield f"extern const unsigned char plan_gpu_code{at}[];"

@@ -35,6 +35,8 @@ def image_tables(image: ImageInput, shape: tuple[int, ...]) -> list[str]:
     lines = [", ".join(f"{value:#x}u" for value in bits[at : at + 16].tolist()) for at in range(0, bits.size, 16)]
     return [
         f"static const uint{8 * size}_t image_values[] = {{\n  " + ",\n  ".join(lines) + "\n};",
-        f"static const plan_image image = {{{width}, {height}, {channels}, {resize}, PLAN_{recipe.interpolation.upper()}, "
-        f"{int(recipe.channels == 'BGR')}, {size}, {', '.join(map(str, steps))}, {channels * height * width * size}, image_values}};",
+        f"static const plan_image image = {{{width}, {height}, {channels}, {resize}, "
+        f"PLAN_{recipe.interpolation.upper()}, "
+        f"{int(recipe.channels == 'BGR')}, {size}, {', '.join(map(str, steps))}, "
+        f"{channels * height * width * size}, image_values}};",
     ]

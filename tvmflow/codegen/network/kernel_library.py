@@ -19,7 +19,8 @@ from tvmflow.toolchain.compilers import Command
 
 
 def write_kernel(path: Path, executable: Any, function: Any, target: ResolvedTarget) -> None:
-    """Link a kernel whose last parameter is its output. executable: of the function, compiled as `main`, for the CPU or a GPU.
+    """Link a kernel whose last parameter is its output. executable: of the function, compiled as `main`, for the CPU or
+    a GPU.
 
     Raises StageError where the compiler refuses, ToolchainError where it is absent.
     """

@@ -1,8 +1,8 @@
 """Link a network into one shared object without TVM: its kernels, its plan, its weights, and the runtime in C.
 
-The kernels are the objects of the executable that tuning and build made, byte for byte. The weights lie in a read-only section at a
-page's beginning, so that instances and processes share them. The file exports two names: `tvmflow_network`, and the same with the
-network's own name behind it; runtime/include/tvmflow.h says what they return.
+The kernels are the objects of the executable that tuning and build made, byte for byte. The weights lie in a read-only
+section at a page's beginning, so that instances and processes share them. The file exports two names:
+`tvmflow_network`, and the same with the network's own name behind it; runtime/include/tvmflow.h says what they return.
 """
 
 from __future__ import annotations
@@ -48,26 +48,53 @@ _SOURCES = (
 )
 _PAGE = 16384  # bytes: Android's largest, and a multiple of all others'
 _COMPILE = (
-    "-x", "c", "-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-Wall", "-Wextra", "-Werror",
-)  # fmt: skip
+    "-x",
+    "c",
+    "-std=c11",
+    "-O2",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffunction-sections",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+)
 _LINK = (
-    "-shared", "-fPIC", "-Wl,--as-needed", "-Wl,-Bsymbolic", "-Wl,--gc-sections", "-Wl,-z,noexecstack", "-Wl,-z,relro", "-Wl,-z,now",
-    "-Wl,-z,text", f"-Wl,-z,max-page-size={_PAGE}", f"-Wl,-z,common-page-size={_PAGE}", "-Wl,--build-id=none", "-Wl,--no-undefined", "-Wl,-s",
-)  # fmt: skip
+    "-shared",
+    "-fPIC",
+    "-Wl,--as-needed",
+    "-Wl,-Bsymbolic",
+    "-Wl,--gc-sections",
+    "-Wl,-z,noexecstack",
+    "-Wl,-z,relro",
+    "-Wl,-z,now",
+    "-Wl,-z,text",
+    f"-Wl,-z,max-page-size={_PAGE}",
+    f"-Wl,-z,common-page-size={_PAGE}",
+    "-Wl,--build-id=none",
+    "-Wl,--no-undefined",
+    "-Wl,-s",
+)
 # dtype -> (number in tvmflow.h, type code and bits of DLPack).
 _DTYPES = {
-    "float32": ("TVMFLOW_FLOAT32", 2, 32), "float16": ("TVMFLOW_FLOAT16", 2, 16), "bfloat16": ("TVMFLOW_BFLOAT16", 4, 16),
-    "int8": ("TVMFLOW_INT8", 0, 8), "uint8": ("TVMFLOW_UINT8", 1, 8), "int32": ("TVMFLOW_INT32", 0, 32), "int64": ("TVMFLOW_INT64", 0, 64),
+    "float32": ("TVMFLOW_FLOAT32", 2, 32),
+    "float16": ("TVMFLOW_FLOAT16", 2, 16),
+    "bfloat16": ("TVMFLOW_BFLOAT16", 4, 16),
+    "int8": ("TVMFLOW_INT8", 0, 8),
+    "uint8": ("TVMFLOW_UINT8", 1, 8),
+    "int32": ("TVMFLOW_INT32", 0, 32),
+    "int64": ("TVMFLOW_INT64", 0, 64),
     "bool": ("TVMFLOW_BOOL", 6, 8),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
 class Network:
-    """What a library says of itself. cell: model@target:precision; threads: that it was tuned for; labels: of classes, or none.
+    """What a library says of itself. cell: model@target:precision; threads: that it was tuned for; labels: of classes,
+    or none.
 
-    image: how images become its input; None where it takes none. tolerance: error of an output that the precision allows, relative to its spread.
-    sized: what runs choose; None where all inputs have one shape.
+    image: how images become its input; None where it takes none. tolerance: error of an output that the precision
+    allows, relative to its spread. sized: what runs choose; None where all inputs have one shape.
     """
 
     cell: str
@@ -116,18 +143,33 @@ def write_network(
         link(path, kernels, plan, network, compiler, others=others)
     file = describe_file(path)
     return {
-        "file": path.name, "sha256": file.sha256, "size": file.size, "abi_version": ABI_VERSION, "symbol": network.symbol, "soname": network.soname,
-        "arena_bytes": _arena_bytes(plan, others), "constant_bytes": constant_bytes(plan, others), "kernel_calls": len(plan.steps), "device": plan.design or None,
-        "gpu": executable.api if isinstance(executable, GpuExecutable) else None, "textures": len(plan.textures),
-    }  # fmt: skip
+        "file": path.name,
+        "sha256": file.sha256,
+        "size": file.size,
+        "abi_version": ABI_VERSION,
+        "symbol": network.symbol,
+        "soname": network.soname,
+        "arena_bytes": _arena_bytes(plan, others),
+        "constant_bytes": constant_bytes(plan, others),
+        "kernel_calls": len(plan.steps),
+        "device": plan.design or None,
+        "gpu": executable.api if isinstance(executable, GpuExecutable) else None,
+        "textures": len(plan.textures),
+    }
 
 
 def link(
-    path: Path, kernels: Sequence[Any], plan: Plan, network: Network, compiler: Command, runtime: Sequence[Path] = (), gpu: GpuExecutable | None = None,
+    path: Path,
+    kernels: Sequence[Any],
+    plan: Plan,
+    network: Network,
+    compiler: Command,
+    runtime: Sequence[Path] = (),
+    gpu: GpuExecutable | None = None,
     others: Sequence[BucketPlan] = (),
-) -> None:  # fmt: skip
-    """Link kernels, plan, weights and runtime. kernels: TVM's modules of them; runtime: its objects, where there are any; gpu: that runs the plan;
-    others: of smaller buckets, with whose constants the plan's are shared.
+) -> None:
+    """Link kernels, plan, weights and runtime. kernels: TVM's modules of them; runtime: its objects, where there are
+    any; gpu: that runs the plan; others: of smaller buckets, with whose constants the plan's are shared.
 
     Raises StageError where the compiler refuses.
     """
@@ -162,7 +204,9 @@ def link(
 
 
 def runtime_objects(folder: Path, compiler: Command, gpu: Api | None = None) -> list[Path]:
-    """Compile the runtime to object files in a folder. gpu: the API by which a GPU is reached. Raises StageError where the compiler refuses."""
+    """Compile the runtime to object files in a folder. gpu: the API by which a GPU is reached. Raises StageError where
+    the compiler refuses.
+    """
     sources = [RUNTIME / "src" / source for source in _SOURCES]
     sources += [RUNTIME / "gpu" / source for source in (sources_of(gpu) if gpu else ())]
     return side_by_side(lambda source: _compile(source, folder, compiler), sources)
@@ -177,12 +221,16 @@ def _compile(source: Path, folder: Path, compiler: Command) -> Path:
 
 
 def link_rpc(path: Path, compiler: Command) -> None:
-    """Link what lets TVM's RPC server run a library of this architecture. Raises StageError where the compiler refuses."""
+    """Link what lets TVM's RPC server run a library of this architecture. Raises StageError where the compiler
+    refuses.
+    """
     _link_one([RUNTIME / "rpc" / "rpc.c", *sorted((RUNTIME / "measure").glob("*.c"))], path, compiler)
 
 
 def link_jni(path: Path, compiler: Command) -> None:
-    """Link the native part of the class tvmflow.Network; the compiler has to know jni.h. Raises StageError where it refuses."""
+    """Link the native part of the class tvmflow.Network; the compiler has to know jni.h. Raises StageError where it
+    refuses.
+    """
     _link_one([RUNTIME / "jni" / "tvmflow_jni.c"], path, compiler)
 
 
@@ -198,7 +246,9 @@ def _link_one(sources: Sequence[Path], path: Path, compiler: Command) -> None:
 
 
 class OpenedNetwork:
-    """A network in this process, opened by the binding that apps use; a Runner. Its accelerator, if it has one, is simulated."""
+    """A network in this process, opened by the binding that apps use; a Runner. Its accelerator, if it has one, is
+    simulated.
+    """
 
     def __init__(self, path: Path, threads: int) -> None:
         self.network = network_binding().Network(path, threads, driver=simulated_driver)
@@ -260,14 +310,18 @@ def tables(
     kernels, arena, constants = len(plan.steps), _arena_bytes(plan, others), constant_bytes(plan, others)
     lines = [
         *plan_tables(plan, network, "plan", gpu, code, others),
-        f"const tvmflow_api plan_api = {{TVMFLOW_ABI_VERSION, sizeof(tvmflow_api), {c_string(network.cell)}, {len(plan.inputs)}, {len(plan.outputs)}, "
+        f"const tvmflow_api plan_api = {{TVMFLOW_ABI_VERSION, sizeof(tvmflow_api), "
+        f"{c_string(network.cell)}, {len(plan.inputs)}, {len(plan.outputs)}, "
         f"{kernels}, {network.threads}, {arena}, {constants},",
-        "  tvmflow_input, tvmflow_output, tvmflow_create, tvmflow_run, tvmflow_destroy, tvmflow_last_error, tvmflow_set_profiling,",
+        "  tvmflow_input, tvmflow_output, tvmflow_create, tvmflow_run, tvmflow_destroy, "
+        "tvmflow_last_error, tvmflow_set_profiling,",
         f"  tvmflow_profile_of, {'labels' if network.labels else '(void *)0'}, {len(network.labels)}, tvmflow_top_k,",
         f"  {network.inputs[0].shape[0] if network.image else 0}, tvmflow_run_image, tvmflow_classify, "
         f"{c_string(plan.design) if plan.design else '(void *)0'}, tvmflow_create_on, "
-        f"{c_string(gpu.api) if gpu else '(void *)0'}, tvmflow_create_on_gpu, tvmflow_processor_of, {network.tolerance!r}, tvmflow_create_with_gpu,",
-        f"  {len(network.sized.sizes.names) if network.sized else 0}, tvmflow_size_of, tvmflow_sizes_of, tvmflow_shape_of, tvmflow_run_sized, tvmflow_threads_of}};",
+        f"{c_string(gpu.api) if gpu else '(void *)0'}, tvmflow_create_on_gpu, tvmflow_processor_of, "
+        f"{network.tolerance!r}, tvmflow_create_with_gpu,",
+        f"  {len(network.sized.sizes.names) if network.sized else 0}, tvmflow_size_of, tvmflow_sizes_of, "
+        f"tvmflow_shape_of, tvmflow_run_sized, tvmflow_threads_of}};",
     ]
     for name in ("tvmflow_network", network.symbol):
         lines += [
@@ -278,8 +332,13 @@ def tables(
 
 
 def plan_tables(
-    plan: Plan, network: Network, name: str, gpu: GpuExecutable | None = None, code: GpuCode | None = None, others: Sequence[BucketPlan] = ()
-) -> list[str]:  # fmt: skip
+    plan: Plan,
+    network: Network,
+    name: str,
+    gpu: GpuExecutable | None = None,
+    code: GpuCode | None = None,
+    others: Sequence[BucketPlan] = (),
+) -> list[str]:
     """Return the tables of one plan as C, under a name; that of the largest bucket is `plan`."""
     kernels = sorted({step.kernel for step in plan.steps if step.program is None and step.launch is None})
     arguments = [at for step in plan.steps for at in step.given]
@@ -296,24 +355,37 @@ def plan_tables(
         _table("plan_value", "values", (_value(at, value, plan) for at, value in enumerate(plan.values))),
         _table("uint32_t", "arguments", map(str, arguments)),
         _table("uint32_t", "loops", (str(extent) for step in plan.steps for extent in step.loops)),
-        _table("plan_step", "steps", (
-            f"{{{_function(step)}, {c_string(step.kernel)}, {start}, {len(step.arguments)}, {0 if step.program is None else step.program + 1}, {len(step.loops)}, loops + {first}}}"
-            for step, start, first in zip(plan.steps, starts, loops, strict=False)
-        )),
+        _table(
+            "plan_step",
+            "steps",
+            (
+                f"{{{_function(step)}, {c_string(step.kernel)}, {start}, {len(step.arguments)}, "
+                f"{0 if step.program is None else step.program + 1}, {len(step.loops)}, loops + {first}}}"
+                for step, start, first in zip(plan.steps, starts, loops, strict=False)
+            ),
+        ),
         _table("plan_copy", "copies", (f"{{{a}, {b}, {plan.values[a].size}}}" for a, b in plan.copies)),
-        _table("tvmflow_tensor", "inputs", (
-            _tensor(at, plan.values[at], spec.name) for at, spec in zip(plan.inputs, network.inputs, strict=True)
-        )),
-        _table("tvmflow_tensor", "outputs", (
-            _tensor(at, plan.values[at], output) for at, output in zip(plan.outputs, network.outputs, strict=True)
-        )),
+        _table(
+            "tvmflow_tensor",
+            "inputs",
+            (_tensor(at, plan.values[at], spec.name) for at, spec in zip(plan.inputs, network.inputs, strict=True)),
+        ),
+        _table(
+            "tvmflow_tensor",
+            "outputs",
+            (_tensor(at, plan.values[at], output) for at, output in zip(plan.outputs, network.outputs, strict=True)),
+        ),
         *([_table("char *const", "labels", map(c_string, network.labels))] if is_largest else ()),
         *(image_tables(image, plan.values[plan.inputs[0]].shape) if image else ()),
-        *_programs(plan), *(gpu_tables(plan, gpu, code, c_string) if gpu and code else ()),
+        *_programs(plan),
+        *(gpu_tables(plan, gpu, code, c_string) if gpu and code else ()),
         *(size_tables(plan, sized, others) if sized else ()),
-        f"const plan_tables {name} = {{values, arguments, steps, copies, inputs, outputs, plan_constants, {len(plan.values)}, "
-        f"{len(arguments)}, {len(plan.steps)}, {len(plan.copies)}, {'&image' if image else '(void *)0'}, {'programs' if plan.programs else '(void *)0'}, {len(plan.programs)}, {'&gpu' if gpu else '(void *)0'}, {'&sizes' if sized else '(void *)0'}}};",
-    ]  # fmt: skip
+        f"const plan_tables {name} = {{values, arguments, steps, copies, inputs, outputs, plan_constants, "
+        f"{len(plan.values)}, "
+        f"{len(arguments)}, {len(plan.steps)}, {len(plan.copies)}, {'&image' if image else '(void *)0'}, "
+        f"{'programs' if plan.programs else '(void *)0'}, {len(plan.programs)}, "
+        f"{'&gpu' if gpu else '(void *)0'}, {'&sizes' if sized else '(void *)0'}}};",
+    ]
 
 
 def _function(step: Step) -> str:
@@ -330,7 +402,8 @@ def _programs(plan: Plan) -> Iterable[str]:
         yield _table("plan_launch", f"launches{at}", (f"{{{offset}, {count}}}" for offset, count in launches))
         yield _table("plan_span", f"spans{at}", (f"{{{span.offset}, {span.size}}}" for span in spans))
         rows.append(
-            f"{{{{{image.offset}, {image.size}}}, {{{code.offset}, {code.size}}}, {program.image_at}, {program.memory_bytes}, launches{at}, spans{at}, "
+            f"{{{{{image.offset}, {image.size}}}, {{{code.offset}, {code.size}}}, {program.image_at}, "
+            f"{program.memory_bytes}, launches{at}, spans{at}, "
             f"{len(launches)}, {len(program.inputs)}, {len(program.outputs)}}}"
         )
     if rows:
@@ -362,7 +435,10 @@ def _value(at: int, value: Value, plan: Plan) -> str:
     offset = value.offset + (memory.offset if memory.place in ("constant", "arena") else 0)
     if offset % ALIGNMENT:
         raise StageError(f"a value {offset} bytes into its memory", f"multiples of {ALIGNMENT}, which kernels rely on")
-    return f"{{PLAN_{memory.place.upper()}, {code}, {bits}, {len(value.shape)}, {memory.index}, {offset}, shape{at}, strides{at}}}"
+    return (
+        f"{{PLAN_{memory.place.upper()}, {code}, {bits}, {len(value.shape)}, {memory.index}, {offset}, "
+        f"shape{at}, strides{at}}}"
+    )
 
 
 def _tensor(at: int, value: Value, name: str) -> str:

@@ -1,7 +1,7 @@
 """The static plan of a network: every kernel call in order, every value at its place in one arena.
 
-What TVM's virtual machine decides while it runs (where a value lies, which memory is free again) is decided here, from the
-lowered main function. Two values share bytes only if one is dead before the other is written; `check` proves that.
+What TVM's virtual machine decides while it runs (where a value lies, which memory is free again) is decided here, from
+the lowered main function. Two values share bytes only if one is dead before the other is written; `check` proves that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ Place = Literal["input", "output", "constant", "arena"]
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that kernels read and write. index: of the input, output or constant; offset: in the arena or among the constants."""
+    """Bytes that kernels read and write. index: of the input, output or constant; offset: in the arena or among the
+    constants.
+    """
 
     place: Place
     size: int
@@ -46,10 +48,12 @@ class Value:
 
 @dataclass(frozen=True)
 class Step:
-    """A call of a kernel. arguments: positions in `Plan.values`, what it reads first; the last `written` are its outputs.
+    """A call of a kernel. arguments: positions in `Plan.values`, what it reads first; the last `written` are its
+    outputs.
 
-    program: position in `Plan.programs` where the accelerator computes it, None for a function of the CPU. launch: what the GPU does, whose
-    arguments are `arguments` in another order: positions in it. loops: extents of the function's parallel loops, in the order in which it begins them.
+    program: position in `Plan.programs` where the accelerator computes it, None for a function of the CPU. launch: what
+    the GPU does, whose arguments are `arguments` in another order: positions in it. loops: extents of the function's
+    parallel loops, in the order in which it begins them.
     """
 
     kernel: str
@@ -78,7 +82,9 @@ def launch_step(launch: Launch, value_of: Callable[[Argument], int]) -> Step:
 
 @dataclass(frozen=True)
 class PlacedProgram:
-    """A program of the accelerator. image, code: positions in `Plan.memories` of what it starts with and of its instructions."""
+    """A program of the accelerator. image, code: positions in `Plan.memories` of what it starts with and of its
+    instructions.
+    """
 
     program: DeviceProgram
     image: int
@@ -87,7 +93,8 @@ class PlacedProgram:
 
 @dataclass(frozen=True)
 class Plan:
-    """inputs, outputs: positions in `values`. copies: (from, to) values to be copied at the end, outputs that are no kernel's own.
+    """inputs, outputs: positions in `values`. copies: (from, to) values to be copied at the end, outputs that are no
+    kernel's own.
 
     textures: position in `memories` -> what it is on a GPU in place of a buffer.
     """

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def check(plan: Plan) -> None:
-    """Follow every byte of the arena through the steps. Raises StageError where one is read that was not written, or written over."""
+    """Follow every byte of the arena through the steps. Raises StageError where one is read that was not written, or
+    written over.
+    """
     owner: dict[int, int] = {}  # block of ALIGNMENT bytes of the arena -> the memory whose value it holds
     for step in plan.steps:
         read = set[int]()

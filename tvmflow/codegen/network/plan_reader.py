@@ -25,7 +25,8 @@ _NOTHING = ("relax.memory.kill_tensor", "relax.memory.kill_storage")
 
 
 def plan_of(mod: Any, program_of: ProgramOf, gpu: GpuExecutable | None = None, alignment: int = ALIGNMENT) -> Plan:
-    """Return the plan of a module of scheduled kernels. Raises StageError for what is no call of a kernel or of an accelerator.
+    """Return the plan of a module of scheduled kernels. Raises StageError for what is no call of a kernel or of an
+    accelerator.
 
     program_of: of the backend; gpu: that runs the network; alignment: of all values, bytes.
     """
@@ -75,9 +76,16 @@ class _Reader:
         memories = self._placed()
         programs = tuple(program for _, program in self.programs.values())
         return Plan(
-            memories, tuple(self.values), tuple(self.steps), tuple(inputs), outputs, copies, tuple(self.constants), programs,
+            memories,
+            tuple(self.values),
+            tuple(self.steps),
+            tuple(inputs),
+            outputs,
+            copies,
+            tuple(self.constants),
+            programs,
             self.textures,
-        )  # fmt: skip
+        )
 
     # -- values --
 
@@ -136,9 +144,10 @@ class _Reader:
                 at = self._program(function, value.args)
                 return self._call(f"{function} {at}", value.args[1:], at)
         raise StageError(
-            f"the lowered network has {str(value)[:200]!r}", "calls of kernels and their memory alone",
+            f"the lowered network has {str(value)[:200]!r}",
+            "calls of kernels and their memory alone",
             "a library without TVM cannot be made of it yet; library.so, which needs TVM, can",
-        )  # fmt: skip
+        )
 
     def _program(self, function: str, arguments: Any) -> int:
         """Return the position of a program, whose image and instructions are constants of their own."""
@@ -226,7 +235,9 @@ class _Reader:
         return tuple(outputs), tuple(copies)
 
     def _placed(self) -> tuple[Memory, ...]:
-        """Give every memory its offset: constants one behind the other, the arena's largest first, each where it fits best."""
+        """Give every memory its offset: constants one behind the other, the arena's largest first, each where it fits
+        best.
+        """
         offsets: dict[int, int] = {}
         end = 0
         for at, memory in enumerate(self.memories):
@@ -259,7 +270,8 @@ class _Reader:
     def _free_slot(self, at: int, offsets: dict[int, int]) -> int:
         """Return the offset of a memory that is as large at least, and free meanwhile; behind all where there is none.
 
-        Memories of a GPU lie in the same place as a whole or not at all: each place is a buffer of its own there, or a texture with rows of one length.
+        Memories of a GPU lie in the same place as a whole or not at all: each place is a buffer of its own there, or a
+        texture with rows of one length.
         """
         arena = [other for other in offsets if self.memories[other].place == "arena"]
         mine = self._form(at)
@@ -273,7 +285,9 @@ class _Reader:
         return free[-1] if free else self._aligned(end)
 
     def _form(self, at: int) -> tuple[int, str]:
-        """Return what memories have in common that can lie in one place of a GPU: the length of rows and the dtype of textures."""
+        """Return what memories have in common that can lie in one place of a GPU: the length of rows and the dtype of
+        textures.
+        """
         texture = self.textures.get(at)
         dtypes = (value.dtype for value in self.values if value.memory == at)
         return (texture.width, next(dtypes)) if texture else (0, "")

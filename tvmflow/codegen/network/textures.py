@@ -1,7 +1,7 @@
 """Which tensors of a network lie in textures, OpenCL's images of vectors of four, instead of buffers.
 
-A tensor can if every kernel that touches it reads or writes whole vectors. Kernels are compiled for the rows of their textures, so tensors that are
-the same parameter of a function have rows of the same length.
+A tensor can if every kernel that touches it reads or writes whole vectors. Kernels are compiled for the rows of their
+textures, so tensors that are the same parameter of a function have rows of the same length.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _Node = int | tuple[str, int]  # a memory, or a parameter of a function
 
 
 def texture_for(shape: Sequence[int]) -> Texture | None:
-    """Return a texture of a compact tensor: rows of its last axis but the lanes, or of several; None where none is long enough.
+    """Return a texture of a compact tensor: rows of its last axis but the lanes, or of several; None where none is long
+    enough.
 
     shape: of a tensor whose number of elements is a multiple of four.
     """
@@ -64,11 +65,16 @@ def texture_for(shape: Sequence[int]) -> Texture | None:
 
 
 def textures_of(
-    sizes: Sequence[int], values: Sequence[_Tensor], calls: Iterable[_Call], copies: Iterable[tuple[int, int]], allowed: Mapping[str, Sequence[bool]],
-) -> dict[int, Texture]:  # fmt: skip
+    sizes: Sequence[int],
+    values: Sequence[_Tensor],
+    calls: Iterable[_Call],
+    copies: Iterable[tuple[int, int]],
+    allowed: Mapping[str, Sequence[bool]],
+) -> dict[int, Texture]:
     """Return the memories of a plan that are textures.
 
-    sizes: of the memories, bytes; copies: values that are copied as bytes, from and to; allowed: as `GpuExecutable.may_be_images`.
+    sizes: of the memories, bytes; copies: values that are copied as bytes, from and to; allowed: as
+    `GpuExecutable.may_be_images`.
     """
     if not allowed:
         return {}

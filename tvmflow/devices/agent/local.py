@@ -1,4 +1,6 @@
-"""This machine as a device with our agent on it, gone when the session ends: for networks that TVM's own server cannot run."""
+"""This machine as a device with our agent on it, gone when the session ends: for networks that TVM's own server cannot
+run.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +45,8 @@ class LocalAgentTransport(Transport):
 
 
 def _environment(backend: Backend) -> Mapping[str, str]:
-    """Return what makes the system's loader find the backend's driver in software, made now if it is not there. Raises DeviceError."""
+    """Return what makes the system's loader find the backend's driver in software, made now if it is not there. Raises
+    DeviceError.
+    """
     name = backend.software_driver
     return software_drivers().named(name).environment if name else {}

@@ -32,15 +32,23 @@ class RunningAgent:
 
 @contextlib.contextmanager
 def running_agent(
-    command: Sequence[str], folder: str, options: Sequence[str] = (), secret: bytes | None = None,
+    command: Sequence[str],
+    folder: str,
+    options: Sequence[str] = (),
+    secret: bytes | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Iterator[RunningAgent]:  # fmt: skip
-    """Start an agent and end it with this. command: what starts the program, of its emulator too; environment: beside this one's. Raises DeviceError."""
+) -> Iterator[RunningAgent]:
+    """Start an agent and end it with this. command: what starts the program, of its emulator too; environment: beside
+    this one's. Raises DeviceError.
+    """
     secret = secret or new_secret()
     process = subprocess.Popen(
-        [*command, "--folder", folder, "--life-line", *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [*command, "--folder", folder, "--life-line", *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env={**os.environ, **(environment or {})},
-    )  # fmt: skip
+    )
     try:
         yield RunningAgent(process, told_port(process, secret), secret)
     finally:
@@ -57,7 +65,9 @@ def running_agent(
 
 
 def told_port(process: subprocess.Popen[bytes], secret: bytes) -> int:
-    """Give an agent that was just started its secret; returns the port that it says. Raises DeviceError with what it said instead."""
+    """Give an agent that was just started its secret; returns the port that it says. Raises DeviceError with what it
+    said instead.
+    """
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     timer = threading.Timer(START_TIMEOUT_S, process.kill)
     timer.start()

@@ -27,7 +27,7 @@ from tvmflow.support.errors import (
     StageError,
     WrongProcessorError,
     first_line,
-)  # fmt: skip
+)
 
 VERSION = 1  # AGENT_VERSION of runtime/agent/wire.h
 CONNECT_TIMEOUT_S = 10.0
@@ -42,7 +42,8 @@ _SHORTEST_S, _LONGEST_S = 0.001, 3600.0  # that a request may take (session.c)
 class AgentConnection:
     """A connection that knows that the other side has the secret. One request at a time; another thread waits.
 
-    Raises AgentVersionError, DeviceRefusedError where the secret is another, and DeviceLostError, which may be tried again.
+    Raises AgentVersionError, DeviceRefusedError where the secret is another, and DeviceLostError, which may be tried
+    again.
     """
 
     def __init__(self, host: str, port: int, secret: bytes, name: str) -> None:
@@ -169,9 +170,11 @@ class AgentConnection:
             version = struct.unpack_from("<I", answer, len(_MAGIC))[0]
             if version != VERSION:
                 raise AgentVersionError(
-                    f"the agent of device {self.name!r} at {self.place} has version {version}, and this tvmflow speaks version {VERSION}",
-                    "an agent of the same tvmflow", "end it, and compile and start runtime/agent of this tvmflow",
-                )  # fmt: skip
+                    f"the agent of device {self.name!r} at {self.place} has version {version}, and this "
+                    f"tvmflow speaks version {VERSION}",
+                    "an agent of the same tvmflow",
+                    "end it, and compile and start runtime/agent of this tvmflow",
+                )
             nonces = nonce + answer[-_NONCE:]
             self._socket.sendall(_proof(secret, b"host", nonces))
             reply, _ = self._reply()
@@ -180,8 +183,9 @@ class AgentConnection:
             return
         raise DeviceRefusedError(
             f"the agent of device {self.name!r} at {self.place} has another secret",
-            "the secret with which it was started", "give its file as secret_file: of the device",
-        )  # fmt: skip
+            "the secret with which it was started",
+            "give its file as secret_file: of the device",
+        )
 
     # -- errors --
 
@@ -214,8 +218,10 @@ def _error(name: str, doing: str, status: str, text: str, signal: Any) -> Device
     said = f"device {name!r}, {doing}: {text or status}"
     if status == "wrong_abi" or signal == 4:
         return WrongProcessorError(
-            said, "a library for the processor of that device", "correct mcpu, mattr and mtriple of the target ('tvmflow devices' says what it has)"
-        )  # fmt: skip
+            said,
+            "a library for the processor of that device",
+            "correct mcpu, mattr and mtriple of the target ('tvmflow devices' says what it has)",
+        )
     if status == "refused":
         return StageError(f"the library without TVM cannot be used on {said}")
     if status in ("full", "too_large"):

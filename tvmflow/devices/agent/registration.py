@@ -1,8 +1,10 @@
-"""Offer an agent to TVM's RPC tracker under a key, as TVM's own servers offer themselves: listed, handed out to one host at a time.
+"""Offer an agent to TVM's RPC tracker under a key, as TVM's own servers offer themselves: listed, handed out to one
+host at a time.
 
-A tracker hands out addresses with a key for one session, a match key, which for an agent says that it is one. Whoever has been given one
-connects to the agent and takes it; when it is free again another match key is put. The offer ends with the connection to the
-tracker, which ends with the agent. TVM's own client cannot use an agent: that closes the connection at its first words.
+A tracker hands out addresses with a key for one session, a match key, which for an agent says that it is one. Whoever
+has been given one connects to the agent and takes it; when it is free again another match key is put. The offer ends
+with the connection to the tracker, which ends with the agent. TVM's own client cannot use an agent: that closes the
+connection at its first words.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _UNCLAIMED_S = 5.0  # so long whoever was given an agent has to take it
 
 @dataclass(frozen=True)
 class Offer:
-    """An agent, and the key under which it is offered. unit, build: what measurements name it by, "" for what it says itself."""
+    """An agent, and the key under which it is offered. unit, build: what measurements name it by, "" for what it says
+    itself.
+    """
 
     key: str
     host: str
@@ -57,7 +61,9 @@ def _is_loopback(host: str) -> bool:
 
 
 def offer_agent(tracker: TrackerAddress, offer: Offer, over: threading.Event) -> None:
-    """Offer an agent until `over` is set. Raises DeviceLostError when it goes away, TrackerError when the tracker does."""
+    """Offer an agent until `over` is set. Raises DeviceLostError when it goes away, TrackerError when the tracker
+    does.
+    """
     check_reachable(tracker, offer.host)
     with contextlib.ExitStack() as stack:
         agent = AgentConnection(offer.host, offer.port, offer.secret, offer.key)

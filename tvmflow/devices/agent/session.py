@@ -84,14 +84,18 @@ class AgentSession(DeviceSession):
                 return
             if time.monotonic() > deadline:
                 raise DeviceHotError(
-                    f"device {self.name!r} has {now:.0f} degrees Celsius and did not cool down within {self.wait_s:g} s",
-                    f"at most max_celsius: {self.max_celsius:g}", "let it rest, take it out of its case, or raise max_celsius: of the device",
-                )  # fmt: skip
+                    f"device {self.name!r} has {now:.0f} degrees Celsius and did not cool down within "
+                    f"{self.wait_s:g} s",
+                    f"at most max_celsius: {self.max_celsius:g}",
+                    "let it rest, take it out of its case, or raise max_celsius: of the device",
+                )
             time.sleep(min(1.0, self.wait_s))
 
 
 def hottest(reply: dict[str, Any]) -> float | None:
-    """Return the highest temperature of a device's processor, of all its sensors where none is named so; None for none."""
+    """Return the highest temperature of a device's processor, of all its sensors where none is named so; None for
+    none.
+    """
     found = [(str(one["zone"]), one["millidegrees"] / 1e3) for one in reply.get("temperatures", ())]
     sensible = [(zone, degrees) for zone, degrees in found if _SENSIBLE[0] <= degrees <= _SENSIBLE[1]]
     named = [degrees for zone, degrees in sensible if _PROCESSOR.search(zone)]
@@ -101,7 +105,8 @@ def hottest(reply: dict[str, Any]) -> float | None:
 class AgentNetwork(RemoteModel):
     """A library without TVM in its own process of an agent, which ends with this object.
 
-    kinds: name, shape and dtype of each output, as the library says them; opened_ms: of a GPU's, what opening it took. Raises StageError where it refuses.
+    kinds: name, shape and dtype of each output, as the library says them; opened_ms: of a GPU's, what opening it took.
+    Raises StageError where it refuses.
     """
 
     def __init__(self, session: AgentSession, digest: str, keeps_programs: bool = True) -> None:
@@ -156,7 +161,9 @@ class AgentNetwork(RemoteModel):
         return self.times(repeat, 0.0)
 
     def times(self, repeat: int, min_repeat_ms: float, of_kernels: bool = False) -> list[float]:
-        """Return mean times in seconds, each of as many runs as take min_repeat_ms together; of_kernels: on the clock of their device."""
+        """Return mean times in seconds, each of as many runs as take min_repeat_ms together; of_kernels: on the clock
+        of their device.
+        """
         limits = f"repeats={repeat} min_us={round(min_repeat_ms * 1e3)}"
         reply = self.ask(f"time warmup=1 {limits} kernels={int(of_kernels)}", "timing the library")
         with _understood(self.session.name):

@@ -1,4 +1,6 @@
-"""Devices with our agent on them, reached by an address: a board in the network behind a tunnel, a phone behind adb forward."""
+"""Devices with our agent on them, reached by an address: a board in the network behind a tunnel, a phone behind adb
+forward.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ class AgentTransport(Transport):
 
 
 def connected(host: str, port: int, secret: bytes, name: str, wait_s: float) -> AgentConnection:
-    """Connect to an agent that may be starting, for so long. Raises DeviceLostError, DeviceRefusedError, AgentVersionError."""
+    """Connect to an agent that may be starting, for so long. Raises DeviceLostError, DeviceRefusedError,
+    AgentVersionError.
+    """
     deadline = time.monotonic() + min(wait_s, 10.0)
     while True:
         try:
@@ -121,6 +125,7 @@ def read_secret(path: Path) -> bytes:
     if mode & (stat.S_IRWXG | stat.S_IRWXO) or not 16 <= len(found) <= 256:
         raise UsageError(
             f"{path}, the secret of an agent, may be read by others, or has {len(found)} characters",
-            "16 to 256 characters in a file of mode 0600", f"chmod 600 {path}",
-        )  # fmt: skip
+            "16 to 256 characters in a file of mode 0600",
+            f"chmod 600 {path}",
+        )
     return found

@@ -1,7 +1,7 @@
 """Google's adb program, driven as a subprocess: phones that are attached, commands on them, what went wrong with one.
 
-Exit codes of adb tell little (a phone that dies in a shell ends it with 0 in one version and 255 in another): a command is
-done when the shell on the phone says so.
+Exit codes of adb tell little (a phone that dies in a shell ends it with 0 in one version and 255 in another): a command
+is done when the shell on the phone says so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tvmflow.support.errors import (
     DeviceUnpluggedError,
     error_words,
     last_words,
-)  # fmt: skip
+)
 from tvmflow.targets.cores import cores_of
 from tvmflow.targets.device_processor import DeviceFacts
 from tvmflow.toolchain.triples import ARM32
@@ -33,9 +33,13 @@ _PUSHES = 4
 PUSH_TIMEOUT_S = 600.0
 _DONE = "tvmflow-exit:"
 _FACTS = {
-    "model": "ro.product.model", "android": "ro.build.version.release", "soc": "ro.soc.model", "abi": "ro.product.cpu.abi",
-    "build": "ro.build.fingerprint", "abis": "ro.product.cpu.abilist",
-}  # fmt: skip
+    "model": "ro.product.model",
+    "android": "ro.build.version.release",
+    "soc": "ro.soc.model",
+    "abi": "ro.product.cpu.abi",
+    "build": "ro.build.fingerprint",
+    "abis": "ro.product.cpu.abilist",
+}
 _ARCHITECTURES = {"arm64-v8a": "aarch64", "armeabi-v7a": ARM32, "x86_64": "x86_64"}  # Android's ABI -> a triple's
 _BATTERY = re.compile(r"^\s*(level|temperature|AC powered|USB powered): (\S+)", re.MULTILINE)
 
@@ -51,7 +55,9 @@ class Attached:
 
 @dataclass(frozen=True)
 class PhoneFacts:
-    """What a phone says of itself; "" for what it does not say. abis: all that it runs, abi the first; cores: LLVM's names; battery: in percent, None where there is none."""
+    """What a phone says of itself; "" for what it does not say. abis: all that it runs, abi the first; cores: LLVM's
+    names; battery: in percent, None where there is none.
+    """
 
     model: str
     android: str
@@ -98,7 +104,8 @@ def find_adb() -> str:
 
 
 def attached(wanted: Sequence[str] = ()) -> list[Attached]:
-    """Return the phones that adb sees, whatever their state. wanted: serials, of which those in the network are connected to.
+    """Return the phones that adb sees, whatever their state. wanted: serials, of which those in the network are
+    connected to.
 
     Raises DeviceError.
     """
@@ -132,19 +139,23 @@ def why_not(serial: str, states: Mapping[str, str]) -> DeviceError | None:
     state = states.get(serial, "absent")
     if state in ("unauthorized", "authorizing", "no permissions"):
         return DeviceRefusedError(
-            f"phone {serial} does not trust this computer ({state})", "USB debugging that was allowed for it",
+            f"phone {serial} does not trust this computer ({state})",
+            "USB debugging that was allowed for it",
             "unlock the phone and confirm the question on its screen",
-        )  # fmt: skip
+        )
     if state != "device":
         return DeviceUnpluggedError(
-            f"phone {serial} is {'not attached' if state == 'absent' else state}", "a phone that adb devices lists",
+            f"phone {serial} is {'not attached' if state == 'absent' else state}",
+            "a phone that adb devices lists",
             "look at its cable and at USB debugging, then run the same command again",
-        )  # fmt: skip
+        )
     return None
 
 
 class Phone:
-    """One phone by its serial. Raises DeviceUnpluggedError, DeviceRebootedError, DeviceRefusedError, DeviceFullError."""
+    """One phone by its serial. Raises DeviceUnpluggedError, DeviceRebootedError, DeviceRefusedError,
+    DeviceFullError.
+    """
 
     def __init__(self, serial: str) -> None:
         self.serial, self._boot = serial, ""
@@ -203,7 +214,10 @@ class Phone:
     def facts(self) -> PhoneFacts:
         """Return what the phone says of itself."""
         names = " ".join(_FACTS.values())
-        command = f"for name in {names}; do echo \"$(getprop $name)\"; done; grep -E '^(Features|flags|CPU implementer|CPU part)' /proc/cpuinfo; dumpsys battery"
+        command = (
+            f'for name in {names}; do echo "$(getprop $name)"; done; grep -E \'^(Features|flags|CPU '
+            f"implementer|CPU part)' /proc/cpuinfo; dumpsys battery"
+        )
         output, _ = self._shell(command, TIMEOUT_S, b"")
         lines = output.splitlines() + [""] * len(_FACTS)
         values = dict(zip(_FACTS, (line.strip() for line in lines), strict=False))
@@ -213,8 +227,12 @@ class Phone:
         battery = dict(_BATTERY.findall(output))
         level, tenths = battery.get("level", ""), battery.get("temperature", "")
         return PhoneFacts(
-            **values, features=features, cores=cores_of(output), battery=int(level) if level.isdigit() else None, celsius=int(tenths) / 10 if tenths.isdigit() else None
-        )  # fmt: skip
+            **values,
+            features=features,
+            cores=cores_of(output),
+            battery=int(level) if level.isdigit() else None,
+            celsius=int(tenths) / 10 if tenths.isdigit() else None,
+        )
 
     def check_state(self) -> None:
         """Raise what keeps the phone from being used."""

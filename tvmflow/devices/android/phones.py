@@ -34,8 +34,9 @@ def check_architecture(phone: Phone, facts: PhoneFacts, target: ResolvedTarget) 
     if facts.architectures and triple_of(target.mtriple).architecture not in facts.architectures:
         raise WrongProcessorError(
             f"phone {phone.serial} has the ABI {facts.abi}, and the target compiles for {target.mtriple}",
-            f"mtriple: {facts.architecture}-linux-{Triple(facts.architecture, 'android').ending}", "correct the target, or name other phones with serials: of the device",
-        )  # fmt: skip
+            f"mtriple: {facts.architecture}-linux-{Triple(facts.architecture, 'android').ending}",
+            "correct the target, or name other phones with serials: of the device",
+        )
 
 
 @contextlib.contextmanager
@@ -44,9 +45,11 @@ def prepared(
 ) -> Iterator[PreparedPhone]:
     """Push the agent, start it and forward its port; at the end it is stopped and the forward taken back.
 
-    secret: of the agent, a new one where none is given. unit: what the agent says that the phone is called, "" for nothing.
+    secret: of the agent, a new one where none is given. unit: what the agent says that the phone is called, "" for
+    nothing.
 
-    Files that were uploaded stay, for the next session. The agent ends with the connection to it, also when this process is killed.
+    Files that were uploaded stay, for the next session. The agent ends with the connection to it, also when this
+    process is killed.
     """
     remote = f"{folder}/agent-{sha256_of(program)[:16]}"
     if not phone.succeeds(f"test -x {remote}"):

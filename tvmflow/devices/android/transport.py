@@ -33,7 +33,8 @@ Serial = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,99}$")]
 
 
 class PhoneOptions(MeasuringOptions):
-    """serials: which phones, all that are attached where none is named. agent: its program, compiled where it is not named.
+    """serials: which phones, all that are attached where none is named. agent: its program, compiled where it is not
+    named.
 
     hash_serial: measurements have a digest of the serial instead of it.
     """
@@ -102,7 +103,9 @@ def unit_of(serial: str, hashed: bool) -> str:
 
 @contextlib.contextmanager
 def _free_phone(serials: Sequence[str], wait_s: float) -> Iterator[str]:
-    """Choose an attached phone that no other process of this user has. Raises DeviceUnpluggedError, DeviceRefusedError, DeviceBusyError."""
+    """Choose an attached phone that no other process of this user has. Raises DeviceUnpluggedError, DeviceRefusedError,
+    DeviceBusyError.
+    """
     deadline = time.monotonic() + wait_s
     while True:
         states = {phone.serial: phone.state for phone in attached(serials)}
@@ -120,8 +123,9 @@ def _free_phone(serials: Sequence[str], wait_s: float) -> Iterator[str]:
         if time.monotonic() > deadline:
             raise DeviceBusyError(
                 f"every phone ({', '.join(wanted)}) was in use by another tvmflow process for {wait_s:g} s",
-                "a free phone", "wait, attach another one, or raise deploy.device_wait_s in params.yaml",
-            )  # fmt: skip
+                "a free phone",
+                "wait, attach another one, or raise deploy.device_wait_s in params.yaml",
+            )
         time.sleep(_PAUSE_S)
 
 
@@ -133,6 +137,7 @@ def _say_why_none(serials: list[str], states: dict[str, str]) -> None:
     refuses = "unauthorized" in [state for serial, state in states.items() if not serials or serial in serials]
     kind = DeviceRefusedError if refuses else DeviceUnpluggedError
     raise kind(
-        f"no phone that can be used{' of ' + ', '.join(serials) if serials else ''}: {seen}", "a phone with USB debugging allowed",
+        f"no phone that can be used{' of ' + ', '.join(serials) if serials else ''}: {seen}",
+        "a phone with USB debugging allowed",
         _ATTACH,
-    )  # fmt: skip
+    )

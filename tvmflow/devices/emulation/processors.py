@@ -9,7 +9,9 @@ from tvmflow.support.errors import UnknownNameError
 
 @dataclass(frozen=True)
 class Processor:
-    """features: those of LLVM's that kernels rest on and qemu executes; another one's instructions end a program with SIGILL."""
+    """features: those of LLVM's that kernels rest on and qemu executes; another one's instructions end a program with
+    SIGILL.
+    """
 
     name: str
     features: tuple[str, ...]

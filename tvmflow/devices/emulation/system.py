@@ -3,8 +3,8 @@
     system = emulated_system()
     subprocess.run([*system.command("cortex-a76"), "a-program-for-arm64", "argument"])
 
-Its programs are processes of this machine: they see its files, its network and its processes, and no file of the root hides one
-of this machine but where both have it. They cannot start programs of arm64 themselves.
+Its programs are processes of this machine: they see its files, its network and its processes, and no file of the root
+hides one of this machine but where both have it. They cannot start programs of arm64 themselves.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ _WHEELS = (
 )
 _PLATFORMS = tuple(f"manylinux{name}_aarch64" for name in ("_2_28", "_2_27", "_2_24", "_2_17", "2014"))
 COUNTER = next(  # in a clone, and in an installed package
-    place / "emulator" / "count.c" for place in (CODE_ROOT / "runtime", CODE_ROOT / "tvmflow" / "_runtime") if place.is_dir()
-)  # fmt: skip
+    place / "emulator" / "count.c"
+    for place in (CODE_ROOT / "runtime", CODE_ROOT / "tvmflow" / "_runtime")
+    if place.is_dir()
+)
 
 
 @dataclass(frozen=True)
@@ -62,15 +64,24 @@ class EmulatedSystem:
     def command(self, processor: str, counts: bool = False) -> list[str]:
         """Return what goes before a program of arm64 and its arguments, so that it runs on a processor of PROCESSORS.
 
-        counts: executed instructions are counted; the program's CLOCK_REALTIME advances by a nanosecond for each of them and by
-        nothing else, and the system call of runtime/emulator/count.c tells more. Raises UnknownNameError; with counts ToolchainError.
+        counts: executed instructions are counted; the program's CLOCK_REALTIME advances by a nanosecond for each of
+        them and by nothing else, and the system call of runtime/emulator/count.c tells more. Raises UnknownNameError;
+        with counts ToolchainError.
         """
         libraries = ":".join(str(path) for path in sorted((self.folder / "qemu").glob("**/*-linux-gnu")))
         plugin = ["-plugin", str(counter_plugin())] if counts else []
         return [
-            "/usr/bin/env", f"LD_LIBRARY_PATH={libraries}", str(self.folder / "qemu" / "usr" / "bin" / "qemu-aarch64"),
-            "-U", "LD_LIBRARY_PATH", "-cpu", processor_named(processor).name, *plugin, "-L", str(self.root),
-        ]  # fmt: skip
+            "/usr/bin/env",
+            f"LD_LIBRARY_PATH={libraries}",
+            str(self.folder / "qemu" / "usr" / "bin" / "qemu-aarch64"),
+            "-U",
+            "LD_LIBRARY_PATH",
+            "-cpu",
+            processor_named(processor).name,
+            *plugin,
+            "-L",
+            str(self.root),
+        ]
 
     @property
     def python(self) -> Path:
@@ -78,7 +89,9 @@ class EmulatedSystem:
         return next(path for path in sorted((self.root / "usr" / "bin").glob("python3.*")) if path.name[9:].isdecimal())
 
     def packages(self) -> Path:
-        """Return a folder for PYTHONPATH with the arm64 wheels of this environment's TVM, made now if it is not there. Raises DeviceError."""
+        """Return a folder for PYTHONPATH with the arm64 wheels of this environment's TVM, made now if it is not there.
+        Raises DeviceError.
+        """
         pins = [f"{name}=={installed(name)}" for name in _WHEELS]
         return self.wheels(pins)
 
@@ -90,7 +103,9 @@ class EmulatedSystem:
 
 
 def emulated_system() -> EmulatedSystem:
-    """Return the emulated system, made now if it is not there: some 35 MB to download. Raises DeviceError where it cannot be."""
+    """Return the emulated system, made now if it is not there: some 35 MB to download. Raises DeviceError where it
+    cannot be.
+    """
     return EmulatedSystem(made_folder(_folder(), _fill, no_root))
 
 
@@ -134,8 +149,11 @@ def _fill(folder: Path) -> None:
     system = EmulatedSystem(folder)
     done = subprocess.run(
         [*system.command("cortex-a53"), str(system.python), "-c", "import platform; print(platform.machine())"],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     if done.stdout.strip() != "aarch64":
         raise no_root(f"a program in it does not run: {(done.stderr.strip() or done.stdout.strip())[-300:]}")
 
@@ -147,15 +165,34 @@ def _unpack_wheels(pins: list[str], version: str, folder: Path) -> None:
     platforms = [f"--platform={name}" for name in _PLATFORMS]
     abis = [f"--abi={name}" for name in (f"cp{version.replace('.', '')}", "abi3", "none")]
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", str(downloads),
-         *platforms, *abis, f"--python-version={version}", "--implementation=cp", *pins],
-        capture_output=True, text=True, timeout=1200, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--dest",
+            str(downloads),
+            *platforms,
+            *abis,
+            f"--python-version={version}",
+            "--implementation=cp",
+            *pins,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
     if done.returncode:
         raise DeviceError(
-            f"the arm64 wheels cannot be had: {done.stderr.strip()[-300:]}", "pip to reach a package index",
+            f"the arm64 wheels cannot be had: {done.stderr.strip()[-300:]}",
+            "pip to reach a package index",
             f"pip download --platform {_PLATFORMS[0]} --only-binary=:all: {pins[0]} says more",
-        )  # fmt: skip
+        )
     for wheel in sorted(downloads.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)

@@ -42,15 +42,24 @@ def probe_program(compiler: Sequence[str] = ("gcc",)) -> Path:
 
 
 def probe(
-    program: Path, environment: Mapping[str, str] | None = None, options: Sequence[str] = (), limit_s: float = TIME_LIMIT_S
-) -> Probed:  # fmt: skip
-    """Run the probe; what a driver ends or holds up costs only what it had not said. Raises DeviceError where it does not start."""
+    program: Path,
+    environment: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+    limit_s: float = TIME_LIMIT_S,
+) -> Probed:
+    """Run the probe; what a driver ends or holds up costs only what it had not said. Raises DeviceError where it does
+    not start.
+    """
     command = [str(program), *options]
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, **(environment or {})},
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **(environment or {})},
             start_new_session=True,
-        )  # fmt: skip
+        )
     except OSError as error:
         raise DeviceError(f"the GPU probe does not start: {error.strerror}", "a program of this machine") from None
     ended = ""

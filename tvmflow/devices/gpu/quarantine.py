@@ -1,4 +1,5 @@
-"""GPUs on which a network's kernels computed other values than the CPU: remembered in a workspace until the same network agrees there.
+"""GPUs on which a network's kernels computed other values than the CPU: remembered in a workspace until the same
+network agrees there.
 
 One file holds them all. A device counts with its driver's version: another version is another device.
 """
@@ -21,7 +22,9 @@ from tvmflow.support.files import write_atomic
 
 @dataclass(frozen=True)
 class Quarantined:
-    """cell: whose kernels were compared; kernel: the first that differs; error: as of the comparison, None for no number; when: UTC."""
+    """cell: whose kernels were compared; kernel: the first that differs; error: as of the comparison, None for no
+    number; when: UTC.
+    """
 
     gpu: GpuFacts
     cell: str
@@ -51,13 +54,16 @@ def quarantined(root: Path) -> tuple[Quarantined, ...]:
         return ()
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise StoreError(
-            f"{path} cannot be read: {error}", "the GPUs in quarantine, as tvmflow wrote them",
+            f"{path} cannot be read: {error}",
+            "the GPUs in quarantine, as tvmflow wrote them",
             "delete it, then run 'tvmflow device agree' for the cells of your GPUs",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def note_agreement(root: Path, gpu: GpuFacts, cell: str, first: Mapping[str, Any] | None) -> None:
-    """Put a GPU into quarantine for a cell, or lift it. first: `kernel` and `error` of the first kernel that differs, None for none."""
+    """Put a GPU into quarantine for a cell, or lift it. first: `kernel` and `error` of the first kernel that differs,
+    None for none.
+    """
     path, lock = _path(root), root / "artifacts" / ".locks" / "quarantine.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):

@@ -1,7 +1,9 @@
-"""An arm64 board emulated on this machine: TVM's RPC server of the arm64 wheel under qemu, registered with a tracker of its own.
+"""An arm64 board emulated on this machine: TVM's RPC server of the arm64 wheel under qemu, registered with a tracker of
+its own.
 
-Each session is a board of its own, started for it and gone after it, so that several measure side by side. Its clock is no
-time: it advances by a nanosecond for each instruction that the board executes, which is what the tuner ranks by there.
+Each session is a board of its own, started for it and gone after it, so that several measure side by side. Its clock is
+no time: it advances by a nanosecond for each instruction that the board executes, which is what the tuner ranks by
+there.
 """
 
 from __future__ import annotations
@@ -51,18 +53,20 @@ class EmulatedTransport(RpcTransport):
     def connect(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:
         if target.threads != 1:
             raise DeviceError(
-                f"{target.threads} threads on an emulated board", "one: waiting threads execute instructions too",
+                f"{target.threads} threads on an emulated board",
+                "one: waiting threads execute instructions too",
                 "set threads: 1 of the target",
-            )  # fmt: skip
+            )
         system, processor = emulated_system(), self._processor(device)
         served = Served(
             (*system.command(processor.name, counts=True), str(system.python)),
             {
                 "PYTHONPATH": os.pathsep.join([str(system.packages()), str(CODE_ROOT)]),
-                "TVM_USE_RUNTIME_LIB": "1", "TVMFLOW_COUNTERS": "1",
+                "TVM_USE_RUNTIME_LIB": "1",
+                "TVMFLOW_COUNTERS": "1",
             },
             _START_TIMEOUT_S,
-        )  # fmt: skip
+        )
         with local_tracker(device.key, 1, served=served) as address:
             remote = request_session(address, device.key, limits.session_timeout_s, limits.wait_s).remote
             yield Link(remote, f"emulated-{processor.name}")

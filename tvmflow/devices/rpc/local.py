@@ -29,7 +29,9 @@ _MOST_SAID = 20_000  # bytes at the end of what a server wrote that are looked a
 
 @dataclass(frozen=True)
 class Served:
-    """What runs a server. python: an interpreter, with what goes before it; environment: of it, beside this process's own."""
+    """What runs a server. python: an interpreter, with what goes before it; environment: of it, beside this process's
+    own.
+    """
 
     python: tuple[str, ...] = (sys.executable,)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -66,10 +68,22 @@ def local_tracker(
     provided = ["--target", json.dumps(target.to_json())] if target is not None else []
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
-            [*served.python, "-m", "tvmflow.devices.rpc.local_server", "--key", key, "--threads", str(threads), *provided],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
+            [
+                *served.python,
+                "-m",
+                "tvmflow.devices.rpc.local_server",
+                "--key",
+                key,
+                "--threads",
+                str(threads),
+                *provided,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
             env={**os.environ, "PYTHONPATH": str(CODE_ROOT), "TVM_NUM_THREADS": str(threads), **served.environment},
-        )  # fmt: skip
+        )
         try:
             import tvm  # noqa: F401  (takes seconds, while the server imports it as well)
 

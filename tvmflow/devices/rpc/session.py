@@ -36,7 +36,8 @@ from tvmflow.support.errors import DeviceError, StageError
 from tvmflow.support.runtime_binding import DRIVER_ERROR_FUNCTION, DRIVER_FUNCTION
 from tvmflow.targets.resolve import ResolvedTarget
 
-# Weights that no core's own cache holds come from afar in a network; a kernel that runs again and again would find some of them near.
+# Weights that no core's own cache holds come from afar in a network; a kernel that runs again and again would find some
+# of them near.
 _LARGE_BYTES = 2 << 20
 _COLD_RUNS = 9
 _FLUSH = "cache_flush_cpu_non_first_arg"
@@ -229,8 +230,8 @@ _ERROR_BYTES = 512  # ERROR_SIZE of runtime/rpc/rpc.c
 class RemoteNetwork(RemoteModel):
     """A library without TVM, opened by the functions of runtime/rpc/rpc.c, which the device has loaded as `server`.
 
-    outputs: shape and dtype of each, as in manifest.json. design: of its accelerator, whose driver the server provides, or None.
-    Raises StageError with the text of the library where it refuses.
+    outputs: shape and dtype of each, as in manifest.json. design: of its accelerator, whose driver the server provides,
+    or None. Raises StageError with the text of the library where it refuses.
     """
 
     takes_sizes = True

@@ -1,4 +1,6 @@
-"""Ask an RPC tracker for a device by its key, without ever waiting for ever: one of TVM's servers, or one with our agent."""
+"""Ask an RPC tracker for a device by its key, without ever waiting for ever: one of TVM's servers, or one with our
+agent.
+"""
 
 from __future__ import annotations
 
@@ -159,7 +161,9 @@ def queue_of(address: TrackerAddress) -> dict[str, dict[str, int]]:
 
 
 def request_session(address: TrackerAddress, key: str, session_timeout_s: float, wait_s: float) -> Link:
-    """Return a session with one of TVM's servers of that key. Raises DeviceUnknownError, DeviceBusyError or TrackerError."""
+    """Return a session with one of TVM's servers of that key. Raises DeviceUnknownError, DeviceBusyError or
+    TrackerError.
+    """
 
     def ask(left_s: float) -> Link:
         return _in_time(lambda: _ask(address, key, session_timeout_s), key, left_s)
@@ -177,9 +181,7 @@ def request_agent(
     return _requested(address, key, wait_s, lambda left_s: _ask_agent(address, key, secret, left_s), agents=True)
 
 
-def _requested(
-    address: TrackerAddress, key: str, wait_s: float, ask: Callable[[float], Given], agents: bool
-) -> Given:  # fmt: skip
+def _requested(address: TrackerAddress, key: str, wait_s: float, ask: Callable[[float], Given], agents: bool) -> Given:
     """Wait until a device of the key is free, and ask for it.
 
     TVM's own request blocks for ever on a key that nobody serves and on a device that stays busy; so the key is looked
@@ -195,7 +197,7 @@ def _requested(
                 "one of " + (", ".join(k for k, v in queue.items() if v["total"]) or "(none is registered)"),
                 f"register it: tvmflow device register TARGET --agent HOST:PORT, or python -m tvm.exec.rpc_server "
                 f"--tracker {address.host}:{address.port} --key {key}",
-            )  # fmt: skip
+            )
         if counts["agents"] != (counts["total"] if agents else 0):
             raise _of_another_kind(key, agents, f"{counts['agents']} of {counts['total']} devices have our agent")
         if counts["free"]:
@@ -208,13 +210,15 @@ def _requested(
 def _of_another_kind(key: str, agents: bool, found: str) -> UsageError:
     if agents:
         return UsageError(
-            f"key {key!r} with secret_file:, and {found}", "agents only: TVM's servers have no secret",
+            f"key {key!r} with secret_file:, and {found}",
+            "agents only: TVM's servers have no secret",
             "take secret_file: from the device, or register the others under another key",
-        )  # fmt: skip
+        )
     return UsageError(
-        f"key {key!r} without secret_file:, and {found}", "TVM's servers only",
+        f"key {key!r} without secret_file:, and {found}",
+        "TVM's servers only",
         "name the file with the agents' secret as secret_file: of the device, or register them under another key",
-    )  # fmt: skip
+    )
 
 
 def _in_time(ask: Callable[[], Link], key: str, wait_s: float) -> Link:

@@ -2,8 +2,9 @@
 
     python -m tvmflow.devices.rpc.vta_server --tracker HOST:PORT --key vta-sim [--config vta_config.json] [--driver sim]
 
-With `--driver sim` the accelerator is simulated. With `--driver pynq`, `ultra96` or `zcu104` it is the one in the FPGA of the board
-that this runs on, whose bitstream is loaded already. The key is that of the target's device: in params.yaml.
+With `--driver sim` the accelerator is simulated. With `--driver pynq`, `ultra96` or `zcu104` it is the one in the FPGA
+of the board that this runs on, whose bitstream is loaded already. The key is that of the target's device: in
+params.yaml.
 """
 
 from __future__ import annotations
@@ -68,8 +69,13 @@ def serve(options: argparse.Namespace) -> None:
     keep_serving_after_a_crash()
     own = os.getpid()
     state = PopenRPCServerState(
-        options.host, options.port, options.port + 100, tracker_addr=(tracker.host, tracker.port), key=options.key, silent=True
-    )  # fmt: skip
+        options.host,
+        options.port,
+        options.port + 100,
+        tracker_addr=(tracker.host, tracker.port),
+        key=options.key,
+        silent=True,
+    )
     deadline = time.monotonic() + REGISTER_TIMEOUT_S
     while not queue_of(tracker).get(options.key, {}).get("total", 0):
         if time.monotonic() > deadline:
@@ -91,7 +97,9 @@ def _stop(own: int) -> None:
 
 
 def design(path: Path | None, driver: str) -> VtaConfig:
-    """Return what the driver drives. Raises ParamsError for a design of another board: its programs follow other rules."""
+    """Return what the driver drives. Raises ParamsError for a design of another board: its programs follow other
+    rules.
+    """
     config = read_config(path) if path is not None else VtaConfig(target=driver)
     if driver not in ("sim", config.target):
         raise ParamsError(f"a design for {config.target} on driver {driver}", f"one whose TARGET is {driver}")

@@ -1,7 +1,7 @@
 """What a Keras file may hold: layers of Keras that compute, and arrays of its own. Looked at before Keras sees it.
 
-A configuration names classes and functions that Keras looks up and calls; HDF5 can keep an array, or the rest of a tree, in
-another file of the machine.
+A configuration names classes and functions that Keras looks up and calls; HDF5 can keep an array, or the rest of a
+tree, in another file of the machine.
 """
 
 from __future__ import annotations
@@ -112,14 +112,18 @@ def _check_class(path: Path, entry: dict[str, Any]) -> None:
         if module not in ("builtins", "keras.activations") or not re.fullmatch("[a-z0-9_]+", str(entry.get("config"))):
             raise _refused(path, f"the function {full_name}: {str(entry.get('config'))[:100]!r}")
     elif (
-        not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*", name) or name in _REFUSED
-        or (module is not None and not _MODULE.fullmatch(str(module))) or registered not in (None, name)
-    ):  # fmt: skip
+        not isinstance(name, str)
+        or not re.fullmatch(r"[A-Za-z_]\w*", name)
+        or name in _REFUSED
+        or (module is not None and not _MODULE.fullmatch(str(module)))
+        or registered not in (None, name)
+    ):
         raise _refused(path, f"{full_name[:200]} (registered as {str(registered)[:100]})")
 
 
 def _refused(path: Path, what: str) -> ModelFileError:
     return ModelFileError(
-        f"{path.name} holds {what}", "layers of Keras that compute, and arrays of its own (model files are not trusted; no Lambda)",
+        f"{path.name} holds {what}",
+        "layers of Keras that compute, and arrays of its own (model files are not trusted; no Lambda)",
         "save a model of other layers with model.save('model.keras')",
-    )  # fmt: skip
+    )

@@ -1,9 +1,9 @@
 """Read MXNet's two files without MXNet: NAME-symbol.json (the graph) and NAME-0000.params (a list of named NDArrays).
 
-Both are untrusted: every size is checked against the bytes that are there before anything is made of it.
-The list: magic 0x112 and a reserved word (u64 each), count u64, arrays, count u64, names (length u64, UTF-8). An array:
-magic u32 (three versions; before them, no magic), storage type i32, dimensions u32, sizes i64, device (i32, i32), type i32,
-data; little-endian.
+Both are untrusted: every size is checked against the bytes that are there before anything is made of it. The list:
+magic 0x112 and a reserved word (u64 each), count u64, arrays, count u64, names (length u64, UTF-8). An array: magic u32
+(three versions; before them, no magic), storage type i32, dimensions u32, sizes i64, device (i32, i32), type i32, data;
+little-endian.
 """
 
 from __future__ import annotations
@@ -76,9 +76,10 @@ def read_params(path: Path) -> dict[str, Array]:
         return _params(_Reader(memoryview(path.read_bytes())))
     except (OSError, ValueError, struct.error) as error:
         raise ModelFileError(
-            f"{path.name} is not a whole MXNet parameter file: {error}", "what MXNet's save wrote",
+            f"{path.name} is not a whole MXNet parameter file: {error}",
+            "what MXNet's save wrote",
             "export the model again, or bring the file again",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _params(reader: _Reader) -> dict[str, Array]:
@@ -128,9 +129,10 @@ def read_symbol(path: Path) -> Symbol:
         return _symbol(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise ModelFileError(
-            f"{path.name} is not an MXNet symbol: {type(error).__name__} {error}", "what MXNet's export wrote",
+            f"{path.name} is not an MXNet symbol: {type(error).__name__} {error}",
+            "what MXNet's export wrote",
             "export the model again, or bring the file again",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _symbol(data: Any) -> Symbol:

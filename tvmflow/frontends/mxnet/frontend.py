@@ -81,9 +81,10 @@ def import_symbol(symbol: Symbol, params: dict[str, Array], data_name: str, shap
     missing = sorted({node.op for node in symbol.nodes if node.op != "null" and node.op not in OPERATORS})
     if missing:
         raise UnsupportedOperatorError(
-            f"tvmflow's MXNet importer does not know: {', '.join(missing)}", "a model made of operators that it knows",
+            f"tvmflow's MXNet importer does not know: {', '.join(missing)}",
+            "a model made of operators that it knows",
             "replace that operator in the model, or export the model to ONNX",
-        )  # fmt: skip
+        )
     if len(symbol.heads) != 1:
         raise ModelFileError(f"the symbol has {len(symbol.heads)} outputs", "one")
     return _Importer(symbol, params, data_name, shape).module()
@@ -125,18 +126,23 @@ class _Importer:
                 f"a second output of an operator, read by {node.name!r}", "first outputs only"
             )
         operands = Operands(
-            node.name, node.op, tuple(self.values[i] for i, _ in used), tuple(self.arrays.get(i) for i, _ in used),
-            node.attrs, _shape,
-        )  # fmt: skip
+            node.name,
+            node.op,
+            tuple(self.values[i] for i, _ in used),
+            tuple(self.arrays.get(i) for i, _ in used),
+            node.attrs,
+            _shape,
+        )
         try:
             self.values[index] = self.builder.emit(OPERATORS[node.op](operands), node.name)
         except (UnsupportedOperatorError, ModelFileError):
             raise
         except Exception as error:  # TVM's checks of shapes raise what they like on a graph that does not fit
             raise ModelFileError(
-                f"{node.op} {node.name!r} does not fit its inputs: {last_line(error)}", "a graph and parameters of one model",
+                f"{node.op} {node.name!r} does not fit its inputs: {last_line(error)}",
+                "a graph and parameters of one model",
                 "correct input.shape in params.yaml, or bring both files of the same export",
-            ) from error  # fmt: skip
+            ) from error
 
 
 def _shape(value: Any) -> tuple[int, ...]:

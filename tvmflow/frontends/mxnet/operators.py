@@ -63,9 +63,10 @@ class Operands:
 
     def unsupported(self, what: str) -> UnsupportedOperatorError:
         return UnsupportedOperatorError(
-            f"MXNet operator {self.op} ({self.name!r}) with {what}", "one that tvmflow's importer knows",
+            f"MXNet operator {self.op} ({self.name!r}) with {what}",
+            "one that tvmflow's importer knows",
             "replace it in the model, or export the model to ONNX",
-        )  # fmt: skip
+        )
 
 
 def _const(value: Any) -> Any:
@@ -85,9 +86,13 @@ def _convolution(o: Operands) -> Any:
         raise o.unsupported(f"layout {o.attrs.get('layout')} and kernel {o.attrs.get('kernel')}")
     pad = o.integers("pad", (0, 0))
     value = _relax().nn.conv2d(
-        o.values[0], o.values[1], strides=list(o.integers("stride", (1, 1))), padding=[*pad, *pad],
-        dilation=list(o.integers("dilate", (1, 1))), groups=o.integer("num_group", 1),
-    )  # fmt: skip
+        o.values[0],
+        o.values[1],
+        strides=list(o.integers("stride", (1, 1))),
+        padding=[*pad, *pad],
+        dilation=list(o.integers("dilate", (1, 1))),
+        groups=o.integer("num_group", 1),
+    )
     return value if o.flag("no_bias") else _relax().add(value, _const(o.array(2).reshape(1, -1, 1, 1)))
 
 
@@ -96,9 +101,14 @@ def _deconvolution(o: Operands) -> Any:
     if o.integers("target_shape", ()) or len(o.integers("kernel", ())) != 2:
         raise o.unsupported("target_shape or other than two dimensions")
     value = _relax().nn.conv2d_transpose(
-        o.values[0], o.values[1], strides=list(o.integers("stride", (1, 1))), padding=[*pad, *pad],
-        output_padding=list(adjust), dilation=list(o.integers("dilate", (1, 1))), groups=o.integer("num_group", 1),
-    )  # fmt: skip
+        o.values[0],
+        o.values[1],
+        strides=list(o.integers("stride", (1, 1))),
+        padding=[*pad, *pad],
+        output_padding=list(adjust),
+        dilation=list(o.integers("dilate", (1, 1))),
+        groups=o.integer("num_group", 1),
+    )
     return value if o.flag("no_bias", True) else _relax().add(value, _const(o.array(2).reshape(1, -1, 1, 1)))
 
 
@@ -115,9 +125,15 @@ def _batch_norm(o: Operands) -> Any:
     gamma, beta, mean, variance = (o.array(index) for index in (1, 2, 3, 4))
     gamma = np.ones_like(gamma) if o.flag("fix_gamma", True) else gamma
     normalized = _relax().nn.batch_norm(
-        o.values[0], _const(gamma), _const(beta), _const(mean), _const(variance), axis=o.integer("axis", 1),
-        epsilon=o.number("eps", 1e-3), training=False,
-    )  # fmt: skip
+        o.values[0],
+        _const(gamma),
+        _const(beta),
+        _const(mean),
+        _const(variance),
+        axis=o.integer("axis", 1),
+        epsilon=o.number("eps", 1e-3),
+        training=False,
+    )
     from tvm import relax
 
     return relax.TupleGetItem(normalized, 0)
@@ -125,10 +141,12 @@ def _batch_norm(o: Operands) -> Any:
 
 def _activation(o: Operands) -> Any:
     table = {
-        "relu": lambda x: _relax().nn.relu(x), "sigmoid": lambda x: _relax().sigmoid(x), "tanh": lambda x: _relax().tanh(x),
+        "relu": lambda x: _relax().nn.relu(x),
+        "sigmoid": lambda x: _relax().sigmoid(x),
+        "tanh": lambda x: _relax().tanh(x),
         "softrelu": lambda x: _relax().log(_relax().add(_const(1.0), _relax().exp(x))),
         "softsign": lambda x: _relax().divide(x, _relax().add(_const(1.0), _relax().abs(x))),
-    }  # fmt: skip
+    }
     kind = o.attrs.get("act_type", "")
     if kind not in table:
         raise o.unsupported(f"act_type={kind}")
@@ -163,8 +181,12 @@ def _pooling(o: Operands) -> Any:
     convention = o.attrs.get("pooling_convention", "valid")
     if convention not in ("valid", "full"):
         raise o.unsupported(f"pooling_convention={convention}")
-    options: dict[str, Any] = {"pool_size": list(kernel), "strides": list(stride), "padding": [*pad, *pad],
-                               "ceil_mode": convention == "full"}  # fmt: skip
+    options: dict[str, Any] = {
+        "pool_size": list(kernel),
+        "strides": list(stride),
+        "padding": [*pad, *pad],
+        "ceil_mode": convention == "full",
+    }
     if kind == "max":
         return _relax().nn.max_pool2d(value, **options)
     sizes = o.shape_of(value)[2:]
@@ -287,7 +309,9 @@ OPERATORS: dict[str, Callable[[Operands], Any]] = {
     "expand_dims": lambda o: _relax().expand_dims(o.values[0], o.integer("axis", 0)),
     "squeeze": lambda o: _relax().squeeze(o.values[0], list(o.integers("axis", ())) or None),
     "slice_axis": lambda o: _relax().strided_slice(
-        o.values[0], axes=[o.integer("axis", 0)], begin=[o.integer("begin", 0)],
+        o.values[0],
+        axes=[o.integer("axis", 0)],
+        begin=[o.integer("begin", 0)],
         end=[o.integers("end", (o.shape_of(o.values[0])[o.integer("axis", 0)],))[0]],
     ),
     "elemwise_add": _binary("add"),
@@ -306,4 +330,4 @@ OPERATORS: dict[str, Callable[[Operands], Any]] = {
     "_rminus_scalar": _with_scalar("subtract", reverse=True),
     "_mul_scalar": _with_scalar("multiply"),
     "_div_scalar": _with_scalar("divide"),
-}  # fmt: skip
+}

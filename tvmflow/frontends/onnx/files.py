@@ -18,7 +18,7 @@ _RESERVED = frozenset(
     source.json labels.json calibration.npz evaluation.npz golden.npz record.json network.py model.onnx model.json
     weights.safetensors reference.npz import.json peer.onnx weights network dataset labels
     """.split()
-)  # fmt: skip
+)
 
 
 def read_proto(path: Path) -> Any:
@@ -41,7 +41,9 @@ def damaged(path: Path, error: Exception) -> ModelFileError:
 
 
 def external_files(path: Path) -> dict[str, Path]:
-    """Return name -> file of the external data of a model. Raises ModelFileError unless each is a whole file beside it."""
+    """Return name -> file of the external data of a model. Raises ModelFileError unless each is a whole file beside
+    it.
+    """
     files: dict[str, Path] = {}
     for tensor in _tensors(read_proto(path)):
         try:
@@ -56,9 +58,10 @@ def external_files(path: Path) -> dict[str, Path]:
                 raise ValueError(f"it ends at byte {end}, {file.name} holds {file.stat().st_size}")
         except ValueError as error:
             raise ModelFileError(
-                f"{path.name} keeps tensor {tensor.name[:100]!r} where it cannot be: {error}", "plain files beside the model",
+                f"{path.name} keeps tensor {tensor.name[:100]!r} where it cannot be: {error}",
+                "plain files beside the model",
                 "export the model again",
-            ) from error  # fmt: skip
+            ) from error
         files[file.name] = file
     total = sum(file.stat().st_size for file in files.values())
     if total > MAX_EXTERNAL_BYTES:

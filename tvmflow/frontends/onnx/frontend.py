@@ -27,7 +27,9 @@ _PAD_MODES = {
 
 
 class OnnxModel:
-    """An ONNX graph with inputs of fixed shapes. A single input may have any name in params.yaml, several have their own."""
+    """An ONNX graph with inputs of fixed shapes. A single input may have any name in params.yaml, several have their
+    own.
+    """
 
     def __init__(self, path: Path, graph: Any, description: SourceDescription) -> None:
         self.path, self.graph = path, graph
@@ -104,7 +106,8 @@ def _is_smoothed(node: Any) -> bool:
 
 
 def with_shapes(graph: Any, shapes: Mapping[str, Sequence[int]]) -> Any:
-    """Return a graph whose inputs have these shapes, and constants for all that it computes of shapes alone; the same graph where it leaves no size open.
+    """Return a graph whose inputs have these shapes, and constants for all that it computes of shapes alone; the same
+    graph where it leaves no size open.
 
     Exporters write what depends on an open size as operators on shapes, of which TVM's importer loses track.
     """
@@ -141,9 +144,10 @@ def refused(inputs: Sequence[Array], error: Exception) -> ModelFileError:
     """Return the error of a model that takes other inputs than these."""
     shown = ", ".join(f"{x.dtype} {list(x.shape)}" for x in inputs)
     return ModelFileError(
-        f"the model refuses inputs of {shown}: {first_line(error)}", "shapes and dtypes as the model was built for",
+        f"the model refuses inputs of {shown}: {first_line(error)}",
+        "shapes and dtypes as the model was built for",
         "correct input.shape (or inputs) of the model in params.yaml",
-    )  # fmt: skip
+    )
 
 
 def open_session(path: Path, threads: int = 0) -> Any:
@@ -207,7 +211,9 @@ def _plain_clips() -> contextlib.AbstractContextManager[None]:
 
 
 def _plain_pads() -> contextlib.AbstractContextManager[None]:
-    """Let TVM's importer make `pad` of a Pad, and nothing of one without a border; its own way is a kernel that no later pass knows, or none at all."""
+    """Let TVM's importer make `pad` of a Pad, and nothing of one without a border; its own way is a kernel that no
+    later pass knows, or none at all.
+    """
     from tvm.relax.frontend.onnx import onnx_frontend
 
     way = vars(onnx_frontend.Pad).get("_lower_pad")

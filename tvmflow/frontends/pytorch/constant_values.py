@@ -1,7 +1,8 @@
-"""What of a torch.export program depends on neither its inputs nor its parameters, computed by PyTorch before the program is converted.
+"""What of a torch.export program depends on neither its inputs nor its parameters, computed by PyTorch before the
+program is converted.
 
-Networks for text make positions, masks and tables of sines anew in each call, of operators that importers know least: sums of booleans, comparisons of
-indices, quotients of integers. Their values are constants of the network.
+Networks for text make positions, masks and tables of sines anew in each call, of operators that importers know least:
+sums of booleans, comparisons of indices, quotients of integers. Their values are constants of the network.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ _MOST_ELEMENTS = 1 << 24  # of a value that is kept: tables of positions and mas
 
 
 def with_known_values(program: Any) -> Any:
-    """Return a torch.export program, taken apart into core operators, in which such values are constants. Raises what PyTorch raises."""
+    """Return a torch.export program, taken apart into core operators, in which such values are constants. Raises what
+    PyTorch raises.
+    """
     import torch
 
     tensors = (*program.state_dict.values(), *program.constants.values())

@@ -1,7 +1,7 @@
 """Operators of PyTorch that TVM's importer lacks, or converts to something else than PyTorch computes.
 
-Each converter takes a node of a torch.export program and TVM's importer, and returns the value in Relax. Sizes are numbers: programs with open sizes are
-left to TVM's own, which `_default` calls.
+Each converter takes a node of a torch.export program and TVM's importer, and returns the value in Relax. Sizes are
+numbers: programs with open sizes are left to TVM's own, which `_default` calls.
 """
 
 from __future__ import annotations
@@ -17,8 +17,23 @@ import numpy as np
 Converter = Callable[[Any, Any], Any]
 
 _BINARY = (
-    "add", "sub", "mul", "div", "pow", "remainder", "fmod", "eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum", "rsub",
-)  # fmt: skip
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "pow",
+    "remainder",
+    "fmod",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "maximum",
+    "minimum",
+    "rsub",
+)
 _OVERLOADS = ("Tensor", "Scalar", "Tensor_Scalar", "Tensor_Tensor", "default")
 
 
@@ -217,8 +232,14 @@ def _group_norm(node: Any, importer: Any) -> Any:
         for part, otherwise in zip(node.args[1:3], (1.0, 0.0), strict=True)
     )
     return r.nn__group_norm(
-        importer.env[x], factor, offset, num_groups=node.args[6], channel_axis=1, axes=list(range(2, len(shape))), epsilon=node.args[7]
-    )  # fmt: skip
+        importer.env[x],
+        factor,
+        offset,
+        num_groups=node.args[6],
+        channel_axis=1,
+        axes=list(range(2, len(shape))),
+        epsilon=node.args[7],
+    )
 
 
 def _hypot(node: Any, importer: Any) -> Any:
@@ -271,9 +292,13 @@ def _grid_sampled(node: Any, importer: Any) -> Any:
     data, grid, mode, padding, align = node.args
     grid = r.permute_dims(importer.env[grid], [0, 3, 1, 2])
     return r.image__grid_sample(
-        importer.env[data], grid, method=("bilinear", "nearest", "bicubic")[mode], layout="NCHW", padding_mode=("zeros", "border", "reflection")[padding],
+        importer.env[data],
+        grid,
+        method=("bilinear", "nearest", "bicubic")[mode],
+        layout="NCHW",
+        padding_mode=("zeros", "border", "reflection")[padding],
         align_corners=bool(align),
-    )  # fmt: skip
+    )
 
 
 def _affine_grid(node: Any, importer: Any) -> Any:
@@ -316,21 +341,47 @@ def _windows(node: Any, importer: Any) -> Any:
 
 
 def _nearest(node: Any, importer: Any) -> Any:
-    """Convert upsample_nearest2d; TVM's own takes the pixel nearest to the middle, PyTorch the one to the upper left."""
+    """Convert upsample_nearest2d; TVM's own takes the pixel nearest to the middle, PyTorch the one to the upper
+    left.
+    """
     return _Builder(importer).image__resize2d(
-        importer.env[node.args[0]], tuple(int(extent) for extent in node.meta["val"].shape[2:]), layout="NCHW", method="nearest_neighbor",
-        coordinate_transformation_mode="asymmetric", rounding_method="floor",
-    )  # fmt: skip
+        importer.env[node.args[0]],
+        tuple(int(extent) for extent in node.meta["val"].shape[2:]),
+        layout="NCHW",
+        method="nearest_neighbor",
+        coordinate_transformation_mode="asymmetric",
+        rounding_method="floor",
+    )
 
 
 _OWN: dict[str, Converter] = {
-    "upsample_nearest2d.vec": _nearest, "_upsample_bilinear2d_aa.default": _smoothed("bilinear"), "_upsample_bicubic2d_aa.default": _smoothed("bicubic"),
-    "grid_sampler_2d.default": _grid_sampled, "affine_grid_generator.default": _affine_grid, "adaptive_max_pool2d.default": _adaptive_max,
-    "select.int": _selected, "index.Tensor": _indexed, "cumsum.default": _cumulated, "unfold.default": _windows,
-    "div.Tensor_mode": _quotient, "div.Scalar_mode": _quotient, "floor_divide.default": _quotient,
-    "amax.default": _reduced("max"), "amin.default": _reduced("min"), "prod.dim_int": _reduced("prod"), "prod.default": _reduced("prod"),
-    "any.default": _truth("max"), "any.dim": _truth("max"), "any.dims": _truth("max"),
-    "all.default": _truth("min"), "all.dim": _truth("min"), "all.dims": _truth("min"),
-    "elu.default": _elu, "native_group_norm.default": _group_norm, "hypot.default": _hypot, "erfc.default": _erfc,
-    "__lshift__.Scalar": _shifted("left_shift"), "__rshift__.Scalar": _shifted("right_shift"),
-}  # fmt: skip
+    "upsample_nearest2d.vec": _nearest,
+    "_upsample_bilinear2d_aa.default": _smoothed("bilinear"),
+    "_upsample_bicubic2d_aa.default": _smoothed("bicubic"),
+    "grid_sampler_2d.default": _grid_sampled,
+    "affine_grid_generator.default": _affine_grid,
+    "adaptive_max_pool2d.default": _adaptive_max,
+    "select.int": _selected,
+    "index.Tensor": _indexed,
+    "cumsum.default": _cumulated,
+    "unfold.default": _windows,
+    "div.Tensor_mode": _quotient,
+    "div.Scalar_mode": _quotient,
+    "floor_divide.default": _quotient,
+    "amax.default": _reduced("max"),
+    "amin.default": _reduced("min"),
+    "prod.dim_int": _reduced("prod"),
+    "prod.default": _reduced("prod"),
+    "any.default": _truth("max"),
+    "any.dim": _truth("max"),
+    "any.dims": _truth("max"),
+    "all.default": _truth("min"),
+    "all.dim": _truth("min"),
+    "all.dims": _truth("min"),
+    "elu.default": _elu,
+    "native_group_norm.default": _group_norm,
+    "hypot.default": _hypot,
+    "erfc.default": _erfc,
+    "__lshift__.Scalar": _shifted("left_shift"),
+    "__rshift__.Scalar": _shifted("right_shift"),
+}

@@ -216,6 +216,7 @@ def unsupported(framework: str, message: str) -> UnsupportedOperatorError:
 def _wrong_shape(error: Exception, inputs: Sequence[TensorSpec]) -> ModelFileError:
     shown = ", ".join(f"{spec.dtype} {list(spec.shape)}" for spec in inputs)
     return ModelFileError(
-        f"the model refuses inputs of {shown}: {first_line(error)}", "shapes and dtypes as the model was built for",
+        f"the model refuses inputs of {shown}: {first_line(error)}",
+        "shapes and dtypes as the model was built for",
         "correct input.shape (or inputs) of the model in params.yaml",
-    )  # fmt: skip
+    )

@@ -1,8 +1,8 @@
 """Whole PyTorch models from files: torch.export archives (.pt2) and TorchScript.
 
-Both formats are programs, and PyTorch's readers trust them: a .pt2 may hold pickles, operator names that are looked up in
-any module, expressions that are evaluated, guards that are Python, and names that become Python. So an archive is read here first, and anything beyond tensors and
-operators that import knows is refused before PyTorch sees it.
+Both formats are programs, and PyTorch's readers trust them: a .pt2 may hold pickles, operator names that are looked up
+in any module, expressions that are evaluated, guards that are Python, and names that become Python. So an archive is
+read here first, and anything beyond tensors and operators that import knows is refused before PyTorch sees it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,16 @@ _EXPRESSION_WORDS = re.compile(
 _NAME = re.compile(r"[\w.+,:/> -]*", re.ASCII)
 _NOT_CODE = ("metadata", "guards_code", "expr_str")  # notes of the exporter; dropped before they run; checked by itself
 _ARCHIVE_ERRORS = (
-    zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RecursionError, MemoryError, RuntimeError, SyntaxError,
-)  # fmt: skip
+    zipfile.BadZipFile,
+    zlib.error,
+    OSError,
+    EOFError,
+    ValueError,
+    RecursionError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+)
 
 
 def is_torchscript(path: Path) -> bool:
@@ -144,9 +152,10 @@ def _is_name(text: str) -> bool:
 def _check_known(path: Path, unknown: list[str]) -> None:
     if unknown:
         raise UnsupportedOperatorError(
-            f"{path.name} calls what import does not know: {', '.join(unknown)[:300]}", "a model made of operators that it knows",
+            f"{path.name} calls what import does not know: {', '.join(unknown)[:300]}",
+            "a model made of operators that it knows",
             "replace that operator in the model, or export the model in another format",
-        )  # fmt: skip
+        )
 
 
 def _is_plain(expression: str) -> bool:
@@ -179,7 +188,9 @@ def _read(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes
 
 
 def load_script(path: Path, inputs: Sequence[TensorSpec]) -> Any:
-    """Return the ExportedProgram that a TorchScript archive converts to. Raises ModelFileError, UnsupportedOperatorError."""
+    """Return the ExportedProgram that a TorchScript archive converts to. Raises ModelFileError,
+    UnsupportedOperatorError.
+    """
     import torch
     from torch._export.converter import TS2EPConverter
 
@@ -217,13 +228,15 @@ def _check_script(path: Path) -> None:
 
 def _refused(path: Path, what: str) -> ModelFileError:
     return ModelFileError(
-        f"{path.name} holds {what}", "tensors and tensor operators only (model files are not trusted)",
+        f"{path.name} holds {what}",
+        "tensors and tensor operators only (model files are not trusted)",
         "export the model without it",
-    )  # fmt: skip
+    )
 
 
 def _damaged(path: Path, error: Exception) -> ModelFileError:
     return ModelFileError(
-        f"{path.name} is not a whole PyTorch model file: {first_line(error)}", "what torch.export.save or torch.jit.save wrote",
+        f"{path.name} is not a whole PyTorch model file: {first_line(error)}",
+        "what torch.export.save or torch.jit.save wrote",
         "save the model again",
-    )  # fmt: skip
+    )

@@ -1,7 +1,7 @@
 """Which operators a PyTorch program may call: those that import knows, and those that PyTorch takes apart into such.
 
-PyTorch registers some that act on the machine (`aten::from_file` maps any file for reading and writing, `aten::save` writes
-one), and every release adds others: so what is legal is listed, not what is not.
+PyTorch registers some that act on the machine (`aten::from_file` maps any file for reading and writing, `aten::save`
+writes one), and every release adds others: so what is legal is listed, not what is not.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _SCRIPT_ONLY = frozenset(
     split sqrt startswith stride strip sub sum tensor type unchecked_unwrap_optional update upper values warn stack cpu to
     is_cuda is_quantized is_sparse is_meta is_mkldnn requires_grad data shape ndim T mT H grad name backward_is_none
     """.split()
-)  # fmt: skip
+)
 _PRIMS = frozenset(
     """
     NumToTensor RaiseException Uninitialized abs data device dtype grad id is_cpu is_cuda is_meta is_mkldnn is_nested is_quantized
     is_sparse itemsize layout max min name ndim nbytes ones_like rangelist requires_grad shape tolist type unchecked_cast
     unchecked_unwrap_optional unwrap_optional TupleUnpack ListUnpack TupleIndex isinstance
     """.split()
-)  # fmt: skip
+)
 _NEVER = frozenset({"set_", "set_data", "from_file", "save", "load"})
 
 
@@ -85,7 +85,9 @@ def unknown_in_script(code: str) -> list[str]:
 
 
 def _declared(tree: ast.AST) -> set[str]:
-    """Return the attributes that classes declare, but those with the name of an operator that takes a text: a file's name."""
+    """Return the attributes that classes declare, but those with the name of an operator that takes a text: a file's
+    name.
+    """
     import torch
 
     names = {
@@ -103,7 +105,9 @@ def _declared(tree: ast.AST) -> set[str]:
 
 
 def _misused(tree: ast.AST) -> set[str]:
-    """Return uses of `torch` and `ops` that are no call of a known operator, and methods that run while a model loads."""
+    """Return uses of `torch` and `ops` that are no call of a known operator, and methods that run while a model
+    loads.
+    """
     seen: set[int] = set()
     misused = {
         n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name in ("__setstate__", "__getstate__")

@@ -45,9 +45,10 @@ class TfliteInput:
         self.is_quantized = self.dtype.name in ("int8", "uint8", "int16") and spec.dtype == "float32"
         if not self.is_quantized and self.dtype.name != spec.dtype:
             raise ModelFileError(
-                f"input {spec.name} of the model is {self.dtype.name}", f"{spec.dtype}, as params.yaml has it",
+                f"input {spec.name} of the model is {self.dtype.name}",
+                f"{spec.dtype}, as params.yaml has it",
                 "correct input.dtype in params.yaml",
-            )  # fmt: skip
+            )
 
     def in_file(self, x: Array) -> Array:
         """Return a value of this input as the file wants it."""
@@ -79,8 +80,8 @@ def _plain_name(detail: dict[str, Any]) -> str:
 class TfliteModel:
     """Quantized inputs and outputs are converted, so that the model takes and gives float32 for them.
 
-    Images are channels-last in the file. An input that is described channels-first is transposed in front, and its kernels
-    are channels-first after import.
+    Images are channels-last in the file. An input that is described channels-first is transposed in front, and its
+    kernels are channels-first after import.
     """
 
     def __init__(self, path: Path, inputs: tuple[TensorSpec, ...]) -> None:
@@ -124,8 +125,9 @@ class TfliteModel:
             except ValueError as error:
                 raise ModelFileError(
                     f"the model refuses an input of shape {list(x.shape)}: {first_line(error)}",
-                    f"input.shape {part.detail['shape'].tolist()}, or the same with channels first", "correct input.shape in params.yaml",
-                ) from error  # fmt: skip
+                    f"input.shape {part.detail['shape'].tolist()}, or the same with channels first",
+                    "correct input.shape in params.yaml",
+                ) from error
 
     def use_threads(self, threads: int) -> None:
         self.interpreter = _interpreter(self.path, threads)
@@ -225,9 +227,10 @@ def _interpreter(path: Path, threads: int = 2, keep: bool = False) -> Any:
         interpreter.allocate_tensors()
     except (ValueError, RuntimeError) as error:
         raise ModelFileError(
-            f"{path.name} cannot be loaded by LiteRT: {first_line(error)}", "a whole .tflite file of static shapes",
+            f"{path.name} cannot be loaded by LiteRT: {first_line(error)}",
+            "a whole .tflite file of static shapes",
             "convert the model again",
-        ) from error  # fmt: skip
+        ) from error
     return interpreter
 
 
@@ -237,9 +240,10 @@ def _is_channels_first(in_file: tuple[int, ...], expected: tuple[int, ...]) -> b
     if len(in_file) == 4 and expected == (in_file[0], in_file[3], in_file[1], in_file[2]):
         return True
     raise ModelFileError(
-        f"the model takes an input of shape {list(in_file)}", f"input.shape {list(expected)}, or the same with channels last",
+        f"the model takes an input of shape {list(in_file)}",
+        f"input.shape {list(expected)}, or the same with channels last",
         "correct input.shape in params.yaml",
-    )  # fmt: skip
+    )
 
 
 def _is_quantized(detail: dict[str, Any]) -> bool:

@@ -1,4 +1,6 @@
-"""Read a .tflite file's structure before LiteRT does: LiteRT believes offsets and counts, and wrong ones keep it busy."""
+"""Read a .tflite file's structure before LiteRT does: LiteRT believes offsets and counts, and wrong ones keep it
+busy.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,10 @@ def read_tflite(path: Path) -> bytes:
         _check_model(flatbuffer(content), len(content))
     except (struct.error, ValueError, TypeError, IndexError, OverflowError, AttributeError) as error:
         raise ModelFileError(
-            f"{path.name} is damaged: {error}", "a whole .tflite file",
+            f"{path.name} is damaged: {error}",
+            "a whole .tflite file",
             "convert the model again, or bring the file again",
-        ) from error  # fmt: skip
+        ) from error
     return content
 
 

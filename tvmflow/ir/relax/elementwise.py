@@ -1,4 +1,6 @@
-"""Operators that compute each element from the elements at its place: passes that change layouts compute them wherever the elements lie."""
+"""Operators that compute each element from the elements at its place: passes that change layouts compute them wherever
+the elements lie.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +8,85 @@ import numpy as np
 
 from tvmflow.ir.relax.graph import Step
 
-UNARY = frozenset(f"relax.{name}" for name in (
-    "abs", "acos", "acosh", "asin", "asinh", "astype", "atan", "atanh", "bitwise_not", "ceil", "clip", "cos", "cosh", "erf", "exp", "floor", "isfinite", "isinf", "isnan",
-    "log", "logical_not", "negative", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.selu", "nn.silu", "nn.softplus", "round", "rsqrt", "sigmoid", "sign", "sin",
-    "sinh", "sqrt", "square", "tan", "tanh", "trunc",
-))  # fmt: skip
+UNARY = frozenset(
+    f"relax.{name}"
+    for name in (
+        "abs",
+        "acos",
+        "acosh",
+        "asin",
+        "asinh",
+        "astype",
+        "atan",
+        "atanh",
+        "bitwise_not",
+        "ceil",
+        "clip",
+        "cos",
+        "cosh",
+        "erf",
+        "exp",
+        "floor",
+        "isfinite",
+        "isinf",
+        "isnan",
+        "log",
+        "logical_not",
+        "negative",
+        "nn.gelu",
+        "nn.gelu_tanh",
+        "nn.leakyrelu",
+        "nn.relu",
+        "nn.selu",
+        "nn.silu",
+        "nn.softplus",
+        "round",
+        "rsqrt",
+        "sigmoid",
+        "sign",
+        "sin",
+        "sinh",
+        "sqrt",
+        "square",
+        "tan",
+        "tanh",
+        "trunc",
+    )
+)
 """Operators of one tensor; what else they take are numbers and types."""
 
-BROADCASTING = frozenset(f"relax.{name}" for name in (
-    "add", "atan2", "bitwise_and", "bitwise_or", "bitwise_xor", "divide", "equal", "floor_divide", "floor_mod", "greater", "greater_equal", "left_shift", "less", "less_equal",
-    "log_add_exp", "logical_and", "logical_or", "logical_xor", "maximum", "minimum", "mod", "multiply", "not_equal", "power", "right_shift", "subtract", "where",
-))  # fmt: skip
+BROADCASTING = frozenset(
+    f"relax.{name}"
+    for name in (
+        "add",
+        "atan2",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "divide",
+        "equal",
+        "floor_divide",
+        "floor_mod",
+        "greater",
+        "greater_equal",
+        "left_shift",
+        "less",
+        "less_equal",
+        "log_add_exp",
+        "logical_and",
+        "logical_or",
+        "logical_xor",
+        "maximum",
+        "minimum",
+        "mod",
+        "multiply",
+        "not_equal",
+        "power",
+        "right_shift",
+        "subtract",
+        "where",
+    )
+)
 """Operators of several tensors that are broadcast to one shape."""
 
 DIVISIONS = frozenset({"relax.divide", "relax.floor_divide", "relax.floor_mod", "relax.mod"})
@@ -24,7 +94,9 @@ _UNDEFINED_AT_ZERO = {"relax.log", "relax.rsqrt", "relax.acosh"}
 
 
 def finite_at_zero(step: Step) -> bool:
-    """Return whether a step on single elements makes a finite number of zeros, its constants being what they are, those that divide 1."""
+    """Return whether a step on single elements makes a finite number of zeros, its constants being what they are, those
+    that divide 1.
+    """
     if step.op in _UNDEFINED_AT_ZERO:
         return False
     if step.op == "relax.power":

@@ -31,17 +31,38 @@ class Quantized:
 _POINTWISE = frozenset(
     f"relax.{name}"
     for name in (
-        "add", "subtract", "multiply", "divide", "maximum", "minimum", "clip", "abs", "exp", "log", "negative", "sigmoid", "tanh", "erf", "greater", "less",
-        "where", "nn.relu", "nn.leakyrelu", "nn.silu", "nn.gelu", "nn.gelu_tanh",
+        "add",
+        "subtract",
+        "multiply",
+        "divide",
+        "maximum",
+        "minimum",
+        "clip",
+        "abs",
+        "exp",
+        "log",
+        "negative",
+        "sigmoid",
+        "tanh",
+        "erf",
+        "greater",
+        "less",
+        "where",
+        "nn.relu",
+        "nn.leakyrelu",
+        "nn.silu",
+        "nn.gelu",
+        "nn.gelu_tanh",
     )
-)  # fmt: skip
+)
 
 
 class Arithmetic(Protocol):
     """How layers compute in integers.
 
-    rounds_for_all: whether a function of one integer that layers read as an integer is that integer for float steps, too: as x * sigmoid(x) of a
-    convolution, of which a squeeze-and-excite block takes means and which it scales. It is then stored in 8 bits, not in 32.
+    rounds_for_all: whether a function of one integer that layers read as an integer is that integer for float steps,
+    too: as x * sigmoid(x) of a convolution, of which a squeeze-and-excite block takes means and which it scales. It is
+    then stored in 8 bits, not in 32.
     """
 
     rounds_for_all: ClassVar[bool]
@@ -49,7 +70,9 @@ class Arithmetic(Protocol):
     def can(
         self, layer: Layer, inputs_are_integer: list[bool], scales: list[Scale | None], read_in_float: bool
     ) -> bool:
-        """Whether this layer is to be computed in integers, when these of its inputs already are. scales: of its inputs. read_in_float: by all of its readers."""
+        """Whether this layer is to be computed in integers, when these of its inputs already are. scales: of its
+        inputs. read_in_float: by all of its readers.
+        """
 
     def layer(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
         """Write the layer and return its integer value."""
@@ -202,7 +225,9 @@ class Writer:
         return self.emit(value, name)
 
     def column(self, layer: Layer, vector: Array) -> Array:
-        """Return a number or (C,) as an array that broadcasts over the layer's shape (N, C, ...); a number where all channels of an AFFINE have the same."""
+        """Return a number or (C,) as an array that broadcasts over the layer's shape (N, C, ...); a number where all
+        channels of an AFFINE have the same.
+        """
         vector = np.asarray(vector)
         if layer.kind == AFFINE and vector.ndim == 1 and np.all(vector == vector[0]):
             return np.asarray(vector[0])
@@ -268,10 +293,16 @@ def convolution(step: Step, data: Any, weight: Any, out_dtype: str, padding: lis
 
     attrs = step.call.attrs
     return relax.op.nn.conv2d(
-        data, weight, strides=list(attrs.strides), padding=list(attrs.padding) if padding is None else padding,
-        dilation=list(attrs.dilation), groups=attrs.groups, data_layout=attrs.data_layout,
-        kernel_layout=attrs.kernel_layout, out_dtype=out_dtype,
-    )  # fmt: skip
+        data,
+        weight,
+        strides=list(attrs.strides),
+        padding=list(attrs.padding) if padding is None else padding,
+        dilation=list(attrs.dilation),
+        groups=attrs.groups,
+        data_layout=attrs.data_layout,
+        kernel_layout=attrs.kernel_layout,
+        out_dtype=out_dtype,
+    )
 
 
 def transposed_convolution(step: Step, data: Any, weight: Any, out_dtype: str) -> Any:
@@ -280,10 +311,17 @@ def transposed_convolution(step: Step, data: Any, weight: Any, out_dtype: str) -
 
     attrs = step.call.attrs
     return relax.op.nn.conv2d_transpose(
-        data, weight, strides=list(attrs.strides), padding=list(attrs.padding), output_padding=list(attrs.output_padding),
-        dilation=list(attrs.dilation), groups=attrs.groups, data_layout=attrs.data_layout, kernel_layout=attrs.kernel_layout,
+        data,
+        weight,
+        strides=list(attrs.strides),
+        padding=list(attrs.padding),
+        output_padding=list(attrs.output_padding),
+        dilation=list(attrs.dilation),
+        groups=attrs.groups,
+        data_layout=attrs.data_layout,
+        kernel_layout=attrs.kernel_layout,
         out_dtype=out_dtype,
-    )  # fmt: skip
+    )
 
 
 def float_module(network: Network) -> Any:

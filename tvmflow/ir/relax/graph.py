@@ -113,7 +113,9 @@ class Graph:
 
 
 def static_shape(expression: Any) -> tuple[tuple[int, ...], str]:
-    """Return shape and dtype of a tensor, ((), 'tuple') of anything else. Raises UnsupportedOperatorError when dynamic."""
+    """Return shape and dtype of a tensor, ((), 'tuple') of anything else. Raises UnsupportedOperatorError when
+    dynamic.
+    """
     kind = type_of(expression)
     if not hasattr(kind, "shape") or not hasattr(kind, "dtype"):
         return (), "tuple"

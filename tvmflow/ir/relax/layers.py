@@ -19,18 +19,24 @@ CONV, DENSE, ADD, AFFINE, MEAN, CONCAT, MOVE = "conv", "dense", "add", "affine",
 PRODUCTS = (CONV, DENSE)
 TRANSPOSED = "conv_transpose"
 _MOVES = {
-    "relax.nn.max_pool2d", "relax.reshape", "relax.permute_dims", "relax.flatten", "relax.squeeze", "relax.expand_dims",
+    "relax.nn.max_pool2d",
+    "relax.reshape",
+    "relax.permute_dims",
+    "relax.flatten",
+    "relax.squeeze",
+    "relax.expand_dims",
     "relax.strided_slice",
-}  # fmt: skip
+}
 
 
 @dataclass
 class Layer:
     """One unit of quantization. `name` is also the name of the value that it makes.
 
-    inputs: names of values. weight: conv (O, I/groups, KH, KW), transposed (I, O, KH, KW), dense (inputs, outputs), affine the factor per channel.
-    bias: (channels,) or None. low, high: limits of the activation, numbers or (channels,) arrays; infinite where none.
-    step: the anchor, for its attributes; None in a plain step's place is never used.
+    inputs: names of values. weight: conv (O, I/groups, KH, KW), transposed (I, O, KH, KW), dense (inputs, outputs),
+    affine the factor per channel. bias: (channels,) or None. low, high: limits of the activation, numbers or
+    (channels,) arrays; infinite where none. step: the anchor, for its attributes; None in a plain step's place is never
+    used.
     """
 
     name: str
@@ -245,7 +251,9 @@ class _Grouping:
 
 
 def is_plain_transposed(attrs: Any) -> bool:
-    """Return whether a transposed convolution is one that kernels and definition know: NCHW, IOHW, one group, not dilated."""
+    """Return whether a transposed convolution is one that kernels and definition know: NCHW, IOHW, one group, not
+    dilated.
+    """
     plain = str(attrs.data_layout) == "NCHW" and str(attrs.kernel_layout) == "IOHW"
     return plain and int(attrs.groups) == 1 and all(int(d) == 1 for d in attrs.dilation)
 

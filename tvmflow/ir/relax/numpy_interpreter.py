@@ -1,8 +1,9 @@
 """Run a Relax graph in plain numpy, one step at a time.
 
-This is the definition of what an integer graph computes: the compiled library equals it bit for bit. Sums of products of
-8-bit numbers are matrix products of floats, so few at a time that they are exact. Float steps are computed in the graph's dtype,
-sums in another order than the library's. An operator that is not in the table is compiled by TVM on its own.
+This is the definition of what an integer graph computes: the compiled library equals it bit for bit. Sums of products
+of 8-bit numbers are matrix products of floats, so few at a time that they are exact. Float steps are computed in the
+graph's dtype, sums in another order than the library's. An operator that is not in the table is compiled by TVM on its
+own.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def run_all(
 ) -> tuple[Any, ...]:
     """Return the outputs for inputs of the graph's shapes, or of a multiple of its batch where `scales_with_batch`.
 
-    `watch(step, value)` sees each value, and may return another one in its place. compute: in place of `run_step`, where values
-    are no arrays.
+    `watch(step, value)` sees each value, and may return another one in its place. compute: in place of `run_step`,
+    where values are no arrays.
     """
     compute = compute or run_step
     users = graph.users()
@@ -180,7 +181,8 @@ def convolve_transposed(
 ) -> Array:
     """Return the transposed convolution of x (N, C, H, W) with weight (C, O/groups, KH, KW).
 
-    int32 for integers. Each pixel times all taps of the filters, added where they lie in the output; what padding cuts off is computed, too.
+    int32 for integers. Each pixel times all taps of the filters, added where they lie in the output; what padding cuts
+    off is computed, too.
     """
     samples, channels, height, width = x.shape
     (sh, sw), (top, left, bottom, right), (outputs, kh, kw) = strides, padding, weight.shape[1:]

@@ -74,7 +74,9 @@ def _module(step: Step, arguments: list[Any]) -> Any:
 
 @lru_cache(maxsize=_MAX_LIBRARIES)
 def _machine(module: str) -> Any:
-    """Return TVM's machine of a module in JSON. The quantizer makes its graphs anew for each trial; their steps are the same."""
+    """Return TVM's machine of a module in JSON. The quantizer makes its graphs anew for each trial; their steps are the
+    same.
+    """
     import tvm
     from tvm import relax
 

@@ -51,7 +51,9 @@ class Scale:
 
 
 def signed(scale: Scale) -> Scale:
-    """Return the scale whose int8 integers are those of a uint8 scale less 128, and mean the same numbers; another one as it is."""
+    """Return the scale whose int8 integers are those of a uint8 scale less 128, and mean the same numbers; another one
+    as it is.
+    """
     if scale.dtype != "uint8":
         return scale
     return replace(scale, zero_point=scale.zero_point - 128, dtype="int8", low=scale.low - 128, high=scale.high - 128)
@@ -98,9 +100,11 @@ def quantize_weight(weight: Array, channel_axis: int | None, least: Array | None
 
 
 def on_grid(weight: Array, channel_axis: int) -> tuple[Array, Array] | None:
-    """Return int8 weights and scales, (1,) or (channels,), that mean the same numbers exactly; None where there are none.
+    """Return int8 weights and scales, (1,) or (channels,), that mean the same numbers exactly; None where there are
+    none.
 
-    So weights of who quantized a model keep their integers, or multiples of them. A weight of -128 becomes -127, as everywhere here.
+    So weights of who quantized a model keep their integers, or multiples of them. A weight of -128 becomes -127, as
+    everywhere here.
     """
     scale = _grid_of(weight.reshape(-1))
     scales = np.asarray([scale]) if scale is not None else None
@@ -117,7 +121,9 @@ def on_grid(weight: Array, channel_axis: int) -> tuple[Array, Array] | None:
 
 
 def _grid_of(values: Array) -> float | None:
-    """Return a scale of which all values are whole multiples of at most 128, near 127 for the largest; None for none."""
+    """Return a scale of which all values are whole multiples of at most 128, near 127 for the largest; None for
+    none.
+    """
     values = values.astype(np.float64)
     largest = float(np.abs(values).max(initial=0.0))
     if largest == 0.0:
@@ -136,7 +142,8 @@ def _grid_of(values: Array) -> float | None:
 def fixed_point(factors: Array) -> tuple[Array, int]:
     """Return int64 multipliers below 2^31 and one shift: factor = multiplier * 2^-shift, to 31 bits for the largest.
 
-    One shift serves all channels: the smallest factors keep fewer bits, which by their size cannot be seen in the result.
+    One shift serves all channels: the smallest factors keep fewer bits, which by their size cannot be seen in the
+    result.
     """
     largest = float(np.max(np.abs(factors)))
     shift = MAX_SHIFT if largest == 0 else 30 - math.floor(math.log2(largest))

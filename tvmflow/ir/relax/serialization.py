@@ -1,13 +1,14 @@
 """Keep a Relax module as two files: its IR as JSON, its weights as safetensors.
 
 TVM's own JSON holds every tensor as base64 inside. The tensors are taken out and put back here, so that the IR can be
-read and compared, and weights are stored once, as bytes, in a format that cannot carry code. Meanwhile a small tensor stands in the
-place of each, its number: TVM takes a second for the base64 of 45 MB, each way.
+read and compared, and weights are stored once, as bytes, in a format that cannot carry code. Meanwhile a small tensor
+stands in the place of each, its number: TVM takes a second for the base64 of 45 MB, each way.
 
 A tensor inside the JSON is: magic u64, reserved u64, device (i32, i32), ndim i32, dtype (code u8, bits u8, lanes u16),
 shape i64 x ndim, size i64, data.
 
-Beside a module may lie others, of the same network at smaller sizes: their IR in the same JSON under "others", tensors of the same bytes once.
+Beside a module may lie others, of the same network at smaller sizes: their IR in the same JSON under "others", tensors
+of the same bytes once.
 """
 
 from __future__ import annotations
@@ -30,15 +31,26 @@ IR_NAME, WEIGHTS_NAME = "model.json", "weights.safetensors"
 _MAGIC = 0xDD5E40F096B4A13F
 _HEAD = struct.Struct("<QQiiiBBH")
 _DTYPES = {
-    (2, 32): np.float32, (2, 16): np.float16, (2, 64): np.float64,
-    (0, 8): np.int8, (0, 16): np.int16, (0, 32): np.int32, (0, 64): np.int64,
-    (1, 8): np.uint8, (1, 16): np.uint16, (1, 32): np.uint32, (6, 8): np.bool_, (4, 16): ml_dtypes.bfloat16,
-}  # fmt: skip
+    (2, 32): np.float32,
+    (2, 16): np.float16,
+    (2, 64): np.float64,
+    (0, 8): np.int8,
+    (0, 16): np.int16,
+    (0, 32): np.int32,
+    (0, 64): np.int64,
+    (1, 8): np.uint8,
+    (1, 16): np.uint16,
+    (1, 32): np.uint32,
+    (6, 8): np.bool_,
+    (4, 16): ml_dtypes.bfloat16,
+}
 _CODES = {np.dtype(kind): code for code, kind in _DTYPES.items()}
 
 
 def save_module(module: Any, folder: Path, others: Mapping[str, Any] | None = None) -> None:
-    """Write `model.json` and `weights.safetensors` into a folder. others: label -> a module that shares weights with it."""
+    """Write `model.json` and `weights.safetensors` into a folder. others: label -> a module that shares weights with
+    it.
+    """
     from safetensors.numpy import save_file
 
     weights: dict[str, np.ndarray[Any, Any]] = {}
@@ -51,7 +63,9 @@ def save_module(module: Any, folder: Path, others: Mapping[str, Any] | None = No
 
 
 def _graph_of(module: Any, weights: dict[str, np.ndarray[Any, Any]], known: dict[bytes, str]) -> dict[str, Any]:
-    """Return a module's IR, whose tensors are added to the weights unless these have the same bytes of an earlier module."""
+    """Return a module's IR, whose tensors are added to the weights unless these have the same bytes of an earlier
+    module.
+    """
     import tvm
 
     from tvmflow.ir.relax.tensors import with_tensors
@@ -85,7 +99,9 @@ def _graph_of(module: Any, weights: dict[str, np.ndarray[Any, Any]], known: dict
 
 
 def load_module(folder: Path) -> Any:
-    """Read what `save_module` wrote. Raises StoreError when it was written by another TVM, ModelFileError when damaged."""
+    """Read what `save_module` wrote. Raises StoreError when it was written by another TVM, ModelFileError when
+    damaged.
+    """
     graph, weights = _read(folder)
     return _module_of(graph, weights, folder)
 

@@ -26,7 +26,9 @@ class _Replaced(PyExprMutator):  # type: ignore[misc]
 
 
 def with_tensors(mod: Any, replace: Callable[[Any], Any]) -> Any:
-    """Return a module with replace(tensor) in the place of each constant's tensor. The types of the constants stay, whatever comes in."""
+    """Return a module with replace(tensor) in the place of each constant's tensor. The types of the constants stay,
+    whatever comes in.
+    """
     replaced = _Replaced(replace)
     functions = {
         name: replaced.visit_expr(function) if isinstance(function, relax.Function) else function

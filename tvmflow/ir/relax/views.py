@@ -1,7 +1,8 @@
-"""Where the values of a view lie in what it is a view of: reshapes, transposes and slices as one index, so that none is a copy.
+"""Where the values of a view lie in what it is a view of: reshapes, transposes and slices as one index, so that none is
+a copy.
 
-A chain of such operators is applied to the numbers 0, 1, 2, ... of the source's places, and an index is read off the result. Knows
-nothing of kernels.
+A chain of such operators is applied to the numbers 0, 1, 2, ... of the source's places, and an index is read off the
+result. Knows nothing of kernels.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ _NOWHERE = -1  # the place of a filling
 
 
 class View(NamedTuple):
-    """source: the Relax value that is looked at; places: for each value of the view, its place in the flat source, less than 0 for none."""
+    """source: the Relax value that is looked at; places: for each value of the view, its place in the flat source, less
+    than 0 for none.
+    """
 
     source: Any
     places: Array
 
 
 def views_of(value: Any, made: Callable[[Any], Any]) -> Iterator[View]:
-    """Yield a value as a view of itself, then of each value that it was moved from, the next first. made: the expression of a variable."""
+    """Yield a value as a view of itself, then of each value that it was moved from, the next first. made: the
+    expression of a variable.
+    """
     shape = shape_of(value)
     places = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
     yield View(value, places)
@@ -95,14 +100,21 @@ def _padded(x: Array, call: Any) -> Array:
 
 
 _MOVES: dict[str, Callable[[Array, Any], Array]] = {
-    "relax.permute_dims": _permuted, "relax.strided_slice": sliced, "relax.nn.pad": _padded,
+    "relax.permute_dims": _permuted,
+    "relax.strided_slice": sliced,
+    "relax.nn.pad": _padded,
     "relax.broadcast_to": lambda x, call: np.broadcast_to(x, shape_of(call)),
-    **{f"relax.{name}": lambda x, call: x.reshape(shape_of(call)) for name in ("reshape", "expand_dims", "squeeze", "flatten")},
-}  # fmt: skip
+    **{
+        f"relax.{name}": lambda x, call: x.reshape(shape_of(call))
+        for name in ("reshape", "expand_dims", "squeeze", "flatten")
+    },
+}
 
 
 class Index(NamedTuple):
-    """An index of an array's axes by coordinates: for each axis a constant, and terms (coordinate, divisor, modulus or 0, factor)."""
+    """An index of an array's axes by coordinates: for each axis a constant, and terms (coordinate, divisor, modulus or
+    0, factor).
+    """
 
     axes: tuple[tuple[int, tuple[tuple[int, int, int, int], ...]], ...]
 
@@ -157,7 +169,9 @@ def index_of(places: Array, shape: tuple[int, ...]) -> Index | None:
 
 
 def _digits(line: Array, divisor: int = 1) -> list[tuple[int, int, int]] | None:
-    """Return numbers that start with 0 as a sum of digits of their positions: (divisor, modulus, factor), modulus 0 for none."""
+    """Return numbers that start with 0 as a sum of digits of their positions: (divisor, modulus, factor), modulus 0 for
+    none.
+    """
     if not line.any():
         return []
     factor = int(line[1])

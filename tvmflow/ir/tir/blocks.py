@@ -64,7 +64,9 @@ def extents(schedule: Any, loops: list[Any]) -> list[int]:
 
 
 def axes(schedule: Any, name: str) -> tuple[list[Any], int] | None:
-    """Return the loops of a block and how many of them are spatial, these first; None where its loops are not its axes."""
+    """Return the loops of a block and how many of them are spatial, these first; None where its loops are not its
+    axes.
+    """
     block = block_ref(schedule, name)
     kinds = [int(variable.iter_type) for variable in schedule.get(block).iter_vars]
     loops = list(schedule.get_loops(block))
@@ -88,7 +90,9 @@ def region_buffer(region: Any) -> Any:
 
 
 class _Schedule(s_tir.Schedule):  # type: ignore[misc]
-    """TVM's schedule without the checks of each argument's type in Python: they take four fifths of the time, and the primitives in C++ check again."""
+    """TVM's schedule without the checks of each argument's type in Python: they take four fifths of the time, and the
+    primitives in C++ check again.
+    """
 
 
 for _name, _method in list(vars(s_tir.Schedule).items()):

@@ -9,7 +9,9 @@ from tvmflow.ir.tvm_compat import dtype_of, register_intrin_lowering
 
 
 def register_operator(name: str, meaning: str, inputs: int, lower: Callable[[Any], Any]) -> None:
-    """Register a pure operator with TVM, in this process, once. lower: call, of one value or of a vector -> expression."""
+    """Register a pure operator with TVM, in this process, once. lower: call, of one value or of a vector ->
+    expression.
+    """
     import tvm
     from tvm import tirx
     from tvm.ir import _ffi_api

@@ -1,11 +1,21 @@
-"""Polynomials for erf, fitted by us: the largest error in float32 is 1.3e-7, of the quotient, which takes half the operations, 2.7e-7."""
+"""Polynomials for erf, fitted by us: the largest error in float32 is 1.3e-7, of the quotient, which takes half the
+operations, 2.7e-7.
+"""
 
 ERF_IS_ONE = 4.0  # from there on, in float32
 ERF_SMALL = (1.12837917, -0.376126269, 0.112835975, -0.0268543288, 0.00518931194, -0.000801885499, 7.88249711e-05)
 """erf(x) / x for |x| < 1, in powers of x**2, lowest first."""
 ERF_LARGE = (
-    -0.000303212969, 1.13016668, 0.631937094, 0.109978245, -0.0263647174, 0.00474022234, -0.000592769538, 4.55906224e-05, -1.6140616e-06,
-)  # fmt: skip
+    -0.000303212969,
+    1.13016668,
+    0.631937094,
+    0.109978245,
+    -0.0263647174,
+    0.00474022234,
+    -0.000592769538,
+    4.55906224e-05,
+    -1.6140616e-06,
+)
 """-log(1 - erf(x)) for 1 <= x <= 4, in powers of x, lowest first."""
 ERF_END = 3.65  # beyond, the quotient's last value is 1 within its error
 ERF_NUMERATOR = (1.12837912, 0.183324603, 0.0520676451, 0.00352243726, 0.000290585186, 2.26209176e-06)

@@ -1,8 +1,9 @@
 """Lowering whose indices are right: TVM's pass FlattenBuffer simplifies quotients and remainders as no index may be.
 
-TVM 0.27 (`iter_map_simplify`) takes quotients and remainders of loop variables apart into digits. It pads a dividend to a multiple of the divisor there, and loses
-or confuses the padding where an offset is within: ((b + 1) % 16 + 4) % 8 becomes (b + 4) % 8, and (b + 1) // 2 * 2 + b // 2 becomes (b + 1) // 2 * 3;
-b % 64 % 7 becomes b % 7. FlattenBuffer is the only pass of lowering that does so. Such quotients and remainders are hidden from it behind variables; the passes
+TVM 0.27 (`iter_map_simplify`) takes quotients and remainders of loop variables apart into digits. It pads a dividend to
+a multiple of the divisor there, and loses or confuses the padding where an offset is within: ((b + 1) % 16 + 4) % 8
+becomes (b + 4) % 8, and (b + 1) // 2 * 2 + b // 2 becomes (b + 1) // 2 * 3; b % 64 % 7 becomes b % 7. FlattenBuffer is
+the only pass of lowering that does so. Such quotients and remainders are hidden from it behind variables; the passes
 after it simplify them by rules that hold.
 """
 
@@ -25,7 +26,9 @@ _SUMS = (tirx.Add, tirx.Sub)
 
 
 def lower_with_fixed_indices(lower: Any) -> Any:
-    """Return a pass that lowers modules as TVM's pass `lower` does, which runs FlattenBuffer among others, with right indices."""
+    """Return a pass that lowers modules as TVM's pass `lower` does, which runs FlattenBuffer among others, with right
+    indices.
+    """
 
     def soundly(mod: Any, _context: Any) -> Any:
         hidden: dict[Any, Any] = {}
@@ -42,7 +45,9 @@ def lower_with_fixed_indices(lower: Any) -> Any:
 
 
 def _only(wanted: Callable[[list[str]], bool]) -> Any:
-    """Return a context in which those passes of TVM run that are wanted. wanted: of the names of all passes up to one, that one last."""
+    """Return a context in which those passes of TVM run that are wanted. wanted: of the names of all passes up to one,
+    that one last.
+    """
     names: list[str] = []
 
     @pass_instrument
@@ -68,7 +73,9 @@ def _changed(mod: Any, change: Callable[[Any], Any], kinds: Any) -> Any:
 
 
 def _with_indices(node: Any, hidden: dict[Any, Any]) -> Any:
-    """Return an access of a buffer whose unsafe quotients and remainders are variables. hidden: gains what each stands for."""
+    """Return an access of a buffer whose unsafe quotients and remainders are variables. hidden: gains what each stands
+    for.
+    """
     if not any(_is_unsafe(index) for index in node.indices):
         return node
     indices = [_hiding(index, hidden) for index in node.indices]
@@ -94,13 +101,14 @@ def _reads(index: Any) -> bool:
 
 
 def _is_unsafe(index: Any) -> bool:
-    """Whether TVM may take a quotient or a remainder in an index apart wrongly: of a sum with an offset, or of a remainder by what does not divide it."""
+    """Whether TVM may take a quotient or a remainder in an index apart wrongly: of a sum with an offset, or of a
+    remainder by what does not divide it.
+    """
     if isinstance(index, _DIGITS):
         inner = index.a
-        uneven = (
-            isinstance(inner, tirx.FloorMod)
-            and not (_constant(inner.b) and _constant(index.b) and _constant(inner.b) % _constant(index.b) == 0)
-        )  # fmt: skip
+        uneven = isinstance(inner, tirx.FloorMod) and not (
+            _constant(inner.b) and _constant(index.b) and _constant(inner.b) % _constant(index.b) == 0
+        )
         return uneven or _has_offset(inner) or _is_unsafe(inner)
     return isinstance(index, (*_SUMS, tirx.Mul)) and (_is_unsafe(index.a) or _is_unsafe(index.b))
 

@@ -9,9 +9,11 @@ from tvm_ffi import WalkResult, structural_walk
 
 
 def parallel_loops(function: Any) -> tuple[int, ...]:
-    """Return the extents of a scheduled kernel's parallel loops in their order; none where one lies in another loop, or its extent is not known.
+    """Return the extents of a scheduled kernel's parallel loops in their order; none where one lies in another loop, or
+    its extent is not known.
 
-    TVM leaves out loops of one step, but not those with annotations: then it is not known either. A wrong extent would cost time, and nothing else.
+    TVM leaves out loops of one step, but not those with annotations: then it is not known either. A wrong extent would
+    cost time, and nothing else.
     """
     found: list[int] = []  # 0: of unknown extent
 

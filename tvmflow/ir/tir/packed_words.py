@@ -1,7 +1,8 @@
-"""Four int8 in a word of 32 bits, the first in its lowest byte: how GPUs take them for a dot product in one instruction.
+"""Four int8 in a word of 32 bits, the first in its lowest byte: how GPUs take them for a dot product in one
+instruction.
 
-Two operators of TensorIR: `tvmflow.word` of four int8, and `tvmflow.dot4` of two words, each the sum of four products. Languages of GPUs write them as
-their own; LLVM has them as arithmetic (schedules/intrinsics/math_functions.py).
+Two operators of TensorIR: `tvmflow.word` of four int8, and `tvmflow.dot4` of two words, each the sum of four products.
+Languages of GPUs write them as their own; LLVM has them as arithmetic (schedules/intrinsics/math_functions.py).
 """
 
 from __future__ import annotations

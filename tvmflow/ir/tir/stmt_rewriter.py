@@ -27,7 +27,9 @@ def rewritten_kernels(mod: Any, rewrite_of: Callable[[Any], Rewrite]) -> Any:
 
 
 def with_root_body(function: Any, change: Rewrite, keeps: Callable[[Any], bool] = lambda _: True) -> Any:
-    """Return a kernel whose blocks are not lowered yet, with the statement of its outermost block changed. keeps: which of its buffers stay."""
+    """Return a kernel whose blocks are not lowered yet, with the statement of its outermost block changed. keeps: which
+    of its buffers stay.
+    """
     realize = function.body
     root = realize.block
     same, buffers = (root.iter_vars, root.reads, root.writes, root.name_hint), filter(keeps, root.alloc_buffers)

@@ -1,7 +1,7 @@
 """Functions from text in TVMScript, without what TVM does for functions in files of Python.
 
-At each @T.prim_func TVM reads the source of every frame on the stack, to see whether it is inside a class: in a process of
-many modules that takes longer than to parse. The text's own decorator is read from the text.
+At each @T.prim_func TVM reads the source of every frame on the stack, to see whether it is inside a class: in a process
+of many modules that takes longer than to parse. The text's own decorator is read from the text.
 """
 
 from __future__ import annotations

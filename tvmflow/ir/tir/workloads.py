@@ -120,7 +120,9 @@ def operations(function: Any) -> float:
 
 
 def multiplied(function: Any) -> str:
-    """Return the type of a kernel that bounds how fast it multiplies: of what its largest sum reads, or the narrowest that it is given."""
+    """Return the type of a kernel that bounds how fast it multiplies: of what its largest sum reads, or the narrowest
+    that it is given.
+    """
     _, read = max(_sums(function) or (), key=lambda found: found[0], default=(0, set[str]()))
     widest = next((dtype for dtype in ("float32", "float16", "bfloat16") if dtype in read), None)
     if widest is not None:
@@ -132,7 +134,9 @@ def multiplied(function: Any) -> str:
 
 
 def _sums(function: Any) -> list[tuple[int, set[str]]] | None:
-    """Return the steps of each reduction of a kernel, and the types of what it reads beside what it makes; None where that cannot be told."""
+    """Return the steps of each reduction of a kernel, and the types of what it reads beside what it makes; None where
+    that cannot be told.
+    """
     try:
         schedule = new_schedule(function)
         found = []
@@ -149,7 +153,9 @@ def _sums(function: Any) -> list[tuple[int, set[str]]] | None:
 
 
 def constants_of(lowered: Any) -> dict[str, list[tuple[int, int]]]:
-    """Return kernel -> values and bytes of each constant that its calls in `main` are given; one that several are given counts for the first."""
+    """Return kernel -> values and bytes of each constant that its calls in `main` are given; one that several are given
+    counts for the first.
+    """
     found: dict[str, list[tuple[int, int]]] = {}
     seen = set()
 

@@ -1,8 +1,10 @@
-"""CanonicalNorms: layer norms and RMS norms that are written out become one operator; group and instance norms, and variances, are written out.
+"""CanonicalNorms: layer norms and RMS norms that are written out become one operator; group and instance norms, and
+variances, are written out.
 
-Files of ONNX before opset 17 and many models in PyTorch compute a mean, differences from it, the mean of their squares and a root, step by step. Of group and
-instance norms TVM's kernels subtract the square of the mean from the mean of the squares, two large numbers where the mean is large; written out,
-differences are squared, and means of an image are computed on packed channels.
+Files of ONNX before opset 17 and many models in PyTorch compute a mean, differences from it, the mean of their squares
+and a root, step by step. Of group and instance norms TVM's kernels subtract the square of the mean from the mean of the
+squares, two large numbers where the mean is large; written out, differences are squared, and means of an image are
+computed on packed channels.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _WRITTEN_OUT = ("relax.nn.group_norm", "relax.nn.instance_norm", *_VARIANCES)
 
 @dataclass(frozen=True)
 class _Norm:
-    """value: name of what is normalized along an axis; centered: with its mean subtracted. weight, bias: for each place of the axis, or None."""
+    """value: name of what is normalized along an axis; centered: with its mean subtracted. weight, bias: for each place
+    of the axis, or None.
+    """
 
     value: str
     axis: int
@@ -86,7 +90,9 @@ def _variance(builder: Any, step: Step, value: Any) -> Any:
 
 
 class _Norms:
-    """The norms along one axis that a graph spells out, by the names of the steps that they end in. found: all of them, parts of others among them."""
+    """The norms along one axis that a graph spells out, by the names of the steps that they end in. found: all of them,
+    parts of others among them.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.steps = {step.name: step for step in graph.steps}
@@ -148,7 +154,9 @@ class _Norms:
         return np.broadcast_to(full.reshape(-1), shape[norm.axis : norm.axis + 1])
 
     def _over_root(self, value: Argument, under: Argument) -> _Norm | None:
-        """Return value / sqrt(under) as a norm: under is the mean of squares of the same value, perhaps before its weights, and a small number."""
+        """Return value / sqrt(under) as a norm: under is the mean of squares of the same value, perhaps before its
+        weights, and a small number.
+        """
         total = self._made_by(under, "relax.add")
         if total is None or not isinstance(value, Ref):
             return None
@@ -211,7 +219,9 @@ class _Norms:
 
 
 def _is_of_channels(step: Step) -> bool:
-    """Whether a group or instance norm is of channels (N, C, ...), with constant weights, over all that follows, perhaps over the batch, too."""
+    """Whether a group or instance norm is of channels (N, C, ...), with constant weights, over all that follows,
+    perhaps over the batch, too.
+    """
     attrs, rank = step.call.attrs, len(step.shape)
     axes = {int(axis) % rank for axis in attrs.axes}
     constants = all(isinstance(weight, np.ndarray) for weight in step.args[1:3])
@@ -245,7 +255,9 @@ class _GroupNorm:
         return constant(array.reshape(1, -1, *(1 for _ in self.step.shape[2:])), "float32")
 
     def expression(self, value: Any) -> Any:
-        """Return the norm of a value: the difference from the mean once for its square and once for the outputs, so that it is never stored."""
+        """Return the norm of a value: the difference from the mean once for its square and once for the outputs, so
+        that it is never stored.
+        """
         emit, mean = self.builder.emit, self._mean(value)
         apart = emit(relax.op.subtract(value, mean))
         variance = self._mean(emit(relax.op.multiply(apart, apart)))

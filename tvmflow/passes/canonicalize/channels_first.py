@@ -1,8 +1,8 @@
 """ChannelsFirst: let a network that was written channels-last compute channels-first throughout.
 
-Importers leave two layouts of it: convolutions in NHWC (TFLite), or in NCHW between pairs of transpositions (Keras). Here
-every 4-D value in NHWC gets a twin in NCHW; operators that do not care are computed on the twin, and the NHWC value is
-made only where something needs it. Transpositions then remain at most at the input and in front of a flatten.
+Importers leave two layouts of it: convolutions in NHWC (TFLite), or in NCHW between pairs of transpositions (Keras).
+Here every 4-D value in NHWC gets a twin in NCHW; operators that do not care are computed on the twin, and the NHWC
+value is made only where something needs it. Transpositions then remain at most at the input and in front of a flatten.
 """
 
 from __future__ import annotations
@@ -121,17 +121,25 @@ class _Rewriter(TwoLayouts):
         else:
             kernel = relax.op.permute_dims(self._as_plain(step.refs[1]), list(order))
         return relax.op.nn.conv2d(
-            self._as_first(step.refs[0]), kernel, strides=list(attrs.strides), padding=list(attrs.padding),
-            dilation=list(attrs.dilation), groups=attrs.groups, out_dtype=step.dtype,
-        )  # fmt: skip
+            self._as_first(step.refs[0]),
+            kernel,
+            strides=list(attrs.strides),
+            padding=list(attrs.padding),
+            dilation=list(attrs.dilation),
+            groups=attrs.groups,
+            out_dtype=step.dtype,
+        )
 
     def _pool(self, step: Step) -> Any:
         attrs = step.call.attrs
         options: dict[str, Any] = {
-            "pool_size": list(attrs.pool_size), "strides": list(attrs.strides), "dilation": list(attrs.dilation),
-            "padding": list(attrs.padding), "ceil_mode": bool(attrs.ceil_mode),
+            "pool_size": list(attrs.pool_size),
+            "strides": list(attrs.strides),
+            "dilation": list(attrs.dilation),
+            "padding": list(attrs.padding),
+            "ceil_mode": bool(attrs.ceil_mode),
             "count_include_pad": bool(attrs.count_include_pad),
-        }  # fmt: skip
+        }
         operator = relax.op.nn.max_pool2d if "max" in step.op else relax.op.nn.avg_pool2d
         return operator(self._as_first(step.refs[0]), **options)
 

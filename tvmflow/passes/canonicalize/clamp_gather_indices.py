@@ -1,7 +1,8 @@
 """ClampGatherIndices: let every lookup in a table stay inside of the table.
 
-TVM's importers write lookups that read whatever lies at a place, also outside of the table: a number that is no word of the
-vocabulary ends the process. Clipped, it is the last word, and the check against the source framework tells who is right.
+TVM's importers write lookups that read whatever lies at a place, also outside of the table: a number that is no word of
+the vocabulary ends the process. Clipped, it is the last word, and the check against the source framework tells who is
+right.
 """
 
 from __future__ import annotations

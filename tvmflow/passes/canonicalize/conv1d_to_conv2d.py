@@ -1,6 +1,8 @@
-"""Conv1dToConv2d: convolutions and pools over (N, C, L), as networks for speech have them, become those of images of one row, (N, C, 1, L).
+"""Conv1dToConv2d: convolutions and pools over (N, C, L), as networks for speech have them, become those of images of
+one row, (N, C, 1, L).
 
-Everything that follows knows images: batch norms, packed channels, integers, templates. Operators between them that do not care are computed on the image, too.
+Everything that follows knows images: batch norms, packed channels, integers, templates. Operators between them that do
+not care are computed on the image, too.
 """
 
 from __future__ import annotations
@@ -107,9 +109,12 @@ def _convolution(step: Step, image: Callable[[str], Any]) -> Any:
     ):
         return None
     options = {
-        "strides": _widened(attrs.strides, 1), "padding": _padding(attrs.padding), "dilation": _widened(attrs.dilation, 1),
-        "groups": int(attrs.groups), "out_dtype": step.dtype,
-    }  # fmt: skip
+        "strides": _widened(attrs.strides, 1),
+        "padding": _padding(attrs.padding),
+        "dilation": _widened(attrs.dilation, 1),
+        "groups": int(attrs.groups),
+        "out_dtype": step.dtype,
+    }
     kernel = constant(weight[:, :, None], str(weight.dtype))
     if step.op == "relax.nn.conv1d_transpose":
         behind = _widened(attrs.output_padding, 0)
@@ -123,11 +128,19 @@ def _pool(step: Step, image: Callable[[str], Any]) -> Any:
         return None
     operator = relax.op.nn.max_pool2d if step.op == "relax.nn.max_pool1d" else relax.op.nn.avg_pool2d
     return operator(
-        image(step.refs[0]), pool_size=_widened(attrs.pool_size, 1), strides=_widened(attrs.strides, 1), padding=_padding(attrs.padding),
-        dilation=_widened(attrs.dilation, 1), ceil_mode=bool(attrs.ceil_mode), count_include_pad=bool(attrs.count_include_pad),
-    )  # fmt: skip
+        image(step.refs[0]),
+        pool_size=_widened(attrs.pool_size, 1),
+        strides=_widened(attrs.strides, 1),
+        padding=_padding(attrs.padding),
+        dilation=_widened(attrs.dilation, 1),
+        ceil_mode=bool(attrs.ceil_mode),
+        count_include_pad=bool(attrs.count_include_pad),
+    )
 
 
 _ON_SIGNALS: dict[str, Callable[[Step, Callable[[str], Any]], Any]] = {
-    "relax.nn.conv1d": _convolution, "relax.nn.conv1d_transpose": _convolution, "relax.nn.max_pool1d": _pool, "relax.nn.avg_pool1d": _pool,
-}  # fmt: skip
+    "relax.nn.conv1d": _convolution,
+    "relax.nn.conv1d_transpose": _convolution,
+    "relax.nn.max_pool1d": _pool,
+    "relax.nn.avg_pool1d": _pool,
+}

@@ -1,8 +1,8 @@
 """FoldConstants: compute with numpy what depends on constants only.
 
 TVM's own FoldConstant compiles every folded operator with LLVM, which costs seconds per network and threads that one
-does not control. The operators that importers leave on weights are few, so they are a table here. What the table lacks and
-still depends on constants only (products of position embeddings with weights, for example) is computed by the numpy
+does not control. The operators that importers leave on weights are few, so they are a table here. What the table lacks
+and still depends on constants only (products of position embeddings with weights, for example) is computed by the numpy
 interpreter afterwards: later passes rely on every step reading a value of the network.
 """
 

@@ -1,8 +1,8 @@
-"""SimplifyArithmetic: one clip for two, one matrix for a batch of the same, products in place of divisions by a number, as hard-swish and hard-sigmoid are imported, and of small
-powers, for which LLVM calls the C library.
+"""SimplifyArithmetic: one clip for two, one matrix for a batch of the same, products in place of divisions by a number,
+as hard-swish and hard-sigmoid are imported, and of small powers, for which LLVM calls the C library.
 
-A product with the reciprocal differs from a division by a unit in the last place. What is rounded next, as quantized models do with what they divide by
-a scale, stays a division.
+A product with the reciprocal differs from a division by a unit in the last place. What is rounded next, as quantized
+models do with what they divide by a scale, stays a division.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def _multiply(function: Any) -> Any:
 
 
 def _power(x: Any, exponent: float) -> Any:
-    """Return a power as products, quotients and roots, as PyTorch computes it, where its exponent is one of theirs; else None."""
+    """Return a power as products, quotients and roots, as PyTorch computes it, where its exponent is one of theirs;
+    else None.
+    """
     if exponent < 0:
         made = _power(x, -exponent)
         one = relax.const(np.ones((), str(type_of(x).dtype)))
@@ -91,7 +93,9 @@ def _multiply_powers(function: Any) -> Any:
 
 
 def _share_weights(function: Any) -> Any:
-    """Multiply with one matrix where a constant has the same one for each of a batch, as PyTorch expands the weights of a dense layer."""
+    """Multiply with one matrix where a constant has the same one for each of a batch, as PyTorch expands the weights of
+    a dense layer.
+    """
     data, number = wildcard(), is_const()
 
     def shared(call: Any, matches: Any) -> Any:

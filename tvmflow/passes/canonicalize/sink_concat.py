@@ -1,7 +1,8 @@
-"""SinkConcat: what follows a concatenation of convolutions, element by element, is computed of each of them, and joined behind it.
+"""SinkConcat: what follows a concatenation of convolutions, element by element, is computed of each of them, and joined
+behind it.
 
-Batch norms fold into the convolutions then, and activations are computed while outputs are in registers: convolutions with kernels of several sizes (MixNet)
-are normalized after they are joined.
+Batch norms fold into the convolutions then, and activations are computed while outputs are in registers: convolutions
+with kernels of several sizes (MixNet) are normalized after they are joined.
 """
 
 from __future__ import annotations
@@ -46,9 +47,11 @@ class _Divider(TwoLayouts):
             return False
         readers = self._readers[step.name]
         return (
-            bool(readers) and step.name not in self.graph.outputs and all(self._each(reader) for reader in readers)
+            bool(readers)
+            and step.name not in self.graph.outputs
+            and all(self._each(reader) for reader in readers)
             and all(self._is_convolution(name) and len(self._readers[name]) == 1 for name in step.refs)
-        )  # fmt: skip
+        )
 
     def _is_convolution(self, name: str) -> bool:
         """Whether a value is made by a convolution, perhaps with a bias."""

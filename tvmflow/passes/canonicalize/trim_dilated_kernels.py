@@ -1,6 +1,7 @@
 """TrimDilatedKernels: leave out the rows and columns of a convolution's window that only ever see its padding.
 
-Large dilations have them: a 3x3 window with steps of 24 over an image of 14x14, as DeepLab has it, sees the image with its middle alone, and costs nine times as much as that.
+Large dilations have them: a 3x3 window with steps of 24 over an image of 14x14, as DeepLab has it, sees the image with
+its middle alone, and costs nine times as much as that.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from tvmflow.ir.tvm_compat import constant_value, shape_of
 
 
 def seen(extent: int, window: int, step: int, stride: int, before: int, outputs: int) -> tuple[int, int]:
-    """Return the first element of a window that sees any of `extent` pixels, and the one behind the last; (0, window) where none does.
+    """Return the first element of a window that sees any of `extent` pixels, and the one behind the last; (0, window)
+    where none does.
 
     step: dilation; before: padding in front of the image; outputs: places where the window is.
     """
@@ -47,9 +49,16 @@ def _trimmed(call: Any, data: Any, weight: Any) -> Any:
     (top, bottom), (left, right) = kept
     part = values.numpy()[:, :, top:bottom, left:right]
     return relax.op.nn.conv2d(
-        data, relax.const(part, str(part.dtype)), strides=strides, padding=padding, dilation=dilation, groups=int(attrs.groups),
-        data_layout="NCHW", kernel_layout="OIHW", out_dtype=attrs.out_dtype,
-    )  # fmt: skip
+        data,
+        relax.const(part, str(part.dtype)),
+        strides=strides,
+        padding=padding,
+        dilation=dilation,
+        groups=int(attrs.groups),
+        data_layout="NCHW",
+        kernel_layout="OIHW",
+        out_dtype=attrs.out_dtype,
+    )
 
 
 @tvm.transform.module_pass(opt_level=0, name="TrimDilatedKernels")

@@ -1,8 +1,9 @@
-"""FuseAttention: softmax(Q K^T * factors + biases) V becomes one kernel, with the moves before it and behind it; so does any other batched product.
+"""FuseAttention: softmax(Q K^T * factors + biases) V becomes one kernel, with the moves before it and behind it; so
+does any other batched product.
 
-Frameworks write attention as two batched products with a softmax between them, a factor on either operand or for each head (cosine
-attention), masks that are added, and reshapes and transposes around all of it. Reads the packed module, so that what is moved is read
-where a dense layer left it, and written where the next one wants it.
+Frameworks write attention as two batched products with a softmax between them, a factor on either operand or for each
+head (cosine attention), masks that are added, and reshapes and transposes around all of it. Reads the packed module, so
+that what is moved is read where a dense layer left it, and written where the next one wants it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class _Kernel(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """A Relax value, how a kernel reads matrices of it, their sizes (batch, rows, columns), and what they are multiplied by."""
+    """A Relax value, how a kernel reads matrices of it, their sizes (batch, rows, columns), and what they are
+    multiplied by.
+    """
 
     value: Any
     operand: Operand
@@ -57,7 +60,9 @@ class _Read(NamedTuple):
 
 
 class _Scores(NamedTuple):
-    """The product of q and k, times a factor, and what is added to it and multiplied by it then: values, and whether each multiplies. rounded: q and k are rounded to bfloat16."""
+    """The product of q and k, times a factor, and what is added to it and multiplied by it then: values, and whether
+    each multiplies. rounded: q and k are rounded to bfloat16.
+    """
 
     q: _Read
     k: _Read
@@ -107,7 +112,9 @@ class _Function:
         return found
 
     def products(self) -> dict[Any, _Kernel]:
-        """Return the kernels of products of matrices that are both computed, by the expression that each takes the place of."""
+        """Return the kernels of products of matrices that are both computed, by the expression that each takes the
+        place of.
+        """
         found: dict[Any, _Kernel] = {}
         for binding in self._products():
             product = self._product(binding.value)
@@ -179,8 +186,21 @@ class _Function:
         steps = tuple(Step(read.operand, multiplies) for read, multiplies in scores.steps)
         paired = self.pairs and scores.rounded and _of_bfloat16(product)
         attention = Attention(
-            batch, queries, v.sizes[1], depth, shape[2], scores.q.operand, scores.k.operand, v.operand, steps, Operand(shape_of(product), str(type_of(product).dtype), out), scores.factor, safe, self.lanes, paired
-        )  # fmt: skip
+            batch,
+            queries,
+            v.sizes[1],
+            depth,
+            shape[2],
+            scores.q.operand,
+            scores.k.operand,
+            v.operand,
+            steps,
+            Operand(shape_of(product), str(type_of(product).dtype), out),
+            scores.factor,
+            safe,
+            self.lanes,
+            paired,
+        )
         return _Fused(attention, tuple(read.value for read in reads))
 
     def _read(
@@ -191,9 +211,11 @@ class _Function:
         scaled: bool = False,
         matrix: tuple[int, ...] = (),
     ) -> _Read | None:
-        """Return how a kernel reads matrices of a broadcast shape, from as far up as they have an index; None where they are no floats.
+        """Return how a kernel reads matrices of a broadcast shape, from as far up as they have an index; None where
+        they are no floats.
 
-        scaled: also from where they are not yet multiplied by a number; matrix: rows and columns where these are not the last axes of the shape.
+        scaled: also from where they are not yet multiplied by a number; matrix: rows and columns where these are not
+        the last axes of the shape.
         """
         if math.prod(shape) > _MOST_PLACES:
             return None
@@ -223,7 +245,9 @@ class _Function:
         return value
 
     def _softmax(self, value: Any) -> tuple[Any, bool]:
-        """Return what a softmax over the last axis is taken of, None for anything else, and whether rows of minus infinity become zeros."""
+        """Return what a softmax over the last axis is taken of, None for anything else, and whether rows of minus
+        infinity become zeros.
+        """
         call, safe = self.of(self._in_order(value)), False
         if operator_of(call) == "relax.where":
             condition, zeros = call.args[0], self.of(call.args[1])
@@ -356,7 +380,9 @@ def _replaced(mod: Any, kernels: dict[Any, _Kernel]) -> Any:
 
 @tvm.transform.module_pass(opt_level=0, name="FuseAttention")
 class FuseAttention:
-    """IRModule -> IRModule; lanes: columns of a matrix that are computed side by side; pairs: whether products of two neighbours of bfloat16 are summed at once."""
+    """IRModule -> IRModule; lanes: columns of a matrix that are computed side by side; pairs: whether products of two
+    neighbours of bfloat16 are summed at once.
+    """
 
     def __init__(self, lanes: int, pairs: bool = False) -> None:
         self.lanes, self.pairs = lanes, pairs

@@ -1,7 +1,7 @@
 """ConcatInPlace: what is only joined along channels is written where the whole will lie, and not copied.
 
-On packed channels the parts of an image of batch 1 lie one behind the other in memory. TVM's memory planner gives each value
-a storage of its own, so a concatenation costs a pass over memory, and its readers find nothing in their caches.
+On packed channels the parts of an image of batch 1 lie one behind the other in memory. TVM's memory planner gives each
+value a storage of its own, so a concatenation costs a pass over memory, and its readers find nothing in their caches.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class _Place:
 
 @tvm.transform.module_pass(opt_level=0, name="ConcatInPlace")
 class ConcatInPlace:
-    """IRModule of kernels -> IRModule whose main has its tensors allocated; as it came where nothing is joined in place."""
+    """IRModule of kernels -> IRModule whose main has its tensors allocated; as it came where nothing is joined in
+    place.
+    """
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
         lowered = with_allocations(mod)

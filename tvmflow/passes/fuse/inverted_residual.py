@@ -1,8 +1,9 @@
 """FuseInvertedResiduals: a 1x1 convolution and the depthwise one that alone reads what it makes become one kernel.
 
-Inverted residuals (MobileNetV2 and what came after it) widen an image to several times its channels, sum a window of each and narrow it again. The wide image is
-the largest value of such a network, larger than the second cache, and going through memory costs more than its arithmetic. In one kernel a
-thread makes some of its rows for a few channels, and reads them while they are near.
+Inverted residuals (MobileNetV2 and what came after it) widen an image to several times its channels, sum a window of
+each and narrow it again. The wide image is the largest value of such a network, larger than the second cache, and going
+through memory costs more than its arithmetic. In one kernel a thread makes some of its rows for a few channels, and
+reads them while they are near.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ def _read(expression: Any) -> list[Any]:
 
 
 def _image_of(function: Any, cpu: CpuFeatures) -> int | None:
-    """Return which parameter of a kernel a depthwise convolution of float32 pads and sums, None where it does anything else or should stay a kernel of its own."""
+    """Return which parameter of a kernel a depthwise convolution of float32 pads and sums, None where it does anything
+    else or should stay a kernel of its own.
+    """
     schedule = new_schedule(function)
     kernel = look_at(schedule)
     if kernel.anchor != DEPTHWISE or len(kernel.before) != 1 or not _keeps_pixels(schedule, kernel):
@@ -88,7 +91,9 @@ def _image_of(function: Any, cpu: CpuFeatures) -> int | None:
 
 
 def _expands(function: Any) -> bool:
-    """Whether a kernel is a 1x1 convolution of float32 on packed channels, and what is computed of each of its outputs."""
+    """Whether a kernel is a 1x1 convolution of float32 on packed channels, and what is computed of each of its
+    outputs.
+    """
     schedule = new_schedule(function)
     kernel = look_at(schedule)
     return kernel.anchor is not None and _keeps_pixels(schedule, kernel) and is_expansion(schedule, kernel)

@@ -1,8 +1,9 @@
 """LimitInlining: keep FuseOps from putting more into one expression than TVM comes to an end with.
 
-Elementwise operators that are fused become one expression for each output. An operator that reads a value twice (x * sigmoid(x)) doubles what was inlined
-before it. Worse, TVM's simplifier and its LLVM backend take for a value that has a name (what exp is of, in the arithmetic that computes it) the value itself,
-wherever the name is read, and simplify conditions within conditions: exp of exp of exp takes seconds, a fourth one minutes.
+Elementwise operators that are fused become one expression for each output. An operator that reads a value twice (x *
+sigmoid(x)) doubles what was inlined before it. Worse, TVM's simplifier and its LLVM backend take for a value that has a
+name (what exp is of, in the arithmetic that computes it) the value itself, wherever the name is read, and simplify
+conditions within conditions: exp of exp of exp takes seconds, a fourth one minutes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class _Alone(PyExprMutator):  # type: ignore[misc]
 
 @tvm.transform.module_pass(opt_level=0, name="LimitInlining")
 class LimitInlining:
-    """IRModule of kernels whose patterns are known -> the same, where FuseOps leaves those alone that would make an expression too large."""
+    """IRModule of kernels whose patterns are known -> the same, where FuseOps leaves those alone that would make an
+    expression too large.
+    """
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
         reads: dict[Any, int] = {}  # a variable -> of the expression that stands for it
@@ -72,7 +75,9 @@ class LimitInlining:
 
 
 def _reads_of(kernel: Any, inputs: list[int]) -> int:
-    """Return how often a kernel's expression reads memory as TVM sees it, its own blocks inlined. inputs: how often that of each input does."""
+    """Return how often a kernel's expression reads memory as TVM sees it, its own blocks inlined. inputs: how often
+    that of each input does.
+    """
     parameters = [buffer_of(kernel, parameter) for parameter in kernel.params]
     reads = dict(zip(parameters, inputs, strict=False))
     most = 0

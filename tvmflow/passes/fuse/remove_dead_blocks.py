@@ -1,7 +1,8 @@
 """RemoveDeadBlocks: leave out the blocks of a kernel whose values nothing reads.
 
-TVM folds arithmetic while it lowers an operator: x * 0 is 0, whatever made x. What is fused then does not read what a convolution sums, and no schedule of
-such a kernel makes sense: the convolution, tied to nothing, would be unrolled for the whole image, which LLVM takes minutes for.
+TVM folds arithmetic while it lowers an operator: x * 0 is 0, whatever made x. What is fused then does not read what a
+convolution sums, and no schedule of such a kernel makes sense: the convolution, tied to nothing, would be unrolled for
+the whole image, which LLVM takes minutes for.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def _without_unread(kernel: Any) -> Any:
 
 
 def _unread(kernel: Any) -> dict[Any, Any]:
-    """Return the statements, and the blocks that they run, of a kernel that write values of its own alone which no other statement reads, or one of these alone."""
+    """Return the statements, and the blocks that they run, of a kernel that write values of its own alone which no
+    other statement reads, or one of these alone.
+    """
     root = getattr(kernel.body, "block", None)
     if root is None or not root.alloc_buffers or not isinstance(root.body, tirx.SeqStmt):
         return {}

@@ -8,12 +8,16 @@ ALIGNMENT = 64  # bytes: kernels are compiled for buffers that begin at such an 
 
 
 def with_allocations(mod: Any) -> Any:
-    """Return an IRModule of kernels whose main calls them with outputs that it allocated: no dataflow block, no purity, no call_tir."""
+    """Return an IRModule of kernels whose main calls them with outputs that it allocated: no dataflow block, no purity,
+    no call_tir.
+    """
     from tvm import relax
 
     for step in (
-        relax.transform.RewriteDataflowReshape(), relax.transform.ToNonDataflow(),
-        relax.transform.RemovePurityChecking(), relax.transform.CallTIRRewrite(),
-    ):  # fmt: skip
+        relax.transform.RewriteDataflowReshape(),
+        relax.transform.ToNonDataflow(),
+        relax.transform.RemovePurityChecking(),
+        relax.transform.CallTIRRewrite(),
+    ):
         mod = step(mod)
     return mod

@@ -27,7 +27,8 @@ Match = tuple[Template, list[Knobs]]  # a template that serves a kernel, and its
 
 @dataclass(frozen=True)
 class Choice:
-    """How one kernel came to its schedule: `record`, `estimate`, `default` or `none`. work: operations of all calls in the network.
+    """How one kernel came to its schedule: `record`, `estimate`, `default` or `none`. work: operations of all calls in
+    the network.
 
     dtype: that it multiplies. constant_bytes: that all calls read at least.
     """
@@ -59,7 +60,8 @@ def replay(function: Any, trace: Any) -> Any:
 
 
 def check_accesses_are_declared(function: Any) -> None:
-    """Raise ValueError where a block uses a buffer of the kernel's own that it does not declare: these are made as small as what is declared.
+    """Raise ValueError where a block uses a buffer of the kernel's own that it does not declare: these are made as
+    small as what is declared.
 
     A trace of anybody may hide accesses, which templates do of what a block no longer reads.
     """
@@ -89,7 +91,9 @@ def _is_among(buffer: Any, buffers: list[Any]) -> bool:
 
 
 def default_schedule(function: Any, match: Match | None) -> tuple[Any, Knobs] | None:
-    """Return the schedule of a kernel that was not measured, and its knobs: of its template's first candidates the first that applies; None where none does."""
+    """Return the schedule of a kernel that was not measured, and its knobs: of its template's first candidates the
+    first that applies; None where none does.
+    """
     if match is None:
         return None
     template, candidates = match
@@ -101,7 +105,9 @@ def default_schedule(function: Any, match: Match | None) -> tuple[Any, Knobs] | 
 
 @tvm.transform.module_pass(opt_level=0, name="ApplySchedules")
 class ApplySchedules:
-    """IRModule -> IRModule; `best` maps workload keys to tuning records, `template_for` is the backend's. What was chosen is left in `choices`."""
+    """IRModule -> IRModule; `best` maps workload keys to tuning records, `template_for` is the backend's. What was
+    chosen is left in `choices`.
+    """
 
     def __init__(self, best: dict[str, Any], template_for: Callable[[Any], Match | None]) -> None:
         self.best, self.template_for = best, template_for

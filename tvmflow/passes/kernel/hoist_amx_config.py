@@ -1,4 +1,5 @@
-"""HoistAmxConfig: give the registers for matrix tiles (AMX) their shapes once for a thread's share of a kernel, not for each tile of outputs.
+"""HoistAmxConfig: give the registers for matrix tiles (AMX) their shapes once for a thread's share of a kernel, not for
+each tile of outputs.
 
 An instruction that does it takes as long as a dozen multiplications, and waits for all that are under way.
 """
@@ -24,7 +25,9 @@ class HoistAmxConfig:
 
 
 def _hoisted(statement: Any) -> Any:
-    """Return what is around a loop over shares with the use of tiles started and ended in the loop, if it has one shape; any other statement as it is."""
+    """Return what is around a loop over shares with the use of tiles started and ended in the loop, if it has one
+    shape; any other statement as it is.
+    """
     if (
         not isinstance(statement, tirx.AttrStmt) or statement.attr_key != IMPORTED_LLVM
     ):  # which stands around the loop over shares

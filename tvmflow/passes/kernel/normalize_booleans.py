@@ -1,7 +1,7 @@
 """Booleans that a kernel reads are compared with zero, so that LLVM has one bit of them.
 
-TVM 0.27 loads a boolean as the byte that it is stored as, and `not` of it flips all eight bits: 254 where it is to be false. Whether two booleans are equal
-it asks as of floats, which LLVM refuses.
+TVM 0.27 loads a boolean as the byte that it is stored as, and `not` of it flips all eight bits: 254 where it is to be
+false. Whether two booleans are equal it asks as of floats, which LLVM refuses.
 """
 
 from __future__ import annotations

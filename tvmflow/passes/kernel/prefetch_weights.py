@@ -1,7 +1,9 @@
-"""prefetch_weights: while the weights of one block of channels are multiplied, those of the next come from memory into the cache of the core.
+"""prefetch_weights: while the weights of one block of channels are multiplied, those of the next come from memory into
+the cache of the core.
 
-A thread goes over many tiles of outputs with the weights of one block of channels. At the first of them it waits for memory, and while it is at
-the others memory has nothing to do. So each tile asks for a share of the next block's weights, a few lines of the cache in each step of its loop.
+A thread goes over many tiles of outputs with the weights of one block of channels. At the first of them it waits for
+memory, and while it is at the others memory has nothing to do. So each tile asks for a share of the next block's
+weights, a few lines of the cache in each step of its loop.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ define weak_odr i32 @{_FUNCTION}(ptr %weights, i32 %offset) alwaysinline nounwin
 
 
 def prefetch_weights(mod: Any) -> Any:
-    """Return a module of scheduled kernels in which the loops that PREFETCHED marks ask for the weights of the next block of channels."""
+    """Return a module of scheduled kernels in which the loops that PREFETCHED marks ask for the weights of the next
+    block of channels.
+    """
     return kernels_changed(mod, lambda kernel: is_marked(kernel, PREFETCHED), _prefetching)
 
 
@@ -36,7 +40,9 @@ def _prefetching(function: Any) -> Any:
 
 
 def _with_prefetches(statement: Any, around: tuple[Any, ...]) -> Any:
-    """Return a statement with the loops in it that are marked prefetching. around: the loops that it is in, the outermost first."""
+    """Return a statement with the loops in it that are marked prefetching. around: the loops that it is in, the
+    outermost first.
+    """
     if isinstance(statement, tirx.SeqStmt):
         return tirx.SeqStmt([_with_prefetches(part, around) for part in statement.seq])
     if not isinstance(statement, tirx.For):

@@ -1,7 +1,8 @@
 """StackBuffers: small local memory of a kernel lies on the stack, where LLVM makes registers of it.
 
-TVM asks its runtime for the memory of scope `local`: a call for each tile of sums, which are stored before and after they are summed. What matrix
-tiles (AMX) are stored to begins at a line of the cache, as each of their rows then does: TVM aligns to 16 bytes what is no vector by itself.
+TVM asks its runtime for the memory of scope `local`: a call for each tile of sums, which are stored before and after
+they are summed. What matrix tiles (AMX) are stored to begins at a line of the cache, as each of their rows then does:
+TVM aligns to 16 bytes what is no vector by itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Kernels that read a network's inputs take them wherever they begin: callers need not align them, and nothing is copied.
+"""Kernels that read a network's inputs take them wherever they begin: callers need not align them, and nothing is
+copied.
 
-TVM compiles loads of a parameter for addresses that its alignment divides, 64 bytes. Those of an input are aligned to its elements alone; processors load
-vectors from such addresses as fast, unless they lie in two lines of the cache.
+TVM compiles loads of a parameter for addresses that its alignment divides, 64 bytes. Those of an input are aligned to
+its elements alone; processors load vectors from such addresses as fast, unless they lie in two lines of the cache.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """zero_border_only: of an image that is made in a thread's own memory, only what lies around it is filled with zeros.
 
-TVM divides a padding into a block that fills all of it and one that writes what is inside; most of what the first one writes is written again.
+TVM divides a padding into a block that fills all of it and one that writes what is inside; most of what the first one
+writes is written again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from tvmflow.schedules.template import FILLED
 
 
 def zero_border_only(mod: Any) -> Any:
-    """Return a module of scheduled kernels in which the loops that FILLED marks leave out the columns that are written again."""
+    """Return a module of scheduled kernels in which the loops that FILLED marks leave out the columns that are written
+    again.
+    """
     return kernels_changed(
         mod,
         lambda kernel: is_marked(kernel, FILLED),

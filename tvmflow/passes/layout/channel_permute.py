@@ -1,7 +1,8 @@
-"""Any choice of channels of packed images as one packed image: a part of a split, a concatenation, a shuffle, where channels fill no blocks.
+"""Any choice of channels of packed images as one packed image: a part of a split, a concatenation, a shuffle, where
+channels fill no blocks.
 
-As a chain of operators, unpacked, moved and packed again, each value is copied for itself. Here a vector of channels is put together from those that hold them,
-by one instruction for two of them.
+As a chain of operators, unpacked, moved and packed again, each value is copied for itself. Here a vector of channels is
+put together from those that hold them, by one instruction for two of them.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ _VECTOR = """  %from{b}_{k} = getelementptr {vector}, ptr %in{source}, i64 {offs
 def moved_channels(builder: Any, images: Sequence[Any], channels: Sequence[Channel | None]) -> Any:
     """Return a packed image, (N, C / lanes, H, W, lanes), zeros where C fills no block.
 
-    images: packed alike, of the same N, H, W and dtype. channels: for each of C which image has it, and where; None for zeros.
+    images: packed alike, of the same N, H, W and dtype. channels: for each of C which image has it, and where; None for
+    zeros.
     """
     n, _, height, width, lanes = shape_of(images[0])
     dtype = str(type_of(images[0]).dtype)
@@ -73,13 +75,24 @@ def moved_channels(builder: Any, images: Sequence[Any], channels: Sequence[Chann
     code = _CODE.format(
         name=name, parameters=", ".join(f"ptr %{one}" for one in ("out", *names)), blocks=text, count=len(blocks)
     )
-    kernel = function_of(_SOURCE, {
-        "parameters": ", ".join(f"{one}: {buffer_of(size, dtype)}" for one, size in zip(names, sizes, strict=True)), "out": buffer_of(made, dtype),
-        "pattern": OPAQUE, "imported": IMPORTED_LLVM, "llvm": code, "lines": n * height, "name": name,
-        "loop": line_loop(n * len(channels) * height * width * bits // 8),
-        "reads": ", ".join(_row(one, size) for one, size in zip(names, sizes, strict=True)), "whole": _row("out", made),
-        "addresses": ", ".join(f"T.address_of({one}[at // {height}, 0, at % {height}, 0, 0])" for one in ("out", *names)),
-    })  # fmt: skip
+    kernel = function_of(
+        _SOURCE,
+        {
+            "parameters": ", ".join(f"{one}: {buffer_of(size, dtype)}" for one, size in zip(names, sizes, strict=True)),
+            "out": buffer_of(made, dtype),
+            "pattern": OPAQUE,
+            "imported": IMPORTED_LLVM,
+            "llvm": code,
+            "lines": n * height,
+            "name": name,
+            "loop": line_loop(n * len(channels) * height * width * bits // 8),
+            "reads": ", ".join(_row(one, size) for one, size in zip(names, sizes, strict=True)),
+            "whole": _row("out", made),
+            "addresses": ", ".join(
+                f"T.address_of({one}[at // {height}, 0, at % {height}, 0, 0])" for one in ("out", *names)
+            ),
+        },
+    )
     return relax.call_tir(builder.add_func(kernel, "move_channels"), list(images), relax.TensorType(made, dtype))
 
 
@@ -97,11 +110,25 @@ def _block(at: int, channels: Sequence[Channel | None], pixels: int, width: int,
     parts = []
     for k, ((image, block), places) in enumerate(held.items()):
         kept = [str(lanes + places[lane]) if lane in places else str(lane) for lane in range(lanes)]
-        parts.append(_VECTOR.format(
-            b=at, k=k, vector=vector, source=image, offset=block * pixels, so_far=f"%sum{at}_{k - 1}" if k else "zeroinitializer", lanes=lanes,
-            places=", ".join(f"i32 {place}" for place in kept),
-        ))  # fmt: skip
+        parts.append(
+            _VECTOR.format(
+                b=at,
+                k=k,
+                vector=vector,
+                source=image,
+                offset=block * pixels,
+                so_far=f"%sum{at}_{k - 1}" if k else "zeroinitializer",
+                lanes=lanes,
+                places=", ".join(f"i32 {place}" for place in kept),
+            )
+        )
     return _BLOCK.format(
-        b=at, before=f"block{at - 1}" if at else "entry", vectors="\n".join(parts), vector=vector, offset=at * pixels, width=width, after=at + 1,
+        b=at,
+        before=f"block{at - 1}" if at else "entry",
+        vectors="\n".join(parts),
+        vector=vector,
+        offset=at * pixels,
+        width=width,
+        after=at + 1,
         result=f"%sum{at}_{len(held) - 1}" if held else "zeroinitializer",
-    )  # fmt: skip
+    )

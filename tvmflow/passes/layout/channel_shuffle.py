@@ -1,8 +1,9 @@
-"""Channel shuffles on packed channels: what only moves channels is computed where it is read, from packed channels to packed channels.
+"""Channel shuffles on packed channels: what only moves channels is computed where it is read, from packed channels to
+packed channels.
 
-As they are written, shuffles unpack channels, move them in planes and pack them again, three passes over the image. Here each reader gets one kernel of its own
-that does all of it; parts that the next shuffle takes as they are stay packed in between. Parts of a split and concatenations whose channels fill no blocks
-are such moves, too.
+As they are written, shuffles unpack channels, move them in planes and pack them again, three passes over the image.
+Here each reader gets one kernel of its own that does all of it; parts that the next shuffle takes as they are stay
+packed in between. Parts of a split and concatenations whose channels fill no blocks are such moves, too.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from tvmflow.passes.layout.channel_permute import moved_channels
 
 
 class ChannelMoves:
-    """steps: those of the network that only move channels, by name, as far as they were seen; they are not computed by themselves.
+    """steps: those of the network that only move channels, by name, as far as they were seen; they are not computed by
+    themselves.
 
-    block: of packed channels. Any choice of channels is moved where that is cheap (`lane_moves`), else only shuffles are.
+    block: of packed channels. Any choice of channels is moved where that is cheap (`lane_moves`), else only shuffles
+    are.
     """
 
     def __init__(self, graph: Graph, block: int, any_choice: bool) -> None:
@@ -37,9 +40,11 @@ class ChannelMoves:
         if not step.refs or not any(name in packed or name in self.steps for name in step.refs):
             return False
         moves = (
-            self._begins(step) or self._groups(step) or (step.refs[0] in self.steps and self._goes_on(step))
+            self._begins(step)
+            or self._groups(step)
+            or (step.refs[0] in self.steps and self._goes_on(step))
             or (self._any_choice and self._chooses(step, packed))
-        )  # fmt: skip
+        )
         if moves:
             self.steps[step.name] = step
         return moves
@@ -84,7 +89,9 @@ class ChannelMoves:
         return moved_channels(builder, [packed[one] for one in images], list(zip(*places, strict=True)))
 
     def _places(self, name: str, packed: Container[str], images: list[str]) -> Array:
-        """Return for each channel which image has it, and where, (2, C), or (2, G, C / G) of channels in groups; new images are added to the list."""
+        """Return for each channel which image has it, and where, (2, C), or (2, G, C / G) of channels in groups; new
+        images are added to the list.
+        """
         if name in packed:
             if name not in images:
                 images.append(name)
@@ -113,10 +120,13 @@ class ChannelMoves:
         """Whether an image's channels are put into groups, which are then exchanged with the channels of a group."""
         before, readers = self._shapes.get(step.refs[0], ()), self._readers[step.name]
         return (
-            step.op == "relax.reshape" and len(before) == 4 and len(step.shape) == 5
+            step.op == "relax.reshape"
+            and len(before) == 4
+            and len(step.shape) == 5
             and (step.shape[0], *step.shape[3:]) == (before[0], *before[2:])
-            and bool(readers) and all(self._exchanges(one) for one in readers)
-        )  # fmt: skip
+            and bool(readers)
+            and all(self._exchanges(one) for one in readers)
+        )
 
     @staticmethod
     def _exchanges(step: Step) -> bool:

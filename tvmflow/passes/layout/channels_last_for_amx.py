@@ -1,8 +1,10 @@
-"""ChannelsLastForAmx: images between convolutions in matrix tiles have all channels of a pixel side by side, as tiles read them.
+"""ChannelsLastForAmx: images between convolutions in matrix tiles have all channels of a pixel side by side, as tiles
+read them.
 
-Packed channels are (N, C/b, H, W, b), and a convolution in tiles copies such an image before it multiplies. What only such convolutions make and read lies as
-(N, H, W, C/b, b) instead, where one of them has a filter of one pixel: it needs no copy then. Made by a larger filter it stays: what that writes to parts of
-lines of the cache costs more than a copy (docs/log/amx.md).
+Packed channels are (N, C/b, H, W, b), and a convolution in tiles copies such an image before it multiplies. What only
+such convolutions make and read lies as (N, H, W, C/b, b) instead, where one of them has a filter of one pixel: it needs
+no copy then. Made by a larger filter it stays: what that writes to parts of lines of the cache costs more than a copy
+(docs/log/amx.md).
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class ChannelsLastForAmx:
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a convolution in tiles. image: the position of what it multiplies, -1 where it pads that; of_pixels: whether its filter is one pixel."""
+    """A call of a convolution in tiles. image: the position of what it multiplies, -1 where it pads that; of_pixels:
+    whether its filter is one pixel.
+    """
 
     kernel: Any
     arguments: list[Any]
@@ -65,7 +69,9 @@ def _call(mod: Any, binding: Any) -> _Call | None:
 
 
 def _chosen(bindings: list[Any], calls: list[_Call | None], output: Any) -> set[Any]:
-    """Return the variables that convolutions in tiles alone read, one of them without a copy then, and one of single pixels makes."""
+    """Return the variables that convolutions in tiles alone read, one of them without a copy then, and one of single
+    pixels makes.
+    """
     made, images = set(), set()
     kept = set(relax.analysis.free_vars(output))
     for binding, call in zip(bindings, calls, strict=True):

@@ -1,4 +1,6 @@
-"""Rows, (N, C) or (B, N, C), as an image of one row of pixels in packed channels, (1, C/block, 1, rows, block), which is as wide as tiles need."""
+"""Rows, (N, C) or (B, N, C), as an image of one row of pixels in packed channels, (1, C/block, 1, rows, block), which
+is as wide as tiles need.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Convolutions of packed channels tap by tap, where large dilations let most taps of the window see little of the image.
+"""Convolutions of packed channels tap by tap, where large dilations let most taps of the window see little of the
+image.
 
-A 3x3 window with steps of 12 over an image of 14x14 sees it with its middle everywhere, and with each other row and column in two of 14: 18 % of its products are not with
-padding. Each tap is a dense layer over the pixels that it sees, and their sums are added where they belong.
+A 3x3 window with steps of 12 over an image of 14x14 sees it with its middle everywhere, and with each other row and
+column in two of 14: 18 % of its products are not with padding. Each tap is a dense layer over the pixels that it sees,
+and their sums are added where they belong.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def _seen(step: Step, window: Array, padding: list[int], axis: int, pixels: int)
 
 
 def sees_little(step: Step, weight: Array, padding: list[int], image: tuple[int, ...]) -> bool:
-    """Whether a convolution of one image (1, C, H, W) is better computed tap by tap. padding: top, left, bottom, right."""
+    """Whether a convolution of one image (1, C, H, W) is better computed tap by tap. padding: top, left, bottom,
+    right.
+    """
     attrs = step.call.attrs
     if int(attrs.groups) != 1 or image[0] != 1 or step.dtype not in _EXACT or any(int(s) != 1 for s in attrs.strides):
         return False
@@ -64,10 +68,16 @@ def convolution_by_taps(builder: Any, step: Step, weight: Array, padding: list[i
             ends = [begin + extent for begin, extent in zip(begins, extents, strict=True)]
             part = builder.emit(relax.op.strided_slice(data, axes=[2, 3], begin=list(begins), end=ends))
         kernel = constant(pack_both(weight[:, :, at[0], at[1], None, None], block), str(weight.dtype))
-        made = builder.emit(relax.op.nn.conv2d(
-            pixels_as_rows(builder, part), kernel, data_layout=f"NCHW{block}c", out_layout=f"NCHW{block}c", kernel_layout=f"OIHW{block}i{block}o",
-            out_dtype=step.dtype,
-        ))  # fmt: skip
+        made = builder.emit(
+            relax.op.nn.conv2d(
+                pixels_as_rows(builder, part),
+                kernel,
+                data_layout=f"NCHW{block}c",
+                out_layout=f"NCHW{block}c",
+                kernel_layout=f"OIHW{block}i{block}o",
+                out_dtype=step.dtype,
+            )
+        )
         made = rows_as_pixels(builder, made, *extents)
         if extents != step.shape[2:]:
             behind = [extent - axis.end for extent, axis in zip(step.shape[2:], (rows, columns), strict=True)]

@@ -1,8 +1,10 @@
-"""An image of bytes of few channels, a network's input, with the channels of each pixel side by side, and pixels around it.
+"""An image of bytes of few channels, a network's input, with the channels of each pixel side by side, and pixels around
+it.
 
-As a chain of operators it is computed value by value: what is stored side by side is read from planes. Here vectors of each channel become the bytes of wider words,
-which are stored whole. What the image is made of, rounded to bytes for example, is computed in planes before. For matrix tiles, which sum 64 bytes at a time, pixels
-of several rows lie side by side, too.
+As a chain of operators it is computed value by value: what is stored side by side is read from planes. Here vectors of
+each channel become the bytes of wider words, which are stored whole. What the image is made of, rounded to bytes for
+example, is computed in planes before. For matrix tiles, which sum 64 bytes at a time, pixels of several rows lie side
+by side, too.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def side_by_side(image: {image}, out: {out}) -> None:
                 for column, channel in T.grid({right}, {lanes}):
                     out[at // {rows}, 0, at % {rows}, {left} + {width} + column, channel] = {padded}
 """
-# The last vector of a row ends with it, and overlaps the one before. Rows above and below the image are read from a row of what it is padded with.
+# The last vector of a row ends with it, and overlaps the one before. Rows above and below the image are read from a row
+# of what it is padded with.
 _CODE = """
 @{name}_padding = weak_odr hidden constant [{width} x i8] [{padding}]
 define weak_odr i32 @{name}(ptr %out, ptr %image, i64 %first) alwaysinline nounwind {{
@@ -84,7 +87,9 @@ _CHANNEL = """  %offset{k} = mul i64 %plane{r}, {c}
 
 @dataclass(frozen=True)
 class Rows:
-    """A pixel's rows that lie side by side: how many, so far apart, from every stride-th row of the padded image on; made: how many lines there are, None: all."""
+    """A pixel's rows that lie side by side: how many, so far apart, from every stride-th row of the padded image on;
+    made: how many lines there are, None: all.
+    """
 
     count: int = 1
     apart: int = 1
@@ -104,7 +109,8 @@ class Padded:
 def image_of_few(builder: Any, graph: Graph, plain: Callable[[str], Any], name: str, lanes: int, as_words: bool) -> Any:
     """Return an image of a network, (N, C, H, W), as (N, 1, H, W, lanes), channels filled up with zeros.
 
-    plain: gives a value, (N, C, H, W), by its name. as_words: bytes are moved by words, where the processor has no instruction that stores vectors side by side.
+    plain: gives a value, (N, C, H, W), by its name. as_words: bytes are moved by words, where the processor has no
+    instruction that stores vectors side by side.
     """
     kind = graph.kind(name)
     if as_words and lanes <= _LANES:
@@ -156,20 +162,49 @@ def side_by_side(builder: Any, value: Any, kind: TensorKind, lanes: int, padded:
     ]
     parts = [
         _CHANNEL.format(
-            k=k, r=k // channels, c=k % channels, word=word, shift=k * _BITS, before=f"%sum{k - 1}" if k else "zeroinitializer"
+            k=k,
+            r=k // channels,
+            c=k % channels,
+            word=word,
+            shift=k * _BITS,
+            before=f"%sum{k - 1}" if k else "zeroinitializer",
         )
         for k in range(used)
-    ]  # fmt: skip
+    ]
     code = _CODE.format(
-        name=name, last=width - _PIXELS, lines="\n".join(starts), channels="\n".join(parts), word=word, top=used - 1, width=width,
+        name=name,
+        last=width - _PIXELS,
+        lines="\n".join(starts),
+        channels="\n".join(parts),
+        word=word,
+        top=used - 1,
+        width=width,
         padding=", ".join([f"i8 {padded.value}"] * width),
-    )  # fmt: skip
-    function = function_of(_SOURCE, {
-        "image": buffer_of(kind.shape, kind.dtype), "out": buffer_of(made, kind.dtype), "pattern": OPAQUE, "imported": IMPORTED_LLVM, "llvm": code,
-        "loop": line_loop(n * lines * columns * lanes), "lines": n * lines, "rows": lines, "columns": columns, "channels": channels, "lanes": lanes, "height": height,
-        "width": width, "top": top, "stride": rows.stride, "left": left, "right": right, "name": name,
-        "padded": within("channel", used, lanes, f"T.{kind.dtype}({padded.value})", f"T.{kind.dtype}(0)"),
-    })  # fmt: skip
+    )
+    function = function_of(
+        _SOURCE,
+        {
+            "image": buffer_of(kind.shape, kind.dtype),
+            "out": buffer_of(made, kind.dtype),
+            "pattern": OPAQUE,
+            "imported": IMPORTED_LLVM,
+            "llvm": code,
+            "loop": line_loop(n * lines * columns * lanes),
+            "lines": n * lines,
+            "rows": lines,
+            "columns": columns,
+            "channels": channels,
+            "lanes": lanes,
+            "height": height,
+            "width": width,
+            "top": top,
+            "stride": rows.stride,
+            "left": left,
+            "right": right,
+            "name": name,
+            "padded": within("channel", used, lanes, f"T.{kind.dtype}({padded.value})", f"T.{kind.dtype}(0)"),
+        },
+    )
     return relax.call_tir(builder.add_func(function, "side_by_side"), [value], relax.TensorType(made, kind.dtype))
 
 
@@ -192,14 +227,21 @@ class FewRows:
         """Return the convolution of an image, (N, C, H, W), without its padding: (N, O/block, OH, OW, block)."""
         data = side_by_side(builder, image, self.kind, self.lanes, self.source, self.rows)
         return relax.op.nn.conv2d(
-            builder.emit(data, f"{self.source.name}_few"), constant(pack_both(self.weight, block, self.lanes), str(self.weight.dtype)),
-            strides=list(self.strides), padding=0, dilation=list(self.dilation), data_layout=f"NCHW{self.lanes}c",
-            out_layout=f"NCHW{block}c", kernel_layout=f"OIHW{self.lanes}i{block}o", out_dtype=dtype,
-        )  # fmt: skip
+            builder.emit(data, f"{self.source.name}_few"),
+            constant(pack_both(self.weight, block, self.lanes), str(self.weight.dtype)),
+            strides=list(self.strides),
+            padding=0,
+            dilation=list(self.dilation),
+            data_layout=f"NCHW{self.lanes}c",
+            out_layout=f"NCHW{block}c",
+            kernel_layout=f"OIHW{self.lanes}i{block}o",
+            out_dtype=dtype,
+        )
 
 
 def few_rows(graph: Graph, name: str, step: Step, padding: list[int]) -> FewRows | None:
-    """Return how matrix tiles read the image of a convolution, None where several of its rows side by side do not save enough products.
+    """Return how matrix tiles read the image of a convolution, None where several of its rows side by side do not save
+    enough products.
 
     padding: top, left, bottom, right, of zeros, around the value of that name.
     """

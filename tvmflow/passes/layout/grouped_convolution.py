@@ -1,4 +1,6 @@
-"""Convolutions whose groups fill no blocks of channels: each few groups get blocks of their own, filled up with zeros, and the outputs are brought side by side again."""
+"""Convolutions whose groups fill no blocks of channels: each few groups get blocks of their own, filled up with zeros,
+and the outputs are brought side by side again.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _MOST_TOGETHER = 8  # groups, between which products are with zeros
 
 @dataclass(frozen=True)
 class SpreadGroups:
-    """weight: (O', I', KH, KW) of a convolution of `groups` groups that fill blocks; inputs: which channel lies where in them, None for filling; outputs: where each output lies."""
+    """weight: (O', I', KH, KW) of a convolution of `groups` groups that fill blocks; inputs: which channel lies where
+    in them, None for filling; outputs: where each output lies.
+    """
 
     weight: Array
     groups: int
@@ -24,7 +28,9 @@ class SpreadGroups:
     outputs: list[Channel]
 
     def around(self, builder: Any, image: Any, convolution: Callable[[Any], Any]) -> Any:
-        """Return the convolution's packed output of a packed image. convolution: of channels that lie in the groups' blocks."""
+        """Return the convolution's packed output of a packed image. convolution: of channels that lie in the groups'
+        blocks.
+        """
         made = builder.emit(convolution(builder.emit(moved_channels(builder, [image], self.inputs))))
         return moved_channels(builder, [made], self.outputs)
 

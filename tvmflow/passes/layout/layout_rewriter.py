@@ -1,4 +1,6 @@
-"""Rewriting a network in which values have a twin in another layout: operators that do not care are computed on it, the plain value is made only where it is read."""
+"""Rewriting a network in which values have a twin in another layout: operators that do not care are computed on it, the
+plain value is made only where it is read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Layer norm and RMS norm of packed channels, (N, C/b, H, W, b): over the channels of each pixel, without a change of layout before and behind it."""
+"""Layer norm and RMS norm of packed channels, (N, C/b, H, W, b): over the channels of each pixel, without a change of
+layout before and behind it.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def packed_norm({parameters}, out: {image}) -> None:
 
 
 def packed_norm(step: Step, packed: Any, block: int, axis: int = -1) -> Callable[[], Any] | None:
-    """Return how a norm over an axis is computed on packed channels that are that axis; None where they do not fill their blocks, or it is over others."""
+    """Return how a norm over an axis is computed on packed channels that are that axis; None where they do not fill
+    their blocks, or it is over others.
+    """
     weights, rank = step.args[1:], len(step.shape)
     if not isinstance(step.args[0], Ref) or step.shape[axis] % block or step.dtype != "float32":
         return None
@@ -98,7 +102,9 @@ def _plain_rms_norm(builder: Any, call: Any) -> Any:
 
 
 def legalize_norm(builder: Any, call: Any) -> Any:
-    """Return how relax.nn.layer_norm and relax.nn.rms_norm are lowered: of packed channels to one kernel, else as TVM does."""
+    """Return how relax.nn.layer_norm and relax.nn.rms_norm are lowered: of packed channels to one kernel, else as TVM
+    does.
+    """
     attrs, shape = call.attrs, shape_of(call)
     if len(shape) != 5 or [int(axis) for axis in attrs.axes] != AXES or str(type_of(call).dtype) != "float32":
         centered = str(call.op.name) == NORMS[0]
@@ -107,12 +113,24 @@ def legalize_norm(builder: Any, call: Any) -> Any:
     centered = str(call.op.name) == NORMS[0]
     image, weight = buffer_of(shape, "float32"), buffer_of((blocks, lanes), "float32")
     sizes = {
-        "N": batch, "C": blocks, "H": height, "W": width, "L": lanes, "share": 1.0 / (blocks * lanes), "epsilon": float(attrs.epsilon),
-    }  # fmt: skip
+        "N": batch,
+        "C": blocks,
+        "H": height,
+        "W": width,
+        "L": lanes,
+        "share": 1.0 / (blocks * lanes),
+        "epsilon": float(attrs.epsilon),
+    }
     parameters = f"x: {image}, scale: {weight}" + (f", shift: {weight}" if centered else "")
-    function = function_of(_SOURCE, {
-        **sizes, "image": image, "parameters": parameters, "total": _TOTAL.format(**sizes) if centered else "",
-        "value": "(x[vn, vc, vh, vw, vl] - total[vn, vh, vw])" if centered else "x[vn, vc, vh, vw, vl]",
-        "shift": " + shift[vc, vl]" if centered else "",
-    })  # fmt: skip
+    function = function_of(
+        _SOURCE,
+        {
+            **sizes,
+            "image": image,
+            "parameters": parameters,
+            "total": _TOTAL.format(**sizes) if centered else "",
+            "value": "(x[vn, vc, vh, vw, vl] - total[vn, vh, vw])" if centered else "x[vn, vc, vh, vw, vl]",
+            "shift": " + shift[vc, vl]" if centered else "",
+        },
+    )
     return relax.call_tir(builder.add_func(function, "packed_norm"), list(call.args), type_of(call))

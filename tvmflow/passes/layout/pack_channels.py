@@ -1,8 +1,9 @@
 """PackChannels: let a whole network compute on packed channels, NCHW{block}c, from its first convolution to its head.
 
-Every 4-D value, and all rows, (N, C) or (B, N, C), as an image of one row of pixels, get a packed twin (N, C/block, H, W, block); channels that do not divide are filled up with zeros, which
-the weights of the next convolution ignore. Weights are transformed here, once. Operators that do not care are computed on
-the twin; what cannot be packed (a flatten of an image, an odd concatenation) reads the plain layout, which is made there only.
+Every 4-D value, and all rows, (N, C) or (B, N, C), as an image of one row of pixels, get a packed twin (N, C/block, H,
+W, block); channels that do not divide are filled up with zeros, which the weights of the next convolution ignore.
+Weights are transformed here, once. Operators that do not care are computed on the twin; what cannot be packed (a
+flatten of an image, an odd concatenation) reads the plain layout, which is made there only.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ _REDUCTIONS = {"relax.mean", "relax.sum", "relax.max", "relax.min"}
 
 @tvm.transform.module_pass(opt_level=0, name="PackChannels")
 class PackChannels:
-    """IRModule -> IRModule; `block` channels side by side. few_as_words: images of bytes with few channels are moved by words; lane_moves: so are channels that fill no blocks, by vectors;
-    tiles: matrix tiles sum int8."""
+    """IRModule -> IRModule; `block` channels side by side. few_as_words: images of bytes with few channels are moved by
+    words; lane_moves: so are channels that fill no blocks, by vectors; tiles: matrix tiles sum int8.
+    """
 
     def __init__(self, block: int, few_as_words: bool = False, lane_moves: bool = True, tiles: bool = False) -> None:
         self.block, self.few_as_words, self.lane_moves, self.tiles = block, few_as_words, lane_moves, tiles
@@ -149,7 +151,9 @@ class _Packer(TwoLayouts):
         self._emit_plain(step)
 
     def _keeps_rows(self, step: Step) -> bool:
-        """Keep packed rows that get four axes, and what is computed of each of their values, as rows, and pixels whose channels go last: dense layers go on with them."""
+        """Keep packed rows that get four axes, and what is computed of each of their values, as rows, and pixels whose
+        channels go last: dense layers go on with them.
+        """
         if not step.refs:
             return False
         source = step.refs[0]
@@ -186,7 +190,9 @@ class _Packer(TwoLayouts):
         return rows is not None
 
     def _reduces_channels(self, step: Step) -> bool:
-        """Compute what is one number of all channels of a pixel: of all blocks first, in vectors, of their lanes last."""
+        """Compute what is one number of all channels of a pixel: of all blocks first, in vectors, of their lanes
+        last.
+        """
         if step.op not in _REDUCTIONS or step.refs[0] not in self.packed or len(self.shapes[step.refs[0]]) != 4:
             return False
         if step.call.attrs.axis is None or [int(axis) % 4 for axis in step.call.attrs.axis] != [1]:
@@ -239,7 +245,9 @@ class _Packer(TwoLayouts):
         return None
 
     def _may_be_packed(self, step: Step) -> bool:
-        """Return whether a step on single elements may see the zeros that fill channels: what it makes of them is multiplied with zeros later."""
+        """Return whether a step on single elements may see the zeros that fill channels: what it makes of them is
+        multiplied with zeros later.
+        """
         if len(step.shape) not in (2, 3, 4):
             return False
         return finite_at_zero(step) or as_image(step.shape)[1] % self.block == 0
@@ -283,8 +291,10 @@ class _Packer(TwoLayouts):
         spread = spread_groups(np.asarray(step.args[1]), int(step.call.attrs.groups), self.block)
         weight, layout = pack_both(spread.weight, self.block), f"NCHW{self.block}c"
         return lambda: spread.around(
-            self.builder, self._as_packed(data), lambda image: self._emit_convolution(step, image, padding, layout, weight, spread.groups)
-        )  # fmt: skip
+            self.builder,
+            self._as_packed(data),
+            lambda image: self._emit_convolution(step, image, padding, layout, weight, spread.groups),
+        )
 
     def _repeated(self, name: str, times: int) -> Any:
         """Return an image packed, each of its channels several times, for convolutions that make several of each."""
@@ -303,10 +313,17 @@ class _Packer(TwoLayouts):
     ) -> Any:
         attrs, b = step.call.attrs, self.block
         return relax.op.nn.conv2d(
-            data, constant(weight, str(weight.dtype)), strides=list(attrs.strides), padding=padding,
-            dilation=list(attrs.dilation), groups=groups, data_layout=layout, out_layout=f"NCHW{b}c",
-            kernel_layout=f"OIHW{weight.shape[4]}i{b}o" if weight.ndim == 6 else f"OIHW{b}o", out_dtype=step.dtype,
-        )  # fmt: skip
+            data,
+            constant(weight, str(weight.dtype)),
+            strides=list(attrs.strides),
+            padding=padding,
+            dilation=list(attrs.dilation),
+            groups=groups,
+            data_layout=layout,
+            out_layout=f"NCHW{b}c",
+            kernel_layout=f"OIHW{weight.shape[4]}i{b}o" if weight.ndim == 6 else f"OIHW{b}o",
+            out_dtype=step.dtype,
+        )
 
     def _binary(self, step: Step) -> Callable[[], Any] | None:
         moved: list[Argument] = []
@@ -317,7 +334,8 @@ class _Packer(TwoLayouts):
                     return None
                 added_late = argument.name not in self.packed and shape[-1] % self.block
                 if len(shape) == 3 and (shape != step.shape or added_late):
-                    return None  # what is added to rows is needed as rows again, by norms that filled channels would be part of
+                    # what is added to rows is needed as rows again, by norms that filled channels would be part of
+                    return None
                 moved.append(argument)
             elif isinstance(argument, np.ndarray):
                 image = argument if len(step.shape) == 4 else rows_as_image(argument, step.shape)
@@ -328,7 +346,9 @@ class _Packer(TwoLayouts):
         return lambda: call_again(again, lambda name: self._as_operand(name, step.shape))
 
     def _as_operand(self, name: str, shape: tuple[int, ...]) -> Any:
-        """Return a value packed, or what has one number for all channels of a pixel, (N, 1, H, W), as (N, 1, H, W, 1)."""
+        """Return a value packed, or what has one number for all channels of a pixel, (N, 1, H, W), as (N, 1, H, W,
+        1).
+        """
         own = self.shapes[name]
         if len(own) != 4 or own[1] == shape[1]:
             return self._as_packed(name)
@@ -361,7 +381,9 @@ class _Packer(TwoLayouts):
         return lambda: self.packed[step.refs[0]]
 
     def _permuted(self, step: Step) -> Callable[[], Any] | None:
-        """Return how to transpose what keeps its order, rows of four axes whose channels go first, and an image's pixels whose channels go last."""
+        """Return how to transpose what keeps its order, rows of four axes whose channels go first, and an image's
+        pixels whose channels go last.
+        """
         source, axes = step.refs[0], _axes(step)
         shape = self.shapes[source]
         if source in self.flat and axes == [0, 2, 1]:
@@ -381,9 +403,13 @@ class _Packer(TwoLayouts):
         assert isinstance(weight, np.ndarray)
         kernel = pack_both(weight.T[:, :, None, None], b)
         return relax.op.nn.conv2d(
-            rows, constant(kernel, str(weight.dtype)), data_layout=f"NCHW{b}c", out_layout=f"NCHW{b}c",
-            kernel_layout=f"OIHW{b}i{b}o", out_dtype=step.dtype,
-        )  # fmt: skip
+            rows,
+            constant(kernel, str(weight.dtype)),
+            data_layout=f"NCHW{b}c",
+            out_layout=f"NCHW{b}c",
+            kernel_layout=f"OIHW{b}i{b}o",
+            out_dtype=step.dtype,
+        )
 
     def _row_constants(self, step: Step) -> tuple[Argument, ...]:
         """Return the arguments of a step on rows of four axes, its constants as rows of packed channels have them."""

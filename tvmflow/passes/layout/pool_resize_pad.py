@@ -10,27 +10,42 @@ from tvm import relax
 from tvmflow.ir.relax.graph import Step
 
 POOLS = {
-    "relax.nn.max_pool2d": relax.op.nn.max_pool2d, "relax.nn.avg_pool2d": relax.op.nn.avg_pool2d,
-}  # fmt: skip
+    "relax.nn.max_pool2d": relax.op.nn.max_pool2d,
+    "relax.nn.avg_pool2d": relax.op.nn.avg_pool2d,
+}
 
 
 def pool(step: Step, data: Any, block: int) -> Any:
     """Return a pool of packed channels."""
     attrs = step.call.attrs
     return POOLS[step.op](
-        data, pool_size=list(attrs.pool_size), strides=list(attrs.strides), dilation=list(attrs.dilation), padding=list(attrs.padding),
-        ceil_mode=bool(attrs.ceil_mode), count_include_pad=bool(attrs.count_include_pad), layout=f"NCHW{block}c",
-    )  # fmt: skip
+        data,
+        pool_size=list(attrs.pool_size),
+        strides=list(attrs.strides),
+        dilation=list(attrs.dilation),
+        padding=list(attrs.padding),
+        ceil_mode=bool(attrs.ceil_mode),
+        count_include_pad=bool(attrs.count_include_pad),
+        layout=f"NCHW{block}c",
+    )
 
 
 def resize(step: Step, data: Any, block: int) -> Any:
     """Return packed channels in another size."""
     attrs = step.call.attrs
     return relax.op.image.resize2d(
-        data, tuple(int(d) for d in step.shape[2:]), tuple(float(v) for v in attrs.roi), f"NCHW{block}c", str(attrs.method),
-        str(attrs.coordinate_transformation_mode), str(attrs.rounding_method), float(attrs.cubic_alpha), int(attrs.cubic_exclude),
-        float(attrs.extrapolation_value), step.dtype,
-    )  # fmt: skip
+        data,
+        tuple(int(d) for d in step.shape[2:]),
+        tuple(float(v) for v in attrs.roi),
+        f"NCHW{block}c",
+        str(attrs.method),
+        str(attrs.coordinate_transformation_mode),
+        str(attrs.rounding_method),
+        float(attrs.cubic_alpha),
+        int(attrs.cubic_exclude),
+        float(attrs.extrapolation_value),
+        step.dtype,
+    )
 
 
 def pads_image(step: Step) -> bool:

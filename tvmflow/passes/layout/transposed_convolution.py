@@ -1,7 +1,8 @@
-"""Deconvolution on packed channels: a convolution that makes the pixels of each phase of its strides as channels, and a move of these into place.
+"""Deconvolution on packed channels: a convolution that makes the pixels of each phase of its strides as channels, and a
+move of these into place.
 
-Output pixel q * stride + r sees only the elements r, r + stride, ... of the window, so that no product is with a zero that strides put between pixels
-(Shi et al. 2016, "Is the deconvolution layer the same as a convolutional layer?").
+Output pixel q * stride + r sees only the elements r, r + stride, ... of the window, so that no product is with a zero
+that strides put between pixels (Shi et al. 2016, "Is the deconvolution layer the same as a convolutional layer?").
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from tvmflow.passes.layout.weights import pack_both
 
 
 class _Phases(NamedTuple):
-    """Of one axis. window: elements that a pixel of a phase sees; before, behind: padding; first: output pixels too many in front."""
+    """Of one axis. window: elements that a pixel of a phase sees; before, behind: padding; first: output pixels too
+    many in front.
+    """
 
     stride: int
     window: int
@@ -29,17 +32,23 @@ class _Phases(NamedTuple):
 
 
 def deconvolution(builder: Any, step: Step, data: Any, block: int) -> Any:
-    """Return conv2d_transpose of packed channels as packed channels, None for groups, dilations, and paddings wider than the window."""
+    """Return conv2d_transpose of packed channels as packed channels, None for groups, dilations, and paddings wider
+    than the window.
+    """
     weight, axes = step.args[1], _phases(step)
     if axes is None or not isinstance(weight, np.ndarray):
         return None
     rows, columns = axes
     phases = rows.stride * columns.stride
     made = relax.op.nn.conv2d(
-        data, constant(pack_both(_kernel(weight, rows, columns, block), block), str(weight.dtype)),
+        data,
+        constant(pack_both(_kernel(weight, rows, columns, block), block), str(weight.dtype)),
         padding=[rows.before, columns.before, rows.behind, columns.behind],
-        data_layout=f"NCHW{block}c", out_layout=f"NCHW{block}c", kernel_layout=f"OIHW{block}i{block}o", out_dtype=step.dtype,
-    )  # fmt: skip
+        data_layout=f"NCHW{block}c",
+        out_layout=f"NCHW{block}c",
+        kernel_layout=f"OIHW{block}i{block}o",
+        out_dtype=step.dtype,
+    )
     made = builder.emit(made, f"{step.name}_phases")
     n, blocks, height, width, _ = shape_of(made)
     blocks //= phases

@@ -1,4 +1,6 @@
-"""Weights and other constants as packed channels read them: filled up with zeros to whole blocks, rows as images of one row."""
+"""Weights and other constants as packed channels read them: filled up with zeros to whole blocks, rows as images of one
+row.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,11 @@ def pack_constant(value: Array, block: int, filling: int) -> Array:
 
 
 def pack_groups(weight: Array, groups: int, block: int) -> tuple[Array, int] | None:
-    """Return the weight (O, I, KH, KW) of a grouped convolution as (O/block, I/i, KH, KW, i, block), and its groups; None where they cannot be packed.
+    """Return the weight (O, I, KH, KW) of a grouped convolution as (O/block, I/i, KH, KW, i, block), and its groups;
+    None where they cannot be packed.
 
-    i is the channels of a group where several of them make a block; else it is a block, and so many groups are merged that they fill some.
+    i is the channels of a group where several of them make a block; else it is a block, and so many groups are merged
+    that they fill some.
     """
     outputs, inputs = weight.shape[0] // groups, weight.shape[1]
     if inputs == outputs and inputs in _PARTS and inputs < block:
@@ -71,10 +75,12 @@ def pack_groups(weight: Array, groups: int, block: int) -> tuple[Array, int] | N
 
 
 def merged_groups(weight: Array, groups: int, block: int) -> tuple[Array, int] | None:
-    """Return the weight (O, I, KH, KW) of a convolution with its groups merged, and how many are left, so that groups fill blocks of channels.
+    """Return the weight (O, I, KH, KW) of a convolution with its groups merged, and how many are left, so that groups
+    fill blocks of channels.
 
-    Products of channels that were of other groups are with zeros: groups of 8 channels cost twice as much in blocks of 16, and are vectors then. None where too much would be
-    zeros, or where the last of the merged groups would need more channels than fill up the image.
+    Products of channels that were of other groups are with zeros: groups of 8 channels cost twice as much in blocks of
+    16, and are vectors then. None where too much would be zeros, or where the last of the merged groups would need more
+    channels than fill up the image.
     """
     outputs, inputs = weight.shape[0] // groups, weight.shape[1]
     for together in range(1, _MOST_MERGED + 1):
@@ -93,7 +99,9 @@ def merged_groups(weight: Array, groups: int, block: int) -> tuple[Array, int] |
 
 
 def as_image(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return rows, (N, C) or (B, N, C), as the shape of an image of one row, whose width is their number and perhaps a few more."""
+    """Return rows, (N, C) or (B, N, C), as the shape of an image of one row, whose width is their number and perhaps a
+    few more.
+    """
     return (1, shape[-1], 1, tileable_width(math.prod(shape[:-1]))) if len(shape) != 4 else shape
 
 

@@ -1,8 +1,8 @@
 """Attention as one kernel: softmax(scale * Q K^T * factors + biases) V, whose scores never leave the cache of a core.
 
-K^T is packed once for each head, in blocks of columns that fill a vector, so that any number of keys has vectors; behind the last key lie zeros,
-whose scores are minus infinity. Rows of queries are filled up to whole tiles. What is read and written lies wherever its producers and
-consumers have it.
+K^T is packed once for each head, in blocks of columns that fill a vector, so that any number of keys has vectors;
+behind the last key lie zeros, whose scores are minus infinity. Rows of queries are filled up to whole tiles. What is
+read and written lies wherever its producers and consumers have it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Attention:
-    """q: (batch, queries, depth), k: (batch, keys, depth), v: (batch, keys, width), steps: of the scores, in order, out: (batch, queries, width).
+    """q: (batch, queries, depth), k: (batch, keys, depth), v: (batch, keys, width), steps: of the scores, in order,
+    out: (batch, queries, width).
 
-    safe: a row whose scores are all minus infinity gives zeros, and else no numbers. lanes: columns of a block. paired: both products are
-    of bfloat16, two neighbours at a time, and what they multiply is rounded to it.
+    safe: a row whose scores are all minus infinity gives zeros, and else no numbers. lanes: columns of a block. paired:
+    both products are of bfloat16, two neighbours at a time, and what they multiply is rounded to it.
     """
 
     batch: int
@@ -219,9 +220,17 @@ def _parts(of: Attention) -> dict[str, Any]:
         read = step.operand.read(name, "vg", row, column)
         score = f"({score}) * {read}" if step.multiplies else f"{score} + {read}"
     extents = {
-        "G": of.batch, "M": of.rows, "N": of.keys, "D": depths, "L": lanes, "NB": score_blocks, "DB": out_blocks,
-        "DP": depths // 2, "NP": places // 2, "L2": lanes // 2,
-    }  # fmt: skip
+        "G": of.batch,
+        "M": of.rows,
+        "N": of.keys,
+        "D": depths,
+        "L": lanes,
+        "NB": score_blocks,
+        "DB": out_blocks,
+        "DP": depths // 2,
+        "NP": places // 2,
+        "L2": lanes // 2,
+    }
     mixed = "mixed[vg, vm, vb, vl] * factor[vg, vm]"
     conditions = []
     out = of.out.index.text("vg", "vm", column)
@@ -234,11 +243,15 @@ def _parts(of: Attention) -> dict[str, Any]:
         "key": within(column, of.keys, score_blocks * lanes, key, zero),
         "value": within(column, of.width, out_blocks * lanes, value, zero),
         "query": within("vd", of.depth, depths, of.q.read("q", "vg", row, "vd", dtype=multiplied), zero),
-        "score": within(column, of.keys, score_blocks * lanes, score, 'T.float32("-inf")'), "lowest": LOWEST,
-        "factor": "T.Select(total[vg, vm] > T.float32(0), T.float32(1) / total[vg, vm], T.float32(0))" if of.safe else "T.float32(1) / total[vg, vm]",
-        "inside": f"if {' and '.join(conditions)}:\n                " if conditions else "", "out": out,
+        "score": within(column, of.keys, score_blocks * lanes, score, 'T.float32("-inf")'),
+        "lowest": LOWEST,
+        "factor": "T.Select(total[vg, vm] > T.float32(0), T.float32(1) / total[vg, vm], T.float32(0))"
+        if of.safe
+        else "T.float32(1) / total[vg, vm]",
+        "inside": f"if {' and '.join(conditions)}:\n                " if conditions else "",
+        "out": out,
         "mixed": _as_output(of, mixed),
-    }  # fmt: skip
+    }
 
 
 def _as_output(of: Attention, value: str) -> str:

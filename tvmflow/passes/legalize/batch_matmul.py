@@ -45,7 +45,9 @@ class Operand:
 
 
 def filled_rows(rows: int, lanes: int) -> int:
-    """Return how many rows are computed for so many: whole tiles, smaller ones where registers are too few for sums of many rows."""
+    """Return how many rows are computed for so many: whole tiles, smaller ones where registers are too few for sums of
+    many rows.
+    """
     return tileable_width(rows, narrow=lanes < _WIDE)
 
 
@@ -66,7 +68,9 @@ def function_of(source: str, parts: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Product:
-    """a: (batch, rows, depth), b: (batch, depth, columns). shape: of the output, (..., rows, columns); lanes: columns of a block."""
+    """a: (batch, rows, depth), b: (batch, depth, columns). shape: of the output, (..., rows, columns); lanes: columns
+    of a block.
+    """
 
     a: Operand
     b: Operand
@@ -124,11 +128,23 @@ def product_kernel(of: Product) -> Any:
     column = f"vb * {lanes} + vl"
     value = f"sums[{group}, {axes[-2]}, {axes[-1]} // {lanes}, {axes[-1]} % {lanes}]"
     factor = f" * T.float32({of.factor!r})" if of.factor != 1.0 else ""
-    return function_of(_SOURCE, {
-        "a_buffer": of.a.buffer, "b_buffer": of.b.buffer, "out_buffer": buffer_of(of.shape, of.dtype),
-        "G": batch, "M": filled, "K": depth, "L": lanes, "NB": blocks,
-        "column": within(column, columns, blocks * lanes, of.b.read("b", "vg", "vk", column), "T.float32(0)"),
-        "row": of.a.read("a", "vg", row, "vk") + factor,
-        "loops": ", ".join(names), "extents": ", ".join(map(str, of.shape)), "axes": ", ".join(axes), "kinds": "S" * len(axes),
-        "value": value if of.dtype == "float32" else f'T.Cast("{of.dtype}", {value})',
-    })  # fmt: skip
+    return function_of(
+        _SOURCE,
+        {
+            "a_buffer": of.a.buffer,
+            "b_buffer": of.b.buffer,
+            "out_buffer": buffer_of(of.shape, of.dtype),
+            "G": batch,
+            "M": filled,
+            "K": depth,
+            "L": lanes,
+            "NB": blocks,
+            "column": within(column, columns, blocks * lanes, of.b.read("b", "vg", "vk", column), "T.float32(0)"),
+            "row": of.a.read("a", "vg", row, "vk") + factor,
+            "loops": ", ".join(names),
+            "extents": ", ".join(map(str, of.shape)),
+            "axes": ", ".join(axes),
+            "kinds": "S" * len(axes),
+            "value": value if of.dtype == "float32" else f'T.Cast("{of.dtype}", {value})',
+        },
+    )

@@ -1,8 +1,8 @@
 """Rounding float32 to bfloat16 by the processor's own instruction, where it has one.
 
-TVM's passes turn the cast into six integer operations. Here it is an operator of ours, which loops carry into their vectors
-like any other, and which becomes a call of a function in LLVM's language that is inlined: `vcvtneps2bf16` on x86,
-`bfcvtn` on arm64. Registered when this file is imported; kernels that are read back need that too.
+TVM's passes turn the cast into six integer operations. Here it is an operator of ours, which loops carry into their
+vectors like any other, and which becomes a call of a function in LLVM's language that is inlined: `vcvtneps2bf16` on
+x86, `bfcvtn` on arm64. Registered when this file is imported; kernels that are read back need that too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Lower relu, clip, maximum and minimum with constants to arm64's instruction for them.
 
-TVM compares and selects, which is one instruction on x86 and two on arm64: a comparison says no where a value is no number, and so
-does fmaxnm, but LLVM may not assume it of both operands. One of them is a constant here, which is a number.
+TVM compares and selects, which is one instruction on x86 and two on arm64: a comparison says no where a value is no
+number, and so does fmaxnm, but LLVM may not assume it of both operands. One of them is a constant here, which is a
+number.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ for _name in _LLVM:
 
 
 def largest(values: Any, axis: list[Any]) -> Any:
-    """Return the largest of values over te axes, no number where one of them is none; by fmax where arm64 computes it."""
+    """Return the largest of values over te axes, no number where one of them is none; by fmax where arm64 computes
+    it.
+    """
     dtype = dtype_of(values)
     if dtype not in _FLOATS or not multiplies_by_lane(tvm.target.Target.current()):
         return te.max(values, axis=axis)
@@ -49,9 +52,11 @@ def _limited(value: Any, limit: Any, name: str, dtype: str) -> Any:
 def clips() -> dict[str, Legalize]:
     """Return how the operators are lowered; needs a target in scope. Others than arm64's are lowered as TVM does."""
     return {
-        "relax.nn.relu": _where_it_pays(_relu), "relax.clip": _where_it_pays(_clip),
-        "relax.maximum": _where_it_pays(_with_constant(_LARGER)), "relax.minimum": _where_it_pays(_with_constant(_SMALLER)),
-    }  # fmt: skip
+        "relax.nn.relu": _where_it_pays(_relu),
+        "relax.clip": _where_it_pays(_clip),
+        "relax.maximum": _where_it_pays(_with_constant(_LARGER)),
+        "relax.minimum": _where_it_pays(_with_constant(_SMALLER)),
+    }
 
 
 def _where_it_pays(lower: Legalize) -> Legalize:

@@ -1,4 +1,6 @@
-"""Lower conv2d to TensorIR, in NCHW and in packed layouts (which TVM's own table leaves out): with the weights that the target's instructions read."""
+"""Lower conv2d to TensorIR, in NCHW and in packed layouts (which TVM's own table leaves out): with the weights that the
+target's instructions read.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from tvmflow.targets.cpu_features import (
     only_widens,
     sums_tiles,
     takes_words,
-)  # fmt: skip
+)
 
 _MOST_DILATION = 4  # of Winograd's tiles: those of larger ones lie within so many others that no cache holds them
 _HALVED = 16  # channels of a block whose halves are summed one by one where the last one is all filling
@@ -97,9 +99,9 @@ class _Padding:
 def legalize_convolutions(winograd: Mapping[str, int]) -> dict[str, Callable[[Any, Any], Any]]:
     """Return how relax.nn.conv2d, relax.nn.pad and relax.add are lowered; needs a target in scope.
 
-    A padding in front of a convolution (by an integer's zero point) becomes the convolution's own, as all others are. On arm64 an
-    integer added to each channel of a sum is what the sum starts from.
-    winograd: convolution key -> tile size m of those that are computed as F(m x m, 3 x 3).
+    A padding in front of a convolution (by an integer's zero point) becomes the convolution's own, as all others are.
+    On arm64 an integer added to each channel of a sum is what the sum starts from. winograd: convolution key -> tile
+    size m of those that are computed as F(m x m, 3 x 3).
     """
     paddings: dict[str, _Padding] = {}
     sums: dict[str, tuple[Any, ...]] = {}  # kernel -> arguments of packed_conv2d, of those that can start from integers
@@ -148,9 +150,15 @@ def _legalize_conv2d(
         weight = transform_weight(constant.numpy(), m)
         weight = interleave(weight, group) if group else weight
         return builder.call_te(
-            winograd_conv2d, call.args[0], relax.const(weight, str(constant.dtype)), padding, m, dilation[0],
-            primfunc_name_hint=f"conv2d_nchwc_winograd{m}", primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
-        )  # fmt: skip
+            winograd_conv2d,
+            call.args[0],
+            relax.const(weight, str(constant.dtype)),
+            padding,
+            m,
+            dilation[0],
+            primfunc_name_hint=f"conv2d_nchwc_winograd{m}",
+            primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
+        )
     if str(attrs.out_layout).startswith("NCHW") and str(attrs.out_layout) != "NCHW":
         in_parts = len(constant.shape) == 6 and constant.shape[4] < shape_of(call.args[0])[4]  # of blocks, by groups
         tiled = (
@@ -170,19 +178,30 @@ def _legalize_conv2d(
             sums[_kernel_called(found)] = how
         return found
     return builder.call_te(
-        topi.nn.conv, inp=call.args[0], filt=call.args[1], stride=strides, padding=padding, dilation=dilation,
-        groups=attrs.groups, data_layout=attrs.data_layout, kernel_layout=attrs.kernel_layout,
-        out_dtype=_out_dtype(call), primfunc_name_hint="conv2d",
-    )  # fmt: skip
+        topi.nn.conv,
+        inp=call.args[0],
+        filt=call.args[1],
+        stride=strides,
+        padding=padding,
+        dilation=dilation,
+        groups=attrs.groups,
+        data_layout=attrs.data_layout,
+        kernel_layout=attrs.kernel_layout,
+        out_dtype=_out_dtype(call),
+        primfunc_name_hint="conv2d",
+    )
 
 
 def _takes_tiles(weight: Sequence[int]) -> bool:
-    """Whether a weight (OC, IC, KH, KW, b of I, b of O) has blocks of 16 channels; of a first layer's image all channels are one block."""
+    """Whether a weight (OC, IC, KH, KW, b of I, b of O) has blocks of 16 channels; of a first layer's image all
+    channels are one block.
+    """
     return int(weight[-1]) == 16 and (int(weight[-2]) == 16 or int(weight[1]) == 1)
 
 
 def _without_filling(weight: Any) -> Any:
-    """Return a weight (OC, IC, KH, KW, b of I, b of O) without the half of its last block of input channels that are all filling, its blocks halved; else as it is.
+    """Return a weight (OC, IC, KH, KW, b of I, b of O) without the half of its last block of input channels that are
+    all filling, its blocks halved; else as it is.
 
     Of 24 channels in blocks of 16 a quarter of all multiplications were by zero.
     """
@@ -203,7 +222,9 @@ def _without_filling(weight: Any) -> Any:
 def _in_pairs(
     weight: Any, group: int, width: int, strides: list[int], padding: list[int], dilation: list[int]
 ) -> tuple[Any, list[int], list[int]]:
-    """Return the weight of a convolution as products of pairs read it, or as those by a lane do, with strides and padding in pixels of its image."""
+    """Return the weight of a convolution as products of pairs read it, or as those by a lane do, with strides and
+    padding in pixels of its image.
+    """
     paired = pair_columns(weight, width, strides, padding, dilation)
     weight, strides, padding = paired or (weight, strides, padding)
     if weight.shape[4] == PAIRED_LANES:
@@ -214,15 +235,22 @@ def _in_pairs(
 def _packed(builder: Any, data: Any, weight: Any, how: tuple[Any, ...], offset: Any) -> Any:
     """Return the call of the kernel that computes packed_conv2d; how: its arguments between weight and offset."""
     return builder.call_te(
-        packed_conv2d, data, weight, *how, offset, primfunc_name_hint="conv2d_nchwc",
+        packed_conv2d,
+        data,
+        weight,
+        *how,
+        offset,
+        primfunc_name_hint="conv2d_nchwc",
         primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
-    )  # fmt: skip
+    )
 
 
 def _with_padding(
     builder: Any, data: Any, padding: list[int], paddings: Mapping[str, _Padding]
 ) -> tuple[Any, list[int], float]:
-    """Return what a convolution reads, its padding (top, left, bottom, right) and what fills it; a kernel that only pads is left out."""
+    """Return what a convolution reads, its padding (top, left, bottom, right) and what fills it; a kernel that only
+    pads is left out.
+    """
     found = builder.lookup_binding(data) if isinstance(data, relax.Var) else None
     around = paddings.get(_kernel_called(found)) if isinstance(found, relax.Call) else None
     if around is None or any(padding):
@@ -232,7 +260,9 @@ def _with_padding(
 
 
 def _summed_together(call: Any) -> int:
-    """Return how many neighbouring channels an instruction of the target sums at once: 4 of int8, 2 where it widens them; 2 of bfloat16; else 0."""
+    """Return how many neighbouring channels an instruction of the target sums at once: 4 of int8, 2 where it widens
+    them; 2 of bfloat16; else 0.
+    """
     weight, data, total = constant_value(call.args[1]), str(type_of(call.args[0]).dtype), _out_dtype(call)
     if weight is None or len(weight.shape) != 6 or not is_cpu(_target()):
         return 0
@@ -256,10 +286,12 @@ def _target() -> Any:
 
 
 def _weight_of(call: Any, group: int, tiled: bool) -> Any:
-    """Return the weight of a packed convolution as its kernel reads it: interleaved by `group`, or widened, or as it is.
+    """Return the weight of a packed convolution as its kernel reads it: interleaved by `group`, or widened, or as it
+    is.
 
-    Depthwise ones are in float32, where that computes the same, and faster: sums of few products of int8 are exact in float32; products of
-    16-bit values are summed in float32 anyway. arm64 has int8 widened to 16 bits, and multiplies those into 32.
+    Depthwise ones are in float32, where that computes the same, and faster: sums of few products of int8 are exact in
+    float32; products of 16-bit values are summed in float32 anyway. arm64 has int8 widened to 16 bits, and multiplies
+    those into 32.
     """
     weight: Any = constant_value(call.args[1])
     if _in_words(call, weight):

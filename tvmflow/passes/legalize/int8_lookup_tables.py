@@ -1,8 +1,9 @@
 """Int8LookupTables: look up what a layer in 8 bits computes of each of its bytes, on x86 with AVX512-VBMI and on arm64.
 
-Between a byte and the byte that the next layer reads, an activation without an integer form (SiLU, GELU, hard-swish, tanh) is computed in float32: the zero
-point, the scale, an exponential, quotients, a rounding, up to 70 cycles for 16 values. It is a function of 256 values, which the numpy definition computes
-here; two permutations of 128 bytes each look 64 of them up at once, four lookups in 64 bytes each 16 of them on arm64.
+Between a byte and the byte that the next layer reads, an activation without an integer form (SiLU, GELU, hard-swish,
+tanh) is computed in float32: the zero point, the scale, an exponential, quotients, a rounding, up to 70 cycles for 16
+values. It is a function of 256 values, which the numpy definition computes here; two permutations of 128 bytes each
+look 64 of them up at once, four lookups in 64 bytes each 16 of them on arm64.
 """
 
 from __future__ import annotations
@@ -45,21 +46,49 @@ def _gelu_tanh(x: Array) -> Array:
 
 
 _HERE: dict[str, Callable[..., Array]] = {
-    "relax.nn.gelu": _gelu, "relax.nn.gelu_tanh": _gelu_tanh, "relax.log": np.log, "relax.negative": np.negative, "relax.where": np.where,
-    "relax.greater": np.greater, "relax.less": np.less, "relax.erf": lambda x: _erf(x).astype(x.dtype),
-}  # fmt: skip
+    "relax.nn.gelu": _gelu,
+    "relax.nn.gelu_tanh": _gelu_tanh,
+    "relax.log": np.log,
+    "relax.negative": np.negative,
+    "relax.where": np.where,
+    "relax.greater": np.greater,
+    "relax.less": np.less,
+    "relax.erf": lambda x: _erf(x).astype(x.dtype),
+}
 _DEFINED = frozenset(
     f"relax.{name}"
     for name in (
-        "add", "subtract", "multiply", "divide", "maximum", "minimum", "abs", "sign", "floor", "trunc", "round", "sqrt", "exp", "sigmoid", "tanh", "nn.relu",
-        "nn.leakyrelu", "clip", "astype", "left_shift", "right_shift", "greater_equal",
+        "add",
+        "subtract",
+        "multiply",
+        "divide",
+        "maximum",
+        "minimum",
+        "abs",
+        "sign",
+        "floor",
+        "trunc",
+        "round",
+        "sqrt",
+        "exp",
+        "sigmoid",
+        "tanh",
+        "nn.relu",
+        "nn.leakyrelu",
+        "clip",
+        "astype",
+        "left_shift",
+        "right_shift",
+        "greater_equal",
     )
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
 class _Instructions:
-    """How a processor looks bytes up: so many at once, by a function of the parts of the table, as many bytes each, and of the places."""
+    """How a processor looks bytes up: so many at once, by a function of the parts of the table, as many bytes each, and
+    of the places.
+    """
 
     operator: str
     width: int
@@ -113,7 +142,9 @@ for _one in (_AVX512, _NEON):  # of a byte, and a table of 256 in hexadecimal di
 
 
 class _Chains:
-    """What a function computes, by variable. found: cast to a byte -> the variable of the byte that it is a function of, and the table."""
+    """What a function computes, by variable. found: cast to a byte -> the variable of the byte that it is a function
+    of, and the table.
+    """
 
     def __init__(self, function: Any) -> None:
         self.made: dict[Any, Any] = {}
@@ -130,7 +161,8 @@ class _Chains:
         }
 
     def _table(self, cast: Any, through_bytes: bool) -> tuple[Any, bytes] | None:
-        """Return the byte that a cast's value is a function of, and its table; None where it is none, or others read a value in between.
+        """Return the byte that a cast's value is a function of, and its table; None where it is none, or others read a
+        value in between.
 
         through_bytes: whether to go on where a byte in between is a function of another one.
         """
@@ -234,7 +266,9 @@ class _Tabulator(PyExprMutator):  # type: ignore[misc]
 
 @tvm.transform.module_pass(opt_level=0, name="Int8LookupTables")
 class Int8LookupTables:
-    """IRModule -> IRModule; needs a target in scope, and changes nothing for those with neither AVX512-VBMI nor NEON of 64 bits."""
+    """IRModule -> IRModule; needs a target in scope, and changes nothing for those with neither AVX512-VBMI nor NEON of
+    64 bits.
+    """
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
         target = tvm.target.Target.current()

@@ -1,11 +1,12 @@
 """NarrowByInstruction: round float32 to bytes by instructions of arm64 and of AVX-512 that do several steps at once.
 
-The end of a layer in 8 bits, clip(round(x) + zero point), takes nine instructions for four values where rounding, adding, limiting and
-narrowing are operations of their own. fcvtns rounds into 32 bits, sqxtn narrows to 16, sqadd adds the zero point to eight of them, and
-sqxtn or sqxtun narrows to 8. All of them saturate, so that limits of the type cost nothing, and others one instruction for
-eight bytes. AVX-512 rounds and converts 16 values in one instruction once they are limited, where rounding by itself takes two operations; bytes without a
-sign and a zero point need the lower limit only, since what is too large saturates. A byte that only integers are computed from, as where two
-branches of a network are added, is not narrowed at all.
+The end of a layer in 8 bits, clip(round(x) + zero point), takes nine instructions for four values where rounding,
+adding, limiting and narrowing are operations of their own. fcvtns rounds into 32 bits, sqxtn narrows to 16, sqadd adds
+the zero point to eight of them, and sqxtn or sqxtun narrows to 8. All of them saturate, so that limits of the type cost
+nothing, and others one instruction for eight bytes. AVX-512 rounds and converts 16 values in one instruction once they
+are limited, where rounding by itself takes two operations; bytes without a sign and a zero point need the lower limit
+only, since what is too large saturates. A byte that only integers are computed from, as where two branches of a network
+are added, is not narrowed at all.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ Array = np.ndarray[Any, Any]
 
 
 def _call(call: Any) -> Any:
-    """Return what the operator becomes: instructions for vectors of 4, 8 and more values, operations for anything else."""
+    """Return what the operator becomes: instructions for vectors of 4, 8 and more values, operations for anything
+    else.
+    """
     value, zero = call.args
     name, _, lanes = dtype_of(call).partition("x")
     return _narrowed(value, int(getattr(zero, "value", zero)), name, int(lanes or 1))
@@ -48,9 +51,13 @@ def _narrowed(value: Any, zero: int, dtype: str, lanes: int) -> Any:
         parts = (_narrowed(part, zero, dtype, lanes // 2) for part in halves_of(value))
         return tirx.vectorcombine(f"{dtype}x{lanes}", *parts)
     words = [
-        tirx.call_llvm_pure_intrin("int16x4", "llvm.aarch64.neon.sqxtn", tirx.call_llvm_pure_intrin("int32x4", "llvm.aarch64.neon.fcvtns", part))
+        tirx.call_llvm_pure_intrin(
+            "int16x4",
+            "llvm.aarch64.neon.sqxtn",
+            tirx.call_llvm_pure_intrin("int32x4", "llvm.aarch64.neon.fcvtns", part),
+        )
         for part in (halves_of(value) if lanes == 8 else (value, value))
-    ]  # fmt: skip
+    ]
     whole = tirx.vectorcombine("int16x8", *words)
     if zero:
         whole = tirx.call_llvm_pure_intrin("int16x8", "llvm.sadd.sat", whole, tirx.const(zero, "int16x8"))

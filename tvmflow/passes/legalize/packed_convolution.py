@@ -1,7 +1,7 @@
 """Convolutions in packed layouts as TensorIR.
 
-One padding block (where it pads) and one reduction with plain, separate axes: (n, oc, oh, ow, lane) over (ic, kh, kw, input lane); depthwise and first layers
-over (kh, kw) and (ic, kh, kw).
+One padding block (where it pads) and one reduction with plain, separate axes: (n, oc, oh, ow, lane) over (ic, kh, kw,
+input lane); depthwise and first layers over (kh, kw) and (ic, kh, kw).
 """
 
 from __future__ import annotations
@@ -20,26 +20,40 @@ from tvmflow.schedules.cpu.amx_narrow_image import rows_and_columns
 from tvmflow.schedules.intrinsics.arm_mmla import PAIRED_BYTES, PAIRED_CONVOLUTION
 from tvmflow.targets.cpu_features import is_cpu, multiplies_by_lane, only_multiplies_int16
 
-_NARROW = 7  # columns of an output up to which a tile of 16 pixels goes on to the next row; 8 rows of 8 divide into tiles that share weights
+# columns of an output up to which a tile of 16 pixels goes on to the next row; 8 rows of 8 divide into tiles that share
+# weights
+_NARROW = 7
 
 
 def interleave(weight: Any, group: int) -> Any:
-    """(OC, IC, KH, KW, b of I, b of O) -> (OC, IC, KH, KW, b/group of I, b of O, group of I), as dot products read it."""
+    """(OC, IC, KH, KW, b of I, b of O) -> (OC, IC, KH, KW, b/group of I, b of O, group of I), as dot products read
+    it.
+    """
     oc, ic, kh, kw, inner, lanes = weight.shape
     split = weight.reshape(oc, ic, kh, kw, inner // group, group, lanes)
     return np.ascontiguousarray(split.transpose(0, 1, 2, 3, 4, 6, 5))
 
 
 def packed_conv2d(
-    data: Any, weight: Any, strides: list[int], padding: list[int], dilation: list[int], groups: int,
-    out_dtype: str | None, tiled: bool = False, filling: float = 0.0, offset: Any = None,
-) -> Any:  # fmt: skip
+    data: Any,
+    weight: Any,
+    strides: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    out_dtype: str | None,
+    tiled: bool = False,
+    filling: float = 0.0,
+    offset: Any = None,
+) -> Any:
     """Return the te.Tensor (N, OC, OH, OW, lane) of a convolution.
 
-    data: (N, C, H, W) or (N, C/b, H, W, b), with half the channels of a weight where two columns are paired (then padding counts pairs); weight: (OC, I, KH, KW, b) of a first layer or a depthwise convolution, or
-    (OC, IC, KH, KW, b of I, b of O), or (OC, 1, KH, KW, g of I, b of O) where a block has b/g groups of g channels, or (OC, IC, KH, KW, b of O) of words of int8, or interleaved (OC, IC, KH, KW, b/4, b of O, 4) of int8, with 2 of bfloat16, with 8 and 4
-    for products of pairs, and, as matrix tiles read it, (OC, KH, KW, IC, b/4, b of O, 4); padding: top, left, bottom, right, of `filling`; offset: what sums start
-    from, (1, OC, 1, 1, lane) of the output's type, None for 0.
+    data: (N, C, H, W) or (N, C/b, H, W, b), with half the channels of a weight where two columns are paired (then
+    padding counts pairs); weight: (OC, I, KH, KW, b) of a first layer or a depthwise convolution, or (OC, IC, KH, KW, b
+    of I, b of O), or (OC, 1, KH, KW, g of I, b of O) where a block has b/g groups of g channels, or (OC, IC, KH, KW, b
+    of O) of words of int8, or interleaved (OC, IC, KH, KW, b/4, b of O, 4) of int8, with 2 of bfloat16, with 8 and 4
+    for products of pairs, and, as matrix tiles read it, (OC, KH, KW, IC, b/4, b of O, 4); padding: top, left, bottom,
+    right, of `filling`; offset: what sums start from, (1, OC, 1, 1, lane) of the output's type, None for 0.
     """
     dtype, target = out_dtype or str(data.dtype), tvm.target.Target.current()
     top, left, bottom, right = padding
@@ -110,7 +124,9 @@ def _term(total: str, pixel: Any, value: Any) -> Any:
 
 
 def _depthwise(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, read_dtype: str, sums: _Sums) -> Any:
-    """Sum every channel by itself; of float32 exactly, whatever is read, and brought to the type of the output after."""
+    """Sum every channel by itself; of float32 exactly, whatever is read, and brought to the type of the output
+    after.
+    """
     sh, dh, sw, dw = steps
     y, x = te.reduce_axis((0, int(weight.shape[2])), "kh"), te.reduce_axis((0, int(weight.shape[3])), "kw")
     dtype = sums.dtype
@@ -147,9 +163,7 @@ def _first(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, sums: _
     )
 
 
-def _whole(
-    data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, sums: _Sums, groups: int, tiled: bool
-) -> Any:  # fmt: skip
+def _whole(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, sums: _Sums, groups: int, tiled: bool) -> Any:
     """Sum packed channels, one by one or by neighbours that an instruction sums; see packed_conv2d."""
     (sh, dh, sw, dw), per_group = steps, shape[1] // groups
     _, ic, kh, kw = (int(weight.shape[axis]) for axis in ((0, 3, 1, 2) if tiled else (0, 1, 2, 3)))
@@ -209,7 +223,8 @@ def _whole_words(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, s
 
 
 def _flat(data: Any, weight: Any, size: tuple[int, int], padding: list[int], sums: _Sums, filling: float) -> Any:
-    """Sum packed channels of an image whose rows lie in one, so that tiles go on from row to row; what is computed between rows is left out.
+    """Sum packed channels of an image whose rows lie in one, so that tiles go on from row to row; what is computed
+    between rows is left out.
 
     size: rows and columns of the output.
     """

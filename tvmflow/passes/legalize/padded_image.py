@@ -1,4 +1,6 @@
-"""Images as convolutions and pools read them: with a border, as wide as tiles need, two columns as one where an instruction multiplies pairs."""
+"""Images as convolutions and pools read them: with a border, as wide as tiles need, two columns as one where an
+instruction multiplies pairs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ def padded_image(
 ) -> Any:
     """Return an image with a border, in another type. before: rows, columns; after: the same, less than 0 cuts.
 
-    columns: how many neighbours of (N, 1, H, W, c) become one pixel of (N, 1, H, W/columns, columns * c), in which the border counts.
+    columns: how many neighbours of (N, 1, H, W, c) become one pixel of (N, 1, H, W/columns, columns * c), in which the
+    border counts.
     """
     n, c, height, width, *lanes = (int(d) for d in data.shape)
     (top, left), (bottom, right) = before, after
@@ -35,10 +38,11 @@ def padded_image(
 
 
 def tileable_width(width: int, narrow: bool = False) -> int:
-    """Return the least width, at most an eighth larger, that divides into tiles of 4 to 16 pixels; else the width itself.
+    """Return the least width, at most an eighth larger, that divides into tiles of 4 to 16 pixels; else the width
+    itself.
 
-    A row of 71 pixels has no tiles; one of 72 has, and computing a column too many costs less than leaving registers idle. narrow:
-    tiles of more than 9 pixels do not fit into registers; else up to 28 do.
+    A row of 71 pixels has no tiles; one of 72 has, and computing a column too many costs less than leaving registers
+    idle. narrow: tiles of more than 9 pixels do not fit into registers; else up to 28 do.
     """
     widest, whole = (9, 9) if narrow else (16, 28)
     if width <= whole:
@@ -52,9 +56,11 @@ def tileable_width(width: int, narrow: bool = False) -> int:
 def pair_columns(
     weight: Any, width: int, strides: list[int], padding: list[int], dilation: list[int]
 ) -> tuple[Any, list[int], list[int]] | None:
-    """Return weight, strides and padding of a first layer whose image has two columns of four channels as one pixel of eight.
+    """Return weight, strides and padding of a first layer whose image has two columns of four channels as one pixel of
+    eight.
 
-    weight: (OC, 1, KH, KW, 4, 8), which becomes (OC, 1, KH, KW/2, 8, 8), filled with columns of zeros. None where columns have no pairs.
+    weight: (OC, 1, KH, KW, 4, 8), which becomes (OC, 1, KH, KW/2, 8, 8), filled with columns of zeros. None where
+    columns have no pairs.
     """
     if weight.shape[1] != 1 or 2 * weight.shape[4] != PAIRED_LANES or width % 2 or strides[1] % 2 or dilation[1] != 1:
         return None

@@ -1,7 +1,8 @@
 """Lower max_pool2d of 16-bit values: each is widened once, where its padding is copied, and the largest rounded back.
 
-TVM 0.27 cannot vectorize the first value of a maximum in bfloat16. A maximum of rounded values is one of them, so nothing is
-lost, and memory has the low dtype on both sides. float32 is lowered here on arm64, whose instruction for the larger of two TVM does not use.
+TVM 0.27 cannot vectorize the first value of a maximum in bfloat16. A maximum of rounded values is one of them, so
+nothing is lost, and memory has the low dtype on both sides. float32 is lowered here on arm64, whose instruction for the
+larger of two TVM does not use.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Lower resize2d with linear weights in two steps, along rows and then along columns, whose pixels and weights are tables.
+"""Lower resize2d with linear weights in two steps, along rows and then along columns, whose pixels and weights are
+tables.
 
-TVM computes four pixels and their places for each value anew. The second step reads and writes whole rows, so that it has no places to look up in a vector.
+TVM computes four pixels and their places for each value anew. The second step reads and writes whole rows, so that it
+has no places to look up in a vector.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _FLOATS = {"float32", "float16", "bfloat16"}
 
 
 def legalize_resize2d(builder: Any, call: Any) -> Any:
-    """Return how relax.image.resize2d is lowered: linear weights of floats in layouts NCHW and NCHW{b}c, computed in float32; others as TVM does."""
+    """Return how relax.image.resize2d is lowered: linear weights of floats in layouts NCHW and NCHW{b}c, computed in
+    float32; others as TVM does.
+    """
     attrs, mode = call.attrs, str(call.attrs.coordinate_transformation_mode)
     linear = str(attrs.method) == "linear" and mode in _PLACES and str(attrs.layout).startswith("NCHW")
     value, shape, dtype = call.args[0], shape_of(call), str(type_of(call).dtype)
@@ -54,11 +58,23 @@ def _along(builder: Any, value: Any, axis: int, extent: int, mode: str, pattern:
     before, behind = "".join(f"{one}, " for one in axes[:axis]), "".join(f", {one}" for one in axes[axis + 1 :])
     reads = (f"x[{before}{place}[{axes[axis]}]{behind}]" for place in ("first", "second"))
     left, right = (read if dtype == "float32" else f'T.Cast("float32", {read})' for read in reads)
-    function = function_of(_SOURCE, {
-        "image": buffer_of(image, dtype), "made": buffer_of(made, "float32"), "places": buffer_of((extent,), "int32"),
-        "shares": buffer_of((extent,), "float32"), "loops": ", ".join(loops), "extents": ", ".join(map(str, made)), "axes": ", ".join(axes),
-        "kinds": "S" * len(axes), "at": axes[axis], "left": left, "right": right, "pattern": pattern,
-    })  # fmt: skip
+    function = function_of(
+        _SOURCE,
+        {
+            "image": buffer_of(image, dtype),
+            "made": buffer_of(made, "float32"),
+            "places": buffer_of((extent,), "int32"),
+            "shares": buffer_of((extent,), "float32"),
+            "loops": ", ".join(loops),
+            "extents": ", ".join(map(str, made)),
+            "axes": ", ".join(axes),
+            "kinds": "S" * len(axes),
+            "at": axes[axis],
+            "left": left,
+            "right": right,
+            "pattern": pattern,
+        },
+    )
     given = [value, relax.const(first), relax.const(second), relax.const(share)]
     return relax.call_tir(builder.add_func(function, "resize"), given, relax.TensorType(made, "float32"))
 

@@ -58,8 +58,8 @@ def transform_weight(weight: NDArray[Any], m: int) -> NDArray[Any]:
 def winograd_error(weight: NDArray[Any], m: int) -> float:
     """Return the largest error of random tiles, relative to their largest output in float64.
 
-    weight: packed, (OC, IC, 3, 3, b, b), float32 or bfloat16, as which transformed values are then stored. The first block
-    of output channels stands for all.
+    weight: packed, (OC, IC, 3, 3, b, b), float32 or bfloat16, as which transformed values are then stored. The first
+    block of output channels stands for all.
     """
     a, b, _ = matrices(m)
     alpha = m + _TAPS - 1
@@ -79,7 +79,9 @@ def winograd_error(weight: NDArray[Any], m: int) -> float:
 
 
 def _linear(factors: Iterable[float], terms: Sequence[Any]) -> Any:
-    """Return the sum of factors times terms, of which one has the factor 1; others of 0 are left out: TVM multiplies by 0 for the sake of infinities."""
+    """Return the sum of factors times terms, of which one has the factor 1; others of 0 are left out: TVM multiplies by
+    0 for the sake of infinities.
+    """
     from tvm import tirx
 
     known = [float(factor) for factor in factors]
@@ -118,7 +120,8 @@ def _into_points(table: Matrix, point: Any, term: Callable[[int], Any]) -> Any:
 def _from_points(table: Matrix, column: Any, term: Callable[[int], Any]) -> Any:
     """Return the sum over points of A[point, column] * term(point).
 
-    What belongs to p and -p is added for even columns and subtracted for odd ones, which LLVM computes once for all of them.
+    What belongs to p and -p is added for even columns and subtracted for odd ones, which LLVM computes once for all of
+    them.
     """
     terms = [term(row) for row in range(len(table))]
     pairs = range(1, len(table) - 1, 2)
@@ -130,7 +133,9 @@ def _from_points(table: Matrix, column: Any, term: Callable[[int], Any]) -> Any:
 
 
 def _product(tile: Any, weight: Any, shape: tuple[int, ...]) -> Any:
-    """Return the te.Tensor (alpha, alpha, OC, rows of tiles, columns of tiles, lane) of the products of tiles and weights."""
+    """Return the te.Tensor (alpha, alpha, OC, rows of tiles, columns of tiles, lane) of the products of tiles and
+    weights.
+    """
     from tvm import te
 
     i, u = te.reduce_axis((0, int(tile.shape[2])), "ic"), te.reduce_axis((0, int(weight.shape[4])), "ic_lane")
@@ -154,9 +159,9 @@ def _product(tile: Any, weight: Any, shape: tuple[int, ...]) -> Any:
 def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int, dilation: int = 1) -> Any:
     """Return the te.Tensor (N, OC, OH, OW, lane) of a 3x3 convolution of stride 1.
 
-    data: (N, IC, H, W, b); weight: from `transform_weight`, of bfloat16 interleaved by two input channels, as bf16_dot2 reads it: (OC, alpha,
-    alpha, IC, b/2, b, 2); padding: top, left, bottom, right. Transforms and sums are float32. dilation: of rows and columns; each tile is of
-    pixels as far apart, so that as many tiles lie within each other.
+    data: (N, IC, H, W, b); weight: from `transform_weight`, of bfloat16 interleaved by two input channels, as bf16_dot2
+    reads it: (OC, alpha, alpha, IC, b/2, b, 2); padding: top, left, bottom, right. Transforms and sums are float32.
+    dilation: of rows and columns; each tile is of pixels as far apart, so that as many tiles lie within each other.
     """
     from tvm import te, topi
 
@@ -181,7 +186,7 @@ def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int, dilation
             b, e, lambda row: data[y // rows, i, pixel(y % rows, row), pixel(x, j), v].astype("float32")
         ),
         name="tile_half",
-    )  # fmt: skip
+    )
     tile = te.compute(
         (alpha, alpha, ic, n * rows, columns, lanes),
         lambda e, j, i, y, x, v: rounded(_into_points(b, j, lambda row: half[e, row, i, y, x, v]), str(weight.dtype)),
@@ -204,9 +209,7 @@ def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int, dilation
 
     return te.compute(
         (n, oc, oh, ow, lanes),
-        lambda b_, o, h, w, v: back[
-            h // dilation % m, w // dilation % m, o, b_ * rows + tile_of(h), tile_of(w), v
-        ],
+        lambda b_, o, h, w, v: back[h // dilation % m, w // dilation % m, o, b_ * rows + tile_of(h), tile_of(w), v],
         name="conv2d_winograd",
         attrs={DILATION: dilation} if dilation > 1 else {},
-    )  # fmt: skip
+    )

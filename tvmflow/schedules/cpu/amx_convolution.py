@@ -1,9 +1,10 @@
 """Matrix tiles (x86 AMX): sums of up to 16 pixels x 16 channels, over up to 64 bytes of input channels at a time.
 
 One instruction multiplies a tile of pixels (rows) by a tile of weights. Both are read from memory with a constant step
-between rows, so the image is copied with all channels of a pixel side by side, beside its padding, and weights lie
-(OC, KH, KW, IC, ...). Neighbouring columns of the filter are then neighbours in both, and one instruction sums as many of them as
-fit: first layers are read from the image as it is. A whole tile of outputs is a tensor intrinsic (tile_intrinsics.py).
+between rows, so the image is copied with all channels of a pixel side by side, beside its padding, and weights lie (OC,
+KH, KW, IC, ...). Neighbouring columns of the filter are then neighbours in both, and one instruction sums as many of
+them as fit: first layers are read from the image as it is. A whole tile of outputs is a tensor intrinsic
+(tile_intrinsics.py).
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _LATENCY = 52  # cycles until a sum can be added to again (Intel's optimization 
 
 
 def _joined(columns: int, dilation: int, blocks: int, of_image: int) -> int:
-    """Return 1 where the columns of a filter's row are neighbours in an image of so many blocks, all of which are summed."""
+    """Return 1 where the columns of a filter's row are neighbours in an image of so many blocks, all of which are
+    summed.
+    """
     return int(columns > 1 and dilation == 1 and blocks == of_image)
 
 
@@ -53,7 +56,9 @@ def _is_pixel_major(image: Any, block: Any) -> bool:
 
 
 def tile_knobs(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced: int) -> list[Knobs]:
-    """Return the tiles of outputs worth trying, the likelier first: c_tile, h_tile, w_tile. Empty where there are none."""
+    """Return the tiles of outputs worth trying, the likelier first: c_tile, h_tile, w_tile. Empty where there are
+    none.
+    """
     if reduced != 5 or not is_in_tiles(kernel):
         return []
     assert kernel.anchor is not None
@@ -72,7 +77,9 @@ def tile_knobs(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced: int) ->
     rows = tile_depth((columns if joined else 1) * blocks * words)
 
     def cycles(tile: tuple[int, int, int]) -> float:
-        """Cycles per useful row: an instruction takes one for each of its pixels, a register one for two of its rows; and what both load."""
+        """Cycles per useful row: an instruction takes one for each of its pixels, a register one for two of its rows;
+        and what both load.
+        """
         c, h, w = tile
         slowest = max(c * h * (w + 1), _LATENCY, 0.5 * h * w + 1.3 * c * rows)
         return slowest / (c * h * w) + 0.5 * (c + h) / (c * h)
@@ -92,7 +99,9 @@ def tile_knobs(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced: int) ->
 
 
 def _blocks_of_line(schedule: Any, kernel: Kernel) -> int:
-    """Return how many blocks of a pixel's channels fill a line of the cache where the outputs are (N, H, W, C/16, 16), else 1."""
+    """Return how many blocks of a pixel's channels fill a line of the cache where the outputs are (N, H, W, C/16, 16),
+    else 1.
+    """
     if not kernel.after:
         return 1
     last = schedule.get(block_ref(schedule, kernel.after[-1]))
@@ -103,9 +112,11 @@ def _blocks_of_line(schedule: Any, kernel: Kernel) -> int:
 
 
 def pixels_together(schedule: Any, kernel: Kernel) -> tuple[tuple[str, ...], bool]:
-    """Let a convolution read a copy of its image, (N, H, W, C/16, 16); return the names of the blocks that pad or copy, and whether it is plain.
+    """Let a convolution read a copy of its image, (N, H, W, C/16, 16); return the names of the blocks that pad or copy,
+    and whether it is plain.
 
-    An image of one block is plain: its pixels are together, and it is read as it is. One that came as (N, H, W, C/16, 16) is not copied again (ChannelsLastForAmx).
+    An image of one block is plain: its pixels are together, and it is read as it is. One that came as (N, H, W, C/16,
+    16) is not copied again (ChannelsLastForAmx).
     """
     assert kernel.anchor is not None
     anchor = block_ref(schedule, kernel.anchor)
@@ -116,7 +127,8 @@ def pixels_together(schedule: Any, kernel: Kernel) -> tuple[tuple[str, ...], boo
         return kernel.before, True
     copy = block_ref(schedule, kernel.before[-1]) if kernel.before else schedule.cache_read(anchor, 0, "global")
     schedule.transform_layout(copy, ("write", 0), lambda n, c, h, w, v: (n, h, w, c, v))
-    # In the order in which they are written: a vector is a part of a line of the cache, which other threads would wait for.
+    # In the order in which they are written: a vector is a part of a line of the cache, which other threads would wait
+    # for.
     schedule.transform_block_layout(copy, lambda n, c, h, w, v: (n, h, w, c, v))
     return (str(schedule.get(copy).name_hint),), False
 
@@ -124,8 +136,9 @@ def pixels_together(schedule: Any, kernel: Kernel) -> tuple[tuple[str, ...], boo
 def sum_in_tiles(schedule: Any, anchor: Any, outermost: Any, plain: bool) -> None:
     """Let the innermost tile of a convolution's outputs be two intrinsics; its image is read pixel by pixel.
 
-    Of an image that does not stay near, all pixels of a window are read for a few channels before the next ones are. A copy's pixels are then an odd
-    number of lines of the cache apart: as many as a power of two are in few of its sets, which cannot hold them.
+    Of an image that does not stay near, all pixels of a window are read for a few channels before the next ones are. A
+    copy's pixels are then an odd number of lines of the cache apart: as many as a power of two are in few of its sets,
+    which cannot hold them.
     """
     c, h, w, _, kh, kw, blocks, words, group = extents(schedule, schedule.get_loops(anchor)[-9:])
     block = schedule.get(anchor)

@@ -1,4 +1,5 @@
-"""Matrix tiles (x86 AMX) on images narrower than a tile: rows of pixels lie in one, with their padding, and a tile goes on to the next row.
+"""Matrix tiles (x86 AMX) on images narrower than a tile: rows of pixels lie in one, with their padding, and a tile goes
+on to the next row.
 
 Sums of a few blocks of channels over all pixels are computed by one thread, then those between rows are left out.
 """
@@ -25,7 +26,9 @@ _WIDEST = 16  # pixels of a tile
 
 
 def rows_and_columns(pixels: int) -> tuple[int, int]:
-    """Return how many tiles of how many pixels hold so many, in the fewest cycles: one for each pixel, and one and a half for a tile."""
+    """Return how many tiles of how many pixels hold so many, in the fewest cycles: one for each pixel, and one and a
+    half for a tile.
+    """
     widths = range(min(pixels, _WIDEST // 2), _WIDEST + 1)
     return min(((-(-pixels // width), width) for width in widths), key=lambda tiles: tiles[0] * (tiles[1] + 1.5))
 

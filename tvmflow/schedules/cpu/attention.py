@@ -1,7 +1,7 @@
 """Attention: the scores of a block of query rows stay in the cache of the thread that computes them.
 
-K^T is packed first, and V unless its columns lie in blocks already; then blocks of rows of all heads go to threads. Both products are
-tiles of sums in registers.
+K^T is packed first, and V unless its columns lie in blocks already; then blocks of rows of all heads go to threads.
+Both products are tiles of sums in registers.
 """
 
 from __future__ import annotations
@@ -37,14 +37,25 @@ def _candidates(schedule: Any, _kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]
     stored = region_buffer(values.reads[0]).shape
     in_blocks = len(stored) == _PACKED_AXES and int(stored[-1]) == lanes and isinstance(values.body.value, load_class())
     most_rows = cpu.l2_bytes // (2 * _SCORE_BYTES * keys * lanes)
-    return distinct([
-        {"rows": count, "m_tile": m, "n_tile": b, "mixed_rows": mixed_m, "mixed_tile": mixed_b, "pack_values": pack, "parallel": parallel, **({"dot": dot.number} if dot else {})}
-        for m, b in product_tiles(cpu, rows, keys, lanes)[:6]
-        for mixed_m, mixed_b in [tile for tile in product_tiles(cpu, rows, width, lanes) if m % tile[0] == 0][:2]
-        for count in row_blocks(rows, m, most_rows)
-        for pack in ((0, 1) if in_blocks and not paired else (1,))
-        for parallel in parallel_first(work_of(schedule, f"{_NAME}_product") // lanes)
-    ])  # fmt: skip
+    return distinct(
+        [
+            {
+                "rows": count,
+                "m_tile": m,
+                "n_tile": b,
+                "mixed_rows": mixed_m,
+                "mixed_tile": mixed_b,
+                "pack_values": pack,
+                "parallel": parallel,
+                **({"dot": dot.number} if dot else {}),
+            }
+            for m, b in product_tiles(cpu, rows, keys, lanes)[:6]
+            for mixed_m, mixed_b in [tile for tile in product_tiles(cpu, rows, width, lanes) if m % tile[0] == 0][:2]
+            for count in row_blocks(rows, m, most_rows)
+            for pack in ((0, 1) if in_blocks and not paired else (1,))
+            for parallel in parallel_first(work_of(schedule, f"{_NAME}_product") // lanes)
+        ]
+    )
 
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:

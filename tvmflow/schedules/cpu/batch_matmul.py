@@ -1,4 +1,5 @@
-"""Products of matrices that are both computed: one is packed in blocks of columns that fill a vector, tiles of sums stay in registers.
+"""Products of matrices that are both computed: one is packed in blocks of columns that fill a vector, tiles of sums
+stay in registers.
 
 Any number of rows and columns: what does not fill a tile or a vector is computed beside it, and not written.
 """
@@ -26,7 +27,9 @@ _MOST_TILE = 28
 
 
 def product_tiles(cpu: CpuFeatures, rows: int, blocks: int, lanes: int) -> list[tuple[int, int]]:
-    """Return tiles of rows and blocks of columns, a register for each sum and each block, those with the fewest loads for a multiplication first."""
+    """Return tiles of rows and blocks of columns, a register for each sum and each block, those with the fewest loads
+    for a multiplication first.
+    """
     registers = cpu.registers * cpu.lanes // max(lanes, cpu.lanes)
     found = [(m, b) for m in divisors(rows, _MOST_TILE) for b in divisors(blocks, 8) if (m + 1) * b <= registers - 2]
     return sorted(found, key=lambda tile: (1 / tile[0] + 1 / tile[1]) * 12 / min(tile[0] * tile[1], 12))
@@ -38,7 +41,9 @@ def row_blocks(rows: int, tile: int, most: int = _MOST_ROWS) -> list[int]:
 
 
 def tiled(schedule: Any, sums: Any, rows: int, blocks: int) -> Any:
-    """Divide rows and blocks of columns of a block over (..., row, block, lane) into tiles; return the loop around a tile."""
+    """Divide rows and blocks of columns of a block over (..., row, block, lane) into tiles; return the loop around a
+    tile.
+    """
     row, block, lane = schedule.get_loops(sums)[-3:]
     outer, row = schedule.split(row, [None, rows])
     around, block = schedule.split(block, [None, blocks])
@@ -50,7 +55,9 @@ def tiled(schedule: Any, sums: Any, rows: int, blocks: int) -> Any:
 
 
 def sum_in_registers(schedule: Any, product: Any, place: Any, dot: Dot | None = None, outermost: Any = None) -> None:
-    """Sum a tile of products in registers, below the loop around the tile; by an instruction that sums neighbours where one is given."""
+    """Sum a tile of products in registers, below the loop around the tile; by an instruction that sums neighbours where
+    one is given.
+    """
     schedule.compute_at(product, place, preserve_unit_loops=True)
     schedule.set_scope(product, 0, "local")
     row, block, lane, over, *pair = schedule.get_loops(product)[-5 if dot else -4 :]
@@ -78,13 +85,15 @@ def _covers(_schedule: Any, kernel: Kernel) -> bool:
 
 def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     _, rows, blocks, lanes, _ = extents(schedule, schedule.get_loops(block_ref(schedule, _NAME)))
-    return distinct([
-        {"rows": count, "m_tile": m, "n_tile": b, "pack": pack, "parallel": parallel}
-        for m, b in product_tiles(cpu, rows, blocks, lanes)[:8]
-        for count in row_blocks(rows, m)
-        for pack in ((1, 0) if rows > 4 else (0, 1))
-        for parallel in parallel_first(work_of(schedule, _NAME) // lanes)
-    ])  # fmt: skip
+    return distinct(
+        [
+            {"rows": count, "m_tile": m, "n_tile": b, "pack": pack, "parallel": parallel}
+            for m, b in product_tiles(cpu, rows, blocks, lanes)[:8]
+            for count in row_blocks(rows, m)
+            for pack in ((1, 0) if rows > 4 else (0, 1))
+            for parallel in parallel_first(work_of(schedule, _NAME) // lanes)
+        ]
+    )
 
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:

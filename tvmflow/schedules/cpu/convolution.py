@@ -1,7 +1,8 @@
 """Convolutions and pools on packed channels: a tile of outputs stays in registers over the whole reduction.
 
-Where images are larger than weights, threads get rows of them in every kernel, so that a thread reads what it wrote itself: what another core wrote
-lies in that core's cache, and where cores share none, fetching it takes longer than multiplying it. Else threads get channels, and each its part of the weights.
+Where images are larger than weights, threads get rows of them in every kernel, so that a thread reads what it wrote
+itself: what another core wrote lies in that core's cache, and where cores share none, fetching it takes longer than
+multiplying it. Else threads get channels, and each its part of the weights.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ _PREFETCHING = range(2, 33)  # tiles over which a thread spreads requests for we
 def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
     """Return loop extents and number of reduced axes of a convolution or pool on packed channels.
 
-    Loops are (n, c, h, w, lane) over 4 axes (convolution), 5 (with int8_dot4 or bf16_dot2), 3 (first layer) or 2 (depthwise, pools).
+    Loops are (n, c, h, w, lane) over 4 axes (convolution), 5 (with int8_dot4 or bf16_dot2), 3 (first layer) or 2
+    (depthwise, pools).
     """
     if kernel.anchor is None or len(kernel.before) > 1:
         return None
@@ -82,19 +84,36 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
             places = list(dict.fromkeys(places))
     shapes = tile_knobs(schedule, kernel, cpu, reduced)
     tiles = [
-        {**tile, "rows_first": rows, "pad_inside": rows, "chunk": _rows_for(chunk, tile["h_tile"], height), "parallel": parallel, "tiles": 1}
+        {
+            **tile,
+            "rows_first": rows,
+            "pad_inside": rows,
+            "chunk": _rows_for(chunk, tile["h_tile"], height),
+            "parallel": parallel,
+            "tiles": 1,
+        }
         for rows, chunk in dict.fromkeys((rows, chunk) for rows, _, chunk in places)
         for tile in shapes
         for parallel in order
-    ]  # fmt: skip
+    ]
     ways = _ways(schedule, kernel, cpu)
     knobs = [
-        {"c_tile": c, "h_tile": h, "w_tile": w, "rows_first": rows, "pad_inside": inside, "chunk": _rows_for(chunk, h, height) if pairs_numbered(number) else max(chunk, h),
-         "unroll": unroll, "parallel": parallel, "dot": number, **(pixels_first((c, h, w), cpu) if reduced > 2 else {})}
+        {
+            "c_tile": c,
+            "h_tile": h,
+            "w_tile": w,
+            "rows_first": rows,
+            "pad_inside": inside,
+            "chunk": _rows_for(chunk, h, height) if pairs_numbered(number) else max(chunk, h),
+            "unroll": unroll,
+            "parallel": parallel,
+            "dot": number,
+            **(pixels_first((c, h, w), cpu) if reduced > 2 else {}),
+        }
         for rows, inside, chunk in places
         for unroll, number, (c, h, w) in ways
         for parallel in order
-    ]  # fmt: skip
+    ]
     whole = [k for k in tiles + knobs if k["chunk"] % k["h_tile"] == 0 and height % k["chunk"] == 0]
     whole = [{**k, **_prefetch(schedule, kernel, cpu, k)} for k in whole]
     # Stable: where threads have something to do, the order above stays.
@@ -114,10 +133,12 @@ def _tasks(sizes: tuple[int, int, int], knobs: Knobs) -> int:
 
 
 def _prefetch(schedule: Any, kernel: Kernel, cpu: CpuFeatures, knobs: Knobs) -> Knobs:
-    """Return the knob `prefetch` where it pays to ask for the weights of the next blocks of channels: how many shares in a row have the same.
+    """Return the knob `prefetch` where it pays to ask for the weights of the next blocks of channels: how many shares
+    in a row have the same.
 
-    They are many, so that memory or a far cache has them, fit the cache of a core beside those that are multiplied, and there are some tiles to spread
-    them over; with many tiles the wait for the first is a small part. On x86; arm64's cores were not measured.
+    They are many, so that memory or a far cache has them, fit the cache of a core beside those that are multiplied, and
+    there are some tiles to spread them over; with many tiles the wait for the first is a small part. On x86; arm64's
+    cores were not measured.
     """
     window = _window(schedule, kernel)
     assert window is not None and kernel.anchor is not None
@@ -133,7 +154,9 @@ def _prefetch(schedule: Any, kernel: Kernel, cpu: CpuFeatures, knobs: Knobs) -> 
 
 
 def _ways(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, int, tuple[int, int, int]]]:
-    """Return how a tile may be summed, the likelier first: unrolled or not, number of the instruction, tile of blocks of channels, rows, columns."""
+    """Return how a tile may be summed, the likelier first: unrolled or not, number of the instruction, tile of blocks
+    of channels, rows, columns.
+    """
     window = _window(schedule, kernel)
     assert window is not None and kernel.anchor is not None
     (_, channels, height, width, lanes, *_), reduced = window
@@ -171,7 +194,9 @@ def _ways(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, in
 
 
 def _lane_row(schedule: Any, kernel: Kernel, cpu: CpuFeatures, lanes: int, reduced: int) -> ByLane | None:
-    """Return how the processor multiplies by a lane what a convolution of packed channels sums, None where it does not."""
+    """Return how the processor multiplies by a lane what a convolution of packed channels sums, None where it does
+    not.
+    """
     if reduced not in (4, 5) or kernel.anchor is None:
         return None
     block = schedule.get(block_ref(schedule, kernel.anchor))
@@ -193,7 +218,8 @@ def _columns(schedule: Any, kernel: Kernel) -> tuple[int, int]:
 
 
 def _part(schedule: Any, anchor: str, reduced: int) -> int:
-    """Return how many neighbouring output channels read the same input channels: a block of them, or those of a group that is part of one.
+    """Return how many neighbouring output channels read the same input channels: a block of them, or those of a group
+    that is part of one.
 
     Of several parts of blocks the outputs read all, one after the other.
     """

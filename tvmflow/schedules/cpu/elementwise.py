@@ -21,7 +21,7 @@ from tvmflow.schedules.template import (
     parallel_first,
     spread,
     work_of,
-)  # fmt: skip
+)
 from tvmflow.targets.cpu_features import CpuFeatures
 
 _PACKED_AXES = 5  # (n, c, h, w, lane)
@@ -101,7 +101,9 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
 
 
 def _rounded_first(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
-    """Round a row of an image in vectors, then give its columns their padding and their places, those of the image in a loop of their own."""
+    """Round a row of an image in vectors, then give its columns their padding and their places, those of the image in a
+    loop of their own.
+    """
     image, last = _image(schedule, kernel), kernel.after[-1]
     assert image is not None
     for name in kernel.after[:-1]:
@@ -123,7 +125,9 @@ def _rounded_first(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
 
 
 def _joined(schedule: Any, name: str) -> list[int]:
-    """Return where on its axis of channel blocks what a block joins begins, all but the first; none where it joins nothing else along it."""
+    """Return where on its axis of channel blocks what a block joins begins, all but the first; none where it joins
+    nothing else along it.
+    """
     node = schedule.get(block_ref(schedule, name))
     found: set[int] = set()
     if len(node.iter_vars) != _PACKED_AXES:
@@ -139,7 +143,9 @@ def _joined(schedule: Any, name: str) -> list[int]:
 
 
 def _part_by_part(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
-    """Go through the parts of a concatenation one after the other, each in a loop of its own, row by row: nothing is asked for each value."""
+    """Go through the parts of a concatenation one after the other, each in a loop of its own, row by row: nothing is
+    asked for each value.
+    """
     begins = sorted({begin for name in kernel.after for begin in _joined(schedule, name)})
     last = merge_epilogue(schedule, kernel)
     assert last is not None

@@ -1,4 +1,5 @@
-"""Inverted residuals on packed channels: a thread makes rows of a 1x1 convolution's outputs for one block of channels, padded, and sums their windows while they are near.
+"""Inverted residuals on packed channels: a thread makes rows of a 1x1 convolution's outputs for one block of channels,
+padded, and sums their windows while they are near.
 
 Made by FuseInvertedResiduals. Rows that two threads need are made by both.
 """
@@ -34,7 +35,9 @@ _BYTES = 4  # of a value
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a kernel: images, blocks of channels, rows of outputs; rows that an output sees, and from one to the next; bytes of a row of a block, padded; whether windows see all of the image."""
+    """Of a kernel: images, blocks of channels, rows of outputs; rows that an output sees, and from one to the next;
+    bytes of a row of a block, padded; whether windows see all of the image.
+    """
 
     images: int
     blocks: int
@@ -46,7 +49,9 @@ class Shape:
 
 
 class Plan(NamedTuple):
-    """How a kernel is divided among threads. cost: time over that of evenly divided rows, none of them made twice; rows: of outputs in a piece; by_rows: whether threads get rows of all channels."""
+    """How a kernel is divided among threads. cost: time over that of evenly divided rows, none of them made twice;
+    rows: of outputs in a piece; by_rows: whether threads get rows of all channels.
+    """
 
     cost: float
     rows: int
@@ -115,13 +120,21 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     tiles = points_of_sums(points, cpu, lanes, by_channel=True)[:3]
     return distinct(
         [
-            {"c_tile": 1, "h_tile": h, "w_tile": w, "wide_tile": made, "chunk": plan.rows, "rows_first": int(plan.by_rows), "parallel": 1}
+            {
+                "c_tile": 1,
+                "h_tile": h,
+                "w_tile": w,
+                "wide_tile": made,
+                "chunk": plan.rows,
+                "rows_first": int(plan.by_rows),
+                "parallel": 1,
+            }
             for plan in plans(shape_of(schedule, _padding_of(kernel)), cpu)[:3]
             for made in divisors(wide, _WIDEST)[:-3:-1]
             for _, h, w in tiles
             if plan.rows % h == 0
         ]
-    )  # fmt: skip
+    )
 
 
 def _padding_of(kernel: Kernel) -> str:

@@ -1,4 +1,6 @@
-"""Layer norm and RMS norm of packed channels: a few pixels at a time, whose channels stay in the cache between the passes over them."""
+"""Layer norm and RMS norm of packed channels: a few pixels at a time, whose channels stay in the cache between the
+passes over them.
+"""
 
 from __future__ import annotations
 

@@ -28,8 +28,12 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     assert kernel.anchor is not None
     order = parallel_first(work_of(schedule, kernel.anchor))
     lanes = sorted(divisors(sizes[spatial - 1], 2 * cpu.lanes), key=lambda d: (abs(d - cpu.lanes), d))[:3]
-    return [{"lanes": lane, "parallel": parallel, "unroll": unroll}
-            for unroll in (0, 1) for lane in lanes for parallel in order]  # fmt: skip
+    return [
+        {"lanes": lane, "parallel": parallel, "unroll": unroll}
+        for unroll in (0, 1)
+        for lane in lanes
+        for parallel in order
+    ]
 
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:

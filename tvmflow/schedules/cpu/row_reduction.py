@@ -1,4 +1,5 @@
-"""Reductions along the axis that lies contiguous in memory, and kernels with several: softmax, layer norm, mean, argmax.
+"""Reductions along the axis that lies contiguous in memory, and kernels with several: softmax, layer norm, mean,
+argmax.
 
 A row is reduced in vectors, whose lanes are added up at its end; what belongs to one row is computed while it is in the
 cache, where all reductions of the kernel have the same rows.
@@ -46,7 +47,9 @@ def _covers(schedule: Any, kernel: Kernel) -> bool:
 
 
 def _shared_rows(schedule: Any, kernel: Kernel) -> int:
-    """Return how many leading loops of the last block are the rows of every reduction, 0 where they are not the same."""
+    """Return how many leading loops of the last block are the rows of every reduction, 0 where they are not the
+    same.
+    """
     shapes = set()
     for name in kernel.reductions:
         loops, spatial = _known_axes(schedule, name)

@@ -180,7 +180,9 @@ def _multiply(schedule: Any, anchor: str, channels: Any, knobs: Knobs) -> Any:
 
 
 def by_columns(schedule: Any, half: Any) -> Any:
-    """Unroll the first half of a transform, one column of a tile after the other, so that what its rows share stays in registers; return the loop over columns."""
+    """Unroll the first half of a transform, one column of a tile after the other, so that what its rows share stays in
+    registers; return the loop over columns.
+    """
     row, column, *_, lanes = schedule.get_loops(half)[-6:]
     schedule.reorder(column, row)
     schedule.unroll(row)

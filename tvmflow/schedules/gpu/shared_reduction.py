@@ -1,6 +1,8 @@
-"""Sums that the threads of a group share: one launch for kernels of few outputs and long sums, rows of which are as many groups.
+"""Sums that the threads of a group share: one launch for kernels of few outputs and long sums, rows of which are as
+many groups.
 
-Each thread sums a part and all of them get the total, by TVM's reductions over threads, which GLSL has for subgroups of any size (`tvmflow/gpu_codegen/glsl.py`).
+Each thread sums a part and all of them get the total, by TVM's reductions over threads, which GLSL has for subgroups of
+any size (`tvmflow/gpu_codegen/glsl.py`).
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ _DTYPES = ("float32", "float16", "int32")
 
 @dataclass(frozen=True)
 class _Rows:
-    """shared: how many axes, the first ones, all blocks have: a step of them is a group's; is_vector: four of the last axis are side by side.
+    """shared: how many axes, the first ones, all blocks have: a step of them is a group's; is_vector: four of the last
+    axis are side by side.
 
-    outputs: of a group, in vectors where that is so; sums: the least of a reduction; once: threads that sum apart would read nothing that others
-    read, or not side by side.
+    outputs: of a group, in vectors where that is so; sums: the least of a reduction; once: threads that sum apart would
+    read nothing that others read, or not side by side.
     """
 
     shared: int
@@ -66,7 +69,9 @@ def _pays(rows: _Rows | None, threads: int, gpu: GpuFeatures) -> bool:
 
 
 def _rows(schedule: Any, kernel: Kernel, threads: int) -> tuple[_Rows | None, bool]:
-    """Return the rows of a kernel, and whether its last block is one of its own launch; None where there are none or no subgroup can sum them."""
+    """Return the rows of a kernel, and whether its last block is one of its own launch; None where there are none or no
+    subgroup can sum them.
+    """
     rows = _rows_of(schedule, kernel, _last(kernel))
     if len(kernel.reductions) > 1 or _last(kernel) in kernel.reductions:
         return rows, False
@@ -113,7 +118,8 @@ def _along_rows(block: Any) -> bool:
 
 
 def share_sums(schedule: Any, kernel: Kernel, threads: int) -> list[str]:
-    """Schedule a kernel so that threads of a group share its sums; return the blocks that are left for a launch of their own, one at most.
+    """Schedule a kernel so that threads of a group share its sums; return the blocks that are left for a launch of
+    their own, one at most.
 
     Raises ScheduleError or ValueError where it has other blocks that cannot be inlined.
     """
@@ -200,7 +206,9 @@ def _spread(schedule: Any, block: Any, rows: _Rows, threads: int) -> None:
 
 
 def _share_norm(schedule: Any, kernel: Kernel, threads: int) -> None:
-    """Schedule a norm of packed channels, a pixel for each group, blocks of channels over threads, of which there are a whole number for each."""
+    """Schedule a norm of packed channels, a pixel for each group, blocks of channels over threads, of which there are a
+    whole number for each.
+    """
     after = kernel.after[kernel.after.index(_NORM) :]
     for name in after[:-1]:
         schedule.compute_inline(block_ref(schedule, name))

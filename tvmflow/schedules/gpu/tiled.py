@@ -1,8 +1,8 @@
 """Schedule templates for GPUs: channels by four in a vector, a tile of pixels and channels in each thread's registers.
 
-No predicates: tiles and groups divide their loops, so that no thread reads what is not there. No local memory either: on Mali it is main
-memory. Where a layer has too few outputs to fill the GPU, its sums are shared by the threads of a group (knob `shared`, `tvmflow/schedules/gpu/shared_reduction.py`), or split over threads and
-added by a second launch.
+No predicates: tiles and groups divide their loops, so that no thread reads what is not there. No local memory either:
+on Mali it is main memory. Where a layer has too few outputs to fill the GPU, its sums are shared by the threads of a
+group (knob `shared`, `tvmflow/schedules/gpu/shared_reduction.py`), or split over threads and added by a second launch.
 """
 
 from __future__ import annotations
@@ -185,7 +185,9 @@ def _parts(extent: int) -> tuple[int, ...]:
 
 
 def _cost(knobs: Knobs, outputs: int, summed: list[int], gpu: GpuFeatures) -> float:
-    """Return about how long a schedule takes, in loads of a vector: few threads leave a GPU idle, small tiles load the same again and again."""
+    """Return about how long a schedule takes, in loads of a vector: few threads leave a GPU idle, small tiles load the
+    same again and again.
+    """
     tile, together, parts, columns = knobs["tile"], knobs["together"], knobs["parts"], summed[_column(summed)]
     held = tile + columns - 1 if knobs["row"] else tile  # vectors of the input
     group = knobs["across"] * knobs["down"]
@@ -305,7 +307,9 @@ def tiled(schedule: Any, block: Any, knobs: Knobs) -> Any:
 
 
 def read_into_registers(schedule: Any, data: Any, anchor: Any, data_at: Any, weights_at: Any) -> None:
-    """Load what a step of the sums needs once for all of a thread's outputs, each as a vector. data: a block that pads, or None."""
+    """Load what a step of the sums needs once for all of a thread's outputs, each as a vector. data: a block that pads,
+    or None.
+    """
     if data is None:
         data = schedule.cache_read(anchor, 0, "local")
     else:

@@ -1,4 +1,6 @@
-"""Winograd's convolutions on GPUs, in three launches: transform tiles, multiply them by the weights of their place, transform back."""
+"""Winograd's convolutions on GPUs, in three launches: transform tiles, multiply them by the weights of their place,
+transform back.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def _candidates(schedule: Any, kernel: Kernel, gpu: GpuFeatures) -> list[Knobs]:
 
 
 def _cost(knobs: Knobs, gpu: GpuFeatures) -> float:
-    """Return loads of a vector for each sum, more where registers do not hold the sums, a warp is not filled or a group is not of the size that is liked."""
+    """Return loads of a vector for each sum, more where registers do not hold the sums, a warp is not filled or a group
+    is not of the size that is liked.
+    """
     pixels, together, group = knobs["tile"] * knobs["tall"], knobs["together"], knobs["across"] * knobs["down"]
     spilled = max(1.0, (pixels * together + pixels + LANES * together) * LANES / gpu.registers)
     waste = gpu.warp * math.ceil(group / gpu.warp) / group

@@ -1,4 +1,5 @@
-"""Tensor intrinsics of matrix tiles (x86 AMX): one gives registers their shapes and zeros, the other sums a whole tile of outputs in them and stores it once.
+"""Tensor intrinsics of matrix tiles (x86 AMX): one gives registers their shapes and zeros, the other sums a whole tile
+of outputs in them and stores it once.
 
 Shapes are given once for all tiles of a thread's share (HoistAmxConfig).
 """
@@ -103,11 +104,12 @@ _INSTRUCTIONS = {"uint8": "tdpbusd", "int8": "tdpbssd", "bfloat16": "tdpbf16ps"}
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of outputs: c blocks of channels x h rows x w pixels, summed over kh x kw x blocks of `inner` input channels.
+    """A tile of outputs: c blocks of channels x h rows x w pixels, summed over kh x kw x blocks of `inner` input
+    channels.
 
-    plain: 1 where an image of one block is read as it is, (block, row, pixel, channel); 0: (row, pixel, block, channel). joined: 1 where the
-    columns of a filter's row lie side by side, so that an instruction may sum several. ph, py: pixels from a row of outputs, and of the filter, to
-    the next where all rows of an image are one; else 0.
+    plain: 1 where an image of one block is read as it is, (block, row, pixel, channel); 0: (row, pixel, block,
+    channel). joined: 1 where the columns of a filter's row lie side by side, so that an instruction may sum several.
+    ph, py: pixels from a row of outputs, and of the filter, to the next where all rows of an image are one; else 0.
     """
 
     data: str
@@ -145,7 +147,9 @@ class Tile:
 
     @property
     def stays_near(self) -> bool:
-        """Whether the first cache holds what a tile reads of the image until the next row of the filter reads it again."""
+        """Whether the first cache holds what a tile reads of the image until the next row of the filter reads it
+        again.
+        """
         high, wide = self.window
         return self.kh * self.kw == 1 or high * wide * self.blocks * self.inner * self.size <= _NEAR
 
@@ -171,7 +175,9 @@ class Tile:
 
     @property
     def products(self) -> list[tuple[int, int, int]]:
-        """Return the registers of a step's instructions: sums, pixels, weights. Sums come first, then what the other side meets, which takes turns in the rest."""
+        """Return the registers of a step's instructions: sums, pixels, weights. Sums come first, then what the other
+        side meets, which takes turns in the rest.
+        """
         held, turns = self.c * self.h, REGISTERS - self.c * self.h - min(self.c, self.h)
         if self.h <= self.c:
             return [(o * self.h + h, held + h, held + self.h + o % turns) for o in range(self.c) for h in range(self.h)]
@@ -279,14 +285,19 @@ def intrinsic_of(tile: Tile) -> str:
     high, wide = tile.window
     image = (tile.blocks, high, wide, tile.inner) if tile.plain else (high, wide, tile.blocks, tile.inner)
     values = {
-        **axes, **{field.name: getattr(tile, field.name) for field in fields(tile)},
-        "image": ", ".join(map(str, image)), "whole": ", ".join(f"0:{size}" for size in image),
-        "unit": "unit, " if tile.plain else "", "unit_type": "T.int64(), " if tile.plain else "",
+        **axes,
+        **{field.name: getattr(tile, field.name) for field in fields(tile)},
+        "image": ", ".join(map(str, image)),
+        "whole": ", ".join(f"0:{size}" for size in image),
+        "unit": "unit, " if tile.plain else "",
+        "unit_type": "T.int64(), " if tile.plain else "",
         "steps": "unit, row, pixel" if tile.plain else f"row, pixel, {tile.inner}",
         "pixel": f"{axes['vi']}, {place}" if tile.plain else f"{place}, {axes['vi']}",
-        "words": tile.inner // group, "group": group, "weight": "bfloat16" if group == 2 else "int8",
+        "words": tile.inner // group,
+        "group": group,
+        "weight": "bfloat16" if group == 2 else "int8",
         "total": "float32" if group == 2 else "int32",
-    }  # fmt: skip
+    }
     register_intrinsic(
         f"{tile.intrinsic_name}_zero",
         _ZERO,

@@ -1,7 +1,9 @@
-"""First layers by a lane (arm64): the pixels of a row of a tile, under all columns of the filter, from registers that hold neither twice.
+"""First layers by a lane (arm64): the pixels of a row of a tile, under all columns of the filter, from registers that
+hold neither twice.
 
-Each pixel is one group of four channels, the lanes of a register are four columns of the image. A tensor intrinsic sums a row of pixels
-into a register of outputs each; what a pixel reads is a lane of one of few registers, wherever it begins.
+Each pixel is one group of four channels, the lanes of a register are four columns of the image. A tensor intrinsic sums
+a row of pixels into a register of outputs each; what a pixel reads is a lane of one of few registers, wherever it
+begins.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ _DECLARE = "declare <4 x i32> @llvm.aarch64.neon.{name}.v4i32.v16i8(<4 x i32>, <
 
 @dataclass(frozen=True)
 class Columns:
-    """number: value of the knob `dot`; name: of the instruction; needs: see CpuFeatures.dots; data: dtype of the image; columns: of the filter."""
+    """number: value of the knob `dot`; name: of the instruction; needs: see CpuFeatures.dots; data: dtype of the image;
+    columns: of the filter.
+    """
 
     number: int
     name: str
@@ -109,7 +113,8 @@ class _Row:
                 column = w * self.stride + x
                 at = min(column // _LANES, len(starts) - 1)
                 lines.append(
-                    f'C[{w}, T.ramp(0, 1, 4)] = T.call_extern("int32x4", "tvmflow_columns_{self.of.name}_{column - starts[at]}", '
+                    f'C[{w}, T.ramp(0, 1, 4)] = T.call_extern("int32x4", '
+                    f'"tvmflow_columns_{self.of.name}_{column - starts[at]}", '
                     f'C.vload([{w}, 0], dtype="int32x4"), a{at}, b{x}, A.data)'
                 )
         return "\n".join(" " * 8 + line for line in lines)
@@ -120,7 +125,9 @@ def columns_numbered(number: int) -> Columns | None:
 
 
 def columns_for(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> Columns | None:
-    """Return the row for a first layer of int8 or uint8 in one group, whose columns lie side by side; None for all others."""
+    """Return the row for a first layer of int8 or uint8 in one group, whose columns lie side by side; None for all
+    others.
+    """
     assert kernel.anchor is not None
     loops = schedule.get_loops(block_ref(schedule, kernel.anchor))
     block = schedule.get(block_ref(schedule, kernel.anchor))
@@ -138,7 +145,9 @@ def _steps(block: Any) -> list[int]:
 
 
 def column_points(schedule: Any, kernel: Kernel, row: Columns) -> list[tuple[int, int, int]]:
-    """Return the tiles of blocks of channels, rows and columns whose sums and operands fit into registers, those of least instructions first."""
+    """Return the tiles of blocks of channels, rows and columns whose sums and operands fit into registers, those of
+    least instructions first.
+    """
     assert kernel.anchor is not None
     block = block_ref(schedule, kernel.anchor)
     _, channels, height, width, lanes, *_ = extents(schedule, schedule.get_loops(block))
@@ -199,8 +208,15 @@ def _intrinsic(row: _Row) -> str:
     """Register a row with TVM and return its name."""
     several = row.pixels > 1
     values = {
-        "reach": row.reach, "columns": row.of.columns, "pixels": row.pixels, "stride": row.stride, "data": row.of.data,
-        "loops": "w, " if several else "", "axes": "vw, " if several else "", "kinds": "S" if several else "",
-        "extents": f"{row.pixels}, " if several else "", "vw": "vw" if several else "0",
-    }  # fmt: skip
+        "reach": row.reach,
+        "columns": row.of.columns,
+        "pixels": row.pixels,
+        "stride": row.stride,
+        "data": row.of.data,
+        "loops": "w, " if several else "",
+        "axes": "vw, " if several else "",
+        "kinds": "S" if several else "",
+        "extents": f"{row.pixels}, " if several else "",
+        "vw": "vw" if several else "0",
+    }
     return register_intrinsic(row.intrinsic_name, _SOURCE, _MEANING, row.instructions(), values)

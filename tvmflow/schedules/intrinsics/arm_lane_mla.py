@@ -1,8 +1,9 @@
 """Products by a lane (arm64): one register of neighbouring input channels, each multiplied with a register of weights.
 
-NEON's multiply-adds take one of their factors from a lane of a register, so that the values of a pixel are loaded once for several of
-them, where a broadcast is an instruction for each. A tensor intrinsic sums all lanes of one register into a register of outputs;
-the loops around it hold a tile of outputs. Written in LLVM's language, whose splats of a lane become that operand.
+NEON's multiply-adds take one of their factors from a lane of a register, so that the values of a pixel are loaded once
+for several of them, where a broadcast is an instruction for each. A tensor intrinsic sums all lanes of one register
+into a register of outputs; the loops around it hold a tile of outputs. Written in LLVM's language, whose splats of a
+lane become that operand.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ define weak_odr {sum} @tvmflow_lane_{name}({sum} %sum, {pixel} %a, {weights}, pt
 
 @dataclass(frozen=True)
 class ByLane:
-    """number: value of the knob `dot`; lanes: sums in a register; values: input channels in one; group: of them, those that an
-    instruction sums at once; data, weight, total: dtypes; needs: see CpuFeatures.dots; body: LLVM's text. working: registers between
-    products and sums.
+    """number: value of the knob `dot`; lanes: sums in a register; values: input channels in one; group: of them, those
+    that an instruction sums at once; data, weight, total: dtypes; needs: see CpuFeatures.dots; body: LLVM's text.
+    working: registers between products and sums.
     """
 
     number: int
@@ -80,9 +81,13 @@ class ByLane:
         """Return LLVM's text of the function that the kernel calls."""
         body, declare = self.body(self)
         return _FUNCTION.format(
-            name=self.name, sum=_llvm(self.total, self.lanes), pixel=self._pixel()[0], body=body, declare=declare,
+            name=self.name,
+            sum=_llvm(self.total, self.lanes),
+            pixel=self._pixel()[0],
+            body=body,
+            declare=declare,
             weights=", ".join(f"{self._row()} %b{word}" for word in range(self.words)),
-        )  # fmt: skip
+        )
 
     def _pixel(self) -> tuple[str, str]:
         """Return the type of a register of input channels for LLVM, and how TVM loads it."""
@@ -135,7 +140,9 @@ def _multiply_add(row: ByLane) -> tuple[str, str]:
 
 
 def _multiply_add_wide(row: ByLane) -> tuple[str, str]:
-    """float16 into float32. Widened by NEON's intrinsic: LLVM would widen each splat, not the register that it is taken from."""
+    """float16 into float32. Widened by NEON's intrinsic: LLVM would widen each splat, not the register that it is taken
+    from.
+    """
     widen, lines, total = "call <4 x float> @llvm.aarch64.neon.vcvthf2fp(<4 x i16> ", [], "%sum"
     lines.append(f"  %i = bitcast <{row.values} x half> %a to <{row.values} x i16>")
     for half in range(row.values // 4):
@@ -176,7 +183,8 @@ def _dot(llvm: str, packed: str, is_unsigned: bool = False) -> Callable[[ByLane]
             lines.append(f"  %y{k} = bitcast {row._row()} %b{k} to {packed}")
             factors = ("x", "y") if is_unsigned else ("y", "x")
             lines.append(
-                f"  {found} = call {vector} @{llvm}({vector} {total}, {packed} %{factors[0]}{k}, {packed} %{factors[1]}{k})"
+                f"  {found} = call {vector} @{llvm}({vector} {total}, {packed} %{factors[0]}{k}, {packed} "
+                f"%{factors[1]}{k})"
             )
             total = found
         return "\n".join(lines), f"declare {vector} @{llvm}({vector}, {packed}, {packed})"
@@ -232,7 +240,8 @@ def lanes_in(trace: str) -> list[ByLane]:
 def lane_for(cpu: CpuFeatures, dtypes: tuple[str, str, str], block: int, inner: tuple[int, int]) -> ByLane | None:
     """Return the row for a convolution, None where there is none.
 
-    dtypes: of data, weights, sums; block: output channels side by side; inner: input channels side by side, in groups and of a group.
+    dtypes: of data, weights, sums; block: output channels side by side; inner: input channels side by side, in groups
+    and of a group.
     """
     words, group = inner
     for row in LANES:
@@ -245,14 +254,16 @@ def lane_for(cpu: CpuFeatures, dtypes: tuple[str, str, str], block: int, inner: 
 def lane_points(
     row: ByLane, channels: int, height: int, width: int, lanes: int, columns: tuple[int, int] = (1, 1)
 ) -> list[tuple[int, int, int]]:
-    """Return the tiles of blocks of channels, rows and columns whose sums and operands fit into registers, those of least loads first.
+    """Return the tiles of blocks of channels, rows and columns whose sums and operands fit into registers, those of
+    least loads first.
 
     columns: of the filter, which are unrolled, and the stride between their windows.
     """
     per_block = lanes // row.lanes
 
     def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
-        """Instructions per product: pixels, and weights of the first block, come in pairs. Too few sums do not hide the latency.
+        """Instructions per product: pixels, and weights of the first block, come in pairs. Too few sums do not hide the
+        latency.
 
         Windows of neighbouring pixels overlap; a step of the loop takes four instructions of its own.
         """
@@ -278,15 +289,23 @@ def lane_intrinsic(row: ByLane) -> str:
     """Register an intrinsic with TVM and return its name."""
     is_single = row.group == 1
     names = {
-        "values": row.values, "words": row.words, "lanes": row.lanes, "group": row.group, "data": row.data,
-        "weight": row.weight, "total": row.total,
-        "last": "" if is_single else f", {row.group}", "one": "" if is_single else ", 1",
+        "values": row.values,
+        "words": row.words,
+        "lanes": row.lanes,
+        "group": row.group,
+        "data": row.data,
+        "weight": row.weight,
+        "total": row.total,
+        "last": "" if is_single else f", {row.group}",
+        "one": "" if is_single else ", 1",
         "whole": "" if is_single else f", 0:{row.group}",
-        "loops": "i, u" if is_single else "i, u, q", "axes": "vi, vu" if is_single else "vi, vu, vq",
+        "loops": "i, u" if is_single else "i, u, q",
+        "axes": "vi, vu" if is_single else "vi, vu, vq",
         "kinds": "SR" if is_single else "SRR",
         "extents": f"{row.lanes}, {row.words}" + ("" if is_single else f", {row.group}"),
-        "value": "vu" if is_single else f"vu * {row.group} + vq", "weights": "vu, vi" if is_single else "vu, vi, vq",
-    }  # fmt: skip
+        "value": "vu" if is_single else f"vu * {row.group} + vq",
+        "weights": "vu, vi" if is_single else "vu, vi, vq",
+    }
     return register_intrinsic(
         row.intrinsic_name, _SOURCE, _MEANING, row.body_in_tvm().replace("{", "{{").replace("}", "}}"), names
     )

@@ -1,8 +1,10 @@
-"""Products of pairs (arm64 i8mm and bf16): an instruction sums two pixels x two output channels, over 8 bytes of input channels of each.
+"""Products of pairs (arm64 i8mm and bf16): an instruction sums two pixels x two output channels, over 8 bytes of input
+channels of each.
 
-A register of weights holds two output channels, one of the image two pixels, one of sums all four. A tensor intrinsic is a whole tile
-of outputs: pixels are paired row by row, sums are brought into pairs before the reduction and back behind it, once, so that what starts
-them and what follows see plain channels. A pixel that is left over is paired with itself.
+A register of weights holds two output channels, one of the image two pixels, one of sums all four. A tensor intrinsic
+is a whole tile of outputs: pixels are paired row by row, sums are brought into pairs before the reduction and back
+behind it, once, so that what starts them and what follows see plain channels. A pixel that is left over is paired with
+itself.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ declare {sum} @{llvm}({sum}, {packed}, {packed})
 
 @dataclass(frozen=True)
 class Pairs:
-    """number: value of the knob `dot`; data, weight, total: dtypes; llvm: name of the intrinsic; sum, packed: its types."""
+    """number: value of the knob `dot`; data, weight, total: dtypes; llvm: name of the intrinsic; sum, packed: its
+    types.
+    """
 
     number: int
     name: str
@@ -188,7 +192,10 @@ class _Tile:
 
         def load(pixel: tuple[int, int], values: int) -> str:
             h, w = pixel
-            return f'A.vload([i, {h * self.sh} + y * {self.dh}, {w * self.sw} + x * {self.dw}, 0], dtype="{self.row.data}x{values}")'
+            return (
+                f"A.vload([i, {h * self.sh} + y * {self.dh}, {w * self.sw} + x * {self.dw}, 0], "
+                f'dtype="{self.row.data}x{values}")'
+            )
 
         if self.words == 2:
             lines = [f"p{number}_{k} = {_as_words(load(pixel, 8), self.row.data)}" for k, pixel in enumerate(pair)]
@@ -242,7 +249,9 @@ def _steps(block: Any) -> list[list[int]]:
 
 
 def pair_points(schedule: Any, kernel: Kernel, row: Pairs) -> list[tuple[int, int, int]]:
-    """Return the tiles of blocks of channels, rows and columns whose sums and operands fit into registers, those of least instructions first."""
+    """Return the tiles of blocks of channels, rows and columns whose sums and operands fit into registers, those of
+    least instructions first.
+    """
     assert kernel.anchor is not None
     block = block_ref(schedule, kernel.anchor)
     _, channels, height, width, _, _, kh, kw, words, _ = extents(schedule, schedule.get_loops(block))
@@ -253,7 +262,8 @@ def pair_points(schedule: Any, kernel: Kernel, row: Pairs) -> list[tuple[int, in
         return weights * pairs + min(weights, pairs) + 2 <= _REGISTERS
 
     def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
-        """Instructions per output for 8 input channels, a filter's columns unrolled, and its rows where they are few. Too few sums do not hide the latency.
+        """Instructions per output for 8 input channels, a filter's columns unrolled, and its rows where they are few.
+        Too few sums do not hide the latency.
 
         Weights of the first block of channels are loaded two at once; pixels once for all places that are unrolled.
         """
@@ -316,6 +326,10 @@ def _intrinsic(tile: _Tile) -> str:
         **{field.name: getattr(tile, field.name) for field in fields(tile)},
         "high": (tile.h - 1) * tile.sh + (tile.kh - 1) * tile.dh + 1,
         "wide": (tile.w - 1) * tile.sw + (tile.kw - 1) * tile.dw + 1,
-        "words": tile.words, "group": row.group, "data": row.data, "weight": row.weight, "total": row.total,
-    }  # fmt: skip
+        "words": tile.words,
+        "group": row.group,
+        "data": row.data,
+        "weight": row.weight,
+        "total": row.total,
+    }
     return register_intrinsic(tile.intrinsic_name, _SOURCE, _MEANING, tile.instructions(), values)

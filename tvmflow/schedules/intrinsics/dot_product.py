@@ -1,9 +1,10 @@
 """Dot-product instructions that accumulate into wider lanes, as tensor intrinsics.
 
-int8_dot4, four products into int32: x86 VNNI (in 512 bits, or AVX-VNNI in 256), arm64 sdot and usdot. int16_dot2, two into int32: x86 without VNNI, by pmaddwd
-and an addition, of weights that are widened as they are loaded. bf16_dot2, two into float32: AVX512-BF16, arm64 bfdot.
-TVM ships some of them; its VNNI one does not pass LLVM 22's verifier, and importing its table takes seconds. Its passes
-replace bfloat16 by 16-bit integers, which LLVM's intrinsics do not take; so those come as a function in LLVM's language.
+int8_dot4, four products into int32: x86 VNNI (in 512 bits, or AVX-VNNI in 256), arm64 sdot and usdot. int16_dot2, two
+into int32: x86 without VNNI, by pmaddwd and an addition, of weights that are widened as they are loaded. bf16_dot2, two
+into float32: AVX512-BF16, arm64 bfdot. TVM ships some of them; its VNNI one does not pass LLVM 22's verifier, and
+importing its table takes seconds. Its passes replace bfloat16 by 16-bit integers, which LLVM's intrinsics do not take;
+so those come as a function in LLVM's language.
 """
 
 from __future__ import annotations
@@ -82,10 +83,11 @@ declare <{lanes} x float> @{llvm}(<{lanes} x float>, <{values} x bfloat>, <{valu
 
 @dataclass(frozen=True)
 class Dot:
-    """number: value of the knob `dot`; lanes: sums in a register; data: type of the activations; needs: see CpuFeatures.dots.
+    """number: value of the knob `dot`; lanes: sums in a register; data: type of the activations; needs: see
+    CpuFeatures.dots.
 
-    llvm: name of the intrinsic, of those that TVM calls through a function of ours. of_made: whether the weights too are what the kernel itself
-    made, and must not be widened.
+    llvm: name of the intrinsic, of those that TVM calls through a function of ours. of_made: whether the weights too
+    are what the kernel itself made, and must not be widened.
     """
 
     number: int
@@ -193,9 +195,15 @@ def intrinsic(dot: Dot) -> str:
         # usdot takes the unsigned operand first, sdot takes either
         body = _INT8_DOT4_NEON.replace("{operands}", f"{data}, {weight}")
     names = {
-        "data": dot.data, "lanes": dot.lanes, "name": dot.name, "values": 2 * dot.lanes,
-        "weight": "bfloat16" if dot.is_bf16_dot2 else "int8", "total": "float32" if dot.is_bf16_dot2 else "int32",
-        "group": dot.group, "bits": 32 * dot.lanes, "bytes": 4 * dot.lanes,
+        "data": dot.data,
+        "lanes": dot.lanes,
+        "name": dot.name,
+        "values": 2 * dot.lanes,
+        "weight": "bfloat16" if dot.is_bf16_dot2 else "int8",
+        "total": "float32" if dot.is_bf16_dot2 else "int32",
+        "group": dot.group,
+        "bits": 32 * dot.lanes,
+        "bytes": 4 * dot.lanes,
         "seen": ", B.data" if dot.of_made else "",
-    }  # fmt: skip
+    }
     return register_intrinsic(dot.intrinsic_name, _SOURCE, _MEANING, body, names)

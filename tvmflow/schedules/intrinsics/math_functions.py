@@ -1,7 +1,8 @@
 """What TVM's LLVM backend leaves to calls of single values, as arithmetic that loops carry into their vectors.
 
-TVM lowers exp and erf to calls of the C library for every lane; softmax, sigmoid, swish and mish consist of the one, GELU of the other. Its tanh is four
-exponentials and two quotients, and keeps nothing of small numbers (1 - exp(-2 * x)).
+TVM lowers exp and erf to calls of the C library for every lane; softmax, sigmoid, swish and mish consist of the one,
+GELU of the other. Its tanh is four exponentials and two quotients, and keeps nothing of small numbers (1 - exp(-2 *
+x)).
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _TANH_DENOMINATOR = (1.0, 0.462523062, 0.023762262, 0.000228067382)
 
 
 def _limited(value: Any, lowest: float, highest: float) -> Any:
-    """Return a value between limits, a NaN as it is. Not by Select: TVM's simplifier takes a time that doubles with each condition within a condition."""
+    """Return a value between limits, a NaN as it is. Not by Select: TVM's simplifier takes a time that doubles with
+    each condition within a condition.
+    """
     dtype = dtype_of(value)
     below = tirx.call_llvm_pure_intrin(dtype, "llvm.minimum", value, tirx.const(highest, dtype))
     return tirx.call_llvm_pure_intrin(dtype, "llvm.maximum", below, tirx.const(lowest, dtype))
@@ -79,7 +82,9 @@ def _exp(call: Any) -> Any:
 
 
 def _erf(call: Any) -> Any:
-    """Return erf of float32 with an error of at most 2.7e-7 of its size; of infinities 1 and -1 within that, a NaN stays one."""
+    """Return erf of float32 with an error of at most 2.7e-7 of its size; of infinities 1 and -1 within that, a NaN
+    stays one.
+    """
     dtype, x = dtype_of(call), call.args[0]
     if not dtype.startswith("float32"):
         return tirx.call_llvm_pure_intrin(dtype, "llvm.erf", x)
@@ -88,7 +93,9 @@ def _erf(call: Any) -> Any:
 
 
 def _tanh(call: Any) -> Any:
-    """Return tanh of float32 with an error of at most 3.5e-7 of its size and of at most 1; of infinities 1 and -1, a NaN stays one."""
+    """Return tanh of float32 with an error of at most 3.5e-7 of its size and of at most 1; of infinities 1 and -1, a
+    NaN stays one.
+    """
     dtype, x = dtype_of(call), call.args[0]
     if not dtype.startswith("float32"):
         return tirx.call_llvm_pure_intrin(dtype, "llvm.tanh", x)
@@ -112,7 +119,9 @@ def _quotient(x: Any, end: float, numerator: tuple[float, ...], denominator: tup
 
 @cache
 def register() -> None:
-    """Teach TVM, in this process: exp, erf and tanh as above, dot products of words, and that rounding to the nearest integer can be vectorized."""
+    """Teach TVM, in this process: exp, erf and tanh as above, dot products of words, and that rounding to the nearest
+    integer can be vectorized.
+    """
     tvm.ir.register_op_attr("tirx.nearbyint", "TVectorizable", True)
     register_intrin_lowering("tirx.exp", "llvm", _exp, 99)
     register_intrin_lowering("tirx.erf", "llvm", _erf, 99)

@@ -1,4 +1,6 @@
-"""The machine code that templates put into schedules: registered before a trace is read, and refused where a trace brings other code."""
+"""The machine code that templates put into schedules: registered before a trace is read, and refused where a trace
+brings other code.
+"""
 
 from __future__ import annotations
 

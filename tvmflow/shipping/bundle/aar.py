@@ -1,7 +1,8 @@
-"""A bundle as an Android library: an AAR in the folders of a Maven repository, which Gradle takes by a line in `dependencies`.
+"""A bundle as an Android library: an AAR in the folders of a Maven repository, which Gradle takes by a line in
+`dependencies`.
 
-Libraries lie in `jni/`, the class `tvmflow.Network` in `classes.jar` and its native part beside the libraries, all else of the bundle in `assets/`.
-As for a wheel, the signature over the whole file lies beside it: AAR.dsse.json.
+Libraries lie in `jni/`, the class `tvmflow.Network` in `classes.jar` and its native part beside the libraries, all else
+of the bundle in `assets/`. As for a wheel, the signature over the whole file lies beside it: AAR.dsse.json.
 """
 
 from __future__ import annotations
@@ -68,9 +69,11 @@ _METADATA = "aarFormatVersion=1.0\naarMetadataVersion=1.0\nminCompileSdk={api}\n
 def write_aar(
     folder: Path, parts: Sequence[Part], wish: Wish, key: Ed25519PrivateKey | None, group: str = GROUP
 ) -> tuple[Path, Manifest]:
-    """Write an AAR and its POM below `folder`, a Maven repository, and with a key the envelope beside it. Returns where it is.
+    """Write an AAR and its POM below `folder`, a Maven repository, and with a key the envelope beside it. Returns where
+    it is.
 
-    group: of Maven. Raises UsageError for a group that cannot be one, BundleError for cells of no Android, or without a JDK.
+    group: of Maven. Raises UsageError for a group that cannot be one, BundleError for cells of no Android, or without a
+    JDK.
     """
     if not _GROUP.fullmatch(group):
         raise UsageError(f"group {group!a}", "two or more lower-case words with dots between, as com.example")
@@ -92,8 +95,16 @@ def write_aar(
     vendors = sorted({name for one in manifest.libraries for name in _VENDORS.get(one.gpu or "", ())})
     inside_of = "".join(_USES.format(name=name) for name in vendors)
     uses = f"\n    <application>{inside_of}\n    </application>" if vendors else ""
-    names = {"uses": uses, "package": f"{group}.{artifact.replace('-', '_')}", "api": api, "group": group, "artifact": artifact,
-             "version": version, "tvmflow": manifest.tvmflow, "abis": ", ".join(manifest.abis)}  # fmt: skip
+    names = {
+        "uses": uses,
+        "package": f"{group}.{artifact.replace('-', '_')}",
+        "api": api,
+        "group": group,
+        "artifact": artifact,
+        "version": version,
+        "tvmflow": manifest.tvmflow,
+        "abis": ", ".join(manifest.abis),
+    }
     place = folder.joinpath(*group.split("."), artifact, version)
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"{artifact}-{version}{SUFFIX}"
@@ -103,9 +114,11 @@ def write_aar(
         for abi, part in triples.items():
             inside[f"jni/{abi}/{NATIVE}"] = _native(Path(name) / abi, part)
         inside |= {
-            "AndroidManifest.xml": _MANIFEST.format(**names).encode(), "R.txt": b"",
-            "proguard.txt": _KEEP.encode(), "META-INF/com/android/build/gradle/aar-metadata.properties": _METADATA.format(**names).encode(),
-        }  # fmt: skip
+            "AndroidManifest.xml": _MANIFEST.format(**names).encode(),
+            "R.txt": b"",
+            "proguard.txt": _KEEP.encode(),
+            "META-INF/com/android/build/gradle/aar-metadata.properties": _METADATA.format(**names).encode(),
+        }
         write_archive(path, inside)
     pom = path.with_suffix(".pom")
     pom.write_text(_POM.format(**names), encoding="utf-8")
@@ -127,7 +140,9 @@ def _outside(name: str, artifact: str) -> str:
 
 
 def bundle_in(archive: Archive) -> Archive:
-    """Return a view of an AAR as the bundle that it was made of. Raises BundleError where there is none, or more than one."""
+    """Return a view of an AAR as the bundle that it was made of. Raises BundleError where there is none, or more than
+    one.
+    """
     folders = {name.split("/")[1] for name in archive.entries if re.fullmatch(r"assets/[^/]+/manifest\.json", name)}
     if len(folders) != 1:
         raise BundleError(f"{len(folders)} bundles in an AAR", "one, as tvmflow writes it")
@@ -153,7 +168,11 @@ def _native(folder: Path, part: Part) -> bytes:
 def _javac() -> str:
     found = shutil.which("javac")
     if found is None:
-        raise BundleError("no javac on PATH", "a JDK, which compiles the AAR's class", "install it (Debian: apt-get install openjdk-17-jdk-headless)")  # fmt: skip
+        raise BundleError(
+            "no javac on PATH",
+            "a JDK, which compiles the AAR's class",
+            "install it (Debian: apt-get install openjdk-17-jdk-headless)",
+        )
     return found
 
 

@@ -1,7 +1,7 @@
 """The ABIs that a library may be shipped for: which triple has which, and what a library there may ask of the system.
 
-Allowlists: libraries and functions that are not named here are refused. They are those that the runtime in C and TVM's kernels
-use, and the mathematics of the C library, which LLVM calls where a processor has no instruction.
+Allowlists: libraries and functions that are not named here are refused. They are those that the runtime in C and TVM's
+kernels use, and the mathematics of the C library, which LLVM calls where a processor has no instruction.
 """
 
 from __future__ import annotations
@@ -13,18 +13,29 @@ from tvmflow.support.errors import BundleError
 from tvmflow.toolchain.triples import ARM32, triple_of
 
 _RUNTIME = (
-    "clock_gettime fclose fopen fscanf free madvise memcpy memmove memset posix_memalign pthread_cond_broadcast pthread_cond_destroy pthread_cond_init "
-    "pthread_cond_signal pthread_cond_wait pthread_create pthread_join pthread_mutex_destroy pthread_mutex_init pthread_mutex_lock "
+    "clock_gettime fclose fopen fscanf free madvise memcpy memmove memset posix_memalign "
+    "pthread_cond_broadcast pthread_cond_destroy pthread_cond_init "
+    "pthread_cond_signal pthread_cond_wait pthread_create pthread_join pthread_mutex_destroy "
+    "pthread_mutex_init pthread_mutex_lock "
     "pthread_mutex_unlock sched_getaffinity sched_getcpu __sched_cpucount sched_yield snprintf strcmp strlen sysconf"
 )
 _MATHEMATICS = (
-    "acos acosh asin asinh atan atan2 atanh ceil cos cosh erf exp exp2 fabs floor fma fmax fmin fmod ldexp log log10 log1p log2 "
+    "acos acosh asin asinh atan atan2 atanh ceil cos cosh erf exp exp2 fabs floor fma fmax fmin fmod "
+    "ldexp log log10 log1p log2 "
     "nearbyint pow rint round roundeven sin sinh sqrt tan tanh trunc"
 )
 _C = frozenset(_RUNTIME.split()) | {f"{name}{end}" for name in _MATHEMATICS.split() for end in ("", "f")}
 # What the compiler and the dynamic linker themselves put in.
-_LINKED = frozenset(("__cxa_finalize", "__cxa_atexit", "__stack_chk_fail", "__gmon_start__",
-                     "_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable"))  # fmt: skip
+_LINKED = frozenset(
+    (
+        "__cxa_finalize",
+        "__cxa_atexit",
+        "__stack_chk_fail",
+        "__gmon_start__",
+        "_ITM_deregisterTMCloneTable",
+        "_ITM_registerTMCloneTable",
+    )
+)
 _GNU = _C | _LINKED | {"__isoc99_fscanf", "__isoc23_fscanf", "__tls_get_addr", "pthread_setaffinity_np"}
 # Variables of threads are made by functions of the compiler's before Android 10: what those call is bionic's, too.
 _THREAD_LOCAL = "abort calloc malloc pthread_getspecific pthread_key_create pthread_once pthread_setspecific realloc"
@@ -34,13 +45,17 @@ _BIONIC_LIBRARIES = frozenset(("libc.so", "libm.so", "libdl.so"))
 
 # What a network of a GPU asks for beside it: to find the system's driver, and to keep compiled programs.
 _GPU = frozenset(
-    "calloc dlclose dlerror dlopen dlsym fread fwrite getpid malloc memcmp nanosleep qsort remove rename strcpy strcspn strrchr strstr vsnprintf".split()
+    (
+        "calloc dlclose dlerror dlopen dlsym fread fwrite getpid malloc memcmp nanosleep qsort remove rename "
+        "strcpy strcspn strrchr strstr vsnprintf"
+    ).split()
 )
 
 
 @dataclass(frozen=True)
 class Abi:
-    """machine: of ELF, as pyelftools names it; needed, symbols: that a library may ask for; page: that segments must fit, in bytes.
+    """machine: of ELF, as pyelftools names it; needed, symbols: that a library may ask for; page: that segments must
+    fit, in bytes.
 
     bits: of a pointer; flags: bits of ELF's e_flags that are looked at, and what they have to be.
     """
@@ -76,7 +91,9 @@ def _android(name: str, architecture: str, machine: str) -> Abi:
 
 
 def _of_arm32(abi: Abi, *, takes_floats_in_vectors: bool) -> Abi:
-    """Return the ABI with what 32-bit Arm's has beside: EABI version 5, and in which registers functions take floats."""
+    """Return the ABI with what 32-bit Arm's has beside: EABI version 5, and in which registers functions take
+    floats.
+    """
     return replace(abi, bits=32, flags=(0xFF000400, 0x05000400 if takes_floats_in_vectors else 0x05000000))
 
 
@@ -94,7 +111,9 @@ ABIS = {
 
 
 def abi_of(triple: str) -> Abi:
-    """Return the ABI of a target's triple, by processor and system, whoever its vendor. Raises BundleError with those that there are."""
+    """Return the ABI of a target's triple, by processor and system, whoever its vendor. Raises BundleError with those
+    that there are.
+    """
     parts = triple_of(triple)
     for abi in ABIS.values():
         if "-linux-" in triple and (abi.architecture, abi.system) == (parts.architecture, parts.system):

@@ -1,9 +1,10 @@
-"""The archive of a bundle: a zip file of which there is exactly one for the same files, and a reader that accepts no other.
+"""The archive of a bundle: a zip file of which there is exactly one for the same files, and a reader that accepts no
+other.
 
 Files lie in the order of their names, stored as they are, with fixed times and permissions, one behind the other. The
-reader computes every header from name, size and CRC and compares it with the bytes: nothing can be hidden in one, and nothing
-unpacks to more than the archive's own size. Any unzip program reads such an archive; this reader takes nothing that the
-writer did not write.
+reader computes every header from name, size and CRC and compares it with the bytes: nothing can be hidden in one, and
+nothing unpacks to more than the archive's own size. Any unzip program reads such an archive; this reader takes nothing
+that the writer did not write.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Entry:
 
 
 def is_name(name: str) -> bool:
-    """Say whether a file of a bundle may have this name: folders and names of plain characters, none beginning with a dot."""
+    """Say whether a file of a bundle may have this name: folders and names of plain characters, none beginning with a
+    dot.
+    """
     return _NAME.fullmatch(name) is not None
 
 
@@ -107,9 +110,29 @@ def _local_header(name: str, size: int, crc: int) -> bytes:
 
 def _central_header(name: str, size: int, crc: int, offset: int) -> bytes:
     made_by = 3 << 8 | 20  # Unix, so that the permissions are read
-    return struct.pack(
-        "<4sHHHHHHIIIHHHHHII", _CENTRAL, made_by, 20, 0, 0, _TIME, _DATE, crc, size, size, len(name), 0, 0, 0, 0, _PLAIN_FILE, offset,
-    ) + name.encode()  # fmt: skip
+    return (
+        struct.pack(
+            "<4sHHHHHHIIIHHHHHII",
+            _CENTRAL,
+            made_by,
+            20,
+            0,
+            0,
+            _TIME,
+            _DATE,
+            crc,
+            size,
+            size,
+            len(name),
+            0,
+            0,
+            0,
+            0,
+            _PLAIN_FILE,
+            offset,
+        )
+        + name.encode()
+    )
 
 
 def _end_record(count: int, size: int, start: int) -> bytes:
@@ -148,7 +171,9 @@ class Archive:
         return view
 
     def read(self, name: str) -> bytes:
-        """Return a small file of the archive whole. Raises BundleError where there is none, or one that is not small."""
+        """Return a small file of the archive whole. Raises BundleError where there is none, or one that is not
+        small.
+        """
         entry = self.entries.get(name)
         if entry is None:
             raise BundleError(f"the bundle has no file {name}", "every file that its manifest names")
@@ -237,8 +262,10 @@ def _read_entry(table: bytes, at: int, begin: int, known: dict[str, Entry]) -> t
     name = raw.decode("ascii", "replace")
     shown = ascii(name)[:120]
     if not is_name(name):
-        raise BundleError(f"a file of the name {shown}, which could lead out of the folder that it is unpacked in",
-                          "names of letters, digits and ._+-, none absolute, none with '..'")  # fmt: skip
+        raise BundleError(
+            f"a file of the name {shown}, which could lead out of the folder that it is unpacked in",
+            "names of letters, digits and ._+-, none absolute, none with '..'",
+        )
     kind = (mode >> 16) & 0o170000
     if kind in _KINDS:
         raise BundleError(f"{shown} is {_KINDS[kind]}", "plain files alone")

@@ -1,7 +1,7 @@
 """Look into a shared object of a bundle: what it asks of the system, what it offers, how it is laid out.
 
-Every answer is held against an allowlist of its ABI. Knows nothing of bundles; a file here may come from anybody, so it is read in
-a sandbox (`verify.py`).
+Every answer is held against an allowlist of its ABI. Knows nothing of bundles; a file here may come from anybody, so it
+is read in a sandbox (`verify.py`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ _EXECUTE, _WRITE = 1, 2
 _ENTRY = "tvmflow_network"
 # Tags of the dynamic section that a library may have; those with a meaning of their own are looked at below.
 _TAGS = frozenset(
-    f"DT_{name}" for name in (
-        "NEEDED SONAME SYMBOLIC INIT FINI INIT_ARRAY INIT_ARRAYSZ FINI_ARRAY FINI_ARRAYSZ GNU_HASH HASH STRTAB SYMTAB STRSZ SYMENT PLTGOT "
-        "PLTRELSZ PLTREL JMPREL RELA RELASZ RELAENT REL RELSZ RELENT RELR RELRSZ RELRENT ANDROID_RELA ANDROID_RELASZ ANDROID_REL ANDROID_RELSZ FLAGS FLAGS_1 "
-        "VERNEED VERNEEDNUM VERDEF VERDEFNUM VERSYM RELACOUNT RELCOUNT DEBUG NULL AARCH64_VARIANT_PCS AARCH64_BTI_PLT AARCH64_PAC_PLT"
+    f"DT_{name}"
+    for name in (
+        "NEEDED SONAME SYMBOLIC INIT FINI INIT_ARRAY INIT_ARRAYSZ FINI_ARRAY FINI_ARRAYSZ GNU_HASH HASH "
+        "STRTAB SYMTAB STRSZ SYMENT PLTGOT "
+        "PLTRELSZ PLTREL JMPREL RELA RELASZ RELAENT REL RELSZ RELENT RELR RELRSZ RELRENT ANDROID_RELA "
+        "ANDROID_RELASZ ANDROID_REL ANDROID_RELSZ FLAGS FLAGS_1 "
+        "VERNEED VERNEEDNUM VERDEF VERDEFNUM VERSYM RELACOUNT RELCOUNT DEBUG NULL AARCH64_VARIANT_PCS "
+        "AARCH64_BTI_PLT AARCH64_PAC_PLT"
     ).split()
-)  # fmt: skip
+)
 _SEGMENTS = frozenset(
     f"PT_{name}"
     for name in "LOAD DYNAMIC NOTE TLS GNU_STACK GNU_RELRO GNU_EH_FRAME GNU_PROPERTY PHDR ARM_EXIDX".split()
@@ -36,7 +40,9 @@ _FLAGS = {"DT_FLAGS": 2 | 8 | 16, "DT_FLAGS_1": 1}
 
 
 def check_shared_object(path: Path, abi: Abi, soname: str, symbol: str) -> dict[str, Any]:
-    """Return what a library needs of its system, by name. Raises BundleError for what a library of this ABI may not be."""
+    """Return what a library needs of its system, by name. Raises BundleError for what a library of this ABI may not
+    be.
+    """
     try:
         with path.open("rb") as file:
             return _check(ELFFile(file), abi, soname, symbol)

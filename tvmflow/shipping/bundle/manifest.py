@@ -1,4 +1,6 @@
-"""manifest.json of a bundle: what is in it and how an app uses it. manifest.schema.json is its JSON schema, made from these classes."""
+"""manifest.json of a bundle: what is in it and how an app uses it. manifest.schema.json is its JSON schema, made from
+these classes.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class Tensor(Frozen):
 
 
 class Preprocessing(Frozen):
-    """How an image becomes the one input: x = (pixels / 255 * white * scale - mean) / std, channels in this order, (N, C, H, W)."""
+    """How an image becomes the one input: x = (pixels / 255 * white * scale - mean) / std, channels in this order, (N,
+    C, H, W).
+    """
 
     scale: Number
     mean: tuple[Number, ...]
@@ -84,9 +88,11 @@ class Golden(Frozen):
 
 
 class Made(Frozen):
-    """What a library was made of. version: in the model registry; library_sha256: of the form for TVM, by which MLflow knows it.
+    """What a library was made of. version: in the model registry; library_sha256: of the form for TVM, by which MLflow
+    knows it.
 
-    recipe: stage -> recipe key; toolchain: tool -> version; system: versions of the system's libraries that it asks for.
+    recipe: stage -> recipe key; toolchain: tool -> version; system: versions of the system's libraries that it asks
+    for.
     """
 
     version: Annotated[str, Field(max_length=100)] | None
@@ -104,8 +110,8 @@ class Library(Frozen):
     """A network as one shared object. symbol: the function that an app calls, declared in tvmflow.h.
 
     device: the design of the accelerator that computes a part of it, for which an app brings a driver; None for none.
-    gpu: the API by which a GPU computes all of it, opencl or vulkan; None where the CPU does.
-    sizes: that a run chooses, by name its buckets, of which inputs and outputs have the largest; the library says the shapes at others.
+    gpu: the API by which a GPU computes all of it, opencl or vulkan; None where the CPU does. sizes: that a run
+    chooses, by name its buckets, of which inputs and outputs have the largest; the library says the shapes at others.
     """
 
     cell: Line
@@ -133,7 +139,9 @@ class Library(Frozen):
 
 
 class Manifest(Frozen):
-    """app: the release's, with its version; None for a bundle that was made by hand. files: every other file but the envelope."""
+    """app: the release's, with its version; None for a bundle that was made by hand. files: every other file but the
+    envelope.
+    """
 
     schema_version: Literal[1] = Field(alias="schema")
     name: Name

@@ -13,14 +13,18 @@ from tvmflow.pipeline.record import Record
 
 # stage -> files that a bundle is made from
 FILES: dict[str, tuple[str, ...]] = {
-    "build": ("network.so", "manifest.json"), "fetch": ("golden.npz", "labels.json", "source.json"), "quantize": ("reference.npz",),
+    "build": ("network.so", "manifest.json"),
+    "fetch": ("golden.npz", "labels.json", "source.json"),
+    "quantize": ("reference.npz",),
     "evaluate": ("scorecard.json",),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
 class Part:
-    """A measured cell. folder: with the files of FILES in a folder for each stage; version: in the registry, None for none."""
+    """A measured cell. folder: with the files of FILES in a folder for each stage; version: in the registry, None for
+    none.
+    """
 
     cell: str
     slug: str

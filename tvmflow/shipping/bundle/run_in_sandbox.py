@@ -19,7 +19,9 @@ Arrays = tuple[np.ndarray[Any, Any], ...]
 
 
 def try_library(library: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Return what a library needs, and what running it gave. Raises BundleError. folder: with the library and its arrays."""
+    """Return what a library needs, and what running it gave. Raises BundleError. folder: with the library and its
+    arrays.
+    """
     parsed = Library.model_validate_json(json.dumps(library))
     abi, place = abi_named(parsed.abi), Path(folder) / parsed.soname
     needed = check_shared_object(place, abi.with_gpu if parsed.gpu else abi, parsed.soname, parsed.symbol)["needed"]
@@ -51,7 +53,9 @@ def _run(library: Library, folder: Path) -> str:
 
 
 def golden_arrays(library: Library, folder: Path) -> tuple[Arrays, Arrays]:
-    """Return the golden inputs and outputs of a library, each (N, ...). Raises BundleError for another shape or dtype."""
+    """Return the golden inputs and outputs of a library, each (N, ...). Raises BundleError for another shape or
+    dtype.
+    """
     inputs, outputs = (_arrays(group, folder) for group in (library.golden.inputs, library.golden.outputs))
     return inputs, outputs
 
@@ -72,7 +76,9 @@ def outcome(library: Library, results: Arrays, outputs: Arrays) -> str:
 
 
 def features_lacking(library: Library, has: Iterable[str]) -> list[str]:
-    """Return the features of the library's processor that are not among those that a processor has. Raises BundleError."""
+    """Return the features of the library's processor that are not among those that a processor has. Raises
+    BundleError.
+    """
     return sorted(_features(library) - set(has))
 
 

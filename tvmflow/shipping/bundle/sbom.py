@@ -23,12 +23,22 @@ def sbom(manifest: Manifest, parts: Sequence[Part]) -> bytes:
         dependencies += [{"ref": library.soname, "dependsOn": [one["bom-ref"] for one in own[1:]]}]
     digests = json.dumps({name: file.sha256 for name, file in manifest.files.items()}, sort_keys=True)
     value = {
-        "bomFormat": "CycloneDX", "specVersion": "1.6", "serialNumber": f"urn:uuid:{uuid.uuid5(_SPACE, digests)}", "version": 1,
-        "metadata": {"component": whole, "tools": {"components": [
-            {"type": "application", "name": "tvmflow", "version": manifest.tvmflow}, *_tools(manifest.libraries),
-        ]}},
-        "components": components, "dependencies": dependencies,
-    }  # fmt: skip
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(_SPACE, digests)}",
+        "version": 1,
+        "metadata": {
+            "component": whole,
+            "tools": {
+                "components": [
+                    {"type": "application", "name": "tvmflow", "version": manifest.tvmflow},
+                    *_tools(manifest.libraries),
+                ]
+            },
+        },
+        "components": components,
+        "dependencies": dependencies,
+    }
     return json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"
 
 
@@ -38,17 +48,43 @@ def _components(library: Library, part: Part, manifest: Manifest) -> list[dict[s
     weights = part.records["graph_pack"].outputs["weights.safetensors"].sha256
     source = part.records["fetch"].outputs.get(part.weights_file)
     return [
-        {"type": "library", "bom-ref": name, "name": name, "version": made.version or "0", "description": f"the network {library.cell}",
-         "hashes": _sha256(manifest.files[library.file].sha256), "properties": _properties(
-             {"abi": library.abi, "mcpu": made.mcpu, "recipe": made.recipe["build"]})},
-        {"type": "library", "bom-ref": f"{name}#kernels", "name": "kernels", "version": made.toolchain.get("tvm", "unknown"),
-         "description": "machine code that Apache TVM generated; nothing of TVM itself", "properties": _properties(made.toolchain)},
-        {"type": "machine-learning-model", "bom-ref": f"{name}#weights", "name": part.source["network"] or part.weights_file,
-         "description": f"weights, {library.constant_bytes} bytes in the library", "hashes": _sha256(weights), "properties": _properties(
-             {"framework": str(part.source["framework"]), "source.sha256": source.sha256 if source else "unknown"})},
-        {"type": "library", "bom-ref": f"{name}#runtime", "name": "tvmflow-runtime", "version": str(library.abi_version),
-         "description": "the runtime in C", "hashes": _sha256(made.runtime), "licenses": [{"license": {"id": "Apache-2.0"}}]},
-    ]  # fmt: skip
+        {
+            "type": "library",
+            "bom-ref": name,
+            "name": name,
+            "version": made.version or "0",
+            "description": f"the network {library.cell}",
+            "hashes": _sha256(manifest.files[library.file].sha256),
+            "properties": _properties({"abi": library.abi, "mcpu": made.mcpu, "recipe": made.recipe["build"]}),
+        },
+        {
+            "type": "library",
+            "bom-ref": f"{name}#kernels",
+            "name": "kernels",
+            "version": made.toolchain.get("tvm", "unknown"),
+            "description": "machine code that Apache TVM generated; nothing of TVM itself",
+            "properties": _properties(made.toolchain),
+        },
+        {
+            "type": "machine-learning-model",
+            "bom-ref": f"{name}#weights",
+            "name": part.source["network"] or part.weights_file,
+            "description": f"weights, {library.constant_bytes} bytes in the library",
+            "hashes": _sha256(weights),
+            "properties": _properties(
+                {"framework": str(part.source["framework"]), "source.sha256": source.sha256 if source else "unknown"}
+            ),
+        },
+        {
+            "type": "library",
+            "bom-ref": f"{name}#runtime",
+            "name": "tvmflow-runtime",
+            "version": str(library.abi_version),
+            "description": "the runtime in C",
+            "hashes": _sha256(made.runtime),
+            "licenses": [{"license": {"id": "Apache-2.0"}}],
+        },
+    ]
 
 
 def _tools(libraries: Sequence[Library]) -> list[dict[str, str]]:

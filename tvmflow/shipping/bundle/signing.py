@@ -1,7 +1,7 @@
 """Ed25519 keys, and the envelope around a bundle's statement: DSSE, whose signature covers the payload and its type.
 
-A private key is a PEM file that nobody else may read, or the text of one in TVMFLOW_SIGNING_KEY; it is never written into a
-workspace by us. Who verifies names the public key: a signature of any other key is none.
+A private key is a PEM file that nobody else may read, or the text of one in TVMFLOW_SIGNING_KEY; it is never written
+into a workspace by us. Who verifies names the public key: a signature of any other key is none.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class KeyPair:
 
 
 def new_keys(path: Path) -> KeyPair:
-    """Write a new private key (mode 0600) and, beside it as FILE.pub, its public key. Raises UsageError where one is there already."""
+    """Write a new private key (mode 0600) and, beside it as FILE.pub, its public key. Raises UsageError where one is
+    there already.
+    """
     key, public = Ed25519PrivateKey.generate(), path.with_name(f"{path.name}.pub")
     for place in (path, public):
         if place.exists() or place.is_symlink():
@@ -70,7 +72,9 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
 
 
 def signing_key(path: Path | None) -> Ed25519PrivateKey | None:
-    """Return the private key of a file, or of TVMFLOW_SIGNING_KEY, or None where neither is given. Raises UsageError."""
+    """Return the private key of a file, or of TVMFLOW_SIGNING_KEY, or None where neither is given. Raises
+    UsageError.
+    """
     if path is None:
         text = os.environ.get(VARIABLE)
         return None if text is None else _private(text.encode(), VARIABLE)
@@ -140,9 +144,10 @@ def opened(data: bytes, key: Ed25519PublicKey | None) -> bytes:
     name, signature = signatures[0]
     if name != keyid(key):
         raise SignatureError(
-            f"the bundle is signed by another key, {name[:16]}", f"a signature of the key {keyid(key)[:16]}",
+            f"the bundle is signed by another key, {name[:16]}",
+            f"a signature of the key {keyid(key)[:16]}",
             "take bundles from those alone whose key you have",
-        )  # fmt: skip
+        )
     try:
         key.verify(signature, _to_be_signed(payload))
     except InvalidSignature:

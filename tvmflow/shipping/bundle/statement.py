@@ -1,6 +1,7 @@
 """The statement about a bundle: in-toto, with SLSA's provenance as predicate. It is what gets signed.
 
-Its subjects are the digests of every file of the bundle. It holds no time and no host, so the same records give the same bytes.
+Its subjects are the digests of every file of the bundle. It holds no time and no host, so the same records give the
+same bytes.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ _PREDICATE = "https://slsa.dev/provenance/v1"
 _BUILD_TYPE = "urn:tvmflow:bundle:1"
 # What a cell was made from and of, as DVC keeps it: stage -> files.
 _SOURCES = {
-    "fetch": ("golden.npz", "labels.json"), "import_model": ("model.json", "weights.safetensors"), "quantize": ("reference.npz",),
-    "graph_pack": ("model.json", "weights.safetensors"), "tune": ("best.json",), "build": ("library.so", "network.so", "manifest.json"),
+    "fetch": ("golden.npz", "labels.json"),
+    "import_model": ("model.json", "weights.safetensors"),
+    "quantize": ("reference.npz",),
+    "graph_pack": ("model.json", "weights.safetensors"),
+    "tune": ("best.json",),
+    "build": ("library.so", "network.so", "manifest.json"),
     "evaluate": ("scorecard.json",),
-}  # fmt: skip
+}
 
 
 def statement(manifest: Manifest, files: Mapping[str, File], parts: Sequence[Part]) -> bytes:
@@ -34,7 +39,10 @@ def statement(manifest: Manifest, files: Mapping[str, File], parts: Sequence[Par
             "buildDefinition": {
                 "buildType": _BUILD_TYPE,
                 "externalParameters": {
-                    "name": manifest.name, "version": manifest.version, "cells": [part.cell for part in parts], "abis": list(manifest.abis),
+                    "name": manifest.name,
+                    "version": manifest.version,
+                    "cells": [part.cell for part in parts],
+                    "abis": list(manifest.abis),
                 },
                 "internalParameters": {
                     part.cell: {
@@ -47,17 +55,23 @@ def statement(manifest: Manifest, files: Mapping[str, File], parts: Sequence[Par
             },
             "runDetails": {"builder": {"id": "urn:tvmflow:builder", "version": {"tvmflow": manifest.tvmflow}}},
         },
-    }  # fmt: skip
+    }
     return json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"
 
 
 def _dependencies(part: Part) -> list[dict[str, Any]]:
     sources = {**_SOURCES, "fetch": (*_SOURCES["fetch"], part.weights_file)}
     return [
-        {"name": f"{part.cell} {stage}/{name}", "uri": f"urn:dvc:md5:{file.md5}", "digest": {"sha256": file.sha256, "md5": file.md5}}
-        for stage, names in sources.items() if stage in part.records
-        for name in names if (file := part.records[stage].outputs.get(name)) is not None
-    ]  # fmt: skip
+        {
+            "name": f"{part.cell} {stage}/{name}",
+            "uri": f"urn:dvc:md5:{file.md5}",
+            "digest": {"sha256": file.sha256, "md5": file.md5},
+        }
+        for stage, names in sources.items()
+        if stage in part.records
+        for name in names
+        if (file := part.records[stage].outputs.get(name)) is not None
+    ]
 
 
 def subjects(data: bytes) -> dict[str, str]:

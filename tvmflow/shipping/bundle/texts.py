@@ -102,7 +102,8 @@ def readme(manifest: Manifest) -> bytes:
     first = manifest.libraries[0]
     rows = "\n".join(f"| `{one.cell}` | `{one.file}` | `{one.symbol}` |" for one in manifest.libraries)
     build = (
-        f"cc -std=c11 -Iinclude examples/app.c -Llib/{first.abi} -l{first.soname[3:-3]} -Wl,-rpath,'$ORIGIN/lib/{first.abi}' -o app\n"
+        f"cc -std=c11 -Iinclude examples/app.c -Llib/{first.abi} -l{first.soname[3:-3]} "
+        f"-Wl,-rpath,'$ORIGIN/lib/{first.abi}' -o app\n"
         f"./app {' '.join(one.file for one in first.golden.inputs)}"
     )
     version = f", version {manifest.version}" if manifest.version else ""
@@ -142,7 +143,8 @@ def card(library: Library, part: Part) -> bytes:
     scorecard, made = part.card, library.made
     lines = [f"# {library.cell}", "", *_table(("what", "value"), _facts(library, part)), "", "## Measured", ""]
     lines += [
-        f"On {scorecard['device']['kind']} ({scorecard['device']['key']}), with {scorecard['device']['threads']} threads.",
+        f"On {scorecard['device']['kind']} ({scorecard['device']['key']}), with "
+        f"{scorecard['device']['threads']} threads.",
         "",
     ]
     lines += _table(("what", "value"), _measured(scorecard))
@@ -170,13 +172,20 @@ def _facts(library: Library, part: Part) -> list[tuple[str, str]]:
     )
     data = entry["dataset"] or "none: inputs made from a seed, no accuracy"
     return [
-        ("network", f"{entry['framework']}, {entry['network'] or part.weights_file}"), ("weights", _plain(weights)), ("data set", _plain(str(data))),
+        ("network", f"{entry['framework']}, {entry['network'] or part.weights_file}"),
+        ("weights", _plain(weights)),
+        ("data set", _plain(str(data))),
         ("library", f"`{library.file}`, {library.abi}, for {made.mcpu}, {library.threads} threads"),
-        ("weights in it", f"{library.constant_bytes} bytes"), ("memory of an instance", f"{library.arena_bytes} bytes"),
-        ("version in the registry", made.version or "none"), ("classes", str(len(library.labels)) if library.labels else "unnamed"),
+        ("weights in it", f"{library.constant_bytes} bytes"),
+        ("memory of an instance", f"{library.arena_bytes} bytes"),
+        ("version in the registry", made.version or "none"),
+        ("classes", str(len(library.labels)) if library.labels else "unnamed"),
         *([("accelerator", library.device)] if library.device else []),
-        *((f"{name}, of any run", f"1 to {buckets[-1]}, buckets {', '.join(map(str, buckets))}") for name, buckets in library.sizes.items()),
-    ]  # fmt: skip
+        *(
+            (f"{name}, of any run", f"1 to {buckets[-1]}, buckets {', '.join(map(str, buckets))}")
+            for name, buckets in library.sizes.items()
+        ),
+    ]
 
 
 def _measured(scorecard: Any) -> list[tuple[str, str]]:

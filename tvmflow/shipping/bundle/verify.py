@@ -1,7 +1,8 @@
-"""Decide whether a bundle may be used: who signed it, that every byte is what was signed, that every library is what it says.
+"""Decide whether a bundle may be used: who signed it, that every byte is what was signed, that every library is what it
+says.
 
-The bundle may come from anybody. First the archive's structure, then the signature, then every digest; only then is anything
-unpacked, and each library is looked into and run in a sandbox of its own.
+The bundle may come from anybody. First the archive's structure, then the signature, then every digest; only then is
+anything unpacked, and each library is looked into and run in a sandbox of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class Trust:
-    """Whom to believe. key: the public key that must have signed; None, with unsigned, to look at everything else alone.
+    """Whom to believe. key: the public key that must have signed; None, with unsigned, to look at everything else
+    alone.
 
     at_least: the lowest version of a release that will do, against being given an old one.
     """
@@ -44,7 +46,8 @@ class Trust:
 
 @dataclass(frozen=True)
 class CheckedLibrary:
-    """needed: the system's libraries that it asks for; ran, ran_on_device: what running the golden inputs gave, or why they were not run.
+    """needed: the system's libraries that it asks for; ran, ran_on_device: what running the golden inputs gave, or why
+    they were not run.
 
     ran_on_device is "" where no device was asked for.
     """
@@ -83,9 +86,10 @@ def verify(path: Path, trust: Trust, device: DeviceTrial | None = None) -> Verif
     """
     if trust.key is None and not trust.unsigned:
         raise UsageError(
-            "no key to trust", "the public key of those who sign your bundles",
+            "no key to trust",
+            "the public key of those who sign your bundles",
             "name it with --key FILE.pub; --unsigned checks everything but who made the bundle",
-        )  # fmt: skip
+        )
     if device is not None and trust.key is None:
         raise UsageError(
             f"running a bundle on {device.name} that nobody has to have signed",
@@ -127,7 +131,9 @@ def _check_whole(path: Path, trust: Trust) -> None:
 
 
 def _check_digests(archive: Archive, statement: bytes) -> Manifest:
-    """Hold every file against statement and manifest; none may lack in one of them, and none may be more than they name."""
+    """Hold every file against statement and manifest; none may lack in one of them, and none may be more than they
+    name.
+    """
     digests = {name: archive.sha256(name) for name in archive.entries}
     signed = subjects(statement)
     _compare("the statement", {name: digest for name, digest in digests.items() if name != ENVELOPE}, signed)
@@ -161,7 +167,9 @@ def _check_version(manifest: Manifest, at_least: int | None) -> None:
 
 
 def _check_library(archive: Archive, library: Library, folder: Path, device: DeviceTrial | None) -> CheckedLibrary:
-    """Unpack a library and its golden arrays, look into it, and run them where it is for this machine, all in a sandbox."""
+    """Unpack a library and its golden arrays, look into it, and run them where it is for this machine, all in a
+    sandbox.
+    """
     abi, place = abi_named(library.abi), folder / library.soname
     if library.file != f"lib/{abi.name}/{library.soname}":
         raise BundleError(f"{library.cell} lies in {library.file}", f"lib/{abi.name}/{library.soname}")

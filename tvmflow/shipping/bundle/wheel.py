@@ -1,7 +1,8 @@
 """A bundle as a Python wheel for one platform: `pip install` of a model. Its only dependency is numpy.
 
-The package has the files of the bundle in `bundle/`, as they are in the archive, and a module that opens its networks. A wheel has no room for
-a signature over itself, so that one lies beside it: WHEEL.dsse.json, a statement about the whole file.
+The package has the files of the bundle in `bundle/`, as they are in the archive, and a module that opens its networks.
+A wheel has no room for a signature over itself, so that one lies beside it: WHEEL.dsse.json, a statement about the
+whole file.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def load(cell=None, threads=0, cpu_mask=0):
 def write_wheel(
     folder: Path, parts: Sequence[Part], wish: Wish, key: Ed25519PrivateKey | None
 ) -> tuple[Path, Manifest]:
-    """Write a wheel, and with a key the envelope beside it. Returns where it is. Raises BundleError for cells of several ABIs."""
+    """Write a wheel, and with a key the envelope beside it. Returns where it is. Raises BundleError for cells of
+    several ABIs.
+    """
     manifest, files = contents(parts, wish, key)
     package, version = re.sub(r"[^a-z0-9]+", "_", manifest.name.lower()), str(manifest.version or 0)
     info, tag = f"{package}-{version}.dist-info", _tag(manifest)
@@ -65,7 +68,8 @@ def write_wheel(
     readme = files["README.md"]
     assert isinstance(readme, bytes)
     inside[f"{info}/METADATA"] = (
-        f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\nSummary: Networks that tvmflow compiled\nRequires-Python: >=3.9\n"
+        f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\nSummary: Networks that tvmflow "
+        f"compiled\nRequires-Python: >=3.9\n"
         "Requires-Dist: numpy\nDescription-Content-Type: text/markdown\n\n"
     ).encode() + readme
     inside[f"{info}/WHEEL"] = (
@@ -114,7 +118,9 @@ def _record(files: Content, own: str) -> bytes:
 
 
 def package_of(names: Sequence[str]) -> str:
-    """Return the folder of a wheel's files that are the bundle's. Raises BundleError where there is none, or more than one."""
+    """Return the folder of a wheel's files that are the bundle's. Raises BundleError where there is none, or more than
+    one.
+    """
     packages = {f"{name.split('/')[0]}/{INSIDE}/" for name in names if name.split("/")[1:2] == [INSIDE]}
     if len(packages) != 1:
         raise BundleError(f"{len(packages)} bundles in a wheel", "one, as tvmflow writes it")

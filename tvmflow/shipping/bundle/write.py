@@ -45,7 +45,9 @@ Content = dict[str, bytes | Path]
 
 @dataclass(frozen=True)
 class Wish:
-    """What a bundle is to be. name: of the app; version: of its release, None by hand; abis: those that it must have, all of its cells' where None."""
+    """What a bundle is to be. name: of the app; version: of its release, None by hand; abis: those that it must have,
+    all of its cells' where None.
+    """
 
     name: str
     version: int | None = None
@@ -60,13 +62,17 @@ def write_bundle(path: Path, parts: Sequence[Part], wish: Wish, key: Ed25519Priv
 
 
 def contents(parts: Sequence[Part], wish: Wish, key: Ed25519PrivateKey | None) -> tuple[Manifest, Content]:
-    """Return the files of a bundle by their names, with its manifest. Raises BundleError for a cell that cannot be in it."""
+    """Return the files of a bundle by their names, with its manifest. Raises BundleError for a cell that cannot be in
+    it.
+    """
     _check_abis(parts, wish)
     files: Content = {
-        "include/tvmflow.h": RUNTIME / "include" / "tvmflow.h", "include/tvmflow.hpp": RUNTIME / "include" / "tvmflow.hpp",
+        "include/tvmflow.h": RUNTIME / "include" / "tvmflow.h",
+        "include/tvmflow.hpp": RUNTIME / "include" / "tvmflow.hpp",
         "python/tvmflow_network.py": RUNTIME / "python" / "tvmflow_network.py",
-        "java/tvmflow/Network.java": RUNTIME / "java" / "tvmflow" / "Network.java", "java/tvmflow_jni.c": RUNTIME / "jni" / "tvmflow_jni.c",
-    }  # fmt: skip
+        "java/tvmflow/Network.java": RUNTIME / "java" / "tvmflow" / "Network.java",
+        "java/tvmflow_jni.c": RUNTIME / "jni" / "tvmflow_jni.c",
+    }
     libraries = tuple(_add(part, files) for part in parts)
     manifest = _manifest(wish, libraries, files)
     for library, part in zip(libraries, parts, strict=True):
@@ -100,8 +106,11 @@ def _check_abis(parts: Sequence[Part], wish: Wish) -> None:
     for part in parts:
         network = part.manifest.get("network")
         if network is None or "soname" not in network:
-            raise BundleError(f"{part.cell} was built by an older tvmflow", "a library with a SONAME of its own",
-                              f"run 'tvmflow run {part.cell}' and 'tvmflow promote {part.cell}'")  # fmt: skip
+            raise BundleError(
+                f"{part.cell} was built by an older tvmflow",
+                "a library with a SONAME of its own",
+                f"run 'tvmflow run {part.cell}' and 'tvmflow promote {part.cell}'",
+            )
     cells = [part.cell for part in parts]
     if len(set(cells)) < len(cells):
         raise BundleError(f"a cell twice among {', '.join(cells)}", "each cell once")
@@ -131,17 +140,40 @@ def _add(part: Part, files: Content) -> Library:
     outputs = tuple(_tensor(one) for one in built["outputs"])
     build = part.records["build"]
     made = Made(
-        version=part.version, library_sha256=build.outputs["library.so"].sha256, recipe={stage: record.key for stage, record in part.records.items()},
-        toolchain=dict(built["toolchain"]), runtime=build.recipe["params"]["runtime"], mcpu=built["target"]["mcpu"], mattr=tuple(built["target"]["mattr"]),
-        mtriple=built["target"]["mtriple"], system=versions_of(library),
-    )  # fmt: skip
+        version=part.version,
+        library_sha256=build.outputs["library.so"].sha256,
+        recipe={stage: record.key for stage, record in part.records.items()},
+        toolchain=dict(built["toolchain"]),
+        runtime=build.recipe["params"]["runtime"],
+        mcpu=built["target"]["mcpu"],
+        mattr=tuple(built["target"]["mattr"]),
+        mtriple=built["target"]["mtriple"],
+        system=versions_of(library),
+    )
     return Library(
-        cell=part.cell, abi=abi.name, file=f"lib/{abi.name}/{network['soname']}", soname=network["soname"], symbol=network["symbol"],
-        abi_version=ABI_VERSION, threads=built["target"]["threads"], arena_bytes=network["arena_bytes"],
-        constant_bytes=network["constant_bytes"], kernel_calls=network["kernel_calls"], device=network.get("device"), gpu=gpu,
-        inputs=tuple(_tensor(one) for one in built["inputs"]), outputs=outputs, sizes=_sizes(built.get("sizes")), preprocessing=_preprocessing(part), task=part.source["task"],
-        labels=_labels(part, outputs[0]), golden=_golden(part, files), scorecard=f"{folder}/scorecard.json", card=f"{folder}/card.md", made=made,
-    )  # fmt: skip
+        cell=part.cell,
+        abi=abi.name,
+        file=f"lib/{abi.name}/{network['soname']}",
+        soname=network["soname"],
+        symbol=network["symbol"],
+        abi_version=ABI_VERSION,
+        threads=built["target"]["threads"],
+        arena_bytes=network["arena_bytes"],
+        constant_bytes=network["constant_bytes"],
+        kernel_calls=network["kernel_calls"],
+        device=network.get("device"),
+        gpu=gpu,
+        inputs=tuple(_tensor(one) for one in built["inputs"]),
+        outputs=outputs,
+        sizes=_sizes(built.get("sizes")),
+        preprocessing=_preprocessing(part),
+        task=part.source["task"],
+        labels=_labels(part, outputs[0]),
+        golden=_golden(part, files),
+        scorecard=f"{folder}/scorecard.json",
+        card=f"{folder}/card.md",
+        made=made,
+    )
 
 
 def _tensor(found: dict[str, Any]) -> Tensor:
@@ -169,7 +201,9 @@ def _labels(part: Part, output: Tensor) -> tuple[str, ...]:
 
 
 def _golden(part: Part, files: Content) -> Golden:
-    """Add the golden inputs, and the quantized module's outputs for them, with the bound that build held the library to."""
+    """Add the golden inputs, and the quantized module's outputs for them, with the bound that build held the library
+    to.
+    """
     folder, bound = f"cells/{part.slug}/golden", float(part.records["build"].recipe["params"]["max_relative_error"])
     found: dict[str, list[StoredArray]] = {"input": [], "output": []}
     for kind, arrays in (

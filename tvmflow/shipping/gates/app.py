@@ -13,7 +13,9 @@ from tvmflow.shipping.gates.gpu import GATE
 
 @dataclass(frozen=True)
 class Judged:
-    """One gate on one cell, or on the bundle. value: None where the scorecard has none; limit: of params.yaml; text: what speaks against it, where that is no number."""
+    """One gate on one cell, or on the bundle. value: None where the scorecard has none; limit: of params.yaml; text:
+    what speaks against it, where that is no number.
+    """
 
     gate: str
     what: str
@@ -36,11 +38,20 @@ class Judged:
 
 
 _NAMES = {
-    "min_accuracy": "accuracy", "max_accuracy_drop": "accuracy lost beside the source", "min_top1_agreement": "top-1 agreement",
-    "min_coverage": "share of measured schedules", "max_latency_ms": "median latency in ms", "max_cold_start_ms": "cold start in ms",
-    "max_first_run_ms": "first run in ms", "max_memory_mb": "memory of a process in MB", "max_library_mb": "library in MB", "max_bundle_mb": "bundle in MB",
-    "max_gpu_compile_ms": "opening without kept programs in ms", "max_gpu_open_ms": "opening with kept programs in ms", "max_gpu_copy_out_ms": "copy of the outputs from the GPU in ms",
-}  # fmt: skip
+    "min_accuracy": "accuracy",
+    "max_accuracy_drop": "accuracy lost beside the source",
+    "min_top1_agreement": "top-1 agreement",
+    "min_coverage": "share of measured schedules",
+    "max_latency_ms": "median latency in ms",
+    "max_cold_start_ms": "cold start in ms",
+    "max_first_run_ms": "first run in ms",
+    "max_memory_mb": "memory of a process in MB",
+    "max_library_mb": "library in MB",
+    "max_bundle_mb": "bundle in MB",
+    "max_gpu_compile_ms": "opening without kept programs in ms",
+    "max_gpu_open_ms": "opening with kept programs in ms",
+    "max_gpu_copy_out_ms": "copy of the outputs from the GPU in ms",
+}
 
 
 def _accuracy(card: Mapping[str, Any]) -> float | None:
@@ -79,14 +90,21 @@ def _memory(card: Mapping[str, Any]) -> float | None:
     return None if memory_bytes is None else float(memory_bytes) / 1e6
 
 
-# Gate -> its value of a scorecard. A model without labels or top-1, or whose network no GPU computes, has nothing that the gates of `_OPTIONAL` could be about.
+# Gate -> its value of a scorecard. A model without labels or top-1, or whose network no GPU computes, has nothing that
+# the gates of `_OPTIONAL` could be about.
 _VALUES: dict[str, Callable[[Mapping[str, Any]], float | bool | None]] = {
-    "min_accuracy": _accuracy, "max_accuracy_drop": _drop,
-    "min_top1_agreement": lambda card: card["agreement"]["top1_agreement"], "min_coverage": lambda card: float(card.get("coverage", 0.0)),
-    "max_latency_ms": _latency, "max_cold_start_ms": _median_of("cold_start_ms"),
-    "max_first_run_ms": _median_of("first_run_ms"), "max_memory_mb": _memory,
-    "max_gpu_compile_ms": _of_gpu("compile_ms"), "max_gpu_open_ms": _of_gpu("open_ms"), "max_gpu_copy_out_ms": _of_gpu("copy_out_ms"),
-}  # fmt: skip
+    "min_accuracy": _accuracy,
+    "max_accuracy_drop": _drop,
+    "min_top1_agreement": lambda card: card["agreement"]["top1_agreement"],
+    "min_coverage": lambda card: float(card.get("coverage", 0.0)),
+    "max_latency_ms": _latency,
+    "max_cold_start_ms": _median_of("cold_start_ms"),
+    "max_first_run_ms": _median_of("first_run_ms"),
+    "max_memory_mb": _memory,
+    "max_gpu_compile_ms": _of_gpu("compile_ms"),
+    "max_gpu_open_ms": _of_gpu("open_ms"),
+    "max_gpu_copy_out_ms": _of_gpu("copy_out_ms"),
+}
 _OPTIONAL = ("max_accuracy_drop", "min_top1_agreement", "max_gpu_compile_ms", "max_gpu_open_ms", "max_gpu_copy_out_ms")
 
 
@@ -112,7 +130,8 @@ def _undecided(gate: str, card: Mapping[str, Any], limit: float) -> str:
     if gate != "max_latency_ms" or not latency["badges"] or (latency["low_ms"] or latency["median_ms"]) > limit:
         return ""
     return (
-        f"its median latency of {latency['median_ms']:g} ms lies in an interval up to {latency['high_ms']:g} ms, at most {limit:g} is "
+        f"its median latency of {latency['median_ms']:g} ms lies in an interval up to "
+        f"{latency['high_ms']:g} ms, at most {limit:g} is "
         f"asked for, and the measurement was disturbed ({', '.join(latency['badges'])}): measure again with "
         "'tvmflow run CELL --again --wait-quiet SECONDS'"
     )

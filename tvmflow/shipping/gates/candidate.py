@@ -1,7 +1,7 @@
 """Compare a cell's newest library with the champion on the cell's device, and judge it.
 
-Compared is what ships: network.so with network.so, through whatever reaches the device; library.so with library.so in TVM's virtual
-machine where one of them has no other form.
+Compared is what ships: network.so with network.so, through whatever reaches the device; library.so with library.so in
+TVM's virtual machine where one of them has no other form.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ class Candidate:
                 return compare_in_turns(champions, ours, turns, entry.threads, rules.confidence, watch)
 
     def _forms(self, champion: Version, folder: Path) -> tuple[Form, Form]:
-        """Bring the champion into a folder; returns its form and the candidate's, both of one kind. Raises StoreError."""
+        """Bring the champion into a folder; returns its form and the candidate's, both of one kind. Raises
+        StoreError.
+        """
         new = shipped(self.folder, self._manifest)
         old = folder / "champion.so"
         machine = in_machine(self.folder)
@@ -129,7 +131,9 @@ class Candidate:
         return replace(machine, file=old), machine
 
     def _started(self, session: DeviceSession, form: Form, champion: Version | None = None) -> RemoteModel:
-        """Start a form and run it once. champion: it is one. Raises StoreError for a champion that does not run any more."""
+        """Start a form and run it once. champion: it is one. Raises StoreError for a champion that does not run any
+        more.
+        """
         try:
             model = form.started(session)
             model.set_inputs(*self._inputs())

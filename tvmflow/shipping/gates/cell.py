@@ -31,7 +31,8 @@ def _absolute(card: dict[str, Any], rules: ReleaseParams) -> list[str]:
     if card.get("coverage", 0.0) + (estimated if rules.count_estimates else 0.0) < rules.min_coverage:
         beside = f" and estimated for {estimated:.1%}" if estimated else ""
         reasons.append(
-            f"schedules were measured for {card.get('coverage', 0.0):.1%} of its operations{beside}, at least {rules.min_coverage:.1%} "
+            f"schedules were measured for {card.get('coverage', 0.0):.1%} of its operations{beside}, at "
+            f"least {rules.min_coverage:.1%} "
             "is asked for; tune it on a device of this kind"
         )
     agreement = card["agreement"]["top1_agreement"]
@@ -42,7 +43,8 @@ def _absolute(card: dict[str, Any], rules: ReleaseParams) -> list[str]:
     accuracy = card["accuracy"]
     if accuracy and accuracy["built"] < accuracy["source"] - rules.max_accuracy_drop:
         reasons.append(
-            f"accuracy {accuracy['built']:.2%} is more than {rules.max_accuracy_drop:.2%} below the source's {accuracy['source']:.2%}"
+            f"accuracy {accuracy['built']:.2%} is more than {rules.max_accuracy_drop:.2%} below the "
+            f"source's {accuracy['source']:.2%}"
         )
     return reasons
 
@@ -55,7 +57,8 @@ def _against_champion(
         accuracy = card["accuracy"]["built"]
         if accuracy < champion_accuracy - rules.max_accuracy_drop:
             reasons.append(
-                f"accuracy {accuracy:.2%} is more than {rules.max_accuracy_drop:.2%} below the champion's {champion_accuracy:.2%}"
+                f"accuracy {accuracy:.2%} is more than {rules.max_accuracy_drop:.2%} below the champion's "
+                f"{champion_accuracy:.2%}"
             )
     if comparison is not None:
         bound = 1 + rules.max_slowdown
@@ -63,7 +66,8 @@ def _against_champion(
             reasons.append(f"it is slower than the champion: ratio {comparison}, at most {bound:g} is allowed")
         elif comparison.high > bound:
             reasons.append(
-                f"it is not shown to be as fast as the champion: ratio {comparison}, its upper end must be at most {bound:g} "
+                f"it is not shown to be as fast as the champion: ratio {comparison}, its upper end must be "
+                f"at most {bound:g} "
                 f"(release.max_slowdown); {_how_to_go_on(comparison)}"
             )
     return reasons
@@ -72,5 +76,8 @@ def _against_champion(
 def _how_to_go_on(comparison: Comparison) -> str:
     """Return what to do where the interval of a ratio settles nothing."""
     if comparison.badges:
-        return f"the machine was disturbed ({', '.join(comparison.badges)}): promote with --wait-quiet SECONDS, which waits for a quiet one"
+        return (
+            f"the machine was disturbed ({', '.join(comparison.badges)}): promote with --wait-quiet SECONDS, "
+            f"which waits for a quiet one"
+        )
     return "more rounds narrow the interval (release.compare_rounds)"

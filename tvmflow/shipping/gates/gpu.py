@@ -1,4 +1,6 @@
-"""The gate of networks that a GPU computes: each kernel agreed with the CPU's on the device and driver that it was measured on."""
+"""The gate of networks that a GPU computes: each kernel agreed with the CPU's on the device and driver that it was
+measured on.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ GATE = "gpu_agreement"
 
 
 def gpu_reasons(card: Mapping[str, Any], manifest: Mapping[str, Any], held: Sequence[Quarantined]) -> list[str]:
-    """Return what speaks against a release of a measured library; nothing of one that no GPU computes. held: what is in quarantine."""
+    """Return what speaks against a release of a measured library; nothing of one that no GPU computes. held: what is in
+    quarantine.
+    """
     if not is_on_gpu(manifest):
         return []
     gpu, agreement = card["device"].get("gpu"), card.get("kernel_agreement")

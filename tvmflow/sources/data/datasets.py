@@ -1,8 +1,8 @@
 """Data sets, their fixed split, and the preprocessing that a model wants.
 
 `digits` comes with scikit-learn. Any other data set is an .npz file with `images` (N, C, H, W) or (N, H, W), real
-numbers, and `labels` (N,), integers. A model without a data set gets inputs made from a seed: enough to compare versions of
-the model with each other, and no accuracy.
+numbers, and `labels` (N,), integers. A model without a data set gets inputs made from a seed: enough to compare
+versions of the model with each other, and no accuracy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ Arrays = tuple[NDArray[Any], ...]
 
 @dataclass(frozen=True)
 class Samples:
-    """inputs: each (N, *its shape without batch), preprocessed; y: (N,) int64 class numbers, (N, H, W) for maps, or None."""
+    """inputs: each (N, *its shape without batch), preprocessed; y: (N,) int64 class numbers, (N, H, W) for maps, or
+    None.
+    """
 
     inputs: Arrays
     y: IntArray | None = None
@@ -85,9 +87,10 @@ def _load_digits() -> Samples:
     file = Path(*(found.submodule_search_locations or ())[:1], _DIGITS) if found else None
     if file is None or not file.is_file():
         raise SourceError(
-            "the data set 'digits' comes with scikit-learn, which is not installed", "scikit-learn",
+            "the data set 'digits' comes with scikit-learn, which is not installed",
+            "scikit-learn",
             "pip install 'tvmflow[demo]'",
-        )  # fmt: skip
+        )
     table = np.loadtxt(file, delimiter=",")  # 64 pixels and the digit
     return Samples((table[:, :-1].reshape(-1, 1, 8, 8).astype(np.float32),), table[:, -1].astype(np.int64))
 
@@ -159,10 +162,11 @@ class RandomInput:
 
 
 def random_inputs(count: int, inputs: Sequence[RandomInput], seed: int) -> Samples:
-    """Return `count` samples of inputs made from a seed: floats without bounds are `varied_inputs`, all else is uniform.
+    """Return `count` samples of inputs made from a seed: floats without bounds are `varied_inputs`, all else is
+    uniform.
 
-    Integers of two values are a run of the higher, at least one, then the lower: as masks of padding are. Raises SourceError
-    when all of it is too much.
+    Integers of two values are a run of the higher, at least one, then the lower: as masks of padding are. Raises
+    SourceError when all of it is too much.
     """
     size = sum(np.dtype(one.dtype).itemsize * count * math.prod(one.shape) for one in inputs)
     if size > MAX_DATASET_BYTES:
@@ -202,8 +206,9 @@ def load_named(path: Path, names: Sequence[str]) -> Samples:
 def varied_inputs(count: int, shape: tuple[int, ...], generator: np.random.Generator) -> FloatArray:
     """Return inputs (count, *shape), mean about 0 and variance 1 over all, that differ from each other as images do.
 
-    Noise alone will not do: a network that averages over space gives nearly the same output for any two images of it, and errors
-    are judged by how outputs differ. So each input has a level, coarse patterns, and noise of its own strength.
+    Noise alone will not do: a network that averages over space gives nearly the same output for any two images of it,
+    and errors are judged by how outputs differ. So each input has a level, coarse patterns, and noise of its own
+    strength.
     """
     coarse = generator.standard_normal((count, *(min(_COARSE, size) for size in shape)))
     for axis, size in enumerate(shape, start=1):

@@ -1,7 +1,8 @@
-"""Image files as the numbers that a model takes: decoded, resized and cropped as its zoo does it, channels in its order.
+"""Image files as the numbers that a model takes: decoded, resized and cropped as its zoo does it, channels in its
+order.
 
-Image files are untrusted: a few formats by allowlist, sizes checked before a pixel is decoded; `decode_images` is to be called in a
-sandbox. Values stay 0 to 255 here; scale, mean and std are `datasets.preprocess`.
+Image files are untrusted: a few formats by allowlist, sizes checked before a pixel is decoded; `decode_images` is to be
+called in a sandbox. Values stay 0 to 255 here; scale, mean and std are `datasets.preprocess`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ FloatArray = NDArray[np.float32]
 class ImageRecipe:
     """How a file becomes (C, height, width).
 
-    fit: `crop` makes the shorter side `resize` pixels and cuts the middle out, `stretch` resizes to height x width at once.
-    interpolation: nearest, bilinear, bicubic. channels: RGB, BGR, or gray of one channel. white: what a pixel of 255 becomes.
+    fit: `crop` makes the shorter side `resize` pixels and cuts the middle out, `stretch` resizes to height x width at
+    once. interpolation: nearest, bilinear, bicubic. channels: RGB, BGR, or gray of one channel. white: what a pixel of
+    255 becomes.
     """
 
     height: int
@@ -54,7 +56,9 @@ def recipe_json(recipe: ImageRecipe) -> dict[str, Any]:
 
 
 def read_image(path: Path, recipe: ImageRecipe) -> FloatArray:
-    """Return an image file as (C, height, width), 0 to `white`. Raises SourceError for what is no image, or too large a one."""
+    """Return an image file as (C, height, width), 0 to `white`. Raises SourceError for what is no image, or too large a
+    one.
+    """
     from PIL import Image, ImageOps
 
     expected = f"an image of at most {MAX_PIXELS} pixels: {', '.join(FORMATS)}"
@@ -122,8 +126,8 @@ def image_files(folder: Path, most: int) -> dict[str, Path]:
 def classes_of_files(names: Sequence[str], labels: Sequence[str] | None, table: Path | None) -> list[int]:
     """Return the class number of each file of a folder.
 
-    table: a CSV file with the columns file and class (a number, or a name of `labels`); without one the first folder of a name is
-    its class: one of `labels` where all are, else numbered in their order. Raises SourceError.
+    table: a CSV file with the columns file and class (a number, or a name of `labels`); without one the first folder of
+    a name is its class: one of `labels` where all are, else numbered in their order. Raises SourceError.
     """
     words = _of_table(table, names) if table is not None else [_folder_of(name) for name in names]
     known = {label: number for number, label in enumerate(labels or ())}
@@ -143,9 +147,10 @@ def classes_of_files(names: Sequence[str], labels: Sequence[str] | None, table: 
 def _folder_of(name: str) -> str:
     if "/" not in name:
         raise SourceError(
-            f"{name} lies in no folder of its class", "one folder for each class, or dataset.labels: a CSV file",
+            f"{name} lies in no folder of its class",
+            "one folder for each class, or dataset.labels: a CSV file",
             "move the images into folders",
-        )  # fmt: skip
+        )
     return name.split("/")[0]
 
 

@@ -19,7 +19,9 @@ BUILT_IN: dict[str, Callable[[], list[str]]] = {
 
 
 def _imagenet() -> list[str]:
-    """Return the 1000 names that torchvision ships, from the one file that holds them: the package would load its operators."""
+    """Return the 1000 names that torchvision ships, from the one file that holds them: the package would load its
+    operators.
+    """
     spec = importlib.util.find_spec("torchvision")
     if spec is None or not spec.submodule_search_locations:
         raise SourceError(
@@ -96,7 +98,9 @@ def _number(key: object) -> int:
 
 
 def names_of(fetched: Path, classes: int) -> list[str] | None:
-    """Return the names of a cell's classes: its labels, or ImageNet's for a zoo's network of 1000; None where nobody knows."""
+    """Return the names of a cell's classes: its labels, or ImageNet's for a zoo's network of 1000; None where nobody
+    knows.
+    """
     labels: list[str] | None = json.loads((fetched / "labels.json").read_text(encoding="utf-8"))
     network = json.loads((fetched / "source.json").read_text(encoding="utf-8"))["network"] or ""
     if labels is not None or classes != 1000 or not network.startswith(("torchvision/", "keras/", "mxnet/")):

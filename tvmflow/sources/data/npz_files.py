@@ -1,4 +1,6 @@
-"""Read arrays from an .npz file that a user brings: every announced size is checked against the bytes that are there."""
+"""Read arrays from an .npz file that a user brings: every announced size is checked against the bytes that are
+there.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _ENCRYPTED = 0x1
 def read_arrays(
     path: Path, names: tuple[str, ...], max_bytes: int, optional: tuple[str, ...] = ()
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the named arrays, of plain numbers, and those optional ones that are there. Raises SourceError; an array of objects is never unpickled."""
+    """Return the named arrays, of plain numbers, and those optional ones that are there. Raises SourceError; an array
+    of objects is never unpickled.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             entries = {entry.filename: entry for entry in archive.infolist()}

@@ -17,7 +17,9 @@ Array = NDArray[Any]
 
 
 def recipe_for(shapes: Sequence[tuple[int, ...]], how: Preprocess) -> ImageRecipe:
-    """Return how image files become the one input of a model. Raises SourceError where it has another input than images."""
+    """Return how image files become the one input of a model. Raises SourceError where it has another input than
+    images.
+    """
     if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][1] not in (1, 3):
         shown = ", ".join(str(list(shape)) for shape in shapes)
         raise SourceError(
@@ -39,13 +41,16 @@ def normalized(x: Array, how: Preprocess, dtype: str = "float32") -> Array:
         cast: Array = ready.astype(dtype)
     if dtype != "float32" and (cast != ready).any():
         raise SourceError(
-            f"preprocess makes numbers from {ready.min():g} to {ready.max():g} of images", f"numbers that are {dtype}",
+            f"preprocess makes numbers from {ready.min():g} to {ready.max():g} of images",
+            f"numbers that are {dtype}",
             "correct preprocess: scale 1 and mean 0 leave 0 to 255",
-        )  # fmt: skip
+        )
     return cast
 
 
 def value_table(channels: int, how: Preprocess, dtype: str) -> Array:
-    """Return what each of the 256 values that a pixel has becomes, (channels, 256) in the dtype of the input. Raises SourceError."""
+    """Return what each of the 256 values that a pixel has becomes, (channels, 256) in the dtype of the input. Raises
+    SourceError.
+    """
     values = brightened(np.arange(256, dtype=np.float32), how.white)
     return normalized(np.broadcast_to(values, (1, channels, 1, 256)), how, dtype)[0, :, 0]

@@ -38,10 +38,17 @@ def _digits_cnn(keras: Any) -> Any:
             layers.ReLU(),
         ]
 
-    return keras.Sequential([
-        keras.Input((1, 8, 8)), *conv(32), *conv(32), layers.MaxPooling2D(2), *conv(64),
-        layers.GlobalAveragePooling2D(), layers.Dense(10),
-    ])  # fmt: skip
+    return keras.Sequential(
+        [
+            keras.Input((1, 8, 8)),
+            *conv(32),
+            *conv(32),
+            layers.MaxPooling2D(2),
+            *conv(64),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(10),
+        ]
+    )
 
 
 _APPLICATIONS: dict[
@@ -74,8 +81,9 @@ def _application(name: str) -> Callable[[Any], Any]:
 
 
 NETWORKS: dict[str, Callable[[Any], Any]] = {
-    "digits_cnn": _digits_cnn, **{name: _application(name) for name in _APPLICATIONS},
-}  # fmt: skip
+    "digits_cnn": _digits_cnn,
+    **{name: _application(name) for name in _APPLICATIONS},
+}
 
 
 def build(name: str, seed: int | None = None) -> Any:
@@ -102,8 +110,8 @@ def build(name: str, seed: int | None = None) -> Any:
 def settle(model: Any, seed: int) -> Any:
     """Replace the initial weights by ones whose signal keeps its range through a deep network and tells classes apart.
 
-    Keras starts batch norms as the identity and deep networks then give the same output for every input, which would make
-    any comparison of outputs pass. Where the outputs vary too little even so, the head is changed too.
+    Keras starts batch norms as the identity and deep networks then give the same output for every input, which would
+    make any comparison of outputs pass. Where the outputs vary too little even so, the head is changed too.
     """
     import torch
 
@@ -134,7 +142,9 @@ def settle(model: Any, seed: int) -> Any:
 
 
 def _standardize_head(model: Any, x: np.ndarray[Any, Any]) -> None:
-    """Change the last layer's weights so that each of its outputs, before a softmax, has mean 0 and variance 1 over x."""
+    """Change the last layer's weights so that each of its outputs, before a softmax, has mean 0 and variance 1 over
+    x.
+    """
     keras = keras_on_torch()
     head = next(layer for layer in reversed(model.layers) if getattr(layer, "bias", None) is not None)
     activation, head.activation = head.activation, keras.activations.linear
@@ -148,7 +158,8 @@ def _standardize_head(model: Any, x: np.ndarray[Any, Any]) -> None:
 
 
 def zoo_file(name: str) -> tuple[str, str | None]:
-    """Return where Keras has the ImageNet weights of a network, and the hash that it checks them with, None where it has none.
+    """Return where Keras has the ImageNet weights of a network, and the hash that it checks them with, None where it
+    has none.
 
     Keras itself is asked, and stopped before it downloads: its addresses and hashes lie in the code of each network.
     """

@@ -1,7 +1,7 @@
 """Give torch networks with seeded weights outputs that vary over inputs and classes.
 
-Initial weights are made for training, not for inference: batch norms start as the identity, heads and gates at zero, and a deep
-network then gives the same output for every input. Every comparison of such outputs passes.
+Initial weights are made for training, not for inference: batch norms start as the identity, heads and gates at zero,
+and a deep network then gives the same output for every input. Every comparison of such outputs passes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ _GATE = 0.5
 
 
 def settle(network: nn.Module, shape: tuple[int, ...], seed: int) -> None:
-    """Change the weights of a network for inputs (N, *shape) in place, where its outputs do not vary; the same every time.
+    """Change the weights of a network for inputs (N, *shape) in place, where its outputs do not vary; the same every
+    time.
 
-    Zero weights are drawn. Where outputs follow the input too little, the head is standardized: each of its channels gets
-    mean 0 and variance 1 over a seeded batch. Where they hardly follow it at all, batch norms get the statistics of that
-    batch; a network without them gets layers of zero mean and unit variance instead (Mishkin and Matas 2016). That comes
-    last because it makes a deep network amplify every rounding: half of MobileNetV2's int8 outputs would be noise.
+    Zero weights are drawn. Where outputs follow the input too little, the head is standardized: each of its channels
+    gets mean 0 and variance 1 over a seeded batch. Where they hardly follow it at all, batch norms get the statistics
+    of that batch; a network without them gets layers of zero mean and unit variance instead (Mishkin and Matas 2016).
+    That comes last because it makes a deep network amplify every rounding: half of MobileNetV2's int8 outputs would be
+    noise.
     """
     generator = torch.Generator().manual_seed(seed)
     x = torch.from_numpy(varied_inputs(_BATCH, shape, np.random.default_rng(seed)))
@@ -60,7 +62,9 @@ def _open_gates(network: nn.Module, generator: torch.Generator) -> None:
 
 
 def _is_gate(name: str, parameter: nn.Parameter) -> bool:
-    """Return whether a parameter is a scale that hides what it scales: a weight, a number, or one number throughout, near zero."""
+    """Return whether a parameter is a scale that hides what it scales: a weight, a number, or one number throughout,
+    near zero.
+    """
     if not (parameter.abs() < _LEAST_GATE).all():
         return False
     is_one_number = parameter.any() and (parameter == parameter.flatten()[0]).all()

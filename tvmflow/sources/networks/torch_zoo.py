@@ -24,8 +24,14 @@ def _digits_cnn() -> nn.Module:
         return [layer, nn.BatchNorm2d(channels_out), nn.ReLU()]
 
     return nn.Sequential(
-        *conv(1, 32), *conv(32, 32), nn.MaxPool2d(2), *conv(32, 64), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
-    )  # fmt: skip
+        *conv(1, 32),
+        *conv(32, 32),
+        nn.MaxPool2d(2),
+        *conv(32, 64),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
 
 
 class _InvertedResidual(nn.Module):  # type: ignore[misc]
@@ -35,10 +41,15 @@ class _InvertedResidual(nn.Module):  # type: ignore[misc]
         super().__init__()
         wide = channels_in * expand
         self.body = nn.Sequential(
-            nn.Conv2d(channels_in, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(),
-            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(),
-            nn.Conv2d(wide, channels_out, 1, bias=False), nn.BatchNorm2d(channels_out),
-        )  # fmt: skip
+            nn.Conv2d(channels_in, wide, 1, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU6(),
+            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU6(),
+            nn.Conv2d(wide, channels_out, 1, bias=False),
+            nn.BatchNorm2d(channels_out),
+        )
         self.is_residual = stride == 1 and channels_in == channels_out
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -53,12 +64,21 @@ def _digits_depthwise() -> nn.Module:
     the spread, and it is what makes 8 bits per tensor lose accuracy.
     """
     network = nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU6(),
-        _InvertedResidual(16, 16, 1, 4), _InvertedResidual(16, 24, 2, 4), _InvertedResidual(24, 24, 1, 4),
-        _InvertedResidual(24, 32, 2, 4), _InvertedResidual(32, 32, 1, 4),
-        nn.Conv2d(32, 64, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU6(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU6(),
+        _InvertedResidual(16, 16, 1, 4),
+        _InvertedResidual(16, 24, 2, 4),
+        _InvertedResidual(24, 24, 1, 4),
+        _InvertedResidual(24, 32, 2, 4),
+        _InvertedResidual(32, 32, 1, 4),
+        nn.Conv2d(32, 64, 1, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU6(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
     for module in network.modules():
         if isinstance(module, _InvertedResidual):
             for norm in (module.body[1], module.body[4]):
@@ -68,7 +88,9 @@ def _digits_depthwise() -> nn.Module:
 
 
 class _Segmenter(nn.Module):  # type: ignore[misc]
-    """A network of torchvision.models.segmentation as a function of images to scores, (N, 3, H, W) to (N, classes, H, W), without what only training needs."""
+    """A network of torchvision.models.segmentation as a function of images to scores, (N, 3, H, W) to (N, classes, H,
+    W), without what only training needs.
+    """
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -113,7 +135,9 @@ FACTORY = re.compile(r"([\w./-]+\.py):([A-Za-z_]\w*)")
 
 
 def _from_file(match: re.Match[str], folder: Path) -> nn.Module:
-    """Call a factory of the user's own: `path/to/file.py:function`. It is the user's code, named in the user's params."""
+    """Call a factory of the user's own: `path/to/file.py:function`. It is the user's code, named in the user's
+    params.
+    """
     path = folder / match[1]
     try:
         specification = importlib.util.spec_from_file_location("user_network", path)
@@ -154,7 +178,8 @@ def build(name: str, seed: int | None = None, folder: Path | None = None) -> nn.
 
 
 def seeded(name: str, seed: int, folder: Path | None = None) -> nn.Module:
-    """Return a network in evaluation mode whose weights are made from `seed` and whose outputs vary; the user's own as it is.
+    """Return a network in evaluation mode whose weights are made from `seed` and whose outputs vary; the user's own as
+    it is.
 
     Raises as `build` does.
     """

@@ -1,5 +1,5 @@
-"""Keep torchvision from importing TorchDynamo, torch's compiler: it does for one function, which only its boxes call, and
-that takes 1.5 s of every process.
+"""Keep torchvision from importing TorchDynamo, torch's compiler: it does for one function, which only its boxes call,
+and that takes 1.5 s of every process.
 
 A process that compiles or exports imports it by itself, before or after. Torch's optimizers import it, too, only to
 tell it that they are not to be compiled.
@@ -23,7 +23,9 @@ def _is_compile_supported(device: Any) -> Any:
 
 
 class _StandIn(ModuleType):
-    """Has the one function, which asks the real module when it is called; for anything else the real one is imported."""
+    """Has the one function, which asks the real module when it is called; for anything else the real one is
+    imported.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -66,7 +68,9 @@ class _NoCompiler(ModuleType):
 
 @contextlib.contextmanager
 def optimizers_without_dynamo() -> Iterator[None]:
-    """Within, torch's optimizers work without TorchDynamo, unless it has been imported already; nothing may be compiled."""
+    """Within, torch's optimizers work without TorchDynamo, unless it has been imported already; nothing may be
+    compiled.
+    """
     if _COMPILER in sys.modules:
         yield
         return

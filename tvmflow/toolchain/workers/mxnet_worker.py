@@ -42,9 +42,9 @@ def initialize(net, seed):
 def settle(net, seed, size):
     """Give batch norms the statistics of a seeded batch, and the head outputs of mean 0, and variance 1 over all of it.
 
-    Without this deep networks give the same output for every input, and any comparison of their outputs passes. The variance
-    is that of all classes together: of a thousand, some class hardly varies over four inputs, and divided by its own deviation
-    it would drown the others in every input that comes later.
+    Without this deep networks give the same output for every input, and any comparison of their outputs passes. The
+    variance is that of all classes together: of a thousand, some class hardly varies over four inputs, and divided by
+    its own deviation it would drown the others in every input that comes later.
     """
     generator = np.random.RandomState(seed)
     for name, parameter in sorted(net.collect_params().items()):

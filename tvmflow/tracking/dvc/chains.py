@@ -1,4 +1,6 @@
-"""The records that a measured library was made by, and its files: of any library that artifacts/ or DVC's cache still hold."""
+"""The records that a measured library was made by, and its files: of any library that artifacts/ or DVC's cache still
+hold.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +80,8 @@ def _in_dvc(workspace: Workspace) -> Iterator[Record]:
 def follow(stages: Mapping[str, AnyStage], records: RecordsByStage, record: Record, chain: dict[str, Record]) -> None:
     """Add the records that a record was made from, and theirs: those whose outputs have the digests of its recipe.
 
-    Of several with the same outputs the last of the cell that was made before it. A stage of an earlier version may have read
-    other files than it does now.
+    Of several with the same outputs the last of the cell that was made before it. A stage of an earlier version may
+    have read other files than it does now.
     """
 
     def distance(candidate: Record) -> tuple[bool, bool]:
@@ -154,9 +156,10 @@ def chain_of(
             break
     what = f"with sha256 {library[0][:12]}" if library else "in its folders"
     raise StoreError(
-        f"the library of {cell} {what} has no measurement that can be found", "the records of all its stages",
+        f"the library of {cell} {what} has no measurement that can be found",
+        "the records of all its stages",
         f"run 'tvmflow run {cell}'; 'dvc fetch --all-commits' brings older records",
-    )  # fmt: skip
+    )
 
 
 def _is_complete(chain: Mapping[str, Record]) -> bool:

@@ -1,6 +1,7 @@
 """Record stages with DVC, and push them: `python -m tvmflow.tracking.dvc.commit [--push] STAGE...` in a DVC repository.
 
-What `dvc commit --force` and `dvc push` do. These read and write all of dvc.lock anew for each stage, which takes longer the more cells there are.
+What `dvc commit --force` and `dvc push` do. These read and write all of dvc.lock anew for each stage, which takes
+longer the more cells there are.
 """
 
 from __future__ import annotations

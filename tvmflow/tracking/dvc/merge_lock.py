@@ -1,9 +1,10 @@
-"""Merge dvc.lock cell by cell, where git would merge it line by line: `python -m tvmflow.tracking.dvc.merge_lock BASE OURS THEIRS`.
+"""Merge dvc.lock cell by cell, where git would merge it line by line: `python -m tvmflow.tracking.dvc.merge_lock BASE
+OURS THEIRS`.
 
-Two branches that each ran another cell add their stages at the same place of the file, which is a conflict of lines and none of
-meaning. What belongs together is a cell: its stages are made from each other, so a cell is taken whole from the side that changed
-it. Where both did, ours stays in the file, the cells are named, and the file stays marked as conflicting; it is valid either way.
-`tvmflow init` makes this git's driver for the files that .gitattributes names.
+Two branches that each ran another cell add their stages at the same place of the file, which is a conflict of lines and
+none of meaning. What belongs together is a cell: its stages are made from each other, so a cell is taken whole from the
+side that changed it. Where both did, ours stays in the file, the cells are named, and the file stays marked as
+conflicting; it is valid either way. `tvmflow init` makes this git's driver for the files that .gitattributes names.
 """
 
 from __future__ import annotations

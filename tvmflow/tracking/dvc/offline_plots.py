@@ -1,7 +1,7 @@
 """A page for `dvc plots show` and `dvc plots diff` that draws without network: DVC's own loads its scripts from a CDN.
 
-`tvmflow init` writes it to .dvc/plots.html and names it in .dvc/config.local, which git ignores like the page itself; where
-neither is there, DVC uses its own page. The scripts are those of vega/, as their packages have them.
+`tvmflow init` writes it to .dvc/plots.html and names it in .dvc/config.local, which git ignores like the page itself;
+where neither is there, DVC uses its own page. The scripts are those of vega/, as their packages have them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def page() -> str:
     folder = Path(__file__).with_name("vega")
     scripts = "\n".join(f"<script>{(folder / name).read_text(encoding='utf-8')}</script>" for name in SCRIPTS)
     return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>DVC plots</title>\n{{refresh_tag}}\n'
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>DVC '
+        f"plots</title>\n{{refresh_tag}}\n"
         f"<style>{_STYLE}</style>\n{scripts}\n</head>\n<body>\n{{plot_divs}}\n</body>\n</html>\n"
     )
 

@@ -38,14 +38,20 @@ def _run(workspace: Workspace, module: list[str], command: str) -> str:
     search = os.pathsep.join(filter(None, (str(CODE_ROOT), os.environ.get("PYTHONPATH"))))
     with FileLock(lock):
         completed = subprocess.run(
-            [sys.executable, "-P", "-m", *module], cwd=workspace.root, capture_output=True, text=True, check=False,
-            env={**os.environ, **PRIVACY, "PYTHONPATH": search}, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, "-P", "-m", *module],
+            cwd=workspace.root,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **PRIVACY, "PYTHONPATH": search},
+            stdin=subprocess.DEVNULL,
+        )
     if completed.returncode:
         lines = [line for line in f"{completed.stderr}\n{completed.stdout}".splitlines() if line.strip()]
         raise StoreError(
             f"'{command}' failed: {' '.join(lines)[-500:]}",
-            hint="run it by hand to see more; a damaged dvc.lock, dvc.yaml or .dvc/config comes back with 'git checkout'",
+            hint="run it by hand to see more; a damaged dvc.lock, dvc.yaml or .dvc/config comes back with 'git "
+            "checkout'",
         )
     return completed.stdout
 

@@ -1,7 +1,8 @@
 """DVC stages of cells that were run and are not under `cells:` of params.yaml: unlisted/dvc.yaml.
 
-They are the stages of dvc.yaml, over these cells instead of the listed ones. In a file of their own, because `dvc repro` is to
-run what is listed and nothing else; `dvc status`, `push`, `pull` and `gc` see both. A cell that gets listed moves over.
+They are the stages of dvc.yaml, over these cells instead of the listed ones. In a file of their own, because `dvc
+repro` is to run what is listed and nothing else; `dvc status`, `push`, `pull` and `gc` see both. A cell that gets
+listed moves over.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The golden samples of a cell: what its models in MLflow take their signature and input example from, and are compared by."""
+"""The golden samples of a cell: what its models in MLflow take their signature and input example from, and are compared
+by.
+"""
 
 from __future__ import annotations
 

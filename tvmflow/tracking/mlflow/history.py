@@ -161,7 +161,9 @@ def _stages(names: list[str]) -> str:
 
 
 def _leaves(data: Any) -> dict[str, Any]:
-    """Return what is compared of a measurement, as nested names. Code that an older version did not note is left out."""
+    """Return what is compared of a measurement, as nested names. Code that an older version did not note is left
+    out.
+    """
     params: dict[str, Any] = {}
     for key, value in data.params.items():
         stage, _, name = key.partition(".")

@@ -1,7 +1,7 @@
 """Addresses of pages of MLflow's UI.
 
-`mlflow ui` serves the workspace's store at DEFAULT_UI. TVMFLOW_MLFLOW_UI names another place; where TVMFLOW_MLFLOW_URI is a
-server's address, that server has the pages.
+`mlflow ui` serves the workspace's store at DEFAULT_UI. TVMFLOW_MLFLOW_UI names another place; where TVMFLOW_MLFLOW_URI
+is a server's address, that server has the pages.
 """
 
 from __future__ import annotations

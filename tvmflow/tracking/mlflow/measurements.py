@@ -97,8 +97,10 @@ def ensure_recorded(workspace: Workspace, cell: Cell) -> None:
                 records[name] = read_record(workspace.folder(name, cell) / RECORD_NAME)
                 todo += records[name].recipe["inputs"]
     record_measurement(
-        workspace, Measurement(cell, records, lambda stage, name: workspace.folder(stage, cell) / name), git_commit(workspace.root)
-    )  # fmt: skip
+        workspace,
+        Measurement(cell, records, lambda stage, name: workspace.folder(stage, cell) / name),
+        git_commit(workspace.root),
+    )
 
 
 def record_measurement(workspace: Workspace, measurement: Measurement, commit: str) -> bool:
@@ -196,9 +198,17 @@ class _Recording:
     def _version_tags(self) -> dict[str, str]:
         tags = self._tags
         chosen = (
-            "cell", "precision", "library.sha256", "library.dvc_md5", "network.sha256", "network.dvc_md5", "device.key", "device.kind",
-            "device.unit", "git.commit",
-        )  # fmt: skip
+            "cell",
+            "precision",
+            "library.sha256",
+            "library.dvc_md5",
+            "network.sha256",
+            "network.dvc_md5",
+            "device.key",
+            "device.kind",
+            "device.unit",
+            "git.commit",
+        )
         picked = {name.replace(".", "_"): tags[name] for name in chosen}
         picked |= {f"toolchain_{name}": text for name, text in self._toolchain.items() if ":" not in name}
         measured = self.records["evaluate"].created
@@ -290,13 +300,18 @@ class _Recording:
                 yield f"{stage}.{key}", value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
     def _log_library(self, run_id: str) -> str:
-        """Keep the library as a LoggedModel that MLflow can load, whose metrics are this measurement's; golden samples beside it."""
+        """Keep the library as a LoggedModel that MLflow can load, whose metrics are this measurement's; golden samples
+        beside it.
+        """
         from mlflow.entities import LoggedModelOutput, Metric
 
         model = self.client.create_logged_model(
-            self.experiment, name=f"{self.cell.target}-{self.cell.precision}", source_run_id=run_id,
-            model_type="tvm-library", tags={"cell": str(self.cell), "sha256": self.records["build"].outputs["library.so"].sha256},
-        )  # fmt: skip
+            self.experiment,
+            name=f"{self.cell.target}-{self.cell.precision}",
+            source_run_id=run_id,
+            model_type="tvm-library",
+            tags={"cell": str(self.cell), "sha256": self.records["build"].outputs["library.so"].sha256},
+        )
         with tempfile.TemporaryDirectory() as folder:
             self._write_model(Path(folder), run_id)
             self.client.log_model_artifacts(model.model_id, str(Path(folder) / "model"))
@@ -328,9 +343,12 @@ class _Recording:
         if file is not None:
             count = self.card["agreement"]["samples"]
             dataset = Dataset(
-                name=f"{self.cell.model} evaluation set", digest=file.sha256[:12], source_type="dvc",
-                source=json.dumps({"md5": file.md5, "sha256": file.sha256}), profile=json.dumps({"num_rows": count}),
-            )  # fmt: skip
+                name=f"{self.cell.model} evaluation set",
+                digest=file.sha256[:12],
+                source_type="dvc",
+                source=json.dumps({"md5": file.md5, "sha256": file.sha256}),
+                profile=json.dumps({"num_rows": count}),
+            )
             self.client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "evaluation")])])
 
 

@@ -1,7 +1,8 @@
 """The library as a model of MLflow: what `mlflow.pyfunc.load_model` and `mlflow models predict` load and run.
 
-A logged model is a folder: MLmodel (the signature, and this module's name), requirements.txt, an input example, and data/ with
-library.so and manifest.json. No pickle and no workspace is needed to load it, only tvmflow and a processor that the library is for.
+A logged model is a folder: MLmodel (the signature, and this module's name), requirements.txt, an input example, and
+data/ with library.so and manifest.json. No pickle and no workspace is needed to load it, only tvmflow and a processor
+that the library is for.
 """
 
 from __future__ import annotations
@@ -50,9 +51,11 @@ def _load_pyfunc(path: str) -> PyfuncLibrary:
 
 
 def save_model(folder: Path, data: Path, inputs: Arrays, outputs: Arrays, tvm: str) -> None:
-    """Write the model folder. data: holds library.so and manifest.json; inputs, outputs: golden arrays (N, ...) by name.
+    """Write the model folder. data: holds library.so and manifest.json; inputs, outputs: golden arrays (N, ...) by
+    name.
 
-    The signature is inferred from them, with any N; the first sample is the input example. tvm: the version that built it.
+    The signature is inferred from them, with any N; the first sample is the input example. tvm: the version that built
+    it.
     """
     from mlflow import pyfunc
     from mlflow.models import infer_signature
@@ -62,15 +65,19 @@ def save_model(folder: Path, data: Path, inputs: Arrays, outputs: Arrays, tvm: s
     is_small = sum(x.size for x in first.values()) <= MOST_EXAMPLE_NUMBERS
     with _without_comparison():
         pyfunc.save_model(
-            str(folder), loader_module=LOADER, data_path=str(data), signature=infer_signature(model_inputs, model_outputs),
+            str(folder),
+            loader_module=LOADER,
+            data_path=str(data),
+            signature=infer_signature(model_inputs, model_outputs),
             input_example=_single_or_dict(first) if is_small else None,
             pip_requirements=[f"tvmflow=={__version__}", f"apache-tvm=={tvm}"],
-        )  # fmt: skip
+        )
 
 
 @contextlib.contextmanager
 def _without_comparison() -> Iterator[None]:
-    """Within, MLflow does not compare requirements with what is installed: that takes a second, for a warning that is silenced.
+    """Within, MLflow does not compare requirements with what is installed: that takes a second, for a warning that is
+    silenced.
 
     MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK is for another check. An MLflow that has no function of that name compares.
     """

@@ -38,7 +38,9 @@ _FILES = {
 
 @dataclass
 class Rebuilt:
-    """What a rebuild did: measurements that were missing in MLflow, those that cannot be had, names with a champion again."""
+    """What a rebuild did: measurements that were missing in MLflow, those that cannot be had, names with a champion
+    again.
+    """
 
     recorded: list[str] = field(default_factory=list)
     known: int = 0

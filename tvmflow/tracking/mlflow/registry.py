@@ -1,6 +1,7 @@
 """The model registry: one name per cell, one version per library, aliases say what is released.
 
-champion: what is released now. challenger: the newest library that asks to replace it. previous: what `rollback` brings back.
+champion: what is released now. challenger: the newest library that asks to replace it. previous: what `rollback` brings
+back.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 class Version:
     """A registered library. `tags` carry cell, digests, toolchain and the measurement that it was registered with.
 
-    Its identity is that of both files: sha256 of library.so, which needs TVM, and of network.so, which ships ("" for none).
+    Its identity is that of both files: sha256 of library.so, which needs TVM, and of network.so, which ships ("" for
+    none).
     """
 
     name: str
@@ -46,7 +48,9 @@ class Version:
 
     @property
     def known_network(self) -> str | None:
-        """Return the sha256 of network.so, "" where the library has none, None for a version of before, which does not say."""
+        """Return the sha256 of network.so, "" where the library has none, None for a version of before, which does not
+        say.
+        """
         return self.tags.get("network_sha256")
 
     @property
@@ -147,7 +151,8 @@ def find_alias(client: MlflowClient, name: str, alias: str) -> Version | None:
 def find_library(client: MlflowClient, name: str, sha256: str, network_sha256: str | None = None) -> Version | None:
     """Return the newest version of a library, None when it was never registered under this name.
 
-    network_sha256: of network.so, "" where there is none, None for any. Versions of before say nothing of it: they come last.
+    network_sha256: of network.so, "" where there is none, None for any. Versions of before say nothing of it: they come
+    last.
     """
     matches = client.search_model_versions(f"name = '{name}' and tags.library_sha256 = '{sha256}'")
     versions = [version for version in map(_version, matches) if network_sha256 in (None, version.known_network)]
@@ -178,7 +183,9 @@ def logged_library(workspace: Workspace, version: Version, target: Path) -> None
 
 
 def tag_released(workspace: Workspace, tag: str, values: Mapping[tuple[str, str], str]) -> None:
-    """Give versions of cells a tag with these values, and take it from all others of their names. values: (cell, version) -> text."""
+    """Give versions of cells a tag with these values, and take it from all others of their names. values: (cell,
+    version) -> text.
+    """
     names: dict[str, dict[str, str]] = {}
     for (cell, version), text in values.items():
         names.setdefault(registry_name(workspace.params.cell(cell)), {})[version] = text

@@ -2,8 +2,9 @@
 
 A change of the champion moves several aliases, one by one. It is written down before, and as done after; one that was
 cut off in the middle is finished by the next. The trail is in the tags of the registered model, and as lines in
-artifacts/.recorded/releases.jsonl, from which a lost store gets its champions back. Each change names the sha256 of its evidence, a file
-that says all that spoke for it: in artifacts/.recorded/evidence/, and with the library's measurement in MLflow.
+artifacts/.recorded/releases.jsonl, from which a lost store gets its champions back. Each change names the sha256 of its
+evidence, a file that says all that spoke for it: in artifacts/.recorded/evidence/, and with the library's measurement
+in MLflow.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Release:
 
 
 def promote(workspace: Workspace, version: Version, why: str, evidence: Mapping[str, Any] | None = None) -> None:
-    """Make a version the champion of its cell; the champion before becomes `previous`. evidence: what spoke for it, as JSON."""
+    """Make a version the champion of its cell; the champion before becomes `previous`. evidence: what spoke for it, as
+    JSON.
+    """
     with mlflow_lock(workspace):
         client = open_mlflow(workspace)
         finish(client, workspace, version.name)
@@ -67,7 +70,9 @@ def promote(workspace: Workspace, version: Version, why: str, evidence: Mapping[
 
 
 def rollback(workspace: Workspace, cell: Cell) -> tuple[Version, Version]:
-    """Make the previous champion of a cell the champion again. Returns (champion now, champion before). Raises StoreError."""
+    """Make the previous champion of a cell the champion again. Returns (champion now, champion before). Raises
+    StoreError.
+    """
     name = registry_name(cell)
     with mlflow_lock(workspace):
         client = open_mlflow(workspace)
@@ -177,9 +182,13 @@ def restore(client: MlflowClient, workspace: Workspace) -> list[str]:
                 if version is not None:
                     before = find_alias(client, name, CHAMPION)
                     release = Release(
-                        line["what"], version.version, before.version if before else None, line["when"], line["why"],
+                        line["what"],
+                        version.version,
+                        before.version if before else None,
+                        line["when"],
+                        line["why"],
                         evidence=line.get("evidence"),
-                    )  # fmt: skip
+                    )
                     number = len(_trail(client, name)) + 1
                     _write(client, name, number, release)
                     _apply(client, name, number, release)

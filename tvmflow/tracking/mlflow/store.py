@@ -1,7 +1,7 @@
 """Open the MLflow store of a workspace: sqlite inside mlruns/, artifacts beside it.
 
-Whatever is wrong with the store becomes one StoreError that names it and the way out: before MLflow opens the file, which
-with a damaged one takes minutes, and around every call, since a lock or a full disk can come at any time.
+Whatever is wrong with the store becomes one StoreError that names it and the way out: before MLflow opens the file,
+which with a damaged one takes minutes, and around every call, since a lock or a full disk can come at any time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ LOCK_WAIT_S = 20.0  # as long as MLflow waits
 # Error codes that a caller may expect; everything else is the store's fault.
 _EXPECTED = ("RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS")
 REBUILD = (
-    "run 'tvmflow init --rebuild': the damaged file is kept under another name, and what artifacts/ and DVC's cache hold "
+    "run 'tvmflow init --rebuild': the damaged file is kept under another name, and what artifacts/ and "
+    "DVC's cache hold "
     "is recorded again"
 )
 
@@ -109,7 +110,9 @@ def _with_clear_errors(workspace: Workspace, function: Any) -> Any:
 
 
 def check_store(workspace: Workspace) -> None:
-    """Raise StoreError when the store's file is damaged, locked or no database; one that is missing or empty is well."""
+    """Raise StoreError when the store's file is damaged, locked or no database; one that is missing or empty is
+    well.
+    """
     path = sqlite_path(workspace)
     if path is not None and _exists(workspace, path) and path.stat().st_size:
         tables = {name for (name,) in ask(workspace, "SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -188,7 +191,8 @@ def champion_with(workspace: Workspace, name: str, sha256: str, network_sha256: 
         return None
     rows = ask(
         workspace,
-        "SELECT alias.version, tag.key, tag.value FROM registered_model_aliases AS alias JOIN model_version_tags AS tag "
+        "SELECT alias.version, tag.key, tag.value FROM registered_model_aliases AS alias JOIN "
+        "model_version_tags AS tag "
         "ON tag.name = alias.name AND tag.version = alias.version WHERE alias.name = ? AND alias.alias = 'champion'",
         name,
     )

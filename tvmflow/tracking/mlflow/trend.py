@@ -1,7 +1,9 @@
-"""History runs: one per cell and device (its kind and its unit), to which every measurement adds a step, for charts across time and devices.
+"""History runs: one per cell and device (its kind and its unit), to which every measurement adds a step, for charts
+across time and devices.
 
-They are kept in an experiment of their own, so that the runs of a model's experiment are measurements and nothing else, and can
-be compared all at once. Select the history runs of several cells or devices there and chart `latency_ms.median`.
+They are kept in an experiment of their own, so that the runs of a model's experiment are measurements and nothing else,
+and can be compared all at once. Select the history runs of several cells or devices there and chart
+`latency_ms.median`.
 """
 
 from __future__ import annotations
@@ -18,8 +20,13 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "history of cells"  # no model can have this name
 _SHOWN = (
-    "accuracy", "latency_ms.median", "library_bytes", "cold_start_ms", "agreement.max_relative_error", "agreement.sqnr_db",
-)  # fmt: skip
+    "accuracy",
+    "latency_ms.median",
+    "library_bytes",
+    "cold_start_ms",
+    "agreement.max_relative_error",
+    "agreement.sqnr_db",
+)
 _KEPT = ("cell", "model", "target", "precision", "device.key", "device.kind", "device.unit")
 
 
@@ -64,7 +71,9 @@ def _history_run(client: MlflowClient, workspace: Workspace, tags: Mapping[str, 
 
 
 def _take_over(client: MlflowClient, workspace: Workspace, where: str, run_id: str) -> None:
-    """Move the steps of a history run of an older version, which told units of a kind not apart, to the first that is measured."""
+    """Move the steps of a history run of an older version, which told units of a kind not apart, to the first that is
+    measured.
+    """
     for old in client.search_runs([e.experiment_id for e in client.search_experiments()], where):
         if old.info.run_id == run_id or "device.unit" in old.data.tags:
             continue

@@ -1,4 +1,5 @@
-"""What the compiler made of a kernel: the loops of its assembly in which it multiplies and adds, counted by kind of instruction.
+"""What the compiler made of a kernel: the loops of its assembly in which it multiplies and adds, counted by kind of
+instruction.
 
 x86-64 in AT&T's syntax and arm64, as LLVM prints them.
 """
@@ -35,9 +36,11 @@ _BYTES = {"x": 16, "y": 32, "z": 64}
 
 @dataclass
 class Loop:
-    """An innermost loop. counts: instructions by kind (`multiply_add`, `load`, `store`, `vector`, `other`; `spill`: stores to the stack, among the others); chain: the most multiply-adds
-    into one register; accumulators: registers that they add to; width: bytes of a register; products: of one multiply-add; trips: None where the code does not
-    say."""
+    """An innermost loop. counts: instructions by kind (`multiply_add`, `load`, `store`, `vector`, `other`; `spill`:
+    stores to the stack, among the others); chain: the most multiply-adds into one register; accumulators: registers
+    that they add to; width: bytes of a register; products: of one multiply-add; trips: None where the code does not
+    say.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     chain: int = 0

@@ -1,8 +1,9 @@
-"""How long a schedule takes, estimated from its machine code and from what it reads: a rank of schedules without a device.
+"""How long a schedule takes, estimated from its machine code and from what it reads: a rank of schedules without a
+device.
 
-Cycles are the larger of what the core's ports need for the loops that multiply and add and of what its caches need to bring, and of
-the smaller a part, since not everything overlaps; copies of padding and the outputs come on top. Kernels of the template `packed_conv`
-only: others have few candidates, and the template's order serves them.
+Cycles are the larger of what the core's ports need for the loops that multiply and add and of what its caches need to
+bring, and of the smaller a part, since not everything overlaps; copies of padding and the outputs come on top. Kernels
+of the template `packed_conv` only: others have few candidates, and the template's order serves them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _LAUNCH_S = 1.5e-6  # to wake the other threads
 
 @dataclass(frozen=True)
 class _Window:
-    """A convolution or pool on packed channels. taken: input channels of one output; image: height and width of its input."""
+    """A convolution or pool on packed channels. taken: input channels of one output; image: height and width of its
+    input.
+    """
 
     batch: int
     channels: int
@@ -53,7 +56,9 @@ class _Window:
 
 
 def estimate_s(function: Any, template: str, knobs: Knobs, assembly: str, core: Core, threads: int) -> float | None:
-    """Return the estimated seconds of a kernel under knobs. assembly: of the scheduled kernel; None for what the model does not know."""
+    """Return the estimated seconds of a kernel under knobs. assembly: of the scheduled kernel; None for what the model
+    does not know.
+    """
     window = _window(function) if template == WINDOW.name and not knobs.get("tiles") else None
     loops = hot_loops(assembly)
     if window is None or not loops:
@@ -93,9 +98,18 @@ def _window(function: Any) -> _Window | None:
     if str(image.dtype) == "bfloat16":
         size = 2
     return _Window(
-        batch, channels, height, width, lanes, kernel, math.prod(reduced) // (kernel[0] * kernel[1]), by_channel,
-        (sizes[2], sizes[3]), size, bool(look_at(schedule).before),
-    )  # fmt: skip
+        batch,
+        channels,
+        height,
+        width,
+        lanes,
+        kernel,
+        math.prod(reduced) // (kernel[0] * kernel[1]),
+        by_channel,
+        (sizes[2], sizes[3]),
+        size,
+        bool(look_at(schedule).before),
+    )
 
 
 def _loop_cycles(loop: Loop, core: Core) -> float:

@@ -1,9 +1,9 @@
 """A pool of persistent build processes: a compiler that hangs or crashes costs one candidate, never the search.
 
-Whose fault a failure is, is asked of a kernel that is known to compile: where that fails too, the machine is at fault (no
-compiler, no linker, no room, no memory), nothing is said of the schedule, and no more is built. Where it does not, the
-candidate is built again, and believed to be at fault when the compiler itself refuses it twice. What only the linker or the
-machine refused is never the schedule's fault.
+Whose fault a failure is, is asked of a kernel that is known to compile: where that fails too, the machine is at fault
+(no compiler, no linker, no room, no memory), nothing is said of the schedule, and no more is built. Where it does not,
+the candidate is built again, and believed to be at fault when the compiler itself refuses it twice. What only the
+linker or the machine refused is never the schedule's fault.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ _PAUSES_S = (0.0, 1.0, 3.0)  # before the machine is tried again; with all of th
 class Built:
     """A compiled kernel, or why there is none. digest: equal for schedules that came out the same.
 
-    status: UNKNOWN where nothing can be said of the schedule. sure: the failure needs no second look. estimate_s: of the static
-    model, where it was asked for and knows the kernel; then there is no library. seconds: that building it took.
+    status: UNKNOWN where nothing can be said of the schedule. sure: the failure needs no second look. estimate_s: of
+    the static model, where it was asked for and knows the kernel; then there is no library. seconds: that building it
+    took.
     """
 
     status: str
@@ -51,7 +52,9 @@ class Built:
 
 @dataclass(frozen=True)
 class Order:
-    """What to build of a workload: under a template's knobs, under a trace, plainly with neither; estimate: only its time."""
+    """What to build of a workload: under a template's knobs, under a trace, plainly with neither; estimate: only its
+    time.
+    """
 
     workload: Workload
     template: str | None = None
@@ -61,7 +64,8 @@ class Order:
 
 
 class BuildPool:
-    """`workers` processes; use as a context manager. What is built raises ToolchainError where this machine is at fault.
+    """`workers` processes; use as a context manager. What is built raises ToolchainError where this machine is at
+    fault.
 
     self_contained: for devices without TVM.
     """
@@ -104,7 +108,9 @@ class BuildPool:
         trace: Any = None,
         estimate: bool = False,
     ) -> Future[Built]:
-        """Build a workload under a template's knobs, under a trace, or, with neither, plainly; estimate: only its time."""
+        """Build a workload under a template's knobs, under a trace, or, with neither, plainly; estimate: only its
+        time.
+        """
         try:
             return self._threads.submit(self._build, Order(workload, template, knobs, trace, estimate))
         except RuntimeError as error:  # no thread can be started
@@ -127,7 +133,9 @@ class BuildPool:
         return Built(UNKNOWN, found.library, error=found.error)
 
     def _try_the_machine(self, error: str, estimate: bool) -> None:
-        """Build a kernel that is known to compile, or only compile it where that is all. Raises ToolchainError where that fails, too, again and again."""
+        """Build a kernel that is known to compile, or only compile it where that is all. Raises ToolchainError where
+        that fails, too, again and again.
+        """
         started = time.monotonic()
         for pause_s in _PAUSES_S:
             if self._closed.wait(pause_s):
@@ -149,17 +157,28 @@ class BuildPool:
         except (OSError, RuntimeError) as error:  # no room, no process, no thread
             return Built(UNKNOWN, library, error=str(error))
         return Built(
-            reply["status"], library, reply.get("trace"), reply.get("digest", ""), reply.get("error", ""),
-            reply.get("sure", False), reply.get("estimate_s"), time.monotonic() - started,
-        )  # fmt: skip
+            reply["status"],
+            library,
+            reply.get("trace"),
+            reply.get("digest", ""),
+            reply.get("error", ""),
+            reply.get("sure", False),
+            reply.get("estimate_s"),
+            time.monotonic() - started,
+        )
 
     def request(self, order: Order, library: Path) -> dict[str, Any]:
         """Return what a build process is asked."""
         return {
-            "function": str(self._function_file(order.workload)), "template": order.template, "knobs": order.knobs,
-            "trace": order.trace, "target": self.target.to_json(), "path": str(library),
-            "self_contained": self.self_contained, "estimate": order.estimate,
-        }  # fmt: skip
+            "function": str(self._function_file(order.workload)),
+            "template": order.template,
+            "knobs": order.knobs,
+            "trace": order.trace,
+            "target": self.target.to_json(),
+            "path": str(library),
+            "self_contained": self.self_contained,
+            "estimate": order.estimate,
+        }
 
     def _function_file(self, workload: Workload) -> Path:
         """Return the file with a workload's function; written again where somebody tidied the folder up."""

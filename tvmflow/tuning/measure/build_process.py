@@ -26,9 +26,13 @@ class BuildProcess:
     def __init__(self) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tvmflow.tuning.measure.build_worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
             env={**os.environ, "PYTHONPATH": str(CODE_ROOT)},
-        )  # fmt: skip
+        )
         self._cpu_s = 0.0
         ready, timed_out = self._line(START_TIMEOUT_S)
         if ready is None or ready.get("error"):
@@ -42,7 +46,9 @@ class BuildProcess:
         return self.process.poll() is None
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Return the reply: status and what belongs to it. `sure`: the schedule is at fault, whoever else is not well."""
+        """Return the reply: status and what belongs to it. `sure`: the schedule is at fault, whoever else is not
+        well.
+        """
         before = self._cpu_s
         with contextlib.suppress(OSError):
             assert self.process.stdin is not None
@@ -75,7 +81,9 @@ class BuildProcess:
         return usage.ru_utime + usage.ru_stime
 
     def _line(self, timeout_s: float) -> tuple[dict[str, Any] | None, bool]:
-        """Return the next line of the process, None where it ended without one, and whether it was ended for its silence."""
+        """Return the next line of the process, None where it ended without one, and whether it was ended for its
+        silence.
+        """
         silent = threading.Event()
 
         def end() -> None:

@@ -1,8 +1,8 @@
 """Measure on any number of devices of one key: retries elsewhere, quarantine with back-off, a canary against drift.
 
-A failure of a kernel (wrong output, timeout) is a result. A failure of a device or of the network is none: the candidate
-goes to another device, the slot of the lost one rests for a while, and nothing is recorded. Whether a kernel or a device
-is to blame for a silence is asked of the canary: a kernel that is known to be good, on a new session.
+A failure of a kernel (wrong output, timeout) is a result. A failure of a device or of the network is none: the
+candidate goes to another device, the slot of the lost one rests for a while, and nothing is recorded. Whether a kernel
+or a device is to blame for a silence is asked of the canary: a kernel that is known to be good, on a new session.
 """
 
 from __future__ import annotations
@@ -121,9 +121,11 @@ class Fleet:
             if silent_since:  # from its first kernel on, which is known to be right
                 slot.without_device_since = fresh.without_device_since = silent_since
                 error = DeviceLostError(
-                    f"device {at} has been silent for {now - silent_since:.0f} s, on a kernel that is known to be right",
-                    "a device that computes", "look at the device; what was measured is kept, run the same command again",
-                )  # fmt: skip
+                    f"device {at} has been silent for {now - silent_since:.0f} s, on a kernel that is known "
+                    f"to be right",
+                    "a device that computes",
+                    "look at the device; what was measured is kept, run the same command again",
+                )
                 self.counts.lost += 1
                 self.counts.notes.append(error.found)
                 if now - silent_since >= self.rules.give_up_s and self.without_devices():
@@ -234,14 +236,17 @@ class _Slot:
             seconds = self._canary.measure_alone(library)
         except StageError as error:
             raise DeviceLostError(
-                f"device {self._canary.session.name!r} refuses a kernel that is known to be right: {first_line(error, 160)}",
-                "a device that computes", "look at its driver, or restart it",
-            ) from error  # fmt: skip
+                f"device {self._canary.session.name!r} refuses a kernel that is known to be right: "
+                f"{first_line(error, 160)}",
+                "a device that computes",
+                "look at its driver, or restart it",
+            ) from error
         if not seconds:
             raise DeviceLostError(
                 f"device {self._canary.session.name!r} computes a wrong output with a kernel that is known to be right",
-                "a device that computes correctly", "take it out of the tracker and test its memory and clock",
-            )  # fmt: skip
+                "a device that computes correctly",
+                "take it out of the tracker and test its memory and clock",
+            )
         return median(seconds)
 
     def _judge_suspect(self) -> None:
@@ -280,7 +285,9 @@ class _Slot:
             self._check_canary()
 
     def _measured(self, job: Job) -> tuple[str, tuple[float, ...], str]:
-        """Return status, seconds and what was wrong; what a device refuses that still runs the canary is the schedule's fault."""
+        """Return status, seconds and what was wrong; what a device refuses that still runs the canary is the schedule's
+        fault.
+        """
         bench = self._bench(job.workload)
         try:
             return bench.measure(job.library, job.best_s)

@@ -20,10 +20,12 @@ OpenSession = Callable[[], AbstractContextManager[DeviceSession]]
 
 @dataclass(frozen=True)
 class FleetRules:
-    """slots: sessions side by side; a kernel is silent after kernel_timeout_s; every canary_every measurements a canary.
+    """slots: sessions side by side; a kernel is silent after kernel_timeout_s; every canary_every measurements a
+    canary.
 
-    session_s: how long a device lets one session last. max_drift: how much slower the canary may get; cool_s: how long to wait for a device that is slower.
-    give_up_s: without a device for so long, the search ends with the error of the last attempt.
+    session_s: how long a device lets one session last. max_drift: how much slower the canary may get; cool_s: how long
+    to wait for a device that is slower. give_up_s: without a device for so long, the search ends with the error of the
+    last attempt.
     """
 
     slots: int
@@ -78,7 +80,9 @@ class FleetCounts:
 
 @dataclass
 class References:
-    """The inputs and the right output of each workload, shared by all devices; plain: the kernel that gives the output."""
+    """The inputs and the right output of each workload, shared by all devices; plain: the kernel that gives the
+    output.
+    """
 
     arrays: dict[str, list[Array]] = field(default_factory=dict)
     outputs: dict[str, Array] = field(default_factory=dict)

@@ -45,7 +45,9 @@ def inputs_of(workload: Workload) -> list[Array]:
 
 
 def _places(function: Any) -> dict[str, int]:
-    """Return buffer -> how many places there are, for buffers whose numbers are places in another (lookups in a table)."""
+    """Return buffer -> how many places there are, for buffers whose numbers are places in another (lookups in a
+    table).
+    """
     shapes = {str(buffer.name): [int(extent) for extent in buffer.shape] for buffer in _buffers(function)}
     found: dict[str, int] = {}
     for table, between, name in _LOOKUP.findall(function.script(show_meta=False)):
@@ -79,9 +81,14 @@ class KernelBench:
     """One workload on one device. `reference` is the output of the plain kernel, made once per workload."""
 
     def __init__(
-        self, workload: Workload, session: DeviceSession, rules: MeasureRules, arrays: list[Array],
-        reference: Array | None, plain: Path | None,
-    ) -> None:  # fmt: skip
+        self,
+        workload: Workload,
+        session: DeviceSession,
+        rules: MeasureRules,
+        arrays: list[Array],
+        reference: Array | None,
+        plain: Path | None,
+    ) -> None:
         self.workload, self.session, self.rules = workload, session, rules
         self._bench = session.bench(arrays)
         self._fastest: tuple[RemoteKernel, float] | None = None  # that was measured here, and its seconds
@@ -95,8 +102,9 @@ class KernelBench:
     def measure(self, library: Path, best_s: float = float("inf")) -> tuple[str, tuple[float, ...], str]:
         """Return (status, seconds per repeat, what was wrong). Raises DeviceLostError when the device goes away.
 
-        A candidate that may be the fastest is timed in turns with the one that is, and its seconds are on that one's scale: a clock
-        that moves, and cores that a hypervisor moves, fall on both. best_s: of the fastest one that is known.
+        A candidate that may be the fastest is timed in turns with the one that is, and its seconds are on that one's
+        scale: a clock that moves, and cores that a hypervisor moves, fall on both. best_s: of the fastest one that is
+        known.
         """
         kernel = self._bench.load(library)
         wrong = self._difference(kernel.output())
@@ -119,12 +127,16 @@ class KernelBench:
         self._fastest = None
 
     def measure_alone(self, library: Path) -> tuple[float, ...]:
-        """Return the seconds per repeat of a kernel at the speed that the device has now, nothing for a wrong output."""
+        """Return the seconds per repeat of a kernel at the speed that the device has now, nothing for a wrong
+        output.
+        """
         kernel = self._bench.load(library)
         return () if self._difference(kernel.output()) else tuple(self._until_quiet(kernel, []))
 
     def _in_turns(self, kernel: RemoteKernel) -> list[float]:
-        """Return the times of a kernel relative to the fastest one's, timed in turns until it is clearly slower, or often enough."""
+        """Return the times of a kernel relative to the fastest one's, timed in turns until it is clearly slower, or
+        often enough.
+        """
         assert self._fastest is not None
         fastest, fastest_s = self._fastest
         ratios: list[float] = []

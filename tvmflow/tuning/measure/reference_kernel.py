@@ -1,7 +1,7 @@
 """The kernel whose output every schedule must give: each block by itself, nothing inlined, tiled or moved into another.
 
-Only fast enough not to hold the tuner up: outer loops over threads, the last one in vectors. As the kernel comes, on one
-thread and with sums in memory, a large convolution takes a third of a second for each output.
+Only fast enough not to hold the tuner up: outer loops over threads, the last one in vectors. As the kernel comes, on
+one thread and with sums in memory, a large convolution takes a third of a second for each output.
 """
 
 from __future__ import annotations

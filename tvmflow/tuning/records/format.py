@@ -1,4 +1,5 @@
-"""Which lines are tuning records: an allowlist of fields, types, lengths and numbers, for logs and databases of anybody.
+"""Which lines are tuning records: an allowlist of fields, types, lengths and numbers, for logs and databases of
+anybody.
 
 A trace is checked, too: it may hold steps of a schedule only, and no machine code but that of our own templates. Knows
 nothing of files.
@@ -187,8 +188,20 @@ def _own_code(code: list[str], trace: str, name: str) -> None:
 
 _LATER = {"canary_s", "flops", "extents", "error", "unit", "build"}  # older versions wrote none
 _FIELDS: dict[str, Callable[[object, str], Any]] = {
-    "workload": _text, "name": _text, "template": _text, "knobs": _named(_integer), "trace": _trace,
-    "seconds": _several(_number), "status": _status, "device_kind": _text, "toolchain": _named(_text), "created": _text,
-    "canary_s": _number, "flops": _number, "extents": _several(_extent), "error": _message, "unit": _text,
+    "workload": _text,
+    "name": _text,
+    "template": _text,
+    "knobs": _named(_integer),
+    "trace": _trace,
+    "seconds": _several(_number),
+    "status": _status,
+    "device_kind": _text,
+    "toolchain": _named(_text),
+    "created": _text,
+    "canary_s": _number,
+    "flops": _number,
+    "extents": _several(_extent),
+    "error": _message,
+    "unit": _text,
     "build": _text,
-}  # fmt: skip
+}

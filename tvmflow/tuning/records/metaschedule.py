@@ -1,8 +1,8 @@
 """Exchange of tuning records with MetaSchedule's JSON databases.
 
-Export writes the best record of each workload, so that `MetaScheduleApplyDatabase` and tools around it can use them. Import
-reads schedules that MetaSchedule found for the kernels of a cell; they count as those of another toolchain, which `tune` replays
-and measures itself.
+Export writes the best record of each workload, so that `MetaScheduleApplyDatabase` and tools around it can use them.
+Import reads schedules that MetaSchedule found for the kernels of a cell; they count as those of another toolchain,
+which `tune` replays and measures itself.
 """
 
 from __future__ import annotations
@@ -58,10 +58,13 @@ def export_metaschedule(
         schedule = replay(module["main"], record.trace)
         database.commit_tuning_record(
             ms.database.TuningRecord(
-                schedule.trace, database.commit_workload(module), list(record.seconds), backend.tvm_target(),
+                schedule.trace,
+                database.commit_workload(module),
+                list(record.seconds),
+                backend.tvm_target(),
                 ms.arg_info.ArgInfo.from_prim_func(module["main"]),
             )
-        )  # fmt: skip
+        )
         count += 1
     return count
 
@@ -69,8 +72,8 @@ def export_metaschedule(
 def import_metaschedule(folder: Path, device_kind: str) -> list[TuningRecord]:
     """Return the correct records of a MetaSchedule database.
 
-    TVM follows whatever objects the files name, so it reads them in a sandbox. Raises StoreError when they are no database, of
-    another TVM, or say what no record may.
+    TVM follows whatever objects the files name, so it reads them in a sandbox. Raises StoreError when they are no
+    database, of another TVM, or say what no record may.
     """
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
@@ -90,8 +93,9 @@ def import_metaschedule(folder: Path, device_kind: str) -> list[TuningRecord]:
     except (ModelFileError, StageTimeoutError, ValueError, TypeError) as error:
         raise StoreError(
             f"a database that cannot be read: {first_line(error, 300)}",
-            "one that MetaSchedule of the installed version wrote", "export it again; nothing was stored",
-        ) from error  # fmt: skip
+            "one that MetaSchedule of the installed version wrote",
+            "export it again; nothing was stored",
+        ) from error
 
 
 def _record(entry: object, device_kind: str, created: str) -> TuningRecord:
@@ -99,9 +103,13 @@ def _record(entry: object, device_kind: str, created: str) -> TuningRecord:
     if not isinstance(entry, dict) or entry.get("trace") is None:
         raise ValueError("an entry that is no schedule")
     ours = {
-        "template": "metaschedule", "knobs": {}, "status": OK, "device_kind": device_kind,
-        "toolchain": {"imported": "metaschedule"}, "created": created,
-    }  # fmt: skip
+        "template": "metaschedule",
+        "knobs": {},
+        "status": OK,
+        "device_kind": device_kind,
+        "toolchain": {"imported": "metaschedule"},
+        "created": created,
+    }
     return record_of({**entry, **ours})
 
 

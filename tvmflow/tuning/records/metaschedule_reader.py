@@ -1,7 +1,7 @@
 """Read a MetaSchedule database with TVM's own reader, which follows every object and trace that the files name.
 
-Runs in a sandbox only: a damaged file ends the process that reads it. PyTorch is kept out of the process, since TVM would
-import it and take four times as long to start.
+Runs in a sandbox only: a damaged file ends the process that reads it. PyTorch is kept out of the process, since TVM
+would import it and take four times as long to start.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ def read_database(folder: str, records: str) -> list[dict[str, Any]]:
         ]
     except Exception as error:  # TVM raises its own types for files of other versions, torn lines and plain text
         raise StoreError(
-            f"a database that this TVM cannot read: {first_line(error, 200)}", "one of the installed version of TVM",
+            f"a database that this TVM cannot read: {first_line(error, 200)}",
+            "one of the installed version of TVM",
             "export it with the TVM that wrote it",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _plain(entry: Any) -> dict[str, Any]:
@@ -43,6 +44,10 @@ def _plain(entry: Any) -> dict[str, Any]:
 
     function = entry.workload.mod["main"]
     return {
-        "workload": workload_key(function), "name": workload_name("main", function), "trace": trace_json(entry),
-        "seconds": [float(s) for s in entry.run_secs], "flops": operations(function), "extents": anchor_extents(function),
-    }  # fmt: skip
+        "workload": workload_key(function),
+        "name": workload_name("main", function),
+        "trace": trace_json(entry),
+        "seconds": [float(s) for s in entry.run_secs],
+        "flops": operations(function),
+        "extents": anchor_extents(function),
+    }

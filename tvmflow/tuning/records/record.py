@@ -25,12 +25,23 @@ from tvmflow.tuning.records.format import (
     checked_fields,
     is_cut_off,
     parse_line,
-)  # fmt: skip
+)
 
 __all__ = [
-    "COMPILE_ERROR", "ILLEGAL_SCHEDULE", "KERNEL_TIMEOUT", "OK", "UNKNOWN", "WRONG_OUTPUT", "Clock", "TuningRecord", "append_record",
-    "best_of", "merge_records", "read_records", "record_of",
-]  # fmt: skip
+    "COMPILE_ERROR",
+    "ILLEGAL_SCHEDULE",
+    "KERNEL_TIMEOUT",
+    "OK",
+    "UNKNOWN",
+    "WRONG_OUTPUT",
+    "Clock",
+    "TuningRecord",
+    "append_record",
+    "best_of",
+    "merge_records",
+    "read_records",
+    "record_of",
+]
 UNKNOWN = ""  # a machine, a device or a network is at fault: nothing is known of the schedule, nothing is recorded
 _ALIKE = 0.04  # share by which times differ that are the same but for noise
 
@@ -40,8 +51,8 @@ class TuningRecord:
     """seconds: one mean per repeat; empty unless status is ok. trace: the schedule as TVM's trace JSON.
 
     canary_s: what the device's canary took around this measurement, 0 where none ran. flops: of one call, 0 if unknown.
-    extents: of the loops of the block that does the work, for cost models. error: what the compiler said, and said twice.
-    unit: which device of the kind measured it; build: of that device's system. "" where nobody knows.
+    extents: of the loops of the block that does the work, for cost models. error: what the compiler said, and said
+    twice. unit: which device of the kind measured it; build: of that device's system. "" where nobody knows.
     """
 
     workload: str
@@ -63,7 +74,9 @@ class TuningRecord:
 
     @property
     def proven(self) -> bool:
-        """Whether a failure was the schedule's: older versions also recorded what a machine without a compiler refused."""
+        """Whether a failure was the schedule's: older versions also recorded what a machine without a compiler
+        refused.
+        """
         return self.status != COMPILE_ERROR or bool(self.error)
 
     @property
@@ -75,7 +88,9 @@ class TuningRecord:
 
 
 class Clock:
-    """Makes the times of several units of one kind comparable: as seconds of the first one, by what their canaries take."""
+    """Makes the times of several units of one kind comparable: as seconds of the first one, by what their canaries
+    take.
+    """
 
     def __init__(self) -> None:
         self._first: TuningRecord | None = None
@@ -119,7 +134,8 @@ def _ends_with_line_break(path: Path) -> bool:
 def read_records(path: Path, *, ours: bool = True) -> list[TuningRecord]:
     """Return the records of a log; nothing is changed. Raises StoreError, which names the line that is none.
 
-    ours: a killed process of ours may have torn a line, which is left out; the next record is then in the line below it.
+    ours: a killed process of ours may have torn a line, which is left out; the next record is then in the line below
+    it.
     """
     records: list[TuningRecord] = []
     try:
@@ -148,7 +164,7 @@ def _parsed(line: bytes, path: Path, number: int, *, ours: bool) -> TuningRecord
             f"line {number} of {path} is no tuning record: {first_line(error, 200)}",
             "a line of JSON for each record, as this version of tvmflow writes them",
             "remove that line, or bring the log again; nothing was stored or changed",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def record_of(data: object) -> TuningRecord:
@@ -159,9 +175,10 @@ def record_of(data: object) -> TuningRecord:
 def best_of(records: list[TuningRecord]) -> dict[str, TuningRecord]:
     """Return workload -> its fastest correct record. Callers pass records of one device kind only.
 
-    A clock that moves between two runs would make the wrong one best: where all records of a workload carry a canary, they
-    are compared by how many canaries they took. Of several units only records with a canary count, if there are any. Of those that are as fast as the fastest, one that gives rows of the image
-    to threads is taken: in a network its input then lies in the cache of the core that reads it.
+    A clock that moves between two runs would make the wrong one best: where all records of a workload carry a canary,
+    they are compared by how many canaries they took. Of several units only records with a canary count, if there are
+    any. Of those that are as fast as the fastest, one that gives rows of the image to threads is taken: in a network
+    its input then lies in the cache of the core that reads it.
     """
     groups: dict[str, list[TuningRecord]] = {}
     for record in records:
@@ -191,15 +208,24 @@ def failures(records: list[TuningRecord]) -> list[dict[str, Any]]:
             key = (record.workload, record.status, record.error)
             count = rows.pop(key)["count"] if key in rows else 0
             rows[key] = {
-                "kernel": record.name, "workload": record.workload, "template": record.template, "status": record.status,
-                "error": record.error or "not kept: an older version wrote this record", "count": count + 1,
-                "knobs": record.knobs, "device": record.device_kind, "unit": record.unit, "when": record.created,
-            }  # fmt: skip
+                "kernel": record.name,
+                "workload": record.workload,
+                "template": record.template,
+                "status": record.status,
+                "error": record.error or "not kept: an older version wrote this record",
+                "count": count + 1,
+                "knobs": record.knobs,
+                "device": record.device_kind,
+                "unit": record.unit,
+                "when": record.created,
+            }
     return list(rows.values())
 
 
 def merge_records(sources: list[Path], into: Path) -> tuple[int, int]:
-    """Append to a log what other logs have and it has not. Returns (added, known already). Raises StoreError before that."""
+    """Append to a log what other logs have and it has not. Returns (added, known already). Raises StoreError before
+    that.
+    """
     known = {_line(record) for record in read_records(into)}
     records = [record for source in sources for record in read_records(source, ours=False)]
     fresh = {line: record for record in records if (line := _line(record)) not in known}

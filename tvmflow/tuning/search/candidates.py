@@ -45,10 +45,20 @@ def record_of_candidate(candidate: Candidate, found: Measured, status: str, jour
     """Return what is kept of a candidate that was built, and measured unless its status says why not."""
     search, built = candidate.search, candidate.built.result()
     return TuningRecord(
-        workload=search.workload.key, name=search.workload.name, template=REPLAYED if candidate.index is None else search.template,
-        knobs=candidate.knobs, trace=None if status == ILLEGAL_SCHEDULE else built.trace, seconds=found.seconds,
-        status=status, device_kind=journal.device_kind, toolchain=journal.toolchain,
-        created=datetime.now(UTC).isoformat(timespec="seconds"), canary_s=found.canary_s, flops=search.flops,
-        extents=search.extents, error="" if status == OK else found.error or built.error or status,
-        unit=found.unit, build=found.build,
-    )  # fmt: skip
+        workload=search.workload.key,
+        name=search.workload.name,
+        template=REPLAYED if candidate.index is None else search.template,
+        knobs=candidate.knobs,
+        trace=None if status == ILLEGAL_SCHEDULE else built.trace,
+        seconds=found.seconds,
+        status=status,
+        device_kind=journal.device_kind,
+        toolchain=journal.toolchain,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        canary_s=found.canary_s,
+        flops=search.flops,
+        extents=search.extents,
+        error="" if status == OK else found.error or built.error or status,
+        unit=found.unit,
+        build=found.build,
+    )

@@ -73,7 +73,10 @@ def best_so_far(searches: list[WorkloadSearch]) -> str:
 
 def why_stopped(report: TuneReport) -> str:
     """Return what a search found, why it ended, and what another minute was expected to win."""
-    return f"{best_so_far(report.searches)}; the search ended ({report.stopped}), another minute promised {report.promised:.1%}"
+    return (
+        f"{best_so_far(report.searches)}; the search ended ({report.stopped}), another minute promised "
+        f"{report.promised:.1%}"
+    )
 
 
 def _table(searches: list[WorkloadSearch], report: TuneReport) -> Table:
@@ -93,7 +96,12 @@ def _row(search: WorkloadSearch, fastest: float) -> tuple[str, ...]:
     known = math.isfinite(search.best_s)
     speed = search.flops / search.best_s if known and search.flops else 0.0
     return (
-        search.workload.name, str(search.workload.calls), f"{search.default_s * 1e3:.3g}" if math.isfinite(search.default_s) else "-",
-        f"{search.best_s * 1e3:.3g}" if known else "-", f"{speed / 1e9:.0f}" if speed else "-",
-        f"{speed / fastest:.0%}" if speed else "-", str(search.trials), f"{search.spent_s:.1f}",
-    )  # fmt: skip
+        search.workload.name,
+        str(search.workload.calls),
+        f"{search.default_s * 1e3:.3g}" if math.isfinite(search.default_s) else "-",
+        f"{search.best_s * 1e3:.3g}" if known else "-",
+        f"{speed / 1e9:.0f}" if speed else "-",
+        f"{speed / fastest:.0%}" if speed else "-",
+        str(search.trials),
+        f"{search.spent_s:.1f}",
+    )

@@ -44,10 +44,16 @@ def order_by_estimate(
 
 
 def estimate_workloads(
-    workloads: list[Workload], backend: Backend, rules: SearchRules, journal: Journal, folder: Path, progress: Progress,
+    workloads: list[Workload],
+    backend: Backend,
+    rules: SearchRules,
+    journal: Journal,
+    folder: Path,
+    progress: Progress,
     budget: Budget,
-) -> dict[str, TuningRecord]:  # fmt: skip
-    """Return workload key -> record of the schedule that the model ranks first, for kernels that it knows and has the time for.
+) -> dict[str, TuningRecord]:
+    """Return workload key -> record of the schedule that the model ranks first, for kernels that it knows and has the
+    time for.
 
     Raises ToolchainError where this machine cannot build.
     """
@@ -66,9 +72,17 @@ def estimate_workloads(
                 continue
             seconds, index, built = found[0]
             best[workload.key] = TuningRecord(
-                workload=workload.key, name=workload.name, template=match[0].name, knobs=match[1][index], trace=built.trace,
-                seconds=(seconds,), status=ESTIMATED, device_kind=journal.device_kind, toolchain=journal.toolchain,
-                created=datetime.now(UTC).isoformat(timespec="seconds"), flops=operations(workload.function),
+                workload=workload.key,
+                name=workload.name,
+                template=match[0].name,
+                knobs=match[1][index],
+                trace=built.trace,
+                seconds=(seconds,),
+                status=ESTIMATED,
+                device_kind=journal.device_kind,
+                toolchain=journal.toolchain,
+                created=datetime.now(UTC).isoformat(timespec="seconds"),
+                flops=operations(workload.function),
                 extents=tuple(anchor_extents(workload.function)),
-            )  # fmt: skip
+            )
     return best

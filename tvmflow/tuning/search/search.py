@@ -26,7 +26,7 @@ from tvmflow.tuning.records.record import (
     Clock,
     TuningRecord,
     best_of,
-)  # fmt: skip
+)
 from tvmflow.tuning.search.candidates import REPLAYED, Candidate, default_of, record_of_candidate
 from tvmflow.tuning.search.display import best_so_far, task_line, why_stopped
 from tvmflow.tuning.search.estimates import MOST, order_by_estimate
@@ -48,13 +48,23 @@ _MOST_UNBUILT = 8  # in a row, though a small kernel can be built: there is too 
 
 
 def tune(
-    workloads: list[Workload], open_session: OpenSession, backend: Backend, rules: SearchRules, journal: Journal,
-    folder: Path, progress: Progress, watch: Watch | None = None, alternatives: Sequence[Alternative] = (),
-    budget: Budget | None = None, later: Later | None = None,
-) -> TuneReport:  # fmt: skip
-    """Tune workloads side by side, always the one that may win most per second. What the journal already has is not measured again.
+    workloads: list[Workload],
+    open_session: OpenSession,
+    backend: Backend,
+    rules: SearchRules,
+    journal: Journal,
+    folder: Path,
+    progress: Progress,
+    watch: Watch | None = None,
+    alternatives: Sequence[Alternative] = (),
+    budget: Budget | None = None,
+    later: Later | None = None,
+) -> TuneReport:
+    """Tune workloads side by side, always the one that may win most per second. What the journal already has is not
+    measured again.
 
-    alternatives: which of the workloads would replace which others. budget: for the search and what comes later; later: what that takes.
+    alternatives: which of the workloads would replace which others. budget: for the search and what comes later; later:
+    what that takes.
 
     A workload that an older toolchain tuned gets its old schedule replayed and measured; only where the schedule is
     lost, or slower than before by more than the rules allow, it is searched for anew. Raises DeviceError when no device
@@ -74,9 +84,18 @@ def tune(
 
 class _Search:
     def __init__(
-        self, workloads: list[Workload], backend: Backend, rules: SearchRules, journal: Journal, folder: Path,
-        progress: Progress, watch: Watch | None, alternatives: Sequence[Alternative], budget: Budget, later: Later | None,
-    ) -> None:  # fmt: skip
+        self,
+        workloads: list[Workload],
+        backend: Backend,
+        rules: SearchRules,
+        journal: Journal,
+        folder: Path,
+        progress: Progress,
+        watch: Watch | None,
+        alternatives: Sequence[Alternative],
+        budget: Budget,
+        later: Later | None,
+    ) -> None:
         self.budget, self.later = budget, later
         self.backend, self.rules, self.journal, self.folder = backend, rules, journal, folder
         self.progress, self.watch = progress, watch
@@ -136,12 +155,15 @@ class _Search:
 
     def _open(self, search: WorkloadSearch) -> bool:
         return (
-            not search.exhausted and search.trials + search.in_flight < min(self.rules.trials, len(search.candidates))
+            not search.exhausted
+            and search.trials + search.in_flight < min(self.rules.trials, len(search.candidates))
             and search.since_gain < self.rules.early_stopping
-        )  # fmt: skip
+        )
 
     def _worth_while(self) -> list[tuple[float, WorkloadSearch]]:
-        """Return what is left to be tried, with the share of the network's time that a minute with it is expected to win."""
+        """Return what is left to be tried, with the share of the network's time that a minute with it is expected to
+        win.
+        """
         found = [(self.prospects.gain_per_minute(search), search) for search in self.searches if self._open(search)]
         return [(gain, search) for gain, search in found if gain >= self.rules.least_gain]
 
@@ -199,8 +221,9 @@ class _Search:
         if built.status != OK:
             raise ToolchainError(
                 f"the schedule of a kernel that is known to be right cannot be compiled: {built.error}",
-                "a compiler that works for the target", "run 'tvmflow doctor'; correct the target",
-            )  # fmt: skip
+                "a compiler that works for the target",
+                "run 'tvmflow doctor'; correct the target",
+            )
         return built.library
 
     def _search_all(self, fleet: Fleet, pool: BuildPool) -> None:
@@ -221,7 +244,9 @@ class _Search:
         self.say_why()
 
     def _measure(self, fleet: Fleet, pool: BuildPool, batch: list[Candidate]) -> None:
-        """Measure what can be built of a batch. Raises ToolchainError, after the rest, where this machine cannot build."""
+        """Measure what can be built of a batch. Raises ToolchainError, after the rest, where this machine cannot
+        build.
+        """
         jobs: Iterable[Job] = self._collect(fleet, pool, batch)
         # Nothing is built while this machine measures itself.
         fleet.measure(jobs if self.rules.overlap else list(jobs), self._record)
@@ -238,7 +263,7 @@ class _Search:
             f"not one of {tried} schedules could be compiled and measured; the last errors: {'; '.join(reasons)}",
             "a compiler that works for the target, and a device that responds",
             "run 'tvmflow doctor'; correct the target",
-        )  # fmt: skip
+        )
 
     def _prepare_reference(self, fleet: Fleet, pool: BuildPool, workload: Workload) -> None:
         """Make the inputs of a workload and the plain kernel, whose output every schedule must give."""
@@ -310,7 +335,9 @@ class _Search:
         return batch
 
     def _collect(self, fleet: Fleet, pool: BuildPool, batch: list[Candidate]) -> Iterator[Job]:
-        """Wait for one build after the other. What the compiler refused, or came out as something measured before, has its result already."""
+        """Wait for one build after the other. What the compiler refused, or came out as something measured before, has
+        its result already.
+        """
         for candidate in batch:
             try:
                 plain = fleet.references.plain[candidate.search.workload.key].result(self._patience_s())
@@ -350,7 +377,8 @@ class _Search:
             self.report.fleet.notes.append(self.last_error)
         if self.unbuilt_in_a_row >= _MOST_UNBUILT:
             self.host_error = ToolchainError(
-                f"{self.unbuilt_in_a_row} schedules in a row could not be built, though a small kernel can: {built.error}",
+                f"{self.unbuilt_in_a_row} schedules in a row could not be built, though a small kernel can: "
+                f"{built.error}",
                 "memory, and room in TMPDIR, for the compiler and linker of the target",
                 "make room or use fewer tune.build_workers, and run the same command again: what was measured is kept",
             )

@@ -20,8 +20,9 @@ GAIN = 0.01  # less is noise
 class WorkloadSearch:
     """One workload while it is tuned. in_flight: candidates that are being built or measured.
 
-    measured: candidates of this run; spent_s, build_s: what measuring and compiling them took. before_s: the best time under an older toolchain, 0 where there is none; replayed: what
-    became of that schedule: REMEASURED where it held, RETUNED where it got slower, LOST where it does not apply.
+    measured: candidates of this run; spent_s, build_s: what measuring and compiling them took. before_s: the best time
+    under an older toolchain, 0 where there is none; replayed: what became of that schedule: REMEASURED where it held,
+    RETUNED where it got slower, LOST where it does not apply.
     """
 
     workload: Workload
@@ -68,9 +69,10 @@ class TuneReport:
     """What became of each workload, and what it cost.
 
     replayed, lost, slower: schedules of an older toolchain that held, did not apply, or got slower; searched: workloads
-    that were searched. unbuilt: candidates that this machine could not build, and of which nothing is known. failures: status -> count. device_s: seconds that devices measured, over all of them.
-    units: unit of a device -> how many schedules it measured. stopped: why the search ended; promised: the share of the network's
-    time that another minute was then expected to win.
+    that were searched. unbuilt: candidates that this machine could not build, and of which nothing is known. failures:
+    status -> count. device_s: seconds that devices measured, over all of them. units: unit of a device -> how many
+    schedules it measured. stopped: why the search ended; promised: the share of the network's time that another minute
+    was then expected to win.
     """
 
     best: dict[str, TuningRecord]

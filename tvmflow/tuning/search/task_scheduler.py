@@ -1,7 +1,8 @@
-"""What going on promises: how much of a network's time further candidates of a kernel may win, for each second that they cost.
+"""What going on promises: how much of a network's time further candidates of a kernel may win, for each second that
+they cost.
 
-A kernel's candidates win what those of other kernels of its template won after as many trials, in this search and in earlier ones.
-Knows nothing of devices.
+A kernel's candidates win what those of other kernels of its template won after as many trials, in this search and in
+earlier ones. Knows nothing of devices.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def _step(trials: int) -> int:
 
 
 class Prospects:
-    """searches: kernels of one network, those among them that other algorithms would have: they win once they are faster than what they replace."""
+    """searches: kernels of one network, those among them that other algorithms would have: they win once they are
+    faster than what they replace.
+    """
 
     def __init__(
         self, searches: Sequence[WorkloadSearch], alternatives: Sequence[Alternative], most_trials: int, workers: int
@@ -74,7 +77,9 @@ class Prospects:
         }
 
     def network_s(self) -> float:
-        """Return the time of the network's kernels, each convolution by its fastest way; kernels without a time count nothing."""
+        """Return the time of the network's kernels, each convolution by its fastest way; kernels without a time count
+        nothing.
+        """
         return self._network_s(_best_s)
 
     def _network_s(self, time_of: Callable[[WorkloadSearch], float]) -> float:
@@ -91,10 +96,11 @@ class Prospects:
         return [search for search in self.searches if self._place.get(search.workload.key, ("", 0))[1] == 0]
 
     def won(self) -> float | None:
-        """Return the share of the network's time with default schedules that was won; None before every kernel of it has both times.
+        """Return the share of the network's time with default schedules that was won; None before every kernel of it
+        has both times.
 
-        Both with each convolution by its fastest way. At most half of a kernel is believed: a default schedule that was measured while
-        something else ran looks many times slower.
+        Both with each convolution by its fastest way. At most half of a kernel is believed: a default schedule that was
+        measured while something else ran looks many times slower.
         """
         own = self._own()
         if not own or any(math.isinf(search.default_s) or math.isinf(search.best_s) for search in own):
@@ -102,7 +108,9 @@ class Prospects:
         return 1 - self.network_s() / self._network_s(_believed_default_s)
 
     def gain_per_minute(self, search: WorkloadSearch) -> float:
-        """Return the share of the network's time that a minute with a kernel's candidates is expected to win; infinity before its first."""
+        """Return the share of the network's time that a minute with a kernel's candidates is expected to win; infinity
+        before its first.
+        """
         if search.trials == 0:
             return math.inf
         left = min(self.most_trials, len(search.candidates)) - search.trials - search.in_flight

@@ -1,7 +1,8 @@
 """Tuners, a row each: in which order the candidates of a workload are tried.
 
-grid goes through them in the template's order, static by an estimate from their machine code, random shuffles, ga breeds from the best, xgb asks a cost model that learns
-from every workload of this device kind (and from earlier logs), so that what one shape taught serves the next.
+grid goes through them in the template's order, static by an estimate from their machine code, random shuffles, ga
+breeds from the best, xgb asks a cost model that learns from every workload of this device kind (and from earlier logs),
+so that what one shape taught serves the next.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class GridTuner:
 
 
 class StaticTuner(GridTuner):
-    """Goes through the candidates by what the static model says of them, then through the others in the template's order."""
+    """Goes through the candidates by what the static model says of them, then through the others in the template's
+    order.
+    """
 
     def __init__(self, candidates: list[Knobs]) -> None:
         super().__init__(candidates)
@@ -94,8 +97,8 @@ class RandomTuner(GridTuner):
 class GeneticTuner:
     """Crosses and mutates the knobs of the fastest; children that are no legal candidate are dropped.
 
-    Candidates may be of several families, each with knobs of its own: a child is of the family of a parent, or of any other
-    by mutation, takes what a parent has of its knobs, and the rest from a candidate of its family.
+    Candidates may be of several families, each with knobs of its own: a child is of the family of a parent, or of any
+    other by mutation, takes what a parent has of its knobs, and the rest from a candidate of its family.
     """
 
     population = 12
@@ -158,17 +161,20 @@ def describe(extents: list[int], knobs: Knobs) -> Features:
     pieces = sizes[2] / chunk * (1 if knobs.get("rows_first") else sizes[1] / max(knobs.get("c_tile", 1), 1))
     return {
         **{f"extent {index}": math.log2(size) for index, size in enumerate(sizes)},
-        **{f"knob {name}": math.log2(1 + knobs[name]) for name in sorted(knobs)}, "held": float(held),
-        "square": math.log2(held / max(sum(tiles), 1) + 1), "pieces": math.log2(max(pieces, 0.5)),
+        **{f"knob {name}": math.log2(1 + knobs[name]) for name in sorted(knobs)},
+        "held": float(held),
+        "square": math.log2(held / max(sum(tiles), 1) + 1),
+        "pieces": math.log2(max(pieces, 0.5)),
         "odd": float(pieces % 2),
-    }  # fmt: skip
+    }
 
 
 class CostModel:
     """Gradient-boosted trees over all measurements of one template on one device kind.
 
-    The label of a measurement is its speed as a share of the best of its workload, so that shapes can be compared. Candidates
-    have different knobs, within a workload too: a column for each that any has, without a value where a candidate has not.
+    The label of a measurement is its speed as a share of the best of its workload, so that shapes can be compared.
+    Candidates have different knobs, within a workload too: a column for each that any has, without a value where a
+    candidate has not.
     """
 
     def __init__(self, loss: Loss, seed: int) -> None:
@@ -262,7 +268,9 @@ class ModelTuner:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a tuner gets of a workload. extents: of its loops; model: what was learned from all workloads of its template."""
+    """What a tuner gets of a workload. extents: of its loops; model: what was learned from all workloads of its
+    template.
+    """
 
     workload: str
     candidates: list[Knobs]

@@ -27,7 +27,9 @@ MODES: tuple[Mode, ...] = ("optimized", "reference")
 MAX_LEFT = 6
 """An identity block holds 2^k in 8 bits."""
 MIN_FUSED = 4
-"""Vectors of a sum from which on the two operands in the accumulator weigh more than one operand and the identity block."""
+"""Vectors of a sum from which on the two operands in the accumulator weigh more than one operand and the identity
+block.
+"""
 
 
 def mode_named(name: str) -> Mode:
@@ -69,7 +71,8 @@ def check_operator(config: VtaConfig, operator: Operator, data: Shape) -> None:
 
 
 def fuse(config: VtaConfig, region: Region, mode: Mode) -> list[Fused]:
-    """Return what is launched: sums go behind a convolution that nobody else reads, when the other operand is there by then.
+    """Return what is launched: sums go behind a convolution that nobody else reads, when the other operand is there by
+    then.
 
     Not sums of a few vectors, which are smaller than the identity block that they would need.
     """
@@ -145,9 +148,15 @@ class _Compiler:
             residual = Residual(self.place(step.shortcut), lefts[conv.name], step.residual.tail)
             identity = self.identity(lefts[step.shortcut])
         return ConvJob(
-            geometry(self.config, conv, self.shapes[conv.data]), self.place(conv.data), self.place(step.name),
-            self.dram.constant(packed_weight(self.config, conv)), conv.tail, self._bias(conv), residual, identity,
-        )  # fmt: skip
+            geometry(self.config, conv, self.shapes[conv.data]),
+            self.place(conv.data),
+            self.place(step.name),
+            self.dram.constant(packed_weight(self.config, conv)),
+            conv.tail,
+            self._bias(conv),
+            residual,
+            identity,
+        )
 
     def _bias(self, conv: Conv) -> int | None:
         tail, channels = conv.tail, self.shapes[conv.name][1]
@@ -167,9 +176,15 @@ class _Compiler:
         names = (tuple(self.region.inputs), self.region.outputs)
         inputs, outputs = (tuple(self.tensors[name] for name in group) for group in names)
         return Program(
-            self.config, tuple(launches), constants, self.dram.base, self.dram.base + pages(constants.size),
-            tuple(self.tensors.values()), inputs, outputs,
-        )  # fmt: skip
+            self.config,
+            tuple(launches),
+            constants,
+            self.dram.base,
+            self.dram.base + pages(constants.size),
+            tuple(self.tensors.values()),
+            inputs,
+            outputs,
+        )
 
     def _launch(self, step: Fused) -> LaunchBuilder:
         builder, operator = LaunchBuilder(self.config, self.dram, step.name), step.operator
@@ -192,7 +207,9 @@ class _Compiler:
         emit_conv(builder, job, self.records[key].tile)
 
     def _sum(self, builder: LaunchBuilder, operator: Sum) -> None:
-        """Emit a sum; one of a few vectors as the reference does, where the device can: an identity block weighs more."""
+        """Emit a sum; one of a few vectors as the reference does, where the device can: an identity block weighs
+        more.
+        """
         tensor = self.tensors[operator.name]
         vectors = math.prod(tensor.shape[:4])
         addresses = [self.tensors[name].address for name in operator.inputs]
@@ -233,7 +250,9 @@ def search_tiles(config: VtaConfig, region: Region) -> dict[str, TileRecord]:
 def compile_region(
     config: VtaConfig, region: Region, mode: Mode, records: Mapping[str, TileRecord] | None = None
 ) -> Program:
-    """Return the program of a region. records: workload key -> tile; searched for where none are given (optimized mode)."""
+    """Return the program of a region. records: workload key -> tile; searched for where none are given (optimized
+    mode).
+    """
     for operator in region.operators:
         check_operator(config, operator, region.shapes()[operator.inputs[0]])
     if records is None and mode == "optimized":

@@ -1,9 +1,9 @@
 """The optimized schedule of a convolution: loads, GEMMs, ALU work and stores, tile by tile.
 
-What lies on the chip is looked up before it is loaded: weights stay over tiles of the image, inputs over output channels, rows
-over the tile below. Values are copied into the accumulator by multiplying them with an identity block: unlike an 8-bit
-accumulator load, real designs can do that, and it moves a quarter of the bytes that the reference counts. A residual sum is such
-a product behind the tail of its convolution: the sum before it is never stored.
+What lies on the chip is looked up before it is loaded: weights stay over tiles of the image, inputs over output
+channels, rows over the tile below. Values are copied into the accumulator by multiplying them with an identity block:
+unlike an 8-bit accumulator load, real designs can do that, and it moves a quarter of the bytes that the reference
+counts. A residual sum is such a product behind the tail of its convolution: the sum before it is never stored.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class _Convolution:
         return slot
 
     def _biases(self, visit: Visit) -> int:
-        """Return where the biases of some output blocks lie, all of a group's when output channels are the inner loop."""
+        """Return where the biases of some output blocks lie, all of a group's when output channels are the inner
+        loop.
+        """
         if self.job.bias is None:
             return 0
         g, tile = self.geometry, self.walk.tile
@@ -123,9 +125,7 @@ class _Convolution:
             start = base + (piece.turn * g.rows.dst + piece.phase) * columns + phase
             multiply(self.builder, start, places, taps, line)
 
-    def _add_residual(
-        self, residual: Residual, n: int, co: Span, rows: Span, columns: Span, base: int
-    ) -> None:  # fmt: skip
+    def _add_residual(self, residual: Residual, n: int, co: Span, rows: Span, columns: Span, base: int) -> None:
         """Copy the other operand onto the clipped sum, in parts that fit a slot; then the second tail."""
         builder, plane, room = self.builder, rows[1] * columns[1], self.residual.size
         if residual.host_left:

@@ -22,9 +22,9 @@ Span = tuple[int, int]
 class Tile:
     """How a convolution is cut, and how much of it stays on the chip.
 
-    rows, columns: of the output; co: output blocks; ci: input blocks of a step. inputs, weights: how many steps' inputs and
-    weights lie on the chip; accumulators: regions of them. rolling: rows are kept for the tile below. channels_first: the outer loop is over
-    output channels, the inner one over the image; else the other way round.
+    rows, columns: of the output; co: output blocks; ci: input blocks of a step. inputs, weights: how many steps' inputs
+    and weights lie on the chip; accumulators: regions of them. rolling: rows are kept for the tile below.
+    channels_first: the outer loop is over output channels, the inner one over the image; else the other way round.
     """
 
     rows: int
@@ -52,7 +52,9 @@ class Residual:
 
 @dataclass(frozen=True)
 class ConvJob:
-    """One convolution to be scheduled. bias: address of packed int32 vectors, or None; identity: address of scaled blocks."""
+    """One convolution to be scheduled. bias: address of packed int32 vectors, or None; identity: address of scaled
+    blocks.
+    """
 
     geometry: Geometry
     data: Place
@@ -66,7 +68,9 @@ class ConvJob:
 
 @dataclass(frozen=True)
 class Visit:
-    """One tile. group: of blocks; co: (first, count) output blocks within it; steps: (first, count) input blocks, in order."""
+    """One tile. group: of blocks; co: (first, count) output blocks within it; steps: (first, count) input blocks, in
+    order.
+    """
 
     group: int
     n: int
@@ -114,7 +118,9 @@ class Walk:
 
     @cached_property
     def order(self) -> tuple[bool, bool]:
-        """Return whether steps go back and forth from tile to tile, and whether all tiles do from one sweep to the next."""
+        """Return whether steps go back and forth from tile to tile, and whether all tiles do from one sweep to the
+        next.
+        """
         if self.tile.rolling:
             return False, False
         outer, inner, kept_outer, kept_inner = self._loops
@@ -189,7 +195,9 @@ class Walk:
         return loaded[0] - loaded[1]
 
     def _moved(self, outer: list[int], inner: list[int]) -> tuple[int, int]:
-        """Return what is loaded of the values that the outer loop and that the inner loop changes; sizes are of one input block."""
+        """Return what is loaded of the values that the outer loop and that the inner loop changes; sizes are of one
+        input block.
+        """
         counts = [count for _, count in self.steps]
         steps, total = len(counts), sum(counts)
         _, _, kept_outer, kept_inner = self._loops
@@ -228,7 +236,8 @@ class Walk:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tile lies on the chip. inp, wgt: elements of a slot; acc: accumulators of a region; bias: blocks before them.
+    """How a tile lies on the chip. inp, wgt: elements of a slot; acc: accumulators of a region; bias: blocks before
+    them.
 
     residual: elements of each of two slots behind the inputs.
     """

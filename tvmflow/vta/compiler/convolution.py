@@ -1,7 +1,7 @@
 """What a convolution is to VTA: blocks of channels, taps, and phases; the same for plain, grouped and transposed ones.
 
-Output rows come in phases: of a transposed convolution with stride s, row s*y + p only sees the taps that fall on a pixel.
-A plain convolution has one phase, all taps in it, and its stride on the input's side.
+Output rows come in phases: of a transposed convolution with stride s, row s*y + p only sees the taps that fall on a
+pixel. A plain convolution has one phase, all taps in it, and its stride on the input's side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ MAX_DENSE_CHANNELS = 64
 
 @dataclass(frozen=True)
 class Axis:
-    """One spatial axis. phases: for each, (tap, input offset); out index = dst * i + phase, in index = src * i + offset."""
+    """One spatial axis. phases: for each, (tap, input offset); out index = dst * i + phase, in index = src * i +
+    offset.
+    """
 
     size: int
     out: int
@@ -91,7 +93,9 @@ def axis(size: int, out: int, stride: int, kernel: int, pad: int, transposed: bo
 
 
 def geometry(config: VtaConfig, conv: Conv, data: Shape) -> Geometry:
-    """Return the block form. Raises ProgramError for groups that cannot be formed from blocks, or a phase without taps."""
+    """Return the block form. Raises ProgramError for groups that cannot be formed from blocks, or a phase without
+    taps.
+    """
     _, c, h, w = data
     groups, _, _ = blocked_groups(config, conv)
     _, _, oh, ow = conv.shape_of(data)
@@ -108,7 +112,9 @@ def geometry(config: VtaConfig, conv: Conv, data: Shape) -> Geometry:
 
 
 def blocked_groups(config: VtaConfig, conv: Conv) -> tuple[int, int, str]:
-    """Return (groups of blocks, how many groups of the network form one, how): whole, merged or dense. Raises ProgramError."""
+    """Return (groups of blocks, how many groups of the network form one, how): whole, merged or dense. Raises
+    ProgramError.
+    """
     block, groups = config.block, conv.groups
     if conv.transposed:
         inputs, outputs = conv.weight.shape[0] // groups, conv.weight.shape[1]
@@ -131,7 +137,9 @@ def blocked_groups(config: VtaConfig, conv: Conv) -> tuple[int, int, str]:
 
 
 def packed_weight(config: VtaConfig, conv: Conv) -> Array:
-    """Return int8 (CO, CI of its group, KH, KW, o, i); channels and groups that do not fill a block are filled with zeros."""
+    """Return int8 (CO, CI of its group, KH, KW, o, i); channels and groups that do not fill a block are filled with
+    zeros.
+    """
     block, groups = config.block, conv.groups
     kh, kw = conv.weight.shape[2:]
     if conv.transposed:  # (I, O/groups) -> (groups, O/groups, I/groups)

@@ -60,10 +60,16 @@ def copy_in(builder: LaunchBuilder, slot: int, base: int, vectors: int, identity
 
 
 def load_image(
-    builder: LaunchBuilder, sram: int, place: Place, at: tuple[int, int], blocks: int, window: tuple[int, int, int, int],
+    builder: LaunchBuilder,
+    sram: int,
+    place: Place,
+    at: tuple[int, int],
+    blocks: int,
+    window: tuple[int, int, int, int],
     row_step: int = 1,
-) -> None:  # fmt: skip
-    """Load blocks [block, block + blocks) of a window (row, rows, column, columns), which may reach over the edge, dense.
+) -> None:
+    """Load blocks [block, block + blocks) of a window (row, rows, column, columns), which may reach over the edge,
+    dense.
 
     at: (n, first block). row_step: only every so many rows.
     """
@@ -85,22 +91,32 @@ def load_image(
     for each in range(blocks):
         element = base + place.vector(n, block + each, first_row, first_column)
         _load_inp(
-            builder, sram + each * rows * columns, element, (height, width), place.width * row_step,
+            builder,
+            sram + each * rows * columns,
+            element,
+            (height, width),
+            place.width * row_step,
             (top, over, left, right),
-        )  # fmt: skip
+        )
 
 
 def _load_inp(
-    builder: LaunchBuilder, sram: int, element: int, shape: tuple[int, int], stride: int,
+    builder: LaunchBuilder,
+    sram: int,
+    element: int,
+    shape: tuple[int, int],
+    stride: int,
     pads: tuple[int, int, int, int] = (0, 0, 0, 0),
-) -> None:  # fmt: skip
+) -> None:
     builder.load(Memory.INP, sram, element * builder.config.element_bytes(Memory.INP), shape, stride, pads)
 
 
 def store_tile(
     builder: LaunchBuilder, base: int, place: Place, at: tuple[int, int], blocks: int, window: tuple[int, int, int, int]
 ) -> None:
-    """Store accumulators [block][row][column] to a window (row, rows, column, columns) of blocks from `at` (n, block) on."""
+    """Store accumulators [block][row][column] to a window (row, rows, column, columns) of blocks from `at` (n, block)
+    on.
+    """
     n, block = at
     row, rows, column, columns = window
     size = builder.config.element_bytes(Memory.OUT)

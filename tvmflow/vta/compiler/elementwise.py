@@ -17,7 +17,8 @@ from tvmflow.vta.isa.region import Tail
 def schedule_sum(
     builder: LaunchBuilder, inputs: list[tuple[int, int]], out: int, vectors: int, tail: Tail, identities: list[int]
 ) -> None:
-    """Emit a sum of values that lie alike. inputs: (address, which identity); out: address; identities: addresses of blocks.
+    """Emit a sum of values that lie alike. inputs: (address, which identity); out: address; identities: addresses of
+    blocks.
 
     An identity block times 2^k shifts its value left by k.
     """
@@ -48,9 +49,13 @@ def schedule_pool(
     _, width = columns.window(0, out.width)
     slots = Slots(0, config.depth(Memory.INP) // 2, 2)
     tile = max(
-        (h for h in range(1, out.height + 1) if _pool_fits(config, rows.window(0, h)[1] * width, h * out.width, slots.size)),
+        (
+            h
+            for h in range(1, out.height + 1)
+            if _pool_fits(config, rows.window(0, h)[1] * width, h * out.width, slots.size)
+        ),
         default=0,
-    )  # fmt: skip
+    )
     if not tile:
         raise ProgramError(f"a pool over rows of {width} vectors", f"rows that fit {config.name}")
     for image, block in itertools.product(range(n), range(data.blocks)):

@@ -1,7 +1,7 @@
 """Find what VTA can compute in a quantized graph: chains of integer steps that are one operator each.
 
-Reads the graph that `vta_int8` writes: int8 values, an int32 sum, bias, rounding shift, clip, cast back. What does not look
-like that stays on the CPU, and the reason is kept for the report.
+Reads the graph that `vta_int8` writes: int8 values, an int32 sum, bias, rounding shift, clip, cast back. What does not
+look like that stays on the CPU, and the reason is kept for the report.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Chain:
 
 @dataclass
 class Extraction:
-    """items: operators and CPU steps in order; glue: steps that only operators read; reasons: step -> why it stays on the CPU."""
+    """items: operators and CPU steps in order; glue: steps that only operators read; reasons: step -> why it stays on
+    the CPU.
+    """
 
     graph: Graph
     items: list[Chain | Step] = field(default_factory=list)
@@ -121,9 +123,13 @@ class _Extractor:
 
     def _operator(self, step: Step) -> Chain | None:
         makers: dict[str, Callable[[Step], Chain | None]] = {
-            "relax.nn.conv2d": self._conv, "relax.nn.conv2d_transpose": self._conv, "relax.matmul": self._dense, "relax.add": self._sum,
-            "relax.nn.max_pool2d": self._pool, "relax.astype": self._alone,
-        }  # fmt: skip
+            "relax.nn.conv2d": self._conv,
+            "relax.nn.conv2d_transpose": self._conv,
+            "relax.matmul": self._dense,
+            "relax.add": self._sum,
+            "relax.nn.max_pool2d": self._pool,
+            "relax.astype": self._alone,
+        }
         if step.op not in makers:
             return None
         chain = makers[step.op](step)
@@ -159,9 +165,16 @@ class _Extractor:
         transposed = step.op == "relax.nn.conv2d_transpose"
         extra = [int(p) for p in attrs.output_padding] if transposed else [0, 0]
         conv = Conv(
-            steps[-1].name, step.args[0].name, step.args[1], tail, (strides[0], strides[1]),
-            (padding[0], padding[1], padding[2], padding[3]), int(attrs.groups), transposed, (extra[0], extra[1]),
-        )  # fmt: skip
+            steps[-1].name,
+            step.args[0].name,
+            step.args[1],
+            tail,
+            (strides[0], strides[1]),
+            (padding[0], padding[1], padding[2], padding[3]),
+            int(attrs.groups),
+            transposed,
+            (extra[0], extra[1]),
+        )
         return Chain(conv, (step, *steps))
 
     def _dense(self, step: Step) -> Chain | None:

@@ -1,7 +1,7 @@
 """One step's products as GEMM instructions: two dimensions become the hardware's loops, the others micro-ops.
 
-Which two is decided by the number of micro-ops, since they are loaded too. No accumulator may come back within three micro-ops,
-so that real designs compute the same as the simulator.
+Which two is decided by the number of micro-ops, since they are loaded too. No accumulator may come back within three
+micro-ops, so that real designs compute the same as the simulator.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ Taps = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Fold:
-    """outer, inner: the hardware's loops; places: the rest, as micro-ops of each tap. by_line: inner is a line of taps."""
+    """outer, inner: the hardware's loops; places: the rest, as micro-ops of each tap. by_line: inner is a line of
+    taps.
+    """
 
     outer: Dimension
     inner: Dimension
@@ -64,7 +66,9 @@ class Fold:
 
 @lru_cache(maxsize=4096)
 def fold(config: VtaConfig, places: Places, taps: int, line: Dimension) -> tuple[Fold, bool]:
-    """Return the fold of so many taps (or lines of taps) with the fewest micro-ops, and whether one instruction adds them up."""
+    """Return the fold of so many taps (or lines of taps) with the fewest micro-ops, and whether one instruction adds
+    them up.
+    """
     folds = [
         Fold(places[a], places[b], tuple(place for at, place in enumerate(places) if at not in (a, b)))
         for a, b in ((0, 1), (0, 2), (1, 2))

@@ -1,8 +1,8 @@
 """Offload to VTA: replace every run of layers that VTA can compute by one call, in VTA's layout.
 
-A call is `tvmflow.vta.run(blob, inputs..., outputs...)`, a function that the runtime of the device provides. The blob is a
-constant of the network: the region's meaning here, its compiled program once `build` has put it there. So a library stays one
-file, and everything that runs libraries runs these.
+A call is `tvmflow.vta.run(blob, inputs..., outputs...)`, a function that the runtime of the device provides. The blob
+is a constant of the network: the region's meaning here, its compiled program once `build` has put it there. So a
+library stays one file, and everything that runs libraries runs these.
 """
 
 from __future__ import annotations
@@ -104,8 +104,10 @@ def blobs_of(mod: Any) -> list[bytes]:
     """Return the blobs of an offloaded module, in order. Raises ProgramError when it calls no VTA program."""
     blobs = [
         bytes(constant_value(binding.value.args[1].fields[0]).numpy().tobytes())  # type: ignore[union-attr]
-        for block in mod["main"].body.blocks for binding in block.bindings if _is_run(binding.value)
-    ]  # fmt: skip
+        for block in mod["main"].body.blocks
+        for binding in block.bindings
+        if _is_run(binding.value)
+    ]
     if not blobs:
         raise ProgramError("a module that calls no VTA program", "one that graph_pack made for a target with a VTA")
     return blobs

@@ -1,4 +1,6 @@
-"""Cut a quantized graph into what VTA computes and what the CPU does, in order; and say why the CPU's layers are there."""
+"""Cut a quantized graph into what VTA computes and what the CPU does, in order; and say why the CPU's layers are
+there.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ Run = tuple[int, int]
 
 @dataclass(frozen=True)
 class Split:
-    """pieces: regions, and the CPU's steps before, between and behind them. layers: of each region, by name; reasons: why others
-    stay on the CPU."""
+    """pieces: regions, and the CPU's steps before, between and behind them. layers: of each region, by name; reasons:
+    why others stay on the CPU.
+    """
 
     pieces: tuple[Piece, ...]
     layers: tuple[tuple[str, ...], ...]
@@ -37,9 +40,9 @@ class Split:
 def split(graph: Graph, config: VtaConfig, start: str = "auto", stop: str = "auto") -> Split:
     """Cut out every run of layers that multiplies, from `start` to before `stop`.
 
-    start: the first layer on VTA, or the kind of operator behind whose first one VTA begins. stop: the first layer behind VTA, or
-    the kind of operator before whose next one it ends. Raises UnknownNameError for what is neither, ProgramError when nothing is
-    left for VTA.
+    start: the first layer on VTA, or the kind of operator behind whose first one VTA begins. stop: the first layer
+    behind VTA, or the kind of operator before whose next one it ends. Raises UnknownNameError for what is neither,
+    ProgramError when nothing is left for VTA.
     """
     extraction = extract(graph, config)
     bounds = _bounds(extraction, start, stop)
@@ -78,8 +81,9 @@ def _bounds(extraction: Extraction, start: str, stop: str) -> Run:
         reasons = "; ".join(f"{name}: {why}" for name, why in list(extraction.reasons.items())[:3])
         raise ProgramError(
             f"nothing in this network that VTA can compute{' (' + reasons + ')' if reasons else ''}",
-            "int8 convolutions with power-of-two scales", "use precision vta_int8",
-        )  # fmt: skip
+            "int8 convolutions with power-of-two scales",
+            "use precision vta_int8",
+        )
     first = 0 if start == "auto" else _place(extraction, names, "start", start, 0)
     if start != "auto" and start not in names:
         first += 1
@@ -121,9 +125,11 @@ def _multiplies(items: Sequence[Chain | Step]) -> bool:
 
 _WRITTEN_BY_QUANTIZER = ("_scaled_input", "_whole", "_float", "_scaled", "_sum")
 _WHY = {
-    "relax.sum": "an average: VTA cannot divide", "relax.divide": "an average: VTA cannot divide",
-    "relax.nn.conv2d": "left in float32 by the quantizer", "relax.matmul": "left in float32 by the quantizer",
-}  # fmt: skip
+    "relax.sum": "an average: VTA cannot divide",
+    "relax.divide": "an average: VTA cannot divide",
+    "relax.nn.conv2d": "left in float32 by the quantizer",
+    "relax.matmul": "left in float32 by the quantizer",
+}
 
 
 def _reasons(extraction: Extraction, runs: list[Run], bounds: Run) -> dict[str, str]:

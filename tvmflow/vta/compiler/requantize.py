@@ -45,7 +45,9 @@ def bias_vector(tail: Tail, channels: int) -> Array:
 def apply_tail(
     builder: LaunchBuilder, ops: list[tuple[AluOp, int | None]], base: int, blocks: int, vectors: int, bias: int = 0
 ) -> None:
-    """Apply operations to `blocks` times `vectors` accumulators from `base` on; biases of the blocks lie from `bias` on."""
+    """Apply operations to `blocks` times `vectors` accumulators from `base` on; biases of the blocks lie from `bias`
+    on.
+    """
     for op, operand in ops:
         if operand is None:
             loops = Loops(blocks, vectors, (vectors if blocks > 1 else 0, 1), (1 if blocks > 1 else 0, 0))

@@ -1,7 +1,7 @@
 """Which rows of the input each row of tiles reads, and in which chunks they lie on the chip.
 
-A tile's rows either lie on the chip as one window, or, `rolling`, as chunks that the tile below reads too, so that no row is
-loaded twice. Rows in the padding are nowhere: they are not loaded, and their products are left out.
+A tile's rows either lie on the chip as one window, or, `rolling`, as chunks that the tile below reads too, so that no
+row is loaded twice. Rows in the padding are nowhere: they are not loaded, and their products are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from tvmflow.vta.compiler.convolution import Axis
 
 @dataclass(frozen=True)
 class Piece:
-    """Turns [turn, turn + count) of one phase of a tile read one chunk. taps: (tap, row of the chunk that `turn` reads)."""
+    """Turns [turn, turn + count) of one phase of a tile read one chunk. taps: (tap, row of the chunk that `turn`
+    reads).
+    """
 
     phase: int
     chunk: int
@@ -36,7 +38,9 @@ class RowTile:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """chunks: number -> (first input row, rows). step: an input row of `step` is loaded. live: chunks of one tile at most."""
+    """chunks: number -> (first input row, rows). step: an input row of `step` is loaded. live: chunks of one tile at
+    most.
+    """
 
     tiles: tuple[RowTile, ...]
     chunks: dict[int, tuple[int, int]]
@@ -68,7 +72,9 @@ class RowPlan:
 
 @dataclass(frozen=True)
 class Strip:
-    """Output columns of a tile. low, window: first input column and how many, padding included; width: those that are none."""
+    """Output columns of a tile. low, window: first input column and how many, padding included; width: those that are
+    none.
+    """
 
     first: int
     count: int

@@ -1,4 +1,6 @@
-"""Find the tile of each convolution: all that fit are counted by formula, the best are built and their cycles estimated."""
+"""Find the tile of each convolution: all that fit are counted by formula, the best are built and their cycles
+estimated.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,15 @@ from tvmflow.vta.isa.program import Dram, LaunchBuilder
 from tvmflow.vta.machine.counters import DMA_LATENCY, START_LATENCY, Counters, count, estimate
 
 NEAR, CUTS, BUILT = 1.01, 24, 6
-"""Of the cuts that move at most this many times the least bytes the CUTS best by a formula of cycles are varied, BUILT of those
-are built."""
+"""Of the cuts that move at most this many times the least bytes the CUTS best by a formula of cycles are varied, BUILT
+of those are built.
+"""
 
 
 @dataclass(frozen=True)
 class TileRecord:
-    """The best tile of one workload on one design. nbytes: inputs, weights, biases, outputs and micro-ops; cycles: estimated.
+    """The best tile of one workload on one design. nbytes: inputs, weights, biases, outputs and micro-ops; cycles:
+    estimated.
 
     tile: None where the reference's own schedule moves less than any of ours.
     """
@@ -50,10 +54,12 @@ class TileRecord:
 def workload_key(config: VtaConfig, job: ConvJob) -> str:
     """Return what decides the best tile, as a digest; addresses and weights do not."""
     facts = {
-        "config": config.to_json(), "geometry": asdict(job.geometry), "bias": job.bias is not None,
+        "config": config.to_json(),
+        "geometry": asdict(job.geometry),
+        "bias": job.bias is not None,
         "tail": [job.tail.left != 0, job.tail.right != 0, job.tail.half != 0, job.tail.saturates, job.tail.low >= 0],
         "residual": job.residual is not None and [job.residual.host_left != 0, job.residual.tail.right != 0],
-    }  # fmt: skip
+    }
     return digest_of(facts)[:24]
 
 
@@ -67,7 +73,9 @@ def _axis_parts(axis: Axis) -> list[int]:
 
 
 def candidates(config: VtaConfig, job: ConvJob) -> Iterator[tuple[int, Tile]]:
-    """Yield (bytes, tile) of every cut that fits, one input block a step and as much on the chip as there is room for."""
+    """Yield (bytes, tile) of every cut that fits, one input block a step and as much on the chip as there is room
+    for.
+    """
     g = job.geometry
     wgt, acc = config.depth(Memory.WGT), config.depth(Memory.ACC)
     for co, columns in itertools.product(parts(g.co_group), _axis_parts(g.columns)):
@@ -143,7 +151,9 @@ def measure(config: VtaConfig, job: ConvJob, tile: Tile | None) -> tuple[Counter
 
 
 def search(config: VtaConfig, job: ConvJob) -> TileRecord:
-    """Return the tile with the fewest cycles among those that move about the least bytes, and no more than the reference does."""
+    """Return the tile with the fewest cycles among those that move about the least bytes, and no more than the
+    reference does.
+    """
     built: list[_Built] = []
     for tiles in _turns(config, job):
         for tile in tiles:
@@ -168,7 +178,8 @@ _Built = tuple[Counters, int, Tile | None]
 
 
 def _no_worse(config: VtaConfig, job: ConvJob, built: list[_Built], near: list[_Built]) -> list[_Built]:
-    """Return those that move no more than the reference: of the near ones, of all, with single slots, or the reference itself.
+    """Return those that move no more than the reference: of the near ones, of all, with single slots, or the reference
+    itself.
 
     Single slots need the fewest micro-ops, and of a small convolution those decide.
     """

@@ -1,8 +1,9 @@
-"""The schedules of the original VTA stack, so that its published counters can be had again, and ours compared with them.
+"""The schedules of the original VTA stack, so that its published counters can be had again, and ours compared with
+them.
 
-Tiles are those that TopHub's `vta_v0.10.log` names for ResNet-18; two virtual threads share the chip; the ALU's sequence for a
-relu is six operations long; a residual sum is an operator of its own that loads both operands into the accumulator; the sum
-that leaves the region wraps where ours saturates.
+Tiles are those that TopHub's `vta_v0.10.log` names for ResNet-18; two virtual threads share the chip; the ALU's
+sequence for a relu is six operations long; a residual sum is an operator of its own that loads both operands into the
+accumulator; the sum that leaves the region wraps where ours saturates.
 """
 
 from __future__ import annotations
@@ -111,7 +112,9 @@ def tail_operations(tail: Tail, has_bias: bool) -> Operations:
 
 
 def bias_holds_rounding(tail: Tail) -> bool:
-    """Whether bias and rounding are one vector: where no relu stands between them, or no immediate holds the rounding."""
+    """Whether bias and rounding are one vector: where no relu stands between them, or no immediate holds the
+    rounding.
+    """
     return tail.low != 0 or tail.half > IMMEDIATE_MAX
 
 
@@ -166,7 +169,9 @@ def _thread_groups(g: Geometry, tile: ReferenceTile, threads: int, group: int) -
 
 @dataclass
 class _Thread:
-    """One virtual thread at one tile, with its share of each memory. Biases lie in front, where the ALU reaches them on every design."""
+    """One virtual thread at one tile, with its share of each memory. Biases lie in front, where the ALU reaches them on
+    every design.
+    """
 
     builder: LaunchBuilder
     job: ConvJob

@@ -33,7 +33,9 @@ class Memory(IntEnum):
 
 @dataclass(frozen=True)
 class Board:
-    """clock_mhz: of the accelerator; bus_bytes: what its memory port moves in a cycle; is_simulator: may use MUL and ACC_8BIT loads."""
+    """clock_mhz: of the accelerator; bus_bytes: what its memory port moves in a cycle; is_simulator: may use MUL and
+    ACC_8BIT loads.
+    """
 
     clock_mhz: float
     bus_bytes: int
@@ -55,7 +57,9 @@ BOARDS = {
 
 @dataclass(frozen=True)
 class VtaConfig:
-    """log_*: base 2; widths in bits, block sizes in lanes, buffers in bytes. Raises ParamsError when no VTA can be so."""
+    """log_*: base 2; widths in bits, block sizes in lanes, buffers in bytes. Raises ParamsError when no VTA can be
+    so.
+    """
 
     target: str = "sim"
     hw_ver: str = HW_VER
@@ -108,7 +112,8 @@ class VtaConfig:
         if self.hw_ver != HW_VER and acc != inp:
             raise ParamsError(
                 f"hw_ver {self.hw_ver!r} with 2^{inp} inputs and 2^{acc} accumulators",
-                f"hw_ver {HW_VER!r}: older designs name accumulators with other bits, unless both memories are equally deep",
+                f"hw_ver {HW_VER!r}: older designs name accumulators with other bits, unless both memories "
+                f"are equally deep",
             )
 
     # -- derived --
@@ -129,9 +134,13 @@ class VtaConfig:
     def _element_log(self) -> dict[Memory, int]:
         vector = self.log_batch + self.log_block
         return {
-            Memory.UOP: 2, Memory.WGT: 2 * self.log_block, Memory.INP: vector, Memory.ACC: vector + 2,
-            Memory.OUT: vector, Memory.ACC_8BIT: vector,
-        }  # fmt: skip
+            Memory.UOP: 2,
+            Memory.WGT: 2 * self.log_block,
+            Memory.INP: vector,
+            Memory.ACC: vector + 2,
+            Memory.OUT: vector,
+            Memory.ACC_8BIT: vector,
+        }
 
     def element_bytes(self, memory: Memory) -> int:
         """Return the bytes of one element in DRAM: a micro-op, a weight block, a vector."""

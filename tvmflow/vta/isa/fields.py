@@ -1,4 +1,6 @@
-"""Read a description that anybody may have written: JSON of which every value has one type and bounds, and no name is unknown."""
+"""Read a description that anybody may have written: JSON of which every value has one type and bounds, and no name is
+unknown.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ WRITTEN_BY = "what graph_pack or build wrote"
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """Return the object of a JSON text. Raises ProgramError for anything else, for a key written twice, for NaN and deep nesting."""
+    """Return the object of a JSON text. Raises ProgramError for anything else, for a key written twice, for NaN and
+    deep nesting.
+    """
     try:
         described = json.loads(data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:

@@ -1,8 +1,9 @@
 """VTA's instructions: 128 bits each, little-endian, and micro-ops of 32 bits; encode, decode, disassemble.
 
-Field widths follow the depths of the configuration's buffers. They lie as a C compiler places bit fields: none crosses bit 64,
-and the bits that this leaves over are zero. A micro-op's src names an input for GEMM and an accumulator for the ALU, so it is as
-wide as the larger of the two needs; so it has been since version 0.0.2 of the hardware. A value that does not fit raises ProgramError; C's bit fields would cut it silently.
+Field widths follow the depths of the configuration's buffers. They lie as a C compiler places bit fields: none crosses
+bit 64, and the bits that this leaves over are zero. A micro-op's src names an input for GEMM and an accumulator for the
+ALU, so it is as wide as the larger of the two needs; so it has been since version 0.0.2 of the hardware. A value that
+does not fit raises ProgramError; C's bit fields would cut it silently.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ INSTRUCTION_BYTES = 16
 MAX_ITERATIONS = (1 << 14) - 1
 IMMEDIATE_MIN, IMMEDIATE_MAX = -(1 << 15), (1 << 15) - 1
 MAX_STEPS = 1 << 32
-"""What a program may cost at most: more than VGG-16 on blocks of 2, and minutes of simulation. One instruction could run 2^41."""
+"""What a program may cost at most: more than VGG-16 on blocks of 2, and minutes of simulation. One instruction could
+run 2^41.
+"""
 
 
 class AluOp(IntEnum):
@@ -55,7 +58,8 @@ class Flags:
 
 @dataclass(slots=True)
 class Mem:
-    """LOAD (or STORE when is_store): y_size rows of x_size elements, x_stride apart in DRAM, dense in SRAM; pads are zeros.
+    """LOAD (or STORE when is_store): y_size rows of x_size elements, x_stride apart in DRAM, dense in SRAM; pads are
+    zeros.
 
     sram_base, dram_base: in elements of the memory.
     """
@@ -179,9 +183,17 @@ _Layout = dict[str, tuple[int, int, int]]
 """Per field: word, first bit, width."""
 _PREFIX = (("opcode", 3), ("pop_prev", 1), ("pop_next", 1), ("push_prev", 1), ("push_next", 1))
 _MEM = (
-    ("memory", 3), ("sram_base", 16), ("dram_base", 32), ("y_size", 16), ("x_size", 16), ("x_stride", 16), ("y_pad_top", 4),
-    ("y_pad_bottom", 4), ("x_pad_left", 4), ("x_pad_right", 4),
-)  # fmt: skip
+    ("memory", 3),
+    ("sram_base", 16),
+    ("dram_base", 32),
+    ("y_size", 16),
+    ("x_size", 16),
+    ("x_stride", 16),
+    ("y_pad_top", 4),
+    ("y_pad_bottom", 4),
+    ("x_pad_left", 4),
+    ("x_pad_right", 4),
+)
 _MEM_NUMBERS = tuple(name for name, _ in _MEM[1:])
 _LOOPS = ("uop_bgn", "uop_end", "iter_out", "iter_in", "dst_out", "dst_in", "src_out", "src_in")
 
@@ -216,9 +228,11 @@ def _layout(config: VtaConfig, opcode: int) -> _Layout:
 def _values(instruction: Instruction) -> dict[str, int]:
     flags = instruction.flags
     values = {
-        "pop_prev": int(flags.pop_prev), "pop_next": int(flags.pop_next), "push_prev": int(flags.push_prev),
+        "pop_prev": int(flags.pop_prev),
+        "pop_next": int(flags.pop_next),
+        "push_prev": int(flags.push_prev),
         "push_next": int(flags.push_next),
-    }  # fmt: skip
+    }
     if isinstance(instruction, Finish):
         return {"opcode": FINISH, **values}
     if isinstance(instruction, Mem):
@@ -227,16 +241,23 @@ def _values(instruction: Instruction) -> dict[str, int]:
     values |= {name: getattr(instruction, name) for name in _LOOPS}
     if isinstance(instruction, Gemm):
         return {
-            "opcode": GEMM, **values, "reset": int(instruction.reset), "wgt_out": instruction.wgt_out,
+            "opcode": GEMM,
+            **values,
+            "reset": int(instruction.reset),
+            "wgt_out": instruction.wgt_out,
             "wgt_in": instruction.wgt_in,
-        }  # fmt: skip
+        }
     imm = instruction.imm or 0
     if not IMMEDIATE_MIN <= imm <= IMMEDIATE_MAX:
         raise ProgramError(f"immediate {imm} of {instruction.op.name}", f"{IMMEDIATE_MIN} to {IMMEDIATE_MAX}")
     return {
-        "opcode": ALU, **values, "reset": 0, "alu_op": instruction.op, "use_imm": int(instruction.imm is not None),
+        "opcode": ALU,
+        **values,
+        "reset": 0,
+        "alu_op": instruction.op,
+        "use_imm": int(instruction.imm is not None),
         "imm": imm & 0xFFFF,
-    }  # fmt: skip
+    }
 
 
 def encode(config: VtaConfig, instruction: Instruction) -> tuple[int, int]:

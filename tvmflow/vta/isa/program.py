@@ -1,8 +1,9 @@
 """Static VTA programs: launches of instructions, one image of DRAM, and a builder whose tokens balance by construction.
 
-The builder keeps, for every element of on-chip memory, which instruction of another unit wrote or read it last. When a new
-instruction needs one of those to be over, the builder makes one token: a push there and a pop here. It does so only when no
-earlier token says as much already, so pushes and pops of a queue come in the same order, and are equal in number.
+The builder keeps, for every element of on-chip memory, which instruction of another unit wrote or read it last. When a
+new instruction needs one of those to be over, the builder makes one token: a push there and a pop here. It does so only
+when no earlier token says as much already, so pushes and pops of a queue come in the same order, and are equal in
+number.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ from tvmflow.vta.isa.instructions import (
 
 Array = np.ndarray[Any, Any]
 QUEUES = (
-    (Module.LOAD, Module.COMPUTE), (Module.COMPUTE, Module.LOAD), (Module.COMPUTE, Module.STORE),
+    (Module.LOAD, Module.COMPUTE),
+    (Module.COMPUTE, Module.LOAD),
+    (Module.COMPUTE, Module.STORE),
     (Module.STORE, Module.COMPUTE),
-)  # fmt: skip
+)
 """(who pushes, who pops): l2g, g2l, g2s, s2g."""
 QUEUE_NAMES = ("l2g", "g2l", "g2s", "s2g")
 
@@ -127,7 +130,9 @@ class Dram:
         return self._uop_at[uops]
 
     def close(self) -> tuple[Array, int]:
-        """Place the micro-ops behind the constants. Returns all constant bytes and the address of the first micro-op."""
+        """Place the micro-ops behind the constants. Returns all constant bytes and the address of the first
+        micro-op.
+        """
         base = self.base + self._constant_bytes
         if self._uops:
             self.constant(np.concatenate(self._uops))
@@ -178,10 +183,17 @@ class LaunchBuilder:
     # -- memory --
 
     def load(
-        self, memory: Memory, sram: int, address: int, shape: tuple[int, int], stride: int,
+        self,
+        memory: Memory,
+        sram: int,
+        address: int,
+        shape: tuple[int, int],
+        stride: int,
         pads: tuple[int, int, int, int] = (0, 0, 0, 0),
-    ) -> None:  # fmt: skip
-        """Load shape (rows, elements) from a byte address, rows `stride` elements apart; pads: top, bottom, left, right."""
+    ) -> None:
+        """Load shape (rows, elements) from a byte address, rows `stride` elements apart; pads: top, bottom, left,
+        right.
+        """
         instruction = Mem(
             memory, sram, self._element(memory, address), *shape, stride if shape[0] > 1 else shape[1], *pads
         )
@@ -196,12 +208,18 @@ class LaunchBuilder:
             self._written[kept][span] = at
 
     def store(self, sram: int, address: int, shape: tuple[int, int], stride: int) -> None:
-        """Store the low bytes of accumulators to a byte address: shape (rows, elements), rows `stride` elements apart."""
+        """Store the low bytes of accumulators to a byte address: shape (rows, elements), rows `stride` elements
+        apart.
+        """
         span = self._within(Memory.ACC, slice(sram, sram + shape[0] * shape[1]))
         instruction = Mem(
-            Memory.OUT, sram, self._element(Memory.OUT, address), *shape, stride if shape[0] > 1 else shape[1],
+            Memory.OUT,
+            sram,
+            self._element(Memory.OUT, address),
+            *shape,
+            stride if shape[0] > 1 else shape[1],
             is_store=True,
-        )  # fmt: skip
+        )
         at = self._emit(instruction)
         self._wait(Module.COMPUTE, Module.STORE, self._written[Memory.ACC][span], at)
         self._read[Memory.ACC][span] = at
@@ -209,7 +227,9 @@ class LaunchBuilder:
     # -- compute --
 
     def gemm(self, uops: Sequence[Uop], loops: Loops, reset: bool = False, site: str = "") -> None:
-        """Multiply and add, or clear with `reset`. Equal micro-ops are kept once on the chip, unless their `site` differs."""
+        """Multiply and add, or clear with `reset`. Equal micro-ops are kept once on the chip, unless their `site`
+        differs.
+        """
         begin = self._resident_at(tuple(uops), site)
         instruction = Gemm(
             begin, begin + len(uops), loops.out, loops.inner, *loops.dst, *loops.src, *loops.wgt, reset=reset
@@ -317,7 +337,9 @@ def _extremes(uops: Sequence[Uop]) -> tuple[list[int], list[int]]:
 
 
 def check_row_hazard(uops: Sequence[Uop]) -> None:
-    """Raise ProgramError when a micro-op writes what one of the two before it wrote: the pipeline would read too early."""
+    """Raise ProgramError when a micro-op writes what one of the two before it wrote: the pipeline would read too
+    early.
+    """
     for at in range(1, len(uops)):
         if uops[at][0] in (uops[at - 1][0], uops[max(at - 2, 0)][0] if at > 1 else None):
             raise ProgramError(

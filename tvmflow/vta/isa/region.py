@@ -26,9 +26,11 @@ Shape = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Tail:
-    """int32 sum -> int8: ((x << left) + bias + half) >> right, clipped to [low, high], low 8 bits; right < 0 shifts left.
+    """int32 sum -> int8: ((x << left) + bias + half) >> right, clipped to [low, high], low 8 bits; right < 0 shifts
+    left.
 
-    bias: int32 (C,) or None. half: what rounds, 2^(right - 1), or 0. saturates: False leaves the clip out, and the cast wraps.
+    bias: int32 (C,) or None. half: what rounds, 2^(right - 1), or 0. saturates: False leaves the clip out, and the cast
+    wraps.
     """
 
     bias: Array | None = None
@@ -80,13 +82,17 @@ class Conv:
         kh, kw = self.weight.shape[2:]
         if self.transposed:
             return (
-                n, self.weight.shape[1] * self.groups, (h - 1) * self.strides[0] - top - bottom + kh + self.output_padding[0],
+                n,
+                self.weight.shape[1] * self.groups,
+                (h - 1) * self.strides[0] - top - bottom + kh + self.output_padding[0],
                 (w - 1) * self.strides[1] - left - right + kw + self.output_padding[1],
-            )  # fmt: skip
+            )
         return (
-            n, self.weight.shape[0], (h + top + bottom - kh) // self.strides[0] + 1,
+            n,
+            self.weight.shape[0],
+            (h + top + bottom - kh) // self.strides[0] + 1,
             (w + left + right - kw) // self.strides[1] + 1,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -120,9 +126,11 @@ class MaxPool:
         n, c, h, w = data
         top, left, bottom, right = self.padding
         return (
-            n, c, (h + top + bottom - self.kernel[0]) // self.strides[0] + 1,
+            n,
+            c,
+            (h + top + bottom - self.kernel[0]) // self.strides[0] + 1,
             (w + left + right - self.kernel[1]) // self.strides[1] + 1,
-        )  # fmt: skip
+        )
 
 
 Operator = Conv | Sum | MaxPool
@@ -279,7 +287,9 @@ def notes_from(text: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def region_from(text: Mapping[str, Any], arrays: Mapping[str, Array]) -> Region:
-    """Return the region of a description and its arrays. Raises ProgramError when they are not what `region_to_blob` writes."""
+    """Return the region of a description and its arrays. Raises ProgramError when they are not what `region_to_blob`
+    writes.
+    """
     members = fields.members("region", dict(text), {"kind", "inputs", "operators", "outputs", "notes"})
     notes_from(text)
     if members["kind"] != "region" or not isinstance(members["inputs"], dict):
@@ -300,8 +310,12 @@ def region_from(text: Mapping[str, Any], arrays: Mapping[str, Array]) -> Region:
 _MAX_SIDE, MAX_ELEMENTS = 1 << 20, 1 << 28
 _KERNEL = (1, 1 << 10)
 _TAIL = {
-    "left": (0, 31), "half": (-(1 << 31), (1 << 31) - 1), "right": (-31, 31), "low": (-128, 127), "high": (-128, 127),
-}  # fmt: skip
+    "left": (0, 31),
+    "half": (-(1 << 31), (1 << 31) - 1),
+    "right": (-31, 31),
+    "low": (-128, 127),
+    "high": (-128, 127),
+}
 
 
 def _bounded(where: str, shape: tuple[int, ...]) -> Shape:

@@ -1,7 +1,8 @@
 """What a program costs: the reference's counters, true DRAM bytes, instructions, and an estimate of cycles.
 
-A program is static, so `count` needs no run; the simulator fills the same counters by what it does. The first seven are counted as VTA's functional simulator does: padding,
-instruction fetch, resets and no-ops not at all, 8-bit loads into the accumulator as four bytes an element.
+A program is static, so `count` needs no run; the simulator fills the same counters by what it does. The first seven are
+counted as VTA's functional simulator does: padding, instruction fetch, resets and no-ops not at all, 8-bit loads into
+the accumulator as four bytes an element.
 """
 
 from __future__ import annotations
@@ -17,14 +18,20 @@ from tvmflow.vta.isa.program import QUEUES, Launch, pops, pushes
 
 _COUNTED_AS = {Memory.ACC_8BIT: Memory.ACC}
 _COUNTER = {
-    Memory.INP: "inp_load_nbytes", Memory.WGT: "wgt_load_nbytes", Memory.ACC: "acc_load_nbytes",
-    Memory.ACC_8BIT: "acc_load_nbytes", Memory.UOP: "uop_load_nbytes", Memory.OUT: "out_store_nbytes",
-}  # fmt: skip
+    Memory.INP: "inp_load_nbytes",
+    Memory.WGT: "wgt_load_nbytes",
+    Memory.ACC: "acc_load_nbytes",
+    Memory.ACC_8BIT: "acc_load_nbytes",
+    Memory.UOP: "uop_load_nbytes",
+    Memory.OUT: "out_store_nbytes",
+}
 
 
 @dataclass
 class Counters:
-    """*_nbytes: bytes; gemm_counter, alu_counter: micro-ops executed; dram_nbytes: what really moves, instructions included."""
+    """*_nbytes: bytes; gemm_counter, alu_counter: micro-ops executed; dram_nbytes: what really moves, instructions
+    included.
+    """
 
     inp_load_nbytes: int = 0
     wgt_load_nbytes: int = 0
@@ -41,9 +48,12 @@ class Counters:
     def five_bytes(self) -> int:
         """Return the sum of the five byte counters of the reference."""
         return (
-            self.inp_load_nbytes + self.wgt_load_nbytes + self.acc_load_nbytes + self.uop_load_nbytes
+            self.inp_load_nbytes
+            + self.wgt_load_nbytes
+            + self.acc_load_nbytes
+            + self.uop_load_nbytes
             + self.out_store_nbytes
-        )  # fmt: skip
+        )
 
     def fetched(self) -> None:
         """Count the fetch of one instruction."""
@@ -105,15 +115,16 @@ class Cycles:
 
 
 DMA_LATENCY, START_LATENCY = 64, 8
-"""Cycles until a transfer's first byte; cycles to decode and fill the pipeline of GEMM or ALU. Round numbers for designs like
-pynq's: they matter for comparisons between schedules, not as a promise about a board."""
+"""Cycles until a transfer's first byte; cycles to decode and fill the pipeline of GEMM or ALU. Round numbers for
+designs like pynq's: they matter for comparisons between schedules, not as a promise about a board.
+"""
 
 
 def estimate(config: VtaConfig, launch: Launch) -> Cycles:
     """Return cycles by a discrete simulation of the three units and their tokens.
 
-    GEMM and resets take 1 cycle a micro-op, ALU 2; a transfer its latency and its bytes over the width of the port, each unit
-    having a port of its own.
+    GEMM and resets take 1 cycle a micro-op, ALU 2; a transfer its latency and its bytes over the width of the port,
+    each unit having a port of its own.
     """
     queues: list[deque[int]] = [deque() for _ in QUEUES]
     heads: dict[Module, deque[Instruction]] = {module: deque() for module in Module}

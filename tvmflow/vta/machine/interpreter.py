@@ -1,8 +1,8 @@
 """Run VTA instructions in numpy, one element at a time.
 
 This file is the definition of what each instruction does: the fast simulator is tested against it, so clarity wins over
-speed here. Knows nothing of tokens, schedules or networks. Reads of on-chip elements that were never written, and anything
-outside of a memory, raise ProgramError.
+speed here. Knows nothing of tokens, schedules or networks. Reads of on-chip elements that were never written, and
+anything outside of a memory, raise ProgramError.
 """
 
 from __future__ import annotations
@@ -75,8 +75,10 @@ class Interpreter:
 
     def _store(self, i: Mem) -> None:
         if i.memory is not Memory.OUT or i.rows != i.y_size or i.columns != i.x_size:
-            raise ProgramError(f"a STORE of {i.memory.name} with padding {i.rows - i.y_size, i.columns - i.x_size}",
-                               "OUT, without padding")  # fmt: skip
+            raise ProgramError(
+                f"a STORE of {i.memory.name} with padding {i.rows - i.y_size, i.columns - i.x_size}",
+                "OUT, without padding",
+            )
         for y in range(i.y_size):
             for x in range(i.x_size):
                 vector = self._read(Memory.ACC, i.sram_base + y * i.x_size + x)
@@ -109,9 +111,10 @@ class Interpreter:
                 for at in range(i.uop_bgn, i.uop_end):
                     dst, src, wgt = decode_uops(self.config, np.array([self._read(Memory.UOP, at)]))[0].tolist()
                     yield (
-                        dst + out * i.dst_out + inner * i.dst_in, src + out * i.src_out + inner * i.src_in,
+                        dst + out * i.dst_out + inner * i.dst_in,
+                        src + out * i.src_out + inner * i.src_in,
                         wgt + out * wgt_out + inner * wgt_in,
-                    )  # fmt: skip
+                    )
 
     def _gemm(self, i: Gemm) -> None:
         for dst, src, wgt in self._steps(i):
@@ -135,7 +138,9 @@ class Interpreter:
 
 
 def alu(op: AluOp, x: Array, y: Array) -> Array:
-    """Return op(x, y) on int64; the caller wraps to 32 bits. A negative amount of SHR shifts left; beyond 31 all bits leave."""
+    """Return op(x, y) on int64; the caller wraps to 32 bits. A negative amount of SHR shifts left; beyond 31 all bits
+    leave.
+    """
     if op is AluOp.MIN:
         return np.minimum(x, y)
     if op is AluOp.MAX:

@@ -1,8 +1,9 @@
 """Check a program without running it: bounds, races between units, balance of tokens, and what a device kind cannot do.
 
-Races are found by vector clocks: tokens are counted queues, so the k-th pop waits for the k-th push, whatever the order of the
-units; two accesses to one on-chip element, or to one span of DRAM, by two units, one of them writing, must be ordered by that. So
-must FINISH be behind everything. A transfer's span of DRAM reaches from its first byte to its last, gaps between rows included.
+Races are found by vector clocks: tokens are counted queues, so the k-th pop waits for the k-th push, whatever the order
+of the units; two accesses to one on-chip element, or to one span of DRAM, by two units, one of them writing, must be
+ordered by that. So must FINISH be behind everything. A transfer's span of DRAM reaches from its first byte to its last,
+gaps between rows included.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ SHIFT_MIN, SHIFT_MAX = -16, 15
 
 @dataclass(frozen=True)
 class DeviceRules:
-    """What a device kind allows beyond the instruction set: what the simulator does and the published design does not."""
+    """What a device kind allows beyond the instruction set: what the simulator does and the published design does
+    not.
+    """
 
     mul: bool
     acc_8bit: bool
@@ -72,7 +75,9 @@ def check_program(program: Program) -> None:
 
 @dataclass
 class _Access:
-    """Per element of a memory: the last instruction of a unit that did something to it, counted within the unit, from 1."""
+    """Per element of a memory: the last instruction of a unit that did something to it, counted within the unit, from
+    1.
+    """
 
     by: Module
     writes: bool
@@ -103,8 +108,14 @@ class _Linter:
         self.program, self.config, self.launch = program, program.config, launch
         self.rules = rules or DeviceRules.of(program.config)
         depth = self.config.depth
-        kinds = ((Memory.INP, Module.LOAD, True), (Memory.INP, Module.COMPUTE, False), (Memory.WGT, Module.LOAD, True),
-                 (Memory.WGT, Module.COMPUTE, False), (Memory.ACC, Module.COMPUTE, True), (Memory.ACC, Module.STORE, False))  # fmt: skip
+        kinds = (
+            (Memory.INP, Module.LOAD, True),
+            (Memory.INP, Module.COMPUTE, False),
+            (Memory.WGT, Module.LOAD, True),
+            (Memory.WGT, Module.COMPUTE, False),
+            (Memory.ACC, Module.COMPUTE, True),
+            (Memory.ACC, Module.STORE, False),
+        )
         self.accesses = {
             (memory, by): _Access(by, writes, np.zeros(depth(memory), np.int64)) for memory, by, writes in kinds
         }

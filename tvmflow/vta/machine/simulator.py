@@ -1,7 +1,7 @@
 """Run VTA instructions fast: transfers in numpy, GEMM and ALU in loops that TVM compiled for the design's block sizes.
 
-Equal to `interpreter.py` bit for bit, errors included. Indices are checked before an instruction changes anything. What it does
-is counted where it is done: bytes as they are moved, micro-ops as the loops go over them.
+Equal to `interpreter.py` bit for bit, errors included. Indices are checked before an instruction changes anything. What
+it does is counted where it is done: bytes as they are moved, micro-ops as the loops go over them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def check(uops: T.Buffer(({uop_depth},), "uint32"), has_uop: T.Buffer(({uop_dept
           has_inp: T.Buffer(({inp_depth},), "int8"), has_wgt: T.Buffer(({wgt_depth},), "int8"),
           has_acc: T.Buffer(({acc_depth},), "int8"), dims: T.Buffer((11,), "int32"), fault: T.Buffer((2,), "int32"),
           steps: T.Buffer((1,), "int64")):
-    # steps: how often the loops turn; fault: what is wrong (1 uop, 2 dst, 3 src, 4 wgt beyond the end; 5 to 8 the same, never written), and which index
+    # steps: how often the loops turn; fault: what is wrong (1 uop, 2 dst, 3 src, 4 wgt beyond the end; 5 to 8 the same,
+    # never written), and which index
     fault[0] = 0
     fault[1] = 0
     steps[0] = T.int64(0)
@@ -134,14 +135,23 @@ _SHIFT = (
     " T.Select({y} <= -32, 0, T.shift_left({x}, T.min(T.max(0 - {y}, 0), 31))))"
 )
 _FORMULAS = {
-    "min": "T.min({x}, {y})", "max": "T.max({x}, {y})", "add": "{x} + {y}", "shr": _SHIFT, "mul": "{x} * {y}",
-}  # fmt: skip
+    "min": "T.min({x}, {y})",
+    "max": "T.max({x}, {y})",
+    "add": "{x} + {y}",
+    "shr": _SHIFT,
+    "mul": "{x} * {y}",
+}
 _WRONG = (
-    "", "UOP element {} is beyond the end", "ACC element {} (dst) is beyond the end", "src element {} is beyond the end",
-    "WGT element {} is beyond the end", "a read of UOP element {}, which nothing has written",
-    "a read of ACC element {}, which nothing has written", "a read of src element {}, which nothing has written",
+    "",
+    "UOP element {} is beyond the end",
+    "ACC element {} (dst) is beyond the end",
+    "src element {} is beyond the end",
+    "WGT element {} is beyond the end",
+    "a read of UOP element {}, which nothing has written",
+    "a read of ACC element {}, which nothing has written",
+    "a read of src element {}, which nothing has written",
     "a read of WGT element {}, which nothing has written",
-)  # fmt: skip
+)
 
 
 @lru_cache(maxsize=16)
@@ -157,9 +167,15 @@ def _kernels(config: VtaConfig) -> dict[str, Any]:
     }
     (_, dst), (src_shift, src), (wgt_shift, wgt) = uop_layout(config)
     words = {
-        **depth, "batch": config.batch, "block": config.block, "dst_mask": (1 << dst) - 1, "src_shift": src_shift,
-        "src_mask": (1 << src) - 1, "wgt_shift": wgt_shift, "wgt_mask": (1 << wgt) - 1,
-    }  # fmt: skip
+        **depth,
+        "batch": config.batch,
+        "block": config.block,
+        "dst_mask": (1 << dst) - 1,
+        "src_shift": src_shift,
+        "src_mask": (1 << src) - 1,
+        "wgt_shift": wgt_shift,
+        "wgt_mask": (1 << wgt) - 1,
+    }
     sources = {name: "\n@T.prim_func(s_tir=True)\n" + text for name, text in _functions(_SOURCE.format(**words))}
     for name, formula in _FORMULAS.items():
         for kind, y in (("", _REGISTER), ("_imm", "imm")):
@@ -191,9 +207,11 @@ class Simulator:
         self.config, self.dram, self.counters = config, dram, Counters()
         self.kernels = _kernels(config)
         shapes = {
-            Memory.UOP: ((), "uint32"), Memory.INP: ((batch, block), "int8"), Memory.WGT: ((block, block), "int8"),
+            Memory.UOP: ((), "uint32"),
+            Memory.INP: ((batch, block), "int8"),
+            Memory.WGT: ((block, block), "int8"),
             Memory.ACC: ((batch, block), "int32"),
-        }  # fmt: skip
+        }
         made = {m: shared((config.depth(m), *shape), dtype) for m, (shape, dtype) in shapes.items()}
         notes = {m: shared((config.depth(m),), "int8") for m in shapes}
         self._tensors, self.memories = {m: t for m, (t, _) in made.items()}, {m: v for m, (_, v) in made.items()}
@@ -258,8 +276,10 @@ class Simulator:
 
     def _store(self, i: Mem) -> None:
         if i.memory is not Memory.OUT or i.rows != i.y_size or i.columns != i.x_size:
-            raise ProgramError(f"a STORE of {i.memory.name} with padding {i.rows - i.y_size, i.columns - i.x_size}",
-                               "OUT, without padding")  # fmt: skip
+            raise ProgramError(
+                f"a STORE of {i.memory.name} with padding {i.rows - i.y_size, i.columns - i.x_size}",
+                "OUT, without padding",
+            )
         end = i.sram_base + i.y_size * i.x_size
         if end > self.config.depth(Memory.ACC):
             first = max(i.sram_base, self.config.depth(Memory.ACC))
@@ -280,13 +300,25 @@ class Simulator:
 
     def _set_dims(self, i: Gemm | Alu, wgt: tuple[int, int], mode: int) -> None:
         self._dims[:] = (
-            i.iter_out, i.iter_in, i.uop_bgn, i.uop_end, i.dst_out, i.dst_in, i.src_out, i.src_in, *wgt, mode,
-        )  # fmt: skip
+            i.iter_out,
+            i.iter_in,
+            i.uop_bgn,
+            i.uop_end,
+            i.dst_out,
+            i.dst_in,
+            i.src_out,
+            i.src_in,
+            *wgt,
+            mode,
+        )
         memories = (Memory.UOP, Memory.INP, Memory.WGT, Memory.ACC)
         self.kernels["check"](
-            self._tensors[Memory.UOP], *(self._notes[m] for m in memories), self._dims_tensor, self._found_tensor,
+            self._tensors[Memory.UOP],
+            *(self._notes[m] for m in memories),
+            self._dims_tensor,
+            self._found_tensor,
             self._steps_tensor,
-        )  # fmt: skip
+        )
         if self._found[0]:
             raise ProgramError(_WRONG[self._found[0]].format(self._found[1]))
 

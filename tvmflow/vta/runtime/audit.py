@@ -13,9 +13,9 @@ FIX = "the device runs another program, or its simulator is wrong"
 def check_ran(regions: Sequence[Mapping[str, Any]], ran: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return `runs` of the whole network, in all its forms, and whether the device `counted`.
 
-    regions: of the build's manifest, each with the `counters` of one run, and `digest` and `code_digest`, under which devices know it
-    in a library for TVM and in one without. ran: digest -> what the device says of a program (`Ran.to_json`).
-    Raises AgreementError when other programs ran, or they cost something else.
+    regions: of the build's manifest, each with the `counters` of one run, and `digest` and `code_digest`, under which
+    devices know it in a library for TVM and in one without. ran: digest -> what the device says of a program
+    (`Ran.to_json`). Raises AgreementError when other programs ran, or they cost something else.
     """
     forms = [_by_digest(regions, name) for name in ("digest", "code_digest")]
     ran_forms = [form for form in forms if set(form) & set(ran)]
@@ -48,7 +48,8 @@ def _checked_runs(same: Sequence[Mapping[str, Any]], done: Mapping[str, Any]) ->
         different = [name for name, value in wanted.items() if done["counted"].get(name) != value]
         if different:
             raise AgreementError(
-                f"evaluate: in {done['runs']} runs the accelerator counted { ({n: done['counted'].get(n) for n in different}) }",
+                f"evaluate: in {done['runs']} runs the accelerator counted "
+                f"{ ({n: done['counted'].get(n) for n in different}) }",
                 f"what the program must cost: { ({name: wanted[name] for name in different}) }",
                 FIX,
             )

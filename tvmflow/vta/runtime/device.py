@@ -21,7 +21,9 @@ Array = np.ndarray[Any, Any]
 
 
 class Loaded(Protocol):
-    """A program on a device. counted: what the device itself counted in the last run; None of one that does not count."""
+    """A program on a device. counted: what the device itself counted in the last run; None of one that does not
+    count.
+    """
 
     counted: Counters | None
 
@@ -61,14 +63,17 @@ class Driver(ABC):
 
     @abstractmethod
     def launch(self, config: VtaConfig, launch: Launch, code_address: int, memory: Contiguous) -> Counters | None:
-        """Run a launch, whose instructions lie at an address; return what the device counted, None of one that does not count.
+        """Run a launch, whose instructions lie at an address; return what the device counted, None of one that does not
+        count.
 
         Raises TvmflowError.
         """
 
 
 class _InMemory:
-    """A program in memory of a driver, which is kept from run to run; each launch's instructions have a piece of their own."""
+    """A program in memory of a driver, which is kept from run to run; each launch's instructions have a piece of their
+    own.
+    """
 
     def __init__(self, driver: Driver, program: Program) -> None:
         self.driver, self.program = driver, program
@@ -153,7 +158,9 @@ def code_of(config: VtaConfig, launch: Launch) -> Array:
 
 
 def packed_code(program: Program) -> tuple[Array, tuple[int, ...]]:
-    """Return all instructions as a library without TVM carries them, uint8, and where each launch's begin: at pages, for the fetch unit."""
+    """Return all instructions as a library without TVM carries them, uint8, and where each launch's begin: at pages,
+    for the fetch unit.
+    """
     parts: list[Array] = []
     places: list[int] = []
     for launch in program.launches:

@@ -1,7 +1,8 @@
 """The driver seam of the runtime in C over a device of this process: the simulator, or a board.
 
-A library without TVM is given `DriverSeam.driver`, a tvmflow_driver. What runs through it is counted as what runs through
-`tvmflow.vta.run`, under the digest of the program's instructions, since that is all that the library shows of it.
+A library without TVM is given `DriverSeam.driver`, a tvmflow_driver. What runs through it is counted as what runs
+through `tvmflow.vta.run`, under the digest of the program's instructions, since that is all that the library shows of
+it.
 """
 
 from __future__ import annotations
@@ -31,16 +32,22 @@ def design_named(name: str) -> VtaConfig | None:
     batch, block, uop, inp, wgt, acc = map(int, found.groups()[1:])
     try:
         design = VtaConfig(
-            found[1], log_batch=batch.bit_length() - 1, log_block=block.bit_length() - 1, log_uop_buff_size=uop,
-            log_inp_buff_size=inp, log_wgt_buff_size=wgt, log_acc_buff_size=acc,
-        )  # fmt: skip
+            found[1],
+            log_batch=batch.bit_length() - 1,
+            log_block=block.bit_length() - 1,
+            log_uop_buff_size=uop,
+            log_inp_buff_size=inp,
+            log_wgt_buff_size=wgt,
+            log_acc_buff_size=acc,
+        )
     except TvmflowError:
         return None
     return design if design.name == name else None
 
 
 class DriverSeam:
-    """A device for libraries without TVM. driver: what a network is given, as long as this lives; error: of the last launch that failed.
+    """A device for libraries without TVM. driver: what a network is given, as long as this lives; error: of the last
+    launch that failed.
 
     ran: what ran, by `code_digest`; a run begins with the launch at offset 0.
     """
@@ -52,11 +59,15 @@ class DriverSeam:
         self._decoded: dict[tuple[bytes, int], Launch] = {}
         kind = network_binding().Driver
         self.driver = kind(
-            size=ctypes.sizeof(kind), allocate=kind.Allocate(self._allocate), release=kind.Release(self._release),
+            size=ctypes.sizeof(kind),
+            allocate=kind.Allocate(self._allocate),
+            release=kind.Release(self._release),
             flush=kind.Touch(lambda _context, memory, _offset, _size: self.memories[memory.contents.address].flush()),
-            invalidate=kind.Touch(lambda _context, memory, _offset, _size: self.memories[memory.contents.address].invalidate()),
+            invalidate=kind.Touch(
+                lambda _context, memory, _offset, _size: self.memories[memory.contents.address].invalidate()
+            ),
             launch=kind.Launch(self._launch),
-        )  # fmt: skip
+        )
         self.driver.seam = self  # lives as long
 
     def _allocate(self, _context: Any, memory: Any) -> int:

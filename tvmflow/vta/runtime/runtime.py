@@ -1,8 +1,8 @@
 """Run programs: the function that libraries call, and the devices behind it.
 
-`register` puts `tvmflow.vta.run` into TVM's table of functions. It is called with a blob, the inputs and the outputs, all in
-VTA's layout. The blob is a region (computed by its definition, for checks before there is a program) or a program, which goes
-to a driver: the simulator, or a board.
+`register` puts `tvmflow.vta.run` into TVM's table of functions. It is called with a blob, the inputs and the outputs,
+all in VTA's layout. The blob is a region (computed by its definition, for checks before there is a program) or a
+program, which goes to a driver: the simulator, or a board.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ def program_to_blob(program: Program) -> bytes:
     text = {
         "config": program.config.to_json(),
         "launches": [[launch.name, len(launch.instructions)] for launch in program.launches],
-        "constants_at": program.constants_at, "dram_bytes": program.dram_bytes,
+        "constants_at": program.constants_at,
+        "dram_bytes": program.dram_bytes,
         "values": [asdict(tensor) for tensor in program.values],
-        "inputs": [tensor.name for tensor in program.inputs], "outputs": [tensor.name for tensor in program.outputs],
-    }  # fmt: skip
+        "inputs": [tensor.name for tensor in program.inputs],
+        "outputs": [tensor.name for tensor in program.outputs],
+    }
     words = [encode_all(program.config, launch.instructions) for launch in program.launches]
     return to_blob("program", text, {"instructions": np.concatenate(words), "constants": program.constants})
 
@@ -51,7 +53,9 @@ _PROGRAM = {"kind", "config", "launches", "constants_at", "dram_bytes", "values"
 
 
 def program_from(text: Mapping[str, Any], arrays: Mapping[str, Array]) -> Program:
-    """Return the program of a description and its arrays. Raises ProgramError when they are not what `program_to_blob` writes."""
+    """Return the program of a description and its arrays. Raises ProgramError when they are not what `program_to_blob`
+    writes.
+    """
     members = fields.members("program", dict(text), _PROGRAM)
     fields.members("arrays", dict(arrays), {"instructions", "constants"})
     if members["kind"] != "program":
@@ -152,7 +156,9 @@ class Runtime:
         return json.dumps({digest.hex(): ran.to_json() for digest, ran in self.ran.items()})
 
     def seam(self, design: str) -> int:
-        """Return the address of a driver for libraries without TVM. Raises RuntimeError, of one line, for a design of others."""
+        """Return the address of a driver for libraries without TVM. Raises RuntimeError, of one line, for a design of
+        others.
+        """
         config = design_named(design)
         if config is None or self.config not in (None, config):
             expected = self.config.name if self.config is not None else "a design as sim_1x16_i8w8a32_15_15_18_17"
@@ -219,7 +225,9 @@ def _packed_like(packed: Array, x: Array) -> Array:
 
 
 def register(config: VtaConfig | None = None, driver: Driver | None = None) -> Runtime:
-    """Provide `tvmflow.vta.run`, `tvmflow.vta.machine.counters` and the driver seam in this process. config: refuse programs for any other."""
+    """Provide `tvmflow.vta.run`, `tvmflow.vta.machine.counters` and the driver seam in this process. config: refuse
+    programs for any other.
+    """
     import tvm_ffi
 
     runtime = Runtime(config, driver or SimulatorDriver())

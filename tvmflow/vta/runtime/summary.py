@@ -25,7 +25,9 @@ class Part:
 
 
 def summarize(config: VtaConfig, mode: str, parts: Sequence[Part], notes: dict[str, Any]) -> dict[str, Any]:
-    """Return counters, cycles, one row per region and one per launch. cycles are estimates (`counters.estimate`), ms at the board's clock."""
+    """Return counters, cycles, one row per region and one per launch. cycles are estimates (`counters.estimate`), ms at
+    the board's clock.
+    """
     layers = [_layer(config, part.name, launch) for part in parts for launch in part.program.launches]
     regions = [
         {
@@ -39,22 +41,38 @@ def summarize(config: VtaConfig, mode: str, parts: Sequence[Part], notes: dict[s
     total = sum((Counters(**region["counters"]) for region in regions), Counters())
     cycles = sum(region["cycles"] for region in regions)
     return {
-        "config": config.to_json(), "name": config.name, "mode": mode, "counters": total.to_json(), "five_nbytes": total.five_bytes,
-        "cycles": cycles, "estimated_ms": cycles / config.board.clock_mhz / 1e3, "simulated": config.board.is_simulator,
+        "config": config.to_json(),
+        "name": config.name,
+        "mode": mode,
+        "counters": total.to_json(),
+        "five_nbytes": total.five_bytes,
+        "cycles": cycles,
+        "estimated_ms": cycles / config.board.clock_mhz / 1e3,
+        "simulated": config.board.is_simulator,
         "gemm_utilization": total.gemm_counter / cycles if cycles else 0.0,
-        "operations": sum(layer["operations"] for layer in layers), "launches": len(layers),
-        "dram_bytes": sum(part.program.dram_bytes for part in parts), **limits(config), "layers": layers, "regions": regions,
-        "offloaded": notes.get("layers", []), "cpu_reasons": notes.get("reasons", {}),
-    }  # fmt: skip
+        "operations": sum(layer["operations"] for layer in layers),
+        "launches": len(layers),
+        "dram_bytes": sum(part.program.dram_bytes for part in parts),
+        **limits(config),
+        "layers": layers,
+        "regions": regions,
+        "offloaded": notes.get("layers", []),
+        "cpu_reasons": notes.get("reasons", {}),
+    }
 
 
 def _layer(config: VtaConfig, region: str, launch: Launch) -> dict[str, Any]:
     counted, timed = count(config, launch.instructions), estimate(config, launch)
     work = 2 * config.batch * config.block**2 * counted.gemm_counter
     return {
-        "name": launch.name.removesuffix("_q"), "region": region, **counted.to_json(), "cycles": timed.to_json(), "operations": work,
-        "gops": work * config.board.clock_mhz * 1e-3 / timed.total, "operations_per_byte": work / counted.dram_nbytes,
-    }  # fmt: skip
+        "name": launch.name.removesuffix("_q"),
+        "region": region,
+        **counted.to_json(),
+        "cycles": timed.to_json(),
+        "operations": work,
+        "gops": work * config.board.clock_mhz * 1e-3 / timed.total,
+        "operations_per_byte": work / counted.dram_nbytes,
+    }
 
 
 def _sums(layers: Sequence[dict[str, Any]], region: str) -> dict[str, Any]:
@@ -67,8 +85,9 @@ def limits(config: VtaConfig) -> dict[str, float]:
     """Return the roof of a design: operations and bytes in a second, in 1e9."""
     clock_ghz = config.board.clock_mhz * 1e-3
     return {
-        "peak_gops": 2 * config.batch * config.block**2 * clock_ghz, "peak_gbytes": config.board.bus_bytes * clock_ghz,
-    }  # fmt: skip
+        "peak_gops": 2 * config.batch * config.block**2 * clock_ghz,
+        "peak_gbytes": config.board.bus_bytes * clock_ghz,
+    }
 
 
 def write_files(parts: Sequence[Part], summary: dict[str, Any], folder: Path) -> None:
@@ -97,12 +116,18 @@ def _write_program(program: Program, region: dict[str, Any], folder: Path) -> No
             text.write(f"{launch.name}\n" + "".join(f"  {disassemble(i)}\n" for i in launch.instructions))
     (folder / "constants.bin").write_bytes(program.constants.tobytes())
     manifest = {
-        "config": program.config.to_json(), "launches": launches, "dram_bytes": program.dram_bytes,
+        "config": program.config.to_json(),
+        "launches": launches,
+        "dram_bytes": program.dram_bytes,
         "constants": {"address": program.constants_at, "bytes": int(program.constants.size)},
-        "tensors": [{"name": t.name, "address": t.address, "shape": list(t.shape), "dtype": "int8"} for t in program.values],
-        "inputs": _names(program.inputs), "outputs": _names(program.outputs),
-        "counters": region["counters"], "cycles": region["cycles"],
-    }  # fmt: skip
+        "tensors": [
+            {"name": t.name, "address": t.address, "shape": list(t.shape), "dtype": "int8"} for t in program.values
+        ],
+        "inputs": _names(program.inputs),
+        "outputs": _names(program.outputs),
+        "counters": region["counters"],
+        "cycles": region["cycles"],
+    }
     (folder / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=1), encoding="utf-8")
 
 

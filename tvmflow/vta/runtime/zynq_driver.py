@@ -1,10 +1,10 @@
 """Run programs on the VTA of a Zynq board: contiguous memory and memory-mapped registers, as its HLS design has them.
 
-pynq, ultra96 and zcu104 have the same driver and differ in where their registers lie. No board was at hand: what is here follows
-the published register map and the protocol of VTA's own driver, and is tested
-against a fake that behaves like the registers (tests/devices/test_vta.py). The fetch unit reads instructions from `insn_addr`;
-load, compute and store units add their base registers to the addresses in instructions, so a program runs wherever its memory
-lies, without being changed.
+pynq, ultra96 and zcu104 have the same driver and differ in where their registers lie. No board was at hand: what is
+here follows the published register map and the protocol of VTA's own driver, and is tested against a fake that behaves
+like the registers (tests/devices/test_vta.py). The fetch unit reads instructions from `insn_addr`; load, compute and
+store units add their base registers to the addresses in instructions, so a program runs wherever its memory lies,
+without being changed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class BoardDriver(Driver):
         return BoardDriver(MappedRegisters(BASES[target]), allocate)
 
     def load(self, program: Program) -> Loaded:
-        """Put a program into memory. What the linter finds is refused: a board would read and write whatever it is told to."""
+        """Put a program into memory. What the linter finds is refused: a board would read and write whatever it is told
+        to.
+        """
         check_program(program)
         return super().load(program)
 
@@ -94,8 +96,9 @@ class BoardDriver(Driver):
             if time.monotonic() > deadline:
                 raise DeviceLostError(
                     f"the accelerator did not finish {launch.name} within {self.timeout_s:g} s",
-                    "the done flag of its compute unit", "load the bitstream of the program's configuration again",
-                )  # fmt: skip
+                    "the done flag of its compute unit",
+                    "load the bitstream of the program's configuration again",
+                )
         return None
 
 
