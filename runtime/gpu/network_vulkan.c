@@ -1,6 +1,6 @@
 /* A network on Vulkan: its commands are recorded once and submitted for each run. */
 #define _GNU_SOURCE
-#include "network_vulkan.h"
+#include "vulkan_state.h"
 
 #include "clock.h"
 

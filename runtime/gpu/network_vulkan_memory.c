@@ -1,5 +1,5 @@
 /* The device of a network on Vulkan, and its memory. */
-#include "network_vulkan.h"
+#include "vulkan_state.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* The programs of a network on Vulkan: what they need, their pipelines, and the file that keeps those from one start to the next. */
-#include "network_vulkan.h"
+#include "vulkan_state.h"
 #include "program_cache.h"
 
 #include <stdio.h>

@@ -156,7 +156,7 @@ static int test(fallback *made, tvmflow_instance *cpu, const void *const *sample
   const void *const *inputs = sample ? sample : (const void *const *)places;
   if (!fallback_did(made, made->api->run(made->instance, inputs, by_gpu))) return 0;
   made->computes = 0; /* the CPU's turn */
-  if (tvmflow_run(cpu, inputs, by_cpu) != TVMFLOW_OK) return give_up(made, tvmflow_last_error());
+  if (plan_api.run(cpu, inputs, by_cpu) != TVMFLOW_OK) return give_up(made, plan_api.last_error());
   char why[GPU_REASON];
   for (uint32_t i = 0; i < plan_api.outputs; ++i) {
     const tvmflow_tensor *info = &plan.outputs[i];

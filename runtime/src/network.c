@@ -75,7 +75,7 @@ static _Thread_local struct {
   char error[ERROR_SIZE];
 } current;
 
-void pool_enter(void *owner, uint32_t number) {
+static void enter_worker(void *owner, uint32_t number) {
   current.instance = owner;
   current.number = number;
   current.in_loop = 1; /* a thread of the pool does nothing else */
@@ -375,7 +375,7 @@ static tvmflow_status create(const tvmflow_options *options, const tvmflow_drive
   }
   status = TVMFLOW_NO_THREADS;
   if (!pthread_mutex_init(&made->mutex, NULL)) {
-    status = pool_start(&made->threads, wanted.threads, wanted.cpu_mask, wanted.spin_us, made);
+    status = pool_start(&made->threads, wanted.threads, wanted.cpu_mask, wanted.spin_us, enter_worker, made);
     if (status) pthread_mutex_destroy(&made->mutex);
   }
   if (status) {

@@ -98,7 +98,7 @@ static unsigned long long next_work(pool *owner, uint32_t number, unsigned long 
 static void *work(void *argument) {
   struct pool_worker *self = argument;
   pool *owner = self->owner;
-  pool_enter(owner->owner, self->number);
+  owner->enter(owner->owner, self->number);
   for (unsigned long long seen = 0;;) {
     seen = next_work(owner, self->number, seen);
     if (atomic_load_explicit(&owner->ends, memory_order_acquire)) return NULL;
@@ -190,11 +190,12 @@ uint32_t pool_cpus(uint64_t cpu_mask) {
   return (uint32_t)CPU_COUNT(&allowed) + (CPU_COUNT(&both) < CPU_COUNT(&own));
 }
 
-tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint32_t spin_us, void *owner) {
+tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint32_t spin_us, pool_enter enter, void *owner) {
   memset(made, 0, sizeof *made);
   made->allowed = allowed_cpus(cpu_mask);
   made->avoided = -1;
   made->threads = threads;
+  made->enter = enter;
   made->owner = owner;
   made->spin_ns = spin_us == UINT32_MAX ? 0 : 1000u * (uint64_t)(spin_us ? spin_us : DEFAULT_SPIN_US);
   if (pool_cpus(cpu_mask) < threads) made->spin_ns = 0; /* a thread that spins would take another's core */

@@ -22,6 +22,8 @@ typedef struct {
 } pool_group;
 
 typedef int (*pool_task)(int task, pool_group *group, void *data);
+/* Called in a worker as it starts: for whom it works, and which thread of its pool it is. */
+typedef void (*pool_enter)(void *owner, uint32_t number);
 
 typedef struct pool pool;
 
@@ -52,7 +54,8 @@ struct pool {
   uint64_t spin_ns;
   cpu_set_t allowed; /* CPUs for the workers */
   int avoided;       /* of these that on which the caller ran last; -1: it did not run yet */
-  void *owner; /* of workspaces, set in each thread while it works */
+  pool_enter enter; /* called in each worker as it starts, with `owner` */
+  void *owner;
   pthread_mutex_t mutex;
   pthread_cond_t wake;
   uint32_t started;
@@ -72,15 +75,13 @@ struct pool {
 
 /* How many threads find a CPU each, the caller's among them. */
 uint32_t pool_cpus(uint64_t cpu_mask);
-/* Start threads - 1 threads. Returns TVMFLOW_NO_THREADS, with none of them left, when the system makes no more. */
-tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint32_t spin_us, void *owner);
+/* Start threads - 1 threads, each of which calls enter(owner, number) first. Returns TVMFLOW_NO_THREADS, with none of them left, when the system makes no more. */
+tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint32_t spin_us, pool_enter enter, void *owner);
 /* Before the loops of a run: keep the workers off the caller's CPU, where there are enough others. */
 void pool_settle(pool *used);
 /* Run task(i) for every i below `tasks` on `team` threads, at most all; returns nonzero when one did. tasks 0: as many as are useful, of a loop of `extent`
  * steps that each divides by their number; extent 0: of an unknown number. */
 int pool_run(pool *used, uint32_t team, pool_task task, void *data, int tasks, uint32_t extent);
 void pool_stop(pool *stopped);
-/* Called in a worker as it starts: says for whom it works. */
-void pool_enter(void *owner, uint32_t number);
 
 #endif

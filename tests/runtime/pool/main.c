@@ -11,7 +11,7 @@
 
 static atomic_int hits[MOST_STEPS];
 
-void pool_enter(void *owner, uint32_t number) { (void)owner, (void)number; }
+static void enter(void *owner, uint32_t number) { (void)owner, (void)number; }
 
 /* As TVM's kernels divide a loop of *data steps. */
 static int steps(int task, pool_group *group, void *data) {
@@ -35,7 +35,7 @@ static int each_once(int count) {
 int main(int count, char **arguments) {
   const uint32_t threads = count > 1 ? (uint32_t)atoi(arguments[1]) : 1;
   pool *used = aligned_alloc(TVMFLOW_ALIGNMENT, (sizeof *used + TVMFLOW_ALIGNMENT - 1) / TVMFLOW_ALIGNMENT * TVMFLOW_ALIGNMENT);
-  if (!used || pool_start(used, threads, 0, 0, NULL)) return puts("no threads"), 1;
+  if (!used || pool_start(used, threads, 0, 0, enter, NULL)) return puts("no threads"), 1;
   for (int round = 0; round < ROUNDS; ++round) {
     const uint32_t team = round % 3 ? threads : 1 + (uint32_t)round / 3 % threads;
     int extent = 1 + round * 7 % (MOST_STEPS - 1), none = -1, fails = extent / 2;

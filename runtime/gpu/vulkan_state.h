@@ -1,6 +1,6 @@
-/* A network on Vulkan, in three files: network_vulkan.c runs it, the others have its memory and its programs. */
-#ifndef TVMFLOW_NETWORK_VULKAN_H
-#define TVMFLOW_NETWORK_VULKAN_H
+/* The state of a network on Vulkan, which three files share: network_vulkan.c runs it, _memory.c and _programs.c make its parts. */
+#ifndef TVMFLOW_VULKAN_STATE_H
+#define TVMFLOW_VULKAN_STATE_H
 
 #include "network_gpu.h"
 #include "vulkan.h"
