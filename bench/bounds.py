@@ -25,7 +25,7 @@ from tvmflow.codegen.compile import schedule_lowered
 from tvmflow.codegen.lower import lower
 from tvmflow.codegen.manifest import kernels_of
 from tvmflow.codegen.network.link import Network, write_network
-from tvmflow.evaluation.roofline import Ceilings, Work, bounds_of, kernel_bounds, measured_ceilings
+from tvmflow.evaluation.roofline import Ceilings, Work, bounds_of, kernel_bounds, measure_ceilings
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.ir.tvm_compat import return_type
 from tvmflow.passes.pipeline import canonicalize
@@ -33,7 +33,7 @@ from tvmflow.support.errors import StageError
 from tvmflow.support.runtime_binding import network_binding
 from tvmflow.targets.resolve import ResolvedTarget, host_target
 from tvmflow.toolchain.compilers import Command
-from tvmflow.tuning.winograd_choice import unmeasured
+from tvmflow.tuning.winograd_choice import choose_by_cost
 
 _BOUNDS = {"float32": 2.0e-5, "bfloat16": 1.0e-2}
 _ANY_LOAD = 1.0  # others may take all: what counts is the most of several tries
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=5)
     options = parser.parse_args()
     target = replace(host_target(), threads=options.threads)
-    speeds = measured_ceilings(target, ("float32", "bfloat16", "int8"), 0, _ANY_LOAD).operations
+    speeds = measure_ceilings(target, ("float32", "bfloat16", "int8"), 0, _ANY_LOAD).operations
     print(
         f"G operations/s: {', '.join(f'{dtype} {speed / 1e9:.0f}' for dtype, speed in speeds.items())}; "
         f"{options.threads} threads"
@@ -64,7 +64,7 @@ def _show(name: str, speeds: Mapping[str, float], target: ResolvedTarget, option
     module = converted(canonicalize(network.to_relax()), entry, options.precision)
     backend = CpuBackend(target)
     packed = backend.pack(module, None)[0]
-    lowered = lower(packed, backend, winograd=unmeasured(packed, backend, _BOUNDS))
+    lowered = lower(packed, backend, winograd=choose_by_cost(packed, backend, _BOUNDS))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.so"
         scheduled = schedule_lowered(lowered, backend, {})
@@ -80,14 +80,15 @@ def _show(name: str, speeds: Mapping[str, float], target: ResolvedTarget, option
             times.append(time.perf_counter() - begin)
     kernels = kernels_of(scheduled.choices)
     work = Work.of(kernels)
-    read = measured_ceilings(target, (), work.constant_bytes, _ANY_LOAD).read
+    read = measure_ceilings(target, (), work.constant_bytes, _ANY_LOAD).read
     try:
         found = bounds_of(work, ceilings := Ceilings(speeds, read), 1e3 * median(times))
     except StageError as error:
         print(f"{name:31} {error.found}", flush=True)
         return
     print(
-        f"{name:31}{1e3 * median(times):9.2f}{found['arithmetic_ms']:11.2f}{found['memory_ms']:8.2f}{found['share']:7.0%}",
+        f"{name:31}{1e3 * median(times):9.2f}{found['arithmetic_ms']:11.2f}"
+        f"{found['memory_ms']:8.2f}{found['share']:7.0%}",
         flush=True,
     )
     instance.profile(True)

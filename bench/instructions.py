@@ -33,7 +33,10 @@ options.intra_op_num_threads = options.inter_op_num_threads = 1
 options.log_severity_level = 3
 session = ort.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
 names = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
-given = {one.name: draw.random([d if isinstance(d, int) else 1 for d in one.shape]).astype(names[one.type]) for one in session.get_inputs()}
+given = {
+    one.name: draw.random([d if isinstance(d, int) else 1 for d in one.shape]).astype(names[one.type])
+    for one in session.get_inputs()
+}
 run = lambda: session.run(None, given)
 """
 _LITERT = """
@@ -154,7 +157,7 @@ def own(system: EmulatedSystem, module: Path, processor: str, mcpu: str) -> str:
     from tvmflow.ir.relax.serialization import load_module, numpy_dtype
     from tvmflow.targets.resolve import ResolvedTarget
     from tvmflow.toolchain.compilers import compiler_for
-    from tvmflow.tuning.winograd_choice import unmeasured
+    from tvmflow.tuning.winograd_choice import choose_by_cost
 
     triple = "aarch64-linux-gnu"
     backend = backend_of(ResolvedTarget("llvm", mcpu, triple, (), 1, compiler_for(triple)))
@@ -162,7 +165,7 @@ def own(system: EmulatedSystem, module: Path, processor: str, mcpu: str) -> str:
     graph = read_graph(loaded)
     inputs = tuple(TensorSpec(name, kind.shape, kind.dtype) for name, kind in graph.inputs.items())
     packed = backend.pack(loaded, None)[0]
-    scheduled = build_scheduled(packed, backend, {}, winograd=unmeasured(packed, backend, {"float32": MAX_ERROR}))
+    scheduled = build_scheduled(packed, backend, {}, winograd=choose_by_cost(packed, backend, {"float32": MAX_ERROR}))
     draw = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

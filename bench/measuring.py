@@ -46,8 +46,8 @@ import numpy as np
 
 from bench.side_by_side import Peer, environment
 from bench.threads import Clock, Opened, entry_of, library_of
-from tvmflow.evaluation.interleaved_timing import Contestant, Turn, ratio_of, sort_turns, take_turns
-from tvmflow.evaluation.latency import LatencyRules, measured_of
+from tvmflow.evaluation.interleaved_timing import TimedModel, Turn, classify_turns, measure_interleaved, ratio_of
+from tvmflow.evaluation.latency import LatencyRules, summarize_turns
 from tvmflow.evaluation.machine_state import host_probe, host_watch
 
 # About 7 us, 0.2 ms, 5 ms and 50 ms on two threads.
@@ -113,7 +113,7 @@ class _Found:
     in_turns: list[bool] = field(default_factory=list)
 
     def add(self, turns: dict[str, list[Turn]], rules: LatencyRules, threads: int) -> None:
-        measured = measured_of({name: turns[name] for name in ("library", "onnxruntime")}, rules, threads)
+        measured = summarize_turns({name: turns[name] for name in ("library", "onnxruntime")}, rules, threads)
         latency, advantage = measured.latency["library"], measured.advantages["onnxruntime"]
         state = self._state_of(latency.round_trip_ns)
         (self.badged if latency.badges else self.clean).setdefault(state, []).append(latency.median_ms)
@@ -154,8 +154,8 @@ class _Found:
                 "" if at else f"{_share(self.found)}{_share(self.false)}{_share(self.alone)}{_share(self.in_turns, 9)}"
             )
             yield (
-                f"{name:14}{condition:>10}{trip if trip > 1 else 0:9.0f}{shown:10.4g}{_spread(clean)}{len(clean):4}{_spread(badged)}"
-                f"{len(badged):4}{median(ratios or [float('nan')]):7.2f}{_spread(ratios)}{once}"
+                f"{name:14}{condition:>10}{trip if trip > 1 else 0:9.0f}{shown:10.4g}{_spread(clean)}{len(clean):4}"
+                f"{_spread(badged)}{len(badged):4}{median(ratios or [float('nan')]):7.2f}{_spread(ratios)}{once}"
             )
 
 
@@ -168,7 +168,7 @@ def _share(found: Sequence[bool], width: int = 8) -> str:
 
 
 def _is_slower(a: Sequence[Turn], b: Sequence[Turn], threads: int) -> bool:
-    estimate, _, _ = ratio_of(sort_turns({"a": a, "b": b}, threads), "a", "b")
+    estimate, _, _ = ratio_of(classify_turns({"a": a, "b": b}, threads), "a", "b")
     return estimate.low is not None and estimate.low > _ALLOWED
 
 
@@ -190,13 +190,12 @@ def _measured(library: Path, model: Path, rules: LatencyRules, threads: int) -> 
             if peer.ask(1) is None:
                 raise SystemExit(f"{peer.label} does not run")
         contestants = [
-            Contestant(name, peer.time_runs, peer.process.pid, partial(_place_anew, peer))
-            for name, peer in peers.items()
+            TimedModel(name, peer.time_runs, peer.process.pid, partial(_relocate, peer)) for name, peer in peers.items()
         ]
-        return take_turns(contestants, rules.of_turns, host_watch(threads))
+        return measure_interleaved(contestants, rules.of_turns, host_watch(threads))
 
 
-def _place_anew(peer: Peer) -> None:
+def _relocate(peer: Peer) -> None:
     peer.ask(PLACE_ANEW)
 
 

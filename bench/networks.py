@@ -58,7 +58,7 @@ from tvmflow.support.runtime_binding import network_binding
 from tvmflow.targets.cpu_features import activations_of
 from tvmflow.targets.resolve import Processor, host_target
 from tvmflow.toolchain.compilers import Command
-from tvmflow.tuning.winograd_choice import unmeasured
+from tvmflow.tuning.winograd_choice import choose_by_cost
 
 SOURCES = ("torch", "onnx")
 PEERS = ("onnxruntime", "openvino", "torch", "torch_compile", "litert")
@@ -82,9 +82,8 @@ def main() -> None:
         serve(lambda: run(*inputs))
         return
     print(
-        f"{'network':31}{'from':>6}{'import s':>9}{'build s':>8}{'MB':>5}{'error':>9}{'ORT':>9}{'spread':>9}{'tvmflow ms':>11}"
-        + "".join(f"{peer:>20}" for peer in options.peers)
-        + f"{'best':>6}"
+        f"{'network':31}{'from':>6}{'import s':>9}{'build s':>8}{'MB':>5}{'error':>9}"
+        f"{'ORT':>9}{'spread':>9}{'tvmflow ms':>11}" + "".join(f"{peer:>20}" for peer in options.peers) + f"{'best':>6}"
     )
     ratios: dict[str, list[float]] = {source: [] for source in options.source}
     for name in options.names:
@@ -139,7 +138,7 @@ def _made(name: str, folder: Path, options: argparse.Namespace) -> dict[str, str
             backend = CpuBackend(replace(host_target(), threads=options.threads))
             packed = backend.pack(module, None)[0]
             bounds = {str(dtype): bound for dtype, bound in TuneParams().winograd_max_error.items()}
-            winograd = unmeasured(packed, backend, bounds)
+            winograd = choose_by_cost(packed, backend, bounds)
             scheduled = build_scheduled(packed, backend, {}, winograd=winograd)
         except (TvmflowError, RuntimeError, ValueError) as error:
             print(f"{name:31}{source:>6} {type(error).__name__}: {str(error).splitlines()[0][:160]}", flush=True)
@@ -151,7 +150,8 @@ def _made(name: str, folder: Path, options: argparse.Namespace) -> dict[str, str
         built, size = time.perf_counter(), (folder / _library(source)).stat().st_size / 1e6
         ours = _error(_runner(_library(source), name, folder, options)(*samples), expected)
         made[source] = (
-            f"{imported - begin:9.1f}{built - imported:8.1f}{size:5.0f}{ours:9.1e}{np.nan if peer is None else peer:9.1e}{_error(other, expected):9.1e}"
+            f"{imported - begin:9.1f}{built - imported:8.1f}{size:5.0f}{ours:9.1e}"
+            f"{np.nan if peer is None else peer:9.1e}{_error(other, expected):9.1e}"
         )
     return made
 

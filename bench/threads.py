@@ -31,7 +31,14 @@ from typing import Any
 import numpy as np
 
 from tvmflow.codegen.network.runtime_sources import RUNTIME
-from tvmflow.evaluation.interleaved_timing import Contestant, Turn, TurnRules, ratio_of, sort_turns, take_turns
+from tvmflow.evaluation.interleaved_timing import (
+    TimedModel,
+    Turn,
+    TurnRules,
+    classify_turns,
+    measure_interleaved,
+    ratio_of,
+)
 from tvmflow.evaluation.machine_state import host_probe, host_watch
 from tvmflow.support.runtime_binding import network_binding
 
@@ -75,7 +82,8 @@ class Row:
 
 def _measured(names: Sequence[str], options: argparse.Namespace, folder: Path, clock: Clock) -> list[Row]:
     print(
-        f"{'network':31}{'threads':>8}{'used':>5}{'CPUs':>9}{'trip ns':>15}{'one us':>10}{'us':>10}{'ratio':>7}{'before':>8}"
+        f"{'network':31}{'threads':>8}{'used':>5}{'CPUs':>9}{'trip ns':>15}"
+        f"{'one us':>10}{'us':>10}{'ratio':>7}{'before':>8}"
     )
     rows = []
     cpus = sorted(os.sched_getaffinity(0))
@@ -115,7 +123,7 @@ def _row(
 
 def _ratio(turns: dict[str, list[Turn]], ours: str, theirs: str) -> float:
     """Return the time of ours over that of theirs, in rounds of one state."""
-    return 1 / ratio_of(sort_turns(turns, threads=2), ours, theirs)[0].value
+    return 1 / ratio_of(classify_turns(turns, threads=2), ours, theirs)[0].value
 
 
 def _places(cpus: Sequence[int], threads: int, clock: Clock) -> list[list[int]]:
@@ -190,8 +198,8 @@ class Clock:
 
     def turns(self, contestants: dict[str, Opened], count: int, threads: int) -> dict[str, list[Turn]]:
         """Return the turns of libraries in this process, with the state of the machine beside each."""
-        taking = [Contestant(name, partial(self.times, opened, 1e9)) for name, opened in contestants.items()]
-        return take_turns(taking, TurnRules(count, TURN_S, 3), host_watch(threads))
+        taking = [TimedModel(name, partial(self.times, opened, 1e9)) for name, opened in contestants.items()]
+        return measure_interleaved(taking, TurnRules(count, TURN_S, 3), host_watch(threads))
 
     def times(self, opened: Opened, seconds: float, most: int) -> Any:
         """Return the seconds of single runs: for so many seconds, at most so many."""
@@ -243,14 +251,14 @@ def _build(path: Path, name: str, threads: int) -> None:
     from tvmflow.passes.pipeline import canonicalize
     from tvmflow.targets.resolve import host_target
     from tvmflow.toolchain.compilers import Command
-    from tvmflow.tuning.winograd_choice import unmeasured
+    from tvmflow.tuning.winograd_choice import choose_by_cost
 
     entry = entry_of(name)
     module = canonicalize(ExportedModel(entry.make(), entry.inputs).to_relax())
     backend = CpuBackend(replace(host_target(), threads=threads))
     packed = backend.pack(module, None)[0]
     bounds = {str(dtype): bound for dtype, bound in TuneParams().winograd_max_error.items()}
-    scheduled = build_scheduled(packed, backend, {}, winograd=unmeasured(packed, backend, bounds))
+    scheduled = build_scheduled(packed, backend, {}, winograd=choose_by_cost(packed, backend, bounds))
     with torch.inference_mode():
         made = entry.make()(*map(torch.from_numpy, entry.samples()))
     outputs = tuple(f"output{at}" for at in range(len(torch.utils._pytree.tree_leaves(made))))

@@ -196,7 +196,8 @@ if sys.argv[1:2] != ["-c"]:
     left = [int(os.environ["KILLED_AT"])]
     def count(name, arguments):
         writes = name == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-        if writes or name in ("os.rename", "os.remove", "os.mkdir", "os.link", "os.symlink", "os.chmod", "sqlite3.connect"):
+        changes = ("os.rename", "os.remove", "os.mkdir", "os.link", "os.symlink", "os.chmod", "sqlite3.connect")
+        if writes or name in changes:
             if isinstance(arguments[0], str) and os.path.abspath(arguments[0]).startswith(os.environ["KILLED_IN"]):
                 left[0] -= 1
                 if left[0] < 0:

@@ -41,8 +41,12 @@ cl_int clQueryMLInterfaceVersionsQCOM(cl_int *major, cl_int *minor, cl_uint most
   for (cl_uint i = 0; i < most; ++i) major[i] = (cl_int)i + 1, minor[i] = 0;
   return 0; }
 #endif
-cl_int clGetPlatformIDs(cl_uint most, cl_platform_id *found, cl_uint *count) { if (most) *found = ONE(1); *count = 1; return 0; }
-cl_int clGetPlatformInfo(cl_platform_id p, cl_uint what, size_t size, void *to, size_t *n) { (void)p; (void)what; (void)n; strncpy(to, "fake", size); return 0; }
+cl_int clGetPlatformIDs(cl_uint most, cl_platform_id *found, cl_uint *count) {
+  if (most) *found = ONE(1);
+  *count = 1;
+  return 0; }
+cl_int clGetPlatformInfo(cl_platform_id p, cl_uint what, size_t size, void *to, size_t *n) {
+  (void)p; (void)what; (void)n; strncpy(to, "fake", size); return 0; }
 cl_int clGetDeviceIDs(cl_platform_id p, cl_bitfield t, cl_uint most, cl_device_id *found, cl_uint *count) {
   (void)p; (void)t; if (most) *found = ONE(2); *count = 1; return 0; }
 cl_int clGetDeviceInfo(cl_device_id d, cl_uint what, size_t size, void *to, size_t *n) {
@@ -56,22 +60,27 @@ cl_int clGetDeviceInfo(cl_device_id d, cl_uint what, size_t size, void *to, size
 /* what only networks need */
 void clCreateProgramWithBinary(void) {} void clGetProgramInfo(void) {} void clGetKernelWorkGroupInfo(void) {}
 void clEnqueueMapBuffer(void) {} void clEnqueueUnmapMemObject(void) {}
-void clEnqueueWriteBuffer(void) {} void clEnqueueCopyBuffer(void) {} void clGetEventInfo(void) {} void clGetEventProfilingInfo(void) {}
+void clEnqueueWriteBuffer(void) {} void clEnqueueCopyBuffer(void) {}
+void clGetEventInfo(void) {} void clGetEventProfilingInfo(void) {}
 void clReleaseEvent(void) {} void clFlush(void) {} void clEnqueueReadImage(void) {} void clEnqueueWriteImage(void) {}
 static float memory[4096]; static size_t used;
-cl_context clCreateContext(const intptr_t *p, cl_uint n, const cl_device_id *d, void (*f)(const char *, const void *, size_t, void *), void *u, cl_int *e) {
+cl_context clCreateContext(const intptr_t *p, cl_uint n, const cl_device_id *d,
+                           void (*f)(const char *, const void *, size_t, void *), void *u, cl_int *e) {
   (void)p; (void)n; (void)d; (void)f; (void)u; *e = 0; return ONE(3); }
 cl_int clReleaseContext(cl_context c) { (void)c; return 0; }
-cl_command_queue clCreateCommandQueue(cl_context c, cl_device_id d, cl_bitfield b, cl_int *e) { (void)c; (void)d; (void)b; *e = 0; return ONE(4); }
+cl_command_queue clCreateCommandQueue(cl_context c, cl_device_id d, cl_bitfield b, cl_int *e) {
+  (void)c; (void)d; (void)b; *e = 0; return ONE(4); }
 cl_int clReleaseCommandQueue(cl_command_queue q) { (void)q; return 0; }
 cl_mem clCreateBuffer(cl_context c, cl_bitfield b, size_t size, void *x, cl_int *e) {
   (void)c; (void)b; (void)size; (void)x; *e = FAULT == 'm' ? -4 : 0; return FAULT == 'm' ? NULL : ONE(5); }
-cl_mem clCreateImage(cl_context c, cl_bitfield b, const cl_image_format *f, const cl_image_desc *d, void *x, cl_int *e) {
+cl_mem clCreateImage(cl_context c, cl_bitfield b, const cl_image_format *f, const cl_image_desc *d, void *x,
+                     cl_int *e) {
   (void)c; (void)b; (void)f; (void)d; (void)x; *e = -10; return NULL; }
 cl_int clReleaseMemObject(cl_mem m) { (void)m; return 0; }
 cl_program clCreateProgramWithSource(cl_context c, cl_uint n, const char **s, const size_t *l, cl_int *e) {
   (void)c; (void)n; (void)l; *e = 0; used = strstr(*s, "half") ? 'h' : strstr(*s, "image") ? 'i' : 'b'; return ONE(6); }
-cl_int clBuildProgram(cl_program p, cl_uint n, const cl_device_id *d, const char *o, void (*f)(cl_program, void *), void *u) {
+cl_int clBuildProgram(cl_program p, cl_uint n, const cl_device_id *d, const char *o,
+                      void (*f)(cl_program, void *), void *u) {
   (void)p; (void)n; (void)d; (void)o; (void)f; (void)u;
   if (FAULT == 'c' && used == 'h') raise(SIGSEGV);
   if (FAULT == 's' && used == 'h') for (;;) sleep(1);
@@ -80,11 +89,14 @@ cl_int clGetProgramBuildInfo(cl_program p, cl_device_id d, cl_uint w, size_t siz
   (void)p; (void)d; (void)w; (void)n; strncpy(to, "half is not known", size); return 0; }
 cl_int clReleaseProgram(cl_program p) { (void)p; return 0; }
 cl_kernel clCreateKernel(cl_program p, const char *n, cl_int *e) { (void)p; (void)n; *e = 0; return ONE(7); }
-cl_int clSetKernelArg(cl_kernel k, cl_uint i, size_t s, const void *v) { (void)k; (void)i; (void)s; (void)v; return 0; }
+cl_int clSetKernelArg(cl_kernel k, cl_uint i, size_t s, const void *v) {
+  (void)k; (void)i; (void)s; (void)v; return 0; }
 cl_int clReleaseKernel(cl_kernel k) { (void)k; return 0; }
-cl_int clEnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl_uint d, const size_t *o, const size_t *g, const size_t *l, cl_uint n, const cl_event *w, cl_event *e) {
+cl_int clEnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl_uint d, const size_t *o, const size_t *g,
+                              const size_t *l, cl_uint n, const cl_event *w, cl_event *e) {
   (void)q; (void)k; (void)d; (void)o; (void)g; (void)l; (void)n; (void)w; (void)e; return 0; }
-cl_int clEnqueueReadBuffer(cl_command_queue q, cl_mem m, cl_uint b, size_t o, size_t size, void *to, cl_uint n, const cl_event *w, cl_event *e) {
+cl_int clEnqueueReadBuffer(cl_command_queue q, cl_mem m, cl_uint b, size_t o, size_t size, void *to,
+                           cl_uint n, const cl_event *w, cl_event *e) {
   (void)q; (void)m; (void)b; (void)o; (void)n; (void)w; (void)e;
   for (size_t i = 0; i < size / 4; ++i) memory[i] = (float)(i % 251) * 2 + 1;
   if (FAULT == 'w') memory[700] += 1;

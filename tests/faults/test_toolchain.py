@@ -25,7 +25,7 @@ from tvmflow.targets.resolve import ResolvedTarget, host_target
 from tvmflow.tuning.measure import build_pool as builder
 from tvmflow.tuning.measure.build_pool import BuildPool, Built, Order
 from tvmflow.tuning.measure.canary import canary_workload
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import (
     COMPILE_ERROR,
     ILLEGAL_SCHEDULE,
@@ -215,7 +215,9 @@ def main(a: T.Buffer((16,), "float32"), b: T.Buffer((16,), "float32")) -> None:
     for i in range(16):
         with T.sblock("made"):
             v = T.axis.spatial(16, i)
-            b[v] = T.call_llvm_pure_intrin(T.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512"), a[v], dtype="float32")
+            b[v] = T.call_llvm_pure_intrin(
+                T.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512"), a[v], dtype="float32"
+            )
 """
     return from_source(source, extra_vars={"T": T})
 
@@ -233,7 +235,7 @@ def _tune(
     function: Any = KERNEL.function,
 ) -> TuneReport:
     """Tune one kernel on a device of this process; `between` is called after each batch."""
-    journal = Journal(folder / "log.jsonl", "here", {"tvm": "1"})
+    tuning_log = TuningLog(folder / "log.jsonl", "here", {"tvm": "1"})
     work = Workload("work", "work", 1, function)
     scratch = folder / "scratch"
     scratch.mkdir(exist_ok=True)
@@ -242,7 +244,7 @@ def _tune(
         here,
         CpuBackend(target),
         RULES,
-        journal,
+        tuning_log,
         scratch,
         silent,
         lambda _tasks, report: between(report.measured),

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.conftest import REPOSITORY, stage
 from tvmflow.config.workspace import Workspace
-from tvmflow.evaluation.baselines import sandboxed_peer
+from tvmflow.evaluation.baselines import start_baseline
 from tvmflow.frontends.onnx.external_data import beside, onnx_external_data
 from tvmflow.frontends.onnx.files import external_files
 from tvmflow.frontends.registry import load_source
@@ -76,7 +76,7 @@ def test_external_data_travels_to_the_peers(make_workspace: Callable[..., Path],
         assert names <= {path.name for path in folder.iterdir()}
         assert names <= set(json.loads((folder / "record.json").read_text())["outputs"])
     for name in ("source", "onnxruntime"):
-        with sandboxed_peer(name, fetched, imported / "peer.onnx", 1) as peer:
+        with start_baseline(name, fetched, imported / "peer.onnx", 1) as peer:
             assert peer.call("choose")["variant"] and len(peer.call("time_runs", count=3)) == 3
 
 
@@ -107,7 +107,8 @@ from tvmflow.frontends.registry import FRONTENDS
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.weights import WeightsRequest, bring_weights
 fetched, out = Path(sys.argv[1]), Path(sys.argv[2])
-request = WeightsRequest("onnx", None, {"file": "mine.onnx"}, fetched.parent, DownloadLimits(1), fetched, FRONTENDS["onnx"].files)
+files = FRONTENDS["onnx"].files
+request = WeightsRequest("onnx", None, {"file": "mine.onnx"}, fetched.parent, DownloadLimits(1), fetched, files)
 bring_weights(request, fetched, None, lambda *_: None)
 read_model(str(fetched), str(out), 1e-4, lambda *_: None)
 for name in ("source", "onnxruntime"):

@@ -22,7 +22,12 @@ void main() { uint i = gl_GlobalInvocationID.x; if (i < 1000) y[i] = a[i] + b[i]
 TWICE = """layout(std430, set = 0, binding = 0) buffer Y { float y[]; };
 void main() { uint i = gl_GlobalInvocationID.x; if (i < 1000) y[i] = 2 * y[i]; }"""
 LONG = """layout(std430, set = 0, binding = 0) buffer Y { float y[]; };
-void main() { uint i = gl_GlobalInvocationID.x; float x = y[0]; for (int k = 0; k < 20000000; ++k) x = sin(x) + 1; if (i < 1000) y[i] = x; }"""
+void main() {
+  uint i = gl_GlobalInvocationID.x;
+  float x = y[0];
+  for (int k = 0; k < 20000000; ++k) x = sin(x) + 1;
+  if (i < 1000) y[i] = x;
+}"""
 SUM = """#extension GL_KHR_shader_subgroup_arithmetic : require
 layout(std430, set = 0, binding = 0) buffer Y { float y[]; };
 void main() { y[gl_GlobalInvocationID.x] = subgroupAdd(1.0); }"""

@@ -27,16 +27,25 @@ CHARTS = {"peers", "compare", "trend", "profile", "roofline", "curve", "accelera
 WIDTHS = (390, 1400)
 # Text elements whose color is too near to that of what is behind them; 4.5 is what WCAG asks of text of this size.
 CONTRAST = """(() => {
-  const light = (rgb) => rgb.map(c => (c /= 255) <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4).reduce((s, c, i) => s + c * [.2126, .7152, .0722][i], 0);
+  const light = (rgb) => rgb.map(c => (c /= 255) <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4)
+    .reduce((s, c, i) => s + c * [.2126, .7152, .0722][i], 0);
   const rgb = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
-  const behind = (e) => { for (; e; e = e.parentElement) { const c = rgb(getComputedStyle(e).backgroundColor); if (c.length === 3 || c[3] > .5) return c.slice(0, 3); } return [255, 255, 255]; };
+  const behind = (e) => {
+    for (; e; e = e.parentElement) {
+      const c = rgb(getComputedStyle(e).backgroundColor);
+      if (c.length === 3 || c[3] > .5) return c.slice(0, 3);
+    }
+    return [255, 255, 255];
+  };
   const faint = [];
   for (const e of document.querySelectorAll('body *')) {
-    if (![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()) || !e.getClientRects().length || e.closest('script, option')) continue;
+    if (![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
+    if (!e.getClientRects().length || e.closest('script, option')) continue;
     const style = getComputedStyle(e), inSvg = e.closest('svg') !== null;
     const ink = rgb(inSvg && style.fill !== 'none' ? style.fill : style.color).slice(0, 3);
     const [a, b] = [light(ink), light(behind(e))].sort((x, y) => y - x);
-    if ((a + .05) / (b + .05) < 4.5) faint.push(`${e.tagName} ${e.textContent.slice(0, 30)} ${((a + .05) / (b + .05)).toFixed(2)}`);
+    const ratio = (a + .05) / (b + .05);
+    if (ratio < 4.5) faint.push(`${e.tagName} ${e.textContent.slice(0, 30)} ${ratio.toFixed(2)}`);
   }
   return faint;
 })()"""
@@ -132,8 +141,10 @@ def test_every_chart_is_drawn_and_fits(browser: Browser, page: Path, tmp_path: P
     _open_all(browser)
     assert browser.problems == [] and browser.ask("document.querySelector('.error')") is None
     assert browser.ask("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
-    drawn = browser.ask("""[...document.querySelectorAll('figure[data-chart]')].map(f => { const box = f.getBoundingClientRect();
-        return [f.dataset.chart, f.querySelectorAll('svg [aria-label$=dot] > *, svg [aria-label$=line] > *, svg [aria-label$=rule] > *').length,
+    drawn = browser.ask("""[...document.querySelectorAll('figure[data-chart]')].map(f => {
+        const box = f.getBoundingClientRect();
+        const marks = ['dot', 'line', 'rule'].map(kind => `svg [aria-label$=${kind}] > *`).join(', ');
+        return [f.dataset.chart, f.querySelectorAll(marks).length,
                 f.scrollWidth <= f.clientWidth + 1 && box.left >= 0 && box.right <= innerWidth, box.height]; })""")
     assert {name for name, *_ in drawn} == CHARTS and browser.ask(
         "document.querySelectorAll('[data-empty]').length"
@@ -141,8 +152,12 @@ def test_every_chart_is_drawn_and_fits(browser: Browser, page: Path, tmp_path: P
     for name, marks, fits, height in drawn:
         assert marks > 1 and fits and height > 80, (name, marks, fits, height)
     # What is written inside a chart is not cut off at its sides.
-    outside = browser.ask("""[...document.querySelectorAll('figure svg text')].filter(t => t.textContent.trim()).filter(t => {
-        const a = t.getBoundingClientRect(), b = t.ownerSVGElement.getBoundingClientRect(); return a.left < b.left - 1 || a.right > b.right + 1; }).map(t => t.textContent)""")
+    outside = browser.ask("""[...document.querySelectorAll('figure svg text')]
+        .filter(t => t.textContent.trim())
+        .filter(t => {
+            const a = t.getBoundingClientRect(), b = t.ownerSVGElement.getBoundingClientRect();
+            return a.left < b.left - 1 || a.right > b.right + 1; })
+        .map(t => t.textContent)""")
     assert outside == []
     assert browser.ask(CONTRAST) == []
     browser.picture(_pictures(tmp_path) / f"report-{width}-{scheme}.png")

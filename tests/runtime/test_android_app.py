@@ -1,4 +1,6 @@
-"""The sample app for Android: its sources against stubs of Android's classes, what it does with frames on a desktop's Java, its resources."""
+"""The sample app for Android: its sources against stubs of Android's classes, what it does with frames on a desktop's
+Java, its resources.
+"""
 
 from __future__ import annotations
 
@@ -23,50 +25,117 @@ APP = REPOSITORY / "examples" / "apps" / "android"
 MAIN = APP / "app" / "src" / "main"
 # What the app uses of Android, AndroidX and Guava: their signatures, as their documentation has them.
 STUBS = {
-    "android.Manifest": 'public final class Manifest { public static final class permission { public static final String CAMERA = ""; } }',
-    "android.content.Context": 'public abstract class Context { public String getString(int id) { return ""; } public int checkSelfPermission(String p) { return 0; } }',
-    "android.content.pm.PackageManager": "public abstract class PackageManager { public static final int PERMISSION_GRANTED = 0; }",
+    "android.Manifest": """
+public final class Manifest {
+  public static final class permission { public static final String CAMERA = ""; }
+}""",
+    "android.content.Context": """
+public abstract class Context {
+  public String getString(int id) { return ""; }
+  public int checkSelfPermission(String p) { return 0; }
+}""",
+    "android.content.pm.PackageManager": """
+public abstract class PackageManager { public static final int PERMISSION_GRANTED = 0; }""",
     "android.os.Bundle": "public final class Bundle { }",
     "android.view.Gravity": "public class Gravity { public static final int BOTTOM = 80; }",
     "android.view.View": "public class View { public View(android.content.Context c) { } }",
-    "android.view.ViewGroup": "public abstract class ViewGroup extends View { public ViewGroup(android.content.Context c) { super(c); } public void addView(View v) { } "
-    "public void addView(View v, LayoutParams p) { } public static class LayoutParams { public LayoutParams(int w, int h) { } } }",
-    "android.widget.FrameLayout": "public class FrameLayout extends android.view.ViewGroup { public FrameLayout(android.content.Context c) { super(c); } "
-    "public static class LayoutParams extends android.view.ViewGroup.LayoutParams { public LayoutParams(int w, int h, int g) { super(w, h); } } }",
-    "android.widget.TextView": "public class TextView extends android.view.View { public TextView(android.content.Context c) { super(c); } "
-    "public void setText(CharSequence t) { } }",
-    "android.app.Activity": "public class Activity extends android.content.Context { protected void onCreate(android.os.Bundle b) { } protected void onDestroy() { } "
-    "public void setContentView(android.view.View v) { } public final void runOnUiThread(Runnable r) { } }",
+    "android.view.ViewGroup": """
+public abstract class ViewGroup extends View {
+  public ViewGroup(android.content.Context c) { super(c); }
+  public void addView(View v) { }
+  public void addView(View v, LayoutParams p) { }
+  public static class LayoutParams { public LayoutParams(int w, int h) { } }
+}""",
+    "android.widget.FrameLayout": """
+public class FrameLayout extends android.view.ViewGroup {
+  public FrameLayout(android.content.Context c) { super(c); }
+  public static class LayoutParams extends android.view.ViewGroup.LayoutParams {
+    public LayoutParams(int w, int h, int g) { super(w, h); }
+  }
+}""",
+    "android.widget.TextView": """
+public class TextView extends android.view.View {
+  public TextView(android.content.Context c) { super(c); }
+  public void setText(CharSequence t) { }
+}""",
+    "android.app.Activity": """
+public class Activity extends android.content.Context {
+  protected void onCreate(android.os.Bundle b) { }
+  protected void onDestroy() { }
+  public void setContentView(android.view.View v) { }
+  public final void runOnUiThread(Runnable r) { }
+}""",
     "androidx.lifecycle.LifecycleOwner": "public interface LifecycleOwner { }",
-    "androidx.activity.result.ActivityResultLauncher": "public abstract class ActivityResultLauncher<I> { public void launch(I input) { } }",
-    "androidx.activity.result.ActivityResultCallback": "public interface ActivityResultCallback<O> { void onActivityResult(O result); }",
-    "androidx.activity.result.contract.ActivityResultContract": "public abstract class ActivityResultContract<I, O> { }",
-    "androidx.activity.result.contract.ActivityResultContracts": "public final class ActivityResultContracts { "
-    "public static final class RequestPermission extends ActivityResultContract<String, Boolean> { } }",
-    "androidx.activity.ComponentActivity": "public class ComponentActivity extends android.app.Activity implements androidx.lifecycle.LifecycleOwner { "
-    "public final <I, O> androidx.activity.result.ActivityResultLauncher<I> registerForActivityResult("
-    "androidx.activity.result.contract.ActivityResultContract<I, O> c, androidx.activity.result.ActivityResultCallback<O> b) { return null; } }",
+    "androidx.activity.result.ActivityResultLauncher": """
+public abstract class ActivityResultLauncher<I> { public void launch(I input) { } }""",
+    "androidx.activity.result.ActivityResultCallback": """
+public interface ActivityResultCallback<O> { void onActivityResult(O result); }""",
+    "androidx.activity.result.contract.ActivityResultContract": """
+public abstract class ActivityResultContract<I, O> { }""",
+    "androidx.activity.result.contract.ActivityResultContracts": """
+public final class ActivityResultContracts {
+  public static final class RequestPermission extends ActivityResultContract<String, Boolean> { }
+}""",
+    "androidx.activity.ComponentActivity": """
+public class ComponentActivity extends android.app.Activity implements androidx.lifecycle.LifecycleOwner {
+  public final <I, O> androidx.activity.result.ActivityResultLauncher<I> registerForActivityResult(
+      androidx.activity.result.contract.ActivityResultContract<I, O> c,
+      androidx.activity.result.ActivityResultCallback<O> b) { return null; }
+}""",
     "androidx.camera.core.UseCase": "public abstract class UseCase { }",
-    "androidx.camera.core.CameraSelector": "public final class CameraSelector { public static final CameraSelector DEFAULT_BACK_CAMERA = null; }",
-    "androidx.camera.core.ImageProxy": "public interface ImageProxy extends AutoCloseable { @Override void close(); PlaneProxy[] getPlanes(); int getWidth(); "
-    "int getHeight(); interface PlaneProxy { int getRowStride(); java.nio.ByteBuffer getBuffer(); } }",
-    "androidx.camera.core.ImageAnalysis": "public final class ImageAnalysis extends UseCase { public static final int STRATEGY_KEEP_ONLY_LATEST = 0; "
-    "public static final int OUTPUT_IMAGE_FORMAT_RGBA_8888 = 2; public interface Analyzer { void analyze(ImageProxy p); } "
-    "public void setAnalyzer(java.util.concurrent.Executor e, Analyzer a) { } public static final class Builder { "
-    "public Builder setBackpressureStrategy(int s) { return this; } public Builder setOutputImageFormat(int f) { return this; } "
-    "public Builder setOutputImageRotationEnabled(boolean b) { return this; } public ImageAnalysis build() { return null; } } }",
-    "androidx.camera.core.Preview": "public final class Preview extends UseCase { public interface SurfaceProvider { } "
-    "public void setSurfaceProvider(SurfaceProvider p) { } public static final class Builder { public Preview build() { return null; } } }",
+    "androidx.camera.core.CameraSelector": """
+public final class CameraSelector { public static final CameraSelector DEFAULT_BACK_CAMERA = null; }""",
+    "androidx.camera.core.ImageProxy": """
+public interface ImageProxy extends AutoCloseable {
+  @Override void close();
+  PlaneProxy[] getPlanes();
+  int getWidth();
+  int getHeight();
+  interface PlaneProxy {
+    int getRowStride();
+    java.nio.ByteBuffer getBuffer();
+  }
+}""",
+    "androidx.camera.core.ImageAnalysis": """
+public final class ImageAnalysis extends UseCase {
+  public static final int STRATEGY_KEEP_ONLY_LATEST = 0;
+  public static final int OUTPUT_IMAGE_FORMAT_RGBA_8888 = 2;
+  public interface Analyzer { void analyze(ImageProxy p); }
+  public void setAnalyzer(java.util.concurrent.Executor e, Analyzer a) { }
+  public static final class Builder {
+    public Builder setBackpressureStrategy(int s) { return this; }
+    public Builder setOutputImageFormat(int f) { return this; }
+    public Builder setOutputImageRotationEnabled(boolean b) { return this; }
+    public ImageAnalysis build() { return null; }
+  }
+}""",
+    "androidx.camera.core.Preview": """
+public final class Preview extends UseCase {
+  public interface SurfaceProvider { }
+  public void setSurfaceProvider(SurfaceProvider p) { }
+  public static final class Builder { public Preview build() { return null; } }
+}""",
     "androidx.camera.core.Camera": "public interface Camera { }",
-    "androidx.camera.lifecycle.ProcessCameraProvider": "public final class ProcessCameraProvider { "
-    "public static com.google.common.util.concurrent.ListenableFuture<ProcessCameraProvider> getInstance(android.content.Context c) { return null; } "
-    "public androidx.camera.core.Camera bindToLifecycle(androidx.lifecycle.LifecycleOwner o, androidx.camera.core.CameraSelector s, "
-    "androidx.camera.core.UseCase... u) { return null; } }",
-    "androidx.camera.view.PreviewView": "public final class PreviewView extends android.widget.FrameLayout { public PreviewView(android.content.Context c) { super(c); } "
-    "public androidx.camera.core.Preview.SurfaceProvider getSurfaceProvider() { return null; } }",
-    "com.google.common.util.concurrent.ListenableFuture": "public interface ListenableFuture<V> extends java.util.concurrent.Future<V> { "
-    "void addListener(Runnable r, java.util.concurrent.Executor e); }",
-    "example.camera.R": "public final class R { public static final class string { public static final int network_library = 1; } }",
+    "androidx.camera.lifecycle.ProcessCameraProvider": """
+public final class ProcessCameraProvider {
+  public static com.google.common.util.concurrent.ListenableFuture<ProcessCameraProvider> getInstance(
+      android.content.Context c) { return null; }
+  public androidx.camera.core.Camera bindToLifecycle(androidx.lifecycle.LifecycleOwner o,
+      androidx.camera.core.CameraSelector s, androidx.camera.core.UseCase... u) { return null; }
+}""",
+    "androidx.camera.view.PreviewView": """
+public final class PreviewView extends android.widget.FrameLayout {
+  public PreviewView(android.content.Context c) { super(c); }
+  public androidx.camera.core.Preview.SurfaceProvider getSurfaceProvider() { return null; }
+}""",
+    "com.google.common.util.concurrent.ListenableFuture": """
+public interface ListenableFuture<V> extends java.util.concurrent.Future<V> {
+  void addListener(Runnable r, java.util.concurrent.Executor e);
+}""",
+    "example.camera.R": """
+public final class R {
+  public static final class string { public static final int network_library = 1; }
+}""",
 }
 _FRAMES = """
 package example.camera;

@@ -46,7 +46,8 @@ def trained():
     torch.manual_seed(0)
     network = torch.nn.Linear(4, 3)
     x = np.random.default_rng(0).standard_normal((32, 4)).astype(np.float32)
-    train(network, Samples((x,), np.arange(32) % 3), {"seed": 1, "learning_rate": 0.01, "epochs": 3, "batch_size": 8}, lambda *_: None)
+    settings = {"seed": 1, "learning_rate": 0.01, "epochs": 3, "batch_size": 8}
+    train(network, Samples((x,), np.arange(32) % 3), settings, lambda *_: None)
     return network.weight.detach()
 first = trained()
 without = "torch._dynamo" not in sys.modules

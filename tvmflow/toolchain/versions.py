@@ -76,7 +76,8 @@ for name in ARCHITECTURES:
     wanted = {"x86_64": "64bit", "armv7a": "neon"}.get(name)
     cpus = {name: has for name, has in cpus.items() if wanted is None or wanted in has}
     known[f"{name}_cpus"], known[f"{name}_features"] = ",".join(cpus), ",".join(sorted(set().union(*cpus.values())))
-print(json.dumps({"llvm": str(codegen.llvm_version_major()), "host_cpu": cpu, "features": sorted(features(mcpu=cpu)), **known}))
+version = str(codegen.llvm_version_major())
+print(json.dumps({"llvm": version, "host_cpu": cpu, "features": sorted(features(mcpu=cpu)), **known}))
 """
 ARCHITECTURES = ("x86_64", "aarch64", "armv7a")  # that kernels are scheduled for
 _LISTS = tuple(f"{name}_{what}" for name in ARCHITECTURES for what in ("cpus", "features"))

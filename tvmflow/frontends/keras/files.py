@@ -23,8 +23,8 @@ _MODULE = re.compile(
 # These run code, call another framework, or read files that the configuration names.
 _REFUSED = frozenset(
     """
-    Lambda TFSMLayer TorchModuleWrapper JaxLayer FlaxLayer StringLookup IntegerLookup IndexLookup TextVectorization Hashing
-    HashedCrossing Discretization
+    Lambda TFSMLayer TorchModuleWrapper JaxLayer FlaxLayer StringLookup IntegerLookup IndexLookup TextVectorization
+    Hashing HashedCrossing Discretization
     """.split()
 )
 

@@ -18,19 +18,20 @@ _SCRIPT_ONLY = frozenset(
     """
     Bool ComplexImplicit Delete Float FloatImplicit Int IntImplicit Size __and__ __contains__ __derive_index __getitem__
     __interpolate __is__ __isnot__ __lshift__ __not__ __or__ __range_length __round_to_zero_floordiv __rshift__ __xor__
-    _set_item _unwrap_optional _list_to_tensor _tensor_to_list add and append bool ceil clear complex copy count device dict
-    dim dtype endswith eq extend find float floor floordiv format ge get gt index insert int is_autocast_enabled is_complex
-    is_contiguous is_floating_point is_grad_enabled is_nested items join keys layout le len list log lower lt max min mod mul ne
-    neg not numel ord percentFormat pop pow prod remainder remove replace reverse rstrip scalar setdefault size slice sorted
-    split sqrt startswith stride strip sub sum tensor type unchecked_unwrap_optional update upper values warn stack cpu to
-    is_cuda is_quantized is_sparse is_meta is_mkldnn requires_grad data shape ndim T mT H grad name backward_is_none
+    _set_item _unwrap_optional _list_to_tensor _tensor_to_list add and append bool ceil clear complex copy count device
+    dict dim dtype endswith eq extend find float floor floordiv format ge get gt index insert int is_autocast_enabled
+    is_complex is_contiguous is_floating_point is_grad_enabled is_nested items join keys layout le len list log lower lt
+    max min mod mul ne neg not numel ord percentFormat pop pow prod remainder remove replace reverse rstrip scalar
+    setdefault size slice sorted split sqrt startswith stride strip sub sum tensor type unchecked_unwrap_optional update
+    upper values warn stack cpu to is_cuda is_quantized is_sparse is_meta is_mkldnn requires_grad data shape ndim T mT H
+    grad name backward_is_none
     """.split()
 )
 _PRIMS = frozenset(
     """
-    NumToTensor RaiseException Uninitialized abs data device dtype grad id is_cpu is_cuda is_meta is_mkldnn is_nested is_quantized
-    is_sparse itemsize layout max min name ndim nbytes ones_like rangelist requires_grad shape tolist type unchecked_cast
-    unchecked_unwrap_optional unwrap_optional TupleUnpack ListUnpack TupleIndex isinstance
+    NumToTensor RaiseException Uninitialized abs data device dtype grad id is_cpu is_cuda is_meta is_mkldnn is_nested
+    is_quantized is_sparse itemsize layout max min name ndim nbytes ones_like rangelist requires_grad shape tolist type
+    unchecked_cast unchecked_unwrap_optional unwrap_optional TupleUnpack ListUnpack TupleIndex isinstance
     """.split()
 )
 _NEVER = frozenset({"set_", "set_data", "from_file", "save", "load"})

@@ -37,10 +37,13 @@ _MEANING = """
         for {loops}i, x, q in T.grid({extents}4, {columns}, 4):
             with T.sblock("update"):
                 {axes}vi, vx, vq = T.axis.remap("{kinds}SRR", [{loops}i, x, q])
-                C[{vw}, vi] = C[{vw}, vi] + T.Cast("int32", A[{vw} * {stride} + vx, vq]) * T.Cast("int32", B[vx, 0, vi, vq])
+                C[{vw}, vi] = C[{vw}, vi] + (
+                    T.Cast("int32", A[{vw} * {stride} + vx, vq]) * T.Cast("int32", B[vx, 0, vi, vq])
+                )
 """
 _FUNCTION = """
-define weak_odr <4 x i32> @tvmflow_columns_{name}_{lane}(<4 x i32> %sum, <4 x i32> %a, <16 x i8> %b, ptr %0) alwaysinline nounwind {{
+define weak_odr <4 x i32> @tvmflow_columns_{name}_{lane}\
+(<4 x i32> %sum, <4 x i32> %a, <16 x i8> %b, ptr %0) alwaysinline nounwind {{
   %s = shufflevector <4 x i32> %a, <4 x i32> poison, <4 x i32> <i32 {lane}, i32 {lane}, i32 {lane}, i32 {lane}>
   %x = bitcast <4 x i32> %s to <16 x i8>
   %r = call <4 x i32> @llvm.aarch64.neon.{name}.v4i32.v16i8(<4 x i32> %sum, <16 x i8> {factors})

@@ -62,7 +62,8 @@ define weak_odr <4 x i32> @tvmflow_pairs_join(<2 x i32> %a, <2 x i32> %b) always
 }
 """
 _MULTIPLY = """
-define weak_odr <4 x i32> @tvmflow_pairs_{name}(<4 x i32> %sum, <4 x i32> %a, <4 x i32> %b, ptr %0) alwaysinline nounwind {{
+define weak_odr <4 x i32> @tvmflow_pairs_{name}\
+(<4 x i32> %sum, <4 x i32> %a, <4 x i32> %b, ptr %0) alwaysinline nounwind {{
   %s = bitcast <4 x i32> %sum to {sum}
   %x = bitcast <4 x i32> %a to {packed}
   %y = bitcast <4 x i32> %b to {packed}

@@ -24,7 +24,8 @@ def function(a: T.handle, b: T.handle, c: T.handle) -> None:
     B = T.match_buffer(b, (T.int64({lanes}), T.int64({group})), "{weight}", offset_factor=1)
     C = T.match_buffer(c, (T.int64({lanes}),), "{total}", offset_factor=1, scope="local")
     with T.sblock("root"):
-        T.reads(C[T.int64(0):T.int64({lanes})], A[T.int64(0):T.int64({group})], B[T.int64(0):T.int64({lanes}), T.int64(0):T.int64({group})])
+        T.reads(C[T.int64(0):T.int64({lanes})], A[T.int64(0):T.int64({group})],
+                B[T.int64(0):T.int64({lanes}), T.int64(0):T.int64({group})])
         T.writes(C[T.int64(0):T.int64({lanes})])
 {body}
 """
@@ -39,7 +40,8 @@ _INT8_DOT4_VNNI = """
         word = T.reinterpret(A.vload([0], "uint8x4"), dtype="int32")
         C[T.ramp(T.int32(0), 1, {lanes})] = T.call_llvm_pure_intrin(
             T.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.{bits}"), C.vload([0], dtype="int32x{lanes}"),
-            T.reinterpret(T.broadcast(word, {lanes}), dtype="int8x{bytes}"), B.vload([0, 0], dtype="int8x{bytes}"), dtype="int32x{lanes}")
+            T.reinterpret(T.broadcast(word, {lanes}), dtype="int8x{bytes}"),
+            B.vload([0, 0], dtype="int8x{bytes}"), dtype="int32x{lanes}")
 """
 _INT8_DOT4_NEON = """
         word = T.reinterpret(A.vload([0], "{data}x4"), dtype="int32")
@@ -50,10 +52,12 @@ _INT8_DOT4_NEON = """
 _INT16_DOT2 = """
         word = T.reinterpret(A.vload([0], "int16x2"), dtype="int32")
         C[T.ramp(T.int32(0), 1, {lanes})] = T.call_extern(
-            "int32x{lanes}", "tvmflow_dot_{name}", C.vload([0], dtype="int32x{lanes}"), T.broadcast(word, {lanes}), B.vload([0, 0], dtype="int8x{values}"))
+            "int32x{lanes}", "tvmflow_dot_{name}", C.vload([0], dtype="int32x{lanes}"), T.broadcast(word, {lanes}),
+            B.vload([0, 0], dtype="int8x{values}"))
 """
 _INT16_DOT2_IN_LLVM = """
-define weak_odr <{lanes} x i32> @tvmflow_dot_{name}(<{lanes} x i32> %sum, <{lanes} x i32> %a, <{values} x i8> %b) alwaysinline nounwind {{
+define weak_odr <{lanes} x i32> @tvmflow_dot_{name}\
+(<{lanes} x i32> %sum, <{lanes} x i32> %a, <{values} x i8> %b) alwaysinline nounwind {{
   %x = bitcast <{lanes} x i32> %a to <{values} x i16>
   %y = sext <{values} x i8> %b to <{values} x i16>
   %p = call <{lanes} x i32> @{llvm}(<{values} x i16> %x, <{values} x i16> %y)
@@ -71,7 +75,8 @@ _BF16_DOT2 = """
             T.reinterpret(B.vload([0, 0], dtype="bfloat16x{values}"), dtype="int32x{lanes}"), A.data{seen})
 """
 _BF16_DOT2_IN_LLVM = """
-define weak_odr <{lanes} x float> @tvmflow_dot_{name}(<{lanes} x float> %sum, <{lanes} x i32> %a, <{lanes} x i32> %b, ptr %0{seen}) alwaysinline nounwind {{
+define weak_odr <{lanes} x float> @tvmflow_dot_{name}\
+(<{lanes} x float> %sum, <{lanes} x i32> %a, <{lanes} x i32> %b, ptr %0{seen}) alwaysinline nounwind {{
   %x = bitcast <{lanes} x i32> %a to <{values} x bfloat>
   %y = bitcast <{lanes} x i32> %b to <{values} x bfloat>
   %r = call <{lanes} x float> @{llvm}(<{lanes} x float> %sum, <{values} x bfloat> %x, <{values} x bfloat> %y)

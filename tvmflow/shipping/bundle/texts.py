@@ -23,14 +23,23 @@ In C or C++, from the folder of this file:
 {build}
 ```
 
-- `include/tvmflow.h` declares everything, `include/tvmflow.hpp` is the same for C++. Each library has one function of its own, named above;
-  opened with `dlopen` it is `tvmflow_network` in every library.
+- `include/tvmflow.h` declares everything, `include/tvmflow.hpp` is the same for C++. Each library has one function of
+  its own, named above; opened with `dlopen` it is `tvmflow_network` in every library.
 - `examples/app.c` is a whole program: it runs arrays from `.npy` files, as those under `cells/*/golden/`.
-- In Python with numpy: `from tvmflow_network import Network` with `python/` on the path, then `Network("{first}")(image)`.
-- In Java or Kotlin: `java/tvmflow/Network.java`, and its native part, for Android by the NDK's clang with `--target=aarch64-linux-android24`:
-  `cc -std=c11 -O2 -shared -fPIC -Iinclude -I$JAVA_HOME/include -I$JAVA_HOME/include/linux java/tvmflow_jni.c -o libtvmflow_jni.so -ldl`.
+- In Python with numpy: `from tvmflow_network import Network` with `python/` on the path, then
+  `Network("{first}")(image)`.
+- In Java or Kotlin: `java/tvmflow/Network.java`, and its native part, for Android by the NDK's clang with
+  `--target=aarch64-linux-android24`:
+
+  ```
+  cc -std=c11 -O2 -shared -fPIC -Iinclude -I$JAVA_HOME/include -I$JAVA_HOME/include/linux java/tvmflow_jni.c \\
+    -o libtvmflow_jni.so -ldl
+  ```
+
+
 - `manifest.json` has inputs, outputs, preprocessing and labels; `cells/*/card.md` tells what was measured.
-- `provenance.dsse.json` holds the digest of every file and the signature; `tvmflow verify` checks both, and each library.
+- `provenance.dsse.json` holds the digest of every file and the signature; `tvmflow verify` checks both, and each
+  library.
 """
 
 _APP = """\
@@ -82,7 +91,9 @@ int main(int count, char **words) {{
   for (uint32_t i = 0; i < api->outputs; ++i) {{
     api->output(i, &info);
     printf("%s:", info.name);
-    for (size_t at = 0; info.dtype == TVMFLOW_FLOAT32 && at < 10 && at < info.size / 4; ++at) printf(" %.9g", ((float *)outputs[i])[at]);
+    for (size_t at = 0; info.dtype == TVMFLOW_FLOAT32 && at < 10 && at < info.size / 4; ++at) {{
+      printf(" %.9g", ((float *)outputs[i])[at]);
+    }}
     printf("\\n");
   }}
   if (api->labels) {{
@@ -119,17 +130,18 @@ def readme(manifest: Manifest) -> bytes:
 
 
 _DEVICE = """
-`{file}` computes a part of the network on the accelerator {device}. `create_on` in the place of `create` takes a driver for it,
-five functions that `include/tvmflow.h` declares.
+`{file}` computes a part of the network on the accelerator {device}. `create_on` in the place of `create` takes a driver
+for it, five functions that `include/tvmflow.h` declares.
 """
 
 
 _API_NAMES = {"opencl": "OpenCL", "vulkan": "Vulkan"}
 _GPU = """
 `{file}` runs on a GPU by {api}, whose driver it finds on the system. Where there is none, or it fails, `create` returns
-`TVMFLOW_DEVICE_FAILED`, and `last_error` says why. `create_on_gpu` in its place names a folder of the app's for compiled programs, so
-that later starts do not compile them. With the network's library for the CPU take that one's `create_with_gpu`: it compares both and
-computes on the GPU while that can be trusted, else on the CPU; `processor` says who does and why.
+`TVMFLOW_DEVICE_FAILED`, and `last_error` says why. `create_on_gpu` in its place names a folder of the app's for
+compiled programs, so that later starts do not compile them. With the network's library for the CPU take that one's
+`create_with_gpu`: it compares both and computes on the GPU while that can be trusted, else on the CPU; `processor` says
+who does and why.
 """
 
 

@@ -43,7 +43,10 @@ LIBRARIES = {libraries}
 
 
 def load(cell=None, threads=0, cpu_mask=0):
-    """Return a network; cell: which of LIBRARIES, the only one by default; threads: 0 for as many as it was tuned for."""
+    """Return a network.
+
+    cell: which of LIBRARIES, the only one by default; threads: 0 for as many as it was tuned for.
+    """
     if cell is None and len(LIBRARIES) == 1:
         cell = next(iter(LIBRARIES))
     if cell not in LIBRARIES:

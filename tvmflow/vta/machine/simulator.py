@@ -47,9 +47,17 @@ def check(uops: T.Buffer(({uop_depth},), "uint32"), has_uop: T.Buffer(({uop_dept
                             fault[0] = 5
                             fault[1] = at
                         else:
-                            dst: T.let[T.int32] = T.Cast("int32", uops[at] & T.uint32({dst_mask})) + o * dims[4] + i * dims[5]
-                            src: T.let[T.int32] = T.Cast("int32", (uops[at] >> T.uint32({src_shift})) & T.uint32({src_mask})) + o * dims[6] + i * dims[7]
-                            wgt: T.let[T.int32] = T.Cast("int32", (uops[at] >> T.uint32({wgt_shift})) & T.uint32({wgt_mask})) + o * dims[8] + i * dims[9]
+                            dst: T.let[T.int32] = (
+                                T.Cast("int32", uops[at] & T.uint32({dst_mask})) + o * dims[4] + i * dims[5]
+                            )
+                            src: T.let[T.int32] = (
+                                T.Cast("int32", (uops[at] >> T.uint32({src_shift})) & T.uint32({src_mask}))
+                                + o * dims[6] + i * dims[7]
+                            )
+                            wgt: T.let[T.int32] = (
+                                T.Cast("int32", (uops[at] >> T.uint32({wgt_shift})) & T.uint32({wgt_mask}))
+                                + o * dims[8] + i * dims[9]
+                            )
                             if dst >= {acc_depth}:
                                 fault[0] = 2
                                 fault[1] = dst
@@ -90,18 +98,28 @@ def check(uops: T.Buffer(({uop_depth},), "uint32"), has_uop: T.Buffer(({uop_dept
 
 @T.prim_func(s_tir=True)
 def gemm(uops: T.Buffer(({uop_depth},), "uint32"), inp: T.Buffer(({inp_depth}, {batch}, {block}), "int8"),
-         wgt: T.Buffer(({wgt_depth}, {block}, {block}), "int8"), acc: T.Buffer(({acc_depth}, {batch}, {block}), "int32"),
-         dims: T.Buffer((11,), "int32")):
+         wgt: T.Buffer(({wgt_depth}, {block}, {block}), "int8"),
+         acc: T.Buffer(({acc_depth}, {batch}, {block}), "int32"), dims: T.Buffer((11,), "int32")):
     for o in range(dims[0]):
         for i in range(dims[1]):
             for u in range(dims[3] - dims[2]):
-                dst: T.let[T.int32] = T.Cast("int32", uops[dims[2] + u] & T.uint32({dst_mask})) + o * dims[4] + i * dims[5]
-                src: T.let[T.int32] = T.Cast("int32", (uops[dims[2] + u] >> T.uint32({src_shift})) & T.uint32({src_mask})) + o * dims[6] + i * dims[7]
-                w: T.let[T.int32] = T.Cast("int32", (uops[dims[2] + u] >> T.uint32({wgt_shift})) & T.uint32({wgt_mask})) + o * dims[8] + i * dims[9]
+                dst: T.let[T.int32] = (
+                    T.Cast("int32", uops[dims[2] + u] & T.uint32({dst_mask})) + o * dims[4] + i * dims[5]
+                )
+                src: T.let[T.int32] = (
+                    T.Cast("int32", (uops[dims[2] + u] >> T.uint32({src_shift})) & T.uint32({src_mask}))
+                    + o * dims[6] + i * dims[7]
+                )
+                w: T.let[T.int32] = (
+                    T.Cast("int32", (uops[dims[2] + u] >> T.uint32({wgt_shift})) & T.uint32({wgt_mask}))
+                    + o * dims[8] + i * dims[9]
+                )
                 for b in range({batch}):
                     for k in T.unroll({block}):
                         for lane in T.vectorized({block}):
-                            acc[dst, b, lane] = acc[dst, b, lane] + T.Cast("int32", inp[src, b, k]) * T.Cast("int32", wgt[w, k, lane])
+                            acc[dst, b, lane] = acc[dst, b, lane] + (
+                                T.Cast("int32", inp[src, b, k]) * T.Cast("int32", wgt[w, k, lane])
+                            )
 
 
 @T.prim_func(s_tir=True)
@@ -110,7 +128,9 @@ def reset(uops: T.Buffer(({uop_depth},), "uint32"), acc: T.Buffer(({acc_depth}, 
     for o in range(dims[0]):
         for i in range(dims[1]):
             for u in range(dims[3] - dims[2]):
-                dst: T.let[T.int32] = T.Cast("int32", uops[dims[2] + u] & T.uint32({dst_mask})) + o * dims[4] + i * dims[5]
+                dst: T.let[T.int32] = (
+                    T.Cast("int32", uops[dims[2] + u] & T.uint32({dst_mask})) + o * dims[4] + i * dims[5]
+                )
                 for b in range({batch}):
                     for lane in T.vectorized({block}):
                         acc[dst, b, lane] = 0
@@ -123,8 +143,13 @@ def alu_{name}(uops: T.Buffer(({uop_depth},), "uint32"), acc: T.Buffer(({acc_dep
     for o in range(dims[0]):
         for i in range(dims[1]):
             for u in range(dims[3] - dims[2]):
-                dst: T.let[T.int32] = T.Cast("int32", uops[dims[2] + u] & T.uint32({dst_mask})) + o * dims[4] + i * dims[5]
-                src: T.let[T.int32] = T.Cast("int32", (uops[dims[2] + u] >> T.uint32({src_shift})) & T.uint32({src_mask})) + o * dims[6] + i * dims[7]
+                dst: T.let[T.int32] = (
+                    T.Cast("int32", uops[dims[2] + u] & T.uint32({dst_mask})) + o * dims[4] + i * dims[5]
+                )
+                src: T.let[T.int32] = (
+                    T.Cast("int32", (uops[dims[2] + u] >> T.uint32({src_shift})) & T.uint32({src_mask}))
+                    + o * dims[6] + i * dims[7]
+                )
                 for b in range({batch}):
                     for lane in T.vectorized({block}):
                         acc[dst, b, lane] = {value}
