@@ -24,7 +24,8 @@ from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.compile import schedule_lowered
 from tvmflow.codegen.lower import lower
 from tvmflow.codegen.manifest import kernels_of
-from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import write_network
 from tvmflow.evaluation.roofline import Ceilings, Work, bounds_of, kernel_bounds, measure_ceilings
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.ir.tvm_compat import return_type

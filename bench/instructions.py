@@ -150,7 +150,8 @@ def own(system: EmulatedSystem, module: Path, processor: str, mcpu: str) -> str:
     """
     from tvmflow.backends.registry import backend_of
     from tvmflow.codegen.compile import build_scheduled
-    from tvmflow.codegen.network.link import Network, write_network
+    from tvmflow.codegen.network.description import Network
+    from tvmflow.codegen.network.link import write_network
     from tvmflow.codegen.network.runtime_sources import RUNTIME
     from tvmflow.frontends.source_model import TensorSpec
     from tvmflow.ir.relax.graph import read_graph

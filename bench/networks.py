@@ -43,7 +43,8 @@ from bench.side_by_side import (
 from bench.zoo import NETWORKS, Entry, network_named
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.compile import build_scheduled
-from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import write_network
 from tvmflow.config.stage_params import DEFAULT_MIXED, Int8Params, TuneParams
 from tvmflow.evaluation.interleaved_timing import Turn, TurnRules
 from tvmflow.frontends.onnx import frontend as onnx

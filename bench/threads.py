@@ -245,7 +245,8 @@ def _build(path: Path, name: str, threads: int) -> None:
 
     from tvmflow.backends.cpu import CpuBackend
     from tvmflow.codegen.compile import build_scheduled
-    from tvmflow.codegen.network.link import Network, write_network
+    from tvmflow.codegen.network.description import Network
+    from tvmflow.codegen.network.link import write_network
     from tvmflow.config.stage_params import TuneParams
     from tvmflow.frontends.pytorch.exported_program import ExportedModel
     from tvmflow.passes.pipeline import canonicalize

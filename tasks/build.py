@@ -31,7 +31,7 @@ from tvmflow.toolchain.versions import versions
 
 if TYPE_CHECKING:
     from tvmflow.codegen.network.bucket_tables import Bucket
-    from tvmflow.codegen.network.link import Network
+    from tvmflow.codegen.network.description import Network
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _network_of(
 ) -> Network:
     """Return what the library without TVM says of itself."""
     from tvmflow.codegen.network.bucket_tables import SizedOutputs
-    from tvmflow.codegen.network.link import Network
+    from tvmflow.codegen.network.description import Network
 
     classes = outputs[0]["shape"][-1] if len(outputs[0]["shape"]) == 2 else 0
     labels = tuple(names_of(context.inputs["fetch"], classes) or ()) if classes else ()

@@ -14,7 +14,8 @@ import numpy as np
 
 from tvmflow.backends.cpu import CpuBackend, host_backend
 from tvmflow.codegen.compile import build_scheduled
-from tvmflow.codegen.network.link import Network, OpenedNetwork, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import OpenedNetwork, write_network
 from tvmflow.codegen.network.runtime_sources import digest_of_runtime
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec, run_in_batches

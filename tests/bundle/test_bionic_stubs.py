@@ -24,7 +24,8 @@ from tests.bionic_shims import BIONIC, write_shims
 from tests.bundle.conftest import WISH
 from tests.bundle_parts import CELL, LABELS, SPEC, small_part, small_scheduled, written
 from tests.conftest import REPOSITORY
-from tvmflow.codegen.network.link import Network, OpenedNetwork, link_rpc, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import OpenedNetwork, link_rpc, write_network
 from tvmflow.devices.programs import build_agent
 from tvmflow.shipping.bundle.aar import write_aar
 from tvmflow.shipping.bundle.abis import ABIS

@@ -16,7 +16,8 @@ from tests.bundle_parts import CELL, LABELS, SPEC, small_scheduled
 from tests.devices.agents import BACKEND, X, compiled, opened, session_with
 from tests.devices.fake_phone import FakePhone
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.codegen.network.link import Network, OpenedNetwork, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import OpenedNetwork, write_network
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.agent.process import running_agent
 from tvmflow.devices.emulation.system import EmulatedSystem

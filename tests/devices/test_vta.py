@@ -18,7 +18,8 @@ from tests.conftest import REPOSITORY, free_port
 from tests.differential.vta_cases import BOARD, CONFIG, image, random_conv
 from tvmflow.backends.cpu import host_backend
 from tvmflow.backends.vta import VtaBackend, VtaOptions
-from tvmflow.codegen.network.link import Network, link_rpc, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import link_rpc, write_network
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.registry import open_session
 from tvmflow.devices.rpc.local import local_tracker

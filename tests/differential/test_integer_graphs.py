@@ -15,7 +15,8 @@ from tvmflow.codegen.compile import LocalRunner
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.relax.graph import read_graph
-from tvmflow.ir.relax.numpy_interpreter import convolve_transposed, product, run_graph
+from tvmflow.ir.relax.numpy_convolution import convolve_transposed, product
+from tvmflow.ir.relax.numpy_interpreter import run_graph
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.mixed_precision import MixedPrecision, low_steps, to_mixed

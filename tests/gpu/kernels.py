@@ -12,7 +12,8 @@ import numpy as np
 from tests.gpu.drivers import run_on
 from tests.gpu.test_networks import gpu_backend
 from tests.gpu.vulkan_networks import Array, HandMade, Kernel, Value, ran
-from tvmflow.codegen.network.link import Network, link
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import link
 from tvmflow.codegen.network.plan import Memory, Plan, launch_step
 from tvmflow.codegen.network.plan import Value as PlanValue
 from tvmflow.codegen.network.textures import textures_of

@@ -10,7 +10,8 @@ import pytest
 from tests.gpu.test_networks import gpu_backend
 from tests.runtime.test_network import Branches
 from tvmflow.codegen.compile import build_scheduled
-from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import write_network
 from tvmflow.evaluation.loaded_library import LoadedLibrary
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec

@@ -18,7 +18,8 @@ from tests.gpu.vulkan_networks import build_shim
 from tests.runtime.test_network import Branches
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import build_scheduled
-from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import write_network
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.passes.pipeline import canonicalize

@@ -16,7 +16,8 @@ from tests.gpu.drivers import run_on
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.registry import backend_named
 from tvmflow.codegen.compile import build_scheduled
-from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import write_network
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.targets.resolve import host_target
 from tvmflow.toolchain.compilers import Command

@@ -16,7 +16,8 @@ from tvmflow.backends.backend import Backend
 from tvmflow.backends.cpu import host_backend
 from tvmflow.backends.registry import backend_named
 from tvmflow.codegen.compile import LocalRunner, build_scheduled
-from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import write_network
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import TensorSpec

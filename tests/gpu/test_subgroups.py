@@ -17,7 +17,8 @@ from tests.gpu.test_networks import gpu_backend
 from tests.gpu.vulkan_networks import Array, HandMade, Kernel, Value, build, run
 from tvmflow.backends.gpu import OpenClBackend
 from tvmflow.codegen.compile import build_scheduled
-from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import write_network
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.gpu_codegen.glsl import glsl_of

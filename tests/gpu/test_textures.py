@@ -14,7 +14,8 @@ from tests.gpu.test_networks import gpu_backend
 from tests.gpu.test_opencl_faults import INPUTS, opencl_driver
 from tests.runtime.test_network import Branches
 from tvmflow.codegen.compile import build_scheduled
-from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import write_network
 from tvmflow.codegen.network.plan import Step, Value
 from tvmflow.codegen.network.textures import MOST_EXTENT, VECTOR, texture_for, textures_of
 from tvmflow.frontends.pytorch.exported_program import ExportedModel

@@ -14,7 +14,8 @@ from numpy.testing import assert_equal
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.relax.graph import Graph, read_graph
-from tvmflow.ir.relax.numpy_interpreter import convolve, run_all
+from tvmflow.ir.relax.numpy_convolution import convolve
+from tvmflow.ir.relax.numpy_interpreter import run_all
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.fused_layers import Fused, fused
 from tvmflow.quantization.int8 import SCALED

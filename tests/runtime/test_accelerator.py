@@ -20,7 +20,8 @@ from tvmflow.backends.cpu import host_backend
 from tvmflow.backends.registry import simulated_driver
 from tvmflow.backends.vta import VtaBackend
 from tvmflow.codegen.compile import LocalRunner, Scheduled, build_scheduled
-from tvmflow.codegen.network.link import Network, OpenedNetwork, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import OpenedNetwork, write_network
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.passes import run_pass
 from tvmflow.passes.layout.pack_channels import PackChannels

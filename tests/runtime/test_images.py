@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 
 from tests.conftest import REPOSITORY
+from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.image_tables import ImageInput
-from tvmflow.codegen.network.link import Network, OpenedNetwork, link
+from tvmflow.codegen.network.link import OpenedNetwork, link
 from tvmflow.codegen.network.plan import Memory, Plan, Value
 from tvmflow.config.model_params import PRESETS, Preprocess
 from tvmflow.evaluation.predict import predictions

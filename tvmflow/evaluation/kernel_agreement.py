@@ -17,7 +17,8 @@ from tvmflow.backends.backend import Backend
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import machine_of, schedule_lowered
 from tvmflow.codegen.lower import lower
-from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import write_network
 from tvmflow.devices.session import Arrays, DeviceSession
 from tvmflow.frontends.source_model import TensorSpec, read_description
 from tvmflow.ir.relax.serialization import load_module

@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tvmflow.codegen.network.link import Network, link, runtime_objects
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import link, runtime_objects
 from tvmflow.codegen.network.plan import Memory, Plan, Step, Value, launch_step
 from tvmflow.codegen.network.textures import textures_of
 from tvmflow.frontends.source_model import TensorSpec

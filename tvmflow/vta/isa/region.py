@@ -170,7 +170,7 @@ def run_region(region: Region, values: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _run(operator: Operator, data: list[Array]) -> Array:
-    from tvmflow.ir.relax.numpy_interpreter import convolve, padded, windows
+    from tvmflow.ir.relax.numpy_convolution import convolve, padded, windows
 
     if isinstance(operator, Sum):
         parts = [x.astype(np.int32) << np.int32(left) for x, left in zip(data, operator.lefts, strict=True)]
@@ -185,7 +185,7 @@ def _run(operator: Operator, data: list[Array]) -> Array:
 
 
 def _transposed(operator: Conv, x: Array) -> Array:
-    from tvmflow.ir.relax.numpy_interpreter import convolve_transposed
+    from tvmflow.ir.relax.numpy_convolution import convolve_transposed
 
     return convolve_transposed(
         x, operator.weight, operator.strides, operator.padding, operator.output_padding, operator.groups
