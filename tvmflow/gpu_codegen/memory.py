@@ -174,15 +174,8 @@ def memory_of(
         if binding < 0:
             buffers[buffer] = buffers[_same_memory(statement, buffers)]
             return
-        buffers[buffer] = Memory(
-            names(buffer.name),
-            type_of(buffer.dtype, is_wide),
-            _count(buffer),
-            "global",
-            binding,
-            most_texels,
-            widths.get(binding, 0),
-        )
+        kind, width = type_of(buffer.dtype, is_wide), widths.get(binding, 0)
+        buffers[buffer] = Memory(names(buffer.name), kind, _count(buffer), "global", binding, most_texels, width)
 
     def allocate(statement: Any) -> None:
         buffer = statement.buffer
@@ -197,7 +190,7 @@ def memory_of(
             if extent is None:
                 raise StageError(f"a kernel has {statement.value} threads or groups", "a number")
             extents[statement.node.thread_tag] = extent
-            analyzer.bind(statement.node.var, ir.Range.from_min_extent(0, extent), allow_override=True)
+            _bind_range(analyzer, statement.node.var, 0, extent)
 
     def reach(buffer: Any, indices: Any, *, stores: bool) -> None:
         if buffer not in buffers:
@@ -210,9 +203,7 @@ def memory_of(
         tirx.DeclBuffer: declare,
         tirx.AllocBuffer: allocate,
         tirx.AttrStmt: attribute,
-        tirx.For: lambda loop: analyzer.bind(
-            loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent), allow_override=True
-        ),
+        tirx.For: lambda loop: _bind_range(analyzer, loop.loop_var, loop.min, loop.extent),
         tirx.Bind: lambda bound: _bind(analyzer, bound),
         ir.TensorLoad: lambda load: reach(load.source, load.indices, stores=False),
         tirx.BufferStore: lambda store: reach(store.buffer, store.indices, stores=True),
@@ -236,6 +227,12 @@ def _same_memory(statement: Any, buffers: Mapping[Any, Memory]) -> Any:
     if seen not in buffers or str(seen.dtype) != str(buffer.dtype) or _count(seen) != _count(buffer):
         raise StageError(f"a kernel sees buffer {buffer.name} in another's memory", "buffers of its parameters")
     return seen
+
+
+def _bind_range(analyzer: Any, variable: Any, begin: Any, extent: Any) -> None:
+    from tvm import ir
+
+    analyzer.bind(variable, ir.Range.from_min_extent(begin, extent), allow_override=True)
 
 
 def _bind(analyzer: Any, bound: Any) -> None:

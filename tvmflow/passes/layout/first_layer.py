@@ -143,7 +143,7 @@ def side_by_side(builder: Any, value: Any, kind: TensorKind, lanes: int, padded:
     top, bottom, left, right = padded.widths
     lines = rows.made or height + top + bottom
     columns, used = width + left + right, channels * rows.count
-    made, word = (n, 1, lines, columns, lanes), f"i{_BITS * lanes}"
+    made = (n, 1, lines, columns, lanes)
     name = "_".join(
         str(part)
         for part in (
@@ -156,31 +156,6 @@ def side_by_side(builder: Any, value: Any, kind: TensorKind, lanes: int, padded:
             padded.value % 256,
         )
     )
-    starts = [
-        _LINE.format(r=r, offset=r * rows.apart, height=height, width=width, plane=height * width, name=name)
-        for r in range(rows.count)
-    ]
-    parts = [
-        _CHANNEL.format(
-            k=k,
-            r=k // channels,
-            c=k % channels,
-            word=word,
-            shift=k * _BITS,
-            before=f"%sum{k - 1}" if k else "zeroinitializer",
-        )
-        for k in range(used)
-    ]
-    code = _CODE.format(
-        name=name,
-        last=width - _PIXELS,
-        lines="\n".join(starts),
-        channels="\n".join(parts),
-        word=word,
-        top=used - 1,
-        width=width,
-        padding=", ".join([f"i8 {padded.value}"] * width),
-    )
     function = function_of(
         _SOURCE,
         {
@@ -188,7 +163,7 @@ def side_by_side(builder: Any, value: Any, kind: TensorKind, lanes: int, padded:
             "out": buffer_of(made, kind.dtype),
             "pattern": OPAQUE,
             "imported": IMPORTED_LLVM,
-            "llvm": code,
+            "llvm": _code(name, kind, lanes, padded, rows),
             "loop": line_loop(n * lines * columns * lanes),
             "lines": n * lines,
             "rows": lines,
@@ -206,6 +181,37 @@ def side_by_side(builder: Any, value: Any, kind: TensorKind, lanes: int, padded:
         },
     )
     return relax.call_tir(builder.add_func(function, "side_by_side"), [value], relax.TensorType(made, kind.dtype))
+
+
+def _code(name: str, kind: TensorKind, lanes: int, padded: Padded, rows: Rows) -> str:
+    """Return LLVM's text of the function that makes a line of pixels; name: its own."""
+    _, channels, height, width = kind.shape
+    used, word = channels * rows.count, f"i{_BITS * lanes}"
+    starts = [
+        _LINE.format(r=r, offset=r * rows.apart, height=height, width=width, plane=height * width, name=name)
+        for r in range(rows.count)
+    ]
+    parts = [
+        _CHANNEL.format(
+            k=k,
+            r=k // channels,
+            c=k % channels,
+            word=word,
+            shift=k * _BITS,
+            before=f"%sum{k - 1}" if k else "zeroinitializer",
+        )
+        for k in range(used)
+    ]
+    return _CODE.format(
+        name=name,
+        last=width - _PIXELS,
+        lines="\n".join(starts),
+        channels="\n".join(parts),
+        word=word,
+        top=used - 1,
+        width=width,
+        padding=", ".join([f"i8 {padded.value}"] * width),
+    )
 
 
 @dataclass(frozen=True)

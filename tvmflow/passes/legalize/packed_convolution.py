@@ -62,12 +62,7 @@ def packed_conv2d(
     if words:
         data, filling = words_of_image(data), word_of(filling)
     depthwise = len(weight.shape) == 5 and len(data.shape) == 5
-    # What is read by every tap, or for every output channel, is widened once, where the padding is copied.
-    read_dtype = str(data.dtype)
-    if depthwise:
-        read_dtype = "int16" if str(weight.dtype) == "int8" else str(weight.dtype)
-    elif len(weight.shape) == 7 and str(weight.dtype) == "int8" and only_multiplies_int16(target):
-        read_dtype = "int16"
+    read_dtype = _read_dtype(data, weight, target, depthwise)
     columns = 1
     if len(weight.shape) == 7:  # 1 too where each group reads a part of the block
         columns = max(int(weight.shape[4]) * int(weight.shape[6]) // int(data.shape[-1]), 1)
@@ -99,6 +94,16 @@ def packed_conv2d(
     if len(weight.shape) == 5:
         return _cropped(_first(data, weight, shape, steps, sums), out_width)
     return _cropped(_whole(data, weight, shape, steps, sums, groups, tiled), out_width)
+
+
+def _read_dtype(data: Any, weight: Any, target: Any, depthwise: bool) -> str:
+    """Return the type that the sums read: what is read by every tap, or for every output channel, is widened once,
+    where the padding is copied.
+    """
+    if depthwise:
+        return "int16" if str(weight.dtype) == "int8" else str(weight.dtype)
+    widens = len(weight.shape) == 7 and str(weight.dtype) == "int8" and only_multiplies_int16(target)
+    return "int16" if widens else str(data.dtype)
 
 
 Steps = tuple[int, int, int, int]  # stride and dilation of rows, stride and dilation of columns

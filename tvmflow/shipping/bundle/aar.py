@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,24 +79,14 @@ def write_aar(
         raise UsageError(f"group {group!a}", "two or more lower-case words with dots between, as com.example")
     manifest, files = contents(parts, wish, key)
     triples = {abi_of(part.manifest["target"]["mtriple"]).name: part for part in parts}
-    for name in triples:
-        if abi_named(name).system != "android":
-            raise BundleError(f"an AAR for {name}", "an ABI of Android", "ship cells of a target for Android in it")
-    if driven := next((one for one in manifest.libraries if one.device), None):
-        raise BundleError(
-            f"{driven.cell} needs a driver for the accelerator {driven.device}",
-            "cells of CPUs: the class in Java has no drivers",
-        )
+    _check(manifest, triples)
     artifact, version = (
         re.sub(r"[^a-z0-9]+", "-", manifest.name.lower()).strip("-") or "networks",
         str(manifest.version or 0),
     )
     api = max(triple_of(part.manifest["target"]["mtriple"]).level for part in triples.values())
-    vendors = sorted({name for one in manifest.libraries for name in _VENDORS.get(one.gpu or "", ())})
-    inside_of = "".join(_USES.format(name=name) for name in vendors)
-    uses = f"\n    <application>{inside_of}\n    </application>" if vendors else ""
     names = {
-        "uses": uses,
+        "uses": _uses(manifest),
         "package": f"{group}.{artifact.replace('-', '_')}",
         "api": api,
         "group": group,
@@ -132,6 +122,24 @@ def write_aar(
             envelope(statement(manifest, {path.name: File(sha256=whole.sha256, size=whole.size)}, parts), key)
         )
     return path, manifest
+
+
+def _check(manifest: Manifest, abis: Iterable[str]) -> None:
+    for name in abis:
+        if abi_named(name).system != "android":
+            raise BundleError(f"an AAR for {name}", "an ABI of Android", "ship cells of a target for Android in it")
+    if driven := next((one for one in manifest.libraries if one.device), None):
+        raise BundleError(
+            f"{driven.cell} needs a driver for the accelerator {driven.device}",
+            "cells of CPUs: the class in Java has no drivers",
+        )
+
+
+def _uses(manifest: Manifest) -> str:
+    """Return what Android's manifest says of the vendor's libraries that the networks load."""
+    vendors = sorted({name for one in manifest.libraries for name in _VENDORS.get(one.gpu or "", ())})
+    inside_of = "".join(_USES.format(name=name) for name in vendors)
+    return f"\n    <application>{inside_of}\n    </application>" if vendors else ""
 
 
 def _outside(name: str, artifact: str) -> str:
