@@ -11,7 +11,7 @@ from tvmflow.codegen.compile import LocalRunner
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.tvm_compat import constant_value
-from tvmflow.passes.canonicalize.trim_dilated_kernels import seen
+from tvmflow.passes.canonicalize.trim_dilated_kernels import used_taps
 from tvmflow.passes.legalize.convolutions import convolutions
 from tvmflow.passes.pipeline import canonicalize
 
@@ -26,7 +26,7 @@ def test_what_a_window_sees_is_what_its_elements_multiply(seed: int) -> None:
         at for at in range(window) for place in range(outputs) if 0 <= at * step - before + place * stride < extent
     ]
     expected = (min(touched), max(touched) + 1) if touched else (0, window)
-    assert seen(extent, window, step, stride, before, outputs) == expected
+    assert used_taps(extent, window, step, stride, before, outputs) == expected
 
 
 @pytest.mark.few(3)

@@ -1,4 +1,4 @@
-"""Our Relax and TensorIR passes, one per file."""
+"""Relax and TensorIR passes, one per file."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from typing import Any
 
 
 def run_pass(step: Any, mod: Any) -> Any:
-    """Apply a pass; module_pass makes ours callable in a way that type checkers cannot see."""
+    """Apply a pass to a module. module_pass makes our classes callable, which type checkers cannot see."""
     return step(mod)

@@ -1,1 +1,1 @@
-"""Graph passes that bring an imported network into one canonical form."""
+"""Graph passes that convert an imported network to one canonical form."""

@@ -1,8 +1,9 @@
-"""ChannelsFirst: let a network that was written channels-last compute channels-first throughout.
+"""Convert a channels-last network (NHWC) to channels-first (NCHW).
 
-Importers leave two layouts of it: convolutions in NHWC (TFLite), or in NCHW between pairs of transpositions (Keras).
-Here every 4-D value in NHWC gets a twin in NCHW; operators that do not care are computed on the twin, and the NHWC
-value is made only where something needs it. Transpositions then remain at most at the input and in front of a flatten.
+Importers leave two forms: convolutions in NHWC (TFLite), or in NCHW between pairs of transpositions (Keras).
+ChannelsFirst gives each 4-D value in NHWC a counterpart in NCHW. Operators that work in either layout are computed on
+the counterpart, and the NHWC value is computed only for readers that need it. Transpositions remain at most at the
+input and in front of a flatten.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _QUANTIZE = {"relax.quantize", "relax.dequantize"}
 
 @tvm.transform.module_pass(opt_level=0, name="ChannelsFirst")
 class ChannelsFirst:
-    """IRModule -> IRModule; unchanged where nothing is channels-last."""
+    """IRModule -> IRModule; unchanged if no operator is channels-last."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
         graph = read_graph(mod)
@@ -60,21 +61,22 @@ class _Rewriter(TwoLayouts):
             self.plain[name] = self._emit(relax.op.permute_dims(self.first[name], _TO_LAST), f"{name}_last")
         return self.plain[name]
 
-    def _as_first(self, name: str) -> Any:
+    def _get_first(self, name: str) -> Any:
+        """Return a value in NCHW, transposed on first use."""
         if name not in self.first:
             self.first[name] = self._emit(relax.op.permute_dims(self.plain[name], _TO_FIRST), f"{name}_first")
         return self.first[name]
 
     def _step(self, step: Step) -> None:
         if step.op == "relax.permute_dims" and _axes(step) == _TO_FIRST:
-            self.plain[step.name] = self._as_first(step.refs[0])
+            self.plain[step.name] = self._get_first(step.refs[0])
             return
         if step.op == "relax.permute_dims" and _axes(step) == _TO_LAST:
             self.first[step.name] = self._as_plain(step.refs[0])
             return
-        twin = self._twin(step)
-        if twin is not None:
-            result = self._emit(twin(), step.name)
+        converted = self._convert(step)
+        if converted is not None:
+            result = self._emit(converted(), step.name)
             if len(step.shape) == 4:
                 self.first[step.name] = result
             else:
@@ -82,30 +84,30 @@ class _Rewriter(TwoLayouts):
             return
         self._emit_plain(step)
 
-    def _twin(self, step: Step) -> Callable[[], Any] | None:
-        """Return how to compute the step channels-first, None where it has to stay as it is."""
+    def _convert(self, step: Step) -> Callable[[], Any] | None:
+        """Return a function that emits the step in NCHW, None if the step must stay as it is."""
         if step.op == "relax.nn.conv2d" and str(step.call.attrs.data_layout) == "NHWC":
             return lambda: self._convolution(step)
         if step.op in ("relax.nn.max_pool2d", "relax.nn.avg_pool2d") and str(step.call.attrs.layout) == "NHWC":
             return lambda: self._pool(step)
-        if not any(self._has_twin(name) for name in step.refs):
+        if not any(self._is_converted(name) for name in step.refs):
             return None
         if step.op in UNARY or (step.op in _QUANTIZE and all(_is_scalar(a) for a in step.args[1:])):
-            return lambda: call_again(step, self._as_first)
+            return lambda: call_again(step, self._get_first)
         if step.op in BROADCASTING:
             return self._binary(step)
         if step.op in ("relax.mean", "relax.sum", "relax.max"):
             return self._reduction(step)
         if len(step.shape) == 4 and joins(step):
             axis = {0: 0, 1: 2, 2: 3, 3: 1}[int(step.call.attrs.axis) % 4]
-            return lambda: relax.op.concat([self._as_first(name) for name in step.refs], axis=axis)
+            return lambda: relax.op.concat([self._get_first(name) for name in step.refs], axis=axis)
         if step.op == "relax.nn.pad" and len(step.shape) == 4:
             return lambda: self._pad(step)
         if step.op == "relax.reshape" and len(step.shape) == 2 and self._is_pixel(step.refs[0]):
-            return lambda: relax.op.reshape(self._as_first(step.refs[0]), step.shape)
+            return lambda: relax.op.reshape(self._get_first(step.refs[0]), step.shape)
         return None
 
-    def _has_twin(self, name: str) -> bool:
+    def _is_converted(self, name: str) -> bool:
         return name in self.first
 
     def _is_pixel(self, name: str) -> bool:
@@ -121,7 +123,7 @@ class _Rewriter(TwoLayouts):
         else:
             kernel = relax.op.permute_dims(self._as_plain(step.refs[1]), list(order))
         return relax.op.nn.conv2d(
-            self._as_first(step.refs[0]),
+            self._get_first(step.refs[0]),
             kernel,
             strides=list(attrs.strides),
             padding=list(attrs.padding),
@@ -141,7 +143,7 @@ class _Rewriter(TwoLayouts):
             "count_include_pad": bool(attrs.count_include_pad),
         }
         operator = relax.op.nn.max_pool2d if "max" in step.op else relax.op.nn.avg_pool2d
-        return operator(self._as_first(step.refs[0]), **options)
+        return operator(self._get_first(step.refs[0]), **options)
 
     def _binary(self, step: Step) -> Callable[[], Any] | None:
         if len(step.shape) != 4:
@@ -151,7 +153,7 @@ class _Rewriter(TwoLayouts):
                 return None
         moved = tuple(_first_constant(argument) for argument in step.args)
         again = Step(step.name, step.op, moved, step.call, step.shape, step.dtype)
-        return lambda: call_again(again, self._as_first)
+        return lambda: call_again(again, self._get_first)
 
     def _reduction(self, step: Step) -> Callable[[], Any] | None:
         attrs = step.call.attrs
@@ -161,13 +163,13 @@ class _Rewriter(TwoLayouts):
         if axes != [1, 2]:
             return None
         operator = getattr(relax.op, step.op.split(".")[-1])
-        return lambda: operator(self._as_first(step.refs[0]), axis=[2, 3], keepdims=bool(attrs.keepdims))
+        return lambda: operator(self._get_first(step.refs[0]), axis=[2, 3], keepdims=bool(attrs.keepdims))
 
     def _pad(self, step: Step) -> Any:
         attrs = step.call.attrs
         widths = np.reshape([int(w) for w in attrs.pad_width], (4, 2))[_TO_FIRST].reshape(-1).tolist()
         return relax.op.nn.pad(
-            self._as_first(step.refs[0]), widths, pad_mode=str(attrs.pad_mode), pad_value=float(attrs.pad_value)
+            self._get_first(step.refs[0]), widths, pad_mode=str(attrs.pad_mode), pad_value=float(attrs.pad_value)
         )
 
 

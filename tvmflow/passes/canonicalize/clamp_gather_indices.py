@@ -1,8 +1,8 @@
-"""ClampGatherIndices: let every lookup in a table stay inside of the table.
+"""Clamp the indices of gathers (relax.take) to the table.
 
-TVM's importers write lookups that read whatever lies at a place, also outside of the table: a number that is no word of
-the vocabulary ends the process. Clipped, it is the last word, and the check against the source framework tells who is
-right.
+TVM's importers emit lookups that read any address, also outside of the table: a token that is not in the vocabulary
+would crash the process. A clamped index reads the last row, and the comparison with the source framework shows whether
+that differs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 
 @mutator
-class _Clipper(PyExprMutator):  # type: ignore[misc]
+class _Clamper(PyExprMutator):  # type: ignore[misc]
     def visit_call_(self, call: Any) -> Any:
         call = self.visit_expr_post_order(call)
         if getattr(call.op, "name", "") != "relax.take" or str(call.attrs.mode) != "fast":
@@ -26,8 +26,8 @@ class _Clipper(PyExprMutator):  # type: ignore[misc]
 
 @tvm.transform.module_pass(opt_level=0, name="ClampGatherIndices")
 class ClampGatherIndices:
-    """IRModule -> IRModule whose `take` clips its places."""
+    """IRModule -> IRModule in which `take` clamps its indices."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        mod.update_func(mod.get_global_var("main"), _Clipper(mod).visit_expr(mod["main"]))
+        mod.update_func(mod.get_global_var("main"), _Clamper(mod).visit_expr(mod["main"]))
         return mod

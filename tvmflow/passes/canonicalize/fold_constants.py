@@ -1,9 +1,9 @@
-"""FoldConstants: compute with numpy what depends on constants only.
+"""Fold operators on constants with numpy.
 
-TVM's own FoldConstant compiles every folded operator with LLVM, which costs seconds per network and threads that one
-does not control. The operators that importers leave on weights are few, so they are a table here. What the table lacks
-and still depends on constants only (products of position embeddings with weights, for example) is computed by the numpy
-interpreter afterwards: later passes rely on every step reading a value of the network.
+TVM's own FoldConstant compiles every folded operator with LLVM, which costs seconds per network and starts threads that
+the caller does not control. The few operators that importers leave on weights are in a table here. The numpy
+interpreter evaluates all other steps that depend on constants only (for example the matmul of position embeddings and
+weights), since later passes require every step to read a value of the network.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
         if any(value is None for value in values):
             return call
         folded = _FOLDERS[name]([value for value in values if value is not None], call.attrs)
-        return constant(folded, str(folded.dtype))  # of no axes, too: an index of one would give what is taken another
+        return constant(folded, str(folded.dtype))  # scalars stay 0-D: a 1-D index would change the rank of a gather
 
     def _reshape(self, call: Any) -> Any:
         value, shape = self._value(call.args[0]), call.args[1]
@@ -89,7 +89,7 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
         return constant(value.reshape([int(d.value) for d in dims]), str(value.dtype))
 
     def _shape(self, call: Any) -> Any:
-        """Exporters compute with shapes; here they are numbers."""
+        """Replace a shape by its extents: exporters compute with shapes."""
         sizes = getattr(type_of(call.args[0]), "values", None)
         if sizes is None or not all(hasattr(size, "value") for size in sizes):
             return call
@@ -106,7 +106,7 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
 
 @tvm.transform.module_pass(opt_level=0, name="FoldConstants")
 class FoldConstants:
-    """IRModule -> IRModule with constant arithmetic on weights done."""
+    """IRModule -> IRModule with arithmetic on constants evaluated."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
         for variable, function in list(mod.functions.items()):
@@ -115,32 +115,32 @@ class FoldConstants:
                     {**dict(mod.functions.items()), variable: _Folder(mod).visit_expr(function)}, attrs=mod.attrs
                 )
         mod = relax.transform.CanonicalizeBindings()(mod)
-        return _interpret_constant_steps(relax.transform.DeadCodeElimination(["main"])(mod))
+        return _evaluate_constant_steps(relax.transform.DeadCodeElimination(["main"])(mod))
 
 
-def _interpret_constant_steps(mod: Any) -> Any:
-    """Replace steps that read constants only by their values; unchanged where every step reads an input."""
+def _evaluate_constant_steps(mod: Any) -> Any:
+    """Replace steps that read constants only by their values; unchanged if every step reads an input."""
     graph = read_graph(mod)
     if all(step.refs or step.op == "constant" for step in graph.steps):
         return mod
     known: dict[str, Any] = {}
-    rest = [step for step in graph.steps if not _compute(step, known)]
-    return _without(graph, known, rest)
+    rest = [step for step in graph.steps if not _evaluate(step, known)]
+    return _remove_known_steps(graph, known, rest)
 
 
-def _compute(step: Step, known: dict[str, Any]) -> bool:
-    """Add the value of a step to those that are known; return whether it is."""
+def _evaluate(step: Step, known: dict[str, Any]) -> bool:
+    """Add the value of a step to `known` if the interpreter can evaluate it; return whether it did."""
     if not all(name in known for name in step.refs):
         return False
     try:
         known[step.name] = run_step(step, [value_of(argument, known) for argument in step.args])
     except (TvmflowError, RuntimeError, ValueError, TypeError, IndexError, AttributeError):
-        return False  # the definition does not know it either: TVM compiles it
+        return False  # the interpreter lacks the operator: TVM compiles it
     return True
 
 
-def _without(graph: Graph, known: dict[str, Any], rest: list[Step]) -> Any:
-    """Return the module of the other steps, to which the known values are constants."""
+def _remove_known_steps(graph: Graph, known: dict[str, Any], rest: list[Step]) -> Any:
+    """Return the module of the remaining steps, with the known values as constants."""
     builder, kinds = relax.BlockBuilder(), graph.kinds()
     values: dict[str, Any] = {}
 

@@ -1,8 +1,8 @@
-"""SimplifyArithmetic: one clip for two, one matrix for a batch of the same, products in place of divisions by a number,
-as hard-swish and hard-sigmoid are imported, and of small powers, for which LLVM calls the C library.
+"""Simplify arithmetic: merge clips, replace divisions and small powers by multiplications.
 
-A product with the reciprocal differs from a division by a unit in the last place. What is rounded next, as quantized
-models do with what they divide by a scale, stays a division.
+Hard-swish and hard-sigmoid are imported with divisions by a number; LLVM calls the C library for powers. A
+multiplication by the reciprocal differs from the division by a unit in the last place. A division whose result is
+rounded, as quantized models divide by a scale, stays a division. Batches of equal weight matrices become one matrix.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _merge_clips(function: Any) -> Any:
     data, inner_low, inner_high, low, high = (wildcard() for _ in range(5))
     inner = is_op("relax.clip")(data, inner_low, inner_high)
 
-    def merged(call: Any, matches: Any) -> Any:
+    def merge(call: Any, matches: Any) -> Any:
         (first_low, first_high), (least, most) = _bounds(matches[inner]), _bounds(call)
         if not (first_low <= first_high and least <= most):
             return call
@@ -37,34 +37,32 @@ def _merge_clips(function: Any) -> Any:
         integral = np.issubdtype(np.dtype(str(type_of(call).dtype)), np.integer)
         return relax.op.clip(matches[data], *(int(bound) if integral else bound for bound in bounds))
 
-    return rewrite_call(is_op("relax.clip")(inner, low, high), merged, function)
+    return rewrite_call(is_op("relax.clip")(inner, low, high), merge, function)
 
 
-def _multiply(function: Any) -> Any:
+def _divisions_to_multiplications(function: Any) -> Any:
     bindings = [binding for block in function.body.blocks for binding in block.bindings]
     rounded = {binding.value.args[0] for binding in bindings if operator_of(binding.value) == "relax.round"}
-    kept = {binding.value for binding in bindings if binding.var in rounded}
+    feeds_round = {binding.value for binding in bindings if binding.var in rounded}
     data, number = wildcard(), is_const()
 
-    def multiplied(call: Any, matches: Any) -> Any:
+    def rewrite(call: Any, matches: Any) -> Any:
         divisor: Any = constant_value(matches[number])
         values = divisor.numpy()
-        if values.dtype != np.float32 or values.size != 1 or call in kept:
+        if values.dtype != np.float32 or values.size != 1 or call in feeds_round:
             return call
         by = float(values.reshape(()))
         if not _LEAST < abs(by) < _MOST:  # nor NaN
             return call
         return relax.op.multiply(matches[data], relax.const((1.0 / values.astype(np.float64)).astype(np.float32)))
 
-    return rewrite_call(is_op("relax.divide")(data, number), multiplied, function)
+    return rewrite_call(is_op("relax.divide")(data, number), rewrite, function)
 
 
-def _power(x: Any, exponent: float) -> Any:
-    """Return a power as products, quotients and roots, as PyTorch computes it, where its exponent is one of theirs;
-    else None.
-    """
+def _expand_power(x: Any, exponent: float) -> Any:
+    """Return a power as multiplications, a quotient or a root, as PyTorch computes it; None for other exponents."""
     if exponent < 0:
-        made = _power(x, -exponent)
+        made = _expand_power(x, -exponent)
         one = relax.const(np.ones((), str(type_of(x).dtype)))
         return None if made is None else relax.op.divide(one, made)
     if exponent == 0.5:
@@ -77,28 +75,29 @@ def _power(x: Any, exponent: float) -> Any:
     return made
 
 
-def _multiply_powers(function: Any) -> Any:
+def _expand_powers(function: Any) -> Any:
     data, number = wildcard(), is_const()
 
-    def multiplied(call: Any, matches: Any) -> Any:
+    def rewrite(call: Any, matches: Any) -> Any:
         exponent: Any = constant_value(matches[number])
         values = exponent.numpy()
         kind = type_of(matches[data])
         if values.size != 1 or values.ndim > kind.ndim or not np.issubdtype(values.dtype, np.floating):
             return call
-        made = _power(matches[data], float(values.reshape(())))
+        made = _expand_power(matches[data], float(values.reshape(())))
         return call if made is None else made
 
-    return rewrite_call(is_op("relax.power")(data, number), multiplied, function)
+    return rewrite_call(is_op("relax.power")(data, number), rewrite, function)
 
 
 def _share_weights(function: Any) -> Any:
-    """Multiply with one matrix where a constant has the same one for each of a batch, as PyTorch expands the weights of
-    a dense layer.
+    """Multiply by one matrix where all matrices of a constant batch are equal.
+
+    PyTorch expands the weights of a dense layer to such a batch.
     """
     data, number = wildcard(), is_const()
 
-    def shared(call: Any, matches: Any) -> Any:
+    def share(call: Any, matches: Any) -> Any:
         weights: Any = constant_value(matches[number])
         values = weights.numpy()
         if values.ndim < 3 or values.ndim > type_of(matches[data]).ndim:
@@ -108,18 +107,18 @@ def _share_weights(function: Any) -> Any:
             return call
         return relax.op.matmul(matches[data], relax.const(matrices[0].copy()), call.attrs.out_dtype)
 
-    return rewrite_call(is_op("relax.matmul")(data, number), shared, function)
+    return rewrite_call(is_op("relax.matmul")(data, number), share, function)
 
 
 def _drop_broadcasts(function: Any) -> Any:
-    """Leave out broadcasts to the shape that a value has."""
+    """Remove broadcasts to the shape that a value already has."""
     data, shape = wildcard(), wildcard()
 
-    def dropped(call: Any, matches: Any) -> Any:
+    def drop(call: Any, matches: Any) -> Any:
         value = matches[data]
         return value if shape_of(value) == shape_of(call) else call
 
-    return rewrite_call(is_op("relax.broadcast_to")(data, shape), dropped, function)
+    return rewrite_call(is_op("relax.broadcast_to")(data, shape), drop, function)
 
 
 @tvm.transform.module_pass(opt_level=0, name="SimplifyArithmetic")
@@ -128,7 +127,7 @@ class SimplifyArithmetic:
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
         main = mod["main"]
-        for step in (_merge_clips, _multiply_powers, _multiply, _share_weights, _drop_broadcasts):
+        for step in (_merge_clips, _expand_powers, _divisions_to_multiplications, _share_weights, _drop_broadcasts):
             main = step(main)
         mod.update_func(mod.get_global_var("main"), main)
         return relax.transform.DeadCodeElimination(["main"])(mod)

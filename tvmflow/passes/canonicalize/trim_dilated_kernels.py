@@ -1,7 +1,7 @@
-"""TrimDilatedKernels: leave out the rows and columns of a convolution's window that only ever see its padding.
+"""Remove the rows and columns of a convolution kernel that only ever multiply padding.
 
-Large dilations have them: a 3x3 window with steps of 24 over an image of 14x14, as DeepLab has it, sees the image with
-its middle alone, and costs nine times as much as that.
+This occurs with large dilations: a 3x3 kernel with dilation 24 over an image of 14x14 (DeepLab) reads the image with
+its center only, and costs nine times as much as a 1x1 kernel.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from tvm.relax.dpl import is_const, is_op, rewrite_call, wildcard
 from tvmflow.ir.tvm_compat import constant_value, shape_of
 
 
-def seen(extent: int, window: int, step: int, stride: int, before: int, outputs: int) -> tuple[int, int]:
-    """Return the first element of a window that sees any of `extent` pixels, and the one behind the last; (0, window)
-    where none does.
+def used_taps(extent: int, window: int, step: int, stride: int, before: int, outputs: int) -> tuple[int, int]:
+    """Return the range [first, end) of kernel elements that read any of `extent` pixels; (0, window) if none does.
 
-    step: dilation; before: padding in front of the image; outputs: places where the window is.
+    step: dilation; before: padding in front of the image; outputs: number of window positions.
     """
-    first = [at * step - before for at in range(window)]  # the pixel that each element sees at the first place
+    first = [at * step - before for at in range(window)]  # the pixel that each element reads at the first output
     found = [
         at for at, pixel in enumerate(first) if any(0 <= pixel + place * stride < extent for place in range(outputs))
     ]
     return (found[0], found[-1] + 1) if found else (0, window)
 
 
-def _trimmed(call: Any, data: Any, weight: Any) -> Any:
+def _trim(call: Any, data: Any, weight: Any) -> Any:
     attrs = call.attrs
     if str(attrs.data_layout) != "NCHW" or str(attrs.kernel_layout) != "OIHW":
         return call
@@ -38,13 +37,13 @@ def _trimmed(call: Any, data: Any, weight: Any) -> Any:
     values: Any = constant_value(weight)
     shapes = (shape_of(data), tuple(values.numpy().shape), shape_of(call))
     image, window, outputs = (shape[2:] for shape in shapes)
-    kept = [seen(image[at], window[at], dilation[at], strides[at], padding[at], outputs[at]) for at in (0, 1)]
+    kept = [used_taps(image[at], window[at], dilation[at], strides[at], padding[at], outputs[at]) for at in (0, 1)]
     if kept == [(0, window[0]), (0, window[1])]:
         return call
     for at, (first, end) in enumerate(kept):
         padding[at] -= first * dilation[at]
         padding[at + 2] -= (window[at] - end) * dilation[at]
-    if min(padding) < 0:  # some of the image is seen by nothing
+    if min(padding) < 0:  # some pixels are read by no tap
         return call
     (top, bottom), (left, right) = kept
     part = values.numpy()[:, :, top:bottom, left:right]
@@ -68,6 +67,6 @@ class TrimDilatedKernels:
     def transform_module(self, mod: Any, _context: Any) -> Any:
         data, weight = wildcard(), is_const()
         pattern = is_op("relax.nn.conv2d")(data, weight)
-        found = rewrite_call(pattern, lambda call, matches: _trimmed(call, matches[data], matches[weight]), mod["main"])
+        found = rewrite_call(pattern, lambda call, matches: _trim(call, matches[data], matches[weight]), mod["main"])
         mod.update_func(mod.get_global_var("main"), found)
         return mod

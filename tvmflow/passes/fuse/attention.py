@@ -1,9 +1,8 @@
-"""FuseAttention: softmax(Q K^T * factors + biases) V becomes one kernel, with the moves before it and behind it; so
-does any other batched product.
+"""Fuse attention, softmax(Q K^T * factors + biases) V, and other batched matmuls into one kernel each.
 
-Frameworks write attention as two batched products with a softmax between them, a factor on either operand or for each
-head (cosine attention), masks that are added, and reshapes and transposes around all of it. Reads the packed module, so
-that what is moved is read where a dense layer left it, and written where the next one wants it.
+Frameworks export attention as two batched matmuls with a softmax between them, a scale on either operand or for each
+head (cosine attention), added masks, and reshapes and transposes around all of it. The pass runs on the packed module,
+so that a kernel reads its operands where a dense layer wrote them, and writes where the next dense layer reads.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from tvmflow.ir.tvm_compat import constant_value, operator_of, shape_of, type_of
 from tvmflow.passes.legalize.attention import Attention, Step, attention_kernel, covers
 from tvmflow.passes.legalize.batch_matmul import Operand, Product, product_kernel
 
-# From a condition to what it asks: rows of nothing but minus infinity.
+# The operators that test for rows of nothing but minus infinity, from the condition upward.
 _MASKED = ("relax.logical_not", "relax.astype", "relax.max", "relax.astype", "relax.logical_not", "relax.equal")
 
 _SAME_ORDER = {"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.broadcast_to"}
-_MOST_PLACES = 1 << 25  # of a matrix that is added to scores: its index is read off an array of them
+_MOST_PLACES = 1 << 25  # elements of a matrix that is added to the scores: its index map is fitted to an array of them
 _MOST_FACTOR = 1e30
-# Sums and what lies between them are float32, whatever the network rounds them to.
+# The kernel accumulates and keeps intermediate values in float32, to whatever type the network rounds them.
 _FLOATS = ("float32", "float16", "bfloat16")
 
 
@@ -41,7 +40,7 @@ class _Fused(NamedTuple):
 
 
 class _Kernel(NamedTuple):
-    """What takes the place of an expression: a kernel, and the Relax values that it reads."""
+    """The kernel that replaces an expression, and the Relax values that it reads."""
 
     name: str
     function: Any
@@ -49,8 +48,9 @@ class _Kernel(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """A Relax value, how a kernel reads matrices of it, their sizes (batch, rows, columns), and what they are
-    multiplied by.
+    """A Relax value and the index map by which a kernel reads matrices from it.
+
+    sizes: batch, rows, columns; factor: by what the kernel multiplies the matrices.
     """
 
     value: Any
@@ -60,8 +60,9 @@ class _Read(NamedTuple):
 
 
 class _Scores(NamedTuple):
-    """The product of q and k, times a factor, and what is added to it and multiplied by it then: values, and whether
-    each multiplies. rounded: q and k are rounded to bfloat16.
+    """The scores of an attention: the product of q and k, times a factor, then `steps`.
+
+    steps: values that are added, or multiplied (True); rounded: q and k are rounded to bfloat16.
     """
 
     q: _Read
@@ -77,53 +78,51 @@ class _Scores(NamedTuple):
 
 
 class _Function:
-    """A Relax function, its bindings by variable, and the attentions in it."""
+    """A Relax function, its bindings by variable, and the attentions and batched matmuls in it."""
 
     def __init__(self, function: Any, lanes: int, pairs: bool) -> None:
         self.lanes, self.pairs = lanes, pairs
         self.bindings = [binding for block in function.body.blocks for binding in block.bindings]
-        self.made = {binding.var: binding.value for binding in self.bindings}
+        self.bound = {binding.var: binding.value for binding in self.bindings}
         self.users: dict[Any, list[Any]] = {}
-        self.scores: dict[Any, _Scores | None] = {}  # what was found: chains may read a value twice in each step
+        self.scores: dict[Any, _Scores | None] = {}  # memoized: chains may read a value twice in each step
         for binding in self.bindings:
             for value in _variables(binding.value):
                 self.users.setdefault(value, []).append(binding)
         for value in _variables(function.body.body):
             self.users.setdefault(value, []).append(None)
 
-    def of(self, value: Any) -> Any:
-        """Return the expression of a variable, the value itself where it is none."""
-        while isinstance(value, relax.Var) and value in self.made:
-            value = self.made[value]
+    def resolve(self, value: Any) -> Any:
+        """Return the expression that a variable is bound to; any other value as it is."""
+        while isinstance(value, relax.Var) and value in self.bound:
+            value = self.bound[value]
         return value
 
-    def attentions(self) -> dict[Any, _Kernel]:
-        """Return the kernels of attentions by the expression that each takes the place of."""
+    def find_attentions(self) -> dict[Any, _Kernel]:
+        """Return the kernels of attentions, by the expression that each replaces."""
         found: dict[Any, _Kernel] = {}
-        for binding in self._products():
-            fused = self._attention(binding.value)
+        for binding in self._matmul_bindings():
+            fused = self._match_attention(binding.value)
             if fused is not None:
-                last = self._last_move(binding.var)
-                placed = self._placed(fused, last)
+                last = self._last_copy(binding.var)
+                placed = self._move_output(fused, last)
                 attention, values = placed or fused
-                found[self.of(last if placed else binding.var)] = _Kernel(
+                found[self.resolve(last if placed else binding.var)] = _Kernel(
                     "attention", attention_kernel(attention), values
                 )
         return found
 
-    def products(self) -> dict[Any, _Kernel]:
-        """Return the kernels of products of matrices that are both computed, by the expression that each takes the
-        place of.
-        """
+    def find_matmuls(self) -> dict[Any, _Kernel]:
+        """Return the kernels of batched matmuls of two computed operands, by the expression that each replaces."""
         found: dict[Any, _Kernel] = {}
-        for binding in self._products():
-            product = self._product(binding.value)
+        for binding in self._matmul_bindings():
+            product = self._match_matmul(binding.value)
             if product is not None:
                 found[binding.value] = _Kernel("batched_product", product_kernel(product[0]), product[1])
         return found
 
-    def _products(self) -> list[Any]:
-        """Return the bindings of products of matrices of floats, neither of them a dense layer's weights."""
+    def _matmul_bindings(self) -> list[Any]:
+        """Return the bindings of matmuls of floats whose right operand is computed, not a dense layer's weight."""
         return [
             binding
             for binding in self.bindings
@@ -133,30 +132,32 @@ class _Function:
             and {str(type_of(one).dtype) for one in (binding.value, *binding.value.args)} <= set(_FLOATS)
         ]
 
-    def _product(self, call: Any) -> tuple[Product, tuple[Any, ...]] | None:
+    def _match_matmul(self, call: Any) -> tuple[Product, tuple[Any, ...]] | None:
         *batch, rows, columns = shape = shape_of(call)
         depth = shape_of(call.args[0])[-1]
         if batch and len(shape_of(call.args[1])) == 2:
-            return None  # one matrix for all
-        a = self._read(call.args[0], (*batch, rows, depth), scaled=True)
-        b = self._read(call.args[1], (*batch, depth, columns), scaled=True)
+            return None  # the same matrix for the whole batch
+        a = self._match_operand(call.args[0], (*batch, rows, depth), scaled=True)
+        b = self._match_operand(call.args[1], (*batch, depth, columns), scaled=True)
         if a is None or b is None:
             return None
         sizes = (math.prod(batch), rows, depth, columns)
-        made = Product(a.operand, b.operand, sizes, a.factor * b.factor, shape, str(type_of(call).dtype), self.lanes)
-        return made, (a.value, b.value)
+        matmul = Product(a.operand, b.operand, sizes, a.factor * b.factor, shape, str(type_of(call).dtype), self.lanes)
+        return matmul, (a.value, b.value)
 
-    def _last_move(self, value: Any) -> Any:
-        """Return the variable behind all operators that do nothing but move a value, each read by the next alone."""
+    def _last_copy(self, value: Any) -> Any:
+        """Return the last variable of a chain of reshapes and transposes, each of which is the only reader of the one
+        before.
+        """
         while len(users := self.users.get(value, [])) == 1 and users[0] is not None:
             if not is_move(users[0].value) and not isinstance(users[0].value, relax.Var):
                 break
             value = users[0].var
         return value
 
-    def _placed(self, fused: _Fused, value: Any) -> _Fused | None:
-        """Return the attention that writes a value which is only moved from it, None where it cannot."""
-        of, view = fused.attention, view_of(value, self.of)
+    def _move_output(self, fused: _Fused, value: Any) -> _Fused | None:
+        """Return the attention that writes the value at the end of a chain of copies directly, None if it cannot."""
+        of, view = fused.attention, view_of(value, self.resolve)
         written = np.flatnonzero(view.places.ravel() >= 0)
         places = np.full(of.batch * of.queries * of.width, -1)
         if written.size != places.size:
@@ -168,14 +169,14 @@ class _Function:
         moved = replace(of, out=Operand(view.places.shape, of.out.dtype, index))
         return _Fused(moved, fused.values) if written.size == view.places.size or covers(moved) else None
 
-    def _attention(self, product: Any) -> _Fused | None:
-        weights, safe = self._softmax(product.args[0])
-        scores = self._scores(weights) if weights is not None else None
+    def _match_attention(self, product: Any) -> _Fused | None:
+        weights, safe = self._match_softmax(product.args[0])
+        scores = self._find_scores(weights) if weights is not None else None
         if scores is None:
             return None
         if shape_of(product.args[0])[-2:] != scores.matrix or shape_of(weights)[-1] != scores.matrix[1]:
-            return None  # rows or what is summed in a row are others behind a reshape
-        v = self._read(product.args[1], (*shape_of(product)[:-2], *shape_of(product.args[1])[-2:]))
+            return None  # a reshape changed the rows or the reduced axis
+        v = self._match_operand(product.args[1], (*shape_of(product)[:-2], *shape_of(product.args[1])[-2:]))
         if v is None or v.sizes[0] != scores.q.sizes[0]:
             return None
         reads = (scores.q, scores.k, v, *(read for read, _ in scores.steps))
@@ -184,7 +185,7 @@ class _Function:
         out = index_of(np.arange(math.prod(shape)).reshape(shape), shape_of(product))
         assert out is not None
         steps = tuple(Step(read.operand, multiplies) for read, multiplies in scores.steps)
-        paired = self.pairs and scores.rounded and _of_bfloat16(product)
+        paired = self.pairs and scores.rounded and _multiplies_bfloat16(product)
         attention = Attention(
             batch,
             queries,
@@ -203,7 +204,7 @@ class _Function:
         )
         return _Fused(attention, tuple(read.value for read in reads))
 
-    def _read(
+    def _match_operand(
         self,
         value: Any,
         shape: tuple[int, ...],
@@ -211,21 +212,22 @@ class _Function:
         scaled: bool = False,
         matrix: tuple[int, ...] = (),
     ) -> _Read | None:
-        """Return how a kernel reads matrices of a broadcast shape, from as far up as they have an index; None where
-        they are no floats.
+        """Return how a kernel reads matrices of a broadcast shape, from the earliest value that has an index map.
 
-        scaled: also from where they are not yet multiplied by a number; matrix: rows and columns where these are not
-        the last axes of the shape.
+        None if the value is not floating point. scaled: also skip multiplications by a number; matrix: rows and columns
+        if these are not the last two axes of the shape.
         """
         if math.prod(shape) > _MOST_PLACES:
             return None
         views: list[tuple[View, float]] = []
         outside, product = None, 1.0
         while True:
-            for view in views_of(value, self.of):
-                views.append((view if outside is None else View(view.source, _through(outside, view.places)), product))
-            call = self.of(views[-1][0].source)
-            factor = 1.0 if _rounds(call) else _factor(call) if scaled else None
+            for view in views_of(value, self.resolve):
+                views.append(
+                    (view if outside is None else View(view.source, _compose_views(outside, view.places)), product)
+                )
+            call = self.resolve(views[-1][0].source)
+            factor = 1.0 if _casts_float(call) else _factor(call) if scaled else None
             if factor is None:
                 break
             value, outside, product = call.args[0], views[-1][0].places, product * factor
@@ -238,31 +240,31 @@ class _Function:
                 return _Read(view.source, Operand(shape_of(view.source), dtype, index), places.shape, product)
         return None
 
-    def _in_order(self, value: Any) -> Any:
-        """Return the value that operators made another of which leave its numbers in their order, rounded or not."""
-        while isinstance(value, relax.Var) and (_rounds(call := self.of(value)) or _keeps_order(call)):
+    def _skip_reshapes(self, value: Any) -> Any:
+        """Return the first value of a chain of reshapes and casts between floats that keep the order of elements."""
+        while isinstance(value, relax.Var) and (_casts_float(call := self.resolve(value)) or _keeps_order(call)):
             value = call.args[0]
         return value
 
-    def _softmax(self, value: Any) -> tuple[Any, bool]:
-        """Return what a softmax over the last axis is taken of, None for anything else, and whether rows of minus
-        infinity become zeros.
+    def _match_softmax(self, value: Any) -> tuple[Any, bool]:
+        """Return the input of a softmax over the last axis, None for anything else, and whether masked rows become
+        zeros.
         """
-        call, safe = self.of(self._in_order(value)), False
+        call, safe = self.resolve(self._skip_reshapes(value)), False
         if operator_of(call) == "relax.where":
-            condition, zeros = call.args[0], self.of(call.args[1])
+            condition, zeros = call.args[0], self.resolve(call.args[1])
             zero = _number(zeros.args[1] if operator_of(zeros) == "relax.full_like" else zeros)
-            call, safe = self.of(call.args[2]), True
-            if zero != 0.0 or not self._asks_for_masked(condition, call):
+            call, safe = self.resolve(call.args[2]), True
+            if zero != 0.0 or not self._tests_for_masked_rows(condition, call):
                 return None, False
         if operator_of(call) != "relax.nn.softmax" or int(call.attrs.axis) not in (-1, len(shape_of(call)) - 1):
             return None, False
         return call.args[0], safe
 
-    def _asks_for_masked(self, condition: Any, softmax: Any) -> bool:
-        """Whether a condition is: all that a softmax is taken of is minus infinity."""
+    def _tests_for_masked_rows(self, condition: Any, softmax: Any) -> bool:
+        """Whether a condition tests that a row of the softmax's input is all minus infinity."""
         for name in _MASKED:
-            call = self.of(condition)
+            call = self.resolve(condition)
             if operator_of(call) != name or (name == "relax.max" and [int(axis) for axis in call.attrs.axis] != [-1]):
                 return False
             condition = call.args[0]
@@ -272,23 +274,23 @@ class _Function:
             and condition.same_as(softmax.args[0])
         )
 
-    def _scores(self, value: Any) -> _Scores | None:
+    def _find_scores(self, value: Any) -> _Scores | None:
         if value not in self.scores:
-            self.scores[value] = self._read_scores(value)
+            self.scores[value] = self._match_scores(value)
         return self.scores[value]
 
-    def _read_scores(self, value: Any) -> _Scores | None:
-        call = self.of(self._in_order(value))
+    def _match_scores(self, value: Any) -> _Scores | None:
+        call = self.resolve(self._skip_reshapes(value))
         name = operator_of(call)
         factor = _factor(call)
         if factor is not None:
-            found = self._scores(call.args[0])
+            found = self._find_scores(call.args[0])
             return found._replace(factor=found.factor * factor) if found is not None and not found.steps else None
         if name in ("relax.add", "relax.multiply"):
             for inner, other in ((0, 1), (1, 0)):
-                found = self._scores(call.args[inner])
+                found = self._find_scores(call.args[inner])
                 if found is not None and shape_of(call.args[inner]) == shape_of(call):
-                    read = self._read(call.args[other], shape_of(call), matrix=found.matrix)
+                    read = self._match_operand(call.args[other], shape_of(call), matrix=found.matrix)
                     if read is None:
                         return None
                     return found._replace(steps=(*found.steps, (read, name == "relax.multiply")))
@@ -297,14 +299,18 @@ class _Function:
             return None
         (rows, depth), keys, batch = shape_of(call.args[0])[-2:], shape_of(call)[-1], shape_of(call)[:-2]
         q, k = (
-            self._read(call.args[0], (*batch, rows, depth), scaled=True),
-            self._read(call.args[1], (*batch, depth, keys), True, True),
+            self._match_operand(call.args[0], (*batch, rows, depth), scaled=True),
+            self._match_operand(call.args[1], (*batch, depth, keys), True, True),
         )
-        return _Scores(q, k, (), q.factor * k.factor, _of_bfloat16(call)) if q is not None and k is not None else None
+        return (
+            _Scores(q, k, (), q.factor * k.factor, _multiplies_bfloat16(call))
+            if q is not None and k is not None
+            else None
+        )
 
 
-def _through(places: Any, inner: Any) -> Any:
-    """Return the places, in what a source is a view of, of a view of the source."""
+def _compose_views(places: Any, inner: Any) -> Any:
+    """Return the element indices of a view of a view, relative to the innermost source."""
     return np.where(places < 0, places, inner.ravel()[places])
 
 
@@ -314,7 +320,7 @@ def _number(value: Any) -> float | None:
 
 
 def _factor(call: Any) -> float | None:
-    """Return what a call multiplies its first argument by, None for anything but a number."""
+    """Return the number by which a call multiplies its first argument, None for any other call."""
     name = operator_of(call)
     number = _number(call.args[1]) if name in ("relax.multiply", "relax.divide") else None
     if not number or shape_of(call) != shape_of(call.args[0]):
@@ -324,26 +330,26 @@ def _factor(call: Any) -> float | None:
 
 
 def _keeps_order(call: Any) -> bool:
-    """Whether a call gives a value another shape: it repeats nothing, and moves axes of one step only."""
+    """Whether a call only changes the shape: no element is repeated, and only axes of extent 1 move."""
     name = operator_of(call)
     if name == "relax.permute_dims":
         return call.attrs.axes is not None and keeps_order(shape_of(call.args[0]), call.attrs.axes)
     return name in _SAME_ORDER and math.prod(shape_of(call.args[0])) == math.prod(shape_of(call))
 
 
-def _rounds(call: Any) -> bool:
-    """Whether a call makes one kind of floats of another."""
+def _casts_float(call: Any) -> bool:
+    """Whether a call casts between floating-point types."""
     return operator_of(call) == "relax.astype" and {str(type_of(one).dtype) for one in (call, call.args[0])} <= set(
         _FLOATS
     )
 
 
-def _of_bfloat16(product: Any) -> bool:
+def _multiplies_bfloat16(product: Any) -> bool:
     return {str(type_of(one).dtype) for one in product.args} == {"bfloat16"}
 
 
 def _variables(expression: Any) -> Iterator[Any]:
-    """Yield the variables that a call, a tuple or a part of one reads."""
+    """Yield the variables that a call, a tuple or a tuple element reads."""
     if isinstance(expression, relax.Var):
         yield expression
     for part in (
@@ -369,8 +375,8 @@ class _Replacer(PyExprMutator):  # type: ignore[misc]
         return relax.call_tir(kernel, [self.visit_expr(value) for value in found.values], type_of(call))
 
 
-def _replaced(mod: Any, kernels: dict[Any, _Kernel]) -> Any:
-    """Return the module whose main calls kernels, without what nobody reads any more."""
+def _replace_calls(mod: Any, kernels: dict[Any, _Kernel]) -> Any:
+    """Return the module whose main calls the kernels; remove the bindings that become unused."""
     if not kernels:
         return mod
     replacer = _Replacer(mod, kernels)
@@ -380,13 +386,15 @@ def _replaced(mod: Any, kernels: dict[Any, _Kernel]) -> Any:
 
 @tvm.transform.module_pass(opt_level=0, name="FuseAttention")
 class FuseAttention:
-    """IRModule -> IRModule; lanes: columns of a matrix that are computed side by side; pairs: whether products of two
-    neighbours of bfloat16 are summed at once.
+    """IRModule -> IRModule.
+
+    lanes: columns of a matrix in one vector; pairs: whether the target has a dot product of two neighbouring bfloat16
+    values.
     """
 
     def __init__(self, lanes: int, pairs: bool = False) -> None:
         self.lanes, self.pairs = lanes, pairs
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        fused = _replaced(mod, _Function(mod["main"], self.lanes, self.pairs).attentions())
-        return _replaced(fused, _Function(fused["main"], self.lanes, self.pairs).products())
+        fused = _replace_calls(mod, _Function(mod["main"], self.lanes, self.pairs).find_attentions())
+        return _replace_calls(fused, _Function(fused["main"], self.lanes, self.pairs).find_matmuls())

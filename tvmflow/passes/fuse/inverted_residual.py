@@ -1,9 +1,9 @@
-"""FuseInvertedResiduals: a 1x1 convolution and the depthwise one that alone reads what it makes become one kernel.
+"""Fuse a 1x1 convolution with the depthwise convolution that alone reads its output.
 
-Inverted residuals (MobileNetV2 and what came after it) widen an image to several times its channels, sum a window of
-each and narrow it again. The wide image is the largest value of such a network, larger than the second cache, and going
-through memory costs more than its arithmetic. In one kernel a thread makes some of its rows for a few channels, and
-reads them while they are near.
+Inverted residuals (MobileNetV2 and its successors) widen an image to several times its channels, apply a depthwise
+convolution and narrow it again. The wide image is the largest value of such a network, larger than the L2 cache, and
+its memory traffic costs more than its arithmetic. In one kernel, each thread computes some rows of a few channels and
+reads them while they are in its cache.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tvmflow.targets.cpu_features import CpuFeatures
 
 @tvm.transform.module_pass(opt_level=0, name="FuseInvertedResiduals")
 class FuseInvertedResiduals:
-    """IRModule of kernels -> IRModule. cpu: its threads divide the fused kernels."""
+    """IRModule of kernels -> IRModule. cpu: the CPU whose threads divide the fused kernels."""
 
     def __init__(self, cpu: CpuFeatures) -> None:
         self.cpu = cpu
@@ -33,48 +33,51 @@ class FuseInvertedResiduals:
         if len(main.body.blocks) != 1:
             return mod
         block = main.body.blocks[0]
-        pairs = _pairs(mod, list(block.bindings), main.body.body, self.cpu)
-        return _fused(mod, main, pairs) if pairs else mod
+        pairs = _find_pairs(mod, list(block.bindings), main.body.body, self.cpu)
+        return _fuse(mod, main, pairs) if pairs else mod
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """The calls of an expansion and of the depthwise convolution that reads it, as its argument number `image`."""
+    """The calls of an expansion and of the depthwise convolution that reads it as argument number `image`."""
 
     expansion: Any
     depthwise: Any
     image: int
 
 
-def _pairs(mod: Any, bindings: list[Any], output: Any, cpu: CpuFeatures) -> dict[Any, _Pair]:
-    """Return the pairs by the variable that the second makes."""
-    made = {binding.var: binding for binding in bindings if operator_of(binding.value) == "relax.call_tir"}
+def _find_pairs(mod: Any, bindings: list[Any], output: Any, cpu: CpuFeatures) -> dict[Any, _Pair]:
+    """Return the pairs, by the output variable of the depthwise convolution."""
+    calls = {binding.var: binding for binding in bindings if operator_of(binding.value) == "relax.call_tir"}
     reads = Counter(
-        variable for expression in (*(binding.value for binding in bindings), output) for variable in _read(expression)
+        variable
+        for expression in (*(binding.value for binding in bindings), output)
+        for variable in _variables(expression)
     )
     pairs: dict[Any, _Pair] = {}
-    for binding in made.values():
-        image = _image_of(mod[binding.value.args[0]], cpu)
+    for binding in calls.values():
+        image = _image_parameter(mod[binding.value.args[0]], cpu)
         if image is None:
             continue
-        wide = made.get(binding.value.args[1].fields[image])
+        wide = calls.get(binding.value.args[1].fields[image])
         if wide is None or reads[wide.var] != 1 or wide.var in pairs:
             continue
-        if _expands(mod[wide.value.args[0]]):
+        if _is_fusable_expansion(mod[wide.value.args[0]]):
             pairs[binding.var] = _Pair(wide, binding, image)
     return pairs
 
 
-def _read(expression: Any) -> list[Any]:
-    """Return the variables of an expression, those of a call as often as it is given them."""
+def _variables(expression: Any) -> list[Any]:
+    """Return the variables that an expression reads; a call repeats those that it is passed twice."""
     if operator_of(expression) == "relax.call_tir":
         return [argument for argument in expression.args[1].fields if isinstance(argument, relax.Var)]
     return list(relax.analysis.free_vars(expression))
 
 
-def _image_of(function: Any, cpu: CpuFeatures) -> int | None:
-    """Return which parameter of a kernel a depthwise convolution of float32 pads and sums, None where it does anything
-    else or should stay a kernel of its own.
+def _image_parameter(function: Any, cpu: CpuFeatures) -> int | None:
+    """Return the index of the parameter that a float32 depthwise convolution pads and reads.
+
+    None if the kernel computes anything else or should stay separate.
     """
     schedule = new_schedule(function)
     kernel = look_at(schedule)
@@ -90,17 +93,15 @@ def _image_of(function: Any, cpu: CpuFeatures) -> int | None:
     return next((at for at, buffer in enumerate(buffers) if buffer is not None and buffer.same_as(read)), None)
 
 
-def _expands(function: Any) -> bool:
-    """Whether a kernel is a 1x1 convolution of float32 on packed channels, and what is computed of each of its
-    outputs.
-    """
+def _is_fusable_expansion(function: Any) -> bool:
+    """Whether a kernel is a float32 1x1 convolution on packed channels with an elementwise epilogue."""
     schedule = new_schedule(function)
     kernel = look_at(schedule)
     return kernel.anchor is not None and _keeps_pixels(schedule, kernel) and is_expansion(schedule, kernel)
 
 
 def _keeps_pixels(schedule: Any, kernel: Kernel) -> bool:
-    """Whether what follows a convolution has its pixels, none of them left out; not where their number is unknown."""
+    """Whether the epilogue of a convolution has the same pixels, all of them; False if their number is unknown."""
     assert kernel.anchor is not None
     loops = (schedule.get_loops(block_ref(schedule, name))[:5] for name in (kernel.anchor, *kernel.after))
     try:
@@ -110,8 +111,8 @@ def _keeps_pixels(schedule: Any, kernel: Kernel) -> bool:
     return all(size == sizes[0] for size in sizes)
 
 
-def _fused(mod: Any, main: Any, pairs: dict[Any, _Pair]) -> Any:
-    """Return the module with each pair as a call of one kernel."""
+def _fuse(mod: Any, main: Any, pairs: dict[Any, _Pair]) -> Any:
+    """Return the module in which each pair is one kernel call."""
     builder = relax.BlockBuilder(mod)
     functions: dict[tuple[Any, Any], Any] = {}
     gone = {pair.expansion.var for pair in pairs.values()}
@@ -119,7 +120,7 @@ def _fused(mod: Any, main: Any, pairs: dict[Any, _Pair]) -> Any:
     for binding in main.body.blocks[0].bindings:
         pair = pairs.get(binding.var)
         if pair is not None:
-            binding = relax.VarBinding(binding.var, _call(builder, functions, pair))
+            binding = relax.VarBinding(binding.var, _call_fused(builder, functions, pair))
         if binding.var not in gone:
             bindings.append(binding)
     builder.update_func(mod.get_global_var("main"), with_bindings(main, bindings))
@@ -127,8 +128,8 @@ def _fused(mod: Any, main: Any, pairs: dict[Any, _Pair]) -> Any:
     return relax.transform.DeadCodeElimination(["main"])(fused)
 
 
-def _call(builder: Any, functions: dict[tuple[Any, Any], Any], pair: _Pair) -> Any:
-    """Return the call of a function of both kernels, made where there is none yet."""
+def _call_fused(builder: Any, functions: dict[tuple[Any, Any], Any], pair: _Pair) -> Any:
+    """Return the call of the fused function of both kernels; create the function on first use."""
     first, second = pair.expansion.value, pair.depthwise.value
     own, others = list(first.args[1].fields), list(second.args[1].fields)
     del others[pair.image]
@@ -143,6 +144,6 @@ def _call(builder: Any, functions: dict[tuple[Any, Any], Any], pair: _Pair) -> A
             with builder.dataflow():
                 wide = builder.emit(relax.call_tir(kernels[0], given, type_of(pair.expansion.var)))
                 read = [*rest[: pair.image], wide, *rest[pair.image :]]
-                made = builder.emit_output(relax.call_tir(kernels[1], read, type_of(pair.depthwise.var)))
-            functions[kernels] = builder.emit_func_output(made)
+                output = builder.emit_output(relax.call_tir(kernels[1], read, type_of(pair.depthwise.var)))
+            functions[kernels] = builder.emit_func_output(output)
     return relax.Call(functions[kernels], [*own, *others])

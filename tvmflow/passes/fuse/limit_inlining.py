@@ -1,9 +1,9 @@
-"""LimitInlining: keep FuseOps from putting more into one expression than TVM comes to an end with.
+"""Limit the size of fused elementwise expressions, so that TVM compiles them in reasonable time.
 
-Elementwise operators that are fused become one expression for each output. An operator that reads a value twice (x *
-sigmoid(x)) doubles what was inlined before it. Worse, TVM's simplifier and its LLVM backend take for a value that has a
-name (what exp is of, in the arithmetic that computes it) the value itself, wherever the name is read, and simplify
-conditions within conditions: exp of exp of exp takes seconds, a fourth one minutes.
+FuseOps inlines fused elementwise operators into one expression for each output. An operator that reads a value twice (x
+* sigmoid(x)) doubles the expression inlined before it. In addition, TVM's simplifier and its LLVM backend substitute
+let-bound values (such as the argument of exp in its polynomial) at each use and simplify conditions within conditions:
+exp of exp of exp takes seconds, a fourth exp takes minutes.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tvm_ffi import structural_walk
 from tvmflow.ir.tir.blocks import region_buffer
 from tvmflow.ir.tvm_compat import block_class, buffer_of, load_class, operator_of, type_of
 
-_MOST_READS = 2000  # as TVM counts
+_MOST_READS = 2000  # in the count of _count_reads
 _TIMES = {"tirx.exp": 30, "tirx.sigmoid": 30, "tirx.tanh": 18, "tirx.erf": 15, "tirx.if_then_else": 3}
-"""How often TVM's simplifier looks at the operand of an operator, measured by the time of compiling chains of each."""
+"""How often TVM's simplifier visits the operand of an operator, estimated from compile times of chains of each."""
 _TIMES_OF_SELECT = 3
 _PATTERN = "op_pattern"
-_INJECTIVE, _REDUCTION, _OPAQUE = 2, 3, 8  # of FuseOps: what is inlined, what inlines others, what stays alone
+_INJECTIVE, _REDUCTION, _OPAQUE = 2, 3, 8  # OpPatternKind: inlined; inlines others; never fused
 
 
 @mutator
-class _Alone(PyExprMutator):  # type: ignore[misc]
+class _Isolator(PyExprMutator):  # type: ignore[misc]
     def __init__(self, mod: Any, calls: list[Any]) -> None:
         super().__init__(mod)
         self.mod, self.calls = mod, calls
@@ -43,13 +43,13 @@ class _Alone(PyExprMutator):  # type: ignore[misc]
 
 @tvm.transform.module_pass(opt_level=0, name="LimitInlining")
 class LimitInlining:
-    """IRModule of kernels whose patterns are known -> the same, where FuseOps leaves those alone that would make an
-    expression too large.
+    """IRModule of kernels with known patterns -> the same, with kernels marked opaque that would make an expression too
+    large.
     """
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        reads: dict[Any, int] = {}  # a variable -> of the expression that stands for it
-        alone = []
+        reads: dict[Any, int] = {}  # a variable -> reads of the expression inlined for it
+        isolated = []
         for binding in (one for block in mod["main"].body.blocks for one in block.bindings):
             value = binding.value
             if isinstance(value, relax.TupleGetItem):
@@ -60,49 +60,50 @@ class LimitInlining:
             pattern = int(kernel.attrs.get(_PATTERN, _OPAQUE))
             if pattern > _REDUCTION:
                 continue
-            found = _reads_of(kernel, [reads.get(one, 1) for one in value.args[1]])
+            found = _count_reads(kernel, [reads.get(one, 1) for one in value.args[1]])
             if found > _MOST_READS and any(reads.get(one, 1) > 1 for one in value.args[1]):
-                alone.append(value)
+                isolated.append(value)
             elif pattern <= _INJECTIVE:
                 reads[binding.var] = found
-        if not alone:
+        if not isolated:
             return mod
-        changed = _Alone(mod, alone)
-        main = changed.visit_expr(mod["main"])
-        mod = changed.builder_.get()
+        isolator = _Isolator(mod, isolated)
+        main = isolator.visit_expr(mod["main"])
+        mod = isolator.builder_.get()
         mod.update_func(mod.get_global_var("main"), main)
         return mod
 
 
-def _reads_of(kernel: Any, inputs: list[int]) -> int:
-    """Return how often a kernel's expression reads memory as TVM sees it, its own blocks inlined. inputs: how often
-    that of each input does.
+def _count_reads(kernel: Any, inputs: list[int]) -> int:
+    """Return how often a kernel's expression reads memory as TVM visits it, with its own blocks inlined.
+
+    inputs: the same count for the expression of each input.
     """
     parameters = [buffer_of(kernel, parameter) for parameter in kernel.params]
     reads = dict(zip(parameters, inputs, strict=False))
     most = 0
 
-    def look(block: Any) -> None:
+    def visit(block: Any) -> None:
         nonlocal most
-        if block.name_hint == "root":  # holds the others
+        if block.name_hint == "root":  # contains the others
             return
         loads: list[Any] = []
         structural_walk(block.body, ((load_class(), loads.append),))
-        found = _factor(block.body) * sum(reads.get(region_buffer(load), 1) for load in loads)
+        found = _visits_of_operands(block.body) * sum(reads.get(region_buffer(load), 1) for load in loads)
         for region in block.writes:
             reads[region_buffer(region)] = found
         most = max(most, found)
 
-    structural_walk(kernel.body, (block_class(), look))
+    structural_walk(kernel.body, (block_class(), visit))
     return most
 
 
-def _factor(body: Any) -> int:
-    """Return how often TVM looks at what a block reads."""
+def _visits_of_operands(body: Any) -> int:
+    """Return how often TVM visits the operands of a block's expression."""
     found = [1]
-    looks = [
+    callbacks = [
         (tvm.ir.Call, lambda call: found.append(_TIMES.get(operator_of(call), 1))),
         (tirx.Select, lambda _: found.append(_TIMES_OF_SELECT)),
     ]
-    structural_walk(body, looks)
+    structural_walk(body, callbacks)
     return math.prod(found)

@@ -1,16 +1,14 @@
-"""A lowered main function whose tensors are allocated by calls of their own, as the passes over memory read it."""
+"""Lower main to explicit tensor allocations, the form that the memory passes read."""
 
 from __future__ import annotations
 
 from typing import Any
 
-ALIGNMENT = 64  # bytes: kernels are compiled for buffers that begin at such an address
+ALIGNMENT = 64  # bytes: kernels are compiled for buffers aligned to it
 
 
-def with_allocations(mod: Any) -> Any:
-    """Return an IRModule of kernels whose main calls them with outputs that it allocated: no dataflow block, no purity,
-    no call_tir.
-    """
+def allocate_tensors(mod: Any) -> Any:
+    """Return an IRModule of kernels whose main allocates their outputs: no dataflow block, no purity, no call_tir."""
     from tvm import relax
 
     for step in (

@@ -1,4 +1,4 @@
-"""ApplySchedules: give every kernel its best measured schedule, or its template's default where none was measured."""
+"""Apply the best measured schedule to each kernel, or the default of its template."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tvmflow.schedules.intrinsics.registration import register_all_in
 from tvmflow.schedules.registry import Knobs, Template, scheduled
 from tvmflow.schedules.template import MOST_DEFAULTS
 
-ESTIMATED = "estimated"  # the status of a record that no device measured
+ESTIMATED = "estimated"  # status of a record from a cost model, not from a device
 _NOT_APPLICABLE = (s_tir.ScheduleError, RuntimeError, ValueError, TypeError)
 _HIDES = "UnsafeHideBufferAccess"
 
-Match = tuple[Template, list[Knobs]]  # a template that serves a kernel, and its candidates
+Match = tuple[Template, list[Knobs]]  # a template that covers a kernel, and its candidates
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How one kernel came to its schedule: `record`, `estimate`, `default` or `none`. work: operations of all calls in
-    the network.
+    """The source of a kernel's schedule: `record`, `estimate`, `default` or `none`.
 
-    dtype: that it multiplies. constant_bytes: that all calls read at least.
+    work: operations of all calls in the network; dtype: type of the multiplied values; constant_bytes: lower bound of
+    the constants that all calls read.
     """
 
     kernel: str
@@ -43,15 +43,15 @@ class Choice:
 
 
 def coverage(choices: list[Choice], how: str = "record") -> float:
-    """Return the share of the network's operations whose kernels have a measured (or so made) schedule, 0 to 1."""
+    """Return the share (0 to 1) of the network's operations whose kernels have a measured schedule, or one from `how`."""
     total = sum(choice.work for choice in choices)
     return sum(choice.work for choice in choices if choice.how == how) / total if total else 0.0
 
 
 def replay(function: Any, trace: Any) -> Any:
-    """Return a kernel's schedule rebuilt from the JSON of a trace. Raises where the trace does not fit."""
+    """Return a kernel's schedule rebuilt from the JSON of a trace. Raises if the trace does not fit."""
     text = str(trace)
-    register_all_in(text)  # this process may have scheduled nothing yet
+    register_all_in(text)  # the intrinsics may be unregistered in this process
     schedule = new_schedule(function)
     s_tir.Trace.apply_json_to_schedule(trace, schedule)
     if _HIDES in text:
@@ -60,39 +60,41 @@ def replay(function: Any, trace: Any) -> Any:
 
 
 def check_accesses_are_declared(function: Any) -> None:
-    """Raise ValueError where a block uses a buffer of the kernel's own that it does not declare: these are made as
-    small as what is declared.
+    """Raise ValueError if a block accesses a local buffer outside of its declared regions.
 
-    A trace of anybody may hide accesses, which templates do of what a block no longer reads.
+    Local buffers are shrunk to the declared regions. Templates hide accesses that a block no longer makes; a trace of
+    unknown origin could hide others.
     """
     own: list[Any] = []
     structural_walk(function.body, (block_class(), lambda block: own.extend(block.alloc_buffers)))
 
-    def look(block: Any) -> None:
+    def visit(block: Any) -> None:
         declared = [region_buffer(region) for region in (*block.reads, *block.writes)]
 
-        def access(buffer: Any) -> None:
-            if _is_among(buffer, own) and not _is_among(buffer, declared):
+        def check(buffer: Any) -> None:
+            if _contains(buffer, own) and not _contains(buffer, declared):
                 raise ValueError(f"block {block.name_hint} does not declare that it uses {buffer.name}")
 
         for match in block.match_buffers:
-            access(region_buffer(match.source))
+            check(region_buffer(match.source))
         callbacks = (
-            (block_class(), lambda _inner: WalkResult.SKIP),  # has its own declarations
-            ((load_class(), tirx.BufferStore), lambda use: access(region_buffer(use))),
+            (block_class(), lambda _inner: WalkResult.SKIP),  # an inner block declares its own accesses
+            ((load_class(), tirx.BufferStore), lambda use: check(region_buffer(use))),
         )
         structural_walk(block.body, callbacks, order="pre")
 
-    structural_walk(function.body, (block_class(), look))
+    structural_walk(function.body, (block_class(), visit))
 
 
-def _is_among(buffer: Any, buffers: list[Any]) -> bool:
+def _contains(buffer: Any, buffers: list[Any]) -> bool:
     return any(one.same_as(buffer) for one in buffers)
 
 
 def default_schedule(function: Any, match: Match | None) -> tuple[Any, Knobs] | None:
-    """Return the schedule of a kernel that was not measured, and its knobs: of its template's first candidates the
-    first that applies; None where none does.
+    """Return the schedule and knobs of a kernel without a measurement: the first candidate of its template that
+    applies.
+
+    None if none of the first MOST_DEFAULTS candidates does.
     """
     if match is None:
         return None
@@ -105,8 +107,9 @@ def default_schedule(function: Any, match: Match | None) -> tuple[Any, Knobs] | 
 
 @tvm.transform.module_pass(opt_level=0, name="ApplySchedules")
 class ApplySchedules:
-    """IRModule -> IRModule; `best` maps workload keys to tuning records, `template_for` is the backend's. What was
-    chosen is left in `choices`.
+    """IRModule -> IRModule; records a Choice for each kernel in `choices`.
+
+    best: workload key -> tuning record; template_for: the backend's function.
     """
 
     def __init__(self, best: dict[str, Any], template_for: Callable[[Any], Match | None]) -> None:
@@ -129,14 +132,14 @@ class ApplySchedules:
             with contextlib.suppress(*_NOT_APPLICABLE):
                 schedule = replay(function, self.best[key]["trace"])
                 how = "estimate" if self.best[key].get("status") == ESTIMATED else "record"
-        if schedule is None and (made := default_schedule(function, match)):
-            how, schedule = "default", made[0]
-        self._chose(name, key, how, template, function)
-        return function if schedule is None else with_attributes(schedule.mod["main"], function)
+        if schedule is None and (default := default_schedule(function, match)):
+            how, schedule = "default", default[0]
+        self._record_choice(name, key, how, template, function)
+        return function if schedule is None else copy_attributes(schedule.mod["main"], function)
 
-    def _chose(self, name: str, key: str, how: str, template: str, function: Any) -> None:
+    def _record_choice(self, name: str, key: str, how: str, template: str, function: Any) -> None:
         work = operations(function)
-        # A step reads one value of a constant at most: of a table that is looked up in, not all.
+        # Each operation reads at most one element of a constant: a gather does not read its whole table.
         constants = (
             min(nbytes, round(work * nbytes / max(values, 1))) for values, nbytes in self._constants.get(name, [])
         )
@@ -145,8 +148,8 @@ class ApplySchedules:
         )
 
 
-def with_attributes(new: Any, old: Any) -> Any:
-    """Return a scheduled kernel with the attributes of the kernel that it was made of."""
+def copy_attributes(new: Any, old: Any) -> Any:
+    """Return a scheduled kernel with the attributes of the original kernel."""
     for key in ("global_symbol", "tirx.noalias", "tir.noalias"):
         if old.attrs is not None and key in old.attrs:
             new = new.with_attr(key, old.attrs[key])

@@ -1,7 +1,6 @@
-"""HoistAmxConfig: give the registers for matrix tiles (AMX) their shapes once for a thread's share of a kernel, not for
-each tile of outputs.
+"""Configure the AMX tile registers once for each thread's share of a kernel, not for each tile.
 
-An instruction that does it takes as long as a dozen multiplications, and waits for all that are under way.
+The configuration instruction takes as long as a dozen multiplications, and waits for those in flight.
 """
 
 from __future__ import annotations
@@ -18,26 +17,25 @@ from tvmflow.schedules.intrinsics.amx import CONFIGURED, RELEASED
 
 @tvm.transform.module_pass(opt_level=0, name="HoistAmxConfig")
 class HoistAmxConfig:
-    """IRModule -> IRModule, of kernels that are lowered as far as calls of the runtime."""
+    """IRModule -> IRModule, of kernels lowered to runtime calls."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        return rewritten_kernels(mod, lambda _: _hoisted)
+        return rewritten_kernels(mod, lambda _: _hoist)
 
 
-def _hoisted(statement: Any) -> Any:
-    """Return what is around a loop over shares with the use of tiles started and ended in the loop, if it has one
-    shape; any other statement as it is.
+def _hoist(statement: Any) -> Any:
+    """Return the statement around a parallel loop with the tile configuration at the start and end of its body.
+
+    Any other statement, and one with several tile shapes, is returned as it is.
     """
-    if (
-        not isinstance(statement, tirx.AttrStmt) or statement.attr_key != IMPORTED_LLVM
-    ):  # which stands around the loop over shares
+    if not isinstance(statement, tirx.AttrStmt) or statement.attr_key != IMPORTED_LLVM:  # it encloses the parallel loop
         return statement
-    if RELEASED not in str(getattr(statement.value, "value", "")):  # around all of a kernel, with other functions
+    if RELEASED not in str(getattr(statement.value, "value", "")):  # encloses a whole kernel, with other functions
         return statement
     names: set[str] = set()
 
-    def without(part: Any) -> Any:
-        name = _name(part)
+    def remove(part: Any) -> Any:
+        name = _config_function(part)
         if not name:
             return part
         names.add(name)
@@ -45,18 +43,18 @@ def _hoisted(statement: Any) -> Any:
 
     loop = statement.body
     is_loop = isinstance(loop, tirx.For)
-    body = rewritten(loop.body if is_loop else loop, without)
+    body = rewritten(loop.body if is_loop else loop, remove)
     starts = names - {RELEASED}
-    if len(starts) != 1:  # none; or two shapes, each of which has to be given again
+    if len(starts) != 1:  # none, or several shapes that need several configurations
         return statement
-    nowhere = tirx.reinterpret("handle", tirx.const(0, "uint64"))
-    around = [tirx.call_extern("int32", *starts), tirx.call_extern("int32", RELEASED, nowhere)]
-    share = tirx.SeqStmt([tirx.Evaluate(around[0]), body, tirx.Evaluate(around[1])])
-    return with_body(statement, with_body(loop, share) if is_loop else share)
+    null = tirx.reinterpret("handle", tirx.const(0, "uint64"))
+    around = [tirx.call_extern("int32", *starts), tirx.call_extern("int32", RELEASED, null)]
+    body_with_config = tirx.SeqStmt([tirx.Evaluate(around[0]), body, tirx.Evaluate(around[1])])
+    return with_body(statement, with_body(loop, body_with_config) if is_loop else body_with_config)
 
 
-def _name(statement: Any) -> str:
-    """Return which of the functions that start or end the use of tiles a statement calls, '' for none."""
+def _config_function(statement: Any) -> str:
+    """Return the name of the function, if a statement calls one that configures or releases tiles, else ''."""
     call = getattr(statement, "value", None) if isinstance(statement, tirx.Evaluate) else None
     if getattr(getattr(call, "op", None), "name", "") != "tirx.call_extern":
         return ""

@@ -1,9 +1,8 @@
-"""prefetch_weights: while the weights of one block of channels are multiplied, those of the next come from memory into
-the cache of the core.
+"""Prefetch the weights of the next block of channels while those of the current block are multiplied.
 
-A thread goes over many tiles of outputs with the weights of one block of channels. At the first of them it waits for
-memory, and while it is at the others memory has nothing to do. So each tile asks for a share of the next block's
-weights, a few lines of the cache in each step of its loop.
+A thread computes many tiles of outputs with the weights of one block of channels. The first tile waits for memory;
+during the others memory is idle. So each tile prefetches a share of the next block's weights, a few cache lines in each
+step of its loop.
 """
 
 from __future__ import annotations
@@ -29,27 +28,23 @@ define weak_odr i32 @{_FUNCTION}(ptr %weights, i32 %offset) alwaysinline nounwin
 
 
 def prefetch_weights(mod: Any) -> Any:
-    """Return a module of scheduled kernels in which the loops that PREFETCHED marks ask for the weights of the next
-    block of channels.
-    """
-    return kernels_changed(mod, lambda kernel: is_marked(kernel, PREFETCHED), _prefetching)
+    """Return a module of scheduled kernels with prefetches in the loops that have the annotation PREFETCHED."""
+    return kernels_changed(mod, lambda kernel: is_marked(kernel, PREFETCHED), _add_prefetches)
 
 
-def _prefetching(function: Any) -> Any:
-    return with_llvm(with_root_body(function, lambda body: _with_prefetches(body, ())), _CODE)
+def _add_prefetches(function: Any) -> Any:
+    return with_llvm(with_root_body(function, lambda body: _insert_prefetches(body, ())), _CODE)
 
 
-def _with_prefetches(statement: Any, around: tuple[Any, ...]) -> Any:
-    """Return a statement with the loops in it that are marked prefetching. around: the loops that it is in, the
-    outermost first.
-    """
+def _insert_prefetches(statement: Any, outer: tuple[Any, ...]) -> Any:
+    """Return a statement with prefetches in its annotated loops. outer: the enclosing loops, outermost first."""
     if isinstance(statement, tirx.SeqStmt):
-        return tirx.SeqStmt([_with_prefetches(part, around) for part in statement.seq])
+        return tirx.SeqStmt([_insert_prefetches(part, outer) for part in statement.seq])
     if not isinstance(statement, tirx.For):
         return statement
     if PREFETCHED not in statement.annotations:
-        return with_body(statement, _with_prefetches(statement.body, (*around, statement)))
-    *_, shares, rows, columns = around
+        return with_body(statement, _insert_prefetches(statement.body, (*outer, statement)))
+    *_, shares, rows, columns = outer
     blocks, pieces = (int(number) for number in statement.annotations[PREFETCHED])
     weights = region_buffer(realize_in(statement.body).block.reads[-1])
     panels, *others = (int(extent) for extent in weights.shape)

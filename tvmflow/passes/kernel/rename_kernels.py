@@ -1,4 +1,4 @@
-"""Put a prefix before the names of all kernels, so that the kernels of several modules can be linked together."""
+"""Prefix the names of all kernels, so that kernels of several modules can be linked together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvmflow.ir.tvm_compat import type_of, typed
 
 
 @mutator
-class _Renamed(PyExprMutator):  # type: ignore[misc]
+class _Renamer(PyExprMutator):  # type: ignore[misc]
     def __init__(self, names: dict[Any, Any]) -> None:
         super().__init__()
         self.names = names
@@ -23,7 +23,7 @@ class _Renamed(PyExprMutator):  # type: ignore[misc]
 
 @tvm.transform.module_pass(opt_level=0, name="RenameKernels")
 class RenameKernels:
-    """IRModule of kernels and their calls -> the same under other names."""
+    """IRModule of kernels and their calls -> the same with new names."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -35,8 +35,8 @@ class RenameKernels:
                 names[variable] = new = typed(tvm.ir.GlobalVar(self.prefix + variable.name_hint), type_of(variable))
                 has_symbol = function.attrs is not None and "global_symbol" in function.attrs
                 functions[new] = function.with_attr("global_symbol", new.name_hint) if has_symbol else function
-        renamed = _Renamed(names)
+        renamer = _Renamer(names)
         for variable, function in mod.functions.items():
             if variable not in names:
-                functions[variable] = renamed.visit_expr(function)
+                functions[variable] = renamer.visit_expr(function)
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)

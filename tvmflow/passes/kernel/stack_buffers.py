@@ -1,8 +1,8 @@
-"""StackBuffers: small local memory of a kernel lies on the stack, where LLVM makes registers of it.
+"""Allocate small local buffers of kernels on the stack, where LLVM promotes them to registers.
 
-TVM asks its runtime for the memory of scope `local`: a call for each tile of sums, which are stored before and after
-they are summed. What matrix tiles (AMX) are stored to begins at a line of the cache, as each of their rows then does:
-TVM aligns to 16 bytes what is no vector by itself.
+TVM requests memory of scope `local` from its runtime: a call for each tile of sums, which are stored before and after
+each reduction. Buffers that AMX tiles are stored to are aligned to cache lines, so that each of their rows is: TVM
+aligns scalar buffers to 16 bytes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tvm import tirx
 from tvmflow.ir.tir.stmt_rewriter import calls, rewritten_kernels
 from tvmflow.schedules.intrinsics.amx import STORED
 
-_SCOPE = "local"  # of memory, TVM's name
+_SCOPE = "local"  # TVM's name of the memory scope
 _MOST_BYTES = 4096  # of one buffer
 _LINE_BITS = 512  # of the cache
 
 
-def _kept(statement: Any, is_aligned: bool) -> Any:
-    """Return an allocation that TVM leaves to LLVM, where it is small and local; any other statement as it is."""
+def _move_to_stack(statement: Any, is_aligned: bool) -> Any:
+    """Return an allocation of a small local buffer as a stack allocation; any other statement as it is."""
     if not isinstance(statement, tirx.AllocBuffer):
         return statement
     buffer = statement.buffer
@@ -42,7 +42,7 @@ def _kept(statement: Any, is_aligned: bool) -> Any:
 
 @tvm.transform.module_pass(opt_level=0, name="StackBuffers")
 class StackBuffers:
-    """IRModule -> IRModule, of kernels that are lowered as far as calls of the runtime."""
+    """IRModule -> IRModule, of kernels lowered to runtime calls."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        return rewritten_kernels(mod, lambda function: partial(_kept, is_aligned=calls(function, STORED)))
+        return rewritten_kernels(mod, lambda function: partial(_move_to_stack, is_aligned=calls(function, STORED)))

@@ -1,8 +1,8 @@
-"""Kernels that read a network's inputs take them wherever they begin: callers need not align them, and nothing is
-copied.
+"""Relax the alignment of a network's inputs in the kernels that read them.
 
-TVM compiles loads of a parameter for addresses that its alignment divides, 64 bytes. Those of an input are aligned to
-its elements alone; processors load vectors from such addresses as fast, unless they lie in two lines of the cache.
+Callers then need not align inputs, and nothing is copied. TVM compiles loads of a parameter for its alignment of 64
+bytes. The alignment of an input becomes that of its elements; unaligned vector loads are as fast unless they cross a
+cache line.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from tvmflow.ir.tir.workloads import called
 from tvmflow.ir.tvm_compat import buffer_of
 
 _INPUTS = (
-    "tvmflow.inputs"  # attribute of a kernel: the names of its buffers that may be inputs, and bytes of an element
+    "tvmflow.inputs"  # attribute of a kernel: names of its buffers that may be network inputs -> bytes of an element
 )
 _ALIGNMENT = "storage_alignment"  # TVM's key of a parameter's alignment, in bytes
 
 
 def mark_network_inputs(mod: Any) -> Any:
-    """Return a module in which each kernel says as which of its parameters it is given inputs of the network."""
+    """Return a module in which an attribute of each kernel names its parameters that are inputs of the network."""
     main = next((function for function in mod.functions.values() if isinstance(function, relax.Function)), None)
     if main is None:
         return mod
-    inputs, given = set(main.params), defaultdict[str, set[int]](set)
+    inputs, input_positions = set(main.params), defaultdict[str, set[int]](set)
     for block in main.body.blocks:
         for binding in block.bindings:
             call = called(binding.value)
             if call is not None:
-                given[call[0]].update(at for at, argument in enumerate(call[1]) if argument in inputs)
+                input_positions[call[0]].update(at for at, argument in enumerate(call[1]) if argument in inputs)
             elif any(variable in inputs for variable in relax.analysis.free_vars(binding.value)):
-                inputs.add(binding.var)  # shows an input in another shape
+                inputs.add(binding.var)  # aliases an input in another shape
     functions = dict(mod.functions.items())
     for variable, function in mod.functions.items():
-        if isinstance(function, tirx.PrimFunc) and given[variable.name_hint]:
-            buffers = (buffer_of(function, function.params[at]) for at in sorted(given[variable.name_hint]))
+        if isinstance(function, tirx.PrimFunc) and input_positions[variable.name_hint]:
+            buffers = (buffer_of(function, function.params[at]) for at in sorted(input_positions[variable.name_hint]))
             sizes = {str(buffer.name): bytes_of((1,), str(buffer.dtype)) for buffer in buffers if buffer is not None}
             functions[variable] = function.with_attr(_INPUTS, sizes)
     return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
@@ -48,16 +48,16 @@ def mark_network_inputs(mod: Any) -> Any:
 
 @tvm.transform.module_pass(opt_level=0, name="UnalignedInputs")
 class UnalignedInputs:
-    """IRModule -> IRModule, of kernels that are lowered as far as calls of the runtime."""
+    """IRModule -> IRModule, of kernels lowered to runtime calls."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        return rewritten_kernels(mod, _loosening)
+        return rewritten_kernels(mod, _alignment_rewriter)
 
 
-def _loosening(kernel: Any) -> Any:
+def _alignment_rewriter(kernel: Any) -> Any:
     sizes = {str(name): int(size) for name, size in (kernel.attrs.get(_INPUTS) or {}).items()}
 
-    def loosened(statement: Any) -> Any:
+    def rewrite(statement: Any) -> Any:
         if not (isinstance(statement, tirx.AttrStmt) and str(statement.attr_key) == _ALIGNMENT):
             return statement
         size = sizes.get(str(statement.node.name))
@@ -67,4 +67,4 @@ def _loosening(kernel: Any) -> Any:
             else tirx.AttrStmt(statement.node, _ALIGNMENT, tirx.IntImm("int32", size), statement.body)
         )
 
-    return loosened
+    return rewrite

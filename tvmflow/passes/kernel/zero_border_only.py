@@ -1,7 +1,7 @@
-"""zero_border_only: of an image that is made in a thread's own memory, only what lies around it is filled with zeros.
+"""Zero only the border of a padded image in thread-local memory.
 
-TVM divides a padding into a block that fills all of it and one that writes what is inside; most of what the first one
-writes is written again.
+TVM splits a padding into a block that zeros the whole buffer and one that writes the interior, so that most zeros are
+overwritten.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from tvmflow.schedules.template import FILLED
 
 
 def zero_border_only(mod: Any) -> Any:
-    """Return a module of scheduled kernels in which the loops that FILLED marks leave out the columns that are written
-    again.
-    """
+    """Return a module of scheduled kernels whose loops with the annotation FILLED skip the interior columns."""
     return kernels_changed(
         mod,
         lambda kernel: is_marked(kernel, FILLED),
-        lambda kernel: with_root_body(kernel, lambda body: rewritten(body, _edges)),
+        lambda kernel: with_root_body(kernel, lambda body: rewritten(body, _split_border)),
     )
 
 
-def _edges(statement: Any) -> Any:
-    """Return a loop over the columns of a row that is marked, or any other statement as it is."""
+def _split_border(statement: Any) -> Any:
+    """Return an annotated loop over the columns of a row as a loop over the border; any other statement as it is."""
     if not isinstance(statement, tirx.For) or FILLED not in statement.annotations:
         return statement
     top, height, left, width = (int(number) for number in statement.annotations[FILLED])

@@ -17,7 +17,7 @@ from tvm import relax
 
 from tvmflow.ir.tir.blocks import block_ref, extents, look_at, new_schedule, region_buffer
 from tvmflow.ir.tvm_compat import buffer_of, operator_of, shape_of, type_of, variable_name, with_bindings
-from tvmflow.passes.kernel.apply_schedules import with_attributes
+from tvmflow.passes.kernel.apply_schedules import copy_attributes
 from tvmflow.schedules.cpu.amx_convolution import is_flat, is_in_tiles
 
 _RANK = 5
@@ -147,7 +147,7 @@ def _with_layouts(function: Any, moved: tuple[int, ...]) -> Any:
             if place is not None:
                 schedule.transform_layout(block_ref(schedule, name), place, lambda n, c, h, w, b: (n, h, w, c, b))
                 break
-    return with_attributes(schedule.mod["main"], function)
+    return copy_attributes(schedule.mod["main"], function)
 
 
 def _place(block: Any, buffer: Any) -> tuple[str, int] | None:
