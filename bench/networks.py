@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers import litert_of_torch, openvino_of, quantized_onnx, torch_runner
+from bench.litert import litert_of_torch
+from bench.peers import openvino_of, quantized_onnx, torch_runner
 from bench.side_by_side import (
     LEAST_RUNS,
     TURN_S,

@@ -20,7 +20,6 @@ import math
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.litert import litert_runner
 from bench.side_by_side import (
     LEAST_RUNS,
     TURN_S,
@@ -46,7 +46,6 @@ from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.interleaved_timing import Turn, TurnRules
 from tvmflow.frontends.source_model import read_description
-from tvmflow.toolchain.environments import python_of
 
 CELLS = tuple(
     f"{model}@local-cpu:float32"
@@ -272,106 +271,13 @@ def _torch_compile(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Ca
     return _torch(workspace, cell, x, threads, compiled=True)
 
 
-# TensorFlow's environment has no Keras; ours is used, behind all that it has itself.
-_CONVERT = """
-import os, sys
-sys.path.append(sys.argv[3])
-os.environ["KERAS_BACKEND"] = "tensorflow"
-import tensorflow as tf
-model = tf.keras.models.load_model(sys.argv[1], compile=False)
-open(sys.argv[2], "wb").write(tf.lite.TFLiteConverter.from_keras_model(model).convert())
-"""
-
-
-def write_tflite(workspace: Workspace, cell: Cell, path: Path) -> None:
-    """Convert a Keras model as fetched. Ends the program for other frameworks, and where TensorFlow refuses."""
-    if workspace.params.models[cell.model].framework != "keras":
-        raise SystemExit("LiteRT takes Keras models only")
-    from tvmflow.frontends.keras.frontend import source_model
-
-    file, fetched = path.with_suffix(".keras"), workspace.folder("fetch", cell)
-    source_model(fetched, read_description(fetched)).save(file)
-    done = subprocess.run(
-        [python_of("tensorflow"), "-c", _CONVERT, file, path, sysconfig.get_path("purelib")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(f"TensorFlow could not convert it: {done.stderr[-300:]}")
-
-
-def _litert(workspace: Workspace, cell: Cell, x: Any, threads: int) -> Callable[[], Any]:
-    """Convert the Keras model in TensorFlow's environment; LiteRT hands all of it to XNNPACK."""
-    with tempfile.TemporaryDirectory() as folder:
-        converted = Path(folder) / "model.tflite"
-        write_tflite(workspace, cell, converted)
-        interpreter = _interpreter(converted, threads)
-    (given,) = interpreter.get_input_details()
-    channels_last = tuple(given["shape"]) != x.shape
-    interpreter.set_tensor(given["index"], np.ascontiguousarray(x.transpose(0, 2, 3, 1)) if channels_last else x)
-    invoke: Callable[[], Any] = interpreter.invoke
-    return invoke
-
-
-def _interpreter(file: Path, threads: int) -> Any:
-    """Return LiteRT's interpreter of a file, which it no longer needs, with its tensors allocated."""
-    from ai_edge_litert.interpreter import Interpreter
-
-    interpreter = Interpreter(str(file), num_threads=threads)
-    interpreter.allocate_tensors()
-    return interpreter
-
-
-def litert_of_torch(
-    module: Any, inputs: Sequence[Any], threads: int, calibration: Sequence[Sequence[Any]] = ()
-) -> Callable[[], Any]:
-    """Return what runs a PyTorch module by LiteRT, its inputs set once: in float32, or, calibrated by samples, in int8
-    where its quantizer knows how.
-    """
-    import litert_torch
-    import torch
-
-    converted = litert_torch.convert(module.eval(), tuple(torch.from_numpy(x.copy()) for x in inputs))
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "model.tflite"
-        converted.export(str(file))
-        if calibration:
-            _quantize_tflite(file, calibration)
-        interpreter = _interpreter(file, threads)
-    for given, x in zip(sorted(interpreter.get_input_details(), key=_tensor_name), inputs, strict=True):
-        interpreter.set_tensor(given["index"], x.astype(given["dtype"]))
-    invoke: Callable[[], Any] = interpreter.invoke
-    return lambda *_: invoke()
-
-
-def _tensor_name(details: dict[str, Any]) -> str:
-    return str(details["name"])
-
-
-def _quantize_tflite(file: Path, calibration: Sequence[Sequence[Any]]) -> None:
-    """Quantize a model to int8 weights and activations, which go in and out as float32."""
-    from ai_edge_litert.interpreter import Interpreter
-    from ai_edge_quantizer import quantizer, recipe
-
-    runner = Interpreter(str(file)).get_signature_runner()
-    given = sorted(runner.get_input_details().items(), key=lambda one: _tensor_name(one[1]))
-    made = quantizer.Quantizer(str(file))
-    made.load_quantization_recipe(recipe.static_wi8_ai8())
-    samples = [
-        {name: x.astype(of["dtype"]) for (name, of), x in zip(given, sample, strict=True)} for sample in calibration
-    ]
-    found = made.calibrate({"serving_default": samples}, num_threads=1)
-    made.quantize(found, enable_progress_report=False).export_model(str(file), overwrite=True)
-
-
 _RUNNERS: dict[str, Callable[[Workspace, Cell, Any, int], Callable[[], Any]]] = {
     "tvmflow": _tvmflow,
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
     "torch": _torch,
     "torch_compile": _torch_compile,
-    "litert": _litert,
+    "litert": litert_runner,
 }
 
 

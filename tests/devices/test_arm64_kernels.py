@@ -8,7 +8,6 @@ Integers bit for bit; floats within the rounding of their sums.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from tvm import relax
 
 from tests.devices.arm64 import linked, ran, target
+from tests.devices.arm64_families import FAMILIES, Family, drawn
 from tests.differential import test_attention as attention
 from tvmflow.backends.registry import backend_of
 from tvmflow.codegen.compile import build_scheduled
@@ -35,96 +35,6 @@ from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
 from tvmflow.schedules.registry import scheduled as schedule_by
 from tvmflow.tuning.records.traces import trace_json
 
-
-@dataclass(frozen=True)
-class Family:
-    """compiled: LLVM's processor; runs: qemu's; code: what has to be in the assembly; bound: of errors, of the largest
-    output.
-    """
-
-    name: str
-    compiled: str
-    runs: str
-    data: str
-    weight: str
-    total: str
-    code: tuple[str, ...]
-    bound: float = 0.0
-
-
-FAMILIES = (
-    Family(
-        "fmla",
-        "cortex-a53",
-        "cortex-a53",
-        "float32",
-        "float32",
-        "float32",
-        (r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]",),
-        2e-6,
-    ),
-    Family(
-        "fmla_half",
-        "cortex-a76",
-        "cortex-a76",
-        "float16",
-        "float16",
-        "float16",
-        (r"fmla\tv\d+\.8h, v\d+\.8h, v\d+\.h\[7\]",),
-        1e-2,
-    ),
-    Family(
-        "fmla_wide",
-        "cortex-a76",
-        "cortex-a76",
-        "float16",
-        "float16",
-        "float32",
-        (r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]",),
-        2e-6,
-    ),
-    Family(
-        "widened",
-        "cortex-a53",
-        "cortex-a53",
-        "float16",
-        "float16",
-        "float32",
-        (r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]",),
-        2e-6,
-    ),
-    Family("smull", "cortex-a53", "cortex-a53", "int8", "int8", "int32", (r"(?s)smull\tv.*smlal\tv.*sadalp\tv",)),
-    Family("sdot", "cortex-a76", "cortex-a76", "int8", "int8", "int32", (r"sdot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]",)),
-    # In pairs, and first layers by a lane.
-    Family(
-        "smmla",
-        "neoverse-v1",
-        "max",
-        "int8",
-        "int8",
-        "int32",
-        (r"\tsmmla\tv\d+\.4s, v\d+\.16b, v\d+\.16b", r"\tsdot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]"),
-    ),
-    Family(
-        "usmmla",
-        "cortex-a710",
-        "max",
-        "uint8",
-        "int8",
-        "int32",
-        (r"\tusmmla\tv\d+\.4s, v\d+\.16b, v\d+\.16b", r"\tsudot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]"),
-    ),
-    Family(
-        "bfmmla",
-        "neoverse-n2",
-        "max",
-        "bfloat16",
-        "bfloat16",
-        "float32",
-        (r"\tbfmmla\tv\d+\.4s, v\d+\.8h, v\d+\.8h", r"\tbfdot\tv\d+\.4s, v\d+\.8h"),
-        2e-6,
-    ),
-)
 # batch, channels, height, width; output channels, kernel, stride, padding, groups
 CONVOLUTIONS = (
     (1, 16, 9, 9, 24, 3, 1, 1, 1),
@@ -142,13 +52,7 @@ CONVOLUTIONS = (
     (2, 40, 6, 7, 40, 3, 2, 1, 10),
 )
 DENSE = ((1, 64, 10), (3, 37, 24))
-
-
-def drawn(draw: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    """Return values of a dtype, the extremes of integers among them; weights of -128 are never made."""
-    if dtype in ("int8", "uint8"):
-        return draw.choice(np.arange(*((-128, 128) if dtype == "int8" else (0, 256))), shape).astype(dtype)
-    return draw.standard_normal(shape, dtype=np.float32).astype(numpy_dtype(dtype))
+BITS = {"float32": np.float32, "int32": np.int32}  # types of sums
 
 
 def inputs_of(family: Family) -> list[np.ndarray[Any, Any]]:
@@ -383,6 +287,38 @@ def test_winograds_products_are_by_a_lane(m: int, runner: Path, emulated: Emulat
     assert np.abs(got - expected).max() / np.abs(expected).max() <= 2e-5
 
 
+def drawn_network(family: Family, shapes: list[tuple[int, ...]], data: str, weight: str) -> Any:
+    """Return a network of one convolution for each shape, integers added to its sums, and limits behind them.
+
+    shapes: batch, channels, height, width, output channels. data, weight: their types.
+    """
+    bits = BITS[family.total]
+    values, builder, op = np.random.default_rng(8), relax.BlockBuilder(), relax.op
+    variables = [relax.Var(f"x{at}", relax.TensorType(shape[:4], data)) for at, shape in enumerate(shapes)]
+    with builder.function("main", variables):
+        with builder.dataflow():
+            outputs = []
+            for at, (x, shape) in enumerate(zip(variables, shapes, strict=True)):
+                is_first = shape[1] < 5
+                kernel = int(values.choice([2, 3, 5, 7] if is_first else [1, 3] if min(shape[2:4]) > 2 else [1]))
+                taps = constant(drawn(values, (shape[4], shape[1], kernel, kernel), family.weight), weight)
+                found = op.nn.conv2d(
+                    x,
+                    taps,
+                    strides=2 if is_first and at % 3 else int(values.integers(1, 3)),
+                    dilation=1 + (at == 0),
+                    padding=int(values.integers(0, kernel)) if is_first else kernel // 2 + (at == 0),
+                    out_dtype=family.total,
+                )
+                offset = values.integers(-1000, 1000, (1, shape[4], 1, 1)).astype(bits) / (
+                    1 if bits is np.int32 else 100
+                )
+                outputs.append(builder.emit(op.nn.relu(op.add(found, constant(offset.astype(bits), family.total)))))
+            found = builder.emit_output(relax.Tuple(outputs))
+        builder.emit_func_output(found)
+    return builder.get()
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "family", [one for one in FAMILIES if "mmla" in one.name or one.name == "sdot"], ids=lambda family: family.name
@@ -400,36 +336,9 @@ def test_any_schedule_of_products_at_once_equals_the_definition(
     shapes += [
         (1, int(draw.integers(3, 5)), 11, 2 * int(draw.integers(4, 9)), int(draw.integers(8, 20))) for _ in range(4)
     ]
-    bits = {"float32": np.float32, "int32": np.int32}[family.total]
     inputs = [drawn(draw, shape[:4], family.data) for shape in shapes]
 
-    def built(data: str, weight: str) -> Any:
-        values, builder, op = np.random.default_rng(8), relax.BlockBuilder(), relax.op
-        variables = [relax.Var(f"x{at}", relax.TensorType(shape[:4], data)) for at, shape in enumerate(shapes)]
-        with builder.function("main", variables):
-            with builder.dataflow():
-                outputs = []
-                for at, (x, shape) in enumerate(zip(variables, shapes, strict=True)):
-                    is_first = shape[1] < 5
-                    kernel = int(values.choice([2, 3, 5, 7] if is_first else [1, 3] if min(shape[2:4]) > 2 else [1]))
-                    taps = constant(drawn(values, (shape[4], shape[1], kernel, kernel), family.weight), weight)
-                    found = op.nn.conv2d(
-                        x,
-                        taps,
-                        strides=2 if is_first and at % 3 else int(values.integers(1, 3)),
-                        dilation=1 + (at == 0),
-                        padding=int(values.integers(0, kernel)) if is_first else kernel // 2 + (at == 0),
-                        out_dtype=family.total,
-                    )
-                    offset = values.integers(-1000, 1000, (1, shape[4], 1, 1)).astype(bits) / (
-                        1 if bits is np.int32 else 100
-                    )
-                    outputs.append(builder.emit(op.nn.relu(op.add(found, constant(offset.astype(bits), family.total)))))
-                found = builder.emit_output(relax.Tuple(outputs))
-            builder.emit_func_output(found)
-        return builder.get()
-
-    module, backend = built(family.data, family.weight), backend_of(target(family.compiled))
+    module, backend = drawn_network(family, shapes, family.data, family.weight), backend_of(target(family.compiled))
     packed, best = PackChannels(8)(module), {}
     for workload in extract_workloads(lower(packed, backend)):
         match = backend.template_for(workload.function)
@@ -441,10 +350,10 @@ def test_any_schedule_of_products_at_once_equals_the_definition(
     code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")
     assert re.search(family.code[0], code)
     found = ran(linked(tmp_path, scheduled, len(shapes), backend), runner, emulated, family.runs, inputs)
-    wide = built("float32", "float32") if family.bound else module
+    wide = drawn_network(family, shapes, "float32", "float32") if family.bound else module
     exact = run_all(read_graph(wide), [x.astype(np.float32) if family.bound else x for x in inputs])
     expected = np.concatenate([one.reshape(-1) for one in exact])
-    got = np.frombuffer(found, bits)
+    got = np.frombuffer(found, BITS[family.total])
     if family.bound:
         assert np.abs(got.astype(np.float64) - expected).max() <= family.bound * np.abs(expected).max()
     else:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.gpu.convolution_case import conv_case, normal, random_of
 from tests.gpu.kernels import Array, Case, bind_flat, check, lowered, new_schedule_of
 from tvmflow.gpu_codegen import spirv
 from tvmflow.gpu_codegen.glsl import glsl_of
@@ -18,14 +19,6 @@ from tvmflow.gpu_codegen.spirv import spirv_of
 from tvmflow.support.errors import StageError, ToolchainError
 
 Text = Callable[[Any], str]
-
-
-def _random(seed: int) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-def _normal(seed: int, shape: tuple[int, ...], dtype: str = "float32") -> Array:
-    return _random(seed).normal(size=shape).astype(dtype)
 
 
 def _elementwise(
@@ -79,7 +72,7 @@ def test_functions(tmp_path: Path) -> None:
 def test_elementwise_chains_of_odd_shapes(tmp_path: Path, seed: int, most_texels: int) -> None:
     from tvm import tirx
 
-    random, cases = _random(seed), []
+    random, cases = random_of(seed), []
     for dtype, lanes in (("float32", 1), ("float32", 4), ("float16", 1), ("float16", 4), ("float32", 2), ("int32", 4)):
         shape = (
             int(random.integers(1, 4)),
@@ -114,9 +107,9 @@ def test_small_integers(tmp_path: Path, lanes: int, most_texels: int) -> None:
         ).astype(dtype)
 
     shape = (5, 16)
-    x = (_normal(3, shape) * 300).astype(np.float32)
+    x = (normal(3, shape) * 300).astype(np.float32)
     scaled = np.round(x * np.float32(0.37))
-    signed, other = (_random(seed).integers(-128, 128, shape).astype(np.int8) for seed in (4, 5))
+    signed, other = (random_of(seed).integers(-128, 128, shape).astype(np.int8) for seed in (4, 5))
     plain = signed.astype(np.uint8)
     cases = [
         _elementwise([x], lambda v: narrow(v, -128, 127, "int8"), scaled.clip(-128, 127).astype(np.int8), 0, 8, lanes),
@@ -208,84 +201,13 @@ def test_numbers_are_the_same(tmp_path: Path) -> None:
     check(tmp_path, [*cases, nan])
 
 
-def _conv(x: Array, w: Array, stride: int, pad: int) -> Array:
-    """x: (c, h, w, 4) padded, w: (o, c, kh, kw, 4 in, 4 out); in float64."""
-    padded = np.pad(x.astype(np.float64), ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    outs, _, tall, wide, _, _ = w.shape
-    height, width = (padded.shape[1] - tall) // stride + 1, (padded.shape[2] - wide) // stride + 1
-    made = np.zeros((outs, height, width, 4))
-    for i in range(tall):
-        for j in range(wide):
-            part = padded[:, i : i + height * stride : stride, j : j + width * stride : stride]
-            made += np.einsum("chwi,ociv->ohwv", part, w[:, :, i, j].astype(np.float64))
-    return made
-
-
-def _conv_case(seed: int, dtype: str, sums: str) -> Case:
-    """A convolution with channels by four, a tile of pixels in registers, padding read by a condition, and a ReLU."""
-    from tvm import te, tirx
-
-    random = _random(seed)
-    ins, outs, kernel, stride = (int(random.integers(1, most)) for most in (4, 4, 4, 3))
-    height, width, pad, tile = (
-        int(random.integers(4, 9)),
-        int(random.integers(4, 9)),
-        int(random.integers(0, 2)),
-        int(random.integers(1, 4)),
-    )
-    if dtype == "int8":
-        x, w = (
-            random.integers(-128, 128, (ins, height, width, 4)).astype(dtype),
-            random.integers(-128, 128, (outs, ins, kernel, kernel, 4, 4)).astype(dtype),
-        )
-    else:
-        x, w = (
-            _normal(seed, (ins, height, width, 4), dtype),
-            _normal(seed + 1, (outs, ins, kernel, kernel, 4, 4), dtype),
-        )
-    wanted = np.maximum(_conv(x, w, stride, pad), 0)
-    a, b = te.placeholder(x.shape, dtype, name="x0"), te.placeholder(w.shape, dtype, name="x1")
-    padded = te.compute(
-        (ins, height + 2 * pad, width + 2 * pad, 4),
-        lambda c, i, j, v: tirx.if_then_else(
-            tirx.all(i >= pad, i < height + pad, j >= pad, j < width + pad),
-            a[c, i - pad, j - pad, v],
-            tirx.const(0, dtype),
-        ),
-        name="pad",
-    )
-    c, i, j, v = (te.reduce_axis((0, n), name) for n, name in ((ins, "c"), (kernel, "i"), (kernel, "j"), (4, "v")))
-    summed = te.compute(
-        wanted.shape,
-        lambda o, y, z, u: te.sum(
-            padded[c, y * stride + i, z * stride + j, v].astype(sums) * b[o, c, i, j, v, u].astype(sums), [c, i, j, v]
-        ),
-        name="conv",
-    )
-    made = te.compute(wanted.shape, lambda *at: tirx.max(summed[at], tirx.const(0, sums)), name="y0")
-    schedule = new_schedule_of(a, b, made)
-    schedule.compute_inline(schedule.get_sblock("pad", "main"))
-    block, last = schedule.get_sblock("conv", "main"), schedule.get_sblock("y0", "main")
-    o, y, z, u = schedule.get_loops(last)
-    across, _ = schedule.split(z, [None, tile])
-    thread = bind_flat(schedule, "y0", 16, loops=[o, y, across])
-    schedule.vectorize(u)
-    schedule.compute_at(block, thread, preserve_unit_loops=True)
-    schedule.set_scope(block, 0, "local")
-    loops = schedule.get_loops(block)[-8:]
-    schedule.reorder(*loops[4:7], loops[7], *loops[:4])
-    schedule.vectorize(loops[3])
-    schedule.decompose_reduction(block, loops[4])
-    return Case(schedule, [x, w], wanted.astype(sums), 0 if dtype == "int8" else 0.3 if sums == "float16" else 1e-3)
-
-
 @pytest.mark.few(3)
 @pytest.mark.parametrize("most_texels", [0, 1 << 16])
 @pytest.mark.parametrize(
     ("dtype", "sums"), [("float32", "float32"), ("float16", "float32"), ("float16", "float16"), ("int8", "int32")]
 )
 def test_convolutions(tmp_path: Path, dtype: str, sums: str, most_texels: int) -> None:
-    cases = [_conv_case(seed, dtype, sums) for seed in range(5)]
+    cases = [conv_case(seed, dtype, sums) for seed in range(5)]
     check(tmp_path, cases, most_texels)
     assert ("texelFetch" in glsl_of(lowered(cases[0].schedule)[0], most_texels)) == bool(most_texels)
     if dtype == "float32":
@@ -296,9 +218,9 @@ def _softmax_case(seed: int) -> Case:
     """A softmax over rows whose maximum and sum are in memory of the group."""
     from tvm import te, tirx
 
-    random = _random(seed)
+    random = random_of(seed)
     shape = (int(random.integers(1, 6)), int(random.integers(2, 70)))
-    x = _normal(seed, shape) * 5
+    x = normal(seed, shape) * 5
     a = te.placeholder(shape, "float32", name="x0")
     k, j = te.reduce_axis((0, shape[1]), "k"), te.reduce_axis((0, shape[1]), "j")
     most = te.compute(shape[:1], lambda i: te.max(a[i, k], k), name="most")
@@ -330,9 +252,9 @@ def test_softmax_in_memory_of_the_group(tmp_path: Path) -> None:
 def _pool_case(seed: int, *, is_max: bool) -> Case:
     from tvm import te
 
-    random = _random(seed)
+    random = random_of(seed)
     shape = (int(random.integers(1, 4)), int(random.integers(5, 12)), int(random.integers(5, 12)), 4)
-    x = _normal(seed, shape)
+    x = normal(seed, shape)
     a = te.placeholder(shape, "float32", name="x0")
     i, j = te.reduce_axis((0, 3), "i"), te.reduce_axis((0, 3), "j")
     reduce = te.max if is_max else te.sum
@@ -395,13 +317,13 @@ def test_no_compiler_and_a_shader_that_is_none(monkeypatch: pytest.MonkeyPatch, 
 def test_float16_that_is_only_stored(tmp_path: Path, most_texels: int) -> None:
     from tvm import tirx
 
-    x = _normal(0, (3, 16), "float16")
+    x = normal(0, (3, 16), "float16")
     half, third = tirx.const(0.5, "float16"), tirx.const(1 / 3, "float16")
     wanted = np.tanh(np.maximum(x * np.float32(0.5), np.float32(np.float16(1 / 3)))).astype(np.float16)
     cases = [
         _elementwise([x], lambda v: tirx.tanh(tirx.max(v * half, third)), wanted, 1e-3, 8, lanes) for lanes in (1, 4)
     ]
-    cases += [_conv_case(seed, "float16", "float16") for seed in range(2)]
+    cases += [conv_case(seed, "float16", "float16") for seed in range(2)]
     check(tmp_path, cases, most_texels, computes_float16=False)
     text = glsl_of(lowered(cases[1].schedule)[0], most_texels, computes_float16=False)
     assert "explicit_arithmetic" not in text

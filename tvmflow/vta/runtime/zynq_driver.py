@@ -2,8 +2,8 @@
 
 pynq, ultra96 and zcu104 have the same driver and differ in where their registers lie. No board was at hand: what is
 here follows the published register map and the protocol of VTA's own driver, and is tested against a fake that behaves
-like the registers (tests/devices/test_vta.py). The fetch unit reads instructions from `insn_addr`; load, compute and
-store units add their base registers to the addresses in instructions, so a program runs wherever its memory lies,
+like the registers (tests/devices/test_vta_board.py). The fetch unit reads instructions from `insn_addr`; load, compute
+and store units add their base registers to the addresses in instructions, so a program runs wherever its memory lies,
 without being changed.
 """
 
