@@ -153,7 +153,9 @@ _PLAIN = {
             vg, vm, vb, vl, vn = T.axis.remap("SSSSR", [g, m, b, l, n])
             with T.init():
                 mixed[vg, vm, vb, vl] = T.float32(0)
-            mixed[vg, vm, vb, vl] = mixed[vg, vm, vb, vl] + weights[vg, vm, vn // {L}, vn % {L}] * values[vg, vb, vn, vl]""",
+            mixed[vg, vm, vb, vl] = mixed[vg, vm, vb, vl] + (
+                weights[vg, vm, vn // {L}, vn % {L}] * values[vg, vb, vn, vl]
+            )""",
     "weight": _EXP,
     "added": "weights[vg, vm, vb, vl]",
 }
@@ -179,14 +181,19 @@ _PAIRED = {
             vg, vm, vb, vl, vd, vp = T.axis.remap("SSSSRR", [g, m, b, l, d, p])
             with T.init():
                 product[vg, vm, vb, vl] = T.float32(0)
-            product[vg, vm, vb, vl] = product[vg, vm, vb, vl] + T.Cast("float32", queries[vg, vm, vd * 2 + vp]) * T.Cast("float32", keys[vg, vb, vd, vl, vp])""",
+            product[vg, vm, vb, vl] = product[vg, vm, vb, vl] + (
+                T.Cast("float32", queries[vg, vm, vd * 2 + vp]) * T.Cast("float32", keys[vg, vb, vd, vl, vp])
+            )""",
     "mixing": """
     for g, m, b, l, n, p in T.grid({G}, {M}, {DB}, {L}, {NP}, T.int64(2)):
         with T.sblock("attention_mixed"):
             vg, vm, vb, vl, vn, vp = T.axis.remap("SSSSRR", [g, m, b, l, n, p])
             with T.init():
                 mixed[vg, vm, vb, vl] = T.float32(0)
-            mixed[vg, vm, vb, vl] = mixed[vg, vm, vb, vl] + T.Cast("float32", weights[vg, vm, vn // {L2}, vn % {L2} * 2 + vp]) * T.Cast("float32", values[vg, vb, vn, vl, vp])""",
+            mixed[vg, vm, vb, vl] = mixed[vg, vm, vb, vl] + (
+                T.Cast("float32", weights[vg, vm, vn // {L2}, vn % {L2} * 2 + vp])
+                * T.Cast("float32", values[vg, vb, vn, vl, vp])
+            )""",
     "weight": rounded_text(_EXP),
     "added": 'T.Cast("float32", weights[vg, vm, vb, vl])',
 }
