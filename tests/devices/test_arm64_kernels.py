@@ -28,7 +28,7 @@ from tvmflow.ir.relax.numpy_interpreter import run_all
 from tvmflow.ir.relax.serialization import numpy_dtype
 from tvmflow.ir.tir.workloads import extract_workloads
 from tvmflow.passes.kernel.apply_schedules import replay
-from tvmflow.passes.layout.channel_permute import moved_channels
+from tvmflow.passes.layout.channel_permute import permute_channels
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.legalize.convolutions import convolution_keys
 from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
@@ -244,7 +244,7 @@ def test_channels_are_moved_by_vectors(dtype: str, runner: Path, emulated: Emula
     builder = relax.BlockBuilder()
     with builder.function("main", inputs):
         with builder.dataflow():
-            found = builder.emit_output(moved_channels(builder, inputs, channels))
+            found = builder.emit_output(permute_channels(builder, inputs, channels))
         builder.emit_func_output(found)
     backend = backend_of(target("cortex-a76"))
     path = linked(tmp_path, build_scheduled(builder.get(), backend, {}), 1, backend)

@@ -22,7 +22,7 @@ from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_graph
 from tvmflow.ir.relax.serialization import numpy_dtype
 from tvmflow.ir.tir.workloads import extract_workloads
-from tvmflow.passes.layout.weights import merged_groups, pack_both
+from tvmflow.passes.layout.weights import merge_groups, pack_both
 from tvmflow.passes.pipeline import canonicalize
 
 
@@ -70,7 +70,7 @@ def test_groups_have_pytorchs_outputs(seed: int) -> None:
 )
 def test_groups_are_merged_where_they_fill_blocks(groups: int, inputs: int, outputs: int, left: int | None) -> None:
     weight = np.random.default_rng(0).standard_normal((groups * outputs, inputs, 1, 1)).astype(np.float32)
-    merged = merged_groups(weight, groups, 16)
+    merged = merge_groups(weight, groups, 16)
     assert (merged and merged[1]) == left
     if merged is not None:
         assert merged[0].sum() == pytest.approx(weight.sum(), rel=1e-4) and (merged[0] != 0).sum() == weight.size

@@ -20,7 +20,7 @@ from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_graph
 from tvmflow.ir.tir.workloads import count_calls
-from tvmflow.passes.layout.first_layer import image_of_few
+from tvmflow.passes.layout.first_layer import pack_image
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.post_training import quantize_int8
@@ -41,7 +41,7 @@ def _module(shape: tuple[int, ...], dtype: str, padding: tuple[int, ...], value:
     def made(x: Any) -> Any:
         builder = relax.BlockBuilder.current()
         values = {"x": lambda: x, graph.outputs[0]: lambda: builder.emit(padded(x))}
-        return image_of_few(builder, graph, lambda name: values[name](), graph.outputs[0], lanes, True)
+        return pack_image(builder, graph, lambda name: values[name](), graph.outputs[0], lanes, True)
 
     return of_one_operator(made, shape, dtype)
 

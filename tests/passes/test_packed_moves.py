@@ -17,7 +17,7 @@ from tvmflow.codegen.lower import lower
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.tir.workloads import count_calls
-from tvmflow.passes.layout.channel_permute import moved_channels
+from tvmflow.passes.layout.channel_permute import permute_channels
 from tvmflow.passes.legalize.convolutions import packed_convolutions
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.targets.resolve import ResolvedTarget
@@ -158,7 +158,7 @@ def test_any_channels_become_a_packed_image(dtype: str, lanes: int, mcpu: str) -
     parameters = [relax.Var(f"x{at}", relax.TensorType(image.shape, dtype)) for at, image in enumerate(images)]
     with builder.function("main", parameters):
         with builder.dataflow():
-            out = builder.emit_output(moved_channels(builder, parameters, channels))
+            out = builder.emit_output(permute_channels(builder, parameters, channels))
         builder.emit_func_output(out)
     target = HOST if mcpu == "host" else CpuBackend(ResolvedTarget("llvm", mcpu, "x86_64-linux-gnu", (), 2, "g++"))
     (found,) = machine_of(build_scheduled(builder.get(), target, {}).executable)(tuple(images))

@@ -19,7 +19,7 @@ from tvm import relax
 from tvmflow.ir.relax.elementwise import BROADCASTING, UNARY
 from tvmflow.ir.relax.emit import call_again, constant
 from tvmflow.ir.relax.graph import Argument, Array, Graph, Ref, Step, joins, read_graph
-from tvmflow.passes.layout.layout_rewriter import TwoLayouts
+from tvmflow.passes.layout.layout_rewriter import LayoutRewriter
 
 _TO_FIRST, _TO_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
 _QUANTIZE = {"relax.quantize", "relax.dequantize"}
@@ -33,7 +33,7 @@ class ChannelsFirst:
         graph = read_graph(mod)
         if not any(_is_channels_last(step) for step in graph.steps):
             return mod
-        return _Rewriter(graph).module()
+        return _Rewriter(graph).rewrite()
 
 
 def _is_channels_last(step: Step) -> bool:
@@ -48,7 +48,7 @@ def _axes(step: Step) -> list[int]:
     return [int(a) for a in axes] if axes is not None else []
 
 
-class _Rewriter(TwoLayouts):
+class _Rewriter(LayoutRewriter):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
         self.first: dict[str, Any] = {}
@@ -56,7 +56,7 @@ class _Rewriter(TwoLayouts):
     def _emit(self, expression: Any, name: str) -> Any:
         return self.builder.emit(expression, name)
 
-    def _as_plain(self, name: str) -> Any:
+    def _get_plain(self, name: str) -> Any:
         if name not in self.plain:
             self.plain[name] = self._emit(relax.op.permute_dims(self.first[name], _TO_LAST), f"{name}_last")
         return self.plain[name]
@@ -67,12 +67,12 @@ class _Rewriter(TwoLayouts):
             self.first[name] = self._emit(relax.op.permute_dims(self.plain[name], _TO_FIRST), f"{name}_first")
         return self.first[name]
 
-    def _step(self, step: Step) -> None:
+    def _rewrite_step(self, step: Step) -> None:
         if step.op == "relax.permute_dims" and _axes(step) == _TO_FIRST:
             self.plain[step.name] = self._get_first(step.refs[0])
             return
         if step.op == "relax.permute_dims" and _axes(step) == _TO_LAST:
-            self.first[step.name] = self._as_plain(step.refs[0])
+            self.first[step.name] = self._get_plain(step.refs[0])
             return
         converted = self._convert(step)
         if converted is not None:
@@ -87,22 +87,22 @@ class _Rewriter(TwoLayouts):
     def _convert(self, step: Step) -> Callable[[], Any] | None:
         """Return a function that emits the step in NCHW, None if the step must stay as it is."""
         if step.op == "relax.nn.conv2d" and str(step.call.attrs.data_layout) == "NHWC":
-            return lambda: self._convolution(step)
+            return lambda: self._convert_convolution(step)
         if step.op in ("relax.nn.max_pool2d", "relax.nn.avg_pool2d") and str(step.call.attrs.layout) == "NHWC":
-            return lambda: self._pool(step)
+            return lambda: self._convert_pool(step)
         if not any(self._is_converted(name) for name in step.refs):
             return None
         if step.op in UNARY or (step.op in _QUANTIZE and all(_is_scalar(a) for a in step.args[1:])):
             return lambda: call_again(step, self._get_first)
         if step.op in BROADCASTING:
-            return self._binary(step)
+            return self._convert_binary(step)
         if step.op in ("relax.mean", "relax.sum", "relax.max"):
-            return self._reduction(step)
+            return self._convert_reduction(step)
         if len(step.shape) == 4 and joins(step):
             axis = {0: 0, 1: 2, 2: 3, 3: 1}[int(step.call.attrs.axis) % 4]
             return lambda: relax.op.concat([self._get_first(name) for name in step.refs], axis=axis)
         if step.op == "relax.nn.pad" and len(step.shape) == 4:
-            return lambda: self._pad(step)
+            return lambda: self._convert_pad(step)
         if step.op == "relax.reshape" and len(step.shape) == 2 and self._is_pixel(step.refs[0]):
             return lambda: relax.op.reshape(self._get_first(step.refs[0]), step.shape)
         return None
@@ -113,7 +113,7 @@ class _Rewriter(TwoLayouts):
     def _is_pixel(self, name: str) -> bool:
         return len(self.shapes[name]) == 4 and math.prod(self.shapes[name][1:3]) == 1
 
-    def _convolution(self, step: Step) -> Any:
+    def _convert_convolution(self, step: Step) -> Any:
         attrs, weight = step.call.attrs, step.args[1]
         order = {"HWIO": (3, 2, 0, 1), "OHWI": (0, 3, 1, 2), "OIHW": (0, 1, 2, 3), "HWOI": (2, 3, 0, 1)}[
             str(attrs.kernel_layout)
@@ -121,7 +121,7 @@ class _Rewriter(TwoLayouts):
         if isinstance(weight, np.ndarray):
             kernel = constant(np.transpose(weight, order), str(weight.dtype))
         else:
-            kernel = relax.op.permute_dims(self._as_plain(step.refs[1]), list(order))
+            kernel = relax.op.permute_dims(self._get_plain(step.refs[1]), list(order))
         return relax.op.nn.conv2d(
             self._get_first(step.refs[0]),
             kernel,
@@ -132,7 +132,7 @@ class _Rewriter(TwoLayouts):
             out_dtype=step.dtype,
         )
 
-    def _pool(self, step: Step) -> Any:
+    def _convert_pool(self, step: Step) -> Any:
         attrs = step.call.attrs
         options: dict[str, Any] = {
             "pool_size": list(attrs.pool_size),
@@ -145,7 +145,7 @@ class _Rewriter(TwoLayouts):
         operator = relax.op.nn.max_pool2d if "max" in step.op else relax.op.nn.avg_pool2d
         return operator(self._get_first(step.refs[0]), **options)
 
-    def _binary(self, step: Step) -> Callable[[], Any] | None:
+    def _convert_binary(self, step: Step) -> Callable[[], Any] | None:
         if len(step.shape) != 4:
             return None
         for argument in step.args:
@@ -155,7 +155,7 @@ class _Rewriter(TwoLayouts):
         again = Step(step.name, step.op, moved, step.call, step.shape, step.dtype)
         return lambda: call_again(again, self._get_first)
 
-    def _reduction(self, step: Step) -> Callable[[], Any] | None:
+    def _convert_reduction(self, step: Step) -> Callable[[], Any] | None:
         attrs = step.call.attrs
         if attrs.axis is None or len(self.shapes[step.refs[0]]) != 4:
             return None
@@ -165,7 +165,7 @@ class _Rewriter(TwoLayouts):
         operator = getattr(relax.op, step.op.split(".")[-1])
         return lambda: operator(self._get_first(step.refs[0]), axis=[2, 3], keepdims=bool(attrs.keepdims))
 
-    def _pad(self, step: Step) -> Any:
+    def _convert_pad(self, step: Step) -> Any:
         attrs = step.call.attrs
         widths = np.reshape([int(w) for w in attrs.pad_width], (4, 2))[_TO_FIRST].reshape(-1).tolist()
         return relax.op.nn.pad(

@@ -16,7 +16,7 @@ from tvm import relax
 from tvmflow.ir.relax.elementwise import BROADCASTING, UNARY
 from tvmflow.ir.relax.emit import call_again, constant
 from tvmflow.ir.relax.graph import Argument, Graph, Step, joins, read_graph
-from tvmflow.passes.layout.layout_rewriter import TwoLayouts
+from tvmflow.passes.layout.layout_rewriter import LayoutRewriter
 
 
 @tvm.transform.module_pass(opt_level=0, name="Conv1dToConv2d")
@@ -27,22 +27,22 @@ class Conv1dToConv2d:
         graph = read_graph(mod)
         if not any(step.op in _CONVERTERS for step in graph.steps):
             return mod
-        return _Rewriter(graph).module()
+        return _Rewriter(graph).rewrite()
 
 
-class _Rewriter(TwoLayouts):
+class _Rewriter(LayoutRewriter):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
         self.images: dict[str, Any] = {}
 
-    def _step(self, step: Step) -> None:
+    def _rewrite_step(self, step: Step) -> None:
         converted = self._convert(step)
         if converted is None:
             self._emit_plain(step)
         else:
             self.images[step.name] = self.builder.emit(converted, step.name)
 
-    def _as_plain(self, name: str) -> Any:
+    def _get_plain(self, name: str) -> Any:
         if name not in self.plain:
             sequence = relax.op.reshape(self.images[name], self.shapes[name])
             self.plain[name] = self.builder.emit(sequence, f"{name}_signal")

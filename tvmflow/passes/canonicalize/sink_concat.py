@@ -15,7 +15,7 @@ from tvm import relax
 from tvmflow.ir.relax.elementwise import BROADCASTING, UNARY
 from tvmflow.ir.relax.emit import call_again
 from tvmflow.ir.relax.graph import Argument, Graph, Step, joins, read_graph
-from tvmflow.passes.layout.layout_rewriter import TwoLayouts
+from tvmflow.passes.layout.layout_rewriter import LayoutRewriter
 
 _NORM = "relax.nn.batch_norm"
 _CONVOLUTIONS = ("relax.nn.conv2d", "relax.nn.conv2d_transpose")
@@ -28,10 +28,10 @@ class SinkConcat:
     def transform_module(self, mod: Any, _context: Any) -> Any:
         graph = read_graph(mod)
         sinker = _ConcatSinker(graph)
-        return sinker.module() if any(sinker.can_sink(step) for step in graph.steps) else mod
+        return sinker.rewrite() if any(sinker.can_sink(step) for step in graph.steps) else mod
 
 
-class _ConcatSinker(TwoLayouts):
+class _ConcatSinker(LayoutRewriter):
     """Rewrite each value behind a concat as one value for each of its inputs.
 
     parts: the values before their concat, by the name of the concat; sizes: the channels of each part.
@@ -69,9 +69,9 @@ class _ConcatSinker(TwoLayouts):
             return only and int(step.call.attrs.axis) == 1 and len(step.refs) == 1
         return step.op in UNARY or (step.op in BROADCASTING and len(step.shape) == 4)
 
-    def _step(self, step: Step) -> None:
+    def _rewrite_step(self, step: Step) -> None:
         if self.can_sink(step):
-            self.parts[step.name] = [self._as_plain(name) for name in step.refs]
+            self.parts[step.name] = [self._get_plain(name) for name in step.refs]
             self.sizes[step.name] = [self.shapes[name][1] for name in step.refs]
             return
         sizes = [self.sizes[name] for name in step.refs if name in self.parts]
@@ -98,7 +98,7 @@ class _ConcatSinker(TwoLayouts):
         moved = Step(step.name, step.op, tuple(map(slice_constant, step.args)), step.call, step.shape, step.dtype)
         return call_again(moved, lambda name: self.parts[name][at])
 
-    def _as_plain(self, name: str) -> Any:
+    def _get_plain(self, name: str) -> Any:
         if name not in self.plain:
             self.plain[name] = self.builder.emit(relax.op.concat(self.parts[name], axis=1), name)
         return self.plain[name]

@@ -1,8 +1,7 @@
-"""Any choice of channels of packed images as one packed image: a part of a split, a concatenation, a shuffle, where
-channels fill no blocks.
+"""Permute channels of packed images: splits, concats and shuffles with partial blocks.
 
-As a chain of operators, unpacked, moved and packed again, each value is copied for itself. Here a vector of channels is
-put together from those that hold them, by one instruction for two of them.
+As a chain of operators (unpack, move, pack), each channel would be copied three times. Here each vector of output
+channels is assembled by vector shuffles, one for each source block.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tvmflow.ir.tir.blocks import IMPORTED_LLVM
 from tvmflow.ir.tvm_compat import shape_of, type_of
 from tvmflow.passes.legalize.batch_matmul import OPAQUE, buffer_of, function_of, line_loop
 
-Channel = tuple[int, int]  # an image, and a channel of it
+Channel = tuple[int, int]  # index of an image, and of its channel
 _SOURCE = """
 @T.prim_func(s_tir=True)
 def move_channels({parameters}, out: {out}) -> None:
@@ -56,11 +55,11 @@ _VECTOR = """  %from{b}_{k} = getelementptr {vector}, ptr %in{source}, i64 {offs
   %sum{b}_{k} = shufflevector {vector} {so_far}, {vector} %value{b}_{k}, <{lanes} x i32> <{places}>"""
 
 
-def moved_channels(builder: Any, images: Sequence[Any], channels: Sequence[Channel | None]) -> Any:
-    """Return a packed image, (N, C / lanes, H, W, lanes), zeros where C fills no block.
+def permute_channels(builder: Any, images: Sequence[Any], channels: Sequence[Channel | None]) -> Any:
+    """Return a packed image (N, C / lanes, H, W, lanes), padded with zeros if C does not fill whole blocks.
 
-    images: packed alike, of the same N, H, W and dtype. channels: for each of C which image has it, and where; None for
-    zeros.
+    images: packed images of the same N, H, W and dtype; channels: for each output channel the index of its image and
+    its channel there, or None for zeros.
     """
     n, _, height, width, lanes = shape_of(images[0])
     dtype = str(type_of(images[0]).dtype)
@@ -68,7 +67,7 @@ def moved_channels(builder: Any, images: Sequence[Any], channels: Sequence[Chann
     made = (n, len(blocks), height, width, lanes)
     bits = DataType(dtype).bits
     vector = f"<{lanes} x i{bits}>"
-    text = "".join(_block(at, block, height * width, width, lanes, vector) for at, block in enumerate(blocks))
+    text = "".join(_block_code(at, block, height * width, width, lanes, vector) for at, block in enumerate(blocks))
     sizes = [shape_of(image) for image in images]
     names = [f"in{at}" for at in range(len(images))]
     name = f"tvmflow_move_{hashlib.sha256(f'{sizes} {dtype} {channels}'.encode()).hexdigest()[:16]}"
@@ -86,8 +85,8 @@ def moved_channels(builder: Any, images: Sequence[Any], channels: Sequence[Chann
             "lines": n * height,
             "name": name,
             "loop": line_loop(n * len(channels) * height * width * bits // 8),
-            "reads": ", ".join(_row(one, size) for one, size in zip(names, sizes, strict=True)),
-            "whole": _row("out", made),
+            "reads": ", ".join(_row_region(one, size) for one, size in zip(names, sizes, strict=True)),
+            "whole": _row_region("out", made),
             "addresses": ", ".join(
                 f"T.address_of({one}[at // {height}, 0, at % {height}, 0, 0])" for one in ("out", *names)
             ),
@@ -96,14 +95,14 @@ def moved_channels(builder: Any, images: Sequence[Any], channels: Sequence[Chann
     return relax.call_tir(builder.add_func(kernel, "move_channels"), list(images), relax.TensorType(made, dtype))
 
 
-def _row(name: str, shape: tuple[int, ...]) -> str:
+def _row_region(name: str, shape: tuple[int, ...]) -> str:
     _, blocks, height, width, lanes = shape
     return f"{name}[at // {height}, 0:{blocks}, at % {height}, 0:{width}, 0:{lanes}]"
 
 
-def _block(at: int, channels: Sequence[Channel | None], pixels: int, width: int, lanes: int, vector: str) -> str:
-    """Return the loop over a row's pixels that makes a block of channels."""
-    held: dict[Channel, dict[int, int]] = {}  # a block of an image -> lane here: lane there
+def _block_code(at: int, channels: Sequence[Channel | None], pixels: int, width: int, lanes: int, vector: str) -> str:
+    """Return LLVM code of the loop over a row's pixels that writes one block of channels."""
+    held: dict[Channel, dict[int, int]] = {}  # a block of an image -> {output lane: source lane}
     for lane, source in enumerate(channels):
         if source is not None:
             held.setdefault((source[0], source[1] // lanes), {})[lane] = source[1] % lanes

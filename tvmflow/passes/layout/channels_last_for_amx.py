@@ -1,9 +1,8 @@
-"""ChannelsLastForAmx: images between convolutions in matrix tiles have all channels of a pixel side by side, as tiles
-read them.
+"""Store images between AMX convolutions channels-last, the layout that AMX tiles read.
 
-Packed channels are (N, C/b, H, W, b), and a convolution in tiles copies such an image before it multiplies. What only
-such convolutions make and read lies as (N, H, W, C/b, b) instead, where one of them has a filter of one pixel: it needs
-no copy then. Made by a larger filter it stays: what that writes to parts of lines of the cache costs more than a copy
+Packed channels are (N, C/b, H, W, b), and an AMX convolution copies its image to channels-last before it multiplies.
+Values that only such convolutions write and read are stored as (N, H, W, C/b, b) if a 1x1 convolution reads them: it
+then needs no copy. Outputs of larger filters stay packed: their writes to parts of cache lines cost more than the copy
 (docs/log/amx.md).
 """
 
@@ -25,22 +24,23 @@ _RANK = 5
 
 @tvm.transform.module_pass(opt_level=0, name="ChannelsLastForAmx")
 class ChannelsLastForAmx:
-    """IRModule of kernels -> IRModule, some of whose images between kernels are (N, H, W, C/b, b)."""
+    """IRModule of kernels -> IRModule, some of whose values are (N, H, W, C/b, b)."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
         main = mod["main"]
         if len(main.body.blocks) != 1:
             return mod
         block = main.body.blocks[0]
-        calls = [_call(mod, binding) for binding in block.bindings]
-        chosen = _chosen(list(block.bindings), calls, main.body.body)
-        return _Rewriter(mod, chosen).rewritten(main, calls) if chosen else mod
+        calls = [_find_convolution(mod, binding) for binding in block.bindings]
+        chosen = _choose_values(list(block.bindings), calls, main.body.body)
+        return _Rewriter(mod, chosen).rewrite(main, calls) if chosen else mod
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a convolution in tiles. image: the position of what it multiplies, -1 where it pads that; of_pixels:
-    whether its filter is one pixel.
+    """A call of an AMX convolution.
+
+    image: index of the image argument, -1 if the kernel pads it; of_pixels: whether the filter is 1x1.
     """
 
     kernel: Any
@@ -49,8 +49,8 @@ class _Call:
     of_pixels: bool
 
 
-def _call(mod: Any, binding: Any) -> _Call | None:
-    """Return the convolution in tiles that a binding calls, None where it is anything else."""
+def _find_convolution(mod: Any, binding: Any) -> _Call | None:
+    """Return the AMX convolution that a binding calls, None for anything else."""
     value = binding.value
     if operator_of(value) != "relax.call_tir":
         return None
@@ -68,9 +68,9 @@ def _call(mod: Any, binding: Any) -> _Call | None:
     return _Call(value.args[0], list(value.args[1].fields), next(places, -1), rows * columns == 1)
 
 
-def _chosen(bindings: list[Any], calls: list[_Call | None], output: Any) -> set[Any]:
-    """Return the variables that convolutions in tiles alone read, one of them without a copy then, and one of single
-    pixels makes.
+def _choose_values(bindings: list[Any], calls: list[_Call | None], output: Any) -> set[Any]:
+    """Return the variables that only AMX convolutions access, written by a 1x1 one and read by a 1x1 one without
+    padding.
     """
     made, images = set(), set()
     kept = set(relax.analysis.free_vars(output))
@@ -86,7 +86,7 @@ def _chosen(bindings: list[Any], calls: list[_Call | None], output: Any) -> set[
 
 
 def _has_pixels(variable: Any) -> bool:
-    """Whether a value is an image of several pixels along each axis, of several blocks of channels."""
+    """Whether a value is an image of several rows, columns and blocks of channels."""
     kind = type_of(variable)
     if getattr(kind, "ndim", 0) != _RANK:
         return False
@@ -100,17 +100,17 @@ class _Rewriter:
         self.variables: dict[Any, Any] = {}
         self.kernels: dict[tuple[Any, tuple[int, ...]], Any] = {}
 
-    def rewritten(self, main: Any, calls: list[_Call | None]) -> Any:
-        """Return the module with the chosen values and the kernels that make and read them in their new layout."""
+    def rewrite(self, main: Any, calls: list[_Call | None]) -> Any:
+        """Return the module with the chosen values, and the kernels that access them, in the channels-last layout."""
         block = main.body.blocks[0]
         bindings = [
-            binding if call is None else self._binding(binding, call)
+            binding if call is None else self._rewrite_binding(binding, call)
             for binding, call in zip(block.bindings, calls, strict=True)
         ]
         self.builder.update_func(self.mod.get_global_var("main"), with_bindings(main, bindings))
         return relax.transform.DeadCodeElimination(["main"])(self.builder.get())
 
-    def _binding(self, binding: Any, call: _Call) -> Any:
+    def _rewrite_binding(self, binding: Any, call: _Call) -> Any:
         operands = [*call.arguments, binding.var]
         moved = tuple(
             at for at, operand in enumerate(operands) if isinstance(operand, relax.Var) and operand in self.chosen
@@ -118,15 +118,15 @@ class _Rewriter:
         if not moved:
             return binding
         if (call.kernel, moved) not in self.kernels:
-            function = _with_layouts(self.mod[call.kernel], moved)
+            function = _transform_layouts(self.mod[call.kernel], moved)
             self.kernels[call.kernel, moved] = self.builder.add_func(function, call.kernel.name_hint)
         *arguments, output = (
-            self._variable(operand) if at in moved else operand for at, operand in enumerate(operands)
+            self._convert_variable(operand) if at in moved else operand for at, operand in enumerate(operands)
         )
         value = relax.call_tir(self.kernels[call.kernel, moved], arguments, type_of(output))
         return relax.VarBinding(output, value)
 
-    def _variable(self, variable: Any) -> Any:
+    def _convert_variable(self, variable: Any) -> Any:
         if variable not in self.variables:
             n, c, h, w, b = shape_of(variable)
             kind = relax.TensorType((n, h, w, c, b), type_of(variable).dtype)
@@ -134,7 +134,7 @@ class _Rewriter:
         return self.variables[variable]
 
 
-def _with_layouts(function: Any, moved: tuple[int, ...]) -> Any:
+def _transform_layouts(function: Any, moved: tuple[int, ...]) -> Any:
     """Return a kernel whose parameters at these positions are (N, H, W, C/b, b)."""
     schedule = new_schedule(function)
     for at in moved:
@@ -143,15 +143,15 @@ def _with_layouts(function: Any, moved: tuple[int, ...]) -> Any:
         assert kernel.anchor is not None
         for name in (*kernel.before, kernel.anchor, *kernel.after):
             block = schedule.get(block_ref(schedule, name))
-            place = _place(block, parameter)
+            place = _find_access(block, parameter)
             if place is not None:
                 schedule.transform_layout(block_ref(schedule, name), place, lambda n, c, h, w, b: (n, h, w, c, b))
                 break
     return copy_attributes(schedule.mod["main"], function)
 
 
-def _place(block: Any, buffer: Any) -> tuple[str, int] | None:
-    """Return where a block reads or writes a buffer, None where it does not."""
+def _find_access(block: Any, buffer: Any) -> tuple[str, int] | None:
+    """Return the kind and index of a block's region of a buffer, None if it does not access it."""
     for kind, regions in (("read", block.reads), ("write", block.writes)):
         for at, region in enumerate(regions):
             if region_buffer(region).same_as(buffer):

@@ -1,5 +1,6 @@
-"""Rows, (N, C) or (B, N, C), as an image of one row of pixels in packed channels, (1, C/block, 1, rows, block), which
-is as wide as tiles need.
+"""Convert rows, (N, C) or (B, N, C), to an image of one row in packed channels and back.
+
+The image is (1, C/block, 1, rows, block), as wide as the tiles of a schedule require.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from tvm import relax
 
 from tvmflow.ir.relax.graph import Ref, Step
 from tvmflow.ir.tvm_compat import shape_of
-from tvmflow.passes.layout.weights import as_image
+from tvmflow.passes.layout.weights import image_shape
 
 
 def pack_rows(builder: Any, value: Any, shape: tuple[int, ...], block: int) -> Any:
-    """Return a value of rows as their image."""
-    _, channels, _, width = as_image(shape)
+    """Return rows as a packed image."""
+    _, channels, _, width = image_shape(shape)
     rows, filled = math.prod(shape[:-1]), -(-channels // block) * block
     if len(shape) != 2:
         value = relax.op.reshape(value, (rows, channels))
@@ -28,16 +29,16 @@ def pack_rows(builder: Any, value: Any, shape: tuple[int, ...], block: int) -> A
 
 
 def pixels_as_rows(builder: Any, image: Any) -> Any:
-    """Return the pixels of one image, (1, C/block, H, W, block), as the image of H * W rows."""
+    """Return an image (1, C/block, H, W, block) as the image of its H * W rows."""
     _, blocks, height, width, block = shape_of(image)
     rows = height * width
-    whole = as_image((rows, blocks * block))[3]
+    whole = image_shape((rows, blocks * block))[3]
     value = image if height == 1 else builder.emit(relax.op.reshape(image, (1, blocks, 1, rows, block)))
     return value if whole == rows else builder.emit(relax.op.nn.pad(value, [0] * 6 + [0, whole - rows, 0, 0]))
 
 
 def rows_as_pixels(builder: Any, rows: Any, height: int, width: int) -> Any:
-    """Return the image of rows as one of so many rows and columns."""
+    """Return the image of rows as one of `height` x `width` pixels."""
     _, blocks, _, whole, block = shape_of(rows)
     if whole != height * width:
         rows = builder.emit(relax.op.strided_slice(rows, axes=[3], begin=[0], end=[height * width]))
@@ -45,6 +46,6 @@ def rows_as_pixels(builder: Any, rows: Any, height: int, width: int) -> Any:
 
 
 def is_dense(step: Step) -> bool:
-    """Whether a product of matrices is with constant weights, one matrix for all, by what is computed."""
+    """Whether a matmul multiplies a computed value by one constant matrix."""
     weight = step.args[1]
     return isinstance(step.args[0], Ref) and isinstance(weight, np.ndarray) and weight.ndim == 2

@@ -1,9 +1,8 @@
-"""Convolutions of packed channels tap by tap, where large dilations let most taps of the window see little of the
-image.
+"""Compute dilated convolutions on packed channels tap by tap if most taps read few pixels.
 
-A 3x3 window with steps of 12 over an image of 14x14 sees it with its middle everywhere, and with each other row and
-column in two of 14: 18 % of its products are not with padding. Each tap is a dense layer over the pixels that it sees,
-and their sums are added where they belong.
+A 3x3 kernel with dilation 12 over an image of 14x14 reads all of it with its center, and two of 14 rows or columns with
+the other taps: 18 % of its multiplications are not with padding. Each tap becomes a dense layer over the pixels that it
+reads, and the results are added.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from tvmflow.ir.tvm_compat import shape_of
 from tvmflow.passes.layout.dense import pixels_as_rows, rows_as_pixels
 from tvmflow.passes.layout.weights import pack_both
 
-_MOST_SEEN = 0.4  # of all products, in whose place there are more kernels and sums
-_EXACT = ("float32", "int32")  # sums of taps in these are no less exact than those of the whole
+_MOST_SEEN = 0.4  # share of useful multiplications below which extra kernels and additions pay
+_EXACT = ("float32", "int32")  # types in which a sum of taps is as exact as one reduction
 
 
 class _Range(NamedTuple):
-    """Of one axis: the outputs [begin, end) in which a tap sees the image, and the pixel that it sees first."""
+    """The outputs [begin, end) along one axis at which a tap reads the image, and the first pixel that it reads."""
 
     begin: int
     end: int
@@ -36,29 +35,27 @@ class _Range(NamedTuple):
         return self.end - self.begin
 
 
-def _seen(step: Step, window: Array, padding: list[int], axis: int, pixels: int) -> list[_Range]:
-    """Return for each tap along an axis where it sees any of so many pixels."""
+def _tap_ranges(step: Step, window: Array, padding: list[int], axis: int, pixels: int) -> list[_Range]:
+    """Return the range of each tap along an axis."""
     dilation, before, outputs = int(step.call.attrs.dilation[axis]), padding[axis], step.shape[2 + axis]
     found = []
     for tap in range(window.shape[2 + axis]):
-        first = tap * dilation - before  # the pixel that it sees at the first output
+        first = tap * dilation - before  # the pixel that it reads at the first output
         begin, end = max(0, -first), min(outputs, pixels - first)
         found.append(_Range(begin, max(begin, end), begin + first))
     return found
 
 
-def sees_little(step: Step, weight: Array, padding: list[int], image: tuple[int, ...]) -> bool:
-    """Whether a convolution of one image (1, C, H, W) is better computed tap by tap. padding: top, left, bottom,
-    right.
-    """
+def multiplies_mostly_padding(step: Step, weight: Array, padding: list[int], image: tuple[int, ...]) -> bool:
+    """Whether a convolution of one image (1, C, H, W) is faster tap by tap. padding: top, left, bottom, right."""
     attrs = step.call.attrs
     if int(attrs.groups) != 1 or image[0] != 1 or step.dtype not in _EXACT or any(int(s) != 1 for s in attrs.strides):
         return False
-    seen = [sum(tap.extent for tap in _seen(step, weight, padding, axis, image[2 + axis])) for axis in (0, 1)]
+    seen = [sum(tap.extent for tap in _tap_ranges(step, weight, padding, axis, image[2 + axis])) for axis in (0, 1)]
     return bool(math.prod(seen) <= _MOST_SEEN * math.prod(step.shape[2:]) * math.prod(weight.shape[2:]))
 
 
-def convolution_by_taps(builder: Any, step: Step, weight: Array, padding: list[int], data: Any) -> Any:
+def convolve_by_taps(builder: Any, step: Step, weight: Array, padding: list[int], data: Any) -> Any:
     """Return conv2d of packed channels as a sum of dense layers."""
     total, block = None, shape_of(data)[-1]
     for at, rows, columns in _taps(step, weight, padding, shape_of(data)[2:4]):
@@ -90,8 +87,8 @@ def convolution_by_taps(builder: Any, step: Step, weight: Array, padding: list[i
 def _taps(
     step: Step, weight: Array, padding: list[int], image: tuple[int, ...]
 ) -> Iterator[tuple[tuple[int, int], _Range, _Range]]:
-    """Yield the taps that see anything, and where."""
-    rows, columns = (_seen(step, weight, padding, axis, image[axis]) for axis in (0, 1))
+    """Yield the position and ranges of each tap that reads any pixel."""
+    rows, columns = (_tap_ranges(step, weight, padding, axis, image[axis]) for axis in (0, 1))
     for y, row in enumerate(rows):
         for x, column in enumerate(columns):
             if row.extent and column.extent:

@@ -1,10 +1,8 @@
-"""An image of bytes of few channels, a network's input, with the channels of each pixel side by side, and pixels around
-it.
+"""Pack an int8 input with few channels (RGB) to NHWC words, with its padding.
 
-As a chain of operators it is computed value by value: what is stored side by side is read from planes. Here vectors of
-each channel become the bytes of wider words, which are stored whole. What the image is made of, rounded to bytes for
-example, is computed in planes before. For matrix tiles, which sum 64 bytes at a time, pixels of several rows lie side
-by side, too.
+As a chain of operators, each interleaved value would be loaded and stored separately. Here vectors of each channel are
+shifted into wider words, which are stored whole. Operators before the packing, such as quantize, are computed on
+planes. For AMX tiles, which multiply 64 bytes at a time, one pixel holds the channels of several rows.
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ from tvmflow.passes.layout.weights import pack_both
 from tvmflow.passes.legalize.batch_matmul import OPAQUE, buffer_of, function_of, line_loop, within
 from tvmflow.schedules.intrinsics.amx import tile_depth
 
-_PIXELS = 16  # of a vector
-_BITS = 8  # of a value: words of wider ones gain nothing
-_FEWER = 0.6  # products for which an image of several rows in each pixel pays: two in place of three won nothing
-_LANES = 8  # bytes of a pixel, at most: vectors of wider words are computed word by word
+_PIXELS = 16  # pixels of a vector
+_BITS = 8  # bits of a value: words of wider values gain nothing
+_FEWER = 0.6  # share of multiplications below which combined rows pay: two in place of three was not faster
+_LANES = 8  # most bytes of a pixel: LLVM scalarizes vectors of wider words
 
 _SOURCE = """
 @T.prim_func(s_tir=True)
@@ -48,8 +46,8 @@ def side_by_side(image: {image}, out: {out}) -> None:
                 for column, channel in T.grid({right}, {lanes}):
                     out[at // {rows}, 0, at % {rows}, {left} + {width} + column, channel] = {padded}
 """
-# The last vector of a row ends with it, and overlaps the one before. Rows above and below the image are read from a row
-# of what it is padded with.
+# The last vector of a row ends with the row and overlaps the one before. Rows above and below the image are read from a
+# constant row of padding.
 _CODE = """
 @{name}_padding = weak_odr hidden constant [{width} x i8] [{padding}]
 define weak_odr i32 @{name}(ptr %out, ptr %image, i64 %first) alwaysinline nounwind {{
@@ -86,9 +84,11 @@ _CHANNEL = """  %offset{k} = mul i64 %plane{r}, {c}
 
 
 @dataclass(frozen=True)
-class Rows:
-    """A pixel's rows that lie side by side: how many, so far apart, from every stride-th row of the padded image on;
-    made: how many lines there are, None: all.
+class CombinedRows:
+    """The rows that one pixel combines.
+
+    count: how many; apart: their distance; stride: distance of the first rows of neighbouring lines; made: number of
+    lines, None for all.
     """
 
     count: int = 1
@@ -98,47 +98,47 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Padded:
-    """What an image is padded from, by how many pixels at the top, bottom, left and right, and their value."""
+class PaddedImage:
+    """The source of a padded image, the padding (top, bottom, left, right) and its value."""
 
     name: str
     widths: tuple[int, ...] = (0, 0, 0, 0)
     value: int = 0
 
 
-def image_of_few(builder: Any, graph: Graph, plain: Callable[[str], Any], name: str, lanes: int, as_words: bool) -> Any:
-    """Return an image of a network, (N, C, H, W), as (N, 1, H, W, lanes), channels filled up with zeros.
+def pack_image(builder: Any, graph: Graph, plain: Callable[[str], Any], name: str, lanes: int, as_words: bool) -> Any:
+    """Return an image (N, C, H, W) as (N, 1, H, W, lanes), with channels padded with zeros.
 
-    plain: gives a value, (N, C, H, W), by its name. as_words: bytes are moved by words, where the processor has no
-    instruction that stores vectors side by side.
+    plain: returns a value (N, C, H, W) by its name; as_words: pack int8 by words, where the processor has no
+    interleaving store.
     """
     kind = graph.kind(name)
     if as_words and lanes <= _LANES:
-        source = _padded(graph, name)
-        if _movable(graph, source.name):
-            return side_by_side(builder, plain(source.name), graph.kind(source.name), lanes, source, Rows())
+        source = _find_padding(graph, name)
+        if _fits_vectors(graph, source.name):
+            return pack_pixels(builder, plain(source.name), graph.kind(source.name), lanes, source, CombinedRows())
     value, (n, c, h, w) = plain(name), kind.shape
     if lanes > c:
         value = builder.emit(relax.op.nn.pad(value, [0, 0, 0, lanes - c, 0, 0, 0, 0]))
     return relax.op.permute_dims(relax.op.reshape(value, (n, 1, lanes, h, w)), [0, 1, 3, 4, 2])
 
 
-def _movable(graph: Graph, name: str) -> bool:
+def _fits_vectors(graph: Graph, name: str) -> bool:
     kind = graph.kind(name)
     return kind.dtype in ("int8", "uint8") and kind.shape[3] >= _PIXELS
 
 
-def _padded(graph: Graph, name: str) -> Padded:
-    """Return what an image is padded from; itself where it is none."""
+def _find_padding(graph: Graph, name: str) -> PaddedImage:
+    """Return the source and padding of an image; the image itself if nothing pads it."""
     step = None if name in graph.inputs else graph.step(name)
     if step is None or not pads_image(step) or str(step.call.attrs.pad_mode) != "constant":
-        return Padded(name)
+        return PaddedImage(name)
     widths = tuple(int(width) for width in step.call.attrs.pad_width[4:])
-    return Padded(step.refs[0], widths, int(step.call.attrs.pad_value))
+    return PaddedImage(step.refs[0], widths, int(step.call.attrs.pad_value))
 
 
-def side_by_side(builder: Any, value: Any, kind: TensorKind, lanes: int, padded: Padded, rows: Rows) -> Any:
-    """Return an image, (N, C, H, W), as (N, 1, lines, columns, lanes): the channels of a pixel's rows, row by row."""
+def pack_pixels(builder: Any, value: Any, kind: TensorKind, lanes: int, padded: PaddedImage, rows: CombinedRows) -> Any:
+    """Return an image (N, C, H, W) as (N, 1, lines, columns, lanes): the channels of a pixel's rows, row by row."""
     n, channels, height, width = kind.shape
     top, bottom, left, right = padded.widths
     lines = rows.made or height + top + bottom
@@ -163,7 +163,7 @@ def side_by_side(builder: Any, value: Any, kind: TensorKind, lanes: int, padded:
             "out": buffer_of(made, kind.dtype),
             "pattern": OPAQUE,
             "imported": IMPORTED_LLVM,
-            "llvm": _code(name, kind, lanes, padded, rows),
+            "llvm": _llvm_code(name, kind, lanes, padded, rows),
             "loop": line_loop(n * lines * columns * lanes),
             "lines": n * lines,
             "rows": lines,
@@ -183,8 +183,8 @@ def side_by_side(builder: Any, value: Any, kind: TensorKind, lanes: int, padded:
     return relax.call_tir(builder.add_func(function, "side_by_side"), [value], relax.TensorType(made, kind.dtype))
 
 
-def _code(name: str, kind: TensorKind, lanes: int, padded: Padded, rows: Rows) -> str:
-    """Return LLVM's text of the function that makes a line of pixels; name: its own."""
+def _llvm_code(name: str, kind: TensorKind, lanes: int, padded: PaddedImage, rows: CombinedRows) -> str:
+    """Return LLVM code of the function `name` that writes one line of pixels."""
     _, channels, height, width = kind.shape
     used, word = channels * rows.count, f"i{_BITS * lanes}"
     starts = [
@@ -215,23 +215,23 @@ def _code(name: str, kind: TensorKind, lanes: int, padded: Padded, rows: Rows) -
 
 
 @dataclass(frozen=True)
-class FewRows:
-    """A convolution of an image of few channels that reads several of its rows as channels of one.
+class RowCombination:
+    """A convolution of an image of few channels, several rows of which are combined as channels of one pixel.
 
-    weight: (O, channels, KH, KW); strides, dilation: of the image that is made of `source` and has its padding.
+    weight: (O, channels, KH, KW); strides, dilation: of the packed image, which includes the padding of `source`.
     """
 
-    source: Padded
+    source: PaddedImage
     kind: TensorKind
-    rows: Rows
+    rows: CombinedRows
     lanes: int
     weight: Array
     strides: tuple[int, int]
     dilation: tuple[int, int]
 
-    def convolution(self, builder: Any, image: Any, block: int, dtype: str) -> Any:
-        """Return the convolution of an image, (N, C, H, W), without its padding: (N, O/block, OH, OW, block)."""
-        data = side_by_side(builder, image, self.kind, self.lanes, self.source, self.rows)
+    def emit(self, builder: Any, image: Any, block: int, dtype: str) -> Any:
+        """Emit the convolution of an image (N, C, H, W) without padding: (N, O/block, OH, OW, block)."""
+        data = pack_pixels(builder, image, self.kind, self.lanes, self.source, self.rows)
         return relax.op.nn.conv2d(
             builder.emit(data, f"{self.source.name}_few"),
             constant(pack_both(self.weight, block, self.lanes), str(self.weight.dtype)),
@@ -245,25 +245,26 @@ class FewRows:
         )
 
 
-def few_rows(graph: Graph, name: str, step: Step, padding: list[int]) -> FewRows | None:
-    """Return how matrix tiles read the image of a convolution, None where several of its rows side by side do not save
-    enough products.
+def choose_row_combination(graph: Graph, name: str, step: Step, padding: list[int]) -> RowCombination | None:
+    """Return how a convolution for AMX tiles combines rows of its image, None if that saves too few multiplications.
 
-    padding: top, left, bottom, right, of zeros, around the value of that name.
+    padding: zeros (top, left, bottom, right) around the value of that name.
     """
-    weight, source = np.asarray(step.args[1]), _padded(graph, name)
+    weight, source = np.asarray(step.args[1]), _find_padding(graph, name)
     (sh, sw), (dh, dw) = ([int(v) for v in values] for values in (step.call.attrs.strides, step.call.attrs.dilation))
     outputs, channels, kh, kw = weight.shape
     count = min(_LANES // channels, kh)
-    if count < 2 or count * dh % sh or str(weight.dtype) != "int8" or not _movable(graph, source.name):
+    if count < 2 or count * dh % sh or str(weight.dtype) != "int8" or not _fits_vectors(graph, source.name):
         return None
     if any(padding):
         if source.name != name:
             return None
         top, left, bottom, right = padding
-        source = Padded(name, (top, bottom, left, right))
+        source = PaddedImage(name, (top, bottom, left, right))
     lanes, groups = -(-count * channels // 4) * 4, -(-kh // count)
-    if groups * _instructions(kw, dw, lanes) > _FEWER * kh * _instructions(kw, dw, -(-channels // 4) * 4):
+    if groups * _count_tile_multiplications(kw, dw, lanes) > _FEWER * kh * _count_tile_multiplications(
+        kw, dw, -(-channels // 4) * 4
+    ):
         return None
     kind = graph.kind(source.name)
     height, between = kind.shape[2] + sum(source.widths[:2]), count * dh // sh
@@ -271,10 +272,10 @@ def few_rows(graph: Graph, name: str, step: Step, padding: list[int]) -> FewRows
     full = np.pad(weight, ((0, 0), (0, 0), (0, groups * count - kh), (0, 0)))
     split = full.reshape(outputs, channels, groups, count, kw).transpose(0, 3, 1, 2, 4)
     of_rows = np.ascontiguousarray(split.reshape(outputs, count * channels, groups, kw))
-    return FewRows(source, kind, Rows(count, dh, sh, lines), lanes, of_rows, (1, sw), (between, dw))
+    return RowCombination(source, kind, CombinedRows(count, dh, sh, lines), lanes, of_rows, (1, sw), (between, dw))
 
 
-def _instructions(columns: int, dilation: int, lanes: int) -> int:
-    """Return how many products of tiles a row of a filter takes."""
+def _count_tile_multiplications(columns: int, dilation: int, lanes: int) -> int:
+    """Return the tile multiplications of one row of a filter."""
     words = (columns if dilation == 1 else 1) * lanes // 4
     return (1 if dilation == 1 else columns) * words // tile_depth(words)

@@ -1,5 +1,6 @@
-"""Convolutions whose groups fill no blocks of channels: each few groups get blocks of their own, filled up with zeros,
-and the outputs are brought side by side again.
+"""Spread the groups of a convolution over blocks of channels where groups do not fill whole blocks.
+
+Every few groups get blocks of their own, padded with zeros; the outputs are packed densely again.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from typing import Any
 import numpy as np
 
 from tvmflow.ir.relax.graph import Array
-from tvmflow.passes.layout.channel_permute import Channel, moved_channels
+from tvmflow.passes.layout.channel_permute import Channel, permute_channels
 
-_MOST_TOGETHER = 8  # groups, between which products are with zeros
+_MOST_TOGETHER = 8  # groups that share a block; products across them are with zeros
 
 
 @dataclass(frozen=True)
 class SpreadGroups:
-    """weight: (O', I', KH, KW) of a convolution of `groups` groups that fill blocks; inputs: which channel lies where
-    in them, None for filling; outputs: where each output lies.
+    """A grouped convolution whose groups are spread over whole blocks.
+
+    weight: (O', I', KH, KW) of a convolution with `groups` groups; inputs: the source channel of each of its input
+    channels, None for padding; outputs: the position of each output channel.
     """
 
     weight: Array
@@ -27,26 +30,24 @@ class SpreadGroups:
     inputs: list[Channel | None]
     outputs: list[Channel]
 
-    def around(self, builder: Any, image: Any, convolution: Callable[[Any], Any]) -> Any:
-        """Return the convolution's packed output of a packed image. convolution: of channels that lie in the groups'
-        blocks.
-        """
-        made = builder.emit(convolution(builder.emit(moved_channels(builder, [image], self.inputs))))
-        return moved_channels(builder, [made], self.outputs)
+    def emit(self, builder: Any, image: Any, convolution: Callable[[Any], Any]) -> Any:
+        """Emit the convolution of a packed image; `convolution` emits it on the spread channels."""
+        made = builder.emit(convolution(builder.emit(permute_channels(builder, [image], self.inputs))))
+        return permute_channels(builder, [made], self.outputs)
 
 
 def spread_groups(weight: Array, groups: int, block: int) -> SpreadGroups:
-    """Return a grouped convolution, its weight (O, I, KH, KW), with its groups spread."""
+    """Return a grouped convolution with weight (O, I, KH, KW) spread over whole blocks."""
     outputs, inputs = weight.shape[0] // groups, weight.shape[1]
 
-    def filled(channels: int) -> int:
+    def round_up(channels: int) -> int:
         return -(-channels // block) * block
 
-    def products(together: int) -> int:
-        return -(-groups // together) * filled(together * inputs) * filled(together * outputs)
+    def count_multiplications(together: int) -> int:
+        return -(-groups // together) * round_up(together * inputs) * round_up(together * outputs)
 
-    together = min(range(1, min(groups, _MOST_TOGETHER) + 1), key=products)
-    left, wide, made = -(-groups // together), filled(together * inputs), filled(together * outputs)
+    together = min(range(1, min(groups, _MOST_TOGETHER) + 1), key=count_multiplications)
+    left, wide, made = -(-groups // together), round_up(together * inputs), round_up(together * outputs)
     spread = np.zeros((left * made, wide, *weight.shape[2:]), weight.dtype)
     sources: list[Channel | None] = [None] * (left * wide)
     targets: list[Channel] = []

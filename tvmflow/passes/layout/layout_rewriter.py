@@ -1,5 +1,7 @@
-"""Rewriting a network in which values have a twin in another layout: operators that do not care are computed on it, the
-plain value is made only where it is read.
+"""Rewrite a network so that values exist in a second layout.
+
+Operators that work in either layout are computed in the second one. The plain value is computed only where an operator
+reads it.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from tvmflow.ir.relax.emit import call_again, constant, straight_line
 from tvmflow.ir.relax.graph import Graph, Step
 
 
-class TwoLayouts(ABC):
-    """plain: values that exist as they were, by name; shapes: of all of them."""
+class LayoutRewriter(ABC):
+    """Rewrite the steps of a graph in two layouts.
+
+    plain: values in their original layout, by name; shapes: the original shapes of all values.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -22,27 +27,28 @@ class TwoLayouts(ABC):
         self.plain: dict[str, Any] = {}
         self.shapes = {name: kind.shape for name, kind in graph.kinds().items()}
 
-    def module(self) -> Any:
-        return straight_line(self.builder, self.graph, self._body)
+    def rewrite(self) -> Any:
+        """Return the rewritten IRModule."""
+        return straight_line(self.builder, self.graph, self._emit_body)
 
-    def _body(self, parameters: dict[str, Any]) -> list[Any]:
+    def _emit_body(self, parameters: dict[str, Any]) -> list[Any]:
         self.plain |= parameters
         for step in self.graph.steps:
             if step.refs:
-                self._step(step)
+                self._rewrite_step(step)
             else:
                 self._emit_plain(step)
-        return [self._as_plain(name) for name in self.graph.outputs]
+        return [self._get_plain(name) for name in self.graph.outputs]
 
     def _emit_plain(self, step: Step) -> None:
-        """Compute a step as it was."""
-        value = constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, self._as_plain)
+        """Emit a step in the original layout."""
+        value = constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, self._get_plain)
         self.plain[step.name] = self.builder.emit(value, step.name)
 
     @abstractmethod
-    def _step(self, step: Step) -> None:
-        """Compute a step in one of the layouts."""
+    def _rewrite_step(self, step: Step) -> None:
+        """Emit a step in one of the layouts."""
 
     @abstractmethod
-    def _as_plain(self, name: str) -> Any:
-        """Return a value in the plain layout."""
+    def _get_plain(self, name: str) -> Any:
+        """Return a value in the original layout, converted on first use."""

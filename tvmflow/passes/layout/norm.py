@@ -1,6 +1,4 @@
-"""Layer norm and RMS norm of packed channels, (N, C/b, H, W, b): over the channels of each pixel, without a change of
-layout before and behind it.
-"""
+"""Compute layer norm and RMS norm on packed channels, (N, C/b, H, W, b), without a change of layout."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from tvmflow.ir.relax.graph import Ref, Step
 from tvmflow.ir.tvm_compat import shape_of, type_of
 from tvmflow.passes.legalize.batch_matmul import buffer_of, function_of
 
-AXES = [1, 4]  # of packed channels
+AXES = [1, 4]  # the channel axes of packed channels
 NORMS = ("relax.nn.layer_norm", "relax.nn.rms_norm")
 
 _TOTAL = """
@@ -64,9 +62,9 @@ def packed_norm({parameters}, out: {image}) -> None:
 """
 
 
-def packed_norm(step: Step, packed: Any, block: int, axis: int = -1) -> Callable[[], Any] | None:
-    """Return how a norm over an axis is computed on packed channels that are that axis; None where they do not fill
-    their blocks, or it is over others.
+def pack_norm(step: Step, packed: Any, block: int, axis: int = -1) -> Callable[[], Any] | None:
+    """Return how to emit a norm on packed channels; None if its axis is not the channels, or they do not fill whole
+    blocks.
     """
     weights, rank = step.args[1:], len(step.shape)
     if not isinstance(step.args[0], Ref) or step.shape[axis] % block or step.dtype != "float32":
@@ -81,8 +79,8 @@ def packed_norm(step: Step, packed: Any, block: int, axis: int = -1) -> Callable
     return lambda: operator(packed, *factors, AXES, float(step.call.attrs.epsilon))
 
 
-def _plain_rms_norm(builder: Any, call: Any) -> Any:
-    """Return the call of a kernel of an RMS norm over any axes; TVM's own are over the last ones."""
+def _legalize_rms_norm(builder: Any, call: Any) -> Any:
+    """Lower an RMS norm over any axes; TVM's own lowering requires the last axes."""
     from tvm import topi
 
     rank = len(shape_of(call))
@@ -102,13 +100,11 @@ def _plain_rms_norm(builder: Any, call: Any) -> Any:
 
 
 def legalize_norm(builder: Any, call: Any) -> Any:
-    """Return how relax.nn.layer_norm and relax.nn.rms_norm are lowered: of packed channels to one kernel, else as TVM
-    does.
-    """
+    """Lower layer_norm and rms_norm: on packed channels to one kernel, otherwise as TVM does."""
     attrs, shape = call.attrs, shape_of(call)
     if len(shape) != 5 or [int(axis) for axis in attrs.axes] != AXES or str(type_of(call).dtype) != "float32":
         centered = str(call.op.name) == NORMS[0]
-        return call.op.get_attr("FLegalize")(builder, call) if centered else _plain_rms_norm(builder, call)
+        return call.op.get_attr("FLegalize")(builder, call) if centered else _legalize_rms_norm(builder, call)
     batch, blocks, height, width, lanes = shape
     centered = str(call.op.name) == NORMS[0]
     image, weight = buffer_of(shape, "float32"), buffer_of((blocks, lanes), "float32")

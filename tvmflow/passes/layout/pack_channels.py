@@ -1,9 +1,10 @@
-"""PackChannels: let a whole network compute on packed channels, NCHW{block}c, from its first convolution to its head.
+"""Pack the channels of a whole network, NCHW{block}c, from its first convolution to its head.
 
-Every 4-D value, and all rows, (N, C) or (B, N, C), as an image of one row of pixels, get a packed twin (N, C/block, H,
-W, block); channels that do not divide are filled up with zeros, which the weights of the next convolution ignore.
-Weights are transformed here, once. Operators that do not care are computed on the twin; what cannot be packed (a
-flatten of an image, an odd concatenation) reads the plain layout, which is made there only.
+Each 4-D value gets a packed version (N, C/block, H, W, block); rows, (N, C) or (B, N, C), get one as an image of one
+row of pixels. Channels are padded with zeros to whole blocks, and the weights of the next convolution are zero there.
+Weights are packed at compile time. Operators that work in either layout are computed on packed channels. Operators that
+cannot be packed (a flatten of an image, a concat of partial blocks) read the plain layout, which is computed for them
+only.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ from tvmflow.ir.relax.elementwise import BROADCASTING, DIVISIONS, UNARY, finite_
 from tvmflow.ir.relax.emit import call_again, constant
 from tvmflow.ir.relax.graph import Argument, Array, Graph, Ref, Step, joins, read_graph
 from tvmflow.ir.relax.views import keeps_order
-from tvmflow.passes.layout.channel_permute import moved_channels
+from tvmflow.passes.layout.channel_permute import permute_channels
 from tvmflow.passes.layout.dense import is_dense, pixels_as_rows, rows_as_pixels
-from tvmflow.passes.layout.dilated_convolution import convolution_by_taps, sees_little
-from tvmflow.passes.layout.first_layer import few_rows, image_of_few
+from tvmflow.passes.layout.dilated_convolution import convolve_by_taps, multiplies_mostly_padding
+from tvmflow.passes.layout.first_layer import choose_row_combination, pack_image
 from tvmflow.passes.layout.grouped_convolution import spread_groups
-from tvmflow.passes.layout.norm import NORMS, packed_norm
+from tvmflow.passes.layout.norm import NORMS, pack_norm
 from tvmflow.passes.layout.packed_values import PackedValues
-from tvmflow.passes.layout.pool_resize_pad import POOLS, pad, pads_image, pool, resize, through_padding
-from tvmflow.passes.layout.transposed_convolution import deconvolution
+from tvmflow.passes.layout.pool_resize_pad import POOLS, absorb_padding, pad, pads_image, pool, resize
+from tvmflow.passes.layout.transposed_convolution import pack_transposed_convolution
 from tvmflow.passes.layout.weights import (
-    as_image,
-    few_lanes,
+    choose_first_layer_lanes,
+    image_shape,
     pack_both,
     pack_constant,
     pack_groups,
     pack_outputs,
-    rows_as_image,
+    rows_to_image,
 )
 
 _REDUCTIONS = {"relax.mean", "relax.sum", "relax.max", "relax.min"}
@@ -44,15 +45,17 @@ _REDUCTIONS = {"relax.mean", "relax.sum", "relax.max", "relax.min"}
 
 @tvm.transform.module_pass(opt_level=0, name="PackChannels")
 class PackChannels:
-    """IRModule -> IRModule; `block` channels side by side. few_as_words: images of bytes with few channels are moved by
-    words; lane_moves: so are channels that fill no blocks, by vectors; tiles: matrix tiles sum int8.
+    """IRModule -> IRModule with `block` channels packed.
+
+    few_as_words: pack int8 images of few channels by words; lane_moves: permute channels of partial blocks by vector
+    shuffles; tiles: AMX tiles multiply int8.
     """
 
     def __init__(self, block: int, few_as_words: bool = False, lane_moves: bool = True, tiles: bool = False) -> None:
         self.block, self.few_as_words, self.lane_moves, self.tiles = block, few_as_words, lane_moves, tiles
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        return _Packer(read_graph(mod), self).module()
+        return _Packer(read_graph(mod), self).rewrite()
 
 
 class _Packer(PackedValues):
@@ -61,23 +64,24 @@ class _Packer(PackedValues):
         self.few_as_words, self.tiles = options.few_as_words, options.tiles
         self.steps = {step.name: step for step in graph.steps}
 
-    def _step(self, step: Step) -> None:
-        moves = self.moves.take(step, self.packed)
-        for name in step.refs if not moves or step.op == "relax.concat" else ():
-            if name in self.moves.steps and len(self.shapes[name]) == 4:
-                self._as_packed(name)
-        if moves or self._keeps_rows(step) or self._reduces_channels(step):
+    def _rewrite_step(self, step: Step) -> None:
+        is_permutation = self.permutations.add_step(step, self.packed)
+        for name in step.refs if not is_permutation or step.op == "relax.concat" else ():
+            if name in self.permutations.steps and len(self.shapes[name]) == 4:
+                self._get_packed(name)
+        if is_permutation or self._pack_rows(step) or self._reduce_channels(step):
             return
-        twin = self._twin(step)
-        if twin is not None:
-            value = twin()  # a variable where it is what another step packed: a second name would keep kernels apart
+        converted = self._convert(step)
+        if converted is not None:
+            value = converted()  # reuse the variable of an already packed value: a second binding would prevent fusion
             self.packed[step.name] = value if isinstance(value, relax.Var) else self.builder.emit(value, step.name)
             return
         self._emit_plain(step)
 
-    def _keeps_rows(self, step: Step) -> bool:
-        """Keep packed rows that get four axes, and what is computed of each of their values, as rows, and pixels whose
-        channels go last: dense layers go on with them.
+    def _pack_rows(self, step: Step) -> bool:
+        """Keep values as packed rows where dense layers can read them; return whether the step was handled.
+
+        Handles rows reshaped to four axes, elementwise operators on them, and images transposed to channels-last.
         """
         if not step.refs:
             return False
@@ -93,12 +97,12 @@ class _Packer(PackedValues):
             self.rows[step.name] = self.builder.emit(call_again(step, self.rows.__getitem__), step.name)
             return True
         if step.op in NORMS and source in self.rows:
-            norm = packed_norm(step, self.rows[source], self.block)
+            norm = pack_norm(step, self.rows[source], self.block)
             if norm is not None:
                 self.rows[step.name] = self.builder.emit(norm(), step.name)
             return norm is not None
         if step.op == "relax.matmul" and source in self.rows and is_dense(step):
-            self.rows[step.name] = self.builder.emit(self._dense(step, self.rows[source]), step.name)
+            self.rows[step.name] = self.builder.emit(self._emit_dense(step, self.rows[source]), step.name)
             return True
         if step.op in BROADCASTING and all(name in self.rows and self.shapes[name] == step.shape for name in step.refs):
             again = Step(step.name, step.op, self._row_constants(step), step.call, step.shape, step.dtype)
@@ -114,9 +118,10 @@ class _Packer(PackedValues):
             self.rows[step.name] = rows
         return rows is not None
 
-    def _reduces_channels(self, step: Step) -> bool:
-        """Compute what is one number of all channels of a pixel: of all blocks first, in vectors, of their lanes
-        last.
+    def _reduce_channels(self, step: Step) -> bool:
+        """Emit a reduction over all channels of a pixel: over the blocks first, in vectors, then over the lanes.
+
+        Return whether the step was handled.
         """
         if step.op not in _REDUCTIONS or step.refs[0] not in self.packed or len(self.shapes[step.refs[0]]) != 4:
             return False
@@ -130,107 +135,119 @@ class _Packer(PackedValues):
         self.plain[step.name] = self.builder.emit(relax.op.reshape(value, step.shape), step.name)
         return True
 
-    def _twin(self, step: Step) -> Callable[[], Any] | None:
-        """Return how to compute the step on packed channels, None where it is computed on the plain layout."""
+    def _convert(self, step: Step) -> Callable[[], Any] | None:
+        """Return a function that emits the step on packed channels, None if it is computed in the plain layout."""
         if step.op == "relax.nn.conv2d":
-            return self._convolution(step)
+            return self._convert_convolution(step)
         if step.op == "relax.matmul" and len(self.shapes[step.refs[0]]) in (2, 3) and is_dense(step):
-            return lambda: self._dense(step, self._as_packed(step.refs[0]))
+            return lambda: self._emit_dense(step, self._get_packed(step.refs[0]))
         if step.op == "relax.nn.conv2d_transpose":
-            return self._deconvolution(step)
+            return self._convert_transposed_convolution(step)
         if step.op in NORMS and len(step.shape) in (2, 3, 4) and step.refs[0] in self.packed:
-            return packed_norm(step, self.packed[step.refs[0]], self.block, 1 if len(step.shape) == 4 else -1)
+            return pack_norm(step, self.packed[step.refs[0]], self.block, 1 if len(step.shape) == 4 else -1)
         if step.op == "relax.permute_dims":
-            return self._permuted(step)
+            return self._convert_transpose(step)
         if step.op == "relax.reshape" and len(step.shape) in (2, 3) and step.refs[0] in (*self.packed, *self.rows):
-            return self._flatten(step)
+            return self._convert_flatten(step)
         pools = step.op in POOLS and str(step.call.attrs.layout) == "NCHW"
         if pools and (step.refs[0] in self.packed or step.shape[1] >= self.block):
-            return lambda: pool(step, self._as_packed(step.refs[0]), self.block)
+            return lambda: pool(step, self._get_packed(step.refs[0]), self.block)
         if not any(name in self.packed for name in step.refs):
             return None
-        if step.op in UNARY and self._may_be_packed(step):
-            return lambda: call_again(step, self._as_packed)
-        if step.op in BROADCASTING and self._may_be_packed(step):
-            return self._binary(step)
+        if step.op in UNARY and self._allows_padding(step):
+            return lambda: call_again(step, self._get_packed)
+        if step.op in BROADCASTING and self._allows_padding(step):
+            return self._convert_binary(step)
         if step.op == "relax.nn.adaptive_avg_pool2d" and str(step.call.attrs.layout) == "NCHW":
             size = [int(d) for d in step.shape[2:]]
             layout = f"NCHW{self.block}c"
             return lambda: relax.op.nn.adaptive_avg_pool2d(self.packed[step.refs[0]], size, layout=layout)
         if step.op == "relax.image.resize2d" and str(step.call.attrs.layout) == "NCHW":
-            if step.name in self.graph.outputs:  # the small image is unpacked, not the large one
+            if step.name in self.graph.outputs:  # unpack the small image, not the large one
                 return None
             return lambda: resize(step, self.packed[step.refs[0]], self.block)
         if step.op in _REDUCTIONS:
-            return self._reduction(step)
+            return self._convert_reduction(step)
         if len(step.shape) == 4 and joins(step, axis=1):
-            return self._concat(step)
+            return self._convert_concat(step)
         if pads_image(step):
             return lambda: pad(step, self.packed[step.refs[0]])
         return None
 
-    def _may_be_packed(self, step: Step) -> bool:
-        """Return whether a step on single elements may see the zeros that fill channels: what it makes of them is
-        multiplied with zeros later.
+    def _allows_padding(self, step: Step) -> bool:
+        """Whether an elementwise step may compute on the zeros that pad channels.
+
+        Its results there must be finite, because zero weights multiply them later.
         """
         if len(step.shape) not in (2, 3, 4):
             return False
-        return finite_at_zero(step) or as_image(step.shape)[1] % self.block == 0
+        return finite_at_zero(step) or image_shape(step.shape)[1] % self.block == 0
 
-    def _convolution(self, step: Step) -> Callable[[], Any] | None:
+    def _convert_convolution(self, step: Step) -> Callable[[], Any] | None:
         attrs, weight = step.call.attrs, step.args[1]
         if not isinstance(weight, np.ndarray) or str(attrs.data_layout) != "NCHW" or str(attrs.kernel_layout) != "OIHW":
             return None
         b, groups = self.block, int(attrs.groups)
-        data, padding = through_padding(step, self.steps)
+        data, padding = absorb_padding(step, self.steps)
         outputs, inputs = weight.shape[0], weight.shape[1] * groups
-        if inputs >= b and sees_little(step, weight, padding, self.shapes[data]):
-            return lambda: convolution_by_taps(self.builder, step, weight, padding, self._as_packed(data))
+        if inputs >= b and multiplies_mostly_padding(step, weight, padding, self.shapes[data]):
+            return lambda: convolve_by_taps(self.builder, step, weight, padding, self._get_packed(data))
         if groups == 1 and (2 * outputs >= b or data in self.packed):
-            few = few_lanes(inputs, weight.dtype, b)
-            rows = few_rows(self.graph, data, step, padding) if self.tiles and data not in self.packed else None
+            few = choose_first_layer_lanes(inputs, weight.dtype, b)
+            rows = (
+                choose_row_combination(self.graph, data, step, padding)
+                if self.tiles and data not in self.packed
+                else None
+            )
             if rows is not None:
-                return lambda: rows.convolution(self.builder, self._as_plain(rows.source.name), b, step.dtype)
+                return lambda: rows.emit(self.builder, self._get_plain(rows.source.name), b, step.dtype)
             if data not in self.packed and few:
                 return lambda: self._emit_convolution(
-                    step, self._as_few(data, few), padding, f"NCHW{few}c", pack_both(weight, b, few), 1
+                    step, self._pack_first_layer(data, few), padding, f"NCHW{few}c", pack_both(weight, b, few), 1
                 )
-            if data not in self.packed and inputs < b:  # a first layer: too few channels to pack
+            if data not in self.packed and inputs < b:  # a first layer has too few channels to pack
                 return lambda: self._emit_convolution(
-                    step, self._as_plain(data), padding, "NCHW", pack_outputs(weight, b), 1
+                    step, self._get_plain(data), padding, "NCHW", pack_outputs(weight, b), 1
                 )
             return lambda: self._emit_convolution(
-                step, self._as_packed(data), padding, f"NCHW{b}c", pack_both(weight, b), 1
+                step, self._get_packed(data), padding, f"NCHW{b}c", pack_both(weight, b), 1
             )
         if groups == inputs and weight.shape[1] == 1 and 2 * outputs >= b and (inputs == outputs or self.lane_moves):
-            filled = self._filled(outputs)
+            filled = self._round_up(outputs)
             return lambda: self._emit_convolution(
-                step, self._repeated(data, outputs // inputs), padding, f"NCHW{b}c", pack_outputs(weight, b), filled
+                step,
+                self._repeat_channels(data, outputs // inputs),
+                padding,
+                f"NCHW{b}c",
+                pack_outputs(weight, b),
+                filled,
             )
         packed = pack_groups(weight, groups, b) if groups > 1 else None
         if packed is not None:
-            return lambda: self._emit_convolution(step, self._as_packed(data), padding, f"NCHW{b}c", *packed)
-        return self._spread(step, data, padding) if groups > 1 and self.lane_moves and 2 * inputs >= b else None
+            return lambda: self._emit_convolution(step, self._get_packed(data), padding, f"NCHW{b}c", *packed)
+        return self._spread_groups(step, data, padding) if groups > 1 and self.lane_moves and 2 * inputs >= b else None
 
-    def _spread(self, step: Step, data: str, padding: list[int]) -> Callable[[], Any]:
+    def _spread_groups(self, step: Step, data: str, padding: list[int]) -> Callable[[], Any]:
         spread = spread_groups(np.asarray(step.args[1]), int(step.call.attrs.groups), self.block)
         weight, layout = pack_both(spread.weight, self.block), f"NCHW{self.block}c"
-        return lambda: spread.around(
+        return lambda: spread.emit(
             self.builder,
-            self._as_packed(data),
+            self._get_packed(data),
             lambda image: self._emit_convolution(step, image, padding, layout, weight, spread.groups),
         )
 
-    def _repeated(self, name: str, times: int) -> Any:
-        """Return an image packed, each of its channels several times, for convolutions that make several of each."""
+    def _repeat_channels(self, name: str, times: int) -> Any:
+        """Return a packed image with each channel repeated, for depthwise convolutions with several outputs per
+        channel.
+        """
         if times == 1:
-            return self._as_packed(name)
+            return self._get_packed(name)
         channels = [(0, at // times) for at in range(times * self.shapes[name][1])]
-        return self.builder.emit(moved_channels(self.builder, [self._as_packed(name)], channels))
+        return self.builder.emit(permute_channels(self.builder, [self._get_packed(name)], channels))
 
-    def _as_few(self, name: str, lanes: int) -> Any:
-        """Return an image of few channels with its channels side by side, (N, 1, H, W, lanes)."""
-        few = image_of_few(self.builder, self.graph, self._as_plain, name, lanes, self.few_as_words)
+    def _pack_first_layer(self, name: str, lanes: int) -> Any:
+        """Return an image of few channels with the channels of a pixel in one block, (N, 1, H, W, lanes)."""
+        few = pack_image(self.builder, self.graph, self._get_plain, name, lanes, self.few_as_words)
         return self.builder.emit(few, f"{name}_few")
 
     def _emit_convolution(
@@ -250,64 +267,62 @@ class _Packer(PackedValues):
             out_dtype=step.dtype,
         )
 
-    def _binary(self, step: Step) -> Callable[[], Any] | None:
+    def _convert_binary(self, step: Step) -> Callable[[], Any] | None:
         moved: list[Argument] = []
         for argument in step.args:
             if isinstance(argument, Ref):
                 shape = self.shapes[argument.name]
                 if len(shape) != len(step.shape) or (shape[1] != step.shape[1] and (len(shape), shape[1]) != (4, 1)):
                     return None
-                added_late = argument.name not in self.packed and shape[-1] % self.block
-                if len(shape) == 3 and (shape != step.shape or added_late):
-                    # what is added to rows is needed as rows again, by norms that filled channels would be part of
+                is_padded = argument.name not in self.packed and shape[-1] % self.block
+                if len(shape) == 3 and (shape != step.shape or is_padded):
+                    # keep the sum in rows: a norm that reads it would include padded channels
                     return None
                 moved.append(argument)
             elif isinstance(argument, np.ndarray):
-                image = argument if len(step.shape) == 4 else rows_as_image(argument, step.shape)
+                image = argument if len(step.shape) == 4 else rows_to_image(argument, step.shape)
                 moved.append(pack_constant(image, self.block, 1 if step.op in DIVISIONS else 0))
             else:
                 return None
         again = Step(step.name, step.op, tuple(moved), step.call, step.shape, step.dtype)
-        return lambda: call_again(again, lambda name: self._as_operand(name, step.shape))
+        return lambda: call_again(again, lambda name: self._get_operand(name, step.shape))
 
-    def _as_operand(self, name: str, shape: tuple[int, ...]) -> Any:
-        """Return a value packed, or what has one number for all channels of a pixel, (N, 1, H, W), as (N, 1, H, W,
-        1).
-        """
+    def _get_operand(self, name: str, shape: tuple[int, ...]) -> Any:
+        """Return an operand packed; one with a single channel, (N, 1, H, W), as (N, 1, H, W, 1)."""
         own = self.shapes[name]
         if len(own) != 4 or own[1] == shape[1]:
-            return self._as_packed(name)
-        return self.builder.emit(relax.op.reshape(self._as_plain(name), (*own, 1)))
+            return self._get_packed(name)
+        return self.builder.emit(relax.op.reshape(self._get_plain(name), (*own, 1)))
 
-    def _reduction(self, step: Step) -> Callable[[], Any] | None:
+    def _convert_reduction(self, step: Step) -> Callable[[], Any] | None:
         attrs, shape = step.call.attrs, self.shapes[step.refs[0]]
         if len(shape) != 4 or attrs.axis is None or sorted(int(a) % 4 for a in attrs.axis) != [2, 3]:
             return None
         operator = getattr(relax.op, step.op.split(".")[-1])
-        of_image = operator(self._as_packed(step.refs[0]), axis=[2, 3], keepdims=True)
+        of_image = operator(self._get_packed(step.refs[0]), axis=[2, 3], keepdims=True)
         if len(step.shape) == 4 or step.shape[0] == 1:
             return lambda: of_image
-        images = relax.op.permute_dims(self.builder.emit(of_image), [2, 1, 0, 3, 4])  # side by side, as pixels of one
+        images = relax.op.permute_dims(self.builder.emit(of_image), [2, 1, 0, 3, 4])  # as pixels of one image
         return lambda: pixels_as_rows(self.builder, self.builder.emit(images))
 
-    def _concat(self, step: Step) -> Callable[[], Any] | None:
+    def _convert_concat(self, step: Step) -> Callable[[], Any] | None:
         if any(self.shapes[name][1] % self.block for name in step.refs):
             return None
-        return lambda: relax.op.concat([self._as_packed(name) for name in step.refs], axis=1)
+        return lambda: relax.op.concat([self._get_packed(name) for name in step.refs], axis=1)
 
-    def _flatten(self, step: Step) -> Callable[[], Any] | None:
+    def _convert_flatten(self, step: Step) -> Callable[[], Any] | None:
         shape = self.shapes[step.refs[0]]
         if step.refs[0] in self.rows and shape[-1] == step.shape[-1]:
             return lambda: self.rows[step.refs[0]]
         if len(shape) in (2, 3) and shape[-1] == step.shape[-1]:
-            return lambda: self.packed[step.refs[0]]  # other rows, the same image
+            return lambda: self.packed[step.refs[0]]  # the packed image is the same
         if len(shape) != 4 or shape[2:] != (1, 1) or step.shape != shape[:2] or shape[0] > 1:
             return None
         return lambda: self.packed[step.refs[0]]
 
-    def _permuted(self, step: Step) -> Callable[[], Any] | None:
-        """Return how to transpose what keeps its order, rows of four axes whose channels go first, and an image's
-        pixels whose channels go last.
+    def _convert_transpose(self, step: Step) -> Callable[[], Any] | None:
+        """Return how to emit a transpose on packed values: one that keeps the order of elements, or one between images
+        and rows.
         """
         source, axes = step.refs[0], _axes(step)
         shape = self.shapes[source]
@@ -318,12 +333,12 @@ class _Packer(PackedValues):
         keeps = len(shape) in (2, 3) and axes[-1:] == [len(shape) - 1] and keeps_order(shape, axes)
         return (lambda: self.packed[source]) if keeps and source in self.packed else None
 
-    def _deconvolution(self, step: Step) -> Callable[[], Any] | None:
-        made = deconvolution(self.builder, step, self._as_packed(step.refs[0]), self.block)
+    def _convert_transposed_convolution(self, step: Step) -> Callable[[], Any] | None:
+        made = pack_transposed_convolution(self.builder, step, self._get_packed(step.refs[0]), self.block)
         return None if made is None else lambda: made
 
-    def _dense(self, step: Step, rows: Any) -> Any:
-        """A dense layer is a convolution of one row of pixels, one for each of its rows, with one pixel."""
+    def _emit_dense(self, step: Step, rows: Any) -> Any:
+        """Emit a dense layer as a 1x1 convolution over one row of pixels, one pixel for each row."""
         weight, b = step.args[1], self.block
         assert isinstance(weight, np.ndarray)
         kernel = pack_both(weight.T[:, :, None, None], b)
@@ -337,10 +352,10 @@ class _Packer(PackedValues):
         )
 
     def _row_constants(self, step: Step) -> tuple[Argument, ...]:
-        """Return the arguments of a step on rows of four axes, its constants as rows of packed channels have them."""
+        """Return the arguments of a step on rows of four axes, with constants in the layout of packed rows."""
         filling = 1 if step.op in DIVISIONS else 0
         return tuple(
-            pack_constant(rows_as_image(one, step.shape), self.block, filling) if isinstance(one, np.ndarray) else one
+            pack_constant(rows_to_image(one, step.shape), self.block, filling) if isinstance(one, np.ndarray) else one
             for one in step.args
         )
 

@@ -1,4 +1,4 @@
-"""Pools, resizes and paddings of images in packed channels, as they are of plain ones."""
+"""Emit pools, resizes and paddings on packed channels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POOLS = {
 
 
 def pool(step: Step, data: Any, block: int) -> Any:
-    """Return a pool of packed channels."""
+    """Return a pool on packed channels."""
     attrs = step.call.attrs
     return POOLS[step.op](
         data,
@@ -31,7 +31,7 @@ def pool(step: Step, data: Any, block: int) -> Any:
 
 
 def resize(step: Step, data: Any, block: int) -> Any:
-    """Return packed channels in another size."""
+    """Return a resize of packed channels."""
     attrs = step.call.attrs
     return relax.op.image.resize2d(
         data,
@@ -49,7 +49,7 @@ def resize(step: Step, data: Any, block: int) -> Any:
 
 
 def pads_image(step: Step) -> bool:
-    """Whether a step pads rows and columns of an image alone."""
+    """Whether a step pads only rows and columns of an image."""
     return (
         step.op == "relax.nn.pad"
         and len(step.shape) == 4
@@ -58,14 +58,14 @@ def pads_image(step: Step) -> bool:
 
 
 def pad(step: Step, data: Any) -> Any:
-    """Return packed channels with rows and columns around them."""
+    """Return packed channels with padded rows and columns."""
     attrs = step.call.attrs
     widths = [int(width) for width in attrs.pad_width]
     return relax.op.nn.pad(data, [*widths, 0, 0], pad_mode=str(attrs.pad_mode), pad_value=float(attrs.pad_value))
 
 
-def through_padding(step: Step, steps: Mapping[str, Step]) -> tuple[str, list[int]]:
-    """Return what a convolution reads and its padding, a zero padding in front of it included."""
+def absorb_padding(step: Step, steps: Mapping[str, Step]) -> tuple[str, list[int]]:
+    """Return the input of a convolution and its padding, including that of a preceding zero padding."""
     data, padding = step.refs[0], [int(p) for p in step.call.attrs.padding]
     before = steps.get(data)
     if before is None or before.op != "relax.nn.pad" or len(before.shape) != 4:

@@ -1,8 +1,8 @@
-"""Deconvolution on packed channels: a convolution that makes the pixels of each phase of its strides as channels, and a
-move of these into place.
+"""Lower a transposed convolution on packed channels to a convolution and a permutation of pixels.
 
-Output pixel q * stride + r sees only the elements r, r + stride, ... of the window, so that no product is with a zero
-that strides put between pixels (Shi et al. 2016, "Is the deconvolution layer the same as a convolutional layer?").
+The convolution computes the pixels of each phase of the strides as channels. Output pixel q * stride + r depends only
+on the kernel elements r, r + stride, ..., so that no multiplication is with a zero between pixels (Shi et al. 2016, "Is
+the deconvolution layer the same as a convolutional layer?").
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from tvmflow.passes.layout.weights import pack_both
 
 
 class _Phases(NamedTuple):
-    """Of one axis. window: elements that a pixel of a phase sees; before, behind: padding; first: output pixels too
-    many in front.
+    """The phases along one axis.
+
+    window: kernel elements of a phase; before, behind: padding; first: output pixels to crop in front.
     """
 
     stride: int
@@ -31,18 +32,16 @@ class _Phases(NamedTuple):
     outputs: int
 
 
-def deconvolution(builder: Any, step: Step, data: Any, block: int) -> Any:
-    """Return conv2d_transpose of packed channels as packed channels, None for groups, dilations, and paddings wider
-    than the window.
-    """
-    weight, axes = step.args[1], _phases(step)
+def pack_transposed_convolution(builder: Any, step: Step, data: Any, block: int) -> Any:
+    """Return conv2d_transpose on packed channels; None for groups, dilations, and paddings wider than the kernel."""
+    weight, axes = step.args[1], _find_phases(step)
     if axes is None or not isinstance(weight, np.ndarray):
         return None
     rows, columns = axes
     phases = rows.stride * columns.stride
     made = relax.op.nn.conv2d(
         data,
-        constant(pack_both(_kernel(weight, rows, columns, block), block), str(weight.dtype)),
+        constant(pack_both(_phase_kernel(weight, rows, columns, block), block), str(weight.dtype)),
         padding=[rows.before, columns.before, rows.behind, columns.behind],
         data_layout=f"NCHW{block}c",
         out_layout=f"NCHW{block}c",
@@ -61,8 +60,8 @@ def deconvolution(builder: Any, step: Step, data: Any, block: int) -> Any:
     return relax.op.strided_slice(whole, axes=[2, 3], begin=[axis.first for axis in axes], end=ends)
 
 
-def _phases(step: Step) -> tuple[_Phases, _Phases] | None:
-    """Return the phases of rows and columns, None where there are none."""
+def _find_phases(step: Step) -> tuple[_Phases, _Phases] | None:
+    """Return the phases of rows and columns, None if the convolution is not supported."""
     attrs, weight = step.call.attrs, step.args[1]
     if str(attrs.data_layout) != "NCHW" or str(attrs.kernel_layout) != "IOHW" or int(attrs.groups) != 1:
         return None
@@ -79,8 +78,8 @@ def _phases(step: Step) -> tuple[_Phases, _Phases] | None:
     return (rows, columns) if min(rows.before, rows.behind, columns.before, columns.behind) >= 0 else None
 
 
-def _kernel(weight: Array, rows: _Phases, columns: _Phases, block: int) -> Array:
-    """(I, O, KH, KW) -> (phases * filled O, I, window, window), each phase's elements the last first."""
+def _phase_kernel(weight: Array, rows: _Phases, columns: _Phases, block: int) -> Array:
+    """(I, O, KH, KW) -> (phases * padded O, I, window, window), with the elements of each phase reversed."""
     inputs, outputs, *window = weight.shape
     filled = [(0, axis.window * axis.stride - extent) for axis, extent in zip((rows, columns), window, strict=True)]
     full = np.pad(weight, [(0, 0), (0, -outputs % block), *filled])

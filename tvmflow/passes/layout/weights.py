@@ -1,5 +1,6 @@
-"""Weights and other constants as packed channels read them: filled up with zeros to whole blocks, rows as images of one
-row.
+"""Pack weights and other constants to whole blocks of channels, padded with zeros.
+
+Constants of rows are packed as images of one row.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import numpy as np
 from tvmflow.ir.relax.graph import Array
 from tvmflow.passes.legalize.padded_image import tileable_width
 
-_PARTS = (4, 8)  # channels of a group that are part of a block, and a register of their own
-_MOST_MERGED = 8  # groups: so many times as many products
+_PARTS = (4, 8)  # channels of a group that are part of a block and fill a register
+_MOST_MERGED = 8  # most groups merged; multiplications grow by this factor
 
 
-def _fill(weight: Array, axis: int, block: int) -> Array:
+def _pad_axis(weight: Array, axis: int, block: int) -> Array:
     widths = [(0, 0)] * weight.ndim
     widths[axis] = (0, -weight.shape[axis] % block)
     return np.pad(weight, widths)
@@ -24,24 +25,25 @@ def _fill(weight: Array, axis: int, block: int) -> Array:
 
 def pack_outputs(weight: Array, block: int) -> Array:
     """(O, I, KH, KW) -> (O/block, I, KH, KW, block)."""
-    full = _fill(weight, 0, block)
+    full = _pad_axis(weight, 0, block)
     o, i, kh, kw = full.shape
     return np.ascontiguousarray(full.reshape(o // block, block, i, kh, kw).transpose(0, 2, 3, 4, 1))
 
 
-def few_lanes(channels: int, dtype: Any, block: int) -> int:
-    """Return to how many channels an image is filled whose neighbours an instruction sums; 0 where nothing is won.
+def choose_first_layer_lanes(channels: int, dtype: Any, block: int) -> int:
+    """Return how many channels a first layer's image is padded to, 0 if its channels are not packed.
 
-    An image of one channel would be mostly filling; one of float32 has no such instruction.
+    Dot products sum 4 channels of int8, or 2 of bfloat16. An image of one channel would be mostly padding; float32 has
+    no dot product.
     """
     group = {"int8": 4, "bfloat16": 2}.get(str(dtype), 0)
     return -(-channels // group) * group if group and 3 <= channels < block else 0
 
 
 def pack_both(weight: Array, block: int, inner: int = 0) -> Array:
-    """(O, I, KH, KW) -> (O/block, I/inner, KH, KW, inner of I, block of O); inner: the same as block unless given."""
+    """(O, I, KH, KW) -> (O/block, I/inner, KH, KW, inner of I, block of O); inner: `block` by default."""
     inner = inner or block
-    full = _fill(_fill(weight, 0, block), 1, inner)
+    full = _pad_axis(_pad_axis(weight, 0, block), 1, inner)
     o, i, kh, kw = full.shape
     split = full.reshape(o // block, block, i // inner, inner, kh, kw)
     return np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
@@ -60,27 +62,25 @@ def pack_constant(value: Array, block: int, filling: int) -> Array:
 
 
 def pack_groups(weight: Array, groups: int, block: int) -> tuple[Array, int] | None:
-    """Return the weight (O, I, KH, KW) of a grouped convolution as (O/block, I/i, KH, KW, i, block), and its groups;
-    None where they cannot be packed.
+    """Return the weight (O, I, KH, KW) of a grouped convolution as (O/block, I/i, KH, KW, i, block), and its groups.
 
-    i is the channels of a group where several of them make a block; else it is a block, and so many groups are merged
-    that they fill some.
+    None if it cannot be packed. i is the channels of a group if several groups make a block. Otherwise i is a block,
+    and groups are merged until they fill blocks.
     """
     outputs, inputs = weight.shape[0] // groups, weight.shape[1]
     if inputs == outputs and inputs in _PARTS and inputs < block:
         packed = pack_both(weight, block, inputs)
         return packed, len(packed) * block // inputs
-    merged = merged_groups(weight, groups, block)
+    merged = merge_groups(weight, groups, block)
     return (pack_both(merged[0], block), merged[1]) if merged else None
 
 
-def merged_groups(weight: Array, groups: int, block: int) -> tuple[Array, int] | None:
-    """Return the weight (O, I, KH, KW) of a convolution with its groups merged, and how many are left, so that groups
-    fill blocks of channels.
+def merge_groups(weight: Array, groups: int, block: int) -> tuple[Array, int] | None:
+    """Return the weight (O, I, KH, KW) of a convolution with groups merged to fill blocks, and the remaining groups.
 
-    Products of channels that were of other groups are with zeros: groups of 8 channels cost twice as much in blocks of
-    16, and are vectors then. None where too much would be zeros, or where the last of the merged groups would need more
-    channels than fill up the image.
+    Multiplications across merged groups are with zeros: groups of 8 channels cost twice as much in blocks of 16, but
+    are vectors then. None if too many would be zeros, or if the last merged group would need more channels than the
+    padded image has.
     """
     outputs, inputs = weight.shape[0] // groups, weight.shape[1]
     for together in range(1, _MOST_MERGED + 1):
@@ -98,19 +98,17 @@ def merged_groups(weight: Array, groups: int, block: int) -> tuple[Array, int] |
     return None
 
 
-def as_image(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return rows, (N, C) or (B, N, C), as the shape of an image of one row, whose width is their number and perhaps a
-    few more.
-    """
+def image_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the image shape of rows, (N, C) or (B, N, C): one row, whose width is their number, perhaps rounded up."""
     return (1, shape[-1], 1, tileable_width(math.prod(shape[:-1]))) if len(shape) != 4 else shape
 
 
-def rows_as_image(value: Array, shape: tuple[int, ...]) -> Array:
+def rows_to_image(value: Array, shape: tuple[int, ...]) -> Array:
     """Return a constant that broadcasts against rows of a shape as one that broadcasts against their image."""
     if value.size == 1:
         return value
     rows, channels = math.prod(shape[:-1]), value.shape[-1]
-    if value.size != channels:  # other numbers for each row
+    if value.size != channels:  # the constant varies along rows
         value = np.broadcast_to(value, (*shape[:-1], channels))
     else:
         rows = 1
