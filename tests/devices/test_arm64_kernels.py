@@ -30,7 +30,7 @@ from tvmflow.ir.tir.workloads import extract_workloads
 from tvmflow.passes.kernel.apply_schedules import replay
 from tvmflow.passes.layout.channel_permute import permute_channels
 from tvmflow.passes.layout.pack_channels import PackChannels
-from tvmflow.passes.legalize.convolutions import convolution_keys
+from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
 from tvmflow.schedules.registry import scheduled as schedule_by
 from tvmflow.tuning.records.traces import trace_json
@@ -277,7 +277,7 @@ def test_winograds_products_are_by_a_lane(m: int, runner: Path, emulated: Emulat
         builder.emit_func_output(output)
     module, backend = builder.get(), backend_of(target("cortex-a53"))
     packed = PackChannels(8)(module)
-    scheduled = build_scheduled(packed, backend, {}, winograd=dict.fromkeys(convolution_keys(packed), m))
+    scheduled = build_scheduled(packed, backend, {}, winograd=dict.fromkeys(list_convolution_keys(packed), m))
     assert {choice.template for choice in scheduled.choices} >= {"winograd"}
     code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")
     assert re.search(r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]", code) and "ld1r" not in code

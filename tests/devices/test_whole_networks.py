@@ -19,12 +19,12 @@ from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.tir.workloads import extract_workloads
 from tvmflow.passes.layout.pack_channels import PackChannels
-from tvmflow.passes.legalize.convolutions import convolution_keys
+from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.passes.legalize.winograd import TILES
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.tuning.compare_networks import Form, NetworkComparison
+from tvmflow.tuning.compare_networks import NetworkComparison, NetworkConfig
 from tvmflow.tuning.measure.jobs import OpenSession
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.log import TuningLog
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,9 @@ def packed() -> Any:
 
 @pytest.mark.parametrize("through", ["an agent", "TVM"])
 def test_two_forms_of_a_network_are_compared_once(through: str, packed: Any, program: Path, tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "log.jsonl", BACKEND.kernel_kind, {"test": "1"})
-    [key] = convolution_keys(packed)
-    forms = Form({}, {}), Form({key: TILES[0]}, {})
+    tuning_log = TuningLog(tmp_path / "log.jsonl", BACKEND.kernel_kind, {"test": "1"})
+    [key] = list_convolution_keys(packed)
+    forms = NetworkConfig({}, {}), NetworkConfig({key: TILES[0]}, {})
     with running_agent([str(program)], str(tmp_path / "store")) as agent:
         entry = {
             "transport": "agent",
@@ -54,17 +54,17 @@ def test_two_forms_of_a_network_are_compared_once(through: str, packed: Any, pro
         opened: OpenSession = (
             here if through == "TVM" else lambda: open_session(device, BACKEND, SessionLimits(60.0, 5.0))
         )
-        with NetworkComparison(packed, BACKEND, journal, tmp_path, opened) as comparison:
+        with NetworkComparison(packed, BACKEND, tuning_log, tmp_path, opened) as comparison:
             found = comparison.speedup(*forms)
             assert found > 0 and comparison.speedup(*forms) == found
             times = comparison.kernels(*forms)
             workloads = [{w.key for w in extract_workloads(comparison.lowered(form))} for form in forms]
     assert [set(kernels) for kernels in times] == workloads, "each form has times of its own kernels"
     assert workloads[0] != workloads[1] and all(0 < one < 1 for kernels in times for one in kernels.values())
-    records = journal.known()
+    records = tuning_log.known()
     assert len(records) == 3 and all(record.template == "network" and record.canary_s > 0 for record in records)
     assert {record.unit.split("-")[0] for record in records} == {"here" if through == "TVM" else "host"}
-    with NetworkComparison(packed, BACKEND, journal, tmp_path, _nobody) as again:
+    with NetworkComparison(packed, BACKEND, tuning_log, tmp_path, _nobody) as again:
         assert again.speedup(*forms) == found and again.kernels(*forms) == times, "they are in the log"
 
 

@@ -22,10 +22,10 @@ from tvmflow.passes.canonicalize.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.canonicalize.fold_constants import FoldConstants
 from tvmflow.passes.kernel.apply_schedules import ApplySchedules, replay
 from tvmflow.passes.layout.pack_channels import PackChannels
-from tvmflow.passes.legalize.convolutions import convolution_keys, packed_convolutions
+from tvmflow.passes.legalize.convolutions import count_packed_convolutions, list_convolution_keys
 from tvmflow.schedules.registry import scheduled
 from tvmflow.sources.networks.torch_zoo import build
-from tvmflow.tuning.records.metaschedule import every_variant, export_metaschedule, import_metaschedule
+from tvmflow.tuning.records.metaschedule import export_metaschedule, extract_all_variants, import_metaschedule
 from tvmflow.tuning.records.record import TuningRecord
 from tvmflow.tuning.records.traces import trace_json
 
@@ -74,7 +74,7 @@ def test_workload_keys_tell_kernels_apart_and_names_do_not_matter() -> None:
 
 def test_packing_is_exact_about_what_it_packs() -> None:
     module, _ = imported(build("digits_cnn", 3), (1, 1, 8, 8))
-    assert packed_convolutions(PackChannels(16)(module)) == (
+    assert count_packed_convolutions(PackChannels(16)(module)) == (
         4,
         4,
     )  # three convolutions, and the dense layer as one of a single pixel
@@ -84,15 +84,15 @@ def test_kernels_of_every_variant_go_to_metaschedule_and_come_back(tmp_path: Pat
     target = HOST
     module = PackChannels(16)(imported(build("digits_cnn", 3), (1, 1, 8, 8))[0])
     best = {}
-    for workload in every_variant(module, target):
+    for workload in extract_all_variants(module, target):
         match = HOST.template_for(workload.function)
         assert match is not None
         trace = trace_json(scheduled(workload.function, match[0], match[1][0]))
         best[workload.key] = TuningRecord(
             workload.key, workload.name, match[0].name, match[1][0], trace, (1e-3,), "ok", "here", {}, "now"
         )
-    assert len([r for r in best.values() if r.template == "winograd"]) >= 2 * len(convolution_keys(module)) > 0
-    assert export_metaschedule(every_variant(module, target), best, target, tmp_path) == len(best)
+    assert len([r for r in best.values() if r.template == "winograd"]) >= 2 * len(list_convolution_keys(module)) > 0
+    assert export_metaschedule(extract_all_variants(module, target), best, target, tmp_path) == len(best)
     back = {record.workload: record for record in import_metaschedule(tmp_path, "here")}
     assert back.keys() == best.keys() and all(back[key].trace for key in back)
 

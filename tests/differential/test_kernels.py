@@ -23,7 +23,7 @@ from tvmflow.ir.tir.workloads import count_calls, extract_workloads
 from tvmflow.passes.fuse.concatenate_in_place import ConcatInPlace
 from tvmflow.passes.kernel.apply_schedules import ApplySchedules
 from tvmflow.passes.layout.pack_channels import PackChannels
-from tvmflow.passes.legalize.convolutions import convolution_keys
+from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.passes.legalize.padded_image import tileable_width
 from tvmflow.passes.legalize.winograd import TILES, winograd_error
 from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
@@ -85,7 +85,9 @@ def test_candidates_of_every_template_keep_the_output(dtype: str, winograd: int,
     x = np.random.default_rng(1).standard_normal((1, 1, 8, 8), dtype=np.float32)
     reference, target = model.run(x)[0], HOST
     packed = PackChannels(16)(module)
-    lowered = lower(packed, target, winograd={key: winograd for key in convolution_keys(packed)} if winograd else None)
+    lowered = lower(
+        packed, target, winograd={key: winograd for key in list_convolution_keys(packed)} if winograd else None
+    )
     workloads = extract_workloads(lowered)
     matches = {w.key: HOST.template_for(w.function) for w in workloads}
     multiplies = dtype == "float32" or "avx512bf16" in target.cpu_features().dots
@@ -241,7 +243,9 @@ def test_a_resize_stays_on_packed_channels(options: dict[str, Any]) -> None:
 def test_the_plain_kernels_that_schedules_are_compared_with_are_right(winograd: int) -> None:
     module, model = imported(build("digits_cnn", 3), (1, 1, 8, 8))
     packed, target = PackChannels(16)(module), HOST
-    lowered = lower(packed, target, winograd=dict.fromkeys(convolution_keys(packed), winograd) if winograd else None)
+    lowered = lower(
+        packed, target, winograd=dict.fromkeys(list_convolution_keys(packed), winograd) if winograd else None
+    )
     for name, function in lowered.functions.items():
         if isinstance(function, tirx.PrimFunc):
             spread = plain(function)
@@ -267,7 +271,7 @@ def test_winograd_equals_torch_at_any_size(
     net = torch.nn.Sequential(layer, torch.nn.ReLU(), torch.nn.Flatten())
     module, model = imported(net, (1, 16, *size))
     packed = PackChannels(16)(module)
-    (key,) = convolution_keys(packed)
+    (key,) = list_convolution_keys(packed)
     executable, choices, *_ = build_scheduled(packed, HOST, {}, winograd={key: m})
     assert "winograd" in {choice.template for choice in choices}
     x = np.random.default_rng(0).standard_normal((1, 16, *size), dtype=np.float32)
@@ -345,7 +349,7 @@ def test_a_padding_behind_a_convolution_is_written(kernel: int, m: int, reader: 
     shape = (1, 16, 28, 28)
     module, model = imported(net, shape)
     packed = PackChannels(16)(module)
-    winograd = {key: m for key in convolution_keys(packed)} if m else {}
+    winograd = {key: m for key in list_convolution_keys(packed)} if m else {}
     executable, *_ = build_scheduled(packed, HOST, {}, winograd=winograd)
     for seed in (0, 1):
         x = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)

@@ -16,7 +16,7 @@ from tvmflow.codegen.lower import lower
 from tvmflow.ir.relax.emit import constant
 from tvmflow.ir.tir.workloads import Workload, extract_workloads
 from tvmflow.passes.layout.pack_channels import PackChannels
-from tvmflow.passes.legalize.convolutions import convolution_keys
+from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
 from tvmflow.targets.cpu_features import cpu_features_of
 from tvmflow.targets.resolve import ResolvedTarget
@@ -149,7 +149,7 @@ def cases(target: ResolvedTarget) -> Iterator[Case]:
     for name in _OF_TARGET[target.mcpu]:
         make, winograd = _NETWORKS[name]
         packed = PackChannels(cpu_features_of(target).channel_block)(make())
-        tiles = dict.fromkeys(convolution_keys(packed), winograd) if winograd else {}
+        tiles = dict.fromkeys(list_convolution_keys(packed), winograd) if winograd else {}
         for workload in extract_workloads(lower(packed, CpuBackend(target), winograd=tiles)):
             if workload.key not in seen:
                 seen.add(workload.key)

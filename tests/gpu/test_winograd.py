@@ -16,15 +16,16 @@ from tests.gpu.drivers import run_on
 from tests.gpu.test_networks import gpu_backend
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.lower import lower
-from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import write_network
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.tir.workloads import extract_workloads
-from tvmflow.passes.legalize.convolutions import convolution_keys
+from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.toolchain.compilers import Command
 from tvmflow.toolchain.software_gpus import software_drivers
-from tvmflow.tuning.winograd_choice import alternatives
+from tvmflow.tuning.winograd_choice import find_alternatives
 
 SIZES = ((12, 16), (13, 7))
 
@@ -54,7 +55,7 @@ def test_outputs_are_those_of_the_source(api: str, tmp_path: Path) -> None:
         model = _model(size)
         x = np.random.default_rng(0).standard_normal((1, 8, *size), dtype=np.float32)
         packed, _ = backend.pack(canonicalize(model.to_relax()), None)
-        chosen = dict(zip(convolution_keys(packed), (4, 2), strict=True))
+        chosen = dict(zip(list_convolution_keys(packed), (4, 2), strict=True))
         scheduled = build_scheduled(packed, backend, {}, winograd=chosen)
         assert [one.template for one in scheduled.choices].count("gpu_winograd") == 2
         network = Network("any@gpu:any", model.inputs, ("y",), 1)
@@ -67,9 +68,9 @@ def test_outputs_are_those_of_the_source(api: str, tmp_path: Path) -> None:
 def test_the_tuner_has_both_tiles_to_choose_from() -> None:
     backend = gpu_backend("vulkan")
     packed, _ = backend.pack(canonicalize(_model(SIZES[0]).to_relax()), None)
-    found = alternatives(packed, backend, extract_workloads(lower(packed, backend)), {"float32": 2e-5})
+    found = find_alternatives(packed, backend, extract_workloads(lower(packed, backend)), {"float32": 2e-5})
     assert sorted((one.key, one.m) for one in found) == sorted(
-        (key, m) for key in convolution_keys(packed) for m in (2, 4)
+        (key, m) for key in list_convolution_keys(packed) for m in (2, 4)
     )
     for one in found:
         template, knobs = backend.template_for(one.added[0].function) or (None, [])

@@ -18,7 +18,7 @@ from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.tir.workloads import count_calls
 from tvmflow.passes.layout.channel_permute import permute_channels
-from tvmflow.passes.legalize.convolutions import packed_convolutions
+from tvmflow.passes.legalize.convolutions import count_packed_convolutions
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -194,4 +194,4 @@ def test_convolutions_in_any_groups_are_packed(sizes: tuple[int, int, int]) -> N
     network.float()
     model = ExportedModel(network, (TensorSpec("x", (1, 3, 9, 10)),))
     packed, _ = host_backend().pack(canonicalize(model.to_relax()), 16)
-    assert packed_convolutions(packed) == (3, 3)
+    assert count_packed_convolutions(packed) == (3, 3)

@@ -14,15 +14,16 @@ from tests.sized_models import TOKENS, Encoder, Images
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.bucket_tables import Bucket, SizedOutputs
-from tvmflow.codegen.network.link import Network, OpenedNetwork, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import OpenedNetwork, write_network
 from tvmflow.config.buckets import Axis, Sizes
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.passes.layout.pack_channels import PackChannels
-from tvmflow.passes.legalize.convolutions import convolution_keys
+from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.toolchain.compilers import Command
-from tvmflow.tuning.winograd_choice import carried
+from tvmflow.tuning.winograd_choice import extend_to_buckets
 
 BACKEND = host_backend()
 
@@ -86,6 +87,6 @@ def test_winograd_in_one_batch_is_winograd_in_all() -> None:
         batch: PackChannels(16)(canonicalize(ExportedModel(layer, (TensorSpec("x", (batch, 64, 24, 24)),)).to_relax()))
         for batch in (4, 1)
     }
-    (large,), (small,) = (convolution_keys(packed[batch]) for batch in (4, 1))
-    assert large != small and carried({large: 4}, packed[4], [packed[1]]) == {large: 4, small: 4}
-    assert carried({}, packed[4], [packed[1]]) == {}
+    (large,), (small,) = (list_convolution_keys(packed[batch]) for batch in (4, 1))
+    assert large != small and extend_to_buckets({large: 4}, packed[4], [packed[1]]) == {large: 4, small: 4}
+    assert extend_to_buckets({}, packed[4], [packed[1]]) == {}

@@ -15,15 +15,15 @@ from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.tir.workloads import Workload, extract_workloads
 from tvmflow.passes.kernel.apply_schedules import default_schedule
 from tvmflow.passes.layout.pack_channels import PackChannels
-from tvmflow.passes.legalize.convolutions import convolution_keys
+from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.schedules.registry import scheduled
 from tvmflow.tuning.choose_in_network import choose_in_network
-from tvmflow.tuning.compare_networks import Form, KernelTimes, NetworkComparison
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.compare_networks import KernelTimes, NetworkComparison, NetworkConfig
+from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import OK, TuningRecord
 from tvmflow.tuning.records.traces import trace_json
-from tvmflow.tuning.winograd_choice import alternatives
+from tvmflow.tuning.winograd_choice import find_alternatives
 
 _TOOLS = {"test": "1"}
 
@@ -44,11 +44,11 @@ class _Clock(NetworkComparison):
     default.
     """
 
-    def __init__(self, packed: Any, journal: Journal, folder: Path, times: dict[str, dict[int, float]]) -> None:
-        super().__init__(packed, BACKEND, journal, folder, here)
+    def __init__(self, packed: Any, tuning_log: TuningLog, folder: Path, times: dict[str, dict[int, float]]) -> None:
+        super().__init__(packed, BACKEND, tuning_log, folder, here)
         self.times, self.asked, self.slow = times, 0, 1.0
 
-    def kernels(self, one: Form, two: Form) -> tuple[KernelTimes, KernelTimes]:
+    def kernels(self, one: NetworkConfig, two: NetworkConfig) -> tuple[KernelTimes, KernelTimes]:
         self.asked += 1
         self.slow *= 2.0  # the clock gets slower from turn to turn
         first, second = (
@@ -92,11 +92,11 @@ def test_a_kernel_gets_the_schedule_that_is_fastest_within_the_network(
     packed: Any, tmp_path: Path, default: float, first: float, second: float, expected: int
 ) -> None:
     softmax = _softmax_of(packed)
-    journal = Journal(tmp_path / "log.jsonl", BACKEND.kernel_kind, _TOOLS)
+    tuning_log = TuningLog(tmp_path / "log.jsonl", BACKEND.kernel_kind, _TOOLS)
     records = [_record(softmax, 1, 1e-6), _record(softmax, 2, 1.1e-6)]
     for record in records:
-        journal.add(record)
-    clock = _Clock(packed, journal, tmp_path, {softmax.key: {0: default, 1: first, 2: second}})
+        tuning_log.add(record)
+    clock = _Clock(packed, tuning_log, tmp_path, {softmax.key: {0: default, 1: first, 2: second}})
     chosen = choose_in_network(clock, [], {softmax.key: records[0]}, {})
     assert chosen is not None and chosen.winograd == {}
     found = chosen.best[softmax.key]
@@ -112,12 +112,12 @@ def test_a_convolution_gets_the_tile_that_is_fastest_within_the_network(
     packed: Any, tmp_path: Path, faster: bool
 ) -> None:
     base = extract_workloads(lower(packed, BACKEND))
-    ways = alternatives(packed, BACKEND, base, {"float32": 1.0})
+    ways = find_alternatives(packed, BACKEND, base, {"float32": 1.0})
     best = {w.key: _record(w, 1, 1e-6) for w in [*base, *(w for way in ways for w in way.added)]}
-    journal = Journal(tmp_path / "log.jsonl", BACKEND.kernel_kind, _TOOLS)
+    tuning_log = TuningLog(tmp_path / "log.jsonl", BACKEND.kernel_kind, _TOOLS)
     added = {w.key for way in ways if way.m == 4 for w in way.added}
-    clock = _Clock(packed, journal, tmp_path, {key: {0: 9.0, 1: 0.01 if faster else 9.0} for key in added})
-    [key] = convolution_keys(packed)
+    clock = _Clock(packed, tuning_log, tmp_path, {key: {0: 9.0, 1: 0.01 if faster else 9.0} for key in added})
+    [key] = list_convolution_keys(packed)
     chosen = choose_in_network(clock, ways, best, {})
     assert chosen is not None and chosen.winograd == ({key: 4} if faster else {})
     asked = clock.asked
@@ -128,8 +128,8 @@ def test_a_convolution_gets_the_tile_that_is_fastest_within_the_network(
 
 def test_nothing_is_chosen_where_the_device_does_not_tell(packed: Any, tmp_path: Path) -> None:
     class _Silent(_Clock):
-        def kernels(self, one: Form, two: Form) -> tuple[KernelTimes, KernelTimes]:
+        def kernels(self, one: NetworkConfig, two: NetworkConfig) -> tuple[KernelTimes, KernelTimes]:
             return {}, {}
 
-    journal = Journal(tmp_path / "log.jsonl", BACKEND.kernel_kind, _TOOLS)
-    assert choose_in_network(_Silent(packed, journal, tmp_path, {}), [], {}, {}) is None
+    tuning_log = TuningLog(tmp_path / "log.jsonl", BACKEND.kernel_kind, _TOOLS)
+    assert choose_in_network(_Silent(packed, tuning_log, tmp_path, {}), [], {}, {}) is None

@@ -1,4 +1,4 @@
-"""The static model: loops of machine code as they were scheduled, schedules known to be bad ranked behind, whole
+"""The static model: loops of machine code as scheduled, bad schedules ranked last, whole
 networks without a device.
 """
 
@@ -20,17 +20,17 @@ from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.tir.workloads import Workload, anchor_extents, extract_workloads
 from tvmflow.passes.layout.pack_channels import PackChannels
-from tvmflow.passes.legalize.convolutions import convolution_keys
+from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.schedules.registry import Knobs, scheduled
 from tvmflow.shipping.gates.cell import judge
 from tvmflow.support.progress import silent
 from tvmflow.targets.core_timing import core_of
 from tvmflow.tuning.budget import Budget
-from tvmflow.tuning.cost_model.assembly import hot_loops
+from tvmflow.tuning.cost_model.assembly import find_hot_loops
 from tvmflow.tuning.cost_model.static_model import estimate_s
-from tvmflow.tuning.records.log import Journal
-from tvmflow.tuning.search.estimates import estimate_workloads, ranked
+from tvmflow.tuning.records.log import TuningLog
+from tvmflow.tuning.search.estimates import estimate_workloads, select_to_compile
 
 SHAPE = (1, 32, 28, 28)
 
@@ -72,10 +72,10 @@ def test_loops_are_those_of_the_schedule(name: str) -> None:
     match = backend.template_for(convolution.function)
     assert match is not None and match[0].name == "packed_conv"
     for knobs in [k for k in match[1] if not k["unroll"]][:4]:
-        [loop, *_] = hot_loops(_assembly(convolution, backend, knobs))
+        [loop, *_] = find_hot_loops(_assembly(convolution, backend, knobs))
         lanes = anchor_extents(convolution.function)[4]
         registers = knobs["c_tile"] * knobs["h_tile"] * knobs["w_tile"] * lanes * 4 // width
-        assert loop.width == width and loop.products == width / 4, knobs
+        assert loop.width == width and loop.macs == width / 4, knobs
         assert loop.counts["multiply_add"] % registers == 0 and registers <= loop.accumulators <= 2 * registers, knobs
         assert loop.chain * loop.accumulators >= loop.counts["multiply_add"] and (
             registers > 16 or not loop.counts["spill"]
@@ -91,7 +91,7 @@ def test_winograds_first_tiles_are_of_one_row() -> None:
     backend = CpuBackend(TARGETS["znver4"])
     model = ExportedModel(nn.Conv2d(512, 512, 3, 1, 1), one_input("x", (1, 512, 28, 28)))
     packed = PackChannels(16)(canonicalize(model.to_relax()))
-    chosen = dict.fromkeys(convolution_keys(packed), 2)
+    chosen = dict.fromkeys(list_convolution_keys(packed), 2)
     workloads = extract_workloads(lower(packed, backend, winograd=chosen))
     matches = [backend.template_for(workload.function) for workload in workloads]
     [candidates] = [match[1] for match in matches if match and match[0].name == "winograd"]
@@ -128,20 +128,20 @@ def test_kernels_that_the_model_does_not_know_have_no_estimate() -> None:
     assert estimate_s(workload.function, "rows", {"parallel": 1}, "", core, 2) is None
     assert estimate_s(workload.function, "packed_conv", {"parallel": 1}, "\tret\n", core, 2) is None
     for instruction, products in (("usmmla", 32.0), ("bfmmla", 16.0), ("bfdot", 8.0)):
-        [loop] = hot_loops(f"\t{instruction}\tv0.4s, v1.16b, v2.16b\n")
-        assert loop.products == products, instruction
-    assert hot_loops("") == [] and hot_loops("nonsense\n\x00\n\t\t\tvfmadd231ps\n") == []
+        [loop] = find_hot_loops(f"\t{instruction}\tv0.4s, v1.16b, v2.16b\n")
+        assert loop.macs == products, instruction
+    assert find_hot_loops("") == [] and find_hot_loops("nonsense\n\x00\n\t\t\tvfmadd231ps\n") == []
 
 
 def test_pairs_of_products_count_where_they_are_added() -> None:
     pairs = "\n".join(f"\tvpmaddwd\t(%rdi), %ymm1, %ymm9\n\tvpaddd\t%ymm9, %ymm{at}, %ymm{at}" for at in (2, 3, 2))
-    [loop] = hot_loops(pairs)
-    assert (loop.products, loop.counts["multiply_add"], loop.accumulators, loop.chain) == (16.0, 3, 2, 2)
+    [loop] = find_hot_loops(pairs)
+    assert (loop.macs, loop.counts["multiply_add"], loop.accumulators, loop.chain) == (16.0, 3, 2, 2)
 
 
 @pytest.mark.parametrize("count", [1, 3, 16, 17, 40, 200, 1000])
 def test_what_is_compiled_covers_the_candidates(count: int) -> None:
-    chosen = ranked(count)
+    chosen = select_to_compile(count)
     assert chosen[: min(count, 16)] == list(range(min(count, 16))) and len(chosen) <= 32
     assert len(set(chosen)) == len(chosen) and max(chosen) < count and max(chosen) >= 0.8 * count - 1
 
@@ -150,10 +150,12 @@ def test_what_is_compiled_covers_the_candidates(count: int) -> None:
 def test_a_network_without_a_device(tmp_path: Path) -> None:
     backend = CpuBackend(TARGETS["cortex-a72"])  # what is not at hand
     packed = _packed(backend)
-    journal = Journal(tmp_path / "log.jsonl", backend.kernel_kind, {"tvm": "1"})
+    tuning_log = TuningLog(tmp_path / "log.jsonl", backend.kernel_kind, {"tvm": "1"})
     workloads = _workloads(backend)
-    best = estimate_workloads(workloads, backend, QUICK_RULES, journal, tmp_path, silent, Budget())
-    assert len(best) >= 3 and {record.status for record in best.values()} == {"estimated"} and not journal.path.exists()
+    best = estimate_workloads(workloads, backend, QUICK_RULES, tuning_log, tmp_path, silent, Budget())
+    assert (
+        len(best) >= 3 and {record.status for record in best.values()} == {"estimated"} and not tuning_log.path.exists()
+    )
     built = build_scheduled(packed, backend, {key: {"trace": r.trace, "status": r.status} for key, r in best.items()})
     facts = covered(built.choices)
     assert facts["coverage"] == 0.0 and facts["kernels_estimated"] >= 3 and facts["kernels_tuned"] == 0

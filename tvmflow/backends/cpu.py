@@ -53,7 +53,7 @@ class CpuBackend(Backend):
     def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
         """(N, C, H, W) -> (N, C/block, H, W, block), weights packed once and for all."""
         from tvmflow.passes.layout.pack_channels import PackChannels
-        from tvmflow.passes.legalize.convolutions import packed_convolutions
+        from tvmflow.passes.legalize.convolutions import count_packed_convolutions
 
         channel_block = block or self.cpu_features().channel_block
         is_x86 = architecture_of(self.target.mtriple) == "x86_64"  # arm64 has an instruction for it
@@ -64,7 +64,7 @@ class CpuBackend(Backend):
             tiles=TILES_FOR["int8"] in self.cpu_features().dots,
         )
         mod = step(mod)
-        packed, convolutions = packed_convolutions(mod)
+        packed, convolutions = count_packed_convolutions(mod)
         return mod, {"packed_convolutions": packed, "convolutions": convolutions, "block": channel_block}
 
     def lowering_passes(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:

@@ -1,10 +1,4 @@
-"""List every pass in order: from an imported network to kernels that LLVM or a GPU's code generator takes.
-
-import_passes: Relax of a frontend -> one canonical form. The backend packs channels after them
-(layout/pack_channels.py). lowering_passes: packed Relax -> fused kernels in TIR. kernel_passes: kernels after schedules
-were applied (kernel/apply_schedules.py). host_passes: kernels for the CPU, inside TVM's own pipeline, just before it
-generates host code.
-"""
+"""List the passes in order: from an imported network to kernels for LLVM or a GPU's code generator."""
 
 from __future__ import annotations
 
@@ -42,7 +36,7 @@ from tvmflow.passes.kernel.zero_border_only import zero_border_only
 from tvmflow.passes.layout.channels_last_for_amx import ChannelsLastForAmx
 from tvmflow.passes.layout.norm import NORMS, legalize_norm
 from tvmflow.passes.legalize.bfloat16 import legalize_astype, link_bfloat16_rounding
-from tvmflow.passes.legalize.clip import clips
+from tvmflow.passes.legalize.clip import clip_legalizers
 from tvmflow.passes.legalize.convolutions import legalize_convolutions
 from tvmflow.passes.legalize.int8_lookup_tables import Int8LookupTables
 from tvmflow.passes.legalize.narrow import NarrowByInstruction
@@ -57,7 +51,7 @@ KERNEL_PIPELINE = "tvmflow"  # the name under which TVM knows our pipeline for k
 
 
 def import_passes() -> list[Pass]:
-    """Return the passes that every imported network goes through: afterwards nothing tells its framework."""
+    """Return the passes that canonicalize every imported network, whatever its framework."""
     return [
         FoldConstants(),
         ClampGatherIndices(),
@@ -112,7 +106,7 @@ def kernel_passes(target: Any) -> list[Pass]:
 
 
 def host_passes() -> list[Pass]:
-    """Return our passes over kernels of the CPU that TVM has lowered as far as calls of its runtime."""
+    """Return our passes over CPU kernels lowered to runtime calls."""
     return [StackBuffers(), HoistAmxConfig(), UnalignedInputs()]
 
 
@@ -122,7 +116,7 @@ def canonicalize(mod: Any) -> Any:
 
 
 def prepare_kernels(mod: Any, target: Any) -> Any:
-    """Apply kernel_passes to a module of scheduled kernels; TVM knows our intrinsics and pipeline from here on."""
+    """Apply kernel_passes to a module of scheduled kernels, and register our intrinsics and pipeline with TVM."""
     math_functions.register()
     register_kernel_pipeline()
     return _apply(kernel_passes(target), mod)
@@ -130,20 +124,20 @@ def prepare_kernels(mod: Any, target: Any) -> Any:
 
 @functools.cache
 def register_kernel_pipeline() -> None:
-    """Make KERNEL_PIPELINE known to TVM in this process."""
+    """Register KERNEL_PIPELINE with TVM in this process."""
     compilation_pipeline.PIPELINE_MAP[KERNEL_PIPELINE] = kernel_pipeline
 
 
 def kernel_pipeline() -> tuple[Any, Any, Any]:
-    """Return TVM's default passes for kernels, for the host (ours come first) and for devices."""
+    """Return TVM's default passes for kernels, for the host (preceded by ours) and for devices."""
     lower, for_host, for_device = compilation_pipeline.get_tir_pipeline("default")
     return lower_with_fixed_indices(lower), lambda: Sequential([*host_passes(), for_host()]), for_device
 
 
 def _legalize_operators(winograd: Mapping[str, int]) -> Pass:
-    """Return the pass that lowers each operator to TIR: ours where the table has it, TVM's elsewhere."""
+    """Return the pass that lowers each operator to TIR, by our table or else by TVM's."""
     ours = {
-        **clips(),
+        **clip_legalizers(),
         **legalize_convolutions(winograd),
         **dict.fromkeys(NORMS, legalize_norm),
         "relax.nn.max_pool2d": legalize_max_pool2d,

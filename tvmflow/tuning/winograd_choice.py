@@ -1,9 +1,8 @@
-"""Which convolutions to compute by Winograd's algorithm: decided by measurement, for each shape, after tuning both
-ways.
+"""Choose which convolutions use Winograd's algorithm, by measurement of both algorithms for each shape.
 
-First by the kernels alone, then in the whole network: transformed weights are up to four times as large, and a kernel
-that is measured alone finds them in its cache, where in a network they have to come from memory. Where nothing is
-measured, by counting multiplications, on processors where that was seen to be faster.
+The choice is made first by the kernels alone, then within the whole network: transformed weights are up to four times
+as large, and a kernel measured alone finds them in its cache, whereas a network reads them from memory. Without a
+device, multiplications are counted instead, for processors on which Winograd was measured to be faster.
 """
 
 from __future__ import annotations
@@ -18,26 +17,24 @@ from tvmflow.codegen.lower import lower
 from tvmflow.ir.tir.workloads import Workload, extract_workloads
 from tvmflow.ir.tvm_compat import constant_value
 from tvmflow.passes.legalize.convolutions import convolution_key, convolutions
-from tvmflow.passes.legalize.winograd import TILES, tiles_along, winograd_error
+from tvmflow.passes.legalize.winograd import TILES, count_tiles, winograd_error
 from tvmflow.tuning.records.record import TuningRecord
 
 Speedup = Callable[[dict[str, int], dict[str, int]], float]
-LARGE_WEIGHTS = 9 * 128 * 128  # fewer stay in the caches of any machine, transformed or not
-# what transforming a value costs, in multiplications of vectors; from times on x86 and instructions counted on arm64
-_TRANSFORMED = 8
-# what a weight costs that comes from memory: two x86 cores multiply so many times faster than they load, and more cores
-# share the memory
-_LOADED = 20
-_GPU_TILES = (
-    32  # of fewer tiles a GPU computes as long: weights are loaded for few pixels each; measured on PoCL and lavapipe
-)
-_GAIN = 0.01  # what more weights have to bring
-_LOSS = 0.0025  # what fewer weights may cost: they start faster, and take less memory and disk
+LARGE_WEIGHTS = 9 * 128 * 128  # smaller weights stay in the cache, transformed or not
+# Cost of transforming a value in vector multiplications, from times on x86 and instruction counts on arm64.
+_TRANSFORM_COST = 8
+# Cost of loading a weight from memory in vector multiplications, with two x86 cores; more cores share the memory.
+_LOAD_COST = 20
+# Fewer tiles take as long on a GPU, since weights are loaded for few pixels each; measured on PoCL and lavapipe.
+_GPU_TILES = 32
+_GAIN = 0.01  # least gain of a choice with more weights
+_LOSS = 0.0025  # tolerated loss of a choice with fewer weights, which starts faster and takes less memory and disk
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """Computing the convolutions of one key with tiles of m x m: which kernels go, and which come instead."""
+    """A convolution key computed by Winograd with tiles of m x m: the kernels that it removes and adds."""
 
     key: str
     m: int
@@ -45,14 +42,14 @@ class Alternative:
     added: tuple[Workload, ...]
 
 
-def alternatives(
+def find_alternatives(
     packed: Any, backend: Backend, base: list[Workload], max_error: Mapping[str, float]
 ) -> list[Alternative]:
-    """Return every way to replace a convolution shape whose rounding error stays in bounds for all its weights.
+    """Return all Winograd alternatives whose rounding error is within the bound for all weights of a key.
 
-    max_error: dtype of the weights -> bound; what it does not have is never replaced.
+    max_error: dtype of the weights -> bound; other dtypes are never replaced.
     """
-    ways = []
+    found = []
     for key, weights in _weights_by_key(packed, backend).items():
         bound = max_error.get(str(weights[0].dtype), 0.0)
         if not bound:
@@ -61,10 +58,10 @@ def alternatives(
             if max(winograd_error(weight, m) for weight in weights) > bound:
                 continue
             other = extract_workloads(lower(packed, backend, winograd={key: m}))
-            added = _difference(other, base)
-            if added:  # none where the target has no instruction that would make it worth while
-                ways.append(Alternative(key, m, _difference(base, other), added))
-    return ways
+            added = _extra_calls(other, base)
+            if added:  # none if the target has no instructions that make it worthwhile
+                found.append(Alternative(key, m, _extra_calls(base, other), added))
+    return found
 
 
 def _weights_by_key(packed: Any, backend: Backend) -> dict[str, list[Any]]:
@@ -76,16 +73,16 @@ def _weights_by_key(packed: Any, backend: Backend) -> dict[str, list[Any]]:
     return by_key
 
 
-def _difference(of: list[Workload], without: list[Workload]) -> tuple[Workload, ...]:
-    """Return the workloads that one variant calls more often than another, with the number of calls more."""
+def _extra_calls(of: list[Workload], without: list[Workload]) -> tuple[Workload, ...]:
+    """Return the workloads that one network calls more often than another, with the number of additional calls."""
     calls = {workload.key: workload.calls for workload in without}
     return tuple(
         Workload(w.key, w.name, w.calls - calls.get(w.key, 0), w.function) for w in of if w.calls > calls.get(w.key, 0)
     )
 
 
-def unmeasured(packed: Any, backend: Backend, max_error: Mapping[str, float]) -> dict[str, int]:
-    """Return key -> m where nothing is measured: the way of least multiplications and, of large weights on CPUs,
+def choose_by_cost(packed: Any, backend: Backend, max_error: Mapping[str, float]) -> dict[str, int]:
+    """Return key -> m without measurement: the tile with the fewest multiplications plus, for large weights on CPUs,
     loads.
     """
     chosen = {}
@@ -94,7 +91,7 @@ def unmeasured(packed: Any, backend: Backend, max_error: Mapping[str, float]) ->
         if weight_values(key) > backend.winograd_weights(dtype):
             continue
         costs = {
-            m: _multiplications(key, m, backend.is_cpu, _LOADED * max(backend.target.threads / 2, 1))
+            m: _multiplications(key, m, backend.is_cpu, _LOAD_COST * max(backend.target.threads / 2, 1))
             for m in (0, *TILES)
         }
         for m in sorted(TILES, key=lambda m: costs[m]):
@@ -106,22 +103,22 @@ def unmeasured(packed: Any, backend: Backend, max_error: Mapping[str, float]) ->
     return chosen
 
 
-def carried(winograd: Mapping[str, int], packed: Any, smaller: Sequence[Any]) -> dict[str, int]:
-    """Return the choice with the convolutions of the same network at smaller sizes as those of the largest: their
-    weights are the same ones.
-    """
+def extend_to_buckets(winograd: Mapping[str, int], packed: Any, smaller: Sequence[Any]) -> dict[str, int]:
+    """Return the choice extended to the convolutions of the smaller buckets, which share the weights of the largest."""
     found = dict(winograd)
     for other in smaller:
-        for theirs, call in zip(convolutions(packed), convolutions(other), strict=True):
-            m, key = winograd.get(convolution_key(theirs)), convolution_key(call)
+        for largest, call in zip(convolutions(packed), convolutions(other), strict=True):
+            m, key = winograd.get(convolution_key(largest)), convolution_key(call)
             if m and key:
                 found.setdefault(key, m)
     return dict(sorted(found.items()))
 
 
 def _multiplications(key: str, m: int, on_cpu: bool, load: float) -> float:
-    """Return what the convolution of a key costs with tiles of m x m, 0 for without, in multiplications: its transforms
-    and loads of weights, `load` each, among them.
+    """Return the cost of a convolution with tiles of m x m (0: direct) in multiplications, including transforms and
+    weight loads.
+
+    load: cost of loading a weight.
     """
     parts = key.split()
     data, weight, padding = (part.lstrip("p").replace(",", "x").split("x") for part in parts[:3])
@@ -130,16 +127,16 @@ def _multiplications(key: str, m: int, on_cpu: bool, load: float) -> float:
     inputs, outputs, (top, left, bottom, right) = blocks * lanes, int(weight[0]) * lanes, (int(p) for p in padding)
     rows, columns = height + top + bottom - 2 * dilation, width + left + right - 2 * dilation
     taps = (m + 2) ** 2 if m else 9
-    places = n * tiles_along(rows, m, dilation) * tiles_along(columns, m, dilation) if m else n * rows * columns
+    tiles = n * count_tiles(rows, m, dilation) * count_tiles(columns, m, dilation) if m else n * rows * columns
     if m and not on_cpu:
-        places = max(places, _GPU_TILES)
-    values = inputs * outputs + (_TRANSFORMED * (inputs + outputs) if m else 0)
+        tiles = max(tiles, _GPU_TILES)
+    values = inputs * outputs + (_TRANSFORM_COST * (inputs + outputs) if m else 0)
     loaded = inputs * outputs if on_cpu and weight_values(key) > LARGE_WEIGHTS else 0
-    return taps * (places * values + load * loaded)
+    return taps * (tiles * values + load * loaded)
 
 
-def choose(candidates: list[Alternative], best: Mapping[str, TuningRecord]) -> dict[str, int]:
-    """Return key -> m where the kernels that come were measured to be faster than those that go."""
+def choose_by_kernel_time(candidates: list[Alternative], best: Mapping[str, TuningRecord]) -> dict[str, int]:
+    """Return key -> m where the added kernels are measured to be faster than the removed ones."""
     chosen: dict[str, tuple[float, int]] = {}
     for alternative in candidates:
         before, after = (_seconds(kernels, best) for kernels in (alternative.removed, alternative.added))
@@ -151,23 +148,22 @@ def choose(candidates: list[Alternative], best: Mapping[str, TuningRecord]) -> d
     return {key: m for key, (_, m) in sorted(chosen.items())}
 
 
-def settle(
+def choose_by_network_time(
     candidates: list[Alternative],
     chosen: dict[str, int],
     best: Mapping[str, TuningRecord],
     speedup: Speedup,
     may_go_on: Callable[[], bool] = lambda: True,
-    counted: Mapping[str, int] | None = None,
+    by_cost: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """Return the choice that is fastest in the whole network, large weights first; of those as fast the one with fewer
-    weights.
+    """Return the choice that is fastest in the whole network; of equally fast ones, the one with fewer weights.
 
-    speedup(now, other): how many times faster the network is with the other choice. may_go_on: asked before each
-    comparison; what is not compared stays as the kernels alone decided. counted: the choice without a measurement,
-    where the search starts if the network is faster with its large weights.
+    Large weights are compared first. speedup(now, other): time ratio of two choices. may_go_on: called before each
+    comparison; the rest keeps the choice by kernel times. by_cost: the choice without measurement, which is the
+    starting point if it is faster for large weights.
     """
     options: dict[str, set[int]] = {}
-    seconds: dict[tuple[str, int], float] = {}  # of the kernels alone
+    seconds: dict[tuple[str, int], float] = {}  # by the kernels alone
     for alternative in candidates:
         after = _seconds(alternative.added, best)
         if after is not None:
@@ -176,27 +172,26 @@ def settle(
             seconds[alternative.key, 0] = math.inf if before is None else before
             seconds[alternative.key, alternative.m] = after
     large = sorted((key for key in options if weight_values(key) >= LARGE_WEIGHTS), key=weight_values, reverse=True)
-    start = chosen if counted is None else chosen | {key: counted.get(key, 0) for key in large}
+    start = chosen if by_cost is None else chosen | {key: by_cost.get(key, 0) for key in large}
     start = {key: m for key, m in start.items() if m in options.get(key, ()) and m}
     if start != chosen and may_go_on() and speedup(chosen, start) > 1:
         chosen = start
     for key in large:
         for m in sorted(options[key] - {chosen.get(key, 0)}):
             if m > chosen.get(key, 0) and seconds[key, m] >= seconds[key, chosen.get(key, 0)]:
-                continue  # slower by itself, and with more weights to read
+                continue  # slower alone, and with more weights to read
             other = {k: v for k, v in {**chosen, key: m}.items() if v}
             if not may_go_on():
                 return chosen
-            least = (
-                1 + _GAIN if m > chosen.get(key, 0) else 1 - _LOSS
-            )  # larger tiles, and tiles at all, have more weights
+            # Larger tiles have more weights than smaller ones, and than none.
+            least = 1 + _GAIN if m > chosen.get(key, 0) else 1 - _LOSS
             if speedup(chosen, other) > least:
                 chosen = other
     return chosen
 
 
 def weight_values(key: str) -> int:
-    """Return how many weights the convolution of a key has."""
+    """Return the number of weights of a convolution key."""
     return math.prod(int(d) for d in key.split()[1].split("x"))
 
 

@@ -19,8 +19,8 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.ir.relax.views import View, index_of, is_move, keeps_order, view_of, views_of
 from tvmflow.ir.tvm_compat import constant_value, operator_of, shape_of, type_of
-from tvmflow.passes.legalize.attention import Attention, Step, attention_kernel, covers
-from tvmflow.passes.legalize.batch_matmul import Operand, Product, product_kernel
+from tvmflow.passes.legalize.attention import Attention, Step, attention_kernel, fits_padding
+from tvmflow.passes.legalize.batch_matmul import BatchMatmul, Operand, batch_matmul_kernel
 
 # The operators that test for rows of nothing but minus infinity, from the condition upward.
 _MASKED = ("relax.logical_not", "relax.astype", "relax.max", "relax.astype", "relax.logical_not", "relax.equal")
@@ -118,7 +118,7 @@ class _Function:
         for binding in self._matmul_bindings():
             product = self._match_matmul(binding.value)
             if product is not None:
-                found[binding.value] = _Kernel("batched_product", product_kernel(product[0]), product[1])
+                found[binding.value] = _Kernel("batched_product", batch_matmul_kernel(product[0]), product[1])
         return found
 
     def _matmul_bindings(self) -> list[Any]:
@@ -132,7 +132,7 @@ class _Function:
             and {str(type_of(one).dtype) for one in (binding.value, *binding.value.args)} <= set(_FLOATS)
         ]
 
-    def _match_matmul(self, call: Any) -> tuple[Product, tuple[Any, ...]] | None:
+    def _match_matmul(self, call: Any) -> tuple[BatchMatmul, tuple[Any, ...]] | None:
         *batch, rows, columns = shape = shape_of(call)
         depth = shape_of(call.args[0])[-1]
         if batch and len(shape_of(call.args[1])) == 2:
@@ -142,7 +142,9 @@ class _Function:
         if a is None or b is None:
             return None
         sizes = (math.prod(batch), rows, depth, columns)
-        matmul = Product(a.operand, b.operand, sizes, a.factor * b.factor, shape, str(type_of(call).dtype), self.lanes)
+        matmul = BatchMatmul(
+            a.operand, b.operand, sizes, a.factor * b.factor, shape, str(type_of(call).dtype), self.lanes
+        )
         return matmul, (a.value, b.value)
 
     def _last_copy(self, value: Any) -> Any:
@@ -167,7 +169,7 @@ class _Function:
         if index is None:
             return None
         moved = replace(of, out=Operand(view.places.shape, of.out.dtype, index))
-        return _Fused(moved, fused.values) if written.size == view.places.size or covers(moved) else None
+        return _Fused(moved, fused.values) if written.size == view.places.size or fits_padding(moved) else None
 
     def _match_attention(self, product: Any) -> _Fused | None:
         weights, safe = self._match_softmax(product.args[0])

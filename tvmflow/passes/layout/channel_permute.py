@@ -14,7 +14,7 @@ from tvm import DataType, relax
 
 from tvmflow.ir.tir.blocks import IMPORTED_LLVM
 from tvmflow.ir.tvm_compat import shape_of, type_of
-from tvmflow.passes.legalize.batch_matmul import OPAQUE, buffer_of, function_of, line_loop
+from tvmflow.passes.legalize.batch_matmul import OPAQUE, buffer_type, choose_line_loop, parse_kernel
 
 Channel = tuple[int, int]  # index of an image, and of its channel
 _SOURCE = """
@@ -74,17 +74,19 @@ def permute_channels(builder: Any, images: Sequence[Any], channels: Sequence[Cha
     code = _CODE.format(
         name=name, parameters=", ".join(f"ptr %{one}" for one in ("out", *names)), blocks=text, count=len(blocks)
     )
-    kernel = function_of(
+    kernel = parse_kernel(
         _SOURCE,
         {
-            "parameters": ", ".join(f"{one}: {buffer_of(size, dtype)}" for one, size in zip(names, sizes, strict=True)),
-            "out": buffer_of(made, dtype),
+            "parameters": ", ".join(
+                f"{one}: {buffer_type(size, dtype)}" for one, size in zip(names, sizes, strict=True)
+            ),
+            "out": buffer_type(made, dtype),
             "pattern": OPAQUE,
             "imported": IMPORTED_LLVM,
             "llvm": code,
             "lines": n * height,
             "name": name,
-            "loop": line_loop(n * len(channels) * height * width * bits // 8),
+            "loop": choose_line_loop(n * len(channels) * height * width * bits // 8),
             "reads": ", ".join(_row_region(one, size) for one, size in zip(names, sizes, strict=True)),
             "whole": _row_region("out", made),
             "addresses": ", ".join(

@@ -19,7 +19,7 @@ from tvmflow.ir.relax.graph import Array, Graph, Step, TensorKind
 from tvmflow.ir.tir.blocks import IMPORTED_LLVM
 from tvmflow.passes.layout.pool_resize_pad import pads_image
 from tvmflow.passes.layout.weights import pack_both
-from tvmflow.passes.legalize.batch_matmul import OPAQUE, buffer_of, function_of, line_loop, within
+from tvmflow.passes.legalize.batch_matmul import OPAQUE, buffer_type, choose_line_loop, parse_kernel, select_inside
 from tvmflow.schedules.intrinsics.amx import tile_depth
 
 _PIXELS = 16  # pixels of a vector
@@ -156,15 +156,15 @@ def pack_pixels(builder: Any, value: Any, kind: TensorKind, lanes: int, padded: 
             padded.value % 256,
         )
     )
-    function = function_of(
+    function = parse_kernel(
         _SOURCE,
         {
-            "image": buffer_of(kind.shape, kind.dtype),
-            "out": buffer_of(made, kind.dtype),
+            "image": buffer_type(kind.shape, kind.dtype),
+            "out": buffer_type(made, kind.dtype),
             "pattern": OPAQUE,
             "imported": IMPORTED_LLVM,
             "llvm": _llvm_code(name, kind, lanes, padded, rows),
-            "loop": line_loop(n * lines * columns * lanes),
+            "loop": choose_line_loop(n * lines * columns * lanes),
             "lines": n * lines,
             "rows": lines,
             "columns": columns,
@@ -177,7 +177,7 @@ def pack_pixels(builder: Any, value: Any, kind: TensorKind, lanes: int, padded: 
             "left": left,
             "right": right,
             "name": name,
-            "padded": within("channel", used, lanes, f"T.{kind.dtype}({padded.value})", f"T.{kind.dtype}(0)"),
+            "padded": select_inside("channel", used, lanes, f"T.{kind.dtype}({padded.value})", f"T.{kind.dtype}(0)"),
         },
     )
     return relax.call_tir(builder.add_func(function, "side_by_side"), [value], relax.TensorType(made, kind.dtype))

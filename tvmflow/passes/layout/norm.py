@@ -12,7 +12,7 @@ from tvm import relax
 from tvmflow.ir.relax.emit import constant
 from tvmflow.ir.relax.graph import Ref, Step
 from tvmflow.ir.tvm_compat import shape_of, type_of
-from tvmflow.passes.legalize.batch_matmul import buffer_of, function_of
+from tvmflow.passes.legalize.batch_matmul import buffer_type, parse_kernel
 
 AXES = [1, 4]  # the channel axes of packed channels
 NORMS = ("relax.nn.layer_norm", "relax.nn.rms_norm")
@@ -107,7 +107,7 @@ def legalize_norm(builder: Any, call: Any) -> Any:
         return call.op.get_attr("FLegalize")(builder, call) if centered else _legalize_rms_norm(builder, call)
     batch, blocks, height, width, lanes = shape
     centered = str(call.op.name) == NORMS[0]
-    image, weight = buffer_of(shape, "float32"), buffer_of((blocks, lanes), "float32")
+    image, weight = buffer_type(shape, "float32"), buffer_type((blocks, lanes), "float32")
     sizes = {
         "N": batch,
         "C": blocks,
@@ -118,7 +118,7 @@ def legalize_norm(builder: Any, call: Any) -> Any:
         "epsilon": float(attrs.epsilon),
     }
     parameters = f"x: {image}, scale: {weight}" + (f", shift: {weight}" if centered else "")
-    function = function_of(
+    function = parse_kernel(
         _SOURCE,
         {
             **sizes,

@@ -1,8 +1,8 @@
-"""Attention as one kernel: softmax(scale * Q K^T * factors + biases) V, whose scores never leave the cache of a core.
+"""Lower attention, softmax(scale * Q K^T * factors + biases) V, to one kernel.
 
-K^T is packed once for each head, in blocks of columns that fill a vector, so that any number of keys has vectors;
-behind the last key lie zeros, whose scores are minus infinity. Rows of queries are filled up to whole tiles. What is
-read and written lies wherever its producers and consumers have it.
+The scores stay in the cache of a core. K^T is packed once for each head, in blocks of columns that fill a vector, so
+that any number of keys is vectorized. Columns behind the last key are zeros with scores of minus infinity. Rows of
+queries are padded to whole tiles. Operands are read and written where their producers and consumers store them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvmflow.passes.legalize.batch_matmul import Operand, filled_rows, function_of, within
-from tvmflow.passes.legalize.bfloat16 import rounded_text
+from tvmflow.passes.legalize.batch_matmul import Operand, parse_kernel, round_up_rows, select_inside
+from tvmflow.passes.legalize.bfloat16 import format_bfloat16_cast
 
 LOWEST = "T.float32(-3.4028234663852886e38)"
 
 
 class Step(NamedTuple):
-    """What is added to scores or, if `multiplies`, multiplied by them. operand: (batch, queries, keys)."""
+    """An operand that is added to the scores or, if `multiplies`, multiplied by them: (batch, queries, keys)."""
 
     operand: Operand
     multiplies: bool
@@ -28,11 +28,11 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Attention:
-    """q: (batch, queries, depth), k: (batch, keys, depth), v: (batch, keys, width), steps: of the scores, in order,
-    out: (batch, queries, width).
+    """The operands and sizes of an attention.
 
-    safe: a row whose scores are all minus infinity gives zeros, and else no numbers. lanes: columns of a block. paired:
-    both products are of bfloat16, two neighbours at a time, and what they multiply is rounded to it.
+    q: (batch, queries, depth); k: (batch, keys, depth); v: (batch, keys, width); steps: applied to the scores in order;
+    out: (batch, queries, width); safe: whether a row of minus infinity gives zeros instead of NaN; lanes: columns of a
+    block; paired: whether both matmuls multiply pairs of bfloat16.
     """
 
     batch: int
@@ -52,12 +52,12 @@ class Attention:
 
     @property
     def rows(self) -> int:
-        """Return the rows that are computed: queries, and perhaps a few more."""
-        return filled_rows(self.queries, self.lanes)
+        """Return the computed rows: the queries, perhaps rounded up."""
+        return round_up_rows(self.queries, self.lanes)
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """Return how many blocks of columns the scores and the outputs have."""
+        """Return the numbers of column blocks of the scores and of the output."""
         return -(-self.keys // self.lanes), -(-self.width // self.lanes)
 
 
@@ -159,7 +159,7 @@ _PLAIN = {
     "weight": _EXP,
     "added": "weights[vg, vm, vb, vl]",
 }
-# Neighbours that are multiplied at once lie side by side: two channels of a key, two values of a channel.
+# The pairs of a dot product are adjacent: two channels of a key, two values of a channel.
 _PAIRED = {
     "arrays": """
     keys = T.sblock_alloc_buffer(({G}, {NB}, {DP}, {L}, 2), "bfloat16")
@@ -194,7 +194,7 @@ _PAIRED = {
                 T.Cast("float32", weights[vg, vm, vn // {L2}, vn % {L2} * 2 + vp])
                 * T.Cast("float32", values[vg, vb, vn, vl, vp])
             )""",
-    "weight": rounded_text(_EXP),
+    "weight": format_bfloat16_cast(_EXP),
     "added": 'T.Cast("float32", weights[vg, vm, vb, vl])',
 }
 
@@ -202,12 +202,14 @@ _PAIRED = {
 @cache
 def attention_kernel(attention: Attention) -> Any:
     """Return the PrimFunc of q, k, v, the operands of the steps and the output."""
-    parts = _parts(attention)
-    ways = _PAIRED if attention.paired else _PLAIN
-    return function_of(_SOURCE, {**parts, **{name: text.format(**parts).lstrip("\n") for name, text in ways.items()}})
+    parts = _template_values(attention)
+    variant = _PAIRED if attention.paired else _PLAIN
+    return parse_kernel(
+        _SOURCE, {**parts, **{name: text.format(**parts).lstrip("\n") for name, text in variant.items()}}
+    )
 
 
-def _parts(of: Attention) -> dict[str, Any]:
+def _template_values(of: Attention) -> dict[str, Any]:
     (score_blocks, out_blocks), lanes = of.blocks, of.lanes
     steps = {f"{'factor' if step.multiplies else 'bias'}{at}": step for at, step in enumerate(of.steps)}
     names = ["q", "k", "v", *steps, "out"]
@@ -220,8 +222,8 @@ def _parts(of: Attention) -> dict[str, Any]:
     depths, places = (2 * -(-count // 2) if of.paired else count for count in (of.depth, of.keys))
     depth, place = ("vd * 2 + vp", "vn * 2 + vp") if of.paired else ("vd", "vn")
     key = of.k.read("k", "vg", column, depth, dtype=multiplied) + ("" if of.paired else scale)
-    key = within(depth, of.depth, depths, key, zero)
-    value = within(place, of.keys, places, of.v.read("v", "vg", place, column, dtype=multiplied), zero)
+    key = select_inside(depth, of.depth, depths, key, zero)
+    value = select_inside(place, of.keys, places, of.v.read("v", "vg", place, column, dtype=multiplied), zero)
     score = "product[vg, vm, vb, vl]" + (scale if of.paired else "")
     for name, step in steps.items():
         read = step.operand.read(name, "vg", row, column)
@@ -241,35 +243,39 @@ def _parts(of: Attention) -> dict[str, Any]:
     mixed = "mixed[vg, vm, vb, vl] * factor[vg, vm]"
     conditions = []
     out = of.out.index.text("vg", "vm", column)
-    if not covers(of):
+    if not fits_padding(of):
         conditions = [f"vm < {of.queries}"] if of.rows > of.queries else []
         conditions += [f"{column} < {of.width}"] if of.width % lanes else []
     return {
         "parameters": ", ".join(f"{name}: {one.buffer}" for name, one in zip(names, arrays, strict=True)),
         **{name: f"T.int64({extent})" if of.paired else extent for name, extent in extents.items()},
-        "key": within(column, of.keys, score_blocks * lanes, key, zero),
-        "value": within(column, of.width, out_blocks * lanes, value, zero),
-        "query": within("vd", of.depth, depths, of.q.read("q", "vg", row, "vd", dtype=multiplied), zero),
-        "score": within(column, of.keys, score_blocks * lanes, score, 'T.float32("-inf")'),
+        "key": select_inside(column, of.keys, score_blocks * lanes, key, zero),
+        "value": select_inside(column, of.width, out_blocks * lanes, value, zero),
+        "query": select_inside("vd", of.depth, depths, of.q.read("q", "vg", row, "vd", dtype=multiplied), zero),
+        "score": select_inside(column, of.keys, score_blocks * lanes, score, 'T.float32("-inf")'),
         "lowest": LOWEST,
         "factor": "T.Select(total[vg, vm] > T.float32(0), T.float32(1) / total[vg, vm], T.float32(0))"
         if of.safe
         else "T.float32(1) / total[vg, vm]",
         "inside": f"if {' and '.join(conditions)}:\n                " if conditions else "",
         "out": out,
-        "mixed": _as_output(of, mixed),
+        "mixed": _cast_output(of, mixed),
     }
 
 
-def _as_output(of: Attention, value: str) -> str:
+def _cast_output(of: Attention, value: str) -> str:
     if of.out.dtype == "float32":
         return value
-    return rounded_text(value) if of.paired and of.out.dtype == "bfloat16" else f'T.Cast("{of.out.dtype}", {value})'
+    return (
+        format_bfloat16_cast(value)
+        if of.paired and of.out.dtype == "bfloat16"
+        else f'T.Cast("{of.out.dtype}", {value})'
+    )
 
 
 @cache
-def covers(of: Attention) -> bool:
-    """Whether filled rows and columns have places in the output, each its own."""
+def fits_padding(of: Attention) -> bool:
+    """Whether padded rows and columns have elements of their own in the output."""
     sizes = (of.batch, of.rows, of.blocks[1] * of.lanes)
     if int(np.prod(sizes)) != int(np.prod(of.out.shape)):
         return False

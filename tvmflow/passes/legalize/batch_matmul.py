@@ -1,4 +1,4 @@
-"""The kernel of a batched product of matrices that are both computed, read from wherever they lie."""
+"""Lower a batched matmul of two computed operands to a kernel that reads them where they are stored."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 from tvmflow.ir.relax.views import Index
 from tvmflow.ir.tir.tvm_script import parsed
-from tvmflow.passes.legalize.bfloat16 import rounded_text
+from tvmflow.passes.legalize.bfloat16 import format_bfloat16_cast
 from tvmflow.passes.legalize.padded_image import tileable_width
 
-_WIDE = 16  # lanes of AVX-512, whose registers are twice as many, too
+_WIDE = 16  # lanes of AVX-512, which also has twice as many registers
 
-_SMALL_BYTES = 1 << 14  # of an image that one thread has finished before others begin
-OPAQUE = 8  # TVM's number for the pattern of a kernel that is fused with nothing
+_SMALL_BYTES = 1 << 14  # size of an image up to which one thread finishes before others start
+OPAQUE = 8  # TVM's OpPatternKind of a kernel that is never fused
 
 
-def buffer_of(shape: tuple[int, ...], dtype: str) -> str:
-    """Return the type of a parameter, its extents as TVM's own kernels have them: others are not fused with these."""
+def buffer_type(shape: tuple[int, ...], dtype: str) -> str:
+    """Return the type of a parameter in TVMScript, with int64 extents, as FuseTIR requires."""
     return f'T.Buffer(({"".join(f"T.int64({extent}), " for extent in shape)}), "{dtype}")'
 
 
 @dataclass(frozen=True)
 class Operand:
-    """An array that a kernel reads or writes. index: of its axes by batch, row and column of a matrix."""
+    """An array that a kernel reads or writes. index: its index by batch, row and column of a matrix."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -32,44 +32,45 @@ class Operand:
 
     @property
     def buffer(self) -> str:
-        """Return the type of the kernel's parameter."""
-        return buffer_of(self.shape, self.dtype)
+        """Return the type of the kernel's parameter in TVMScript."""
+        return buffer_type(self.shape, self.dtype)
 
     def read(self, name: str, *coordinates: str, dtype: str = "float32") -> str:
-        """Return a value of an array of a name as float32, or as bfloat16 by the processor's instruction."""
+        """Return the TVMScript expression of an element as float32, or as bfloat16 rounded by the processor's
+        instruction.
+        """
         value = f"{name}[{self.index.text(*coordinates)}]"
         if self.dtype == dtype:
             return value
         value = value if self.dtype == "float32" else f'T.Cast("float32", {value})'
-        return value if dtype == "float32" else rounded_text(value)
+        return value if dtype == "float32" else format_bfloat16_cast(value)
 
 
-def filled_rows(rows: int, lanes: int) -> int:
-    """Return how many rows are computed for so many: whole tiles, smaller ones where registers are too few for sums of
-    many rows.
-    """
+def round_up_rows(rows: int, lanes: int) -> int:
+    """Return the number of rows rounded up to whole tiles, to smaller ones on processors with few registers."""
     return tileable_width(rows, narrow=lanes < _WIDE)
 
 
-def within(column: str, count: int, filled: int, value: str, other: str) -> str:
-    """Return a value for columns that there are, another for those that fill up the last block."""
+def select_inside(column: str, count: int, filled: int, value: str, other: str) -> str:
+    """Return `value` for columns less than `count`, `other` for the padding of the last block."""
     return value if count == filled else f"T.if_then_else({column} < {count}, {value}, {other})"
 
 
-def line_loop(nbytes: int) -> str:
-    """Return the loop over the lines of an image of so many bytes: over threads where it is not small."""
+def choose_line_loop(nbytes: int) -> str:
+    """Return the loop over the lines of an image of this size: parallel unless it is small."""
     return "T.parallel" if nbytes > _SMALL_BYTES else "T.serial"
 
 
-def function_of(source: str, parts: dict[str, Any]) -> Any:
-    """Return the PrimFunc that a text in TVMScript is once its {names} are replaced."""
+def parse_kernel(source: str, parts: dict[str, Any]) -> Any:
+    """Return the PrimFunc of a TVMScript text with {names} replaced."""
     return parsed(source.format(**parts)).without_attr("global_symbol")
 
 
 @dataclass(frozen=True)
-class Product:
-    """a: (batch, rows, depth), b: (batch, depth, columns). shape: of the output, (..., rows, columns); lanes: columns
-    of a block.
+class BatchMatmul:
+    """A batched matmul of a (batch, rows, depth) and b (batch, depth, columns).
+
+    shape: of the output, (..., rows, columns); lanes: columns of a block.
     """
 
     a: Operand
@@ -115,10 +116,10 @@ def batched_product(a: {a_buffer}, b: {b_buffer}, out: {out_buffer}) -> None:
 
 
 @cache
-def product_kernel(of: Product) -> Any:
+def batch_matmul_kernel(of: BatchMatmul) -> Any:
     """Return the PrimFunc of a, b and the output."""
     (batch, rows, depth, columns), lanes = of.sizes, of.lanes
-    filled, blocks = filled_rows(rows, lanes), -(-columns // lanes)
+    filled, blocks = round_up_rows(rows, lanes), -(-columns // lanes)
     names = [f"i{axis}" for axis in range(len(of.shape))]
     axes = [f"v{name}" for name in names]
     group = "0"
@@ -128,18 +129,20 @@ def product_kernel(of: Product) -> Any:
     column = f"vb * {lanes} + vl"
     value = f"sums[{group}, {axes[-2]}, {axes[-1]} // {lanes}, {axes[-1]} % {lanes}]"
     factor = f" * T.float32({of.factor!r})" if of.factor != 1.0 else ""
-    return function_of(
+    return parse_kernel(
         _SOURCE,
         {
             "a_buffer": of.a.buffer,
             "b_buffer": of.b.buffer,
-            "out_buffer": buffer_of(of.shape, of.dtype),
+            "out_buffer": buffer_type(of.shape, of.dtype),
             "G": batch,
             "M": filled,
             "K": depth,
             "L": lanes,
             "NB": blocks,
-            "column": within(column, columns, blocks * lanes, of.b.read("b", "vg", "vk", column), "T.float32(0)"),
+            "column": select_inside(
+                column, columns, blocks * lanes, of.b.read("b", "vg", "vk", column), "T.float32(0)"
+            ),
             "row": of.a.read("a", "vg", row, "vk") + factor,
             "loops": ", ".join(names),
             "extents": ", ".join(map(str, of.shape)),

@@ -1,8 +1,8 @@
-"""Rounding float32 to bfloat16 by the processor's own instruction, where it has one.
+"""Round float32 to bfloat16 by the processor's instruction, if it has one.
 
-TVM's passes turn the cast into six integer operations. Here it is an operator of ours, which loops carry into their
-vectors like any other, and which becomes a call of a function in LLVM's language that is inlined: `vcvtneps2bf16` on
-x86, `bfcvtn` on arm64. Registered when this file is imported; kernels that are read back need that too.
+TVM's passes lower the cast to six integer operations. Here it is an operator of ours, which is vectorized like any
+other and becomes a call of an inlined LLVM function: `vcvtneps2bf16` on x86, `bfcvtn` on arm64. Importing this module
+registers the operator; kernels that are read back need it, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ define weak_odr <{lanes} x i16> @tvmflow_round_{lanes}(<{lanes} x float> %x) alw
 }}
 """
 _LANES = (2, 4, 8, 16, 32, 64)
-_ALONE = """
+_SCALAR = """
 define weak_odr i16 @tvmflow_round(float %x) alwaysinline nounwind {
   %rounded = fptrunc float %x to bfloat
   %bits = bitcast bfloat %rounded to i16
@@ -36,8 +36,8 @@ define weak_odr i16 @tvmflow_round(float %x) alwaysinline nounwind {
 """
 
 
-def _call(call: Any) -> Any:
-    """Return what the operator becomes: the function for as many lanes as its loop was given, or integer operations."""
+def _lower(call: Any) -> Any:
+    """Lower the operator: to the function for the lanes of its loop, or to integer operations."""
     dtype, value = dtype_of(call), call.args[0]
     lanes = dtype.removeprefix("uint16").lstrip("x")
     if not lanes:
@@ -50,38 +50,38 @@ def _call(call: Any) -> Any:
     return ((bits + ((bits >> sixteen) & one) + half) >> sixteen).astype(dtype)
 
 
-register_operator(_OPERATOR, "float32 to the bits of bfloat16, to the nearest, ties to even", 1, _call)
+register_operator(_OPERATOR, "float32 to the bits of bfloat16, to the nearest, ties to even", 1, _lower)
 
 
-def rounded(value: Any, dtype: str) -> Any:
-    """Return a float32 expression in another type; as bfloat16 by the instruction, where the target in scope has it."""
+def cast_float32(value: Any, dtype: str) -> Any:
+    """Return a float32 expression in another type; to bfloat16 by the instruction, if the current target has it."""
     if dtype == "bfloat16" and computes_in_bfloat16(tvm.target.Target.current()):
         return tirx.reinterpret(dtype, tirx.call_intrin("uint16", _OPERATOR, value))
     return value.astype(dtype)
 
 
-def rounded_text(value: str) -> str:
-    """Return what rounds a float32 expression to bfloat16 by the instruction in TVMScript."""
+def format_bfloat16_cast(value: str) -> str:
+    """Return the TVMScript expression that rounds a float32 expression to bfloat16 by the instruction."""
     return f'T.reinterpret(T.call_intrin("uint16", "{_OPERATOR}", {value}), dtype="bfloat16")'
 
 
 def legalize_astype(builder: Any, call: Any) -> Any:
-    """Lower relax.astype to a kernel, which TVM's passes fuse into the one that made the value."""
+    """Lower relax.astype to a kernel that FuseOps fuses into the producer of the value."""
     data, dtype = call.args[0], str(call.attrs.dtype)
     if str(type_of(data).dtype) != "float32" or constant_value(data) is not None:
         return builder.call_te(topi.cast, data, dtype, primfunc_name_hint="cast")
     return builder.call_te(
-        lambda x: te.compute(x.shape, lambda *indices: rounded(x[indices], dtype), name="compute"),
+        lambda x: te.compute(x.shape, lambda *indices: cast_float32(x[indices], dtype), name="compute"),
         data,
         primfunc_name_hint="cast",
     )
 
 
 def link_bfloat16_rounding(mod: Any, target: Any) -> Any:
-    """Return a module whose kernels that round bring the functions that do it."""
+    """Return a module in which kernels that round include the LLVM functions for it."""
     if not computes_in_bfloat16(target):
         return mod
-    text = _ALONE + "".join(_FUNCTION.format(lanes=lanes) for lanes in _LANES)
+    text = _SCALAR + "".join(_FUNCTION.format(lanes=lanes) for lanes in _LANES)
     return kernels_changed(mod, _rounds, lambda kernel: with_llvm(kernel, text))
 
 

@@ -1,8 +1,8 @@
-"""Lower relu, clip, maximum and minimum with constants to arm64's instruction for them.
+"""Lower relu, clip, maximum and minimum with constants to arm64's fmaxnm and fminnm.
 
-TVM compares and selects, which is one instruction on x86 and two on arm64: a comparison says no where a value is no
-number, and so does fmaxnm, but LLVM may not assume it of both operands. One of them is a constant here, which is a
-number.
+TVM compares and selects, which is one instruction on x86 and two on arm64. A comparison with NaN is false, and fmaxnm
+returns the other operand, but LLVM may not assume that either operand is not NaN. Here one of them is a constant, which
+is not NaN.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ _FLOATS = ("float32", "float16")
 Legalize = Callable[[Any, Any], Any]
 
 
-def _lowering(name: str) -> Callable[[Any], Any]:
+def _make_lowering(name: str) -> Callable[[Any], Any]:
     return lambda call: tirx.call_llvm_pure_intrin(dtype_of(call), _LLVM[name], *call.args)
 
 
 for _name in _LLVM:
     register_operator(
-        _name, "the larger or the smaller of two numbers, the other one where one of them is none", 2, _lowering(_name)
+        _name,
+        "the larger or the smaller of two numbers, the other one where one of them is none",
+        2,
+        _make_lowering(_name),
     )
 
 
-def largest(values: Any, axis: list[Any]) -> Any:
-    """Return the largest of values over te axes, no number where one of them is none; by fmax where arm64 computes
-    it.
-    """
+def reduce_max(values: Any, axis: list[Any]) -> Any:
+    """Return the maximum of values over te axes, NaN if one is NaN; by fmax on arm64."""
     dtype = dtype_of(values)
     if dtype not in _FLOATS or not multiplies_by_lane(tvm.target.Target.current()):
         return te.max(values, axis=axis)
@@ -45,21 +46,21 @@ def largest(values: Any, axis: list[Any]) -> Any:
     return reducer(values, axis=axis)
 
 
-def _limited(value: Any, limit: Any, name: str, dtype: str) -> Any:
+def _clamp(value: Any, limit: Any, name: str, dtype: str) -> Any:
     return tirx.call_intrin(dtype, name, value, limit)
 
 
-def clips() -> dict[str, Legalize]:
-    """Return how the operators are lowered; needs a target in scope. Others than arm64's are lowered as TVM does."""
+def clip_legalizers() -> dict[str, Legalize]:
+    """Return the lowering of the operators; needs a current target. Other targets than arm64 use TVM's lowering."""
     return {
-        "relax.nn.relu": _where_it_pays(_relu),
-        "relax.clip": _where_it_pays(_clip),
-        "relax.maximum": _where_it_pays(_with_constant(_LARGER)),
-        "relax.minimum": _where_it_pays(_with_constant(_SMALLER)),
+        "relax.nn.relu": _for_arm64_floats(_relu),
+        "relax.clip": _for_arm64_floats(_clip),
+        "relax.maximum": _for_arm64_floats(_with_constant(_LARGER)),
+        "relax.minimum": _for_arm64_floats(_with_constant(_SMALLER)),
     }
 
 
-def _where_it_pays(lower: Legalize) -> Legalize:
+def _for_arm64_floats(lower: Legalize) -> Legalize:
     def legalize(builder: Any, call: Any) -> Any:
         is_float = str(type_of(call.args[0]).dtype) in _FLOATS
         found = lower(builder, call) if is_float and multiplies_by_lane(tvm.target.Target.current()) else None
@@ -71,7 +72,7 @@ def _where_it_pays(lower: Legalize) -> Legalize:
 def _relu(builder: Any, call: Any) -> Any:
     def relu(x: Any) -> Any:
         return te.compute(
-            x.shape, lambda *at: _limited(x[at], tirx.const(0, x.dtype), _LARGER, str(x.dtype)), name="compute"
+            x.shape, lambda *at: _clamp(x[at], tirx.const(0, x.dtype), _LARGER, str(x.dtype)), name="compute"
         )
 
     return builder.call_te(relu, call.args[0], primfunc_name_hint="relu")
@@ -82,8 +83,8 @@ def _clip(builder: Any, call: Any) -> Any:
 
     def clip(x: Any) -> Any:
         def at(*index: Any) -> Any:
-            below = _limited(x[index], tirx.const(high, x.dtype), _SMALLER, str(x.dtype))
-            return _limited(below, tirx.const(low, x.dtype), _LARGER, str(x.dtype))
+            below = _clamp(x[index], tirx.const(high, x.dtype), _SMALLER, str(x.dtype))
+            return _clamp(below, tirx.const(low, x.dtype), _LARGER, str(x.dtype))
 
         return te.compute(x.shape, at, name="compute")
 
@@ -104,7 +105,7 @@ def _with_constant(name: str) -> Legalize:
         def compute(x: Any, y: Any) -> Any:
             def at(*index: Any) -> Any:
                 places = [0 if extent == 1 else i for i, extent in zip(index, extents, strict=False)]
-                return _limited(x[index], y[tuple(places)] if places else y(), name, str(x.dtype))
+                return _clamp(x[index], y[tuple(places)] if places else y(), name, str(x.dtype))
 
             return te.compute(x.shape, at, name="compute")
 

@@ -1,5 +1,6 @@
-"""Lower conv2d to TensorIR, in NCHW and in packed layouts (which TVM's own table leaves out): with the weights that the
-target's instructions read.
+"""Lower conv2d to TensorIR in NCHW and packed layouts.
+
+TVM's own table lacks the packed layouts. Weights are packed for the instructions of the target.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from tvmflow.targets.cpu_features import (
     takes_words,
 )
 
-_MOST_DILATION = 4  # of Winograd's tiles: those of larger ones lie within so many others that no cache holds them
-_HALVED = 16  # channels of a block whose halves are summed one by one where the last one is all filling
-_OUT_ELEMENTWISE_FUSABLE = 4  # TVM's OpPatternKind: what follows element by element may be fused
+_MOST_DILATION = 4  # of Winograd tiles: larger dilations interleave more tiles than a cache holds
+_HALVED = 16  # channels of a block that is split into halves if the last half is all padding
+_OUT_ELEMENTWISE_FUSABLE = 4  # TVM's OpPatternKind: elementwise operators behind it may be fused
 
 
 def _out_dtype(call: Any) -> str | None:
@@ -40,7 +41,10 @@ def _out_dtype(call: Any) -> str | None:
 
 
 def convolution_key(call: Any) -> str:
-    """Return what decides the algorithm of a packed convolution: shapes, padding, type. '' where there is no choice."""
+    """Return a key of the properties that decide a packed convolution's algorithm: shapes, padding, type.
+
+    '' if there is no alternative algorithm.
+    """
     attrs, weight = call.attrs, constant_value(call.args[1])
     if weight is None or str(attrs.data_layout) == "NCHW" or str(attrs.out_layout) == "NCHW":
         return ""
@@ -65,7 +69,7 @@ def convolution_key(call: Any) -> str:
 
 
 def convolutions(mod: Any) -> list[Any]:
-    """Return the calls of conv2d in a module's main."""
+    """Return the conv2d calls of a module's main."""
     calls: list[Any] = []
 
     def visit(expression: Any) -> None:
@@ -76,14 +80,14 @@ def convolutions(mod: Any) -> list[Any]:
     return calls
 
 
-def packed_convolutions(mod: Any) -> tuple[int, int]:
-    """Return how many of a module's convolutions write packed channels, and how many there are."""
+def count_packed_convolutions(mod: Any) -> tuple[int, int]:
+    """Return how many convolutions of a module write packed channels, and how many there are."""
     layouts = [str(call.attrs.out_layout) for call in convolutions(mod)]
     return sum(layout not in ("NCHW", "") for layout in layouts), len(layouts)
 
 
-def convolution_keys(mod: Any) -> list[str]:
-    """Return the keys of a module's convolutions that could be computed in another way, each once."""
+def list_convolution_keys(mod: Any) -> list[str]:
+    """Return the unique keys of a module's convolutions that have an alternative algorithm."""
     return [key for key in dict.fromkeys(convolution_key(call) for call in convolutions(mod)) if key]
 
 
@@ -97,21 +101,23 @@ class _Padding:
 
 
 def legalize_convolutions(winograd: Mapping[str, int]) -> dict[str, Callable[[Any, Any], Any]]:
-    """Return how relax.nn.conv2d, relax.nn.pad and relax.add are lowered; needs a target in scope.
+    """Return the lowering of relax.nn.conv2d, relax.nn.pad and relax.add; needs a current target.
 
-    A padding in front of a convolution (by an integer's zero point) becomes the convolution's own, as all others are.
-    On arm64 an integer added to each channel of a sum is what the sum starts from. winograd: convolution key -> tile
-    size m of those that are computed as F(m x m, 3 x 3).
+    A padding in front of a convolution (with the zero point) becomes part of its kernel. On arm64, an integer bias
+    becomes the initial value of the sums. winograd: convolution key -> tile size m of convolutions to compute as F(m x
+    m, 3 x 3).
     """
     paddings: dict[str, _Padding] = {}
-    sums: dict[str, tuple[Any, ...]] = {}  # kernel -> arguments of packed_conv2d, of those that can start from integers
+    sums: dict[
+        str, tuple[Any, ...]
+    ] = {}  # kernel -> arguments of packed_conv2d, for kernels whose sums can start from a bias
 
     def pad(builder: Any, call: Any) -> Any:
         found = call.op.get_attr("FLegalize")(builder, call)
         widths = [int(w) for w in call.attrs.pad_width]
         if len(widths) == 10 and not any(widths[:4] + widths[8:]) and str(call.attrs.pad_mode) == "constant":
             top, bottom, left, right = widths[4:8]
-            paddings[_kernel_called(found)] = _Padding((top, left), (bottom, right), float(call.attrs.pad_value))
+            paddings[_called_kernel(found)] = _Padding((top, left), (bottom, right), float(call.attrs.pad_value))
         return found
 
     def conv2d(builder: Any, call: Any) -> Any:
@@ -120,17 +126,17 @@ def legalize_convolutions(winograd: Mapping[str, int]) -> dict[str, Callable[[An
     def add(builder: Any, call: Any) -> Any:
         total, offset = call.args
         made: Any = builder.lookup_binding(total) if isinstance(total, relax.Var) else None
-        how, shape, values = sums.get(_kernel_called(made)), shape_of(call), constant_value(offset)
-        if how is None or values is None or [int(d) for d in values.shape] != [1, shape[1], 1, 1, *shape[4:]]:
+        arguments, shape, values = sums.get(_called_kernel(made)), shape_of(call), constant_value(offset)
+        if arguments is None or values is None or [int(d) for d in values.shape] != [1, shape[1], 1, 1, *shape[4:]]:
             return call.op.get_attr("FLegalize")(builder, call)
         data, weight = made.args[1]
-        return _packed(builder, data, weight, how, offset)
+        return _call_packed_conv2d(builder, data, weight, arguments, offset)
 
     return {"relax.nn.conv2d": conv2d, "relax.nn.pad": pad, "relax.add": add}
 
 
-def _kernel_called(call: Any) -> str:
-    """Return the name of the kernel that relax.call_tir calls; '' for anything else."""
+def _called_kernel(call: Any) -> str:
+    """Return the name of the kernel that a relax.call_tir calls, '' for anything else."""
     return str(call.args[0].name_hint) if operator_of(call) == "relax.call_tir" else ""
 
 
@@ -143,7 +149,7 @@ def _legalize_conv2d(
 ) -> Any:
     attrs = call.attrs
     strides, padding, dilation = ([int(v) for v in values] for values in (attrs.strides, attrs.padding, attrs.dilation))
-    group = _summed_together(call)
+    group = _dot_product_width(call)
     constant: Any = constant_value(call.args[1])
     m = winograd.get(convolution_key(call), 0)
     if m and (group or str(constant.dtype) == "float32"):
@@ -160,22 +166,26 @@ def _legalize_conv2d(
             primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
         )
     if str(attrs.out_layout).startswith("NCHW") and str(attrs.out_layout) != "NCHW":
-        in_parts = len(constant.shape) == 6 and constant.shape[4] < shape_of(call.args[0])[4]  # of blocks, by groups
+        in_parts = (
+            len(constant.shape) == 6 and constant.shape[4] < shape_of(call.args[0])[4]
+        )  # whether groups are parts of a block
         tiled = (
-            group > 0 and not in_parts and _takes_tiles(constant.shape) and sums_tiles(_target(), str(constant.dtype))
+            group > 0 and not in_parts and _fits_tiles(constant.shape) and sums_tiles(_target(), str(constant.dtype))
         )
-        data, padding, filling = _with_padding(builder, call.args[0], padding, paddings)
+        data, padding, filling = _absorb_padding(builder, call.args[0], padding, paddings)
         pairs = group > 0 and not in_parts and constant.shape[-1] == PAIRED_LANES
         if pairs and multiplies_pairs(_target(), str(constant.dtype)):
-            weight, strides, padding = _in_pairs(constant.numpy(), group, shape_of(data)[3], strides, padding, dilation)
+            weight, strides, padding = _interleave_pairs(
+                constant.numpy(), group, shape_of(data)[3], strides, padding, dilation
+            )
         else:
-            weight = _weight_of(call, group, tiled)
+            weight = _prepare_weight(call, group, tiled)
         if not group and not in_parts and int(attrs.groups) == 1:
-            weight = _without_filling(weight)
-        how = (strides, padding, dilation, int(attrs.groups), _out_dtype(call), tiled, filling)
-        found = _packed(builder, data, weight, how, None)
+            weight = _drop_zero_half(weight)
+        arguments = (strides, padding, dilation, int(attrs.groups), _out_dtype(call), tiled, filling)
+        found = _call_packed_conv2d(builder, data, weight, arguments, None)
         if _out_dtype(call) == "int32" and multiplies_by_lane(_target()):
-            sums[_kernel_called(found)] = how
+            sums[_called_kernel(found)] = arguments
         return found
     return builder.call_te(
         topi.nn.conv,
@@ -192,18 +202,17 @@ def _legalize_conv2d(
     )
 
 
-def _takes_tiles(weight: Sequence[int]) -> bool:
-    """Whether a weight (OC, IC, KH, KW, b of I, b of O) has blocks of 16 channels; of a first layer's image all
-    channels are one block.
+def _fits_tiles(weight: Sequence[int]) -> bool:
+    """Whether a weight (OC, IC, KH, KW, b of I, b of O) has blocks of 16 channels; a first layer has one block of
+    inputs.
     """
     return int(weight[-1]) == 16 and (int(weight[-2]) == 16 or int(weight[1]) == 1)
 
 
-def _without_filling(weight: Any) -> Any:
-    """Return a weight (OC, IC, KH, KW, b of I, b of O) without the half of its last block of input channels that are
-    all filling, its blocks halved; else as it is.
+def _drop_zero_half(weight: Any) -> Any:
+    """Return a weight (OC, IC, KH, KW, b of I, b of O) in half blocks without the last one, if that is all padding.
 
-    Of 24 channels in blocks of 16 a quarter of all multiplications were by zero.
+    With 24 channels in blocks of 16, a quarter of all multiplications was with zeros.
     """
     values: Any = constant_value(weight)
     shape = tuple(int(d) for d in values.shape)
@@ -219,11 +228,11 @@ def _without_filling(weight: Any) -> Any:
     )
 
 
-def _in_pairs(
+def _interleave_pairs(
     weight: Any, group: int, width: int, strides: list[int], padding: list[int], dilation: list[int]
 ) -> tuple[Any, list[int], list[int]]:
-    """Return the weight of a convolution as products of pairs read it, or as those by a lane do, with strides and
-    padding in pixels of its image.
+    """Return the weight of a convolution interleaved for MMLA or lane instructions, with strides and padding in image
+    pixels.
     """
     paired = pair_columns(weight, width, strides, padding, dilation)
     weight, strides, padding = paired or (weight, strides, padding)
@@ -232,36 +241,38 @@ def _in_pairs(
     return relax.const(interleave(weight, group), str(weight.dtype)), strides, padding
 
 
-def _packed(builder: Any, data: Any, weight: Any, how: tuple[Any, ...], offset: Any) -> Any:
-    """Return the call of the kernel that computes packed_conv2d; how: its arguments between weight and offset."""
+def _call_packed_conv2d(builder: Any, data: Any, weight: Any, arguments: tuple[Any, ...], offset: Any) -> Any:
+    """Return the call of the kernel that computes packed_conv2d; arguments: those between weight and offset."""
     return builder.call_te(
         packed_conv2d,
         data,
         weight,
-        *how,
+        *arguments,
         offset,
         primfunc_name_hint="conv2d_nchwc",
         primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
     )
 
 
-def _with_padding(
+def _absorb_padding(
     builder: Any, data: Any, padding: list[int], paddings: Mapping[str, _Padding]
 ) -> tuple[Any, list[int], float]:
-    """Return what a convolution reads, its padding (top, left, bottom, right) and what fills it; a kernel that only
-    pads is left out.
+    """Return the input of a convolution, its padding (top, left, bottom, right) and its value.
+
+    A kernel that only pads is skipped.
     """
     found = builder.lookup_binding(data) if isinstance(data, relax.Var) else None
-    around = paddings.get(_kernel_called(found)) if isinstance(found, relax.Call) else None
-    if around is None or any(padding):
+    pad_kernel = paddings.get(_called_kernel(found)) if isinstance(found, relax.Call) else None
+    if pad_kernel is None or any(padding):
         return data, padding, 0.0
     call: Any = found
-    return call.args[1][0], [*around.before, *around.after], around.filling
+    return call.args[1][0], [*pad_kernel.before, *pad_kernel.after], pad_kernel.filling
 
 
-def _summed_together(call: Any) -> int:
-    """Return how many neighbouring channels an instruction of the target sums at once: 4 of int8, 2 where it widens
-    them; 2 of bfloat16; else 0.
+def _dot_product_width(call: Any) -> int:
+    """Return how many neighbouring channels an instruction of the target sums, 0 for none.
+
+    4 of int8, 2 where int8 is widened; 2 of bfloat16.
     """
     weight, data, total = constant_value(call.args[1]), str(type_of(call.args[0]).dtype), _out_dtype(call)
     if weight is None or len(weight.shape) != 6 or not is_cpu(_target()):
@@ -274,7 +285,7 @@ def _summed_together(call: Any) -> int:
     return 0
 
 
-def _in_words(call: Any, weight: Any) -> bool:
+def _uses_words(call: Any, weight: Any) -> bool:
     """Whether a GPU computes a convolution by dot products of words."""
     if weight is None or len(weight.shape) != 6 or int(weight.shape[4]) != BYTES or not takes_words(_target()):
         return False
@@ -285,16 +296,15 @@ def _target() -> Any:
     return tvm.target.Target.current()
 
 
-def _weight_of(call: Any, group: int, tiled: bool) -> Any:
-    """Return the weight of a packed convolution as its kernel reads it: interleaved by `group`, or widened, or as it
-    is.
+def _prepare_weight(call: Any, group: int, tiled: bool) -> Any:
+    """Return the weight of a packed convolution as its kernel reads it: interleaved by `group`, widened, or unchanged.
 
-    Depthwise ones are in float32, where that computes the same, and faster: sums of few products of int8 are exact in
-    float32; products of 16-bit values are summed in float32 anyway. arm64 has int8 widened to 16 bits, and multiplies
-    those into 32.
+    Depthwise weights become float32 where the result is equal and faster: sums of few int8 products are exact in
+    float32, and products of 16-bit values are summed in float32 anyway. arm64 widens int8 to 16 bits and multiplies
+    into 32.
     """
     weight: Any = constant_value(call.args[1])
-    if _in_words(call, weight):
+    if _uses_words(call, weight):
         return relax.const(words_of_weight(weight.numpy()), "int32")
     if group:
         interleaved = interleave(weight.numpy(), group)

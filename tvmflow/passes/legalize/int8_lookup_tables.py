@@ -1,9 +1,9 @@
-"""Int8LookupTables: look up what a layer in 8 bits computes of each of its bytes, on x86 with AVX512-VBMI and on arm64.
+"""Replace int8 activations by table lookups, on x86 with AVX512-VBMI and on arm64.
 
-Between a byte and the byte that the next layer reads, an activation without an integer form (SiLU, GELU, hard-swish,
-tanh) is computed in float32: the zero point, the scale, an exponential, quotients, a rounding, up to 70 cycles for 16
-values. It is a function of 256 values, which the numpy definition computes here; two permutations of 128 bytes each
-look 64 of them up at once, four lookups in 64 bytes each 16 of them on arm64.
+Between two int8 tensors, an activation without an integer form (SiLU, GELU, hard-swish, tanh) is computed in float32:
+zero point, scale, exponential, divisions and rounding take up to 70 cycles for 16 values. It is a function of 256
+values, which the numpy interpreter computes here. Two permutations of 128 bytes look up 64 values at once; on arm64,
+four lookups in 64 bytes look up 16.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tvmflow.ir.tvm_compat import constant_value, dtype_of, operator_of, reads_o
 from tvmflow.targets.cpu_features import looks_up_bytes, multiplies_by_lane
 
 _BYTES = ("int8", "uint8")
-_LEAST_STEPS = 6  # a change of scale is about as many instructions
-_MOST_READS = 64  # of values on the way to a byte: residual sums of bytes go on through all of a network
+_LEAST_STEPS = 6  # a requantization takes about as many instructions
+_MOST_READS = 64  # most values visited on the way to an int8 value: residual sums chain through the whole network
 _PERMUTE = "llvm.x86.avx512.vpermi2var.qi.512"
 
 
@@ -45,7 +45,7 @@ def _gelu_tanh(x: Array) -> Array:
     return np.asarray(0.5 * wide * (1 + np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))).astype(x.dtype)
 
 
-_HERE: dict[str, Callable[..., Array]] = {
+_EXTRA_OPERATORS: dict[str, Callable[..., Array]] = {
     "relax.nn.gelu": _gelu,
     "relax.nn.gelu_tanh": _gelu_tanh,
     "relax.log": np.log,
@@ -55,7 +55,7 @@ _HERE: dict[str, Callable[..., Array]] = {
     "relax.less": np.less,
     "relax.erf": lambda x: _erf(x).astype(x.dtype),
 }
-_DEFINED = frozenset(
+_INTERPRETED = frozenset(
     f"relax.{name}"
     for name in (
         "add",
@@ -86,8 +86,9 @@ _DEFINED = frozenset(
 
 @dataclass(frozen=True)
 class _Instructions:
-    """How a processor looks bytes up: so many at once, by a function of the parts of the table, as many bytes each, and
-    of the places.
+    """The lookup instructions of a processor.
+
+    width: bytes looked up at once; look_up: function of the parts of the table, `width` bytes each, and of the indices.
     """
 
     operator: str
@@ -95,15 +96,15 @@ class _Instructions:
     look_up: Callable[[list[Any], Any], Any]
 
     def lower(self, call: Any) -> Any:
-        """Return what the operator becomes: of one byte what it is of a vector."""
+        """Lower the operator; a scalar is looked up as a vector."""
         value, table = call.args
         dtype, _, lanes = dtype_of(call).partition("x")
-        digits = getattr(table, "value", table)  # a loop that became a vector has spread it
-        return self._looked_up(value, bytes.fromhex(str(getattr(digits, "value", digits))), dtype, int(lanes or 1))
+        digits = getattr(table, "value", table)  # vectorization has broadcast it
+        return self._look_up_vector(value, bytes.fromhex(str(getattr(digits, "value", digits))), dtype, int(lanes or 1))
 
-    def _looked_up(self, value: Any, table: bytes, dtype: str, lanes: int) -> Any:
+    def _look_up_vector(self, value: Any, table: bytes, dtype: str, lanes: int) -> Any:
         if lanes > self.width:
-            parts = (self._looked_up(half, table, dtype, lanes // 2) for half in halves_of(value))
+            parts = (self._look_up_vector(half, table, dtype, lanes // 2) for half in halves_of(value))
             return tirx.vectorcombine(_type(dtype, lanes), *parts)
         bits = tirx.reinterpret(_type("uint8", lanes), value)
         every = list(range(self.width))
@@ -117,13 +118,13 @@ class _Instructions:
         return tirx.reinterpret(_type(dtype, lanes), tirx.Shuffle([self.look_up(numbers, places)], list(range(lanes))))
 
 
-def _by_permutations(parts: list[Any], places: Any) -> Any:
+def _permute_x86(parts: list[Any], places: Any) -> Any:
     low, high = (tirx.call_llvm_pure_intrin("uint8x64", _PERMUTE, parts[at], places, parts[at + 1]) for at in (0, 2))
     return tirx.Select(places >= tirx.const(128, "uint8x64"), high, low)
 
 
-def _by_tables(parts: list[Any], places: Any) -> Any:
-    """Look up in four registers, and keep what was found where the place lies outside of the next four."""
+def _look_up_arm64(parts: list[Any], places: Any) -> Any:
+    """Look up in four registers (tbl4), then in the next four, keeping results whose index is out of range (tbx4)."""
     found = tirx.call_llvm_pure_intrin("uint8x16", "llvm.aarch64.neon.tbl4", *parts[:4], places)
     for at in (4, 8, 12):
         places = places - tirx.const(64, "uint8x16")
@@ -135,15 +136,16 @@ def _type(dtype: str, lanes: int) -> str:
     return dtype if lanes == 1 else f"{dtype}x{lanes}"
 
 
-_AVX512 = _Instructions("tvmflow.look_up_byte_512", 64, _by_permutations)
-_NEON = _Instructions("tvmflow.look_up_byte_neon", 16, _by_tables)
-for _one in (_AVX512, _NEON):  # of a byte, and a table of 256 in hexadecimal digits, by the byte's bits
+_AVX512 = _Instructions("tvmflow.look_up_byte_512", 64, _permute_x86)
+_NEON = _Instructions("tvmflow.look_up_byte_neon", 16, _look_up_arm64)
+for _one in (_AVX512, _NEON):  # arguments: a byte, and the 256 entries of the table as hexadecimal digits
     register_operator(_one.operator, "the byte of a table of 256 at the place that a byte's bits say", 2, _one.lower)
 
 
-class _Chains:
-    """What a function computes, by variable. found: cast to a byte -> the variable of the byte that it is a function
-    of, and the table.
+class _ByteFunctions:
+    """The casts to int8 of a function that are functions of one int8 value.
+
+    found: cast -> the variable of its int8 input, and the table.
     """
 
     def __init__(self, function: Any) -> None:
@@ -153,18 +155,20 @@ class _Chains:
         for block in function.body.blocks:
             for binding in block.bindings:
                 self.made[binding.var] = binding.value
-                self.uses[getattr(binding.value, "tuple_value", binding.value)] += 1  # counts where it is a variable
+                self.uses[getattr(binding.value, "tuple_value", binding.value)] += 1  # counts variables only
                 if operator_of(binding.value) == "relax.astype" and _dtype(binding.value) in _BYTES:
                     casts.append(binding.value)
         self.found = {
-            cast: table for cast in casts if (table := self._table(cast, True) or self._table(cast, False)) is not None
+            cast: table
+            for cast in casts
+            if (table := self._build_table(cast, True) or self._build_table(cast, False)) is not None
         }
 
-    def _table(self, cast: Any, through_bytes: bool) -> tuple[Any, bytes] | None:
-        """Return the byte that a cast's value is a function of, and its table; None where it is none, or others read a
-        value in between.
+    def _build_table(self, cast: Any, through_bytes: bool) -> tuple[Any, bytes] | None:
+        """Return the int8 input of a cast and its table; None if there is none, or if a value in between has other
+        readers.
 
-        through_bytes: whether to go on where a byte in between is a function of another one.
+        through_bytes: whether to go on where an int8 value in between is a function of another one.
         """
         walk = _Walk(self.made, through_bytes)
         if not walk.enter(cast) or len(walk.sources) != 1 or len(walk.order) < _LEAST_STEPS:
@@ -176,13 +180,13 @@ class _Chains:
         values: dict[Any, Array] = {source: np.arange(256, dtype=np.uint8).view(dtype)}
         with np.errstate(all="ignore"):
             for value in walk.order:
-                values[value] = _computed(value if value is cast else self.made[value], values)
+                values[value] = _evaluate(value if value is cast else self.made[value], values)
         return source, values[cast].view(np.uint8).tobytes()
 
 
 @dataclass
 class _Walk:
-    """What a value is computed of, operands first, down to bytes. reads: how often each variable is read."""
+    """The values that a value is computed from, operands first, down to int8 values. reads: uses of each variable."""
 
     made: dict[Any, Any]
     through_bytes: bool
@@ -191,9 +195,11 @@ class _Walk:
     sources: set[Any] = field(default_factory=set)
 
     def enter(self, value: Any) -> bool:
-        """Append a value, a call or a variable, and its operands; False where they are more than bytes and numbers."""
+        """Append a value and its operands; return False if they include anything but int8 values and numbers."""
         made: Any = value if isinstance(value, relax.Call) else self.made.get(value)
-        if len(self.reads) > _MOST_READS or (operator_of(made) not in _DEFINED and operator_of(made) not in _HERE):
+        if len(self.reads) > _MOST_READS or (
+            operator_of(made) not in _INTERPRETED and operator_of(made) not in _EXTRA_OPERATORS
+        ):
             return False
         if not all(self._operand(part) for part in made.args):
             return False
@@ -204,7 +210,7 @@ class _Walk:
         number = constant_value(part)
         if number is not None:
             values = number.numpy().reshape(-1)
-            return bool(values.size and (values == values[0]).all())  # of booleans, too
+            return bool(values.size and (values == values[0]).all())  # booleans included
         if not isinstance(part, relax.Var):
             return isinstance(getattr(part, "value", None), int | float)
         self.reads[part] += 1
@@ -221,7 +227,7 @@ def _dtype(expression: Any) -> str:
     return str(getattr(type_of(expression), "dtype", ""))
 
 
-def _computed(call: Any, values: dict[Any, Array]) -> Array:
+def _evaluate(call: Any, values: dict[Any, Array]) -> Array:
     name = operator_of(call)
     given: list[Any] = []
     for part in call.args:
@@ -233,20 +239,20 @@ def _computed(call: Any, values: dict[Any, Array]) -> Array:
             if isinstance(part, relax.Var)
             else part
         )
-    if name in _HERE:
-        return np.asarray(_HERE[name](*given))
+    if name in _EXTRA_OPERATORS:
+        return np.asarray(_EXTRA_OPERATORS[name](*given))
     return np.asarray(run_step(Step(name, name, (), call, (256,), _dtype(call)), given))
 
 
 @mutator
-class _Tabulator(PyExprMutator):  # type: ignore[misc]
+class _TableRewriter(PyExprMutator):  # type: ignore[misc]
     def __init__(self, mod: Any, operator: str) -> None:
         super().__init__(mod)
         self.operator = operator
         self.found: dict[Any, tuple[Any, bytes]] = {}
 
-    def tabulated(self, function: Any) -> Any:
-        self.found = _Chains(function).found
+    def rewrite(self, function: Any) -> Any:
+        self.found = _ByteFunctions(function).found
         return self.visit_expr(function) if self.found else function
 
     def visit_call_(self, call: Any) -> Any:
@@ -266,16 +272,14 @@ class _Tabulator(PyExprMutator):  # type: ignore[misc]
 
 @tvm.transform.module_pass(opt_level=0, name="Int8LookupTables")
 class Int8LookupTables:
-    """IRModule -> IRModule; needs a target in scope, and changes nothing for those with neither AVX512-VBMI nor NEON of
-    64 bits.
-    """
+    """IRModule -> IRModule; needs a current target, and changes nothing without AVX512-VBMI or arm64."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
         target = tvm.target.Target.current()
         if not looks_up_bytes(target) and not multiplies_by_lane(target):
             return mod
-        tabulator = _Tabulator(mod, (_NEON if multiplies_by_lane(target) else _AVX512).operator)
+        rewriter = _TableRewriter(mod, (_NEON if multiplies_by_lane(target) else _AVX512).operator)
         for variable, function in mod.functions.items():
             if isinstance(function, relax.Function):
-                tabulator.builder_.update_func(variable, tabulator.tabulated(function))
-        return tabulator.builder_.get()
+                rewriter.builder_.update_func(variable, rewriter.rewrite(function))
+        return rewriter.builder_.get()

@@ -1,12 +1,12 @@
-"""NarrowByInstruction: round float32 to bytes by instructions of arm64 and of AVX-512 that do several steps at once.
+"""Quantize float32 to int8 by the saturating instructions of arm64 and AVX-512.
 
-The end of a layer in 8 bits, clip(round(x) + zero point), takes nine instructions for four values where rounding,
-adding, limiting and narrowing are operations of their own. fcvtns rounds into 32 bits, sqxtn narrows to 16, sqadd adds
-the zero point to eight of them, and sqxtn or sqxtun narrows to 8. All of them saturate, so that limits of the type cost
-nothing, and others one instruction for eight bytes. AVX-512 rounds and converts 16 values in one instruction once they
-are limited, where rounding by itself takes two operations; bytes without a sign and a zero point need the lower limit
-only, since what is too large saturates. A byte that only integers are computed from, as where two branches of a network
-are added, is not narrowed at all.
+The end of an int8 layer, clip(round(x) + zero point), takes nine instructions for four values if rounding, adding,
+clamping and narrowing are separate operations. On arm64, fcvtns rounds to 32 bits, sqxtn narrows to 16, sqadd adds the
+zero point to eight values, and sqxtn or sqxtun narrows to 8. All of them saturate, so that limits of the type are free,
+and other limits cost one instruction for eight values. AVX-512 rounds and converts 16 values in one instruction once
+they are clamped, where separate rounding takes two operations; uint8 without a zero point needs the lower limit only,
+since larger values saturate. A quantized value that only integer operators read, as at a residual sum, is not narrowed
+at all.
 """
 
 from __future__ import annotations
@@ -25,30 +25,28 @@ from tvmflow.ir.tir.custom_operators import halves_of, register_operator
 from tvmflow.ir.tvm_compat import constant_value, dtype_of, operator_of, reads_of, type_of
 from tvmflow.targets.cpu_features import has_wide_vectors, multiplies_by_lane
 
-_NEON, _AVX512 = "tvmflow.round_to_byte", "tvmflow.round_to_byte_512"  # of float32 and the zero point, int32
+_NEON, _AVX512 = "tvmflow.round_to_byte", "tvmflow.round_to_byte_512"  # arguments: float32, and the zero point as int32
 _AS_INTEGER = {
     "int8": "tvmflow.round_to_int8_as_integer",
     "uint8": "tvmflow.round_to_uint8_as_integer",
-}  # the value of such a byte in 32 bits
+}  # the quantized value in 32 bits
 _LIMITS = {"int8": (-128, 127), "uint8": (0, 255)}
 _NARROW = {"int8": "llvm.aarch64.neon.sqxtn", "uint8": "llvm.aarch64.neon.sqxtun"}
 Array = np.ndarray[Any, Any]
 
 
-def _call(call: Any) -> Any:
-    """Return what the operator becomes: instructions for vectors of 4, 8 and more values, operations for anything
-    else.
-    """
+def _lower_neon(call: Any) -> Any:
+    """Lower the operator: to instructions for vectors of 4 or a multiple of 8 values, to operations for others."""
     value, zero = call.args
     name, _, lanes = dtype_of(call).partition("x")
-    return _narrowed(value, int(getattr(zero, "value", zero)), name, int(lanes or 1))
+    return _narrow_neon(value, int(getattr(zero, "value", zero)), name, int(lanes or 1))
 
 
-def _narrowed(value: Any, zero: int, dtype: str, lanes: int) -> Any:
+def _narrow_neon(value: Any, zero: int, dtype: str, lanes: int) -> Any:
     if lanes % 8 and lanes != 4:
-        return _by_operations(value, zero, dtype, lanes)
+        return _narrow_generic(value, zero, dtype, lanes)
     if lanes > 8:
-        parts = (_narrowed(part, zero, dtype, lanes // 2) for part in halves_of(value))
+        parts = (_narrow_neon(part, zero, dtype, lanes // 2) for part in halves_of(value))
         return tirx.vectorcombine(f"{dtype}x{lanes}", *parts)
     words = [
         tirx.call_llvm_pure_intrin(
@@ -65,67 +63,67 @@ def _narrowed(value: Any, zero: int, dtype: str, lanes: int) -> Any:
     return narrow if lanes == 8 else tirx.vectorlow(f"{dtype}x4", narrow)
 
 
-def _by_operations(value: Any, zero: int, dtype: str, lanes: int, result: str = "") -> Any:
+def _narrow_generic(value: Any, zero: int, dtype: str, lanes: int, result: str = "") -> Any:
     wide, result = dtype_of(value), result or dtype
     low, high = (tirx.const(float(limit), wide) for limit in _LIMITS[dtype])
     limited = tirx.max(tirx.min(tirx.nearbyint(value) + tirx.const(float(zero), wide), high), low)
     return limited.astype(result if lanes == 1 else f"{result}x{lanes}")
 
 
-def _call_512(call: Any) -> Any:
-    """Return what the operator becomes: instructions for vectors of 16 values, operations for anything else."""
+def _lower_avx512(call: Any) -> Any:
+    """Lower the operator: to instructions for vectors of 16 values, to operations for others."""
     value, zero = call.args[0], int(getattr(call.args[1], "value", call.args[1]))
     dtype, _, lanes = dtype_of(call).partition("x")
     if lanes != "16":
-        return _by_operations(value, zero, dtype, int(lanes or 1))
+        return _narrow_generic(value, zero, dtype, int(lanes or 1))
     if dtype == "uint8" and not zero:
-        words = _converted("llvm.x86.avx512.mask.cvtps2udq.512", tirx.max(value, tirx.const(0.0, "float32x16")))
+        words = _convert_avx512("llvm.x86.avx512.mask.cvtps2udq.512", tirx.max(value, tirx.const(0.0, "float32x16")))
         none, all_lanes = tirx.const(0, "uint8x16"), tirx.const(-1, "int16")
         return tirx.call_llvm_pure_intrin("uint8x16", "llvm.x86.avx512.mask.pmovus.db.512", words, none, all_lanes)
-    return _integers_512(value, zero, dtype).astype(f"{dtype}x16")
+    return _round_avx512(value, zero, dtype).astype(f"{dtype}x16")
 
 
-def _integers_512(value: Any, zero: int, dtype: str) -> Any:
-    """Return 16 values of a byte in 32 bits."""
+def _round_avx512(value: Any, zero: int, dtype: str) -> Any:
+    """Return 16 quantized values in 32 bits."""
     low, high = (tirx.const(float(limit - zero), "float32x16") for limit in _LIMITS[dtype])
-    words = _converted("llvm.x86.avx512.mask.cvtps2dq.512", tirx.max(tirx.min(value, high), low))
+    words = _convert_avx512("llvm.x86.avx512.mask.cvtps2dq.512", tirx.max(tirx.min(value, high), low))
     return words + tirx.const(zero, "int32x16")
 
 
-def _call_as_integer(dtype: str) -> Callable[[Any], Any]:
-    """Return what makes of a call its value in 32 bits. dtype: of the byte."""
+def _make_integer_lowering(dtype: str) -> Callable[[Any], Any]:
+    """Return the lowering to the quantized value in 32 bits. dtype: its 8-bit type."""
 
-    def call_as_integer(call: Any) -> Any:
+    def lower(call: Any) -> Any:
         value, zero = call.args[0], int(getattr(call.args[1], "value", call.args[1]))
         _, _, lanes = dtype_of(call).partition("x")
         return (
-            _integers_512(value, zero, dtype)
+            _round_avx512(value, zero, dtype)
             if lanes == "16"
-            else _by_operations(value, zero, dtype, int(lanes or 1), "int32")
+            else _narrow_generic(value, zero, dtype, int(lanes or 1), "int32")
         )
 
-    return call_as_integer
+    return lower
 
 
-def _converted(instruction: str, value: Any) -> Any:
+def _convert_avx512(instruction: str, value: Any) -> Any:
     none, all_lanes, as_set = tirx.const(0, "int32x16"), tirx.const(-1, "int16"), tirx.const(4, "int32")
     return tirx.call_llvm_pure_intrin("int32x16", instruction, value, none, all_lanes, as_set)
 
 
-register_operator(_NEON, "clip(round(x) + zero point), to the nearest, ties to even, as a byte", 2, _call)
-register_operator(_AVX512, "clip(round(x) + zero point), to the nearest, ties to even, as a byte", 2, _call_512)
+register_operator(_NEON, "clip(round(x) + zero point), to the nearest, ties to even, as a byte", 2, _lower_neon)
+register_operator(_AVX512, "clip(round(x) + zero point), to the nearest, ties to even, as a byte", 2, _lower_avx512)
 for _dtype, _name in _AS_INTEGER.items():
     register_operator(
         _name,
         "clip(round(x) + zero point), to the nearest, ties to even, of a byte's limits, as an integer of 32 bits",
         2,
-        _call_as_integer(_dtype),
+        _make_integer_lowering(_dtype),
     )
 
 
 @dataclass(frozen=True)
-class _Bytes:
-    """clip(round(value) + zero, low, high) as dtype; limits are numbers or arrays, None for the type's."""
+class _Quantize:
+    """clip(round(value) + zero, low, high) as dtype; limits are numbers or arrays, None for those of the type."""
 
     value: Any
     zero: int
@@ -140,10 +138,10 @@ class _Narrower(PyExprMutator):  # type: ignore[misc]
         super().__init__(mod)
         self.operator = operator
         self.uses: Counter[Any] = Counter()
-        self.emitted: list[tuple[Any, _Bytes]] = []
+        self.emitted: list[tuple[Any, _Quantize]] = []
 
-    def narrowed(self, function: Any) -> Any:
-        """Return a function with its roundings to bytes narrowed."""
+    def rewrite(self, function: Any) -> Any:
+        """Return a function with its casts to 8 bits lowered to the operator."""
         self.uses = reads_of(function)
         return self.visit_expr(function)
 
@@ -153,16 +151,16 @@ class _Narrower(PyExprMutator):  # type: ignore[misc]
         if getattr(call.op, "name", "") != "relax.astype":
             return call
         if str(call.attrs.dtype) == "int32" and self.operator == _AVX512 and self.uses[given] == 1:
-            made = self._made(call.args[0])
+            made = self._resolve(call.args[0])
             byte = next((byte for one, byte in self.emitted if one.same_as(made)), None)
             return call if byte is None else self._emit(byte, _AS_INTEGER[byte.dtype], "int32")
-        found = self._bytes(call)
+        found = self._match_quantize(call)
         if found is None:
             return call
         self.emitted.append((self._emit(found, self.operator, found.dtype), found))
         return self.emitted[-1][0]
 
-    def _emit(self, found: _Bytes, operator: str, dtype: str) -> Any:
+    def _emit(self, found: _Quantize, operator: str, dtype: str) -> Any:
         names = [name for name in ("low", "high") if getattr(found, name) is not None]
 
         def narrow(x: Any, *limits: Any) -> Any:
@@ -179,12 +177,12 @@ class _Narrower(PyExprMutator):  # type: ignore[misc]
         limits = [relax.const(getattr(found, name).astype(dtype), dtype) for name in names]
         return self.builder_.call_te(narrow, found.value, *limits, primfunc_name_hint="narrow")
 
-    def _bytes(self, call: Any) -> _Bytes | None:
-        """Return what a cast to bytes rounds and limits, None where it is made of anything else."""
+    def _match_quantize(self, call: Any) -> _Quantize | None:
+        """Match a cast to 8 bits of a rounded and clamped value, None for anything else."""
         dtype = str(call.attrs.dtype)
         if dtype not in _LIMITS or str(type_of(call.args[0]).dtype) != "float32":
             return None
-        limited = self._limits(self._made(call.args[0]))
+        limited = self._match_clip(self._resolve(call.args[0]))
         if limited is None:
             return None
         value, low, high = limited
@@ -196,36 +194,36 @@ class _Narrower(PyExprMutator):  # type: ignore[misc]
             number = constant_value(value.args[1])
             if number is None or number.numpy().size != 1:
                 return None
-            zero, value = float(number.numpy().reshape(())), self._made(value.args[0])
+            zero, value = float(number.numpy().reshape(())), self._resolve(value.args[0])
         if operator_of(value) != "relax.round" or zero != int(zero) or abs(zero) > 255:
             return None
         kept = (None if np.all(low == least) else low, None if np.all(high == most) else high)
         narrow = [None if limit is None else limit.astype(dtype) for limit in kept]
-        return _Bytes(value.args[0], int(zero), narrow[0], narrow[1], dtype)
+        return _Quantize(value.args[0], int(zero), narrow[0], narrow[1], dtype)
 
-    def _limits(self, call: Any) -> tuple[Any, Array, Array] | None:
-        """Return what clip, or maximum of minimum with constants, limits, and the limits."""
+    def _match_clip(self, call: Any) -> tuple[Any, Array, Array] | None:
+        """Match clip, or maximum of minimum with constants; return the value and the limits."""
         if operator_of(call) == "relax.clip":
             low, high = (np.asarray(float(getattr(one, "value", one)), np.float32) for one in call.args[1:])
-            return self._made(call.args[0]), low, high
+            return self._resolve(call.args[0]), low, high
         if operator_of(call) != "relax.maximum":
             return None
-        inner = self._made(call.args[0])
+        inner = self._resolve(call.args[0])
         if operator_of(inner) != "relax.minimum":
             return None
         limits = [constant_value(one.args[1]) for one in (call, inner)]
         if limits[0] is None or limits[1] is None:
             return None
-        return self._made(inner.args[0]), limits[0].numpy(), limits[1].numpy()
+        return self._resolve(inner.args[0]), limits[0].numpy(), limits[1].numpy()
 
-    def _made(self, value: Any) -> Any:
-        """Return the expression that a variable is bound to, the value itself where it is none."""
+    def _resolve(self, value: Any) -> Any:
+        """Return the expression that a variable is bound to; any other value as it is."""
         found = self.lookup_binding(value) if isinstance(value, relax.Var) else None
         return value if found is None else found
 
 
 def _value_at(limit: Any, index: tuple[Any, ...]) -> Any:
-    """Return a limit's value at a place of what it limits: of no axes, or of the same, those of extent 1 for all."""
+    """Return a limit at an index: of a scalar, or of an array whose axes of extent 1 are broadcast."""
     if not limit.shape:
         return limit()
     return limit[tuple(0 if int(extent) == 1 else i for i, extent in zip(index, limit.shape, strict=True))]
@@ -233,7 +231,7 @@ def _value_at(limit: Any, index: tuple[Any, ...]) -> Any:
 
 @tvm.transform.module_pass(opt_level=0, name="NarrowByInstruction")
 class NarrowByInstruction:
-    """IRModule -> IRModule; needs a target in scope, and changes nothing for those without NEON or AVX-512."""
+    """IRModule -> IRModule; needs a current target, and changes nothing without NEON or AVX-512."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
         target = tvm.target.Target.current()
@@ -242,5 +240,5 @@ class NarrowByInstruction:
         narrower = _Narrower(mod, _NEON if multiplies_by_lane(target) else _AVX512)
         for variable, function in mod.functions.items():
             if isinstance(function, relax.Function):
-                narrower.builder_.update_func(variable, narrower.narrowed(function))
+                narrower.builder_.update_func(variable, narrower.rewrite(function))
         return narrower.builder_.get()

@@ -1,6 +1,6 @@
-"""Convolutions in packed layouts as TensorIR.
+"""Compute convolutions in packed layouts as TensorIR.
 
-One padding block (where it pads) and one reduction with plain, separate axes: (n, oc, oh, ow, lane) over (ic, kh, kw,
+Each has one padding block (if it pads) and one reduction with separate axes: (n, oc, oh, ow, lane) over (ic, kh, kw,
 input lane); depthwise and first layers over (kh, kw) and (ic, kh, kw).
 """
 
@@ -14,7 +14,7 @@ import tvm
 from tvm import te, tirx
 
 from tvmflow.ir.tir.packed_words import dot4, word_of, words_of_image
-from tvmflow.passes.legalize.padded_image import padded_image, tileable_width
+from tvmflow.passes.legalize.padded_image import pad_image, tileable_width
 from tvmflow.schedules.cpu.amx_convolution import FLAT_CONVOLUTION, TILED_CONVOLUTION
 from tvmflow.schedules.cpu.amx_narrow_image import rows_and_columns
 from tvmflow.schedules.intrinsics.arm_mmla import PAIRED_BYTES, PAIRED_CONVOLUTION
@@ -26,9 +26,7 @@ _NARROW = 7
 
 
 def interleave(weight: Any, group: int) -> Any:
-    """(OC, IC, KH, KW, b of I, b of O) -> (OC, IC, KH, KW, b/group of I, b of O, group of I), as dot products read
-    it.
-    """
+    """(OC, IC, KH, KW, b of I, b of O) -> (OC, IC, KH, KW, b/group of I, b of O, group of I), for dot products."""
     oc, ic, kh, kw, inner, lanes = weight.shape
     split = weight.reshape(oc, ic, kh, kw, inner // group, group, lanes)
     return np.ascontiguousarray(split.transpose(0, 1, 2, 3, 4, 6, 5))
@@ -78,28 +76,26 @@ def packed_conv2d(
         and out_width <= _NARROW
         and rows * out_width >= _NARROW
     ):
-        return _flat(data, weight, (rows, out_width), padding, _Sums(dtype, offset), filling)
+        return _convolve_flat(data, weight, (rows, out_width), padding, _Accumulator(dtype, offset), filling)
     computed = tileable_width(out_width, multiplies_by_lane(target)) if is_cpu(target) else out_width
     right += max((computed - 1) * sw + reach - width, 0)
     if top or left or bottom or right or columns > 1 or read_dtype != str(data.dtype):
-        data = padded_image(data, padding[:2], [bottom, right], read_dtype, filling, columns)
+        data = pad_image(data, padding[:2], [bottom, right], read_dtype, filling, columns)
     n, _, height, _ = (int(d) for d in data.shape[:4])
     lanes = int(weight.shape[-2 if len(weight.shape) == 7 else -1])
     shape = (n, oc, (height - (kh - 1) * dh - 1) // sh + 1, computed, lanes)
-    steps, sums = (sh, dh, sw, dw), _Sums(dtype, offset)
+    steps, sums = (sh, dh, sw, dw), _Accumulator(dtype, offset)
     if depthwise:
-        return _cropped(_depthwise(data, weight, shape, steps, read_dtype, sums), out_width)
+        return _crop(_convolve_depthwise(data, weight, shape, steps, read_dtype, sums), out_width)
     if words:
-        return _whole_words(data, weight, shape, steps, sums, groups)
+        return _convolve_words(data, weight, shape, steps, sums, groups)
     if len(weight.shape) == 5:
-        return _cropped(_first(data, weight, shape, steps, sums), out_width)
-    return _cropped(_whole(data, weight, shape, steps, sums, groups, tiled), out_width)
+        return _crop(_convolve_first_layer(data, weight, shape, steps, sums), out_width)
+    return _crop(_convolve_packed(data, weight, shape, steps, sums, groups, tiled), out_width)
 
 
 def _read_dtype(data: Any, weight: Any, target: Any, depthwise: bool) -> str:
-    """Return the type that the sums read: what is read by every tap, or for every output channel, is widened once,
-    where the padding is copied.
-    """
+    """Return the type that a convolution reads: data is widened once, where the padding is copied, not for each tap."""
     if depthwise:
         return "int16" if str(weight.dtype) == "int8" else str(weight.dtype)
     widens = len(weight.shape) == 7 and str(weight.dtype) == "int8" and only_multiplies_int16(target)
@@ -110,13 +106,16 @@ Steps = tuple[int, int, int, int]  # stride and dilation of rows, stride and dil
 
 
 @dataclass(frozen=True)
-class _Sums:
-    """dtype: of sums; offset: what they start from, a te.Tensor (1, OC, 1, 1, lane), None for 0."""
+class _Accumulator:
+    """The type of the sums and their initial value.
+
+    offset: te.Tensor (1, OC, 1, 1, lane), None for 0.
+    """
 
     dtype: str
     offset: Any
 
-    def of(self, terms: Any, axis: list[Any], index: tuple[Any, ...]) -> Any:
+    def sum(self, terms: Any, axis: list[Any], index: tuple[Any, ...]) -> Any:
         """Return the sum of terms over axes, for the output at an index (b, o, h, w, lane)."""
         if self.offset is None:
             return te.sum(terms, axis=axis)
@@ -124,22 +123,22 @@ class _Sums:
         return te.comm_reducer(lambda x, y: x + y, lambda _dtype: start, name="sum")(terms, axis=axis)
 
 
-def _term(total: str, pixel: Any, value: Any) -> Any:
+def _multiply(total: str, pixel: Any, value: Any) -> Any:
     return pixel.astype(total) * value.astype(total)
 
 
-def _depthwise(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, read_dtype: str, sums: _Sums) -> Any:
-    """Sum every channel by itself; of float32 exactly, whatever is read, and brought to the type of the output
-    after.
-    """
+def _convolve_depthwise(
+    data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, read_dtype: str, sums: _Accumulator
+) -> Any:
+    """Convolve each channel separately; float32 sums are exact, and are cast to the output type at the end."""
     sh, dh, sw, dw = steps
     y, x = te.reduce_axis((0, int(weight.shape[2])), "kh"), te.reduce_axis((0, int(weight.shape[3])), "kw")
     dtype = sums.dtype
     total = read_dtype if read_dtype == "float32" else dtype
     output = te.compute(
         shape,
-        lambda b, o, h, w, v: sums.of(
-            _term(total, data[b, o, h * sh + y * dh, w * sw + x * dw, v], weight[o, 0, y, x, v]),
+        lambda b, o, h, w, v: sums.sum(
+            _multiply(total, data[b, o, h * sh + y * dh, w * sw + x * dw, v], weight[o, 0, y, x, v]),
             [y, x],
             (b, o, h, w, v),
         ),
@@ -152,15 +151,15 @@ def _depthwise(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, rea
     )
 
 
-def _first(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, sums: _Sums) -> Any:
-    """Sum an image in NCHW, of few channels."""
+def _convolve_first_layer(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, sums: _Accumulator) -> Any:
+    """Convolve an image in NCHW with few channels."""
     sh, dh, sw, dw = steps
     y, x = te.reduce_axis((0, int(weight.shape[2])), "kh"), te.reduce_axis((0, int(weight.shape[3])), "kw")
     i = te.reduce_axis((0, int(weight.shape[1])), "ic")
     return te.compute(
         shape,
-        lambda b, o, h, w, v: sums.of(
-            _term(sums.dtype, data[b, i, h * sh + y * dh, w * sw + x * dw], weight[o, i, y, x, v]),
+        lambda b, o, h, w, v: sums.sum(
+            _multiply(sums.dtype, data[b, i, h * sh + y * dh, w * sw + x * dw], weight[o, i, y, x, v]),
             [i, y, x],
             (b, o, h, w, v),
         ),
@@ -168,15 +167,17 @@ def _first(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, sums: _
     )
 
 
-def _whole(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, sums: _Sums, groups: int, tiled: bool) -> Any:
-    """Sum packed channels, one by one or by neighbours that an instruction sums; see packed_conv2d."""
+def _convolve_packed(
+    data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, sums: _Accumulator, groups: int, tiled: bool
+) -> Any:
+    """Convolve packed channels, with single multiplications or dot products; see packed_conv2d."""
     (sh, dh, sw, dw), per_group = steps, shape[1] // groups
     _, ic, kh, kw = (int(weight.shape[axis]) for axis in ((0, 3, 1, 2) if tiled else (0, 1, 2, 3)))
     y, x = te.reduce_axis((0, kh), "kh"), te.reduce_axis((0, kw), "kw")
     i, u = te.reduce_axis((0, ic), "ic"), te.reduce_axis((0, int(weight.shape[4])), "ic_lane")
 
     together = int(weight.shape[6]) if len(weight.shape) == 7 else 1
-    part = int(weight.shape[4]) * together  # of a block: all of it, or the channels of a group
+    part = int(weight.shape[4]) * together  # channels of a block, or of a group that is part of one
     parts = int(data.shape[4]) // part
 
     def pixel(b: Any, o: Any, h: Any, w: Any, v: Any, lane: Any) -> Any:
@@ -191,22 +192,22 @@ def _whole(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, sums: _
     if len(weight.shape) == 6:
         return te.compute(
             shape,
-            lambda b, o, h, w, v: sums.of(
-                _term(sums.dtype, pixel(b, o, h, w, v, u), weight[o, i, y, x, u, v]), [i, y, x, u], (b, o, h, w, v)
+            lambda b, o, h, w, v: sums.sum(
+                _multiply(sums.dtype, pixel(b, o, h, w, v, u), weight[o, i, y, x, u, v]), [i, y, x, u], (b, o, h, w, v)
             ),
             name="conv2d",
         )
     group = int(weight.shape[6])
     q = te.reduce_axis((0, group), "ic_byte" if group == 4 else "ic_pair")
     order = (y, x, i) if tiled else (i, y, x)
-    # the names are part of the keys of tuning records
+    # block names are part of the keys of tuning records
     name = TILED_CONVOLUTION if tiled else "conv2d_bytes" if group == 4 else "conv2d_pairs"
     if group * tvm.DataType(str(weight.dtype)).bits == 8 * PAIRED_BYTES:
         name = PAIRED_CONVOLUTION
     return te.compute(
         shape,
-        lambda b, o, h, w, v: sums.of(
-            _term(sums.dtype, pixel(b, o, h, w, v, u * group + q), weight[o, *order, u, v, q]),
+        lambda b, o, h, w, v: sums.sum(
+            _multiply(sums.dtype, pixel(b, o, h, w, v, u * group + q), weight[o, *order, u, v, q]),
             [*order, u, q],
             (b, o, h, w, v),
         ),
@@ -214,8 +215,10 @@ def _whole(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, sums: _
     )
 
 
-def _whole_words(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, sums: _Sums, groups: int) -> Any:
-    """Sum packed channels by dot products of words."""
+def _convolve_words(
+    data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, sums: _Accumulator, groups: int
+) -> Any:
+    """Convolve packed channels by dot products of words."""
     (sh, dh, sw, dw), per_group = steps, shape[1] // groups
     ic, kh, kw = (int(extent) for extent in weight.shape[1:4])
     i, y, x = te.reduce_axis((0, ic), "ic"), te.reduce_axis((0, kh), "kh"), te.reduce_axis((0, kw), "kw")
@@ -224,19 +227,20 @@ def _whole_words(data: Any, weight: Any, shape: tuple[int, ...], steps: Steps, s
         first = i if groups == 1 else (o // per_group) * ic + i
         return dot4(data[b, first, h * sh + y * dh, w * sw + x * dw], weight[o, i, y, x, v])
 
-    return te.compute(shape, lambda *index: sums.of(term(*index), [i, y, x], index), name="conv2d_words")
+    return te.compute(shape, lambda *index: sums.sum(term(*index), [i, y, x], index), name="conv2d_words")
 
 
-def _flat(data: Any, weight: Any, size: tuple[int, int], padding: list[int], sums: _Sums, filling: float) -> Any:
-    """Sum packed channels of an image whose rows lie in one, so that tiles go on from row to row; what is computed
-    between rows is left out.
+def _convolve_flat(
+    data: Any, weight: Any, size: tuple[int, int], padding: list[int], sums: _Accumulator, filling: float
+) -> Any:
+    """Convolve packed channels of an image whose rows are joined, so that tiles continue from row to row.
 
-    size: rows and columns of the output.
+    Outputs between rows are cropped. size: rows and columns of the output.
     """
     (height, width), (top, left, _, right) = size, padding
     n, blocks, high, wide, inner = (int(d) for d in data.shape)
     oc, kh, kw, ic, words, lanes, group = (int(d) for d in weight.shape)
-    step = wide + left + right  # from a row to the next
+    step = wide + left + right  # distance of rows
     tiles, pixels = rows_and_columns((height - 1) * step + width)
     length = tiles * pixels + (kh - 1) * step + kw - 1
 
@@ -250,8 +254,10 @@ def _flat(data: Any, weight: Any, size: tuple[int, int], padding: list[int], sum
     u, q = te.reduce_axis((0, words), "ic_lane"), te.reduce_axis((0, group), "ic_byte" if group == 4 else "ic_pair")
     total = te.compute(
         (n, oc, tiles, pixels, lanes),
-        lambda b, o, h, w, v: sums.of(
-            _term(sums.dtype, flat[b, i, 0, h * pixels + w + y * step + x, u * group + q], weight[o, y, x, i, u, v, q]),
+        lambda b, o, h, w, v: sums.sum(
+            _multiply(
+                sums.dtype, flat[b, i, 0, h * pixels + w + y * step + x, u * group + q], weight[o, y, x, i, u, v, q]
+            ),
             [y, x, i, u, q],
             (b, o, h, w, v),
         ),
@@ -265,8 +271,8 @@ def _flat(data: Any, weight: Any, size: tuple[int, int], padding: list[int], sum
     return te.compute((n, oc, height, width, lanes), pixel, name="crop")
 
 
-def _cropped(output: Any, width: int) -> Any:
-    """Return a convolution without the columns that were computed only to fill a tile."""
+def _crop(output: Any, width: int) -> Any:
+    """Return a convolution without the columns that only fill tiles."""
     if int(output.shape[3]) == width:
         return output
     n, oc, height, _, lanes = output.shape

@@ -1,5 +1,6 @@
-"""Images as convolutions and pools read them: with a border, as wide as tiles need, two columns as one where an
-instruction multiplies pairs.
+"""Pad and widen images for convolutions and pools.
+
+The image gets a border, is as wide as tiles require, and has two columns joined where an instruction multiplies pairs.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from tvm import te, tirx
 from tvmflow.schedules.intrinsics.arm_mmla import PAIRED_LANES
 
 
-def padded_image(
+def pad_image(
     data: Any, before: list[int], after: list[int], dtype: str, filling: float = 0.0, columns: int = 1
 ) -> Any:
-    """Return an image with a border, in another type. before: rows, columns; after: the same, less than 0 cuts.
+    """Return an image with a border, in another type.
 
-    columns: how many neighbours of (N, 1, H, W, c) become one pixel of (N, 1, H, W/columns, columns * c), in which the
-    border counts.
+    before, after: rows and columns; negative numbers in `after` crop. columns: how many neighbours of (N, 1, H, W, c)
+    become one pixel of (N, 1, H, W/columns, columns * c), which the border counts.
     """
     n, c, height, width, *lanes = (int(d) for d in data.shape)
     (top, left), (bottom, right) = before, after
@@ -38,11 +39,10 @@ def padded_image(
 
 
 def tileable_width(width: int, narrow: bool = False) -> int:
-    """Return the least width, at most an eighth larger, that divides into tiles of 4 to 16 pixels; else the width
-    itself.
+    """Return the least width, at most an eighth larger, that divides into tiles of 4 to 16 pixels; else the width.
 
-    A row of 71 pixels has no tiles; one of 72 has, and computing a column too many costs less than leaving registers
-    idle. narrow: tiles of more than 9 pixels do not fit into registers; else up to 28 do.
+    71 is prime; 72 divides into tiles, and computing one more column costs less than leaving registers unused. narrow:
+    tiles of more than 9 pixels exceed the registers; otherwise whole rows of up to 28 pixels fit.
     """
     widest, whole = (9, 9) if narrow else (16, 28)
     if width <= whole:
@@ -56,11 +56,10 @@ def tileable_width(width: int, narrow: bool = False) -> int:
 def pair_columns(
     weight: Any, width: int, strides: list[int], padding: list[int], dilation: list[int]
 ) -> tuple[Any, list[int], list[int]] | None:
-    """Return weight, strides and padding of a first layer whose image has two columns of four channels as one pixel of
-    eight.
+    """Return weight, strides and padding of a first layer whose image joins two columns of four channels.
 
-    weight: (OC, 1, KH, KW, 4, 8), which becomes (OC, 1, KH, KW/2, 8, 8), filled with columns of zeros. None where
-    columns have no pairs.
+    weight: (OC, 1, KH, KW, 4, 8), which becomes (OC, 1, KH, KW/2, 8, 8), padded with columns of zeros. None if the
+    columns cannot be paired.
     """
     if weight.shape[1] != 1 or 2 * weight.shape[4] != PAIRED_LANES or width % 2 or strides[1] % 2 or dilation[1] != 1:
         return None

@@ -1,8 +1,8 @@
-"""Lower max_pool2d of 16-bit values: each is widened once, where its padding is copied, and the largest rounded back.
+"""Lower max_pool2d of 16-bit values in float32, and round the maximum back.
 
-TVM 0.27 cannot vectorize the first value of a maximum in bfloat16. A maximum of rounded values is one of them, so
-nothing is lost, and memory has the low dtype on both sides. float32 is lowered here on arm64, whose instruction for the
-larger of two TVM does not use.
+Values are widened once, where the padding is copied. TVM 0.27 cannot vectorize the initial value of a maximum in
+bfloat16. A maximum of rounded values is one of them, so that nothing is lost, and memory keeps the low precision on
+both sides. On arm64, float32 is lowered here, too: TVM does not use its instruction for a maximum.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import tvm
 from tvm import te
 
 from tvmflow.ir.tvm_compat import type_of
-from tvmflow.passes.legalize.bfloat16 import rounded
-from tvmflow.passes.legalize.clip import largest
-from tvmflow.passes.legalize.padded_image import padded_image
+from tvmflow.passes.legalize.bfloat16 import cast_float32
+from tvmflow.passes.legalize.clip import reduce_max
+from tvmflow.passes.legalize.padded_image import pad_image
 from tvmflow.targets.cpu_features import multiplies_by_lane
 
 _LOWEST = -3.4028234663852886e38  # of float32
 
 
 def legalize_max_pool2d(builder: Any, call: Any) -> Any:
-    """Return how relax.nn.max_pool2d is lowered; layouts NCHW and NCHW{b}c, others as TVM does."""
+    """Lower relax.nn.max_pool2d in NCHW and NCHW{b}c, other layouts as TVM does."""
     attrs, data = call.attrs, call.args[0]
     dtypes = ["bfloat16", "float16"] + ["float32"] * multiplies_by_lane(tvm.target.Target.current())
     if str(type_of(data).dtype) not in dtypes or not str(attrs.layout).startswith("NCHW"):
@@ -39,7 +39,7 @@ def legalize_max_pool2d(builder: Any, call: Any) -> Any:
 def _max_pool2d(
     data: Any, window: list[int], strides: list[int], dilation: list[int], padding: list[int], out_shape: list[int]
 ) -> Any:
-    """Return the te.Tensor of shape `wanted`, in the type of data: (N, C, H, W) or (N, C/b, H, W, b)."""
+    """Return the te.Tensor of shape `out_shape`, in the type of data: (N, C, H, W) or (N, C/b, H, W, b)."""
     top, left = padding[:2]
     (sh, sw), (dh, dw) = strides, dilation
     after = [
@@ -48,13 +48,13 @@ def _max_pool2d(
     ]
     wide, dtype = data, str(data.dtype)
     if top or left or max(after) > 0 or dtype != "float32":
-        wide = padded_image(data, [top, left], [max(width, 0) for width in after], "float32", _LOWEST)
+        wide = pad_image(data, [top, left], [max(width, 0) for width in after], "float32", _LOWEST)
     y, x = te.reduce_axis((0, window[0]), "kh"), te.reduce_axis((0, window[1]), "kw")
     found = te.compute(
         tuple(out_shape),
-        lambda b, c, h, w, *v: largest(wide[b, c, h * sh + y * dh, w * sw + x * dw, *v], [y, x]),
+        lambda b, c, h, w, *v: reduce_max(wide[b, c, h * sh + y * dh, w * sw + x * dw, *v], [y, x]),
         name="max_pool2d",
     )
     if dtype == "float32":
         return found
-    return te.compute(found.shape, lambda *indices: rounded(found[indices], dtype), name="round")
+    return te.compute(found.shape, lambda *indices: cast_float32(found[indices], dtype), name="round")

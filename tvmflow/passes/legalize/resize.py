@@ -1,8 +1,7 @@
-"""Lower resize2d with linear weights in two steps, along rows and then along columns, whose pixels and weights are
-tables.
+"""Lower linear resize2d in two steps, along rows and then along columns.
 
-TVM computes four pixels and their places for each value anew. The second step reads and writes whole rows, so that it
-has no places to look up in a vector.
+The indices and weights are tables; TVM computes four indices and their weights for each value. The second step reads
+and writes whole rows, so that vectors need no gather.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from tvm import relax
 
 from tvmflow.ir.relax.graph import Array
 from tvmflow.ir.tvm_compat import shape_of, type_of
-from tvmflow.passes.legalize.batch_matmul import OPAQUE, buffer_of, function_of
+from tvmflow.passes.legalize.batch_matmul import OPAQUE, buffer_type, parse_kernel
 from tvmflow.passes.legalize.bfloat16 import legalize_astype
 
-_INJECTIVE = 2  # TVM's number for what is fused with what is computed of each value
+_INJECTIVE = 2  # OpPatternKind of elementwise and injective kernels
 
 _SOURCE = """
 @T.prim_func(s_tir=True)
@@ -32,9 +31,7 @@ _FLOATS = {"float32", "float16", "bfloat16"}
 
 
 def legalize_resize2d(builder: Any, call: Any) -> Any:
-    """Return how relax.image.resize2d is lowered: linear weights of floats in layouts NCHW and NCHW{b}c, computed in
-    float32; others as TVM does.
-    """
+    """Lower relax.image.resize2d: linear interpolation in NCHW and NCHW{b}c in float32, others as TVM does."""
     attrs, mode = call.attrs, str(call.attrs.coordinate_transformation_mode)
     linear = str(attrs.method) == "linear" and mode in _PLACES and str(attrs.layout).startswith("NCHW")
     value, shape, dtype = call.args[0], shape_of(call), str(type_of(call).dtype)
@@ -42,29 +39,29 @@ def legalize_resize2d(builder: Any, call: Any) -> Any:
         return call.op.get_attr("FLegalize")(builder, call)
     for axis, pattern in ((3, OPAQUE), (2, _INJECTIVE)):
         if shape_of(value)[axis] != shape[axis]:
-            value = builder.emit(_along(builder, value, axis, shape[axis], mode, pattern))
+            value = builder.emit(_resize_axis(builder, value, axis, shape[axis], mode, pattern))
     if str(type_of(value).dtype) == dtype:
         return value
     return legalize_astype(builder, builder.normalize(relax.op.astype(value, dtype)))
 
 
-def _along(builder: Any, value: Any, axis: int, extent: int, mode: str, pattern: int) -> Any:
-    """Return a value in float32 with another extent along an axis."""
+def _resize_axis(builder: Any, value: Any, axis: int, extent: int, mode: str, pattern: int) -> Any:
+    """Return a value in float32 resized along one axis."""
     image, dtype = shape_of(value), str(type_of(value).dtype)
     made = (*image[:axis], extent, *image[axis + 1 :])
-    first, second, share = tables(image[axis], extent, mode)
+    first, second, share = interpolation_tables(image[axis], extent, mode)
     loops = [f"i{at}" for at in range(len(made))]
     axes = [f"v{loop}" for loop in loops]
     before, behind = "".join(f"{one}, " for one in axes[:axis]), "".join(f", {one}" for one in axes[axis + 1 :])
     reads = (f"x[{before}{place}[{axes[axis]}]{behind}]" for place in ("first", "second"))
     left, right = (read if dtype == "float32" else f'T.Cast("float32", {read})' for read in reads)
-    function = function_of(
+    function = parse_kernel(
         _SOURCE,
         {
-            "image": buffer_of(image, dtype),
-            "made": buffer_of(made, "float32"),
-            "places": buffer_of((extent,), "int32"),
-            "shares": buffer_of((extent,), "float32"),
+            "image": buffer_type(image, dtype),
+            "made": buffer_type(made, "float32"),
+            "places": buffer_type((extent,), "int32"),
+            "shares": buffer_type((extent,), "float32"),
             "loops": ", ".join(loops),
             "extents": ", ".join(map(str, made)),
             "axes": ", ".join(axes),
@@ -87,8 +84,8 @@ _PLACES = {
 }
 
 
-def tables(pixels: int, extent: int, mode: str) -> tuple[Array, Array, Array]:
-    """Return for each of `extent` places the two pixels that it lies between, and the share of the second."""
+def interpolation_tables(pixels: int, extent: int, mode: str) -> tuple[Array, Array, Array]:
+    """Return for each output index the two input indices that it lies between, and the weight of the second."""
     places = _PLACES[mode](np.arange(extent, dtype=np.float64), pixels, extent)
     first = np.floor(places)
     near = [np.clip(one, 0, pixels - 1).astype(np.int32) for one in (first, first + 1)]

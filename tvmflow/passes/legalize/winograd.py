@@ -1,9 +1,9 @@
-"""Winograd's F(m x m, 3 x 3): a 3x3 convolution of stride 1 with fewer multiplications, on packed channels.
+"""Compute 3x3 convolutions of stride 1 by Winograd's F(m x m, 3 x 3) on packed channels.
 
 Each tile of (m+2)^2 inputs is transformed (B), multiplied channel by channel with transformed weights (G), and
-transformed back (A) into m^2 outputs: 2.25 times fewer multiplications for m = 2, 4 times fewer for m = 4, for a larger
-rounding error, which `winograd_error` measures. The matrices are Toom-Cook's for the points 0, 1, -1 (and 2, -2), as in
-Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015).
+transformed back (A) to m^2 outputs: 2.25 times fewer multiplications for m = 2, 4 times fewer for m = 4, at the cost of
+a larger rounding error, which `winograd_error` measures. The matrices are Toom-Cook's for the points 0, 1, -1 (and 2,
+-2), as in Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 1.0, -1.0, 2.0, -2.0)}
 TILES = tuple(_POINTS)
 
 
-def tiles_along(size: int, m: int, dilation: int) -> int:
-    """Return how many tiles cover so many outputs along an axis, those of all phases of a dilation."""
+def count_tiles(size: int, m: int, dilation: int) -> int:
+    """Return the number of tiles that cover an axis of outputs, for all phases of a dilation."""
     return dilation * -(-size // (dilation * m))
 
 
 @cache
-def matrices(m: int) -> tuple[Matrix, Matrix, Matrix]:
+def transform_matrices(m: int) -> tuple[Matrix, Matrix, Matrix]:
     """Return A (m+2, m), B (m+2, m+2), G (m+2, 3): y = A^T [(G g) * (B^T d)] is the correlation of d with g."""
     points = _POINTS[m]
     alpha = m + _TAPS - 1
@@ -48,20 +48,20 @@ def matrices(m: int) -> tuple[Matrix, Matrix, Matrix]:
 
 def transform_weight(weight: NDArray[Any], m: int) -> NDArray[Any]:
     """(OC, IC, 3, 3, b of I, b of O) -> (OC, alpha, alpha, IC, b of I, b of O), computed in float64."""
-    _, _, g = matrices(m)
+    _, _, g = transform_matrices(m)
     taps = weight.astype(np.float64).transpose(2, 3, 0, 1, 4, 5).reshape(_TAPS**2, -1)
-    transformed = (np.kron(g, g) @ taps).astype(weight.dtype)  # one product: einsum takes twenty times as long
+    transformed = (np.kron(g, g) @ taps).astype(weight.dtype)  # one matmul: einsum takes twenty times as long
     whole = transformed.reshape(len(g), len(g), *weight.shape[:2], *weight.shape[4:])
     return np.ascontiguousarray(whole.transpose(2, 0, 1, 3, 4, 5))
 
 
 def winograd_error(weight: NDArray[Any], m: int) -> float:
-    """Return the largest error of random tiles, relative to their largest output in float64.
+    """Return the largest error on random tiles, relative to their largest output in float64.
 
-    weight: packed, (OC, IC, 3, 3, b, b), float32 or bfloat16, as which transformed values are then stored. The first
-    block of output channels stands for all.
+    weight: packed, (OC, IC, 3, 3, b, b), float32 or bfloat16, the type in which transformed values are stored. The
+    first block of output channels is representative.
     """
-    a, b, _ = matrices(m)
+    a, b, _ = transform_matrices(m)
     alpha = m + _TAPS - 1
     w = weight[:1].astype(np.float64)
     tiles = np.random.default_rng(0).standard_normal((8, *w.shape[1:2], alpha, alpha, w.shape[4]))
@@ -78,14 +78,15 @@ def winograd_error(weight: NDArray[Any], m: int) -> float:
     return float(np.abs(computed - exact).max() / max(np.abs(exact).max(), 1e-30))
 
 
-def _linear(factors: Iterable[float], terms: Sequence[Any]) -> Any:
-    """Return the sum of factors times terms, of which one has the factor 1; others of 0 are left out: TVM multiplies by
-    0 for the sake of infinities.
+def _combine_linearly(factors: Iterable[float], terms: Sequence[Any]) -> Any:
+    """Return the sum of factors times terms, one of which has the factor 1.
+
+    Terms with factor 0 are omitted: TVM would multiply by 0 to propagate infinities.
     """
     from tvm import tirx
 
     known = [float(factor) for factor in factors]
-    first = known.index(1.0)  # so that all others are multiplied and added in one instruction
+    first = known.index(1.0)  # so that all others are fused multiply-adds
     total: Any = terms[first]
     for at, (factor, term) in enumerate(zip(known, terms, strict=True)):
         if factor == 0 or at == first:
@@ -95,47 +96,49 @@ def _linear(factors: Iterable[float], terms: Sequence[Any]) -> Any:
     return total
 
 
-def _chosen(ways: Sequence[Any], index: Any) -> Any:
-    """Return ways[index], expressions of which a loop variable chooses one: the loop is unrolled."""
+def _select(choices: Sequence[Any], index: Any) -> Any:
+    """Return choices[index] as a chain of conditions on a loop variable; the loop is unrolled."""
     from tvm import te
 
-    return reduce(lambda found, at: te.if_then_else(index == at, ways[at], found), range(1, len(ways)), ways[0])
+    return reduce(
+        lambda found, at: te.if_then_else(index == at, choices[at], found), range(1, len(choices)), choices[0]
+    )
 
 
-def _into_points(table: Matrix, point: Any, term: Callable[[int], Any]) -> Any:
+def _transform_input(table: Matrix, point: Any, term: Callable[[int], Any]) -> Any:
     """Return the sum over rows of B[row, point] * term(row).
 
-    Points p and -p have the same sums of even and of odd rows, added or subtracted: LLVM computes both once.
+    Points p and -p share the sums of even and of odd rows, added or subtracted: LLVM computes both once.
     """
     size = len(table)
     terms = [term(row) for row in range(size)]
-    ways = [_linear(table[:, 0], terms)]
+    choices = [_combine_linearly(table[:, 0], terms)]
     for column in range(1, size - 1, 2):
-        at = table[-3, column]  # the point: minus the sum of all others
-        both = (_linear(table[::2, column], terms[::2]), _linear(table[1::2, column] / at, terms[1::2]))
-        ways += [_linear((1.0, at), both), _linear((1.0, -at), both)]
-    return _chosen([*ways, _linear(table[:, -1], terms)], point)
+        at = table[-3, column]  # the point, as minus the sum of all others
+        both = (
+            _combine_linearly(table[::2, column], terms[::2]),
+            _combine_linearly(table[1::2, column] / at, terms[1::2]),
+        )
+        choices += [_combine_linearly((1.0, at), both), _combine_linearly((1.0, -at), both)]
+    return _select([*choices, _combine_linearly(table[:, -1], terms)], point)
 
 
-def _from_points(table: Matrix, column: Any, term: Callable[[int], Any]) -> Any:
+def _transform_output(table: Matrix, column: Any, term: Callable[[int], Any]) -> Any:
     """Return the sum over points of A[point, column] * term(point).
 
-    What belongs to p and -p is added for even columns and subtracted for odd ones, which LLVM computes once for all of
-    them.
+    Terms of p and -p are added for even columns and subtracted for odd ones; LLVM computes them once for all columns.
     """
     terms = [term(row) for row in range(len(table))]
     pairs = range(1, len(table) - 1, 2)
-    ways = []
+    choices = []
     for power in range(table.shape[1]):
         both = [terms[row] + terms[row + 1] if power % 2 == 0 else terms[row] - terms[row + 1] for row in pairs]
-        ways.append(_linear(table[[0, *pairs, -1], power], [terms[0], *both, terms[-1]]))
-    return _chosen(ways, column)
+        choices.append(_combine_linearly(table[[0, *pairs, -1], power], [terms[0], *both, terms[-1]]))
+    return _select(choices, column)
 
 
-def _product(tile: Any, weight: Any, shape: tuple[int, ...]) -> Any:
-    """Return the te.Tensor (alpha, alpha, OC, rows of tiles, columns of tiles, lane) of the products of tiles and
-    weights.
-    """
+def _multiply_tiles(tile: Any, weight: Any, shape: tuple[int, ...]) -> Any:
+    """Return the te.Tensor (alpha, alpha, OC, rows of tiles, columns of tiles, lane) of tiles times weights."""
     from tvm import te
 
     i, u = te.reduce_axis((0, int(tile.shape[2])), "ic"), te.reduce_axis((0, int(weight.shape[4])), "ic_lane")
@@ -159,21 +162,21 @@ def _product(tile: Any, weight: Any, shape: tuple[int, ...]) -> Any:
 def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int, dilation: int = 1) -> Any:
     """Return the te.Tensor (N, OC, OH, OW, lane) of a 3x3 convolution of stride 1.
 
-    data: (N, IC, H, W, b); weight: from `transform_weight`, of bfloat16 interleaved by two input channels, as bf16_dot2
-    reads it: (OC, alpha, alpha, IC, b/2, b, 2); padding: top, left, bottom, right. Transforms and sums are float32.
-    dilation: of rows and columns; each tile is of pixels as far apart, so that as many tiles lie within each other.
+    data: (N, IC, H, W, b); weight: from `transform_weight`, bfloat16 interleaved by two input channels for bf16_dot2:
+    (OC, alpha, alpha, IC, b/2, b, 2); padding: top, left, bottom, right. Transforms and sums are float32. dilation: of
+    rows and columns; the pixels of a tile have this distance, so that tiles of different phases are interleaved.
     """
     from tvm import te, topi
 
-    from tvmflow.passes.legalize.bfloat16 import rounded
+    from tvmflow.passes.legalize.bfloat16 import cast_float32
 
-    a, b, _ = matrices(m)
+    a, b, _ = transform_matrices(m)
     alpha = m + _TAPS - 1
     n, ic, height, width, lanes = (int(d) for d in data.shape)
     oc = int(weight.shape[0])
     top, left, bottom, right = padding
     oh, ow = height + top + bottom - 2 * dilation, width + left + right - 2 * dilation
-    rows, columns = (tiles_along(size, m, dilation) for size in (oh, ow))
+    rows, columns = (count_tiles(size, m, dilation) for size in (oh, ow))
     fill_h, fill_w = rows * m + 2 * dilation - height - top, columns * m + 2 * dilation - width - left
     data = topi.nn.pad(data, [0, 0, top, left, 0], [0, 0, fill_h, fill_w, 0], name="pad")
 
@@ -182,25 +185,27 @@ def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int, dilation
 
     half = te.compute(
         (alpha, alpha, ic, n * rows, columns, lanes),
-        lambda e, j, i, y, x, v: _into_points(
+        lambda e, j, i, y, x, v: _transform_input(
             b, e, lambda row: data[y // rows, i, pixel(y % rows, row), pixel(x, j), v].astype("float32")
         ),
         name="tile_half",
     )
     tile = te.compute(
         (alpha, alpha, ic, n * rows, columns, lanes),
-        lambda e, j, i, y, x, v: rounded(_into_points(b, j, lambda row: half[e, row, i, y, x, v]), str(weight.dtype)),
+        lambda e, j, i, y, x, v: cast_float32(
+            _transform_input(b, j, lambda row: half[e, row, i, y, x, v]), str(weight.dtype)
+        ),
         name="tile",
     )
-    product = _product(tile, weight, (alpha, alpha, oc, n * rows, columns, lanes))
+    product = _multiply_tiles(tile, weight, (alpha, alpha, oc, n * rows, columns, lanes))
     back_half = te.compute(
         (m, alpha, oc, n * rows, columns, lanes),
-        lambda e, j, o, y, x, v: _from_points(a, e, lambda row: product[row, j, o, y, x, v]),
+        lambda e, j, o, y, x, v: _transform_output(a, e, lambda row: product[row, j, o, y, x, v]),
         name="back_half",
     )
     back = te.compute(
         (m, m, oc, n * rows, columns, lanes),
-        lambda e, j, o, y, x, v: _from_points(a, j, lambda row: back_half[e, row, o, y, x, v]),
+        lambda e, j, o, y, x, v: _transform_output(a, j, lambda row: back_half[e, row, o, y, x, v]),
         name="back",
     )
 

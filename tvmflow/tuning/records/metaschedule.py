@@ -1,8 +1,8 @@
-"""Exchange of tuning records with MetaSchedule's JSON databases.
+"""Exchange tuning records with MetaSchedule's JSON databases.
 
-Export writes the best record of each workload, so that `MetaScheduleApplyDatabase` and tools around it can use them.
-Import reads schedules that MetaSchedule found for the kernels of a cell; they count as those of another toolchain,
-which `tune` replays and measures itself.
+Export writes the best record of each workload for `MetaScheduleApplyDatabase` and related tools. Import reads schedules
+that MetaSchedule found for the kernels of a cell; they count as records of another toolchain, so `tune` replays and
+measures them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.ir.relax.serialization import IR_NAME, load_module
 from tvmflow.ir.tir.workloads import Workload, extract_workloads
 from tvmflow.passes.kernel.apply_schedules import replay
-from tvmflow.passes.legalize.convolutions import convolution_keys
+from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.passes.legalize.winograd import TILES
 from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
 from tvmflow.support.errors import ModelFileError, StageTimeoutError, StoreError, first_line
@@ -41,12 +41,12 @@ _MAX_DATABASE_BYTES, _TIMEOUT_S = 256 << 20, 600.0
 def export_metaschedule(
     workloads: list[Workload], best: Mapping[str, TuningRecord], backend: Backend, folder: Path
 ) -> int:
-    """Write a new database of MetaSchedule; returns the number of records. Raises StoreError where one is already."""
+    """Write a new MetaSchedule database and return its number of records. Raises StoreError if one already exists."""
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
     if any((folder / name).exists() for name in FILES):
-        raise StoreError(f"a database in {folder}", "a folder without one", "name another folder")
+        raise StoreError(f"a database in {folder}", "a folder without one", "choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     database = ms.database.JSONDatabase(work_dir=str(folder))
     count = 0
@@ -70,15 +70,15 @@ def export_metaschedule(
 
 
 def import_metaschedule(folder: Path, device_kind: str) -> list[TuningRecord]:
-    """Return the correct records of a MetaSchedule database.
+    """Return the successful records of a MetaSchedule database.
 
-    TVM follows whatever objects the files name, so it reads them in a sandbox. Raises StoreError when they are no
-    database, of another TVM, or say what no record may.
+    TVM instantiates any object that the files name, so they are read in a sandbox. Raises StoreError if the files are
+    no database, belong to another TVM, or contain invalid records.
     """
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
         raise StoreError(
-            f"no {missing[0]} in {folder}", "a database of MetaSchedule", "name the folder that was its work_dir"
+            f"no {missing[0]} in {folder}", "a database of MetaSchedule", "give the folder that was its work_dir"
         )
     files = [folder / name for name in FILES]
     size = sum(file.stat().st_size for file in files)
@@ -99,7 +99,7 @@ def import_metaschedule(folder: Path, device_kind: str) -> list[TuningRecord]:
 
 
 def _record(entry: object, device_kind: str, created: str) -> TuningRecord:
-    """Return a record of what the sandbox returned. Raises ValueError where a record cannot hold it."""
+    """Return a record built from the sandbox's result. Raises ValueError if it is invalid."""
     if not isinstance(entry, dict) or entry.get("trace") is None:
         raise ValueError("an entry that is no schedule")
     ours = {
@@ -113,9 +113,9 @@ def _record(entry: object, device_kind: str, created: str) -> TuningRecord:
     return record_of({**entry, **ours})
 
 
-def every_variant(packed: Any, backend: Backend) -> list[Workload]:
-    """Return the kernels of a network, its convolutions direct and as Winograd."""
-    keys = convolution_keys(packed)
+def extract_all_variants(packed: Any, backend: Backend) -> list[Workload]:
+    """Return the kernels of a network, with its convolutions both direct and as Winograd."""
+    keys = list_convolution_keys(packed)
     variants = [{}, *({key: m for key in keys} for m in TILES if keys)]
     lowered = [lower(packed, backend, winograd=variant) for variant in variants]
     return list({w.key: w for mod in lowered for w in extract_workloads(mod)}.values())
@@ -124,7 +124,9 @@ def every_variant(packed: Any, backend: Backend) -> list[Workload]:
 def exchange(
     workspace: Workspace, cell: Cell, merge: list[Path], export: Path | None, bring: Path | None
 ) -> dict[str, Any]:
-    """Do what `tvmflow records` was asked for and return what a cell's log then holds. Raises StoreError."""
+    """Merge, import and export records as `tvmflow records` requests; return a summary of the cell's log. Raises
+    StoreError.
+    """
     log = workspace.tuning_log(cell)
     backend = backend_for(workspace.params.targets[cell.target])
     workloads = _workloads(workspace, cell, backend) if export is not None or bring is not None else []
@@ -154,10 +156,10 @@ def exchange(
 
 
 def _workloads(workspace: Workspace, cell: Cell, backend: Backend) -> list[Workload]:
-    """Return the kernels of a cell. Raises StoreError where it was not packed yet."""
+    """Return the kernels of a cell. Raises StoreError if it is not packed yet."""
     packed = workspace.folder("graph_pack", cell)
     if not (packed / IR_NAME).is_file():
         raise StoreError(
-            f"{cell} has no packed model", "a cell that was brought to graph_pack", f"run 'tvmflow run {cell}'"
+            f"{cell} has no packed model", "a cell with a finished graph_pack", f"run 'tvmflow run {cell}'"
         )
-    return every_variant(load_module(packed), backend)
+    return extract_all_variants(load_module(packed), backend)
