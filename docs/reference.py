@@ -43,7 +43,13 @@ def on_files(files: Any, config: Any) -> Any:
 def at_the_root(name: str) -> str:
     """Return a page of the repository, its links to other pages made relative to docs/."""
     text = re.sub(r"\]\(docs/", "](", (REPOSITORY / name).read_text(encoding="utf-8"))
+    text = re.sub(r"\]\((CONTRIBUTING|CHANGELOG)\.md\)", lambda link: link[0].lower(), text)
     return re.sub(r"\]\(examples/README\.md\)", "](examples.md)", text)
+
+
+def on_page_markdown(markdown: str, **_given: Any) -> str:
+    """Link the page of examples where a page links their folder."""
+    return markdown.replace("](../examples/README.md)", "](examples.md)")
 
 
 def examples_page() -> str:

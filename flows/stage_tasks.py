@@ -13,6 +13,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE, CachePolicy
 from prefect.serializers import JSONSerializer
 from prefect.tasks import Task
+from tvmflow.tuning.first_words import FIRST, first_ms_of, with_now
 
 from flows.events import PREVIEW, tell
 from flows.run_page import StageLog
@@ -22,7 +23,6 @@ from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace, find_workspace
 from tvmflow.pipeline.store import Plan, Store
 from tvmflow.support.errors import TvmflowError, first_line
-from tvmflow.tuning.first_words import FIRST, first_ms_of, with_now
 
 _PREVIEW_S = 60.0  # after which nobody waits for it any longer
 

@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from tvmflow.tuning.first_words import first_line_of, promise_text, times_text
+from tvmflow.tuning.promise import promise_of, searches_of
+
 from tasks.device import session_of
 from tasks.tune import TOOLS, TuneLimits, TuneSettings
 from tvmflow.backends.registry import backend_of
@@ -27,8 +30,6 @@ from tvmflow.ir.tir.workloads import extract_workloads, kernel_keys
 from tvmflow.pipeline.stage import StageContext
 from tvmflow.toolchain.versions import versions
 from tvmflow.tuning.compare_networks import Form, NetworkComparison
-from tvmflow.tuning.first_words import first_line_of, promise_text, times_text
-from tvmflow.tuning.promise import promise_of, searches_of
 from tvmflow.tuning.records.log import Journal
 from tvmflow.tuning.tune_network import network_rules
 from tvmflow.tuning.winograd_choice import unmeasured

@@ -74,8 +74,9 @@ def _settings(workspace: Workspace, cell: Cell) -> QuantizeSettings:
 
 def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     """Convert and check; float32 passes unchanged."""
-    from tvmflow.codegen.compile import LocalRunner
     from tvmflow.evaluation.check_definition import check_definition
+
+    from tvmflow.codegen.compile import LocalRunner
     from tvmflow.quantization.precisions import PrecisionRequest, all_to_precision
 
     settings, fetched = context.settings, context.inputs["fetch"]

@@ -1,6 +1,6 @@
 """Mistakes that newcomers make: each is told before anything runs, in words that name the mistake and the way out.
 
-docs/newcomer.md has the same list with the messages; a test keeps the two lists equal.
+docs/get_started.md has the same list with the messages; a test keeps the two lists equal.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Change = Callable[[Path, dict[str, Any]], object]
 
 @dataclass(frozen=True)
 class Mistake:
-    """what: as docs/newcomer.md calls it. change: (root, params) -> made in the workspace first. says: what must be
-    told.
+    """what: as docs/get_started.md calls it. change: (root, params) -> made in the workspace first. says: what must
+    be told.
     """
 
     what: str
@@ -84,7 +84,7 @@ MISTAKES = [
     ),
     Mistake("a cell misspelled", "run smal", ("no cell 'smal'", "did you mean 'small'?")),
     Mistake(
-        "a model for a cell",
+        "a model in place of a cell",
         "run second",
         ("write second@local-cpu:float32",),
         lambda root, params: (
@@ -93,7 +93,7 @@ MISTAKES = [
         ),
     ),
     Mistake("a cell without its precision", "run small@local-cpu", ("did you mean 'small@local-cpu:float32'?",)),
-    Mistake("a file for a cell", "run m.onnx", ("no cell 'm.onnx'", "tvmflow add m.onnx")),
+    Mistake("a file in place of a cell", "run m.onnx", ("no cell 'm.onnx'", "tvmflow add m.onnx")),
     Mistake("a model misspelled", "run smal@local-cpu:float32", ("unknown model 'smal'", "did you mean 'small'?")),
     Mistake("a target misspelled", "run small@localcpu:float32", ("unknown target", "did you mean 'local-cpu'?")),
     Mistake(
@@ -106,7 +106,7 @@ MISTAKES = [
         _block(cells={"small": {"model": "small", "target": "local-cpu", "precision": "bf16"}}),
     ),
     Mistake(
-        "a cell of a model that is not there",
+        "a cell of an unknown model",
         "status",
         ("unknown model 'smol'", "did you mean 'small'?"),
         _block(cells={"small": {"model": "smol", "target": "local-cpu", "precision": "float32"}}),
@@ -139,28 +139,28 @@ MISTAKES = [
         "a url without its digest", "status", ("a url needs its sha256",), _model(weights={"url": "https://x/m.onnx"})
     ),
     Mistake(
-        "a model file that is not there",
+        "a model file that does not exist",
         "run small --dry-run",
         ("no weights file", "gone.onnx"),
         _model(weights={"file": "gone.onnx"}),
         1,
     ),
     Mistake(
-        "a shape that is not the file's",
+        "a shape that differs from the file",
         "run small --dry-run",
         ("has shape [1, 3, 8, 8]", "models.small.input.shape"),
         _model(input={"shape": [1, 3, 9, 9]}),
         1,
     ),
     Mistake(
-        "a framework that is not the file's",
+        "a framework that differs from the file",
         "run small --dry-run",
         ("is an ONNX model", "set models.small.framework to onnx"),
         _model(framework="torch"),
         1,
     ),
     Mistake(
-        "data that are not there",
+        "a data set that does not exist",
         "run small --dry-run",
         ("no dataset file", "correct dataset: in params.yaml"),
         _model(dataset="gone.npz"),
@@ -202,16 +202,16 @@ MISTAKES = [
         lambda root, params: _onnx(root / "open.onnx", ["n", 3, "h", "w"]),
         1,
     ),
-    Mistake("adding a file that is not there", "add gone.onnx", ("no file", "gone.onnx"), code=1),
+    Mistake("adding a file that does not exist", "add gone.onnx", ("no file", "gone.onnx"), code=1),
     Mistake("adding a model twice", "add m.onnx --name small", ("models.small is there already", "--name")),
     Mistake("a new workspace over another", "new .", ("has a params.yaml already", "tvmflow add")),
     Mistake(
-        "releasing what was never run",
+        "releasing a cell that was never run",
         "promote small",
         ("small@local-cpu:float32 was never built", "run 'tvmflow run small"),
         code=1,
     ),
-    Mistake("a report of nothing", "report", ("nothing has been measured", "tvmflow run small"), code=1),
+    Mistake("a report without measurements", "report", ("nothing has been measured", "tvmflow run small"), code=1),
     Mistake("a schedule without a server", "serve", ("no Prefect server", "prefect server start")),
 ]
 
@@ -281,5 +281,5 @@ def test_a_mistake_is_told_with_the_way_out(
 
 
 def test_the_page_lists_the_same_mistakes() -> None:
-    rows = re.findall(r"^\| \d+ \| ([^|]+) \|", (REPOSITORY / "docs" / "newcomer.md").read_text(), re.M)
+    rows = re.findall(r"^\| \d+ \| ([^|]+) \|", (REPOSITORY / "docs" / "get_started.md").read_text(), re.M)
     assert [row.strip() for row in rows] == [mistake.what for mistake in MISTAKES]

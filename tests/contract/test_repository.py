@@ -118,8 +118,8 @@ def test_the_documented_defaults_are_those_of_the_code() -> None:
             assert said[name] == set(field.annotation.model_fields), name
 
 
-def test_the_tree_in_the_readme_is_the_tree_on_disk() -> None:
-    text = (REPOSITORY / "README.md").read_text()
+def test_the_documented_tree_is_the_tree_on_disk() -> None:
+    text = (REPOSITORY / "docs" / "architecture.md").read_text()
     block = re.search(r"## The tree\n+```\n(.*?)```", text, re.S)
     assert block
     named = {line.split()[0].rstrip("/") for line in block[1].splitlines() if line and not line.startswith(" ")}

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvmflow.evaluation.fastest_way import COMPILE_FROM_S, FastestWay, difference_of
 
 from tvmflow.evaluation.baselines import Peer, open_peers
-from tvmflow.evaluation.fastest_way import COMPILE_FROM_S, FastestWay, difference_of
 from tvmflow.frontends.onnx.frontend import open_session, session_ways
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import Arrays, PreparedRun, Way, one_input

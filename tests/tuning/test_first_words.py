@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 
 import pytest
+from tvmflow.tuning.first_words import first_line_of, first_ms_of, promise_text, times_text, with_now, won_text
+from tvmflow.tuning.promise import Promise, promise_of
 
 from tests.faults.here import QUICK_RULES
 from tests.tuning.test_prospects import _prospects, _record, _search
-from tvmflow.tuning.first_words import first_line_of, first_ms_of, promise_text, times_text, with_now, won_text
-from tvmflow.tuning.promise import Promise, promise_of
 from tvmflow.tuning.winograd_choice import Alternative
 
 RULES = replace(QUICK_RULES, trials=24, least_gain=0.02)

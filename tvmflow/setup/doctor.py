@@ -18,7 +18,7 @@ from tvmflow.toolchain.compilers import compiler_named, debian_package
 from tvmflow.toolchain.versions import installed
 
 Level = Literal["ok", "warning", "broken"]
-# What was seen to work together; the reasons are in README.md, "Limits".
+# What was seen to work together; the reasons are in docs/limits.md.
 _FFI_FOR_TVM = {"0.27.0.post1": "0.1.14.post1", "0.26.0": "0.1.14.post1"}
 _TRACKER_PORTS = range(9190, 9200)
 
