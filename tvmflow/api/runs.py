@@ -112,7 +112,6 @@ def _sweep(
     workspace: Workspace, cells: list[Cell], refused: dict[str, dict[str, Any]], again: bool,
     display: contextlib.AbstractContextManager[None],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    from flows.aside import begin_aside, wait_for_aside
     from flows.settings import configure_prefect, wait_for_prefect
     from flows.stage_server import stage_server
 
@@ -121,20 +120,8 @@ def _sweep(
         from flows.sweep import run_sweep
 
         wait_for_prefect()
-        begin_aside(lambda: _open_records(workspace))
-        with display, contextlib.ExitStack() as stack:
-            stack.callback(wait_for_aside)
+        with display:
             return run_sweep(workspace, [str(cell) for cell in cells], ("evaluate",) if again else (), refused)
-
-
-def _open_records(workspace: Workspace) -> None:
-    """Import MLflow and make its database, while the first stages run. What is wrong with it, the one who records says."""
-    from tvmflow.ledger.registry import open_registry
-    from tvmflow.ledger.store_paths import sqlite_path
-
-    if sqlite_path(workspace) is not None:
-        with contextlib.suppress(TvmflowError):
-            open_registry(workspace)
 
 
 @contextlib.contextmanager

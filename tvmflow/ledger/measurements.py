@@ -23,7 +23,7 @@ from tvmflow.ledger import golden
 from tvmflow.ledger.links import run_url
 from tvmflow.ledger.pyfunc import save_model
 from tvmflow.ledger.registry import mlflow_lock, open_registry, register_version
-from tvmflow.ledger.store_paths import experiment_id, holds_measurement, open_mlflow
+from tvmflow.ledger.store_paths import experiment_id, experiment_of, holds_measurement
 from tvmflow.ledger.trend import Step, add_step
 from tvmflow.params import Cell
 from tvmflow.sizes import metric_of
@@ -72,7 +72,7 @@ def run_page(workspace: Workspace, cell: Cell) -> str | None:
         run_id = _marker(workspace, read_record(workspace.folder("evaluate", cell) / RECORD_NAME)).get("run_id")
     except StoreError:
         return None
-    return run_id and run_url(str(open_mlflow(workspace).get_run(run_id).info.experiment_id), run_id)
+    return run_id and run_url(experiment_of(workspace, run_id), run_id)
 
 
 def _marker(workspace: Workspace, record: Record) -> dict[str, str]:

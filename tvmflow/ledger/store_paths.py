@@ -182,6 +182,16 @@ def holds_measurement(workspace: Workspace, run_id: str) -> bool:
     )
 
 
+def experiment_of(workspace: Workspace, run_id: str) -> str:
+    """Return the experiment of a run; only of a store on a server it is asked through MLflow."""
+    if sqlite_path(workspace) is None:
+        return str(open_mlflow(workspace).get_run(run_id).info.experiment_id)
+    rows = ask(workspace, "SELECT experiment_id FROM runs WHERE run_uuid = ?", run_id)
+    if not rows:
+        raise StoreError(f"no run {run_id} in the MLflow store of {workspace.root}")
+    return str(rows[0][0])
+
+
 def champion_with(workspace: Workspace, name: str, sha256: str, network_sha256: str) -> str | None:
     """Return the version that is champion of a registry name if it is this library, else None; needs no MLflow.
 
