@@ -26,11 +26,12 @@ __all__ = [
 def initialize(workspace: Where = None, rebuild: bool = False) -> Rebuilt | None:
     """Make the DVC and MLflow stores of a workspace where they are missing, and dvc.yaml outside a clone anew. Safe to repeat.
 
+    MLflow makes its database in mlruns/ when it is first opened: with its import that takes six seconds, which a run spends beside others.
     rebuild: record again in MLflow what artifacts/ and DVC's cache hold; returns what that did.
     """
     from flows.pipeline import refresh
     from tvmflow.ledger import dvc
-    from tvmflow.ledger.store_paths import open_mlflow
+    from tvmflow.ledger.store_paths import make_folder
     from tvmflow.params_schema import write_schema
 
     where = opened(workspace)
@@ -42,8 +43,7 @@ def initialize(workspace: Where = None, rebuild: bool = False) -> Rebuilt | None
         from tvmflow.ledger.rebuild import rebuild as record_again
 
         return record_again(where, STAGES)
-    if not (where.root / "mlruns" / "mlflow.db").exists():
-        open_mlflow(where).search_experiments()
+    make_folder(where)
     return None
 
 

@@ -62,10 +62,7 @@ def open_mlflow(workspace: Workspace) -> MlflowClient:
     """Return a client of the workspace's store, made where it is missing. Its calls raise StoreError."""
     _set_environment()
     check_store(workspace)
-    try:
-        (workspace.root / "mlruns" / "artifacts").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise from_os_error(error, "opening the MLflow store in") from None
+    make_folder(workspace)
     for noisy in (
         "alembic",
         "mlflow.store.db.utils",
@@ -82,6 +79,14 @@ def open_mlflow(workspace: Workspace) -> MlflowClient:
     mlflow.set_tracking_uri(uri)  # the registry resolves models:/ addresses through it, not through the client
     client = _with_clear_errors(workspace, MlflowClient)(tracking_uri=uri, registry_uri=uri)
     return cast("MlflowClient", _Client(workspace, client))
+
+
+def make_folder(workspace: Workspace) -> None:
+    """Make the folder of the store, in which MLflow makes its database when it is first opened."""
+    try:
+        (workspace.root / "mlruns" / "artifacts").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise from_os_error(error, "opening the MLflow store in") from None
 
 
 class _Client:
