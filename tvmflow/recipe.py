@@ -8,7 +8,6 @@ In it: everything that may change an output. Not in it: timeouts, retries, worke
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import hashlib
 import re
@@ -33,6 +32,8 @@ _NOT_IN_KEY = (
     "tvmflow.options", "tvmflow.plugins", "tvmflow.param_keys", "tvmflow.params", "tvmflow.progress", "tvmflow.recipe", "tvmflow.report",
     "tvmflow.sandbox", "tvmflow.stage_params", "tvmflow.stages", "tvmflow.targets.asked", "tvmflow.toolchain", "tvmflow.triples", "tvmflow.workspace", "tvmflow.yaml_files",
 )  # fmt: skip
+
+_LEFT_OUT = tuple(f"{name}." for name in _NOT_IN_KEY)
 
 TABLES = BACKENDS, FRONTENDS = "tvmflow.backends.", "tvmflow.frontends.table"  # whose rows import when they are called
 
@@ -97,7 +98,7 @@ class _Source:
 
 
 def _is_left_out(module: str) -> bool:
-    return f"{module}.".startswith(tuple(f"{name}." for name in _NOT_IN_KEY))
+    return f"{module}.".startswith(_LEFT_OUT)
 
 
 @functools.cache
@@ -122,11 +123,19 @@ def _imports_of(module: str, source: bytes) -> tuple[tuple[str, ...], tuple[str,
     """
     anywhere, loaded = list[str](), list[str]()
     for match in _IMPORT.finditer(source):
-        with contextlib.suppress(SyntaxError):  # a sentence that begins with one of the two words
-            names = list(_imports(module, ast.parse(match["statement"]).body))
-            anywhere += names
-            loaded += [] if match["indent"] else names
+        names = list(_imports(module, _parsed(match["statement"])))
+        anywhere += names
+        loaded += [] if match["indent"] else names
     return tuple(anywhere), tuple(loaded)
+
+
+@functools.cache
+def _parsed(statement: bytes) -> list[ast.stmt]:
+    """Return what a statement is, which stands in many sources; nothing for a sentence that begins as an import does."""
+    try:
+        return ast.parse(statement).body
+    except SyntaxError:
+        return []
 
 
 def forget_code() -> None:
