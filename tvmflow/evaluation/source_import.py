@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     from tvmflow.ir.ir_files import save_module
     from tvmflow.passes.canonicalize import canonicalize
 
+    # Before the framework is loaded. Hundreds of short runs: threads that spin between them take the processors from each other on a busy machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     fetched, out = Path(inputs), Path(outputs)
     description = read_description(fetched)
     batch, task = description.batch, description.task
