@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.aside import wait_for_aside
 from flows.stage_server import StageProcess, how_it_ended, start_stage
 from flows.stopping import is_stopping, wait_unless_stopping, when_stopping
 from tasks.table import STAGES
@@ -54,8 +53,6 @@ def run_stage(request: StageRequest, progress: Progress, digests: Digests | None
     log = workspace.log_path(request.stage, cell)
     log.parent.mkdir(parents=True, exist_ok=True)
     is_quiet = STAGES[request.stage].measures_device and STAGES[request.stage].needs_quiet
-    if is_quiet:
-        wait_for_aside()
     with _turn_on_this_host(workspace, request.stage, cell), log.open("wb") as output:
         _refuse_when_stopping(request)
         started = time.monotonic()

@@ -2,7 +2,7 @@
 file descriptor N.
 
 A request is a line of JSON: `arguments`, those of `python -m tasks`; `known`, digests of files that the caller has
-looked at; `prepare`, whether what the next stage needs may be imported while this one runs. With its first byte come
+looked at; `prepare`, whether what a later stage needs may be imported while this one runs. With its first byte come
 three file descriptors: for progress and the end of the stage, as lines of JSON; for a line `pid N` and, when the
 process has ended, `exit CODE`; and for what it prints. The server ends when the socket is closed and no stage runs. It
 has one thread of Python, so that what it forks has no lock that another holds.
@@ -19,12 +19,15 @@ import select
 import socket
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tasks.__main__ import main as run_stage
 from tasks.table import STAGES
+from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.recipe_key import code_of, forget_code
 from tvmflow.support.tvm_import import prepare_import_of_tvm
+from tvmflow.tracking.mlflow.store import import_mlflow, open_mlflow, sqlite_path
 
 _IMPORTED = (
     "tvm.relax",
@@ -100,7 +103,7 @@ def _serve(requests: socket.socket) -> _Request | None:
                 running[process] = (pid, request.end)
                 poll.register(process, select.POLLIN)
                 if request.prepare:
-                    _prepare_after(request.arguments[0])
+                    _prepare_beside(request.arguments)
             else:
                 os.setsid()
                 os.write(request.end, b"pid %d\n" % os.getpid())
@@ -133,16 +136,33 @@ def _tell_end(process: int, pid: int, end: int) -> None:
     os.close(process)
 
 
-def _prepare_after(stage: str) -> None:
-    """Import what the stage after this one needs, and others do not."""
+def _prepare_beside(arguments: list[str]) -> None:
+    """Import what the stage that records needs, and others do not: beside the first stage, which takes seconds, or
+    the last before it.
+    """
     names = list(STAGES)
-    at = names.index(stage) + 1
-    if at < len(names) and STAGES[names[at]].has_metrics:
-        from tvmflow.tracking.mlflow.store import import_mlflow
-
-        with contextlib.suppress(Exception):
+    at = names.index(arguments[0]) + 1
+    if at == 1 or (at < len(names) and STAGES[names[at]].has_metrics):
+        with contextlib.suppress(Exception):  # the stage says what is wrong
             import_mlflow()
             gc.freeze()
+            _make_records(Workspace(Path(arguments[arguments.index("--root") + 1])))
+
+
+def _make_records(workspace: Workspace) -> None:
+    """Make MLflow's database where there is none, in a process of its own: what is forked later inherits no
+    connection to it.
+    """
+    path = sqlite_path(workspace)
+    if path is None or path.exists():
+        return
+    if pid := os.fork():
+        os.waitpid(pid, 0)
+        return
+    try:
+        open_mlflow(workspace)
+    finally:
+        os._exit(0)
 
 
 def _redirect(standard: int, descriptor: int) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from tvmflow.tuning.measure.canary import canary_workload
 from tvmflow.tuning.measure.kernel_bench import KernelBench, MeasureRules
 from tvmflow.tuning.records.record import OK
@@ -35,6 +34,14 @@ class Device:
             self.factor, self.left = float(self.draw.choice([1.0, 1.7])), int(self.draw.integers(1, 12))
         self.left, self.turns = self.left - 1, self.turns + 1
         return seconds * self.factor * float(np.exp(0.01 * self.draw.standard_normal()))
+
+
+class Counter(Device):
+    """A device that counts: it takes the same each time."""
+
+    def time_of(self, seconds: float) -> float:
+        self.turns += 1
+        return seconds
 
 
 class Kernel:
@@ -78,6 +85,28 @@ def test_slower_candidates_take_few_turns() -> None:
     before = device.turns
     bench.measure(Path("0.009"), 0.001)
     assert device.turns - before == 1
+
+
+@pytest.mark.parametrize("name", ["0.00095", "0.001", "0.00105", "0.0012"])
+def test_a_device_that_counts_is_asked_three_times(name: str) -> None:
+    device = Counter(0)
+    bench = bench_on(device)
+    bench.measure(Path("0.001"))
+    before = device.turns
+    _, seconds, _ = bench.measure(Path(name), 0.001)
+    assert device.turns - before == 3 and seconds == pytest.approx((float(name),))
+
+
+def test_a_gain_of_a_twentieth_is_believed_after_few_pairs() -> None:
+    turns = []
+    for seed in range(100):
+        device = Device(seed)
+        bench = bench_on(device)
+        _, seconds, _ = bench.measure(Path("0.00105"))
+        before = device.turns
+        bench.measure(Path("0.001"), float(np.median(seconds)))
+        turns.append(device.turns - before)
+    assert np.mean(turns) < 10
 
 
 def test_a_canary_shows_the_speed_that_the_device_has_now() -> None:

@@ -116,7 +116,6 @@ def _sweep(
     again: bool,
     display: contextlib.AbstractContextManager[None],
 ) -> list[dict[str, Any]]:
-    from flows.aside import begin_aside, wait_for_aside
     from flows.settings import configure_prefect, wait_for_prefect
     from flows.stage_server import stage_server
 
@@ -125,21 +124,8 @@ def _sweep(
         from flows.sweep import run_sweep
 
         wait_for_prefect()
-        begin_aside(lambda: _open_records(workspace))
-        with display, contextlib.ExitStack() as stack:
-            stack.callback(wait_for_aside)
+        with display:
             return run_sweep(workspace, [str(cell) for cell in cells], ("evaluate",) if again else (), refused)
-
-
-def _open_records(workspace: Workspace) -> None:
-    """Import MLflow and make its database, while the first stages run. What is wrong with it, the one who records
-    says.
-    """
-    from tvmflow.tracking.mlflow.store import open_mlflow, sqlite_path
-
-    if sqlite_path(workspace) is not None:
-        with contextlib.suppress(TvmflowError):
-            open_mlflow(workspace)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ trusted.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     from tvmflow.ir.relax.serialization import save_module
     from tvmflow.passes.pipeline import canonicalize
 
+    # Before the framework is loaded. Hundreds of short runs: threads that spin between them take the processors from
+    # each other on a busy machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     fetched, out = Path(inputs), Path(outputs)
     description = read_description(fetched)
     batch, task = description.batch, description.task

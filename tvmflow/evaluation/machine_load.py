@@ -18,6 +18,7 @@ _IDLE = (
 )  # idle, iowait of a line of /proc/stat; what follows the eighth number is counted in the first two already
 _COUNTED = 8
 _LOOK_S = 1.0
+_PART = 1 << 16  # bytes of a file of /proc that are read at once
 _USER, _SYSTEM, _LAST_CPU = 11, 12, 36  # of /proc/PID/stat, behind the name
 
 
@@ -106,20 +107,32 @@ def _children(pid: int) -> Iterator[int]:
     with contextlib.suppress(OSError, ValueError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(FileNotFoundError):
-                yield from map(int, Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())
+                yield from map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
 
 
 def _stat(path: str) -> list[bytes]:
     """Return the words of a stat file behind the name, which may hold anything."""
-    return Path(path).read_bytes().rpartition(b")")[2].split()
+    return _read(path).rpartition(b")")[2].split()
+
+
+def _read(path: str) -> bytes:
+    """Return a file of /proc: looking takes time of those that are looked at, so it is done by the plainest means."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        parts = []
+        while part := os.read(descriptor, _PART):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)
 
 
 def _threads(pid: int) -> Iterable[tuple[int, ThreadReading]]:
     for thread in os.listdir(f"/proc/{pid}/task"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             folder = f"/proc/{pid}/task/{thread}"
-            used, waited = (int(word) / 1e9 for word in Path(folder, "schedstat").read_bytes().split()[:2])
-            status = Path(folder, "status").read_bytes().rpartition(b"nonvoluntary_ctxt_switches:")[2]
+            used, waited = (int(word) / 1e9 for word in _read(f"{folder}/schedstat").split()[:2])
+            status = _read(f"{folder}/status").rpartition(b"nonvoluntary_ctxt_switches:")[2]
             switches = int(status.split()[0])
             yield int(thread), ThreadReading(used, waited, switches, int(_stat(f"{folder}/stat")[_LAST_CPU]))
 

@@ -8,7 +8,6 @@ everything that may change an output. Not in it: timeouts, retries, worker count
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import hashlib
 import re
@@ -35,7 +34,7 @@ _NOT_IN_KEY = (
     "tvmflow.sandbox",
     "tvmflow.support",
     "tvmflow.targets.probed_processors",  # a cache of what a device said; what it said is in the target
-    "tvmflow.toolchain",
+    "tvmflow.toolchain.versions",
     "tvmflow.tracking",
 )
 _EXCEPTIONS = (
@@ -47,6 +46,9 @@ _EXCEPTIONS = (
     "tvmflow.toolchain.environments",  # runs MXNet and TensorFlow in environments of their own
     "tvmflow.toolchain.software_gpus",
 )
+
+_LEFT_OUT = tuple(f"{name}." for name in _NOT_IN_KEY)
+_TAKEN_IN = tuple(f"{name}." for name in _EXCEPTIONS)
 
 # Tables whose rows import when they are called.
 TABLES = BACKENDS, FRONTENDS = ("tvmflow.backends.", "tvmflow.frontends.registry")
@@ -116,10 +118,8 @@ class _Source:
 
 
 def _is_left_out(module: str) -> bool:
-    def stands_in(names: tuple[str, ...]) -> bool:
-        return f"{module}.".startswith(tuple(f"{name}." for name in names))
-
-    return stands_in(_NOT_IN_KEY) and not stands_in(_EXCEPTIONS)
+    name = f"{module}."
+    return name.startswith(_LEFT_OUT) and not name.startswith(_TAKEN_IN)
 
 
 @functools.cache
@@ -144,11 +144,21 @@ def _imports_of(module: str, source: bytes) -> tuple[tuple[str, ...], tuple[str,
     """
     anywhere, loaded = list[str](), list[str]()
     for match in _IMPORT.finditer(source):
-        with contextlib.suppress(SyntaxError):  # a sentence that begins with one of the two words
-            names = list(_imports(module, ast.parse(match["statement"]).body))
-            anywhere += names
-            loaded += [] if match["indent"] else names
+        names = list(_imports(module, _parsed(match["statement"])))
+        anywhere += names
+        loaded += [] if match["indent"] else names
     return tuple(anywhere), tuple(loaded)
+
+
+@functools.cache
+def _parsed(statement: bytes) -> list[ast.stmt]:
+    """Return what a statement is, which stands in many sources; nothing for a sentence that begins as an import
+    does.
+    """
+    try:
+        return ast.parse(statement).body
+    except SyntaxError:
+        return []
 
 
 def forget_code() -> None:

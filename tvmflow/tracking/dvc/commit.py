@@ -6,7 +6,27 @@ longer the more cells there are.
 
 from __future__ import annotations
 
+import functools
+import pickle
 import sys
+from typing import Any
+
+
+def _parse_once() -> None:
+    """Let DVC parse each text once: of eight stages it reads params.yaml, dvc.yaml and dvc.lock some eighty times."""
+    from dvc.utils import strictyaml
+    from dvc.utils.serialize import _yaml
+
+    parse = _yaml.parse_yaml
+
+    @functools.cache
+    def parsed(text: str, path: str) -> bytes:
+        return pickle.dumps(parse(text, path))
+
+    def parse_yaml(text: str, path: str, typ: str = "safe") -> Any:
+        return pickle.loads(parsed(text, path)) if typ == "safe" else parse(text, path, typ)  # noqa: S301 (of ours)
+
+    _yaml.parse_yaml = strictyaml.parse_yaml = parse_yaml
 
 
 def main() -> None:
@@ -14,6 +34,7 @@ def main() -> None:
     from dvc.repo import Repo, lock_repo
 
     stages = [name for name in sys.argv[1:] if name != "--push"]
+    _parse_once()
     try:
         with Repo() as repo:
             with lock_repo(repo):

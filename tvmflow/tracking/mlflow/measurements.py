@@ -27,7 +27,7 @@ from tvmflow.tracking.mlflow import golden
 from tvmflow.tracking.mlflow.links import run_url
 from tvmflow.tracking.mlflow.pyfunc import save_model
 from tvmflow.tracking.mlflow.registry import mlflow_lock, register_version
-from tvmflow.tracking.mlflow.store import experiment_id, holds_measurement, open_mlflow
+from tvmflow.tracking.mlflow.store import experiment_id, experiment_of, holds_measurement, open_mlflow
 from tvmflow.tracking.mlflow.trend import Step, add_step
 
 MAX_PARAM_LENGTH = 500
@@ -73,7 +73,7 @@ def run_page(workspace: Workspace, cell: Cell) -> str | None:
         run_id = _marker(workspace, read_record(workspace.folder("evaluate", cell) / RECORD_NAME)).get("run_id")
     except StoreError:
         return None
-    return run_id and run_url(str(open_mlflow(workspace).get_run(run_id).info.experiment_id), run_id)
+    return run_id and run_url(experiment_of(workspace, run_id), run_id)
 
 
 def _marker(workspace: Workspace, record: Record) -> dict[str, str]:

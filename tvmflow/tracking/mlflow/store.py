@@ -57,10 +57,7 @@ def open_mlflow(workspace: Workspace) -> MlflowClient:
     """Return a client of the workspace's store, made where it is missing. Its calls raise StoreError."""
     _set_environment()
     check_store(workspace)
-    try:
-        (workspace.root / "mlruns" / "artifacts").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise from_os_error(error, "opening the MLflow store in") from None
+    make_folder(workspace)
     for noisy in (
         "alembic",
         "mlflow.store.db.utils",
@@ -77,6 +74,14 @@ def open_mlflow(workspace: Workspace) -> MlflowClient:
     mlflow.set_tracking_uri(uri)  # the registry resolves models:/ addresses through it, not through the client
     client = _with_clear_errors(workspace, MlflowClient)(tracking_uri=uri, registry_uri=uri)
     return cast("MlflowClient", _Client(workspace, client))
+
+
+def make_folder(workspace: Workspace) -> None:
+    """Make the folder of the store, in which MLflow makes its database when it is first opened."""
+    try:
+        (workspace.root / "mlruns" / "artifacts").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise from_os_error(error, "opening the MLflow store in") from None
 
 
 class _Client:
@@ -177,6 +182,16 @@ def holds_measurement(workspace: Workspace, run_id: str) -> bool:
             run_id,
         )
     )
+
+
+def experiment_of(workspace: Workspace, run_id: str) -> str:
+    """Return the experiment of a run; only of a store on a server it is asked through MLflow."""
+    if sqlite_path(workspace) is None:
+        return str(open_mlflow(workspace).get_run(run_id).info.experiment_id)
+    rows = ask(workspace, "SELECT experiment_id FROM runs WHERE run_uuid = ?", run_id)
+    if not rows:
+        raise StoreError(f"no run {run_id} in the MLflow store of {workspace.root}")
+    return str(rows[0][0])
 
 
 def champion_with(workspace: Workspace, name: str, sha256: str, network_sha256: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,12 @@ _MOST_ROUNDS = 4
 _LOOKUP = re.compile(r"\b(\w+)\[([^\[\]\n]*?)\b(\w+)\[")  # TABLE[..., PLACES[
 _PAIRS = 9  # of times of a candidate and of the fastest one
 _AGREEING_PAIRS = 5  # that all say the same are enough
+# number of pairs -> half of the interval of their mean at 95 %, in standard errors, which fewer have to be apart from 1
+_STUDENT = {
+    3: 4.30,
+    4: 3.18,
+}
+_SAME = 1e-3  # by how much ratios of a clock that counts, or of a quiet machine, differ: more of them say the same
 _PAIRED = 1 / 3  # of a repeat's time for each time of a pair: all pairs take twice as long as three repeats
 _CLEARLY_SLOWER = 1.03  # in every pair: fewer pairs will do;
 _MUCH_SLOWER = 1.1  # or in the median pair
@@ -117,7 +124,7 @@ class KernelBench:
             found += self._time(kernel, 1)
             if min(found) > _SLOW * best_s:
                 return OK, tuple(found), ""
-        found = self._in_turns(kernel) if self._fastest else self._until_quiet(kernel, found, best_s)
+        found = self._in_turns(kernel, found) if self._fastest else self._until_quiet(kernel, found, best_s)
         if self._fastest is None or median(found) < self._fastest[1]:
             self._fastest = kernel, median(found)
         return OK, tuple(found), ""
@@ -133,12 +140,15 @@ class KernelBench:
         kernel = self._bench.load(library)
         return () if self._difference(kernel.output()) else tuple(self._until_quiet(kernel, []))
 
-    def _in_turns(self, kernel: RemoteKernel) -> list[float]:
-        """Return the times of a kernel relative to the fastest one's, timed in turns until it is clearly slower, or
-        often enough.
+    def _in_turns(self, kernel: RemoteKernel, found: list[float]) -> list[float]:
+        """Return the times of a kernel relative to the fastest one's, timed in turns until it is clearly slower or
+        faster, or often enough.
+
+        found: times of the kernel alone.
         """
         assert self._fastest is not None
         fastest, fastest_s = self._fastest
+        alone = median(found) / fastest_s
         ratios: list[float] = []
         for number in range(_PAIRS):
             if number % 2:  # each is the first of every second pair
@@ -146,12 +156,21 @@ class KernelBench:
             else:
                 theirs_s, ours_s = self._short_time(fastest), self._short_time(kernel)
             ratios.append(ours_s / theirs_s)
-            is_slower = min(ratios) > _CLEARLY_SLOWER or median(ratios) > _MUCH_SLOWER
-            if number + 1 >= self.rules.repeats and is_slower:
-                break
-            if number + 1 >= _AGREEING_PAIRS and (min(ratios) > 1 or max(ratios) < 1):
+            if max(alone, *ratios) - min(alone, *ratios) <= _SAME * alone or self._is_decided(ratios):
                 break
         return [fastest_s * ratio for ratio in ratios]
+
+    def _is_decided(self, ratios: list[float]) -> bool:
+        """Say whether pairs tell which of two kernels is faster."""
+        count = len(ratios)
+        if count < self.rules.repeats:
+            return False
+        if min(ratios) > _CLEARLY_SLOWER or median(ratios) > _MUCH_SLOWER:
+            return True
+        if count in _STUDENT:
+            logs = np.log(ratios)
+            return bool(abs(logs.mean()) > _STUDENT[count] * logs.std(ddof=1) / math.sqrt(count))
+        return count >= _AGREEING_PAIRS and (min(ratios) > 1 or max(ratios) < 1)
 
     def _until_quiet(self, kernel: RemoteKernel, found: list[float], best_s: float = float("inf")) -> list[float]:
         found = found + self._time(kernel, self.rules.repeats - len(found))
