@@ -34,7 +34,7 @@ _NOT_IN_KEY = (
     "tvmflow.sandbox",
     "tvmflow.support",
     "tvmflow.targets.probed_processors",  # a cache of what a device said; what it said is in the target
-    "tvmflow.toolchain.versions",
+    "tvmflow.toolchain",
     "tvmflow.tracking",
 )
 _EXCEPTIONS = (
