@@ -25,6 +25,7 @@ import requests
 import yaml
 from filelock import FileLock
 
+from tests.cpu_budget import CpuBudget
 from tvmflow.devices.emulation.system import EmulatedSystem, emulated_system
 from tvmflow.support.errors import DeviceError
 
@@ -51,6 +52,14 @@ PRIVACY = {
     "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true",
     "NO_COLOR": "1",
 }
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("cpu_budget_loops", "processor time that a whole run may take, in loops of tests/cpu_budget.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(CpuBudget(config))
 
 
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tvmflow.tuning.measure.canary import canary_workload
 from tvmflow.tuning.measure.kernel_bench import KernelBench, MeasureRules
 from tvmflow.tuning.records.record import OK
