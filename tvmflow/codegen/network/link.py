@@ -7,6 +7,7 @@ section at a page's beginning, so that instances and processes share them. The f
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -21,13 +22,14 @@ from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.gpu_tables import sources_of, write_codes
 from tvmflow.codegen.network.plan import Plan
 from tvmflow.codegen.network.plan_reader import plan_of
-from tvmflow.codegen.network.runtime_sources import ABI_VERSION, RUNTIME
+from tvmflow.codegen.network.runtime_sources import ABI_VERSION, RUNTIME, digest_of_runtime
 from tvmflow.codegen.parallel_codegen import LLVM_KINDS, side_by_side
 from tvmflow.gpu_codegen.executable import ALIGNMENT as GPU_ALIGNMENT
 from tvmflow.gpu_codegen.executable import Api, GpuExecutable
 from tvmflow.support.errors import StageError
 from tvmflow.support.files import describe_file
 from tvmflow.support.runtime_binding import network_binding
+from tvmflow.toolchain.compiled_objects import compile_once
 from tvmflow.toolchain.compilers import Command
 
 _OBJECT_KINDS = (*LLVM_KINDS, "static_library")  # of TVM's modules: those that are written as an object file
@@ -55,6 +57,7 @@ _COMPILE = (
     "-Wextra",
     "-Werror",
 )
+_INCLUDES = tuple(f"-I{RUNTIME / name}" for name in ("include", "src", "gpu"))
 _LINK = (
     "-shared",
     "-fPIC",
@@ -161,14 +164,24 @@ def runtime_objects(folder: Path, compiler: Command, gpu: Api | None = None) -> 
     """
     sources = [RUNTIME / "src" / source for source in _SOURCES]
     sources += [RUNTIME / "gpu" / source for source in (sources_of(gpu) if gpu else ())]
-    return side_by_side(lambda source: _compile(source, folder, compiler), sources)
+    return side_by_side(lambda source: _compile_runtime(source, folder, compiler), sources)
+
+
+def _compile_runtime(source: Path, folder: Path, compiler: Command) -> Path:
+    """Copy the object of a source of the runtime into a folder, compiled where no earlier link has done it."""
+    arguments = [*_COMPILE, *_INCLUDES, f"-ffile-prefix-map={RUNTIME}=runtime", "-c", str(source)]
+
+    def build(path: Path) -> None:
+        _run(compiler.line(*arguments, "-o", str(path)), path.parent)
+
+    kept = compile_once(compiler, arguments, digest_of_runtime(), ".o", build)
+    return Path(shutil.copyfile(kept, folder / f"{source.stem}.o"))
 
 
 def _compile(source: Path, folder: Path, compiler: Command) -> Path:
     compiled = folder / f"{source.stem}.o"
-    include = [f"-I{RUNTIME / name}" for name in ("include", "src", "gpu")]
-    places = [f"-ffile-prefix-map={folder}=.", f"-ffile-prefix-map={RUNTIME}=runtime"]
-    _run(compiler.line(*_COMPILE, *include, *places, "-c", str(source), "-o", str(compiled)), folder)
+    place = f"-ffile-prefix-map={folder}=."
+    _run(compiler.line(*_COMPILE, *_INCLUDES, place, "-c", str(source), "-o", str(compiled)), folder)
     return compiled
 
 
@@ -176,25 +189,30 @@ def link_rpc(path: Path, compiler: Command) -> None:
     """Link what lets TVM's RPC server run a library of this architecture. Raises StageError where the compiler
     refuses.
     """
-    _link_one([RUNTIME / "rpc" / "rpc.c", *sorted((RUNTIME / "measure").glob("*.c"))], path, compiler)
+    arguments = _arguments([RUNTIME / "rpc" / "rpc.c", *sorted((RUNTIME / "measure").glob("*.c"))], path)
+
+    def build(made: Path) -> None:
+        _run(compiler.line(*arguments, "-o", str(made)), made.parent)
+
+    shutil.copy(compile_once(compiler, arguments, digest_of_runtime(), ".so", build), path)
 
 
 def link_jni(path: Path, compiler: Command) -> None:
     """Link the native part of the class tvmflow.Network; the compiler has to know jni.h. Raises StageError where it
     refuses.
     """
-    _link_one([RUNTIME / "jni" / "tvmflow_jni.c"], path, compiler)
+    _run(compiler.line(*_arguments([RUNTIME / "jni" / "tvmflow_jni.c"], path), "-o", str(path)), path.parent)
 
 
-def _link_one(sources: Sequence[Path], path: Path, compiler: Command) -> None:
+def _arguments(sources: Sequence[Path], path: Path) -> list[str]:
+    """Return what compiles and links sources to a library of that name, but for the option that names it."""
     include = [
         *(f"-I{RUNTIME / name}" for name in ("include", "src", "measure")),
         f"-ffile-prefix-map={RUNTIME}=runtime",
     ]
     as_c = (word for source in sources for word in ("-x", "c", str(source)))  # g++ forgets it after one file
     compiled = ["-fvisibility=default", *as_c, "-x", "none"]
-    linked = [*_LINK, f"-Wl,-soname,{path.name}", "-o", str(path), "-pthread", "-ldl"]
-    _run(compiler.line(*_COMPILE, *include, *compiled, *linked), path.parent)
+    return [*_COMPILE, *include, *compiled, *_LINK, f"-Wl,-soname,{path.name}", "-pthread", "-ldl"]
 
 
 class OpenedNetwork:

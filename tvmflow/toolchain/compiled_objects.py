@@ -1,0 +1,60 @@
+"""Keep what a compiler made of our own C sources: a run links several libraries, all with the same runtime.
+
+A kept file is found by the sha256 of everything that decides its bytes: the command line, the sources, and what the
+compiler says of its version. Its name holds the sha256 of its own bytes too, so a damaged file is compiled again.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tvmflow.support.files import digest_of, sha256_of
+from tvmflow.support.paths import RUNTIME
+from tvmflow.toolchain import android_linker
+from tvmflow.toolchain.compilers import Command
+from tvmflow.toolchain.environments import cache_folder
+
+
+def compile_once(
+    compiler: Command, arguments: Sequence[str], sources: str, suffix: str, build: Callable[[Path], None]
+) -> Path:
+    """Return the file that `build(path)` writes, or wrote before. Whatever `build` raises, and OSError, come through.
+
+    arguments: of the compiler, without the names of outputs. sources: digest of all files that it may read. suffix: of
+    the file's name.
+    """
+    key = digest_of([compiler.line(*arguments), sources, _version(compiler.words), _stubs(), suffix])
+    folder = cache_folder() / "compiled"
+    for kept in folder.glob(f"{key}-*{suffix}"):
+        if kept.name == f"{key}-{sha256_of(kept)}{suffix}":
+            return kept
+        kept.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = Path(scratch) / f"made{suffix}"
+        build(made)
+        kept = folder / f"{key}-{sha256_of(made)}{suffix}"
+        os.replace(made, kept)
+    return kept
+
+
+@functools.cache
+def _stubs() -> str:
+    """Return the digest of what links libraries for Android without its NDK."""
+    files = sorted(path for path in (RUNTIME / "bionic").rglob("*") if path.is_file())
+    return digest_of([[path.name, sha256_of(path)] for path in (*files, Path(android_linker.__file__))])
+
+
+@functools.cache
+def _version(words: tuple[str, ...]) -> str:
+    """Return what a compiler says of its version; its absence is left to whoever calls it."""
+    try:
+        done = subprocess.run([*words, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    except OSError:
+        return "absent"
+    return done.stdout
