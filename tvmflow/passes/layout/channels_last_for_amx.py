@@ -17,7 +17,7 @@ from tvm import relax
 from tvmflow.ir.tir.blocks import block_ref, extents, look_at, new_schedule, region_buffer
 from tvmflow.ir.tvm_compat import buffer_of, operator_of, shape_of, type_of, variable_name, with_bindings
 from tvmflow.passes.kernel.apply_schedules import copy_attributes
-from tvmflow.schedules.cpu.amx_convolution import is_flat, is_in_tiles
+from tvmflow.schedules.cpu.amx_convolution import is_amx_convolution, is_flat
 
 _RANK = 5
 
@@ -57,7 +57,7 @@ def _find_convolution(mod: Any, binding: Any) -> _Call | None:
     function = mod[value.args[0]]
     schedule = new_schedule(function)
     kernel = look_at(schedule)
-    if not is_in_tiles(kernel) or is_flat(kernel):
+    if not is_amx_convolution(kernel) or is_flat(kernel):
         return None
     assert kernel.anchor is not None
     anchor = block_ref(schedule, kernel.anchor)
