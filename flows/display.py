@@ -21,7 +21,7 @@ from rich.text import Text
 from flows.events import PREVIEW, forget, listen
 from tvmflow.config.params import STAGE_NAMES
 from tvmflow.support.progress import TASK_LINE
-from tvmflow.tuning.first_words import FIRST
+from tvmflow.tuning.status_lines import FIRST
 
 _EVERY_S = 30.0  # a plain line about a stage that takes long
 _BAR = 20  # characters

@@ -27,7 +27,7 @@ from tvmflow.pipeline.store import Store
 from tvmflow.support import errors
 from tvmflow.support.digests import Digests
 from tvmflow.support.tvm_import import prepare_import_of_tvm
-from tvmflow.tuning.first_words import FIRST
+from tvmflow.tuning.status_lines import FIRST
 
 
 def main(arguments: list[str] | None = None, known: list[list[Any]] | None = None) -> None:

@@ -61,7 +61,7 @@ def _toolchain(settings: BuildSettings) -> tuple[str, ...]:
 def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
     """Compile, export, and check the library itself where this machine can run it."""
     from tvmflow.codegen.compile import LoadedLibrary, build_scheduled, export
-    from tvmflow.codegen.manifest import covered, manifest_of
+    from tvmflow.codegen.manifest import count_coverage, manifest_of
     from tvmflow.codegen.network.link import OpenedNetwork, link_rpc, write_network
 
     settings, target = context.settings, context.settings.target
@@ -85,7 +85,7 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
     library = context.out / "library.so"
     if backend.has_machine:
         export(scheduled, library)
-    facts: dict[str, Any] = dict(covered(scheduled.choices))
+    facts: dict[str, Any] = dict(count_coverage(scheduled.choices))
     golden: Arrays | None = None
     if target.runs_here and backend.has_machine:
         golden = golden_outputs(context, LoadedLibrary(library, target.threads))

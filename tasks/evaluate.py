@@ -21,10 +21,10 @@ from tvmflow.devices.network_forms import in_machine, shipped
 from tvmflow.devices.registry import transport_of
 from tvmflow.evaluation import machine_state
 from tvmflow.evaluation import roofline as bounds
-from tvmflow.evaluation.baselines import Peers, open_peers
+from tvmflow.evaluation.baselines import Baselines, open_baselines
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.on_device import DeviceNumbers, DeviceRules, measure_on_device
-from tvmflow.evaluation.roofline import measured_bounds
+from tvmflow.evaluation.roofline import measure_bounds
 from tvmflow.evaluation.scorecard import quality, write_scorecard
 from tvmflow.frontends.registry import frontend_named
 from tvmflow.frontends.source_model import read_description
@@ -159,20 +159,20 @@ def _bounds(context: Context, manifest: dict[str, Any], numbers: DeviceNumbers) 
         return {}
     context.progress("measuring what the machine does at most", 0, 0)
     median_ms = latency.median_ms if latency.is_time else None
-    found = measured_bounds(
+    found = measure_bounds(
         manifest["kernels"], settings.target, median_ms, numbers.kernels_ms, settings.max_foreign_load
     )
     return {"bounds": found}
 
 
-def _peers(context: Context) -> contextlib.AbstractContextManager[Callable[[], Peers]]:
+def _peers(context: Context) -> contextlib.AbstractContextManager[Callable[[], Baselines]]:
     settings, target = context.settings, context.settings.target
     if not _is_this_cpu(settings):
         return contextlib.nullcontext(
-            Peers
+            Baselines
         )  # numbers of this machine's CPU would mislead beside those of another device
     onnx_file = context.inputs["import_model"] / "peer.onnx"
-    return open_peers(settings.peers, context.inputs["fetch"], onnx_file, target.threads)
+    return open_baselines(settings.peers, context.inputs["fetch"], onnx_file, target.threads)
 
 
 STAGE = Stage(

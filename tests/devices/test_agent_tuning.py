@@ -22,7 +22,7 @@ from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.tuning.measure.build_pool import BuildPool
 from tvmflow.tuning.measure.canary import canary_workload
 from tvmflow.tuning.measure.kernel_bench import KernelBench, MeasureRules, inputs_of
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import OK, WRONG_OUTPUT
 from tvmflow.tuning.search.search import tune
 
@@ -80,18 +80,18 @@ def _two_agents(program: Path, folder: Path) -> Iterator[tuple[list[RunningAgent
 
 
 def test_the_search_goes_on_with_the_other_device_when_one_dies(program: Path, tmp_path: Path) -> None:
-    fleet = replace(QUICK_RULES.fleet, slots=2, give_up_s=30.0)
-    rules = replace(QUICK_RULES, trials=6, overlap=True, self_contained=True, fleet=fleet)
-    journal = Journal(tmp_path / "log.jsonl", BACKEND.kernel_kind, {"test": "1"})
+    device_pool = replace(QUICK_RULES.device_pool, slots=2, give_up_s=30.0)
+    rules = replace(QUICK_RULES, trials=6, overlap=True, self_contained=True, device_pool=device_pool)
+    tuning_log = TuningLog(tmp_path / "log.jsonl", BACKEND.kernel_kind, {"test": "1"})
     with _two_agents(program, tmp_path) as (agents, opened):
 
         def say(*_: Any) -> None:
-            if not said and len(journal.known()) >= 1:
+            if not said and len(tuning_log.known()) >= 1:
                 said.append(True)
                 agents[0].process.kill()
 
         said: list[bool] = []
-        report = tune([canary_workload()], opened, BACKEND, rules, journal, tmp_path, say)
+        report = tune([canary_workload()], opened, BACKEND, rules, tuning_log, tmp_path, say)
         assert said, "one of them died while the search went on"
-    assert report.measured >= 4 and not report.fleet.given_up
-    assert {record.status for record in journal.known()} == {OK}
+    assert report.measured >= 4 and not report.device_pool.given_up
+    assert {record.status for record in tuning_log.known()} == {OK}

@@ -16,9 +16,10 @@ import pytest
 from tests.wide_models import OUTPUTS, described, samples_for
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import build_scheduled
-from tvmflow.codegen.network.link import Network, link_rpc, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import link_rpc, write_network
 from tvmflow.config.params import DeviceEntry
-from tvmflow.devices.network_forms import Form, in_machine, shipped
+from tvmflow.devices.network_forms import LibraryForm, in_machine, shipped
 from tvmflow.devices.registry import open_session
 from tvmflow.devices.rpc.session import RemoteLibrary, RemoteNetwork
 from tvmflow.devices.session import STATE, DeviceSession, SessionLimits
@@ -126,7 +127,7 @@ def test_it_tells_the_state_of_its_process(
 
 def test_a_library_that_refuses_says_why(session: DeviceSession, built: tuple[str, Path, dict[str, Any]]) -> None:
     _, folder, manifest = built
-    wrong = Form(folder / "library.so", shipped(folder, manifest).start)  # which has no entry of ours
+    wrong = LibraryForm(folder / "library.so", shipped(folder, manifest).start)  # which has no entry of ours
     with pytest.raises(StageError, match=r"cannot be opened on device 'any': it exports no tvmflow_network"):
         wrong.started(session)
     with pytest.raises(StageError, match=r"cannot be opened on device 'any': .*not-there"):

@@ -32,7 +32,7 @@ from tvmflow.devices.session import SessionLimits
 from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.support.errors import DeviceBusyError, DeviceLostError, DeviceRefusedError, TvmflowError, UsageError
 from tvmflow.tuning.measure.canary import canary_workload
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import OK
 from tvmflow.tuning.search.search import tune
 
@@ -153,23 +153,23 @@ def test_a_dead_agent_is_dropped(farm: Farm) -> None:
 
 def test_two_agents_of_a_key_tune_side_by_side_and_one_dies(farm: Farm, tmp_path: Path) -> None:
     agents = {unit: farm.add(unit) for unit in ("one", "two")}
-    fleet = replace(QUICK_RULES.fleet, slots=2, give_up_s=30.0)
-    rules = replace(QUICK_RULES, trials=6, overlap=True, self_contained=True, fleet=fleet)
-    journal = Journal(tmp_path / "log.jsonl", BACKEND.kernel_kind, {"test": "1"})
+    device_pool = replace(QUICK_RULES.device_pool, slots=2, give_up_s=30.0)
+    rules = replace(QUICK_RULES, trials=6, overlap=True, self_contained=True, device_pool=device_pool)
+    tuning_log = TuningLog(tmp_path / "log.jsonl", BACKEND.kernel_kind, {"test": "1"})
     killed: list[str] = []
 
     def say(*_: Any) -> None:
-        units = {record.unit for record in journal.known()}
+        units = {record.unit for record in tuning_log.known()}
         if not killed and units:
             killed.append(units.pop())
             agents[killed[0]].process.kill()
 
     device = farm.device()
     report = tune(
-        [canary_workload()], lambda: open_session(device, BACKEND, LIMITS), BACKEND, rules, journal, tmp_path, say
+        [canary_workload()], lambda: open_session(device, BACKEND, LIMITS), BACKEND, rules, tuning_log, tmp_path, say
     )
-    assert killed and report.measured >= 4 and not report.fleet.given_up and set(report.units) == set(agents)
-    assert {record.status for record in journal.known()} == {OK}
+    assert killed and report.measured >= 4 and not report.device_pool.given_up and set(report.units) == set(agents)
+    assert {record.status for record in tuning_log.known()} == {OK}
 
 
 def test_agents_and_servers_of_tvm_are_told_apart(farm: Farm) -> None:

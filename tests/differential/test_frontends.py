@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.fuzz.seeds import params_bytes, symbol_json
-from tvmflow.evaluation.fastest_way import difference_of
+from tvmflow.evaluation.fastest_variant import difference_of
 from tvmflow.evaluation.first_difference import first_differing_layer
 from tvmflow.frontends.registry import FRONTENDS, load_source
 from tvmflow.frontends.source_model import SourceDescription, SourceModel, one_input

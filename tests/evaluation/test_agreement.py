@@ -21,7 +21,7 @@ from tvmflow.evaluation.agreement import (
     RESOLUTION,
     check_golden,
     check_outputs,
-    check_reacts,
+    check_varies,
     compare,
     spread_of,
 )
@@ -118,12 +118,12 @@ def test_outputs_that_ignore_the_input_or_the_class_are_refused(b: Array, axis: 
     assume(np.abs(still).max() > 1e-3)
     wobble = np.clip(_noise(b, 0), -1, 1) * np.abs(still).max() * RESOLUTION * share / 2
     with pytest.raises(AgreementError, match="inputs" if axis == 0 else "classes"):
-        check_reacts(still + wobble)
+        check_varies(still + wobble)
 
 
 def test_a_spread_above_the_resolution_is_accepted_whatever_the_offset() -> None:
     b = np.random.default_rng(0).standard_normal((4, 5))
-    assert check_reacts(b + 1e4).smaller == pytest.approx(spread_of(b).smaller, rel=1e-6)
+    assert check_varies(b + 1e4).smaller == pytest.approx(spread_of(b).smaller, rel=1e-6)
 
 
 @pytest.mark.parametrize(

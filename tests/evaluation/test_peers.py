@@ -1,4 +1,4 @@
-"""Peers run as their own users run them fast, compute the same, and are left out with the reason where they cannot."""
+"""Baselines run as fast as their users run them, compute the same, and are left out with a reason if they cannot."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvmflow.evaluation.baselines import Peer, open_peers
-from tvmflow.evaluation.fastest_way import COMPILE_FROM_S, FastestWay, difference_of
+from tvmflow.evaluation.baselines import Peer, open_baselines
+from tvmflow.evaluation.fastest_variant import COMPILE_FROM_S, FastestVariant, difference_of
 from tvmflow.frontends.onnx.frontend import open_session, session_ways
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import Arrays, PreparedRun, Way, one_input
@@ -35,21 +35,21 @@ def _refusing(name: str, error: Exception, compiles_long: bool = False) -> Way:
 
 
 def test_the_fastest_way_is_chosen_and_named() -> None:
-    ways = FastestWay([_way("plain", seconds=3e-4), _way("fast", seconds=1e-4), _way("other", seconds=2e-4)], RIGHT)
+    ways = FastestVariant([_way("plain", seconds=3e-4), _way("fast", seconds=1e-4), _way("other", seconds=2e-4)], RIGHT)
     chosen = ways.choose()
     assert chosen is not None and chosen[0] == "fast" and chosen[1](2) == [1e-4, 1e-4] and not ways.left_out
 
 
 def test_a_way_that_computes_something_else_is_left_out_with_the_reason() -> None:
     wrong = (RIGHT[0] + np.float32(0.01),)
-    ways = FastestWay([_way("plain", seconds=3e-4), _way("wrong", wrong, 1e-4)], RIGHT)
+    ways = FastestVariant([_way("plain", seconds=3e-4), _way("wrong", wrong, 1e-4)], RIGHT)
     chosen = ways.choose()
     assert chosen is not None and chosen[0] == "plain"
     assert "computes something else: off by 3.3e-03" in ways.left_out["wrong"]
 
 
 def test_a_way_that_cannot_be_prepared_is_left_out_with_the_reason() -> None:
-    ways = FastestWay([_refusing("fast", RuntimeError("no such operator\nat line 3"))], RIGHT)
+    ways = FastestVariant([_refusing("fast", RuntimeError("no such operator\nat line 3"))], RIGHT)
     assert ways.choose() is None
     assert ways.left_out == {"fast": "it cannot run this model: no such operator"}
 
@@ -78,7 +78,8 @@ def test_integers_are_compared_by_how_many_are_equal() -> None:
 def test_a_compiler_is_asked_for_long_runs_only() -> None:
     compiled = _way("compiled", seconds=1e-6, compiles_long=True)
     chosen = [
-        FastestWay([_way("plain", seconds=factor * COMPILE_FROM_S), compiled], RIGHT).choose() for factor in (0.5, 2.0)
+        FastestVariant([_way("plain", seconds=factor * COMPILE_FROM_S), compiled], RIGHT).choose()
+        for factor in (0.5, 2.0)
     ]
     assert [one and one[0] for one in chosen] == ["plain", "compiled"]
 
@@ -88,7 +89,7 @@ def test_a_compiler_that_takes_too_long_is_left_out_with_the_reason() -> None:
         time.sleep(30)
         raise AssertionError
 
-    ways = FastestWay([_way("plain", seconds=1.0), Way("slow", prepare, True)], RIGHT, compile_limit_s=0.05)
+    ways = FastestVariant([_way("plain", seconds=1.0), Way("slow", prepare, True)], RIGHT, compile_limit_s=0.05)
     chosen = ways.choose()
     assert chosen is not None and chosen[0] == "plain" and "longer than 0.05 s" in ways.left_out["slow"]
 
@@ -140,7 +141,7 @@ def test_a_module_that_cannot_be_traced_runs_eagerly() -> None:
 
     x = np.ones((1, 4), np.float32)
     source = ExportedModel(Untraceable().eval(), one_input("x", (1, 4)))
-    ways = FastestWay([way for way in source.ways(x) if not way.compiles_long], source.run(x))
+    ways = FastestVariant([way for way in source.ways(x) if not way.compiles_long], source.run(x))
     chosen = ways.choose()
     assert chosen is not None and chosen[0] == "eager" and len(chosen[1](2)) == 2
     assert set(ways.left_out) == {"TorchScript", "TorchScript for inference"}
@@ -184,13 +185,13 @@ def test_a_bound_session_computes_what_a_feed_does(folders: tuple[Path, Path]) -
 
 @pytest.mark.heavy
 def test_peers_say_how_they_run_and_why_others_do_not(folders: tuple[Path, Path]) -> None:
-    with open_peers(("source", "onnxruntime"), *folders, 1) as loaded:
+    with open_baselines(("source", "onnxruntime"), *folders, 1) as loaded:
         peers = loaded()
         assert [peer.name for peer in peers.contestants] == ["onnxruntime"]
         peer = peers.contestants[0]
         assert len(peer.time_runs(3)) == 3
-        assert peer.place_anew is not None
-        peer.place_anew()
+        assert peer.relocate is not None
+        peer.relocate()
         assert len(peer.time_runs(3)) == 3
         assert peers.to_json()["peer_variants"]["onnxruntime"] in ("feed", "I/O binding") and not peers.left_out
 
@@ -214,7 +215,7 @@ def test_a_peer_without_an_onnx_form_says_why(folders: tuple[Path, Path]) -> Non
 @pytest.mark.heavy
 def test_a_peer_that_does_not_start_costs_no_measurement(folders: tuple[Path, Path]) -> None:
     folders[1].write_bytes(b"no model")
-    with open_peers(("onnxruntime",), *folders, 1) as loaded:
+    with open_baselines(("onnxruntime",), *folders, 1) as loaded:
         peers = loaded()
     assert peers.contestants == () and "peer.onnx" in peers.left_out["onnxruntime"]
     assert peers.to_json() == {"peer_variants": {}, "peers_left_out": dict(peers.left_out)}

@@ -13,7 +13,7 @@ from tvmflow.devices.session import DeviceSession, RemoteModel
 
 
 @dataclass(frozen=True)
-class Form:
+class LibraryForm:
     """A file that computes the network on a device. start(session, remote_name): of the file, uploaded under that
     name.
     """
@@ -26,15 +26,15 @@ class Form:
         return self.start(session, session.upload(self.file))
 
 
-def in_machine(folder: Path) -> Form:
+def in_machine(folder: Path) -> LibraryForm:
     """Return the form in TVM's virtual machine of what `build` left in a folder."""
-    return Form(folder / "library.so", lambda session, name: session.model_on_device(name))
+    return LibraryForm(folder / "library.so", lambda session, name: session.model_on_device(name))
 
 
-def shipped(folder: Path, manifest: dict[str, Any]) -> Form:
+def shipped(folder: Path, manifest: dict[str, Any]) -> LibraryForm:
     """Return the form that apps get, without TVM; the virtual machine's of a build from before there was one."""
     network = manifest.get("network")
     if not network:
         return in_machine(folder)
     outputs, design = manifest["outputs"], network.get("device")
-    return Form(folder / "network.so", lambda session, name: session.network(name, folder, outputs, design))
+    return LibraryForm(folder / "network.so", lambda session, name: session.network(name, folder, outputs, design))

@@ -25,7 +25,7 @@ class Restartable:
         """Return what the device knows of the state of the library's process, as RemoteModel does."""
         return self.model.state(threads, look)
 
-    def place_anew(self) -> None:
+    def relocate(self) -> None:
         """Start the library again, while the one before still holds its memory, and close that."""
         before, self.model = self.model, self._start()
         before.close()

@@ -99,7 +99,7 @@ def spread_of(outputs: Array) -> Spread:
     return Spread(inputs=scaled[0], classes=scaled[1], largest=largest)
 
 
-def check_reacts(reference: Array, what: str = "the source") -> Spread:
+def check_varies(reference: Array, what: str = "the source") -> Spread:
     """Return how the reference varies. Raises AgreementError when it does not: then no check that follows could
     fail.
     """
@@ -123,7 +123,7 @@ def compare(outputs: Array, reference: Array, task: str | None = None) -> Agreem
     vary.
     """
     _check_shapes(outputs, reference)
-    return _compare(outputs, reference, check_reacts(reference).smaller, task)
+    return _compare(outputs, reference, check_varies(reference).smaller, task)
 
 
 def compare_all(outputs: Array | Arrays, references: Array | Arrays, task: str | None = None) -> list[Agreement]:
@@ -182,7 +182,7 @@ def _spreads(references: Arrays) -> list[float]:
     refusal: AgreementError | None = None
     for reference in references:
         try:
-            spreads.append(None if reference.dtype.kind in "iub" else check_reacts(reference).smaller)
+            spreads.append(None if reference.dtype.kind in "iub" else check_varies(reference).smaller)
         except AgreementError as error:
             if len(references) == 1 or not np.isfinite(reference).all():
                 raise

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tvmflow.evaluation.fastest_way import FastestWay, TimedRuns, timer_of
-from tvmflow.evaluation.interleaved_timing import Contestant
+from tvmflow.evaluation.fastest_variant import FastestVariant, TimedRuns, timer_of
+from tvmflow.evaluation.interleaved_timing import TimedModel
 from tvmflow.frontends.registry import frontend_named, load_source
 from tvmflow.frontends.source_model import (
     Arrays,
@@ -36,17 +36,17 @@ SOURCE = "source"  # the peer that is the model's own framework
 
 
 @dataclass(frozen=True)
-class PeerContestant(Contestant):
+class TimedBaseline(TimedModel):
     """variant: the way of its framework in which it runs."""
 
     variant: str = ""
 
 
 @dataclass(frozen=True)
-class Peers:
+class Baselines:
     """left_out: name of a peer, or of one of its ways ("source, torch.compile"), and why it is not measured."""
 
-    contestants: tuple[PeerContestant, ...] = ()
+    contestants: tuple[TimedBaseline, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -58,7 +58,9 @@ class Peers:
 
 
 @contextlib.contextmanager
-def open_peers(names: tuple[str, ...], fetched: Path, onnx_file: Path, threads: int) -> Iterator[Callable[[], Peers]]:
+def open_baselines(
+    names: tuple[str, ...], fetched: Path, onnx_file: Path, threads: int
+) -> Iterator[Callable[[], Baselines]]:
     """Start those peers that can run this model, each on `threads` threads of this machine; they sleep between their
     turns.
 
@@ -68,14 +70,14 @@ def open_peers(names: tuple[str, ...], fetched: Path, onnx_file: Path, threads: 
     same = frontend_named(read_description(fetched).framework).same_peer
     with contextlib.ExitStack() as stack:
         started = {
-            name: stack.enter_context(sandboxed_peer(name, fetched, onnx_file, threads, waits=False))
+            name: stack.enter_context(start_baseline(name, fetched, onnx_file, threads, waits=False))
             for name in names
             if not (name == SOURCE and same in names)
         }
         yield lambda: _chosen(started)
 
 
-def _chosen(started: Mapping[str, Sandbox]) -> Peers:
+def _chosen(started: Mapping[str, Sandbox]) -> Baselines:
     """Wait until all have loaded, then let one after the other choose its way, while the others are idle."""
     contestants, left_out = [], dict[str, str]()
     for name, peer in started.items():
@@ -89,9 +91,9 @@ def _chosen(started: Mapping[str, Sandbox]) -> Peers:
             left_out |= {", ".join(filter(None, (name, way))): why for way, why in reply["left_out"].items()}
             if reply["variant"] is not None:
                 time_runs = functools.partial(_timed_runs, peer)
-                place_anew = functools.partial(_place_anew, peer)
-                contestants.append(PeerContestant(name, time_runs, peer.group, place_anew, reply["variant"]))
-    return Peers(tuple(contestants), left_out)
+                relocate = functools.partial(_relocate, peer)
+                contestants.append(TimedBaseline(name, time_runs, peer.group, relocate, reply["variant"]))
+    return Baselines(tuple(contestants), left_out)
 
 
 @contextlib.contextmanager
@@ -107,12 +109,12 @@ def _timed_runs(peer: Sandbox, count: int) -> list[float]:
     return times
 
 
-def _place_anew(peer: Sandbox) -> None:
-    peer.call("place_anew")
+def _relocate(peer: Sandbox) -> None:
+    peer.call("relocate")
 
 
-def sandboxed_peer(name: str, fetched: Path, onnx_file: Path, threads: int, *, waits: bool = True) -> Sandbox:
-    """Return a running sandbox that serves `choose`, `time_runs` and `place_anew`, as Peer does. waits: until it has
+def start_baseline(name: str, fetched: Path, onnx_file: Path, threads: int, *, waits: bool = True) -> Sandbox:
+    """Return a running sandbox that serves `choose`, `time_runs` and `relocate`, as Peer does. waits: until it has
     loaded the model.
     """
     arguments = {"name": name, "fetched": str(fetched), "onnx_file": str(onnx_file), "threads": threads}
@@ -130,7 +132,7 @@ class Peer:
         self._time_runs: TimedRuns | None = None
         self._variant: str | None = None
         self._ways_of: Callable[[], Sequence[Way]]
-        self._ways: FastestWay | None = None
+        self._ways: FastestVariant | None = None
         self._left_out: dict[str, str] = {}
         folder, file = Path(fetched), Path(onnx_file)
         description = read_description(folder)
@@ -145,7 +147,7 @@ class Peer:
             self._left_out[""] = _why_no_onnx(file.parent)
             return
         expected = batch_at(load_arrays(file.parent / "reference.npz", "evaluation"), 0, description.batch)
-        self._ways = FastestWay(self._ways_of(), expected, lambda outputs: _by_sample(outputs, description.batch))
+        self._ways = FastestVariant(self._ways_of(), expected, lambda outputs: _by_sample(outputs, description.batch))
 
     def choose(self) -> dict[str, Any]:
         """Choose the way in which `time_runs` runs. variant: its name, None where this peer cannot run this model.
@@ -158,7 +160,7 @@ class Peer:
         self._variant, self._time_runs = chosen or (None, None)
         return {"variant": self._variant, "left_out": self._left_out}
 
-    def place_anew(self) -> None:
+    def relocate(self) -> None:
         """Prepare the way that was chosen again, in other memory."""
         way = next(way for way in self._ways_of() if way.name == self._variant)
         self._time_runs = timer_of(way.prepare())

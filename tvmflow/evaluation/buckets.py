@@ -54,7 +54,7 @@ def group_of(label: str) -> str:
     return f"golden@{label}"
 
 
-def outputs_between(
+def run_between_buckets(
     description: SourceDescription, axes: Sequence[Axis], runner_of: RunnerOf, samples: Arrays
 ) -> dict[str, Arrays]:
     """Return label of the bucket -> outputs for samples of sizes in the middle of it, filled up. runner_of: bucket ->
@@ -70,8 +70,8 @@ def outputs_between(
     return found
 
 
-def outputs_of_any_size(description: SourceDescription, runner_at: RunnerOf, samples: Arrays) -> dict[str, Arrays]:
-    """As `outputs_between`, of a form that itself takes inputs of any size. runner_at: sizes -> what runs it at
+def run_at_any_size(description: SourceDescription, runner_at: RunnerOf, samples: Arrays) -> dict[str, Arrays]:
+    """As `run_between_buckets`, of a form that itself takes inputs of any size. runner_at: sizes -> what runs it at
     these.
     """
     sizes = description.sizes
@@ -83,10 +83,10 @@ def outputs_of_any_size(description: SourceDescription, runner_at: RunnerOf, sam
     }
 
 
-def check_between(
+def check_between_buckets(
     stage: str, outputs: dict[str, Arrays], reference_of: Callable[[str], Arrays], bound: float, task: str | None
 ) -> dict[str, Agreement]:
-    """Compare outputs of `outputs_between` with those of the form before. Raises AgreementError."""
+    """Compare outputs of `run_between_buckets` with those of the form before. Raises AgreementError."""
     return {
         label: check_outputs(stage, f"golden, filled up to {label},", found, reference_of(label), bound, task)
         for label, found in outputs.items()

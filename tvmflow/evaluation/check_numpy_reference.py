@@ -14,7 +14,7 @@ from tvmflow.ir.relax.numpy_interpreter import run_all
 _BOUND = 0.05  # what is left in float rounds otherwise
 
 
-def check_definition(module: Any, inputs: Arrays, batch: int, outputs: Arrays) -> Agreement:
+def check_numpy_reference(module: Any, inputs: Arrays, batch: int, outputs: Arrays) -> Agreement:
     """Compare the compiled form's outputs to inputs (N, ...) with those of its definition. Raises AgreementError."""
     graph, count = read_graph(module), len(inputs[0])
     batches = [run_all(graph, batch_at(inputs, start, batch)) for start in range(0, count, batch)]

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tvmflow.evaluation.interleaved_timing import Contestant, ratio_of, sort_turns, take_turns
-from tvmflow.evaluation.latency import LatencyRules, measured_of
+from tvmflow.evaluation.interleaved_timing import TimedModel, classify_turns, measure_interleaved, ratio_of
+from tvmflow.evaluation.latency import LatencyRules, summarize_turns
 from tvmflow.evaluation.machine_state import Watch
 from tvmflow.support.errors import StoreError
 
@@ -45,20 +45,20 @@ def compare_exact(a: int, b: int, of: str) -> Comparison:
     return Comparison(b / a, b / a, b / a, 1, 1.0, of)
 
 
-def compare_in_turns(
-    a: Contestant, b: Contestant, rules: LatencyRules, threads: int, confidence: float, watch: Watch | None = None
+def compare_libraries(
+    a: TimedModel, b: TimedModel, rules: LatencyRules, threads: int, confidence: float, watch: Watch | None = None
 ) -> Comparison:
     """Measure A and B in turns and return the latency of B over that of A, by the rounds in which both were in one
     state.
     """
-    turns = take_turns([a, b], rules.of_turns, watch)
-    ratio, rounds, _ = ratio_of(sort_turns(turns, threads), a.name, b.name, None, confidence)
+    turns = measure_interleaved([a, b], rules.of_turns, watch)
+    ratio, rounds, _ = ratio_of(classify_turns(turns, threads), a.name, b.name, None, confidence)
     if ratio.low is None or ratio.high is None:
         raise StoreError(
             f"{len(rounds)} rounds give no interval at a confidence of {confidence:g}",
             "more rounds, or less confidence",
             "raise release.compare_rounds",
         )
-    latency = measured_of(turns, rules, threads).latency
+    latency = summarize_turns(turns, rules, threads).latency
     badges = tuple(dict.fromkeys((*latency[a.name].badges, *latency[b.name].badges)))
     return Comparison(ratio.value, ratio.low, ratio.high, len(rounds), confidence, badges=badges)

@@ -27,7 +27,7 @@ _WARMUP_RUNS, _LEAST_RUNS, _ROUNDS, _TURN_S, _SECONDS = 3, 3, 5, 0.01, 2.0
 TimedRuns = Callable[[int], list[float]]
 
 
-class FastestWay:
+class FastestVariant:
     """Ways that can be run, and why others cannot.
 
     expected: what each must compute, once `adjust` has made its outputs what these are. compile_limit_s: for all that

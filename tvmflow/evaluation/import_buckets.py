@@ -12,7 +12,7 @@ from typing import Any
 from tvmflow.backends.cpu import host_backend
 from tvmflow.config.buckets import Axis, Numbers, axes_of
 from tvmflow.evaluation.agreement import Agreement, check_outputs
-from tvmflow.evaluation.buckets import Padded, check_between, group_of, outputs_between, run_at, runners_of
+from tvmflow.evaluation.buckets import Padded, check_between_buckets, group_of, run_at, run_between_buckets, runners_of
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import Arrays, Runner, SourceDescription, SourceModel, batch_at
 from tvmflow.support.errors import AgreementError, ModelFileError
@@ -30,7 +30,7 @@ class SizedImport:
     agreement: dict[str, Agreement]
 
 
-def import_sizes(
+def import_buckets(
     fetched: Path, description: SourceDescription, source: SourceModel, largest: Runner, golden: Arrays, bound: float
 ) -> SizedImport:
     """Import all buckets but the largest; check each at sizes in its middle against the source model at exactly these.
@@ -60,8 +60,8 @@ def import_sizes(
         for bucket in sizes.all[:-1]
     }
     runner_of = runners_of(sizes, largest, modules, partial(LocalRunner.of_plain, backend=host_backend()))
-    outputs = outputs_between(description, axes, runner_of, golden)
-    agreement = check_between("import_model", outputs, reference.__getitem__, bound, description.task)
+    outputs = run_between_buckets(description, axes, runner_of, golden)
+    agreement = check_between_buckets("import_model", outputs, reference.__getitem__, bound, description.task)
     return SizedImport(modules, axes, {group_of(label): found for label, found in reference.items()}, agreement)
 
 

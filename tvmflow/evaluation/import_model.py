@@ -12,7 +12,7 @@ import numpy as np
 
 from tvmflow.backends.cpu import host_backend
 from tvmflow.evaluation.agreement import check_golden, classes_of
-from tvmflow.evaluation.import_buckets import SizedImport, import_sizes
+from tvmflow.evaluation.import_buckets import SizedImport, import_buckets
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import (
     OUTPUTS_NAME,
@@ -59,7 +59,7 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     sized = None
     if description.sizes:
         progress("importing the smaller sizes", 2, 4)
-        sized = import_sizes(fetched, description, source, runner, golden, max_relative_error)
+        sized = import_buckets(fetched, description, source, runner, golden, max_relative_error)
         reference |= sized.reference
     save_module(module, out, sized.modules if sized else None)
     reference |= {"imported": run_in_batches(runner, evaluation.inputs, batch), "imported_golden": computed}

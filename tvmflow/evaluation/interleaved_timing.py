@@ -26,9 +26,9 @@ from tvmflow.evaluation.machine_state import (
     TurnState,
     Watch,
     disturbance,
+    drop_round_trips,
     states_of,
     usual_loop_ns,
-    without_round_trips,
 )
 from tvmflow.evaluation.turn_statistics import (
     BLOCKS,
@@ -51,16 +51,16 @@ _SETTLED_RUNS = 100  # of a network that was placed: it tries anew how many thre
 
 
 @dataclass(frozen=True)
-class Contestant:
+class TimedModel:
     """time_runs(n): seconds of n runs. group: its process group on this machine, which is stopped between its turns.
 
-    place_anew: makes time_runs run the same in other memory; None where that cannot be.
+    relocate: makes time_runs run the same in other memory; None where that cannot be.
     """
 
     name: str
     time_runs: TimedRuns
     group: int | None = None
-    place_anew: Callable[[], None] | None = None
+    relocate: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Sorted:
+class ClassifiedTurns:
     """The turns of all contestants with what they were disturbed by, and the states in which they were measured.
 
     disturbed: name -> reason of each turn, None for undisturbed. states: name -> number of the state of each turn, 0
@@ -129,12 +129,12 @@ class Sorted:
         return every, False
 
 
-def sort_turns(turns: Mapping[str, Sequence[Turn]], threads: int) -> Sorted:
+def classify_turns(turns: Mapping[str, Sequence[Turn]], threads: int) -> ClassifiedTurns:
     """Tell states and disturbances of turns apart. threads: of each contestant; one thread knows no distance between
     cores.
     """
     seen = {
-        name: [without_round_trips(turn.state) if threads == 1 else turn.state for turn in taken]
+        name: [drop_round_trips(turn.state) if threads == 1 else turn.state for turn in taken]
         for name, taken in turns.items()
     }
     every = [state for states in seen.values() for state in states]
@@ -151,11 +151,13 @@ def sort_turns(turns: Mapping[str, Sequence[Turn]], threads: int) -> Sorted:
             if number is not None and state.round_trip_ns is not None:
                 trips.setdefault(number, []).append(state.round_trip_ns)
     count = 1 + max((n for states in by_name.values() for n in states if n is not None), default=0)
-    return Sorted(turns, disturbed, by_name, [float(np.median(trips[n])) if n in trips else None for n in range(count)])
+    return ClassifiedTurns(
+        turns, disturbed, by_name, [float(np.median(trips[n])) if n in trips else None for n in range(count)]
+    )
 
 
 def ratio_of(
-    in_order: Sorted, ours: str, theirs: str, state: int | None = None, confidence: float = CONFIDENCE
+    in_order: ClassifiedTurns, ours: str, theirs: str, state: int | None = None, confidence: float = CONFIDENCE
 ) -> tuple[Estimate, list[int], int | None]:
     """Return how many times faster one contestant is than another, the rounds that say so, and their state.
 
@@ -172,15 +174,20 @@ def ratio_of(
 
 
 def ratio_at(
-    in_order: Sorted, ours: str, theirs: str, rounds: Sequence[int], is_quiet: bool, confidence: float = CONFIDENCE
+    in_order: ClassifiedTurns,
+    ours: str,
+    theirs: str,
+    rounds: Sequence[int],
+    is_quiet: bool,
+    confidence: float = CONFIDENCE,
 ) -> Estimate:
     """Return how many times faster one contestant is than another in these rounds. is_quiet: nothing disturbed them."""
     a, b = ([in_order.turns[name][at].median_s for at in rounds] for name in (ours, theirs))
     return ratio_between(a, b, is_quiet, confidence)
 
 
-def take_turns(
-    contestants: Sequence[Contestant], rules: TurnRules, watch: Watch | None = None
+def measure_interleaved(
+    contestants: Sequence[TimedModel], rules: TurnRules, watch: Watch | None = None
 ) -> dict[str, list[Turn]]:
     """Return the turns of each contestant, as many as there are rounds, each round in another order.
 
@@ -193,7 +200,7 @@ def take_turns(
             contestant.time_runs(max(1, rules.warmup_runs))
             times_s = contestant.time_runs(3)
         counts[contestant.name] = _runs_per_turn(times_s, rules)
-        if contestant.place_anew and min(times_s) < _PLACED_RUN_S:
+        if contestant.relocate and min(times_s) < _PLACED_RUN_S:
             placed.add(contestant.name)
     turns: dict[str, list[Turn]] = {contestant.name: [] for contestant in contestants}
     shuffled = np.random.default_rng(0)
@@ -202,7 +209,7 @@ def take_turns(
         if number >= rules.rounds and (is_late or _is_enough(turns[contestants[0].name], rules)):
             break
         if number and number % math.ceil(rules.rounds / BLOCKS) == 0:
-            placed -= {one.name for one in contestants if one.name in placed and _place_anew(one) > _PLACED_S}
+            placed -= {one.name for one in contestants if one.name in placed and _relocate(one) > _PLACED_S}
         for at in shuffled.permutation(len(contestants)):
             contestant = contestants[at]
             turns[contestant.name].append(_turn(contestant, counts[contestant.name], watch))
@@ -211,12 +218,12 @@ def take_turns(
     return turns
 
 
-def _place_anew(contestant: Contestant) -> float:
+def _relocate(contestant: TimedModel) -> float:
     """Place a contestant anew and let it settle; returns the seconds that placing took."""
-    assert contestant.place_anew is not None
+    assert contestant.relocate is not None
     with _awake(contestant):
         started = time.monotonic()
-        contestant.place_anew()
+        contestant.relocate()
         took_s = time.monotonic() - started
         contestant.time_runs(_SETTLED_RUNS)
     return took_s
@@ -236,7 +243,7 @@ def _runs_per_turn(times_s: Sequence[float], rules: TurnRules) -> int:
     return max(rules.least_runs, math.ceil(rules.turn_s / max(float(np.min(times_s)), 1e-9)))
 
 
-def _turn(contestant: Contestant, count: int, watch: Watch | None) -> Turn:
+def _turn(contestant: TimedModel, count: int, watch: Watch | None) -> Turn:
     """Take a turn of so many runs, behind some that are not counted."""
     warm = max(1, round(_WARM_SHARE * count))
     with _awake(contestant):
@@ -250,7 +257,7 @@ def _turn(contestant: Contestant, count: int, watch: Watch | None) -> Turn:
 
 
 @contextlib.contextmanager
-def _awake(contestant: Contestant) -> Any:
+def _awake(contestant: TimedModel) -> Any:
     _signal(contestant, signal.SIGCONT)
     try:
         yield
@@ -258,7 +265,7 @@ def _awake(contestant: Contestant) -> Any:
         _signal(contestant, signal.SIGSTOP)
 
 
-def _signal(contestant: Contestant, number: int) -> None:
+def _signal(contestant: TimedModel, number: int) -> None:
     if contestant.group is not None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(contestant.group, number)

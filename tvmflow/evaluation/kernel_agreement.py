@@ -15,7 +15,7 @@ import numpy as np
 
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.cpu import host_backend
-from tvmflow.codegen.compile import machine_of, schedule_lowered
+from tvmflow.codegen.compile import make_runner, schedule_lowered
 from tvmflow.codegen.lower import lower
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import write_network
@@ -137,7 +137,7 @@ def _on_device(
 
 
 def _here(module: Any, samples: Sequence[Arrays]) -> Iterator[Arrays]:
-    run = machine_of(schedule_lowered(module, host_backend(), {}).executable)
+    run = make_runner(schedule_lowered(module, host_backend(), {}).executable)
     for sample in samples:
         yield run(sample)
 

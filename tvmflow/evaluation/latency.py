@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 
 from tvmflow.evaluation.interleaved_timing import (
-    Contestant,
-    Sorted,
+    ClassifiedTurns,
+    TimedModel,
     TimedRuns,
     Turn,
     TurnRules,
     busy_threads,
+    classify_turns,
     foreign_load,
+    measure_interleaved,
     ratio_at,
     ratio_of,
-    sort_turns,
-    take_turns,
 )
 from tvmflow.evaluation.machine_state import Watch
 from tvmflow.evaluation.turn_statistics import (
@@ -140,30 +140,30 @@ class Measured:
     advantages: dict[str, Advantage]
 
 
-def measure_in_turns(
-    contestants: Sequence[Contestant], rules: LatencyRules, threads: int, watch: Watch | None = None
+def measure_latencies(
+    contestants: Sequence[TimedModel], rules: LatencyRules, threads: int, watch: Watch | None = None
 ) -> Measured:
     """Measure contestants on `threads` threads in turns; the first is the library, the others are its peers.
 
     watch: looks at the machine that they run on, None where nothing can.
     """
-    return measured_of(take_turns(contestants, rules.of_turns, watch), rules, threads)
+    return summarize_turns(measure_interleaved(contestants, rules.of_turns, watch), rules, threads)
 
 
-def measured_of(turns: Mapping[str, Sequence[Turn]], rules: LatencyRules, threads: int) -> Measured:
+def summarize_turns(turns: Mapping[str, Sequence[Turn]], rules: LatencyRules, threads: int) -> Measured:
     """Return what turns say. The first contestant is the library."""
     ours, *peers = turns
-    in_order = sort_turns(turns, threads)
+    in_order = classify_turns(turns, threads)
     latency = {name: latency_of(in_order, name, rules, threads) for name in turns}
     return Measured(latency, {name: _advantage(in_order, ours, name, latency) for name in peers})
 
 
 def measure(timed_runs: TimedRuns, rules: LatencyRules) -> Latency:
     """Measure one thing by itself with `timed_runs(n)`, which runs n times and returns n times in seconds."""
-    return measure_in_turns([Contestant(LIBRARY, timed_runs)], rules, threads=0).latency[LIBRARY]
+    return measure_latencies([TimedModel(LIBRARY, timed_runs)], rules, threads=0).latency[LIBRARY]
 
 
-def latency_of(in_order: Sorted, name: str, rules: LatencyRules, threads: int) -> Latency:
+def latency_of(in_order: ClassifiedTurns, name: str, rules: LatencyRules, threads: int) -> Latency:
     """Return the latency of a contestant in the state in which it is fastest, of those in which it was undisturbed."""
     turns = in_order.turns[name]
     state, chosen, is_quiet = _state_that_counts(in_order, name)
@@ -194,7 +194,7 @@ def latency_of(in_order: Sorted, name: str, rules: LatencyRules, threads: int) -
     )
 
 
-def _advantage(in_order: Sorted, ours: str, theirs: str, latency: Mapping[str, Latency]) -> Advantage:
+def _advantage(in_order: ClassifiedTurns, ours: str, theirs: str, latency: Mapping[str, Latency]) -> Advantage:
     for name in (ours, theirs):
         if wrong := [badge for badge in latency[name].badges if badge.startswith(_WRONG_THREADS)]:
             return Advantage(None, None, None, 0, reason=f"{name} {wrong[0]}")
@@ -209,7 +209,7 @@ def _advantage(in_order: Sorted, ours: str, theirs: str, latency: Mapping[str, L
     )
 
 
-def _state_that_counts(in_order: Sorted, name: str) -> tuple[int | None, list[int], bool]:
+def _state_that_counts(in_order: ClassifiedTurns, name: str) -> tuple[int | None, list[int], bool]:
     """Return the state in which a contestant is fastest, its turns there that count, and whether these are
     undisturbed.
     """
@@ -231,7 +231,7 @@ def _latency_at(turns: Sequence[Turn], chosen: Sequence[int], is_quiet: bool) ->
 
 
 def _elsewhere(
-    in_order: Sorted, names: tuple[str, ...], state: int | None, of: Callable[[Sequence[int], bool], Estimate]
+    in_order: ClassifiedTurns, names: tuple[str, ...], state: int | None, of: Callable[[Sequence[int], bool], Estimate]
 ) -> tuple[InState, ...]:
     """Return what the turns of the other states say, the undisturbed ones where there are any."""
     found = []
@@ -245,12 +245,12 @@ def _elsewhere(
     return tuple(found)
 
 
-def _round_trip(in_order: Sorted, state: int | None) -> float | None:
+def _round_trip(in_order: ClassifiedTurns, state: int | None) -> float | None:
     return None if state is None else in_order.round_trips_ns[state]
 
 
 def _badges(
-    in_order: Sorted, name: str, state: int | None, foreign: float | None, rules: LatencyRules
+    in_order: ClassifiedTurns, name: str, state: int | None, foreign: float | None, rules: LatencyRules
 ) -> tuple[str, ...]:
     """Return what disturbed a contestant, in words."""
     reasons, states = in_order.disturbed[name], in_order.states[name]

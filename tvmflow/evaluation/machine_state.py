@@ -216,7 +216,7 @@ class HostWatch:
         return tuple(sorted({after.threads[thread].cpu for thread in computing}))
 
 
-class TellsState(Protocol):
+class ReportsState(Protocol):
     """What knows the state of a process on a device, as RemoteModel does."""
 
     def state(self, threads: int, look: bool) -> dict[str, float] | None: ...
@@ -228,7 +228,7 @@ class DeviceWatch:
     A device that tells nothing makes states of which nothing is known. Raises DeviceLostError for one that is gone.
     """
 
-    def __init__(self, model: TellsState, threads: int) -> None:
+    def __init__(self, model: ReportsState, threads: int) -> None:
         self.model, self.threads = model, threads
         self._before: Mapping[str, float] = {}
         self._last: tuple[float | None, float | None] = (None, None)  # loop and round trip behind the turn before
@@ -308,6 +308,6 @@ def host_watch(threads: int) -> HostWatch:
     return HostWatch(threads, probe=host_probe())
 
 
-def without_round_trips(state: TurnState) -> TurnState:
+def drop_round_trips(state: TurnState) -> TurnState:
     """Return the state of a turn on one thread, to which the way between cores is nothing."""
     return replace(state, round_trip_ns=None, was_ns=None)

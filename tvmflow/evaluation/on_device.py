@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from tvmflow.config.buckets import Sizes
-from tvmflow.devices.network_forms import Form
+from tvmflow.devices.network_forms import LibraryForm
 from tvmflow.devices.restartable import Restartable
 from tvmflow.devices.session import DeviceSession, RemoteModel
-from tvmflow.evaluation.interleaved_timing import Contestant
-from tvmflow.evaluation.latency import LIBRARY, Latency, LatencyRules, Measured, measure, measure_in_turns, timed
-from tvmflow.evaluation.machine_state import DeviceWatch, TellsState, Watch, host_watch
+from tvmflow.evaluation.interleaved_timing import TimedModel
+from tvmflow.evaluation.latency import LIBRARY, Latency, LatencyRules, Measured, measure, measure_latencies, timed
+from tvmflow.evaluation.machine_state import DeviceWatch, ReportsState, Watch, host_watch
 from tvmflow.frontends.source_model import batch_at, run_in_batches
 from tvmflow.support.progress import Progress
 
@@ -42,7 +42,7 @@ class DeviceRules:
     cold_starts: int
     threads: int
     on_this_host: bool
-    peers: tuple[Contestant, ...] = ()
+    peers: tuple[TimedModel, ...] = ()
     emulated: bool = False
     is_counted: bool = False
     sizes: Sizes | None = None
@@ -114,8 +114,8 @@ class DeviceNumbers:
 
 def measure_on_device(
     session: DeviceSession,
-    ships: Form,
-    machine: Form,
+    ships: LibraryForm,
+    machine: LibraryForm,
     inputs: Arrays,
     batch: int,
     rules: DeviceRules,
@@ -133,15 +133,15 @@ def measure_on_device(
     progress("measuring latency, in turns with the peers" if rules.peers else "measuring latency", 0, 0)
     library = Restartable(lambda: _started(session, ships, first))
     session.rest()
-    contestants = [Contestant(LIBRARY, library.time_runs, place_anew=library.place_anew), *rules.peers]
+    contestants = [TimedModel(LIBRARY, library.time_runs, relocate=library.relocate), *rules.peers]
     latency_rules = replace(rules.latency, turns=_COUNTED_TURNS) if rules.is_counted else rules.latency
     watch = _watch_of(library, rules)
-    beside = measure_in_turns(contestants, latency_rules, rules.threads, watch)
+    beside = measure_latencies(contestants, latency_rules, rules.threads, watch)
     if machine.file != ships.file:
         other = _started(session, machine, first)
         fewer = replace(latency_rules, turns=min(latency_rules.turns, _MACHINE_TURNS))
-        pair = [contestants[0], Contestant(MACHINE, other.time_runs)]
-        apart = measure_in_turns(pair, fewer, rules.threads, watch)
+        pair = [contestants[0], TimedModel(MACHINE, other.time_runs)]
+        apart = measure_latencies(pair, fewer, rules.threads, watch)
         beside.latency[MACHINE] = apart.latency[MACHINE]
         beside.advantages[MACHINE] = apart.advantages[MACHINE]
     if rules.emulated:
@@ -160,13 +160,13 @@ def measure_on_device(
     return DeviceNumbers(cold, latency, beside, outputs, executed, gpu, by_size, kernels_ms)
 
 
-def _started(session: DeviceSession, form: Form, inputs: Arrays) -> RemoteModel:
+def _started(session: DeviceSession, form: LibraryForm, inputs: Arrays) -> RemoteModel:
     model = form.started(session)
     model.set_inputs(*inputs)
     return model
 
 
-def _watch_of(model: TellsState, rules: DeviceRules) -> Watch | None:
+def _watch_of(model: ReportsState, rules: DeviceRules) -> Watch | None:
     """Return what looks at the machine that a library runs on; None where nothing there is a time."""
     if rules.is_counted:
         return None
@@ -213,7 +213,7 @@ def _copy_latency(model: RemoteModel, inputs: Arrays, rules: LatencyRules) -> di
     }
 
 
-def _gpu_numbers(session: DeviceSession, form: Form, model: RemoteModel, starts: int) -> GpuNumbers | None:
+def _gpu_numbers(session: DeviceSession, form: LibraryForm, model: RemoteModel, starts: int) -> GpuNumbers | None:
     """Measure what only a GPU's library has; its programs are kept by now."""
     copies = model.copies_ms(_COPIED_RUNS) if session.gpu else None
     name = session.upload(form.file) if copies else ""
@@ -224,7 +224,7 @@ def _gpu_numbers(session: DeviceSession, form: Form, model: RemoteModel, starts:
     return GpuNumbers(compiled, opened[len(opened) // 2], *copies)
 
 
-def _cold_starts(session: DeviceSession, form: Form, inputs: Arrays, count: int) -> list[ColdStart]:
+def _cold_starts(session: DeviceSession, form: LibraryForm, inputs: Arrays, count: int) -> list[ColdStart]:
     """Start the library several times, each with a file of its own name."""
     starts = []
     for _ in range(count):

@@ -132,7 +132,7 @@ def kernel_bounds(
     return sorted(rows, key=lambda row: row["least_ms"] - row["ms"])
 
 
-def measured_bounds(
+def measure_bounds(
     kernels: Sequence[Mapping[str, Any]],
     target: ResolvedTarget,
     median_ms: float | None,
@@ -145,13 +145,13 @@ def measured_bounds(
     """
     work = Work.of(kernels)
     try:
-        ceilings = measured_ceilings(target, work.operations, work.constant_bytes, max_foreign_load)
+        ceilings = measure_ceilings(target, work.operations, work.constant_bytes, max_foreign_load)
         return bounds_of(work, ceilings, median_ms) | {"kernels": kernel_bounds(kernels, ceilings, times_ms)}
     except StageError as error:
         return {"reason": error.found}
 
 
-def measured_ceilings(
+def measure_ceilings(
     target: ResolvedTarget,
     dtypes: Iterable[str],
     constant_bytes: int,
