@@ -48,7 +48,9 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def resolve(cls, entry: TargetEntry) -> ResolvedTarget:
-        """Return the target of an entry with all values filled in. Raises UsageError if a value cannot be determined."""
+        """Return the target of an entry with all values filled in. Raises UsageError if a value cannot
+        be determined.
+        """
 
     @abstractmethod
     def tvm_target(self) -> Any:
@@ -165,7 +167,9 @@ class Backend(ABC):
 
     @classmethod
     def simulated_driver(cls, design: str) -> Any:
-        """Return a simulated driver of a design, for libraries without TVM in this process; None for unknown designs."""
+        """Return a simulated driver of a design, for libraries without TVM in this process; None for
+        unknown designs.
+        """
         return None
 
     def provide(self) -> None:  # noqa: B027 (most need nothing)
