@@ -91,9 +91,8 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
         places = [*((rows, 1, chunk) for chunk in chunks for rows in by_rows), (0, 0, chunks[0])]
     else:
         places = [*((1, 1, chunk) for chunk in chunks), (0, 0, chunks[0]), (1, 0, chunks[0])]
-        if (
-            weight_bytes(schedule, kernel) > cpu.l2_bytes // 2
-        ):  # weights are read once, and all rows for each block of them
+        # Weights are read once, and all rows for each block of them.
+        if weight_bytes(schedule, kernel) > cpu.l2_bytes // 2:
             places.insert(0, (0, 0, chunks[0]))
             places = list(dict.fromkeys(places))
     shapes = amx_tile_candidates(schedule, kernel, cpu, reduced)
