@@ -93,8 +93,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
         places = [*((1, 1, chunk) for chunk in chunks), (0, 0, chunks[0]), (1, 0, chunks[0])]
         # Weights are read once, and all rows for each block of them.
         if weight_bytes(schedule, kernel) > cpu.l2_bytes // 2:
-            places.insert(0, (0, 0, chunks[0]))
-            places = list(dict.fromkeys(places))
+            places = list(dict.fromkeys([(0, 0, chunks[0]), *places]))
     shapes = amx_tile_candidates(schedule, kernel, cpu, reduced)
     tiles = [
         {
