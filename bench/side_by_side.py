@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from tvmflow.evaluation.interleaved_timing import TimedModel, Turn, TurnRules, foreign_load, measure_interleaved
-from tvmflow.evaluation.latency import timed
+from tvmflow.evaluation.latency import make_timer
 from tvmflow.evaluation.machine_state import host_watch
 from tvmflow.evaluation.turn_statistics import ratio_between
 
@@ -127,6 +127,6 @@ class Peer:
 
 def serve(run: Callable[[], Any]) -> None:
     """Be a Peer: time as many runs as each line of the standard input says."""
-    time_runs = timed(run)
+    time_runs = make_timer(run)
     for line in sys.stdin:
         print(json.dumps({"times_s": time_runs(int(line))}), flush=True)

@@ -25,7 +25,7 @@ from tvmflow.evaluation.baselines import Baselines, open_baselines
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.on_device import DeviceNumbers, DeviceRules, measure_on_device
 from tvmflow.evaluation.roofline import measure_bounds
-from tvmflow.evaluation.scorecard import quality, write_scorecard
+from tvmflow.evaluation.scorecard import measure_quality, write_scorecard
 from tvmflow.frontends.registry import frontend_named
 from tvmflow.frontends.source_model import read_description
 from tvmflow.pipeline.recipe_key import FRONTENDS
@@ -101,7 +101,7 @@ def evaluate(context: Context) -> dict[str, Any]:
             settings.cold_starts,
             threads,
             here,
-            peers.contestants,
+            peers.models,
             settings.emulated,
             settings.emulated or backend.cost(session.call) is not None,
             description.sizes,
@@ -121,7 +121,9 @@ def evaluate(context: Context) -> dict[str, Any]:
     if session.gpu:
         device["gpu"] = session.gpu.to_json()
     try:
-        outputs = quality(context.inputs, numbers.outputs, samples, settings.max_relative_error, task, settings.metric)
+        outputs = measure_quality(
+            context.inputs, numbers.outputs, samples, settings.max_relative_error, task, settings.metric
+        )
     except AgreementError as error:
         raise named(error, agreement) from None
     card = {

@@ -66,7 +66,7 @@ def first_number(context: Context) -> None:
         network = networks.model(form)
         context.progress("measuring with default schedules", 0, 0)
         text = _measured(
-            [TimedModel(LIBRARY, network.time_runs, relocate=network.relocate), *loaded().contestants],
+            [TimedModel(LIBRARY, network.time_runs, relocate=network.relocate), *loaded().models],
             target.threads,
             here,
         )
@@ -79,11 +79,11 @@ def first_number(context: Context) -> None:
     context.progress(text(gain_text(promise.share, promise.seconds) if promise else ""), 0, 0)
 
 
-def _measured(contestants: list[TimedModel], threads: int, here: bool) -> Callable[[str], str]:
-    """Measure the network, the first of the contestants, beside the others; returns what makes the line of what tuning
+def _measured(models: list[TimedModel], threads: int, here: bool) -> Callable[[str], str]:
+    """Measure the network, the first of the models, beside the others; returns what makes the line of what tuning
     promises.
     """
-    measured = measure_latencies(contestants, _RULES, threads if here else 0, host_watch(threads) if here else None)
+    measured = measure_latencies(models, _RULES, threads if here else 0, host_watch(threads) if here else None)
     latency = measured.latency[LIBRARY]
     beside = [
         comparison_text(one.times_faster, one.low, one.high, _PEERS[name]) for name, one in measured.advantages.items()

@@ -25,7 +25,7 @@ from tvmflow.evaluation.agreement import (
     compare,
     spread_of,
 )
-from tvmflow.evaluation.scorecard import quality
+from tvmflow.evaluation.scorecard import measure_quality
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import AgreementError
 
@@ -267,12 +267,12 @@ def test_golden_check_and_evaluate_refuse_the_same_products(name: str, tmp_path:
     samples = Samples((np.zeros((12, 1), np.float32),), b.argmax(axis=1))
     if name == "as it is":
         assert check_module(context, "build", _Module(product), 0.05).max_relative_error == 0.0
-        assert quality(inputs, product, samples, 0.05)["accuracy"]["built"] == 1.0
+        assert measure_quality(inputs, product, samples, 0.05)["accuracy"]["built"] == 1.0
         return
     with pytest.raises(AgreementError):
         check_module(context, "build", _Module(product), 0.05)
     with pytest.raises(AgreementError, match=r"evaluate|shape|finite"):
-        quality(inputs, product, samples, 0.05)
+        measure_quality(inputs, product, samples, 0.05)
 
 
 def test_a_source_that_does_not_react_is_refused_by_the_first_check(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_cpu_that_is_not_there_is_unknown(library: Path) -> None:
     assert measured == 1 and loops[0] > 0 and loops[1] == -1 and round_trips == [0, -1]
     measured, loops, round_trips = looked_at(library, [NO_CPU, -1])
     assert measured == 0 and loops == [-1, -1] and round_trips == [-1, -1]
-    assert Probe(ctypes.CDLL(str(library))).look([NO_CPU]) == (None, None)
+    assert Probe(ctypes.CDLL(str(library))).probe_cpus([NO_CPU]) == (None, None)
     assert os.sched_getaffinity(0) == set(CPUS), "the threads that look have CPUs of their own"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tvmflow.evaluation.interleaved_timing import TimedModel, TurnRules, classify_turns, measure_interleaved, ratio_of
-from tvmflow.evaluation.turn_statistics import time_of
+from tvmflow.evaluation.turn_statistics import estimate_time
 
 
 class Placed:
@@ -55,4 +55,4 @@ def test_a_neighbour_that_nobody_sees_in_half_of_the_turns_moves_nothing() -> No
     generator = np.random.default_rng(7)
     for share in (0.0, 0.3, 0.55):
         values = np.where(generator.random(60) < share, 1.3, 1.0) * np.exp(0.002 * generator.standard_normal(60))
-        assert time_of(list(values)).value == pytest.approx(1.0, abs=0.01)
+        assert estimate_time(list(values)).value == pytest.approx(1.0, abs=0.01)

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from tvmflow.evaluation.comparison import compare_libraries
 from tvmflow.evaluation.interleaved_timing import TimedModel, Turn, TurnRules, busy_threads, measure_interleaved
 from tvmflow.evaluation.latency import Latency, LatencyRules, Measured, measure_latencies, summarize_turns
-from tvmflow.evaluation.machine_state import TurnState, disturbance, states_of
-from tvmflow.evaluation.turn_statistics import LEAST_BLOCKS, ratio_between, sign_interval, time_of
+from tvmflow.evaluation.machine_state import TurnState, disturbance, number_states
+from tvmflow.evaluation.turn_statistics import LEAST_BLOCKS, estimate_time, ratio_between, sign_interval
 from tvmflow.report.tables import best_peer, shown_advantage, shown_best, shown_latency, shown_states, times_faster
 
 RULES = LatencyRules(warmup_runs=2, turns=60, turn_ms=50.0, max_seconds=30.0, max_foreign_load=0.1)
@@ -237,7 +237,7 @@ def test_intervals_hold_the_median_as_often_as_they_say() -> None:
         placements = np.repeat(0.02 * generator.standard_normal(15), 4)
         values = np.exp(placements + 0.03 * np.repeat(generator.standard_normal(20), 3))
         values[generator.random(60) < 0.05] *= 3
-        estimates.append(time_of(list(values)))
+        estimates.append(estimate_time(list(values)))
     usual = np.median([estimate.value for estimate in estimates])
     held = sum(one.low <= usual <= one.high for one in estimates if one.low is not None and one.high is not None)
     assert 0.93 * 400 <= held < 400
@@ -275,7 +275,7 @@ def test_a_slowdown_of_a_twentieth_is_found_and_none_is_invented(slower: float) 
 def test_states_lie_apart_by_round_trips_whatever_these_are(
     trips: list[float | None], states: list[int | None]
 ) -> None:
-    assert states_of(trips) == states
+    assert number_states(trips) == states
 
 
 def test_a_peer_on_other_threads_is_caught() -> None:

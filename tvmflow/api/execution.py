@@ -41,7 +41,7 @@ def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
     from tasks.device import device_limits, session_of
     from tvmflow.backends.registry import resolve
     from tvmflow.devices.network_forms import shipped
-    from tvmflow.evaluation.loaded_library import in_order, input_specs
+    from tvmflow.evaluation.loaded_library import input_specs, order_inputs
     from tvmflow.frontends.source_model import run_in_batches
 
     where = opened(workspace)
@@ -49,7 +49,7 @@ def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
     folder = _built(where, wanted)
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     specs = input_specs(manifest)
-    samples = in_order(specs, inputs, str(wanted))
+    samples = order_inputs(specs, inputs, str(wanted))
     target = resolve(where.params.targets[wanted.target])
     with session_of(device_limits(where, wanted), target) as session:
         outputs = run_in_batches(shipped(folder, manifest).started(session), samples, specs[0].shape[0])

@@ -106,7 +106,7 @@ class PreparedRun:
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """A way of its framework to run a model. prepare: raises what it likes where this model cannot be run so.
 
     compiles_long: preparing takes tens of seconds, which only long runs repay.
@@ -121,10 +121,10 @@ class SourceModel(Runner, Protocol):
     """A model in its own framework."""
 
     def use_threads(self, threads: int) -> None:
-        """Let `run`, and ways asked for later, use as many threads from now on."""
+        """Let `run`, and variants asked for later, use as many threads from now on."""
 
-    def ways(self, *inputs: Array) -> Sequence[Way]:
-        """Return the ways to run these inputs again and again that its users know to be fast: one of them will be
+    def variants(self, *inputs: Array) -> Sequence[Variant]:
+        """Return the variants to run these inputs again and again that its users know to be fast: one of them will be
         timed.
         """
 

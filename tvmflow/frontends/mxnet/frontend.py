@@ -13,8 +13,8 @@ import numpy as np
 
 from tvmflow.frontends.mxnet.files import Node, Symbol, read_params, read_symbol
 from tvmflow.frontends.mxnet.operators import OPERATORS, Operands
-from tvmflow.frontends.source_model import Array, Arrays, NoOnnxError, SourceDescription, Way
-from tvmflow.frontends.tool_ways import tool_ways
+from tvmflow.frontends.source_model import Array, Arrays, NoOnnxError, SourceDescription, Variant
+from tvmflow.frontends.tool_variants import tool_variants
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, last_line
 from tvmflow.toolchain.environments import ToolProcess
 
@@ -46,8 +46,8 @@ class MxnetModel:
     def use_threads(self, threads: int) -> None:
         self._process, self._threads = None, threads
 
-    def ways(self, *inputs: Array) -> Sequence[Way]:
-        return tool_ways(self._oracle(), ("executor", "hybridized"), inputs[0])
+    def variants(self, *inputs: Array) -> Sequence[Variant]:
+        return tool_variants(self._oracle(), ("executor", "hybridized"), inputs[0])
 
     def to_relax(self) -> Any:
         return import_symbol(self.symbol, self.params, self.data_name, self.shape)

@@ -12,8 +12,8 @@ import numpy as np
 
 from tvmflow.frontends.onnx.files import damaged, external_files, read_proto
 from tvmflow.frontends.pytorch.exported_program import unsupported
-from tvmflow.frontends.source_model import Array, Arrays, PreparedRun, SourceDescription, Way, in_order
-from tvmflow.ir.relax.graph import with_inputs
+from tvmflow.frontends.source_model import Array, Arrays, PreparedRun, SourceDescription, Variant, in_order
+from tvmflow.ir.relax.graph import reorder_inputs
 from tvmflow.ir.tvm_compat import constant_value
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line, last_line
 
@@ -68,8 +68,8 @@ class OnnxModel:
     def use_threads(self, threads: int) -> None:
         self.session = open_session(self.path, threads)
 
-    def ways(self, *inputs: Array) -> Sequence[Way]:
-        return session_ways(self.session, self._feed(inputs))
+    def variants(self, *inputs: Array) -> Sequence[Variant]:
+        return session_variants(self.session, self._feed(inputs))
 
     def to_relax(self) -> Any:
         from tvm.relax.frontend.onnx import from_onnx
@@ -85,7 +85,7 @@ class OnnxModel:
                 shapes = {name: list(spec.shape) for name, spec in self.inputs.items()}
                 dtypes = {name: spec.dtype for name, spec in self.inputs.items()}
                 graph = with_shapes(self.graph, shapes)
-                return with_inputs(from_onnx(graph, shape_dict=shapes, dtype_dict=dtypes), self.order)
+                return reorder_inputs(from_onnx(graph, shape_dict=shapes, dtype_dict=dtypes), self.order)
         except Exception as error:
             if type(error).__name__ in ("OpNotImplemented", "NotImplementedError", "KeyError"):
                 raise unsupported("ONNX", str(error)) from error
@@ -165,8 +165,8 @@ def open_session(path: Path, threads: int = 0) -> Any:
         raise damaged(path, error) from error
 
 
-def session_ways(session: Any, feed: Mapping[str, Array]) -> tuple[Way, ...]:
-    """Return the ways to run a session: with its inputs bound once, and with a feed for each run."""
+def session_variants(session: Any, feed: Mapping[str, Array]) -> tuple[Variant, ...]:
+    """Return the variants to run a session: with its inputs bound once, and with a feed for each run."""
 
     def bound() -> PreparedRun:
         binding = session.io_binding()
@@ -181,7 +181,7 @@ def session_ways(session: Any, feed: Mapping[str, Array]) -> tuple[Way, ...]:
     def fed() -> PreparedRun:
         return PreparedRun(lambda: session.run(None, dict(feed)), lambda outputs: tuple(map(np.asarray, outputs)))
 
-    return Way("feed", fed), Way("I/O binding", bound)
+    return Variant("feed", fed), Variant("I/O binding", bound)
 
 
 @contextlib.contextmanager
@@ -205,8 +205,8 @@ def _plain_clips() -> contextlib.AbstractContextManager[None]:
     """
     from tvm.relax.frontend.onnx import onnx_frontend
 
-    ways = {name: way for name, way in vars(onnx_frontend.Clip).items() if name.startswith("_impl_v")}
-    members = {name: classmethod(_clip_converter(way.__func__)) for name, way in ways.items()}
+    variants = {name: way for name, way in vars(onnx_frontend.Clip).items() if name.startswith("_impl_v")}
+    members = {name: classmethod(_clip_converter(way.__func__)) for name, way in variants.items()}
     return _replaced(onnx_frontend.Clip, members)
 
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from tvmflow.frontends.pytorch.constant_values import with_known_values
 from tvmflow.frontends.pytorch.converters import converters
-from tvmflow.frontends.source_model import Array, Arrays, TensorSpec, Way, in_order
-from tvmflow.frontends.torch_ways import torch_ways
-from tvmflow.ir.relax.graph import with_inputs
+from tvmflow.frontends.source_model import Array, Arrays, TensorSpec, Variant, in_order
+from tvmflow.frontends.torch_variants import torch_variants
+from tvmflow.ir.relax.graph import reorder_inputs
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line
 
 
@@ -100,8 +100,8 @@ class ExportedModel:
 
         torch.set_num_threads(threads)
 
-    def ways(self, *inputs: Array) -> Sequence[Way]:
-        return torch_ways(self.module, self._arguments(inputs), lambda: self.exported().module())
+    def variants(self, *inputs: Array) -> Sequence[Variant]:
+        return torch_variants(self.module, self._arguments(inputs), lambda: self.exported().module())
 
     def exported(self) -> Any:
         """Return the torch.export program, made once."""
@@ -134,7 +134,7 @@ class ExportedModel:
                 if max_batch is not None:
                     return module
                 shapes = [self.inputs[index].shape for index in self.order]
-                return with_inputs(
+                return reorder_inputs(
                     _bound(module, shapes), [self.order.index(place) for place in range(len(self.order))]
                 )
         except (AssertionError, NotImplementedError, KeyError) as error:

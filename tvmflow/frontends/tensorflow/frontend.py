@@ -23,12 +23,12 @@ from tvmflow.frontends.source_model import (
     PreparedRun,
     SourceDescription,
     TensorSpec,
-    Way,
+    Variant,
     in_order,
 )
 from tvmflow.frontends.tensorflow.tflite_files import flatbuffer, read_tflite
-from tvmflow.frontends.tool_ways import tool_ways
-from tvmflow.ir.relax.emit import call_again, constant, straight_line
+from tvmflow.frontends.tool_variants import tool_variants
+from tvmflow.ir.relax.emit import build_main, constant, rebuild_call
 from tvmflow.ir.relax.graph import Graph, TensorKind, read_graph
 from tvmflow.support.errors import ModelFileError, first_line, last_line
 from tvmflow.toolchain.environments import ToolProcess, run_tool
@@ -132,14 +132,14 @@ class TfliteModel:
     def use_threads(self, threads: int) -> None:
         self.interpreter = _interpreter(self.path, threads)
 
-    def ways(self, *inputs: Array) -> Sequence[Way]:
+    def variants(self, *inputs: Array) -> Sequence[Variant]:
         """Return the one way: LiteRT takes XNNPACK for whatever that knows, and keeps the inputs."""
 
         def prepare() -> PreparedRun:
             self._set(inputs)
             return PreparedRun(self.interpreter.invoke, lambda _: self._outputs())
 
-        return (Way("LiteRT, XNNPACK", prepare),)
+        return (Variant("LiteRT, XNNPACK", prepare),)
 
     def to_relax(self) -> Any:
         from tvm import relax
@@ -176,8 +176,8 @@ class SavedModel(TfliteModel):
     def use_threads(self, threads: int) -> None:
         self._process, self._threads = None, threads
 
-    def ways(self, *inputs: Array) -> Sequence[Way]:
-        return tool_ways(self._oracle(), ("concrete function", "frozen function", "XLA"), self._in_file(inputs))
+    def variants(self, *inputs: Array) -> Sequence[Variant]:
+        return tool_variants(self._oracle(), ("concrete function", "frozen function", "XLA"), self._in_file(inputs))
 
     def _in_file(self, inputs: Sequence[Array]) -> Array:
         (x,) = inputs
@@ -276,7 +276,7 @@ def _float_ends(module: Any, model: TfliteModel) -> Any:
         outputs = _inlined(builder, inner, values)
         return [_in_float(builder, value, output) for value, output in zip(outputs, model.outputs, strict=True)]
 
-    return tvm.IRModule(straight_line(builder, Graph(described), body).functions, attrs=module.attrs)
+    return tvm.IRModule(build_main(builder, Graph(described), body).functions, attrs=module.attrs)
 
 
 def _in_float(builder: Any, value: Any, output: dict[str, Any]) -> Any:
@@ -293,7 +293,7 @@ def _inlined(builder: Any, graph: Graph, values: dict[str, Any]) -> list[Any]:
     """Emit the steps of a graph again, its inputs replaced; returns its outputs."""
     for step in graph.steps:
         expression = (
-            constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, values.__getitem__)
+            constant(step.args[0], step.dtype) if step.op == "constant" else rebuild_call(step, values.__getitem__)
         )
         values[step.name] = builder.emit(expression, step.name)
     return [values[name] for name in graph.outputs]

@@ -129,10 +129,10 @@ def _trips(code: list[tuple[str, str]], first: int, last: int) -> int | None:
     """Return the trip count of an x86-64 loop that counts a register between two constants, None for other loops."""
     for at in range(last - 1, first - 1, -1):
         name, operands = code[at]
-        step = _STEP.fullmatch(operands)
-        if step is None or not name.startswith(("add", "sub", "cmp")):
+        counted = _STEP.fullmatch(operands)
+        if counted is None or not name.startswith(("add", "sub", "cmp")):
             continue
-        amount, register = int(step[1]), step[2]
+        amount, register = int(counted[1]), counted[2]
         start = _initial_value(code[max(first - 16, 0) : first], register)
         if start is None or amount == 0:
             return None

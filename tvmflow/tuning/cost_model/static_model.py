@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tvmflow.ir.tir.blocks import look_at, new_schedule
+from tvmflow.ir.tir.blocks import classify_blocks, new_schedule
 from tvmflow.ir.tir.workloads import anchor_extents
 from tvmflow.ir.tvm_compat import buffer_of
 from tvmflow.schedules.cpu.convolution import WINDOW
@@ -108,7 +108,7 @@ def _window(function: Any) -> _Window | None:
         depthwise,
         (sizes[2], sizes[3]),
         size,
-        bool(look_at(schedule).before),
+        bool(classify_blocks(schedule).before),
     )
 
 

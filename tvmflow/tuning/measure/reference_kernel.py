@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm import s_tir
 
-from tvmflow.ir.tir.blocks import axes, block_ref, extents, new_schedule, over_threads
+from tvmflow.ir.tir.blocks import axes, block_ref, extents, new_schedule, parallelize_loops
 
 _LONGEST_VECTOR = 64
 
@@ -39,6 +39,6 @@ def _parallelize(schedule: Any, name: str) -> None:
         schedule.reorder(*outer, *reduction, last)
         if 1 < extents(schedule, [last])[0] <= _LONGEST_VECTOR:
             schedule.vectorize(last)
-    over_threads(schedule, outer)
+    parallelize_loops(schedule, outer)
     if reduction:
         schedule.decompose_reduction(block_ref(schedule, name), reduction[0])
