@@ -122,9 +122,9 @@ class GpuBackend(CpuBackend):
         return CpuBackend(self.target)
 
     def compile_kernels(self, mod: Any) -> GpuExecutable:
-        from tvmflow.gpu_codegen.launches import lowered_for_device
+        from tvmflow.gpu_codegen.launches import lower_for_device
 
-        return self.executable(lowered_for_device(mod, self.tvm_target()))
+        return self.executable(lower_for_device(mod, self.tvm_target()))
 
     def executable(self, program: Any) -> GpuExecutable:
         raise NotImplementedError

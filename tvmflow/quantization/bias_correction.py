@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tvmflow.ir.relax.graph import Array, Step
-from tvmflow.ir.relax.layers import PRODUCTS, Layer, Network
+from tvmflow.ir.relax.layers import GEMM_KINDS, Layer, Network
 from tvmflow.quantization.calibration import Calibration, pieces
 from tvmflow.quantization.int8 import SCALED
 from tvmflow.quantization.integer_matmul import active_means, fast
@@ -23,7 +23,7 @@ def correct_biases(network: Network, run: Calibration, trial: Quantized) -> int:
     trial: the network quantized. Source: Nagel et al. 2019, section 4.2, with means measured on the calibration set.
     One run does all layers: a value is corrected on its way, so the layers after it see what they will see.
     """
-    layers = {layer.name + SCALED: layer for layer in network.layers if layer.kind in PRODUCTS}
+    layers = {layer.name + SCALED: layer for layer in network.layers if layer.kind in GEMM_KINDS}
     corrections: dict[str, Array] = {}
     largest = max((int(np.prod(step.shape)) * 8 for step in trial.graph.steps), default=1)
     most = max(1, int(_HELD_BYTES / largest)) * trial.graph.batch

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tvmflow.ir.relax.emit import Quantized, Writer, call_again, constant, convolution, transposed_convolution
+from tvmflow.ir.relax.emit import Quantized, Writer, constant, convolution, rebuild_call, transposed_convolution
 from tvmflow.ir.relax.graph import Array
 from tvmflow.ir.relax.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer
 from tvmflow.ir.relax.numpy_interpreter import window_counts
-from tvmflow.ir.relax.scales import Scale, fixed_point, on_grid, quantize_weight
+from tvmflow.ir.relax.scales import Scale, find_exact_scales, quantize_weight, to_fixed_point
 
 SCALED = "_scaled"  # the name of a layer's value before it is clipped, in units of the output's scale
 _ADD_BITS = 20
@@ -39,7 +39,7 @@ class Int8Arithmetic:
     def _weights(self, layer: Layer, channel_axis: int, least: Array | None = None) -> tuple[Array, Array]:
         """Return a layer's int8 weights and their scales, those of who quantized the model where there are any."""
         assert layer.weight is not None
-        found = on_grid(layer.weight, channel_axis) if self.came_quantized else None
+        found = find_exact_scales(layer.weight, channel_axis) if self.came_quantized else None
         if found is not None and (least is None or np.all(found[1] >= least)):
             return found
         return quantize_weight(layer.weight, channel_axis if self.per_channel else None, least)
@@ -66,7 +66,7 @@ class Int8Arithmetic:
 
     def layer(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
         if layer.kind == MOVE:
-            moved = call_again(layer.step, lambda _name: inputs[0].value)
+            moved = rebuild_call(layer.step, lambda _name: inputs[0].value)
             return Quantized(writer.emit(moved, f"{layer.name}_q"), inputs[0].scale)
         scale = writer.scales[layer.name]
         if layer.kind == DENSE and writer.is_output(layer.name) and not layer.has_activation:
@@ -133,7 +133,7 @@ class Int8Arithmetic:
 
         assert layer.weight is not None
         data = inputs[0].scale
-        multiplier, shift = fixed_point(data.scale * layer.weight.astype(np.float64) / out.scale)
+        multiplier, shift = to_fixed_point(data.scale * layer.weight.astype(np.float64) / out.scale)
         bias = _bias(layer, len(multiplier))
         offset = np.rint(np.clip(bias / out.scale, -(2.0**15), 2.0**15) * 2.0**shift).astype(np.int64)
         offset += (out.zero_point << shift) + ((1 << shift) >> 1) - data.zero_point * multiplier

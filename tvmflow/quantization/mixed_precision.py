@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.relax.emit import call_again, constant, convolution, straight_line, transposed_convolution
+from tvmflow.ir.relax.emit import build_main, constant, convolution, rebuild_call, transposed_convolution
 from tvmflow.ir.relax.graph import Argument, Graph, Ref, Step, read_graph
 from tvmflow.ir.relax.serialization import numpy_dtype
 from tvmflow.ir.tvm_compat import type_of
@@ -133,7 +133,7 @@ class _Mixer:
         self.meeting = self._meeting()
 
     def module(self) -> Any:
-        return straight_line(self.builder, self.graph, self._body)
+        return build_main(self.builder, self.graph, self._body)
 
     def _body(self, parameters: dict[str, Any]) -> list[Any]:
         self.high |= parameters
@@ -149,9 +149,9 @@ class _Mixer:
         elif low and step.op in _PRODUCTS:
             value, dtype = self._product(step)
         elif low and (step.op in _THROUGH_FLOAT32 or (self.sums.intersection(step.refs) and self._is_on_sums(step))):
-            value, dtype = call_again(self._cast_constants(step, "float32"), self._widened), "float32"
+            value, dtype = rebuild_call(self._cast_constants(step, "float32"), self._widened), "float32"
         else:
-            value = call_again(self._cast_constants(step, dtype), lambda name: self._as(name, dtype))
+            value = rebuild_call(self._cast_constants(step, dtype), lambda name: self._as(name, dtype))
         result = self.builder.emit(value, step.name)
         if low and dtype == "float32":
             self._store_sum(step, result)
@@ -249,5 +249,5 @@ class _Mixer:
             return convolution(step, operands[0], operands[1], total), total
         if step.op == "relax.nn.conv2d_transpose":
             return transposed_convolution(step, operands[0], operands[1], total), total
-        value = self.builder.emit(call_again(self._cast_constants(step, dtype), lambda name: self._as(name, dtype)))
+        value = self.builder.emit(rebuild_call(self._cast_constants(step, dtype), lambda name: self._as(name, dtype)))
         return value, str(type_of(value).dtype)

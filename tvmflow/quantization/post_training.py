@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.ir.relax.graph import Array, Arrays, Graph, read_graph
-from tvmflow.ir.relax.layers import DENSE, PRODUCTS, Layer, Network, group_layers
+from tvmflow.ir.relax.layers import DENSE, GEMM_KINDS, Layer, Network, group_layers
 from tvmflow.ir.relax.scales import Scale, power_of_two, signed
 from tvmflow.quantization.bias_correction import correct_biases
 from tvmflow.quantization.calibration import Calibration, int8_scales, outputs_of, power_of_two_scales
@@ -196,7 +196,7 @@ def _float_score(report: QuantizationReport) -> float:
 
 def _kept(network: Network, requested: tuple[str, ...]) -> frozenset[str]:
     """Resolve layer names, `first` (convolution or dense), `last`, `dense`. Raises UnknownNameError."""
-    products = [layer.name for layer in network.layers if layer.kind in PRODUCTS]
+    products = [layer.name for layer in network.layers if layer.kind in GEMM_KINDS]
     kept: set[str] = set()
     for name in requested:
         if name in ("first", "last"):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.ir.relax.graph import Array, Arrays, Step
-from tvmflow.ir.relax.layers import ADD, PRODUCTS, Layer
+from tvmflow.ir.relax.layers import ADD, GEMM_KINDS, Layer
 from tvmflow.quantization.calibration import Calibration, joined, outputs_of
 from tvmflow.quantization.int8 import SCALED
 from tvmflow.quantization.integer_matmul import fast, run_fast
@@ -123,7 +123,9 @@ def describe(run: Calibration, quantized: Quantized, labels: Array | None) -> Qu
     report.float_score, report.quantized_score = _scores(run.outputs, outputs, labels)
     for layer in quantized.network.layers:
         report.layers.append(_layer_report(layer, run, quantized, alone, placed))
-    noisy = [layer for layer in report.layers if layer.sqnr_db is not None and layer.kind in (*PRODUCTS, ADD, "affine")]
+    noisy = [
+        layer for layer in report.layers if layer.sqnr_db is not None and layer.kind in (*GEMM_KINDS, ADD, "affine")
+    ]
     report.worst = min(noisy, key=lambda layer: layer.sqnr_db or 0.0).name if noisy else None
     return report
 
@@ -187,7 +189,7 @@ def worst_to_move(
 ) -> str | None:
     """Of the layers that add most noise, return the one whose return to float helps the output most."""
     noisy = sorted(
-        (layer for layer in report.layers if layer.dtype != "float32" and layer.kind in PRODUCTS),
+        (layer for layer in report.layers if layer.dtype != "float32" and layer.kind in GEMM_KINDS),
         key=lambda layer: layer.sqnr_db if layer.sqnr_db is not None else 0.0,
     )
     best: tuple[float, float] | None = None

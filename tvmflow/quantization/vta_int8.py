@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tvmflow.ir.relax.emit import Quantized, Writer, call_again, constant, convolution, transposed_convolution
+from tvmflow.ir.relax.emit import Quantized, Writer, constant, convolution, rebuild_call, transposed_convolution
 from tvmflow.ir.relax.graph import Array
 from tvmflow.ir.relax.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer
 from tvmflow.ir.relax.scales import Scale, power_of_two, round_half_away
@@ -54,7 +54,7 @@ class VtaArithmetic:
 
     def layer(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
         if layer.kind == MOVE:
-            moved = call_again(layer.step, lambda _name: inputs[0].value)
+            moved = rebuild_call(layer.step, lambda _name: inputs[0].value)
             return Quantized(writer.emit(moved, f"{layer.name}_q"), inputs[0].scale)
         if layer.kind == MEAN:
             return self._mean(writer, layer, inputs[0])

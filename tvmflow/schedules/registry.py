@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvmflow.ir.tir.blocks import look_at, new_schedule
+from tvmflow.ir.tir.blocks import classify_blocks, new_schedule
 from tvmflow.schedules.cpu.amx_narrow_image import FLAT_TILES
 from tvmflow.schedules.cpu.attention import ATTENTION
-from tvmflow.schedules.cpu.batch_matmul import PRODUCTS
+from tvmflow.schedules.cpu.batch_matmul import BATCH_MATMUL
 from tvmflow.schedules.cpu.convolution import WINDOW
 from tvmflow.schedules.cpu.elementwise import ELEMENTWISE
 from tvmflow.schedules.cpu.inverted_residual import EXPANDED
@@ -23,7 +23,7 @@ from tvmflow.schedules.cpu.row_reduction import ROWS
 from tvmflow.schedules.cpu.winograd import WINOGRAD
 from tvmflow.schedules.template import Knobs, Template
 
-TEMPLATES = (EXPANDED, ATTENTION, PRODUCTS, PACKED_NORM, WINOGRAD, FLAT_TILES, WINDOW, ROWS, REDUCTION, ELEMENTWISE)
+TEMPLATES = (EXPANDED, ATTENTION, BATCH_MATMUL, PACKED_NORM, WINOGRAD, FLAT_TILES, WINDOW, ROWS, REDUCTION, ELEMENTWISE)
 
 __all__ = ["TEMPLATES", "Knobs", "Template", "apply_template", "template_for", "get_template"]
 
@@ -35,7 +35,7 @@ def template_for(function: Any, features: Any, templates: tuple[Template, ...]) 
     """
     try:
         schedule = new_schedule(function)
-        kernel = look_at(schedule)
+        kernel = classify_blocks(schedule)
         for template in templates:
             if template.covers(schedule, kernel):
                 return template, template.candidates(schedule, kernel, features)
@@ -52,5 +52,5 @@ def get_template(name: str, templates: tuple[Template, ...]) -> Template | None:
 def apply_template(function: Any, template: Template, knobs: Knobs) -> Any:
     """Return the schedule of a kernel by a template. Raises s_tir.ScheduleError if the knobs are illegal."""
     schedule = new_schedule(function)
-    template.apply(schedule, look_at(schedule), knobs)
+    template.apply(schedule, classify_blocks(schedule), knobs)
     return schedule

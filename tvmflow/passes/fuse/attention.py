@@ -16,7 +16,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.ir.relax.views import View, index_of, is_move, keeps_order, view_of, views_of
+from tvmflow.ir.relax.views import View, index_of, is_rearrangement, keeps_order, view_of, views_of
 from tvmflow.ir.tvm_compat import constant_value, operator_of, shape_of, type_of
 from tvmflow.passes.fuse.replace_calls import Replacement, replace_calls
 from tvmflow.passes.legalize.attention import Attention, Step, attention_kernel, fits_padding
@@ -144,7 +144,7 @@ class _Function:
         before.
         """
         while len(users := self.users.get(value, [])) == 1 and users[0] is not None:
-            if not is_move(users[0].value) and not isinstance(users[0].value, relax.Var):
+            if not is_rearrangement(users[0].value) and not isinstance(users[0].value, relax.Var):
                 break
             value = users[0].var
         return value

@@ -111,4 +111,4 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
         schedule.compute_inline(columns)
 
 
-PRODUCTS = Template(_NAME, _covers, _candidates, _apply)
+BATCH_MATMUL = Template(_NAME, _covers, _candidates, _apply)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvmflow.ir.tir.blocks import Kernel, axes, block_ref, extents, over_threads
+from tvmflow.ir.tir.blocks import Kernel, axes, block_ref, extents, parallelize_loops
 from tvmflow.schedules.cpu.reduction import schedule_outer_reduction
 from tvmflow.schedules.template import (
     SPREAD_LANES,
@@ -129,7 +129,7 @@ def _sum_lanes(schedule: Any, name: str, partial: Any, knobs: Knobs) -> None:
     else:
         if knobs["parallel"]:
             for block in (partial, whole):
-                over_threads(schedule, schedule.get_loops(block)[: kinds.count(0) - 1])
+                parallelize_loops(schedule, schedule.get_loops(block)[: kinds.count(0) - 1])
         total = schedule.get_loops(whole)[-1]
     loops = schedule.get_loops(partial)
     schedule.vectorize(loops[-1])

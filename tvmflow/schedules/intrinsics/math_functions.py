@@ -126,5 +126,5 @@ def register() -> None:
     register_intrin_lowering("tirx.erf", "llvm", _erf, 99)
     register_intrin_lowering("tirx.tanh", "llvm", _tanh, 99)
     words.register()
-    register_intrin_lowering(words.WORD, "llvm", words.plain_word)
-    register_intrin_lowering(words.DOT, "llvm", words.plain_dot)
+    register_intrin_lowering(words.WORD, "llvm", words.lower_word)
+    register_intrin_lowering(words.DOT, "llvm", words.lower_dot)
