@@ -17,7 +17,7 @@ from tasks.device import LIMIT_READS, DeviceLimits, device_limits, session_of
 from tvmflow.backends.registry import backend_of, resolve
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.devices.network_forms import in_machine, shipped
+from tvmflow.devices.network_forms import network_library, vm_library
 from tvmflow.devices.registry import transport_of
 from tvmflow.evaluation import machine_state
 from tvmflow.evaluation import roofline as bounds
@@ -91,7 +91,7 @@ def evaluate(context: Context) -> dict[str, Any]:
     samples = Samples.load(context.inputs["fetch"] / "evaluation.npz")
     folder = context.inputs["build"]
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    ships = shipped(folder, manifest)
+    ships = network_library(folder, manifest)
     description = read_description(context.inputs["fetch"])
     batch, task = description.batch, description.task
     with _peers(context) as loaded, session_of(context.limits, settings.target) as session:
@@ -106,7 +106,7 @@ def evaluate(context: Context) -> dict[str, Any]:
             settings.emulated or backend.cost(session.call) is not None,
             description.sizes,
         )
-        machine = in_machine(folder) if session.has_tvm and backend.has_machine else ships
+        machine = vm_library(folder) if session.has_tvm and backend.has_machine else ships
         numbers = measure_on_device(session, ships, machine, samples.inputs, batch, rules, context.progress)
         part, unit = backend.verify(manifest["part"], session.call), session.unit
         agreement = agreement_on(session, context, backend)

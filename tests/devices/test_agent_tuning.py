@@ -16,7 +16,7 @@ import numpy as np
 from tests.devices.agents import BACKEND, secret_file
 from tests.faults.here import QUICK_RULES
 from tvmflow.config.params import DeviceEntry
-from tvmflow.devices.agent.process import RunningAgent, running_agent
+from tvmflow.devices.agent.process import AgentProcess, start_agent
 from tvmflow.devices.registry import open_session
 from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.tuning.measure.build_pool import BuildPool
@@ -27,14 +27,14 @@ from tvmflow.tuning.records.record import OK, WRONG_OUTPUT
 from tvmflow.tuning.search.search import tune
 
 
-def _device(agent: RunningAgent, folder: Path) -> DeviceEntry:
+def _device(agent: AgentProcess, folder: Path) -> DeviceEntry:
     path = secret_file(folder, agent.secret)
     return DeviceEntry.model_validate(
         {"transport": "agent", "key": "board", "port": agent.port, "secret_file": str(path)}
     )
 
 
-def test_a_kernel_is_measured_through_an_agent(agent: RunningAgent, tmp_path: Path) -> None:
+def test_a_kernel_is_measured_through_an_agent(agent: AgentProcess, tmp_path: Path) -> None:
     workload = canary_workload()
     arrays = inputs_of(workload)
     with BuildPool(1, BACKEND.target, tmp_path / "built", 60.0, self_contained=True) as pool:
@@ -62,9 +62,9 @@ def _convolved(arrays: list[Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _two_agents(program: Path, folder: Path) -> Iterator[tuple[list[RunningAgent], Callable[[], Any]]]:
+def _two_agents(program: Path, folder: Path) -> Iterator[tuple[list[AgentProcess], Callable[[], Any]]]:
     with contextlib.ExitStack() as stack:
-        agents = [stack.enter_context(running_agent([str(program)], str(folder / name), [])) for name in ("one", "two")]
+        agents = [stack.enter_context(start_agent([str(program)], str(folder / name), [])) for name in ("one", "two")]
         devices = []
         for name, agent in zip(("one", "two"), agents, strict=True):
             (folder / f"key-{name}").mkdir()

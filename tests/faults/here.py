@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.devices.rpc.session import session_here
+from tvmflow.devices.rpc.session import open_local_session
 from tvmflow.targets.resolve import host_target
 from tvmflow.tuning.measure.jobs import DevicePoolRules
 from tvmflow.tuning.measure.kernel_bench import MeasureRules
@@ -41,4 +41,4 @@ QUICK_RULES = SearchRules(
 @contextlib.contextmanager
 def here() -> Iterator[Any]:
     """Open a session with this process."""
-    yield session_here(CpuBackend(host_target()))
+    yield open_local_session(CpuBackend(host_target()))

@@ -97,7 +97,7 @@ def number_states(round_trips_ns: Sequence[float | None]) -> list[int | None]:
 
 
 def is_same_state(a_ns: float | None, b_ns: float | None) -> bool:
-    """Return whether two measurements were in one machine state, by their round trips; unknown ones count as the same."""
+    """Return whether two measurements were in one machine state, by their round trips; None matches any."""
     return a_ns is None or b_ns is None or _is_same(a_ns, b_ns)
 
 

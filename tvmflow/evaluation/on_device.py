@@ -160,7 +160,7 @@ def measure_on_device(
 
 
 def _start(session: DeviceSession, form: LibraryForm, inputs: Arrays) -> RemoteModel:
-    model = form.started(session)
+    model = form.upload_and_start(session)
     model.set_inputs(*inputs)
     return model
 

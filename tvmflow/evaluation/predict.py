@@ -40,7 +40,7 @@ class Prediction:
 def predictions(
     images: list[str], scores: Array, names: list[str] | None, count: int, task: str | None
 ) -> list[Prediction]:
-    """Return the `count` most likely classes of each image. scores: the first output, (N, classes). Raises UsageError."""
+    """Return the `count` most likely classes of each image. scores: first output, (N, classes). Raises UsageError."""
     if scores.ndim != 2 or classes_of(scores, task) is None:
         raise UsageError(
             f"an output of shape {list(scores.shape)}" + (f" of a model for {task}" if task else ""),

@@ -109,7 +109,7 @@ def has_no_time(card: Mapping[str, Any]) -> bool:
 
 
 def bound_metrics(bounds: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return a scorecard's bounds as metrics; empty without bounds, and without a share if the latency is not a time."""
+    """Return a scorecard's bounds as metrics; empty without bounds; without a share if the latency is not a time."""
     if not bounds or bounds["reason"]:
         return {}
     numbers = {f"bound_ms.{name}": bounds[f"{name}_ms"] for name in ("arithmetic", "memory")}

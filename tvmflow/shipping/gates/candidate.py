@@ -18,8 +18,8 @@ from tvmflow.backends.backend import Backend
 from tvmflow.backends.registry import backend_for
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.devices.gpu.quarantine import quarantined
-from tvmflow.devices.network_forms import LibraryForm, in_machine, shipped
+from tvmflow.devices.gpu.quarantine import read_quarantine
+from tvmflow.devices.network_forms import LibraryForm, network_library, vm_library
 from tvmflow.devices.registry import open_session, transport_of
 from tvmflow.devices.restartable import Restartable
 from tvmflow.devices.session import DeviceSession, RemoteModel, SessionLimits
@@ -71,7 +71,7 @@ class Candidate:
 
     def judge(self) -> tuple[Verdict, Comparison | None]:
         """Measure against the champion, where there is one, and apply the rules of params.yaml."""
-        if reasons := gpu_reasons(self.card, self._manifest, quarantined(self.workspace.root)):
+        if reasons := gpu_reasons(self.card, self._manifest, read_quarantine(self.workspace.root)):
             return Verdict(False, tuple(reasons)), None
         rules = self.workspace.params.release
         if self.champion is None:
@@ -116,9 +116,9 @@ class Candidate:
         """Bring the champion into a folder; returns its form and the candidate's, both of one kind. Raises
         StoreError.
         """
-        new = shipped(self.folder, self._manifest)
+        new = network_library(self.folder, self._manifest)
         old = folder / "champion.so"
-        machine = in_machine(self.folder)
+        machine = vm_library(self.folder)
         if new.file != machine.file and champion.network_sha256:
             dvc.file_by_md5(self.workspace, champion.network_dvc_md5, champion.network_sha256, old)
             return replace(new, file=old), new
@@ -135,7 +135,7 @@ class Candidate:
         more.
         """
         try:
-            model = form.started(session)
+            model = form.upload_and_start(session)
             model.set_inputs(*self._inputs())
             model.invoke()
         except (DeviceLostError, StageError) as error:
