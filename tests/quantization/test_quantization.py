@@ -102,7 +102,7 @@ def _observed(values: Array) -> Observed:
     seen = Observed()
     for part in np.array_split(values, 2):
         seen.add(Observed.of(part))
-    seen.counts += sum(seen.counted(part) for part in np.array_split(values, 3))
+    seen.counts += sum(seen.count(part) for part in np.array_split(values, 3))
     return seen
 
 
