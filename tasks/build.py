@@ -23,7 +23,7 @@ from tvmflow.evaluation.agreement import check_equal
 from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, SourceDescription, TensorSpec, read_description
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others
 from tvmflow.pipeline.stage import Stage, StageContext, no_limits
-from tvmflow.sources.data.labels import names_of
+from tvmflow.sources.data.labels import class_names
 from tvmflow.sources.data.preprocessing import recipe_for, value_table
 from tvmflow.support.errors import SourceError
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
@@ -139,7 +139,7 @@ def _network_of(
     from tvmflow.codegen.network.description import Network
 
     classes = outputs[0]["shape"][-1] if len(outputs[0]["shape"]) == 2 else 0
-    labels = tuple(names_of(context.inputs["fetch"], classes) or ()) if classes else ()
+    labels = tuple(class_names(context.inputs["fetch"], classes) or ()) if classes else ()
     names = tuple(one["name"] for one in outputs)
     image = _image_input(description.inputs, context.settings.preprocess)
     settings = context.settings

@@ -89,7 +89,7 @@ def test_what_was_said_is_kept_and_decides_what_is_compiled(cache: Path) -> None
 
 def test_a_transport_that_cannot_say_it() -> None:
     entry = _entry(device={"transport": "local", "key": "local-cpu"})
-    with pytest.raises(UsageError, match="transport local, which says nothing of its processor"):
+    with pytest.raises(UsageError, match="transport local, which does not report its processor"):
         ask_processor(entry, 0.0)
 
 

@@ -69,17 +69,17 @@ def classify(cell: CellName, images: Sequence[str | Path], top: int = 5, workspa
 
     from tvmflow.evaluation.predict import predictions
     from tvmflow.sandbox.images import read_in_sandbox
-    from tvmflow.sources.data.labels import names_of
-    from tvmflow.sources.model_files import image_recipe, prepared
+    from tvmflow.sources.data.labels import class_names
+    from tvmflow.sources.model_files import image_recipe, prepare_images
 
     where = opened(workspace)
     wanted = cell_of(where, cell)
     _built(where, wanted)
     model = where.params.models[wanted.model]
     paths = [AnyPath(image) for image in images]
-    outputs = predict(wanted, prepared(read_in_sandbox(paths, image_recipe(model)), model), where)
+    outputs = predict(wanted, prepare_images(read_in_sandbox(paths, image_recipe(model)), model), where)
     scores = outputs[0] if isinstance(outputs, tuple) else outputs
-    names = names_of(where.folder("fetch", wanted), scores.shape[-1])
+    names = class_names(where.folder("fetch", wanted), scores.shape[-1])
     return predictions([str(image) for image in images], scores, names, top, model.task)
 
 

@@ -23,7 +23,7 @@ from tvmflow.frontends.source_model import (
     Variant,
     batch_at,
     by_sample,
-    in_order,
+    input_positions,
     read_description,
 )
 from tvmflow.sandbox.process import Policy, Sandbox, memory_for
@@ -187,5 +187,5 @@ def _onnxruntime(onnx_file: Path, inputs: Arrays, description: SourceDescription
 
     session = open_session(onnx_file, threads)
     names = [entry.name for entry in session.get_inputs()]
-    order = in_order(onnx_file.name, names, description.inputs)
+    order = input_positions(onnx_file.name, names, description.inputs)
     return session_variants(session, {names[at]: x for at, x in zip(order, inputs, strict=True)})

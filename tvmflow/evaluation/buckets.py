@@ -22,7 +22,7 @@ class Padded:
         self.model, self.sizes, self.bucket, self.at, self.axes = model, sizes, bucket, at, axes
 
     def run(self, *inputs: Array) -> Arrays:
-        outputs = self.model.run(*self.sizes.padded(inputs, self.bucket))
+        outputs = self.model.run(*self.sizes.pad(inputs, self.bucket))
         return tuple(cut(y, [a for a in self.axes if a.tensor == at], self.at) for at, y in enumerate(outputs))
 
 

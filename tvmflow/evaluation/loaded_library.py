@@ -166,12 +166,12 @@ def _manifest(folder: Path) -> dict[str, Any]:
 def _check_runs_here(target: ResolvedTarget, cell: str) -> None:
     """Raise UsageError if this processor cannot run code of the target, which would crash the process."""
     from tvmflow.targets.cpu_features import features_of
-    from tvmflow.toolchain.versions import lacking
+    from tvmflow.toolchain.versions import missing_features
 
     missing: list[str] = []
     if target.runs_here:
         try:
-            missing = lacking(set(features_of(target.mcpu, target.mtriple, target.mattr)))
+            missing = missing_features(set(features_of(target.mcpu, target.mtriple, target.mattr)))
         except Exception as error:  # TVM's own types
             raise TvmflowError(f"TVM does not know the processor {target.mcpu}: {error}") from error
     if not target.runs_here or missing:

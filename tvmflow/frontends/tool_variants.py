@@ -1,4 +1,4 @@
-"""Ways to run a model in a tool environment: its worker prepares, runs and times it; only the seconds come back."""
+"""Run a model's variants in a tool environment: its worker prepares, runs and times them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tvmflow.toolchain.environments import ToolProcess
 
 
 def tool_variants(process: ToolProcess, names: Sequence[str], x: Array) -> tuple[Variant, ...]:
-    """Return those ways that a worker knows by these names, of a model with one input and one output."""
-    return tuple(Variant(name, functools.partial(_prepared, process, name, x)) for name in names)
+    """Return a worker's variants of these names, for a model with one input and one output."""
+    return tuple(Variant(name, functools.partial(_prepare, process, name, x)) for name in names)
 
 
-def _prepared(process: ToolProcess, name: str, x: Array) -> PreparedRun:
+def _prepare(process: ToolProcess, name: str, x: Array) -> PreparedRun:
     def run() -> Arrays:
         return (process.arrays("outputs", way=name)[0][1],)
 

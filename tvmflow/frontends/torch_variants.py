@@ -1,4 +1,4 @@
-"""Ways to run a PyTorch module on a CPU, fast ones among them; Keras runs the same on its torch backend."""
+"""List the CPU execution variants of a PyTorch module, also for Keras on its torch backend."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from tvmflow.frontends.source_model import Arrays, PreparedRun, Variant
 
 
 def torch_variants(module: Any, arguments: Sequence[Any], exported: Callable[[], Any]) -> tuple[Variant, ...]:
-    """Return the ways to run a module in evaluation mode. exported: the same as one graph, for the compiler.
+    """Return the variants of a module in evaluation mode. exported: the module as one graph, for the compiler.
 
-    Tracing leaves out the Python of the layers, of which Keras has most; freezing folds weights, and what optimizes for
-    inference lays them out for oneDNN, which is slower for small networks.
+    Tracing removes the Python code of the layers, of which Keras has most; freezing folds weights; optimizing for
+    inference uses oneDNN layouts, which are slower for small networks.
     """
-    traced = functools.cache(lambda: _traced(module, arguments))
+    traced = functools.cache(lambda: _trace(module, arguments))
     makers = {
         "eager": lambda: module,
-        "TorchScript": lambda: _frozen(traced()),
-        "TorchScript for inference": lambda: _optimized(_frozen(traced())),
+        "TorchScript": lambda: _freeze(traced()),
+        "TorchScript for inference": lambda: _optimize(_freeze(traced())),
     }
-    ways = [Variant(name, functools.partial(_prepared, make, arguments)) for name, make in makers.items()]
-    compiled = functools.partial(_prepared, lambda: _compiled(exported()), arguments)
-    return (*ways, Variant("torch.compile", compiled, compiles_long=True))
+    variants = [Variant(name, functools.partial(_prepare, make, arguments)) for name, make in makers.items()]
+    compiled = functools.partial(_prepare, lambda: _compile(exported()), arguments)
+    return (*variants, Variant("torch.compile", compiled, compiles_long=True))
 
 
-def _prepared(make: Callable[[], Any], arguments: Sequence[Any]) -> PreparedRun:
+def _prepare(make: Callable[[], Any], arguments: Sequence[Any]) -> PreparedRun:
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # TorchScript is deprecated, and still the faster one for small networks
+        warnings.simplefilter("ignore")  # TorchScript is deprecated, but still faster for small networks
         function = make()
 
     def run() -> Any:
@@ -49,27 +49,27 @@ def _read(outputs: Any) -> Arrays:
     return tuple(np.asarray(value.cpu().numpy()) for value in torch.utils._pytree.tree_leaves(outputs))
 
 
-def _traced(module: Any, arguments: Sequence[Any]) -> Any:
+def _trace(module: Any, arguments: Sequence[Any]) -> Any:
     import torch
 
     with torch.no_grad():
         return torch.jit.trace(module, tuple(arguments), check_trace=False, strict=False)
 
 
-def _frozen(traced: Any) -> Any:
+def _freeze(traced: Any) -> Any:
     import torch
 
     return torch.jit.freeze(traced)
 
 
-def _optimized(frozen: Any) -> Any:
+def _optimize(frozen: Any) -> Any:
     import torch
 
     return torch.jit.optimize_for_inference(frozen)
 
 
-def _compiled(graph: Any) -> Any:
-    """Return what torch.compile makes of a graph; no processes that compile stay beside what is measured."""
+def _compile(graph: Any) -> Any:
+    """Return a graph compiled by torch.compile, without compiler processes that would disturb measurements."""
     import torch
     import torch._inductor.config
 

@@ -24,12 +24,12 @@ from tvmflow.support.paths import CODE_ROOT
 from tvmflow.toolchain.debian_packages import (
     Apt,
     architecture_of_this_machine,
-    made_folder,
+    make_folder,
     no_root,
     release_of_this_machine,
 )
 from tvmflow.toolchain.environments import cache_folder
-from tvmflow.toolchain.versions import installed
+from tvmflow.toolchain.versions import installed_version
 
 _MADE_AS = 1  # raised when the layout of the root changes
 _IN_ROOT = ("python3-minimal", "libpython3-stdlib", "libgcc-s1", "libstdc++6", "libgomp1")
@@ -92,19 +92,19 @@ class EmulatedSystem:
         """Return a folder for PYTHONPATH with the arm64 wheels of this environment's TVM, installed if necessary.
         Raises DeviceError.
         """
-        pins = [f"{name}=={installed(name)}" for name in _WHEELS]
+        pins = [f"{name}=={installed_version(name)}" for name in _WHEELS]
         return self.wheels(pins)
 
     def wheels(self, pins: list[str]) -> Path:
         """Return a folder for PYTHONPATH with arm64 wheels, installed if necessary. Raises DeviceError."""
         version = self.python.name.removeprefix("python")
         folder = self.folder.parent / f"wheels-{digest_of([*pins, version, _MADE_AS])[:12]}"
-        return made_folder(folder, lambda unfinished: _unpack_wheels(pins, version, unfinished), no_root)
+        return make_folder(folder, lambda unfinished: _unpack_wheels(pins, version, unfinished), no_root)
 
 
 def emulated_system() -> EmulatedSystem:
     """Return the emulated system, installed if necessary (a download of about 35 MB). Raises DeviceError."""
-    return EmulatedSystem(made_folder(_folder(), _fill, no_root))
+    return EmulatedSystem(make_folder(_folder(), _fill, no_root))
 
 
 def is_made() -> bool:
@@ -123,7 +123,7 @@ def _folder() -> Path:
 def counter_plugin() -> Path:
     """Return the plugin that counts instructions, compiled if necessary. Raises DeviceError."""
     folder = cache_folder() / "arm64" / f"count-{sha256_of(COUNTER)[:12]}-{platform.machine()}"
-    return made_folder(folder, _compile_counter, no_root) / "count.so"
+    return make_folder(folder, _compile_counter, no_root) / "count.so"
 
 
 def _fill(folder: Path) -> None:
