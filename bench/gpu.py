@@ -39,7 +39,8 @@ from tvmflow.backends.backend import Backend
 from tvmflow.backends.registry import backend_named
 from tvmflow.codegen.compile import Scheduled, build_scheduled, compile_lowered
 from tvmflow.codegen.lower import lower
-from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import write_network
 from tvmflow.config.params import DeviceEntry
 from tvmflow.config.stage_params import TuneParams
 from tvmflow.devices.registry import open_session
@@ -54,7 +55,7 @@ from tvmflow.targets.resolve import host_target
 from tvmflow.toolchain.compilers import Command
 from tvmflow.toolchain.software_gpus import software_drivers
 from tvmflow.toolchain.versions import versions
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.settings import SearchLimits, SearchSettings
 from tvmflow.tuning.tune_network import network_rules, tune_network
 
@@ -160,7 +161,7 @@ def _make_tvmflow(subject: Subject, name: str = "tvmflow", textures: bool | None
     log.touch()
     start = time.monotonic()
     tuned = tune_network(
-        [packed], backend, rules, Journal(log, backend.kernel_kind, versions(_TOOLS)), session, lambda *_: None
+        [packed], backend, rules, TuningLog(log, backend.kernel_kind, versions(_TOOLS)), session, lambda *_: None
     )
     records = {key: asdict(record) for key, record in tuned.report.best.items()}
     scheduled = build_scheduled(packed, backend, records, winograd=tuned.winograd)

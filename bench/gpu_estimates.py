@@ -24,7 +24,7 @@ from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.gpu_codegen.clml import describe_clml
 from tvmflow.gpu_codegen.estimates import DELEGATE_GROUPS, LaunchEstimate, NetworkEstimate, estimate
-from tvmflow.gpu_codegen.launches import lowered_for_device
+from tvmflow.gpu_codegen.launches import lower_for_device
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.tir.workloads import count_calls
 from tvmflow.passes import run_pass
@@ -84,7 +84,7 @@ def estimated(module: Any, kind: str) -> NetworkEstimate:
     backend = backend_named("opencl")(replace(host_target(), kind="opencl", options={"software": False, "kind": kind}))
     lowered = lower(backend.pack(module, None)[0], backend)
     scheduled = run_pass(ApplySchedules({}, backend.template_for), lowered)
-    return estimate(lowered_for_device(scheduled, backend.tvm_target()), count_calls(lowered))
+    return estimate(lower_for_device(scheduled, backend.tvm_target()), count_calls(lowered))
 
 
 def _row(found: NetworkEstimate, kind: str) -> str:

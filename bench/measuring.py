@@ -192,7 +192,7 @@ def _measured(library: Path, model: Path, rules: LatencyRules, threads: int) -> 
         contestants = [
             TimedModel(name, peer.time_runs, peer.process.pid, partial(_relocate, peer)) for name, peer in peers.items()
         ]
-        return measure_interleaved(contestants, rules.of_turns, host_watch(threads))
+        return measure_interleaved(contestants, rules.turn_rules, host_watch(threads))
 
 
 def _relocate(peer: Peer) -> None:
@@ -237,7 +237,7 @@ def _clock() -> Clock:
 def _onnx_runs(file: Path, threads: int) -> Any:
     import onnxruntime
 
-    from tvmflow.evaluation.latency import timed
+    from tvmflow.evaluation.latency import make_timer
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -250,7 +250,7 @@ def _onnx_runs(file: Path, threads: int) -> Any:
         else generator.standard_normal(one.shape, np.float32)
         for one in session.get_inputs()
     }
-    return timed(lambda: session.run(None, feed))
+    return make_timer(lambda: session.run(None, feed))
 
 
 def _onnx(folder: Path, name: str) -> Path:
@@ -294,7 +294,7 @@ def _pair(cpus: Sequence[int], far: bool) -> tuple[int, int]:
     probe = host_probe()
     if probe is None or len(cpus) < 3:
         raise SystemExit("near and far pairs need more than two CPUs and a compiler of C")
-    trips = {pair: probe.look(pair)[1] or 0.0 for pair in combinations(cpus, 2)}
+    trips = {pair: probe.probe_cpus(pair)[1] or 0.0 for pair in combinations(cpus, 2)}
     return (max if far else min)(trips, key=lambda pair: trips[pair])
 
 

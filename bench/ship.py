@@ -1,6 +1,6 @@
 """A library without TVM beside what apps would use instead: size, cold start, memory, latency, in one run.
 
-Peers are TVM's runtime, ONNX Runtime, OpenVINO, MNN and ncnn; LiteRT for Keras models and ExecuTorch for those of
+Baselines are TVM's runtime, ONNX Runtime, OpenVINO, MNN and ncnn; LiteRT for Keras models and ExecuTorch for those of
 PyTorch, both with XNNPACK. ExecuTorch's Python package starts PyTorch with it, which an app in C++ does not: its start
 and memory are upper bounds.
 
@@ -29,7 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers import module_of, write_tflite
+from bench.litert import write_tflite
+from bench.peers import module_of
 from tvmflow.codegen.network.runtime_sources import RUNTIME
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace, find_workspace
@@ -83,7 +84,7 @@ _PEERS: dict[str, tuple[list[str] | None, str]] = {
 }
 
 
-# Peers whose files are made of the source model, not of ONNX: the framework that they take, and a start with them.
+# Baselines whose files are made of the source model, not of ONNX: the framework that they take, and a start with them.
 _OF_SOURCE: dict[str, tuple[str, str]] = {
     "ai_edge_litert": (
         "keras",

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from tvmflow.evaluation.interleaved_timing import Contestant, Turn, TurnRules, foreign_load, take_turns
-from tvmflow.evaluation.latency import timed
+from tvmflow.evaluation.interleaved_timing import TimedModel, Turn, TurnRules, foreign_load, measure_interleaved
+from tvmflow.evaluation.latency import make_timer
 from tvmflow.evaluation.machine_state import host_watch
 from tvmflow.evaluation.turn_statistics import ratio_between
 
@@ -63,8 +63,8 @@ def turns_of(starts: Mapping[str, Callable[[], Peer]], rules: TurnRules, threads
             if peer.ask(1) is not None:  # loads and compiles
                 peers[name] = peer
             peer.send(signal.SIGSTOP)
-        contestants = [Contestant(name, peer.time_runs, peer.process.pid) for name, peer in peers.items()]
-        return take_turns(contestants, rules, host_watch(threads))
+        contestants = [TimedModel(name, peer.time_runs, peer.process.pid) for name, peer in peers.items()]
+        return measure_interleaved(contestants, rules, host_watch(threads))
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -127,6 +127,6 @@ class Peer:
 
 def serve(run: Callable[[], Any]) -> None:
     """Be a Peer: time as many runs as each line of the standard input says."""
-    time_runs = timed(run)
+    time_runs = make_timer(run)
     for line in sys.stdin:
         print(json.dumps({"times_s": time_runs(int(line))}), flush=True)

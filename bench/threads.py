@@ -194,7 +194,7 @@ class Clock:
     def round_trip_ns(self, cpus: Sequence[int]) -> float:
         """Return the round trip between the first and the last of some CPUs, 0 where it cannot be measured."""
         probe = host_probe()
-        return (probe.look((cpus[0], cpus[-1]))[1] if probe else None) or 0.0
+        return (probe.probe_cpus((cpus[0], cpus[-1]))[1] if probe else None) or 0.0
 
     def turns(self, contestants: dict[str, Opened], count: int, threads: int) -> dict[str, list[Turn]]:
         """Return the turns of libraries in this process, with the state of the machine beside each."""

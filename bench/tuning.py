@@ -1,15 +1,15 @@
 """The tuner against what it is to beat: `python -m bench.tuning {speed,tuners,transfer,static,fleet}`.
 
-speed    trials per minute, beside stock MetaSchedule on the same kernel, same machine, same run tuners   every
-candidate of some kernels is measured once; then each tuner searches that table, several seeds, equal trials transfer
-ResNet-50 from nothing, and from the records of ResNet-18: when each reaches the sum of kernel times, within 2 %,
-         that the search from nothing ends with
-static   the static model's choice, and the best of the five that it ranks first, beside the best of 28 candidates of
-each convolution
-         and pool; one thread, timed by the CPU time of the thread, so that a busy machine disturbs little
-fleet    four RPC servers under one key against one, device time simulated by a fixed sleep for each kernel; then the
-same
-         while two of the four and the tracker are killed; and with the tuner killed in the middle
+speed     trials per minute, beside stock MetaSchedule on the same kernel, same machine, same run
+tuners    every candidate of some kernels is measured once; then each tuner searches that table, several seeds, equal
+          trials
+transfer  ResNet-50 from nothing, and from the records of ResNet-18: when each reaches the sum of kernel times, within
+          2 %, that the search from nothing ends with
+static    the static model's choice, and the best of the five that it ranks first, beside the best of 28 candidates of
+          each convolution and pool; one thread, timed by the CPU time of the thread, so that a busy machine disturbs
+          little
+fleet     four RPC servers under one key against one, device time simulated by a fixed sleep for each kernel; then the
+          same while two of the four and the tracker are killed; and with the tuner killed in the middle
 """
 
 from __future__ import annotations
@@ -24,44 +24,40 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from bench.slow_devices import KEY, servers, slow_session, wait_until
 from tvmflow.backends.cpu import CpuBackend, host_backend
 from tvmflow.codegen.compile import compile_module
 from tvmflow.codegen.lower import lower
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.registry import open_session
-from tvmflow.devices.rpc.tracker import connect, queue_of
-from tvmflow.devices.session import DeviceSession, RemoteKernel, SessionLimits, WorkloadBench
-from tvmflow.devices.tracker_protocol import TrackerAddress
+from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.tir.workloads import Workload, anchor_extents, extract_workloads
 from tvmflow.passes import run_pass
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.schedules.registry import scheduled
+from tvmflow.schedules.registry import apply_template
 from tvmflow.sources.networks.torch_zoo import build
-from tvmflow.support.errors import TrackerError
 from tvmflow.support.progress import silent
 from tvmflow.targets.core_timing import core_of
 from tvmflow.tuning.cost_model.static_model import estimate_s
-from tvmflow.tuning.measure.jobs import FleetRules
+from tvmflow.tuning.measure.jobs import DevicePoolRules
 from tvmflow.tuning.measure.kernel_bench import MeasureRules, inputs_of
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import OK, read_records
 from tvmflow.tuning.search.rules import SearchRules
 from tvmflow.tuning.search.search import tune
 from tvmflow.tuning.search.state import TuneReport, Watch, WorkloadSearch
 from tvmflow.tuning.search.tuners import TunerFactory
 
-KEY, TRIALS = "bench", 24
-DEVICE_S = 1.5
-"""What a phone takes for a kernel, upload and repeats included; with less, the two cores that build decide."""
+TRIALS = 24
 BACKEND = host_backend()
 
 
@@ -83,7 +79,7 @@ def workloads(network: str = "torchvision/resnet18", count: int = 6) -> list[Wor
 
 
 def rules(slots: int = 1, trials: int = 16, tuner: str = "xgb") -> SearchRules:
-    fleet = FleetRules(
+    device_pool = DevicePoolRules(
         slots=slots,
         kernel_timeout_s=60.0,
         session_s=3600.0,
@@ -104,7 +100,7 @@ def rules(slots: int = 1, trials: int = 16, tuner: str = "xgb") -> SearchRules:
         build_workers=2,
         build_timeout_s=60.0,
         overlap=slots > 1,
-        fleet=fleet,
+        device_pool=device_pool,
     )
 
 
@@ -112,10 +108,10 @@ def search(
     kernels: list[Workload], chosen: SearchRules, log: Path, opener: Callable[[], Any], watch: Watch | None = None
 ) -> float:
     """Tune and return the seconds it took."""
-    journal = Journal(log, BACKEND.kernel_kind, {"bench": "1"})
+    tuning_log = TuningLog(log, BACKEND.kernel_kind, {"bench": "1"})
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        tune(kernels, opener, BACKEND, chosen, journal, Path(folder), silent, watch)
+        tune(kernels, opener, BACKEND, chosen, tuning_log, Path(folder), silent, watch)
     return time.monotonic() - started
 
 
@@ -199,7 +195,7 @@ def _ranking(workload: Workload, backend: CpuBackend) -> tuple[float, ...] | Non
     arguments = [tvm.runtime.tensor(array) for array in inputs_of(workload)]
     runs, estimates = [], dict[int, float]()
     for at in chosen:
-        function = scheduled(workload.function, template, candidates[at]).mod["main"]
+        function = apply_template(workload.function, template, candidates[at]).mod["main"]
         built = compile_module(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), backend)
         runs.append((at, built.jit()["main"]))
         found = estimate_s(
@@ -287,82 +283,6 @@ def _simulated(
     return mean(ratios)
 
 
-@contextlib.contextmanager
-def servers(count: int) -> Iterator[tuple[int, list[subprocess.Popen[bytes]]]]:
-    """Run a tracker and `count` RPC servers under one key; yield the tracker's port, and all processes, the tracker
-    first.
-    """
-    port = 19400
-
-    def start(*arguments: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", *arguments],
-            env={**os.environ, "TVM_NUM_THREADS": str(BACKEND.target.threads)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    processes = [start("tvm.exec.rpc_tracker", "--host", "127.0.0.1", "--port", str(port), "--port-end", str(port + 1))]
-    try:
-        address = TrackerAddress("127.0.0.1", port)
-        _until(lambda: connect(address) is not None)
-        for at in range(count):
-            first = 19500 + 20 * at
-            processes.append(
-                start(
-                    "tvm.exec.rpc_server",
-                    "--host",
-                    "127.0.0.1",
-                    "--port",
-                    str(first),
-                    "--port-end",
-                    str(first + 19),
-                    "--tracker",
-                    f"127.0.0.1:{port}",
-                    "--key",
-                    KEY,
-                )
-            )
-        _until(lambda: queue_of(address).get(KEY, {}).get("total", 0) >= count)
-        yield port, processes
-    finally:
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, 9)
-            process.wait()
-
-
-def _until(ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        with contextlib.suppress(TrackerError):
-            if ready():
-                return
-        if time.monotonic() > deadline:
-            raise SystemExit("tracker and servers did not start")
-        time.sleep(0.2)
-
-
-@contextlib.contextmanager
-def slow_session(port: int) -> Iterator[DeviceSession]:
-    """Open a session with a device that takes DEVICE_S for each kernel, so that the host's cores do not decide."""
-    device = DeviceEntry.model_validate({"transport": "tracker", "key": KEY, "host": "127.0.0.1", "port": port})
-    with open_session(device, BACKEND, SessionLimits(3600.0, 60.0)) as session:
-        bench = session.bench
-        session.bench = lambda arrays: _SlowBench(bench(arrays))  # type: ignore[method-assign]
-        yield session
-
-
-class _SlowBench(WorkloadBench):
-    def __init__(self, bench: WorkloadBench) -> None:
-        self.bench = bench
-
-    def load(self, library: Path) -> RemoteKernel:
-        time.sleep(DEVICE_S)
-        return self.bench.load(library)
-
-
 def fleet() -> None:
     kernels, times = small_workloads(), dict[int, float]()
     for count in (1, 4):
@@ -382,7 +302,7 @@ def fleet() -> None:
             [sys.executable, "-m", "bench.tuning", "search", "--log", str(log), "--port", str(port)],
             start_new_session=True,
         )
-        _until(lambda: log.exists() and len(log.read_bytes().splitlines()) > TRIALS)
+        wait_until(lambda: log.exists() and len(log.read_bytes().splitlines()) > TRIALS)
         os.killpg(tuner.pid, 9)
         tuner.wait()
         kept = len(read_records(log))

@@ -36,7 +36,8 @@ from bench.zoo import network_named
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.lower import lower
-from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import write_network
 from tvmflow.config.params import DeviceEntry
 from tvmflow.config.stage_params import TuneParams
 from tvmflow.devices.registry import open_session
@@ -50,10 +51,10 @@ from tvmflow.targets.resolve import host_target
 from tvmflow.toolchain.compilers import Command
 from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.compare_networks import NETWORK
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import TuningRecord, best_of
 from tvmflow.tuning.tune_network import network_rules, tune_network
-from tvmflow.tuning.winograd_choice import Alternative, alternatives, unmeasured
+from tvmflow.tuning.winograd_choice import Alternative, choose_by_cost, find_alternatives
 
 _EARLY_S = 60.0
 _CURVE_S = (0, 15, 30, 60, 90, 120, 180, 240)
@@ -84,14 +85,14 @@ def _stage(name: str, folder: Path, options: argparse.Namespace) -> float:
     backend, entry = CpuBackend(replace(host_target(), threads=options.threads)), network_named(name)
     module = converted(canonicalize(ExportedModel(entry.make(), entry.inputs).to_relax()), entry, options.precision)
     packed = backend.pack(module, None)[0]
-    journal = _TimedJournal(options.log or folder / "log.jsonl", backend.kernel_kind, {"bench": "1"})
+    tuning_log = _TimedLog(options.log or folder / "log.jsonl", backend.kernel_kind, {"bench": "1"})
 
     def local() -> contextlib.AbstractContextManager[Any]:
         return open_session(DeviceEntry(transport="local", key="bench"), backend, SessionLimits(3600.0, 60.0))
 
     begin = time.monotonic()
     rules, budget = network_rules(settings, settings, True), Budget(settings.max_seconds)
-    tuned = tune_network([packed], backend, rules, journal, local, silent, budget)
+    tuned = tune_network([packed], backend, rules, tuning_log, local, silent, budget)
     seconds, report = time.monotonic() - begin, tuned.report
     print(
         f"{name}: {seconds:.0f} s, {report.seconds:.0f} of them the search, {report.measured} measured; "
@@ -100,14 +101,14 @@ def _stage(name: str, folder: Path, options: argparse.Namespace) -> float:
     base = extract_workloads(lower(packed, backend))
     curve = _Curve(
         base,
-        alternatives(packed, backend, base, settings.winograd_max_error),
-        [(at - begin, record) for at, record in journal.added if record.template != NETWORK and record.seconds],
+        find_alternatives(packed, backend, base, settings.winograd_max_error),
+        [(at - begin, record) for at, record in tuning_log.added if record.template != NETWORK and record.seconds],
     )
     for until in (*(at for at in _CURVE_S if at < seconds), seconds):
         print(f"{until:6.0f} s  {curve.kernels_s(until) * 1e3:8.3f} ms", flush=True)
-    counted = unmeasured(packed, backend, settings.winograd_max_error)
+    by_cost = choose_by_cost(packed, backend, settings.winograd_max_error)
     builds: dict[str, tuple[dict[str, TuningRecord], dict[str, int]]] = {
-        "default": ({}, counted),
+        "default": ({}, by_cost),
         "early": (curve.best(_EARLY_S), tuned.winograd),
         "tuned": (report.best, tuned.winograd),
     }
@@ -160,7 +161,7 @@ class _Curve:
 
 
 @dataclass(frozen=True)
-class _TimedJournal(Journal):
+class _TimedLog(TuningLog):
     """Remembers when what was added."""
 
     added: list[tuple[float, TuningRecord]] = field(default_factory=list)

@@ -17,11 +17,11 @@ from types import TracebackType
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
-from tvmflow.tuning.first_words import FIRST
 
 from flows.events import PREVIEW, forget, listen
 from tvmflow.config.params import STAGE_NAMES
 from tvmflow.support.progress import TASK_LINE
+from tvmflow.tuning.status_lines import FIRST
 
 _EVERY_S = 30.0  # a plain line about a stage that takes long
 _BAR = 20  # characters

@@ -13,7 +13,6 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE, CachePolicy
 from prefect.serializers import JSONSerializer
 from prefect.tasks import Task
-from tvmflow.tuning.first_words import FIRST, first_ms_of, with_now
 
 from flows.events import PREVIEW, tell
 from flows.run_page import StageLog
@@ -23,6 +22,7 @@ from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace, find_workspace
 from tvmflow.pipeline.store import Plan, Store
 from tvmflow.support.errors import TvmflowError, first_line
+from tvmflow.tuning.status_lines import FIRST, add_current_time, first_ms_of
 
 _PREVIEW_S = 60.0  # after which nobody waits for it any longer
 
@@ -66,7 +66,7 @@ class _Shown:
         tell(self.cell, self.stage, "failed" if kind else "done", 0, 0)
 
     def progress(self, text: str, done: int, total: int) -> None:
-        text = with_now(text, self.first_ms)
+        text = add_current_time(text, self.first_ms)
         tell(self.cell, self.stage, text, done, total)
         self.log.progress(text, done, total)
         if total and time.monotonic() - self.last > 2:

@@ -18,8 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tvmflow.tuning.first_words import FIRST
-
 from tasks.table import STAGES
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace, find_workspace
@@ -29,6 +27,7 @@ from tvmflow.pipeline.store import Store
 from tvmflow.support import errors
 from tvmflow.support.digests import Digests
 from tvmflow.support.tvm_import import prepare_import_of_tvm
+from tvmflow.tuning.status_lines import FIRST
 
 
 def main(arguments: list[str] | None = None, known: list[list[Any]] | None = None) -> None:

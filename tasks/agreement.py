@@ -21,14 +21,14 @@ def agreement_on(session: DeviceSession, context: StageContext[Any, Any], backen
     """Return how the kernels agree, as the scorecard has it; None where no GPU computes. The session has opened the
     network.
     """
-    from tvmflow.evaluation.kernel_agreement import Built, network_agreement
+    from tvmflow.evaluation.kernel_agreement import BuiltNetwork, network_agreement
 
     if session.gpu is None:
         return None
     context.progress("comparing each kernel with the CPU", 0, 0)
     inputs = context.inputs
     bound = context.settings.max_relative_error
-    built = Built(inputs["graph_pack"], inputs["tune"] / "best.json", inputs["fetch"], bound)
+    built = BuiltNetwork(inputs["graph_pack"], inputs["tune"] / "best.json", inputs["fetch"], bound)
     found = network_agreement(built, backend, session).to_json()
     note_agreement(context.root, session.gpu, str(context.cell), found["first"])
     return found

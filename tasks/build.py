@@ -23,7 +23,7 @@ from tvmflow.evaluation.agreement import check_equal
 from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, SourceDescription, TensorSpec, read_description
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others
 from tvmflow.pipeline.stage import Stage, StageContext, no_limits
-from tvmflow.sources.data.labels import names_of
+from tvmflow.sources.data.labels import class_names
 from tvmflow.sources.data.preprocessing import recipe_for, value_table
 from tvmflow.support.errors import SourceError
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
@@ -61,7 +61,7 @@ def _toolchain(settings: BuildSettings) -> tuple[str, ...]:
 def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
     """Compile, export, and check the library itself where this machine can run it."""
     from tvmflow.codegen.compile import LoadedLibrary, build_scheduled, export
-    from tvmflow.codegen.manifest import covered, manifest_of
+    from tvmflow.codegen.manifest import count_coverage, manifest_of
     from tvmflow.codegen.network.link import OpenedNetwork, link_rpc, write_network
 
     settings, target = context.settings, context.settings.target
@@ -85,7 +85,7 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
     library = context.out / "library.so"
     if backend.has_machine:
         export(scheduled, library)
-    facts: dict[str, Any] = dict(covered(scheduled.choices))
+    facts: dict[str, Any] = dict(count_coverage(scheduled.choices))
     golden: Arrays | None = None
     if target.runs_here and backend.has_machine:
         golden = golden_outputs(context, LoadedLibrary(library, target.threads))
@@ -139,7 +139,7 @@ def _network_of(
     from tvmflow.codegen.network.description import Network
 
     classes = outputs[0]["shape"][-1] if len(outputs[0]["shape"]) == 2 else 0
-    labels = tuple(names_of(context.inputs["fetch"], classes) or ()) if classes else ()
+    labels = tuple(class_names(context.inputs["fetch"], classes) or ()) if classes else ()
     names = tuple(one["name"] for one in outputs)
     image = _image_input(description.inputs, context.settings.preprocess)
     settings = context.settings

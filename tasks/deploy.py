@@ -20,9 +20,9 @@ from tasks.golden import GOLDEN, check_any_size, check_outputs, golden_outputs
 from tvmflow.backends.registry import backend_of, resolve
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.devices.network_forms import in_machine, shipped
+from tvmflow.devices.network_forms import network_library, vm_library
 from tvmflow.devices.registry import transport_of
-from tvmflow.devices.rpc.session import session_here
+from tvmflow.devices.rpc.session import open_local_session
 from tvmflow.devices.session import Arrays, DeviceSession
 from tvmflow.evaluation.agreement import check_equal
 from tvmflow.pipeline.stage import Stage, StageContext
@@ -51,7 +51,7 @@ def deploy(context: Context) -> dict[str, Any]:
     settings, target = context.settings, context.settings.target
     folder = context.inputs["build"]
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    ships = shipped(folder, manifest)
+    ships = network_library(folder, manifest)
     with session_of(context.limits, target) as session:
         context.progress("uploading", 0, 2)
         remote_path = session.upload(ships.file)
@@ -65,7 +65,7 @@ def deploy(context: Context) -> dict[str, Any]:
             )
         except AgreementError as error:
             raise named(error, agreement_on(session, context, backend_of(target))) from None
-        in_both = ships.file != in_machine(folder).file and backend_of(target).has_machine
+        in_both = ships.file != vm_library(folder).file and backend_of(target).has_machine
         expected = _of_machine(context, session, folder) if in_both else None
         if expected is not None:
             check_equal("deploy", expected, outputs)
@@ -86,12 +86,12 @@ def deploy(context: Context) -> dict[str, Any]:
 
 def _of_machine(context: Context, session: DeviceSession, folder: Path) -> Arrays | None:
     """Return the outputs of the same kernels in TVM's virtual machine; None where that runs neither there nor here."""
-    machine = in_machine(folder)
+    machine = vm_library(folder)
     if session.has_tvm:
-        return golden_outputs(context, machine.started(session))
+        return golden_outputs(context, machine.upload_and_start(session))
     if not context.settings.target.runs_here:
         return None
-    return golden_outputs(context, machine.started(session_here(backend_of(context.settings.target))))
+    return golden_outputs(context, machine.upload_and_start(open_local_session(backend_of(context.settings.target))))
 
 
 STAGE = Stage(

@@ -17,15 +17,15 @@ from tasks.device import LIMIT_READS, DeviceLimits, device_limits, session_of
 from tvmflow.backends.registry import backend_of, resolve
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.devices.network_forms import in_machine, shipped
+from tvmflow.devices.network_forms import network_library, vm_library
 from tvmflow.devices.registry import transport_of
 from tvmflow.evaluation import machine_state
 from tvmflow.evaluation import roofline as bounds
-from tvmflow.evaluation.baselines import Peers, open_peers
+from tvmflow.evaluation.baselines import Baselines, open_baselines
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.on_device import DeviceNumbers, DeviceRules, measure_on_device
-from tvmflow.evaluation.roofline import measured_bounds
-from tvmflow.evaluation.scorecard import quality, write_scorecard
+from tvmflow.evaluation.roofline import measure_bounds
+from tvmflow.evaluation.scorecard import measure_quality, write_scorecard
 from tvmflow.frontends.registry import frontend_named
 from tvmflow.frontends.source_model import read_description
 from tvmflow.pipeline.recipe_key import FRONTENDS
@@ -91,7 +91,7 @@ def evaluate(context: Context) -> dict[str, Any]:
     samples = Samples.load(context.inputs["fetch"] / "evaluation.npz")
     folder = context.inputs["build"]
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    ships = shipped(folder, manifest)
+    ships = network_library(folder, manifest)
     description = read_description(context.inputs["fetch"])
     batch, task = description.batch, description.task
     with _peers(context) as loaded, session_of(context.limits, settings.target) as session:
@@ -101,12 +101,12 @@ def evaluate(context: Context) -> dict[str, Any]:
             settings.cold_starts,
             threads,
             here,
-            peers.contestants,
+            peers.models,
             settings.emulated,
             settings.emulated or backend.cost(session.call) is not None,
             description.sizes,
         )
-        machine = in_machine(folder) if session.has_tvm and backend.has_machine else ships
+        machine = vm_library(folder) if session.has_tvm and backend.has_machine else ships
         numbers = measure_on_device(session, ships, machine, samples.inputs, batch, rules, context.progress)
         part, unit = backend.verify(manifest["part"], session.call), session.unit
         agreement = agreement_on(session, context, backend)
@@ -121,7 +121,9 @@ def evaluate(context: Context) -> dict[str, Any]:
     if session.gpu:
         device["gpu"] = session.gpu.to_json()
     try:
-        outputs = quality(context.inputs, numbers.outputs, samples, settings.max_relative_error, task, settings.metric)
+        outputs = measure_quality(
+            context.inputs, numbers.outputs, samples, settings.max_relative_error, task, settings.metric
+        )
     except AgreementError as error:
         raise named(error, agreement) from None
     card = {
@@ -159,20 +161,20 @@ def _bounds(context: Context, manifest: dict[str, Any], numbers: DeviceNumbers) 
         return {}
     context.progress("measuring what the machine does at most", 0, 0)
     median_ms = latency.median_ms if latency.is_time else None
-    found = measured_bounds(
+    found = measure_bounds(
         manifest["kernels"], settings.target, median_ms, numbers.kernels_ms, settings.max_foreign_load
     )
     return {"bounds": found}
 
 
-def _peers(context: Context) -> contextlib.AbstractContextManager[Callable[[], Peers]]:
+def _peers(context: Context) -> contextlib.AbstractContextManager[Callable[[], Baselines]]:
     settings, target = context.settings, context.settings.target
     if not _is_this_cpu(settings):
         return contextlib.nullcontext(
-            Peers
+            Baselines
         )  # numbers of this machine's CPU would mislead beside those of another device
     onnx_file = context.inputs["import_model"] / "peer.onnx"
-    return open_peers(settings.peers, context.inputs["fetch"], onnx_file, target.threads)
+    return open_baselines(settings.peers, context.inputs["fetch"], onnx_file, target.threads)
 
 
 STAGE = Stage(

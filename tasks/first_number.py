@@ -13,26 +13,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tvmflow.tuning.first_words import first_line_of, promise_text, times_text
-from tvmflow.tuning.promise import promise_of, searches_of
-
 from tasks.device import session_of
 from tasks.tune import TOOLS, TuneLimits, TuneSettings
 from tvmflow.backends.registry import backend_of
 from tvmflow.config.workspace import Workspace
 from tvmflow.devices.registry import transport_of
-from tvmflow.evaluation.baselines import SOURCE, Peers, open_peers
-from tvmflow.evaluation.interleaved_timing import Contestant
-from tvmflow.evaluation.latency import LIBRARY, LatencyRules, measure_in_turns
+from tvmflow.evaluation.baselines import SOURCE, Baselines, open_baselines
+from tvmflow.evaluation.interleaved_timing import TimedModel
+from tvmflow.evaluation.latency import LIBRARY, LatencyRules, measure_latencies
 from tvmflow.evaluation.machine_state import host_watch
 from tvmflow.ir.relax.serialization import load_module
 from tvmflow.ir.tir.workloads import extract_workloads, kernel_keys
 from tvmflow.pipeline.stage import StageContext
 from tvmflow.toolchain.versions import versions
-from tvmflow.tuning.compare_networks import Form, NetworkComparison
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.compare_networks import NetworkComparison, NetworkConfig
+from tvmflow.tuning.expected_gain import predict_gain, profiled_searches
+from tvmflow.tuning.records.log import TuningLog
+from tvmflow.tuning.status_lines import comparison_text, format_first_line, gain_text
 from tvmflow.tuning.tune_network import network_rules
-from tvmflow.tuning.winograd_choice import unmeasured
+from tvmflow.tuning.winograd_choice import choose_by_cost
 
 # A quick look: the scorecard comes later, by params.yaml.
 _RULES = LatencyRules(warmup_runs=3, turns=12, turn_ms=30.0, max_seconds=1.5, max_foreign_load=0.1)
@@ -55,42 +54,42 @@ def first_number(context: Context) -> None:
     here = transport.is_this_host and backend.is_cpu
     rules = network_rules(settings, context.limits, transport.is_this_host, transport.has_tvm_on(context.limits.device))
     limits = replace(context.limits, device_wait_s=min(context.limits.device_wait_s, _WAIT_S))
-    journal = Journal(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
+    tuning_log = TuningLog(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
     packed = load_module(context.inputs["graph_pack"])
     context.progress("building with default schedules", 0, 0)
     with (
-        _peer(context) if here else contextlib.nullcontext(Peers) as loaded,
+        _peer(context) if here else contextlib.nullcontext(Baselines) as loaded,
         tempfile.TemporaryDirectory() as folder,
-        NetworkComparison(packed, backend, journal, Path(folder), lambda: session_of(limits, target)) as networks,
+        NetworkComparison(packed, backend, tuning_log, Path(folder), lambda: session_of(limits, target)) as networks,
     ):
-        form = Form(unmeasured(packed, backend, rules.winograd_max_error), {})
+        form = NetworkConfig(choose_by_cost(packed, backend, rules.winograd_max_error), {})
         network = networks.model(form)
         context.progress("measuring with default schedules", 0, 0)
         text = _measured(
-            [Contestant(LIBRARY, network.time_runs, place_anew=network.place_anew), *loaded().contestants],
+            [TimedModel(LIBRARY, network.time_runs, relocate=network.relocate), *loaded().models],
             target.threads,
             here,
         )
         lowered = networks.lowered(form)
         names = kernel_keys(lowered)
         kernels = _kernel_seconds(names, network.model.profile(_PROFILED_RUNS))
-    known = journal.known()
-    searches = searches_of(extract_workloads(lowered), kernels, backend, known)
-    promise = promise_of(searches, rules.search, known, settings.max_seconds or math.inf)
-    context.progress(text(promise_text(promise.share, promise.seconds) if promise else ""), 0, 0)
+    known = tuning_log.known()
+    searches = profiled_searches(extract_workloads(lowered), kernels, backend, known)
+    promise = predict_gain(searches, rules.search, known, settings.max_seconds or math.inf)
+    context.progress(text(gain_text(promise.share, promise.seconds) if promise else ""), 0, 0)
 
 
-def _measured(contestants: list[Contestant], threads: int, here: bool) -> Callable[[str], str]:
-    """Measure the network, the first of the contestants, beside the others; returns what makes the line of what tuning
+def _measured(models: list[TimedModel], threads: int, here: bool) -> Callable[[str], str]:
+    """Measure the network, the first of the models, beside the others; returns what makes the line of what tuning
     promises.
     """
-    measured = measure_in_turns(contestants, _RULES, threads if here else 0, host_watch(threads) if here else None)
+    measured = measure_latencies(models, _RULES, threads if here else 0, host_watch(threads) if here else None)
     latency = measured.latency[LIBRARY]
     beside = [
-        times_text(one.times_faster, one.low, one.high, _PEERS[name]) for name, one in measured.advantages.items()
+        comparison_text(one.times_faster, one.low, one.high, _PEERS[name]) for name, one in measured.advantages.items()
     ]
     doubt = ", ".join(latency.badges)
-    return lambda promise: first_line_of(latency.median_ms, doubt, ", ".join(filter(None, beside)), promise)
+    return lambda promise: format_first_line(latency.median_ms, doubt, ", ".join(filter(None, beside)), promise)
 
 
 def _kernel_seconds(names: dict[str, str], profile: list[tuple[str, int, int]]) -> dict[str, float]:
@@ -103,7 +102,7 @@ def _kernel_seconds(names: dict[str, str], profile: list[tuple[str, int, int]]) 
 
 
 @contextlib.contextmanager
-def _peer(context: Context) -> Iterator[Callable[[], Peers]]:
+def _peer(context: Context) -> Iterator[Callable[[], Baselines]]:
     """Start the first peer of params.yaml that can run this model; none where what it needs is not there."""
     workspace = Workspace(context.root)
     fetched = workspace.folder("fetch", context.cell)
@@ -112,8 +111,8 @@ def _peer(context: Context) -> Iterator[Callable[[], Peers]]:
     if not onnx_file.exists():
         wanted = [name for name in wanted if name == SOURCE]
     if not wanted or not (fetched / "source.json").exists():
-        yield Peers
+        yield Baselines
         return
     threads = context.settings.target.threads
-    with open_peers((wanted[0],), fetched, onnx_file, threads) as loaded:
+    with open_baselines((wanted[0],), fetched, onnx_file, threads) as loaded:
         yield loaded

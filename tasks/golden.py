@@ -9,7 +9,7 @@ from typing import Any
 
 from tvmflow.config.buckets import axes_from
 from tvmflow.evaluation.agreement import Agreement, check_golden
-from tvmflow.evaluation.buckets import RunnerOf, check_between, group_of, outputs_between, outputs_of_any_size
+from tvmflow.evaluation.buckets import RunnerOf, check_between_buckets, group_of, run_at_any_size, run_between_buckets
 from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, Runner, read_description, run_in_batches
 from tvmflow.pipeline.stage import StageContext
 from tvmflow.support.files import load_arrays
@@ -38,7 +38,7 @@ def sized_outputs(context: StageContext[Any, Any], runner_of: RunnerOf) -> dict[
     shape.
     """
     axes = axes_from(json.loads((context.inputs["import_model"] / OUTPUTS_NAME).read_text(encoding="utf-8")))
-    return outputs_between(read_description(context.inputs["fetch"]), axes, runner_of, golden_inputs(context))
+    return run_between_buckets(read_description(context.inputs["fetch"]), axes, runner_of, golden_inputs(context))
 
 
 def check_sizes(context: StageContext[Any, Any], stage: str, runner_of: RunnerOf, bound: float) -> dict[str, Any]:
@@ -51,12 +51,12 @@ def check_sizes(context: StageContext[Any, Any], stage: str, runner_of: RunnerOf
 def check_any_size(context: StageContext[Any, Any], stage: str, runner_at: RunnerOf, bound: float) -> dict[str, Any]:
     """As `check_sizes`, of a form that itself takes inputs of any size. runner_at: sizes -> what runs it at these."""
     description = read_description(context.inputs["fetch"])
-    return _checked(context, stage, outputs_of_any_size(description, runner_at, golden_inputs(context)), bound)
+    return _checked(context, stage, run_at_any_size(description, runner_at, golden_inputs(context)), bound)
 
 
 def _checked(context: StageContext[Any, Any], stage: str, outputs: dict[str, Arrays], bound: float) -> dict[str, Any]:
     file, task = context.inputs["quantize"] / "reference.npz", read_description(context.inputs["fetch"]).task
-    found = check_between(stage, outputs, lambda label: load_arrays(file, group_of(label)), bound, task)
+    found = check_between_buckets(stage, outputs, lambda label: load_arrays(file, group_of(label)), bound, task)
     return {"sizes": {label: agreement.to_json() for label, agreement in found.items()}} if found else {}
 
 

@@ -21,7 +21,7 @@ from tvmflow.config.params import Cell
 from tvmflow.config.stage_params import Int8Params, MixedOperators, VtaInt8Params
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.agreement import check_golden
-from tvmflow.evaluation.buckets import check_between, group_of, runners_of
+from tvmflow.evaluation.buckets import check_between_buckets, group_of, runners_of
 from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, Runner, read_description, run_in_batches
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
 from tvmflow.pipeline.stage import Stage, StageContext, no_limits
@@ -74,9 +74,8 @@ def _settings(workspace: Workspace, cell: Cell) -> QuantizeSettings:
 
 def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     """Convert and check; float32 passes unchanged."""
-    from tvmflow.evaluation.check_definition import check_definition
-
     from tvmflow.codegen.compile import LocalRunner
+    from tvmflow.evaluation.check_numpy_reference import check_numpy_reference
     from tvmflow.quantization.precisions import PrecisionRequest, all_to_precision
 
     settings, fetched = context.settings, context.inputs["fetch"]
@@ -101,7 +100,7 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
         agreement = check_golden("quantize", outputs, reference, settings.max_relative_error, task)
     facts: dict[str, Any] = {"golden": agreement.to_json()}
     if settings.precision in INTEGER:
-        facts["definition"] = check_definition(module, golden, batch, outputs).to_json()
+        facts["definition"] = check_numpy_reference(module, golden, batch, outputs).to_json()
         facts |= {
             name: report[name] for name in ("output_sqnr_db", "worst", "moved_to_float", "goal_met") if name in report
         }
@@ -138,7 +137,9 @@ def _sized_references(
     start = partial(LocalRunner.of_plain, backend=host_backend())
     outputs = sized_outputs(context, runners_of(description.sizes, largest, smaller, start))
     file, bound = context.inputs["import_model"] / "reference.npz", context.settings.max_relative_error
-    check_between("quantize", outputs, lambda label: load_arrays(file, group_of(label)), bound, description.task)
+    check_between_buckets(
+        "quantize", outputs, lambda label: load_arrays(file, group_of(label)), bound, description.task
+    )
     return {group_of(label): found for label, found in outputs.items()}
 
 

@@ -60,8 +60,8 @@ def _limits(workspace: Workspace, cell: Cell) -> TuneLimits:
 def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     """Tune every workload; returns how much was measured, how much was known, and what it cost."""
     from tvmflow.tuning.budget import Budget
-    from tvmflow.tuning.records.log import Journal
-    from tvmflow.tuning.results import costs, write_best, write_curve, write_kernels
+    from tvmflow.tuning.records.log import TuningLog
+    from tvmflow.tuning.results import summarize_cost, write_best, write_curve, write_kernels
     from tvmflow.tuning.tune_network import network_rules, tune_network
 
     target, limits = context.settings.target, context.limits
@@ -71,13 +71,13 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     context.tuning_log.parent.mkdir(parents=True, exist_ok=True)
     context.tuning_log.touch()  # DVC wants it also where nothing is measured
     transport = transport_of(limits.device)
-    journal = Journal(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
+    tuning_log = TuningLog(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
     rules = network_rules(context.settings, limits, transport.is_this_host, transport.has_tvm_on(limits.device))
     outcome = tune_network(
         [packed, *load_others(context.inputs["graph_pack"]).values()],
         backend,
         rules,
-        journal,
+        tuning_log,
         lambda: session_of(limits, target),
         context.progress,
         budget,
@@ -86,7 +86,7 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     write_best(
         context.out / "best.json", backend.kernel_kind, outcome.used, outcome.report.best, outcome.winograd, part
     )
-    curve = write_curve(context.out / "curve.csv", outcome.used, journal.known())
+    curve = write_curve(context.out / "curve.csv", outcome.used, tuning_log.known())
     kernels = write_kernels(context.out / "workloads.json", outcome.used, outcome.report)
     return {
         "workloads": outcome.tuned,
@@ -94,7 +94,7 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
         **curve,
         "won": 1 - curve["best_kernels_ms"] / curve["default_kernels_ms"] if curve["default_kernels_ms"] else 0.0,
         "winograd": len(outcome.winograd),
-        **costs(outcome.report),
+        **summarize_cost(outcome.report),
     }
 
 

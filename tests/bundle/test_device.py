@@ -13,7 +13,7 @@ from tests.bundle_parts import CELL
 from tests.conftest import REPOSITORY, tvmflow
 from tests.devices.agents import secret_file
 from tvmflow import api
-from tvmflow.devices.agent.process import running_agent
+from tvmflow.devices.agent.process import start_agent
 from tvmflow.devices.programs import build_agent
 from tvmflow.shipping.bundle.signing import KeyPair
 from tvmflow.support.errors import DeviceLostError, UnknownNameError, UsageError
@@ -41,7 +41,7 @@ def _ran(bundle: Path, keys: KeyPair, workspace: Path, device: str) -> str:
 
 def test_through_an_agent(bundle: Path, keys: KeyPair, workspace: Path, tmp_path: Path) -> None:
     program = build_agent(tmp_path / "tvmflow-agent", ["g++"])
-    with running_agent([str(program)], str(tmp_path / "store")) as agent:
+    with start_agent([str(program)], str(tmp_path / "store")) as agent:
         secret_file(tmp_path, agent.secret)
         path = workspace / "params.yaml"
         path.write_text(path.read_text().replace("port: 1\n", f"port: {agent.port}\n"))

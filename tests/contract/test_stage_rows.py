@@ -322,7 +322,7 @@ CODE = {
     "quantize": (
         *CHECK,
         *COMPILER,
-        "tvmflow/evaluation/check_definition.py",
+        "tvmflow/evaluation/check_numpy_reference.py",
         "tvmflow/quantization",
         "tvmflow/sources/data/datasets.py",
         "tvmflow/sources/data/npz_files.py",

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.conftest import REPOSITORY
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.devices.agent.process import RunningAgent
+from tvmflow.devices.agent.process import AgentProcess
 from tvmflow.devices.agent.protocol import AgentConnection
 from tvmflow.devices.agent.session import AgentNetwork, AgentSession
 from tvmflow.devices.session import SessionLimits
@@ -50,12 +50,12 @@ def secret_file(folder: Path, secret: bytes) -> Path:
     return path
 
 
-def connected_to(agent: RunningAgent) -> AgentConnection:
+def connected_to(agent: AgentProcess) -> AgentConnection:
     return AgentConnection("127.0.0.1", agent.port, agent.secret, "here")
 
 
 @contextlib.contextmanager
-def session_with(agent: RunningAgent, limits: SessionLimits = LIMITS) -> Iterator[AgentSession]:
+def session_with(agent: AgentProcess, limits: SessionLimits = LIMITS) -> Iterator[AgentSession]:
     with contextlib.closing(connected_to(agent)) as connection:
         yield AgentSession(connection, "unit", BACKEND.target, limits)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tvmflow.codegen.network.runtime_sources import RUNTIME
 from tvmflow.support.errors import DeviceError
 from tvmflow.toolchain.compilers import compiler_named
-from tvmflow.toolchain.debian_packages import Apt, architecture_of_this_machine, made_folder, no_root
+from tvmflow.toolchain.debian_packages import Apt, architecture_of_this_machine, make_folder, no_root
 from tvmflow.toolchain.environments import cache_folder
 
 LINUX, ANDROID = "armv7a-linux-gnueabihf", "armv7a-linux-androideabi"
@@ -47,7 +47,7 @@ class Armv7System:
 
 def armv7_system() -> Armv7System:
     """Return the system, made now if it is not there: some 30 MB to download. Raises DeviceError where it cannot be."""
-    return Armv7System(made_folder(cache_folder() / "armv7-tests" / "2", _fill, no_root))
+    return Armv7System(make_folder(cache_folder() / "armv7-tests" / "2", _fill, no_root))
 
 
 def _fill(folder: Path) -> None:

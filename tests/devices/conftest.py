@@ -19,7 +19,7 @@ from tests.conftest import shared_folder
 from tests.devices.agents import KINDS, compiled
 from tests.devices.arm64 import compiled_runner
 from tests.devices.fake_phone import FakePhone
-from tvmflow.devices.agent.process import RunningAgent, running_agent
+from tvmflow.devices.agent.process import AgentProcess, start_agent
 from tvmflow.devices.android.adb import find_adb
 from tvmflow.devices.emulation.system import EmulatedSystem
 from tvmflow.devices.programs import build_agent
@@ -38,8 +38,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def agent(program: Path, tmp_path: Path) -> Iterator[RunningAgent]:
-    with running_agent([str(program)], str(tmp_path / "store"), ["--storage-mb", "1"]) as running:
+def agent(program: Path, tmp_path: Path) -> Iterator[AgentProcess]:
+    with start_agent([str(program)], str(tmp_path / "store"), ["--storage-mb", "1"]) as running:
         yield running
 
 

@@ -19,7 +19,7 @@ from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import OpenedNetwork, write_network
 from tvmflow.config.params import DeviceEntry
-from tvmflow.devices.agent.process import running_agent
+from tvmflow.devices.agent.process import start_agent
 from tvmflow.devices.emulation.system import EmulatedSystem
 from tvmflow.devices.programs import build_agent
 from tvmflow.devices.registry import open_session
@@ -45,7 +45,7 @@ def test_it_runs_on_arm64_and_names_missing_instructions(
     right, wrong = compiled(tmp_path, "DOUBLES", compiler.words), compiled(tmp_path, "DOT_PRODUCT", compiler.words)
     for processor in ("cortex-a72", "cortex-a76"):
         command = [*emulated.command(processor), str(program)]
-        with running_agent(command, str(tmp_path / processor)) as agent, session_with(agent) as session:
+        with start_agent(command, str(tmp_path / processor)) as agent, session_with(agent) as session:
             facts = session.probe()
             assert facts["machine"] == "aarch64" and facts["version"] == 1
             network = opened(session, right)

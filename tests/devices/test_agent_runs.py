@@ -30,7 +30,7 @@ from tests.devices.agents import (
     session_with,
 )
 from tvmflow.config.params import DeviceEntry
-from tvmflow.devices.agent.process import RunningAgent, running_agent
+from tvmflow.devices.agent.process import AgentProcess, start_agent
 from tvmflow.devices.agent.session import AgentSession, hottest
 from tvmflow.devices.agent.transport import AgentOptions, AgentTransport, measuring_session
 from tvmflow.devices.programs import build_agent
@@ -47,7 +47,7 @@ from tvmflow.support.errors import (
 # -- libraries --
 
 
-def test_a_library_computes_and_is_timed(agent: RunningAgent, libraries: dict[str, Path]) -> None:
+def test_a_library_computes_and_is_timed(agent: AgentProcess, libraries: dict[str, Path]) -> None:
     with session_with(agent) as session:
         network = opened(session, libraries["DOUBLES"])
         (y,) = network.run(X)
@@ -65,7 +65,7 @@ def test_a_library_computes_and_is_timed(agent: RunningAgent, libraries: dict[st
         assert np.array_equal(network.run(X)[0], 2 * X), "what was refused left nothing behind"
 
 
-def test_memory_is_that_of_the_library_alone(agent: RunningAgent, libraries: dict[str, Path]) -> None:
+def test_memory_is_that_of_the_library_alone(agent: AgentProcess, libraries: dict[str, Path]) -> None:
     with session_with(agent) as session:
         network = opened(session, libraries["GROWS"])
         network.run(X)
@@ -74,7 +74,7 @@ def test_memory_is_that_of_the_library_alone(agent: RunningAgent, libraries: dic
 
 
 def test_more_libraries_than_may_be_open_are_opened_one_after_the_other(
-    agent: RunningAgent, libraries: dict[str, Path]
+    agent: AgentProcess, libraries: dict[str, Path]
 ) -> None:
     with session_with(agent) as session:
         for _ in range(20):
@@ -88,7 +88,7 @@ def test_more_libraries_than_may_be_open_are_opened_one_after_the_other(
 
 
 def test_short_kernels_that_wait_long_to_be_submitted_do_not_run_for_ever(
-    agent: RunningAgent, libraries: dict[str, Path]
+    agent: AgentProcess, libraries: dict[str, Path]
 ) -> None:
     with session_with(agent) as session:
         network = opened(session, libraries["LINGERS"])
@@ -108,7 +108,7 @@ def test_short_kernels_that_wait_long_to_be_submitted_do_not_run_for_ever(
     ],
 )
 def test_what_a_library_does_wrong_costs_that_run_alone(
-    agent: RunningAgent, libraries: dict[str, Path], kind: str, error: type[Exception], says: str
+    agent: AgentProcess, libraries: dict[str, Path], kind: str, error: type[Exception], says: str
 ) -> None:
     with session_with(agent) as session:
         other = opened(session, libraries["DOUBLES"])
@@ -122,7 +122,7 @@ def test_what_a_library_does_wrong_costs_that_run_alone(
         assert np.array_equal(opened(session, libraries["DOUBLES"]).run(X)[0], 2 * X)
 
 
-def test_a_library_that_memory_was_taken_from_is_told_apart(agent: RunningAgent, libraries: dict[str, Path]) -> None:
+def test_a_library_that_memory_was_taken_from_is_told_apart(agent: AgentProcess, libraries: dict[str, Path]) -> None:
     with session_with(agent) as session:
         network = opened(session, libraries["DOUBLES"])
         os.kill(descendants(agent.process.pid)[-1], signal.SIGKILL)
@@ -131,7 +131,7 @@ def test_a_library_that_memory_was_taken_from_is_told_apart(agent: RunningAgent,
 
 
 def test_what_is_for_another_processor_is_named(
-    agent: RunningAgent, libraries: dict[str, Path], tmp_path: Path
+    agent: AgentProcess, libraries: dict[str, Path], tmp_path: Path
 ) -> None:
     content = bytearray(libraries["DOUBLES"].read_bytes())
     content[18:20] = struct.pack("<H", 183)  # EM_AARCH64
@@ -147,7 +147,7 @@ def test_what_is_for_another_processor_is_named(
             opened(session, libraries["DOUBLES"])
 
 
-def test_a_kernel_shows_what_it_forgets_to_write(agent: RunningAgent, libraries: dict[str, Path]) -> None:
+def test_a_kernel_shows_what_it_forgets_to_write(agent: AgentProcess, libraries: dict[str, Path]) -> None:
     before = np.full_like(X, 7)
     with session_with(agent) as session:
         bench = session.bench([X, before])
@@ -162,7 +162,7 @@ def test_a_kernel_shows_what_it_forgets_to_write(agent: RunningAgent, libraries:
 # -- hosts --
 
 
-def test_two_hosts_do_not_measure_at_the_same_time(agent: RunningAgent) -> None:
+def test_two_hosts_do_not_measure_at_the_same_time(agent: AgentProcess) -> None:
     first = connected_to(agent)
     AgentSession(first, "unit", BACKEND.target, LIMITS)
     second = connected_to(agent)
@@ -175,7 +175,7 @@ def test_two_hosts_do_not_measure_at_the_same_time(agent: RunningAgent) -> None:
     second.close()
 
 
-def test_nothing_is_done_for_who_did_not_take_the_device(agent: RunningAgent, tmp_path: Path) -> None:
+def test_nothing_is_done_for_who_did_not_take_the_device(agent: AgentProcess, tmp_path: Path) -> None:
     with contextlib.closing(connected_to(agent)) as connection:
         with pytest.raises(DeviceError, match="has to be taken first"):
             connection.upload(b"bytes", "a file")
@@ -183,7 +183,7 @@ def test_nothing_is_done_for_who_did_not_take_the_device(agent: RunningAgent, tm
     assert list((tmp_path / "store").iterdir()) == []
 
 
-def test_a_host_that_goes_leaves_nothing_running(agent: RunningAgent, libraries: dict[str, Path]) -> None:
+def test_a_host_that_goes_leaves_nothing_running(agent: AgentProcess, libraries: dict[str, Path]) -> None:
     with session_with(agent) as session:
         session.longest_s = 50.0
         network = opened(session, libraries["STOPS"])
@@ -228,7 +228,7 @@ def _system(folder: Path, millidegrees: int) -> Path:
 
 def test_it_tells_what_the_device_has(program: Path, tmp_path: Path) -> None:
     root = _system(tmp_path / "system", 61_500)
-    with running_agent([str(program)], str(tmp_path / "store"), ["--system-root", str(root)]) as agent:
+    with start_agent([str(program)], str(tmp_path / "store"), ["--system-root", str(root)]) as agent:
         with contextlib.closing(connected_to(agent)) as connection:
             facts = connection.ask("probe", "asking")
         entry = {
@@ -267,7 +267,7 @@ def test_boards_of_one_image_are_told_apart(
     root = _system(tmp_path / "system", 61_500)
     (root / "proc" / "device-tree").mkdir()
     (root / "proc" / "device-tree" / "serial-number").write_bytes(serial.encode() + b"\0")
-    with running_agent([str(program)], str(tmp_path / "store"), ["--system-root", str(root), *options]) as agent:
+    with start_agent([str(program)], str(tmp_path / "store"), ["--system-root", str(root), *options]) as agent:
         with contextlib.closing(connected_to(agent)) as connection:
             assert connection.ask("probe", "asking")["unit"] == unit
 
@@ -275,7 +275,7 @@ def test_boards_of_one_image_are_told_apart(
 def test_a_hot_device_is_waited_for(program: Path, tmp_path: Path) -> None:
     root = _system(tmp_path / "system", 81_000)
     options = AgentOptions(port=1, secret_file="x", max_celsius=60.0)  # noqa: S106
-    with running_agent([str(program)], str(tmp_path / "store"), ["--system-root", str(root)]) as agent:
+    with start_agent([str(program)], str(tmp_path / "store"), ["--system-root", str(root)]) as agent:
         with contextlib.closing(connected_to(agent)) as connection:
             session = measuring_session(connection, "", BACKEND, SessionLimits(60.0, 0.3), options)
             with pytest.raises(DeviceHotError, match="has 81 degrees Celsius and did not cool down") as error:
@@ -309,7 +309,7 @@ def test_it_is_compiled_as_the_documentation_says(page: str, tmp_path: Path) -> 
     command = command.replace("-o tvmflow-agent", f"-o {tmp_path / 'tvmflow-agent'}")
     subprocess.run(["bash", "-c", command], cwd=REPOSITORY, check=True)
     with (
-        running_agent([str(tmp_path / "tvmflow-agent")], str(tmp_path / "store")) as agent,
+        start_agent([str(tmp_path / "tvmflow-agent")], str(tmp_path / "store")) as agent,
         session_with(agent) as session,
     ):
         assert session.probe()["version"] == 1
@@ -320,7 +320,7 @@ def test_it_is_compiled_as_the_documentation_says(page: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("runs", [40, pytest.param(1000, marks=pytest.mark.slow)])
 def test_random_kills_lose_no_run_and_no_file(
-    agent: RunningAgent, libraries: dict[str, Path], tmp_path: Path, runs: int
+    agent: AgentProcess, libraries: dict[str, Path], tmp_path: Path, runs: int
 ) -> None:
     """A killed library costs its run, a killed session its connection: each is done again, and gives the right
     output.

@@ -16,25 +16,25 @@ import numpy as np
 from tests.devices.agents import BACKEND, secret_file
 from tests.faults.here import QUICK_RULES
 from tvmflow.config.params import DeviceEntry
-from tvmflow.devices.agent.process import RunningAgent, running_agent
+from tvmflow.devices.agent.process import AgentProcess, start_agent
 from tvmflow.devices.registry import open_session
 from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.tuning.measure.build_pool import BuildPool
 from tvmflow.tuning.measure.canary import canary_workload
 from tvmflow.tuning.measure.kernel_bench import KernelBench, MeasureRules, inputs_of
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import OK, WRONG_OUTPUT
 from tvmflow.tuning.search.search import tune
 
 
-def _device(agent: RunningAgent, folder: Path) -> DeviceEntry:
+def _device(agent: AgentProcess, folder: Path) -> DeviceEntry:
     path = secret_file(folder, agent.secret)
     return DeviceEntry.model_validate(
         {"transport": "agent", "key": "board", "port": agent.port, "secret_file": str(path)}
     )
 
 
-def test_a_kernel_is_measured_through_an_agent(agent: RunningAgent, tmp_path: Path) -> None:
+def test_a_kernel_is_measured_through_an_agent(agent: AgentProcess, tmp_path: Path) -> None:
     workload = canary_workload()
     arrays = inputs_of(workload)
     with BuildPool(1, BACKEND.target, tmp_path / "built", 60.0, self_contained=True) as pool:
@@ -62,9 +62,9 @@ def _convolved(arrays: list[Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _two_agents(program: Path, folder: Path) -> Iterator[tuple[list[RunningAgent], Callable[[], Any]]]:
+def _two_agents(program: Path, folder: Path) -> Iterator[tuple[list[AgentProcess], Callable[[], Any]]]:
     with contextlib.ExitStack() as stack:
-        agents = [stack.enter_context(running_agent([str(program)], str(folder / name), [])) for name in ("one", "two")]
+        agents = [stack.enter_context(start_agent([str(program)], str(folder / name), [])) for name in ("one", "two")]
         devices = []
         for name, agent in zip(("one", "two"), agents, strict=True):
             (folder / f"key-{name}").mkdir()
@@ -80,18 +80,18 @@ def _two_agents(program: Path, folder: Path) -> Iterator[tuple[list[RunningAgent
 
 
 def test_the_search_goes_on_with_the_other_device_when_one_dies(program: Path, tmp_path: Path) -> None:
-    fleet = replace(QUICK_RULES.fleet, slots=2, give_up_s=30.0)
-    rules = replace(QUICK_RULES, trials=6, overlap=True, self_contained=True, fleet=fleet)
-    journal = Journal(tmp_path / "log.jsonl", BACKEND.kernel_kind, {"test": "1"})
+    device_pool = replace(QUICK_RULES.device_pool, slots=2, give_up_s=30.0)
+    rules = replace(QUICK_RULES, trials=6, overlap=True, self_contained=True, device_pool=device_pool)
+    tuning_log = TuningLog(tmp_path / "log.jsonl", BACKEND.kernel_kind, {"test": "1"})
     with _two_agents(program, tmp_path) as (agents, opened):
 
         def say(*_: Any) -> None:
-            if not said and len(journal.known()) >= 1:
+            if not said and len(tuning_log.known()) >= 1:
                 said.append(True)
                 agents[0].process.kill()
 
         said: list[bool] = []
-        report = tune([canary_workload()], opened, BACKEND, rules, journal, tmp_path, say)
+        report = tune([canary_workload()], opened, BACKEND, rules, tuning_log, tmp_path, say)
         assert said, "one of them died while the search went on"
-    assert report.measured >= 4 and not report.fleet.given_up
-    assert {record.status for record in journal.known()} == {OK}
+    assert report.measured >= 4 and not report.device_pool.given_up
+    assert {record.status for record in tuning_log.known()} == {OK}

@@ -32,7 +32,7 @@ from tvmflow.passes.layout.channel_permute import permute_channels
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
-from tvmflow.schedules.registry import scheduled as schedule_by
+from tvmflow.schedules.registry import apply_template
 from tvmflow.tuning.records.traces import trace_json
 
 # batch, channels, height, width; output channels, kernel, stride, padding, groups
@@ -200,7 +200,7 @@ def test_sums_start_from_the_integers_of_their_own_branch(
         match = backend.template_for(kernel.function)
         assert match is not None
         for knobs in match[1][:4]:
-            trace = trace_json(schedule_by(kernel.function, match[0], knobs))
+            trace = trace_json(apply_template(kernel.function, match[0], knobs))
             replay(kernel.function, trace)  # what a template hides is not read any more
             hidden += "UnsafeHideBufferAccess" in str(trace)
     assert hidden
@@ -344,7 +344,7 @@ def test_any_schedule_of_products_at_once_equals_the_definition(
         match = backend.template_for(workload.function)
         assert match is not None
         knobs = match[1][int(draw.integers(len(match[1])))]
-        best[workload.key] = {"trace": trace_json(schedule_by(workload.function, match[0], knobs))}
+        best[workload.key] = {"trace": trace_json(apply_template(workload.function, match[0], knobs))}
     scheduled = build_scheduled(packed, backend, best)
     assert {choice.how for choice in scheduled.choices} == {"record"}
     code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")

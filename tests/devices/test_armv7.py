@@ -27,7 +27,7 @@ from tvmflow.backends.registry import backend_of
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.link import link_rpc, write_network
 from tvmflow.codegen.network.runtime_sources import RUNTIME
-from tvmflow.devices.agent.process import running_agent
+from tvmflow.devices.agent.process import start_agent
 from tvmflow.devices.programs import build_agent
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
@@ -190,7 +190,7 @@ def test_the_agent_serves_a_board_of_32_bits(system: Armv7System, libraries: dic
     program = build_agent(tmp_path / "tvmflow-agent", words)
     right = compiled_library(tmp_path, "DOUBLES", words)
     command = [*system.command("armhf"), str(program)]
-    with running_agent(command, str(tmp_path / "store")) as agent, session_with(agent) as session:
+    with start_agent(command, str(tmp_path / "store")) as agent, session_with(agent) as session:
         assert session.probe()["machine"].startswith("arm")
         network = opened(session, right)
         assert np.array_equal(network.run(X)[0], 2 * X) and len(network.time_runs(2)) == 2

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.devices.agents import X, opened, session_with
-from tvmflow.devices.agent.process import RunningAgent, running_agent
+from tvmflow.devices.agent.process import AgentProcess, start_agent
 from tvmflow.devices.agent.session import AgentNetwork
 from tvmflow.devices.session import STATE
 from tvmflow.evaluation.machine_state import DeviceWatch, TurnState
@@ -27,7 +27,7 @@ def timed(network: AgentNetwork) -> None:
     network.times(3, 50.0)
 
 
-def test_an_agent_tells_the_state_of_a_turn(agent: RunningAgent, libraries: dict[str, Path]) -> None:
+def test_an_agent_tells_the_state_of_a_turn(agent: AgentProcess, libraries: dict[str, Path]) -> None:
     with session_with(agent) as session:
         network = opened(session, libraries["DOUBLES"])
         before = network.state(2, look=False)
@@ -52,7 +52,7 @@ def test_its_temperature_is_that_of_the_processor(program: Path, tmp_path: Path,
     (zone / "type").write_text("cpu-0\n")
     (zone / "temp").write_text("48500\n")
     options = ["--system-root", str(tmp_path / "system")]
-    with running_agent([str(program)], str(tmp_path / "store"), options) as agent, session_with(agent) as session:
+    with start_agent([str(program)], str(tmp_path / "store"), options) as agent, session_with(agent) as session:
         network = opened(session, libraries["DOUBLES"])
         assert (network.state(1, look=True) or {})["celsius"] == 48.5
         assert "celsius" not in (network.state(1, look=False) or {})
@@ -62,7 +62,7 @@ def test_its_temperature_is_that_of_the_processor(program: Path, tmp_path: Path,
     "request_text", ["state look=2 threads=1", "state look=1 threads=0", "state look=x", "state threads=65"]
 )
 def test_what_is_no_request_for_a_state_is_refused(
-    agent: RunningAgent, libraries: dict[str, Path], request_text: str
+    agent: AgentProcess, libraries: dict[str, Path], request_text: str
 ) -> None:
     with session_with(agent) as session:
         network = opened(session, libraries["DOUBLES"])
@@ -72,7 +72,7 @@ def test_what_is_no_request_for_a_state_is_refused(
 
 
 @contextlib.contextmanager
-def before_states(agent: RunningAgent) -> Iterator[RunningAgent]:
+def before_states(agent: AgentProcess) -> Iterator[AgentProcess]:
     """Give the agent as one that was made before there was this request: it hears a name that it does not know."""
 
     def passed_on(one: socket.socket, other: socket.socket) -> None:
@@ -97,7 +97,7 @@ def before_states(agent: RunningAgent) -> Iterator[RunningAgent]:
         serving.join()
 
 
-def test_an_agent_from_before_there_were_states_tells_none(agent: RunningAgent, libraries: dict[str, Path]) -> None:
+def test_an_agent_from_before_there_were_states_tells_none(agent: AgentProcess, libraries: dict[str, Path]) -> None:
     with before_states(agent) as older, session_with(older) as session:
         network = opened(session, libraries["DOUBLES"])
         assert network.state(2, look=False) is None and network.state(2, look=True) is None
@@ -107,7 +107,7 @@ def test_an_agent_from_before_there_were_states_tells_none(agent: RunningAgent, 
         assert watch.end(None) == TurnState()
 
 
-def test_a_library_that_has_ended_is_lost(agent: RunningAgent, libraries: dict[str, Path]) -> None:
+def test_a_library_that_has_ended_is_lost(agent: AgentProcess, libraries: dict[str, Path]) -> None:
     with session_with(agent) as session:
         network = opened(session, libraries["DOUBLES"])
         agent.process.kill()

@@ -98,7 +98,7 @@ def fill(folder):
     with Path(sys.argv[1], "made").open("a") as file:
         file.write("x")
     time.sleep(0.3)
-packages.made_folder(Path(sys.argv[1], "folder"), fill, packages.no_root)
+packages.make_folder(Path(sys.argv[1], "folder"), fill, packages.no_root)
 """
     environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
     running = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=environment) for _ in range(2)]

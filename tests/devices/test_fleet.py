@@ -1,4 +1,4 @@
-"""The fleet, with devices that are made up: they die, hang, slow down and lie, and only kernels are ever blamed for
+"""The pool, with devices that are made up: they die, hang, slow down and lie, and only kernels are ever blamed for
 kernels.
 """
 
@@ -19,12 +19,12 @@ import pytest
 
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.support.errors import DeviceError, DeviceHotError, DeviceLostError, StageError
-from tvmflow.tuning.measure.device_pool import Fleet
-from tvmflow.tuning.measure.jobs import FleetRules, Job, Measured
+from tvmflow.tuning.measure.device_pool import DevicePool
+from tvmflow.tuning.measure.jobs import DevicePoolRules, Job, Measured
 from tvmflow.tuning.measure.kernel_bench import MeasureRules
 from tvmflow.tuning.records.record import COMPILE_ERROR, KERNEL_TIMEOUT, OK, WRONG_OUTPUT
 
-RULES = FleetRules(
+RULES = DevicePoolRules(
     slots=3,
     kernel_timeout_s=0.8,
     session_s=3600.0,
@@ -124,14 +124,14 @@ class World:
         path.write_text(json.dumps({"seconds": 0.001, **says}))
         return path
 
-    def measure(self, libraries: list[Path], rules: FleetRules = RULES) -> tuple[list[Measured], Fleet]:
+    def measure(self, libraries: list[Path], rules: DevicePoolRules = RULES) -> tuple[list[Measured], DevicePool]:
         found: list[Measured] = []
-        with Fleet(self.open, rules, (CANARY, self.library("canary", canary=True))) as fleet:
+        with DevicePool(self.open, rules, (CANARY, self.library("canary", canary=True))) as pool:
             for workload in (CANARY, WORK):
-                fleet.references.arrays[workload.key] = [np.zeros(1), np.zeros(1)]
-                fleet.references.outputs[workload.key] = np.ones(1)
-            fleet.measure([Job(WORK, library, float("inf")) for library in libraries], found.append)
-        return found, fleet
+                pool.references.arrays[workload.key] = [np.zeros(1), np.zeros(1)]
+                pool.references.outputs[workload.key] = np.ones(1)
+            pool.measure([Job(WORK, library, float("inf")) for library in libraries], found.append)
+        return found, pool
 
 
 @pytest.fixture
@@ -144,22 +144,22 @@ def _names(found: list[Measured]) -> dict[str, str]:
 
 
 def test_every_job_is_measured_once_by_many_devices(world: World) -> None:
-    found, fleet = world.measure([world.library(f"k{at}", seconds=0.001 * (at + 1)) for at in range(40)])
+    found, pool = world.measure([world.library(f"k{at}", seconds=0.001 * (at + 1)) for at in range(40)])
     assert Counter(m.job.library.name for m in found) == Counter(f"k{at}" for at in range(40))
     assert {m.status for m in found} == {OK} and world.sessions == 3
     for measured in found:
         seconds = 0.001 * (int(measured.job.library.name[1:]) + 1)
         assert measured.seconds[0] == pytest.approx(seconds) and measured.canary_s == 0.001
-    assert fleet.counts.lost == 0
+    assert pool.counts.lost == 0
     assert {m.unit for m in found} <= {"unit-1", "unit-2", "unit-3"} and {m.build for m in found} == {"fake 1"}
 
 
 def test_a_lost_device_loses_no_job_and_writes_nothing_slow(world: World) -> None:
     world.dies_at = {6, 13, 20}
-    found, fleet = world.measure([world.library(f"k{at}") for at in range(20)])
+    found, pool = world.measure([world.library(f"k{at}") for at in range(20)])
     assert len(_names(found)) == len(found) == 20
     assert {m.status for m in found} == {OK} and all(set(m.seconds) == {0.001} for m in found)
-    assert fleet.counts.lost == 3 and fleet.counts.retried >= 1 and world.sessions >= 4
+    assert pool.counts.lost == 3 and pool.counts.retried >= 1 and world.sessions >= 4
 
 
 def test_a_wrong_output_is_a_result(world: World) -> None:
@@ -170,14 +170,14 @@ def test_a_wrong_output_is_a_result(world: World) -> None:
 
 
 def test_what_the_device_refuses_is_a_result_while_it_runs_others(world: World) -> None:
-    found, fleet = world.measure([world.library("good"), world.library("bad", refused=True), world.library("fine")])
-    assert _names(found) == {"good": OK, "bad": COMPILE_ERROR, "fine": OK} and fleet.counts.lost == 0
+    found, pool = world.measure([world.library("good"), world.library("bad", refused=True), world.library("fine")])
+    assert _names(found) == {"good": OK, "bad": COMPILE_ERROR, "fine": OK} and pool.counts.lost == 0
     assert [m.error for m in found if m.status != OK] == ["the library cannot be used: CL_OUT_OF_RESOURCES"]
 
 
 def test_a_device_that_refuses_everything_blames_no_kernel(world: World) -> None:
     world.refuses_all = True
-    with pytest.raises(DeviceError, match="refuses a kernel that is known to be right"):
+    with pytest.raises(DeviceError, match="rejects a kernel that is known to be correct"):
         world.measure([world.library(f"k{at}") for at in range(4)], replace(RULES, slots=1, give_up_s=0.5))
 
 
@@ -188,15 +188,15 @@ def test_what_a_kernel_does_not_write_is_not_taken_from_the_one_before(world: Wo
 
 
 def test_a_silent_kernel_is_blamed_when_its_device_answers_again(world: World) -> None:
-    found, fleet = world.measure([world.library("good"), world.library("silent", hangs=True), world.library("fine")])
+    found, pool = world.measure([world.library("good"), world.library("silent", hangs=True), world.library("fine")])
     assert _names(found) == {"good": OK, "fine": OK, "silent": KERNEL_TIMEOUT}
-    assert fleet.counts.given_up == 0
+    assert pool.counts.given_up == 0
 
 
 def test_a_kernel_that_ends_every_session_is_given_up_and_not_recorded(world: World) -> None:
-    found, fleet = world.measure([world.library("killer", kills=True), world.library("good")])
+    found, pool = world.measure([world.library("killer", kills=True), world.library("good")])
     assert _names(found) == {"killer": "", "good": OK}
-    assert fleet.counts.given_up == 1 and fleet.counts.lost >= 2
+    assert pool.counts.given_up == 1 and pool.counts.lost >= 2
 
 
 @pytest.mark.parametrize("killers", [1, 3])
@@ -204,17 +204,17 @@ def test_kernels_that_end_every_session_cost_no_other_kernel_its_time(world: Wor
     """What was measured before a session ended waits for a canary, is measured again, and is never given up for it."""
     libraries = [world.library(f"good{at}") for at in range(9)]
     libraries[4:4] = [world.library(f"killer{at}", kills=True) for at in range(killers)]
-    found, fleet = world.measure(libraries, replace(RULES, slots=1, canary_every=16))
+    found, pool = world.measure(libraries, replace(RULES, slots=1, canary_every=16))
     assert Counter(_names(found).values()) == {OK: 9, "": killers}
-    assert fleet.counts.given_up == killers
-    assert any("killer0 was given up" in note and "connection reset" in note for note in fleet.counts.notes)
+    assert pool.counts.given_up == killers
+    assert any("killer0 was given up" in note and "connection reset" in note for note in pool.counts.notes)
 
 
 def test_a_clock_that_never_rests_is_said(world: World) -> None:
     world.restless = True
-    found, fleet = world.measure([world.library(f"k{at}") for at in range(4)], replace(RULES, slots=1))
-    assert {m.status for m in found} == {""} and fleet.counts.given_up == 4
-    assert any("was given up" in note and "canary" in note for note in fleet.counts.notes)
+    found, pool = world.measure([world.library(f"k{at}") for at in range(4)], replace(RULES, slots=1))
+    assert {m.status for m in found} == {""} and pool.counts.given_up == 4
+    assert any("was given up" in note and "canary" in note for note in pool.counts.notes)
 
 
 def test_a_device_that_is_silent_from_the_start_ends_the_search(world: World) -> None:
@@ -231,12 +231,12 @@ def test_what_was_measured_is_kept_when_the_search_ends(world: World) -> None:
     jobs = [world.library(f"k{at}") for at in range(8)]
     world.bug_at = 9
     with pytest.raises(ZeroDivisionError):
-        with Fleet(world.open, rules, (CANARY, world.library("canary"))) as fleet:
+        with DevicePool(world.open, rules, (CANARY, world.library("canary"))) as pool:
             for workload in (CANARY, WORK):
-                fleet.references.arrays[workload.key] = [np.zeros(1), np.zeros(1)]
-                fleet.references.outputs[workload.key] = np.ones(1)
+                pool.references.arrays[workload.key] = [np.zeros(1), np.zeros(1)]
+                pool.references.outputs[workload.key] = np.ones(1)
             slow = lambda found: (time.sleep(0.3), seen.append(found))  # noqa: E731  the fault comes first
-            fleet.measure([Job(WORK, library, float("inf")) for library in jobs], slow)
+            pool.measure([Job(WORK, library, float("inf")) for library in jobs], slow)
     assert len(seen) >= 2 and {m.status for m in seen} == {OK}
 
 
@@ -263,16 +263,16 @@ def test_a_silent_device_blames_no_kernel(world: World) -> None:
 
 def test_what_was_measured_while_the_clock_moved_is_measured_again(world: World) -> None:
     world.slows_at = 8
-    found, fleet = world.measure([world.library(f"k{at}") for at in range(12)], replace(RULES, slots=1))
-    assert fleet.counts.drifts == 1 and fleet.counts.discarded >= 1
+    found, pool = world.measure([world.library(f"k{at}") for at in range(12)], replace(RULES, slots=1))
+    assert pool.counts.drifts == 1 and pool.counts.discarded >= 1
     assert len(found) == 12 and {m.status for m in found} == {OK}
     assert {round(m.seconds[0] / m.canary_s, 6) for m in found} == {1.0}, "time and canary are of the same clock"
-    assert "canary" in fleet.counts.notes[0]
+    assert "canary" in pool.counts.notes[0]
 
 
 def test_a_device_that_stays_hot_costs_no_kernel_anything(world: World) -> None:
     world.hot = 2
-    found, fleet = world.measure([world.library(f"k{at}") for at in range(8)], replace(RULES, give_up_s=600.0))
+    found, pool = world.measure([world.library(f"k{at}") for at in range(8)], replace(RULES, give_up_s=600.0))
     assert {m.status for m in found} == {OK} and len(found) == 8
-    assert fleet.counts.lost == 0, "it is busy with cooling down, and nobody lost it"
-    assert fleet.counts.retried >= 2
+    assert pool.counts.lost == 0, "it is busy with cooling down, and nobody lost it"
+    assert pool.counts.retried >= 2

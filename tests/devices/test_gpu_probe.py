@@ -13,7 +13,7 @@ import pytest
 
 from tests.devices.agents import session_with
 from tests.gpu.drivers import fake_driver
-from tvmflow.devices.agent.process import running_agent
+from tvmflow.devices.agent.process import start_agent
 from tvmflow.devices.gpu.probe import probe, probe_program
 from tvmflow.devices.gpu_facts import Probed, read_probe
 from tvmflow.devices.known_bad_gpus import KNOWN_BAD, known_bad
@@ -213,11 +213,11 @@ def test_an_agent_tries_the_gpus_of_its_device(
     software: SoftwareDrivers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent_program = build_agent(tmp_path / "agent", ("gcc",))
-    with running_agent([str(agent_program)], str(tmp_path / "bare")) as agent, session_with(agent) as session:
+    with start_agent([str(agent_program)], str(tmp_path / "bare")) as agent, session_with(agent) as session:
         assert session.gpus().missing.keys() | {gpu.api for gpu in session.gpus().gpus} == {"opencl", "vulkan"}
     for name, value in {**software.lavapipe.environment, **software.pocl.environment}.items():
         monkeypatch.setenv(name, value)  # libraries are found by the names that systems have
-    with running_agent([str(agent_program)], str(tmp_path / "store")) as agent, session_with(agent) as session:
+    with start_agent([str(agent_program)], str(tmp_path / "store")) as agent, session_with(agent) as session:
         probed = session.gpus()
         assert [gpu.api for gpu in probed.gpus] == ["opencl", "vulkan"] and not probed.ended
         assert all(gpu.reasons == () for gpu in probed.gpus)

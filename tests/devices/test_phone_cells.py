@@ -21,7 +21,7 @@ from tests.devices.agents import secret_file
 from tests.devices.fake_phone import FakePhone
 from tvmflow.api import predict
 from tvmflow.config.workspace import find_workspace
-from tvmflow.devices.agent.process import RunningAgent, running_agent
+from tvmflow.devices.agent.process import AgentProcess, start_agent
 from tvmflow.pipeline.store import Store
 from tvmflow.support.files import load_arrays
 from tvmflow.support.progress import silent
@@ -108,7 +108,7 @@ def test_a_cell_on_two_phones_one_of_which_dies_while_it_is_tuned(
 
 @pytest.mark.slow
 def test_a_cell_through_an_agent(copy_of_finished: Path, program: Path, tmp_path: Path) -> None:
-    with running_agent([str(program)], str(tmp_path / "store")) as agent:
+    with start_agent([str(program)], str(tmp_path / "store")) as agent:
         card = _walk(copy_of_finished, _agent_device(agent, tmp_path), 1, 1)
         folder = copy_of_finished / "artifacts"
         [x] = load_arrays(folder / "fetch" / SLUG / "golden.npz", "x")
@@ -119,6 +119,6 @@ def test_a_cell_through_an_agent(copy_of_finished: Path, program: Path, tmp_path
     assert {record["unit"] for record in _records(copy_of_finished)} == {card["device"]["unit"]}
 
 
-def _agent_device(agent: RunningAgent, folder: Path) -> dict[str, Any]:
+def _agent_device(agent: AgentProcess, folder: Path) -> dict[str, Any]:
     secret = secret_file(folder, agent.secret)
     return {"transport": "agent", "key": "local-cpu", "port": agent.port, "secret_file": str(secret), "cpu_mask": 3}

@@ -26,7 +26,7 @@ from tests.devices.fake_phone import FakePhone
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.agent.session import AgentNetwork
-from tvmflow.devices.android.adb import Phone, attached
+from tvmflow.devices.android.adb import Phone, list_phones
 from tvmflow.devices.android.phones import check_architecture
 from tvmflow.devices.registry import open_session, transport_of
 from tvmflow.devices.session import DeviceSession, SessionLimits
@@ -72,7 +72,7 @@ def test_a_phone_is_listed_and_says_what_it_is(phone: FakePhone) -> None:
     facts = Phone(phone.serial).facts()
     assert (facts.features, facts.cores, facts.battery) == ("fp asimd", "2 cortex-a55, 1 cortex-a76", 73)
     assert facts.processor.core == "cortex-a76"
-    listed = {one.serial: one for one in attached()}
+    listed = {one.serial: one for one in list_phones()}
     assert listed[phone.serial].state == "device" and listed[phone.serial].model == "Fake_7"
 
 
@@ -135,7 +135,7 @@ def test_a_full_phone_is_told_apart(phone: FakePhone, program: Path) -> None:
 
 def test_a_phone_of_another_abi_is_told_apart(adb: str, program: Path, tmp_path: Path) -> None:
     with FakePhone(tmp_path / "arm", {"ro.product.cpu.abi": "arm64-v8a"}) as arm:
-        list(attached([arm.serial]))
+        list(list_phones([arm.serial]))
         assert Phone(arm.serial).facts().architectures == {"aarch64"}
         with pytest.raises(WrongProcessorError, match="has the ABI arm64-v8a, and the target compiles for x86_64"):
             with open_session(_device(program, arm), BACKEND, LIMITS):
@@ -148,7 +148,7 @@ def test_a_phone_of_another_abi_is_told_apart(adb: str, program: Path, tmp_path:
             check_architecture(Phone(arm.serial), Phone(arm.serial).facts(), target)
         abis = {"ro.product.cpu.abi": "arm64-v8a", "ro.product.cpu.abilist": "arm64-v8a,armeabi-v7a,armeabi"}
         with FakePhone(tmp_path / "both", abis) as both:  # which runs apps of 32 bits too
-            list(attached([both.serial]))
+            list(list_phones([both.serial]))
             check_architecture(Phone(both.serial), Phone(both.serial).facts(), target)
             subprocess.run([adb, "disconnect", both.serial], capture_output=True, check=False)
         subprocess.run([adb, "disconnect", arm.serial], capture_output=True, check=False)

@@ -16,9 +16,10 @@ import pytest
 from tests.wide_models import OUTPUTS, described, samples_for
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import build_scheduled
-from tvmflow.codegen.network.link import Network, link_rpc, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import link_rpc, write_network
 from tvmflow.config.params import DeviceEntry
-from tvmflow.devices.network_forms import Form, in_machine, shipped
+from tvmflow.devices.network_forms import LibraryForm, network_library, vm_library
 from tvmflow.devices.registry import open_session
 from tvmflow.devices.rpc.session import RemoteLibrary, RemoteNetwork
 from tvmflow.devices.session import STATE, DeviceSession, SessionLimits
@@ -72,7 +73,10 @@ def test_the_shipped_form_has_the_bits_of_the_virtual_machine(
     session: DeviceSession, built: tuple[str, Path, dict[str, Any]]
 ) -> None:
     name, folder, manifest = built
-    ours, machine = shipped(folder, manifest).started(session), in_machine(folder).started(session)
+    ours, machine = (
+        network_library(folder, manifest).upload_and_start(session),
+        vm_library(folder).upload_and_start(session),
+    )
     assert isinstance(ours, RemoteNetwork) and isinstance(machine, RemoteLibrary)
     seen = set()
     for at in range(3):
@@ -89,7 +93,7 @@ def test_the_shipped_form_has_the_bits_of_the_virtual_machine(
 def test_its_numbers_are_those_of_the_card(session: DeviceSession, built: tuple[str, Path, dict[str, Any]]) -> None:
     name, folder, manifest = built
     rules = DeviceRules(LatencyRules(1, 6, 1.0, 0.1, 1.0), 2, 2, on_this_host=False)
-    ships, machine = shipped(folder, manifest), in_machine(folder)
+    ships, machine = network_library(folder, manifest), vm_library(folder)
     numbers = measure_on_device(session, ships, machine, samples_for(name).inputs, 1, rules, lambda *_: None)
     card = json.loads(json.dumps(numbers.to_json()))
     assert len(card["cold_start_ms"]) == 2 and card["peers"] == {} and card["advantages"] == {}
@@ -108,7 +112,10 @@ def test_it_tells_the_state_of_its_process(
     session: DeviceSession, built: tuple[str, Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     name, folder, manifest = built
-    ours, machine = shipped(folder, manifest).started(session), in_machine(folder).started(session)
+    ours, machine = (
+        network_library(folder, manifest).upload_and_start(session),
+        vm_library(folder).upload_and_start(session),
+    )
     ours.set_inputs(*_one(name))
     before = ours.state(2, look=False)
     ours.time_runs(20)
@@ -126,18 +133,18 @@ def test_it_tells_the_state_of_its_process(
 
 def test_a_library_that_refuses_says_why(session: DeviceSession, built: tuple[str, Path, dict[str, Any]]) -> None:
     _, folder, manifest = built
-    wrong = Form(folder / "library.so", shipped(folder, manifest).start)  # which has no entry of ours
+    wrong = LibraryForm(folder / "library.so", network_library(folder, manifest).start)  # which has no entry of ours
     with pytest.raises(StageError, match=r"cannot be opened on device 'any': it exports no tvmflow_network"):
-        wrong.started(session)
+        wrong.upload_and_start(session)
     with pytest.raises(StageError, match=r"cannot be opened on device 'any': .*not-there"):
-        shipped(folder, manifest).start(session, "not-there.so")
-    short = shipped(folder, manifest | {"outputs": []}).started(session)
+        network_library(folder, manifest).start(session, "not-there.so")
+    short = network_library(folder, manifest | {"outputs": []}).upload_and_start(session)
     short.set_inputs(*_one(built[0]))
     with pytest.raises(StageError, match=r"cannot be run on device .any.: [12] tensors, and not [23]"):
         short.invoke()
     name = manifest["outputs"][0]["name"]
     large = [{**one, "shape": [2, *one["shape"][1:]]} for one in manifest["outputs"]]
-    other = shipped(folder, manifest | {"outputs": large}).started(session)
+    other = network_library(folder, manifest | {"outputs": large}).upload_and_start(session)
     other.set_inputs(*_one(built[0]))
     with pytest.raises(StageError, match=rf"{name} has \d+ bytes, and not \d+"):
         other.invoke()

@@ -30,7 +30,7 @@ from tvmflow.frontends.registry import load_source
 from tvmflow.ir.tir.workloads import extract_workloads
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import OK
 from tvmflow.tuning.search.search import tune
 
@@ -68,7 +68,7 @@ def _registered(address: TrackerAddress) -> int:
 
 
 @pytest.fixture
-def fleet() -> Iterator[tuple[DeviceEntry, list[subprocess.Popen[bytes]]]]:
+def device_pool() -> Iterator[tuple[DeviceEntry, list[subprocess.Popen[bytes]]]]:
     """Start a tracker with several servers of one key; yield the device, and the processes of all but the first
     server.
     """
@@ -89,9 +89,9 @@ def fleet() -> Iterator[tuple[DeviceEntry, list[subprocess.Popen[bytes]]]]:
 
 
 def test_a_search_uses_all_servers_and_survives_the_loss_of_one(
-    fleet: tuple[DeviceEntry, list[subprocess.Popen[bytes]]], tmp_path: Path
+    device_pool: tuple[DeviceEntry, list[subprocess.Popen[bytes]]], tmp_path: Path
 ) -> None:
-    device, processes = fleet
+    device, processes = device_pool
     backend = host_backend()
     packed: Any = PackChannels(16)
     module = packed(canonicalize(load_source(tmp_path, described("two", "onnx", tmp_path)).to_relax()))
@@ -110,11 +110,11 @@ def test_a_search_uses_all_servers_and_survives_the_loss_of_one(
             os.killpg(processes[0].pid, signal.SIGKILL)
 
     rules = replace(
-        QUICK_RULES, trials=6, overlap=True, fleet=replace(QUICK_RULES.fleet, slots=SERVERS, give_up_s=60.0)
+        QUICK_RULES, trials=6, overlap=True, device_pool=replace(QUICK_RULES.device_pool, slots=SERVERS, give_up_s=60.0)
     )
-    journal = Journal(tmp_path / "log.jsonl", backend.kernel_kind, {"test": "1"})
-    report = tune(workloads, opened, backend, rules, journal, tmp_path, say)
-    records = journal.known()
+    tuning_log = TuningLog(tmp_path / "log.jsonl", backend.kernel_kind, {"test": "1"})
+    report = tune(workloads, opened, backend, rules, tuning_log, tmp_path, say)
+    records = tuning_log.known()
     assert killed and len(units) > 1, f"sessions on {dict(units)}"
     assert records and {record.status for record in records} == {OK}, "the loss of a device is nobody's schedule"
     assert report.measured == len(records) and set(report.best) == {workload.key for workload in workloads}

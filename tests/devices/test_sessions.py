@@ -22,7 +22,7 @@ from tvmflow.devices.registry import open_session
 from tvmflow.devices.rpc.local import Served, local_tracker
 from tvmflow.devices.rpc.tracker import connect, queue_of, request_session
 from tvmflow.devices.session import DeviceSession, SessionLimits
-from tvmflow.devices.this_host import exclusive
+from tvmflow.devices.this_host import lock_device
 from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.support.errors import (
     DeviceBusyError,
@@ -241,7 +241,7 @@ def test_two_uploads_of_one_name_do_not_overwrite_each_other(library: Path, back
 
 
 def test_one_measurement_at_a_time() -> None:
-    with exclusive("test", 1.0), pytest.raises(DeviceBusyError, match="in use by another"), exclusive("test", 0.2):
+    with lock_device("test", 1.0), pytest.raises(DeviceBusyError, match="in use by another"), lock_device("test", 0.2):
         raise AssertionError("two at once")
 
 

@@ -24,15 +24,15 @@ from tests.devices.agents import BACKEND, X, secret_file
 from tests.devices.fake_phone import FakePhone
 from tests.faults.here import QUICK_RULES
 from tvmflow.config.params import DeviceEntry
-from tvmflow.devices.agent.process import RunningAgent, running_agent
-from tvmflow.devices.agent.registration import Offer, check_reachable, offer_agent
+from tvmflow.devices.agent.process import AgentProcess, start_agent
+from tvmflow.devices.agent.registration import Offer, check_address, offer_agent
 from tvmflow.devices.registry import open_session, transport_of
 from tvmflow.devices.rpc.tracker import queue_of, request_session
 from tvmflow.devices.session import SessionLimits
 from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.support.errors import DeviceBusyError, DeviceLostError, DeviceRefusedError, TvmflowError, UsageError
 from tvmflow.tuning.measure.canary import canary_workload
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import OK
 from tvmflow.tuning.search.search import tune
 
@@ -57,10 +57,10 @@ class Farm:
     def __init__(self, stack: contextlib.ExitStack, tracker: TrackerAddress, program: Path, folder: Path) -> None:
         self.stack, self.tracker, self.program, self.folder = stack, tracker, program, folder
         self.over, self.ended = threading.Event(), list[TvmflowError]()
-        self.agents: list[RunningAgent] = []
+        self.agents: list[AgentProcess] = []
 
-    def add(self, unit: str) -> RunningAgent:
-        agent = self.stack.enter_context(running_agent([str(self.program)], str(self.folder / unit), secret=SECRET))
+    def add(self, unit: str) -> AgentProcess:
+        agent = self.stack.enter_context(start_agent([str(self.program)], str(self.folder / unit), secret=SECRET))
         offer = Offer(KEY, "127.0.0.1", agent.port, SECRET, unit, f"build of {unit}")
         thread = threading.Thread(target=self._offer, args=(offer,))
         before = self.counts()["total"]
@@ -153,23 +153,23 @@ def test_a_dead_agent_is_dropped(farm: Farm) -> None:
 
 def test_two_agents_of_a_key_tune_side_by_side_and_one_dies(farm: Farm, tmp_path: Path) -> None:
     agents = {unit: farm.add(unit) for unit in ("one", "two")}
-    fleet = replace(QUICK_RULES.fleet, slots=2, give_up_s=30.0)
-    rules = replace(QUICK_RULES, trials=6, overlap=True, self_contained=True, fleet=fleet)
-    journal = Journal(tmp_path / "log.jsonl", BACKEND.kernel_kind, {"test": "1"})
+    device_pool = replace(QUICK_RULES.device_pool, slots=2, give_up_s=30.0)
+    rules = replace(QUICK_RULES, trials=6, overlap=True, self_contained=True, device_pool=device_pool)
+    tuning_log = TuningLog(tmp_path / "log.jsonl", BACKEND.kernel_kind, {"test": "1"})
     killed: list[str] = []
 
     def say(*_: Any) -> None:
-        units = {record.unit for record in journal.known()}
+        units = {record.unit for record in tuning_log.known()}
         if not killed and units:
             killed.append(units.pop())
             agents[killed[0]].process.kill()
 
     device = farm.device()
     report = tune(
-        [canary_workload()], lambda: open_session(device, BACKEND, LIMITS), BACKEND, rules, journal, tmp_path, say
+        [canary_workload()], lambda: open_session(device, BACKEND, LIMITS), BACKEND, rules, tuning_log, tmp_path, say
     )
-    assert killed and report.measured >= 4 and not report.fleet.given_up and set(report.units) == set(agents)
-    assert {record.status for record in journal.known()} == {OK}
+    assert killed and report.measured >= 4 and not report.device_pool.given_up and set(report.units) == set(agents)
+    assert {record.status for record in tuning_log.known()} == {OK}
 
 
 def test_agents_and_servers_of_tvm_are_told_apart(farm: Farm) -> None:
@@ -212,10 +212,10 @@ def test_agents_and_servers_of_tvm_are_told_apart(farm: Farm) -> None:
 
 
 def test_an_address_that_others_cannot_reach_is_refused() -> None:
-    check_reachable(TrackerAddress("127.0.0.1", 9190), "127.0.0.1")
-    check_reachable(TrackerAddress("192.0.2.7", 9190), "192.0.2.9")
+    check_address(TrackerAddress("127.0.0.1", 9190), "127.0.0.1")
+    check_address(TrackerAddress("192.0.2.7", 9190), "192.0.2.9")
     with pytest.raises(UsageError, match="this machine to every host"):
-        check_reachable(TrackerAddress("192.0.2.7", 9190), "127.0.0.1")
+        check_address(TrackerAddress("192.0.2.7", 9190), "127.0.0.1")
 
 
 @contextlib.contextmanager
@@ -249,7 +249,7 @@ def _workspace(farm: Farm, make_workspace: Callable[..., Path], secret: Path) ->
 
 
 def test_a_board_is_registered_by_the_command_line_until_ctrl_c(
-    farm: Farm, make_workspace: Callable[..., Path], agent: RunningAgent
+    farm: Farm, make_workspace: Callable[..., Path], agent: AgentProcess
 ) -> None:
     root = _workspace(farm, make_workspace, secret_file(farm.folder, agent.secret))
     command = ("register", "local-cpu", "--agent", f"127.0.0.1:{agent.port}", "--unit", "rack 3")

@@ -12,7 +12,7 @@ import pytest
 from tests.devices.agents import BACKEND, secret_file
 from tests.faults.here import here
 from tvmflow.config.params import DeviceEntry
-from tvmflow.devices.agent.process import running_agent
+from tvmflow.devices.agent.process import start_agent
 from tvmflow.devices.registry import open_session
 from tvmflow.devices.session import SessionLimits
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
@@ -43,7 +43,7 @@ def test_two_forms_of_a_network_are_compared_once(through: str, packed: Any, pro
     tuning_log = TuningLog(tmp_path / "log.jsonl", BACKEND.kernel_kind, {"test": "1"})
     [key] = list_convolution_keys(packed)
     forms = NetworkConfig({}, {}), NetworkConfig({key: TILES[0]}, {})
-    with running_agent([str(program)], str(tmp_path / "store")) as agent:
+    with start_agent([str(program)], str(tmp_path / "store")) as agent:
         entry = {
             "transport": "agent",
             "key": "board",

@@ -41,7 +41,7 @@ def library_calling(program: Program, path: Path) -> Path:
     from tvm import relax
 
     from tvmflow.codegen.compile import build_scheduled
-    from tvmflow.ir.relax.emit import constant, straight_line
+    from tvmflow.ir.relax.emit import build_main, constant
     from tvmflow.ir.relax.graph import Graph, TensorKind
     from tvmflow.vta.isa.config import RUN_FUNCTION
 
@@ -52,7 +52,7 @@ def library_calling(program: Program, path: Path) -> Path:
         call = relax.call_dps_packed(RUN_FUNCTION, [blob, parameters["x"]], relax.TensorType(shape, "int8"))
         return [builder.emit(call)]
 
-    module = straight_line(builder, Graph({"x": TensorKind(shape, "int8")}), body)
+    module = build_main(builder, Graph({"x": TensorKind(shape, "int8")}), body)
     scheduled = build_scheduled(module, vta_backend(program.config), {})
     host_backend().export(scheduled.executable, path)
     says = Network("it@vta:vta_int8", (TensorSpec("x", shape, "int8"),), ("y",), 1)

@@ -18,7 +18,7 @@ from tvmflow.ir.tir.workloads import Workload
 from tvmflow.passes.canonicalize.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.canonicalize.fold_constants import FoldConstants
 from tvmflow.passes.kernel.apply_schedules import ApplySchedules
-from tvmflow.schedules.registry import Knobs, Template, scheduled
+from tvmflow.schedules.registry import Knobs, Template, apply_template
 from tvmflow.tuning.records.traces import trace_json
 
 HOST = host_backend()
@@ -53,5 +53,5 @@ def outputs_of_every_schedule(
 ) -> Iterator[np.ndarray[Any, Any]]:
     """Run a module of one kernel under each of its candidates."""
     for knobs in candidates:
-        best = {workload.key: {"trace": trace_json(scheduled(workload.function, template, knobs))}}
+        best = {workload.key: {"trace": trace_json(apply_template(workload.function, template, knobs))}}
         yield run(compile_lowered(ApplySchedules(best, HOST.template_for)(lowered), HOST), x)

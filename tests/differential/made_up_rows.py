@@ -18,7 +18,7 @@ from tvmflow.devices.rpc.session import RpcTransport
 from tvmflow.devices.session import SessionLimits
 from tvmflow.devices.transport import DeviceState, Link
 from tvmflow.frontends.registry import Frontend
-from tvmflow.frontends.source_model import PreparedRun, SourceDescription, Way
+from tvmflow.frontends.source_model import PreparedRun, SourceDescription, Variant
 from tvmflow.sources.weights import WeightFiles
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.tuning.search.tuners import Assignment
@@ -93,8 +93,8 @@ class Numbers:
     def use_threads(self, threads: int) -> None:
         """It has one."""
 
-    def ways(self, *inputs: Array) -> tuple[Way, ...]:
-        return (Way("numpy", lambda: PreparedRun(lambda: self.run(*inputs), lambda outputs: outputs)),)
+    def variants(self, *inputs: Array) -> tuple[Variant, ...]:
+        return (Variant("numpy", lambda: PreparedRun(lambda: self.run(*inputs), lambda outputs: outputs)),)
 
     def run(self, *inputs: Array) -> tuple[Array, ...]:
         return (np.maximum(inputs[0] @ self.weights, 0),)

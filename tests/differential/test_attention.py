@@ -13,7 +13,7 @@ import torch
 
 from tests.differential.kernels import BOUND, HOST, error_of
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.codegen.compile import LocalRunner, build_scheduled, machine_of
+from tvmflow.codegen.compile import LocalRunner, build_scheduled, make_runner
 from tvmflow.codegen.lower import lower
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
@@ -198,7 +198,7 @@ def test_any_product_of_matrices_is_one_kernel_and_equals_float64(
     scheduled = build_scheduled(HOST.pack(module, None)[0], HOST, {})
     assert "batched_product" in [choice.template for choice in scheduled.choices]
     assert all(choice.how == "default" for choice in scheduled.choices)
-    found = machine_of(scheduled.executable)(inputs)[0]
+    found = make_runner(scheduled.executable)(inputs)[0]
     assert error_of(found, reference(Product(), inputs)) < BOUND
 
 

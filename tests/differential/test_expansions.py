@@ -20,8 +20,8 @@ from tvmflow.codegen.lower import lower
 from tvmflow.ir.tir.workloads import Workload, extract_workloads, operations
 from tvmflow.passes.fuse import inverted_residual as fuse_expansions
 from tvmflow.passes.layout.pack_channels import PackChannels
-from tvmflow.schedules.cpu.inverted_residual import Shape, pays, plans
-from tvmflow.schedules.registry import scheduled
+from tvmflow.schedules.cpu.inverted_residual import Shape, pays, rank_plans
+from tvmflow.schedules.registry import apply_template
 from tvmflow.targets.cpu_features import CpuFeatures
 from tvmflow.tuning.records.traces import trace_json
 
@@ -108,7 +108,7 @@ def _check(network: torch.nn.Module, shape: tuple[int, ...], threads: int = 2, m
     template, candidates = found
     x, reference = _case(network, shape)
     for knobs in candidates[:: max(len(candidates) // most, 1)]:
-        trace = trace_json(scheduled(workload.function, template, knobs))
+        trace = trace_json(apply_template(workload.function, template, knobs))
         executable, choices, *_ = build_scheduled(packed, backend, {workload.key: {"trace": trace}})
         assert sum(choice.how == "record" for choice in choices) == 1, knobs
         assert error_of(run(executable, x), reference) < BOUND, knobs
@@ -215,7 +215,7 @@ def _cpu(threads: int) -> CpuFeatures:
 def test_threads_get_rows_or_channels_whichever_makes_less_twice() -> None:
     large = Shape(images=1, blocks=9, height=56, sees=3, stride=1, row_bytes=58 * 64)
     small = Shape(images=1, blocks=60, height=7, sees=3, stride=1, row_bytes=9 * 64)
-    assert [(plan.rows, plan.by_rows) for plan in (plans(large, _cpu(2))[0], plans(small, _cpu(2))[0])] == [
+    assert [(plan.rows, plan.by_rows) for plan in (rank_plans(large, _cpu(2))[0], rank_plans(small, _cpu(2))[0])] == [
         (28, True),
         (7, False),
     ]

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tvmflow.evaluation.fastest_way import difference_of
 
 from tests.fuzz.seeds import params_bytes, symbol_json
+from tvmflow.evaluation.fastest_variant import difference_of
 from tvmflow.evaluation.first_difference import first_differing_layer
 from tvmflow.frontends.registry import FRONTENDS, load_source
 from tvmflow.frontends.source_model import SourceDescription, SourceModel, one_input
@@ -40,11 +40,11 @@ def _error(source: SourceModel, x: Array) -> float:
     return float(np.abs(output - reference).max() / np.abs(reference).max())
 
 
-def _ways_that_agree(source: SourceModel, x: Array) -> set[str]:
-    """Return the ways of a peer that compute what the model does; in a tool environment they are timed there."""
+def _agreeing_variants(source: SourceModel, x: Array) -> set[str]:
+    """Return the variants of a peer that compute what the model does; in a tool environment they are timed there."""
     source.use_threads(1)
     expected, agreeing = source.run(x), set()
-    for way in source.ways(x):
+    for way in source.variants(x):
         try:
             prepared = way.prepare()
         except TvmflowError:
@@ -173,7 +173,7 @@ def test_a_softmax_head_and_a_second_epoch(tmp_path: Path) -> None:
     path = bring_weights(request, tmp_path / "out", None, silent)
     source = _load(tmp_path / "out", "mxnet", path.name, (2, 4))
     assert _error(source, _x((2, 4))) < BOUND and np.ptp(source.run(_x((2, 4)))[0]) > 0.1
-    assert "executor" in _ways_that_agree(source, _x((2, 4)))
+    assert "executor" in _agreeing_variants(source, _x((2, 4)))
     (tmp_path / "alone-symbol.json").write_text("{}")
     with pytest.raises(ModelFileError, match=r"alone-0000\.params beside"):
         FRONTENDS["mxnet"].files.companions(tmp_path / "alone-symbol.json")
@@ -214,8 +214,8 @@ def test_saved_model_and_tflite_float_and_int8(tmp_path: Path) -> None:
     for source in (saved, plain):
         assert _error(source, x) < BOUND
     assert np.abs(saved.run(x)[0] - plain.run(x)[0]).max() < 1e-5
-    assert _ways_that_agree(saved, x) >= {"concrete function", "frozen function"}
-    assert _ways_that_agree(plain, x) == {"LiteRT, XNNPACK"}
+    assert _agreeing_variants(saved, x) >= {"concrete function", "frozen function"}
+    assert _agreeing_variants(plain, x) == {"LiteRT, XNNPACK"}
     assert _error(_load(tmp_path, "tensorflow", "model.tflite", last), x.transpose(0, 2, 3, 1).copy()) < BOUND
     ops = Counter(step.op for step in read_graph(canonicalize(plain.to_relax())).steps)
     assert ops["relax.permute_dims"] == 0 and ops["relax.nn.conv2d"] == 3

@@ -19,7 +19,7 @@ from tvmflow.codegen.lower import lower
 from tvmflow.ir.relax.emit import constant
 from tvmflow.ir.relax.serialization import numpy_dtype
 from tvmflow.ir.tir.workloads import extract_workloads
-from tvmflow.schedules.registry import scheduled
+from tvmflow.schedules.registry import apply_template
 from tvmflow.targets.resolve import ResolvedTarget
 
 
@@ -65,7 +65,7 @@ def test_neighbours_are_multiplied_by_the_instruction_of_the_target(
     (workload,) = extract_workloads(lower(builder.get(), target))
     match = target.template_for(workload.function)
     assert match is not None and (match[1][0].get("dot") or match[1][0].get("tiles"))
-    schedule = scheduled(workload.function, match[0], match[1][0])
+    schedule = apply_template(workload.function, match[0], match[1][0])
     with target.tvm_target() as tvm_target:
         built = tvm.compile(tvm.IRModule({"main": schedule.mod["main"].with_attr("global_symbol", "main")}), tvm_target)
     assert f"\t{instruction}" in built.mod.inspect_source("asm")

@@ -23,7 +23,7 @@ from tvmflow.passes.canonicalize.fold_constants import FoldConstants
 from tvmflow.passes.kernel.apply_schedules import ApplySchedules, replay
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.legalize.convolutions import count_packed_convolutions, list_convolution_keys
-from tvmflow.schedules.registry import scheduled
+from tvmflow.schedules.registry import apply_template
 from tvmflow.sources.networks.torch_zoo import build
 from tvmflow.tuning.records.metaschedule import export_metaschedule, extract_all_variants, import_metaschedule
 from tvmflow.tuning.records.record import TuningRecord
@@ -38,7 +38,7 @@ def test_a_trace_of_another_kernel_is_refused_and_the_default_is_used() -> None:
     )
     match = HOST.template_for(conv.function)
     assert match is not None
-    trace = trace_json(scheduled(conv.function, match[0], match[1][0]))
+    trace = trace_json(apply_template(conv.function, match[0], match[1][0]))
     replay(conv.function, trace)
     with pytest.raises(Exception):  # noqa: B017  (TVM raises its own types here; that it does not pass is the point)
         replay(pool.function, trace)
@@ -87,7 +87,7 @@ def test_kernels_of_every_variant_go_to_metaschedule_and_come_back(tmp_path: Pat
     for workload in extract_all_variants(module, target):
         match = HOST.template_for(workload.function)
         assert match is not None
-        trace = trace_json(scheduled(workload.function, match[0], match[1][0]))
+        trace = trace_json(apply_template(workload.function, match[0], match[1][0]))
         best[workload.key] = TuningRecord(
             workload.key, workload.name, match[0].name, match[1][0], trace, (1e-3,), "ok", "here", {}, "now"
         )

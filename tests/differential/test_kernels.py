@@ -27,7 +27,7 @@ from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.passes.legalize.padded_image import tileable_width
 from tvmflow.passes.legalize.winograd import TILES, winograd_error
 from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
-from tvmflow.schedules.registry import scheduled
+from tvmflow.schedules.registry import apply_template
 from tvmflow.sources.networks.torch_zoo import build
 from tvmflow.tuning.measure.reference_kernel import plain
 from tvmflow.tuning.records.traces import trace_json
@@ -101,7 +101,7 @@ def test_candidates_of_every_template_keep_the_output(dtype: str, winograd: int,
             assert pair is not None, workload.name
             template, candidates = pair
             try:
-                schedule = scheduled(workload.function, template, candidates[index % len(candidates)])
+                schedule = apply_template(workload.function, template, candidates[index % len(candidates)])
             except s_tir.ScheduleError:
                 continue  # an illegal candidate is allowed, a wrong one is not
             best[workload.key] = {"trace": trace_json(schedule)}

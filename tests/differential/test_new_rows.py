@@ -30,7 +30,7 @@ from tvmflow.report.tables import shown_compute
 from tvmflow.support.errors import ParamsError, UsageError
 from tvmflow.support.progress import silent
 from tvmflow.targets.resolve import host_target
-from tvmflow.tuning.search.search import Journal, tune
+from tvmflow.tuning.search.search import TuningLog, tune
 from tvmflow.tuning.search.tuners import TUNERS
 from tvmflow.tuning.tune_network import network_rules
 
@@ -126,12 +126,14 @@ def test_a_new_tuner_decides_the_order_and_a_new_transport_measures(workspace: W
     workloads = extract_workloads(lower(module, backend))[:1]
     params = workspace.params.tune.model_copy(update={"trials_per_workload": 2})
     rules = network_rules(params, params, transport_of(device).is_this_host).search  # type: ignore[arg-type]
-    journal = Journal(tmp_path / "log.jsonl", backend.kernel_kind, {"test": "1"})
+    tuning_log = TuningLog(tmp_path / "log.jsonl", backend.kernel_kind, {"test": "1"})
     limits = SessionLimits(60.0, 10.0)
-    report = tune(workloads, lambda: open_session(device, backend, limits), backend, rules, journal, tmp_path, silent)
+    report = tune(
+        workloads, lambda: open_session(device, backend, limits), backend, rules, tuning_log, tmp_path, silent
+    )
     match = backend.template_for(workloads[0].function)
     assert match is not None and len(match[1]) > 1
-    assert report.measured and journal.known()[0].knobs == match[1][-1] != match[1][0]
+    assert report.measured and tuning_log.known()[0].knobs == match[1][-1] != match[1][0]
 
 
 def _description() -> Any:

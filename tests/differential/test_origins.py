@@ -16,7 +16,7 @@ from tvmflow.backends.cpu import CpuBackend
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.targets.resolve import host_target
 from tvmflow.tuning.measure.canary import canary_workload
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.origins import LOST, NEW, REMEASURED, RETUNED, REUSED
 from tvmflow.tuning.records.record import ILLEGAL_SCHEDULE, OK, append_record, failures, read_records
 from tvmflow.tuning.search.search import tune
@@ -27,10 +27,16 @@ RULES = QUICK_RULES
 
 def _search(folder: Path, tvm: str, said: list[str]) -> WorkloadSearch:
     work = Workload("work", "work", 1, canary_workload().function)
-    journal = Journal(folder / "log.jsonl", "here", {"tvm": tvm})
+    tuning_log = TuningLog(folder / "log.jsonl", "here", {"tvm": tvm})
     (folder / "scratch").mkdir(exist_ok=True)
     report = tune(
-        [work], here, CpuBackend(host_target()), RULES, journal, folder / "scratch", lambda text, *_: said.append(text)
+        [work],
+        here,
+        CpuBackend(host_target()),
+        RULES,
+        tuning_log,
+        folder / "scratch",
+        lambda text, *_: said.append(text),
     )
     [search] = report.searches
     return search

@@ -24,7 +24,7 @@ from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.post_training import quantize_int8
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
-from tvmflow.schedules.registry import scheduled
+from tvmflow.schedules.registry import apply_template
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.progress import silent
 
@@ -134,7 +134,7 @@ def _copies(packed: Any, shape: tuple[int, ...]) -> list[int]:
             and tuple(int(d) for d in image.shape) == shape
             and match[1][0].get("tiles")
         ):
-            lines = str(scheduled(workload.function, match[0], match[1][0]).mod).splitlines()
+            lines = str(apply_template(workload.function, match[0], match[1][0]).mod).splitlines()
             found.append(sum("_alloc_buffer(" in line and 'int8")' in line for line in lines))
     return found
 

@@ -21,11 +21,11 @@ from tvmflow.evaluation.agreement import (
     RESOLUTION,
     check_golden,
     check_outputs,
-    check_reacts,
+    check_varies,
     compare,
     spread_of,
 )
-from tvmflow.evaluation.scorecard import quality
+from tvmflow.evaluation.scorecard import measure_quality
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import AgreementError
 
@@ -118,12 +118,12 @@ def test_outputs_that_ignore_the_input_or_the_class_are_refused(b: Array, axis: 
     assume(np.abs(still).max() > 1e-3)
     wobble = np.clip(_noise(b, 0), -1, 1) * np.abs(still).max() * RESOLUTION * share / 2
     with pytest.raises(AgreementError, match="inputs" if axis == 0 else "classes"):
-        check_reacts(still + wobble)
+        check_varies(still + wobble)
 
 
 def test_a_spread_above_the_resolution_is_accepted_whatever_the_offset() -> None:
     b = np.random.default_rng(0).standard_normal((4, 5))
-    assert check_reacts(b + 1e4).smaller == pytest.approx(spread_of(b).smaller, rel=1e-6)
+    assert check_varies(b + 1e4).smaller == pytest.approx(spread_of(b).smaller, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -267,12 +267,12 @@ def test_golden_check_and_evaluate_refuse_the_same_products(name: str, tmp_path:
     samples = Samples((np.zeros((12, 1), np.float32),), b.argmax(axis=1))
     if name == "as it is":
         assert check_module(context, "build", _Module(product), 0.05).max_relative_error == 0.0
-        assert quality(inputs, product, samples, 0.05)["accuracy"]["built"] == 1.0
+        assert measure_quality(inputs, product, samples, 0.05)["accuracy"]["built"] == 1.0
         return
     with pytest.raises(AgreementError):
         check_module(context, "build", _Module(product), 0.05)
     with pytest.raises(AgreementError, match=r"evaluate|shape|finite"):
-        quality(inputs, product, samples, 0.05)
+        measure_quality(inputs, product, samples, 0.05)
 
 
 def test_a_source_that_does_not_react_is_refused_by_the_first_check(tmp_path: Path) -> None:

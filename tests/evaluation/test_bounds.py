@@ -25,7 +25,7 @@ from tvmflow.config.params import load_params
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation import roofline as bounds
 from tvmflow.evaluation.machine_load import CpuReading
-from tvmflow.evaluation.roofline import Ceilings, Work, bounds_of, measured_bounds, measured_ceilings
+from tvmflow.evaluation.roofline import Ceilings, Work, bounds_of, measure_bounds, measure_ceilings
 from tvmflow.evaluation.scorecard import bound_metrics
 from tvmflow.ir.relax.emit import constant
 from tvmflow.ir.tir.workloads import extract_workloads, multiplied, operations
@@ -152,13 +152,13 @@ def test_a_busy_machine_has_no_ceilings() -> None:
         return CpuReading(clock["now"], busy * clock["now"] * 1e3, {})
 
     with pytest.raises(StageError, match=r"busy machine \(others 100%, at most 10%\)"):
-        measured_ceilings(host_target(), (), 0, 0.1, lambda: read(1.0))
+        measure_ceilings(host_target(), (), 0, 0.1, lambda: read(1.0))
     assert clock["now"] == 4  # tried once more
-    assert measured_ceilings(host_target(), (), 0, 0.1, lambda: read(0.0)) == Ceilings({}, None)
+    assert measure_ceilings(host_target(), (), 0, 0.1, lambda: read(0.0)) == Ceilings({}, None)
 
 
 def test_a_processor_without_ceilings_says_so() -> None:
-    found = measured_bounds([], ResolvedTarget("llvm", "cortex-a72", "aarch64-linux-gnu", (), 2, "g++"), 1.0, {}, 0.1)
+    found = measure_bounds([], ResolvedTarget("llvm", "cortex-a72", "aarch64-linux-gnu", (), 2, "g++"), 1.0, {}, 0.1)
     assert found == {"reason": "ceilings are not measured on cortex-a72"} and bound_metrics(found) == {}
     assert shown_bound({"bounds": found}) == found["reason"] and shown_bound({}) == "-"
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tvmflow.backends.vta import VtaBackend
 from tvmflow.config.params import ReleaseParams
-from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_in_turns
-from tvmflow.evaluation.interleaved_timing import Contestant, Turn
-from tvmflow.evaluation.latency import LatencyRules, measure, measured_of
+from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_libraries
+from tvmflow.evaluation.interleaved_timing import TimedModel, Turn
+from tvmflow.evaluation.latency import LatencyRules, measure, summarize_turns
 from tvmflow.evaluation.regression import change_between, comparable_before
 from tvmflow.report.tables import part_table
 from tvmflow.shipping.gates.candidate import cost_of_one_run
@@ -44,27 +44,27 @@ def test_latency_collects_enough_turns() -> None:
 
 @given(st.lists(st.floats(1e-6, 1.0), min_size=3, max_size=50))
 def test_latency_statistics_are_ordered(times: list[float]) -> None:
-    latency = measured_of({"it": [Turn((time_s,), time_s) for time_s in times]}, RULES, 0).latency["it"]
+    latency = summarize_turns({"it": [Turn((time_s,), time_s) for time_s in times]}, RULES, 0).latency["it"]
     assert latency.min_ms <= latency.median_ms <= latency.p90_ms * (1 + 1e-12) <= latency.max_ms * (1 + 1e-12)
 
 
 def test_a_comparison_cancels_a_drift() -> None:
     clock = {"drift": 1.0}
 
-    def library(name: str, base: float) -> Contestant:
+    def library(name: str, base: float) -> TimedModel:
         def timed(count: int) -> list[float]:
             clock["drift"] *= 1.005  # the device gets slower with every measurement
             return [base * clock["drift"]] * count
 
-        return Contestant(name, timed)
+        return TimedModel(name, timed)
 
     rules = replace(RULES, turns=30, turn_ms=10.0, max_seconds=100.0)
-    comparison = compare_in_turns(library("a", 0.01), library("b", 0.01), rules, 2, confidence=0.95)
+    comparison = compare_libraries(library("a", 0.01), library("b", 0.01), rules, 2, confidence=0.95)
     assert comparison.low <= 1.0 <= comparison.high and abs(comparison.ratio - 1) <= 0.0051
-    slower = compare_in_turns(library("a", 0.01), library("b", 0.012), rules, 2, confidence=0.95)
+    slower = compare_libraries(library("a", 0.01), library("b", 0.012), rules, 2, confidence=0.95)
     assert slower.low > 1.1
     with pytest.raises(StoreError, match="5 rounds"):
-        compare_in_turns(library("a", 0.01), library("b", 0.01), replace(rules, turns=5), 2, confidence=0.95)
+        compare_libraries(library("a", 0.01), library("b", 0.01), replace(rules, turns=5), 2, confidence=0.95)
 
 
 def _card(**changes: Any) -> dict[str, Any]:

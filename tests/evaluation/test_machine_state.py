@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tvmflow.devices.session import STATE, Array, Arrays, RemoteModel, known_state
+from tvmflow.devices.session import STATE, Array, Arrays, RemoteModel, decode_state
 from tvmflow.evaluation.machine_load import process_tree, read_cpu
 from tvmflow.evaluation.machine_state import DeviceWatch, Probe, TurnState
 from tvmflow.support.errors import DeviceLostError
@@ -70,7 +70,7 @@ def test_a_cpu_that_is_not_there_is_unknown(library: Path) -> None:
     assert measured == 1 and loops[0] > 0 and loops[1] == -1 and round_trips == [0, -1]
     measured, loops, round_trips = looked_at(library, [NO_CPU, -1])
     assert measured == 0 and loops == [-1, -1] and round_trips == [-1, -1]
-    assert Probe(ctypes.CDLL(str(library))).look([NO_CPU]) == (None, None)
+    assert Probe(ctypes.CDLL(str(library))).probe_cpus([NO_CPU]) == (None, None)
     assert os.sched_getaffinity(0) == set(CPUS), "the threads that look have CPUs of their own"
 
 
@@ -190,8 +190,8 @@ def watched(model: RemoteModel, turns: int = 1) -> TurnState:
 
 
 def test_the_state_of_a_turn_is_what_counters_grew_by() -> None:
-    before = known_state([100.0, 5.0, 2.0, 7.0, 50.0, 4.0, -1.0, -1.0, -1.0])
-    after = known_state([102.0, 8.0, 2.4, 9.0, 55.0, 4.0, 1.8e6, 9000.0, 80.0]) | {"celsius": 41.5}
+    before = decode_state([100.0, 5.0, 2.0, 7.0, 50.0, 4.0, -1.0, -1.0, -1.0])
+    after = decode_state([102.0, 8.0, 2.4, 9.0, 55.0, 4.0, 1.8e6, 9000.0, 80.0]) | {"celsius": 41.5}
     model = Telling(before, after, before, {**after, "round_trip_ns": 320.0})
     watch = DeviceWatch(model, 2)
     watch.begin()
@@ -205,8 +205,8 @@ def test_the_state_of_a_turn_is_what_counters_grew_by() -> None:
 
 def test_what_a_device_does_not_tell_is_unknown() -> None:
     assert watched(Telling(None, None)) == TurnState() and watched(Telling({}, {"wall_s": 1.0})) == TurnState()
-    assert known_state([float("nan"), -1, 0, 1, float("inf"), -1, -1, -1, -1]) == {"waited_s": 0, "switches": 1}
-    android = known_state([1.0, 1.0, -1.0, 0.0, -1.0, -1.0, -1.0, -1.0, -1.0])
+    assert decode_state([float("nan"), -1, 0, 1, float("inf"), -1, -1, -1, -1]) == {"waited_s": 0, "switches": 1}
+    android = decode_state([1.0, 1.0, -1.0, 0.0, -1.0, -1.0, -1.0, -1.0, -1.0])
     assert watched(Telling(android, {**android, "wall_s": 2.0})) == TurnState(switches=0, own_s=0.0)
     anew = {**android, "own_s": 0.5}
     assert watched(Telling(android, anew)).own_s is None, "another process than before"

@@ -1,4 +1,4 @@
-"""Peers run as their own users run them fast, compute the same, and are left out with the reason where they cannot."""
+"""Baselines run as fast as their users run them, compute the same, and are left out with a reason if they cannot."""
 
 from __future__ import annotations
 
@@ -9,49 +9,51 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tvmflow.evaluation.fastest_way import COMPILE_FROM_S, FastestWay, difference_of
 
-from tvmflow.evaluation.baselines import Peer, open_peers
-from tvmflow.frontends.onnx.frontend import open_session, session_ways
+from tvmflow.evaluation.baselines import BaselineProcess, open_baselines
+from tvmflow.evaluation.fastest_variant import COMPILE_FROM_S, FastestVariant, difference_of
+from tvmflow.frontends.onnx.frontend import open_session, session_variants
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
-from tvmflow.frontends.source_model import Arrays, PreparedRun, Way, one_input
+from tvmflow.frontends.source_model import Arrays, PreparedRun, Variant, one_input
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.files import save_arrays
 
 RIGHT = (np.arange(4, dtype=np.float32).reshape(1, 4),)
 
 
-def _way(name: str, outputs: Arrays = RIGHT, seconds: float = 0.0, compiles_long: bool = False) -> Way:
+def _way(name: str, outputs: Arrays = RIGHT, seconds: float = 0.0, compiles_long: bool = False) -> Variant:
     """Return a way that says it takes so long, without taking it."""
     prepared = PreparedRun(lambda: outputs, lambda given: given, lambda count: [seconds] * count)
-    return Way(name, lambda: prepared, compiles_long)
+    return Variant(name, lambda: prepared, compiles_long)
 
 
-def _refusing(name: str, error: Exception, compiles_long: bool = False) -> Way:
+def _refusing(name: str, error: Exception, compiles_long: bool = False) -> Variant:
     def prepare() -> PreparedRun:
         raise error
 
-    return Way(name, prepare, compiles_long)
+    return Variant(name, prepare, compiles_long)
 
 
 def test_the_fastest_way_is_chosen_and_named() -> None:
-    ways = FastestWay([_way("plain", seconds=3e-4), _way("fast", seconds=1e-4), _way("other", seconds=2e-4)], RIGHT)
-    chosen = ways.choose()
-    assert chosen is not None and chosen[0] == "fast" and chosen[1](2) == [1e-4, 1e-4] and not ways.left_out
+    variants = FastestVariant(
+        [_way("plain", seconds=3e-4), _way("fast", seconds=1e-4), _way("other", seconds=2e-4)], RIGHT
+    )
+    chosen = variants.choose()
+    assert chosen is not None and chosen[0] == "fast" and chosen[1](2) == [1e-4, 1e-4] and not variants.left_out
 
 
 def test_a_way_that_computes_something_else_is_left_out_with_the_reason() -> None:
     wrong = (RIGHT[0] + np.float32(0.01),)
-    ways = FastestWay([_way("plain", seconds=3e-4), _way("wrong", wrong, 1e-4)], RIGHT)
-    chosen = ways.choose()
+    variants = FastestVariant([_way("plain", seconds=3e-4), _way("wrong", wrong, 1e-4)], RIGHT)
+    chosen = variants.choose()
     assert chosen is not None and chosen[0] == "plain"
-    assert "computes something else: off by 3.3e-03" in ways.left_out["wrong"]
+    assert "computes something else: off by 3.3e-03" in variants.left_out["wrong"]
 
 
 def test_a_way_that_cannot_be_prepared_is_left_out_with_the_reason() -> None:
-    ways = FastestWay([_refusing("fast", RuntimeError("no such operator\nat line 3"))], RIGHT)
-    assert ways.choose() is None
-    assert ways.left_out == {"fast": "it cannot run this model: no such operator"}
+    variants = FastestVariant([_refusing("fast", RuntimeError("no such operator\nat line 3"))], RIGHT)
+    assert variants.choose() is None
+    assert variants.left_out == {"fast": "it cannot run this model: no such operator"}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,8 @@ def test_integers_are_compared_by_how_many_are_equal() -> None:
 def test_a_compiler_is_asked_for_long_runs_only() -> None:
     compiled = _way("compiled", seconds=1e-6, compiles_long=True)
     chosen = [
-        FastestWay([_way("plain", seconds=factor * COMPILE_FROM_S), compiled], RIGHT).choose() for factor in (0.5, 2.0)
+        FastestVariant([_way("plain", seconds=factor * COMPILE_FROM_S), compiled], RIGHT).choose()
+        for factor in (0.5, 2.0)
     ]
     assert [one and one[0] for one in chosen] == ["plain", "compiled"]
 
@@ -88,9 +91,9 @@ def test_a_compiler_that_takes_too_long_is_left_out_with_the_reason() -> None:
         time.sleep(30)
         raise AssertionError
 
-    ways = FastestWay([_way("plain", seconds=1.0), Way("slow", prepare, True)], RIGHT, compile_limit_s=0.05)
-    chosen = ways.choose()
-    assert chosen is not None and chosen[0] == "plain" and "longer than 0.05 s" in ways.left_out["slow"]
+    variants = FastestVariant([_way("plain", seconds=1.0), Variant("slow", prepare, True)], RIGHT, compile_limit_s=0.05)
+    chosen = variants.choose()
+    assert chosen is not None and chosen[0] == "plain" and "longer than 0.05 s" in variants.left_out["slow"]
 
 
 @pytest.fixture(scope="module")
@@ -120,10 +123,10 @@ def test_keras_runs_without_predict_and_its_layers(keras_model: Any) -> None:
     x = np.random.default_rng(0).standard_normal((1, 1, 8, 8)).astype(np.float32)
     source = ExportedModel(Counting().eval(), one_input("x", (1, 1, 8, 8)))
     expected = source.run(x)
-    ways = {way.name: way for way in source.ways(x) if not way.compiles_long}
-    assert list(ways) == ["eager", "TorchScript", "TorchScript for inference"]
+    variants = {way.name: way for way in source.variants(x) if not way.compiles_long}
+    assert list(variants) == ["eager", "TorchScript", "TorchScript for inference"]
     for name in ("TorchScript", "TorchScript for inference"):
-        prepared = ways[name].prepare()
+        prepared = variants[name].prepare()
         calls.clear()
         assert difference_of(prepared.read(prepared.run()), expected) is None
         assert not calls
@@ -140,11 +143,11 @@ def test_a_module_that_cannot_be_traced_runs_eagerly() -> None:
 
     x = np.ones((1, 4), np.float32)
     source = ExportedModel(Untraceable().eval(), one_input("x", (1, 4)))
-    ways = FastestWay([way for way in source.ways(x) if not way.compiles_long], source.run(x))
-    chosen = ways.choose()
+    variants = FastestVariant([way for way in source.variants(x) if not way.compiles_long], source.run(x))
+    chosen = variants.choose()
     assert chosen is not None and chosen[0] == "eager" and len(chosen[1](2)) == 2
-    assert set(ways.left_out) == {"TorchScript", "TorchScript for inference"}
-    assert all("not to be traced" in why for why in ways.left_out.values())
+    assert set(variants.left_out) == {"TorchScript", "TorchScript for inference"}
+    assert all("not to be traced" in why for why in variants.left_out.values())
 
 
 def _doubling(path: Path, factor: float = 2.0) -> None:
@@ -174,9 +177,9 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_a_bound_session_computes_what_a_feed_does(folders: tuple[Path, Path]) -> None:
     x = np.float32([[1, -2, 3, -4]])
-    ways = session_ways(open_session(folders[1], 1), {"x": x})
-    assert [way.name for way in ways] == ["feed", "I/O binding"]
-    for way in ways:
+    variants = session_variants(open_session(folders[1], 1), {"x": x})
+    assert [way.name for way in variants] == ["feed", "I/O binding"]
+    for way in variants:
         prepared = way.prepare()
         (y,) = prepared.read(prepared.run())
         np.testing.assert_array_equal(y, 2 * x)
@@ -184,20 +187,20 @@ def test_a_bound_session_computes_what_a_feed_does(folders: tuple[Path, Path]) -
 
 @pytest.mark.heavy
 def test_peers_say_how_they_run_and_why_others_do_not(folders: tuple[Path, Path]) -> None:
-    with open_peers(("source", "onnxruntime"), *folders, 1) as loaded:
+    with open_baselines(("source", "onnxruntime"), *folders, 1) as loaded:
         peers = loaded()
-        assert [peer.name for peer in peers.contestants] == ["onnxruntime"]
-        peer = peers.contestants[0]
+        assert [peer.name for peer in peers.models] == ["onnxruntime"]
+        peer = peers.models[0]
         assert len(peer.time_runs(3)) == 3
-        assert peer.place_anew is not None
-        peer.place_anew()
+        assert peer.relocate is not None
+        peer.relocate()
         assert len(peer.time_runs(3)) == 3
         assert peers.to_json()["peer_variants"]["onnxruntime"] in ("feed", "I/O binding") and not peers.left_out
 
 
 def test_a_peer_that_computes_another_model_is_left_out(folders: tuple[Path, Path]) -> None:
     _doubling(folders[1], factor=2.1)
-    reply = Peer("onnxruntime", *map(str, folders), 1).choose()
+    reply = BaselineProcess("onnxruntime", *map(str, folders), 1).choose()
     assert reply["variant"] is None and set(reply["left_out"]) == {"feed", "I/O binding"}
     assert all("computes something else" in why for why in reply["left_out"].values())
 
@@ -205,7 +208,7 @@ def test_a_peer_that_computes_another_model_is_left_out(folders: tuple[Path, Pat
 def test_a_peer_without_an_onnx_form_says_why(folders: tuple[Path, Path]) -> None:
     folders[1].unlink()
     (folders[1].parent / "import.json").write_text(json.dumps({"no_onnx": "no exporter"}))
-    assert Peer("onnxruntime", *map(str, folders), 1).choose() == {
+    assert BaselineProcess("onnxruntime", *map(str, folders), 1).choose() == {
         "variant": None,
         "left_out": {"": "the model has no ONNX form: no exporter"},
     }
@@ -214,7 +217,7 @@ def test_a_peer_without_an_onnx_form_says_why(folders: tuple[Path, Path]) -> Non
 @pytest.mark.heavy
 def test_a_peer_that_does_not_start_costs_no_measurement(folders: tuple[Path, Path]) -> None:
     folders[1].write_bytes(b"no model")
-    with open_peers(("onnxruntime",), *folders, 1) as loaded:
+    with open_baselines(("onnxruntime",), *folders, 1) as loaded:
         peers = loaded()
-    assert peers.contestants == () and "peer.onnx" in peers.left_out["onnxruntime"]
+    assert peers.models == () and "peer.onnx" in peers.left_out["onnxruntime"]
     assert peers.to_json() == {"peer_variants": {}, "peers_left_out": dict(peers.left_out)}

@@ -18,12 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvmflow.evaluation.comparison import compare_in_turns
-from tvmflow.evaluation.interleaved_timing import Contestant, Turn, TurnRules, busy_threads, take_turns
-from tvmflow.evaluation.latency import Latency, LatencyRules, Measured, measure_in_turns, measured_of
-from tvmflow.evaluation.machine_load import CpuReading, foreign_share, process_tree, read_cpu, wait_until_quiet
-from tvmflow.evaluation.machine_state import TurnState, disturbance, states_of
-from tvmflow.evaluation.turn_statistics import LEAST_BLOCKS, ratio_between, sign_interval, time_of
+from tvmflow.evaluation.comparison import compare_libraries
+from tvmflow.evaluation.interleaved_timing import TimedModel, Turn, TurnRules, busy_threads, measure_interleaved
+from tvmflow.evaluation.latency import Latency, LatencyRules, Measured, measure_latencies, summarize_turns
+from tvmflow.evaluation.machine_state import TurnState, disturbance, number_states
+from tvmflow.evaluation.turn_statistics import LEAST_BLOCKS, estimate_time, ratio_between, sign_interval
 from tvmflow.report.tables import best_peer, shown_advantage, shown_best, shown_latency, shown_states, times_faster
 
 RULES = LatencyRules(warmup_runs=2, turns=60, turn_ms=50.0, max_seconds=30.0, max_foreign_load=0.1)
@@ -47,7 +46,7 @@ class Machine:
         self.now, self.own, self.foreign, self.slow, self.far, self.waits = 0.0, 0.0, foreign, slow, far, waits
         self._begun, self._was_ns, self._waited = 0.0, None, 0.0
 
-    def library(self, name: str, base_s: float, noise: float = 0.01, far_s: float | None = None) -> Contestant:
+    def library(self, name: str, base_s: float, noise: float = 0.01, far_s: float | None = None) -> TimedModel:
         """far_s: of a run while the cores are far apart."""
         generator = np.random.default_rng(len(name))
 
@@ -62,7 +61,7 @@ class Machine:
                 self.now += times[-1]
             return times
 
-        return Contestant(name, timed_runs)
+        return TimedModel(name, timed_runs)
 
     def begin(self) -> None:
         self._begun, self._waited = self.now, 0.0
@@ -76,7 +75,7 @@ class Machine:
 
 def _measured(machine: Machine, *bases_s: float) -> Measured:
     contestants = [machine.library(name, base) for name, base in zip(("tvmflow", "peer"), bases_s, strict=True)]
-    return measure_in_turns(contestants, RULES, 2, machine)
+    return measure_latencies(contestants, RULES, 2, machine)
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +124,7 @@ def test_two_states_are_told_apart() -> None:
     """The number is that of near cores; what it is far apart stands beside it, and the ratio is of one state."""
     machine = Machine(far=lambda now: int(now / 1.0) % 5 > 0)
     contestants = [machine.library("tvmflow", 0.0068, far_s=0.0152), machine.library("peer", 0.0200, far_s=0.0340)]
-    measured = measure_in_turns(contestants, RULES, 2, machine)
+    measured = measure_latencies(contestants, RULES, 2, machine)
     latency, shown = measured.latency["tvmflow"], measured.advantages["peer"]
     assert latency.median_ms == pytest.approx(6.8, rel=0.01) and latency.round_trip_ns == NEAR_NS
     assert latency.badges[0].startswith("cores far apart in ")
@@ -138,14 +137,14 @@ def test_two_states_are_told_apart() -> None:
 def test_a_far_state_alone_is_shown_as_what_it_is() -> None:
     machine = Machine(far=lambda _: True)
     contestants = [machine.library("tvmflow", 0.0068, far_s=0.0152), machine.library("peer", 0.02)]
-    latency = measure_in_turns(contestants, RULES, 2, machine).latency["tvmflow"]
+    latency = measure_latencies(contestants, RULES, 2, machine).latency["tvmflow"]
     assert latency.median_ms == pytest.approx(15.2, rel=0.01) and latency.round_trip_ns == FAR_NS
     assert latency.badges == () and latency.elsewhere == ()
 
 
 def test_one_thread_knows_no_distance_between_cores() -> None:
     machine = Machine(far=lambda now: int(now / 1.5) % 2 > 0)
-    measured = measure_in_turns([machine.library("tvmflow", 0.01), machine.library("peer", 0.02)], RULES, 1, machine)
+    measured = measure_latencies([machine.library("tvmflow", 0.01), machine.library("peer", 0.02)], RULES, 1, machine)
     latency = measured.latency["tvmflow"]
     assert latency.undisturbed == 60 and latency.round_trip_ns is None and latency.elsewhere == ()
 
@@ -155,7 +154,7 @@ def test_a_lowered_clock_is_left_out() -> None:
         return 1300.0 if at % 4 == 0 else 1000.0
 
     turns = [Turn((0.013 if at % 4 == 0 else 0.010,), 0.05, TurnState(60.0, 60.0, loop(at))) for at in range(60)]
-    latency = measured_of({"tvmflow": turns}, RULES, 2).latency["tvmflow"]
+    latency = summarize_turns({"tvmflow": turns}, RULES, 2).latency["tvmflow"]
     assert latency.median_ms == pytest.approx(10) and latency.max_ms == pytest.approx(10) and latency.undisturbed == 45
 
 
@@ -189,7 +188,7 @@ def test_states_that_nobody_sees_make_no_ratio(period_s: float) -> None:
     for seed in range(20):
         machine = Machine(slow=lambda now: 1.6 if int(now / period_s) % 2 else 1.0)
         contestants = [machine.library("a" * (seed + 1), 0.010), machine.library("b" * (seed + 51), 0.010)]
-        [shown] = measure_in_turns(contestants, RULES, 2, machine).advantages.values()
+        [shown] = measure_latencies(contestants, RULES, 2, machine).advantages.values()
         held += shown.low is not None and shown.high is not None and shown.low <= 1 <= shown.high
     assert held >= 18  # 19 of 20 at a confidence of 0.95
 
@@ -206,14 +205,14 @@ def test_printed_times_and_the_printed_ratio_agree(seed: int, factor: float, wai
     )
     ours, peer = machine.library("tvmflow", 0.0008, 0.05), machine.library("peer", 0.0008 * factor, 0.05)
     rules = LatencyRules(warmup_runs=2, turns=30, turn_ms=20.0, max_seconds=30.0, max_foreign_load=0.1)
-    measured = measure_in_turns([ours, peer], rules, 2, machine)
+    measured = measure_latencies([ours, peer], rules, 2, machine)
     shown, latency = measured.advantages["peer"], measured.latency
     assert shown.times_faster == pytest.approx(latency["peer"].median_ms / latency["tvmflow"].median_ms, rel=0.05)
 
 
 def test_too_few_rounds_give_a_number_without_an_interval() -> None:
     turns = {name: [Turn((time_s,), time_s)] * (LEAST_BLOCKS - 1) for name, time_s in (("a", 0.01), ("b", 0.02))}
-    measured = measured_of(turns, RULES, 2)
+    measured = summarize_turns(turns, RULES, 2)
     assert measured.advantages["b"].times_faster == pytest.approx(2.0) and measured.advantages["b"].low is None
     assert measured.latency["a"].median_ms == pytest.approx(10) and measured.latency["a"].low_ms is None
 
@@ -238,7 +237,7 @@ def test_intervals_hold_the_median_as_often_as_they_say() -> None:
         placements = np.repeat(0.02 * generator.standard_normal(15), 4)
         values = np.exp(placements + 0.03 * np.repeat(generator.standard_normal(20), 3))
         values[generator.random(60) < 0.05] *= 3
-        estimates.append(time_of(list(values)))
+        estimates.append(estimate_time(list(values)))
     usual = np.median([estimate.value for estimate in estimates])
     held = sum(one.low <= usual <= one.high for one in estimates if one.low is not None and one.high is not None)
     assert 0.93 * 400 <= held < 400
@@ -257,7 +256,7 @@ def test_a_slowdown_of_a_twentieth_is_found_and_none_is_invented(slower: float) 
             machine.library("b" * (seed + 51), 0.002 * slower, 0.05, 0.004 * slower),
         )
         rules = LatencyRules(2, 60, 10.0, 30.0, 0.1)
-        comparison = compare_in_turns(a, b, rules, 2, 0.95, machine)
+        comparison = compare_libraries(a, b, rules, 2, 0.95, machine)
         found += comparison.low > 1
     assert found >= 38 if slower > 1 else found <= 4
 
@@ -276,89 +275,36 @@ def test_a_slowdown_of_a_twentieth_is_found_and_none_is_invented(slower: float) 
 def test_states_lie_apart_by_round_trips_whatever_these_are(
     trips: list[float | None], states: list[int | None]
 ) -> None:
-    assert states_of(trips) == states
+    assert number_states(trips) == states
 
 
 def test_a_peer_on_other_threads_is_caught() -> None:
     turns = [Turn((0.01,) * 20, 0.2, TurnState(own_s=0.2 * 3.8))] * 10
     ours = [Turn((0.01,) * 20, 0.2, TurnState(own_s=0.2 * 2))] * 10
-    measured = measured_of({"tvmflow": ours, "peer": turns}, RULES, threads=2)
+    measured = summarize_turns({"tvmflow": ours, "peer": turns}, RULES, threads=2)
     assert measured.latency["peer"].badges == ("ran on 3.8 threads instead of 2",)
     assert measured.advantages["peer"].times_faster is None
     assert measured.advantages["peer"].reason == "peer ran on 3.8 threads instead of 2"
-    assert measured_of({"peer": turns}, RULES, threads=4).latency["peer"].badges == ()
+    assert summarize_turns({"peer": turns}, RULES, threads=4).latency["peer"].badges == ()
     assert busy_threads([Turn((0.01,), 0.01)]) is None
-
-
-def test_a_quiet_machine_is_waited_for() -> None:
-    class Busy:
-        def __init__(self, until: float) -> None:
-            self.now, self.until, self.busy_s = 0.0, until, 0.0
-
-        def read(self) -> CpuReading:
-            return CpuReading(self.now, self.busy_s)
-
-        def sleep(self, seconds: float) -> None:
-            self.now += seconds
-            self.busy_s += seconds if self.now < self.until else 0.0
-
-    busy = Busy(5.0)
-    told: list[float | None] = []
-    assert wait_until_quiet(60, 0.1, told.append, busy.read, busy.sleep) and 5 <= busy.now < 8
-    assert told[0] == pytest.approx(0.5)
-    endless = Busy(1e9)
-    assert not wait_until_quiet(10, 0.1, told.append, endless.read, endless.sleep) and endless.now == pytest.approx(10)
-
-
-def test_a_kernel_that_hides_the_machines_times_is_no_quiet_machine() -> None:
-    assert foreign_share(CpuReading(0, 0, {1: 0.0}), CpuReading(1, 0, {1: 2.0}), 2) is None
-    assert foreign_share(CpuReading(1, 0), CpuReading(1, 0), 2) is None
-
-
-@given(st.floats(0, 4), st.floats(0, 4), st.floats(0.01, 100), st.integers(1, 64))
-def test_the_foreign_share_is_what_is_left(own: float, others: float, wall: float, processors: int) -> None:
-    share = foreign_share(CpuReading(0, 7, {3: 2.0}), CpuReading(wall, 7 + own + others, {3: 2.0 + own}), processors)
-    assert share is not None and share == pytest.approx(min(1.0, others / (wall * processors)), abs=1e-9)
-
-
-def test_a_process_that_spins_is_ours_or_foreign() -> None:
-    """Counted in processor seconds, which do not depend on how busy the machine is."""
-    spin = (
-        "import time\nprint(flush=True)\ninput()\nend = time.process_time() + 0.4\n"
-        "while time.process_time() < end: pass\nprint(flush=True)\ninput()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", spin], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdout is not None and child.stdin is not None
-        child.stdout.readline()
-        before = read_cpu()
-        child.stdin.write("\n")
-        child.stdin.flush()
-        child.stdout.readline()
-        after = read_cpu()
-        assert child.pid in process_tree(os.getpid())
-        assert after.used_since(before, {child.pid}) > 0.2
-        assert after.used_since(before) >= after.used_since(before, {child.pid})
-        child.stdin.close()
 
 
 def test_contestants_take_turns_in_another_order_each_round() -> None:
     order: list[str] = []
 
-    def runner(name: str) -> Contestant:
+    def runner(name: str) -> TimedModel:
         def timed_runs(count: int) -> list[float]:
             order.append(name)
             return [0.01] * count
 
-        return Contestant(name, timed_runs)
+        return TimedModel(name, timed_runs)
 
-    turns = take_turns([runner("a"), runner("b"), runner("c")], TurnRules(40, 0.1, 2))
+    turns = measure_interleaved([runner("a"), runner("b"), runner("c")], TurnRules(40, 0.1, 2))
     assert order[:6] == ["a", "a", "b", "b", "c", "c"]  # warm-up, and how long a run takes
     rounds = ["".join(order[at : at + 3]) for at in range(6, len(order), 3)]
     assert len(rounds) == 40 and {"".join(sorted(one)) for one in rounds} == {"abc"} and len(set(rounds)) == 6
     assert all(len(turn.times_s) == 10 for taken in turns.values() for turn in taken)
-    long = take_turns([Contestant("slow", lambda count: [5.0] * count)], TurnRules(10, 0.1, 2, max_seconds=40))
+    long = measure_interleaved([TimedModel("slow", lambda count: [5.0] * count)], TurnRules(10, 0.1, 2, max_seconds=40))
     assert len(long["slow"]) == 3
 
 
@@ -385,7 +331,7 @@ def test_between_its_turns_a_process_is_stopped() -> None:
         return [0.01] * runs
 
     try:
-        take_turns([Contestant("it", ask, child.pid), Contestant("other", other)], TurnRules(1, 0.01, 1, 1))
+        measure_interleaved([TimedModel("it", ask, child.pid), TimedModel("other", other)], TurnRules(1, 0.01, 1, 1))
     finally:
         child.kill()
         child.wait()

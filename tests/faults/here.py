@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tvmflow.backends.cpu import CpuBackend
-from tvmflow.devices.rpc.session import session_here
+from tvmflow.devices.rpc.session import open_local_session
 from tvmflow.targets.resolve import host_target
-from tvmflow.tuning.measure.jobs import FleetRules
+from tvmflow.tuning.measure.jobs import DevicePoolRules
 from tvmflow.tuning.measure.kernel_bench import MeasureRules
 from tvmflow.tuning.search.rules import SearchRules
 
@@ -25,7 +25,7 @@ QUICK_RULES = SearchRules(
     build_workers=1,
     build_timeout_s=60.0,
     overlap=False,
-    fleet=FleetRules(
+    device_pool=DevicePoolRules(
         slots=1,
         kernel_timeout_s=60.0,
         session_s=3600.0,
@@ -41,4 +41,4 @@ QUICK_RULES = SearchRules(
 @contextlib.contextmanager
 def here() -> Iterator[Any]:
     """Open a session with this process."""
-    yield session_here(CpuBackend(host_target()))
+    yield open_local_session(CpuBackend(host_target()))

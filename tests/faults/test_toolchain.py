@@ -110,7 +110,7 @@ def test_a_machine_that_cannot_build_is_said_and_no_schedule_blamed(shared: tupl
     for name, script in BROKEN.items():
         compiler.will(script)
         pool._broken = None
-        with pytest.raises(ToolchainError, match="cannot compile a kernel that is known to be right"):
+        with pytest.raises(ToolchainError, match="cannot compile a kernel that is known to be correct"):
             _build(pool)
         assert pool._broken is not None, name
     compiler.will("")

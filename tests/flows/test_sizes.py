@@ -98,7 +98,7 @@ def test_a_network_that_does_not_mask_is_refused(tmp_path: Path, make_workspace:
     workspace = _workspace(tmp_path, make_workspace, {"framework": "onnx", "weights": {"file": str(file)}, **ENCODER})
     fetched = _fetched(workspace)
     with pytest.raises(
-        ModelFileError, match="does not mask what its inputs are filled up with: at length=8, filled up to length=16"
+        ModelFileError, match="does not mask the padding of its inputs: at length=8, padded to length=16"
     ):
         read_model(str(fetched), str(tmp_path), 1e-3, silent)
 

@@ -102,7 +102,7 @@ sys.meta_path.insert(0, NoTorch())
 from pathlib import Path
 import numpy as np
 from tasks.import_model import read_model
-from tvmflow.evaluation.baselines import Peer
+from tvmflow.evaluation.baselines import BaselineProcess
 from tvmflow.frontends.registry import FRONTENDS
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.weights import WeightsRequest, bring_weights
@@ -112,7 +112,7 @@ request = WeightsRequest("onnx", None, {"file": "mine.onnx"}, fetched.parent, Do
 bring_weights(request, fetched, None, lambda *_: None)
 read_model(str(fetched), str(out), 1e-4, lambda *_: None)
 for name in ("source", "onnxruntime"):
-    peer = Peer(name, str(fetched), str(out / "peer.onnx"), 1)
+    peer = BaselineProcess(name, str(fetched), str(out / "peer.onnx"), 1)
     assert peer.choose()["variant"] and len(peer.time_runs(2)) == 2
 assert "torch" not in sys.modules
 """

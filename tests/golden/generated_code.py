@@ -20,7 +20,7 @@ import tvm
 from tests.golden.networks import TARGETS, Case, cases
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.passes.pipeline import kernel_pipeline, prepare_kernels
-from tvmflow.schedules.registry import Knobs, scheduled, template_named
+from tvmflow.schedules.registry import Knobs, apply_template, get_template
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.toolchain.versions import version
 
@@ -46,9 +46,9 @@ def _one(case: Case, template: str, knobs: Knobs, to_the_end: bool) -> dict[str,
     """Return the digests of a kernel under its knobs: of its schedule, and of what LLVM is given where that is
     wanted.
     """
-    row = template_named(template, CpuBackend(case.target).templates())
+    row = get_template(template, CpuBackend(case.target).templates())
     assert row is not None, template
-    function = scheduled(case.workload.function, row, knobs).mod["main"]
+    function = apply_template(case.workload.function, row, knobs).mod["main"]
     code = _digest(code_of(function, case.target)) if to_the_end else ""
     return {"template": template, "knobs": knobs, "schedule": _digest(function.script(show_meta=True)), "code": code}
 

@@ -16,7 +16,7 @@ from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import link
 from tvmflow.codegen.network.plan import Memory, Plan, launch_step
 from tvmflow.codegen.network.plan import Value as PlanValue
-from tvmflow.codegen.network.textures import textures_of
+from tvmflow.codegen.network.textures import choose_textures
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.gpu_codegen.glsl import glsl_of
 from tvmflow.gpu_codegen.launches import Argument, DeviceKernel, DeviceProgram, Launch
@@ -157,7 +157,7 @@ def write_opencl(path: Path, cases: Sequence[Case], *, textures: bool) -> None:
     program = DeviceProgram({launch.name: DeviceKernel((launch,), ()) for launch in launches})
     gpu = gpu_backend("opencl", textures=textures).executable(program)
     steps = tuple(launch_step(launch, lambda one: one.index) for launch in launches)
-    found = textures_of([memory.size for memory in memories], values, steps, (), gpu.may_be_images)
+    found = choose_textures([memory.size for memory in memories], values, steps, (), gpu.may_be_images)
     plan = Plan(tuple(memories), tuple(values), steps, tuple(inputs), tuple(outputs), (), (), textures=found)
     specs = tuple(TensorSpec(f"x{i}", values[at].shape, values[at].dtype) for i, at in enumerate(inputs))
     network = Network("cases@opencl:any", specs, tuple(f"y{i}" for i in range(len(outputs))), 1)

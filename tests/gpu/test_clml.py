@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tvmflow.backends.registry import backend_named
-from tvmflow.gpu_codegen.clml import clml_layers, describe_clml
+from tvmflow.gpu_codegen.clml import describe_clml, find_clml_layers
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.support.errors import StageError
 from tvmflow.targets.resolve import host_target
@@ -77,7 +77,7 @@ def _module(body: Body, dtype: str = "float32", batch: int = 1) -> Any:
 
 def _layers(body: Body, dtype: str = "float32", batch: int = 1) -> list[tuple[str, int]]:
     """Return kind and number of operators of each layer."""
-    return [(layer.kind, len(layer.steps)) for layer in clml_layers(read_graph(_module(body, dtype, batch)))]
+    return [(layer.kind, len(layer.steps)) for layer in find_clml_layers(read_graph(_module(body, dtype, batch)))]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

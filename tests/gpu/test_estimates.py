@@ -9,7 +9,7 @@ import pytest
 
 from tests.gpu.kernels import bind_flat, new_schedule_of
 from tvmflow.gpu_codegen.estimates import LaunchEstimate, estimate
-from tvmflow.gpu_codegen.launches import DeviceKernel, DeviceProgram, lowered_for_device
+from tvmflow.gpu_codegen.launches import DeviceKernel, DeviceProgram, lower_for_device
 from tvmflow.support.errors import StageError
 
 ROWS, COLUMNS, SUMMED = 8, 4, 16
@@ -18,7 +18,7 @@ ROWS, COLUMNS, SUMMED = 8, 4, 16
 def _estimated(schedule: Any, calls: int = 1) -> Any:
     import tvm
 
-    return estimate(lowered_for_device(tvm.IRModule({"k0": schedule.mod["main"]}), _target()), {"k0": calls})
+    return estimate(lower_for_device(tvm.IRModule({"k0": schedule.mod["main"]}), _target()), {"k0": calls})
 
 
 def _target() -> Any:
@@ -110,7 +110,7 @@ def test_a_loop_of_unknown_length_is_refused() -> None:
     import tvm
     from tvm import tirx
 
-    program = lowered_for_device(tvm.IRModule({"k0": _elements().mod["main"]}), _target())
+    program = lower_for_device(tvm.IRModule({"k0": _elements().mod["main"]}), _target())
     (launch,) = program.kernels["k0"].launches
     loop = tirx.For(tirx.Var("i", "int32"), 0, tirx.Var("n", "int32"), tirx.ForKind.SERIAL, launch.function.body)
     unknown = DeviceKernel((replace(launch, function=launch.function.with_body(loop)),), ())

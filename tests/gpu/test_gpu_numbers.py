@@ -11,7 +11,7 @@ from tests.gpu.test_networks import gpu_backend, write_on_gpu
 from tests.runtime.test_network import Branches
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.agent.local import LocalAgentTransport
-from tvmflow.devices.network_forms import Form
+from tvmflow.devices.network_forms import LibraryForm
 from tvmflow.devices.session import SessionLimits
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.on_device import DeviceRules, measure_on_device
@@ -27,7 +27,7 @@ def test_a_gpu_has_numbers_of_its_own(api: str, tmp_path: Path) -> None:
     write_on_gpu(
         canonicalize(ExportedModel(Branches(0).eval(), (TensorSpec("x", (1, 3, 16, 16)),)).to_relax()), api, path
     )
-    form = Form(path, lambda session, name: session.network(name, tmp_path, []))
+    form = LibraryForm(path, lambda session, name: session.network(name, tmp_path, []))
     samples = np.random.default_rng(0).standard_normal((2, 3, 16, 16), dtype=np.float32)
     rules = DeviceRules(LatencyRules(1, 6, 1.0, 1.0, 1.0), 2, 1, on_this_host=False)
     device = DeviceEntry(transport="local-agent", key="test")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.agreement import named
-from tvmflow.devices.gpu.quarantine import note_agreement, quarantined
+from tvmflow.devices.gpu.quarantine import note_agreement, read_quarantine
 from tvmflow.devices.gpu_facts import GpuFacts
 from tvmflow.evaluation.kernel_agreement import KernelAgreement, NetworkAgreement
 from tvmflow.shipping.gates.app import judge_gpu
@@ -41,18 +41,18 @@ def test_an_agreement_names_the_first_kernel_that_differs() -> None:
 
 
 def test_a_gpu_is_in_quarantine_until_the_same_network_agrees(tmp_path: Path) -> None:
-    assert quarantined(tmp_path) == ()
+    assert read_quarantine(tmp_path) == ()
     note_agreement(tmp_path, GPU, CELL, None)
-    assert quarantined(tmp_path) == ()
+    assert read_quarantine(tmp_path) == ()
     note_agreement(tmp_path, GPU, CELL, {"kernel": "conv", "error": 0.5})
     note_agreement(tmp_path, GPU, CELL, {"kernel": "pool", "error": None})
     note_agreement(tmp_path, GPU, OTHER, None)
     note_agreement(tmp_path, NEWER, CELL, None)
-    [held] = quarantined(tmp_path)
+    [held] = read_quarantine(tmp_path)
     assert (held.gpu, held.cell, held.kernel) == (GPU, CELL, "pool")
     assert "kernel pool of a@phone:float32 computes other values than the CPU (no number, 2" in held.reason
     note_agreement(tmp_path, GPU, CELL, None)
-    assert quarantined(tmp_path) == ()
+    assert read_quarantine(tmp_path) == ()
 
 
 def test_a_damaged_quarantine_is_an_error(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_damaged_quarantine_is_an_error(tmp_path: Path) -> None:
     for text in ("", "[{}]", "{", '[{"gpu": {"api": 1}}]'):
         path.write_text(text)
         with pytest.raises(StoreError, match="cannot be read"):
-            quarantined(tmp_path)
+            read_quarantine(tmp_path)
 
 
 def test_a_release_asks_for_kernels_that_agree_on_a_gpu_that_is_not_in_quarantine(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_release_asks_for_kernels_that_agree_on_a_gpu_that_is_not_in_quarantin
     for card in (_card(None), _card(good, None), {"device": {}}):
         assert ["never compared" in reason for reason in gpu_reasons(card, ON_GPU, ())] == [True]
     note_agreement(tmp_path, GPU, OTHER, {"kernel": "conv", "error": 0.5})
-    held = quarantined(tmp_path)
+    held = read_quarantine(tmp_path)
     assert gpu_reasons(_card(bad), ON_GPU, held) == ["kernel kernel0 computes other values than the CPU on Mali-G72"]
     [reason] = gpu_reasons(_card(good), ON_GPU, held)
     assert reason.startswith("Mali-G72 (ARM Platform 2.1, opencl) is in quarantine: kernel conv of b@phone:float32")

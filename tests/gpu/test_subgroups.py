@@ -22,10 +22,10 @@ from tvmflow.codegen.network.link import write_network
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.gpu_codegen.glsl import glsl_of
-from tvmflow.gpu_codegen.launches import Launch, lowered_for_device
+from tvmflow.gpu_codegen.launches import Launch, lower_for_device
 from tvmflow.gpu_codegen.opencl import opencl_of
 from tvmflow.gpu_codegen.spirv import spirv_of
-from tvmflow.ir.tir.blocks import look_at
+from tvmflow.ir.tir.blocks import classify_blocks
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.schedules.gpu.shared_reduction import share_sums
 from tvmflow.schedules.registry import template_for
@@ -120,7 +120,7 @@ def _pool(random: np.random.Generator, length: int, threads: int, *, is_max: boo
 
 
 def _shared(schedule: Any, given: list[Array], wanted: Array, threads: int, tolerance: float = 0) -> Case:
-    share_sums(schedule, look_at(schedule), threads)
+    share_sums(schedule, classify_blocks(schedule), threads)
     return Case(schedule, given, wanted, tolerance)
 
 
@@ -128,7 +128,7 @@ def _launch(case: Case) -> Launch:
     import tvm
 
     target = gpu_backend("vulkan").tvm_target()
-    (launch,) = lowered_for_device(tvm.IRModule({"k0": case.schedule.mod["main"]}), target).launches.values()
+    (launch,) = lower_for_device(tvm.IRModule({"k0": case.schedule.mod["main"]}), target).launches.values()
     return launch
 
 

@@ -17,7 +17,7 @@ from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import write_network
 from tvmflow.codegen.network.plan import Step, Value
-from tvmflow.codegen.network.textures import MOST_EXTENT, VECTOR, texture_for, textures_of
+from tvmflow.codegen.network.textures import MOST_EXTENT, VECTOR, choose_textures, texture_for
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.support.runtime_binding import network_binding
@@ -59,7 +59,7 @@ def test_a_functions_textures_have_rows_of_one_length(data: st.DataObject) -> No
     copies = data.draw(st.lists(st.tuples(st.integers(0, count), st.integers(0, count)), max_size=1))
     sizes = [max(value.offset + value.size for value in values if value.memory == at) for at in range(count)]
     calls = [Step(name, given_values, 0, launch=None) for name, given_values in uses]
-    found = textures_of(sizes, values, calls, copies, functions)
+    found = choose_textures(sizes, values, calls, copies, functions)
     widths = defaultdict(set)
     for function, given_values in uses:
         for parameter, at in enumerate(given_values):

@@ -27,7 +27,7 @@ from tvmflow.support.paths import RUNTIME
 from tvmflow.support.progress import silent
 from tvmflow.toolchain.environments import cache_folder
 from tvmflow.toolchain.software_gpus import software_drivers
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import COMPILE_ERROR, KERNEL_TIMEOUT, OK
 from tvmflow.tuning.search.search import tune
 
@@ -46,12 +46,12 @@ def _tuned(backend: Backend, packed: Any, trials: int, folder: Path) -> tuple[An
         device = DeviceEntry(transport="local-agent", key="test")
         return LocalAgentTransport().open(device, backend, SessionLimits(120.0, 60.0))
 
-    fleet = replace(QUICK_RULES.fleet, kernel_timeout_s=KERNEL_TIMEOUT_S, give_up_s=120.0)
-    rules = replace(QUICK_RULES, trials=trials, self_contained=True, fleet=fleet)
-    journal = Journal(folder / "log.jsonl", backend.kernel_kind, {"test": "1"})
+    device_pool = replace(QUICK_RULES.device_pool, kernel_timeout_s=KERNEL_TIMEOUT_S, give_up_s=120.0)
+    rules = replace(QUICK_RULES, trials=trials, self_contained=True, device_pool=device_pool)
+    tuning_log = TuningLog(folder / "log.jsonl", backend.kernel_kind, {"test": "1"})
     convolutions = [one for one in extract_workloads(lower(packed, backend)) if "conv2d" in one.name]
-    report = tune(convolutions[:1], opened, backend, rules, journal, folder, silent)
-    return report, list(journal.known())
+    report = tune(convolutions[:1], opened, backend, rules, tuning_log, folder, silent)
+    return report, list(tuning_log.known())
 
 
 def _with_faults(folder: Path, faults: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,5 +98,5 @@ def test_a_driver_that_fails_costs_the_candidate_alone(tmp_path: Path, monkeypat
     assert found[COMPILE_ERROR] == found[KERNEL_TIMEOUT] == 1 and found[OK] >= 3 and len(found) == 3
     (refused,) = (record for record in records if record.status == COMPILE_ERROR)
     assert "refuses the kernels: error -5" in refused.error
-    assert any("a signal ended it" in note for note in report.fleet.notes)
-    assert not report.fleet.given_up and set(report.best) == {records[0].workload}
+    assert any("a signal ended it" in note for note in report.device_pool.notes)
+    assert not report.device_pool.given_up and set(report.best) == {records[0].workload}

@@ -12,7 +12,7 @@ from tvm import relax
 
 from tests.passes.test_packed_images import operators_of
 from tvmflow.backends.cpu import CpuBackend, host_backend
-from tvmflow.codegen.compile import build_scheduled, machine_of
+from tvmflow.codegen.compile import build_scheduled, make_runner
 from tvmflow.codegen.lower import lower
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
@@ -161,7 +161,7 @@ def test_any_channels_become_a_packed_image(dtype: str, lanes: int, mcpu: str) -
             out = builder.emit_output(permute_channels(builder, parameters, channels))
         builder.emit_func_output(out)
     target = HOST if mcpu == "host" else CpuBackend(ResolvedTarget("llvm", mcpu, "x86_64-linux-gnu", (), 2, "g++"))
-    (found,) = machine_of(build_scheduled(builder.get(), target, {}).executable)(tuple(images))
+    (found,) = make_runner(build_scheduled(builder.get(), target, {}).executable)(tuple(images))
     flat = [image.transpose(0, 1, 4, 2, 3).reshape(n, -1, height, width) for image in images]
     wanted = np.zeros((n, 5 * lanes, height, width), dtype)
     for at, source in enumerate(channels):

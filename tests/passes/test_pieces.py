@@ -13,7 +13,7 @@ from tvm import relax
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import LoadedLibrary, build_scheduled, export
 from tvmflow.codegen.network.link import kernel_objects
-from tvmflow.codegen.parallel_codegen import PIECES, make_code, side_by_side, to_objects
+from tvmflow.codegen.parallel_codegen import PIECES, compile_machine_code, replace_by_objects, run_in_threads
 from tvmflow.passes.pipeline import KERNEL_PIPELINE, register_kernel_pipeline
 
 pytestmark = pytest.mark.heavy
@@ -45,7 +45,7 @@ def test_pieces_compute_what_one_module_does(tmp_path: Path) -> None:
     register_kernel_pipeline()
     with backend.tvm_target() as target:
         whole = tvm.compile(scheduled.module, target, tir_pipeline=KERNEL_PIPELINE)
-    make_code(scheduled.executable)
+    compile_machine_code(scheduled.executable)
     expected = _run(scheduled.executable, x)
     np.testing.assert_array_equal(expected, _run(whole, x))
     export(scheduled, tmp_path / "library.so")
@@ -68,8 +68,8 @@ def test_object_files_are_what_the_pieces_would_be_written_as(tmp_path: Path) ->
     for name in ("before", "after"):
         (tmp_path / name).mkdir()
     before = [file.read_bytes() for file in kernel_objects(executable.mod.imports, tmp_path / "before")]
-    to_objects(executable, tmp_path)
-    to_objects(executable, tmp_path)  # once is enough
+    replace_by_objects(executable, tmp_path)
+    replace_by_objects(executable, tmp_path)  # once is enough
     assert [part.kind for part in executable.mod.imports] == ["llvm", *["static_library"] * PIECES]
     assert [file.read_bytes() for file in kernel_objects(executable.mod.imports, tmp_path / "after")] == before
 
@@ -95,5 +95,5 @@ def test_a_fault_of_one_piece_is_a_fault() -> None:
         return item
 
     with pytest.raises(RuntimeError, match="of the third"):
-        side_by_side(fails, range(5))
-    assert side_by_side(str, range(3)) == ["0", "1", "2"]
+        run_in_threads(fails, range(5))
+    assert run_in_threads(str, range(3)) == ["0", "1", "2"]

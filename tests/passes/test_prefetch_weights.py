@@ -22,7 +22,7 @@ from tvmflow.ir.tir.workloads import Workload, extract_workloads, operations
 from tvmflow.passes.kernel.prefetch_weights import prefetch_weights
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
-from tvmflow.schedules.registry import TEMPLATES, Knobs, scheduled, template_for
+from tvmflow.schedules.registry import TEMPLATES, Knobs, apply_template, template_for
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.progress import silent
 from tvmflow.targets.resolve import Processor, host_target
@@ -56,7 +56,7 @@ def _first(workload: Workload, backend: CpuBackend) -> tuple[Any, Knobs]:
     found = template_for(workload.function, backend.cpu_features(), TEMPLATES)
     assert found is not None
     template, candidates = found
-    return scheduled(workload.function, template, candidates[0]).mod, candidates[0]
+    return apply_template(workload.function, template, candidates[0]).mod, candidates[0]
 
 
 class _Script:
@@ -156,7 +156,7 @@ def test_outputs_stay_and_the_instruction_is_there() -> None:
         pytest.skip("needs an x86 processor with AVX2")
     outputs, assembly = [], []
     for knobs in ({**candidates[0], "prefetch": 0}, candidates[0]):
-        function = scheduled(workload.function, template, knobs).mod["main"].with_attr("global_symbol", "main")
+        function = apply_template(workload.function, template, knobs).mod["main"].with_attr("global_symbol", "main")
         library = compile_module(tvm.IRModule({"main": function}), backend)
         arrays = [tvm.runtime.tensor(array) for array in inputs_of(workload)]
         library["main"](*arrays)

@@ -17,17 +17,17 @@ from tvmflow.ir.relax.graph import Graph, read_graph
 from tvmflow.ir.relax.numpy_convolution import convolve
 from tvmflow.ir.relax.numpy_interpreter import run_all
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.fused_layers import Fused, fused
+from tvmflow.quantization.fused_layers import Fused, fuse_steps
 from tvmflow.quantization.int8 import SCALED
-from tvmflow.quantization.integer_matmul import Products, known_instructions, run_fast
+from tvmflow.quantization.integer_matmul import IntegerLibrary, known_instructions, run_fast
 from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.post_training import quantize_int8
 
 
 @pytest.fixture(scope="module", params=known_instructions(), ids=lambda names: names[-1] if names else "plain")
-def products(request: pytest.FixtureRequest) -> Products:
+def products(request: pytest.FixtureRequest) -> IntegerLibrary:
     """Each form of the library that this machine runs."""
-    made = Products(request.param)
+    made = IntegerLibrary(request.param)
     assert made.is_there
     return made
 
@@ -54,7 +54,7 @@ class _Step(NamedTuple):
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), signed=st.booleans(), each=st.booleans())
-def test_sums_are_exact(products: Products, data: st.DataObject, signed: bool, each: bool) -> None:
+def test_sums_are_exact(products: IntegerLibrary, data: st.DataObject, signed: bool, each: bool) -> None:
     def pair(low: int, high: int) -> tuple[int, int]:
         return data.draw(st.integers(low, high)), data.draw(st.integers(low, high))
 
@@ -101,9 +101,9 @@ def quantized() -> tuple[Graph, Any]:
     return read_graph(quantize_int8(module, samples, None, Int8Options())[0]), samples
 
 
-def test_fused_steps_are_the_steps_one_by_one(products: Products, quantized: tuple[Graph, Any]) -> None:
+def test_fused_steps_are_the_steps_one_by_one(products: IntegerLibrary, quantized: tuple[Graph, Any]) -> None:
     graph, samples = quantized
-    shorter = fused(graph)
+    shorter = fuse_steps(graph)
     found = [step for step in shorter.steps if isinstance(step, Fused)]
     assert {step.op for step in found} == {"fused.conv2d", "fused.add"}
     assert sum(step.op == "fused.conv2d" for step in found) == 3
@@ -129,7 +129,7 @@ def test_a_value_that_is_watched_stays_and_is_the_same(quantized: tuple[Graph, A
     expected: dict[str, Any] = {}
     seen: dict[str, Any] = {}
     run_all(graph, (samples,), lambda step, value: expected.update({step.name: value}))
-    run_fast(fused(graph, names), (samples,), lambda step, value: seen.update({step.name: value}))
+    run_fast(fuse_steps(graph, names), (samples,), lambda step, value: seen.update({step.name: value}))
     assert names and names <= set(seen)
     for name, value in seen.items():
         assert_equal(value, expected[name], name)
@@ -137,7 +137,7 @@ def test_a_value_that_is_watched_stays_and_is_the_same(quantized: tuple[Graph, A
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 99), pixels=st.integers(1, 40), channels=st.integers(1, 9))
-def test_means_are_numpys(products: Products, seed: int, pixels: int, channels: int) -> None:
+def test_means_are_numpys(products: IntegerLibrary, seed: int, pixels: int, channels: int) -> None:
     generator = np.random.default_rng(seed)
     values = generator.integers(-200, 300, (3, channels, 1, pixels)).astype(np.float32)
     factor, correction = generator.uniform(0.01, 2, channels), generator.standard_normal(channels)

@@ -18,7 +18,14 @@ from tvmflow.ir.relax.emit import float_module
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.layers import group_layers
 from tvmflow.ir.relax.numpy_interpreter import run_all, run_graph
-from tvmflow.ir.relax.scales import asymmetric, fixed_point, on_grid, power_of_two, quantize_weight, round_half_away
+from tvmflow.ir.relax.scales import (
+    asymmetric,
+    find_exact_scales,
+    power_of_two,
+    quantize_weight,
+    round_half_away,
+    to_fixed_point,
+)
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization import post_training as quantizer
 from tvmflow.quantization.calibration import Calibration
@@ -41,7 +48,7 @@ Array = np.ndarray[Any, Any]
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=8))
 def test_a_fixed_point_factor_is_exact_to_31_bits_of_the_largest(factors: list[float]) -> None:
-    multipliers, shift = fixed_point(np.array(factors))
+    multipliers, shift = to_fixed_point(np.array(factors))
     assert multipliers.max() < 2**31 and 0 <= shift <= 46
     assert np.abs(multipliers * 2.0**-shift - factors).max() <= max(max(factors) * 2.0**-30, 2.0**-47)
 
@@ -81,13 +88,13 @@ def test_weights_that_came_quantized_keep_their_integers() -> None:
     q[0, 0, 0, 0] = 63
     columns = draw.uniform(0.001, 0.1, (6, 1, 1, 1)).astype(np.float32)
     for scales in (np.float32(0.0123), columns):
-        found = on_grid(q * scales, 0)
+        found = find_exact_scales(q * scales, 0)
         assert found is not None and found[1].shape == ((1,) if scales.ndim == 0 else (6,))
         integers, units = found
         np.testing.assert_allclose(integers * units.reshape(-1, 1, 1, 1), q * scales, rtol=1e-6)
         assert np.abs(integers).max() > 100, "multiples of them, so that the bias has small units"
-    assert on_grid(draw.standard_normal((6, 40)).astype(np.float32), 0) is None
-    zeros = on_grid(np.zeros((2, 3), np.float32), 1)
+    assert find_exact_scales(draw.standard_normal((6, 40)).astype(np.float32), 0) is None
+    zeros = find_exact_scales(np.zeros((2, 3), np.float32), 1)
     assert zeros is not None and not zeros[0].any()
 
 
@@ -95,7 +102,7 @@ def _observed(values: Array) -> Observed:
     seen = Observed()
     for part in np.array_split(values, 2):
         seen.add(Observed.of(part))
-    seen.counts += sum(seen.counted(part) for part in np.array_split(values, 3))
+    seen.counts += sum(seen.count(part) for part in np.array_split(values, 3))
     return seen
 
 

@@ -14,7 +14,7 @@ from tvmflow.evaluation.predict import predictions
 from tvmflow.sources.data import images
 from tvmflow.sources.data.datasets import SplitSizes
 from tvmflow.sources.data.labels import BUILT_IN
-from tvmflow.sources.model_files import image_recipe, own_files, prepared, samples_of
+from tvmflow.sources.model_files import image_recipe, own_files, prepare_images, samples_of
 from tvmflow.sources.weights import WeightFiles
 from tvmflow.support.errors import SourceError, UsageError
 
@@ -33,7 +33,7 @@ def _entry(shape: tuple[int, ...] = (1, 3, 64, 64), **fields: Any) -> ModelEntry
 
 
 def _ready(path: Path, entry: ModelEntry) -> Any:
-    return prepared(images.read_image(path, image_recipe(entry))[None], entry)[0]
+    return prepare_images(images.read_image(path, image_recipe(entry))[None], entry)[0]
 
 
 @pytest.mark.parametrize("size", [(301, 207), (200, 333), (74, 74), (40, 50)])

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tests.conftest import small_params
-from tvmflow.evaluation.agreement import check_reacts, spread_of
+from tvmflow.evaluation.agreement import check_varies, spread_of
 from tvmflow.sources.data.datasets import varied_inputs
 from tvmflow.sources.networks.keras_zoo import build as build_keras
 from tvmflow.sources.networks.seeded_weights import settle, varies
@@ -26,7 +26,7 @@ def _outputs(network: nn.Module, shape: tuple[int, ...], count: int = 4) -> np.n
 
 
 def _assert_varies(outputs: np.ndarray) -> None:  # type: ignore[type-arg]
-    spread = check_reacts(outputs)
+    spread = check_varies(outputs)
     assert spread.inputs is not None and spread.classes is not None
     assert spread.inputs > 0.15 * spread.classes
     assert len(set(outputs.argmax(axis=1).tolist())) > 1

@@ -16,7 +16,14 @@ from tvmflow.ir.tir.workloads import Workload
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.tuning.records.record import OK, TuningRecord
-from tvmflow.tuning.winograd_choice import LARGE_WEIGHTS, Alternative, choose, settle, unmeasured, weight_values
+from tvmflow.tuning.winograd_choice import (
+    LARGE_WEIGHTS,
+    Alternative,
+    choose_by_cost,
+    choose_by_kernel_time,
+    choose_by_network_time,
+    weight_values,
+)
 
 LARGE, SMALL = "1x32x7x7x16 32x32x3x3x16x16 p1,1,1,1", "1x4x56x56x16 4x4x3x3x16x16 p1,1,1,1"
 
@@ -54,11 +61,11 @@ def _backend(mcpu: str, triple: str) -> CpuBackend:
 def test_without_a_measurement_arm64_takes_the_way_of_fewest_multiplications() -> None:
     packed = _packed(8, (64, 64, 28), (8, 8, 8), (256, 256, 14), (64, 64, 2), (64, 64, 14))
     arm, bound = _backend("cortex-a76", "aarch64-linux-gnu"), {"float32": 2e-5}
-    chosen = {key.split()[0]: m for key, m in unmeasured(packed, arm, bound).items()}
+    chosen = {key.split()[0]: m for key, m in choose_by_cost(packed, arm, bound).items()}
     # 256 x 256 weights fill caches, an image of 2x2 is one tile of F(2x2)
     assert chosen == {"1x8x28x28x8": 4, "1x1x8x8x8": 4, "1x8x2x2x8": 2, "1x8x14x14x8": 4}
-    assert set(unmeasured(packed, arm, {"float32": 1e-6}).values()) <= {2}
-    assert unmeasured(packed, arm, {"float32": 1e-9}) == unmeasured(packed, arm, {}) == {}
+    assert set(choose_by_cost(packed, arm, {"float32": 1e-6}).values()) <= {2}
+    assert choose_by_cost(packed, arm, {"float32": 1e-9}) == choose_by_cost(packed, arm, {}) == {}
 
 
 def test_without_a_measurement_x86_counts_loads_of_weights_too() -> None:
@@ -66,14 +73,14 @@ def test_without_a_measurement_x86_counts_loads_of_weights_too() -> None:
     for name, block in (("znver4", packed), ("haswell", packed)):
         chosen = {
             key.split()[0]: m
-            for key, m in unmeasured(block, _backend(name, "x86_64-linux-gnu"), {"float32": 2e-5}).items()
+            for key, m in choose_by_cost(block, _backend(name, "x86_64-linux-gnu"), {"float32": 2e-5}).items()
         }
         # each weight of an image of 14x14 serves 16 tiles of F(4x4), each of 7x7 four
         assert chosen == {"1x4x28x28x16": 4, "1x16x14x14x16": 2, "1x32x7x7x16": 2, "1x1x8x8x16": 4}
-    assert unmeasured(packed, _backend("nehalem", "x86_64-linux-gnu"), {"float32": 2e-5}) == {}
+    assert choose_by_cost(packed, _backend("nehalem", "x86_64-linux-gnu"), {"float32": 2e-5}) == {}
     many = _backend("znver4", "x86_64-linux-gnu")
     many = type(many)(replace(many.target, threads=16))  # which multiply more beside the same memory
-    chosen = {key.split()[0]: m for key, m in unmeasured(packed, many, {"float32": 2e-5}).items()}
+    chosen = {key.split()[0]: m for key, m in choose_by_cost(packed, many, {"float32": 2e-5}).items()}
     assert chosen == {"1x4x28x28x16": 4, "1x1x8x8x16": 4}
 
 
@@ -81,9 +88,9 @@ def test_dilated_convolutions_take_it_on_cpus_where_caches_hold_all_tiles_within
     bound, gpu = {"float32": 2e-5}, {"software": True, "kind": "generic"}
     for dilation, expected in ((1, {4}), (2, {4}), (4, {4}), (5, set())):
         cpu = _backend("znver4", "x86_64-linux-gnu")
-        assert set(unmeasured(_packed(16, (64, 64, 28), dilation=dilation), cpu, bound).values()) == expected
+        assert set(choose_by_cost(_packed(16, (64, 64, 28), dilation=dilation), cpu, bound).values()) == expected
         target = ResolvedTarget("vulkan", "znver4", "x86_64-linux-gnu", (), 1, "cc", gpu)
-        chosen = unmeasured(_packed(4, (64, 64, 28), dilation=dilation), backend_named("vulkan")(target), bound)
+        chosen = choose_by_cost(_packed(4, (64, 64, 28), dilation=dilation), backend_named("vulkan")(target), bound)
         assert bool(chosen) == (dilation == 1)
 
 
@@ -91,7 +98,7 @@ def test_dilated_convolutions_take_it_on_cpus_where_caches_hold_all_tiles_within
 def test_bfloat16_takes_it_where_an_instruction_sums_pairs_and_none_tiles(name: str, expected: set[int]) -> None:
     backend = _backend(name, "x86_64-linux-gnu")
     packed = _packed(16, (64, 64, 28), dtype="bfloat16")
-    assert set(unmeasured(packed, backend, {"float32": 2e-5, "bfloat16": 1e-2}).values()) == expected
+    assert set(choose_by_cost(packed, backend, {"float32": 2e-5, "bfloat16": 1e-2}).values()) == expected
 
 
 def test_without_a_measurement_gpus_in_software_take_it_where_there_are_tiles_enough() -> None:
@@ -99,9 +106,11 @@ def test_without_a_measurement_gpus_in_software_take_it_where_there_are_tiles_en
     for api in ("opencl", "vulkan"):
         backend = backend_named(api)
         target = ResolvedTarget(api, "znver4", "x86_64-linux-gnu", (), 1, "cc", {"software": True, "kind": "generic"})
-        chosen = {key.split()[0]: m for key, m in unmeasured(packed, backend(target), bound).items()}
+        chosen = {key.split()[0]: m for key, m in choose_by_cost(packed, backend(target), bound).items()}
         assert chosen == {"1x16x28x28x4": 4, "1x64x14x14x4": 2}
-        assert unmeasured(packed, backend(replace(target, options={"software": False, "kind": "mali"})), bound) == {}
+        assert (
+            choose_by_cost(packed, backend(replace(target, options={"software": False, "kind": "mali"})), bound) == {}
+        )
 
 
 def _kernel(name: str, calls: int = 1) -> Workload:
@@ -120,11 +129,11 @@ def _alternatives(key: str) -> list[Alternative]:
 
 
 def test_the_faster_kernels_win_and_what_was_not_measured_never_does() -> None:
-    alternatives = _alternatives(SMALL)
-    assert choose(alternatives, _times(direct=3.0, f2=2.0, f4=1.0)) == {SMALL: 4}
-    assert choose(alternatives, _times(direct=3.0, f2=2.0)) == {SMALL: 2}
-    assert choose(alternatives, _times(direct=1.0, f2=2.0, f4=3.0)) == {}
-    assert choose(alternatives, _times(f2=2.0, f4=1.0)) == {}
+    found = _alternatives(SMALL)
+    assert choose_by_kernel_time(found, _times(direct=3.0, f2=2.0, f4=1.0)) == {SMALL: 4}
+    assert choose_by_kernel_time(found, _times(direct=3.0, f2=2.0)) == {SMALL: 2}
+    assert choose_by_kernel_time(found, _times(direct=1.0, f2=2.0, f4=3.0)) == {}
+    assert choose_by_kernel_time(found, _times(f2=2.0, f4=1.0)) == {}
 
 
 def test_large_weights_are_settled_in_the_whole_network() -> None:
@@ -136,15 +145,21 @@ def test_large_weights_are_settled_in_the_whole_network() -> None:
         asked.append(other.get(LARGE, 0))
         return whole[now.get(LARGE, 0)] / whole[other.get(LARGE, 0)]
 
-    assert settle(_alternatives(LARGE), {LARGE: 4}, best, speedup) == {LARGE: 2}
+    assert choose_by_network_time(_alternatives(LARGE), {LARGE: 4}, best, speedup) == {LARGE: 2}
     assert asked == [0, 2]
-    assert settle(_alternatives(LARGE), {LARGE: 4}, best, speedup, lambda: False) == {LARGE: 4}, "no time left"
+    assert choose_by_network_time(_alternatives(LARGE), {LARGE: 4}, best, speedup, lambda: False) == {LARGE: 4}, (
+        "no time left"
+    )
     assert asked == [0, 2]
     equal = {0: 8.1, 2: 8.0, 4: 7.99}
     asked.clear()
     whole.update(equal)
-    assert settle(_alternatives(LARGE), {LARGE: 4}, best, speedup) == {LARGE: 2}, "as fast with fewer weights"
-    assert settle(_alternatives(LARGE), {LARGE: 2}, best, speedup) == {LARGE: 2}, "more weights for less than noise"
+    assert choose_by_network_time(_alternatives(LARGE), {LARGE: 4}, best, speedup) == {LARGE: 2}, (
+        "as fast with fewer weights"
+    )
+    assert choose_by_network_time(_alternatives(LARGE), {LARGE: 2}, best, speedup) == {LARGE: 2}, (
+        "more weights for less than noise"
+    )
 
 
 def test_what_counting_chose_for_large_weights_is_where_the_search_may_start() -> None:
@@ -155,15 +170,15 @@ def test_what_counting_chose_for_large_weights_is_where_the_search_may_start() -
 
     def speedup(now: dict[str, int], after: dict[str, int]) -> float:
         asked.append((now, after))
-        return 1.2 if after == counted | {SMALL: 4} else 0.9
+        return 1.2 if after == by_cost | {SMALL: 4} else 0.9
 
     chosen, best = dict.fromkeys((LARGE, other, SMALL), 4), _times(direct=3.0, f2=2.0, f4=1.0)
-    counted = {LARGE: 2, other: 2}
-    assert settle(candidates, chosen, best, speedup, counted=counted) == counted | {SMALL: 4}
-    assert asked[0] == (chosen, counted | {SMALL: 4})
-    assert settle(candidates, chosen, best, lambda *_: 0.9, counted={}) == chosen
+    by_cost = {LARGE: 2, other: 2}
+    assert choose_by_network_time(candidates, chosen, best, speedup, by_cost=by_cost) == by_cost | {SMALL: 4}
+    assert asked[0] == (chosen, by_cost | {SMALL: 4})
+    assert choose_by_network_time(candidates, chosen, best, lambda *_: 0.9, by_cost={}) == chosen
     without_f2 = _times(direct=3.0, f4=1.0)
-    assert settle(candidates, chosen, without_f2, lambda *_: 0.9, counted=counted) == chosen, (
+    assert choose_by_network_time(candidates, chosen, without_f2, lambda *_: 0.9, by_cost=by_cost) == chosen, (
         "never what was not measured"
     )
 
@@ -173,5 +188,7 @@ def test_small_weights_and_unmeasured_kernels_are_not_compared() -> None:
         raise AssertionError("compared")
 
     assert weight_values(SMALL) < LARGE_WEIGHTS <= weight_values(LARGE)
-    assert settle(_alternatives(SMALL), {SMALL: 4}, _times(direct=3.0, f2=2.0, f4=1.0), never) == {SMALL: 4}
-    assert settle(_alternatives(LARGE), {}, _times(direct=3.0), never) == {}
+    assert choose_by_network_time(_alternatives(SMALL), {SMALL: 4}, _times(direct=3.0, f2=2.0, f4=1.0), never) == {
+        SMALL: 4
+    }
+    assert choose_by_network_time(_alternatives(LARGE), {}, _times(direct=3.0), never) == {}

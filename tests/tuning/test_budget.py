@@ -18,10 +18,11 @@ from tvmflow.ir.tir.workloads import Workload
 from tvmflow.support.progress import silent
 from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.measure.canary import canary_workload
-from tvmflow.tuning.measure.device_pool import Fleet
+from tvmflow.tuning.measure.device_pool import DevicePool
 from tvmflow.tuning.measure.jobs import Job, Measured
-from tvmflow.tuning.records.log import Journal
-from tvmflow.tuning.search.search import MAX_SECONDS, NOTHING_LEFT, tune
+from tvmflow.tuning.records.log import TuningLog
+from tvmflow.tuning.search.limits import MAX_SECONDS, NOTHING_LEFT
+from tvmflow.tuning.search.search import tune
 from tvmflow.tuning.search.state import TuneReport
 from tvmflow.tuning.tune_network import _comparison_s, _has_time
 
@@ -47,13 +48,13 @@ def test_a_budget_has_what_ends_within_it() -> None:
 def test_what_waits_for_a_device_comes_back_at_the_end(tmp_path: Path) -> None:
     world, found = World(tmp_path), list[Measured]()
     budget = Budget(45.0, lambda: 10.0 * world.loads)  # each kernel that a device loads takes 10 s, each canary too
-    with Fleet(world.open, replace(RULES, slots=1, canary_every=1), _canary(world), budget) as fleet:
+    with DevicePool(world.open, replace(RULES, slots=1, canary_every=1), _canary(world), budget) as device_pool:
         work = Workload("work", "work", 1, None)
         for key in ("canary", "work"):
-            fleet.references.arrays[key] = [np.zeros(1), np.zeros(1)]
-            fleet.references.outputs[key] = np.ones(1)
-        fleet.measure([Job(work, world.library(f"k{at}"), math.inf) for at in range(8)], found.append)
-    assert sorted(one.status for one in found) == [""] * 6 + ["ok"] * 2 and not fleet.counts.given_up
+            device_pool.references.arrays[key] = [np.zeros(1), np.zeros(1)]
+            device_pool.references.outputs[key] = np.ones(1)
+        device_pool.measure([Job(work, world.library(f"k{at}"), math.inf) for at in range(8)], found.append)
+    assert sorted(one.status for one in found) == [""] * 6 + ["ok"] * 2 and not device_pool.counts.given_up
 
 
 def _canary(world: World) -> tuple[Workload, Path]:
@@ -62,23 +63,23 @@ def _canary(world: World) -> tuple[Workload, Path]:
 
 @pytest.mark.parametrize(("limit_s", "most", "why"), [(25.0, 4, MAX_SECONDS), (1000.0, 8, NOTHING_LEFT)])
 def test_a_search_of_several_kernels_ends_with_its_time(tmp_path: Path, limit_s: float, most: int, why: str) -> None:
-    journal = Journal(tmp_path / "log.jsonl", "here", {"tvm": "1"})
+    tuning_log = TuningLog(tmp_path / "log.jsonl", "here", {"tvm": "1"})
     kernels = [Workload(name, name, 1, canary_workload().function) for name in "abcd"]
-    budget = Budget(limit_s, lambda: 10.0 * len(journal.known()))  # each measurement takes 10 s
-    report = tune(kernels, here, host_backend(), QUICK_RULES, journal, tmp_path, silent, budget=budget)
+    budget = Budget(limit_s, lambda: 10.0 * len(tuning_log.known()))  # each measurement takes 10 s
+    report = tune(kernels, here, host_backend(), QUICK_RULES, tuning_log, tmp_path, silent, budget=budget)
     assert report.stopped == why and 1 <= report.measured <= most
     assert (report.measured == most) == (why == NOTHING_LEFT) or why == MAX_SECONDS
 
 
 def test_a_search_leaves_the_time_for_what_comes_later(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "log.jsonl", "here", {"tvm": "1"})
+    tuning_log = TuningLog(tmp_path / "log.jsonl", "here", {"tvm": "1"})
     clock = _Clock()
     report = tune(
         [canary_workload()],
         here,
         host_backend(),
         QUICK_RULES,
-        journal,
+        tuning_log,
         tmp_path,
         silent,
         budget=Budget(40.0, clock),

@@ -10,8 +10,8 @@ import pytest
 
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.tuning.records.origins import LOST, NEW, ORIGINS, REMEASURED, RETUNED, REUSED
-from tvmflow.tuning.results import costs, write_kernels
-from tvmflow.tuning.search.display import best_so_far, task_line, why_stopped
+from tvmflow.tuning.results import summarize_cost, write_kernels
+from tvmflow.tuning.search.display import best_so_far, describe_stop, task_line
 from tvmflow.tuning.search.state import TuneReport, WorkloadSearch
 
 
@@ -46,8 +46,8 @@ def test_the_best_so_far_is_the_time_of_all_calls_beside_the_default() -> None:
     assert best_so_far(searches) == "best 4 ms in 2 of 2 kernels"
     report = TuneReport({}, searches=searches, stopped="max_seconds", promised=0.031)
     assert (
-        why_stopped(report)
-        == "best 4 ms in 2 of 2 kernels; the search ended (max_seconds), another minute promised 3.1%"
+        describe_stop(report)
+        == "best 4 ms in 2 of 2 kernels; the search ended (max_seconds), another minute would save about 3.1%"
     )
 
 
@@ -76,4 +76,4 @@ def test_each_kernel_says_where_its_schedule_came_from(
     [row] = json.loads((tmp_path / "workloads.json").read_text())
     assert (row["origin"], row["before_ms"], row["flops"], row["nbytes"]) == (origin, 2.0, 2000.0, 4000)
     assert row["dtype"] == "float32"
-    assert costs(report)["measured"] == 0
+    assert summarize_cost(report)["measured"] == 0

@@ -17,7 +17,7 @@ from tvmflow.passes.kernel.apply_schedules import default_schedule
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.schedules.registry import scheduled
+from tvmflow.schedules.registry import apply_template
 from tvmflow.tuning.choose_in_network import choose_in_network
 from tvmflow.tuning.compare_networks import KernelTimes, NetworkComparison, NetworkConfig
 from tvmflow.tuning.records.log import TuningLog
@@ -73,7 +73,7 @@ def _record(workload: Workload, rank: int, seconds: float) -> TuningRecord:
     assert match is not None
     template, candidates = match
     knobs = candidates[-rank]
-    trace = trace_json(scheduled(workload.function, template, knobs))
+    trace = trace_json(apply_template(workload.function, template, knobs))
     return TuningRecord(
         workload.key, str(rank), template.name, knobs, trace, (seconds,), OK, BACKEND.kernel_kind, _TOOLS, ""
     )

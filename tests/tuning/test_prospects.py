@@ -14,11 +14,12 @@ from tvmflow.backends.cpu import host_backend
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.support.progress import silent
 from tvmflow.tuning.measure.canary import canary_workload
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import OK, TuningRecord
-from tvmflow.tuning.search.search import MIN_GAIN, NOTHING_LEFT, TOTAL_TRIALS, tune
+from tvmflow.tuning.search.limits import MIN_GAIN, NOTHING_LEFT, TOTAL_TRIALS
+from tvmflow.tuning.search.search import tune
 from tvmflow.tuning.search.state import WorkloadSearch
-from tvmflow.tuning.search.task_scheduler import Gains, Prospects
+from tvmflow.tuning.search.task_scheduler import Gains, TaskScheduler
 from tvmflow.tuning.winograd_choice import Alternative
 
 
@@ -35,8 +36,8 @@ def _search(name: str, *seconds: float, calls: int = 1, template: str = "conv") 
     return search
 
 
-def _prospects(*searches: WorkloadSearch, alternatives: tuple[Alternative, ...] = ()) -> Prospects:
-    return Prospects(searches, alternatives, most_trials=24, workers=1)
+def _prospects(*searches: WorkloadSearch, alternatives: tuple[Alternative, ...] = ()) -> TaskScheduler:
+    return TaskScheduler(searches, alternatives, most_trials=24, workers=1)
 
 
 def _record(seconds: float, workload: str = "a", canary_s: float = 0.0) -> TuningRecord:
@@ -45,45 +46,45 @@ def _record(seconds: float, workload: str = "a", canary_s: float = 0.0) -> Tunin
 
 def test_kernels_promise_by_their_share_and_less_the_longer_nothing_came() -> None:
     large, small, tired, new = _search("l", 4.0, calls=2), _search("s", 4.0), _search("t", 4.0, 4.0, 4.0), _search("n")
-    prospects = _prospects(large, small, tired, new)
-    promised = [prospects.gain_per_minute(one) for one in (large, small, tired)]
-    assert prospects.network_s() == 16.0
+    scheduler = _prospects(large, small, tired, new)
+    promised = [scheduler.gain_per_minute(one) for one in (large, small, tired)]
+    assert scheduler.network_s() == 16.0
     assert promised[0] == pytest.approx(2 * promised[1]) and promised[1] > promised[2] > 0
-    assert prospects.gain_per_minute(new) == math.inf, "every kernel is measured once"
-    assert prospects.gain_per_minute(_search("whose every candidate failed", math.inf)) == 0.0
+    assert scheduler.gain_per_minute(new) == math.inf, "every kernel is measured once"
+    assert scheduler.gain_per_minute(_search("whose every candidate failed", math.inf)) == 0.0
 
 
 def test_what_costs_twice_as_much_promises_half() -> None:
     quick, slow = _search("q", 1.0), _search("s", 1.0)
     quick.measured, quick.spent_s, quick.build_s = 1, 0.5, 0.5
     slow.measured, slow.spent_s, slow.build_s = 1, 1.0, 1.0
-    prospects = _prospects(quick, slow)
-    assert prospects.gain_per_minute(quick) == pytest.approx(2 * prospects.gain_per_minute(slow))
+    scheduler = _prospects(quick, slow)
+    assert scheduler.gain_per_minute(quick) == pytest.approx(2 * scheduler.gain_per_minute(slow))
 
 
 def test_another_algorithm_promises_only_what_it_wins_beyond_the_one_it_replaces() -> None:
     direct, near, far = _search("direct", 1.0), _search("f2", 1.02), _search("f4", 3.0)
     added = [Alternative("key", m, (direct.workload,), (one.workload,)) for m, one in ((2, near), (4, far))]
-    prospects = _prospects(direct, near, far, alternatives=tuple(added))
-    assert prospects.network_s() == 1.0
-    assert prospects.gain_per_minute(direct) > prospects.gain_per_minute(near) > 0
-    assert prospects.gain_per_minute(far) == 0.0
+    scheduler = _prospects(direct, near, far, alternatives=tuple(added))
+    assert scheduler.network_s() == 1.0
+    assert scheduler.gain_per_minute(direct) > scheduler.gain_per_minute(near) > 0
+    assert scheduler.gain_per_minute(far) == 0.0
     near.learn(1, 0.5)
-    assert prospects.network_s() == 0.5
+    assert scheduler.network_s() == 0.5
 
 
 def test_gains_of_other_kernels_of_a_template_are_expected_again() -> None:
-    usual, gains = Gains().of("conv", 4), Gains()
+    usual, gains = Gains().expected("conv", 4), Gains()
     for kernel in range(40):
         for seconds in (1.0, 1.0, 1.0, 1.0, 0.8):
             gains.learn(_record(seconds, f"kernel {kernel}"))
-    assert gains.of("conv", 4) > 5 * usual and gains.of("norm", 4) == usual
-    assert gains.of("conv", 1) < Gains().of("conv", 1)
+    assert gains.expected("conv", 4) > 5 * usual and gains.expected("norm", 4) == usual
+    assert gains.expected("conv", 1) < Gains().expected("conv", 1)
     of_clocks = Gains()
     for at in range(4):  # the device became twice as fast, and its canary too
         of_clocks.learn(_record(1.0, f"kernel {at}", canary_s=2.0))
         of_clocks.learn(_record(0.5, f"kernel {at}", canary_s=1.0))
-    assert of_clocks.of("conv", 1) < Gains().of("conv", 1)
+    assert of_clocks.expected("conv", 1) < Gains().expected("conv", 1)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +96,8 @@ def test_gains_of_other_kernels_of_a_template_are_expected_again() -> None:
     ],
 )
 def test_a_search_says_why_it_ended(tmp_path: Path, limits: dict[str, Any], stopped: str, measured: int) -> None:
-    journal = Journal(tmp_path / "log.jsonl", "here", {"test": "1"})
+    tuning_log = TuningLog(tmp_path / "log.jsonl", "here", {"test": "1"})
     rules = replace(QUICK_RULES, trials=3, **limits)
-    report = tune([canary_workload()], here, host_backend(), rules, journal, tmp_path, silent)
-    assert (report.stopped, len(journal.known())) == (stopped, measured)
+    report = tune([canary_workload()], here, host_backend(), rules, tuning_log, tmp_path, silent)
+    assert (report.stopped, len(tuning_log.known())) == (stopped, measured)
     assert report.promised > 0 or stopped == NOTHING_LEFT

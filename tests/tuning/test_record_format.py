@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tvmflow.schedules.intrinsics.amx import tiles_in
-from tvmflow.schedules.intrinsics.arm_first_layer import columns_in
-from tvmflow.schedules.intrinsics.arm_mmla import pairs_in
+from tvmflow.schedules.intrinsics.arm_first_layer import column_rows_in
+from tvmflow.schedules.intrinsics.arm_mmla import mmla_tiles_in
 from tvmflow.schedules.intrinsics.dot_product import AVX512_BF16
 from tvmflow.support.errors import StoreError
 from tvmflow.tuning.records.format import MAX_LINE_BYTES, is_cut_off, parse_line
@@ -116,7 +116,7 @@ def test_a_line_that_is_no_record_is_one_error_and_nothing_is_stored(tmp_path: P
     append_record(ours, ONE)
     before = ours.read_bytes()
     other.write_bytes(f"{_with(name='new')}\n{HOSTILE[name]}\n".encode("latin-1"))
-    with pytest.raises(StoreError, match=r"line 2 of .*other\.jsonl is no tuning record: .+"):
+    with pytest.raises(StoreError, match=r"line 2 of .*other\.jsonl is not a tuning record: .+"):
         merge_records([other], ours)
     assert ours.read_bytes() == before
     with pytest.raises(StoreError, match="line 2 of"):
@@ -136,10 +136,10 @@ def test_machine_code_of_our_own_is_let_through() -> None:
     )
     assert [one.intrinsic_name for one in tiles] == [tile]
     pair = "tvmflow.pairs_15_2_1_4_8_3_3_1_1_1_1"
-    pairs = pairs_in(pair + " tvmflow.pairs_15_4_4_7_8_3_3_1_1_1_1 tvmflow.pairs_13_1_1_4_8_3_3_1_1_1_1")
+    pairs = mmla_tiles_in(pair + " tvmflow.pairs_15_4_4_7_8_3_3_1_1_1_1 tvmflow.pairs_13_1_1_4_8_3_3_1_1_1_1")
     assert [one.intrinsic_name for one in pairs] == [pair]
     column = "tvmflow.columns_27_8_2"
-    columns = columns_in(
+    columns = column_rows_in(
         column + " tvmflow.columns_22_1_1 tvmflow.columns_9_8_2 tvmflow.columns_27_99_2 tvmflow.columns_27_0_2"
     )
     assert [one.intrinsic_name for one in columns] == [column]

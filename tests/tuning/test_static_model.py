@@ -22,7 +22,7 @@ from tvmflow.ir.tir.workloads import Workload, anchor_extents, extract_workloads
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.schedules.registry import Knobs, scheduled
+from tvmflow.schedules.registry import Knobs, apply_template
 from tvmflow.shipping.gates.cell import judge
 from tvmflow.support.progress import silent
 from tvmflow.targets.core_timing import core_of
@@ -59,7 +59,7 @@ def _assembly(workload: Workload, backend: CpuBackend, knobs: Knobs) -> str:
 
     match = backend.template_for(workload.function)
     assert match is not None
-    function = scheduled(workload.function, match[0], knobs).mod["main"].with_attr("global_symbol", "main")
+    function = apply_template(workload.function, match[0], knobs).mod["main"].with_attr("global_symbol", "main")
     return str(compile_module(tvm.IRModule({"main": function}), backend).mod.inspect_source("asm"))
 
 

@@ -74,14 +74,14 @@ def test_cores_by_their_register() -> None:
 
 def test_what_was_said_is_kept_and_decides_what_is_compiled(cache: Path) -> None:
     entry = _entry(mattr=["+sm4"])
-    with pytest.raises(UsageError, match="the device 'board' was never asked what it is"):
+    with pytest.raises(UsageError, match="the device 'board' was never probed"):
         resolve(entry)
     record(entry, "cortex-a76", ("-fullfp16",))
     target = resolve(entry)
     assert (target.mcpu, target.mattr) == ("cortex-a76", ("-fullfp16", "+sm4"))
     other = _entry(device={"transport": "agent", "key": "other", "port": 9, "secret_file": "none"})
     for written in ("[]", "{", json.dumps({key: [1] for key in json.loads(cache.read_text())})):
-        with pytest.raises(UsageError, match="was never asked"):
+        with pytest.raises(UsageError, match="was never probed"):
             resolve(other)
         cache.write_text(written)
         other = entry
@@ -89,7 +89,7 @@ def test_what_was_said_is_kept_and_decides_what_is_compiled(cache: Path) -> None
 
 def test_a_transport_that_cannot_say_it() -> None:
     entry = _entry(device={"transport": "local", "key": "local-cpu"})
-    with pytest.raises(UsageError, match="transport local, which says nothing of its processor"):
+    with pytest.raises(UsageError, match="transport local, which does not report its processor"):
         ask_processor(entry, 0.0)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tvmflow.setup.doctor import check_versions, examine
-from tvmflow.toolchain.versions import attributes_beside, installed
+from tvmflow.toolchain.versions import attributes_beside, installed_version
 from tvmflow.toolchain.versions import version as toolchain_version
 
 GOOD = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1", "fastapi": "0.150.0", "sqlalchemy": "2.0.58"}
@@ -54,8 +54,8 @@ def test_a_package_counts_under_either_of_its_names(monkeypatch: pytest.MonkeyPa
         return versions[name]
 
     monkeypatch.setattr("tvmflow.toolchain.versions.metadata.version", version)
-    assert installed("xgboost-cpu") == toolchain_version("xgboost") == "3.2.0"
-    assert installed("torch") == "absent"
+    assert installed_version("xgboost-cpu") == toolchain_version("xgboost") == "3.2.0"
+    assert installed_version("torch") == "absent"
     versions |= {"xgboost-cpu": "3.3.0"}
     assert toolchain_version("xgboost") == "3.3.0"
 

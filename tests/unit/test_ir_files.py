@@ -13,7 +13,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
-from tvmflow.ir.relax.tensors import with_tensors
+from tvmflow.ir.relax.tensors import replace_tensors
 from tvmflow.support.errors import ModelFileError
 
 
@@ -69,8 +69,8 @@ def test_a_constant_keeps_its_type_whatever_stands_in_its_place() -> None:
         numbers.append(tensor)
         return tvm.runtime.tensor(np.array(len(numbers) - 1, np.int64))
 
-    away = with_tensors(_module(), number)
-    back = with_tensors(away, lambda tensor: numbers[int(tensor.numpy())])
+    away = replace_tensors(_module(), number)
+    back = replace_tensors(away, lambda tensor: numbers[int(tensor.numpy())])
     tvm.ir.assert_structural_equal(back, _module())
 
 

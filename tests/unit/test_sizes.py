@@ -21,7 +21,7 @@ def test_sizes_are_read_as_they_were_written() -> None:
 @given(st.integers(1, 3), st.integers(1, 10))
 def test_what_is_filled_up_is_cut_again(batch: int, length: int) -> None:
     inputs = (np.arange(batch * 2 * length).reshape(batch, 2, length), np.ones((batch, 5), np.int8))
-    padded = SIZES.padded(inputs, (3, 10))
+    padded = SIZES.pad(inputs, (3, 10))
     assert [x.shape for x in padded] == [(3, 2, 10), (3, 5)]
     assert padded[0].sum() == inputs[0].sum() + 7 * (60 - 2 * batch * length)
     for a, b in zip(SIZES.cut(padded, (batch, length)), inputs, strict=True):

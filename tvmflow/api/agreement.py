@@ -17,7 +17,7 @@ def device_agreement(cell: CellName, workspace: Where = None, random: int = 2) -
     from tvmflow.devices.gpu.quarantine import note_agreement
     from tvmflow.devices.registry import open_session
     from tvmflow.devices.session import SessionLimits
-    from tvmflow.evaluation.kernel_agreement import Built, network_agreement
+    from tvmflow.evaluation.kernel_agreement import BuiltNetwork, network_agreement
     from tvmflow.ir.relax.serialization import IR_NAME
 
     where = opened(workspace)
@@ -28,7 +28,7 @@ def device_agreement(cell: CellName, workspace: Where = None, random: int = 2) -
             raise StoreError(f"{wanted} is not built", f"a file {name} of {stage}", f"run 'tvmflow run {wanted}'")
     folders = {stage: where.folder(stage, wanted) for stage in ("graph_pack", "tune", "fetch")}
     bound, backend = params.build.max_relative_error[wanted.precision], backend_for(entry)
-    built = Built(folders["graph_pack"], folders["tune"] / "best.json", folders["fetch"], bound)
+    built = BuiltNetwork(folders["graph_pack"], folders["tune"] / "best.json", folders["fetch"], bound)
     limits = SessionLimits(params.deploy.session_timeout_s, params.deploy.device_wait_s)
     with open_session(entry.device, backend, limits) as session:
         found = network_agreement(built, backend, session, random)

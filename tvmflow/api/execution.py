@@ -40,8 +40,8 @@ def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
 
     from tasks.device import device_limits, session_of
     from tvmflow.backends.registry import resolve
-    from tvmflow.devices.network_forms import shipped
-    from tvmflow.evaluation.loaded_library import in_order, input_specs
+    from tvmflow.devices.network_forms import network_library
+    from tvmflow.evaluation.loaded_library import input_specs, order_inputs
     from tvmflow.frontends.source_model import run_in_batches
 
     where = opened(workspace)
@@ -49,10 +49,12 @@ def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
     folder = _built(where, wanted)
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     specs = input_specs(manifest)
-    samples = in_order(specs, inputs, str(wanted))
+    samples = order_inputs(specs, inputs, str(wanted))
     target = resolve(where.params.targets[wanted.target])
     with session_of(device_limits(where, wanted), target) as session:
-        outputs = run_in_batches(shipped(folder, manifest).started(session), samples, specs[0].shape[0])
+        outputs = run_in_batches(
+            network_library(folder, manifest).upload_and_start(session), samples, specs[0].shape[0]
+        )
     return outputs[0] if len(outputs) == 1 else outputs
 
 
@@ -67,17 +69,17 @@ def classify(cell: CellName, images: Sequence[str | Path], top: int = 5, workspa
 
     from tvmflow.evaluation.predict import predictions
     from tvmflow.sandbox.images import read_in_sandbox
-    from tvmflow.sources.data.labels import names_of
-    from tvmflow.sources.model_files import image_recipe, prepared
+    from tvmflow.sources.data.labels import class_names
+    from tvmflow.sources.model_files import image_recipe, prepare_images
 
     where = opened(workspace)
     wanted = cell_of(where, cell)
     _built(where, wanted)
     model = where.params.models[wanted.model]
     paths = [AnyPath(image) for image in images]
-    outputs = predict(wanted, prepared(read_in_sandbox(paths, image_recipe(model)), model), where)
+    outputs = predict(wanted, prepare_images(read_in_sandbox(paths, image_recipe(model)), model), where)
     scores = outputs[0] if isinstance(outputs, tuple) else outputs
-    names = names_of(where.folder("fetch", wanted), scores.shape[-1])
+    names = class_names(where.folder("fetch", wanted), scores.shape[-1])
     return predictions([str(image) for image in images], scores, names, top, model.task)
 
 

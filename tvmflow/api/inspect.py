@@ -98,11 +98,11 @@ def gpus() -> tuple[GpuState, ...]:
 
 def quarantine(workspace: Where = None) -> tuple[QuarantineState, ...]:
     """Return the GPUs that computed other values than the CPU, until they agree again. Raises StoreError."""
-    from tvmflow.devices.gpu.quarantine import quarantined
+    from tvmflow.devices.gpu.quarantine import read_quarantine
 
     return tuple(
         QuarantineState(str(one.gpu), one.cell, one.kernel, one.reason, one.to_json())
-        for one in quarantined(opened(workspace).root)
+        for one in read_quarantine(opened(workspace).root)
     )
 
 

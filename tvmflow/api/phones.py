@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 def phones() -> tuple[PhoneState, ...]:
     """Return the phones that adb sees, also those that cannot be used yet; none where there is no adb."""
-    from tvmflow.devices.android.adb import Phone, attached, find_adb
+    from tvmflow.devices.android.adb import Phone, find_adb, list_phones
 
     try:
         find_adb()
     except DeviceError:
         return ()
     states = []
-    for one in attached():
+    for one in list_phones():
         if one.state != "device":
             states.append(PhoneState(one.serial, one.state, one.model))
             continue
@@ -65,7 +65,7 @@ def prepared_phone(serial: str, target: str, secret_file: Path, workspace: Where
     """
     from tvmflow.backends.registry import resolve
     from tvmflow.devices.android.adb import Phone
-    from tvmflow.devices.android.phones import awake, check_architecture, prepared, remove
+    from tvmflow.devices.android.phones import check_architecture, keep_awake, prepare_phone, remove
     from tvmflow.devices.programs import agent_for
     from tvmflow.targets.device_processor import processor_from
     from tvmflow.targets.probed_processors import DEVICE, record
@@ -78,7 +78,11 @@ def prepared_phone(serial: str, target: str, secret_file: Path, workspace: Where
     resolved, registry = resolve(entry), _registry(entry.device)
     check_architecture(phone, facts, resolved)
     secret = registry.secret if registry is not None else None
-    with awake(phone), remove(phone), prepared(phone, facts, agent_for(resolved), secret=secret, unit=serial) as ready:
+    with (
+        keep_awake(phone),
+        remove(phone),
+        prepare_phone(phone, facts, agent_for(resolved), secret=secret, unit=serial) as ready,
+    ):
         if registry is not None:
             yield ReadyPhone(serial, facts.model, ready.port, registry.secret_file, facts.build, is_for_tracker=True)
             return

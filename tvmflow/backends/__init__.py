@@ -1,1 +1,1 @@
-"""What a kind of processor brings: a row each, one file per row."""
+"""Backends: one file for each kind of processor."""

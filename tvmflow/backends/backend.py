@@ -1,7 +1,7 @@
-"""What a backend is: how one kind of processor is compiled for. A new one is a file here and a row of BACKENDS.
+"""Define the interface of a backend: how TVM compiles for one kind of processor.
 
-Knows nothing of stages, files of artifacts or how a device is reached. What is heavy is imported where it is used: the
-command line reads the table of backends.
+A new backend is a file here and a row of BACKENDS. Backends know nothing of stages, artifact files or connections to
+devices. Heavy modules are imported where they are used, since the command line reads the table of backends.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from tvmflow.targets.cpu_features import CpuFeatures
 
 Progress = Callable[[str, int, int], None]
-Call = Callable[[str], Any]  # name of a function that a device provides -> what it returns
+Call = Callable[[str], Any]  # name of a function on the device -> its result
 
 
 class Backend(ABC):
-    """A backend with its target. Everything that knows what kind of processor a target has is a method of this.
+    """A backend with its target. All code that depends on the kind of processor is a method of this class.
 
-    options: what a target may say in the block under the backend's name. precisions: those that it computes in; empty
-    for all. is_cpu: the whole network runs on the CPU. Only then other frameworks, which run on this machine's CPU, are
-    its peers, and only then a network that `build` has not seen yet runs as fast as it will. has_own_clock: kernels are
-    timed by the device that runs them. has_machine: TVM's virtual machine can run the network, too.
+    options: the fields of the target's block with the backend's name. precisions: supported ones; empty for all.
+    is_cpu: whether the whole network runs on the CPU. Only then other frameworks, which run on this machine's CPU, are
+    baselines, and only then an untuned network has its final speed. has_own_clock: whether the device times its
+    kernels. has_machine: whether TVM's virtual machine can run the network, too.
     """
 
     options: ClassVar[type[Options]] = Options
@@ -48,7 +48,9 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def resolve(cls, entry: TargetEntry) -> ResolvedTarget:
-        """Return the target of an entry with nothing left to be guessed. Raises UsageError for what cannot be."""
+        """Return the target of an entry with all values filled in. Raises UsageError if a value cannot
+        be determined.
+        """
 
     @abstractmethod
     def tvm_target(self) -> Any:
@@ -56,32 +58,30 @@ class Backend(ABC):
 
     @abstractmethod
     def tvm_device(self, remote: Any) -> Any:
-        """Return where a session's tensors lie: `remote.cpu(0)` of TVM's RPC session."""
+        """Return the device of a session's tensors: `remote.cpu(0)` of TVM's RPC session."""
 
     @property
     @abstractmethod
     def device_kind(self) -> str:
-        """Return the kind of device that numbers of a whole network are measured on."""
+        """Return the kind of device on which whole networks are measured."""
 
     @property
     def accelerator(self) -> str | None:
-        """Return the design of the device beside the CPU, as libraries without TVM name it; None where there is
-        none.
-        """
+        """Return the name of the accelerator's design for libraries without TVM, None if there is no accelerator."""
         return None
 
     @property
     @abstractmethod
     def kernel_kind(self) -> str:
-        """Return the kind of device that tuning records of kernels hold for."""
+        """Return the kind of device for which tuning records of kernels are valid."""
 
     @property
     def software_driver(self) -> str | None:
-        """Return which driver in software runs the network on machines without the device; None for the system's."""
+        """Return the software driver that runs the network on machines without the device, None for the system's."""
         return None
 
     def check_precision(self, precision: str, cell: str) -> None:
-        """Raise UsageError where the backend does not compute in a precision."""
+        """Raise UsageError if the backend does not support a precision."""
         if self.precisions and precision not in self.precisions:
             legal = " or ".join(self.precisions)
             raise UsageError(
@@ -94,46 +94,45 @@ class Backend(ABC):
 
     @abstractmethod
     def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
-        """Give a quantized module the layout of the processor; block: channels side by side, None for as many as fit.
+        """Convert a quantized module to the layout of the processor; block: packed channels, None for the default.
 
-        Returns the module and facts worth showing. What a device's part will compute is cut out here; until
-        `compile_part` every such call runs by its definition.
+        Return the module and facts to display. The parts that an accelerator computes are partitioned here; until
+        `compile_part`, the numpy interpreter computes each call of them.
         """
 
     @abstractmethod
     def lowering_passes(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
-        """Return (name, pass) in order: packed operators become kernels, kernels that belong together become one.
+        """Return (name, pass) in order: the passes that lower packed operators to fused kernels.
 
-        winograd: convolution key -> tile size, of those to be computed by Winograd's algorithm.
+        winograd: convolution key -> tile size, for convolutions to compute by Winograd's algorithm.
         """
 
     def winograd_weights(self, dtype: str) -> float:
-        """Return how many weights a convolution of a dtype may have to be computed by Winograd's algorithm where
-        nothing is measured; 0: it never is.
-        """
+        """Return up to how many weights an unmeasured convolution of a dtype uses Winograd's algorithm; 0 for never."""
         return 0
 
     @abstractmethod
     def cpu_features(self) -> CpuFeatures:
-        """Return what schedules must know of the processor."""
+        """Return the features of the CPU that schedules depend on."""
 
     @abstractmethod
     def templates(self) -> tuple[Template, ...]:
-        """Return the schedule templates of its kernels, in the order in which they are tried."""
+        """Return the schedule templates in the order in which they are tried."""
 
     def template_for(self, function: Any) -> tuple[Template, list[Knobs]] | None:
-        """Return the first template that covers a kernel, with its candidates; None where none does."""
+        """Return the first template that covers a kernel, with its candidates; None if none does."""
         from tvmflow.schedules.registry import template_for
 
         return template_for(function, self.cpu_features(), self.templates())
 
     @property
     def plain(self) -> Backend:
-        """Return who computes what the kernels should compute: the CPU beside a device that has kernels of its own."""
+        """Return the backend that computes reference results: the CPU beside a device with kernels of its own."""
         return self
 
     def compile_kernels(self, mod: Any) -> Any:
-        """Return what a library without TVM is linked from where that is no executable of TVM's; None where it is one.
+        """Return the executable for a library without TVM if it is not one of TVM's, else None.
+
         Raises StageError.
         """
         return None
@@ -141,25 +140,23 @@ class Backend(ABC):
     # -- what a device computes beside kernels --
 
     def search_part(self, packed: Any, progress: Progress) -> list[dict[str, Any]]:
-        """Return the schedules of the device's part that need no measurement, as JSON; `compile_part` gets them
-        back.
-        """
+        """Return the schedules of the accelerator's parts that need no measurement, as JSON, for `compile_part`."""
         return []
 
     def compile_part(
         self, packed: Any, schedules: list[dict[str, Any]], folder: Path, progress: Progress
     ) -> tuple[Any, dict[str, Any] | None]:
-        """Compile all that the device computes beside kernels, check it without running it, write it to `folder` as
-        files.
+        """Compile and check the parts that an accelerator computes, and write them to `folder`.
 
-        Returns the module that calls the compiled module, and what it is (None where there is nothing): `name`,
-        `simulated` (then times of the device say nothing, and `estimated_ms` counts), `metrics` (name -> number); the
-        rest is the backend's own. Raises ProgramError.
+        Return the module that calls the compiled parts, and their description (None if there are none): `name`,
+        `simulated` (then measured times are meaningless and `estimated_ms` is used), `metrics` (name -> number); other
+        fields belong to the backend. Raises ProgramError.
         """
         return packed, None
 
     def device_program(self, function: str, blob: bytes) -> DeviceProgram:
-        """Return what the device computes in a call of a function that it provides. blob: the call's first argument.
+        """Return the accelerator program of a call. blob: the first argument of the call.
+
         Raises StageError.
         """
         raise StageError(
@@ -170,27 +167,28 @@ class Backend(ABC):
 
     @classmethod
     def simulated_driver(cls, design: str) -> Any:
-        """Return a simulated driver of a design, for libraries without TVM in this process; None for designs of
-        others.
+        """Return a simulated driver of a design, for libraries without TVM in this process; None for
+        unknown designs.
         """
         return None
 
     def provide(self) -> None:  # noqa: B027 (most need nothing)
-        """Provide in this process what its libraries call, and the driver of an accelerator under DRIVER_FUNCTION.
+        """Register in this process the functions that its libraries call, and an accelerator's driver as
+        DRIVER_FUNCTION.
 
-        A server of this machine does so, and the checks between stages.
+        Servers on this machine and the checks between stages call this.
         """
 
     def verify(self, part: dict[str, Any] | None, call: Call) -> dict[str, Any] | None:
-        """Return the part with what the device says that it did. Raises AgreementError when that is something else."""
+        """Return the part with the counters of the device. Raises AgreementError if they differ from the plan."""
         return part
 
     def cost(self, call: Call) -> int | None:
-        """Return what all that ran on the device so far cost, where no clock says it; None where times count."""
+        """Return the accumulated cost of all runs on a device without a clock, None if times are measured."""
         return None
 
     # -- the library --
 
     @abstractmethod
     def export(self, executable: Any, path: Path) -> None:
-        """Write TVM's executable as the file that devices of this kind load. Raises TvmflowError without the tools."""
+        """Write TVM's executable as the file that these devices load. Raises TvmflowError if tools are missing."""

@@ -1,4 +1,4 @@
-"""CPUs through LLVM: x86-64 and Arm."""
+"""Compile for CPUs by LLVM: x86-64 and Arm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CpuBackend(Backend):
-    """Everything on the CPU; and the CPU's share of every target that has more."""
+    """The backend of CPUs, and of the CPU's share of all other targets."""
 
     @classmethod
     def resolve(cls, entry: TargetEntry) -> ResolvedTarget:
@@ -51,12 +51,12 @@ class CpuBackend(Backend):
         return self.target.cpu_kind
 
     def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
-        """(N, C, H, W) -> (N, C/block, H, W, block), weights packed once and for all."""
+        """Pack (N, C, H, W) to (N, C/block, H, W, block), with the weights."""
         from tvmflow.passes.layout.pack_channels import PackChannels
         from tvmflow.passes.legalize.convolutions import count_packed_convolutions
 
         channel_block = block or self.cpu_features().channel_block
-        is_x86 = architecture_of(self.target.mtriple) == "x86_64"  # arm64 has an instruction for it
+        is_x86 = architecture_of(self.target.mtriple) == "x86_64"  # arm64 has an interleaving store
         step: Any = PackChannels(
             channel_block,
             few_as_words=is_x86,
@@ -77,7 +77,7 @@ class CpuBackend(Backend):
         if dtype == "bfloat16":
             return math.inf if "avx512bf16" in cpu.dots and TILES_FOR[dtype] not in cpu.dots else 0
         if "neon" in cpu.dots:
-            return 9 * 128 * 128  # more make an app larger than it is worth
+            return 9 * 128 * 128  # more weights make an app too large
         return math.inf if cpu.lanes >= 8 else 0
 
     def cpu_features(self) -> CpuFeatures:
@@ -93,20 +93,22 @@ class CpuBackend(Backend):
         compiler = self.target.compiler
 
         def link(output: str, objects: Any, options: Any = None, **_ignored: Any) -> None:
-            # No build id and sorted input: the same objects give the same bytes.
+            # Without a build id, the same objects give the same bytes.
             given = [*(options or []), "-Wl,--build-id=none"]
             files = [objects] if isinstance(objects, str) else list(objects)
-            done = subprocess.run(
+            process = subprocess.run(
                 compiler.line("-shared", "-fPIC", "-o", output, *given, *files), capture_output=True, check=False
             )
-            if done.returncode:
-                said = last_words(done.stderr or done.stdout)
-                raise ToolchainError(f"{self.target.cc} does not link the library: {said}", "a linker for the target")
+            if process.returncode:
+                message = last_words(process.stderr or process.stdout)
+                raise ToolchainError(
+                    f"{self.target.cc} does not link the library: {message}", "a linker for the target"
+                )
 
         link.output_format = "so"  # type: ignore[attr-defined]
         executable.export_library(str(path), fcompile=link)
 
 
 def host_backend() -> CpuBackend:
-    """Return this machine's CPU, two threads: for checks between stages, never for what is shipped."""
+    """Return the backend of this machine's CPU with two threads, for checks between stages only."""
     return CpuBackend(host_target())

@@ -1,4 +1,4 @@
-"""What an accelerator computes of a network, as the library without TVM carries it: memory images and instructions."""
+"""Describe an accelerator's program in a library without TVM: memory image and instructions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of an accelerator's memory."""
+    """A range of bytes in an accelerator's memory."""
 
     offset: int
     size: int
@@ -20,11 +20,10 @@ class Span:
 
 @dataclass(frozen=True)
 class DeviceProgram:
-    """A program of the accelerator `design` over one memory of `memory_bytes`, which starts as zeros with `image` at
-    `image_at`.
+    """A program of the accelerator `design` with one memory of `memory_bytes`: zeros, and `image` at `image_at`.
 
-    code: all instructions, uint8; launches: where the instructions of each run of the accelerator begin in it, bytes,
-    and how many they are. inputs, outputs: where in the memory values lie, in the order of the call.
+    code: all instructions, uint8; launches: offset in bytes and number of instructions of each run. inputs, outputs:
+    their ranges in the memory, in the order of the call.
     """
 
     design: str

@@ -1,4 +1,4 @@
-"""GPUs through OpenCL and Vulkan: the whole network runs there; the CPU prepares images and submits."""
+"""Compile for GPUs by OpenCL and Vulkan: the whole network runs on the GPU, submitted by the CPU."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ if TYPE_CHECKING:
     from tvmflow.gpu_codegen.executable import Api, GpuExecutable, Widths
     from tvmflow.schedules.registry import Knobs, Template
 
-_CHANNELS = 4  # side by side, a vector of every GPU
+_CHANNELS = 4  # channels of a block: a vector of four
 
 
-def _known(kind: str) -> str:
+def _check_kind(kind: str) -> str:
     if kind not in GPUS:
         raise ValueError(f"no kind of GPU {kind!a}; legal: {', '.join(GPUS)}")
     return kind
 
 
 class GpuOptions(Options):
-    """software: run by a driver in software, made on demand, on this machine. kind: of the GPU, a row of GPUS.
+    """Options of a GPU target.
 
-    integer_dot: int8 is multiplied four products at a time; where it is not given, as is best for the kind.
+    software: run on this machine by a software driver, built on demand. kind: of the GPU, a row of GPUS. integer_dot:
+    multiply int8 by dot products of four; by default as the kind prefers.
     """
 
     software: bool = False
-    kind: Annotated[str, AfterValidator(_known)] = "generic"
+    kind: Annotated[str, AfterValidator(_check_kind)] = "generic"
     integer_dot: bool | None = None
 
 
 class OpenClOptions(GpuOptions):
-    """textures: tensors lie in images where all their kernels take whole vectors; where it is not given, as is best for
-    the kind.
+    """Options of an OpenCL target.
 
-    clml: layers run by Qualcomm's library for Adreno; refused with how many those would be, see `OpenClBackend.pack`.
+    textures: store tensors in images if all their kernels access whole vectors; by default as the kind prefers. clml:
+    run layers by Qualcomm's library for Adreno; refused with the number of such layers, see `OpenClBackend.pack`.
     """
 
     textures: bool | None = None
@@ -53,7 +54,7 @@ class OpenClOptions(GpuOptions):
 
 
 class GpuBackend(CpuBackend):
-    """A GPU beside the target's CPU."""
+    """The backend of a GPU with the target's CPU."""
 
     options = GpuOptions
     api: ClassVar[Api]
@@ -82,7 +83,7 @@ class GpuBackend(CpuBackend):
         return self.api in self.gpu_features().integer_dot if wanted is None else bool(wanted)
 
     def gpu_features(self) -> GpuFeatures:
-        """Return what schedules must know of the GPU."""
+        """Return the features of the GPU that schedules depend on."""
         return GPUS[self.software_driver or self.target.options["kind"]]
 
     def template_for(self, function: Any) -> tuple[Template, list[Knobs]] | None:
@@ -121,9 +122,9 @@ class GpuBackend(CpuBackend):
         return CpuBackend(self.target)
 
     def compile_kernels(self, mod: Any) -> GpuExecutable:
-        from tvmflow.gpu_codegen.launches import lowered_for_device
+        from tvmflow.gpu_codegen.launches import lower_for_device
 
-        return self.executable(lowered_for_device(mod, self.tvm_target()))
+        return self.executable(lower_for_device(mod, self.tvm_target()))
 
     def executable(self, program: Any) -> GpuExecutable:
         raise NotImplementedError
@@ -133,7 +134,7 @@ class GpuBackend(CpuBackend):
 
 
 class OpenClBackend(GpuBackend):
-    """OpenCL C by our own generator."""
+    """The backend of OpenCL, by a code generator of our own."""
 
     options = OpenClOptions
 
@@ -141,9 +142,7 @@ class OpenClBackend(GpuBackend):
     software_name = "pocl"
 
     def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
-        """As GpuBackend has it. Raises StageError for CLML: how its functions are called at run time, only Qualcomm's
-        SDK tells.
-        """
+        """Pack as GpuBackend does. Raises StageError for CLML: only Qualcomm's SDK documents its functions."""
         if self.target.options.get("clml"):
             from tvmflow.gpu_codegen.clml import describe_clml
             from tvmflow.ir.relax.graph import read_graph
@@ -192,7 +191,7 @@ class OpenClBackend(GpuBackend):
 
 
 class VulkanBackend(GpuBackend):
-    """GLSL by us, compiled to SPIR-V."""
+    """The backend of Vulkan: our GLSL, compiled to SPIR-V."""
 
     api = "vulkan"
     software_name = "lavapipe"

@@ -1,4 +1,4 @@
-"""The backends, a row each: what `kind:` of a target may be."""
+"""List the backends: the legal values of `kind:` of a target."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BACKENDS: Table[type[Backend]] = Table(
 
 
 def backend_named(kind: str) -> type[Backend]:
-    """Return the row of a kind of target. Raises UnknownNameError."""
+    """Return the backend class of a kind of target. Raises UnknownNameError."""
     if kind not in BACKENDS:
         raise UnknownNameError(f"no backend {kind!r}", legal=BACKENDS)
     return BACKENDS[kind]
@@ -33,7 +33,7 @@ def backend_of(target: ResolvedTarget) -> Backend:
 
 
 def resolve(entry: TargetEntry) -> ResolvedTarget:
-    """Return the target of an entry of params.yaml, as its backend understands it. Raises UsageError."""
+    """Return the resolved target of an entry of params.yaml. Raises UsageError."""
     return backend_named(entry.kind).resolve(entry)
 
 

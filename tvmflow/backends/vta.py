@@ -1,4 +1,4 @@
-"""The VTA accelerator beside a CPU: `vta_int8` only; what it does not compute is the CPU's."""
+"""Compile for the VTA accelerator with a CPU: `vta_int8` only; the CPU computes all other operators."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from tvmflow.vta.isa.config import COUNTERS_FUNCTION, RUN_FUNCTION, VtaConfig
 
 
 class VtaOptions(Options):
-    """config: fields of vta_config.json in lower case, the others are VTA's defaults.
+    """Options of a VTA target.
 
-    mode: `optimized`, or `reference` for the original stack's schedules. start: the first layer on the accelerator, or
-    an operator (`nn.max_pool2d`) behind whose first one it begins; stop: the first layer behind it, or an operator
-    before which it ends; auto for every run of layers that it can compute.
+    config: fields of vta_config.json in lower case; VTA's defaults for others. mode: `optimized`, or `reference` for
+    the schedules of the original stack. start: the first layer on the accelerator, or an operator (`nn.max_pool2d`)
+    behind whose first call it begins; stop: the first layer behind it, or an operator before which it ends; auto for
+    all supported runs of layers.
     """
 
     config: dict[str, int | str] = Field(default_factory=dict)
@@ -31,7 +32,7 @@ class VtaOptions(Options):
     stop: str = "auto"
 
     @model_validator(mode="after")
-    def _possible(self) -> VtaOptions:
+    def _check_config(self) -> VtaOptions:
         try:
             VtaConfig.from_json(self.config)
         except UsageError as error:
@@ -40,7 +41,7 @@ class VtaOptions(Options):
 
 
 class VtaBackend(CpuBackend):
-    """The device's part is one program for each region of the network; reached through `tvmflow.vta.run`."""
+    """The backend of VTA: one program for each region of the network, called through `tvmflow.vta.run`."""
 
     options = VtaOptions
     precisions = ("vta_int8",)
@@ -60,7 +61,9 @@ class VtaBackend(CpuBackend):
         return f"vta-{self.design.name}"
 
     def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
-        """Cut out what the accelerator computes, in its layout NCHW{batch}n{block}c; pack the rest for the CPU."""
+        """Partition the regions of the accelerator, in its layout NCHW{batch}n{block}c, and pack the
+        rest for the CPU.
+        """
         from tvmflow.vta.compiler.offload import offload_vta
 
         offloaded, parts = offload_vta(mod, self.design, self.target.options["start"], self.target.options["stop"])
@@ -69,9 +72,7 @@ class VtaBackend(CpuBackend):
         return mod, {**facts, "vta_layers": [list(layers) for layers in parts.layers], "cpu_reasons": parts.reasons}
 
     def search_part(self, packed: Any, progress: Progress) -> list[dict[str, Any]]:
-        """Return the best tile of every convolution on the accelerator; the reference's schedules have tiles of their
-        own.
-        """
+        """Return the best tile of every convolution on the accelerator; `reference` schedules have fixed tiles."""
         from tvmflow.vta.compiler.compiler import conv_workloads
         from tvmflow.vta.compiler.offload import regions_of
         from tvmflow.vta.compiler.tile_search import search
@@ -122,7 +123,7 @@ class VtaBackend(CpuBackend):
         return with_blobs(packed, blobs), {**summary, "metrics": metrics}
 
     def device_program(self, function: str, blob: bytes) -> DeviceProgram:
-        """Return the program in a blob that `build` put into a network."""
+        """Return the program in a blob that `build` embedded in a network."""
         from tvmflow.vta.isa.region import from_blob
         from tvmflow.vta.runtime.device import packed_code
         from tvmflow.vta.runtime.runtime import program_from
@@ -158,13 +159,13 @@ class VtaBackend(CpuBackend):
         return DriverSeam(config, SimulatorDriver(), {}).driver if config else None
 
     def provide(self) -> None:
-        """Simulate the accelerator in this process."""
+        """Register a simulated accelerator in this process."""
         from tvmflow.vta.runtime.runtime import register
 
         register(self.design)
 
     def verify(self, part: dict[str, Any] | None, call: Call) -> dict[str, Any] | None:
-        """Compare which programs ran, and what the device counted, with what build planned."""
+        """Compare the executed programs and the device's counters with the plan of `build`."""
         if part is None:
             return None
         from tvmflow.vta.runtime.audit import check_ran
@@ -172,7 +173,7 @@ class VtaBackend(CpuBackend):
         return {**part, **check_ran(part["regions"], json.loads(str(call(COUNTERS_FUNCTION))))}
 
     def cost(self, call: Call) -> int | None:
-        """Return estimated cycles: of a simulated design the time says nothing."""
+        """Return estimated cycles of a simulated design, whose times are meaningless; None for hardware."""
         from tvmflow.vta.runtime.audit import cycles_spent
 
         return cycles_spent(json.loads(str(call(COUNTERS_FUNCTION)))) if self.design.board.is_simulator else None

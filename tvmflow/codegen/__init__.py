@@ -1,1 +1,1 @@
-"""From packed Relax IR to a library."""
+"""Code generation from packed Relax to a library."""

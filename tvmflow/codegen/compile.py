@@ -1,4 +1,4 @@
-"""Compile a lowered module; run a module or a library in this process for a check."""
+"""Compile lowered modules, and run modules or libraries in this process for checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from tvmflow.backends.backend import Backend
 from tvmflow.codegen.lower import lower
-from tvmflow.codegen.parallel_codegen import compile_in_pieces, make_code, to_objects
+from tvmflow.codegen.parallel_codegen import compile_in_pieces, compile_machine_code, replace_by_objects
 from tvmflow.passes import run_pass
 from tvmflow.passes.kernel.apply_schedules import ApplySchedules, Choice
 from tvmflow.passes.kernel.rename_kernels import RenameKernels
@@ -24,8 +24,9 @@ Arrays = tuple[Array, ...]
 
 
 class Scheduled(NamedTuple):
-    """executable: TVM's; choices: how each kernel was scheduled; module: of scheduled kernels, from which it was
-    compiled for the backend.
+    """A compiled module.
+
+    executable: TVM's or the backend's; choices: the schedule of each kernel; module: the scheduled kernels.
     """
 
     executable: Any
@@ -55,7 +56,7 @@ def compile_lowered(lowered: Any, backend: Backend) -> Any:
         return compile_module(lowered, backend)
     except StageError:
         raise
-    except Exception as error:  # the compiler raises RuntimeError, tvm.error.*, and ValueError alike
+    except Exception as error:  # TVM raises RuntimeError, tvm.error.* and ValueError
         raise StageError(f"TVM could not compile the module: {last_line(error, 400)}") from error
 
 
@@ -67,8 +68,9 @@ def build_scheduled(
     winograd: dict[str, int] | None = None,
     prefix: str = "",
 ) -> Scheduled:
-    """Lower, schedule and compile a packed module. prefix: of the names of its kernels, which are linked with other
-    modules'. Raises StageError.
+    """Lower, schedule and compile a packed module. Raises StageError.
+
+    prefix: of kernel names, for kernels that are linked with those of other modules.
     """
     lowered = lower(packed, backend, dump, winograd)
     return schedule_lowered(run_pass(RenameKernels(prefix), lowered) if prefix else lowered, backend, best, dump)
@@ -84,16 +86,16 @@ def schedule_lowered(lowered: Any, backend: Backend, best: dict[str, Any], dump:
 
 
 class LocalRunner:
-    """Run a Relax module in this process, compiled with default schedules: for checks between stages only."""
+    """Run a Relax module in this process, compiled with default schedules, for checks between stages."""
 
     def __init__(self, mod: Any, backend: Backend) -> None:
         executable = build_scheduled(mod, backend, {}).executable
         set_threads(backend.target.threads)
-        self.machine = _started(executable)
+        self.machine = _create_machine(executable)
 
     @classmethod
     def of_plain(cls, mod: Any, backend: Backend) -> LocalRunner:
-        """Return the runner of a module in the plain layout, packed for the backend first: a hundred times as fast."""
+        """Return the runner of an unpacked module, packed for the backend first: a hundred times as fast."""
         return cls(backend.pack(mod, None)[0], backend)
 
     def run(self, *inputs: Array) -> Arrays:
@@ -101,7 +103,7 @@ class LocalRunner:
 
 
 class LoadedLibrary:
-    """Run an exported library in this process: the check of build, where the architecture fits."""
+    """Run an exported library in this process: the check of `build`, if the architecture fits."""
 
     def __init__(self, library: Path, threads: int) -> None:
         import tvm
@@ -114,17 +116,17 @@ class LoadedLibrary:
         return _call(self.machine, inputs)
 
 
-def machine_of(executable: Any) -> Callable[[Arrays], Arrays]:
-    """Return what runs TVM's executable in this process."""
-    machine = _started(executable)
+def make_runner(executable: Any) -> Callable[[Arrays], Arrays]:
+    """Return a function that runs TVM's executable in this process."""
+    machine = _create_machine(executable)
     return lambda inputs: _call(machine, inputs)
 
 
-def _started(executable: Any) -> Any:
+def _create_machine(executable: Any) -> Any:
     import tvm
     from tvm import relax
 
-    make_code(executable)
+    compile_machine_code(executable)
     return relax.VirtualMachine(executable, tvm.cpu())
 
 
@@ -138,7 +140,7 @@ def _call(machine: Any, inputs: Arrays) -> Arrays:
 def set_threads(threads: int) -> None:
     """Set the thread pool of TVM's runtime in this process; mode 1 = any cores.
 
-    TVM binds the calling thread to one core meanwhile. That is taken back: threads and processes started later would
+    TVM also binds the calling thread to one core. The affinity is restored: threads and processes started later would
     inherit it.
     """
     import tvm_ffi
@@ -149,9 +151,10 @@ def set_threads(threads: int) -> None:
 
 
 def export(scheduled: Scheduled, path: Path) -> None:
-    """Link the executable of a network into a shared library for TVM. Its pieces are object files from here on, made
-    side by side.
+    """Link the executable of a network into a shared library for TVM.
+
+    Its parts are written as object files in parallel first, and do not run any more.
     """
     with tempfile.TemporaryDirectory(prefix="tvmflow-objects-") as folder:
-        to_objects(scheduled.executable, Path(folder))
+        replace_by_objects(scheduled.executable, Path(folder))
     scheduled.backend.export(scheduled.executable, path)

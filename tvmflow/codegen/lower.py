@@ -1,4 +1,4 @@
-"""Lower packed Relax to a module of kernels with the passes that the backend chooses."""
+"""Lower packed Relax to a module of kernels by the passes of the backend."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Dump = Callable[[str, Any], None]
 
 
 def lower(mod: Any, backend: Backend, dump: Dump | None = None, winograd: Mapping[str, int] | None = None) -> Any:
-    """Apply the backend's lowering passes; `dump(name, module)` gets the module after each.
+    """Apply the backend's lowering passes; call `dump(name, module)` after each.
 
-    winograd: convolution key -> tile size, of those to be computed by Winograd's algorithm.
+    winograd: convolution key -> tile size, for convolutions to compute by Winograd's algorithm.
     """
     with backend.tvm_target():
         for name, step in backend.lowering_passes(winograd or {}):

@@ -1,4 +1,4 @@
-"""The manifest of a library: what it is, for whom, and made of what."""
+"""Write the manifest of a library: its cell, target, kernels and toolchain."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tvmflow.targets.resolve import ResolvedTarget
 MANIFEST_SCHEMA = 2
 
 
-def covered(choices: list[Choice]) -> dict[str, Any]:
-    """Return how many kernels have measured schedules, and the share of the operations that is theirs."""
+def count_coverage(choices: list[Choice]) -> dict[str, Any]:
+    """Return the number of kernels by the source of their schedules, and the measured share of operations."""
     counts = {how: sum(choice.how == how for choice in choices) for how in ("record", "estimate", "default", "none")}
     return {
         "kernels": len(choices),
@@ -53,7 +53,7 @@ def manifest_of(
 
 
 def kernels_of(choices: list[Choice]) -> list[dict[str, Any]]:
-    """Return a row per kernel, by name: its schedule, and what all its calls compute and read."""
+    """Return a row per kernel, by name: its schedule, and the operations and constants of all its calls."""
     rows = (
         {
             "name": c.kernel,

@@ -1,7 +1,6 @@
-"""Sizes of inputs that a run chooses, as a length or the batch, and the buckets of sizes that a network is compiled
-for.
+"""Describe the dynamic sizes of inputs (a length or the batch) and the buckets a network is compiled for.
 
-A run takes the smallest bucket that holds its sizes: inputs are filled up to it, outputs are cut. Knows nothing of
+A run uses the smallest bucket that holds its sizes: inputs are padded to it, outputs are cropped. Independent of
 graphs; runtime/src/sizes.c does the same on devices.
 """
 
@@ -32,7 +31,7 @@ Numbers = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of a tensor that has (n * times + plus) / over elements, rounded up, where n is size number `size`."""
+    """An axis of a tensor with ceil((n * times + plus) / over) elements, where n is size number `size`."""
 
     tensor: int
     axis: int
@@ -42,14 +41,14 @@ class Axis:
     over: int = 1
 
     def extent(self, sizes: Numbers) -> int:
-        """Return how many elements the axis has."""
+        """Return the number of elements of the axis."""
         return max(0, -(-(sizes[self.size] * self.times + self.plus) // self.over))
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """names: of the sizes; buckets: of each, ascending; axes: of the inputs, which have a size as it is; pads: what
-    each input is filled up with.
+    """names: of the sizes; buckets: of each size, ascending; axes: input axes that equal a size; pads: padding value of
+    each input.
     """
 
     names: tuple[str, ...]
@@ -63,11 +62,11 @@ class Sizes:
 
     @property
     def all(self) -> tuple[Numbers, ...]:
-        """Return the sizes of every bucket: the least work first, the largest last."""
+        """Return the sizes of every bucket, from the least work to the largest bucket."""
         return tuple(sorted(itertools.product(*self.buckets), key=lambda sizes: (math.prod(sizes), sizes)))
 
     def between(self, bucket: Numbers) -> Numbers:
-        """Return sizes in the middle of those that a bucket is taken for."""
+        """Return sizes in the middle of the range of a bucket."""
         found = []
         for size, buckets in zip(bucket, self.buckets, strict=True):
             below = max((other for other in buckets if other < size), default=0)
@@ -79,11 +78,11 @@ class Sizes:
         return ",".join(f"{name}={size}" for name, size in zip(self.names, sizes, strict=True))
 
     def cut(self, inputs: Sequence[Array], sizes: Numbers) -> tuple[Array, ...]:
-        """Return the first elements of inputs that are as large at least."""
+        """Crop inputs to the given sizes."""
         return tuple(cut(x, [a for a in self.axes if a.tensor == at], sizes) for at, x in enumerate(inputs))
 
-    def padded(self, inputs: Sequence[Array], bucket: Numbers) -> tuple[Array, ...]:
-        """Return inputs filled up to a bucket."""
+    def pad(self, inputs: Sequence[Array], bucket: Numbers) -> tuple[Array, ...]:
+        """Pad inputs to a bucket."""
         import numpy as np
 
         found = []
@@ -95,7 +94,7 @@ class Sizes:
         return tuple(found)
 
     def shapes(self, shapes: Sequence[Numbers], sizes: Numbers) -> tuple[Numbers, ...]:
-        """Return the shapes of the inputs, of which those for the largest bucket are given."""
+        """Return the shapes of the inputs at the given sizes. shapes: of the largest bucket."""
         return tuple(
             shape_at(shape, [a for a in self.axes if a.tensor == at], sizes) for at, shape in enumerate(shapes)
         )
@@ -111,12 +110,12 @@ class Sizes:
 
 
 def metric_of(label: str) -> str:
-    """Return the name under which the latency at a bucket's sizes is kept, latency_ms.length_16."""
+    """Return the metric name of the latency in a bucket, such as latency_ms.length_16."""
     return f"latency_ms.{label.replace('=', '_').replace(',', '_')}"
 
 
 def sizes_from(data: Mapping[str, Any] | None) -> Sizes | None:
-    """Return what `to_json` wrote."""
+    """Return the sizes from the value of `to_json`."""
     if data is None:
         return None
     return Sizes(
@@ -128,12 +127,12 @@ def sizes_from(data: Mapping[str, Any] | None) -> Sizes | None:
 
 
 def axes_from(outputs: Sequence[Mapping[str, Any]]) -> tuple[Axis, ...]:
-    """Return the open axes of outputs as outputs.json describes them."""
+    """Return the dynamic axes of the outputs in outputs.json."""
     return tuple(Axis(**axis) for output in outputs for axis in output.get("axes", ()))
 
 
 def shape_at(shape: Sequence[int], axes: Sequence[Axis], sizes: Numbers) -> Numbers:
-    """Return a shape with the open axes of these sizes."""
+    """Return a shape with its dynamic axes at these sizes."""
     found = list(shape)
     for axis in axes:
         found[axis.axis] = axis.extent(sizes)
@@ -141,19 +140,19 @@ def shape_at(shape: Sequence[int], axes: Sequence[Axis], sizes: Numbers) -> Numb
 
 
 def cut(x: Array, axes: Sequence[Axis], sizes: Numbers) -> Array:
-    """Return the first elements of an array along its open axes."""
+    """Crop an array along its dynamic axes."""
     import numpy as np
 
     return np.ascontiguousarray(x[tuple(slice(extent) for extent in shape_at(x.shape, axes, sizes))])
 
 
 def axes_of(name: str, at: int, sizes: Sizes, shape_of: Callable[[Numbers], Numbers | None]) -> tuple[Axis, ...]:
-    """Return the open axes of output `at`. shape_of: its shape at some sizes, None where there is none (a length below
-    a kernel's).
+    """Return the dynamic axes of output `at`. shape_of: its shape at given sizes, None for invalid sizes (a length
+    below a kernel's).
 
-    Strides, windows, tokens in front and chains of them are `Axis.extent` of some numbers. Each size is varied by
-    itself; as long as numbers that fit what was seen differ somewhere, the shape is asked for there. Raises
-    ModelFileError where nothing fits.
+    Strides, windows, prefix tokens and chains of them are `Axis.extent` with some coefficients. Each size is varied
+    alone; as long as two fitting sets of coefficients differ at some size, the shape there is computed. Raises
+    ModelFileError if no coefficients fit.
     """
     largest, found = shape_of(sizes.largest) or (), []
     for axis in range(len(largest)):
@@ -188,7 +187,7 @@ def axes_of(name: str, at: int, sizes: Sizes, shape_of: Callable[[Numbers], Numb
 
 
 def _fits(known: dict[int, int], most: int, seen: Callable[[int], int | None]) -> Numbers | None:
-    """Return times, plus, over that agree with all extents, those of further sizes among them; None where there are
+    """Return times, plus and over that agree with all extents, including those of further sizes; None if there are
     none.
     """
     import numpy as np

@@ -1,4 +1,4 @@
-"""Dotted keys of params.yaml, as "targets.{target}.threads": which of them there are, and which are always written."""
+"""Resolve dotted keys of params.yaml such as "targets.{target}.threads": whether they exist and are required."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ _WITH_OPTIONAL_KEYS = ("models", "targets")
 
 
 def part_of(kind: Any, name: str) -> tuple[Any, bool] | None:
-    """Return the type of what a block has under a name, and whether it must be written; None where the block has no
-    such key.
+    """Return the type of a block's key and whether it is required; None if the block has no such key.
 
-    Any name is a key of a mapping, and is not always written; one in braces stands for the cell's own, which is.
+    Any name is a key of a mapping and is not required; a name in braces stands for the cell's own, which is.
     """
     if get_origin(kind) in (Union, UnionType):
         options = [a for a in get_args(kind) if a is not type(None)]
@@ -31,9 +30,8 @@ def part_of(kind: Any, name: str) -> tuple[Any, bool] | None:
 
 
 def written_part(key: str) -> str:
-    """Return the key, or the block around it that every params.yaml has where the key itself may be left out.
-
-    Raises UnknownNameError for a key that no params.yaml can have.
+    """Return the key, or the enclosing block that every params.yaml has if the key is optional. Raises UnknownNameError
+    for an unknown key.
     """
     kind: Any = Params
     written: list[str] = []

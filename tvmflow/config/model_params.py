@@ -1,4 +1,4 @@
-"""The block of params.yaml that belongs to a model: where it comes from, what goes in, what comes out."""
+"""Define the block of a model in params.yaml: weights, inputs, preprocessing and labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tvmflow.config.value_types import (
 
 
 class Training(Frozen):
-    """How a `train:` weights source trains its network; all of it is in the recipe key."""
+    """How a `train:` weights source trains its network; all keys are in the recipe key."""
 
     epochs: Positive = 20
     batch_size: Positive = 64
@@ -34,7 +34,7 @@ class Training(Frozen):
 
 
 class Part(Frozen):
-    """A further file of a model that comes from a url: MXNet's parameters, ONNX's external data under its own name."""
+    """A further file of a model from a url: MXNet's parameters, or ONNX's external data under its own name."""
 
     url: Line
     sha256: Sha256
@@ -42,7 +42,7 @@ class Part(Frozen):
 
 
 class Weights(Frozen):
-    """Where weights come from: exactly one of url, file, zoo, seeded, train."""
+    """The source of the weights: exactly one of url, file, zoo, seeded, train."""
 
     url: Line | None = None
     file: PathText | None = None
@@ -75,10 +75,10 @@ DTYPES: tuple[str, ...] = get_args(Dtype)
 
 
 class InputTensor(Frozen):
-    """An input: shape (batch first, NCHW for images), dtype, and the numbers low <= x < high that it takes.
+    """An input: shape (batch first, NCHW for images), dtype, and range low <= x < high.
 
-    Integers are below the size of a vocabulary, which no file says, so int32 and int64 need `high`. A name in the shape
-    is one of the model's `buckets`; pad: what the input is filled up with to a bucket.
+    Integer inputs of types int32 and int64 need `high`, such as the size of a vocabulary. A name in the shape is one of
+    the model's `buckets`; pad: the padding value up to a bucket.
     """
 
     shape: OpenShape
@@ -114,7 +114,7 @@ class Tensor:
 
 
 class Input(InputTensor):
-    """The input of a model that has one; its name is for people."""
+    """The single input of a model; its name is for display only."""
 
     name: Name = "input"
 
@@ -140,11 +140,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class Preprocess(Frozen):
-    """x -> (x * scale - mean) / std, per channel where lists are given; before that, how an image file becomes x.
+    """x -> (x * scale - mean) / std, per channel for lists; before that, the conversion of an image file to x.
 
-    fit: `crop` makes the shorter side `resize` pixels (8/7 of the crop where it is not given) and cuts the middle out,
-    `stretch` resizes to the input's size. channels: the order that the model takes; colors of data sets are RGB. white:
-    what a pixel of 255 of a file becomes.
+    fit: `crop` resizes the shorter side to `resize` pixels (default: 8/7 of the crop) and crops the center, `stretch`
+    resizes to the input's size. channels: channel order of the model; data sets are RGB. white: the value of pixel 255.
     """
 
     preset: Literal["torchvision", "keras/tf", "keras/torch", "keras/caffe", "keras/none", "mxnet"] | None = None
@@ -165,7 +164,7 @@ class Preprocess(Frozen):
 
 
 class ImageFolder(Frozen):
-    """A folder of images, one folder in it for each class; or labels: a CSV file with the columns file and class."""
+    """A folder of images with one subfolder per class; or labels: a CSV file with the columns file and class."""
 
     folder: PathText
     labels: PathText | None = None
@@ -236,7 +235,7 @@ class ModelEntry(Frozen):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Return the inputs by name, in order, in the shapes of the largest bucket."""
+        """Return the inputs by name, in order, with the shapes of the largest bucket."""
         return {
             name: Tensor(self._largest(one.shape), one.dtype, one.low, one.high) for name, one in self._given.items()
         }
@@ -246,7 +245,7 @@ class ModelEntry(Frozen):
 
     @property
     def sizes(self) -> Sizes | None:
-        """Return the sizes that a run chooses, None where inputs have one shape each."""
+        """Return the dynamic sizes, None if all inputs have a fixed shape."""
         if not self.buckets:
             return None
         names = list(self.buckets)

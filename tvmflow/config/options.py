@@ -1,4 +1,4 @@
-"""Blocks of params.yaml that belong to a row of a table: validated by the row, explained like everything else there."""
+"""Validate the blocks of params.yaml that belong to a table entry, such as a backend or a transport."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvmflow.support.errors import ParamsError, did_you_mean
 
 
 class Options(BaseModel):
-    """What a row understands in its block: nothing, unless the row says more."""
+    """The options of a table entry; none by default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -22,7 +22,7 @@ Block = TypeVar("Block", bound=BaseModel)
 
 
 def read_options(model: type[Block], block: dict[str, Any], where: str) -> Block:
-    """Return a block as its row's model. Raises ParamsError with a line for each thing that is wrong."""
+    """Validate a block by the model of its table entry. Raises ParamsError with a line per error."""
     try:
         return model.model_validate(block)
     except ValidationError as error:
@@ -30,9 +30,8 @@ def read_options(model: type[Block], block: dict[str, Any], where: str) -> Block
 
 
 def explain(error: ValidationError, model: type[BaseModel], where: str = "", beside: tuple[str, ...] = ()) -> list[str]:
-    """Return a line for each thing that is wrong: the place, what was found, what is legal.
-
-    beside: keys that are legal in the same block and not the model's.
+    """Return a line per error: key, what was found, what is legal. beside: legal keys of the same block outside the
+    model.
     """
     return [_line(problem, model, where, beside) for problem in error.errors()]
 
@@ -66,7 +65,7 @@ def _line(error: Any, model: type[BaseModel], where: str, beside: tuple[str, ...
 
 
 def _legal_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """Follow a path of the error through the models and return the keys that are legal at its end."""
+    """Return the legal keys at the location of an error."""
     kind: Any = model
     for part in location:
         if isinstance(kind, type) and issubclass(kind, BaseModel):

@@ -1,7 +1,7 @@
 """Read params.yaml into frozen, validated values.
 
-params.yaml is the only home of tunable numbers. Everything wrong with it is reported at once, in one error that says
-for each place what was found and what is legal. Nothing here imports TVM or a framework.
+params.yaml is the only home of tunable numbers. All errors are reported at once; each says what was found and what is
+legal. Nothing here imports TVM or a framework.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tvmflow.config.stage_params import (
     QuantizeParams,
     StageBlock,
     TuneParams,
-    completed,
+    fill_defaults,
 )
 from tvmflow.config.stage_params import Precision as Precision
 from tvmflow.config.value_types import (
@@ -59,7 +59,7 @@ MAX_PARAMS_BYTES = 1_000_000
 
 
 class DeviceEntry(Frozen):
-    """How the device of a target is reached. options: every other key of the block; the transport's row checks them."""
+    """How the device of a target is reached. options: all other keys of the block, which the transport checks."""
 
     transport: Name
     key: Name
@@ -75,7 +75,7 @@ class DeviceEntry(Frozen):
 
 
 class TargetEntry(Frozen):
-    """What a library is compiled for. kind: the backend; options: the block under the backend's name, which its row
+    """The target of a library. kind: the backend; options: the block under the backend's name, which the backend
     checks.
 
     `mcpu: host` is resolved to this machine's CPU name and recorded.
@@ -111,7 +111,7 @@ class Cell(Frozen):
 
     @property
     def slug(self) -> str:
-        """The cell as a folder name; unambiguous because names hold no dot."""
+        """Return the cell as a folder name; unique because names contain no dot."""
         return f"{self.model}.{self.target}.{self.precision}"
 
 
@@ -126,7 +126,7 @@ class ReleaseParams(Frozen):
 
 
 class Gates(Frozen):
-    """What every cell of an app has to keep to, and its bundle. None: no such gate."""
+    """The limits of every cell of an app and of its bundle. None: no limit."""
 
     min_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
     max_accuracy_drop: NotNegativeFloat | None = 0.005
@@ -144,7 +144,7 @@ class Gates(Frozen):
 
 
 class AppEntry(Frozen):
-    """An app: cells that ship together. abis: that its bundle must have, those of its cells where none; channel: of new
+    """An app: cells that ship together. abis: required in its bundle, by default those of its cells; channel: of new
     versions.
     """
 
@@ -167,7 +167,7 @@ STAGE_TIMEOUTS_S = {
 
 
 class FlowParams(Frozen):
-    """How work is run; nothing here changes what is made, so nothing here is in a recipe key."""
+    """How flows run; nothing here changes outputs, so nothing here is in a recipe key."""
 
     workers: Parallel = 2
     runner: Literal["threads", "dask"] = "threads"
@@ -182,7 +182,7 @@ class FlowParams(Frozen):
     @field_validator("timeout_s", mode="before")
     @classmethod
     def _every_stage(cls, value: Any) -> Any:
-        return completed(value, STAGE_TIMEOUTS_S)
+        return fill_defaults(value, STAGE_TIMEOUTS_S)
 
     @field_validator("timeout_s")
     @classmethod
@@ -199,10 +199,10 @@ _LOCAL_CPU = {"kind": "llvm", "mcpu": "host", "threads": 2, "device": {"transpor
 
 
 class Params(Frozen):
-    """All of params.yaml. What is left out has the default that docs/params.md lists.
+    """All of params.yaml. Missing keys have the defaults of docs/params.md.
 
-    targets: `local-cpu`, this machine, is there in every file. cells: where none are listed, each model in float32 on
-    it, under the model's name.
+    targets: every file has `local-cpu`, this machine. cells: by default each model in float32 on it, under the model's
+    name.
     """
 
     models: dict[Name, ModelEntry] = Field(default_factory=dict)
@@ -225,8 +225,10 @@ class Params(Frozen):
     def _with_defaults(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        params = {name: value for name, value in data.items() if value is not None}  # a block whose lines are comments
-        params["targets"] = completed(params.get("targets", {}), {LOCAL_CPU: _LOCAL_CPU})
+        params = {
+            name: value for name, value in data.items() if value is not None
+        }  # None: a block whose lines are all comments
+        params["targets"] = fill_defaults(params.get("targets", {}), {LOCAL_CPU: _LOCAL_CPU})
         models = params.get("models", {})
         if "cells" not in params:
             names = models if isinstance(models, dict) else ()
@@ -255,9 +257,8 @@ class Params(Frozen):
         return self
 
     def cell(self, text: str) -> Cell:
-        """Return the cell that a user wrote: `model@target:precision`, or a name under `cells:`.
-
-        Raises UnknownNameError with the legal names.
+        """Return the cell of `model@target:precision` or of a name under `cells:`. Raises UnknownNameError with the
+        legal names.
         """
         if text in self.cells:
             return self.cells[text]
@@ -295,7 +296,7 @@ class Params(Frozen):
         return UnknownNameError(f"no cell {text!r}", expected, hint)
 
     def cell_name(self, cell: Cell) -> str | None:
-        """Return the name of a cell under `cells:`, None when it is not listed."""
+        """Return the name of a cell under `cells:`, None if it is not listed."""
         return next((name for name, listed in self.cells.items() if listed == cell), None)
 
 
@@ -308,7 +309,7 @@ STAGE_NAMES = tuple(name for name, field in Params.model_fields.items() if _is_s
 
 
 def load_params(path: Path) -> Params:
-    """Read and validate params.yaml. Raises ParamsError that lists everything wrong with it."""
+    """Read and validate params.yaml. Raises ParamsError that lists all errors."""
     try:
         stat = path.stat()
         if stat.st_size > MAX_PARAMS_BYTES:
@@ -318,7 +319,7 @@ def load_params(path: Path) -> Params:
         raise ParamsError(
             f"no {path.name} in {path.parent}",
             "a workspace: a folder with params.yaml",
-            "make one with 'tvmflow new DIR', change into yours, or name it with --root",
+            "make one with 'tvmflow new DIR', change into yours, or pass it as --root",
         ) from None
 
 

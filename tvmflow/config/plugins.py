@@ -1,8 +1,8 @@
-"""Rows of other packages: a table is what tvmflow ships and what installed packages add by entry points.
+"""Look up table entries of tvmflow and of installed packages, which add them by entry points.
 
-A package adds a row with an entry point of the group `tvmflow.TABLE`: tvmflow.frontends, tvmflow.backends,
-tvmflow.tuners, tvmflow.transports, tvmflow.toolchain.compilers. Names are read from the metadata of packages; a row is
-imported when it is asked for. Installing a package is what trusts its code, as it is for every package.
+A package adds an entry by an entry point of the group `tvmflow.TABLE`: tvmflow.frontends, tvmflow.backends,
+tvmflow.tuners, tvmflow.transports, tvmflow.toolchain.compilers. Names are read from package metadata; an entry is
+imported on first use. Installing a package means trusting its code, as for every package.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ Row = TypeVar("Row")
 
 
 class Table(UserDict[str, Row]):
-    """Name -> row. A row of a package that is installed is found beside the shipped ones; it cannot take the name of
-    one.
-    """
+    """Name -> entry. Entries of installed packages are found beside our own and cannot replace them."""
 
     def __init__(self, name: str, shipped: Mapping[str, Row]) -> None:
         self.name = name
@@ -47,19 +45,19 @@ class Table(UserDict[str, Row]):
             raise UsageError(
                 f"plug-in {name!r} of {self.name} does not load: {type(error).__name__}: {first_line(error)}",
                 f"{point.value} of {_package(point)}",
-                "mend or uninstall that package",
+                "fix or uninstall that package",
             ) from error
         return row
 
     def package(self, name: str) -> tuple[str, str] | None:
-        """Return the package that a row comes from and its version; None for a row that tvmflow ships."""
+        """Return the package and version of an entry; None for an entry of tvmflow."""
         if name in self.data or name not in self._points():
             return None
         package = self._points()[name].dist
         return (package.name, package.version) if package is not None else ("unknown", "0")
 
     def _points(self) -> dict[str, metadata.EntryPoint]:
-        """Return the rows of installed packages. Raises UsageError where two have one name, or one that is shipped."""
+        """Return the entries of installed packages. Raises UsageError for a duplicate name."""
         points: dict[str, metadata.EntryPoint] = {}
         for point in entry_points(f"tvmflow.{self.name}", tuple(sys.path)):
             other = points.get(point.name)
@@ -76,7 +74,7 @@ class Table(UserDict[str, Row]):
 
 @functools.cache
 def entry_points(group: str, _path: tuple[str, ...]) -> tuple[metadata.EntryPoint, ...]:
-    """Return the entry points of a group; the metadata of all packages on a path are read once in a process."""
+    """Return the entry points of a group; package metadata of a path are read once per process."""
     return tuple(metadata.entry_points(group=group))
 
 

@@ -1,6 +1,6 @@
-"""The blocks of params.yaml that belong to a stage, one for each, with the defaults of what a file leaves out.
+"""Define the blocks of params.yaml of the stages, with their defaults.
 
-The repository's params.yaml writes every default down; a test keeps the two, and docs/params.md, equal.
+The repository's params.yaml lists every default; a test keeps both, and docs/params.md, equal.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ BUILD_ERRORS: dict[Precision, float] = {
 }
 
 
-def completed(value: Any, defaults: Mapping[Any, Any]) -> Any:
-    """Return a mapping of params.yaml with the defaults of the names that it leaves out; anything else as it is."""
+def fill_defaults(value: Any, defaults: Mapping[Any, Any]) -> Any:
+    """Return a mapping of params.yaml with defaults for missing names; any other value unchanged."""
     return {**defaults, **value} if isinstance(value, dict) else value
 
 
@@ -55,7 +55,7 @@ class FetchParams(StageBlock):
     connect_timeout_s: PositiveFloat = 20.0
     calibration_samples: Positive = 200
     evaluation_samples: Positive = 400
-    golden_samples: Annotated[int, Field(ge=2)] = 4  # one could not show that a module follows its input
+    golden_samples: Annotated[int, Field(ge=2)] = 4  # one sample could not show that outputs depend on the input
     random_samples: Positive = 8
     split_seed: Seed = 0
 
@@ -65,8 +65,8 @@ class ImportParams(StageBlock):
 
 
 class MixedOperators(Frozen):
-    """low: operators that compute in 16 bits; high: those that stay in float32; others follow their inputs where 16
-    bits are enough.
+    """low: operators that compute in 16 bits; high: those that stay in float32; others follow their inputs if 16 bits
+    suffice.
     """
 
     low: Annotated[tuple[str, ...], Field(strict=False)]
@@ -79,7 +79,9 @@ DEFAULT_MIXED = MixedOperators(
 
 
 class Int8Params(Frozen):
-    """The post-training quantizer of `int8`. activations: auto takes what the target's processor multiplies fastest."""
+    """The post-training quantizer of `int8`. activations: auto selects the type that the target's processor multiplies
+    fastest.
+    """
 
     observer: Literal["minmax", "percentile", "kl", "mse"] = "mse"
     percentile: Annotated[float, Field(gt=50, le=100)] = 99.99
@@ -93,9 +95,7 @@ class Int8Params(Frozen):
 
 
 class VtaInt8Params(Frozen):
-    """The power-of-two scheme of `vta_int8`. global_scale: what the one scale of `global` reaches to; auto:
-    calibrated.
-    """
+    """The power-of-two scheme of `vta_int8`. global_scale: range of the single scale of `global`; auto: calibrated."""
 
     scale: Literal["global", "calibrated"] = "calibrated"
     global_scale: PositiveFloat | Literal["auto"] = "auto"
@@ -110,7 +110,7 @@ class VtaInt8Params(Frozen):
 
 
 class QuantizeParams(StageBlock):
-    """mixed: `default`, and a list of its own for each target that needs one."""
+    """mixed: `default`, and separate lists for targets that need them."""
 
     max_relative_error: dict[Precision, PositiveFloat] = Field(default_factory=lambda: dict(QUANTIZE_ERRORS))
     mixed: dict[Name, MixedOperators] = Field(default_factory=lambda: {"default": DEFAULT_MIXED})
@@ -120,12 +120,12 @@ class QuantizeParams(StageBlock):
     @field_validator("max_relative_error", mode="before")
     @classmethod
     def _every_precision(cls, value: Any) -> Any:
-        return completed(value, QUANTIZE_ERRORS)
+        return fill_defaults(value, QUANTIZE_ERRORS)
 
     @field_validator("mixed", mode="before")
     @classmethod
     def _a_default(cls, value: Any) -> Any:
-        return completed(value, {"default": DEFAULT_MIXED})
+        return fill_defaults(value, {"default": DEFAULT_MIXED})
 
 
 class GraphPackParams(StageBlock):
@@ -169,7 +169,7 @@ class BuildParams(StageBlock):
     @field_validator("max_relative_error", mode="before")
     @classmethod
     def _every_precision(cls, value: Any) -> Any:
-        return completed(value, BUILD_ERRORS)
+        return fill_defaults(value, BUILD_ERRORS)
 
 
 class DeployParams(StageBlock):

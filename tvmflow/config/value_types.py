@@ -1,4 +1,4 @@
-"""The kinds of values that params.yaml may hold, each with the bounds beyond which nothing works."""
+"""Define the types of values in params.yaml, with their bounds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _check_host(name: str) -> str:
 
 
 def check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape. Raises ValueError where it has too many values."""
+    """Return a shape. Raises ValueError if it has too many values."""
     values = 1
     for size in shape:
         values *= size
@@ -70,7 +70,7 @@ def _check_ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _numbers(text: str, field: tuple[str, int, int, tuple[str, ...]]) -> set[int]:
-    """Return the numbers that one field of a cron stands for: lists of `*`, N, N-M, each with /STEP."""
+    """Return the numbers of a cron field: lists of `*`, N, N-M, each with an optional /STEP."""
     what, low, high, names = field
     numbers: set[int] = set()
     for part in text.split(","):
@@ -96,7 +96,7 @@ def _number(text: str, what: str, names: tuple[str, ...]) -> int:
 
 
 def _check_cron(text: str) -> str:
-    """Refuse what is no cron of five fields, and a date that no year has."""
+    """Reject text that is no cron of five fields, and dates that no year has."""
     fields = text.split(" ")
     if len(fields) != len(_FIELDS):
         raise ValueError(f"a cron has five fields, 'minute hour day month weekday'; found {text!r}")

@@ -1,4 +1,4 @@
-"""Where a workspace keeps its things. A workspace is a folder with params.yaml; a clone of tvmflow is one."""
+"""Locate the files of a workspace: a folder with params.yaml, such as a clone of tvmflow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvmflow.support.errors import UsageError
 
 @dataclass(frozen=True)
 class Workspace:
-    """digests: what this process knows of the files; whoever asks again shares the workspace."""
+    """digests: file digests known to this process, shared by all users of the workspace."""
 
     root: Path
     digests: Digests = field(default_factory=Digests, compare=False, repr=False)
@@ -32,14 +32,14 @@ class Workspace:
         return self.root / "artifacts"
 
     def folder(self, stage: str, cell: Cell) -> Path:
-        """The folder of what a stage made for a cell; DVC owns its content."""
+        """Return the output folder of a stage and cell; DVC owns its content."""
         return self.artifacts / stage / cell.slug
 
     def log_path(self, stage: str, cell: Cell) -> Path:
         return self.artifacts / ".logs" / f"{stage}.{cell.slug}.log"
 
     def tuning_log(self, cell: Cell) -> Path:
-        """The growing log of every measurement, kept apart from the small best-records file."""
+        """Return the log of all measurements, separate from the small file of best records."""
         return self.artifacts / "tuning_log" / f"{cell.slug}.jsonl"
 
     @property
@@ -49,7 +49,7 @@ class Workspace:
 
 @functools.cache
 def workspace_at(root: Path) -> Workspace:
-    """Return the workspace of a folder: one for all of this process, so that no file is read twice."""
+    """Return the workspace of a folder; one object per process, so that no file is read twice."""
     return Workspace(root)
 
 
@@ -67,5 +67,5 @@ def find_workspace(root: Path | None = None) -> Workspace:
     raise UsageError(
         f"no params.yaml in {candidates[0]}" + ("" if len(candidates) == 1 else " or above it"),
         "a workspace: a folder with params.yaml",
-        "make one with 'tvmflow new DIR', change into yours, or name it with --root",
+        "make one with 'tvmflow new DIR', change into yours, or pass it as --root",
     )

@@ -1,4 +1,4 @@
-"""Read YAML that a user wrote: plain data, no key twice, bounded depth and size."""
+"""Read YAML written by users: plain data, no duplicate keys, limited depth and size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import yaml
 
 MAX_DEPTH = 40
 MAX_VALUES = 200_000
-MAX_SCALAR = 10_000  # characters; reading a number takes the square of its length
+MAX_SCALAR = 10_000  # characters; parsing a number takes quadratic time
 
 
 def load_yaml(text: str) -> Any:
@@ -23,7 +23,7 @@ def load_yaml(text: str) -> Any:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Safe YAML that refuses a key written twice, deep nesting, and aliases that unfold to very much."""
+    """Safe YAML loader that rejects duplicate keys, deep nesting, and aliases that expand too far."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -46,7 +46,9 @@ class _PlainLoader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, f"more than {limit} {what}", event.start_mark)
 
     def _size(self, node: yaml.Node) -> int:
-        """Return how many values a node unfolds to; its parts were counted when they were composed."""
+        """Return the number of values in a node after alias expansion; its children were counted when they were
+        composed.
+        """
         if id(node) not in self._sizes:
             parts = [node] if isinstance(node.value, str) else _parts(node)
             self._sizes[id(node)] = 1 + sum(self._sizes.get(id(part), 0) for part in parts)

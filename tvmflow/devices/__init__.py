@@ -1,1 +1,1 @@
-"""One session interface to every device: local, tracker."""
+"""Sessions with devices, with one interface for every transport."""

@@ -20,7 +20,7 @@ _MOST_DEVICES = 32
 
 @dataclass(frozen=True)
 class Gpu:
-    """One device of one API. facts: as the driver tells them; tests: self-test -> `ok`, or why it failed."""
+    """One device of one API. facts: as its driver reports them; tests: self-test -> `ok`, or the failure."""
 
     api: str
     library: str
@@ -34,7 +34,7 @@ class Gpu:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Return why it cannot be used; nothing where it can."""
+        """Return the reasons why it cannot be used; empty if it can."""
         failed = [
             f"{name}: {self.tests.get(name, 'not tested')}" for name in NEEDED[self.api] if self.tests.get(name) != OK
         ]
@@ -42,7 +42,7 @@ class Gpu:
 
     @property
     def can(self) -> tuple[str, ...]:
-        """Return the self-tests that it passed and that no known fault takes back."""
+        """Return the self-tests that it passed, without those that a known bad driver excludes."""
         bad = {one.use for one in self.known}
         return tuple(name for name, result in self.tests.items() if result == OK and name not in bad)
 
@@ -61,17 +61,15 @@ class Gpu:
 
 @dataclass
 class Probed:
-    """What the probe said. missing: API -> why it is not there; ended: how a driver ended the probe, "" where it came
-    to its end.
-    """
+    """The result of the probe. missing: API -> reason; ended: how a driver ended the probe, "" if it finished."""
 
     gpus: list[Gpu] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     ended: str = ""
 
 
-def ended_by(number: int) -> str:
-    """Say that a signal ended the probe."""
+def describe_signal(number: int) -> str:
+    """Return a message for a signal that ended the probe."""
     try:
         return f"the driver ended it by {signal.Signals(number).name}"
     except ValueError:
@@ -79,18 +77,16 @@ def ended_by(number: int) -> str:
 
 
 def read_probe(text: str, ended: str = "") -> Probed:
-    """Return what the lines of a probe say; lines that are none of its are left out. ended: how it ended, "" for
-    well.
-    """
+    """Return the result in the output of a probe; other lines are ignored. ended: how it ended, "" if it finished."""
     lines: list[object] = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             lines.append(json.loads(line))
-    return probed_of(lines, ended)
+    return parse_probe(lines, ended)
 
 
-def probed_of(lines: Iterable[object], ended: str = "") -> Probed:
-    """Return what the lines of a probe say, read as JSON."""
+def parse_probe(lines: Iterable[object], ended: str = "") -> Probed:
+    """Return the result in the lines of a probe, parsed as JSON."""
     probed = Probed(ended=ended)
     libraries: dict[str, str] = {}
     facts: dict[tuple[str, int], dict[str, Any]] = {}
@@ -122,14 +118,14 @@ def probed_of(lines: Iterable[object], ended: str = "") -> Probed:
 _LONGEST_NAME = 200
 
 
-def as_name(said: object) -> str:
-    """Return what a device calls itself as records and filters may have it: a line of letters, digits and few signs."""
+def sanitize_name(said: object) -> str:
+    """Return a device's name for records and filters: one line of letters, digits and few other characters."""
     return re.sub(r"[^A-Za-z0-9 .,:;/+@#()~_-]", "?", str(said))[:_LONGEST_NAME]
 
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """What computes the networks of a session, as its driver tells it. api: opencl or vulkan; version: of the
+    """The GPU that computes the networks of a session, as its driver reports it. api: opencl or vulkan; version: of the
     driver.
     """
 

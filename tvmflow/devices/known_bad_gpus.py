@@ -1,6 +1,4 @@
-"""Drivers that pass the probe and still compute wrong values, or that fail in use: refused, with the reason and where
-it was reported.
-"""
+"""List GPU drivers that pass the probe but compute wrong values or fail in use, with reason and source."""
 
 from __future__ import annotations
 
@@ -11,10 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class KnownBad:
-    """api: of which API; device, driver: regular expressions that name and driver have to match; use: what must not be
-    used.
-
-    use: `any`, or the name of a self-test of the probe, as `image_array`.
+    """An API and regular expressions for device and driver names. use: what must not be used: `any`, or a self-test of
+    the probe such as `image_array`.
     """
 
     api: str
@@ -46,7 +42,7 @@ KNOWN_BAD = (
 
 
 def known_bad(api: str, device: Mapping[str, object]) -> tuple[KnownBad, ...]:
-    """Return the entries that a device of the probe matches."""
+    """Return the entries that match a device of the probe."""
     name, driver = str(device.get("name", "")), str(device.get("driver", ""))
     return tuple(
         one for one in KNOWN_BAD if one.api == api and re.search(one.device, name) and re.fullmatch(one.driver, driver)

@@ -1,6 +1,4 @@
-"""What ships, on a device: the library without TVM, run through TVM's RPC server; and how each form of a network is
-started.
-"""
+"""Start a built library on a device: network.so without TVM, or library.so in TVM's virtual machine."""
 
 from __future__ import annotations
 
@@ -13,28 +11,26 @@ from tvmflow.devices.session import DeviceSession, RemoteModel
 
 
 @dataclass(frozen=True)
-class Form:
-    """A file that computes the network on a device. start(session, remote_name): of the file, uploaded under that
-    name.
-    """
+class LibraryForm:
+    """A library file and how it starts on a device. start(session, remote_name): starts the uploaded file."""
 
     file: Path
     start: Callable[[DeviceSession, str], RemoteModel]
 
-    def started(self, session: DeviceSession) -> RemoteModel:
+    def upload_and_start(self, session: DeviceSession) -> RemoteModel:
         """Upload the file and start it."""
         return self.start(session, session.upload(self.file))
 
 
-def in_machine(folder: Path) -> Form:
-    """Return the form in TVM's virtual machine of what `build` left in a folder."""
-    return Form(folder / "library.so", lambda session, name: session.model_on_device(name))
+def vm_library(folder: Path) -> LibraryForm:
+    """Return library.so of a build folder, which runs in TVM's virtual machine."""
+    return LibraryForm(folder / "library.so", lambda session, name: session.model_on_device(name))
 
 
-def shipped(folder: Path, manifest: dict[str, Any]) -> Form:
-    """Return the form that apps get, without TVM; the virtual machine's of a build from before there was one."""
+def network_library(folder: Path, manifest: dict[str, Any]) -> LibraryForm:
+    """Return network.so, the library for apps, which needs no TVM; library.so for builds without network.so."""
     network = manifest.get("network")
     if not network:
-        return in_machine(folder)
+        return vm_library(folder)
     outputs, design = manifest["outputs"], network.get("device")
-    return Form(folder / "network.so", lambda session, name: session.network(name, folder, outputs, design))
+    return LibraryForm(folder / "network.so", lambda session, name: session.network(name, folder, outputs, design))

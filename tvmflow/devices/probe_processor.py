@@ -1,4 +1,4 @@
-"""Ask a device what its processor is, and keep that: for targets with `mcpu: device`."""
+"""Ask a device for its processor and cache the reply, for targets with `mcpu: device`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from tvmflow.targets.processors import check_processor
 
 
 def ask_processor(entry: TargetEntry, wait_s: float) -> tuple[str, tuple[str, ...]]:
-    """Return LLVM's name of the processor of a target's device, and its attributes beside that; keeps both.
-
-    wait_s: for a free device. Raises DeviceError, WrongProcessorError, UsageError.
+    """Return LLVM's name and attributes of the processor of a target's device, and cache them. wait_s: for a free
+    device. Raises DeviceError, WrongProcessorError, UsageError.
     """
     mtriple = entry.mtriple or ""
     mcpu, attributes = processor_from(transport_of(entry.device).processor(entry.device, wait_s), mtriple)

@@ -20,19 +20,17 @@ _LINK = ("-pie", "-Wl,--as-needed", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,max-pa
 
 
 def probe_sources() -> list[Path]:
-    """Return the files that the probe of GPUs is compiled of, without its main program: the others of the folder run
-    networks.
-    """
+    """Return the source files of the GPU probe without its main program."""
     return [RUNTIME / "gpu" / f"{name}.c" for name in ("gpu_probe", "opencl", "probe_opencl", "probe_vulkan", "vulkan")]
 
 
 def agent_sources() -> list[Path]:
-    """Return the files that the agent is compiled of: its own, what looks at the processor, and the probe of GPUs."""
+    """Return the source files of the agent: its own, the CPU description, and the GPU probe."""
     return sorted([*(RUNTIME / "agent").glob("*.c"), *(RUNTIME / "measure").glob("*.c"), *probe_sources()])
 
 
 def build_agent(path: Path, compiler: Sequence[str]) -> Path:
-    """Compile the agent. compiler: of C, with what chooses its processor. Raises ToolchainError."""
+    """Compile the agent. compiler: a C compiler with the flags for the device. Raises ToolchainError."""
     include = [
         *(f"-I{RUNTIME / name}" for name in ("include", "gpu", "measure")),
         f"-ffile-prefix-map={RUNTIME}=runtime",
@@ -47,19 +45,19 @@ def build_agent(path: Path, compiler: Sequence[str]) -> Path:
 
 
 def run_compiler(command: Sequence[str], what: str, hint: str = "set cc: of the target") -> None:
-    """Compile a program for a device. Raises ToolchainError, which says what could not be compiled, with a hint."""
+    """Compile a program for a device. Raises ToolchainError, which names the program, with a hint."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=300, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ToolchainError(f"{what} cannot be compiled: {error}", "a compiler of C for the device", hint) from None
+        raise ToolchainError(f"{what} cannot be compiled: {error}", "a C compiler for the device", hint) from None
     if done.returncode:
         raise ToolchainError(
-            f"{command[0]} does not compile {what}: {error_words(done.stderr)}", "a compiler of C11 for the device"
+            f"{command[0]} does not compile {what}: {error_words(done.stderr)}", "a C11 compiler for the device"
         )
 
 
 def agent_for(target: ResolvedTarget) -> Path:
-    """Return the agent's program for a target, compiled now if it is not there. Raises ToolchainError."""
+    """Return the agent's program for a target, compiled if necessary. Raises ToolchainError."""
     words = target.compiler.words
     sources = {
         file.name: sha256_of(file)

@@ -1,4 +1,4 @@
-"""The transports, a row each: what `transport:` of a device may be."""
+"""List the transports, the values of `transport:` of a device."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ TRANSPORTS: Table[Transport] = Table(
 
 
 def transport_of(device: DeviceEntry) -> Transport:
-    """Return the row by which a device is reached. Raises UnknownNameError."""
+    """Return the transport of a device. Raises UnknownNameError."""
     if device.transport not in TRANSPORTS:
         raise UnknownNameError(f"no transport {device.transport!r}", legal=TRANSPORTS)
     return TRANSPORTS[device.transport]
 
 
 def open_session(device: DeviceEntry, backend: Backend, limits: SessionLimits) -> AbstractContextManager[DeviceSession]:
-    """Open a session with the device of a target; at its end everything is closed again, whatever happened.
+    """Open a session with the device of a target and close it at the end.
 
-    Raises TrackerError, DeviceUnknownError, DeviceBusyError, and UnknownNameError for a transport that there is not.
+    Raises TrackerError, DeviceUnknownError, DeviceBusyError, and UnknownNameError for an unknown transport.
     """
     return transport_of(device).open(device, backend, limits)

@@ -1,4 +1,4 @@
-"""One session with one device: upload, run, time. The same for every way to reach a device."""
+"""Define a session with a device: upload, run and time, the same for every transport."""
 
 from __future__ import annotations
 
@@ -22,24 +22,23 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
-# What a process on a device tells of itself and its machine, in the order of runtime/measure/process_state.h.
+# State of a process and its device, in the order of runtime/measure/process_state.h.
 STATE = ("wall_s", "own_s", "waited_s", "switches", "busy_s", "processors", "khz", "loop_ns", "round_trip_ns")
-# What an emulated device counts, in the order of runtime/emulator/count.c.
+# Counters of an emulated device, in the order of runtime/emulator/count.c.
 EXECUTED = ("instructions", "multiply_add_instructions", "multiply_adds", "loaded_bytes", "stored_bytes")
 
 
-def known_state(numbers: Iterable[float]) -> dict[str, float]:
-    """Return those numbers of a process's state that its device knows, by name of STATE."""
+def decode_state(numbers: Iterable[float]) -> dict[str, float]:
+    """Return the known values of a process's state, by name of STATE."""
     return {name: number for name, number in zip(STATE, numbers, strict=True) if 0 <= number < math.inf}
 
 
 class DeviceSession(ABC):
-    """An open session. All device failures come out as DeviceLostError, which may be tried again, or another
-    DeviceError.
+    """An open session. Device failures are raised as DeviceLostError, which may be retried, or another DeviceError.
 
-    unit: which of the devices of its key this is; build: of its system, "" where nobody knows. gpu: that computes the
-    networks which were opened; None for none, or before. has_tvm: it runs libraries that need TVM's runtime; others run
-    what needs nothing (network.so, and kernels that were linked alike).
+    unit: the device among those of its key; build: the version of its system, "" if unknown. gpu: the GPU of the opened
+    networks, None without one. has_tvm: it runs libraries that need TVM's runtime; others run only network.so and
+    kernels linked alike.
     """
 
     has_tvm: ClassVar[bool] = False
@@ -51,54 +50,51 @@ class DeviceSession(ABC):
 
     @abstractmethod
     def upload(self, library: Path) -> str:
-        """Upload a file; returns the name under which this session knows it."""
+        """Upload a file; return its name in this session."""
 
     @abstractmethod
     def network(
         self, remote_name: str, beside: Path, outputs: list[dict[str, Any]], design: str | None = None
     ) -> RemoteModel:
-        """Start a library without TVM that was uploaded. beside: the folder with what else `build` left of it.
+        """Start an uploaded library without TVM.
 
-        outputs: shape and dtype of each, as in manifest.json. design: of the accelerator that computes a part of it,
-        None for none. Raises StageError where the library refuses.
+        beside: the build folder. outputs: shape and dtype of each, as in manifest.json. design: of the accelerator that
+        computes a part of it, None for none. Raises StageError if the library fails.
         """
 
     @abstractmethod
     def bench(self, arrays: Sequence[Array]) -> WorkloadBench:
-        """Put the arguments of a kernel on the device, the last of which is its output before it ran."""
+        """Upload the arguments of a kernel; the last is its output, with the values before the run."""
 
     def model_on_device(self, remote_name: str) -> RemoteModel:
-        """Start a library that was uploaded in TVM's virtual machine."""
+        """Start an uploaded library in TVM's virtual machine."""
         raise self._without_tvm(f"starting {remote_name}")
 
     def model(self, library: Path) -> RemoteModel:
-        """Upload the library of a whole network and start it in TVM's virtual machine."""
+        """Upload a network's library and start it in TVM's virtual machine."""
         return self.model_on_device(self.upload(library))
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function that the device provides beside libraries, and return its output."""
+        """Call a function that the device provides, and return its output."""
         raise self._without_tvm(f"calling {name}")
 
     def gpus(self) -> Probed:
-        """Return which GPUs of the device can be computed on, tried there. Raises DeviceError where nothing tries
-        them.
-        """
+        """Return the usable GPUs of the device, as probed there. Raises DeviceError without a probe."""
         raise DeviceError(
-            f"device {self.name!r} has nothing that tries GPUs",
+            f"device {self.name!r} cannot probe GPUs",
             "a device with our agent",
-            "reach it through transport: agent or adb; 'tvmflow devices' tries those of this machine",
+            "reach it through transport: agent or adb; 'tvmflow devices' probes those of this machine",
         )
 
     def opening_ms(self, remote_name: str, keeps_programs: bool) -> float | None:
-        """Return what opening a library that was uploaded takes on the device; None where no GPU computes it.
+        """Return the time to open an uploaded library on the device; None without a GPU.
 
-        keeps_programs: it takes the programs that an earlier start compiled, and keeps them; else it compiles them
-        anew.
+        keeps_programs: use and fill the cache of compiled programs; else compile them again.
         """
         return None
 
     def rest(self) -> None:  # noqa: B027 (most know nothing of it)
-        """Wait until the device is cool enough to be measured, where it tells. Raises DeviceHotError."""
+        """Wait until the device is cool enough to be measured, if it reports a temperature. Raises DeviceHotError."""
 
     def _without_tvm(self, doing: str) -> DeviceError:
         return DeviceError(
@@ -109,9 +105,7 @@ class DeviceSession(ABC):
 
 
 class RemoteModel(ABC):
-    """A library of a whole network, loaded on a device. takes_sizes: runs may choose sizes (`set_sized`) where the
-    library has several.
-    """
+    """A network's library loaded on a device. takes_sizes: it can run several buckets (`set_sized`)."""
 
     takes_sizes: ClassVar[bool] = False
 
@@ -120,16 +114,16 @@ class RemoteModel(ABC):
         """Copy the inputs to the device, in the model's order."""
 
     def set_sized(self, sizes: Numbers, *inputs: Array) -> None:
-        """Copy inputs of other sizes than the largest to the device. Raises DeviceError where it takes none."""
+        """Copy inputs of sizes below the largest to the device. Raises DeviceError if it does not support them."""
         raise DeviceError(f"inputs of sizes {sizes}", "a device that is reached through TVM's RPC server")
 
     def at(self, sizes: Numbers) -> SizedModel:
-        """Return what runs the library at these sizes."""
+        """Return a model that runs the library at these sizes."""
         return SizedModel(self, sizes)
 
     @abstractmethod
     def invoke(self) -> None:
-        """Run once on the inputs that were set."""
+        """Run once on the current inputs."""
 
     @abstractmethod
     def outputs(self) -> Arrays:
@@ -137,42 +131,35 @@ class RemoteModel(ABC):
 
     @abstractmethod
     def time_runs(self, repeat: int) -> list[float]:
-        """Return `repeat` times of one run each on the device's own clock, in seconds; copies not included."""
+        """Return `repeat` times of one run each on the device's clock, in seconds, without copies."""
 
     def profile(self, runs: int) -> list[tuple[str, int, int]]:
-        """Run so often on the inputs that were set; return name, calls and nanoseconds of each kernel call, in order;
-        none where nothing tells them.
+        """Run `runs` times on the current inputs; return name, calls and nanoseconds of each kernel call in order;
+        empty without a profile.
         """
         return []
 
     def executed(self) -> dict[str, int] | None:
-        """Run once on the inputs that were set and return what that executed, by name of EXECUTED; None where nothing
-        counts.
-        """
+        """Run once on the current inputs and return the counters of EXECUTED; None without counters."""
         return None
 
     def last_run_ms(self) -> float | None:
-        """Return what the last run took on the device's own clock; None where that is not told."""
+        """Return the time of the last run on the device's clock; None if not available."""
         return None
 
     def copies_ms(self, runs: int) -> tuple[float, float] | None:
-        """Return the mean time that it takes to bring the inputs to a GPU, and its outputs to the host's memory; None
-        where none computes.
-        """
+        """Return the mean times to copy the inputs to a GPU and the outputs to the host; None without a GPU."""
         return None
 
     def memory_bytes(self) -> int | None:
-        """Return by how much the device's process has grown since just before it loaded the library; None where nobody
-        knows.
-        """
+        """Return the growth of the device's process since just before it loaded the library; None if unknown."""
         return None
 
     def state(self, threads: int, look: bool) -> dict[str, float] | None:
-        """Return what the device knows of the state of the process, by name of STATE, and `celsius`; None where it
-        tells nothing.
+        """Return the state of the process by name of STATE, and `celsius`; None if not available.
 
-        Counters only grow: what happened is the difference of two calls. look: also at the clock, the temperature and
-        the CPUs on which `threads` threads compute, which takes some milliseconds.
+        Counters are cumulative: take the difference of two calls. look: also measure the clock, the temperature and the
+        CPUs of `threads` computing threads, which takes some milliseconds.
         """
         return None
 
@@ -180,7 +167,7 @@ class RemoteModel(ABC):
         """Free the library on the device."""
 
     def run(self, *inputs: Array) -> Arrays:
-        """Run one batch of inputs with the shapes of the model's; returns all outputs."""
+        """Run one batch of inputs with the model's shapes; return all outputs."""
         self.set_inputs(*inputs)
         self.invoke()
         return self.outputs()
@@ -188,13 +175,13 @@ class RemoteModel(ABC):
 
 @dataclass(frozen=True)
 class SizedModel:
-    """A library on a device that takes inputs of certain sizes alone."""
+    """A library on a device with inputs of fixed sizes."""
 
     model: RemoteModel
     sizes: Numbers
 
     def run(self, *inputs: Array) -> Arrays:
-        """Run one batch; returns all outputs."""
+        """Run one batch; return all outputs."""
         self.model.set_sized(self.sizes, *inputs)
         self.model.invoke()
         return self.model.outputs()
@@ -205,12 +192,12 @@ class RemoteKernel(ABC):
 
     @abstractmethod
     def output(self) -> Array:
-        """Run once and return the output; what the kernel did not write is as it was before."""
+        """Run once and return the output; values that the kernel does not write are unchanged."""
 
     @abstractmethod
     def time(self, repeat: int, min_repeat_ms: float) -> list[float]:
-        """Return `repeat` mean times in seconds, each of as many runs as take min_repeat_ms together, after one that is
-        not counted.
+        """Return `repeat` mean times in seconds, each over runs of at least min_repeat_ms in total, after one warm-up
+        run.
         """
 
 
@@ -223,8 +210,8 @@ class WorkloadBench(ABC):
 
 
 @contextlib.contextmanager
-def translated(name: str, doing: str) -> Iterator[None]:
-    """Turn whatever the RPC client raises into a DeviceLostError that says what was going on."""
+def convert_errors(name: str, doing: str) -> Iterator[None]:
+    """Convert errors of the RPC client to a DeviceLostError that names the operation."""
     try:
         yield
     except Exception as error:  # TVM raises RuntimeError, RPCError, OSError and its own types here
@@ -233,13 +220,13 @@ def translated(name: str, doing: str) -> Iterator[None]:
         raise DeviceLostError(
             f"device {name!r} failed while {doing}: {last_line(error)}",
             "a device that responds until the end",
-            "look at the device; the stage can be run again and goes on from what is stored",
+            "check the device, then run the stage again; it resumes from the stored results",
         ) from error
 
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """session_timeout_s: the device ends a session that lasts longer; wait_s: how long to wait for a free device."""
+    """session_timeout_s: the device ends a longer session; wait_s: longest wait for a free device."""
 
     session_timeout_s: float
     wait_s: float

@@ -1,4 +1,4 @@
-"""One measurement per device at a time, on this machine: tuning and timing exclude each other too."""
+"""Lock devices on this machine, so that each runs one measurement at a time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tvmflow.support.errors import DeviceBusyError
 
 
 @contextlib.contextmanager
-def exclusive(name: str, wait_s: float) -> Iterator[None]:
-    """Hold the lock of a device against every other tvmflow of this user. Raises DeviceBusyError after `wait_s`."""
+def lock_device(name: str, wait_s: float) -> Iterator[None]:
+    """Hold the lock of a device against other tvmflow processes of this user. Raises DeviceBusyError after `wait_s`."""
     path = Path.home() / ".cache" / "tvmflow" / "locks" / f"device-{name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
@@ -34,7 +34,7 @@ def exclusive(name: str, wait_s: float) -> Iterator[None]:
 
 
 def this_unit() -> str:
-    """Return what tells this machine from others of its kind, without giving its name away."""
+    """Return an identifier of this machine that does not contain its name."""
     try:
         name = Path("/etc/machine-id").read_text(encoding="utf-8").strip()
     except OSError:

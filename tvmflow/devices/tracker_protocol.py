@@ -1,6 +1,6 @@
-"""What an RPC tracker of TVM hears and says: lists of JSON behind their size. Importing TVM for it would take seconds.
+"""Speak the protocol of TVM's RPC tracker (length-prefixed JSON) without importing TVM, which takes seconds.
 
-Knows nothing of devices; registrar.py offers one to a tracker, tracker.py asks for one.
+registration.py registers agents with a tracker, tracker.py requests devices from it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TrackerAddress:
 
     @staticmethod
     def find(host: str | None, port: int | None) -> TrackerAddress:
-        """Return the address: TVM_TRACKER_HOST / TVM_TRACKER_PORT where set, else what params.yaml says."""
+        """Return the address from TVM_TRACKER_HOST and TVM_TRACKER_PORT, or else from params.yaml."""
         named_host = os.environ.get("TVM_TRACKER_HOST") or host
         named_port = os.environ.get("TVM_TRACKER_PORT") or port
         if not named_host or not named_port:
@@ -43,7 +43,7 @@ class TrackerAddress:
 
 
 class TrackerConnection:
-    """A connection to a tracker; what was put through it is offered for as long as it is open. Raises TrackerError."""
+    """A connection to a tracker; its registrations end with it. Raises TrackerError."""
 
     def __init__(self, address: TrackerAddress) -> None:
         self.address = address
@@ -54,7 +54,7 @@ class TrackerConnection:
         try:
             self._socket.sendall(struct.pack("<i", _MAGIC))
             if struct.unpack("<i", self._read(4))[0] != _MAGIC:
-                raise ValueError("what answers is no tracker")
+                raise ValueError("the reply is not from a tracker")
         except (OSError, ValueError) as error:
             self.close()
             raise no_tracker(address, error) from error
@@ -63,14 +63,14 @@ class TrackerConnection:
         self._socket.close()
 
     def ask(self, *message: Any, within_s: float = CONNECT_TIMEOUT_S) -> Any:
-        """Send a message and return its reply. Raises TimeoutError where there is none within that time."""
+        """Send a message and return its reply. Raises TimeoutError without a reply within that time."""
         try:
             request = json.dumps(message).encode()
             self._socket.settimeout(within_s)
             self._socket.sendall(struct.pack("<i", len(request)) + request)
             size = struct.unpack("<i", self._read(4))[0]
             if not 0 < size <= MAX_MESSAGE_BYTES:
-                raise ValueError("what answers is no tracker")
+                raise ValueError("the reply is not from a tracker")
             return json.loads(self._read(size))
         except TimeoutError:
             raise

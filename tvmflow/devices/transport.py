@@ -1,4 +1,4 @@
-"""What a transport is: how a device is reached. A new one is a file here and a row of TRANSPORTS."""
+"""Define the interface of a transport. A new one is a file here and an entry of TRANSPORTS."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from tvmflow.targets.device_processor import DeviceFacts
 
 @dataclass(frozen=True)
 class Link:
-    """An open connection of TVM's RPC. remote: what its client gives; unit: which of the devices of a key responds
-    there.
-    """
+    """An open connection of TVM's RPC. remote: the client's session; unit: the device among those of the key."""
 
     remote: Any
     unit: str
@@ -29,9 +27,7 @@ class Link:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """What is known of a device without a session. counts: numbers worth showing, by name; hint: what to do where it is
-    not there.
-    """
+    """The state of a device without a session. counts: numbers to show, by name; hint: what to do if it is missing."""
 
     is_there: bool
     text: str
@@ -40,12 +36,11 @@ class DeviceState:
 
 
 class Transport(ABC):
-    """How the devices of an entry `device:` are reached.
+    """How the devices of a `device:` entry are reached.
 
-    options: what the entry may say beside `transport` and `key`. is_this_host: its devices compute on this machine, so
-    a measurement there must be alone, and frameworks of this machine can be measured beside it. is_emulated: the clock
-    of its devices counts executed instructions, a nanosecond each, and is no time. has_tvm: its sessions have, where
-    has_tvm_on does not say otherwise of a device.
+    options: the entry's fields beside `transport` and `key`. is_this_host: its devices compute on this machine, so
+    measurements exclude each other, and baselines can be measured beside them. is_emulated: the devices' clock counts
+    executed instructions as nanoseconds. has_tvm: its sessions have TVM, unless has_tvm_on says otherwise for a device.
     """
 
     options: ClassVar[type[Options]] = Options
@@ -54,46 +49,44 @@ class Transport(ABC):
     is_emulated: ClassVar[bool] = False
 
     def kind_of(self, kind: str) -> str:
-        """Return a kind of device as records have it: what was measured on an emulated one serves no real one."""
+        """Return the device kind of records; records of emulated devices are not used for real ones."""
         return f"{kind}-emulated" if self.is_emulated else kind
 
     def has_tvm_on(self, device: DeviceEntry) -> bool:
-        """Whether sessions with a device have TVM; where not, the tuner links what it measures so that it needs
-        nothing.
-        """
+        """Return whether sessions with a device have TVM; without it, the tuner links self-contained kernels."""
         return self.has_tvm
 
     def registry(self, device: DeviceEntry) -> Registry | None:
-        """Return where agents are offered for a device; None where it is reached otherwise. Raises UsageError."""
+        """Return the tracker of a device's agents; None for another transport. Raises UsageError."""
         return None
 
     def processor(self, device: DeviceEntry, wait_s: float) -> DeviceFacts:
-        """Return what a device says of its processor, for `mcpu: device`. Raises DeviceError, UsageError where it
-        cannot say it.
+        """Return a device's description of its processor, for `mcpu: device`. Raises DeviceError, UsageError if it has
+        none.
         """
         raise UsageError(
-            f"mcpu: device of a device with transport {device.transport}, which says nothing of its processor",
+            f"mcpu: device of a device with transport {device.transport}, which does not report its processor",
             "a device with our agent: transport agent, adb, or tracker with secret_file",
-            "name the processor with mcpu: of the target (host: this machine's)",
+            "set the processor as mcpu: of the target (host: this machine's)",
         )
 
     @abstractmethod
     def open(
         self, device: DeviceEntry, backend: Backend, limits: SessionLimits
     ) -> AbstractContextManager[DeviceSession]:
-        """Open a session with one device of the key; at the end nothing of it stays open, whatever happened.
+        """Open a session with one device of the key and close everything at the end.
 
         Raises TrackerError, DeviceUnknownError, DeviceBusyError.
         """
 
     @abstractmethod
     def state(self, device: DeviceEntry) -> DeviceState:
-        """Return whether there is a device of the key, and what it does. Raises TvmflowError when nobody knows."""
+        """Return the state of the devices of the key. Raises TvmflowError if it is unknown."""
 
 
 @dataclass(frozen=True)
 class Registry:
-    """A tracker, and the secret of all agents that are offered to it under one key."""
+    """A tracker, and the secret of all agents registered with it under one key."""
 
     tracker: TrackerAddress
     secret_file: Path

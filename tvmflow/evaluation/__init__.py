@@ -1,1 +1,1 @@
-"""Accuracy, agreement, latency, and comparison with peers."""
+"""Accuracy, agreement, latency, and comparison with baselines."""

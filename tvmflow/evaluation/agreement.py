@@ -1,28 +1,26 @@
-"""How far two sets of outputs are apart, judged by how much the outputs vary; the check at each arrow of the walk.
+"""Measure the error of outputs relative to their spread, and check it after every stage.
 
-An error is small or large beside what distinguishes one output from another, not beside the largest number in it: a
-model that adds 1000 to all of its outputs, or that outputs the same to everything, would forgive any error otherwise.
-For one output b (N inputs, C classes; further axes count as classes), in float64:
+An error is large or small relative to what distinguishes one output from another, not relative to the largest number in
+it. Otherwise a model that adds 1000 to all outputs, or whose output is constant, would hide any error. For one output b
+(N inputs, C classes; further axes count as classes), in float64:
 
-    over inputs   s_i = sqrt( sum (b - mean of its class)^2 / ((N - 1) C) )     how an output follows the input
-    over classes  s_c = sqrt( sum (b - mean of its input)^2 / (N (C - 1)) )     how the classes of one input differ
-    spread            = the smaller; with one input s_c alone, with one class s_i alone
+    over inputs   s_i = sqrt( sum (b - mean of its class)^2 / ((N - 1) C) )     variation between the inputs
+    over classes  s_c = sqrt( sum (b - mean of its input)^2 / (N (C - 1)) )     variation between the classes
+    spread            = the smaller one; with one input s_c alone, with one class s_i alone
     max_relative_error = max |a - b| / spread
     sqnr_db            = 20 log10( spread / rms(a - b) ), at most 200
 
-The differences a - b are not centred: an offset of the outputs alone is an error. Both numbers stay the same when one
-number is added to outputs and reference alike, or both are multiplied by one. The smaller spread is taken because
-neither replaces the other: outputs that differ by class only hide that the input is ignored, outputs that differ by
-input only hide that classes are permuted. Classes are pooled: one that varies by far the most sets the scale (a
-saturated softmax looks so, and there the others do not matter), one that never varies (a padded class) only dilutes it.
-A reference whose spread is below RESOLUTION of its largest output is refused: beside float32's rounding no error could
-be told from none.
+The differences a - b are not centred: a constant offset is an error. Both numbers are invariant when one constant is
+added to outputs and reference, or both are scaled. The smaller spread is used because neither replaces the other:
+outputs that vary by class only hide an ignored input, outputs that vary by input only hide permuted classes. Classes
+are pooled: a class with by far the largest variation sets the scale (as in a saturated softmax, where the others do not
+matter), a constant class (padding) only dilutes it. A reference whose spread is below RESOLUTION of its largest output
+is rejected, since float32 rounding would hide any error.
 
-Every output of a model is judged by itself. Of several, one that does not vary (boxes to start from) is judged beside
-its largest number, as long as another does vary. Integers are judged by the share that is equal. Beside the error
-stands what people look at, where it has a meaning: top-1 of class scores (N, C), the share of equal classes over the
-pixels of a map (N, C, H, W), the cosine of embeddings. Which of them follows from the shape, or from the `task` of the
-model.
+Each output of a model is compared separately. If a model has several, a constant one (such as anchor boxes) is compared
+relative to its largest number, as long as another one varies. Integers are compared by the share of equal values. A
+task metric is added where it is defined: top-1 of class scores (N, C), the share of equal classes over the pixels of a
+map (N, C, H, W), the cosine of embeddings. The shape or the `task` of the model selects it.
 """
 
 from __future__ import annotations
@@ -37,10 +35,10 @@ from tvmflow.support.errors import AgreementError
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
-RESOLUTION = 1e-5  # a hundred roundings of float32: a deep network that ignores its input still outputs 1e-7 apart
+RESOLUTION = 1e-5  # a hundred float32 roundings: outputs of a deep network that ignores its input still differ by 1e-7
 NO_NOISE_DB = 200.0
-LEAST_SQNR_DB = 6.0  # whatever the bound: noise of half the spread; outputs that ignore their input reach 3 dB at most
-LEAST_EQUAL = 0.9  # of integers, whatever the bound: a class that was close to another may change
+LEAST_SQNR_DB = 6.0  # whatever the bound: noise of half the spread; outputs that ignore the input reach at most 3 dB
+LEAST_EQUAL = 0.9  # of integers, whatever the bound: the class of a near tie may change
 _BOUND_OF = {
     "import_model": "import_model.max_relative_error",
     "quantize": "quantize.max_relative_error",
@@ -50,9 +48,7 @@ _BOUND_OF = {
 
 @dataclass(frozen=True)
 class Spread:
-    """Standard deviations of outputs over inputs and over classes; None where there is only one. largest: max
-    |output|.
-    """
+    """Standard deviations of outputs over inputs and over classes, None if there is only one. largest: max |output|."""
 
     inputs: float | None
     classes: float | None
@@ -65,10 +61,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Agreement:
-    """One output against its reference, or the worst of several.
+    """The agreement of one output with its reference, or the worst of several.
 
     top1_agreement: share of equal top-1. pixel_agreement: of equal classes over pixels. cosine: the lowest over the
-    samples. equal: share of equal integers. Each None where it has no meaning.
+    samples. equal: share of equal integers. Each is None where it is not defined.
     """
 
     top1_agreement: float | None
@@ -86,11 +82,11 @@ class Agreement:
 
 
 def spread_of(outputs: Array) -> Spread:
-    """Return how outputs (N, ...) vary. Raises AgreementError when there are none, or one is not finite."""
+    """Return the spread of outputs (N, ...). Raises AgreementError for empty or non-finite outputs."""
     b = _matrix(outputs, "the reference outputs")
     count, classes = b.shape
     largest = float(np.abs(b).max())
-    b = b / (largest or 1.0)  # so that squares neither vanish nor overflow
+    b = b / (largest or 1.0)  # avoid underflow and overflow of the squares
     inputs = np.sqrt(((b - b.mean(axis=0)) ** 2).sum() / ((count - 1) * classes)) if count > 1 else None
     over_classes = (
         np.sqrt(((b - b.mean(axis=1)[:, None]) ** 2).sum() / (count * (classes - 1))) if classes > 1 else None
@@ -99,8 +95,8 @@ def spread_of(outputs: Array) -> Spread:
     return Spread(inputs=scaled[0], classes=scaled[1], largest=largest)
 
 
-def check_reacts(reference: Array, what: str = "the source") -> Spread:
-    """Return how the reference varies. Raises AgreementError when it does not: then no check that follows could
+def check_varies(reference: Array, what: str = "the source") -> Spread:
+    """Return the spread of the reference. Raises AgreementError if it does not vary, since then no later check could
     fail.
     """
     spread = spread_of(reference)
@@ -110,8 +106,8 @@ def check_reacts(reference: Array, what: str = "the source") -> Spread:
                 f"the outputs of {what} do not vary over {over}: standard deviation {varies:.2g} over "
                 f"{len(reference)} inputs, "
                 f"the largest output is {spread.largest:.3g}",
-                f"more than {RESOLUTION:g} of the largest, or no fault of a later stage could be seen",
-                "give the model weights that were trained, and a data set to whose inputs it reacts",
+                f"more than {RESOLUTION:g} of the largest, or no fault of a later stage could be detected",
+                "use trained weights, and a data set on which the outputs vary",
             )
     if spread.inputs is None and spread.classes is None:
         raise AgreementError(f"a single output value of {what}", "two inputs or two classes, to see how it varies")
@@ -119,15 +115,15 @@ def check_reacts(reference: Array, what: str = "the source") -> Spread:
 
 
 def compare(outputs: Array, reference: Array, task: str | None = None) -> Agreement:
-    """Compare two arrays of one shape (N, ...). Raises AgreementError: shapes differ, not finite, reference does not
-    vary.
+    """Compare two arrays of one shape (N, ...). Raises AgreementError for different shapes, non-finite values, or a
+    constant reference.
     """
     _check_shapes(outputs, reference)
-    return _compare(outputs, reference, check_reacts(reference).smaller, task)
+    return _compare(outputs, reference, check_varies(reference).smaller, task)
 
 
 def compare_all(outputs: Array | Arrays, references: Array | Arrays, task: str | None = None) -> list[Agreement]:
-    """Compare all outputs of two modules, each with its reference. Raises AgreementError as `compare` does."""
+    """Compare all outputs of two modules, each with its reference. Raises AgreementError like `compare`."""
     computed, expected = as_outputs(outputs), as_outputs(references)
     if len(computed) != len(expected):
         raise AgreementError(f"{len(computed)} outputs", f"{len(expected)}, as the source framework gives")
@@ -140,7 +136,7 @@ def compare_all(outputs: Array | Arrays, references: Array | Arrays, task: str |
 
 
 def worst_of(agreements: Sequence[Agreement]) -> Agreement:
-    """Return the worst of each number over the outputs."""
+    """Return the worst value of each number over the outputs."""
     if len(agreements) == 1:
         return agreements[0]
 
@@ -153,14 +149,14 @@ def worst_of(agreements: Sequence[Agreement]) -> Agreement:
 
 
 def as_outputs(outputs: Array | Arrays) -> Arrays:
-    """Return the outputs of a form as a tuple, also where one was given alone."""
+    """Return outputs as a tuple, also if there is a single one."""
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def classes_of(output: Array, task: str | None = None) -> Array | None:
-    """Return the most likely class, (N,) of scores (N, C) and (N, H, W) of a map; None where the output is neither.
+    """Return the most likely class: (N,) for scores (N, C), (N, H, W) for a map; None for other outputs.
 
-    The classes of a map lie on axis 1 or, where that is shorter, on the last one.
+    The class axis of a map is 1 or, if that is shorter, the last one.
     """
     if output.dtype.kind != "f" or task in ("embedding", "detection", "other"):
         return None
@@ -177,12 +173,12 @@ def _check_shapes(outputs: Array, reference: Array) -> None:
 
 
 def _spreads(references: Arrays) -> list[float]:
-    """Return what the errors of each output are judged beside. Raises AgreementError where no output varies."""
+    """Return the scale of the errors of each output. Raises AgreementError if no output varies."""
     spreads: list[float | None] = []
     refusal: AgreementError | None = None
     for reference in references:
         try:
-            spreads.append(None if reference.dtype.kind in "iub" else check_reacts(reference).smaller)
+            spreads.append(None if reference.dtype.kind in "iub" else check_varies(reference).smaller)
         except AgreementError as error:
             if len(references) == 1 or not np.isfinite(reference).all():
                 raise
@@ -230,7 +226,7 @@ def _cosine(a: Array, b: Array) -> float:
 def check_outputs(
     stage: str, inputs: str, outputs: Array | Arrays, reference: Array | Arrays, bound: float, task: str | None = None
 ) -> Agreement:
-    """Compare a stage's outputs to some inputs with those of the form before it, output by output; returns the worst.
+    """Compare a stage's outputs with those of the stage before, output by output; return the worst agreement.
 
     Raises AgreementError above the bound.
     """
@@ -249,38 +245,38 @@ def check_outputs(
                 f"{stage} changes the outputs{where}: on the {agreement.samples} {inputs} inputs "
                 f"{share if few else error}",
                 f"at least {LEAST_EQUAL:.0%}" if few else f"at most {bound:g}{named}, and {LEAST_SQNR_DB:g} dB",
-                "look at the form before and after this stage; raise the bound only if you know why",
+                "compare the network before and after this stage; raise the bound only if you know why",
             )
     return worst_of(every)
 
 
 def check_equal(stage: str, outputs: Arrays, reference: Arrays) -> None:
-    """Raise AgreementError where two forms of one library differ in a single bit."""
+    """Raise AgreementError if two builds of one library differ in a single bit."""
     for index, (a, b) in enumerate(zip(outputs, reference, strict=True)):
         if a.shape != b.shape or a.dtype != b.dtype or a.tobytes() != b.tobytes():
             raise AgreementError(
                 f"{stage}: output {index} of the library without TVM differs from that of the same kernels "
                 f"in TVM's runtime",
                 "equal bits",
-                "this is a fault of tvmflow: keep the folder of the stage and report it",
+                "this is a bug in tvmflow: keep the folder of the stage and report it",
             )
 
 
 def check_golden(
     stage: str, outputs: Array | Arrays, reference: Array | Arrays, bound: float, task: str | None = None
 ) -> Agreement:
-    """Compare the golden outputs of a stage's form with those of the form before it. Raises AgreementError."""
+    """Compare a stage's golden outputs with those of the stage before. Raises AgreementError."""
     if len(as_outputs(reference)[0]) < 2:
         raise AgreementError(
             f"{stage} has {len(as_outputs(reference)[0])} golden input",
-            "at least 2, or a form that ignores its input would pass",
+            "at least 2, or a network that ignores its input would pass",
             "raise fetch.golden_samples in params.yaml",
         )
     return check_outputs(stage, "golden", outputs, reference, bound, task)
 
 
 def _matrix(outputs: Array, what: str) -> Array:
-    """Return outputs as (N, outputs) in float64. Raises AgreementError when empty or not finite."""
+    """Return outputs as (N, outputs) in float64. Raises AgreementError if they are empty or not finite."""
     if outputs.size == 0:
         raise AgreementError(f"{what} of shape {outputs.shape}", "at least one input and one output")
     matrix = outputs.reshape(len(outputs), -1).astype(np.float64)

@@ -1,7 +1,7 @@
-"""What people would use instead, measured beside the library: same input, same threads, in turns with it.
+"""Measure other runtimes beside the library: same input, same threads, interleaved with it.
 
-A peer runs the model as it came, or what was made of it, so each lives in a sandbox of its own. It runs it in the
-fastest way that its framework has and that computes the same; one that cannot be run is left out, and why is said.
+A baseline runs the model's own file or its ONNX export in a sandbox of its own. It uses the fastest variant of its
+framework that computes the same outputs. A baseline that cannot run the model is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tvmflow.evaluation.fastest_way import FastestWay, TimedRuns, timer_of
-from tvmflow.evaluation.interleaved_timing import Contestant
+from tvmflow.evaluation.fastest_variant import FastestVariant, TimedRuns, timer_of
+from tvmflow.evaluation.interleaved_timing import TimedModel
 from tvmflow.frontends.registry import frontend_named, load_source
 from tvmflow.frontends.source_model import (
     Arrays,
     SourceDescription,
-    Way,
+    Variant,
     batch_at,
     by_sample,
-    in_order,
+    input_positions,
     read_description,
 )
 from tvmflow.sandbox.process import Policy, Sandbox, memory_for
@@ -31,67 +31,68 @@ from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import TvmflowError
 from tvmflow.support.files import load_arrays
 
-REPLY_TIMEOUT_S = 600.0  # of each reply: also the longest that a peer may take to start
-SOURCE = "source"  # the peer that is the model's own framework
+REPLY_TIMEOUT_S = 600.0  # per reply, also for the start
+SOURCE = "source"  # the baseline that is the model's own framework
 
 
 @dataclass(frozen=True)
-class PeerContestant(Contestant):
-    """variant: the way of its framework in which it runs."""
+class TimedBaseline(TimedModel):
+    """A baseline ready for timing. variant: the execution variant of its framework."""
 
     variant: str = ""
 
 
 @dataclass(frozen=True)
-class Peers:
-    """left_out: name of a peer, or of one of its ways ("source, torch.compile"), and why it is not measured."""
+class Baselines:
+    """The baselines of a model. left_out: name of a baseline or variant ("source, torch.compile") -> reason."""
 
-    contestants: tuple[PeerContestant, ...] = ()
+    models: tuple[TimedBaseline, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the entries of the scorecard."""
         return {
-            "peer_variants": {peer.name: peer.variant for peer in self.contestants},
+            "peer_variants": {baseline.name: baseline.variant for baseline in self.models},
             "peers_left_out": dict(self.left_out),
         }
 
 
 @contextlib.contextmanager
-def open_peers(names: tuple[str, ...], fetched: Path, onnx_file: Path, threads: int) -> Iterator[Callable[[], Peers]]:
-    """Start those peers that can run this model, each on `threads` threads of this machine; they sleep between their
-    turns.
+def open_baselines(
+    names: tuple[str, ...], fetched: Path, onnx_file: Path, threads: int
+) -> Iterator[Callable[[], Baselines]]:
+    """Start the baselines that can run this model, each on `threads` threads; they are stopped between their turns.
 
-    Yields a function that waits for all of them: they load beside each other, and beside what is done before it is
-    called. The source framework is no peer of its own where another one is the same runtime.
+    Yields a function that waits for all of them, so that they load concurrently with the caller's other work. The
+    source framework is left out if another baseline is the same runtime.
     """
     same = frontend_named(read_description(fetched).framework).same_peer
     with contextlib.ExitStack() as stack:
         started = {
-            name: stack.enter_context(sandboxed_peer(name, fetched, onnx_file, threads, waits=False))
+            name: stack.enter_context(start_baseline(name, fetched, onnx_file, threads, wait_for_load=False))
             for name in names
             if not (name == SOURCE and same in names)
         }
-        yield lambda: _chosen(started)
+        yield lambda: _choose_variants(started)
 
 
-def _chosen(started: Mapping[str, Sandbox]) -> Peers:
-    """Wait until all have loaded, then let one after the other choose its way, while the others are idle."""
-    contestants, left_out = [], dict[str, str]()
-    for name, peer in started.items():
+def _choose_variants(started: Mapping[str, Sandbox]) -> Baselines:
+    """Wait until all baselines have loaded, then let each choose its variant while the others are idle."""
+    models, left_out = [], dict[str, str]()
+    for name, baseline in started.items():
         with _left_out_on_error(name, left_out):
-            peer.wait()
-    for name, peer in started.items():
+            baseline.wait()
+    for name, baseline in started.items():
         if name in left_out:
             continue
         with _left_out_on_error(name, left_out):
-            reply = peer.call("choose")
-            left_out |= {", ".join(filter(None, (name, way))): why for way, why in reply["left_out"].items()}
+            reply = baseline.call("choose")
+            left_out |= {", ".join(filter(None, (name, variant))): why for variant, why in reply["left_out"].items()}
             if reply["variant"] is not None:
-                time_runs = functools.partial(_timed_runs, peer)
-                place_anew = functools.partial(_place_anew, peer)
-                contestants.append(PeerContestant(name, time_runs, peer.group, place_anew, reply["variant"]))
-    return Peers(tuple(contestants), left_out)
+                time_runs = functools.partial(_time_runs, baseline)
+                relocate = functools.partial(_relocate, baseline)
+                models.append(TimedBaseline(name, time_runs, baseline.group, relocate, reply["variant"]))
+    return Baselines(tuple(models), left_out)
 
 
 @contextlib.contextmanager
@@ -102,35 +103,35 @@ def _left_out_on_error(name: str, left_out: dict[str, str]) -> Iterator[None]:
         left_out[name] = error.found
 
 
-def _timed_runs(peer: Sandbox, count: int) -> list[float]:
-    times: list[float] = peer.call("time_runs", count=count)
+def _time_runs(baseline: Sandbox, count: int) -> list[float]:
+    times: list[float] = baseline.call("time_runs", count=count)
     return times
 
 
-def _place_anew(peer: Sandbox) -> None:
-    peer.call("place_anew")
+def _relocate(baseline: Sandbox) -> None:
+    baseline.call("relocate")
 
 
-def sandboxed_peer(name: str, fetched: Path, onnx_file: Path, threads: int, *, waits: bool = True) -> Sandbox:
-    """Return a running sandbox that serves `choose`, `time_runs` and `place_anew`, as Peer does. waits: until it has
+def start_baseline(name: str, fetched: Path, onnx_file: Path, threads: int, *, wait_for_load: bool = True) -> Sandbox:
+    """Start a sandbox that serves `choose`, `time_runs` and `relocate` of BaselineProcess. wait_for_load: until it has
     loaded the model.
     """
     arguments = {"name": name, "fetched": str(fetched), "onnx_file": str(onnx_file), "threads": threads}
     memory = memory_for(*fetched.iterdir(), *onnx_file.parent.iterdir())
     policy = Policy(REPLY_TIMEOUT_S, reads=(fetched, onnx_file.parent), memory_bytes=memory)
-    return Sandbox("tvmflow.evaluation.baselines:Peer", arguments, policy, waits=waits)
+    return Sandbox("tvmflow.evaluation.baselines:BaselineProcess", arguments, policy, waits=wait_for_load)
 
 
-class Peer:
-    """A peer by name with its input set: what runs inside the sandbox. It must compute what import_model kept of the
+class BaselineProcess:
+    """A baseline with its inputs, inside the sandbox. Its outputs must equal those that import_model recorded of the
     source.
     """
 
     def __init__(self, name: str, fetched: str, onnx_file: str, threads: int) -> None:
         self._time_runs: TimedRuns | None = None
         self._variant: str | None = None
-        self._ways_of: Callable[[], Sequence[Way]]
-        self._ways: FastestWay | None = None
+        self._variants_of: Callable[[], Sequence[Variant]]
+        self._fastest: FastestVariant | None = None
         self._left_out: dict[str, str] = {}
         folder, file = Path(fetched), Path(onnx_file)
         description = read_description(folder)
@@ -138,33 +139,35 @@ class Peer:
         if name == SOURCE:
             source = load_source(folder, description)
             source.use_threads(threads)
-            self._ways_of = functools.partial(source.ways, *inputs)
+            self._variants_of = functools.partial(source.variants, *inputs)
         elif file.exists():
-            self._ways_of = functools.partial(_onnxruntime, file, inputs, description, threads)
+            self._variants_of = functools.partial(_onnxruntime, file, inputs, description, threads)
         else:
-            self._left_out[""] = _why_no_onnx(file.parent)
+            self._left_out[""] = _missing_onnx_reason(file.parent)
             return
         expected = batch_at(load_arrays(file.parent / "reference.npz", "evaluation"), 0, description.batch)
-        self._ways = FastestWay(self._ways_of(), expected, lambda outputs: _by_sample(outputs, description.batch))
+        self._fastest = FastestVariant(
+            self._variants_of(), expected, lambda outputs: _by_sample(outputs, description.batch)
+        )
 
     def choose(self) -> dict[str, Any]:
-        """Choose the way in which `time_runs` runs. variant: its name, None where this peer cannot run this model.
+        """Choose the variant that `time_runs` runs. variant: its name, None if this baseline cannot run the model.
 
-        left_out: why, by the name of a way, "" for all of them.
+        left_out: variant -> reason, "" for the whole baseline.
         """
-        chosen = self._ways.choose() if self._ways else None
-        if self._ways:
-            self._left_out |= self._ways.left_out
-        self._variant, self._time_runs = chosen or (None, None)
+        fastest = self._fastest.choose() if self._fastest else None
+        if self._fastest:
+            self._left_out |= self._fastest.left_out
+        self._variant, self._time_runs = fastest or (None, None)
         return {"variant": self._variant, "left_out": self._left_out}
 
-    def place_anew(self) -> None:
-        """Prepare the way that was chosen again, in other memory."""
-        way = next(way for way in self._ways_of() if way.name == self._variant)
-        self._time_runs = timer_of(way.prepare())
+    def relocate(self) -> None:
+        """Prepare the chosen variant again, at other memory addresses."""
+        variant = next(variant for variant in self._variants_of() if variant.name == self._variant)
+        self._time_runs = timer_of(variant.prepare())
 
     def time_runs(self, count: int) -> list[float]:
-        """Run count times and return as many times in seconds."""
+        """Run `count` times; return the seconds of each run."""
         assert self._time_runs is not None
         return self._time_runs(count)
 
@@ -173,16 +176,16 @@ def _by_sample(outputs: Arrays, batch: int) -> Arrays:
     return tuple(by_sample(output, batch) for output in outputs)
 
 
-def _why_no_onnx(imported: Path) -> str:
+def _missing_onnx_reason(imported: Path) -> str:
     file = imported / "import.json"
     facts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     return f"the model has no ONNX form: {facts.get('no_onnx', 'none was written')}"
 
 
-def _onnxruntime(onnx_file: Path, inputs: Arrays, description: SourceDescription, threads: int) -> tuple[Way, ...]:
-    from tvmflow.frontends.onnx.frontend import open_session, session_ways
+def _onnxruntime(onnx_file: Path, inputs: Arrays, description: SourceDescription, threads: int) -> tuple[Variant, ...]:
+    from tvmflow.frontends.onnx.frontend import open_session, session_variants
 
     session = open_session(onnx_file, threads)
     names = [entry.name for entry in session.get_inputs()]
-    order = in_order(onnx_file.name, names, description.inputs)
-    return session_ways(session, {names[at]: x for at, x in zip(order, inputs, strict=True)})
+    order = input_positions(onnx_file.name, names, description.inputs)
+    return session_variants(session, {names[at]: x for at, x in zip(order, inputs, strict=True)})

@@ -1,4 +1,4 @@
-"""Forms of a network for one bucket of sizes, run on inputs that are smaller; and what every stage checks of them."""
+"""Run the network of a shape bucket on smaller, padded inputs, and check its outputs."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ RunnerOf = Callable[[Numbers], Runner]
 
 
 class Padded:
-    """A form for a bucket as a Runner of smaller inputs: they are filled up, its outputs cut. at: the sizes of the
-    inputs; axes: of the outputs.
+    """Runs a bucket's network on smaller inputs: pads the inputs and crops the outputs. at: the sizes of the inputs;
+    axes: dynamic axes of the outputs.
     """
 
     def __init__(self, model: Runner, sizes: Sizes, bucket: Numbers, at: Numbers, axes: Sequence[Axis]) -> None:
         self.model, self.sizes, self.bucket, self.at, self.axes = model, sizes, bucket, at, axes
 
     def run(self, *inputs: Array) -> Arrays:
-        outputs = self.model.run(*self.sizes.padded(inputs, self.bucket))
+        outputs = self.model.run(*self.sizes.pad(inputs, self.bucket))
         return tuple(cut(y, [a for a in self.axes if a.tensor == at], self.at) for at, y in enumerate(outputs))
 
 
 def runners_of(
     sizes: Sizes | None, largest: Runner, smaller: Mapping[str, Any], start: Callable[[Any], Runner]
 ) -> RunnerOf:
-    """Return bucket -> its form. smaller: label -> module of each bucket but the largest; start: makes a Runner of
-    one.
+    """Return a function bucket -> Runner. smaller: label -> module of each bucket but the largest; start: makes a
+    Runner of a module.
     """
 
     def runner_of(bucket: Numbers) -> Runner:
@@ -41,24 +41,22 @@ def runners_of(
 
 
 def run_at(model: Runner, description: SourceDescription, at: Numbers, samples: Arrays) -> Arrays:
-    """Run samples (N, ...), cut to sizes, through a form that takes inputs of these sizes. Returns each output (N,
-    ...).
-    """
+    """Crop samples (N, ...) to sizes and run them on a network of these sizes. Returns each output (N, ...)."""
     assert description.sizes is not None
     inner = replace(description.sizes, axes=tuple(axis for axis in description.sizes.axes if axis.axis))
     return run_in_batches(model, inner.cut(samples, at), description.at(at).batch)
 
 
 def group_of(label: str) -> str:
-    """Return the name under which reference.npz has the golden outputs in the middle of a bucket."""
+    """Return the name of a bucket's golden outputs in reference.npz; their sizes are in the middle of the bucket."""
     return f"golden@{label}"
 
 
-def outputs_between(
+def run_between_buckets(
     description: SourceDescription, axes: Sequence[Axis], runner_of: RunnerOf, samples: Arrays
 ) -> dict[str, Arrays]:
-    """Return label of the bucket -> outputs for samples of sizes in the middle of it, filled up. runner_of: bucket ->
-    its form.
+    """Return bucket label -> outputs for samples with sizes in the middle of the bucket, padded to it. runner_of:
+    bucket -> Runner.
     """
     sizes, found = description.sizes, {}
     for bucket in sizes.all if sizes else ():
@@ -70,10 +68,8 @@ def outputs_between(
     return found
 
 
-def outputs_of_any_size(description: SourceDescription, runner_at: RunnerOf, samples: Arrays) -> dict[str, Arrays]:
-    """As `outputs_between`, of a form that itself takes inputs of any size. runner_at: sizes -> what runs it at
-    these.
-    """
+def run_at_any_size(description: SourceDescription, runner_at: RunnerOf, samples: Arrays) -> dict[str, Arrays]:
+    """Return the outputs of `run_between_buckets`, for a network that takes any size. runner_at: sizes -> Runner."""
     sizes = description.sizes
     if sizes is None:
         return {}
@@ -83,11 +79,11 @@ def outputs_of_any_size(description: SourceDescription, runner_at: RunnerOf, sam
     }
 
 
-def check_between(
+def check_between_buckets(
     stage: str, outputs: dict[str, Arrays], reference_of: Callable[[str], Arrays], bound: float, task: str | None
 ) -> dict[str, Agreement]:
-    """Compare outputs of `outputs_between` with those of the form before. Raises AgreementError."""
+    """Compare outputs of `run_between_buckets` with those of the stage before. Raises AgreementError."""
     return {
-        label: check_outputs(stage, f"golden, filled up to {label},", found, reference_of(label), bound, task)
+        label: check_outputs(stage, f"golden, padded to {label},", found, reference_of(label), bound, task)
         for label, found in outputs.items()
     }

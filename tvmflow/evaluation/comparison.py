@@ -1,14 +1,12 @@
-"""Compare two libraries on one device in turns, within rounds of one state of the machine, with a confidence
-interval.
-"""
+"""Compare two libraries on one device by interleaved timing, with a confidence interval."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tvmflow.evaluation.interleaved_timing import Contestant, ratio_of, sort_turns, take_turns
-from tvmflow.evaluation.latency import LatencyRules, measured_of
+from tvmflow.evaluation.interleaved_timing import TimedModel, classify_turns, measure_interleaved, ratio_of
+from tvmflow.evaluation.latency import LatencyRules, summarize_turns
 from tvmflow.evaluation.machine_state import Watch
 from tvmflow.support.errors import StoreError
 
@@ -17,7 +15,7 @@ from tvmflow.support.errors import StoreError
 class Comparison:
     """ratio: latency of B / latency of A (above 1: B is slower), with its confidence interval [low, high].
 
-    Of simulated accelerators: ratio of their estimated cycles, which are the same in every run. badges: what disturbed
+    For simulated accelerators: the ratio of estimated cycles, which are the same in every run. badges: what disturbed
     the measurement.
     """
 
@@ -39,26 +37,26 @@ class Comparison:
 
 
 def compare_exact(a: int, b: int, of: str) -> Comparison:
-    """Compare two numbers that no run changes. Raises StoreError where A is none."""
+    """Compare two numbers that are the same in every run. Raises StoreError if A is not positive."""
     if a <= 0:
         raise StoreError(f"{a} {of} of the champion", "more than none")
     return Comparison(b / a, b / a, b / a, 1, 1.0, of)
 
 
-def compare_in_turns(
-    a: Contestant, b: Contestant, rules: LatencyRules, threads: int, confidence: float, watch: Watch | None = None
+def compare_libraries(
+    a: TimedModel, b: TimedModel, rules: LatencyRules, threads: int, confidence: float, watch: Watch | None = None
 ) -> Comparison:
-    """Measure A and B in turns and return the latency of B over that of A, by the rounds in which both were in one
+    """Time A and B interleaved; return the latency of B over that of A, over rounds in which both were in one machine
     state.
     """
-    turns = take_turns([a, b], rules.of_turns, watch)
-    ratio, rounds, _ = ratio_of(sort_turns(turns, threads), a.name, b.name, None, confidence)
+    turns = measure_interleaved([a, b], rules.turn_rules, watch)
+    ratio, rounds, _ = ratio_of(classify_turns(turns, threads), a.name, b.name, None, confidence)
     if ratio.low is None or ratio.high is None:
         raise StoreError(
             f"{len(rounds)} rounds give no interval at a confidence of {confidence:g}",
-            "more rounds, or less confidence",
+            "more rounds, or a lower confidence",
             "raise release.compare_rounds",
         )
-    latency = measured_of(turns, rules, threads).latency
+    latency = summarize_turns(turns, rules, threads).latency
     badges = tuple(dict.fromkeys((*latency[a.name].badges, *latency[b.name].badges)))
     return Comparison(ratio.value, ratio.low, ratio.high, len(rounds), confidence, badges=badges)

@@ -1,7 +1,7 @@
-"""Which layer goes wrong first: compare every value of the source framework with those of the imported graph.
+"""Find the first layer whose value differs between the source framework and the imported graph.
 
-Importers rename, split and merge layers, so values are matched by what they are: a layer of the framework agrees when
-some value of the imported graph, in one layout or the other, equals it.
+Importers rename, split and merge layers, so values are matched by content: a layer of the framework agrees if some
+value of the imported graph, in one of the layouts, equals it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _LAYOUTS = ((0, 2, 3, 1), (0, 3, 1, 2))
 
 
 def first_differing_layer(source: SourceModel, inputs: Array | Arrays, bound: float) -> str | None:
-    """Return the name of the first layer of the framework whose value no value of the import equals; None if all agree.
+    """Return the name of the framework's first layer whose value has no equal in the import; None if all agree.
 
-    inputs: one batch of each, or of the one. bound: of the error relative to the layer's largest number. Runs the numpy
-    definition: slow, exact.
+    inputs: one batch of each input. bound: largest error relative to the layer's largest number. Runs the numpy
+    interpreter, which is slow and exact.
     """
     from tvmflow.ir.relax.graph import Step, read_graph
     from tvmflow.ir.relax.numpy_interpreter import run_all

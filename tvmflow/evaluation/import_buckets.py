@@ -1,6 +1,4 @@
-"""Import a network once for each bucket of sizes, and refuse one that computes something else where its inputs are
-filled up.
-"""
+"""Import a network for each shape bucket and reject one whose outputs depend on the padding of its inputs."""
 
 from __future__ import annotations
 
@@ -12,15 +10,15 @@ from typing import Any
 from tvmflow.backends.cpu import host_backend
 from tvmflow.config.buckets import Axis, Numbers, axes_of
 from tvmflow.evaluation.agreement import Agreement, check_outputs
-from tvmflow.evaluation.buckets import Padded, check_between, group_of, outputs_between, run_at, runners_of
+from tvmflow.evaluation.buckets import Padded, check_between_buckets, group_of, run_at, run_between_buckets, runners_of
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import Arrays, Runner, SourceDescription, SourceModel, batch_at
 from tvmflow.support.errors import AgreementError, ModelFileError
 
 
 @dataclass(frozen=True)
-class SizedImport:
-    """modules: label -> module of each smaller bucket. axes: the open ones of the outputs. reference: group -> the
+class BucketedImport:
+    """modules: label -> module of each smaller bucket. axes: dynamic axes of the outputs. reference: group -> the
     source's outputs between buckets.
     """
 
@@ -30,13 +28,14 @@ class SizedImport:
     agreement: dict[str, Agreement]
 
 
-def import_sizes(
+def import_buckets(
     fetched: Path, description: SourceDescription, source: SourceModel, largest: Runner, golden: Arrays, bound: float
-) -> SizedImport:
-    """Import all buckets but the largest; check each at sizes in its middle against the source model at exactly these.
+) -> BucketedImport:
+    """Import all buckets but the largest; check each, at sizes in its middle, against the source at exactly these
+    sizes.
 
-    largest: the imported form of that bucket. Raises ModelFileError where filling up changes what the source itself
-    computes.
+    largest: the imported network of the largest bucket. Raises ModelFileError if padding changes the outputs of the
+    source itself.
     """
     from tvmflow.codegen.compile import LocalRunner
     from tvmflow.passes.pipeline import canonicalize
@@ -48,11 +47,11 @@ def import_sizes(
     for bucket in sizes.all:
         at = sizes.between(bucket)
         reference[sizes.label(bucket)] = run_at(source, description, at, golden)
-        for other in (at, *_beside(bucket, at)):
+        for other in (at, *_neighbouring_sizes(bucket, at)):
             try:
                 exact = reference[sizes.label(bucket)] if other == at else run_at(source, description, other, golden)
             except ModelFileError:
-                continue  # below what the source takes
+                continue  # smaller than the source accepts
             padded = run_at(Padded(source, sizes, bucket, other, axes), description, other, golden)
             _check_masked(description, bucket, other, padded, exact, bound)
     modules = {
@@ -60,19 +59,19 @@ def import_sizes(
         for bucket in sizes.all[:-1]
     }
     runner_of = runners_of(sizes, largest, modules, partial(LocalRunner.of_plain, backend=host_backend()))
-    outputs = outputs_between(description, axes, runner_of, golden)
-    agreement = check_between("import_model", outputs, reference.__getitem__, bound, description.task)
-    return SizedImport(modules, axes, {group_of(label): found for label, found in reference.items()}, agreement)
+    outputs = run_between_buckets(description, axes, runner_of, golden)
+    agreement = check_between_buckets("import_model", outputs, reference.__getitem__, bound, description.task)
+    return BucketedImport(modules, axes, {group_of(label): found for label, found in reference.items()}, agreement)
 
 
-def _beside(bucket: Numbers, at: Numbers) -> set[Numbers]:
-    """Return further sizes to try: strides may see what is filled up at odd lengths alone."""
+def _neighbouring_sizes(bucket: Numbers, at: Numbers) -> set[Numbers]:
+    """Return further sizes to test: with strides, padding may matter only at odd lengths."""
     return {tuple(max(1, size - 1) for size in one) for one in (at, bucket)} - {at}
 
 
 def _output_axes(description: SourceDescription, source: SourceModel, golden: Arrays) -> tuple[Axis, ...]:
-    """Return the open axes of the outputs, from what the source makes at several sizes. Raises ModelFileError where it
-    takes one size alone.
+    """Return the dynamic axes of the outputs, from the source's outputs at several sizes. Raises ModelFileError if it
+    accepts one size only.
     """
     sizes, names = description.sizes, source.output_names()
     assert sizes is not None
@@ -86,7 +85,7 @@ def _output_axes(description: SourceDescription, source: SourceModel, golden: Ar
             except ModelFileError:
                 if at in sizes.all:
                     raise
-                known[at] = None  # a size for which it has no output, as one below a window
+                known[at] = None  # a size that it rejects, such as one smaller than a window
         return known[at]
 
     def shape_of(i: int, at: Numbers) -> Numbers | None:
@@ -105,9 +104,9 @@ def _check_masked(
         check_outputs("import_model", "golden", padded, exact, bound, description.task)
     except AgreementError as error:
         raise ModelFileError(
-            f"this network does not mask what its inputs are filled up with: at {sizes.label(at)}, filled up to "
+            f"this network does not mask the padding of its inputs: at {sizes.label(at)}, padded to "
             f"{sizes.label(bucket)}, its own framework computes something else ({error.found})",
-            "outputs that do not depend on it",
-            "give it a mask as an input, which is filled up with 0, or pad: of the inputs as the network "
-            "itself masks; or fixed shapes, a cell for each",
+            "outputs that do not depend on the padding",
+            "give the network a mask input, which is padded with 0, or set pad: of the inputs to a value that the "
+            "network masks; or use fixed shapes, one cell for each",
         ) from error

@@ -1,6 +1,4 @@
-"""Import a fetched model, and compare what came in with its own framework. Runs in a sandbox: the model's file is not
-trusted.
-"""
+"""Import a fetched model and compare it with its own framework, in a sandbox for untrusted files."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import numpy as np
 
 from tvmflow.backends.cpu import host_backend
 from tvmflow.evaluation.agreement import check_golden, classes_of
-from tvmflow.evaluation.import_buckets import SizedImport, import_sizes
+from tvmflow.evaluation.import_buckets import BucketedImport, import_buckets
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import (
     OUTPUTS_NAME,
@@ -31,7 +29,7 @@ from tvmflow.support.progress import Progress
 
 
 def read_model(inputs: str, outputs: str, max_relative_error: float, progress: Progress) -> dict[str, Any]:
-    """Import, simplify, check against the source; returns what was found out."""
+    """Import, simplify, and check against the source; return the facts of import.json."""
     from tvmflow.codegen.compile import LocalRunner
     from tvmflow.ir.relax.serialization import save_module
     from tvmflow.passes.pipeline import canonicalize
@@ -63,18 +61,18 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     sized = None
     if description.sizes:
         progress("importing the smaller sizes", 2, 4)
-        sized = import_sizes(fetched, description, source, runner, golden, max_relative_error)
+        sized = import_buckets(fetched, description, source, runner, golden, max_relative_error)
         reference |= sized.reference
     save_module(module, out, sized.modules if sized else None)
     reference |= {"imported": run_in_batches(runner, evaluation.inputs, batch), "imported_golden": computed}
     save_arrays(out / "reference.npz", **reference)
-    progress("exporting for peers", 3, 4)
+    progress("exporting for baselines", 3, 4)
     facts: dict[str, Any] = {"golden": agreement.to_json(), "outputs": _describe_outputs(source, module, sized, out)}
     if sized:
         facts["sizes"] = {label: agreement.to_json() for label, agreement in sized.agreement.items()}
     try:
         source.to_onnx(out / "peer.onnx")
-    except Exception as error:  # an exporter that fails costs a peer, not the cell
+    except Exception as error:  # a failed export costs a baseline, not the cell
         (out / "peer.onnx").unlink(missing_ok=True)
         facts["no_onnx"] = first_line(error)
     (out / "import.json").write_text(json.dumps(facts, sort_keys=True), encoding="utf-8")
@@ -82,17 +80,19 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
 
 
 def _with_layer(error: AgreementError, source: SourceModel, inputs: Arrays, bound: float) -> AgreementError:
-    """Return the error with the first layer that differs."""
+    """Return the error extended by the first layer that differs."""
     from tvmflow.evaluation.first_difference import first_differing_layer
 
     layer = first_differing_layer(source, inputs, bound)
-    where = "every layer agrees in the form before folding: a pass after the import changes it"
+    where = "every layer agrees before constant folding: a later pass changes the outputs"
     difference = f"{error.found}; " + (where if layer is None else f"the first layer that differs is {layer}")
     return AgreementError(difference, error.expected, error.hint)
 
 
-def _describe_outputs(source: SourceModel, module: Any, sized: SizedImport | None, out: Path) -> list[dict[str, Any]]:
-    """Write name, shape and dtype of every output to outputs.json, of open ones the axes, and return them."""
+def _describe_outputs(
+    source: SourceModel, module: Any, sized: BucketedImport | None, out: Path
+) -> list[dict[str, Any]]:
+    """Write name, shape, dtype and dynamic axes of every output to outputs.json, and return them."""
     from tvmflow.ir.relax.graph import read_graph
 
     graph = read_graph(module)
@@ -112,12 +112,10 @@ def _check_outputs(outputs: Arrays, labels: list[str] | None, y: Array | None, t
         if output.dtype.kind not in "fiub":
             raise ModelFileError(f"the model has an output of {output.dtype}", "real numbers")
         if not np.isfinite(output).all():
-            raise ModelFileError(
-                "the source model outputs with numbers that are not finite", "weights that are not damaged"
-            )
+            raise ModelFileError("the outputs of the source model are not finite", "undamaged weights")
     predicted = classes_of(outputs[0], task)
     if predicted is None:
-        return  # labels are names of classes, of which there are none
+        return  # the outputs are not classes, so labels do not apply
     classes = outputs[0].shape[1] if outputs[0].ndim == 2 else min(outputs[0].shape[1], outputs[0].shape[3])
     if labels is not None and len(labels) != classes:
         raise TvmflowError(
@@ -128,9 +126,9 @@ def _check_outputs(outputs: Arrays, labels: list[str] | None, y: Array | None, t
     if y is not None and y.shape != predicted.shape:
         raise TvmflowError(
             f"the data set has labels of shape {y.shape}",
-            f"{predicted.shape}, a class for each sample, of maps for each pixel",
+            f"{predicted.shape}: one class per sample, or per pixel of a map",
         )
     if y is not None and (y.min() < 0 or y.max() >= classes):
         raise TvmflowError(
-            f"the data set has class numbers {y.min()} to {y.max()}", f"0 to {classes - 1}, as the model has outputs"
+            f"the data set has class numbers {y.min()} to {y.max()}", f"0 to {classes - 1}, the outputs of the model"
         )

@@ -1,6 +1,4 @@
-"""Which kernel of a network goes wrong first on a device: its outputs beside those of the same kernels on this
-machine's CPU.
-"""
+"""Find the first kernel whose output on a device differs from the same kernel on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ import numpy as np
 
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.cpu import host_backend
-from tvmflow.codegen.compile import machine_of, schedule_lowered
+from tvmflow.codegen.compile import make_runner, schedule_lowered
 from tvmflow.codegen.lower import lower
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import write_network
@@ -25,16 +23,16 @@ from tvmflow.ir.relax.serialization import load_module
 from tvmflow.ir.tvm_compat import operator_of, tuple_type, type_of
 from tvmflow.support.files import load_arrays
 
-_MOST_OUTPUTS = 48  # of a library that an agent runs
-_MOST_ERROR = 0.25  # of a kernel, whatever the bound of the outputs: zeros in place of values are 1 off
+_MOST_OUTPUTS = 48  # outputs of a library that an agent runs
+_MOST_ERROR = 0.25  # per kernel, whatever the bound of the outputs: all zeros have an error of 1
 
 
 @dataclass(frozen=True)
 class KernelAgreement:
-    """error: the largest of all samples, relative to the kernel's largest output on the CPU; inf where the device has
-    no number.
+    """error: the largest over all samples, relative to the kernel's largest output on the CPU; inf for non-finite
+    values.
 
-    varies: its outputs differ between the samples; where they do not, they say little.
+    varies: its outputs differ between the samples; constant outputs are a weak test.
     """
 
     kernel: str
@@ -44,7 +42,7 @@ class KernelAgreement:
 
 @dataclass(frozen=True)
 class NetworkAgreement:
-    """How all kernels of a network agree. bound: up to which error they do; samples: so many inputs."""
+    """The agreement of all kernels of a network. bound: the largest error that agrees; samples: number of inputs."""
 
     kernels: tuple[KernelAgreement, ...]
     bound: float
@@ -52,11 +50,11 @@ class NetworkAgreement:
 
     @property
     def first(self) -> KernelAgreement | None:
-        """Return the first kernel that differs."""
+        """Return the first kernel that disagrees."""
         return next((one for one in self.kernels if one.error > self.bound), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the agreement as scorecards have it; an error that is no number is None."""
+        """Return the agreement for the scorecard; an infinite error is None."""
         errors = [one.error for one in self.kernels]
         first = self.first
         return {
@@ -73,8 +71,8 @@ def _number(error: float) -> float | None:
 
 
 @dataclass(frozen=True)
-class Built:
-    """What stages left of a network. packed, fetched: folders of graph_pack and fetch; best: best.json of tune; bound:
+class BuiltNetwork:
+    """The stage outputs of a network. packed, fetched: folders of graph_pack and fetch; best: best.json of tune; bound:
     build.max_relative_error.
     """
 
@@ -84,14 +82,14 @@ class Built:
     bound: float
 
 
-def network_agreement(built: Built, backend: Backend, session: DeviceSession, random: int = 2) -> NetworkAgreement:
-    """Compare on the first golden inputs, and on as many random ones, which have their values in another order. Raises
-    StageError, DeviceError.
-    """
+def network_agreement(
+    built: BuiltNetwork, backend: Backend, session: DeviceSession, random: int = 2
+) -> NetworkAgreement:
+    """Compare on the first golden inputs and `random` permutations of their values. Raises StageError, DeviceError."""
     best = json.loads(built.best.read_text(encoding="utf-8"))
-    is_for_it = best["device_kind"] == backend.kernel_kind
-    records = {one["workload"]: one for one in best["records"] if is_for_it}
-    lowered = lower(load_module(built.packed), backend, winograd=best["winograd"] if is_for_it else {})
+    matches_device = best["device_kind"] == backend.kernel_kind
+    records = {one["workload"]: one for one in best["records"] if matches_device}
+    lowered = lower(load_module(built.packed), backend, winograd=best["winograd"] if matches_device else {})
     draw, batch = np.random.default_rng(0), read_description(built.fetched).batch
     first = tuple(x[:batch] for x in load_arrays(built.fetched / "golden.npz", "x"))
     samples = [first] + [tuple(draw.permutation(x.reshape(-1)).reshape(x.shape) for x in first) for _ in range(random)]
@@ -102,8 +100,8 @@ def network_agreement(built: Built, backend: Backend, session: DeviceSession, ra
 def kernel_agreement(
     lowered: Any, backend: Backend, best: dict[str, Any], samples: Sequence[Arrays], session: DeviceSession
 ) -> list[KernelAgreement]:
-    """Run a module of kernels on a device and here, with all that its kernels compute; return how they agree, in the
-    order of the calls.
+    """Run a module on a device and on the CPU with all intermediate tensors as outputs; return the agreement in call
+    order.
 
     best: workload key -> tuning record; samples: inputs of one run each. Raises StageError, DeviceError.
     """
@@ -137,26 +135,25 @@ def _on_device(
 
 
 def _here(module: Any, samples: Sequence[Arrays]) -> Iterator[Arrays]:
-    run = machine_of(schedule_lowered(module, host_backend(), {}).executable)
+    run = make_runner(schedule_lowered(module, host_backend(), {}).executable)
     for sample in samples:
         yield run(sample)
 
 
 def _error(found: Any, expected: Any) -> float:
-    """Return the largest difference, relative to the largest expected number."""
+    """Return the largest difference relative to the largest expected number."""
     a, b = (np.asarray(one, np.float64) for one in (found, expected))
     if a.shape != b.shape or not np.isfinite(a[np.isfinite(b)]).all():
         return float("inf")
-    whole = np.isfinite(b)
-    largest = float(np.abs(b[whole]).max(initial=0.0))
-    return float(np.abs(a - b)[whole].max(initial=0.0)) / max(largest, 1e-30)
+    finite = np.isfinite(b)
+    largest = float(np.abs(b[finite]).max(initial=0.0))
+    return float(np.abs(a - b)[finite].max(initial=0.0)) / max(largest, 1e-30)
 
 
 def with_all_outputs(lowered: Any, most: int) -> Iterator[tuple[Any, list[str]]]:
-    """Yield modules of kernels whose main functions return what the kernels compute, each tensor in one of them, with
-    the names of what computes them.
+    """Yield modules whose main functions return the outputs of all kernels, each tensor once, with the kernels' names.
 
-    most: tensors that a module returns.
+    most: number of outputs per module.
     """
     from tvm import relax
 
@@ -174,13 +171,11 @@ def with_all_outputs(lowered: Any, most: int) -> Iterator[tuple[Any, list[str]]]
                 found += [(name, relax.TupleGetItem(binding.var, at), part) for at, part in enumerate(parts)]
     for first in range(0, len(found), most):
         names, tensors, kinds = zip(*found[first : first + most], strict=True)
-        yield _returning(plain, tensors, kinds), list(names)
+        yield _with_outputs(plain, tensors, kinds), list(names)
 
 
-def _returning(mod: Any, tensors: Sequence[Any], kinds: Sequence[Any]) -> Any:
-    """Return a module of kernels whose main returns tensors of these types in place of what it did, without what they
-    do not need.
-    """
+def _with_outputs(mod: Any, tensors: Sequence[Any], kinds: Sequence[Any]) -> Any:
+    """Return a module whose main returns these tensors instead of its outputs, without dead code."""
     import tvm
     from tvm import relax
 
@@ -188,7 +183,7 @@ def _returning(mod: Any, tensors: Sequence[Any], kinds: Sequence[Any]) -> Any:
     body = relax.SeqExpr(main.body.blocks, relax.Tuple(list(tensors)))
     function = relax.Function(main.params, body, tuple_type(list(kinds)), main.is_pure, main.attrs)
     functions = {variable: held for variable, held in mod.functions.items() if variable.name_hint != "main"}
-    made = tvm.IRModule({**functions, mod.get_global_var("main"): function}, attrs=mod.attrs)
+    module = tvm.IRModule({**functions, mod.get_global_var("main"): function}, attrs=mod.attrs)
     for step in (relax.transform.Normalize(), relax.transform.DeadCodeElimination(["main"])):
-        made = step(made)
-    return made
+        module = step(module)
+    return module

@@ -1,9 +1,9 @@
-"""The latency protocol: the same for a library on a device and for every peer beside it.
+"""Measure latency by one protocol, for a library on a device and for the baselines beside it.
 
-Warm up, then measure in many short turns. What is shown is what the undisturbed turns say (turn_statistics.py) in that
-state of the machine in which the library is fastest, and within it the ratio to each peer; badges say what disturbed
-the measurement, and other states are noted beside it. There is always a number: on a machine that is never quiet it is
-about the lowest tenth of the turns.
+After a warm-up, measure in many short turns. The reported value is over the undisturbed turns (turn_statistics.py) in
+the machine state in which the library is fastest, as is the ratio to each baseline. Badges name the disturbances;
+results of other states are listed beside it. There is always a value: on a machine that is never idle it is about the
+lowest tenth of the turns.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from typing import Any
 import numpy as np
 
 from tvmflow.evaluation.interleaved_timing import (
-    Contestant,
-    Sorted,
+    ClassifiedTurns,
+    TimedModel,
     TimedRuns,
     Turn,
     TurnRules,
     busy_threads,
+    classify_turns,
     foreign_load,
+    measure_interleaved,
     ratio_at,
     ratio_of,
-    sort_turns,
-    take_turns,
 )
 from tvmflow.evaluation.machine_state import Watch
 from tvmflow.evaluation.turn_statistics import (
     LEAST_BLOCKS,
     Estimate,
-    time_of,
+    estimate_time,
 )
 
 LIBRARY = "tvmflow"
-_THREADS_MARGIN = 0.5  # a runtime's own bookkeeping; one thread too many counts for 1
-_DISTURBED = 1 / 3  # share of the turns from which on what disturbs them is said
-_KNOWN = 0.03  # half of an interval, of its value, from which on how wide it is is said
+_THREADS_MARGIN = 0.5  # for a runtime's own threads; one additional compute thread counts as 1
+_DISTURBED = 1 / 3  # share of disturbed turns above which a badge is added
+_KNOWN = 0.03  # relative half-width of an interval above which a badge is added
 _BY_REASON = {
     "waited": "waited for a processor in {:.0%} of the turns",
     "moved": "the cores moved in {:.0%} of the turns",
@@ -48,9 +48,9 @@ _BY_REASON = {
 
 @dataclass(frozen=True)
 class LatencyRules:
-    """turns: of each contestant, of turn_ms each. warmup_runs: before all. max_seconds: of measuring one contestant.
+    """turns: per model, of turn_ms each. warmup_runs: before the first turn. max_seconds: per model.
 
-    max_foreign_load: share of all processors that others may take before a badge says so.
+    max_foreign_load: share of all processors used by others above which a badge is added.
     """
 
     warmup_runs: int
@@ -60,15 +60,13 @@ class LatencyRules:
     max_foreign_load: float
 
     @property
-    def of_turns(self) -> TurnRules:
+    def turn_rules(self) -> TurnRules:
         return TurnRules(self.turns, self.turn_ms / 1e3, 1, self.warmup_runs, self.max_seconds)
 
 
 @dataclass(frozen=True)
 class InState:
-    """What was measured in another state of the machine: a latency in ms, or a ratio. share: of all turns that were in
-    it.
-    """
+    """A latency in ms or a ratio in another machine state. share: of all turns that were in it."""
 
     round_trip_ns: float | None
     value: float
@@ -82,11 +80,10 @@ class Latency:
     """Milliseconds of one run of one batch.
 
     median_ms: of the turns that count, with its interval low_ms to high_ms (None: too few turns). mean to std: of
-    single runs in these turns. turns: all that were taken; undisturbed: those that count. badges: what disturbed the
-    measurement, in words; none: nothing did. round_trip_ns: of the cores in the state that the numbers are of;
-    elsewhere: the median in the other states. foreign_load: share of all processors that others took; busy_threads: on
-    how many it computed. None: not seen. is_time: whether these are times at all; of an emulated device they count
-    instructions.
+    single runs in these turns. turns: number of all turns; undisturbed: of those without a disturbance. badges:
+    descriptions of disturbances. round_trip_ns: between the cores in the reported state; elsewhere: the medians of the
+    other states. foreign_load: share of all processors that others used; busy_threads: average number of computing
+    threads; None if unknown. is_time: false for an emulated device, whose clock counts instructions.
     """
 
     mean_ms: float
@@ -113,10 +110,9 @@ class Latency:
 
 @dataclass(frozen=True)
 class Advantage:
-    """How many times faster than a peer, within rounds of one state, with its interval; badges and elsewhere as in
-    Latency.
+    """Speedup over a baseline, over rounds of one state, with its interval; badges and elsewhere as in Latency.
 
-    times_faster: None only where the peer did not run as it should, with the reason.
+    times_faster: None only if the baseline did not run as intended, with the reason.
     """
 
     times_faster: float | None
@@ -134,41 +130,41 @@ class Advantage:
 
 @dataclass(frozen=True)
 class Measured:
-    """latency: by contestant. advantages: of the first contestant over each other."""
+    """latency: by model. advantages: of the first model over each other one."""
 
     latency: dict[str, Latency]
     advantages: dict[str, Advantage]
 
 
-def measure_in_turns(
-    contestants: Sequence[Contestant], rules: LatencyRules, threads: int, watch: Watch | None = None
+def measure_latencies(
+    models: Sequence[TimedModel], rules: LatencyRules, threads: int, watch: Watch | None = None
 ) -> Measured:
-    """Measure contestants on `threads` threads in turns; the first is the library, the others are its peers.
+    """Measure models on `threads` threads, interleaved; the first is the library, the others are baselines.
 
-    watch: looks at the machine that they run on, None where nothing can.
+    watch: observes the machine, None if that is not possible.
     """
-    return measured_of(take_turns(contestants, rules.of_turns, watch), rules, threads)
+    return summarize_turns(measure_interleaved(models, rules.turn_rules, watch), rules, threads)
 
 
-def measured_of(turns: Mapping[str, Sequence[Turn]], rules: LatencyRules, threads: int) -> Measured:
-    """Return what turns say. The first contestant is the library."""
-    ours, *peers = turns
-    in_order = sort_turns(turns, threads)
-    latency = {name: latency_of(in_order, name, rules, threads) for name in turns}
-    return Measured(latency, {name: _advantage(in_order, ours, name, latency) for name in peers})
+def summarize_turns(turns: Mapping[str, Sequence[Turn]], rules: LatencyRules, threads: int) -> Measured:
+    """Return the results of turns. The first model is the library."""
+    ours, *baselines = turns
+    classified = classify_turns(turns, threads)
+    latency = {name: latency_of(classified, name, rules, threads) for name in turns}
+    return Measured(latency, {name: _advantage(classified, ours, name, latency) for name in baselines})
 
 
 def measure(timed_runs: TimedRuns, rules: LatencyRules) -> Latency:
-    """Measure one thing by itself with `timed_runs(n)`, which runs n times and returns n times in seconds."""
-    return measure_in_turns([Contestant(LIBRARY, timed_runs)], rules, threads=0).latency[LIBRARY]
+    """Measure one model alone; `timed_runs(n)` runs n times and returns n times in seconds."""
+    return measure_latencies([TimedModel(LIBRARY, timed_runs)], rules, threads=0).latency[LIBRARY]
 
 
-def latency_of(in_order: Sorted, name: str, rules: LatencyRules, threads: int) -> Latency:
-    """Return the latency of a contestant in the state in which it is fastest, of those in which it was undisturbed."""
-    turns = in_order.turns[name]
-    state, chosen, is_quiet = _state_that_counts(in_order, name)
-    estimate = _latency_at(turns, chosen, is_quiet)
-    ms = 1e3 * np.concatenate([np.asarray(turns[at].times_s) for at in chosen])
+def latency_of(classified: ClassifiedTurns, name: str, rules: LatencyRules, threads: int) -> Latency:
+    """Return the latency of a model in its fastest state, preferably one with undisturbed turns."""
+    turns = classified.turns[name]
+    state, rounds, is_quiet = _fastest_state(classified, name)
+    estimate = _latency_at(turns, rounds, is_quiet)
+    ms = 1e3 * np.concatenate([np.asarray(turns[at].times_s) for at in rounds])
     foreign, busy = foreign_load(turns), busy_threads(turns)
     return Latency(
         mean_ms=float(ms.mean()),
@@ -179,81 +175,82 @@ def latency_of(in_order: Sorted, name: str, rules: LatencyRules, threads: int) -
         std_ms=float(ms.std()),
         runs=len(ms),
         turns=len(turns),
-        undisturbed=sum(reason is None for reason in in_order.disturbed[name]),
+        undisturbed=sum(reason is None for reason in classified.disturbed[name]),
         badges=(
-            *_badges(in_order, name, state, foreign, rules),
-            *_wide(estimate),
-            *_on_other_threads(busy, threads),
+            *_disturbance_badges(classified, name, state, foreign, rules),
+            *_interval_badges(estimate),
+            *_thread_badges(busy, threads),
         ),
         low_ms=estimate.low,
         high_ms=estimate.high,
-        round_trip_ns=_round_trip(in_order, state),
-        elsewhere=_elsewhere(in_order, (name,), state, lambda at, is_quiet: _latency_at(turns, at, is_quiet)),
+        round_trip_ns=_round_trip(classified, state),
+        elsewhere=_elsewhere(classified, (name,), state, lambda at, is_quiet: _latency_at(turns, at, is_quiet)),
         foreign_load=foreign,
         busy_threads=busy,
     )
 
 
-def _advantage(in_order: Sorted, ours: str, theirs: str, latency: Mapping[str, Latency]) -> Advantage:
+def _advantage(classified: ClassifiedTurns, ours: str, theirs: str, latency: Mapping[str, Latency]) -> Advantage:
     for name in (ours, theirs):
         if wrong := [badge for badge in latency[name].badges if badge.startswith(_WRONG_THREADS)]:
             return Advantage(None, None, None, 0, reason=f"{name} {wrong[0]}")
-    state, _, _ = _state_that_counts(in_order, ours)
-    estimate, rounds, state = ratio_of(in_order, ours, theirs, state)
+    state, _, _ = _fastest_state(classified, ours)
+    estimate, rounds, state = ratio_of(classified, ours, theirs, state)
     badges = tuple(dict.fromkeys((*latency[ours].badges, *latency[theirs].badges)))
-    beside = _elsewhere(
-        in_order, (ours, theirs), state, lambda at, is_quiet: ratio_at(in_order, ours, theirs, at, is_quiet)
+    elsewhere = _elsewhere(
+        classified, (ours, theirs), state, lambda at, is_quiet: ratio_at(classified, ours, theirs, at, is_quiet)
     )
     return Advantage(
-        estimate.value, estimate.low, estimate.high, len(rounds), badges, _round_trip(in_order, state), beside
+        estimate.value, estimate.low, estimate.high, len(rounds), badges, _round_trip(classified, state), elsewhere
     )
 
 
-def _state_that_counts(in_order: Sorted, name: str) -> tuple[int | None, list[int], bool]:
-    """Return the state in which a contestant is fastest, its turns there that count, and whether these are
-    undisturbed.
-    """
-    turns = in_order.turns[name]
+def _fastest_state(classified: ClassifiedTurns, name: str) -> tuple[int | None, list[int], bool]:
+    """Return the state in which a model is fastest, its turns there that count, and whether these are undisturbed."""
+    turns = classified.turns[name]
     found = {}
-    for state in range(len(in_order.round_trips_ns)):
-        chosen, is_quiet = in_order.counting(name, state=state)
-        if len(chosen) >= LEAST_BLOCKS:
-            found[state] = (_latency_at(turns, chosen, is_quiet).value, chosen, is_quiet)
+    for state in range(len(classified.round_trips_ns)):
+        rounds, is_quiet = classified.rounds_that_count(name, state=state)
+        if len(rounds) >= LEAST_BLOCKS:
+            found[state] = (_latency_at(turns, rounds, is_quiet).value, rounds, is_quiet)
     if found:
         state = min(found, key=lambda one: found[one][0])
         return state, *found[state][1:]
-    chosen = in_order.chosen(name)
-    return None, chosen or list(range(len(turns))), bool(chosen)
+    rounds = classified.rounds_in_state(name)
+    return None, rounds or list(range(len(turns))), bool(rounds)
 
 
-def _latency_at(turns: Sequence[Turn], chosen: Sequence[int], is_quiet: bool) -> Estimate:
-    return time_of([1e3 * turns[at].median_s for at in chosen], is_quiet)
+def _latency_at(turns: Sequence[Turn], rounds: Sequence[int], is_quiet: bool) -> Estimate:
+    return estimate_time([1e3 * turns[at].median_s for at in rounds], is_quiet)
 
 
 def _elsewhere(
-    in_order: Sorted, names: tuple[str, ...], state: int | None, of: Callable[[Sequence[int], bool], Estimate]
+    classified: ClassifiedTurns,
+    names: tuple[str, ...],
+    state: int | None,
+    estimate_at: Callable[[Sequence[int], bool], Estimate],
 ) -> tuple[InState, ...]:
-    """Return what the turns of the other states say, the undisturbed ones where there are any."""
+    """Return the results of the other states, from undisturbed turns if there are any."""
     found = []
-    count = len(in_order.turns[names[0]])
-    for other in range(len(in_order.round_trips_ns)):
-        every = in_order.chosen(*names, state=other, undisturbed=False)
+    count = len(classified.turns[names[0]])
+    for other in range(len(classified.round_trips_ns)):
+        every = classified.rounds_in_state(*names, state=other, undisturbed=False)
         if other != state and every:
-            estimate = of(*in_order.counting(*names, state=other))
-            trip_ns = in_order.round_trips_ns[other]
+            estimate = estimate_at(*classified.rounds_that_count(*names, state=other))
+            trip_ns = classified.round_trips_ns[other]
             found.append(InState(trip_ns, estimate.value, estimate.low, estimate.high, len(every) / count))
     return tuple(found)
 
 
-def _round_trip(in_order: Sorted, state: int | None) -> float | None:
-    return None if state is None else in_order.round_trips_ns[state]
+def _round_trip(classified: ClassifiedTurns, state: int | None) -> float | None:
+    return None if state is None else classified.round_trips_ns[state]
 
 
-def _badges(
-    in_order: Sorted, name: str, state: int | None, foreign: float | None, rules: LatencyRules
+def _disturbance_badges(
+    classified: ClassifiedTurns, name: str, state: int | None, foreign: float | None, rules: LatencyRules
 ) -> tuple[str, ...]:
-    """Return what disturbed a contestant, in words."""
-    reasons, states = in_order.disturbed[name], in_order.states[name]
+    """Return the disturbances of a model as badges."""
+    reasons, states = classified.disturbed[name], classified.states[name]
     found = []
     if foreign is not None and foreign > rules.max_foreign_load:
         found.append(f"others used {foreign:.0%}")
@@ -263,12 +260,12 @@ def _badges(
     if sum(reason is not None for reason in reasons) > _DISTURBED * len(reasons):
         shares = {reason: reasons.count(reason) / len(reasons) for reason in _BY_REASON}
         worst = max(shares, key=lambda reason: shares[reason])
-        if not (worst == "waited" and found):  # by whom is said already
+        if not (worst == "waited" and found):  # the first badge already names the cause
             found.append(_BY_REASON[worst].format(shares[worst]))
     return tuple(found)
 
 
-def _wide(estimate: Estimate) -> tuple[str, ...]:
+def _interval_badges(estimate: Estimate) -> tuple[str, ...]:
     if estimate.low is None or estimate.high is None:
         return ()
     half = (estimate.high - estimate.low) / 2 / estimate.value
@@ -278,14 +275,14 @@ def _wide(estimate: Estimate) -> tuple[str, ...]:
 _WRONG_THREADS = "ran on "
 
 
-def _on_other_threads(busy: float | None, threads: int) -> tuple[str, ...]:
+def _thread_badges(busy: float | None, threads: int) -> tuple[str, ...]:
     if threads and busy is not None and busy > threads + _THREADS_MARGIN:
         return (f"{_WRONG_THREADS}{busy:.1f} threads instead of {threads}",)
     return ()
 
 
-def timed(run: Callable[[], object]) -> TimedRuns:
-    """Return a TimedRuns that times a function in this process."""
+def make_timer(run: Callable[[], object]) -> TimedRuns:
+    """Return a function that times runs of a function in this process."""
 
     def timed_runs(count: int) -> list[float]:
         times = []

@@ -1,7 +1,7 @@
-"""Run a built library in this process: numpy in, numpy out. For notebooks, services and MLflow's pyfunc models.
+"""Run a built library in this process, with numpy arrays, for notebooks, services and MLflow pyfunc models.
 
-Knows nothing of workspaces: a folder with library.so and manifest.json is all it needs. The library is native code, so
-its bytes are compared with the manifest's sha256, and its target with this machine, before it is loaded.
+Needs only a folder with library.so and manifest.json, no workspace. The library is native code, so its bytes are
+compared with the manifest's sha256, and its target with this machine, before it is loaded.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ Outputs = Array | tuple[Array, ...]
 
 
 class LoadedLibrary:
-    """A library of a whole network in this process; call it with arrays, close it or use it as a context manager.
+    """A library in this process; call it with arrays, and close it or use it as a context manager.
 
-    inputs: what it is called with, in order; threads: on which it computes. Calls from several threads wait for each
-    other.
+    inputs: its inputs in order; threads: number of compute threads. Calls from several threads are serialized.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,13 +50,13 @@ class LoadedLibrary:
                 "a cell of a CPU or of VTA",
                 "tvmflow.api.predict runs it on its device, and tvmflow_network.Network opens its network.so",
             )
-        _ask_for_threads(target.threads)
+        _request_threads(target.threads)
         _check_runs_here(target, self.cell)
         self.threads = _use_threads(target.threads, self.cell)
         backend.provide()
         import tvm
 
-        self._device: Any = backend.tvm_device(tvm)  # which makes devices by the same names as a session
+        self._device: Any = backend.tvm_device(tvm)  # defines the same device names as a session
         self._lock = threading.Lock()
         self._main: Callable[..., Any] | None = self._start(folder / "library.so")
 
@@ -69,14 +68,13 @@ class LoadedLibrary:
         return machine
 
     def __call__(self, *arrays: Any, **named: Any) -> Outputs:
-        """Run the library. arrays: one per input, in order or by name, each (N, ...) with any N that is the same for
-        all.
+        """Run the library. arrays: one per input, in order or by name, each (N, ...) with the same N.
 
-        Numbers are converted to the input's dtype where nothing but precision can be lost. N samples run in batches of
-        the size that the library was built for, the last one filled up. Returns an array (N, ...), for several outputs
-        a tuple of them.
+        Numbers are converted to the input's dtype if only precision can be lost. N samples run in batches of the size
+        that the library was built for; the last batch is padded. Returns an array (N, ...), or a tuple for several
+        outputs.
         """
-        outputs = run_in_batches(self, _checked(self.inputs, arrays, named, self.cell), self.inputs[0].shape[0])
+        outputs = run_in_batches(self, _check_inputs(self.inputs, arrays, named, self.cell), self.inputs[0].shape[0])
         return outputs[0] if len(outputs) == 1 else outputs
 
     def run(self, *inputs: Array) -> tuple[Array, ...]:
@@ -90,7 +88,7 @@ class LoadedLibrary:
             return tuple(np.asarray(x.numpy()) for x in ([result] if hasattr(result, "numpy") else result))
 
     def close(self) -> None:
-        """Let go of the library; safe to repeat."""
+        """Release the library; safe to repeat."""
         with self._lock:
             self._main = None
 
@@ -106,21 +104,23 @@ class LoadedLibrary:
 
 
 def input_specs(manifest: dict[str, Any]) -> tuple[TensorSpec, ...]:
-    """Return the inputs that a manifest names."""
+    """Return the inputs listed in a manifest."""
     inputs = manifest["inputs"] if "inputs" in manifest else [manifest["input"]]
     return tuple(TensorSpec(x["name"], tuple(x["shape"]), x["dtype"]) for x in inputs)
 
 
-def in_order(specs: tuple[TensorSpec, ...], inputs: Any, cell: str) -> list[Array]:
-    """Return one array, a tuple or list of them in order, or a dictionary of them by name, checked. Raises
+def order_inputs(specs: tuple[TensorSpec, ...], inputs: Any, cell: str) -> list[Array]:
+    """Return an array, a tuple or list of arrays, or a dictionary by name as checked inputs in order. Raises
     UsageError.
     """
     if isinstance(inputs, dict):
-        return _checked(specs, (), inputs, cell)
-    return _checked(specs, tuple(inputs) if isinstance(inputs, tuple) or len(specs) > 1 else (inputs,), {}, cell)
+        return _check_inputs(specs, (), inputs, cell)
+    return _check_inputs(specs, tuple(inputs) if isinstance(inputs, tuple) or len(specs) > 1 else (inputs,), {}, cell)
 
 
-def _checked(specs: tuple[TensorSpec, ...], arrays: tuple[Any, ...], named: dict[str, Any], cell: str) -> list[Array]:
+def _check_inputs(
+    specs: tuple[TensorSpec, ...], arrays: tuple[Any, ...], named: dict[str, Any], cell: str
+) -> list[Array]:
     names = [spec.name for spec in specs]
     given = dict(zip(names, arrays, strict=False)) | named
     if len(arrays) + len(named) != len(names) or set(given) != set(names):
@@ -128,14 +128,14 @@ def _checked(specs: tuple[TensorSpec, ...], arrays: tuple[Any, ...], named: dict
             f"{cell} was called with {len(arrays)} arrays" + (f" and {', '.join(named)}" if named else ""),
             f"{len(names)}: {', '.join(names)}",
         )
-    inputs = [_input(spec, given[spec.name], cell) for spec in specs]
+    inputs = [_convert_input(spec, given[spec.name], cell) for spec in specs]
     if len({len(array) for array in inputs}) > 1:
         raise UsageError(f"{cell} was called with {[len(a) for a in inputs]} samples", "as many of every input")
     return inputs
 
 
-def _input(spec: TensorSpec, value: Any, cell: str) -> Array:
-    """Return a value as an array (N, ...) of this input. Raises UsageError."""
+def _convert_input(spec: TensorSpec, value: Any, cell: str) -> Array:
+    """Return a value as an array (N, ...) for this input. Raises UsageError."""
     array = np.asarray(value)
     is_number = array.dtype.kind in "biuf" or array.dtype == np.dtype(spec.dtype)
     if array.ndim != len(spec.shape) or array.shape[1:] != spec.shape[1:] or not len(array):
@@ -150,26 +150,28 @@ def _input(spec: TensorSpec, value: Any, cell: str) -> Array:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a folder after the library was compared with it. Raises StoreError."""
+    """Return the manifest of a folder after checking the library's digest. Raises StoreError."""
     try:
         manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         expected, actual = manifest["library"]["sha256"], sha256_of(folder / "library.so")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"no library in {folder}: {error}", "library.so and its manifest.json") from None
     if actual != expected:
-        raise StoreError(f"{folder / 'library.so'} was altered", "the bytes that its manifest names", "build it again")
+        raise StoreError(
+            f"{folder / 'library.so'} was altered", "the bytes with the digest in its manifest", "build it again"
+        )
     return manifest
 
 
 def _check_runs_here(target: ResolvedTarget, cell: str) -> None:
-    """Raise UsageError where this machine's processor cannot run code of the target: it would end the process."""
+    """Raise UsageError if this processor cannot run code of the target, which would crash the process."""
     from tvmflow.targets.cpu_features import features_of
-    from tvmflow.toolchain.versions import lacking
+    from tvmflow.toolchain.versions import missing_features
 
     missing: list[str] = []
     if target.runs_here:
         try:
-            missing = lacking(set(features_of(target.mcpu, target.mtriple, target.mattr)))
+            missing = missing_features(set(features_of(target.mcpu, target.mtriple, target.mattr)))
         except Exception as error:  # TVM's own types
             raise TvmflowError(f"TVM does not know the processor {target.mcpu}: {error}") from error
     if not target.runs_here or missing:
@@ -181,16 +183,16 @@ def _check_runs_here(target: ResolvedTarget, cell: str) -> None:
         )
 
 
-def _ask_for_threads(requested: int) -> None:
-    """Let TVM make a pool of so many threads, unless it is loaded: then it has one, of half of the CPUs, and makes none
-    larger.
+def _request_threads(requested: int) -> None:
+    """Set the size of TVM's thread pool, unless TVM is already loaded: its pool then has half of the CPUs and cannot
+    grow.
     """
     if "tvm" not in sys.modules:
         os.environ["TVM_NUM_THREADS"] = str(requested)
 
 
 def _use_threads(requested: int, cell: str) -> int:
-    """Let the runtime compute on the target's number of threads. Returns how many it has."""
+    """Set the number of threads of the runtime to the target's; return the actual number."""
     import tvm
 
     from tvmflow.codegen.compile import set_threads

@@ -1,6 +1,4 @@
-"""Read who uses this machine's processors, from /proc: the whole machine, our processes, their threads. Knows nothing
-of what is measured.
-"""
+"""Read the CPU use of the machine, our processes and their threads from /proc."""
 
 from __future__ import annotations
 
@@ -15,18 +13,16 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _IDLE = (
     3,
     4,
-)  # idle, iowait of a line of /proc/stat; what follows the eighth number is counted in the first two already
+)  # idle and iowait in /proc/stat; the fields after the eighth are included in the first two
 _COUNTED = 8
 _LOOK_S = 1.0
-_PART = 1 << 16  # bytes of a file of /proc that are read at once
-_USER, _SYSTEM, _LAST_CPU = 11, 12, 36  # of /proc/PID/stat, behind the name
+_PART = 1 << 16  # bytes that are read at once from a file of /proc
+_USER, _SYSTEM, _LAST_CPU = 11, 12, 36  # fields of /proc/PID/stat after the name
 
 
 @dataclass(frozen=True)
 class ThreadReading:
-    """used_s: processor seconds; waited_s: for a processor that others had; switches: how often it was taken off one;
-    cpu: its last.
-    """
+    """used_s: CPU seconds; waited_s: run-queue seconds; switches: involuntary context switches; cpu: the last CPU."""
 
     used_s: float
     waited_s: float
@@ -36,10 +32,9 @@ class ThreadReading:
 
 @dataclass(frozen=True)
 class CpuReading:
-    """wall_s: a monotonic clock; busy_s: processor seconds of everything on this machine; own_s: those of our processes
-    by id.
+    """wall_s: monotonic clock; busy_s: CPU seconds of the whole machine; own_s: those of our processes by id.
 
-    threads: those of our processes, by id, where they were asked for.
+    threads: of our processes by id, if requested.
     """
 
     wall_s: float
@@ -48,7 +43,7 @@ class CpuReading:
     threads: Mapping[int, ThreadReading] = field(default_factory=dict)
 
     def used_since(self, before: CpuReading, processes: set[int] | None = None) -> float:
-        """Return the processor seconds of our processes (or some of them) since an earlier reading."""
+        """Return the CPU seconds of our processes (or some of them) since an earlier reading."""
         return sum(
             max(0.0, now - before.own_s.get(process, 0.0))
             for process, now in self.own_s.items()
@@ -57,7 +52,7 @@ class CpuReading:
 
 
 def read_cpu(with_threads: bool = False) -> CpuReading:
-    """Read the clocks of this machine, of this process and of all that it started."""
+    """Read the CPU times of the machine, of this process and of its descendants."""
     own: dict[int, float] = {}
     threads: dict[int, ThreadReading] = {}
     for process in process_tree(os.getpid()):
@@ -70,7 +65,7 @@ def read_cpu(with_threads: bool = False) -> CpuReading:
 
 
 def process_tree(pid: int) -> set[int]:
-    """Return the ids of a process and of all below it."""
+    """Return the ids of a process and its descendants."""
     found = {pid}
     todo = [pid]
     while todo:
@@ -81,10 +76,9 @@ def process_tree(pid: int) -> set[int]:
 
 
 def foreign_share(before: CpuReading, after: CpuReading, processors: int | None = None) -> float | None:
-    """Return the share of all processors' time that processes other than ours took, 0 to 1; None where it cannot be
-    seen.
+    """Return the share (0 to 1) of all processors that other processes used; None if unknown.
 
-    A kernel that hides the machine's times from us counts less than what we used ourselves.
+    Detects a kernel that hides the machine's times by a total below our own use.
     """
     wall, busy, own = after.wall_s - before.wall_s, after.busy_s - before.busy_s, after.used_since(before)
     if wall <= 0 or busy < 0.5 * own:
@@ -93,9 +87,7 @@ def foreign_share(before: CpuReading, after: CpuReading, processors: int | None 
 
 
 def _busy_s() -> float:
-    """Return the processor seconds of the machine in which something ran, those that other machines on it took
-    included.
-    """
+    """Return the busy CPU seconds of the machine, including time stolen by other virtual machines."""
     with contextlib.suppress(OSError, ValueError), Path("/proc/stat").open("rb") as file:
         numbers = [int(word) for word in file.readline().split()[1 : _COUNTED + 1]]
         return sum(number for at, number in enumerate(numbers) if at not in _IDLE) / _TICKS
@@ -103,7 +95,7 @@ def _busy_s() -> float:
 
 
 def _children(pid: int) -> Iterator[int]:
-    """Yield the processes that a process has started and that still run."""
+    """Yield the running child processes of a process."""
     with contextlib.suppress(OSError, ValueError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(FileNotFoundError):
@@ -111,12 +103,12 @@ def _children(pid: int) -> Iterator[int]:
 
 
 def _stat(path: str) -> list[bytes]:
-    """Return the words of a stat file behind the name, which may hold anything."""
+    """Return the fields of a stat file after the name, which may contain any characters."""
     return _read(path).rpartition(b")")[2].split()
 
 
 def _read(path: str) -> bytes:
-    """Return a file of /proc: looking takes time of those that are looked at, so it is done by the plainest means."""
+    """Return the contents of a file of /proc with few system calls, since reading takes time from what is measured."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         parts = []
@@ -140,13 +132,13 @@ def _threads(pid: int) -> Iterable[tuple[int, ThreadReading]]:
 def wait_until_quiet(
     limit_s: float,
     max_foreign_load: float,
-    tell: Callable[[float | None], None] = lambda _: None,
+    report: Callable[[float | None], None] = lambda _: None,
     read: Callable[[], CpuReading] = read_cpu,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Wait until others take at most a share of this machine's processors, up to a limit; returns whether they do.
+    """Wait until others use at most a share of this machine's processors, up to a limit; return whether they do.
 
-    tell: is told the share every second, None where it cannot be seen.
+    report: called with the share every second, None if unknown.
     """
     first = before = read()
     while True:
@@ -157,5 +149,5 @@ def wait_until_quiet(
             return True
         if now.wall_s - first.wall_s >= limit_s:
             return False
-        tell(share)
+        report(share)
         before = now

@@ -1,8 +1,7 @@
-"""Look at the state of the machine while something is measured: how far the cores are from each other, their clock, who
-waits for whom.
+"""Observe the machine during a measurement: distance of the cores, clock, and waiting threads.
 
-A turn of a measurement lies between two looks. The state that a turn gets from them decides with which other turns it
-is compared (`states_of`), and whether something disturbed it (`disturbance`).
+Each turn of a measurement lies between two observations. They give the state of the turn, which decides with which
+other turns it is compared (`number_states`), and whether it was disturbed (`disturbance`).
 """
 
 from __future__ import annotations
@@ -22,28 +21,27 @@ from tvmflow.support.paths import RUNTIME
 
 SOURCE = RUNTIME / "measure" / "machine_state.c"
 _COMPILE = ("-x", "c", "-std=c11", "-O2", "-fPIC", "-shared", "-pthread")
-_LIMIT_US = 20_000  # of the look at one CPU, where others keep it busy
+_LIMIT_US = 20_000  # limit of probing one CPU, if others keep it busy
 _MOST_CPUS = 64
-_COMPUTES = 0.2  # of a turn: a thread that uses less of a processor does not compute
-# What tells two states apart: round trips of one state stay within 1.3 of each other, those of two differ by more than
-# twice.
+_COMPUTES = 0.2  # share of a turn: a thread that uses less of a CPU does not compute
+# Least ratio of round trips of two states: within a state it is below 1.3, between two states above 2.
 APART = 1.5
-_FEWEST_TURNS = 3  # fewer are no state, but a change between two
-# Of a turn that a thread which computes waited for a processor: little of it counts only where it fell into many of the
-# runs, whose median else knows nothing of it.
+_FEWEST_TURNS = 3  # fewer turns are a transition between two states
+# Share of a turn that a computing thread waited for a CPU. A small share counts only if it affected many of the runs,
+# since otherwise it does not change their median.
 _WAITED, _WAITED_MUCH, _RUNS_HIT = 0.02, 0.2, 0.05
-_SLOWER = 1.06  # of the loop's usual time
+_SLOWER = 1.06  # times the usual time of the loop
 
 
 @dataclass(frozen=True)
 class TurnState:
-    """The machine during one turn; None stands for what could not be seen.
+    """The machine during one turn; None: unknown.
 
-    round_trip_ns: of a line of the cache between the cores that computed; was_ns: the same before the turn. loop_ns: of
-    a loop of known length on the slowest of these cores, before and behind the turn. waited: largest share of the turn
-    in which a thread that computed waited for a processor; switches: how often such threads were taken off one.
-    foreign: share of all processors that others took; own_s: processor seconds of the contestant's processes. khz: the
-    lowest clock, celsius: the highest temperature, where they are told.
+    round_trip_ns: of a cache line between the computing cores; was_ns: the same before the turn. loop_ns: of a
+    calibration loop on the slowest of these cores, before and after the turn. waited: largest share of the turn in
+    which a computing thread waited for a CPU; switches: involuntary context switches of these threads. foreign: share
+    of all processors used by others; own_s: CPU seconds of the model's processes. khz: lowest clock, celsius: highest
+    temperature, if reported.
     """
 
     round_trip_ns: float | None = None
@@ -58,29 +56,28 @@ class TurnState:
 
     @property
     def has_changed(self) -> bool:
-        """Whether the cores moved during the turn."""
+        """Return whether the threads moved to other cores during the turn."""
         return (
             self.round_trip_ns is not None and self.was_ns is not None and not _is_same(self.round_trip_ns, self.was_ns)
         )
 
 
 class Watch(Protocol):
-    """What looks at the machine around each turn."""
+    """Observes the machine around each turn."""
 
     def begin(self) -> None:
-        """Look at the machine before a turn."""
+        """Observe the machine before a turn."""
 
     def end(self, group: int | None) -> TurnState:
-        """Return the state of the turn since `begin`. group: the leader of the contestant's processes, None for all of
-        ours.
+        """Return the state of the turn since `begin`. group: the leader of the model's process group, None for all of
+        our processes.
         """
 
 
-def states_of(round_trips_ns: Sequence[float | None]) -> list[int | None]:
-    """Return the number of the state of each turn, 0 for that with the nearest cores; None for a turn in none of them.
+def number_states(round_trips_ns: Sequence[float | None]) -> list[int | None]:
+    """Return the state number of each turn, 0 for the nearest cores; None for a turn between two states.
 
-    States lie apart by their round trips, whatever these are on a machine. Where no round trip is known, all turns are
-    of state 0.
+    States are clusters of round trips. Without known round trips, all turns have state 0.
     """
     known = sorted(number for number in round_trips_ns if number is not None)
     if not known:
@@ -100,9 +97,7 @@ def states_of(round_trips_ns: Sequence[float | None]) -> list[int | None]:
 
 
 def is_same_state(a_ns: float | None, b_ns: float | None) -> bool:
-    """Return whether two measurements were made in one state, by their round trips; unknown ones are taken as the
-    same.
-    """
+    """Return whether two measurements were in one machine state, by their round trips; None matches any."""
     return a_ns is None or b_ns is None or _is_same(a_ns, b_ns)
 
 
@@ -111,9 +106,9 @@ def _is_same(a_ns: float, b_ns: float) -> bool:
 
 
 def disturbance(state: TurnState, usual_loop_ns: float | None, runs: int = 1) -> str | None:
-    """Return what disturbed a turn of so many runs: `waited`, `moved` or `slowed`; None for nothing that can be seen.
+    """Return what disturbed a turn of this many runs: `waited`, `moved` or `slowed`; None if nothing was detected.
 
-    usual_loop_ns: of the loop when the clock is as high as it gets.
+    usual_loop_ns: time of the loop at the highest clock.
     """
     if state.waited is not None and state.waited > _WAITED:
         hit = runs if state.switches is None else state.switches
@@ -127,20 +122,18 @@ def disturbance(state: TurnState, usual_loop_ns: float | None, runs: int = 1) ->
 
 
 def usual_loop_ns(states: Sequence[TurnState]) -> float | None:
-    """Return what the loop takes at the highest clock, and by itself on its core: the fastest tenth of the looks see
-    that.
-    """
+    """Return the time of the loop at the highest clock on an idle core: the fastest tenth of the observations."""
     loops = sorted(state.loop_ns for state in states if state.loop_ns is not None)
     return loops[len(loops) // 10] if loops else None
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A compiled runtime/measure/machine_state.c."""
+    """The compiled runtime/measure/machine_state.c."""
 
     library: ctypes.CDLL
 
-    def look(self, cpus: Sequence[int]) -> tuple[float | None, float | None]:
+    def probe_cpus(self, cpus: Sequence[int]) -> tuple[float | None, float | None]:
         """Return the slowest loop and the longest round trip between the first of these CPUs and the others, in
         nanoseconds.
         """
@@ -157,7 +150,7 @@ class Probe:
 
 @functools.cache
 def host_probe() -> Probe | None:
-    """Return what looks at this machine's processor; None where no compiler of C is at hand."""
+    """Return the probe of this machine's CPU; None without a C compiler."""
     with tempfile.TemporaryDirectory(prefix="tvmflow-probe-") as folder:
         path = Path(folder) / "machine_state.so"
         for compiler in ("cc", "gcc", "clang", "g++"):
@@ -172,16 +165,14 @@ def host_probe() -> Probe | None:
 
 
 class HostWatch:
-    """Watches this machine, for contestants that compute on `threads` threads of processes that this one has
-    started.
-    """
+    """Observes this machine, for models that compute on `threads` threads in child processes."""
 
     def __init__(self, threads: int, read: Callable[[], CpuReading] | None = None, probe: Probe | None = None) -> None:
         self.threads = threads
         self._read = read or functools.partial(read_cpu, with_threads=True)
         self._probe = probe
         self._before: CpuReading | None = None
-        # CPUs, with their loop and round trip behind the turn before
+        # CPUs with their loop and round trip after the previous turn
         self._last: tuple[tuple[int, ...], float | None, float | None] = ((), None, None)
 
     def begin(self) -> None:
@@ -194,7 +185,7 @@ class HostWatch:
         computing = _computing(before, after, self.threads)
         own_s = None if group is None else after.used_since(before, process_tree(group))
         cpus = self._cpus(after, computing)
-        loop_ns, round_trip_ns = self._probe.look(cpus) if self._probe and cpus else (None, None)
+        loop_ns, round_trip_ns = self._probe.probe_cpus(cpus) if self._probe and cpus else (None, None)
         loop_before_ns, was_ns = self._last[1:] if self._last[0] == cpus else (None, None)
         self._last = (cpus, loop_ns, round_trip_ns)
         return TurnState(
@@ -216,22 +207,22 @@ class HostWatch:
         return tuple(sorted({after.threads[thread].cpu for thread in computing}))
 
 
-class TellsState(Protocol):
-    """What knows the state of a process on a device, as RemoteModel does."""
+class ReportsState(Protocol):
+    """Reports the state of a process on a device, as RemoteModel does."""
 
     def state(self, threads: int, look: bool) -> dict[str, float] | None: ...
 
 
 class DeviceWatch:
-    """Watches a device by what it tells of the process in which a network computes on `threads` threads.
+    """Observes a device through the process in which a network computes on `threads` threads.
 
-    A device that tells nothing makes states of which nothing is known. Raises DeviceLostError for one that is gone.
+    A device that does not report its state gives unknown states. Raises DeviceLostError for a lost device.
     """
 
-    def __init__(self, model: TellsState, threads: int) -> None:
+    def __init__(self, model: ReportsState, threads: int) -> None:
         self.model, self.threads = model, threads
         self._before: Mapping[str, float] = {}
-        self._last: tuple[float | None, float | None] = (None, None)  # loop and round trip behind the turn before
+        self._last: tuple[float | None, float | None] = (None, None)  # loop and round trip after the previous turn
 
     def begin(self) -> None:
         self._before = self.model.state(self.threads, look=False) or {}
@@ -258,7 +249,7 @@ def _slower(a_ns: float | None, b_ns: float | None) -> float | None:
 
 
 def _since(before: Mapping[str, float], after: Mapping[str, float], name: str) -> float | None:
-    """Return by how much a counter grew; None where it is not told, or began anew."""
+    """Return the increase of a counter; None if it is not reported or was reset."""
     grown = after[name] - before[name] if name in before and name in after else -1.0
     return grown if grown >= 0 else None
 
@@ -266,12 +257,12 @@ def _since(before: Mapping[str, float], after: Mapping[str, float], name: str) -
 def _foreign_share(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
     if not {"wall_s", "busy_s", "own_s", "processors"} <= before.keys() & after.keys():
         return None
-    first, last = (CpuReading(told["wall_s"], told["busy_s"], {0: told["own_s"]}) for told in (before, after))
+    first, last = (CpuReading(report["wall_s"], report["busy_s"], {0: report["own_s"]}) for report in (before, after))
     return foreign_share(first, last, round(after["processors"]))
 
 
 def _computing(before: CpuReading, after: CpuReading, threads: int) -> list[int]:
-    """Return the threads that computed between two readings, at most so many, those first that used most."""
+    """Return the threads that computed between two readings, at most `threads`, the busiest first."""
     wall_s = after.wall_s - before.wall_s
     used = {
         thread: now.used_s - before.threads[thread].used_s
@@ -292,7 +283,7 @@ def _switches(before: CpuReading, after: CpuReading, computing: Sequence[int]) -
 
 
 def _clock_khz(cpus: Sequence[int]) -> float | None:
-    """Return the lowest clock of some CPUs, where the system tells it."""
+    """Return the lowest clock of some CPUs, if the system reports it."""
     found = []
     for cpu in cpus:
         try:
@@ -304,10 +295,10 @@ def _clock_khz(cpus: Sequence[int]) -> float | None:
 
 
 def host_watch(threads: int) -> HostWatch:
-    """Return what watches this machine, with its probe where one can be compiled."""
+    """Return a watch of this machine, with a probe if one can be compiled."""
     return HostWatch(threads, probe=host_probe())
 
 
-def without_round_trips(state: TurnState) -> TurnState:
-    """Return the state of a turn on one thread, to which the way between cores is nothing."""
+def drop_round_trips(state: TurnState) -> TurnState:
+    """Return the state without round trips, for one thread, to which the distance of the cores does not matter."""
     return replace(state, round_trip_ns=None, was_ns=None)

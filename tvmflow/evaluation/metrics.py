@@ -1,7 +1,7 @@
-"""What counts as right, where it is not the most likely class: what `metric:` of a model may be.
+"""Define the metrics of `metric:` of a model, which replace top-1 accuracy.
 
-A metric is a function of the outputs and of the labels, and its value takes the place of the accuracy: in the scorecard
-for every version of the model, in the history, and in the release gate. A package adds one by an entry point of
+A metric is a function of the outputs and the labels. Its value takes the place of the accuracy in the scorecard for
+every version of the model, in the history, and in the release gate. A package adds one by an entry point of
 `tvmflow.metrics`.
 """
 
@@ -21,10 +21,9 @@ Metric = Callable[[tuple[Array, ...], Array], float]
 
 
 def mean_iou(outputs: tuple[Array, ...], labels: Array) -> float:
-    """Return the mean over the classes of intersection over union of the first output (N, C, H, W) and labels (N, H,
-    W).
+    """Return the mean IoU over the classes, of the first output (N, C, H, W) and labels (N, H, W).
 
-    Classes that neither has are left out; a label that is no class (255 by custom) leaves its pixel out.
+    Classes without pixels in both are skipped; pixels whose label is no class (255 by convention) are ignored.
     """
     scores = outputs[0]
     if scores.ndim != 4 or labels.shape != (len(scores), *scores.shape[2:]):
@@ -44,7 +43,7 @@ METRICS: Table[Metric] = Table("metrics", {"mean_iou": mean_iou})
 
 
 def value_of(name: str, outputs: tuple[Array, ...], labels: Array) -> float:
-    """Return the value of a metric. Raises UsageError where it fails or is not within 0 and 1."""
+    """Return the value of a metric. Raises UsageError if it fails or is not between 0 and 1."""
     try:
         value = float(METRICS[name](outputs, labels))
     except UsageError:

@@ -1,4 +1,4 @@
-"""Measure a library on its device: cold starts, latency, and the outputs for the evaluation set."""
+"""Measure a library on its device: cold starts, latency, and the outputs of the evaluation set."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 
 from tvmflow.config.buckets import Sizes
-from tvmflow.devices.network_forms import Form
+from tvmflow.devices.network_forms import LibraryForm
 from tvmflow.devices.restartable import Restartable
 from tvmflow.devices.session import DeviceSession, RemoteModel
-from tvmflow.evaluation.interleaved_timing import Contestant
-from tvmflow.evaluation.latency import LIBRARY, Latency, LatencyRules, Measured, measure, measure_in_turns, timed
-from tvmflow.evaluation.machine_state import DeviceWatch, TellsState, Watch, host_watch
+from tvmflow.evaluation.interleaved_timing import TimedModel
+from tvmflow.evaluation.latency import LIBRARY, Latency, LatencyRules, Measured, make_timer, measure, measure_latencies
+from tvmflow.evaluation.machine_state import DeviceWatch, ReportsState, Watch, host_watch
 from tvmflow.frontends.source_model import batch_at, run_in_batches
 from tvmflow.support.progress import Progress
 
 NOT_A_TIME = "emulated: not a time"
 _COPIED_RUNS = 20
 _COPY_TURNS, _COPY_TURN_MS = 20, 10.0
-_MACHINE_TURNS = 12  # of the library in TVM's virtual machine, beside its own form
-_COUNTED_TURNS = 3  # where a clock counts instructions or cycles, every run takes the same
+_MACHINE_TURNS = 12  # of the library in TVM's virtual machine, beside network.so
+_COUNTED_TURNS = 3  # if the clock counts instructions or cycles, all runs are equal
 _PROFILES, _PROFILED_RUNS = 5, 6
-MACHINE = "tvm_machine"  # the contestant that is our own library in TVM's virtual machine
+MACHINE = "tvm_machine"  # the name of our own library in TVM's virtual machine
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
@@ -33,16 +33,17 @@ Arrays = tuple[Array, ...]
 
 @dataclass(frozen=True)
 class DeviceRules:
-    """cold_starts: how many times the library is loaded anew. threads: of library and peers; on_this_host: where they
-    run. emulated: the device's clock counts instructions; is_counted: or cycles of a simulated part: no run differs
-    from another. sizes: that a run chooses.
+    """cold_starts: number of cold starts. threads: of library and baselines; on_this_host: they run on this machine.
+
+    emulated: the device's clock counts instructions. is_counted: it counts these or cycles of a simulated part, so that
+    all runs are equal. sizes: the shape buckets of the library.
     """
 
     latency: LatencyRules
     cold_starts: int
     threads: int
     on_this_host: bool
-    peers: tuple[Contestant, ...] = ()
+    peers: tuple[TimedModel, ...] = ()
     emulated: bool = False
     is_counted: bool = False
     sizes: Sizes | None = None
@@ -50,11 +51,10 @@ class DeviceRules:
 
 @dataclass(frozen=True)
 class ColdStart:
-    """total_ms: from 'the file is on the device' to the first output, through the transport; first_run_ms: of it the
-    first run, on the device's clock where that is told.
+    """total_ms: from the uploaded file to the first output, through the transport; first_run_ms: its first run, on the
+    device's clock if available.
 
-    memory_bytes: by how much the device's process grew, None where nobody knows. Of later starts it is less: memory is
-    used again.
+    memory_bytes: growth of the device's process, None if unknown. It is smaller for later starts, which reuse memory.
     """
 
     total_ms: float
@@ -64,8 +64,8 @@ class ColdStart:
 
 @dataclass(frozen=True)
 class GpuNumbers:
-    """Milliseconds on a GPU's device, with the code that ships: to open the library, with all programs compiled anew
-    and with those that are kept; to bring the inputs there, and the outputs to the host's memory.
+    """Milliseconds of the shipped library on a GPU: open with a cold program cache (compile_ms) and with a warm one
+    (open_ms), and copies of inputs and outputs between host and GPU.
     """
 
     compile_ms: float
@@ -76,12 +76,11 @@ class GpuNumbers:
 
 @dataclass(frozen=True)
 class DeviceNumbers:
-    """latency: of compute, copy_in and copy_out; beside: the library, its peers and, where it is another, its form in
-    TVM's machine.
+    """latency: of compute, copy_in and copy_out; beside: the library, its baselines and, if it is another file, its
+    form in TVM's virtual machine.
 
-    outputs: all outputs for all samples, each (N, ...). executed: by one run, where something counts it. sizes: of a
-    run in each bucket. kernels_ms: of all calls of a kernel in a run, by its name, where they run on this machine's
-    CPU.
+    outputs: of all samples, each (N, ...). executed: counters of one run, if available. sizes: latency per bucket.
+    kernels_ms: time of all calls of a kernel in a run, by name, on this machine's CPU.
     """
 
     cold_starts: list[ColdStart]
@@ -94,7 +93,7 @@ class DeviceNumbers:
     kernels_ms: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the numbers as the scorecard has them: without the outputs."""
+        """Return the numbers for the scorecard, without the outputs."""
         beside = {name: latency.to_json() for name, latency in self.beside.latency.items() if name != LIBRARY}
         advantages = {name: advantage.to_json() for name, advantage in self.beside.advantages.items()}
         machine, over_machine = beside.pop(MACHINE, None), advantages.pop(MACHINE, None)
@@ -114,8 +113,8 @@ class DeviceNumbers:
 
 def measure_on_device(
     session: DeviceSession,
-    ships: Form,
-    machine: Form,
+    shipped: LibraryForm,
+    machine: LibraryForm,
     inputs: Arrays,
     batch: int,
     rules: DeviceRules,
@@ -123,35 +122,35 @@ def measure_on_device(
 ) -> DeviceNumbers:
     """Measure with the first batch of the inputs, then run all of them (N, ...).
 
-    ships: what apps get, whose numbers these are; machine: the same kernels in TVM's virtual machine, measured beside
-    it where it is another file.
+    ships: the library for apps, which the results are of; machine: the same kernels in TVM's virtual machine, measured
+    beside it if it is another file.
     """
     first = batch_at(inputs, 0, batch)
-    cold = _cold_starts(session, ships, first, rules.cold_starts)
+    cold = _cold_starts(session, shipped, first, rules.cold_starts)
     if rules.emulated:
-        cold = [replace(one, memory_bytes=None) for one in cold]  # the emulator's own would be among it
-    progress("measuring latency, in turns with the peers" if rules.peers else "measuring latency", 0, 0)
-    library = Restartable(lambda: _started(session, ships, first))
+        cold = [replace(one, memory_bytes=None) for one in cold]  # it would include the emulator's memory
+    progress("measuring latency, interleaved with the baselines" if rules.peers else "measuring latency", 0, 0)
+    library = Restartable(lambda: _start(session, shipped, first))
     session.rest()
-    contestants = [Contestant(LIBRARY, library.time_runs, place_anew=library.place_anew), *rules.peers]
+    timed_models = [TimedModel(LIBRARY, library.time_runs, relocate=library.relocate), *rules.peers]
     latency_rules = replace(rules.latency, turns=_COUNTED_TURNS) if rules.is_counted else rules.latency
     watch = _watch_of(library, rules)
-    beside = measure_in_turns(contestants, latency_rules, rules.threads, watch)
-    if machine.file != ships.file:
-        other = _started(session, machine, first)
+    beside = measure_latencies(timed_models, latency_rules, rules.threads, watch)
+    if machine.file != shipped.file:
+        vm_model = _start(session, machine, first)
         fewer = replace(latency_rules, turns=min(latency_rules.turns, _MACHINE_TURNS))
-        pair = [contestants[0], Contestant(MACHINE, other.time_runs)]
-        apart = measure_in_turns(pair, fewer, rules.threads, watch)
-        beside.latency[MACHINE] = apart.latency[MACHINE]
-        beside.advantages[MACHINE] = apart.advantages[MACHINE]
+        pair = [timed_models[0], TimedModel(MACHINE, vm_model.time_runs)]
+        vm_result = measure_latencies(pair, fewer, rules.threads, watch)
+        beside.latency[MACHINE] = vm_result.latency[MACHINE]
+        beside.advantages[MACHINE] = vm_result.advantages[MACHINE]
     if rules.emulated:
-        beside = Measured({name: _no_time(found) for name, found in beside.latency.items()}, {})
+        beside = Measured({name: _mark_not_a_time(found) for name, found in beside.latency.items()}, {})
     model = library.model
     latency = {"compute": beside.latency[LIBRARY], **_copy_latency(model, first, rules.latency)}
     if rules.emulated:
-        latency = {name: _no_time(found) for name, found in latency.items()}
+        latency = {name: _mark_not_a_time(found) for name, found in latency.items()}
     kernels_ms = _kernels_ms(model) if rules.on_this_host else {}
-    gpu = _gpu_numbers(session, ships, model, rules.cold_starts)
+    gpu = _gpu_numbers(session, shipped, model, rules.cold_starts)
     executed = model.executed()
     outputs = run_in_batches(
         model, inputs, batch, lambda done, total: progress("evaluating on the device", done, total)
@@ -160,22 +159,22 @@ def measure_on_device(
     return DeviceNumbers(cold, latency, beside, outputs, executed, gpu, by_size, kernels_ms)
 
 
-def _started(session: DeviceSession, form: Form, inputs: Arrays) -> RemoteModel:
-    model = form.started(session)
+def _start(session: DeviceSession, form: LibraryForm, inputs: Arrays) -> RemoteModel:
+    model = form.upload_and_start(session)
     model.set_inputs(*inputs)
     return model
 
 
-def _watch_of(model: TellsState, rules: DeviceRules) -> Watch | None:
-    """Return what looks at the machine that a library runs on; None where nothing there is a time."""
+def _watch_of(model: ReportsState, rules: DeviceRules) -> Watch | None:
+    """Return the watch of the machine that a library runs on; None if its clock is not a time."""
     if rules.is_counted:
         return None
     return host_watch(rules.threads) if rules.on_this_host else DeviceWatch(model, rules.threads)
 
 
 def _kernels_ms(model: RemoteModel) -> dict[str, float]:
-    """Return what a kernel's calls in one run take together, the median of several profiles; nothing where the device
-    does not tell it.
+    """Return the time of all calls of a kernel in one run, the median of several profiles; empty if the device has no
+    profile.
     """
     found: dict[str, list[float]] = {}
     for _ in range(_PROFILES):
@@ -188,7 +187,7 @@ def _kernels_ms(model: RemoteModel) -> dict[str, float]:
 
 
 def _by_size(model: RemoteModel, inputs: Arrays, rules: DeviceRules, largest: Latency) -> dict[str, Latency]:
-    """Return label -> latency of a run in each bucket, of inputs that fill it."""
+    """Return label -> latency of a run in each bucket, with inputs that fill it."""
     sizes = rules.sizes
     if sizes is None or not model.takes_sizes:
         return {}
@@ -196,25 +195,25 @@ def _by_size(model: RemoteModel, inputs: Arrays, rules: DeviceRules, largest: La
     for bucket in sizes.all[:-1]:
         model.set_sized(bucket, *sizes.cut(inputs, bucket))
         latency = measure(model.time_runs, rules.latency)
-        found[sizes.label(bucket)] = _no_time(latency) if rules.emulated else latency
+        found[sizes.label(bucket)] = _mark_not_a_time(latency) if rules.emulated else latency
     return {**found, sizes.label(sizes.largest): largest}
 
 
-def _no_time(latency: Latency) -> Latency:
+def _mark_not_a_time(latency: Latency) -> Latency:
     return replace(latency, badges=(NOT_A_TIME,), is_time=False)
 
 
 def _copy_latency(model: RemoteModel, inputs: Arrays, rules: LatencyRules) -> dict[str, Latency]:
-    """Return copy_in and copy_out on our clock, through the transport; compute is on the device's."""
+    """Return copy_in and copy_out on the host's clock, through the transport; compute uses the device's clock."""
     copies = LatencyRules(3, _COPY_TURNS, _COPY_TURN_MS, 2.0, rules.max_foreign_load)
     return {
-        "copy_in": measure(timed(lambda: model.set_inputs(*inputs)), copies),
-        "copy_out": measure(timed(model.outputs), copies),
+        "copy_in": measure(make_timer(lambda: model.set_inputs(*inputs)), copies),
+        "copy_out": measure(make_timer(model.outputs), copies),
     }
 
 
-def _gpu_numbers(session: DeviceSession, form: Form, model: RemoteModel, starts: int) -> GpuNumbers | None:
-    """Measure what only a GPU's library has; its programs are kept by now."""
+def _gpu_numbers(session: DeviceSession, form: LibraryForm, model: RemoteModel, starts: int) -> GpuNumbers | None:
+    """Measure the numbers of a GPU library; its program cache is warm by now."""
     copies = model.copies_ms(_COPIED_RUNS) if session.gpu else None
     name = session.upload(form.file) if copies else ""
     compiled = session.opening_ms(name, keeps_programs=False) if copies else None
@@ -224,8 +223,8 @@ def _gpu_numbers(session: DeviceSession, form: Form, model: RemoteModel, starts:
     return GpuNumbers(compiled, opened[len(opened) // 2], *copies)
 
 
-def _cold_starts(session: DeviceSession, form: Form, inputs: Arrays, count: int) -> list[ColdStart]:
-    """Start the library several times, each with a file of its own name."""
+def _cold_starts(session: DeviceSession, form: LibraryForm, inputs: Arrays, count: int) -> list[ColdStart]:
+    """Start the library several times, each from a newly uploaded file."""
     starts = []
     for _ in range(count):
         name = session.upload(form.file)

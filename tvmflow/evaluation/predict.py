@@ -1,4 +1,4 @@
-"""From outputs to the classes that a person reads: the likeliest ones with their names."""
+"""Convert class scores to predictions: the most likely classes with their names and probabilities."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tvmflow.evaluation.agreement import classes_of
 from tvmflow.support.errors import UsageError
 
 Array = np.ndarray[Any, Any]
-_SUM = 1e-3  # by which probabilities may miss 1, of 16-bit outputs too
+_SUM = 1e-3  # tolerance of a sum of probabilities, also for 16-bit outputs
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A class: its number and name, its output as it is, and its probability (softmax, where the model has none
-    itself).
+    """A class: its number, name, raw output, and probability (by softmax, unless the model already outputs
+    probabilities).
     """
 
     number: int
@@ -28,7 +28,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a library says to one image: the likeliest classes first."""
+    """The prediction of one image, the most likely classes first."""
 
     image: str
     top: tuple[Guess, ...]
@@ -40,7 +40,7 @@ class Prediction:
 def predictions(
     images: list[str], scores: Array, names: list[str] | None, count: int, task: str | None
 ) -> list[Prediction]:
-    """Return the `count` likeliest classes of each image. scores: the first output, (N, classes). Raises UsageError."""
+    """Return the `count` most likely classes of each image. scores: first output, (N, classes). Raises UsageError."""
     if scores.ndim != 2 or classes_of(scores, task) is None:
         raise UsageError(
             f"an output of shape {list(scores.shape)}" + (f" of a model for {task}" if task else ""),

@@ -1,7 +1,7 @@
-"""Compare two measurements that were made at their own times: of one device, in one state of the machine.
+"""Compare two measurements of one device made at different times, in one machine state.
 
-Each has an interval of its own, which knows nothing of what differs from one process to the next (where memory lies,
-what the system does); `BETWEEN` allows for that. What disturbs a measurement makes it slower, never faster.
+Each has its own interval, which does not include the variation between processes (addresses, operating system);
+`BETWEEN` allows for that. Disturbances make a measurement slower, never faster.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from tvmflow.evaluation.machine_state import is_same_state
 
-BETWEEN = 0.01  # of a latency: between two measurements of one library, beyond their intervals
+BETWEEN = 0.01  # relative difference of two measurements of one library, beyond their intervals
 _SAME = {
     "device": "different devices",
     "unit": "different units of the device",
@@ -24,9 +24,7 @@ Verdict = Literal["faster", "slower", "same"]
 
 @dataclass(frozen=True)
 class Change:
-    """ratio: latency now over latency before, with its interval. verdict: None where nothing can be said, `why` says
-    why not.
-    """
+    """ratio: latency now over latency before, with its interval. verdict: None if undecided; `why` gives the reason."""
 
     ratio: float | None
     low: float | None = None
@@ -65,7 +63,7 @@ def change_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Change:
 
 
 def comparable_before(rows: list[dict[str, Any]], now: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the last of earlier rows of a cell that was measured on the same unit in the same state; None for none."""
+    """Return the latest earlier row that was measured on the same unit in the same state; None if there is none."""
     for row in reversed(rows):
         is_like = all(row[name] == now[name] for name in _SAME)
         if is_like and row["latency_ms"] is not None and is_same_state(row["round_trip_ns"], now["round_trip_ns"]):

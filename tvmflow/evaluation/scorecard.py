@@ -1,4 +1,4 @@
-"""The scorecard of a cell: how its outputs compare with those of the steps before, and the files that say so."""
+"""Make the scorecard of a cell: agreement and accuracy of each stage, and the files that record them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
 _TOP = 5
 _SHARES = ("pixel_agreement", "cosine", "equal")
-# Who keeps the outputs of which version of the model, under which name in its reference.npz; in the order of the walk.
+# Stage -> version of the model -> name of its outputs in the stage's reference.npz, in stage order.
 _REFERENCES = {
     "import_model": {"source": "evaluation", "imported": "imported"},
     "quantize": {"quantized": "evaluation"},
 }
 
 
-def quality(
+def measure_quality(
     inputs: Mapping[str, Path],
     outputs: Array | Arrays,
     samples: Samples,
@@ -36,12 +36,11 @@ def quality(
     task: str | None = None,
     metric: str | None = None,
 ) -> dict[str, Any]:
-    """Return the agreement of the built version's outputs with the source's, step by step, and accuracy where there are
-    labels.
+    """Return the agreement of the built library with the source, step by step, and the accuracy if there are labels.
 
-    Of several outputs the agreement is the worst of each number, and `outputs` has those of each. accuracy: share of
-    the samples (of maps: of the pixels) whose most likely class is the label, or the value of `metric`; top5: whose
-    label is among five. Raises AgreementError when an output is further from the quantized version's than `bound`.
+    With several outputs, the agreement is the worst of each number, and `outputs` lists all. accuracy: share of the
+    samples (of maps: pixels) whose most likely class is the label, or the value of `metric`; top5: share with the label
+    among five. Raises AgreementError if an output is further than `bound` from the quantized version's.
     """
     built = as_outputs(outputs)
     versions = {**_reference(inputs, "import_model"), **_reference(inputs, "quantize"), "built": built}
@@ -69,7 +68,7 @@ def quality(
 def _accuracies(
     steps: list[tuple[str, Arrays]], y: Array, task: str | None, metric: str | None
 ) -> dict[str, dict[str, Any]]:
-    """Return accuracy and, of more than five classes, top5 of every version; nothing where the first output has no
+    """Return accuracy and, with more than five classes, top5 of every version; empty if the first output has no
     classes.
     """
     if metric is not None:
@@ -98,19 +97,19 @@ def write_scorecard(out: Path, card: dict[str, Any], outputs: Arrays, samples: S
     has_pairs = samples.y is not None and samples.y.ndim == 1 and classes is not None
     confusion = list(zip(samples.y.tolist(), classes.tolist(), strict=True)) if has_pairs else []  # type: ignore[union-attr]
     _write_rows(out / "confusion.csv", [("actual", "predicted"), *confusion])
-    peers = [(name, peer["median_ms"]) for name, peer in sorted(card["peers"].items())]
+    baselines = [(name, latency["median_ms"]) for name, latency in sorted(card["peers"].items())]
     ours = [] if card.get("executed") else [("tvmflow", card["latency"]["compute"]["median_ms"])]
-    latency = [("what", "median_ms"), *ours, *peers]
+    latency = [("what", "median_ms"), *ours, *baselines]
     _write_rows(out / "latency.csv", latency)
 
 
 def has_no_time(card: Mapping[str, Any]) -> bool:
-    """Return whether the device of a scorecard is simulated or emulated, whose own time says nothing."""
+    """Return whether the device of a scorecard is simulated or emulated, so that its clock is not a time."""
     return bool(card.get("executed") or (card.get("part") or {}).get("simulated"))
 
 
 def bound_metrics(bounds: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return a scorecard's bounds as metrics; none where there is no bound, and no share of what is no time."""
+    """Return a scorecard's bounds as metrics; empty without bounds; without a share if the latency is not a time."""
     if not bounds or bounds["reason"]:
         return {}
     numbers = {f"bound_ms.{name}": bounds[f"{name}_ms"] for name in ("arithmetic", "memory")}

@@ -1,10 +1,9 @@
-"""Statistics over turns: times, ratios within rounds, and intervals that need no assumption about how noise is
-distributed.
+"""Compute times, ratios within rounds, and distribution-free confidence intervals of turns.
 
-Others that share a core, or only its caches, make a turn longer and never shorter, come and go within seconds, and are
-not always seen. So of each block of consecutive turns the fastest counts, and of the blocks the median: a block is one
-placement of a network in memory. Neighbouring turns are alike, blocks hardly; intervals are over blocks, by the sign
-test (their order statistics).
+Other processes on a core, or only on its caches, make a turn longer and never shorter; they come and go within seconds
+and are not always detected. So the fastest turn of each block of consecutive turns counts, and of the blocks the
+median. A block is one placement of a network in memory. Consecutive turns are correlated, blocks hardly; intervals are
+over blocks, by the sign test (order statistics).
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 
 CONFIDENCE = 0.95
-LEAST_BLOCKS = 6  # of fewer, all on one side, chance is a possible reason
-BLOCKS = 15  # of turns
-_DISTURBED_BLOCKS = 6  # the lowest tenth of many disturbed turns is what a quiet machine shows: blocks are larger
+LEAST_BLOCKS = 6  # with fewer, all on one side may be chance
+BLOCKS = 15  # blocks of turns
+_DISTURBED_BLOCKS = 6  # larger blocks: the lowest tenth of many disturbed turns is the time on an idle machine
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value, the interval in which it lies (None where too few turns say), and of how many turns it is."""
+    """A value with its interval (None: too few turns) and its number of turns."""
 
     value: float
     low: float | None
@@ -31,8 +30,8 @@ class Estimate:
     turns: int
 
 
-def time_of(turns: Sequence[float], is_quiet: bool = True, confidence: float = CONFIDENCE) -> Estimate:
-    """Return what turns say, in the order in which they were taken. is_quiet: nothing that was seen disturbed them."""
+def estimate_time(turns: Sequence[float], is_quiet: bool = True, confidence: float = CONFIDENCE) -> Estimate:
+    """Return the estimate of turns in chronological order. is_quiet: no disturbance was detected."""
     return _estimate([min(block) for block in _blocks(turns, is_quiet)], len(turns), confidence)
 
 
@@ -47,9 +46,7 @@ def ratio_between(
 
 
 def sign_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-    """Return the interval of the median of independent values, at least at this confidence; None for too few of
-    them.
-    """
+    """Return the interval of the median of independent values at this confidence; None for too few values."""
     count, ordered = len(values), sorted(values)
     if count < LEAST_BLOCKS:
         return None

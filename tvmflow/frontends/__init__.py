@@ -1,1 +1,1 @@
-"""One file per framework: source model in, Relax out."""
+"""Frontends: load a model in its own framework and import it to Relax."""

@@ -1,7 +1,6 @@
-"""What the header of a model file says: whose it is, and which inputs it has. Without its framework, in a fraction of a
-second.
+"""Read the header of a model file without its framework: format and inputs, in a fraction of a second.
 
-Reads by allowlist and believes nothing; to be called in a sandbox like every reader of a user's file.
+Parses by allowlist and trusts nothing; to be called in a sandbox, like every reader of a user's file.
 """
 
 from __future__ import annotations
@@ -38,9 +37,7 @@ _TFLITE_DTYPES = {0: "float32", 1: "float16", 2: "int32", 3: "uint8", 4: "int64"
 
 @dataclass(frozen=True)
 class Input:
-    """shape: -1 where the file leaves a size open; dtype: "" where it does not say; high: rows of the table that
-    integers look up.
-    """
+    """shape: -1 for a dynamic size; dtype: "" if unknown; high: rows of the table that integers index."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,9 +47,8 @@ class Input:
 
 @dataclass(frozen=True)
 class Header:
-    """frameworks: those that read such a file. inputs: None where the header does not tell them.
-
-    channels_last: shapes are (N, H, W, C), where entries in params.yaml are (N, C, H, W). is_whole: not weights alone.
+    """frameworks: those that read such a file. inputs: None if the header does not contain them. channels_last: shapes
+    are (N, H, W, C), whereas params.yaml uses (N, C, H, W). is_whole: not only weights.
     """
 
     kind: str
@@ -63,9 +59,9 @@ class Header:
 
 
 def read_header(path: str, size: int) -> dict[str, Any] | None:
-    """Return a Header as plain data, None where the format is not recognized. Raises ModelFileError for a damaged file.
+    """Return a Header as plain data, None for an unknown format. Raises ModelFileError for a damaged file.
 
-    size: how large a file may be that has to be read whole, in bytes.
+    size: largest file in bytes that may be read completely.
     """
     file = Path(path)
     with file.open("rb") as opened:
@@ -192,14 +188,14 @@ def _onnx(file: Path) -> Header:
         dtype = onnx.TensorProto.DataType.Name(kind.elem_type).lower() if kind.elem_type else ""
         dtype, high = {"float": "float32", "double": "float64"}.get(dtype, dtype), None
         if dtype in ("int32", "int64"):
-            high = _rows_looked_up(model.graph, value.name, weights)
+            high = _gathered_rows(model.graph, value.name, weights)
         inputs.append(Input(value.name, tuple(sizes), dtype, high))
     return Header("an ONNX model", ("onnx",), tuple(inputs))
 
 
-def _rows_looked_up(graph: Any, name: str, weights: dict[str, tuple[int, ...]]) -> int | None:
-    """Return the rows of the smallest constant table in which an input looks up, as it is or cast; None where there is
-    none.
+def _gathered_rows(graph: Any, name: str, weights: dict[str, tuple[int, ...]]) -> int | None:
+    """Return the rows of the smallest constant table that an input gathers from, directly or after a cast; None without
+    one.
     """
     names, rows = {name}, []
     for node in graph.node:  # in topological order

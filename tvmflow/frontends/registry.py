@@ -1,6 +1,6 @@
-"""The frontends, a row each: what `framework:` of a model may be.
+"""List the frontends, the values of `framework:` of a model.
 
-What reads a model is imported when it is called: who brings its files asks a row for their names only.
+The reader of a model is imported when it is called; its file names are available without that.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tvmflow.support.errors import UnknownNameError
 
 @dataclass(frozen=True)
 class Frontend:
-    """load: the model of a fetched folder, as its own framework runs it. Raises ModelFileError.
+    """load: loads the model of a fetched folder in its own framework; raises ModelFileError.
 
-    tools: whose versions can change its outputs, names of `toolchain.version`. files: what a model comes as.
-    has_networks: this package can make networks of the framework, so that weights may be seeded, trained or a zoo's.
-    same_peer: the peer of `evaluate` that runs models as this framework does.
+    tools: tools whose versions can change its outputs, for `toolchain.version`. files: the files of a model.
+    has_networks: networks of the framework can be made here, so that weights may be seeded, trained or a zoo's.
+    same_peer: the baseline of `evaluate` that is the same runtime.
     """
 
     load: Callable[[Path, SourceDescription], SourceModel]
@@ -97,7 +97,7 @@ FRONTENDS: Table[Frontend] = Table(
 
 
 def frontend_named(framework: str) -> Frontend:
-    """Return the row of a framework. Raises UnknownNameError."""
+    """Return the frontend of a framework. Raises UnknownNameError."""
     if framework not in FRONTENDS:
         raise UnknownNameError(f"no frontend for {framework!r}", legal=FRONTENDS)
     return FRONTENDS[framework]

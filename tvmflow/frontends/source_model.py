@@ -1,4 +1,4 @@
-"""What every frontend gives: the model as its own framework runs it, and the same model as Relax."""
+"""Define the interface of frontends: a model run by its own framework, and the same model as Relax."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tvmflow.support.errors import ModelFileError, first_line
 
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]
-OUTPUTS_NAME = "outputs.json"  # what import_model says of the outputs
+OUTPUTS_NAME = "outputs.json"  # description of the outputs, written by import_model
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An input or an output of a model; shape: with its batch in front."""
+    """An input or output of a model; shape: with its batch first."""
 
     name: str
     shape: tuple[int, ...]
@@ -29,16 +29,16 @@ class TensorSpec:
 
 
 def one_input(name: str, shape: tuple[int, ...], dtype: str = "float32") -> tuple[TensorSpec, ...]:
-    """Return the inputs of a model that has one."""
+    """Return the inputs of a model with one input."""
     return (TensorSpec(name, shape, dtype),)
 
 
 @dataclass(frozen=True)
 class SourceDescription:
-    """What fetch hands on about a model: framework, network factory or None, weights file name, inputs in order.
+    """The description of a model in source.json: framework, network factory or None, weights file, inputs in order.
 
-    task: what its outputs are, None where their shapes say it (`evaluation.agreement`). sizes: those that a run
-    chooses, of which `inputs` have the largest; None where inputs have one shape each.
+    task: of its outputs, None if their shapes determine it (`evaluation.agreement`). sizes: the dynamic sizes, of which
+    `inputs` have the largest; None if inputs have fixed shapes.
     """
 
     framework: str
@@ -49,14 +49,14 @@ class SourceDescription:
     sizes: Sizes | None = None
 
     def at(self, sizes: Numbers) -> SourceDescription:
-        """Return the same model for inputs of these sizes alone."""
+        """Return the same model for inputs of these fixed sizes."""
         assert self.sizes is not None
         shapes = self.sizes.shapes([spec.shape for spec in self.inputs], sizes)
         inputs = tuple(replace(spec, shape=shape) for spec, shape in zip(self.inputs, shapes, strict=True))
         return replace(self, inputs=inputs, sizes=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able value that `read_description` reads; without sizes where there are none."""
+        """Return a JSON-able value for `read_description`, without sizes if there are none."""
         data = asdict(self)
         return (
             {**data, "sizes": self.sizes.to_json()} if self.sizes else {k: v for k, v in data.items() if k != "sizes"}
@@ -64,40 +64,39 @@ class SourceDescription:
 
     @property
     def batch(self) -> int:
-        """Return how many samples one run takes."""
+        """Return the number of samples per run."""
         return self.inputs[0].shape[0]
 
     @property
     def only_input(self) -> TensorSpec:
-        """Return the one input. Raises ModelFileError where there are several, or one that is no float32."""
+        """Return the single input. Raises ModelFileError for several inputs, or one that is not float32."""
         if len(self.inputs) != 1 or self.inputs[0].dtype != "float32":
             described = ", ".join(f"{spec.name} {spec.dtype}" for spec in self.inputs)
             raise ModelFileError(
                 f"inputs {described} for a model of {self.framework}",
-                "one float32 input, which is all that this frontend reads",
+                "one float32 input, the only kind that this frontend supports",
                 "export the model to ONNX, whose inputs may be several and integers",
             )
         return self.inputs[0]
 
 
 def read_description(fetched: Path) -> SourceDescription:
-    """Read what fetch wrote beside the model."""
+    """Read the description that fetch wrote."""
     data = json.loads((fetched / "source.json").read_text(encoding="utf-8"))
     inputs = tuple(TensorSpec(spec["name"], tuple(spec["shape"]), spec["dtype"]) for spec in data["inputs"])
     return SourceDescription(**{**data, "inputs": inputs, "sizes": sizes_from(data.get("sizes"))})
 
 
 class Runner(Protocol):
-    """Anything that runs a batch: inputs in the model's order, each with the batch in front; returns all outputs."""
+    """Runs a batch: inputs in the model's order, each with the batch first; returns all outputs."""
 
     def run(self, *inputs: Array) -> Arrays: ...
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A model with inputs that it has already. run: once, returns what `read` makes the outputs of.
-
-    time_runs: returns the seconds of so many runs, where they are timed in another process than this one.
+    """A model with its inputs set. run: runs once; read: converts the result to outputs. time_runs: returns the seconds
+    of n runs that another process times.
     """
 
     run: Callable[[], Any]
@@ -106,10 +105,9 @@ class PreparedRun:
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way of its framework to run a model. prepare: raises what it likes where this model cannot be run so.
-
-    compiles_long: preparing takes tens of seconds, which only long runs repay.
+class Variant:
+    """An execution variant of a framework. prepare: raises any error if the model cannot run this way. compiles_long:
+    preparing takes tens of seconds, which pays off for long runs only.
     """
 
     name: str
@@ -121,28 +119,26 @@ class SourceModel(Runner, Protocol):
     """A model in its own framework."""
 
     def use_threads(self, threads: int) -> None:
-        """Let `run`, and ways asked for later, use as many threads from now on."""
+        """Set the number of threads of `run` and of variants prepared later."""
 
-    def ways(self, *inputs: Array) -> Sequence[Way]:
-        """Return the ways to run these inputs again and again that its users know to be fast: one of them will be
-        timed.
-        """
+    def variants(self, *inputs: Array) -> Sequence[Variant]:
+        """Return the fast execution variants for repeated runs of these inputs; one of them is timed."""
 
     def output_names(self) -> tuple[str, ...]:
         """Return the names of the outputs, as many as `run` returns."""
 
     def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
-        """Yield name and float value of every layer for one batch, in order: to find the first that differs."""
+        """Yield name and float value of every layer for one batch, in order, to find the first that differs."""
 
     def to_relax(self) -> Any:
-        """Return an IRModule with `main(inputs) -> output`, or a tuple of them. Raises UnsupportedOperatorError."""
+        """Return an IRModule with `main(inputs) -> output`, or a tuple of outputs. Raises UnsupportedOperatorError."""
 
     def to_onnx(self, path: Path) -> None:
-        """Write the model as ONNX, for peers that read nothing else."""
+        """Write the model as ONNX, for baselines that need it."""
 
 
 def batch_at(inputs: Sequence[Array], start: int, batch: int) -> Arrays:
-    """Return x[start : start + batch] of each input, filled up with its last sample to `batch` samples."""
+    """Return x[start : start + batch] of each input, padded with its last sample to `batch` samples."""
     parts = [x[start : start + batch] for x in inputs]
     return tuple(np.concatenate([x, np.repeat(x[-1:], batch - len(x), axis=0)]) if len(x) < batch else x for x in parts)
 
@@ -153,9 +149,9 @@ def run_in_batches(
     batch: int,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Arrays:
-    """Run inputs (N, ...) through a model of fixed batch size; the last batch is filled up with its last sample.
+    """Run inputs (N, ...) through a model of fixed batch size; the last batch is padded with its last sample.
 
-    Returns each output as (N, ...). Raises ModelFileError for an output that does not have the batch in front.
+    Returns each output as (N, ...). Raises ModelFileError for an output without the batch as its first axis.
     """
     parts, count = [], len(inputs[0])
     for start in range(0, count, batch):
@@ -166,7 +162,7 @@ def run_in_batches(
 
 
 def by_sample(output: Array, batch: int) -> Array:
-    """Return an output with the batch in front; of one sample every output is that sample's."""
+    """Return an output with the batch first; with a single sample, every output belongs to it."""
     if output.ndim and len(output) == batch:
         return output
     if batch == 1:
@@ -186,10 +182,10 @@ def wrong_weights(error: Exception, network: str | None) -> ModelFileError:
     )
 
 
-def in_order(what: str, names: Sequence[str], inputs: Sequence[TensorSpec]) -> list[int]:
-    """Return for each input of the description its place among the names in a file. Raises ModelFileError.
+def input_positions(what: str, names: Sequence[str], inputs: Sequence[TensorSpec]) -> list[int]:
+    """Return the position of each input among the names in a file. Raises ModelFileError.
 
-    A single input may be called anything; several are found by name.
+    A single input may have any name; several are matched by name.
     """
     if len(names) == len(inputs) == 1:
         return [0]
@@ -203,4 +199,4 @@ def in_order(what: str, names: Sequence[str], inputs: Sequence[TensorSpec]) -> l
 
 
 class NoOnnxError(Exception):
-    """This model cannot be written as ONNX: peers that read nothing else are left out."""
+    """The model cannot be written as ONNX: baselines that need it are left out."""

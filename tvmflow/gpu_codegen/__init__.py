@@ -1,1 +1,1 @@
-"""GPUs: kernels as their drivers launch them, code for OpenCL and Vulkan, and schedule templates."""
+"""GPU code generation: lowered kernels to OpenCL C, GLSL and SPIR-V, and their launches."""

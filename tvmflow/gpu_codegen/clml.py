@@ -1,9 +1,8 @@
-"""Which layers of a network CLML, Qualcomm's library for Adreno, could compute: counted alone, there is no host code
-for it (docs/gpu.md).
+"""Count the layers of a network that CLML, Qualcomm's library for Adreno, could compute (docs/gpu.md).
 
-What is not allowed here stays with our kernels. The operators are those that TVM gives it
-(src/runtime/extra/contrib/clml): images of floats, channels first; convolutions of one group or of a group for each
-channel, with bias and ReLU or ReLU6, float16 summed in float32 where it is asked for; pools; additions.
+There is no host code for CLML; all layers run as our kernels. The operators are those that TVM offloads to it
+(src/runtime/extra/contrib/clml): float images, channels first; convolutions with one group or depthwise, with bias and
+ReLU or ReLU6, float16 accumulated in float32 on request; pools; additions.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ _FLOATS = ("float32", "float16")
 
 @dataclass(frozen=True)
 class ClmlLayer:
-    """One call of CLML and the operators that it stands for, in order; the value of the last one is its output."""
+    """One call of CLML and the operators that it covers, in order; its output is that of the last one."""
 
     kind: str
     steps: tuple[Step, ...]
 
 
-def clml_layers(graph: Graph) -> tuple[ClmlLayer, ...]:
+def find_clml_layers(graph: Graph) -> tuple[ClmlLayer, ...]:
     """Return the layers that CLML could compute, in the network's order."""
     users = graph.users()
 
     def reader(step: Step) -> Step | None:
-        """Return the one operator that reads a value which nothing else needs."""
+        """Return the only operator that reads a value, None if there are others."""
         found = users[step.name]
         return found[0] if len(found) == 1 and step.name not in graph.outputs else None
 
@@ -44,7 +43,7 @@ def clml_layers(graph: Graph) -> tuple[ClmlLayer, ...]:
             continue
         if rule := _RULES.get(step.op):
             kind = rule(step, graph)
-            steps = (step, *_behind(step, reader)) if step.op == "relax.nn.conv2d" else (step,)
+            steps = (step, *_fusable_operators(step, reader)) if step.op == "relax.nn.conv2d" else (step,)
             if kind and steps[-1].dtype == graph.kind(step.refs[0]).dtype:
                 layers[step.name] = ClmlLayer(kind, steps)
                 fused |= {one.name for one in steps}
@@ -52,8 +51,8 @@ def clml_layers(graph: Graph) -> tuple[ClmlLayer, ...]:
 
 
 def describe_clml(graph: Graph) -> str:
-    """Say how much of a network CLML could compute, and the layers of each kind."""
-    layers = clml_layers(graph)
+    """Return a text with the share of a network that CLML could compute, and the layers of each kind."""
+    layers = find_clml_layers(graph)
     kinds = sorted(Counter(layer.kind for layer in layers).items())
     taken = sum(len(layer.steps) for layer in layers)
     named = f" ({', '.join(f'{kind}: {count}' for kind, count in kinds)})" if kinds else ""
@@ -96,9 +95,9 @@ _RULES: dict[str, Callable[[Step, Graph], str | None]] = {
 }
 
 
-def _behind(step: Step, reader: Callable[[Step], Step | None]) -> Iterator[Step]:
-    """Yield what a convolution can have computed in its own call: bias, then ReLU or ReLU6, then rounding to the type
-    that it reads.
+def _fusable_operators(step: Step, reader: Callable[[Step], Step | None]) -> Iterator[Step]:
+    """Yield the operators that CLML fuses into a convolution: bias, then ReLU or ReLU6, then a cast to
+    its input type.
     """
     for is_part in (_is_bias, _is_activation, _is_rounding):
         behind = reader(step)

@@ -1,8 +1,7 @@
-"""What a network's kernels ask of a GPU that is not at hand, counted in their lowered functions: estimates, no time is
-predicted.
+"""Estimate memory traffic and register use of a network's GPU kernels from their lowered functions.
 
-Bytes are those that threads load and store; caches, which a real GPU has, may serve most of them. Both sides of a
-condition count.
+No time is predicted. Bytes are those that threads load and store; the caches of a real GPU may serve most of them. Both
+branches of a condition are counted.
 """
 
 from __future__ import annotations
@@ -13,20 +12,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmflow.gpu_codegen.launches import DeviceKernel, DeviceProgram, Launch, Three
-from tvmflow.gpu_codegen.memory import seen_buffer
+from tvmflow.gpu_codegen.memory import aliased_buffer
 from tvmflow.ir.relax.serialization import bytes_of
 from tvmflow.ir.tir.blocks import region_buffer
 from tvmflow.ir.tvm_compat import dtype_of, load_class
 from tvmflow.support.errors import StageError
 
-# Groups of threads that TFLite's GPU delegate starts from: tensorflow/lite/delegates/gpu/common/tasks.
+# Default workgroup sizes of TFLite's GPU delegate: tensorflow/lite/delegates/gpu/common/tasks.
 DELEGATE_GROUPS: dict[str, Three] = {"mali": (4, 4, 1), "adreno": (8, 2, 1)}
 _REGISTER_BYTES = 4
 
 
 @dataclass(frozen=True)
 class LaunchEstimate:
-    """asked_bytes: loaded and stored by all threads; registers: float32 values that a thread's arrays hold."""
+    """The estimate of a launch. asked_bytes: loaded and stored by all threads; registers: float32 values of a thread's
+    arrays.
+    """
 
     name: str
     asked_bytes: int
@@ -35,14 +36,14 @@ class LaunchEstimate:
     group_size: Three
 
     def lanes_used(self, warp: int) -> float:
-        """Return the share of lanes that have a thread, where so many run together."""
+        """Return the share of a warp's lanes that have a thread."""
         threads = math.prod(self.group_size)
         return threads / (math.ceil(threads / warp) * warp)
 
 
 @dataclass(frozen=True)
 class KernelEstimate:
-    """calls: of the kernel in an inference; least_bytes: its inputs, weights and outputs once."""
+    """The estimate of a kernel. calls: in an inference; least_bytes: size of its inputs, weights and outputs."""
 
     name: str
     calls: int
@@ -56,7 +57,7 @@ class KernelEstimate:
 
 @dataclass(frozen=True)
 class NetworkEstimate:
-    """The kernels of a network, in the order of their first calls."""
+    """The estimates of a network's kernels, in the order of their first calls."""
 
     kernels: tuple[KernelEstimate, ...]
 
@@ -74,8 +75,9 @@ class NetworkEstimate:
 
 
 def estimate(program: DeviceProgram, calls: Mapping[str, int]) -> NetworkEstimate:
-    """Count what kernels ask for. calls: of each kernel in an inference. Raises StageError for a loop whose length is
-    not known.
+    """Estimate all kernels of a network. calls: of each kernel in an inference.
+
+    Raises StageError for a loop of unknown length.
     """
     return NetworkEstimate(tuple(_estimate_kernel(name, count, program.kernels[name]) for name, count in calls.items()))
 
@@ -84,18 +86,18 @@ def _estimate_kernel(name: str, calls: int, kernel: DeviceKernel) -> KernelEstim
     sizes: dict[int, int] = {}
     launches = []
     for launch in kernel.launches:
-        counted = _Counted(launch)
+        counter = _AccessCounter(launch)
         launches.append(
-            LaunchEstimate(launch.name, counted.asked_bytes, counted.registers, launch.groups, launch.group_size)
+            LaunchEstimate(launch.name, counter.asked_bytes, counter.registers, launch.groups, launch.group_size)
         )
-        for argument, size in zip(launch.arguments, counted.parameter_bytes, strict=True):
+        for argument, size in zip(launch.arguments, counter.parameter_bytes, strict=True):
             if argument.kind == "parameter":
                 sizes[argument.index] = size
     return KernelEstimate(name, calls, tuple(launches), sum(sizes.values()))
 
 
-class _Counted:
-    """Loads, stores and arrays of a launch's function, and the bytes of its parameters, in their order."""
+class _AccessCounter:
+    """Count loads, stores and arrays of a launch's function, and the bytes of its parameters."""
 
     def __init__(self, launch: Launch) -> None:
         parameters = [parameter.name for parameter in launch.function.params]
@@ -107,11 +109,11 @@ class _Counted:
         self._walk(launch.function.body, math.prod(launch.groups) * launch.threads)
 
     def _walk(self, node: Any, times: int) -> None:
-        """Count a statement that is executed so many times, by all threads together."""
+        """Count the accesses of a statement that all threads together execute `times` times."""
         from tvm import tirx
         from tvm_ffi import WalkResult, structural_walk
 
-        loops: list[Any] = []  # an error that is raised during the walk would come out as one of TVM's
+        loops: list[Any] = []  # collected first: TVM would replace an exception raised during the walk
 
         def loop(found: Any) -> Any:
             loops.append(found)
@@ -136,7 +138,7 @@ class _Counted:
 
     def _declare(self, statement: Any) -> None:
         buffer = statement.buffer
-        if seen_buffer(statement.data) is not None:  # a thread's own memory, once more
+        if aliased_buffer(statement.data) is not None:  # an alias of thread-local memory
             return
         self._global.add(buffer)
         self.parameter_bytes[self._positions[statement.data.name]] = _bytes(buffer.shape, str(buffer.dtype))

@@ -1,4 +1,4 @@
-"""What is linked into the library of a network that a GPU runs, in place of the CPU's object files."""
+"""Describe the executable of a GPU network, which is linked in place of the CPU's object files."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tvmflow.gpu_codegen.launches import DeviceProgram
 
 Api = Literal["opencl", "vulkan"]
 Widths = Mapping[str, Mapping[int, int]]
-ALIGNMENT = 512  # bytes: a multiple of what known devices ask of a part of a buffer
+ALIGNMENT = 512  # bytes: a multiple of the sub-buffer alignment of known devices
 
 
 @dataclass(frozen=True)
 class GpuCode:
-    """codes: programs as the driver takes them, source or binary; places: function of the device -> its position in
-    codes and its name there.
+    """The programs of a network. codes: source or binary for the driver; places: function -> index in codes and name
+    there.
     """
 
     codes: tuple[bytes, ...] = field(repr=False)
@@ -25,11 +25,10 @@ class GpuCode:
 
 @dataclass(frozen=True)
 class GpuExecutable:
-    """code: what the driver is given, for the images that the plan chose: function of the device -> parameter ->
-    vectors of four in its row.
+    """The executable of a GPU network.
 
-    may_be_images: function of the device -> for each parameter whether an image can take its place; empty where there
-    are only buffers.
+    code: returns the programs for the images that the plan chose: function -> parameter -> row length in vectors of
+    four. may_be_images: function -> for each parameter whether an image can replace it; empty if all are buffers.
     """
 
     api: Api

@@ -1,7 +1,7 @@
-"""GLSL for Vulkan: types, numbers, functions that it lacks, and how parameters are reached.
+"""Generate GLSL for Vulkan: types, literals, missing functions and parameters.
 
-Parameter k is the storage buffer of set 0, binding k, or a buffer of texels there; of texels of one value at binding 64
-+ k. Sizes, strides and loops are numbers, so that a shader needs nothing else.
+Parameter k is the storage buffer of set 0, binding k, or a texel buffer there; texel buffers of single values are at
+binding 64 + k. Sizes, strides and loops are constants, so that a shader needs no other inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tvmflow.gpu_codegen.memory import SINGLE_TEXELS, VECTOR, Extents, Memory
 from tvmflow.gpu_codegen.types import FLOAT32, LANES, KernelType
 from tvmflow.ir.tir.erf import ERF_IS_ONE, ERF_LARGE, ERF_SMALL
 
-# dtype -> (in a register, in memory, prefix of vectors in registers, of vectors in memory)
+# dtype -> (register type, memory type, prefix of register vectors, prefix of memory vectors)
 _SCALARS = {
     "float32": ("float", "float", "vec", "vec"),
     "float16": ("float16_t", "float16_t", "f16vec", "f16vec"),
@@ -72,12 +72,12 @@ float erf(float x) {{
   return abs(x) < 1.0 ? small : sign(x) * (1.0 - exp(-q));
 }}"""
 _ERF4 = "vec{n} erf(vec{n} x) {{ return vec{n}({each}); }}"
-# OpSDot of words of four bytes, which GLSL has no function of; the numbers are those of SPIR-V.
+# OpSDot of packed bytes, for which GLSL has no function; the numbers are those of SPIR-V.
 _DOT = """\
 #extension GL_EXT_spirv_intrinsics : require
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4450)
 int dot_words(int a, int b, spirv_literal int format);"""
-# A total of the threads of a group, of however many subgroups it is made.
+# A reduction over all threads of a workgroup of one or several subgroups.
 _TOTAL = """\
 shared {type} parts_{name}[gl_WorkGroupSize.x];
 {type} {name}({type} x) {{
@@ -126,11 +126,11 @@ _FUNCTIONS = {
 
 
 def glsl_of(function: Any, most_texels: int = 0, *, computes_float16: bool = True) -> str:
-    """Return the shader of a device's function, a PrimFunc of launched threads.
+    """Return the shader of a device function, a PrimFunc of launched threads.
 
-    most_texels: parameters that are only read become buffers of texels if they have at most so many (the device's
-    maxTexelBufferElements; 65536 is what every device has). computes_float16: else float16 is computed in float32, and
-    rounded where it is stored. Raises StageError for what GLSL cannot say, by its name.
+    most_texels: read-only parameters of at most so many elements become texel buffers (the device's
+    maxTexelBufferElements; every device supports 65536). computes_float16: otherwise float16 is computed in float32 and
+    rounded when it is stored. Raises StageError for unsupported nodes, with their names.
     """
     return text_of(function, Glsl(), "main", most_texels=most_texels, is_wide=not computes_float16)
 
@@ -183,7 +183,7 @@ class Glsl(Language):
             bits = 0x7FC00000 if math.isnan(value) else 0x7F800000 if value > 0 else 0xFF800000
             text = f"uintBitsToFloat({bits:#x}u)"
             return f"float16_t({text})" if is_half else text
-        text = exact_text(value, kind)
+        text = format_exactly(value, kind)
         if is_half:
             return f"float16_t({text})"
         return f"({text})" if text.startswith("-") else text
@@ -198,7 +198,7 @@ class Glsl(Language):
             return "int64_t(0x8000000000000000UL)"
         return f"({value}{suffix})" if value < 0 else f"{value}{suffix}"
 
-    def converted(self, kind: KernelType, given: KernelType, text: str) -> str:
+    def convert(self, kind: KernelType, given: KernelType, text: str) -> str:
         return f"{self.register(kind)}({text})"
 
     def broadcast(self, kind: KernelType, text: str) -> str:
@@ -210,29 +210,29 @@ class Glsl(Language):
     def component(self, kind: KernelType, text: str, lane: int) -> str:
         return f"{text}.{LANES[lane]}"
 
-    def compared(self, sign: str, given: KernelType, a: str, b: str) -> str:
+    def compare(self, sign: str, given: KernelType, a: str, b: str) -> str:
         return f"({a} {sign} {b})" if given.lanes == 1 else f"{_COMPARED[sign]}({a}, {b})"
 
-    def both(self, sign: str, kind: KernelType, a: str, b: str) -> str:
+    def combine_conditions(self, sign: str, kind: KernelType, a: str, b: str) -> str:
         if kind.lanes == 1:
             return f"({a} {sign} {b})"
         return self.vector(kind, [f"{a}.{c} {sign} {b}.{c}" for c in LANES[: kind.lanes]])
 
-    def negated(self, kind: KernelType, text: str) -> str:
+    def negate(self, kind: KernelType, text: str) -> str:
         return f"(!{text})" if kind.lanes == 1 else f"not({text})"
 
-    def selected(self, kind: KernelType, condition: str, lanes: int, yes: str, no: str) -> str:
+    def select(self, kind: KernelType, condition: str, lanes: int, yes: str, no: str) -> str:
         if kind.computed in ("int64", "uint64"):
             return f"({condition} ? {yes} : {no})"
         if kind.lanes != 1 and lanes == 1:
             condition = f"bvec{kind.lanes}({condition})"
         return f"mix({no}, {yes}, {condition})"
 
-    def reinterpreted(self, kind: KernelType, given: KernelType, text: str) -> str:
+    def reinterpret(self, kind: KernelType, given: KernelType, text: str) -> str:
         function = _REINTERPRETED.get((kind.dtype, given.dtype))
         return f"{function}({text})" if function else ""
 
-    def loaded(self, memory: Memory, index: str, kind: KernelType, used: Used) -> str:
+    def load(self, memory: Memory, index: str, kind: KernelType, used: Used) -> str:
         register = self.register(kind)
         if memory.texel_lanes:
             text = f"texelFetch({memory.name}, {index})" + (".x" if memory.texel_lanes == 1 else "")
@@ -244,36 +244,36 @@ class Glsl(Language):
         if memory.kind.dtype == "bool":
             lanes = f"uvec{kind.lanes}"
             return f"(uint({text}) != 0u)" if kind.lanes == 1 else f"notEqual({lanes}({text}), {lanes}(0u))"
-        return text if _in_memory(kind) == register else f"{register}({text})"
+        return text if _memory_type(kind) == register else f"{register}({text})"
 
-    def stored(self, memory: Memory, index: str, value: str, kind: KernelType, used: Used) -> str:
+    def store(self, memory: Memory, index: str, value: str, kind: KernelType, used: Used) -> str:
         to = f"{memory.name}[{index}]"
         if memory.in_words:
             used.functions.add(f"pack_{memory.kind.dtype}")
             return f"{to} = pack_{memory.kind.dtype}({value});"
-        made = _in_memory(memory.kind.of_lanes(kind.lanes))
+        made = _memory_type(memory.kind.with_lanes(kind.lanes))
         return f"{to} = {value};" if made == self.register(kind) else f"{to} = {made}({value});"
 
-    def loaded_word(self, memory: Memory, index: str, used: Used) -> str:
+    def load_word(self, memory: Memory, index: str, used: Used) -> str:
         if memory.in_words:
             return f"int({memory.name}[{index}])"
-        return self.word(self.loaded(memory, index, memory.kind.of_lanes(VECTOR), used), used)
+        return self.word(self.load(memory, index, memory.kind.with_lanes(VECTOR), used), used)
 
     def word(self, text: str, used: Used) -> str:
         used.functions.add("pack_int8")
         return f"int(pack_int8({text}))"
 
-    def total(self, operation: str, kind: KernelType, text: str, used: Used) -> str:
+    def reduce_over_threads(self, operation: str, kind: KernelType, text: str, used: Used) -> str:
         given = FLOAT32 if kind.is_float else kind
         name = f"{operation}_{self.register(given)}s"
         used.functions.add(name)
-        text = f"{name}({text if kind.computed == given.computed else self.converted(given, kind, text)})"
-        return text if kind.computed == given.computed else self.converted(kind, given, text)
+        text = f"{name}({text if kind.computed == given.computed else self.convert(given, kind, text)})"
+        return text if kind.computed == given.computed else self.convert(kind, given, text)
 
     def coordinates(self, x: str, y: str) -> str:
-        raise NotImplementedError("buffers of texels have one index")
+        raise NotImplementedError("texel buffers have a single index")
 
-    def whole(
+    def assemble(
         self,
         name: str,
         parameters: Sequence[Memory],
@@ -282,7 +282,7 @@ class Glsl(Language):
         body: Collection[str],
         used: Used,
     ) -> str:
-        names = [one for kind in used.types for one in _arithmetic(kind)]
+        names = [one for kind in used.types for one in _arithmetic_extensions(kind)]
         in_buffers = [
             memory for memory in parameters if memory.accesses and not memory.texel_lanes and not memory.in_words
         ]
@@ -301,18 +301,18 @@ class Glsl(Language):
         return "\n".join([*lines, f"void {name}() {{", *body, "}"]) + "\n"
 
 
-def exact_text(value: float, kind: KernelType) -> str:
-    """Return a finite number of a type of float with as many digits as its dtype needs."""
+def format_exactly(value: float, kind: KernelType) -> str:
+    """Return a finite float with as many digits as its dtype needs."""
     form = "<f" if kind.dtype == "float32" else "<e"
     return repr(struct.unpack(form, struct.pack(form, value))[0])
 
 
-def _arithmetic(kind: KernelType) -> tuple[str, ...]:
+def _arithmetic_extensions(kind: KernelType) -> tuple[str, ...]:
     """Return the extensions that GLSL needs to compute with a type."""
     return () if kind.is_wide and kind.is_float else _IN_REGISTERS.get(kind.dtype, ())
 
 
-def _in_memory(kind: KernelType) -> str:
+def _memory_type(kind: KernelType) -> str:
     """Return the type of an element in a buffer."""
     _, scalar, _, vector = _SCALARS[kind.dtype]
     return scalar if kind.lanes == 1 else f"{vector}{kind.lanes}"
@@ -327,7 +327,7 @@ def _block_of(memory: Memory) -> str:
     element = (
         "uint"
         if memory.in_words
-        else _in_memory(memory.kind.of_lanes(VECTOR if memory.in_vectors else memory.kind.lanes))
+        else _memory_type(memory.kind.with_lanes(VECTOR if memory.in_vectors else memory.kind.lanes))
     )
     access = "" if memory.is_read and memory.is_written else "writeonly " if memory.is_written else "readonly "
     return (

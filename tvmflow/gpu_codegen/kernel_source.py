@@ -1,4 +1,4 @@
-"""The text of a kernel's function on the device, as TVM lowers it, in a language of GPUs."""
+"""Generate the source of a lowered device function in a GPU language."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from typing import Any
 
 from tvmflow.gpu_codegen.expressions import Expressions, function_name
 from tvmflow.gpu_codegen.language import Language
-from tvmflow.gpu_codegen.memory import VECTOR, Extents, Memory, constant_of, memory_of, plain_name, with_known_indices
+from tvmflow.gpu_codegen.memory import (
+    VECTOR,
+    Extents,
+    Memory,
+    constant_of,
+    memory_of,
+    sanitize_name,
+    unroll_local_loops,
+)
 from tvmflow.gpu_codegen.types import KernelType, type_of
 from tvmflow.support.errors import StageError
 
-# Attributes that ask TVM's passes for something, and are of no more use.
+# Attributes for TVM's passes that have no effect on the source.
 _IGNORED = ("storage_alignment", "compute_scope", "device_scope", "realize_scope", "virtual_thread")
 
 
@@ -24,49 +32,49 @@ def text_of(
     widths: Mapping[int, int] | None = None,
     is_wide: bool = False,
 ) -> str:
-    """Return the text of a PrimFunc of launched threads.
+    """Return the source of a PrimFunc of launched threads.
 
-    name: of the function; most_texels: parameters that are only read become buffers of texels if they have at most so
-    many; widths: parameter -> vectors of four in a row of the image that it is; is_wide: float16 is computed in
-    float32. Raises StageError for what the language cannot say, by its name.
+    name: of the function; most_texels: read-only parameters of at most so many elements become texel buffers; widths:
+    parameter -> row length in vectors of the image that replaces it; is_wide: compute float16 in float32. Raises
+    StageError for unsupported nodes, with their names.
     """
     from tvm.sym import Analyzer
 
-    function = _unrolled(function)
+    function = _unroll_local_loops(function)
     analyzer = Analyzer()
     buffers, extents = memory_of(function, analyzer, most_texels, widths or {}, is_wide=is_wide)
-    kernel = _Kernel(buffers, extents, analyzer, language, is_wide=is_wide)
+    kernel = _StatementWriter(buffers, extents, analyzer, language, is_wide=is_wide)
     kernel.statement(function.body)
     parameters = sorted(
         (memory for memory in buffers.values() if memory.scope == "global"), key=lambda one: one.binding
     )
-    return language.whole(name, parameters, extents, kernel.shared, kernel.lines, kernel.expressions.used)
+    return language.assemble(name, parameters, extents, kernel.shared, kernel.lines, kernel.expressions.used)
 
 
 def parameters_in_vectors(function: Any) -> tuple[bool, ...]:
-    """Return which parameters of a device's function are read, or written, as whole vectors of four alone, so that they
-    may be images.
+    """Return which parameters of a device function are accessed by whole vectors of four only, so that they may be
+    images.
     """
     from tvm.sym import Analyzer
 
-    buffers, _ = memory_of(_unrolled(function), Analyzer(), 0, {}, is_wide=False)
+    buffers, _ = memory_of(_unroll_local_loops(function), Analyzer(), 0, {}, is_wide=False)
     found = {memory.binding: memory.may_be_image for memory in buffers.values() if memory.scope == "global"}
     return tuple(found.get(at, False) for at in range(len(function.params)))
 
 
-def _unrolled(function: Any) -> Any:
+def _unroll_local_loops(function: Any) -> Any:
     import tvm
     from tvm import tirx
 
-    body = with_known_indices(function.body)
+    body = unroll_local_loops(function.body)
     if body.same_as(function.body):
         return function
     passes = tvm.ir.transform.Sequential([tirx.transform.UnrollLoop(), tirx.transform.StmtSimplify()])
     return passes(tvm.IRModule({"kernel": function.with_body(body)}))["kernel"]
 
 
-class _Kernel:
-    """Writes the statements of one function."""
+class _StatementWriter:
+    """Generate the statements of a function."""
 
     def __init__(
         self, buffers: dict[Any, Memory], extents: Extents, analyzer: Any, language: Language, *, is_wide: bool
@@ -92,9 +100,9 @@ class _Kernel:
         self.lines.append("  " * self.depth + line)
 
     def name(self, variable: Any) -> str:
-        """Give a variable a name that no other has."""
+        """Return a unique name for a variable."""
         self.count += 1
-        made = f"{plain_name(variable.name)}_{self.count}"
+        made = f"{sanitize_name(variable.name)}_{self.count}"
         self.expressions.names[variable] = made
         return made
 
@@ -104,14 +112,14 @@ class _Kernel:
         for one in node.seq:
             self.statement(one)
 
-    def _declared(self, node: Any) -> None:
-        """Parameters are declared at the top."""
+    def _skip_declaration(self, node: Any) -> None:
+        """Write nothing: parameters are declared in the signature."""
 
-    def _allocated(self, node: Any) -> None:
+    def _allocate(self, node: Any) -> None:
         memory = self.buffers[node.buffer]
         self.expressions.used.types.add(memory.kind)
         lanes = VECTOR if memory.in_vectors else memory.kind.lanes
-        kind = self.language.register(memory.kind.of_lanes(lanes))
+        kind = self.language.register(memory.kind.with_lanes(lanes))
         count = memory.count // (VECTOR if memory.in_vectors else 1)
         if memory.scope == "shared":
             self.shared.append(f"{self.language.shared} {kind} {memory.name}[{count}];")
@@ -136,25 +144,25 @@ class _Kernel:
             )
         self.statement(node.body)
 
-    def _bound(self, node: Any) -> None:
-        value = self.expressions.of(node.value)
+    def _bind(self, node: Any) -> None:
+        value = self.expressions.generate(node.value)
         kind = self.expressions.kind(node.value)
         if str(node.var.ty.dtype) in ("int32", "int64"):
             self.analyzer.bind(node.var, node.value, allow_override=True)
         self.write(f"const {self.language.register(kind)} {self.name(node.var)} = {value};")
 
-    def _stored(self, node: Any) -> None:
+    def _store(self, node: Any) -> None:
         memory, (index,) = self.buffers[node.buffer], node.indices
-        value, kind = self.expressions.of(node.value), self.expressions.kind(node.value)
+        value, kind = self.expressions.generate(node.value), self.expressions.kind(node.value)
         if type(index).__name__ == "Ramp" and not memory.in_vectors:
-            self._stored_apart(memory, index, value, kind)
+            self._store_elements(memory, index, value, kind)
             return
         if type(index).__name__ != "Ramp" and type_of(index.ty.dtype).lanes != 1:
             raise StageError(f"a kernel stores to {str(index)[:80]}", "an index or a range of indices")
         base = index.base if type(index).__name__ == "Ramp" else index
         self.write(self.expressions.store(memory, base, value, kind))
 
-    def _stored_apart(self, memory: Memory, index: Any, value: str, kind: KernelType) -> None:
+    def _store_elements(self, memory: Memory, index: Any, value: str, kind: KernelType) -> None:
         """Store the elements of a vector one by one."""
         self.count += 1
         name = f"stored_{self.count}"
@@ -164,9 +172,9 @@ class _Kernel:
             self.write(self.expressions.store(memory, index.base + index.stride * lane, element, kind.scalar()))
 
     def _loop(self, node: Any) -> None:
-        least, extent = self.expressions.of(node.min), node.extent
+        least, extent = self.expressions.generate(node.min), node.extent
         kind, name = self.language.register(self.expressions.kind(node.loop_var)), self.name(node.loop_var)
-        last = self.expressions.of(self.analyzer.simplify(node.min + extent))
+        last = self.expressions.generate(self.analyzer.simplify(node.min + extent))
         self._block(f"for ({kind} {name} = {least}; {name} < {last}; ++{name}) {{", node.body)
         self.write("}")
 
@@ -176,19 +184,19 @@ class _Kernel:
         self.statement(body)
         self.depth -= 1
 
-    def _choice(self, node: Any) -> None:
-        self._block(f"if ({self.expressions.of(node.condition)}) {{", node.then_case)
+    def _condition(self, node: Any) -> None:
+        self._block(f"if ({self.expressions.generate(node.condition)}) {{", node.then_case)
         if node.else_case is not None:
             self._block("} else {", node.else_case)
         self.write("}")
 
-    def _evaluated(self, node: Any) -> None:
+    def _evaluate(self, node: Any) -> None:
         value = node.value
         if type(value).__name__ == "IntImm":
             return
         name = function_name(value) if type(value).__name__ == "Call" else ""
         if name == "tvm_thread_allreduce":
-            self._totals(value)
+            self._reduce_over_threads(value)
             return
         if name != "tvm_storage_sync":
             raise StageError(f"a kernel evaluates {str(value)[:120]}", "tvm_storage_sync, tvm_thread_allreduce")
@@ -196,8 +204,8 @@ class _Kernel:
             for line in self.language.barrier:
                 self.write(line)
 
-    def _totals(self, call: Any) -> None:
-        """Give each thread what the numbers of all threads of its group make."""
+    def _reduce_over_threads(self, call: Any) -> None:
+        """Reduce values over all threads of a workgroup; each thread gets the total."""
         count, reducer = int(call.args[0].value), self.reducers.pop()
         values, (condition,), to = (
             call.args[1 : 1 + count],
@@ -210,23 +218,25 @@ class _Kernel:
         if not known or self.extents.group_size()[1:] != (1, 1):
             raise StageError(
                 f"a kernel reduces over threads: {str(call)[:120]}",
-                "sums, most and least along threadIdx.x alone, into registers",
+                "sums, maxima and minima along threadIdx.x only, into registers",
             )
         for operation, value, made, memory in zip(operations, values, to, memories, strict=True):
             kind = self.expressions.kind(value)
-            total = self.language.total(operation, kind, self.expressions.of(value), self.expressions.used)
+            total = self.language.reduce_over_threads(
+                operation, kind, self.expressions.generate(value), self.expressions.used
+            )
             self.write(self.expressions.store(memory, made.indices[0], total, kind))
 
 
 _OPERATIONS = {"Add": "add", "Max": "max", "Min": "min"}
-_STATEMENTS: dict[str, Callable[[_Kernel, Any], None]] = {
-    "SeqStmt": _Kernel._sequence,
-    "DeclBuffer": _Kernel._declared,
-    "AllocBuffer": _Kernel._allocated,
-    "AttrStmt": _Kernel._attribute,
-    "Bind": _Kernel._bound,
-    "BufferStore": _Kernel._stored,
-    "For": _Kernel._loop,
-    "IfThenElse": _Kernel._choice,
-    "Evaluate": _Kernel._evaluated,
+_STATEMENTS: dict[str, Callable[[_StatementWriter, Any], None]] = {
+    "SeqStmt": _StatementWriter._sequence,
+    "DeclBuffer": _StatementWriter._skip_declaration,
+    "AllocBuffer": _StatementWriter._allocate,
+    "AttrStmt": _StatementWriter._attribute,
+    "Bind": _StatementWriter._bind,
+    "BufferStore": _StatementWriter._store,
+    "For": _StatementWriter._loop,
+    "IfThenElse": _StatementWriter._condition,
+    "Evaluate": _StatementWriter._evaluate,
 }

@@ -1,4 +1,4 @@
-"""What the languages of GPUs' kernels differ in. The rest of a kernel's text is the same in all of them."""
+"""Define what differs between GPU languages; the rest of a kernel's source is the same in all of them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from tvmflow.gpu_codegen.types import KernelType
 
 @dataclass
 class Used:
-    """What a kernel uses. types: in registers; functions: of `Language.functions`."""
+    """Types in registers and functions of `Language.functions` that a kernel uses."""
 
     types: set[KernelType] = field(default_factory=set)
     functions: set[str] = field(default_factory=set)
 
 
 class Language(ABC):
-    """Expressions are texts, in parentheses wherever that could matter."""
+    """Generate the parts of a kernel that depend on the language. Expressions are strings, in
+    parentheses where needed.
+    """
 
     name: ClassVar[str]
-    functions: ClassVar[Mapping[str, str]]  # name -> what defines it, for what the language has no function of
-    exact: ClassVar[Mapping[str, str]]  # TIR's function of one argument -> its name
-    approximate: ClassVar[Mapping[str, str]]  # the same for approximations; float16 is computed in float32 there
-    axes: ClassVar[Mapping[str, str]]  # as `blockIdx.x` -> which group or thread it is
+    functions: ClassVar[Mapping[str, str]]  # name -> definition of a function that the language lacks
+    exact: ClassVar[Mapping[str, str]]  # TIR's unary function -> its name in the language
+    approximate: ClassVar[Mapping[str, str]]  # the same for approximate functions, which compute float16 in float32
+    axes: ClassVar[Mapping[str, str]]  # such as `blockIdx.x` -> expression of the index
     barrier: ClassVar[Sequence[str]]
-    shared: ClassVar[str]  # before what the threads of a group share
+    shared: ClassVar[str]  # qualifier of shared memory
 
     @abstractmethod
     def register(self, kind: KernelType) -> str:
@@ -36,74 +38,77 @@ class Language(ABC):
 
     @abstractmethod
     def float_literal(self, value: float, kind: KernelType) -> str:
-        """Return a number as the compiler reads back the same."""
+        """Return a float literal that the compiler reads back exactly."""
 
     @abstractmethod
     def int_literal(self, value: int, kind: KernelType) -> str:
-        """Return an integer of a type that is not a vector."""
+        """Return an integer literal of a scalar type."""
 
     @abstractmethod
-    def converted(self, kind: KernelType, given: KernelType, text: str) -> str:
-        """Return values of one type as those of another, of as many lanes."""
+    def convert(self, kind: KernelType, given: KernelType, text: str) -> str:
+        """Return a value converted to another type with as many lanes."""
 
     @abstractmethod
     def broadcast(self, kind: KernelType, text: str) -> str:
-        """Return a vector of one value."""
+        """Return a vector of equal elements."""
 
     @abstractmethod
     def vector(self, kind: KernelType, elements: Sequence[str]) -> str:
-        """Return a vector of elements of its type."""
+        """Return a vector of the given elements."""
 
     @abstractmethod
     def component(self, kind: KernelType, text: str, lane: int) -> str:
-        """Return an element of a vector that is in a register."""
+        """Return an element of a vector in a register."""
 
     @abstractmethod
-    def compared(self, sign: str, given: KernelType, a: str, b: str) -> str:
-        """Return how values compare. sign: as C has it."""
+    def compare(self, sign: str, given: KernelType, a: str, b: str) -> str:
+        """Return a comparison. sign: the operator in C."""
 
     @abstractmethod
-    def both(self, sign: str, kind: KernelType, a: str, b: str) -> str:
-        """Return && or || of conditions."""
+    def combine_conditions(self, sign: str, kind: KernelType, a: str, b: str) -> str:
+        """Return && or
+
+        of conditions.
+        """
 
     @abstractmethod
-    def negated(self, kind: KernelType, text: str) -> str:
-        """Return the opposite of a condition."""
+    def negate(self, kind: KernelType, text: str) -> str:
+        """Return the negation of a condition."""
 
     @abstractmethod
-    def selected(self, kind: KernelType, condition: str, lanes: int, yes: str, no: str) -> str:
-        """Return one of two values, which may both be computed. lanes: of the condition."""
+    def select(self, kind: KernelType, condition: str, lanes: int, yes: str, no: str) -> str:
+        """Return a selection of two values, both of which may be evaluated. lanes: of the condition."""
 
     @abstractmethod
-    def reinterpreted(self, kind: KernelType, given: KernelType, text: str) -> str:
-        """Return the value whose bits are those of another of 32 bits; "" where it cannot be said."""
+    def reinterpret(self, kind: KernelType, given: KernelType, text: str) -> str:
+        """Return the bits of a 32-bit value as another type, "" if that is impossible."""
 
     @abstractmethod
-    def loaded(self, memory: Memory, index: str, kind: KernelType, used: Used) -> str:
-        """Return what lies at an entry of a parameter, as a register has it."""
+    def load(self, memory: Memory, index: str, kind: KernelType, used: Used) -> str:
+        """Return the value of an entry of a parameter, in its register type."""
 
     @abstractmethod
-    def stored(self, memory: Memory, index: str, value: str, kind: KernelType, used: Used) -> str:
-        """Return the statement that stores at an entry of a parameter what is in a register."""
+    def store(self, memory: Memory, index: str, value: str, kind: KernelType, used: Used) -> str:
+        """Return the statement that stores a register to an entry of a parameter."""
 
     @abstractmethod
-    def loaded_word(self, memory: Memory, index: str, used: Used) -> str:
+    def load_word(self, memory: Memory, index: str, used: Used) -> str:
         """Return the four int8 of an entry of a parameter as an int."""
 
     @abstractmethod
     def word(self, text: str, used: Used) -> str:
-        """Return a vector of four int8 that is in a register as an int."""
+        """Return a vector of four int8 in a register as an int."""
 
     @abstractmethod
-    def total(self, operation: str, kind: KernelType, text: str, used: Used) -> str:
-        """Return what the numbers of all threads of a group make. operation: add, max or min; kind: float or int32."""
+    def reduce_over_threads(self, operation: str, kind: KernelType, text: str, used: Used) -> str:
+        """Return the reduction of a value over a workgroup. operation: add, max or min; kind: float or int32."""
 
     @abstractmethod
     def coordinates(self, x: str, y: str) -> str:
-        """Return the index of an entry of an image."""
+        """Return the coordinates of an entry of an image."""
 
     @abstractmethod
-    def whole(
+    def assemble(
         self,
         name: str,
         parameters: Sequence[Memory],
@@ -112,4 +117,4 @@ class Language(ABC):
         body: Collection[str],
         used: Used,
     ) -> str:
-        """Return the text of a kernel."""
+        """Return the source of a kernel."""

@@ -1,4 +1,4 @@
-"""What a GPU's driver is asked to launch for each kernel of a network: extracted from TVM's lowered module."""
+"""Extract the launches of each kernel from TVM's lowered module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tvmflow.gpu_codegen.memory import seen_buffer
+from tvmflow.gpu_codegen.memory import aliased_buffer
 from tvmflow.ir.relax.serialization import bytes_of
 from tvmflow.support.errors import StageError
 
@@ -17,15 +17,13 @@ _AXES = {
     for kind in ("blockIdx", "threadIdx")
     for number, axis in enumerate("xyz")
 }
-_BY_GENERATORS = ["s_tir.LowerThreadAllreduce"]  # TVM's passes of what our generators have words for
+_BY_GENERATORS = ["s_tir.LowerThreadAllreduce"]  # TVM's passes that our generators replace
 _NOT_GLOBAL = ("", "global")
 
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a launch: parameter `index` of the kernel, or memory of the kernel's own, in the order of its
-    allocations.
-    """
+    """An argument of a launch: parameter `index` of the kernel, or its temporary memory by the order of allocation."""
 
     kind: Literal["parameter", "own"]
     index: int
@@ -33,10 +31,10 @@ class Argument:
 
 @dataclass(frozen=True)
 class Launch:
-    """A function of the device, launched once. arguments: as it has them; written: which of them it writes; groups,
+    """A launch of a device function. arguments: in the function's order; written: which of them it writes; groups,
     group_size: x, y, z.
 
-    function: TVM's lowered PrimFunc of it.
+    function: TVM's lowered PrimFunc.
     """
 
     name: str
@@ -53,7 +51,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class DeviceKernel:
-    """All launches of a kernel. own: (shape, dtype) of memory that the launches share and nobody else sees."""
+    """All launches of a kernel. own: (shape, dtype) of temporary memory that its launches share."""
 
     launches: tuple[Launch, ...]
     own: tuple[tuple[tuple[int, ...], str], ...]
@@ -75,9 +73,10 @@ class DeviceProgram:
         return {launch.name: launch for kernel in self.kernels.values() for launch in kernel.launches}
 
 
-def lowered_for_device(mod: Any, target: Any) -> DeviceProgram:
-    """Lower a module of kernels whose loops are bound to groups and threads; its main function is left out. Raises
-    StageError for a loop that is not.
+def lower_for_device(mod: Any, target: Any) -> DeviceProgram:
+    """Lower a module of kernels whose loops are bound to workgroups and threads, without its main function.
+
+    Raises StageError for an unbound loop.
     """
     import tvm
     from tvm import tirx
@@ -111,7 +110,7 @@ def _device_kernel(name: str, host: Any, functions: Mapping[str, Any]) -> Device
     calls: list[Any] = []
 
     def declare(statement: Any) -> None:
-        seen = seen_buffer(statement.data)
+        seen = aliased_buffer(statement.data)
         places[statement.buffer] = (
             Argument("parameter", sum(1 for place in places.values() if place.kind == "parameter"))
             if seen is None
@@ -133,7 +132,7 @@ def _device_kernel(name: str, host: Any, functions: Mapping[str, Any]) -> Device
     callbacks = ((tirx.DeclBuffer, declare), (tirx.AllocBuffer, allocate), (tvm.ir.Call, call))
     structural_walk(host.body, callbacks, order="pre")
     if not calls:
-        raise StageError(f"kernel {name} has no loop over groups of threads", "a schedule for a GPU")
+        raise StageError(f"kernel {name} has no loop over workgroups", "a schedule for a GPU")
     return DeviceKernel(tuple(_launch(made, places, functions) for made in calls), tuple(own))
 
 
@@ -153,10 +152,10 @@ def _launch(call: Any, places: Mapping[Any, Argument], functions: Mapping[str, A
         is_thread, axis = _AXES[tag]
         (group_size if is_thread else groups)[axis] = int(size.value)
     function = functions[name]
-    written = set(_written(function))
+    written = set(_written_parameters(function))
     arguments = []
     for argument in given:
-        buffer = seen_buffer(argument)
+        buffer = aliased_buffer(argument)
         if buffer is None or buffer not in places:
             raise StageError(f"kernel {name} is given {str(argument)[:80]}", "tensors alone")
         arguments.append(places[buffer])
@@ -169,8 +168,8 @@ def _three(sizes: list[int]) -> Three:
     return x, y, z
 
 
-def _written(function: Any) -> Iterable[str]:
-    """Return the names of the parameters whose memory a device's function writes."""
+def _written_parameters(function: Any) -> Iterable[str]:
+    """Return the names of the parameters whose memory a device function writes."""
     from tvm import tirx
     from tvm_ffi import structural_walk
 

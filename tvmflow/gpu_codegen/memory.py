@@ -1,4 +1,4 @@
-"""How a kernel reaches its memory: which buffers are read in vectors, and which arrays of a thread become variables."""
+"""Analyze the memory accesses of a GPU kernel: vectors, texel buffers, images and local arrays."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tvmflow.gpu_codegen.types import KernelType, type_of
 from tvmflow.support.errors import StageError
 
 VECTOR = 4
-SINGLE_TEXELS = 64  # added to the binding of a buffer of texels of one value
+SINGLE_TEXELS = 64  # added to the binding of a texel buffer of single values
 _IN_TEXELS = ("float32", "float16", "int32", "int8", "uint8")
-_MOST_UNROLLED = 64  # of one loop that runs over an array of a thread
+_MOST_UNROLLED = 64  # iterations of a loop over a thread-local array
 _MOST_VARIABLES = 512
 
 
 @dataclass(frozen=True)
 class Access:
-    """One place in the code. lanes: 1, or of a Ramp; residue: of the first index modulo 4; constant: the first index;
-    each None where not known.
+    """An access. lanes: 1, or those of a Ramp; residue: of the first index modulo 4; constant: the first index; None if
+    unknown.
     """
 
     lanes: int
@@ -34,8 +34,8 @@ class Access:
 class Memory:
     """A buffer. scope: global (a parameter), local or shared; binding: of a parameter.
 
-    most_texels: a parameter that is only read becomes a buffer of texels, of four values where that can be, if it has
-    at most so many. width: vectors of four in a row of the image that a parameter is; 0 for a buffer.
+    most_texels: a read-only parameter of at most so many texels becomes a texel buffer, of four values if possible.
+    width: row length in vectors of the image that replaces a parameter, 0 for a buffer.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Memory:
 
     @property
     def in_vectors(self) -> bool:
-        """Whether all of it is reached as whole vectors of four, or as elements of one whose place in it is known."""
+        """Whether all accesses are whole aligned vectors of four, or components of one at known positions."""
         if self.kind.lanes != 1 or not self.accesses or self.count % VECTOR or self.kind.dtype not in _IN_TEXELS:
             return False
         whole = [one.lanes == VECTOR and one.stride == 1 and one.residue == 0 for one in self.accesses]
@@ -73,12 +73,12 @@ class Memory:
 
     @property
     def may_be_image(self) -> bool:
-        """Whether an image of vectors of four can take its place: read or written, not both."""
+        """Whether an image of vectors of four can replace it: it is read or written, not both."""
         return self.in_vectors and self.is_read != self.is_written
 
     @property
     def as_variables(self) -> bool:
-        """Whether it is an array of a thread whose every index is a number."""
+        """Whether it is a thread-local array with constant indices only."""
         return (
             self.scope == "local"
             and self.count <= _MOST_VARIABLES
@@ -87,7 +87,7 @@ class Memory:
 
     @property
     def texel_lanes(self) -> int:
-        """Return how many values a texel has as which it is read: 4, 1, or 0 where it is read as a buffer."""
+        """Return the values of a texel: 4, 1, or 0 if it is a storage buffer."""
         if self.scope != "global" or self.is_written or self.kind.dtype not in _IN_TEXELS:
             return 0
         lanes = VECTOR if self.in_vectors else self.kind.lanes
@@ -95,13 +95,13 @@ class Memory:
 
     @property
     def in_words(self) -> bool:
-        """Whether four values of 8 bits are read and written as one of 32."""
+        """Whether four values of 8 bits are accessed as one of 32."""
         return self.scope == "global" and self.in_vectors and self.kind.narrow_bits == 8 and not self.texel_lanes
 
 
 @dataclass(frozen=True)
 class Extents:
-    """Axis of threads or groups -> how many there are, as `blockIdx.x`."""
+    """Axis of threads or workgroups (such as `blockIdx.x`) -> extent."""
 
     of: dict[str, int]
 
@@ -111,12 +111,12 @@ class Extents:
 
 
 def constant_of(expression: Any) -> int | None:
-    """Return the number that an expression is; None for one that is none."""
+    """Return the value of a constant expression, None for any other."""
     return int(expression.value) if type(expression).__name__ == "IntImm" else None
 
 
-def with_known_indices(body: Any) -> Any:
-    """Unroll the loops that run over arrays of a thread, so that these can be variables."""
+def unroll_local_loops(body: Any) -> Any:
+    """Unroll loops over thread-local arrays, so that these can be variables."""
     from tvm import tirx
     from tvm_ffi import structural_map, structural_walk
 
@@ -158,8 +158,8 @@ def _load_type() -> type:
 def memory_of(
     function: Any, analyzer: Any, most_texels: int, widths: Mapping[int, int], *, is_wide: bool
 ) -> tuple[dict[Any, Memory], Extents]:
-    """Return the buffers of a device's function, each with all that reaches it, and tell the analyzer the range of all
-    variables. Raises StageError.
+    """Return the buffers of a device function with all accesses, and bind all variables in the analyzer. Raises
+    StageError.
     """
     from tvm import ir, tirx
     from tvm_ffi import structural_walk
@@ -208,22 +208,22 @@ def memory_of(
         ir.TensorLoad: lambda load: reach(load.source, load.indices, stores=False),
         tirx.BufferStore: lambda store: reach(store.buffer, store.indices, stores=True),
     }
-    seen: list[Any] = []  # an error that is raised during the walk would come out as one of TVM's
+    seen: list[Any] = []  # collected first: TVM would replace an exception raised during the walk
     structural_walk(function.body, ((tuple(steps), seen.append),), order="pre")
     for node in seen:
         steps[type(node)](node)
     return buffers, Extents(extents)
 
 
-def seen_buffer(data: Any) -> Any:
-    """Return the buffer whose memory an expression names; None for what the caller gave."""
+def aliased_buffer(data: Any) -> Any:
+    """Return the buffer whose memory an expression names, None for a parameter."""
     is_buffer = type(data).__name__ == "Call" and str(getattr(data.op, "name", "")) == "tirx.buffer_data"
     return data.args[0] if is_buffer else None
 
 
 def _same_memory(statement: Any, buffers: Mapping[Any, Memory]) -> Any:
-    """Return the buffer that a declared one is another name of."""
-    buffer, seen = statement.buffer, seen_buffer(statement.data)
+    """Return the buffer of which a declared one is an alias."""
+    buffer, seen = statement.buffer, aliased_buffer(statement.data)
     if seen not in buffers or str(seen.dtype) != str(buffer.dtype) or _count(seen) != _count(buffer):
         raise StageError(f"a kernel sees buffer {buffer.name} in another's memory", "buffers of its parameters")
     return seen
@@ -242,11 +242,11 @@ def _bind(analyzer: Any, bound: Any) -> None:
 
 def _names() -> Any:
     given: Iterator[int] = iter(range(1 << 30))
-    return lambda name: f"{plain_name(name)}_b{next(given)}"
+    return lambda name: f"{sanitize_name(name)}_b{next(given)}"
 
 
-def plain_name(name: str) -> str:
-    """Return the letters of a name that every GLSL compiler takes, once something follows it."""
+def sanitize_name(name: str) -> str:
+    """Return a name reduced to letters that every GLSL compiler accepts; a suffix must follow."""
     kept = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in str(name))
     while "__" in kept:
         kept = kept.replace("__", "_")

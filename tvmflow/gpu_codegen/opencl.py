@@ -1,6 +1,4 @@
-"""OpenCL C of a network's kernels. Parameters are buffers, or images of vectors of four (`read_only` or
-`write_only`).
-"""
+"""Generate OpenCL C. Parameters are buffers, or read-only or write-only images of vectors of four."""
 
 from __future__ import annotations
 
@@ -9,14 +7,14 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from tvmflow.gpu_codegen.glsl import exact_text
+from tvmflow.gpu_codegen.glsl import format_exactly
 from tvmflow.gpu_codegen.kernel_source import text_of
 from tvmflow.gpu_codegen.language import Language, Used
 from tvmflow.gpu_codegen.memory import VECTOR, Extents, Memory
 from tvmflow.gpu_codegen.types import LANES, KernelType
 from tvmflow.support.errors import StageError
 
-# dtype -> (in a register, in memory)
+# dtype -> (register type, memory type)
 _SCALARS = {
     "float32": ("float", "float"),
     "float16": ("half", "half"),
@@ -30,8 +28,18 @@ _SCALARS = {
     "uint8": ("uint", "uchar"),
     "bool": ("int", "uchar"),
 }
-_IMAGES = {"float32": "f", "float16": "f", "int32": "i", "int8": "i", "uint8": "ui"}  # of read_image and write_image
-_INTS = {"float16": "short", "int64": "long", "uint64": "long"}  # what vectors of others than 32 bits are compared in
+_IMAGES = {
+    "float32": "f",
+    "float16": "f",
+    "int32": "i",
+    "int8": "i",
+    "uint8": "ui",
+}  # suffixes of read_image and write_image
+_INTS = {
+    "float16": "short",
+    "int64": "long",
+    "uint64": "long",
+}  # types in which vectors of other than 32 bits are compared
 _LONGEST_NAME = 100
 _HALF = "#pragma OPENCL EXTENSION cl_khr_fp16 : enable"
 _SAMPLER = "const sampler_t nearest = CLK_NORMALIZED_COORDS_FALSE | CLK_ADDRESS_NONE | CLK_FILTER_NEAREST;"
@@ -49,7 +57,7 @@ _GUARDED = "#ifndef HAS_{name}\n#define HAS_{name}\n{code}\n#endif"
 
 
 def short_name(name: str) -> str:
-    """Return a function's name as drivers take it: PoCL makes files of names, which have 255 bytes at most."""
+    """Return a function's name shortened for drivers: PoCL uses names as file names, which have at most 255 bytes."""
     if len(name) <= _LONGEST_NAME:
         return name
     return f"{name[:_LONGEST_NAME]}_{hashlib.sha256(name.encode()).hexdigest()[:12]}"
@@ -58,12 +66,12 @@ def short_name(name: str) -> str:
 def opencl_of(
     function: Any, name: str, widths: Mapping[int, int] | None = None, *, computes_float16: bool = True
 ) -> str:
-    """Return the kernel of a device's function, a PrimFunc of launched threads; several, one behind the other, are a
+    """Return the source of a device function, a PrimFunc of launched threads; several sources can be joined to a
     program.
 
-    widths: parameter -> vectors of four in a row of the image that it is; computes_float16: else float16 is computed in
-    float32, which needs no extension, and rounded where it is stored. Raises StageError for what OpenCL C cannot say,
-    by its name.
+    widths: parameter -> row length in vectors of the image that replaces it; computes_float16: otherwise float16 is
+    computed in float32, which needs no extension, and rounded when it is stored. Raises StageError for unsupported
+    nodes, with their names.
     """
     return text_of(function, OpenClC(), name, widths=widths, is_wide=not computes_float16)
 
@@ -123,13 +131,13 @@ class OpenClC(Language):
     shared = "__local"
 
     def register(self, kind: KernelType) -> str:
-        return _of_lanes(_SCALARS[kind.computed][0], kind.lanes)
+        return _vector_type(_SCALARS[kind.computed][0], kind.lanes)
 
     def float_literal(self, value: float, kind: KernelType) -> str:
         if math.isnan(value) or math.isinf(value):
             text = "NAN" if math.isnan(value) else "INFINITY" if value > 0 else "(-INFINITY)"
         else:
-            text = f"{exact_text(value, kind)}f"
+            text = f"{format_exactly(value, kind)}f"
             text = f"({text})" if text.startswith("-") else text
         return f"((half){text})" if kind.computed == "float16" else text
 
@@ -142,7 +150,7 @@ class OpenClC(Language):
             return f"({value + 1}{suffix} - 1)"
         return f"({value}{suffix})" if value < 0 else f"{value}{suffix}"
 
-    def converted(self, kind: KernelType, given: KernelType, text: str) -> str:
+    def convert(self, kind: KernelType, given: KernelType, text: str) -> str:
         if given.dtype == "bool" and kind.lanes > 1:
             text = text if kind.dtype == "bool" else f"({text} & 1)"
         elif kind.dtype == "bool":
@@ -163,31 +171,31 @@ class OpenClC(Language):
         return f"({element} & 1)" if kind.dtype == "bool" else element
 
     def _condition(self, given: KernelType, text: str) -> str:
-        """Return a condition of vectors as ints of 32 bits. given: what was compared."""
+        """Return a condition on vectors as ints of 32 bits. given: type of the compared values."""
         return f"convert_int{given.lanes}({text})" if given.computed in _INTS else text
 
-    def compared(self, sign: str, given: KernelType, a: str, b: str) -> str:
+    def compare(self, sign: str, given: KernelType, a: str, b: str) -> str:
         text = f"({a} {sign} {b})"
         return text if given.lanes == 1 else self._condition(given, text)
 
-    def both(self, sign: str, kind: KernelType, a: str, b: str) -> str:
+    def combine_conditions(self, sign: str, kind: KernelType, a: str, b: str) -> str:
         return f"({a} {sign} {b})"
 
-    def negated(self, kind: KernelType, text: str) -> str:
+    def negate(self, kind: KernelType, text: str) -> str:
         return f"(!{text})"
 
-    def selected(self, kind: KernelType, condition: str, lanes: int, yes: str, no: str) -> str:
+    def select(self, kind: KernelType, condition: str, lanes: int, yes: str, no: str) -> str:
         if lanes == 1:
             return f"({condition} ? {yes} : {no})"
         wide = _INTS.get(kind.computed)
         return f"select({no}, {yes}, {f'convert_{wide}{lanes}({condition})' if wide else condition})"
 
-    def reinterpreted(self, kind: KernelType, given: KernelType, text: str) -> str:
+    def reinterpret(self, kind: KernelType, given: KernelType, text: str) -> str:
         return (
             f"as_{self.register(kind)}({text})" if {kind.dtype, given.dtype} <= {"float32", "int32", "uint32"} else ""
         )
 
-    def loaded(self, memory: Memory, index: str, kind: KernelType, used: Used) -> str:
+    def load(self, memory: Memory, index: str, kind: KernelType, used: Used) -> str:
         dtype = memory.kind.dtype
         if memory.width:
             text = f"read_image{_IMAGES[dtype]}({memory.name}, nearest, {index})"
@@ -197,7 +205,7 @@ class OpenClC(Language):
         text = f"{memory.name}[{index}]"
         if dtype == "bool":
             return f"({text} != 0)" if kind.lanes == 1 else f"(convert_int{kind.lanes}({text}) != 0)"
-        return text if _in_memory(kind) == self.register(kind) else self._from_memory(kind, text)
+        return text if _memory_type(kind) == self.register(kind) else self._from_memory(kind, text)
 
     def _from_memory(self, kind: KernelType, text: str) -> str:
         return (
@@ -206,34 +214,34 @@ class OpenClC(Language):
             else f"convert_{self.register(kind)}({text})"
         )
 
-    def stored(self, memory: Memory, index: str, value: str, kind: KernelType, used: Used) -> str:
+    def store(self, memory: Memory, index: str, value: str, kind: KernelType, used: Used) -> str:
         dtype = memory.kind.dtype
         if memory.width:
             given = f"convert_float4({value})" if kind.computed == "float16" else value
             return f"write_image{_IMAGES[dtype]}({memory.name}, {index}, {given});"
         if dtype == "float16" and kind.computed != "float16":
             return f"vstore_half{_lanes(kind.lanes)}_rte({value}, {index}, {memory.name});"
-        made = _in_memory(memory.kind.of_lanes(kind.lanes))
+        made = _memory_type(memory.kind.with_lanes(kind.lanes))
         if made == self.register(kind):
             return f"{memory.name}[{index}] = {value};"
         given = f"({value} & 1)" if dtype == "bool" and kind.lanes > 1 else value
         return f"{memory.name}[{index}] = {f'({made})({given})' if kind.lanes == 1 else f'convert_{made}({given})'};"
 
-    def loaded_word(self, memory: Memory, index: str, used: Used) -> str:
+    def load_word(self, memory: Memory, index: str, used: Used) -> str:
         if memory.width:
-            return self.word(self.loaded(memory, index, memory.kind.of_lanes(VECTOR), used), used)
+            return self.word(self.load(memory, index, memory.kind.with_lanes(VECTOR), used), used)
         return f"as_int({memory.name}[{index}])"
 
     def word(self, text: str, used: Used) -> str:
         return f"as_int(convert_char4({text}))"
 
-    def total(self, operation: str, kind: KernelType, text: str, used: Used) -> str:
-        raise StageError("a kernel's threads sum together", "Vulkan's subgroups")
+    def reduce_over_threads(self, operation: str, kind: KernelType, text: str, used: Used) -> str:
+        raise StageError("a kernel reduces over the threads of a workgroup", "Vulkan's subgroups")
 
     def coordinates(self, x: str, y: str) -> str:
         return f"(int2)({x}, {y})"
 
-    def whole(
+    def assemble(
         self,
         name: str,
         parameters: Sequence[Memory],
@@ -255,18 +263,20 @@ def _lanes(lanes: int) -> str:
     return "" if lanes == 1 else str(lanes)
 
 
-def _of_lanes(scalar: str, lanes: int) -> str:
+def _vector_type(scalar: str, lanes: int) -> str:
     return f"{scalar}{_lanes(lanes)}"
 
 
-def _in_memory(kind: KernelType) -> str:
+def _memory_type(kind: KernelType) -> str:
     """Return the type of an element in a buffer."""
-    return _of_lanes(_SCALARS[kind.dtype][1], kind.lanes)
+    return _vector_type(_SCALARS[kind.dtype][1], kind.lanes)
 
 
 def _parameter(memory: Memory) -> str:
     if memory.width:
         return f"{'__write_only' if memory.is_written else '__read_only'} image2d_t {memory.name}"
-    is_apart = memory.kind.dtype == "float16" and memory.kind.is_wide  # vload_half takes them one by one
-    element = _in_memory(memory.kind.of_lanes(1 if is_apart else VECTOR if memory.in_vectors else memory.kind.lanes))
+    is_apart = memory.kind.dtype == "float16" and memory.kind.is_wide  # vload_half reads scalars
+    element = _memory_type(
+        memory.kind.with_lanes(1 if is_apart else VECTOR if memory.in_vectors else memory.kind.lanes)
+    )
     return f"__global {'' if memory.is_written else 'const '}{element} *restrict {memory.name}"

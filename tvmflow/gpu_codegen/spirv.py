@@ -1,4 +1,4 @@
-"""SPIR-V of shaders in GLSL, by glslang."""
+"""Compile GLSL shaders to SPIR-V by glslang."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAGIC = b"\x03\x02\x23\x07"
 
 
 def glslang() -> Path:
-    """Return the compiler of shaders: the system's, else that of the drivers in software. Raises ToolchainError."""
+    """Return the compiler of shaders: the system's, else that of the software drivers. Raises ToolchainError."""
     found = shutil.which(_PROGRAM)
     if found:
         return Path(found)
@@ -33,8 +33,9 @@ def glslang() -> Path:
 
 @lru_cache(maxsize=4096)
 def spirv_of(glsl: str, compiler: Path | None = None) -> bytes:
-    """Compile a compute shader for Vulkan 1.1. compiler: glslang, found here where None. Raises ToolchainError;
-    StageError for a shader that is none.
+    """Compile a compute shader for Vulkan 1.1. compiler: glslang, located if None.
+
+    Raises ToolchainError; StageError for an invalid shader.
     """
     program = compiler or glslang()
     with tempfile.TemporaryDirectory(prefix="tvmflow-glsl-") as folder:

@@ -1,6 +1,6 @@
-"""What TIR's types are on a GPU, whatever the language.
+"""Map TIR's types to GPU types, for all languages.
 
-Integers of 8 and 16 bits are computed in 32 bits, so that a device needs them in memory alone.
+Integers of 8 and 16 bits are computed in 32 bits, so that a device must support them in memory only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tvmflow.support.errors import StageError
 
-# dtype -> what it is computed in
+# dtype -> dtype of its computations
 _COMPUTED = {
     **{name: name for name in ("float32", "float16", "int32", "uint32", "int64", "uint64", "bool")},
     "int16": "int32",
@@ -25,7 +25,7 @@ LANES = "xyzw"
 
 @dataclass(frozen=True)
 class KernelType:
-    """A TIR type of `lanes` values. is_wide: float16 is computed in float32, and rounded where it is stored."""
+    """A TIR type of `lanes` values. is_wide: float16 is computed in float32 and rounded when it is stored."""
 
     dtype: str
     lanes: int = 1
@@ -42,14 +42,14 @@ class KernelType:
 
     @property
     def narrow_bits(self) -> int:
-        """Return the bits of an integer that is computed in more, else 0."""
+        """Return the bits of an integer that is computed in more bits, else 0."""
         bits = int(re.sub(r"\D", "", self.dtype) or 0)
         return bits if not self.is_float and 0 < bits < 32 else 0
 
     def scalar(self) -> KernelType:
-        return self.of_lanes(1)
+        return self.with_lanes(1)
 
-    def of_lanes(self, lanes: int) -> KernelType:
+    def with_lanes(self, lanes: int) -> KernelType:
         return KernelType(self.dtype, lanes, self.is_wide)
 
 
@@ -57,7 +57,7 @@ FLOAT32 = KernelType("float32")
 
 
 def type_of(dtype: object, is_wide: bool = False) -> KernelType:
-    """Return what a TIR dtype is. is_wide: as KernelType has it. Raises StageError for one that no kernel may have."""
+    """Return the kernel type of a TIR dtype. is_wide: see KernelType. Raises StageError for unsupported dtypes."""
     found = _DTYPE.fullmatch(str(dtype))
     lanes = int(found[2] or 1) if found else 0
     if not found or found[1] not in _COMPUTED or not 1 <= lanes <= MOST_LANES:

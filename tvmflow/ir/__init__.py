@@ -1,3 +1,1 @@
-"""The integer graph, its numpy definition and its emission to Relax; IR files; names of TVM that differ between
-versions.
-"""
+"""Intermediate representations: Relax graphs, TensorIR kernels, and differences of TVM's versions."""

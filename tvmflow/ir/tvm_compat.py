@@ -23,7 +23,7 @@ def type_of(expression: Any) -> Any:
 
 
 def typed(expression: Any, kind: Any) -> Any:
-    """Give a new expression its Relax type, and return it."""
+    """Set the Relax type of a new expression, and return it."""
     from tvm.relax import expr
 
     update = getattr(expr, "_update_type", None) or expr._update_struct_info
@@ -63,12 +63,12 @@ def variable_name(variable: Any) -> str:
 
 
 def linear_factors(expression: Any, variables: list[Any]) -> list[int]:
-    """Return the constants that an expression multiplies its variables by."""
+    """Return the constant factors of variables in a linear expression."""
     return [int(factor) for factor in _linear_parts(expression, variables)[: len(variables)]]
 
 
 def added_constant(expression: Any, variable: Any) -> int | None:
-    """Return c of an expression that is variable + c, None for any other."""
+    """Return c of an expression variable + c, None for any other."""
     parts = _linear_parts(expression, [variable])
     return (
         int(parts[1])
@@ -101,7 +101,7 @@ def _linear_parts(expression: Any, variables: list[Any]) -> list[Any]:
 
 
 def tuple_type(parts: list[Any]) -> Any:
-    """Return the Relax type of a tuple of parts of these types."""
+    """Return the Relax type of a tuple of these types."""
     from tvm import ir, relax
 
     made = getattr(relax, "TupleStructInfo", None)
@@ -109,12 +109,12 @@ def tuple_type(parts: list[Any]) -> Any:
 
 
 def return_type(function: Any) -> Any:
-    """Return the type of what a Relax function returns."""
+    """Return the return type of a Relax function."""
     return function.ret_ty if hasattr(function, "ret_ty") else function.ret_struct_info
 
 
 def reads_of(function: Any) -> Counter[Any]:
-    """Return how often calls, tuples and bodies within a Relax function read each variable."""
+    """Return how often the calls, tuples and bodies of a Relax function read each variable."""
     from tvm import relax
 
     reads: Counter[Any] = Counter()
@@ -136,7 +136,7 @@ def reads_of(function: Any) -> Counter[Any]:
 
 
 def with_bindings(main: Any, bindings: list[Any]) -> Any:
-    """Return a Relax function of one block with other bindings in it."""
+    """Return a Relax function of one block with its bindings replaced."""
     from tvm import relax
 
     body = relax.SeqExpr([type(main.body.blocks[0])(bindings)], main.body.body)
@@ -144,7 +144,7 @@ def with_bindings(main: Any, bindings: list[Any]) -> Any:
 
 
 def object_type() -> Any:
-    """Return the type of a Relax value that is no tensor."""
+    """Return the type of Relax values other than tensors."""
     from tvm import relax
 
     return relax.ObjectType() if hasattr(relax, "ObjectType") else relax.ObjectStructInfo()
@@ -157,7 +157,7 @@ def dtype_of(expression: Any) -> str:
 
 
 def register_intrin_lowering(operator: str, target: str, lower: Any, level: int = 10) -> None:
-    """Have an operator of TensorIR lowered by a function in code for a kind of target."""
+    """Register a function that lowers an operator of TensorIR for a kind of target."""
     import tvm
     from tvm.tirx import op
 

@@ -43,7 +43,7 @@ from tvmflow.passes.legalize.narrow import NarrowByInstruction
 from tvmflow.passes.legalize.pools import legalize_max_pool2d
 from tvmflow.passes.legalize.resize import legalize_resize2d
 from tvmflow.schedules.intrinsics import math_functions
-from tvmflow.schedules.intrinsics.dot_product import dot_for
+from tvmflow.schedules.intrinsics.dot_product import find_dot
 from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures
 
 Pass = Any  # IRModule -> IRModule; module_pass makes ours callable in a way that type checkers cannot see
@@ -72,7 +72,7 @@ def lowering_passes(cpu: CpuFeatures, winograd: Mapping[str, int], has_gpu: bool
     winograd: convolution key -> tile size. has_gpu: no thread has caches of its own, and tensors are not parts of
     others.
     """
-    has_bfloat16_dot = dot_for(cpu, "bfloat16", cpu.channel_block, of_made=True) is not None
+    has_bfloat16_dot = find_dot(cpu, "bfloat16", cpu.channel_block, both_computed=True) is not None
     has_amx = bool(set(TILES_FOR.values()) & set(cpu.dots))
     has_vector_madd = "madd512" in cpu.dots
     passes: list[tuple[str, Pass, bool]] = [

@@ -19,7 +19,7 @@ from tvmflow.devices.registry import TRANSPORTS
 from tvmflow.evaluation.metrics import METRICS
 from tvmflow.frontends.registry import FRONTENDS
 from tvmflow.support.errors import ParamsError, TvmflowError, did_you_mean
-from tvmflow.targets.probed_processors import DEVICE, recorded
+from tvmflow.targets.probed_processors import DEVICE, read_record
 from tvmflow.targets.processors import architecture_of
 from tvmflow.toolchain.compilers import COMPILERS
 from tvmflow.tuning.search.tuners import TUNERS
@@ -92,7 +92,7 @@ def _target(where: str, target: TargetEntry) -> Iterator[str]:
             yield from explain(error, model, place, legal)
             return
     try:
-        if target.mcpu == DEVICE and recorded(target) is None:  # what needs it asks, or says so
+        if target.mcpu == DEVICE and read_record(target) is None:  # what needs it asks, or says so
             architecture_of(target.mtriple or "")
             return
         backend.resolve(target)

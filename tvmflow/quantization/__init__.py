@@ -1,1 +1,1 @@
-"""Bring a model to the precision of its cell."""
+"""Conversion of models to the precision of their cells: int8, mixed 16-bit precision, VTA's int8."""

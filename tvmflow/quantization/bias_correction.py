@@ -1,29 +1,29 @@
-"""Correct what rounding does to the means of a layer, by its biases."""
+"""Correct the mean error of quantized layers by their biases."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from tvmflow.ir.relax.graph import Array, Step
-from tvmflow.ir.relax.layers import PRODUCTS, Layer, Network
-from tvmflow.quantization.calibration import Calibration, pieces
+from tvmflow.ir.relax.layers import GEMM_KINDS, Layer, Network
+from tvmflow.quantization.calibration import Calibration, split_batches
 from tvmflow.quantization.int8 import SCALED
-from tvmflow.quantization.integer_matmul import active_means, fast
+from tvmflow.quantization.integer_matmul import active_means, fuse_for_library
 from tvmflow.quantization.layer_choice import Quantized
 from tvmflow.quantization.parallel import Each, on_processors, run_together
 
 _NEWTON_STEPS = 3
-_HELD_BYTES = 512 << 20  # of the samples' largest value
-_MIN_ACTIVE = 0.1  # of a channel's numbers; below, a mean says too little about them
+_HELD_BYTES = 512 << 20  # bytes of the largest value of all samples
+_MIN_ACTIVE = 0.1  # share of a channel's active numbers below which its mean is unreliable
 
 
 def correct_biases(network: Network, run: Calibration, trial: Quantized) -> int:
     """Shift biases so that each quantized layer has the float layer's mean per channel, first layer first.
 
-    trial: the network quantized. Source: Nagel et al. 2019, section 4.2, with means measured on the calibration set.
-    One run does all layers: a value is corrected on its way, so the layers after it see what they will see.
+    trial: the quantized network. Source: Nagel et al. 2019, section 4.2, with means measured on the calibration set.
+    One run corrects all layers: each value is corrected before the next layers read it.
     """
-    layers = {layer.name + SCALED: layer for layer in network.layers if layer.kind in PRODUCTS}
+    layers = {layer.name + SCALED: layer for layer in network.layers if layer.kind in GEMM_KINDS}
     corrections: dict[str, Array] = {}
     largest = max((int(np.prod(step.shape)) * 8 for step in trial.graph.steps), default=1)
     most = max(1, int(_HELD_BYTES / largest)) * trial.graph.batch
@@ -43,7 +43,7 @@ def correct_biases(network: Network, run: Calibration, trial: Quantized) -> int:
             rounded = np.rint(correction / factor).astype(values[0].dtype).reshape(column)
             return each(lambda value: np.asarray(value + rounded), values)
 
-        run_together(fast(trial.graph, layers), pieces(held, trial.graph.batch, 1), each, watch)
+        run_together(fuse_for_library(trial.graph, layers), split_batches(held, trial.graph.batch, 1), each, watch)
     for name, correction in corrections.items():
         layer = network.layer(name)
         bias = np.zeros(layer.shape[1]) if layer.bias is None else layer.bias
@@ -54,10 +54,11 @@ def correct_biases(network: Network, run: Calibration, trial: Quantized) -> int:
 def _mean_correction(
     values: list[Array], zero: float, factor: Array, layer: Layer, expected: Array, each: Each
 ) -> Array:
-    """Return what to add per channel to (value - zero) * factor so that the mean after the activation is `expected`.
+    """Return the number per channel to add to (value - zero) * factor so that the mean after the activation is
+    `expected`.
 
-    Compared after the activation, because an error in numbers that it cuts off is none. Where the activation lets only
-    a part through, the mean moves by that part of what is added: a few Newton steps.
+    Means are compared after the activation, since errors in clipped numbers do not matter. If only a part of the
+    numbers is active, the mean moves by that share of the addition: a few Newton steps.
     """
     limits = tuple(np.broadcast_to(np.asarray(limit, np.float32), expected.shape) for limit in (layer.low, layer.high))
     correction = np.zeros(expected.shape)
@@ -71,7 +72,7 @@ def _mean_correction(
 
 
 def _means(value: Array, zero: float, factor: Array, correction: Array, limits: tuple[Array, ...]) -> Array:
-    """Return the share that is active and the mean, (2, channels)."""
+    """Return the share of active numbers and the mean, (2, channels)."""
     low, high = limits
     found = active_means(value, zero, factor, correction, (low, high))
     if found is not None:

@@ -1,4 +1,4 @@
-"""Run the float network on the calibration samples, remember what its values look like, and choose scales from that."""
+"""Run the float network on the calibration samples, record statistics, and choose scales."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvmflow.ir.relax.graph import Array, Arrays, Graph, Step, read_graph
 from tvmflow.ir.relax.layers import ADD, CONCAT, MEAN, MOVE, Layer, Network
 from tvmflow.ir.relax.numpy_interpreter import scales_with_batch
 from tvmflow.ir.relax.scales import Scale, asymmetric, power_of_two
-from tvmflow.quantization.integer_matmul import fast, run_fast, start_products
+from tvmflow.quantization.integer_matmul import fuse_for_library, run_fast, start_compiling
 from tvmflow.quantization.observers import OBSERVERS, Observed, noise_share
 from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.parallel import on_processors
@@ -22,20 +22,20 @@ from tvmflow.support.errors import UnknownNameError
 from tvmflow.support.progress import Progress
 
 CHUNK_BYTES = 64 << 20
-_SHARES = 8  # pieces at least, where there are so many samples: so that all processors have some
+_SHARES = 8  # least number of pieces, if there are enough samples, so that all processors have some
 R = TypeVar("R")
-_BEYOND = 1e30  # what masks put in place of minus infinity is no part of a range
-_FINEST = 3  # halvings below the largest number of the smallest value: from there on nearly all is clipped
+_BEYOND = 1e30  # larger numbers are masks (substitutes of minus infinity), not parts of a range
+_FINEST = 3  # halvings below the largest number of the smallest value; smaller scales clip nearly all numbers
 
 
 class Calibration:
-    """The float network, and what its values look like on the calibration samples; `fill_histograms` completes that.
+    """The float network and the statistics of its values on the calibration samples; `fill_histograms` completes them.
 
-    samples: the inputs, each (N, ...). outputs: the float network's to them. seen: of values that are floats.
+    samples: the inputs, each (N, ...). outputs: of the float network. seen: statistics of float values.
     """
 
     def __init__(self, network: Network, samples: Arrays, progress: Progress) -> None:
-        start_products()  # is compiled while the float network runs
+        start_compiling()  # compiles in the background while the float network runs
         self.samples, self.count = samples, len(samples[0])
         self.graph = read_graph(float_module(network))
         self.can_batch = scales_with_batch(self.graph)
@@ -46,28 +46,26 @@ class Calibration:
             outputs.append(output)
             for name, observed in found.items():
                 self.seen.setdefault(name, Observed()).add(observed)
-        self.outputs = joined(outputs, self.count)
+        self.outputs = concatenate_outputs(outputs, self.count)
 
-    def equalized(self, network: Network, factors: Mapping[str, Array]) -> Calibration:
-        """Return what the values of an equalized network look like. factors: value -> what its channels are divided
-        by.
-        """
+    def for_equalized(self, network: Network, factors: Mapping[str, Array]) -> Calibration:
+        """Return the statistics of an equalized network. factors: value -> divisors of its channels."""
         twin = copy(self)
         twin.graph = read_graph(float_module(network))
         ones = np.ones(1)
-        twin.seen = {name: observed.divided(factors.get(name, ones)) for name, observed in self.seen.items()}
+        twin.seen = {name: observed.divide(factors.get(name, ones)) for name, observed in self.seen.items()}
         return twin
 
     def fill_histograms(self, twin: Calibration | None, factors: Mapping[str, Array], progress: Progress) -> None:
-        """Fill the histograms, of an equalized twin, too."""
+        """Fill the histograms of this and of the equalized network."""
 
-        def counted(name: str, value: Array) -> tuple[Array, Array | None]:
+        def count(name: str, value: Array) -> tuple[Array, Array | None]:
             if twin is None or name not in factors:
-                return self.seen[name].counted(value), None
+                return self.seen[name].count(value), None
             column = factors[name].astype(np.float32).reshape(1, -1, *(1,) * (value.ndim - 2))
-            return self.seen[name].counted(value), twin.seen[name].counted(value / column)
+            return self.seen[name].count(value), twin.seen[name].count(value / column)
 
-        for _, found in self._each_piece(counted, progress):
+        for _, found in self._each_piece(count, progress):
             for name, (counts, others) in found.items():
                 self.seen[name].counts += counts
                 if twin is not None:
@@ -78,22 +76,20 @@ class Calibration:
         return {name: observed.channel_magnitude for name, observed in self.seen.items()}
 
     def chunks(self) -> list[Arrays]:
-        """Cut the calibration samples into pieces as `chunks_of` does."""
+        """Split the calibration samples as `chunks_of` does."""
         return self.chunks_of(self.samples)
 
     def chunks_of(self, samples: Arrays) -> list[Arrays]:
-        """Cut samples into pieces that the graph takes, each small enough to keep all its values, some for each
-        processor.
-        """
+        """Split samples into pieces whose values fit into memory, several for each processor."""
         batch = self.graph.batch
         if not self.can_batch:
-            return pieces(samples, batch, 1)
+            return split_batches(samples, batch, 1)
         largest = sum(int(np.prod(step.shape)) * 4 for step in self.graph.steps) / batch
         share = -(-len(samples[0]) // (batch * _SHARES))
-        return pieces(samples, batch, max(1, min(int(CHUNK_BYTES / max(largest, 1) / batch), share)))
+        return split_batches(samples, batch, max(1, min(int(CHUNK_BYTES / max(largest, 1) / batch), share)))
 
     def _each_piece(self, see: Callable[[str, Array], R], progress: Progress) -> Iterator[tuple[Arrays, dict[str, R]]]:
-        """Yield the outputs of each piece, and what is seen of each value."""
+        """Yield the outputs of each piece, and the results of `see` for each value."""
 
         def run(piece: Arrays) -> tuple[Arrays, dict[str, R]]:
             found: dict[str, R] = {}
@@ -118,24 +114,24 @@ class Calibration:
 
 
 def _without_masks(value: Array) -> Array:
-    """Return the value with 0 where a mask put a number that is no part of a range."""
+    """Return the value with masked numbers replaced by 0."""
     return value if max(value.max(), -value.min()) < _BEYOND else np.where(np.abs(value) < _BEYOND, value, 0)
 
 
 def outputs_of(graph: Graph, pieces: Sequence[Arrays], count: int) -> Arrays:
     """Return the graph's outputs to all pieces."""
     with on_processors() as each:
-        quick = fast(graph)
-        return joined(each(lambda piece: run_fast(quick, piece), pieces), count)
+        fused = fuse_for_library(graph)
+        return concatenate_outputs(each(lambda piece: run_fast(fused, piece), pieces), count)
 
 
-def joined(parts: Sequence[Arrays], count: int) -> Arrays:
-    """Return the outputs of all pieces, each output one array of `count` samples."""
+def concatenate_outputs(parts: Sequence[Arrays], count: int) -> Arrays:
+    """Return the outputs of all pieces, each as one array of `count` samples."""
     return tuple(np.concatenate(same)[:count] for same in zip(*parts, strict=True))
 
 
-def pieces(samples: Arrays, batch: int, batches: int) -> list[Arrays]:
-    """Cut into pieces of whole batches; the last sample is repeated where they do not come out even."""
+def split_batches(samples: Arrays, batch: int, batches: int) -> list[Arrays]:
+    """Split samples into pieces of whole batches; the last sample is repeated to fill the last batch."""
     count = len(samples[0])
     missing = -count % batch
     full = tuple(np.concatenate([x, np.repeat(x[-1:], missing, axis=0)]) if missing else x for x in samples)
@@ -155,7 +151,7 @@ def int8_scales(network: Network, run: Calibration, options: Int8Options) -> dic
 
 
 def _shared_scales(network: Network, scales: dict[str, Scale]) -> dict[str, Scale]:
-    """Give a value that only a concatenation reads the scale of the concatenation: no second rounding."""
+    """Give each value that only a concat reads the scale of the concat, to avoid a second rounding."""
     users = network.users()
     for item in reversed(network.items):
         readers = users[item.name]
@@ -165,10 +161,9 @@ def _shared_scales(network: Network, scales: dict[str, Scale]) -> dict[str, Scal
 
 
 def power_of_two_scales(network: Network, run: Calibration, names: set[str], *, one: bool) -> dict[str, Scale]:
-    """Return a power of two for each named value, chosen for the least noise relative to the value; one for all if
-    asked.
+    """Return a power of two for each named value that minimizes the relative noise; one for all if `one`.
 
-    The operands of a residual sum and the sum share one, so that it is added as it is: no shift before, none behind.
+    The operands of a residual sum and the sum share a scale, so that no shifts are needed.
     """
     scales = {}
     for group in [sorted(names)] if one else _groups(network, names):
@@ -184,9 +179,7 @@ def power_of_two_scales(network: Network, run: Calibration, names: set[str], *, 
 
 
 def _groups(network: Network, names: set[str]) -> list[list[str]]:
-    """Return values that have one scale: those of a residual sum, of a concatenation, and before and behind a move or
-    mean.
-    """
+    """Return groups of values with a common scale: of a residual sum, a concat, and around a data movement or mean."""
     group = {name: [name] for name in names}
     for layer in network.layers:
         if layer.kind in (ADD, CONCAT, MOVE, MEAN):

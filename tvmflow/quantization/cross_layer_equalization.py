@@ -1,9 +1,9 @@
-"""Equalize: give the channels between two convolutions the same range, without changing what they compute.
+"""Equalize the ranges of channels between two convolutions without changing their results.
 
 For  conv A -> activation -> conv B  channel i of A is divided by s_i and the weights of B that read it are multiplied.
-With s_i = sqrt(range_A_i / range_B_i) both reach the same range, and one scale per tensor then fits all channels. A
-clip (ReLU6) moves along: its limit becomes limit / s_i per channel. Source: M. Nagel et al., "Data-Free Quantization
-Through Weight Equalization and Bias Correction", ICCV 2019, section 4.1.
+With s_i = sqrt(range_A_i / range_B_i) both reach the same range, and one scale per tensor then fits all channels. The
+limit of a clip (ReLU6) becomes limit / s_i per channel. Source: M. Nagel et al., "Data-Free Quantization Through Weight
+Equalization and Bias Correction", ICCV 2019, section 4.1.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _MAX_FACTOR = 1e4
 
 
 def equalize(network: Network, channel_ranges: Mapping[str, Array] | None = None) -> dict[str, Array]:
-    """Equalize all pairs in place. Returns what the channels of each value between a pair are divided by.
+    """Equalize all pairs in place. Return the divisors of the channels of each value between a pair.
 
-    channel_ranges: largest magnitude per channel of each value, where weights have a scale per channel. Then the
-    weights of the first convolution fit any scale, and it is the activation between that is brought to one range:
-    wholly where the second is depthwise, as a compromise with its weights elsewhere (as SmoothQuant does: G. Xiao et
-    al., ICML 2023). None: weights have one scale per layer; pairs are equalized over and over until nothing moves.
+    channel_ranges: largest magnitude per channel of each value, if weights have a scale per channel. Then the weights
+    of the first convolution fit any scale, and the activation between is equalized: fully if the second is depthwise,
+    otherwise as a compromise with its weights (as SmoothQuant does: G. Xiao et al., ICML 2023). None: weights have one
+    scale per layer; pairs are equalized repeatedly until nothing changes.
     """
-    pairs = [(network.layer(a), network.layer(b)) for a, b in _pairs(network)]
+    pairs = [(network.layer(a), network.layer(b)) for a, b in _find_pairs(network)]
     divided: dict[str, Array] = {}
     if channel_ranges is not None:
         for first, second in pairs:
-            divided[first.name] = _smoothing(channel_ranges[first.name], second)
+            divided[first.name] = _smoothing_factors(channel_ranges[first.name], second)
             _apply(first, second, divided[first.name])
         return divided
     for _ in range(_ROUNDS):
@@ -46,8 +46,8 @@ def equalize(network: Network, channel_ranges: Mapping[str, Array] | None = None
     return divided
 
 
-def _smoothing(activation: Array, second: Layer) -> Array:
-    """Return the factors of the channels between: geometric mean 1, so that the whole keeps its size."""
+def _smoothing_factors(activation: Array, second: Layer) -> Array:
+    """Return the factors of the channels between a pair, with geometric mean 1 to preserve the magnitude."""
     weights = _input_ranges(second)
     usable = (activation > 0) & (weights > 0)
     factors = np.ones(len(activation))
@@ -65,14 +65,19 @@ def _apply(first: Layer, second: Layer, factors: Array) -> None:
     _scale_inputs(second, factors)
 
 
-def _pairs(network: Network) -> list[tuple[str, str]]:
+def _find_pairs(network: Network) -> list[tuple[str, str]]:
     users = network.users()
     pairs = []
     for layer in network.layers:
         if layer.kind != CONV or layer.name in network.outputs or len(users[layer.name]) != 1:
             continue
         follower = users[layer.name][0]
-        if isinstance(follower, Layer) and follower.kind in (CONV, DENSE) and _can_scale(layer) and _reads(follower):
+        if (
+            isinstance(follower, Layer)
+            and follower.kind in (CONV, DENSE)
+            and _can_scale(layer)
+            and _reads_all_channels(follower)
+        ):
             pairs.append((layer.name, follower.name))
     return pairs
 
@@ -82,7 +87,7 @@ def _can_scale(layer: Layer) -> bool:
     return bool(np.all((np.asarray(layer.low) == 0) | np.isneginf(np.asarray(layer.low))))
 
 
-def _reads(layer: Layer) -> bool:
+def _reads_all_channels(layer: Layer) -> bool:
     return layer.kind == DENSE or layer.groups == 1 or layer.is_depthwise
 
 

@@ -1,7 +1,7 @@
-"""Find in an integer graph what the library of `products` computes at once: a convolution with its rescale, a residual
-sum.
+"""Fuse steps of an integer graph that the C library of `integer_matmul` computes at once.
 
-Knows nothing of how it is computed. Only values that nobody else reads, or wants to see, disappear inside.
+These are a convolution with its requantization, and a residual sum. It is independent of the computation. Only values
+that no other step reads or watches are fused away.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tvmflow.ir.relax.numpy_interpreter import run_step
 
 @dataclass(frozen=True)
 class Fused(Step):
-    """Several steps as one, whose name and kind are the last one's; `parts` in order.
+    """Several steps as one, with the name and type of the last one; `parts` in order.
 
-    A convolution: clip(round((sums + offset) * factor) + zero), all float32 and of each channel but for offset, int32;
-    low and high are None where it ends before the clip. A sum: clip((a * factor[0] + b * factor[1] + offset) >> shift).
+    A convolution: clip(round((sums + offset) * factor) + zero), all float32 and per channel except the int32 offset;
+    low and high are None if it ends before the clip. A sum: clip((a * factor[0] + b * factor[1] + offset) >> shift).
     """
 
     parts: tuple[Step, ...] = ()
@@ -33,7 +33,7 @@ class Fused(Step):
     high: Any = None
 
     def run(self, arguments: list[Any]) -> Any:
-        """Compute the steps one by one, as the definition says."""
+        """Compute the steps one by one with the numpy interpreter."""
         given = dict(
             zip(
                 self.refs,
@@ -46,8 +46,8 @@ class Fused(Step):
         return given[self.name]
 
 
-def fused(graph: Graph, seen: Collection[str] = ()) -> Graph:
-    """Return the graph with fused steps. seen: names of values that stay, since somebody wants to see them."""
+def fuse_steps(graph: Graph, seen: Collection[str] = ()) -> Graph:
+    """Return the graph with fused steps. seen: names of values that must be kept."""
     users = graph.users()
     found: dict[str, Fused] = {}
     gone: set[str] = set()
@@ -60,9 +60,9 @@ def fused(graph: Graph, seen: Collection[str] = ()) -> Graph:
     for step in graph.steps:
         one = None
         if step.op == "relax.nn.conv2d" and step.dtype == "int32":
-            one = _convolution(step, behind)
+            one = _fuse_convolution(step, behind)
         elif step.op == "relax.add" and step.dtype == "int32" and all(isinstance(x, Ref) for x in step.args):
-            one = _sum(step, steps, hidden, behind)
+            one = _fuse_sum(step, steps, hidden, behind)
         if one is not None:
             found[one.name] = one
             gone.update(part.name for part in one.parts[:-1])
@@ -70,18 +70,18 @@ def fused(graph: Graph, seen: Collection[str] = ()) -> Graph:
     return replace(graph, steps=kept)
 
 
-def _convolution(step: Step, behind: Any) -> Fused | None:
+def _fuse_convolution(step: Step, behind: Any) -> Fused | None:
     channels = step.shape[1]
     parts, at = [step], behind(step)
     offset: Array | None = np.zeros(channels, np.int32)
     if at is not None and (constant := _constant(at, "relax.add")) is not None:
-        offset, parts, at = _of_channels(constant, channels), [*parts, at], behind(at)
+        offset, parts, at = _expand_to_channels(constant, channels), [*parts, at], behind(at)
     if at is None or at.op != "relax.astype" or at.dtype != "float32":
         return None
     parts, at = [*parts, at], behind(at)
     if at is None or (constant := _constant(at, "relax.multiply")) is None:
         return None
-    factor = _of_channels(constant, channels)
+    factor = _expand_to_channels(constant, channels)
     parts, at = [*parts, at], behind(at)
     if at is None or at.op != "relax.round" or offset is None or factor is None:
         return None
@@ -89,7 +89,7 @@ def _convolution(step: Step, behind: Any) -> Fused | None:
     zero = 0.0
     if at is not None and (constant := _constant(at, "relax.add")) is not None and constant.size == 1:
         zero, parts, at = float(constant.reshape(-1)[0]), [*parts, at], behind(at)
-    limits, more = _limits(at, channels, behind)
+    limits, more = _match_clip(at, channels, behind)
     low, high = limits
     last = (parts := [*parts, *more])[-1]
     return Fused(
@@ -109,9 +109,9 @@ def _convolution(step: Step, behind: Any) -> Fused | None:
     )
 
 
-def _limits(at: Step | None, channels: int, behind: Any) -> tuple[tuple[Any, Any], list[Step]]:
-    """Return the limits of each channel and the steps that clip and make bytes; (None, None) and none where these are
-    others.
+def _match_clip(at: Step | None, channels: int, behind: Any) -> tuple[tuple[Any, Any], list[Step]]:
+    """Return the limits of each channel and the steps that clip and cast to 8 bits; (None, None) and none for other
+    steps.
     """
     nothing: tuple[tuple[Any, Any], list[Step]] = (None, None), []
     if at is None:
@@ -125,7 +125,7 @@ def _limits(at: Step | None, channels: int, behind: Any) -> tuple[tuple[Any, Any
         least = None if below is None else _constant(below, "relax.maximum")
         if most is None or least is None:
             return nothing
-        low, high, parts = _of_channels(least, channels), _of_channels(most, channels), [at, below]
+        low, high, parts = _expand_to_channels(least, channels), _expand_to_channels(most, channels), [at, below]
     last = behind(parts[-1])
     if low is None or high is None or last is None or last.op != "relax.astype" or last.dtype not in ("int8", "uint8"):
         return nothing
@@ -133,8 +133,8 @@ def _limits(at: Step | None, channels: int, behind: Any) -> tuple[tuple[Any, Any
     return ((low.astype(np.float32), high.astype(np.float32)), [*parts, last]) if fits else nothing
 
 
-def _sum(step: Step, steps: dict[str, Step], hidden: set[str], behind: Any) -> Fused | None:
-    """Fuse astype(a) * m + astype(b) * n + offset >> shift, clipped, to bytes."""
+def _fuse_sum(step: Step, steps: dict[str, Step], hidden: set[str], behind: Any) -> Fused | None:
+    """Fuse astype(a) * m + astype(b) * n + offset >> shift, clipped and cast to 8 bits."""
     operands, factors, parts = [], [], []
     for argument in step.args:
         assert isinstance(argument, Ref)
@@ -159,7 +159,7 @@ def _sum(step: Step, steps: dict[str, Step], hidden: set[str], behind: Any) -> F
         constants.append(int(constant.reshape(-1)[0]))
         chain.append(at)
         at = behind(at)
-    limits, more = _limits(at, 1, behind)
+    limits, more = _match_clip(at, 1, behind)
     if limits[0] is None:
         return None
     last = more[-1]
@@ -181,12 +181,12 @@ def _sum(step: Step, steps: dict[str, Step], hidden: set[str], behind: Any) -> F
 
 
 def _constant(step: Step, op: str) -> Array | None:
-    """Return the constant that a step of this operator has as its second operand."""
+    """Return the constant second operand of a step of this operator."""
     return step.args[1] if step.op == op and len(step.args) == 2 and isinstance(step.args[1], np.ndarray) else None
 
 
-def _of_channels(constant: Array, channels: int) -> Array | None:
-    """Return a number, or what a channel has, as (channels,); None of other shapes."""
+def _expand_to_channels(constant: Array, channels: int) -> Array | None:
+    """Return a number, or one per channel, as (channels,); None for other shapes."""
     if (constant.size != 1 and constant.shape[1:2] != (channels,)) or constant.size not in (1, channels):
         return None
     return np.ascontiguousarray(np.broadcast_to(constant.reshape(-1), (channels,)))

@@ -1,10 +1,10 @@
-"""int8: 8-bit activations with a zero point, 8-bit weights per channel, 32-bit sums.
+"""Quantize to int8: 8-bit activations with a zero point, 8-bit weights per channel, 32-bit sums.
 
 A layer computes  y = clip(round(float32(sum + offset) * factor) + zero point)  where sum and offset are int32 and
-factor is float32, per channel; bias and the zero point of the input are in the offset. Rounds halves to even. Every
-step is rounded as IEEE 754 says, and none can be contracted with another, so the output is the same on all processors.
-Source of the scheme: B. Jacob et al., "Quantization and Training of Neural Networks for Efficient
-Integer-Arithmetic-Only Inference", CVPR 2018, section 2; the factor in float32, as processors multiply it fastest.
+factor is float32, per channel; bias and the zero point of the input are in the offset. Halves are rounded to even.
+Every step is rounded as in IEEE 754, and none can be contracted with another, so that the output is equal on all
+processors. Source of the scheme: B. Jacob et al., "Quantization and Training of Neural Networks for Efficient
+Integer-Arithmetic-Only Inference", CVPR 2018, section 2; the factor is float32, which processors multiply fastest.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tvmflow.ir.relax.emit import Quantized, Writer, call_again, constant, convolution, transposed_convolution
+from tvmflow.ir.relax.emit import Quantized, Writer, constant, convolution, rebuild_call, transposed_convolution
 from tvmflow.ir.relax.graph import Array
 from tvmflow.ir.relax.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer
 from tvmflow.ir.relax.numpy_interpreter import window_counts
-from tvmflow.ir.relax.scales import Scale, fixed_point, on_grid, quantize_weight
+from tvmflow.ir.relax.scales import Scale, find_exact_scales, quantize_weight, to_fixed_point
 
-SCALED = "_scaled"  # the name of a layer's value before it is clipped, in units of the output's scale
+SCALED = "_scaled"  # suffix of a layer's value before the clip, in units of the output's scale
 _ADD_BITS = 20
-_BIAS_BITS = 29  # of a bias in units of the sum; a channel of next to no weights gets larger units
+_BIAS_BITS = 29  # most bits of a bias in units of the sum; a channel of tiny weights gets larger units
 
 
 @dataclass(frozen=True)
 class Int8Arithmetic:
-    """per_channel: a weight scale for each output channel, or one for the layer. came_quantized: weights are whole
-    multiples of one already.
+    """The arithmetic of int8 layers.
+
+    per_channel: a weight scale for each output channel, or one for the layer. came_quantized: the model was quantized
+    before, so that weights are multiples of a scale.
     """
 
     per_channel: bool = True
@@ -37,9 +39,9 @@ class Int8Arithmetic:
     rounds_for_all: ClassVar[bool] = True
 
     def _weights(self, layer: Layer, channel_axis: int, least: Array | None = None) -> tuple[Array, Array]:
-        """Return a layer's int8 weights and their scales, those of who quantized the model where there are any."""
+        """Return a layer's int8 weights and scales, those of a quantized model if there are any."""
         assert layer.weight is not None
-        found = on_grid(layer.weight, channel_axis) if self.came_quantized else None
+        found = find_exact_scales(layer.weight, channel_axis) if self.came_quantized else None
         if found is not None and (least is None or np.all(found[1] >= least)):
             return found
         return quantize_weight(layer.weight, channel_axis if self.per_channel else None, least)
@@ -47,11 +49,11 @@ class Int8Arithmetic:
     def can(
         self, layer: Layer, inputs_are_integer: list[bool], scales: list[Scale | None], read_in_float: bool
     ) -> bool:
-        if layer.kind == TRANSPOSED:  # between its pixels lie zeros, which each output sees a number of its own of
+        if layer.kind == TRANSPOSED:  # each output reads another number of the zeros between its pixels
             return all(scale is not None and scale.zero_point == 0 for scale in scales)
         if layer.kind in (CONV, DENSE):
             return True
-        if layer.kind == AFFINE and read_in_float:  # as in x * clip(x + 3, 0, 6): rounded to 8 bits, it would only lose
+        if layer.kind == AFFINE and read_in_float:  # as in x * clip(x + 3, 0, 6): 8 bits would only lose accuracy
             return False
         return any(inputs_are_integer) if layer.kind == ADD else all(inputs_are_integer)
 
@@ -66,7 +68,7 @@ class Int8Arithmetic:
 
     def layer(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
         if layer.kind == MOVE:
-            moved = call_again(layer.step, lambda _name: inputs[0].value)
+            moved = rebuild_call(layer.step, lambda _name: inputs[0].value)
             return Quantized(writer.emit(moved, f"{layer.name}_q"), inputs[0].scale)
         scale = writer.scales[layer.name]
         if layer.kind == DENSE and writer.is_output(layer.name) and not layer.has_activation:
@@ -87,7 +89,7 @@ class Int8Arithmetic:
 
         assert layer.weight is not None
         data, zero = inputs[0].value, inputs[0].scale.zero_point
-        weight, weight_scales = self._weights(layer, 0, _least(layer, inputs[0].scale))
+        weight, weight_scales = self._weights(layer, 0, _least_scales(layer, inputs[0].scale))
         padding = [int(p) for p in layer.step.call.attrs.padding]
         if zero and any(padding):
             top, left, bottom, right = padding
@@ -101,7 +103,7 @@ class Int8Arithmetic:
 
     def _transposed(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
         assert layer.weight is not None
-        weight, weight_scales = self._weights(layer, 1, _least(layer, inputs[0].scale))
+        weight, weight_scales = self._weights(layer, 1, _least_scales(layer, inputs[0].scale))
         total = transposed_convolution(layer.step, inputs[0].value, constant(weight, "int8"), "int32")
         sums = weight.sum((0, 2, 3), np.int64)
         return self._finish(writer, layer, total, inputs[0].scale, weight_scales, sums, out)
@@ -110,12 +112,12 @@ class Int8Arithmetic:
         from tvm import relax
 
         assert layer.weight is not None
-        weight, weight_scales = self._weights(layer, 1, _least(layer, inputs[0].scale))
+        weight, weight_scales = self._weights(layer, 1, _least_scales(layer, inputs[0].scale))
         total = relax.op.matmul(inputs[0].value, constant(weight, "int8"), out_dtype="int32")
         return self._finish(writer, layer, total, inputs[0].scale, weight_scales, weight.sum(0, np.int64), out)
 
     def _output(self, writer: Writer, layer: Layer, data: Quantized) -> Quantized:
-        """Leave the network's output in 32 bits: to round it to 8 would cost accuracy and save nothing."""
+        """Emit the network's output in 32 bits: 8 bits would cost accuracy and save nothing."""
         from tvm import relax
 
         assert layer.weight is not None
@@ -128,12 +130,12 @@ class Int8Arithmetic:
         return Quantized(total, Scale(1.0, 0, "int32", -(2**31), 2**31 - 1, tuple(float(s) for s in scales)))
 
     def _affine(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
-        """A batch norm alone, in 64 bits: its factor may be 0 where its bias is not."""
+        """Emit a separate batch norm in 64 bits: its factor may be 0 with a nonzero bias."""
         from tvm import relax
 
         assert layer.weight is not None
         data = inputs[0].scale
-        multiplier, shift = fixed_point(data.scale * layer.weight.astype(np.float64) / out.scale)
+        multiplier, shift = to_fixed_point(data.scale * layer.weight.astype(np.float64) / out.scale)
         bias = _bias(layer, len(multiplier))
         offset = np.rint(np.clip(bias / out.scale, -(2.0**15), 2.0**15) * 2.0**shift).astype(np.int64)
         offset += (out.zero_point << shift) + ((1 << shift) >> 1) - data.zero_point * multiplier
@@ -159,7 +161,7 @@ class Int8Arithmetic:
         return self._rescale(writer, layer, total, offset, units / out.scale, out)
 
     def _rescale(self, writer: Writer, layer: Layer, total: Any, offset: Array, factors: Array, out: Scale) -> Any:
-        """Write clip(round((total + offset) * factor) + zero point); total is int32."""
+        """Emit clip(round((total + offset) * factor) + zero point); total is int32."""
         from tvm import relax
 
         if np.any(offset):
@@ -184,7 +186,7 @@ class Int8Arithmetic:
         return writer.emit(relax.op.astype(value, out.dtype), f"{layer.name}_q")
 
     def _add(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
-        """Residual addition; 8-bit operands leave room for the products in int32."""
+        """Emit a residual addition; products of 8-bit operands fit into int32."""
         from tvm import relax
 
         factors = [operand.scale.scale / out.scale for operand in inputs]
@@ -219,16 +221,16 @@ class Int8Arithmetic:
         return writer.emit(relax.op.concat(parts, axis=int(layer.step.call.attrs.axis)), f"{layer.name}_q")
 
     def _mean(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
-        """Average pooling: integer sums, the division in the factor."""
+        """Emit average pooling: integer sums, with the division in the factor."""
         data = inputs[0].scale
         total, divisors, counts = window_sums(writer, layer, inputs[0].value)
         return self._rescale(writer, layer, total, -data.zero_point * counts, data.scale / out.scale / divisors, out)
 
 
 def window_sums(writer: Writer, layer: Layer, data: Any) -> tuple[Any, Array, Array]:
-    """Write the int32 sums of an average; return them, the divisors, and how many real elements each sum has.
+    """Emit the int32 sums of an average; return them, the divisors, and the number of elements besides padding of each.
 
-    divisors and counts: numbers, or (1, 1, OH, OW) where windows reach over the edge. Sums of sliding windows are a
+    divisors and counts: numbers, or (1, 1, OH, OW) if windows reach over the edge. Sums of sliding windows are a
     depthwise convolution with ones.
     """
     from tvm import relax
@@ -262,8 +264,8 @@ def _bias(layer: Layer, channels: int) -> Array:
     return np.zeros(channels) if layer.bias is None else layer.bias.astype(np.float64)
 
 
-def _least(layer: Layer, data: Scale) -> Array | None:
-    """Return the least weight scales with which the bias still fits into the sum."""
+def _least_scales(layer: Layer, data: Scale) -> Array | None:
+    """Return the least weight scales with which the bias fits into the sum."""
     return None if layer.bias is None else np.abs(layer.bias.astype(np.float64)) / data.scale / 2.0**_BIAS_BITS
 
 
@@ -279,5 +281,5 @@ def _limit(limit: Any, out: Scale) -> Array:
 
 
 def _small_shift(factors: list[float]) -> int:
-    """Return a shift whose multipliers leave the sum of two 8-bit operands' products within int32."""
+    """Return a shift with which the sum of two scaled 8-bit operands fits into int32."""
     return int(np.clip(_ADD_BITS - np.ceil(np.log2(max(*factors, 1.0))), 1, _ADD_BITS))

@@ -1,26 +1,26 @@
-/* Convolutions of bytes, summed exactly in 32 bits, and what follows them.
+/* Convolutions of 8-bit values with exact 32-bit sums, and their requantization.
  *
- * What tvmflow/ir/relax/numpy_interpreter.py does in numpy, bit for bit, several times as fast. Sums wrap nowhere: 2^16 products of bytes fit.
+ * Bit-exact to tvmflow/ir/relax/numpy_interpreter.py, several times as fast. Sums do not overflow: 2^16 products fit.
  */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* A word holds the values of some channels at one pixel; a register, words of neighbouring pixels. `multiply` adds the products of words to sums. */
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__) /* four bytes, the image's without sign */
+/* A word holds the values of some channels of one pixel; a register holds words of neighbouring pixels. `multiply` adds the dot products of words to sums. */
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) /* four bytes, unsigned in the image */
 #include <immintrin.h>
 typedef uint8_t pixel;
 typedef int8_t weight_of_word;
 typedef __m512i words;
 #define PER_WORD 4
-#define WIDE 4 /* registers that are summed at once, of each output */
+#define WIDE 4 /* registers of sums for each output */
 #define SIGNED 0
 #define load(from) _mm512_loadu_si512(from)
 #define store(to, sums) _mm512_storeu_si512(to, sums)
 #define everywhere(word) _mm512_set1_epi32(word)
 #define multiply(sums, x, w) _mm512_dpbusd_epi32(sums, x, w)
-#elif defined(__AVX2__) /* two numbers of 16 bits, whose products and their sum are exact */
+#elif defined(__AVX2__) /* two 16-bit numbers, whose dot product is exact */
 #include <immintrin.h>
 typedef int16_t pixel;
 typedef int16_t weight_of_word;
@@ -32,7 +32,7 @@ typedef __m256i words;
 #define store(to, sums) _mm256_storeu_si256((__m256i *)(to), sums)
 #define everywhere(word) _mm256_set1_epi32(word)
 #define multiply(sums, x, w) _mm256_add_epi32(sums, _mm256_madd_epi16(x, w))
-#else /* the same without an instruction for it */
+#else /* the same without a dot product instruction */
 typedef int16_t pixel;
 typedef int16_t weight_of_word;
 typedef int32_t words __attribute__((vector_size(16)));
@@ -49,10 +49,10 @@ static inline words load(const int32_t *from) {
 #define multiply(sums, x, w) ((sums) + ((x) << 16 >> 16) * ((w) << 16 >> 16) + ((x) >> 16) * ((w) >> 16)) /* little-endian: the first is the low half */
 #endif
 
-#define ROWS 6 /* outputs that are summed at once */
+#define ROWS 6 /* outputs of a tile */
 #define LANES ((int64_t)(sizeof(words) / 4))
 #define PIXELS (WIDE * LANES)
-#define NEAR (128 << 10) /* bytes of columns: they stay in the cache of a core */
+#define NEAR (128 << 10) /* bytes of columns that stay in the cache of a core */
 
 typedef struct {
     int64_t channels, height, width; /* of the image */
@@ -62,14 +62,14 @@ typedef struct {
 
 static int64_t words_of(int64_t channels) { return (channels + PER_WORD - 1) / PER_WORD; }
 
-/* Bytes of packed weights. */
-int64_t products_size(int64_t outputs, int64_t channels, int64_t taps) { return (outputs + ROWS - 1) / ROWS * ROWS * words_of(channels) * taps * 4; }
+/* Return the bytes of packed weights. */
+int64_t integer_packed_bytes(int64_t outputs, int64_t channels, int64_t taps) { return (outputs + ROWS - 1) / ROWS * ROWS * words_of(channels) * taps * 4; }
 
-/* Weights (outputs, channels, kernel_h, kernel_w) -> (outputs / ROWS, words, kernel_h, kernel_w, ROWS, PER_WORD), and the sum of each output's. */
-void products_pack(const int8_t *weight, void *packed, int32_t *sums, int64_t outputs, int64_t channels, int64_t taps) {
+/* Pack weights (outputs, channels, kernel_h, kernel_w) -> (outputs / ROWS, words, kernel_h, kernel_w, ROWS, PER_WORD), and sum the weights of each output. */
+void integer_pack(const int8_t *weight, void *packed, int32_t *sums, int64_t outputs, int64_t channels, int64_t taps) {
     const int64_t count = words_of(channels);
     weight_of_word *to = packed;
-    memset(packed, 0, (size_t)products_size(outputs, channels, taps));
+    memset(packed, 0, (size_t)integer_packed_bytes(outputs, channels, taps));
     for (int64_t o = 0; o < outputs; ++o) {
         int32_t sum = 0;
         for (int64_t c = 0; c < channels; ++c)
@@ -82,7 +82,7 @@ void products_pack(const int8_t *weight, void *packed, int32_t *sums, int64_t ou
     }
 }
 
-/* Channels beside each other in words, with padding around: (words, rows, columns, PER_WORD). flip: 128 for signed bytes, which become unsigned where words have no sign. */
+/* Interleave channels to words, with padding: (words, rows, columns, PER_WORD). flip: 128 for signed bytes, which are converted to unsigned if words are. */
 static void interleave(const uint8_t *image, pixel *to, const shapes *s, int64_t rows, int64_t columns, uint8_t flip) {
     memset(to, SIGNED ? 0 : flip, (size_t)(words_of(s->channels) * rows * columns * 4));
     for (int64_t c = 0; c < s->channels; ++c)
@@ -94,9 +94,9 @@ static void interleave(const uint8_t *image, pixel *to, const shapes *s, int64_t
         }
 }
 
-/* Sums of `depth` words of products, for ROWS outputs and PIXELS pixels. */
+/* Sum `depth` dot products for ROWS outputs and PIXELS pixels. */
 static inline __attribute__((always_inline)) void tile(const int32_t *columns, int64_t step, const int32_t *weights, int64_t depth, int32_t *out) {
-    words sums[ROWS][WIDE]; /* of its own, so that it stays in registers */
+    words sums[ROWS][WIDE]; /* a local array, so that it stays in registers */
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; ++row)
 #pragma GCC unroll 8
@@ -118,8 +118,8 @@ static inline __attribute__((always_inline)) void tile(const int32_t *columns, i
         for (int at = 0; at < WIDE; ++at) store(out + row * PIXELS + LANES * at, sums[row][at]);
 }
 
-/* One image (channels, height, width) -> (outputs, out_height, out_width). flip: 128 where the image's bytes are signed. Returns 0, or 1 without memory. */
-int products_convolve(const uint8_t *image, const void *packed, const int32_t *weight_sums, int32_t *out, const shapes *s, uint8_t flip) {
+/* Convolve one image (channels, height, width) -> (outputs, out_height, out_width). flip: 128 if the image's bytes are signed. Return 0, or 1 if out of memory. */
+int integer_convolve(const uint8_t *image, const void *packed, const int32_t *weight_sums, int32_t *out, const shapes *s, uint8_t flip) {
     const int64_t count = words_of(s->channels), taps = s->kernel_h * s->kernel_w, depth = count * taps;
     const int64_t rows = (s->out_height - 1) * s->stride_h + (s->kernel_h - 1) * s->dilation_h + 1;
     const int64_t wide = (s->out_width - 1) * s->stride_w + (s->kernel_w - 1) * s->dilation_w + 1;
@@ -169,8 +169,8 @@ int products_convolve(const uint8_t *image, const void *packed, const int32_t *w
     return 0;
 }
 
-/* Each channel by a filter of its own. sign: bytes of the image are signed. */
-void products_each(const uint8_t *image, const int8_t *weight, int32_t *out, const shapes *s, int sign) {
+/* Convolve depthwise. sign: the bytes of the image are signed. */
+void integer_depthwise(const uint8_t *image, const int8_t *weight, int32_t *out, const shapes *s, int sign) {
     memset(out, 0, (size_t)(s->channels * s->out_height * s->out_width * 4));
     for (int64_t c = 0; c < s->channels; ++c)
         for (int64_t ky = 0; ky < s->kernel_h; ++ky)
@@ -193,19 +193,19 @@ void products_each(const uint8_t *image, const int8_t *weight, int32_t *out, con
             }
 }
 
-#define LINE 64 /* values that are finished at once: compilers make vectors of such a loop, of a shorter one they may not */
-#define SUMS 16 /* side by side, and added in one order on every processor */
+#define LINE 64 /* values requantized at once: compilers may not vectorize a shorter loop */
+#define SUMS 16 /* partial sums, added in the same order on every processor */
 
-/* Return `count` values from a place, those past the `left` that are there 0; `room` holds them then. */
+/* Return `count` values from `from`; if only `left` exist, a copy in `room`, padded with 0. */
 static inline const void *whole(const void *from, int64_t left, int64_t count, void *room) {
     if (left >= count) return from;
     memset(room, 0, (size_t)count * 4);
     return memcpy(room, from, (size_t)left * 4);
 }
 
-/* Sums (channels, pixels) -> clip(round((sum + offset) * factor) + zero), each step rounded as in numpy. kind: 0 for bytes, which the limits make fit;
- * 1 for float32 without limits. offset, factor, low, high: of each channel. */
-void products_finish(const int32_t *sums, void *out, int64_t channels, int64_t pixels, const int32_t *offset, const float *factor, float zero, const float *low, const float *high, int kind) {
+/* Requantize sums (channels, pixels) -> clip(round((sum + offset) * factor) + zero), each step rounded as in numpy. kind: 0 for 8 bits, whose limits are applied;
+ * 1 for float32 without limits. offset, factor, low, high: per channel. */
+void integer_requantize(const int32_t *sums, void *out, int64_t channels, int64_t pixels, const int32_t *offset, const float *factor, float zero, const float *low, const float *high, int kind) {
     for (int64_t c = 0; c < channels; ++c) {
         const int32_t add = offset[c];
         const float times = factor[c], least = low[c], most = high[c];
@@ -229,8 +229,8 @@ void products_finish(const int32_t *sums, void *out, int64_t channels, int64_t p
     }
 }
 
-/* Bytes a and b -> clip((a * times_a + b * times_b + offset) >> shift). signs: of a (1), b (2). */
-void products_add(const uint8_t *a, const uint8_t *b, uint8_t *out, int64_t count, int32_t times_a, int32_t times_b, int32_t offset, int32_t shift, int32_t low, int32_t high, int signs) {
+/* Add 8-bit values a and b -> clip((a * times_a + b * times_b + offset) >> shift). signs: bit mask of signed operands, a (1), b (2). */
+void integer_add(const uint8_t *a, const uint8_t *b, uint8_t *out, int64_t count, int32_t times_a, int32_t times_b, int32_t offset, int32_t shift, int32_t low, int32_t high, int signs) {
     for (int64_t at = 0; at < count; ++at) {
         const int32_t left = signs & 1 ? (int8_t)a[at] : a[at], right = signs & 2 ? (int8_t)b[at] : b[at];
         const int32_t sum = (left * times_a + right * times_b + offset) >> shift;
@@ -238,8 +238,8 @@ void products_add(const uint8_t *a, const uint8_t *b, uint8_t *out, int64_t coun
     }
 }
 
-/* Values (channels, pixels) -> of each channel, of (value - zero) * factor + correction: how many lie between the limits, and the sum of all within them. */
-void products_means(const float *values, int64_t channels, int64_t pixels, float zero, const float *factor, const float *correction, const float *low, const float *high, double *active, double *total) {
+/* For each channel of (value - zero) * factor + correction, count the values between the limits and sum all clipped values. */
+void integer_means(const float *values, int64_t channels, int64_t pixels, float zero, const float *factor, const float *correction, const float *low, const float *high, double *active, double *total) {
     for (int64_t c = 0; c < channels; ++c) {
         const float times = factor[c], more = correction[c], least = low[c], most = high[c];
         double sums[SUMS] = {0};

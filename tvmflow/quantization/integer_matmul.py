@@ -1,7 +1,6 @@
-"""Compute the integer convolutions of a graph by a library in C: exactly what the definition computes, several times as
-fast.
+"""Compute the integer convolutions of a graph by a C library, bit-exact to the numpy interpreter.
 
-Where the processor or a compiler lacks, or a step is no convolution of bytes, the definition computes it.
+The library is several times as fast. The interpreter computes all other steps, and all steps if there is no compiler.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import numpy as np
 
 from tvmflow.ir.relax.graph import Array, Graph, Step
 from tvmflow.ir.relax.numpy_interpreter import Compute, Watch, run_all, run_step
-from tvmflow.quantization.fused_layers import Fused, fused
+from tvmflow.quantization.fused_layers import Fused, fuse_steps
 from tvmflow.support.errors import ToolchainError
 from tvmflow.targets.cpu_features import features_of
 from tvmflow.targets.resolve import host_target
@@ -31,7 +30,7 @@ INSTRUCTIONS: tuple[tuple[str, ...], ...] = (
     ("avx512f", "avx512bw", "avx512vnni"),
     ("avx2",),
     (),
-)  # products.c has a form for each, the fastest first
+)  # variants in integer_matmul.c, the fastest first
 _COMPILE = (
     "-x",
     "c",
@@ -46,23 +45,21 @@ _COMPILE = (
     "-fPIC",
     "-shared",
 )
-_MOST = 1 << 16  # products of bytes whose sum fits 32 bits
+_MOST = 1 << 16  # 8-bit products whose sum fits 32 bits
 
 
-class Products:
-    """The library, compiled when it is made, beside what is done meanwhile; each process has one. instructions: that it
-    may use, of INSTRUCTIONS.
-    """
+class IntegerLibrary:
+    """The C library of this process, compiled in the background. instructions: of INSTRUCTIONS, None for the best."""
 
     def __init__(self, instructions: tuple[str, ...] | None = None) -> None:
         self._instructions = instructions
         self._library: Future[ctypes.CDLL | None] = Future()
         self._packed: dict[int, tuple[Array, Array]] = {}
-        threading.Thread(target=self._make, daemon=True).start()
+        threading.Thread(target=self._compile, daemon=True).start()
 
-    def _make(self) -> None:
+    def _compile(self) -> None:
         try:
-            self._library.set_result(_compiled(self._instructions))
+            self._library.set_result(_compile_library(self._instructions))
         except BaseException as error:
             self._library.set_exception(error)
 
@@ -71,7 +68,7 @@ class Products:
         return self._library.result() is not None
 
     def run_step(self, step: Step, arguments: list[Any]) -> Any:
-        """Compute one step, as `definition.run_step` does."""
+        """Compute one step, as `numpy_interpreter.run_step` does."""
         library = self._library.result() if isinstance(step, Fused) or step.op == "relax.nn.conv2d" else None
         found = None
         if library is not None and isinstance(step, Fused) and step.op == "fused.add":
@@ -87,10 +84,10 @@ class Products:
             return None
         a, b, result = np.ascontiguousarray(a), np.ascontiguousarray(b), np.empty(a.shape, step.dtype)
         signs = (a.dtype == np.int8) + 2 * (b.dtype == np.int8)
-        library.products_add(
-            _at(a),
-            _at(b),
-            _at(result),
+        library.integer_add(
+            _pointer(a),
+            _pointer(b),
+            _pointer(result),
             ctypes.c_int64(result.size),
             *step.factor,
             step.offset,
@@ -129,8 +126,10 @@ class Products:
         for image, out in zip(x, result, strict=True):
             total = out if scratch is None else scratch
             if is_each:
-                library.products_each(_at(image), _at(packed), _at(total), shapes, int(is_signed))
-            elif library.products_convolve(_at(image), _at(packed), _at(sums), _at(total), shapes, 128 * is_signed):
+                library.integer_depthwise(_pointer(image), _pointer(packed), _pointer(total), shapes, int(is_signed))
+            elif library.integer_convolve(
+                _pointer(image), _pointer(packed), _pointer(sums), _pointer(total), shapes, 128 * is_signed
+            ):
                 raise MemoryError
             if isinstance(step, Fused):
                 _finish(library, step, total, out)
@@ -139,8 +138,8 @@ class Products:
     def active_means(
         self, values: Array, zero: float, factor: Array, correction: Array, limits: tuple[Array, Array]
     ) -> Array | None:
-        """Return of (value - zero) * factor + correction, for each channel of (N, C, ...), the share between the limits
-        and the mean within them.
+        """Return, for each channel of (value - zero) * factor + correction, the share between the limits and the
+        clipped mean.
         """
         library = self._library.result()
         if library is None or values.dtype != np.float32:
@@ -152,12 +151,14 @@ class Products:
         found, total = np.empty((2, channels)), np.zeros((2, channels))
         sizes = ctypes.c_int64(channels), ctypes.c_int64(values[0, 0].size)
         for sample in values:
-            library.products_means(_at(sample), *sizes, ctypes.c_float(zero), *map(_at, given), *map(_at, found))
+            library.integer_means(
+                _pointer(sample), *sizes, ctypes.c_float(zero), *map(_pointer, given), *map(_pointer, found)
+            )
             total += found
         return np.asarray(total / (values.size / channels))
 
     def _packed_weight(self, library: ctypes.CDLL, weight: Array, is_each: bool) -> tuple[Array, Array]:
-        """Return a weight as the library takes it, kept as long as the weight is, and the sum of each output's."""
+        """Return a packed weight and the sum of each output's weights, cached as long as the weight exists."""
         if is_each:
             return np.ascontiguousarray(weight), np.empty(0, np.int32)
         key = id(weight)
@@ -165,8 +166,8 @@ class Products:
             outputs, channels, *kernel = weight.shape
             taps = int(np.prod(kernel))
             sizes = (ctypes.c_int64(outputs), ctypes.c_int64(channels), ctypes.c_int64(taps))
-            packed, sums = np.empty(library.products_size(*sizes), np.int8), np.empty(outputs, np.int32)
-            library.products_pack(_at(np.ascontiguousarray(weight)), _at(packed), _at(sums), *sizes)
+            packed, sums = np.empty(library.integer_packed_bytes(*sizes), np.int8), np.empty(outputs, np.int32)
+            library.integer_pack(_pointer(np.ascontiguousarray(weight)), _pointer(packed), _pointer(sums), *sizes)
             weakref.finalize(weight, self._packed.pop, key, None)
             self._packed[key] = packed, sums
         return self._packed[key]
@@ -176,66 +177,64 @@ def _finish(library: ctypes.CDLL, step: Fused, sums: Array, out: Array) -> None:
     channels, pixels = len(sums), sums[0].size
     nothing = np.zeros(channels, np.float32)
     low, high = (nothing if limit is None else limit for limit in (step.low, step.high))
-    library.products_finish(
-        _at(sums),
-        _at(out),
+    library.integer_requantize(
+        _pointer(sums),
+        _pointer(out),
         ctypes.c_int64(channels),
         ctypes.c_int64(pixels),
-        _at(step.offset),
-        _at(step.factor),
+        _pointer(step.offset),
+        _pointer(step.factor),
         ctypes.c_float(step.zero),
-        _at(low),
-        _at(high),
+        _pointer(low),
+        _pointer(high),
         int(step.low is None),
     )
 
 
 @functools.cache
-def _products() -> Products:
-    return Products()
+def _shared_library() -> IntegerLibrary:
+    return IntegerLibrary()
 
 
-def start_products() -> None:
-    """Compile the library of this process, beside what is done meanwhile."""
-    _products()
+def start_compiling() -> None:
+    """Start to compile the library of this process in the background."""
+    _shared_library()
 
 
 def run_fast(graph: Graph, inputs: Sequence[Any], watch: Watch | None = None) -> tuple[Any, ...]:
-    """As `definition.run_all`, of a graph that `fast` returned."""
-    return run_all(graph, inputs, watch, _products().run_step)
+    """Run a graph that `fuse_for_library` returned, as `numpy_interpreter.run_all` does."""
+    return run_all(graph, inputs, watch, _shared_library().run_step)
 
 
 def fast_step() -> Compute:
-    """Return what computes a step of a graph that `fast` returned."""
-    return _products().run_step
+    """Return the function that computes steps of a graph that `fuse_for_library` returned."""
+    return _shared_library().run_step
 
 
 def active_means(
     values: Array, zero: float, factor: Array, correction: Array, limits: tuple[Array, Array]
 ) -> Array | None:
-    """As `Products.active_means`, None where the library is not there or the values are no float32."""
-    return _products().active_means(values, zero, factor, correction, limits)
+    """Call `IntegerLibrary.active_means`; return None without the library or for values other than float32."""
+    return _shared_library().active_means(values, zero, factor, correction, limits)
 
 
-def fast(graph: Graph, seen: Collection[str] = ()) -> Graph:
-    """Return a graph of the same outputs, in which several steps may be one. seen: names of values that a watch wants
-    to see.
-    """
-    return fused(graph, seen) if _products().is_there else graph
+def fuse_for_library(graph: Graph, seen: Collection[str] = ()) -> Graph:
+    """Return a graph with equal outputs, in which steps may be fused. seen: names of values that a watch needs."""
+    return fuse_steps(graph, seen) if _shared_library().is_there else graph
 
 
-def _at(array: Any) -> ctypes.c_void_p:
+def _pointer(array: Any) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
 def known_instructions() -> list[tuple[str, ...]]:
-    """Return those of INSTRUCTIONS that this machine has, the fastest first."""
+    """Return the INSTRUCTIONS that this machine supports, the fastest first."""
     target = host_target()
     known = features_of(target.mcpu, target.mtriple, target.mattr)
     return [names for names in INSTRUCTIONS if known.issuperset(names)]
 
 
-def _compiled(instructions: tuple[str, ...] | None) -> ctypes.CDLL | None:
+def _compile_library(instructions: tuple[str, ...] | None) -> ctypes.CDLL | None:
     """Return the library for this machine, None without a compiler."""
     used = known_instructions()[0] if instructions is None else instructions
     with tempfile.TemporaryDirectory(prefix="tvmflow-products-") as folder:
@@ -247,5 +246,5 @@ def _compiled(instructions: tuple[str, ...] | None) -> ctypes.CDLL | None:
         except (OSError, subprocess.SubprocessError, ToolchainError):
             return None
         library = ctypes.CDLL(str(path))
-    library.products_size.restype = ctypes.c_int64
+    library.integer_packed_bytes.restype = ctypes.c_int64
     return library

@@ -1,4 +1,4 @@
-"""One choice of what is computed in integers."""
+"""Build the quantized network for one choice of integer layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tvmflow.ir.relax.scales import Scale
 
 
 class Quantized:
-    """One choice of what is integer, as a module and as the graph that the definition runs."""
+    """A network with one choice of integer layers, as a module and as the graph that the interpreter runs."""
 
     def __init__(
         self, network: Network, arithmetic: Arithmetic, scales: dict[str, Scale], kept: frozenset[str]

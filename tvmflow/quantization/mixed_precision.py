@@ -1,8 +1,8 @@
-"""Mixed precision by a list of operators: which compute in 16 bits, which stay in float32, the rest follows its inputs.
+"""Convert a network to mixed precision by lists of operators that compute in 16 bits or float32.
 
-float16 sums in float16; float16_acc32 and bfloat16 sum products in float32, add bias and residual and apply the
-activation there, and round once, when the value is stored. Input and output of the network stay float32. Weights are
-rounded here, once.
+Other operators follow their inputs. float16 accumulates in float16; float16_acc32 and bfloat16 accumulate in float32,
+add bias and residual and apply the activation there, and round once, when the value is stored. Input and output of the
+network stay float32. Weights are rounded once, here.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.relax.emit import call_again, constant, convolution, straight_line, transposed_convolution
+from tvmflow.ir.relax.emit import build_main, constant, convolution, rebuild_call, transposed_convolution
 from tvmflow.ir.relax.graph import Argument, Graph, Ref, Step, read_graph
 from tvmflow.ir.relax.serialization import numpy_dtype
 from tvmflow.ir.tvm_compat import type_of
 
-_PRODUCTS = ("relax.nn.conv2d", "relax.matmul", "relax.nn.conv2d_transpose", "relax.nn.conv1d", "relax.nn.conv3d")
-# What may be computed on a float32 sum before it is rounded, in the kernel that made the sum.
-_ON_SUMS = frozenset(
+_GEMM = ("relax.nn.conv2d", "relax.matmul", "relax.nn.conv2d_transpose", "relax.nn.conv1d", "relax.nn.conv3d")
+# Operators that may be fused into the kernel of a float32 sum before it is rounded.
+_EPILOGUE = frozenset(
     f"relax.{name}"
     for name in (
         "add",
@@ -40,8 +40,8 @@ _ON_SUMS = frozenset(
     )
 )
 _RESHAPE = "relax.reshape"
-# Averages sum in float32, and TVM 0.27 compiles neither the first value of a maximum nor a power in bfloat16. What they
-# make is rounded.
+# Averages accumulate in float32, and TVM 0.27 compiles neither the initial value of a maximum nor a power in bfloat16.
+# Their results are rounded.
 _THROUGH_FLOAT32 = frozenset(
     f"relax.{name}"
     for name in (
@@ -59,12 +59,11 @@ _THROUGH_FLOAT32 = frozenset(
         "nn.adaptive_max_pool3d",
     )
 )
-# What is computed in 16 bits where all of its operands have them. Of what is not here TVM refuses much in bfloat16, or
-# sorts wrongly.
-_FOLLOWS = (
-    _ON_SUMS
+# Operators that compute in 16 bits if all operands do. TVM refuses many others in bfloat16, or sorts incorrectly.
+_FOLLOW_INPUTS = (
+    _EPILOGUE
     | _THROUGH_FLOAT32
-    | frozenset(_PRODUCTS)
+    | frozenset(_GEMM)
     | frozenset(
         f"relax.{name}"
         for name in (
@@ -90,15 +89,15 @@ _FOLLOWS = (
         )
     )
 )
-_PART = "get_item."  # of what a split makes
+_PART = "get_item."  # prefix of the parts of a split
 
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """low: operators (conv2d, matmul, ...) that compute in dtype. high: those that need float32. accumulate: of
-    products.
+    """The rules of mixed precision.
 
-    Of all others, those that can be computed in 16 bits are, where their operands have them.
+    low: operators (conv2d, matmul, ...) that compute in dtype. high: operators that need float32. accumulate: dtype of
+    sums of products. All others compute in 16 bits if they can and their operands do.
     """
 
     dtype: str
@@ -107,18 +106,18 @@ class MixedPrecision:
     high: tuple[str, ...]
 
 
-def to_mixed(mod: Any, rules: MixedPrecision) -> Any:
-    """Return the module with the operators of the list in 16 bits. mod: float32, weights constant."""
-    return _Mixer(read_graph(mod), rules).module()
+def to_mixed_precision(mod: Any, rules: MixedPrecision) -> Any:
+    """Return the module in mixed precision. mod: float32, with constant weights."""
+    return _MixedPrecisionRewriter(read_graph(mod), rules).rewrite()
 
 
-def low_steps(mod: Any, dtype: str) -> tuple[int, int]:
-    """Return how many steps of a module make values of dtype, and how many there are."""
+def count_low_steps(mod: Any, dtype: str) -> tuple[int, int]:
+    """Return how many steps of a module compute values of dtype, and how many there are."""
     steps = read_graph(mod).steps
     return sum(step.dtype == dtype for step in steps), len(steps)
 
 
-class _Mixer:
+class _MixedPrecisionRewriter:
     def __init__(self, graph: Graph, rules: MixedPrecision) -> None:
         from tvm import relax
 
@@ -126,52 +125,52 @@ class _Mixer:
         self.builder = relax.BlockBuilder()
         self.high: dict[str, Any] = {}
         self.low: dict[str, Any] = {}
-        self.sums: set[str] = set()  # low values that are still float32, in `high`: their only reader decides
+        self.sums: set[str] = set()  # low values that are still float32 in `high`, for their only reader
         self.readers = Counter(ref for step in graph.steps for ref in step.refs)
         self.readers.update(graph.outputs)
-        self.reader = {ref: step for step in graph.steps for ref in step.refs}  # of what one step reads
-        self.meeting = self._meeting()
+        self.reader = {ref: step for step in graph.steps for ref in step.refs}  # for values with a single reader
+        self.diamonds = self._find_diamonds()
 
-    def module(self) -> Any:
-        return straight_line(self.builder, self.graph, self._body)
+    def rewrite(self) -> Any:
+        return build_main(self.builder, self.graph, self._emit_body)
 
-    def _body(self, parameters: dict[str, Any]) -> list[Any]:
+    def _emit_body(self, parameters: dict[str, Any]) -> list[Any]:
         self.high |= parameters
         for step in self.graph.steps:
-            self._step(step)
-        return [self._as(name, "float32") for name in self.graph.outputs]
+            self._rewrite_step(step)
+        return [self._get_as(name, "float32") for name in self.graph.outputs]
 
-    def _step(self, step: Step) -> None:
+    def _rewrite_step(self, step: Step) -> None:
         low = self._is_low(step)
         dtype = self.rules.dtype if low else "float32"
         if step.op == "constant":
             value = constant(np.asarray(step.args[0]), step.dtype)
-        elif low and step.op in _PRODUCTS:
-            value, dtype = self._product(step)
-        elif low and (step.op in _THROUGH_FLOAT32 or (self.sums.intersection(step.refs) and self._is_on_sums(step))):
-            value, dtype = call_again(self._cast_constants(step, "float32"), self._widened), "float32"
+        elif low and step.op in _GEMM:
+            value, dtype = self._emit_gemm(step)
+        elif low and (
+            step.op in _THROUGH_FLOAT32 or (self.sums.intersection(step.refs) and self._is_in_epilogue(step))
+        ):
+            value, dtype = rebuild_call(self._cast_constants(step, "float32"), self._widen_for_reader), "float32"
         else:
-            value = call_again(self._cast_constants(step, dtype), lambda name: self._as(name, dtype))
+            value = rebuild_call(self._cast_constants(step, dtype), lambda name: self._get_as(name, dtype))
         result = self.builder.emit(value, step.name)
         if low and dtype == "float32":
             self._store_sum(step, result)
         else:
             (self.low if low else self.high)[step.name] = result
 
-    def _is_on_sums(self, step: Step) -> bool:
-        """Whether a step is computed in the kernel of its operand; one that only shapes rows is where a step behind it
-        is.
-        """
-        while step.op == _RESHAPE and self._is_for_one_kernel(step.name) and step.name in self.reader:
+    def _is_in_epilogue(self, step: Step) -> bool:
+        """Whether a step is fused into the kernel of its operand; a reshape is if a step behind it is."""
+        while step.op == _RESHAPE and self._stays_in_kernel(step.name) and step.name in self.reader:
             step = self.reader[step.name]
-        return step.op in _ON_SUMS
+        return step.op in _EPILOGUE
 
-    def _is_for_one_kernel(self, name: str) -> bool:
-        return self.readers[name] == 1 or name in self.meeting
+    def _stays_in_kernel(self, name: str) -> bool:
+        return self.readers[name] == 1 or name in self.diamonds
 
-    def _meeting(self) -> set[str]:
-        """Return the values that several steps read and that no kernel stores: what is computed of them meets in one
-        step, as x * sigmoid(x).
+    def _find_diamonds(self) -> set[str]:
+        """Return the values with several readers that no kernel stores: their readers meet in one step, as x *
+        sigmoid(x).
         """
         found: set[str] = set()
         for at, step in enumerate(self.graph.steps):
@@ -179,7 +178,7 @@ class _Mixer:
             for reader in self.graph.steps[at + 1 :] if unread else ():
                 if not unread.keys() & set(reader.refs):
                     continue
-                if reader.op not in _ON_SUMS or reader.shape != step.shape or not unread.keys() >= set(reader.refs):
+                if reader.op not in _EPILOGUE or reader.shape != step.shape or not unread.keys() >= set(reader.refs):
                     break
                 unread.subtract(reader.refs)
                 if not any(unread.values()):
@@ -189,10 +188,8 @@ class _Mixer:
         return found
 
     def _store_sum(self, step: Step, result: Any) -> None:
-        """Keep a value in float32 for a reader that is alone or in the same kernel; where others read it, it is stored,
-        and so rounded.
-        """
-        if self._is_for_one_kernel(step.name):
+        """Keep a value in float32 for readers in the same kernel; otherwise round it for storage."""
+        if self._stays_in_kernel(step.name):
             self.high[step.name] = result
             self.sums.add(step.name)
         else:
@@ -204,7 +201,7 @@ class _Mixer:
             return False
         if name in self.rules.low:
             return True
-        if name in self.rules.high or not step.refs or not (step.op in _FOLLOWS or step.op.startswith(_PART)):
+        if name in self.rules.high or not step.refs or not (step.op in _FOLLOW_INPUTS or step.op.startswith(_PART)):
             return False
         return all(ref in self.low or ref in self.sums for ref in step.refs)
 
@@ -213,8 +210,8 @@ class _Mixer:
 
         return self.builder.emit(relax.op.astype(value, dtype), f"{name}_{dtype}")
 
-    def _as(self, name: str, dtype: str) -> Any:
-        """Return a value in float32 or in the low dtype; values that are no floats have one dtype only."""
+    def _get_as(self, name: str, dtype: str) -> Any:
+        """Return a value in float32 or in the low dtype; values other than floats have one dtype only."""
         have, other = (self.high, self.low) if dtype == "float32" else (self.low, self.high)
         if name not in have:
             if self.graph.kind(name).dtype != "float32":
@@ -222,8 +219,8 @@ class _Mixer:
             have[name] = self._cast(other[name], dtype, name)
         return have[name]
 
-    def _widened(self, name: str) -> Any:
-        """Return a value in float32 for one reader, whose kernel does the conversion: memory has the low dtype only."""
+    def _widen_for_reader(self, name: str) -> Any:
+        """Return a value in float32 for one reader, whose kernel casts it: memory holds the low dtype only."""
         return self.high[name] if name in self.high else self._cast(self.low[name], "float32", name)
 
     def _cast_constants(self, step: Step, dtype: str) -> Step:
@@ -234,13 +231,15 @@ class _Mixer:
 
         return Step(step.name, step.op, tuple(cast(a) for a in step.args), step.call, step.shape, step.dtype)
 
-    def _product(self, step: Step) -> tuple[Any, str]:
-        """Return the sum of products and its dtype."""
+    def _emit_gemm(self, step: Step) -> tuple[Any, str]:
+        """Return the accumulated value of a convolution or matmul and its dtype."""
         from tvm import relax
 
         dtype, total = self.rules.dtype, self.rules.accumulate
         operands = [
-            self._as(a.name, dtype) if isinstance(a, Ref) else constant(np.asarray(a).astype(numpy_dtype(dtype)), dtype)
+            self._get_as(a.name, dtype)
+            if isinstance(a, Ref)
+            else constant(np.asarray(a).astype(numpy_dtype(dtype)), dtype)
             for a in step.args
         ]
         if step.op == "relax.matmul":
@@ -249,5 +248,7 @@ class _Mixer:
             return convolution(step, operands[0], operands[1], total), total
         if step.op == "relax.nn.conv2d_transpose":
             return transposed_convolution(step, operands[0], operands[1], total), total
-        value = self.builder.emit(call_again(self._cast_constants(step, dtype), lambda name: self._as(name, dtype)))
+        value = self.builder.emit(
+            rebuild_call(self._cast_constants(step, dtype), lambda name: self._get_as(name, dtype))
+        )
         return value, str(type_of(value).dtype)

@@ -1,8 +1,8 @@
-"""Observers: which range of a value's numbers is worth representing.
+"""Choose the range of a value's numbers to represent, by statistics of the calibration set.
 
 Two passes over the calibration set: the first finds minimum and maximum, the second fills a histogram between them.
-From that, each observer chooses the range [low, high]; numbers outside are clipped.
-Sources: KL as in TensorRT (S. Migacz, GTC 2017); MSE by search over shrunken ranges.
+From that, each observer chooses the range [low, high]; numbers outside are clipped. Sources: KL as in TensorRT (S.
+Migacz, GTC 2017); MSE by search over shrunken ranges.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ BINS = 2048
 
 @dataclass
 class Observed:
-    """What one value's numbers look like: histogram (BINS,) between the extremes; sum and extremes per channel of axis
-    1.
-    """
+    """The statistics of a value: a histogram (BINS,) between the extremes; sum and extremes per channel of axis 1."""
 
     channel_low: Any = np.inf
     channel_high: Any = -np.inf
@@ -34,24 +32,24 @@ class Observed:
 
     @classmethod
     def of(cls, value: Array) -> Observed:
-        """Return the extremes and the sum of some samples, nothing counted."""
+        """Return the extremes and the sum of some samples, without a histogram."""
         axes = tuple(axis for axis in range(value.ndim) if axis != 1)
         total = value.mean(axis=axes[1:], keepdims=True).sum(axis=axes, dtype=np.float64)
         return cls(value.min(axis=axes), value.max(axis=axes), total=total, samples=len(value))
 
     def add(self, other: Observed) -> None:
-        """Go on with what other samples look like, nothing counted."""
+        """Add the statistics of other samples, without histograms."""
         self.channel_low = np.minimum(self.channel_low, other.channel_low)
         self.channel_high = np.maximum(self.channel_high, other.channel_high)
         self.total, self.samples = self.total + other.total, self.samples + other.samples
 
-    def divided(self, factors: Array) -> Observed:
-        """Return what the value looks like with its channels divided by factors above 0, nothing counted."""
+    def divide(self, factors: Array) -> Observed:
+        """Return the statistics of the value with its channels divided by positive factors, without a histogram."""
         return Observed(
             self.channel_low / factors, self.channel_high / factors, total=self.total / factors, samples=self.samples
         )
 
-    def counted(self, value: Array) -> Array:
+    def count(self, value: Array) -> Array:
         """Return the histogram of some samples."""
         low, high = np.float32(self.low), np.float32(self.high)
         if high <= low:
@@ -96,7 +94,7 @@ def _min_max(observed: Observed, _percentile: float, _levels: int) -> tuple[floa
 
 
 def _percentile(observed: Observed, percentile: float, _levels: int) -> tuple[float, float]:
-    """Drop half of (100 - percentile) % at each end; an end at zero, where ReLU piles up, stays."""
+    """Drop half of (100 - percentile) % at each end; an end at zero (as of ReLU) is kept."""
     total = observed.counts.sum()
     if not total:
         return observed.low, observed.high
@@ -109,7 +107,7 @@ def _percentile(observed: Observed, percentile: float, _levels: int) -> tuple[fl
 
 
 def _mse(observed: Observed, _percentile: float, levels: int) -> tuple[float, float]:
-    """Shrink the range in 100 steps (each end alone, then both) and keep the least mean squared error."""
+    """Shrink the range in 80 steps (both ends, then each) and keep the least mean squared error."""
     if not observed.counts.any():
         return observed.low, observed.high
     best = (observed.low, observed.high)
@@ -130,7 +128,7 @@ def _errors(observed: Observed, lows: Array, highs: Array, levels: int) -> Array
     low, high = np.minimum(lows, 0.0)[:, None], np.maximum(highs, 0.0)[:, None]
     scale = np.maximum(high - low, 1e-300) / levels
     rounded = np.rint(np.clip(centers, low, high) / scale) * scale
-    # A range that represents a centre exactly would look free of error: add the spread inside a bin.
+    # A range that represents a center exactly would seem exact: add the variance inside a bin.
     within = ((observed.high - observed.low) / BINS) ** 2 / 12
     squared = (rounded - centers) ** 2 + within
     inside = (centers >= low) & (centers <= high)
@@ -139,7 +137,7 @@ def _errors(observed: Observed, lows: Array, highs: Array, levels: int) -> Array
 
 
 def noise_share(observed: Observed, scale: Scale) -> float:
-    """Return the power that a scale's rounding and clipping add to a value's numbers, relative to their own power."""
+    """Return the noise power of a scale's rounding and clipping, relative to the power of the value."""
     if not observed.counts.any():
         centers, counts = np.array([observed.high]), np.ones(1)
     else:
@@ -151,14 +149,14 @@ def noise_share(observed: Observed, scale: Scale) -> float:
 
 
 def _kl(observed: Observed, _percentile: float, levels: int) -> tuple[float, float]:
-    """Choose the threshold on |x| whose quantized histogram diverges least from the clipped one."""
+    """Choose the threshold on |x| with the least KL divergence of the quantized histogram from the clipped one."""
     if not observed.counts.any():
         return observed.low, observed.high
     largest = max(abs(observed.low), abs(observed.high))
     counts, _ = np.histogram(np.abs(observed.centers), BINS, (0, largest), weights=observed.counts)
     one_sided = observed.low >= 0
     kept = levels + 1 if one_sided else (levels + 1) // 2
-    counts[0] = counts[1] if one_sided else counts[0]  # exact zeros cost nothing, whatever the threshold
+    counts[0] = counts[1] if one_sided else counts[0]  # exact zeros are exact for any threshold
     best, threshold = np.inf, largest
     for stop in range(kept, BINS + 1, 16):
         divergence = _divergence(counts[:stop], float(counts[stop:].sum()), kept)

@@ -1,4 +1,4 @@
-"""What a caller may choose about quantization."""
+"""Define the options of quantization."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Int8Options:
-    """observer: minmax, percentile, kl or mse. activations: uint8 or int8. keep_float: layer names, `first`, `last`.
+    """The options of int8 quantization.
 
-    equalize, bias_correction: may be used; each is kept only where the outputs come closer to float32 for it. max_drop:
-    accuracy (or, without labels and with enough samples to tell, top-1 agreement with float32) that may be lost on the
-    calibration set; while more is lost, the worst layers go back to float, at most max_float_layers of them. None: no
-    goal.
+    observer: minmax, percentile, kl or mse. activations: uint8 or int8. keep_float: layer names, `first`, `last`.
+    equalize, bias_correction: are allowed; each is used only if the outputs come closer to float32. max_drop: the most
+    accuracy (or top-1 agreement with float32, without labels and with enough samples) to lose on the calibration set;
+    while more is lost, the worst layers return to float, at most max_float_layers. None: no goal.
     """
 
     observer: str = "mse"
@@ -29,9 +29,10 @@ class Int8Options:
 
 @dataclass(frozen=True)
 class VtaOptions:
-    """scale: `global` (one power of two for all activations) or `calibrated` (one for each, or for each residual sum).
+    """The options of VTA quantization.
 
-    global_scale: the largest number that the one of `global` represents, a power of two; `auto`: chosen by calibration.
+    scale: `global` (one power of two for all activations) or `calibrated` (one for each, or for each residual sum).
+    global_scale: the largest number that the global scale represents, a power of two; `auto`: chosen by calibration.
     """
 
     scale: str = "global"

@@ -1,4 +1,4 @@
-"""Run pieces of the calibration samples side by side: NumPy and BLAS leave Python's lock while they compute."""
+"""Run pieces of the calibration samples in parallel: NumPy and BLAS release the GIL."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ R = TypeVar("R")
 
 
 class Each(Protocol):
-    """Return function(piece) of each piece, in order."""
+    """Return function(piece) for each piece, in order."""
 
     def __call__(self, function: Callable[[T], R], pieces: Sequence[T]) -> list[R]: ...
 
 
 class _Pieces(list[Any]):
-    """What all pieces have for one value."""
+    """The arrays of one value for all pieces."""
 
 
 @contextmanager
 def on_processors() -> Iterator[Each]:
-    """Within, each processor has one piece at a time, and BLAS one thread for it: its own threads wait for each other
-    where a processor is busy.
+    """Provide a thread for each processor, with one BLAS thread each: BLAS's own threads would wait for busy
+    processors.
     """
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         yield lambda function, pieces: list(pool.map(function, pieces))
@@ -40,8 +40,8 @@ def on_processors() -> Iterator[Each]:
 def run_together(
     graph: Graph, pieces: Sequence[Arrays], each: Each, watch: Callable[[Step, list[Array]], list[Array] | None]
 ) -> None:
-    """Take all pieces through a graph step by step; watch(step, values) sees each value of all, and may return others
-    in their place.
+    """Run all pieces through a graph step by step; watch(step, values) is called with all arrays of a value and may
+    replace them.
     """
 
     def compute(step: Step, arguments: list[Any]) -> _Pieces:

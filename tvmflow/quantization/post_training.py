@@ -1,7 +1,7 @@
-"""Post-training quantization of an imported network: calibrate, choose scales, correct, check, and say what it cost.
+"""Quantize an imported network after training: calibrate, choose scales, correct, check, report.
 
-In:  a float32 module whose batch norms are folded, and calibration samples
-Out: a module that computes in integers, and a report per layer
+Input: a float32 module with folded batch norms, and calibration samples. Output: a module that computes in integers,
+and a report per layer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.ir.relax.graph import Array, Arrays, Graph, read_graph
-from tvmflow.ir.relax.layers import DENSE, PRODUCTS, Layer, Network, group_layers
+from tvmflow.ir.relax.layers import DENSE, GEMM_KINDS, Layer, Network, group_layers
 from tvmflow.ir.relax.scales import Scale, power_of_two, signed
 from tvmflow.quantization.bias_correction import correct_biases
 from tvmflow.quantization.calibration import Calibration, int8_scales, outputs_of, power_of_two_scales
@@ -23,19 +23,19 @@ from tvmflow.quantization.int8 import Int8Arithmetic
 from tvmflow.quantization.layer_choice import Quantized
 from tvmflow.quantization.options import Int8Options, VtaOptions
 from tvmflow.quantization.qdq import strip_qdq
-from tvmflow.quantization.report import QuantizationReport, describe, has_scores, worst_sqnr_db, worst_to_move
+from tvmflow.quantization.report import QuantizationReport, describe, find_worst_layer, has_scores, worst_sqnr_db
 from tvmflow.quantization.vta_int8 import VtaArithmetic
 from tvmflow.support.errors import StageError, UnknownNameError
 from tvmflow.support.progress import Progress
 
 _TRIAL_SAMPLES = 32
-_WORTH_DB = 0.1  # what a correction has to win to be kept
+_WORTH_DB = 0.1  # least gain of a correction to be used
 
 
 def quantize_int8(
     mod: Any, samples: Array | Arrays, labels: Array | None, options: Int8Options, progress: Progress = lambda *_: None
 ) -> tuple[Any, QuantizationReport]:
-    """Return the module of `choose_int8`, whose arguments these are, and its report."""
+    """Return the module and the report of `choose_int8`, with the same arguments."""
     chosen, report = choose_int8(mod, samples, labels, options, progress)
     return chosen.module, report
 
@@ -43,32 +43,32 @@ def quantize_int8(
 def choose_int8(
     mod: Any, samples: Array | Arrays, labels: Array | None, options: Int8Options, progress: Progress = lambda *_: None
 ) -> tuple[Quantized, QuantizationReport]:
-    """Quantize to int8; a model that came quantized keeps its own scales and weights. Raises UnknownNameError.
+    """Quantize to int8; a quantized model keeps its scales and weights. Raises UnknownNameError.
 
-    samples: the calibration inputs, each (N, ...), or the one input. labels: (N,) or None. Lookups in tables, products
-    of two values and whatever else has no integer form stay in float.
+    samples: the calibration inputs, each (N, ...), or the single input. labels: (N,) or None. Gathers, matmuls of two
+    values and other operators without an integer form stay in float.
     """
     samples = _arrays(samples)
     graph, given = strip_qdq(read_graph(mod))
     if options.activations == "int8":
         given = {name: signed(scale) for name, scale in given.items()}
-    chosen: _Prepared | None = None
-    for base in _prepared(graph, given, samples, options, progress):
+    chosen: _Trial | None = None
+    for base in _prepare_trials(graph, given, samples, options, progress):
         for correcting in (False, True) if options.bias_correction and not given and base.run.can_batch else (False,):
             progress("choosing corrections", 0, 0)
-            trial = _corrected(base) if correcting else base
+            trial = _correct_biases(base) if correcting else base
             if chosen is None or trial.output_sqnr_db > chosen.output_sqnr_db + _WORTH_DB:
                 chosen = trial
     assert chosen is not None
     run, quantized = chosen.run, chosen.quantized
     report = describe(run, quantized, labels)
     moved: list[str] = []
-    goal = goal_within(options.max_drop, labels, len(samples[0])) if has_scores(run.outputs) else None
+    goal = accuracy_goal(options.max_drop, labels, len(samples[0])) if has_scores(run.outputs) else None
     while goal is not None and report.quantized_score < _float_score(report) - goal:
         if len(moved) >= options.max_float_layers:
             break
         progress("moving layers back to float", len(moved), options.max_float_layers)
-        worst = worst_to_move(run, quantized, report, labels)
+        worst = find_worst_layer(run, quantized, report, labels)
         if worst is None:
             break
         moved.append(worst)
@@ -81,9 +81,9 @@ def choose_int8(
     return quantized, report
 
 
-def quantized_alike(chosen: Quantized, mod: Any, label: str) -> Any:
-    """Return the same network for inputs of other sizes with the scales, weights and layers in float of `chosen`.
-    Raises StageError.
+def quantize_alike(chosen: Quantized, mod: Any, label: str) -> Any:
+    """Return the network for other input sizes with the scales, weights and float layers of `chosen`. Raises
+    StageError.
     """
     network = group_layers(strip_qdq(read_graph(mod))[0])
     for mine, theirs in itertools.zip_longest(network.items, chosen.network.items):
@@ -102,11 +102,11 @@ def quantized_alike(chosen: Quantized, mod: Any, label: str) -> Any:
     return Quantized(network, chosen.arithmetic, chosen.scales, chosen.kept).module
 
 
-def goal_within(max_drop: float | None, labels: Array | None, samples: int) -> float | None:
-    """Return the drop to stay within, None for no goal.
+def accuracy_goal(max_drop: float | None, labels: Array | None, samples: int) -> float | None:
+    """Return the largest drop to allow, None for no goal.
 
-    Without labels a handful of samples cannot tell a small drop from a coin's toss between two classes; layers would go
-    back to float for nothing. One sample more or less has to be within the drop, unless none may be lost at all.
+    Without labels, a few samples cannot distinguish a small drop from a random flip between two classes; layers would
+    return to float in vain. The drop must be at least one sample, unless it is 0.
     """
     if max_drop is None or (labels is None and 0 < max_drop * samples < 1):
         return None
@@ -116,12 +116,12 @@ def goal_within(max_drop: float | None, labels: Array | None, samples: int) -> f
 def quantize_vta(
     mod: Any, samples: Array | Arrays, labels: Array | None, options: VtaOptions, progress: Progress = lambda *_: None
 ) -> tuple[Any, QuantizationReport]:
-    """Quantize to the power-of-two form that VTA computes. samples, labels: as of `quantize_int8`."""
+    """Quantize to VTA's power-of-two form. samples, labels: see `quantize_int8`."""
     samples = _arrays(samples)
     network = group_layers(read_graph(mod))
     run = Calibration(network, samples, progress)
     run.fill_histograms(None, {}, progress)
-    kept = _kept(network, options.keep_float)
+    kept = _resolve_float_layers(network, options.keep_float)
     any_scales = dict.fromkeys(run.seen, power_of_two(1.0))
     integers = set(Quantized(network, VtaArithmetic(), any_scales, kept).integers)
     scales = power_of_two_scales(network, run, integers, one=options.scale == "global")
@@ -140,8 +140,8 @@ def _arrays(samples: Array | Arrays) -> Arrays:
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """A calibrated network with its scales, before the goal is looked at."""
+class _Trial:
+    """A calibrated network with its scales, before the accuracy goal is checked."""
 
     network: Network
     run: Calibration
@@ -157,34 +157,34 @@ class _Prepared:
 
     @cached_property
     def output_sqnr_db(self) -> float:
-        """Of the first samples."""
+        """Return the SQNR of the outputs for the first samples."""
         few = tuple(x[:_TRIAL_SAMPLES] for x in self.run.samples)
         outputs = outputs_of(self.quantized.graph, self.run.chunks_of(few), len(few[0]))
         return worst_sqnr_db(tuple(reference[:_TRIAL_SAMPLES] for reference in self.run.outputs), outputs)
 
 
-def _prepared(
+def _prepare_trials(
     graph: Graph, given: dict[str, Scale], samples: Arrays, options: Int8Options, progress: Progress
-) -> list[_Prepared]:
-    """Return the network as it is and, where that is asked for, equalized."""
+) -> list[_Trial]:
+    """Return the network as it is and, if requested, equalized."""
     network = group_layers(graph)
     run, twin, equalized, factors = Calibration(network, samples, progress), None, network.copy(), dict[str, Array]()
     if options.equalize and not given:
         factors = equalize(equalized, run.channel_ranges() if options.per_channel else None)
-        twin = run.equalized(equalized, factors)
+        twin = run.for_equalized(equalized, factors)
     if options.observer != "minmax":
         run.fill_histograms(twin, factors, progress)
-    kept = _kept(network, options.keep_float)
+    kept = _resolve_float_layers(network, options.keep_float)
     arithmetic = Int8Arithmetic(options.per_channel, bool(given))
     known = {network.names[name]: scale for name, scale in given.items()}
-    prepared = [_Prepared(network, run, arithmetic, int8_scales(network, run, options) | known, kept)]
+    prepared = [_Trial(network, run, arithmetic, int8_scales(network, run, options) | known, kept)]
     if twin is not None:
         scales = int8_scales(equalized, twin, options)
-        prepared.append(_Prepared(equalized, twin, arithmetic, scales, kept, len(factors)))
+        prepared.append(_Trial(equalized, twin, arithmetic, scales, kept, len(factors)))
     return prepared
 
 
-def _corrected(base: _Prepared) -> _Prepared:
+def _correct_biases(base: _Trial) -> _Trial:
     network = base.network.copy()
     count = correct_biases(network, base.run, base.quantized)
     return replace(base, network=network, corrected_layers=count)
@@ -194,9 +194,9 @@ def _float_score(report: QuantizationReport) -> float:
     return 1.0 if report.float_score is None else report.float_score
 
 
-def _kept(network: Network, requested: tuple[str, ...]) -> frozenset[str]:
+def _resolve_float_layers(network: Network, requested: tuple[str, ...]) -> frozenset[str]:
     """Resolve layer names, `first` (convolution or dense), `last`, `dense`. Raises UnknownNameError."""
-    products = [layer.name for layer in network.layers if layer.kind in PRODUCTS]
+    products = [layer.name for layer in network.layers if layer.kind in GEMM_KINDS]
     kept: set[str] = set()
     for name in requested:
         if name in ("first", "last"):

@@ -1,4 +1,4 @@
-"""The precisions, a row each: how a float32 module becomes one that computes in them."""
+"""List the precisions with the functions that convert a float32 module."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tvmflow.quantization.mixed_precision import MixedPrecision, low_steps, to_mixed
+from tvmflow.quantization.mixed_precision import MixedPrecision, count_low_steps, to_mixed_precision
 from tvmflow.quantization.options import Int8Options, VtaOptions
-from tvmflow.quantization.post_training import choose_int8, quantize_vta, quantized_alike
+from tvmflow.quantization.post_training import choose_int8, quantize_alike, quantize_vta
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.progress import Progress
 
 
 @dataclass(frozen=True)
 class PrecisionRequest:
-    """options: the settings of the precision, as `quantize.<family>` in params.yaml has them."""
+    """The inputs of a conversion. options: the settings in `quantize.<family>` of params.yaml."""
 
     options: Mapping[str, Any]
     calibration: Samples
@@ -32,8 +32,8 @@ def _float32(mod: Any, _request: PrecisionRequest) -> tuple[Any, dict[str, Any]]
 def _mixed(dtype: str, accumulate: str) -> Convert:
     def convert(mod: Any, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
         rules = MixedPrecision(dtype, accumulate, tuple(request.options["low"]), tuple(request.options["high"]))
-        converted = to_mixed(mod, rules)
-        low, steps = low_steps(converted, dtype)
+        converted = to_mixed_precision(mod, rules)
+        low, steps = count_low_steps(converted, dtype)
         return converted, {"low_steps": low, "steps": steps}
 
     return convert
@@ -49,7 +49,7 @@ def _all_int8(
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     options = Int8Options(**{**request.options, "keep_float": tuple(request.options["keep_float"])})
     chosen, report = choose_int8(mod, request.calibration.inputs, request.calibration.y, options, request.progress)
-    alike = {label: quantized_alike(chosen, other, label) for label, other in others.items()}
+    alike = {label: quantize_alike(chosen, other, label) for label, other in others.items()}
     return chosen.module, alike, report.to_json()
 
 
@@ -70,17 +70,16 @@ CONVERTERS: dict[str, Convert] = {
 
 
 def to_precision(mod: Any, precision: str, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
-    """Return the module in a precision and what there is to say about it."""
+    """Return the module in a precision and its report."""
     return CONVERTERS[precision](mod, request)
 
 
 def all_to_precision(
     mod: Any, others: Mapping[str, Any], precision: str, request: PrecisionRequest
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Return the module of the largest bucket and those of smaller ones in a precision, and what there is to say about
-    the largest.
+    """Return the module of the largest bucket, those of smaller ones, and the report of the largest, in a precision.
 
-    All are quantized with the same scales and weights, chosen on the largest.
+    All share the scales and weights that are chosen for the largest.
     """
     if precision == "int8":
         return _all_int8(mod, others, request)

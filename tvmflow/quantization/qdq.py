@@ -1,7 +1,7 @@
-"""Models that come quantized: take QuantizeLinear/DequantizeLinear pairs out, keep the scales that they carry.
+"""Import quantized models: remove QuantizeLinear/DequantizeLinear pairs and keep their scales.
 
-What is left is a float network whose values are clipped where their integers would be; quantizing it with the scales
-that were found gives the integers that its maker chose.
+The result is a float network whose values are clipped as their integers would be; quantizing it with these scales gives
+the original integers.
 """
 
 from __future__ import annotations
@@ -28,33 +28,31 @@ _CAN_CLIP = {"relax.nn.conv2d", "relax.matmul", "relax.add"}
 
 
 def strip_qdq(graph: Graph) -> tuple[Graph, dict[str, Scale]]:
-    """Return the float graph, and the scale of each of its values that was quantized; both empty-handed without
-    pairs.
-    """
+    """Return the float graph and the scale of each quantized value; the graph itself and no scales without pairs."""
     if not any(step.op == _QUANTIZE for step in graph.steps):
         return graph, {}
-    return _Stripper(graph).result()
+    return _Stripper(graph).rewrite()
 
 
 class _Stripper:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.made = Graph(dict(graph.inputs))
+        self.rewritten = Graph(dict(graph.inputs))
         self.alias: dict[str, Argument] = {}
         self.quantized: dict[str, tuple[Ref, Scale]] = {}
         self.scales: dict[str, Scale] = {}
         self.ops: dict[str, str] = {}
 
-    def result(self) -> tuple[Graph, dict[str, Scale]]:
+    def rewrite(self) -> tuple[Graph, dict[str, Scale]]:
         for step in self.graph.steps:
-            self._step(step)
+            self._rewrite_step(step)
         outputs = [self.alias.get(name, Ref(name)) for name in self.graph.outputs]
-        self.made.outputs = tuple(output.name for output in outputs if isinstance(output, Ref))
-        assert len(self.made.outputs) == len(outputs)
-        return self.made, self.scales
+        self.rewritten.outputs = tuple(output.name for output in outputs if isinstance(output, Ref))
+        assert len(self.rewritten.outputs) == len(outputs)
+        return self.rewritten, self.scales
 
-    def _step(self, step: Step) -> None:
-        args = tuple(self._resolved(argument) for argument in step.args)
+    def _rewrite_step(self, step: Step) -> None:
+        args = tuple(self._resolve(argument) for argument in step.args)
         if step.op == _QUANTIZE and isinstance(args[0], Ref):
             scale = _scale(args, step)
             if scale is not None:
@@ -62,46 +60,46 @@ class _Stripper:
                 return
         if step.op == _DEQUANTIZE:
             if isinstance(args[0], np.ndarray):
-                self.alias[step.name] = _dequantized(args[0], args, step)
+                self.alias[step.name] = _dequantize(args[0], args, step)
                 return
             if isinstance(args[0], Ref) and args[0].name in self.quantized:
                 self.alias[step.name] = self.quantized[args[0].name][0]
                 return
         if args and isinstance(args[0], Ref) and args[0].name in self.quantized and step.op in _ON_INTEGERS:
-            self._on_integers(step, args)
+            self._move_to_float(step, args)
             return
         if not any(isinstance(a, Ref | tuple) for a in args) and any(isinstance(a, np.ndarray) for a in args):
-            self.alias[step.name] = np.asarray(run_step(step, list(args)))  # of constants only, now that they are plain
+            self.alias[step.name] = np.asarray(run_step(step, list(args)))  # all arguments are constants now
             return
-        self.made.steps.append(replace(step, args=args))
+        self.rewritten.steps.append(replace(step, args=args))
         self.ops[step.name] = step.op
 
     def _quantize(self, step: Step, value: Ref, scale: Scale) -> None:
         if self.ops.get(value.name) in _CAN_CLIP:
-            value = self._clipped(step, value, scale)
+            value = self._add_clip(step, value, scale)
         self.scales[value.name] = scale
         self.quantized[step.name] = (value, scale)
 
-    def _on_integers(self, step: Step, args: tuple[Argument, ...]) -> None:
-        """Let an operator that only moves or limits integers do the same to the numbers that they stand for."""
+    def _move_to_float(self, step: Step, args: tuple[Argument, ...]) -> None:
+        """Apply an operator that only moves or clamps integers to their float values."""
         assert isinstance(args[0], Ref)
         value, scale = self.quantized[args[0].name]
         if step.op == "relax.clip":
             low, high = (int(_number(argument)) for argument in args[1:3])
             limited = replace(scale, low=max(scale.low, low), high=min(scale.high, high))
             if limited != scale:
-                value = self._clipped(step, value, limited)
+                value = self._add_clip(step, value, limited)
                 self.scales[value.name] = scale
         else:
             moved = replace(step, args=(value, *args[1:]), dtype="float32")
-            self.made.steps.append(moved)
+            self.rewritten.steps.append(moved)
             self.ops[moved.name] = moved.op
             value = Ref(moved.name)
             self.scales[value.name] = scale
         self.quantized[step.name] = (value, scale)
 
-    def _clipped(self, step: Step, value: Ref, scale: Scale) -> Ref:
-        """Add the clip that the integers imply: makers leave out a ReLU whose work it does."""
+    def _add_clip(self, step: Step, value: Ref, scale: Scale) -> Ref:
+        """Add the clip that the integers imply: exporters omit a ReLU that it covers."""
         from tvm import relax
 
         low, high = scale.limits
@@ -115,15 +113,15 @@ class _Stripper:
             step.shape,
             "float32",
         )
-        self.made.steps.append(clip)
+        self.rewritten.steps.append(clip)
         self.ops[clip.name] = clip.op
         return Ref(clip.name)
 
-    def _resolved(self, argument: Argument) -> Argument:
+    def _resolve(self, argument: Argument) -> Argument:
         if isinstance(argument, Ref):
             return self.alias.get(argument.name, argument)
         if isinstance(argument, tuple):
-            return tuple(self._resolved(item) for item in argument)
+            return tuple(self._resolve(item) for item in argument)
         return argument
 
 
@@ -133,7 +131,7 @@ def _number(argument: Argument) -> float:
 
 
 def _scale(args: tuple[Argument, ...], step: Step) -> Scale | None:
-    """Return the one scale of a QuantizeLinear, None where it has one per channel or is computed."""
+    """Return the scale of a QuantizeLinear, None if it has one per channel or is computed."""
     factor, zero = args[1], args[2]
     if not isinstance(factor, np.ndarray) or not isinstance(zero, np.ndarray) or factor.size != 1:
         return None
@@ -143,7 +141,7 @@ def _scale(args: tuple[Argument, ...], step: Step) -> Scale | None:
     return Scale(float(factor.reshape(-1)[0]), int(zero.reshape(-1)[0]), step.dtype, int(limits.min), int(limits.max))
 
 
-def _dequantized(values: Array, args: tuple[Argument, ...], step: Step) -> Array:
+def _dequantize(values: Array, args: tuple[Argument, ...], step: Step) -> Array:
     factor, zero = np.asarray(args[1]), np.asarray(args[2])
     column: list[int] = [1] * values.ndim
     if factor.size > 1:

@@ -1,4 +1,4 @@
-"""What quantization cost: noise per layer, alone and in its place, and the score on the calibration set."""
+"""Report the cost of quantization: noise per layer, alone and accumulated, and the calibration score."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from tvmflow.ir.relax.graph import Array, Arrays, Step
-from tvmflow.ir.relax.layers import ADD, PRODUCTS, Layer
-from tvmflow.quantization.calibration import Calibration, joined, outputs_of
+from tvmflow.ir.relax.layers import ADD, GEMM_KINDS, Layer
+from tvmflow.quantization.calibration import Calibration, concatenate_outputs, outputs_of
 from tvmflow.quantization.int8 import SCALED
-from tvmflow.quantization.integer_matmul import fast, run_fast
+from tvmflow.quantization.integer_matmul import fuse_for_library, run_fast
 from tvmflow.quantization.layer_choice import Quantized
 from tvmflow.quantization.parallel import on_processors
 
@@ -21,9 +21,9 @@ _LAYER_SAMPLES = 8
 
 @dataclass
 class LayerReport:
-    """What quantization did to one layer.
+    """The effect of quantization on one layer.
 
-    sqnr_db: of the layer alone, given exact inputs; total_sqnr_db: with all that came before. clipped: share of the
+    sqnr_db: of the layer alone, with exact inputs; total_sqnr_db: including all previous layers. clipped: share of the
     float values outside the scale's limits.
     """
 
@@ -39,9 +39,10 @@ class LayerReport:
 
 @dataclass
 class QuantizationReport:
-    """layers in order; worst: the layer that adds most noise; accuracy and agreement on the calibration set.
+    """The effect of quantization on a network.
 
-    best_global_scale: where all activations have one scale, what `auto` chooses for it.
+    layers: in order; worst: the layer that adds most noise; scores: on the calibration set; best_global_scale: the
+    choice of `auto`, if all activations share one scale.
     """
 
     layers: list[LayerReport] = field(default_factory=list)
@@ -61,7 +62,7 @@ class QuantizationReport:
 
 
 def sqnr_db(reference: Array, output: Array) -> float:
-    """Return the signal-to-quantization-noise ratio in dB; 200 where there is no noise."""
+    """Return the signal-to-quantization-noise ratio in dB; 200 without noise."""
     reference, output = reference.astype(np.float64), output.astype(np.float64)
     signal, noise = float((reference**2).sum()), float(((reference - output) ** 2).sum())
     if noise == 0:
@@ -70,13 +71,13 @@ def sqnr_db(reference: Array, output: Array) -> float:
 
 
 def worst_sqnr_db(references: Arrays, outputs: Arrays) -> float:
-    """Return the lowest SQNR of the outputs that are floats; 200 where none is."""
+    """Return the lowest SQNR of the float outputs; 200 if there are none."""
     floats = [(a, b) for a, b in zip(references, outputs, strict=True) if a.dtype.kind == "f"]
     return min((sqnr_db(a, b) for a, b in floats), default=200.0)
 
 
 def has_scores(outputs: Arrays) -> bool:
-    """Say whether the first output is scores of classes, (N, classes): then there is a top-1 to lose."""
+    """Whether the first output is class scores, (N, classes), for which top-1 is defined."""
     return outputs[0].ndim == 2 and outputs[0].shape[1] > 1
 
 
@@ -106,10 +107,8 @@ class _Noise:
 
 
 def describe(run: Calibration, quantized: Quantized, labels: Array | None) -> QuantizationReport:
-    """Run float and integer forms side by side and measure every layer, alone and in its place, on the first
-    samples.
-    """
-    alone, placed, chunks, quick = _Noise(), _Noise(), run.chunks(), fast(quantized.graph)
+    """Compare float and integer networks, and measure every layer, alone and accumulated, on the first samples."""
+    alone, placed, chunks, fused = _Noise(), _Noise(), run.chunks(), fuse_for_library(quantized.graph)
     few = -(-_LAYER_SAMPLES // len(chunks[0][0]))
     parts = []
     with on_processors() as each:
@@ -117,19 +116,21 @@ def describe(run: Calibration, quantized: Quantized, labels: Array | None) -> Qu
             parts.append(outputs)
             alone.merge(noises[0])
             placed.merge(noises[1])
-        parts += each(lambda chunk: run_fast(quick, chunk), chunks[few:])
-    outputs = joined(parts, run.count)
+        parts += each(lambda chunk: run_fast(fused, chunk), chunks[few:])
+    outputs = concatenate_outputs(parts, run.count)
     report = QuantizationReport(samples=run.count, output_sqnr_db=worst_sqnr_db(run.outputs, outputs))
     report.float_score, report.quantized_score = _scores(run.outputs, outputs, labels)
     for layer in quantized.network.layers:
         report.layers.append(_layer_report(layer, run, quantized, alone, placed))
-    noisy = [layer for layer in report.layers if layer.sqnr_db is not None and layer.kind in (*PRODUCTS, ADD, "affine")]
+    noisy = [
+        layer for layer in report.layers if layer.sqnr_db is not None and layer.kind in (*GEMM_KINDS, ADD, "affine")
+    ]
     report.worst = min(noisy, key=lambda layer: layer.sqnr_db or 0.0).name if noisy else None
     return report
 
 
 def _measure(run: Calibration, quantized: Quantized, chunk: Arrays) -> tuple[Arrays, _Noise, _Noise]:
-    """Return the integer form's outputs to a chunk, and the noise of each layer, alone and in its place."""
+    """Return the integer network's outputs for a chunk, and the noise of each layer, alone and accumulated."""
     alone, placed = _Noise(), _Noise()
     names = {
         name + (SCALED if integer.scale.per_channel else "_q"): name for name, integer in quantized.integers.items()
@@ -150,9 +151,9 @@ def _measure(run: Calibration, quantized: Quantized, chunk: Arrays) -> tuple[Arr
         if name is not None and name in reference:
             placed.add(name, reference[name], quantized.integers[name].scale.dequantize(value))
 
-    quick = fast(quantized.graph, names)
-    run_fast(quick, chunk, exact)
-    return run_fast(quick, chunk, in_place), alone, placed
+    fused = fuse_for_library(quantized.graph, names)
+    run_fast(fused, chunk, exact)
+    return run_fast(fused, chunk, in_place), alone, placed
 
 
 def _layer_report(layer: Layer, run: Calibration, quantized: Quantized, alone: _Noise, placed: _Noise) -> LayerReport:
@@ -182,12 +183,12 @@ def _scores(references: Arrays, outputs: Arrays, labels: Array | None) -> tuple[
     return float((top_float == labels).mean()), float((top == labels).mean())
 
 
-def worst_to_move(
+def find_worst_layer(
     run: Calibration, quantized: Quantized, report: QuantizationReport, labels: Array | None
 ) -> str | None:
-    """Of the layers that add most noise, return the one whose return to float helps the output most."""
+    """Return the layer, among those that add most noise, whose return to float improves the output most."""
     noisy = sorted(
-        (layer for layer in report.layers if layer.dtype != "float32" and layer.kind in PRODUCTS),
+        (layer for layer in report.layers if layer.dtype != "float32" and layer.kind in GEMM_KINDS),
         key=lambda layer: layer.sqnr_db if layer.sqnr_db is not None else 0.0,
     )
     best: tuple[float, float] | None = None

@@ -1,10 +1,10 @@
-"""vta_int8: every scale a power of two, so that an accelerator without a multiplier in its ALU needs shifts only.
+"""Quantize to vta_int8: every scale is a power of two, for an accelerator whose ALU only shifts.
 
-Activations and weights are int8 in [-127, 127] per tensor, sums int32. Biases are 8-bit numbers with a scale of their
-own, shifted left to the scale of the sum (or the sum to theirs, where theirs is smaller). Back to 8 bits: add half,
-shift right arithmetically, clip: halves go up. Numbers are rounded to integers like C's `round`, halves away from zero.
-Source: the `power2` mode of TVM's relay.quantize as VTA used it; the one difference is that the last residual sum is
-clipped too, where the original's cast wrapped.
+Activations and weights are int8 in [-127, 127] per tensor, sums int32. Biases are 8-bit numbers with their own scale,
+shifted left to the scale of the sum (or the sum to theirs, if theirs is smaller). Requantization adds half, shifts
+right arithmetically, and clips: halves are rounded up. Floats are rounded like C's `round`, halves away from zero.
+Source: the `power2` mode of TVM's relay.quantize as VTA used it; the only difference is that the last residual sum is
+clipped, too, where the original's cast wrapped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tvmflow.ir.relax.emit import Quantized, Writer, call_again, constant, convolution, transposed_convolution
+from tvmflow.ir.relax.emit import Quantized, Writer, constant, convolution, rebuild_call, transposed_convolution
 from tvmflow.ir.relax.graph import Array
 from tvmflow.ir.relax.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer
 from tvmflow.ir.relax.scales import Scale, power_of_two, round_half_away
@@ -25,7 +25,7 @@ LIMIT = 127
 
 @dataclass(frozen=True)
 class VtaArithmetic:
-    """What VTA's GEMM core and ALU can do: products, sums, shifts, minimum and maximum of integers."""
+    """The arithmetic of VTA's GEMM core and ALU: products, sums, shifts, minimum and maximum of integers."""
 
     rounds_for_all: ClassVar[bool] = False
 
@@ -41,7 +41,7 @@ class VtaArithmetic:
         return all(inputs_are_integer)
 
     def quantize(self, writer: Writer, name: str, value: Any, scale: Scale) -> Quantized:
-        """Write clip(round(x / scale)); x / scale is exact, its scale being a power of two."""
+        """Emit clip(round(x / scale)); x / scale is exact for a power of two."""
         from tvm import relax
 
         scaled = writer.emit(relax.op.multiply(value, constant(1.0 / scale.scale, "float32")), f"{name}_scaled_input")
@@ -54,7 +54,7 @@ class VtaArithmetic:
 
     def layer(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
         if layer.kind == MOVE:
-            moved = call_again(layer.step, lambda _name: inputs[0].value)
+            moved = rebuild_call(layer.step, lambda _name: inputs[0].value)
             return Quantized(writer.emit(moved, f"{layer.name}_q"), inputs[0].scale)
         if layer.kind == MEAN:
             return self._mean(writer, layer, inputs[0])
@@ -64,11 +64,11 @@ class VtaArithmetic:
         if layer.kind == ADD:
             return Quantized(self._add(writer, layer, inputs, out), out)
         if layer.kind == AFFINE:
-            value, exponent = _wide(inputs[0]), _exponent(inputs[0].scale)
-            return Quantized(_narrow(writer, layer, value, exponent, out), out)
-        return Quantized(self._product(writer, layer, inputs[0], out), out)
+            value, exponent = _to_int32(inputs[0]), _exponent(inputs[0].scale)
+            return Quantized(_requantize(writer, layer, value, exponent, out), out)
+        return Quantized(self._gemm(writer, layer, inputs[0], out), out)
 
-    def _product(self, writer: Writer, layer: Layer, data: Quantized, out: Scale) -> Any:
+    def _gemm(self, writer: Writer, layer: Layer, data: Quantized, out: Scale) -> Any:
         from tvm import relax
 
         assert layer.weight is not None
@@ -91,7 +91,7 @@ class VtaArithmetic:
                 total = relax.op.left_shift(total, constant(-lift, "int32"))
                 exponent += lift
             total = relax.op.add(total, constant(writer.column(layer, bias), "int32"))
-        return _narrow(writer, layer, total, exponent, out)
+        return _requantize(writer, layer, total, exponent, out)
 
     def _add(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
         from tvm import relax
@@ -100,11 +100,13 @@ class VtaArithmetic:
         values = []
         for operand in inputs:
             lift = _exponent(operand.scale) - exponent
-            values.append(_wide(operand) if lift == 0 else relax.op.left_shift(_wide(operand), constant(lift, "int32")))
-        return _narrow(writer, layer, relax.op.add(*values), exponent, out)
+            values.append(
+                _to_int32(operand) if lift == 0 else relax.op.left_shift(_to_int32(operand), constant(lift, "int32"))
+            )
+        return _requantize(writer, layer, relax.op.add(*values), exponent, out)
 
     def _concat(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
-        """Bring all parts to the coarsest scale."""
+        """Shift all parts to the coarsest scale."""
         from tvm import relax
 
         out = max((operand.scale for operand in inputs), key=lambda scale: scale.scale)
@@ -112,7 +114,7 @@ class VtaArithmetic:
         for index, operand in enumerate(inputs):
             value = operand.value
             if operand.scale != out:
-                value = _shifted(_wide(operand), _exponent(out) - _exponent(operand.scale))
+                value = _shift_right(_to_int32(operand), _exponent(out) - _exponent(operand.scale))
                 value = writer.emit(
                     relax.op.astype(relax.op.clip(value, -LIMIT, LIMIT), "int8"), f"{layer.name}_part{index}"
                 )
@@ -121,7 +123,7 @@ class VtaArithmetic:
         return Quantized(writer.emit(joined, f"{layer.name}_q"), out)
 
     def _mean(self, writer: Writer, layer: Layer, data: Quantized) -> Quantized:
-        """Average in int32, the division cutting off towards zero: at most one step of the scale is lost."""
+        """Emit an average in int32 whose division truncates: at most one step of the scale is lost."""
         from tvm import relax
 
         total, divisors, _ = window_sums(writer, layer, data.value)
@@ -130,7 +132,7 @@ class VtaArithmetic:
         return Quantized(writer.emit(relax.op.astype(mean, "int8"), f"{layer.name}_q"), wide)
 
 
-def _wide(operand: Quantized) -> Any:
+def _to_int32(operand: Quantized) -> Any:
     from tvm import relax
 
     return relax.op.astype(operand.value, "int32")
@@ -141,12 +143,12 @@ def _exponent(scale: Scale) -> int:
 
 
 def quantize_power_of_two(values: Array, scale: Scale) -> Array:
-    """Return int8 in [-127, 127]."""
+    """Return int8 in [-127, 127] by a power-of-two scale."""
     return np.asarray(np.clip(round_half_away(values.astype(np.float64) / scale.scale), -LIMIT, LIMIT).astype(np.int8))
 
 
-def _shifted(value: Any, right: int) -> Any:
-    """Return (value + 2^(right - 1)) >> right, or the left shift where `right` is negative."""
+def _shift_right(value: Any, right: int) -> Any:
+    """Return (value + 2^(right - 1)) >> right, or a left shift if `right` is negative."""
     from tvm import relax
 
     if right > 0:
@@ -154,11 +156,11 @@ def _shifted(value: Any, right: int) -> Any:
     return value if right == 0 else relax.op.left_shift(value, constant(-right, "int32"))
 
 
-def _narrow(writer: Writer, layer: Layer, value: Any, exponent: int, out: Scale) -> Any:
-    """Bring int32 in units of 2^exponent to the output's scale, apply the activation, clip, cast."""
+def _requantize(writer: Writer, layer: Layer, value: Any, exponent: int, out: Scale) -> Any:
+    """Shift int32 in units of 2^exponent to the output's scale, apply the activation, clip and cast."""
     from tvm import relax
 
-    value = writer.emit(_shifted(value, _exponent(out) - exponent), layer.name + SCALED)
+    value = writer.emit(_shift_right(value, _exponent(out) - exponent), layer.name + SCALED)
     with np.errstate(invalid="ignore"):
         low = np.clip(round_half_away(np.asarray(layer.low) / out.scale), -LIMIT, LIMIT).astype(np.int64)
         high = np.clip(round_half_away(np.asarray(layer.high) / out.scale), -LIMIT, LIMIT).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What templates share: the shape of one, and the small moves that all of them make."""
+"""Define schedule templates, and the scheduling steps that they share."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from tvmflow.ir.tvm_compat import linear_factors
 from tvmflow.targets.cpu_features import CpuFeatures
 
 Knobs = dict[str, int]
-MOST_DEFAULTS = 8  # of a template's candidates, the likelier first: the first that applies serves untuned kernels
-SPREAD_LANES = 16  # of element-wise loops; LLVM makes of them what the target has
-SMALL_WORK = 20_000  # element operations below which waking a second thread costs more than it saves
-# mark of a loop over what a tile sums: blocks of channels in a tile, and how many shares in a row have the same
+MOST_DEFAULTS = 8  # candidates tried for untuned kernels: the first that applies is used
+SPREAD_LANES = 16  # lanes of elementwise loops; LLVM legalizes them for the target
+SMALL_WORK = 20_000  # operations below which a second thread costs more than it saves
+# annotation of a reduction loop: blocks of channels in a tile, and how many consecutive shares have the same
 PREFETCHED = "tvmflow_prefetched"
-# mark of a loop over the columns of a padding: first row, rows, first column and columns of what is written over it
+# annotation of a loop over the columns of a padding: first row, rows, first column and columns of the interior
 FILLED = "tvmflow_filled"
-_MOST_IDLE = 0.3  # of the threads' time: schedules that leave more of it unused are tried last
+_MOST_IDLE = 0.3  # idle share of the threads' time above which schedules are tried last
 
 
 @dataclass(frozen=True)
 class Template:
-    """covers: may this kernel be scheduled so; candidates: knobs, the default first, by CpuFeatures or GpuFeatures;
-    apply: schedule in place.
+    """A schedule template.
+
+    covers: whether it can schedule a kernel; candidates: knobs by CpuFeatures or GpuFeatures, the default first; apply:
+    schedules in place.
     """
 
     name: str
@@ -41,15 +43,15 @@ def divisors(number: int, limit: int) -> list[int]:
 
 
 def packed_loops(schedule: Any, block: Any) -> list[Any]:
-    """Return the loops of a block over (n, c, h, w, lane); unit loops that a reshape left in front are fused away."""
+    """Return the loops of a block over (n, c, h, w, lane); leading unit loops of a reshape are fused."""
     loops = schedule.get_loops(block)
     while len(loops) > 5:
         loops = [schedule.fuse(loops[0], loops[1]), *loops[2:]]
     return list(loops)
 
 
-def parallel_first(work: int) -> tuple[int, ...]:
-    """Return the values of the knob `parallel` that are worth trying, the likelier first."""
+def parallel_candidates(work: int) -> tuple[int, ...]:
+    """Return the values of the knob `parallel` worth trying, the more promising first."""
     if work > 100 * SMALL_WORK:
         return (1,)
     if work < SMALL_WORK // 10:
@@ -66,16 +68,16 @@ def work_of(schedule: Any, name: str) -> int:
 
 
 def merge_epilogue(schedule: Any, kernel: Kernel) -> str | None:
-    """Inline all element-wise blocks after the anchor into the last one and return its name."""
+    """Inline all elementwise blocks after the anchor into the last one and return its name."""
     for name in kernel.after[:-1]:
         schedule.compute_inline(block_ref(schedule, name))
     return kernel.after[-1] if kernel.after else None
 
 
-def spread(schedule: Any, name: str, parallel: int) -> None:
-    """Schedule an element-wise block: outer loops over threads, inner loop vectorized."""
+def parallelize(schedule: Any, name: str, parallel: int) -> None:
+    """Schedule an elementwise block: outer loops over threads, inner loop vectorized."""
     loops = schedule.get_loops(block_ref(schedule, name))
-    if not loops:  # a number
+    if not loops:  # a scalar
         return
     sizes = extents(schedule, loops)
     fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
@@ -92,14 +94,14 @@ def spread(schedule: Any, name: str, parallel: int) -> None:
         schedule.vectorize(inner)
 
 
-def spread_pixels(schedule: Any, name: str, parallel: int) -> None:
-    """Schedule a copy of packed channels with their padding: rows over threads, a pixel in a vector.
+def parallelize_pixels(schedule: Any, name: str, parallel: int) -> None:
+    """Schedule a padded copy of packed channels: rows over threads, one pixel in a vector.
 
-    A vector of two pixels, one of them of the padding, would be copied value by value.
+    A vector across two pixels, one of which is padding, would be copied element by element.
     """
     *outer, _, lane = schedule.get_loops(block_ref(schedule, name))
     if len(outer) < 3 or extents(schedule, [lane])[0] > SPREAD_LANES:
-        spread(schedule, name, parallel)
+        parallelize(schedule, name, parallel)
         return
     rows = schedule.fuse(*outer)
     if parallel:
@@ -107,9 +109,9 @@ def spread_pixels(schedule: Any, name: str, parallel: int) -> None:
     schedule.vectorize(lane)
 
 
-def spread_rows(schedule: Any, name: str, parallel: int) -> None:
-    """Schedule an element-wise block on packed channels: rows of the image over threads, as convolutions have them, a
-    pixel in a vector.
+def parallelize_rows(schedule: Any, name: str, parallel: int) -> None:
+    """Schedule an elementwise block on packed channels: image rows over threads, as convolutions have them, one pixel
+    in a vector.
     """
     batch, channels, height, width, lane = packed_loops(schedule, block_ref(schedule, name))
     schedule.reorder(batch, height, channels, width, lane)
@@ -119,9 +121,13 @@ def spread_rows(schedule: Any, name: str, parallel: int) -> None:
     schedule.vectorize(lane)
 
 
-def shares_of(schedule: Any, batch: Any, channels: Any, rows: Any, inner: tuple[Any, ...], by_rows: bool) -> Any:
-    """Order loops over images, blocks of channels and pieces of rows before inner ones, and return what threads share:
-    the rows, or channels and rows.
+def fuse_parallel_loops(
+    schedule: Any, batch: Any, channels: Any, rows: Any, inner: tuple[Any, ...], by_rows: bool
+) -> Any:
+    """Order the loops over images, blocks of channels and chunks of rows before inner loops; return the fused parallel
+    loop.
+
+    It is over rows, or over channels and rows.
     """
     shared = (batch, rows) if by_rows else (batch, channels, rows)
     schedule.reorder(*shared, *((channels,) if by_rows else ()), *inner)
@@ -129,28 +135,26 @@ def shares_of(schedule: Any, batch: Any, channels: Any, rows: Any, inner: tuple[
 
 
 def tile_image(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any, Any, Any]:
-    """Tile what is written on packed channels; return the loop over threads, and those over blocks of channels, rows
-    and columns.
-    """
+    """Tile the output on packed channels; return the loops over threads, blocks of channels, rows and columns."""
     batch, c, h, w, lane = packed_loops(schedule, out)
     c_outer, c_tile = schedule.split(c, [None, knobs["c_tile"]])
     h_chunk, h_outer, h_tile = schedule.split(h, [None, knobs["chunk"] // knobs["h_tile"], knobs["h_tile"]])
     w_outer, w_tile = schedule.split(w, [None, knobs["w_tile"]])
     inner = (h_outer, w_outer, c_tile, h_tile, w_tile, lane)
-    rows = shares_of(schedule, batch, c_outer, h_chunk, inner, bool(knobs["rows_first"]))
+    rows = fuse_parallel_loops(schedule, batch, c_outer, h_chunk, inner, bool(knobs["rows_first"]))
     if knobs["parallel"]:
         schedule.parallel(rows)
     schedule.vectorize(lane)
     return rows, c_outer, h_outer, w_outer
 
 
-def points_of_sums(
+def rank_register_tiles(
     points: list[tuple[int, int, int]], cpu: CpuFeatures, lanes: int, by_channel: bool = False
 ) -> list[tuple[int, int, int]]:
-    """Return the tiles of sums (blocks of `lanes` channels, rows, columns) that fit into registers, those of least
-    loads first.
+    """Return the register tiles (blocks of `lanes` channels, rows, columns) that fit, those with the fewest loads
+    first.
 
-    by_channel: depthwise, each value is multiplied in one block of channels.
+    by_channel: depthwise, each value is multiplied for one block of channels only.
     """
     if cpu.broadcasts_in_registers and not by_channel:
         found = [tile for tile in points if _registers(tile, -(-lanes // cpu.lanes)) <= cpu.registers]
@@ -160,44 +164,44 @@ def points_of_sums(
     return sorted(found, key=lambda tile: (_loads_for_sums(tile, most, by_channel), tile[1], -tile[2]))
 
 
-def pixels_first(tile: tuple[int, int, int], cpu: CpuFeatures) -> Knobs:
-    """Return the knob `pixels_first` where each pixel of a tile is multiplied by all blocks of channels before the
-    next: the fewer of both stay in registers.
+def pixels_first_knob(tile: tuple[int, int, int], cpu: CpuFeatures) -> Knobs:
+    """Return the knob `pixels_first` if each pixel of a tile is multiplied by all blocks of channels before the next
+    pixel.
+
+    The smaller of both operands stays in registers.
     """
     return {"pixels_first": 1} if cpu.broadcasts_in_registers and tile[0] <= tile[1] * tile[2] else {}
 
 
-def order_of_tile(knobs: Knobs, channels: Any, pixels: tuple[Any, Any]) -> tuple[Any, ...]:
-    """Return the loops of a tile of sums, over blocks of channels and over pixels, in the order in which they are
-    multiplied.
-    """
+def order_tile_loops(knobs: Knobs, channels: Any, pixels: tuple[Any, Any]) -> tuple[Any, ...]:
+    """Return the loops of a register tile, over blocks of channels and over pixels, in the order of multiplication."""
     return (*pixels, channels) if knobs.get("pixels_first") else (channels, *pixels)
 
 
 def _registers(tile: tuple[int, int, int], vectors: int) -> int:
-    """Return how many registers a tile of sums takes, of so many for a block of channels: the sums, the fewer of
-    weights and pixels, and the other one.
+    """Return the registers of a tile: the sums, the smaller of weights and pixels, and one of the other operand.
+
+    vectors: registers of one block of channels.
     """
     c, pixels = tile[0], tile[1] * tile[2]
     return c * pixels * vectors + min(c * vectors, pixels) + 1
 
 
 def _loads_in_registers(tile: tuple[int, int, int]) -> float:
-    """Return what a tile of sums loads for a multiplication where each value of the image is loaded into a register: as
-    often as a core multiplies at most.
+    """Return the loads of a tile per multiplication, where each image value is broadcast to a register.
 
-    Weights come from the next cache. Too few sums do not hide the latency of a multiplication; of more than eight of
-    one block of channels LLVM spills some.
+    A core loads as often as it multiplies, at most. Weights come from the L2 cache. Too few sums do not hide the
+    latency of a multiplication; with more than eight of one block of channels LLVM spills some.
     """
     c, pixels = tile[0], tile[1] * tile[2]
     return (1.5 / pixels + 1 / c) * (2.0 if c == 1 and pixels > 8 else 1.0) / (min(c * pixels, 12) / 12)
 
 
 def _loads_for_sums(tile: tuple[int, int, int], most: int, by_channel: bool) -> float:
-    """Return what a tile of sums loads for a multiplication; `most` sums fit into registers.
+    """Return the loads of a tile per multiplication; `most` sums fit into registers.
 
-    A value of the image is in the nearest cache, weights come from the next, each block of channels from a place of its
-    own. Too few sums do not hide the latency of a multiplication, too many leave no registers for operands.
+    Image values come from the L1 cache, weights from L2, each block of channels from its own address. Too few sums do
+    not hide the latency of a multiplication, too many leave no registers for operands.
     """
     c, h, w = tile
     held = c * h * w
@@ -206,12 +210,12 @@ def _loads_for_sums(tile: tuple[int, int, int], most: int, by_channel: bool) -> 
 
 
 def weight_bytes(schedule: Any, kernel: Kernel) -> int:
-    """Return the size of a convolution's weights, counted as float32."""
+    """Return the size of a convolution's weights as float32."""
     return _bytes_of(_regions(schedule, kernel)[-1])
 
 
 def image_bytes(schedule: Any, kernel: Kernel) -> int:
-    """Return the size of a convolution's image or of its output, of the larger, counted as float32."""
+    """Return the size of a convolution's input or output, whichever is larger, as float32."""
     *images, _ = _regions(schedule, kernel)
     return max(_bytes_of(image) for image in images)
 
@@ -226,32 +230,27 @@ def _bytes_of(region: Any) -> int:
     return 4 * math.prod(int(extent) for extent in region_buffer(region).shape)
 
 
-def decompose_sums(schedule: Any, block: Any, loop: Any) -> Any:
-    """Start the sums of a convolution before a loop; return the block that does it, which alone reads what they start
-    from.
-    """
+def decompose_init(schedule: Any, block: Any, loop: Any) -> Any:
+    """Initialize the sums of a convolution before a loop; return the init block, which alone reads the bias."""
     init = schedule.decompose_reduction(block, loop)
-    if len(schedule.get(block).reads) > 3:  # sums, what they start from, image, weights
+    if len(schedule.get(block).reads) > 3:  # sums, bias, image, weights
         schedule.unsafe_hide_buffer_access(block, "read", [1])
     return init
 
 
-def steps_of(image: Any, axis: int, block: Any, variables: tuple[int, int]) -> list[int]:
-    """Return stride and dilation of a convolution along an axis: how far its image is moved along by an output, and by
-    a place of the filter.
+def stride_and_dilation(image: Any, axis: int, block: Any, variables: tuple[int, int]) -> list[int]:
+    """Return the stride and dilation of a convolution along an axis.
 
-    image: the region that the block reads; variables: of the block, of outputs and of the filter along the axis.
+    image: the region that the block reads; variables: indices of the block's axes of outputs and of the filter.
     """
     return linear_factors(image.region[axis].min, [block.iter_vars[index].var for index in variables])
 
 
 def tensorize_tile(schedule: Any, anchor: Any, intrinsic: str, start: str = "") -> None:
-    """Let the nine innermost loops of a convolution, four over outputs and five over what is summed, be one intrinsic,
-    behind the start of its sums.
+    """Tensorize the nine innermost loops of a convolution: four over outputs, five over the reduction.
 
-    start: the intrinsic that starts them; vectors of zeros where there is none.
-
-    What runs once is no part of the intrinsic: TVM drops such loops on one side of its comparison only.
+    start: the intrinsic that initializes the sums; vectors of zeros if it is empty. Unit loops are left out of the
+    intrinsic: TVM drops them on one side of its comparison only.
     """
     loops = schedule.get_loops(anchor)[-9:]
     sizes = extents(schedule, loops)
@@ -259,7 +258,7 @@ def tensorize_tile(schedule: Any, anchor: Any, intrinsic: str, start: str = "") 
     summed_once = [loop for loop, size in zip(loops[4:], sizes[4:], strict=True) if size == 1]
     inner = [loop for loop, size in zip(loops, sizes, strict=True) if size > 1]
     schedule.reorder(*once, *inner)
-    init = decompose_sums(schedule, anchor, [*summed_once, *inner][0])
+    init = decompose_init(schedule, anchor, [*summed_once, *inner][0])
     if start:
         starting = schedule.get_loops(init)[-sum(size > 1 for size in sizes[:4]) :]
         schedule.tensorize(starting[0], start)
@@ -268,11 +267,10 @@ def tensorize_tile(schedule: Any, anchor: Any, intrinsic: str, start: str = "") 
     schedule.tensorize(inner[0], intrinsic)
 
 
-def meaning_of_axes(names: str, sizes: Sequence[int]) -> dict[str, str]:
-    """Return what stands for the loops of an intrinsic in its meaning: an axis of one step has no loop, and 0 for its
-    index.
+def describe_axes(names: str, sizes: Sequence[int]) -> dict[str, str]:
+    """Return the parts of an intrinsic's description that depend on its axes; unit axes have no loop and the index 0.
 
-    names: a letter for each axis, four of outputs, and five of what is summed or none.
+    names: a letter for each axis, four of outputs, and five of the reduction or none.
     """
     axes = list(zip(names, sizes, "SSSSRRRRR"[: len(names)], strict=True))
     looped = [axis for axis in axes if axis[1] > 1]
@@ -285,16 +283,15 @@ def meaning_of_axes(names: str, sizes: Sequence[int]) -> dict[str, str]:
     }
 
 
-def distinct(knobs: list[Knobs]) -> list[Knobs]:
-    """Return the candidates without repetitions, in order."""
+def remove_duplicates(knobs: list[Knobs]) -> list[Knobs]:
+    """Return the candidates without duplicates, in order."""
     return list({tuple(sorted(k.items())): k for k in knobs}.values())
 
 
 def register_intrinsic(name: str, source: str, meaning: str, instructions: str, values: dict[str, Any]) -> str:
     """Register a tensor intrinsic with TVM and return its name.
 
-    source: TVMScript with {body} for the two bodies, which say what is computed and how; values: what its {names} stand
-    for.
+    source: TVMScript with {body} for the description and the implementation; values: replacements of its {names}.
     """
     from tvm.s_tir import TensorIntrin
 
@@ -304,10 +301,10 @@ def register_intrinsic(name: str, source: str, meaning: str, instructions: str, 
 
 
 def leaves_idle(tasks: int, threads: int) -> bool:
-    """Whether threads wait for too long for the last of them, each given as many neighbouring tasks."""
+    """Whether threads idle too long at the end, if each gets the same number of consecutive tasks."""
     return 1 - tasks / (threads * -(-tasks // threads)) > _MOST_IDLE
 
 
 def is_named_in(name: str, trace: str) -> bool:
-    """Whether a trace names an intrinsic, between quotes of either kind."""
+    """Whether a trace contains the name of an intrinsic, in single or double quotes."""
     return f'"{name}"' in trace or f"'{name}'" in trace

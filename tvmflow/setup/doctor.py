@@ -15,7 +15,7 @@ from tvmflow.config.params import TargetEntry
 from tvmflow.config.workspace import find_workspace
 from tvmflow.support.errors import TvmflowError, UsageError, first_line
 from tvmflow.toolchain.compilers import compiler_named, debian_package
-from tvmflow.toolchain.versions import installed
+from tvmflow.toolchain.versions import installed_version
 
 Level = Literal["ok", "warning", "broken"]
 # What was seen to work together; the reasons are in docs/limits.md.
@@ -71,10 +71,10 @@ def check_versions(versions: dict[str, str]) -> Iterator[Finding]:
 
 def _versions(root: Path | None) -> Iterator[Finding]:
     yield from check_versions(
-        {name: installed(name) for name in ("apache-tvm", "apache-tvm-ffi", "fastapi", "sqlalchemy")}
+        {name: installed_version(name) for name in ("apache-tvm", "apache-tvm-ffi", "fastapi", "sqlalchemy")}
     )
     for name in ("prefect", "mlflow", "dvc", "xgboost-cpu"):
-        found = installed(name)
+        found = installed_version(name)
         yield Finding(
             "broken" if found == "absent" else "ok", name, found, "pip install tvmflow" if found == "absent" else ""
         )
@@ -94,7 +94,7 @@ def _frameworks(root: Path | None) -> Iterator[Finding]:
         ("onnxruntime", "onnx"),
         ("ai-edge-litert", "tensorflow"),
     ):
-        found = installed(name)
+        found = installed_version(name)
         if found != "absent":
             yield Finding("ok", name, found)
         elif extra in wanted:
@@ -157,7 +157,7 @@ def _runtime() -> Iterator[Finding]:
         )
     except (TvmflowError, metadata.PackageNotFoundError) as error:
         yield Finding("broken", "TVM starts", first_line(error), "reinstall with constraints.txt")
-    missing = [name for name in ("tornado", "psutil", "cloudpickle") if installed(name) == "absent"]
+    missing = [name for name in ("tornado", "psutil", "cloudpickle") if installed_version(name) == "absent"]
     if missing:
         yield Finding("broken", "TVM RPC", f"without {', '.join(missing)}", "pip install 'apache-tvm[rpc]'")
 

@@ -31,7 +31,7 @@ from tvmflow.support.errors import (
     TvmflowError,
     UsageError,
 )
-from tvmflow.targets.probed_processors import DEVICE, recorded
+from tvmflow.targets.probed_processors import DEVICE, read_record
 from tvmflow.toolchain.compilers import compiler_named
 from tvmflow.toolchain.versions import version
 
@@ -53,7 +53,7 @@ def ask_processors(workspace: Workspace, cells: Collection[Cell]) -> dict[str, T
         try:
             ask_processor(entry, workspace.params.deploy.device_wait_s)
         except TvmflowError as error:
-            if recorded(entry) is None or not isinstance(error, DeviceError):
+            if read_record(entry) is None or not isinstance(error, DeviceError):
                 hint = f"attach the device once, what it says is kept; or name its processor with targets.{name}.mcpu"
                 why[name] = type(error)(
                     f"{error.found} (asked for mcpu: device)", error.expected, f"{error.hint}; {hint}"

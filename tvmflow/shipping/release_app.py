@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tvmflow.config.params import AppEntry
 from tvmflow.config.workspace import Workspace
-from tvmflow.devices.gpu.quarantine import quarantined
+from tvmflow.devices.gpu.quarantine import read_quarantine
 from tvmflow.shipping.bundle.manifest import Manifest
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.signing import keyid
@@ -95,7 +95,7 @@ def release_app(workspace: Workspace, order: Order, tell: Tell) -> AppRelease:
                 order.entry.gates,
             )
         ]
-        held = quarantined(workspace.root)
+        held = read_quarantine(workspace.root)
         for part in filter(lambda part: is_on_gpu(part.manifest), order.parts):
             judged += judge_gpu(part.cell, gpu_reasons(part.card, part.manifest, held))
         reasons = [*order.missing, *(one.reason for one in judged if not one.passed)]

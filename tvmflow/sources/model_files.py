@@ -14,7 +14,7 @@ from tvmflow.sources.data import datasets
 from tvmflow.sources.data.datasets import Samples, SplitSizes
 from tvmflow.sources.data.images import ImageRecipe, classes_of_files, image_files
 from tvmflow.sources.data.labels import BUILT_IN, read_labels
-from tvmflow.sources.data.preprocessing import normalized, recipe_for
+from tvmflow.sources.data.preprocessing import normalize_images, recipe_for
 from tvmflow.sources.weights import WeightFiles, factory_file, local_file
 from tvmflow.support.errors import SourceError
 
@@ -64,9 +64,9 @@ def image_recipe(model: ModelEntry) -> ImageRecipe:
     return recipe_for([tensor.shape for tensor in model.tensors.values()], model.preprocess)
 
 
-def prepared(x: Any, model: ModelEntry) -> Any:
+def prepare_images(x: Any, model: ModelEntry) -> Any:
     """Return images (N, C, H, W) as the model takes them: scale, mean and std of its entry, the dtype of its input."""
-    return normalized(x, model.preprocess, next(iter(model.tensors.values())).dtype)
+    return normalize_images(x, model.preprocess, next(iter(model.tensors.values())).dtype)
 
 
 def _folder_samples(model: ModelEntry, dataset: ImageFolder, root: Path, read_images: ReadImages) -> Samples:
@@ -79,7 +79,7 @@ def _folder_samples(model: ModelEntry, dataset: ImageFolder, root: Path, read_im
         raise SourceError(
             f"{len(files)} images take {size} bytes", f"at most {datasets.MAX_DATASET_BYTES}", "use fewer"
         )
-    return Samples((prepared(read_images(list(files.values()), recipe), model),), y)
+    return Samples((prepare_images(read_images(list(files.values()), recipe), model),), y)
 
 
 def samples_of(
@@ -98,7 +98,7 @@ def samples_of(
     else:
         raw = datasets.load_dataset(model.dataset, root)
         is_flipped = model.preprocess.channels == "BGR" and raw.x.ndim == 4 and raw.x.shape[1] == 3
-        ready = Samples((prepared(raw.x[:, ::-1] if is_flipped else raw.x, model),), raw.y)
+        ready = Samples((prepare_images(raw.x[:, ::-1] if is_flipped else raw.x, model),), raw.y)
     datasets.check_fits(ready, [t.shape for t in tensors.values()], f"data set {model.dataset}")
     split = datasets.split(ready, sizes)
     return {"train": split.train, "calibration": split.calibration, "evaluation": split.evaluation}

@@ -1,1 +1,1 @@
-"""What a target is, resolved for this machine."""
+"""Targets resolved for this machine, and the features of their processors."""

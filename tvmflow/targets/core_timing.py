@@ -1,7 +1,7 @@
-"""What a core does in a cycle: the few numbers by which schedules are ranked where there is no device to measure them.
+"""Describe the throughput of CPU cores, to rank schedules without a device.
 
-Rounded from the vendors' optimization guides and own measurements; a core that is not named counts as one of its
-architecture and vectors. They rank schedules of one kernel against each other and predict no times.
+The numbers are rounded from the vendors' optimization guides and our measurements; an unknown core counts as a typical
+one of its architecture and vector width. They rank schedules of one kernel and predict no times.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from tvmflow.targets.resolve import ResolvedTarget
 
 @dataclass(frozen=True)
 class Core:
-    """issue: instructions in a cycle; width: bytes of its vector units and ports; multiply_adds, loads, stores: of that
-    width in a cycle; latency: cycles until a sum can be added to again. l1, l2: bytes; l2_bytes, far_bytes: in a cycle
-    from L2, and from behind it. ghz: its usual clock.
+    """The throughput of a core.
+
+    issue: instructions per cycle; width: bytes of its vector units and ports; multiply_adds, loads, stores: of that
+    width per cycle; latency: cycles until a sum is available to the next addition. l1, l2: bytes; l2_bytes, far_bytes:
+    bytes per cycle from L2, and from beyond. ghz: typical clock.
     """
 
     issue: float

@@ -1,5 +1,6 @@
-"""Which cores an Arm device has, by the numbers in its /proc/cpuinfo: names that `mcpu` may have. Knows nothing of how
-it is reached.
+"""Map the core numbers in an Arm device's /proc/cpuinfo to LLVM's names, the values of `mcpu`.
+
+It is independent of the connection to the device.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ _NUMBERS = re.compile(r"^CPU (implementer|part)\s*: (0x[0-9a-fA-F]{1,8})\s*$", r
 
 
 def core_of(midr: str) -> str:
-    """Return the name of a core by its register MIDR_EL1 in hexadecimal, numbers for one without a name, "" for what is
-    no number.
+    """Return the name of a core by its register MIDR_EL1 in hexadecimal; numbers if it has no name, "" for invalid
+    text.
     """
     try:
         register = int(midr, 16)
@@ -71,9 +72,7 @@ def core_of(midr: str) -> str:
 
 
 def cores_of(cpuinfo: str) -> str:
-    """Return the cores in their order, as "4 cortex-a55, 4 cortex-a76"; numbers for a core without a name, "" for none
-    that is told.
-    """
+    """Return the cores in order, as "4 cortex-a55, 4 cortex-a76"; numbers for unnamed cores, "" if none is listed."""
     implementer, names = 0, []
     for what, number in _NUMBERS.findall(cpuinfo):
         if what == "implementer":

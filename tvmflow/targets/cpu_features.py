@@ -1,7 +1,6 @@
-"""What a CPU can do, from its LLVM name: vector registers and extensions. The one place that schedules ask.
+"""Determine vector registers and instructions of a CPU from its LLVM name, for all schedules.
 
-Extensions come from LLVM's table of processors, so that they hold for boards that are not at hand; nothing is asked of
-the machine that compiles.
+Features come from LLVM's table of processors, so that they hold for absent boards; the compiling machine is not probed.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from tvmflow.targets.resolve import Processor, ResolvedTarget
 from tvmflow.toolchain.triples import ARM32
 
 _TILES = {"avx512f", "amx-tile"}
-# Names of LLVM's that mean other instructions in 32-bit Arm, 16 registers of four lanes: as neon32, which no schedule
-# writes by itself.
+# LLVM's names that mean other instructions in 32-bit Arm (16 registers of four lanes): renamed to neon32 etc., which no
+# schedule uses explicitly.
 _OTHER_IN_ARM32 = frozenset(("neon", "dotprod", "i8mm", "bf16", "fullfp16"))
 _DOTS = (
     ("vnni", {"avx512vnni", "avx512bw", "avx512f"}),
@@ -38,16 +37,16 @@ TILES_FOR = {
     "uint8": "amx-int8",
     "int8": "amx-int8",
     "bfloat16": "amx-bf16",
-}  # type of the values -> name among the dots
+}  # type of the values -> name of the instruction in `dots`
 PAIRS_FOR = {
     "uint8": "i8mm",
     "int8": "i8mm",
     "bfloat16": "bf16",
-}  # the same, of products of two pixels x two channels (arm64)
+}  # the same for matrix multiply-accumulates of two pixels x two channels (arm64)
 
 
 _Vectors = tuple[int, int, int, Literal["uint8", "int8"]]
-# Architecture, feature -> lanes, registers, l2_bytes, activations of CpuFeatures; the first that fits.
+# Architecture, feature -> lanes, registers, l2_bytes, activations of CpuFeatures; the first match counts.
 _VECTORS: tuple[tuple[str, str, _Vectors], ...] = (
     ("x86_64", "avx512f", (16, 32, 1 << 20, "uint8")),
     ("x86_64", "avx2", (8, 16, 1 << 19, "uint8")),
@@ -58,17 +57,18 @@ _VECTORS: tuple[tuple[str, str, _Vectors], ...] = (
 )
 
 
-INTEGER_DOT = "integer_dot"  # key of a GPU's target
+INTEGER_DOT = "integer_dot"  # key in a GPU's target
 
 
 @dataclass(frozen=True)
 class CpuFeatures:
-    """lanes: float32 values in a vector register; registers: how many of them; l2_bytes: size of a core's own L2.
+    """The features of a CPU that schedules depend on.
 
-    dots: instructions that multiply: int8_dot4 by vnni, avxvnni, dotprod, i8mm; int16_dot2 by madd512, madd256,
-    madd128; bf16_dot2 by avx512bf16, bf16; matrix tiles by amx-int8, amx-bf16; products of pairs by i8mm, bf16; those
-    by a lane of a register by neon, fp16 too. activations: dtype of 8-bit values that it multiplies fastest by int8
-    weights: until i8mm arm64 has no instruction for uint8 times int8.
+    lanes: float32 values in a vector register; registers: their number; l2_bytes: of a core's own L2. dots:
+    multiplication instructions: int8_dot4 by vnni, avxvnni, dotprod, i8mm; int16_dot2 by madd512, madd256, madd128;
+    bf16_dot2 by avx512bf16, bf16; AMX tiles by amx-int8, amx-bf16; matrix multiply-accumulate by i8mm, bf16; multiply
+    by a lane of a register by neon, and fp16. activations: 8-bit dtype that is fastest with int8 weights: arm64 has no
+    instruction for uint8 times int8 before i8mm.
     """
 
     lanes: int
@@ -79,19 +79,19 @@ class CpuFeatures:
     activations: Literal["uint8", "int8"] = "uint8"
 
     def accumulators(self, block: int, spare: int = 3) -> int:
-        """Return how many vectors of `block` float32 values stay in registers, some spared for operands."""
+        """Return how many vectors of `block` float32 values fit into registers, less `spare` for operands."""
         return max((self.registers - spare) * self.lanes // max(block, self.lanes), 1)
 
     @property
     def broadcasts_in_registers(self) -> bool:
-        """Whether what is multiplied by all lanes is loaded into a register of its own: x86 without AVX-512, whose
-        multiplications read it from memory.
+        """Whether broadcast operands occupy a register: x86 without AVX-512, whose multiplications read them from
+        memory.
         """
         return "madd128" in self.dots and self.registers < 32
 
     @property
     def channel_block(self) -> int:
-        """Return how many channels to lay side by side: a full register, and at least 8 where registers are narrow."""
+        """Return the number of channels to pack: a full register, at least 8."""
         return max(self.lanes, 8)
 
 
@@ -107,7 +107,7 @@ def features_of(mcpu: str, mtriple: str, mattr: tuple[str, ...]) -> frozenset[st
 
 
 def _features(target: Any) -> frozenset[str]:
-    """Return LLVM's features of a tvm.target.Target, none of what is no CPU."""
+    """Return LLVM's features of a tvm.target.Target; none for other targets than CPUs."""
     from tvm.target import codegen
 
     if not is_cpu(target):
@@ -119,24 +119,22 @@ def _features(target: Any) -> frozenset[str]:
 
 
 def is_cpu(target: Any) -> bool:
-    """Whether a tvm.target.Target is a CPU, with registers to be filled and instructions of its own."""
+    """Whether a tvm.target.Target is a CPU."""
     return str(target.kind.name) == "llvm"
 
 
-def takes_words(target: Any) -> bool:
-    """Whether a tvm.target.Target is a GPU that multiplies words of four int8; see backends/gpu.py."""
+def has_word_dot(target: Any) -> bool:
+    """Whether a tvm.target.Target is a GPU with dot products of words of four int8; see backends/gpu.py."""
     return INTEGER_DOT in {str(key) for key in target.keys}
 
 
-def sums_tiles(target: Any, dtype: str) -> bool:
-    """Whether the processor of a tvm.target.Target multiplies tiles of int8 or bfloat16 values."""
+def has_amx(target: Any, dtype: str) -> bool:
+    """Whether the processor of a tvm.target.Target has AMX for int8 or bfloat16 values."""
     return TILES_FOR.get(dtype, "") in _dots(_features(target))
 
 
-def multiplies_pairs(target: Any, dtype: str) -> bool:
-    """Whether the processor of a tvm.target.Target multiplies two pixels by two channels of int8 or bfloat16 values at
-    once.
-    """
+def has_mmla(target: Any, dtype: str) -> bool:
+    """Whether the processor of a tvm.target.Target has matrix multiply-accumulates of int8 or bfloat16 (arm64)."""
     return PAIRS_FOR.get(dtype, "") in _dots(_features(target))
 
 
@@ -145,9 +143,7 @@ def _dots(features: frozenset[str]) -> tuple[str, ...]:
 
 
 def multiplies_by_lane(target: Any) -> bool:
-    """Whether the processor of a tvm.target.Target multiplies by a lane of a register (NEON), 32 registers of four
-    lanes.
-    """
+    """Whether the processor of a tvm.target.Target multiplies by a lane (arm64's NEON, 32 registers of four lanes)."""
     return "neon" in _features(target)
 
 
@@ -157,34 +153,36 @@ def has_wide_vectors(target: Any) -> bool:
 
 
 def looks_up_bytes(target: Any) -> bool:
-    """Whether the processor of a tvm.target.Target permutes any bytes of two registers of 64 (AVX512-VBMI)."""
+    """Whether the processor of a tvm.target.Target permutes bytes of two 64-byte registers (AVX512-VBMI)."""
     return "avx512vbmi" in _features(target)
 
 
 def only_widens(target: Any) -> bool:
-    """Whether the processor of a tvm.target.Target multiplies int8 into 16 bits, by NEON, and has no dot products."""
+    """Whether the processor of a tvm.target.Target has NEON, which multiplies int8 into 16 bits, but no
+    dot products.
+    """
     features = _features(target)
     return "neon" in features and not features & {"dotprod", "i8mm"}
 
 
 def only_multiplies_int16(target: Any) -> bool:
-    """Whether the processor of a tvm.target.Target sums products of int16 (x86), and has none of int8 (VNNI)."""
+    """Whether the processor of a tvm.target.Target has dot products of int16 (x86), but not of int8 (VNNI)."""
     dots = _dots(_features(target))
     return "madd128" in dots and not {"vnni", "avxvnni"} & set(dots)
 
 
 def computes_in_bfloat16(target: Any) -> bool:
-    """Whether the processor of a tvm.target.Target has bf16_dot2 and rounds to bfloat16 in one instruction."""
+    """Whether the processor of a tvm.target.Target has bf16_dot2 and an instruction that rounds to bfloat16."""
     return bool(_features(target) & {"avx512bf16", "bf16"})
 
 
 def activations_of(processor: Processor) -> Literal["uint8", "int8"]:
-    """Return the dtype of 8-bit values that a processor multiplies fastest by int8 weights."""
+    """Return the 8-bit dtype that is fastest with int8 weights on a processor."""
     return _vectors_of(processor)[-1]
 
 
 def cpu_features_of(target: ResolvedTarget) -> CpuFeatures:
-    """Return what the target's processor can do."""
+    """Return the features of the target's processor."""
     features = features_of(target.mcpu, target.mtriple, target.mattr)
     lanes, registers, l2_bytes, activations = _vectors_of(Processor(target.mcpu, target.mtriple, target.mattr))
     return CpuFeatures(lanes, registers, target.threads, l2_bytes, _dots(features), activations)

@@ -1,6 +1,4 @@
-"""From what a device says of its cores to LLVM's name of its processor, and the features that it has or lacks beside
-that.
-"""
+"""Map a device's cores and features to LLVM's processor name and additional attributes."""
 
 from __future__ import annotations
 
@@ -11,8 +9,7 @@ from tvmflow.targets.cpu_features import features_of
 from tvmflow.targets.processors import architecture_of
 from tvmflow.toolchain.versions import attributes_beside, known_processors
 
-# LLVM's features that code rests on, under the names that Linux has for them in /proc/cpuinfo. Kernels of phones hide
-# SVE.
+# LLVM's features that kernels depend on -> their names in /proc/cpuinfo. Kernels of phones hide SVE.
 _LINUX_NAMES = {
     "aarch64": {
         "dotprod": "asimddp",
@@ -31,13 +28,13 @@ _X86_LEVELS = (
     ("x86-64", ""),
 )
 _WITHOUT_NAME = {"aarch64": "generic", "armv7a": "cortex-a8"}
-_MACHINES = {"armv7a": ("armv7l", "armv8l", "aarch64")}  # of uname, where it is not the architecture's name
+_MACHINES = {"armv7a": ("armv7l", "armv8l", "aarch64")}  # names by uname, if other than the architecture's
 
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """machine: as uname has it, or an architecture of ours, "" for unknown; core: LLVM's name of the fastest, or
-    numbers; features: of /proc/cpuinfo.
+    """The facts of a device. machine: by uname, or our architecture, "" if unknown; core: LLVM's name of the fastest,
+    or numbers; features: of /proc/cpuinfo.
     """
 
     machine: str
@@ -46,8 +43,8 @@ class DeviceFacts:
 
 
 def processor_from(facts: DeviceFacts, mtriple: str) -> tuple[str, tuple[str, ...]]:
-    """Return LLVM's name of a processor and its attributes beside that. Raises WrongProcessorError where the triple is
-    for another.
+    """Return LLVM's name of a processor and additional attributes. Raises WrongProcessorError if the triple does not
+    match.
     """
     architecture = architecture_of(mtriple)
     if facts.machine and facts.machine not in (architecture, *_MACHINES.get(architecture, ())):

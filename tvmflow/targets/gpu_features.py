@@ -1,26 +1,26 @@
-"""What kinds of GPUs schedules know, a row each: few numbers by which candidates are ordered; none predicts a time."""
+"""List the kinds of GPUs and the features by which candidates are ordered; they predict no times."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-GPU_KINDS = ("opencl", "vulkan")  # of targets
+GPU_KINDS = ("opencl", "vulkan")  # kinds of targets
 
 
 @dataclass(frozen=True)
 class GpuFeatures:
-    """threads: as many fill it; warp: threads that run together; group: threads of a group that are tried first;
-    registers: float32 values of a thread.
+    """The features of a GPU that schedules depend on.
 
-    texels: Vulkan reads tensors of at most so many elements as buffers of texels; llvmpipe loads storage buffers lane
-    by lane. float16, opencl_float16: else Vulkan's shaders, or OpenCL's kernels, compute float16 in float32, and round
-    where they store. textures: OpenCL reads and writes tensors as images where it can. winograd: 3x3 convolutions of
-    float32 are computed by Winograd's algorithm where nothing is measured; the tuner tries it on all. integer_dot: APIs
-    by which int8 is multiplied in words, four products an instruction; kernels of OpenCL multiply one by one where the
-    driver has no such function, Vulkan's do not run there. subgroups: threads that share sums by Vulkan's subgroups,
-    where outputs are few and sums long: as many as a subgroup has; other sizes cost time, not outputs. 0: none do.
-    rows: what a row of a window reads is loaded once; else the tuner tries that later. Sources: vendors' optimization
-    guides and TFLite's delegate (work-groups by vendor); software drivers, measured.
+    threads: number that fills the GPU; warp: threads that run together; group: threads of a workgroup that are tried
+    first; registers: float32 values of a thread. texels: Vulkan reads tensors of at most so many elements as texel
+    buffers; llvmpipe loads storage buffers lane by lane. float16, opencl_float16: otherwise Vulkan shaders, or OpenCL
+    kernels, compute float16 in float32 and round when they store. textures: OpenCL stores tensors as images if
+    possible. winograd: unmeasured 3x3 convolutions of float32 use Winograd's algorithm; the tuner tries it on all.
+    integer_dot: APIs that multiply int8 by dot products of words; OpenCL kernels multiply separately if the driver
+    lacks the function, Vulkan's do not run there. subgroups: threads that share reductions by Vulkan's subgroups for
+    few outputs of long sums: the size of a subgroup; other sizes cost time only. 0: none. rows: a row of the window is
+    loaded once; otherwise the tuner tries that later. Sources: vendors' optimization guides and TFLite's delegate
+    (workgroups by vendor); software drivers were measured.
     """
 
     threads: int

@@ -1,7 +1,7 @@
-"""What devices said that their processors are, for targets with `mcpu: device`: kept in the cache folder, so that a
-device need not stay attached.
+"""Remember the processors of devices for targets with `mcpu: device`, in the cache folder.
 
-Recipe keys have the name and not `device`: another phone with another processor compiles anew.
+A device need not stay attached. Recipe keys contain the processor's name instead of `device`, so that another phone
+with another processor is compiled for anew.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from tvmflow.toolchain.environments import cache_folder
 DEVICE = "device"
 
 
-def recorded(entry: TargetEntry) -> tuple[str, tuple[str, ...]] | None:
-    """Return LLVM's name of the processor of an entry's device, and where that differs from the name; None where it was
-    never asked.
-    """
+def read_record(entry: TargetEntry) -> tuple[str, tuple[str, ...]] | None:
+    """Return LLVM's name and attributes of the processor of an entry's device, None if it was never probed."""
     found = _known().get(_key(entry))
     if not isinstance(found, dict) or not isinstance(found.get("attributes"), list):
         return None
@@ -29,7 +27,7 @@ def recorded(entry: TargetEntry) -> tuple[str, tuple[str, ...]] | None:
 
 
 def record(entry: TargetEntry, mcpu: str, attributes: tuple[str, ...]) -> None:
-    """Keep what the device of an entry said."""
+    """Store the processor of an entry's device."""
     path = _path()
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):

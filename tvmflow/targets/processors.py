@@ -1,6 +1,6 @@
-"""Which processors can be compiled for: names are checked here before LLVM sees them.
+"""Check names of processors, triples and features before LLVM reads them.
 
-LLVM takes what it does not know for its generic processor and goes on; from some triples it crashes.
+LLVM replaces unknown names by its generic processor; some triples crash it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ _VENDORS = ("unknown", "pc", "none", "redhat", "alpine")
 _LEVEL = r"(2[1-9]|[3-9]\d)?"
 _SYSTEM = rf"linux-(gnu|musl|android{_LEVEL})"
 _SYSTEM_ARM32 = rf"linux-(gnueabihf|musleabihf|androideabi{_LEVEL})"
-_NEEDED = {"x86_64": "sse2", "aarch64": "neon", "armv7a": "neon"}  # what vectors of the architecture rest on
+_NEEDED = {
+    "x86_64": "sse2",
+    "aarch64": "neon",
+    "armv7a": "neon",
+}  # the feature that vectors of the architecture depend on
 
 
 def check_processor(mcpu: str, mtriple: str, mattr: Iterable[str]) -> None:
-    """Raise UsageError unless LLVM knows the architecture, the processor and its features."""
+    """Raise UsageError if LLVM does not know the architecture, the processor or its features."""
     architecture = architecture_of(mtriple)
     cpus, features = known_processors(architecture)
     if mcpu not in cpus:
@@ -29,7 +33,7 @@ def check_processor(mcpu: str, mtriple: str, mattr: Iterable[str]) -> None:
         where = f"; it is one of {', '.join(others)}" if others else ""
         raise UnknownNameError(
             f"mcpu {mcpu!r}: LLVM knows no such {architecture} processor{where}",
-            _like(mcpu, cpus),
+            _suggest(mcpu, cpus),
             "correct mcpu: of the target, or mtriple:",
         )
     for attribute in mattr:
@@ -41,7 +45,7 @@ def check_processor(mcpu: str, mtriple: str, mattr: Iterable[str]) -> None:
         if name not in features:
             raise UnknownNameError(
                 f"mattr {attribute!r}: LLVM knows no such feature of {architecture}",
-                _like(name, features),
+                _suggest(name, features),
                 "correct mattr: of the target",
             )
         if name == _NEEDED[architecture] and attribute[0] == "-":
@@ -49,7 +53,7 @@ def check_processor(mcpu: str, mtriple: str, mattr: Iterable[str]) -> None:
 
 
 def architecture_of(mtriple: str) -> str:
-    """Return the architecture of a triple. Raises UsageError unless it is one that kernels are scheduled for."""
+    """Return the architecture of a triple. Raises UsageError if there are no schedules for it."""
     name, _, rest = mtriple.partition("-")
     if name not in ARCHITECTURES:
         raise UnknownNameError(
@@ -72,8 +76,8 @@ def _closest(name: str, known: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(name.lstrip("+-"), sorted(known), 1)), min(known))
 
 
-def _like(name: str, known: frozenset[str]) -> str:
-    """Return the names that are meant, probably; all of them where none is near."""
+def _suggest(name: str, known: frozenset[str]) -> str:
+    """Return a hint with the names that are probably meant; all of them if none is similar."""
     close = difflib.get_close_matches(name, sorted(known), 3, 0.6)
     if not close:
         return f"one of {', '.join(sorted(known))}"

@@ -1,5 +1,6 @@
-"""A target as the compiler gets it: nothing in it is left to be guessed later. Its backend made it, from a row of
-params.yaml.
+"""Resolve a target of params.yaml to concrete values for the compiler.
+
+Its backend resolves it; nothing is left to be guessed later.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from typing import Any, NoReturn
 
 from tvmflow.config.params import TargetEntry
 from tvmflow.support.errors import UsageError
-from tvmflow.targets.probed_processors import DEVICE, recorded
+from tvmflow.targets.probed_processors import DEVICE, read_record
 from tvmflow.toolchain.compilers import Command, compiler_named
 from tvmflow.toolchain.triples import ARM32, triple_of
 from tvmflow.toolchain.versions import probe
 
-# What of a target's entry decides what is compiled: all but how its device is reached.
+# The fields of a target's entry that affect the code: all but the connection to its device.
 TARGET_READS = tuple(f"targets.{{target}}.{name}" for name in TargetEntry.model_fields if name != "device")
 
 
 @dataclass(frozen=True)
 class Processor:
-    """LLVM's name of a processor, the triple that is compiled for, and features beyond or below the name's."""
+    """LLVM's name of a processor, the target triple, and features that differ from the name's."""
 
     mcpu: str
     mtriple: str
@@ -29,28 +30,28 @@ class Processor:
 
 
 def processor_of(entry: TargetEntry) -> Processor:
-    """Return the processor of a target without 'host', 'device' or defaults. Raises UsageError where a device was never
-    asked.
+    """Return the processor of a target without 'host', 'device' or defaults. Raises UsageError if a device was never
+    probed.
     """
     mcpu, attributes = entry.mcpu, tuple[str, ...]()
     if mcpu == "host":
         mcpu, attributes = host_processor()
     elif mcpu == DEVICE:
-        mcpu, attributes = recorded(entry) or _never_asked(entry)
+        mcpu, attributes = read_record(entry) or _fail_unprobed(entry)
     return Processor(mcpu, entry.mtriple or f"{platform.machine()}-linux-gnu", (*attributes, *entry.mattr))
 
 
-def _never_asked(entry: TargetEntry) -> NoReturn:
+def _fail_unprobed(entry: TargetEntry) -> NoReturn:
     raise UsageError(
-        f"mcpu: device, and the device {entry.device.key!r} was never asked what it is",
-        "the device once: what it says is kept",
-        "'tvmflow run CELL' and 'tvmflow device probe TARGET' ask it; or name its processor with mcpu:",
+        f"mcpu: device, and the device {entry.device.key!r} was never probed",
+        "a probe of the device: its result is stored",
+        "'tvmflow run CELL' and 'tvmflow device probe TARGET' probe it; or name its processor with mcpu:",
     )
 
 
 @dataclass(frozen=True)
 class ResolvedTarget:
-    """A target without 'host' or defaults. kind: its backend; options: what that backend alone understands, as JSON."""
+    """A target without 'host' or defaults. kind: its backend; options: of that backend, as JSON."""
 
     kind: str
     mcpu: str
@@ -67,22 +68,20 @@ class ResolvedTarget:
 
     @property
     def runs_here(self) -> bool:
-        """Whether this machine can execute the library, as far as the architecture goes; Android's needs another C
-        library.
-        """
+        """Whether this machine can execute the library, by architecture; Android's needs another C library."""
         triple = triple_of(self.mtriple)
         return triple.architecture == platform.machine() and triple.system != "android"
 
     @property
     def compiler(self) -> Command:
-        """Return how the target's compiler is called, which links too. Raises ToolchainError."""
+        """Return the command of the target's compiler, which also links. Raises ToolchainError."""
         return compiler_named(self.cc).command(self.mtriple)
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "mattr": list(self.mattr)}
 
     def tvm_target(self) -> Any:
-        """Return the tvm.target.Target of its CPU, where the network's main function runs; its host is itself."""
+        """Return the tvm.target.Target of its CPU, which runs the network's main function; its host is itself."""
         import tvm
 
         options: dict[str, Any] = {
@@ -94,7 +93,7 @@ class ResolvedTarget:
         if self.mattr:
             options["mattr"] = list(self.mattr)
         triple = triple_of(self.mtriple)
-        if triple.architecture == ARM32:  # in which registers functions take floats
+        if triple.architecture == ARM32:  # calling convention of floats
             options["mfloat-abi"] = "soft" if triple.system == "android" else "hard"
         return tvm.target.Target(options, host=dict(options))
 
@@ -105,12 +104,12 @@ def from_json(data: dict[str, Any]) -> ResolvedTarget:
 
 
 def host_target() -> ResolvedTarget:
-    """Return this machine as a target, two threads: for checks between stages, never for what is shipped."""
+    """Return this machine as a target with two threads, for checks between stages only."""
     mcpu, attributes = host_processor()
     return ResolvedTarget("llvm", mcpu, f"{platform.machine()}-linux-gnu", attributes, 2, "g++")
 
 
 def host_processor() -> tuple[str, tuple[str, ...]]:
-    """Return LLVM's name of this machine's processor, and where the processor differs from it."""
+    """Return LLVM's name of this machine's processor, and attributes that differ from it."""
     found = probe()
     return found["host_cpu"], tuple(found["host_attributes"].split(",")) if found["host_attributes"] else ()

@@ -158,7 +158,7 @@ def architecture_of_this_machine(refused: Refused) -> str:
     return host
 
 
-def made_folder(folder: Path, make: Callable[[Path], None], refused: Refused) -> Path:
+def make_folder(folder: Path, make: Callable[[Path], None], refused: Refused) -> Path:
     """Return a folder, filled beside its place by `make(folder)` and moved there when whole, by one process of all."""
     if folder.is_dir():
         return folder

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tvmflow.support.errors import DeviceError
 from tvmflow.support.files import digest_of
-from tvmflow.toolchain.debian_packages import Apt, architecture_of_this_machine, made_folder, release_of_this_machine
+from tvmflow.toolchain.debian_packages import Apt, architecture_of_this_machine, make_folder, release_of_this_machine
 from tvmflow.toolchain.environments import cache_folder
 
 # By release of Debian: versions are in the names of packages.
@@ -125,7 +125,7 @@ def software_drivers() -> SoftwareDrivers:
         shutil.rmtree(apt_folder)
         SoftwareDrivers(unfinished).name_libraries(folder)
 
-    return SoftwareDrivers(made_folder(folder, make, _refused))
+    return SoftwareDrivers(make_folder(folder, make, _refused))
 
 
 def _refused(why: str) -> DeviceError:

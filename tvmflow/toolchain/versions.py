@@ -107,7 +107,7 @@ def attributes_beside(features: set[str], cpu_lines: list[str]) -> str:
     return ",".join(f"{'-' if llvm in features else '+'}{llvm}" for llvm in differ)
 
 
-def lacking(features: set[str]) -> list[str]:
+def missing_features(features: set[str]) -> list[str]:
     """Return which of LLVM's features of a processor this machine lacks, of those that kernels rest on."""
     return [name[1:] for name in attributes_beside(features, _cpu_lines()).split(",") if name.startswith("-")]
 
@@ -156,7 +156,7 @@ def known_processors(architecture: str) -> tuple[frozenset[str], frozenset[str]]
     return cpus, features
 
 
-def installed(package: str) -> str:
+def installed_version(package: str) -> str:
     """Return the version of an installed package, or of another distribution of the same; 'absent' where there is
     none.
     """
@@ -182,7 +182,7 @@ def version(tool: str) -> str:
         return tool_version(tool[5:])
     if tool not in _PACKAGES:
         raise UnknownNameError(f"no tool {tool!r}", legal=[*_PACKAGES, "llvm", "codegen", "cc:NAME"])
-    return installed(_PACKAGES[tool])
+    return installed_version(_PACKAGES[tool])
 
 
 def versions(tools: tuple[str, ...]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""How much time tuning has: work that would end beyond it is not begun."""
+"""Limit the time of tuning: work that would not finish in time is not started."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 
 class Budget:
-    """Seconds from when it is made; 0: as many as it takes. now: a clock."""
+    """A time limit in seconds from construction; 0 means no limit. now: the clock."""
 
     def __init__(self, seconds: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self._now, self._started = seconds or math.inf, now, now()
 
     def left_s(self) -> float:
-        """Return how many seconds are left, infinity where there is no limit."""
+        """Return the remaining seconds, infinity without a limit."""
         return max(0.0, self._started + self.seconds - self._now())
 
     def has(self, seconds: float) -> bool:
-        """Say whether work of so many seconds ends within it."""
+        """Return whether work of this many seconds fits into the remaining time."""
         left_s = self.left_s()
         return left_s > 0 and left_s >= seconds

@@ -1,4 +1,4 @@
-"""Compare two ways to compute a whole network, on the device, in turns, and remember what came out."""
+"""Compare two configurations of a whole network on the device, interleaved, and record the result."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ import numpy as np
 from tvmflow.backends.backend import Backend
 from tvmflow.codegen.compile import schedule_lowered
 from tvmflow.codegen.lower import lower
-from tvmflow.codegen.network.link import Network, link_rpc, write_network
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.link import link_rpc, write_network
 from tvmflow.devices.restartable import Restartable
 from tvmflow.devices.session import DeviceSession, RemoteModel
-from tvmflow.evaluation.interleaved_timing import Contestant, TurnRules, ratio_of, sort_turns, take_turns
+from tvmflow.evaluation.interleaved_timing import TimedModel, TurnRules, classify_turns, measure_interleaved, ratio_of
 from tvmflow.evaluation.machine_state import Watch
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.relax.graph import TensorKind, read_graph
 from tvmflow.ir.tir.workloads import extract_workloads, kernel_keys
 from tvmflow.tuning.measure.jobs import OpenSession
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import OK, TuningRecord
 
-NETWORK = "network"  # the template of records of whole networks; their canary is the network they were compared with
+NETWORK = "network"  # template name of records of whole networks; canary_s is the time of the other network
 _ROUNDS, _TURN_S, _LEAST_RUNS = 15, 0.01, 4
-_MOST_S = 3.0  # of a form
+_MOST_S = 3.0  # of measurement per configuration
 _SETTLED_RUNS = 100
-_MOST_PROFILED = 1000  # runs at a time
+_MOST_PROFILED = 1000  # runs per profile
 
 
-class Form(NamedTuple):
-    """A way to compute a network. winograd: convolution key -> tile; schedules: workload key -> record; kernels without
-    one have their default.
+class NetworkConfig(NamedTuple):
+    """A configuration of a network. winograd: convolution key -> tile; schedules: workload key -> record. Kernels
+    without a record use their default schedule.
     """
 
     winograd: dict[str, int]
@@ -49,44 +50,44 @@ KernelTimes = dict[str, float]  # workload key -> seconds of a call
 
 
 class NetworkComparison:
-    """Opens a session when the first comparison is not known yet; use as a context manager. took_s: of the last that
-    was measured.
+    """Compare networks on a device; use as a context manager. A session is opened for the first unknown comparison.
 
-    watch: looks at the machine that the device is, None where nothing can.
+    took_s: duration of the last measurement. watch: observes the machine that computes, None where that is not
+    possible.
     """
 
     def __init__(
         self,
         packed: Any,
         backend: Backend,
-        journal: Journal,
+        tuning_log: TuningLog,
         folder: Path,
         open_session: OpenSession,
         watch: Watch | None = None,
     ) -> None:
-        self.packed, self.backend, self.journal = packed, backend, journal
+        self.packed, self.backend, self.tuning_log = packed, backend, tuning_log
         self._watch = watch
         self.folder, self.open_session = folder, open_session
         self.took_s = 0.0
         self._context: Any = None
         self._session: DeviceSession | None = None
         self._models: dict[str, Restartable] = {}
-        # The last ones are kept, since one of them is compared with the next; each may hold a copy of the weights.
+        # Only two are cached, since each may hold a copy of the weights.
         self._lowered = lru_cache(2)(lambda winograd: lower(packed, backend, winograd=json.loads(winograd)))
-        self._known = {r.workload: r for r in journal.known() if r.template == NETWORK}
+        self._known = {r.workload: r for r in tuning_log.known() if r.template == NETWORK}
 
     def __enter__(self) -> NetworkComparison:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        for kept in self._models.values():
-            kept.model.close()
+        for started in self._models.values():
+            started.model.close()
         self._models.clear()
         if self._context is not None:
             self._context.__exit__(*error)
 
-    def speedup(self, now: Form, other: Form) -> float:
-        """Return time with `now` over time with `other`."""
+    def speedup(self, now: NetworkConfig, other: NetworkConfig) -> float:
+        """Return the time with `now` divided by the time with `other`."""
         digest = _hash([self._digest(now), self._digest(other)])
         if digest not in self._known:
             started_s = time.monotonic()
@@ -96,9 +97,9 @@ class NetworkComparison:
         record = self._known[digest]
         return record.canary_s / record.median_s
 
-    def kernels(self, one: Form, two: Form) -> tuple[KernelTimes, KernelTimes]:
-        """Return what each kernel of two forms takes within the network, of turns; nothing where the device does not
-        tell it.
+    def kernels(self, one: NetworkConfig, two: NetworkConfig) -> tuple[KernelTimes, KernelTimes]:
+        """Return the kernel times of two configurations within the network; empty where the device does not report
+        them.
         """
         digests = [_hash([self._digest(one), self._digest(two), which]) for which in ("first", "second")]
         if not set(digests) <= set(self._known):
@@ -124,79 +125,77 @@ class NetworkComparison:
             trace=None,
             seconds=(two,),
             status=OK,
-            device_kind=self.journal.device_kind,
-            toolchain=self.journal.toolchain,
+            device_kind=self.tuning_log.device_kind,
+            toolchain=self.tuning_log.toolchain,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             canary_s=one,
             unit=self._session.unit,
             build=self._session.build,
         )
-        self.journal.add(record)
+        self.tuning_log.add(record)
         self._known[digest] = record
 
-    def _digest(self, form: Form) -> list[list[Any]]:
+    def _digest(self, form: NetworkConfig) -> list[list[Any]]:
         used = extract_workloads(self.lowered(form))
         return [[w.key, w.calls, form.schedules[w.key].knobs if w.key in form.schedules else None] for w in used]
 
-    def lowered(self, form: Form) -> Any:
-        """Return the network as a module of kernels."""
+    def lowered(self, form: NetworkConfig) -> Any:
+        """Return the network as an IRModule of kernels."""
         return self._lowered(json.dumps(form.winograd, sort_keys=True))
 
-    def _measure(self, now: Form, other: Form) -> tuple[float, float]:
-        """Return the times of two forms, in turns of one state of the machine."""
-        models = {"now": self.model(now), "other": self.model(other)}
-        taking = [Contestant(name, one.time_runs, place_anew=one.place_anew) for name, one in models.items()]
-        turns = take_turns(taking, TurnRules(_ROUNDS, _TURN_S, _LEAST_RUNS, _LEAST_RUNS), self._watch)
-        in_order = sort_turns(turns, self.backend.target.threads)
+    def _measure(self, now: NetworkConfig, other: NetworkConfig) -> tuple[float, float]:
+        """Return the interleaved times of two configurations, both in one state of the machine."""
+        networks = {"now": self.model(now), "other": self.model(other)}
+        models = [TimedModel(name, one.time_runs, relocate=one.relocate) for name, one in networks.items()]
+        turns = measure_interleaved(models, TurnRules(_ROUNDS, _TURN_S, _LEAST_RUNS, _LEAST_RUNS), self._watch)
+        in_order = classify_turns(turns, self.backend.target.threads)
         _, rounds, _ = ratio_of(in_order, "now", "other")
         one, two = (median(turns[name][at].median_s for at in rounds) for name in ("now", "other"))
         return one, two
 
-    def _profile(self, one: Form, two: Form) -> tuple[KernelTimes, KernelTimes]:
-        """Return what kernels take, the medians over rounds in which both forms were profiled in one state of the
-        machine.
-        """
+    def _profile(self, one: NetworkConfig, two: NetworkConfig) -> tuple[KernelTimes, KernelTimes]:
+        """Return the median kernel times over the rounds in which both ran in one state of the machine."""
         profiles: dict[str, list[KernelTimes]] = {"one": [], "two": []}
-        taking = []
+        models = []
         for name, form in (("one", one), ("two", two)):
             keys, model = kernel_keys(self.lowered(form)), self.model(form).model
             model.time_runs(
                 _SETTLED_RUNS
             )  # a network tries how many threads each kernel is worth, not while it is profiled
-            taking.append(Contestant(name, partial(_profiled, model, keys, profiles[name])))
-        turns = take_turns(taking, TurnRules(_ROUNDS, _TURN_S, _LEAST_RUNS, _LEAST_RUNS, _MOST_S), self._watch)
-        for name, taken in turns.items():  # those of the warm-up came before
+            models.append(TimedModel(name, partial(_profile_runs, model, keys, profiles[name])))
+        turns = measure_interleaved(models, TurnRules(_ROUNDS, _TURN_S, _LEAST_RUNS, _LEAST_RUNS, _MOST_S), self._watch)
+        for name, taken in turns.items():  # drop those of the warm-up
             profiles[name] = profiles[name][-len(taken) :]
         if not all(profiles["one"]) or not all(profiles["two"]):
             return {}, {}
-        _, rounds, _ = ratio_of(sort_turns(turns, self.backend.target.threads), "one", "two")
+        _, rounds, _ = ratio_of(classify_turns(turns, self.backend.target.threads), "one", "two")
         first, second = (
             {key: median(profiles[name][at][key] for at in rounds) for key in profiles[name][0]}
             for name in ("one", "two")
         )
         return first, second
 
-    def model(self, form: Form) -> Restartable:
-        """Return the network as a form says it, running on the device."""
+    def model(self, form: NetworkConfig) -> Restartable:
+        """Return the running network of a configuration; build and upload it first where necessary."""
         name = _hash(self._digest(form))
         if name not in self._models:
             if self._session is None:
                 self._context = self.open_session()
                 self._session = self._context.__enter__()
             assert self._session is not None
-            while len(self._models) > 1:  # each holds a copy of the weights
+            while len(self._models) > 1:  # each holds a copy of the weights on the device
                 oldest = next(iter(self._models))
                 self._models.pop(oldest).model.close()
                 self._library(oldest).unlink()
-            self._models[name] = Restartable(self._starting(self._session, form, self._library(name)))
-        self._models[name] = self._models.pop(name)  # the last that was used
+            self._models[name] = Restartable(self._make_starter(self._session, form, self._library(name)))
+        self._models[name] = self._models.pop(name)  # most recently used
         return self._models[name]
 
     def _library(self, name: str) -> Path:
         return self.folder / f"network-{name}.so"
 
-    def _starting(self, session: DeviceSession, form: Form, library: Path) -> Callable[[], RemoteModel]:
-        """Build a form to a file; return what starts it."""
+    def _make_starter(self, session: DeviceSession, form: NetworkConfig, library: Path) -> Callable[[], RemoteModel]:
+        """Build a configuration to a file and return a function that starts it."""
         records = {key: {"trace": record.trace} for key, record in form.schedules.items()}
         scheduled = schedule_lowered(self.lowered(form), self.backend, records)
         graph, target = read_graph(self.packed), self.backend.target
@@ -208,7 +207,7 @@ class NetworkComparison:
         write_network(library, scheduled, Network("network", inputs, names, target.threads), target.compiler)
         if session.has_tvm and not (self.folder / "rpc.so").exists():
             link_rpc(self.folder / "rpc.so", target.compiler)
-        arrays = [_filled(kind) for kind in graph.inputs.values()]
+        arrays = [_input_array(kind) for kind in graph.inputs.values()]
 
         def start() -> RemoteModel:
             model = session.network(session.upload(library), self.folder, outputs)
@@ -219,12 +218,11 @@ class NetworkComparison:
         return start
 
 
-def _profiled(model: RemoteModel, keys: Mapping[str, str], profiles: list[KernelTimes], count: int) -> list[float]:
-    """Profile so many runs, behind one that brings back what another form drove out of the caches; return the time of a
-    run as often.
+def _profile_runs(model: RemoteModel, keys: Mapping[str, str], profiles: list[KernelTimes], count: int) -> list[float]:
+    """Profile `count` runs after one that refills the caches; return the mean time of a run, `count` times.
 
-    profiles: gets what a call of each kernel took, nothing where the device does not tell it. keys: kernel -> workload
-    key.
+    profiles: gets the time per call of each kernel, nothing where the device does not report it. keys: kernel ->
+    workload key.
     """
     count = min(count, _MOST_PROFILED)
     model.invoke()
@@ -242,8 +240,8 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]
 
 
-def _filled(kind: TensorKind) -> Any:
-    """Return an input: integers may be places in a table whose size nobody knows here, so they are zero."""
+def _input_array(kind: TensorKind) -> Any:
+    """Return an input array; integers are zero, since they may be indices into a table of unknown size."""
     if not kind.dtype.startswith("float"):
         return np.zeros(kind.shape, kind.dtype)
     return np.random.default_rng(0).standard_normal(kind.shape).astype(kind.dtype)

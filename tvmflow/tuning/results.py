@@ -1,4 +1,4 @@
-"""What tuning leaves: the small file that build reads, the curve, the table of the kernels, and what it cost."""
+"""Write the results of tuning: best records for build, the curve, the kernel table, and the cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tvmflow.tuning.records.record import Clock, TuningRecord
 from tvmflow.tuning.search.state import TuneReport, fastest_kernel
 
 _NOT_FOR_BUILD = ("created", "canary_s", "error", "unit", "build")
-_ENOUGH_TRIALS = 20  # fewer say nothing of what one takes
+_ENOUGH_TRIALS = 20  # fewer give no estimate of the time per trial
 
 
 def write_best(
@@ -26,9 +26,9 @@ def write_best(
     winograd: dict[str, int],
     part: list[dict[str, Any]] | None = None,
 ) -> None:
-    """Write the small file that build depends on: the best record of each workload, in a fixed order.
+    """Write best.json, which build reads: the best record of each workload in a fixed order.
 
-    part: the schedules of what the device computes beside kernels.
+    part: the schedules of what an accelerator computes.
     """
     records = [
         {key: value for key, value in asdict(best[w.key]).items() if key not in _NOT_FOR_BUILD} | {"calls": w.calls}
@@ -40,9 +40,7 @@ def write_best(
 
 
 def write_curve(path: Path, workloads: list[Workload], records: list[TuningRecord]) -> dict[str, float]:
-    """Write trial -> summed best time of the network's kernels, from the journal in its order. Returns first and
-    last.
-    """
+    """Write trial -> sum of the best kernel times, in the order of the log. Returns the first and last sum."""
     calls, clock = {w.key: w.calls for w in workloads}, Clock()
     best: dict[str, float] = {}
     rows: list[tuple[int, dict[str, float]]] = []
@@ -66,7 +64,9 @@ def write_curve(path: Path, workloads: list[Workload], records: list[TuningRecor
 
 
 def write_kernels(path: Path, used: list[Workload], report: TuneReport) -> dict[str, int]:
-    """Write one row per kernel of the network as it will be built, the costliest first. Returns origin -> kernels."""
+    """Write one row per kernel of the network that will be built, the most expensive first. Returns origin -> number of
+    kernels.
+    """
     searches = {search.workload.key: search for search in report.searches}
     peak = fastest_kernel(report.searches) / 1e9
     rows = []
@@ -98,8 +98,8 @@ def write_kernels(path: Path, used: list[Workload], report: TuneReport) -> dict[
     return {origin: sum(row["origin"] == origin for row in rows) for origin in ORIGINS}
 
 
-def costs(report: TuneReport) -> dict[str, Any]:
-    """Return what the search did and what it cost: device time, speed, failures, and what reuse saved."""
+def summarize_cost(report: TuneReport) -> dict[str, Any]:
+    """Return the statistics of the search: device time, throughput, failures, and the time saved by reuse."""
     per_trial = report.seconds / report.measured if report.measured >= _ENOUGH_TRIALS else 0.0
     counts = {name: getattr(report, name) for name in ("replayed", "lost", "slower", "searched", "duplicates")}
     return {
@@ -115,10 +115,10 @@ def costs(report: TuneReport) -> dict[str, Any]:
         "saved_s": per_trial * report.reused,
         "failures": dict(sorted(report.failures.items())),
         "units": dict(sorted(report.units.items())),
-        "devices_lost": report.fleet.lost,
-        "retried": report.fleet.retried,
-        "given_up": report.fleet.given_up,
-        "drifts": report.fleet.drifts,
-        "discarded": report.fleet.discarded,
-        "notes": report.fleet.notes[-20:],
+        "devices_lost": report.device_pool.lost,
+        "retried": report.device_pool.retried,
+        "given_up": report.device_pool.given_up,
+        "drifts": report.device_pool.drifts,
+        "discarded": report.device_pool.discarded,
+        "notes": report.device_pool.notes[-20:],
     }

@@ -1,4 +1,4 @@
-"""How to tune, as params.yaml says it: what of it can change the result, and what cannot. Imports nothing heavy."""
+"""Define the tuning settings of params.yaml: those that can change the result, and those that cannot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """The keys of `tune:` that can change which schedule is found to be the best."""
+    """The keys of `tune:` that can change which schedule is the best."""
 
     tuner: str
     loss: Literal["reg", "rank", "rank-binary"]
@@ -29,7 +29,7 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """The keys of `tune:` that cannot: how many devices and workers, how long to wait for them."""
+    """The keys of `tune:` that cannot change the result: numbers of devices and workers, timeouts."""
 
     devices: int
     build_workers: int

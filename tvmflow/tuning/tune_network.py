@@ -1,10 +1,10 @@
-"""Tune a whole network: its kernels, the kernels of other algorithms for its layers, and which of those to use."""
+"""Tune a network: its kernels, the kernels of alternative algorithms, and the choice between them."""
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,31 +16,38 @@ from tvmflow.ir.tir.workloads import Workload, extract_workloads, least_bytes
 from tvmflow.support.progress import Progress
 from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.choose_in_network import choose_in_network
-from tvmflow.tuning.compare_networks import Form, NetworkComparison
-from tvmflow.tuning.measure.jobs import FleetRules, OpenSession
+from tvmflow.tuning.compare_networks import NetworkComparison, NetworkConfig
+from tvmflow.tuning.measure.jobs import DevicePoolRules, OpenSession
 from tvmflow.tuning.measure.kernel_bench import MeasureRules
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.search.display import live_table
 from tvmflow.tuning.search.estimates import estimate_workloads
 from tvmflow.tuning.search.rules import SearchRules
 from tvmflow.tuning.search.search import tune
 from tvmflow.tuning.search.state import TuneReport, WorkloadSearch
 from tvmflow.tuning.settings import SearchLimits, SearchSettings
-from tvmflow.tuning.winograd_choice import Alternative, alternatives, carried, choose, settle, unmeasured
+from tvmflow.tuning.winograd_choice import (
+    Alternative,
+    choose_by_cost,
+    choose_by_kernel_time,
+    choose_by_network_time,
+    extend_to_buckets,
+    find_alternatives,
+)
 
-_COMPARE_AT_LEAST_S = 60.0  # without a limit of the stage
-_COMPARED = 2  # networks that the first comparison builds
-_BUILD_S, _LINK_S = 0.5, 2.0  # a kernel, before one was built; what a network takes beside its kernels
-_CACHED_BYTES = 1 << 20  # that a network's kernels read and write, of which the cache of a core keeps all
-_MARGIN = 1.3  # by which the search leaves more time than that: it has to end, too
-_MOST_OF_ALL = 0.5  # share of a limit above which no networks are compared
+_COMPARE_AT_LEAST_S = 60.0  # for comparing networks, if the stage has no time limit
+_COMPARED = 2  # networks built by the first comparison
+_BUILD_S, _LINK_S = 0.5, 2.0  # per kernel, before one was built; per network, beside its kernels
+_CACHED_BYTES = 1 << 20  # data of a network that fits into the cache of a core
+_MARGIN = 1.3  # safety factor on the time that the search leaves for the comparison
+_MOST_OF_ALL = 0.5  # share of the time limit above which networks are not compared
 
 
 @dataclass(frozen=True)
 class NetworkRules:
-    """winograd_max_error: dtype -> rounding error up to which a convolution may be computed by Winograd's algorithm.
+    """The rules of tuning a network. winograd_max_error: dtype -> largest rounding error of a Winograd convolution.
 
-    without_device: schedules are chosen by the static model. on_this_host: the device is this machine.
+    without_device: choose schedules by the static model. on_this_host: the device is this machine.
     """
 
     search: SearchRules
@@ -53,10 +60,10 @@ class NetworkRules:
 def network_rules(
     settings: SearchSettings, limits: SearchLimits, is_this_host: bool, has_tvm: bool = True
 ) -> NetworkRules:
-    """Return the rules of a search; a device that is this machine measures one kernel at a time, and builds none
+    """Return the rules of a search. A device that is this machine measures one kernel at a time and builds none
     meanwhile.
     """
-    fleet = FleetRules(
+    device_pool = DevicePoolRules(
         slots=1 if is_this_host else limits.devices,
         kernel_timeout_s=limits.kernel_timeout_s,
         session_s=limits.session_s,
@@ -77,7 +84,7 @@ def network_rules(
         build_workers=limits.build_workers,
         build_timeout_s=limits.build_timeout_s,
         overlap=not is_this_host,
-        fleet=fleet,
+        device_pool=device_pool,
         self_contained=not has_tvm,
         least_gain=settings.min_gain_per_minute,
     )
@@ -88,8 +95,8 @@ def network_rules(
 
 @dataclass(frozen=True)
 class TunedNetwork:
-    """winograd: convolution key -> tile; used: the workloads of the network as it will be built; tuned: how many
-    were.
+    """The result of tuning. winograd: convolution key -> tile; used: workloads of the final network; tuned: number of
+    tuned workloads.
     """
 
     report: TuneReport
@@ -102,119 +109,126 @@ def tune_network(
     networks: Sequence[Any],
     backend: Backend,
     rules: NetworkRules,
-    journal: Journal,
+    tuning_log: TuningLog,
     open_session: OpenSession,
     progress: Progress,
     budget: Budget | None = None,
 ) -> TunedNetwork:
-    """Tune every workload of a packed network, as far as the rules allow; without trials nothing is measured.
+    """Tune every workload of a packed network, as far as the rules allow; with 0 trials nothing is measured.
 
-    networks: the network, and the same at smaller sizes. Other algorithms are chosen by the first, since all share
-    their weights. budget: for all of it.
+    networks: the network, then its smaller buckets. Winograd is chosen for the first and shared by all, since they
+    share their weights. budget: for everything.
     """
     packed, *smaller = networks
     budget = budget or Budget()
     left_s = budget.left_s()
     base = extract_workloads(lower(packed, backend))
     smaller_used = [workload for other in smaller for workload in extract_workloads(lower(other, backend))]
-    workloads = _distinct([*base, *smaller_used])[: rules.max_workloads]
-    close_s = left_s - budget.left_s() if math.isfinite(left_s) else 0.0  # the same is done once more at the end
+    workloads = _deduplicate([*base, *smaller_used])[: rules.max_workloads]
+    final_s = left_s - budget.left_s() if math.isfinite(left_s) else 0.0  # the same work is repeated at the end
     report, winograd = TuneReport({}), {}
     if rules.without_device:
         with tempfile.TemporaryDirectory() as folder:
-            report.best = estimate_workloads(workloads, backend, rules.search, journal, Path(folder), progress, budget)
+            report.best = estimate_workloads(
+                workloads, backend, rules.search, tuning_log, Path(folder), progress, budget
+            )
     elif rules.search.trials:
-        # Whole networks are compared on the device; until build, what an accelerator computes is its slow definition
-        # there.
+        # Whole networks are compared on the device, but the part of an accelerator is slow reference code until build.
         bound = rules.winograd_max_error if backend.accelerator is None else {}
-        others = alternatives(packed, backend, base, bound)
-        forms = [
-            *others,
-            *(a for net in smaller for a in alternatives(net, backend, extract_workloads(lower(net, backend)), bound)),
-        ]
-        workloads = _distinct([*workloads, *(w for form in forms for w in form.added)])
+        others = find_alternatives(packed, backend, base, bound)
+        forms = [*others, *_alternatives_of(smaller, backend, bound)]
+        workloads = _deduplicate([*workloads, *(w for form in forms for w in form.added)])
         with tempfile.TemporaryDirectory() as folder, live_table(progress) as (watch, say):
             compares = bool(others) or (backend.is_cpu and backend.accelerator is None)
 
             def later(searches: Sequence[WorkloadSearch]) -> float:
                 took_s = _comparison_s(searches, len(base)) if compares else 0.0
-                return close_s + (_MARGIN * took_s if took_s <= _MOST_OF_ALL * budget.seconds else 0.0)
+                return final_s + (_MARGIN * took_s if took_s <= _MOST_OF_ALL * budget.seconds else 0.0)
 
+            place = Path(folder)
             report = tune(
-                workloads, open_session, backend, rules.search, journal, Path(folder), say, watch, others, budget, later
+                workloads, open_session, backend, rules.search, tuning_log, place, say, watch, others, budget, later
             )
             if compares:
                 say("comparing whole networks", 0, 0)
-                looks = host_watch(backend.target.threads) if rules.on_this_host and backend.is_cpu else None
-                with NetworkComparison(packed, backend, journal, Path(folder), open_session, looks) as comparison:
+                watch_of_host = host_watch(backend.target.threads) if rules.on_this_host and backend.is_cpu else None
+                with NetworkComparison(packed, backend, tuning_log, place, open_session, watch_of_host) as comparison:
                     is_small = sum(one.calls * least_bytes(one.function) for one in base) <= _CACHED_BYTES
                     first_s = _comparison_s(report.searches, len(base))
-                    has_time = _has_time(comparison, report, budget, close_s, first_s, is_small)
-                    winograd = _compared(comparison, others, report, unmeasured(packed, backend, bound), has_time)
+                    has_time = _has_time(comparison, report, budget, final_s, first_s, is_small)
+                    by_cost = choose_by_cost(packed, backend, bound)
+                    winograd = _choose_winograd(comparison, others, report, by_cost, has_time)
     else:
-        winograd = unmeasured(packed, backend, rules.winograd_max_error)
-    winograd = carried(winograd, packed, smaller)
+        winograd = choose_by_cost(packed, backend, rules.winograd_max_error)
+    winograd = extend_to_buckets(winograd, packed, smaller)
     used = extract_workloads(lower(packed, backend, winograd=winograd))
     for other in smaller:
-        used = _joined(used, extract_workloads(lower(other, backend, winograd=winograd)))
+        used = _merge_calls(used, extract_workloads(lower(other, backend, winograd=winograd)))
     return TunedNetwork(report, winograd, used, len(workloads))
 
 
-def _compared(
+def _alternatives_of(networks: Sequence[Any], backend: Backend, bound: Mapping[str, float]) -> Iterator[Alternative]:
+    for network in networks:
+        yield from find_alternatives(network, backend, extract_workloads(lower(network, backend)), bound)
+
+
+def _choose_winograd(
     comparison: NetworkComparison,
     others: list[Alternative],
     report: TuneReport,
-    counted: dict[str, int],
+    by_cost: dict[str, int],
     may_go_on: Callable[[], bool],
 ) -> dict[str, int]:
-    """Return the tiles of the fastest network; where the device tells what kernels take in it, the report's best become
-    those.
+    """Return the tiles of the fastest network. If the device reports kernel times, update the report's best records by
+    them.
     """
     if not may_go_on():
-        return choose(others, report.best)
-    by_kernel = comparison.backend.is_cpu  # what a GPU's kernels take is told of runs that wait for each
-    if by_kernel and (chosen := choose_in_network(comparison, others, report.best, counted, may_go_on)):
+        return choose_by_kernel_time(others, report.best)
+    by_kernel = comparison.backend.is_cpu  # kernel times of a GPU are measured with a wait after each kernel
+    if by_kernel and (chosen := choose_in_network(comparison, others, report.best, by_cost, may_go_on)):
         report.best = chosen.best
         return chosen.winograd
 
     def speedup(now: dict[str, int], other: dict[str, int]) -> float:
-        return comparison.speedup(Form(now, report.best), Form(other, report.best))
+        return comparison.speedup(NetworkConfig(now, report.best), NetworkConfig(other, report.best))
 
-    return settle(others, choose(others, report.best), report.best, speedup, may_go_on, counted)
+    return choose_by_network_time(
+        others, choose_by_kernel_time(others, report.best), report.best, speedup, may_go_on, by_cost
+    )
 
 
 def _comparison_s(searches: Sequence[WorkloadSearch], kernels: int) -> float:
-    """Return what the first comparison of networks of so many kernels takes, by what building one took."""
+    """Return the expected time of the first comparison, from the time to build a kernel."""
     built = sum(search.measured for search in searches)
     each_s = sum(search.build_s for search in searches) / built if built else _BUILD_S
     return _COMPARED * (_LINK_S + kernels * each_s)
 
 
 def _has_time(
-    comparison: NetworkComparison, report: TuneReport, budget: Budget, close_s: float, first_s: float, is_small: bool
+    comparison: NetworkComparison, report: TuneReport, budget: Budget, final_s: float, first_s: float, is_small: bool
 ) -> Callable[[], bool]:
-    """Return what says whether there is time to compare another network: it takes as long as the last one did.
+    """Return a function that returns whether there is time to compare another network, by the time of the last one.
 
-    is_small: it lies in the caches as its kernels alone do, so that one comparison with the default schedules is
-    enough.
+    is_small: the network fits into the caches, as its kernels alone do, so that one comparison with the default
+    schedules is enough.
     """
-    # No longer than the search itself: a network of 500 MB takes a minute to build and upload.
+    # At most as long as the search: a network of 500 MB takes a minute to build and upload.
     own = Budget(max(report.seconds, _COMPARE_AT_LEAST_S))
 
     def has_time() -> bool:
         if is_small and comparison.took_s:
             return False
-        return own.has(0.0) and budget.has((comparison.took_s or first_s) + close_s)
+        return own.has(0.0) and budget.has((comparison.took_s or first_s) + final_s)
 
     return has_time
 
 
-def _distinct(workloads: list[Workload]) -> list[Workload]:
+def _deduplicate(workloads: list[Workload]) -> list[Workload]:
     return list({workload.key: workload for workload in workloads}.values())
 
 
-def _joined(a: list[Workload], b: list[Workload]) -> list[Workload]:
-    """Return the workloads of both, with the calls of both."""
+def _merge_calls(a: list[Workload], b: list[Workload]) -> list[Workload]:
+    """Return the workloads of both lists, with summed calls."""
     calls = {workload.key: workload.calls for workload in b}
     summed = [replace(workload, calls=workload.calls + calls.pop(workload.key, 0)) for workload in a]
     return summed + [workload for workload in b if workload.key in calls]

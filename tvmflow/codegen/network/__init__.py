@@ -1,1 +1,1 @@
-"""network.so: memory plan, tables, runtime sources and linking of the self-contained library."""
+"""Linking of network.so, the self-contained library: memory plan, tables and runtime sources."""

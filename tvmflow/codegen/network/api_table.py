@@ -1,4 +1,4 @@
-"""The C source of a library's tables: the plan of each bucket, and the API table that the exported functions return."""
+"""Generate the C tables of a library: the plan of each bucket, and the API table."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _DTYPES = {
 }
 
 
-def tables(
+def write_tables(
     plan: Plan,
     network: Network,
     gpu: GpuExecutable | None = None,
     code: GpuCode | None = None,
     others: Sequence[BucketPlan] = (),
 ) -> str:
-    """Return the plan as C."""
+    """Return the C source of the plan and the API table."""
     kernels, arena, constants = len(plan.steps), arena_bytes(plan, others), constant_bytes(plan, others)
     lines = [
-        *plan_tables(plan, network, "plan", gpu, code, others),
+        *write_plan_tables(plan, network, "plan", gpu, code, others),
         f"const tvmflow_api plan_api = {{TVMFLOW_ABI_VERSION, sizeof(tvmflow_api), "
         f"{c_string(network.cell)}, {len(plan.inputs)}, {len(plan.outputs)}, "
         f"{kernels}, {network.threads}, {arena}, {constants},",
@@ -59,7 +59,7 @@ def tables(
     return "\n".join(lines) + "\n"
 
 
-def plan_tables(
+def write_plan_tables(
     plan: Plan,
     network: Network,
     name: str,
@@ -67,7 +67,7 @@ def plan_tables(
     code: GpuCode | None = None,
     others: Sequence[BucketPlan] = (),
 ) -> list[str]:
-    """Return the tables of one plan as C, under a name; that of the largest bucket is `plan`."""
+    """Return the tables of one plan as C, with a name; that of the largest bucket is `plan`."""
     kernels = sorted({step.kernel for step in plan.steps if step.program is None and step.launch is None})
     arguments = [at for step in plan.steps for at in step.given]
     starts = accumulate((len(step.arguments) for step in plan.steps), initial=0)
@@ -87,7 +87,7 @@ def plan_tables(
             "plan_step",
             "steps",
             (
-                f"{{{_function(step)}, {c_string(step.kernel)}, {start}, {len(step.arguments)}, "
+                f"{{{_function_pointer(step)}, {c_string(step.kernel)}, {start}, {len(step.arguments)}, "
                 f"{0 if step.program is None else step.program + 1}, {len(step.loops)}, loops + {first}}}"
                 for step, start, first in zip(plan.steps, starts, loops, strict=False)
             ),
@@ -105,7 +105,7 @@ def plan_tables(
         ),
         *([_table("char *const", "labels", map(c_string, network.labels))] if is_largest else ()),
         *(image_tables(image, plan.values[plan.inputs[0]].shape) if image else ()),
-        *_programs(plan),
+        *_program_tables(plan),
         *(gpu_tables(plan, gpu, code, c_string) if gpu and code else ()),
         *(size_tables(plan, sized, others) if sized else ()),
         f"const plan_tables {name} = {{values, arguments, steps, copies, inputs, outputs, plan_constants, "
@@ -116,13 +116,13 @@ def plan_tables(
     ]
 
 
-def _function(step: Step) -> str:
+def _function_pointer(step: Step) -> str:
     on_cpu = step.program is None and step.launch is None
     return f"__tvm_ffi_{step.kernel}" if on_cpu else "(plan_kernel)0"
 
 
-def _programs(plan: Plan) -> Iterable[str]:
-    """Return the tables of the accelerator's programs."""
+def _program_tables(plan: Plan) -> Iterable[str]:
+    """Yield the tables of the accelerator's programs."""
     rows = []
     for at, placed in enumerate(plan.programs):
         program, (image, code) = placed.program, (plan.memories[place] for place in (placed.image, placed.code))
@@ -139,7 +139,7 @@ def _programs(plan: Plan) -> Iterable[str]:
 
 
 def constant_bytes(plan: Plan, others: Sequence[BucketPlan] = ()) -> int:
-    """Return the bytes of all constants, each at its alignment; others: of smaller buckets."""
+    """Return the bytes of all constants with alignment; others: plans of smaller buckets."""
     plans = (plan, *(other.plan for other in others))
     return max((m.offset + m.size for one in plans for m in one.memories if m.place == "constant"), default=0)
 
@@ -162,7 +162,9 @@ def _value(at: int, value: Value, plan: Plan) -> str:
     _, code, bits = _DTYPES[value.dtype]
     offset = value.offset + (memory.offset if memory.place in ("constant", "arena") else 0)
     if offset % ALIGNMENT:
-        raise StageError(f"a value {offset} bytes into its memory", f"multiples of {ALIGNMENT}, which kernels rely on")
+        raise StageError(
+            f"a value at offset {offset} of its memory", f"a multiple of {ALIGNMENT}, which kernels require"
+        )
     return (
         f"{{PLAN_{memory.place.upper()}, {code}, {bits}, {len(value.shape)}, {memory.index}, {offset}, "
         f"shape{at}, strides{at}}}"
@@ -175,7 +177,7 @@ def _tensor(at: int, value: Value, name: str) -> str:
 
 def _table(kind: str, name: str, rows: Iterable[str]) -> str:
     found = list(rows)
-    # C has no empty arrays: one row that nobody reads.
+    # C has no empty arrays: add one unused row.
     body = ",\n  ".join(found) if found else "0" if kind in ("uint32_t", "char *const") else "{0}"
     return f"static const {kind} {name}[] __attribute__((unused)) = {{\n  {body}\n}};"
 

@@ -1,5 +1,6 @@
-"""What a library holds of a network that is compiled for several sizes: a plan for each, one set of weights, and tables
-of the sizes.
+"""Generate the C tables of a network that is compiled for several sizes.
+
+Each bucket has a plan of its own; all share one set of weights.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SizedOutputs:
-    """The sizes that a run of a network chooses, and the open axes of its outputs."""
+    """The sizes that a run chooses, and the dynamic axes of the outputs."""
 
     sizes: Sizes
     axes: tuple[Axis, ...]
@@ -30,9 +31,7 @@ class SizedOutputs:
 
 @dataclass(frozen=True)
 class Bucket:
-    """The network at smaller sizes than the largest; the names of its kernels are no other bucket's
-    (`RenameKernels`).
-    """
+    """The network at sizes smaller than the largest. `RenameKernels` makes the kernel names unique."""
 
     sizes: Numbers
     scheduled: Scheduled
@@ -44,9 +43,10 @@ class BucketPlan:
     plan: Plan
 
 
-def with_shared_constants(first: Plan, others: Sequence[BucketPlan]) -> list[BucketPlan]:
-    """Return the other plans with constants where the first has the same bytes, or an earlier one; the rest lies behind
-    them.
+def share_constants(first: Plan, others: Sequence[BucketPlan]) -> list[BucketPlan]:
+    """Return the plans of other buckets with constants at the offsets of equal bytes in the first or earlier plans.
+
+    New constants follow behind them.
     """
     places: dict[bytes, int] = {}
     end = 0

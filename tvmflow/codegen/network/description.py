@@ -1,4 +1,4 @@
-"""What a library without TVM says of itself."""
+"""Describe a network for its library without TVM."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tvmflow.frontends.source_model import TensorSpec
 
 @dataclass(frozen=True)
 class Network:
-    """What a library says of itself. cell: model@target:precision; threads: that it was tuned for; labels: of classes,
-    or none.
+    """The description of a network in its library.
 
-    image: how images become its input; None where it takes none. tolerance: error of an output that the precision
-    allows, relative to its spread. sized: what runs choose; None where all inputs have one shape.
+    cell: model@target:precision; threads: of the tuning; labels: of classes, or none. image: how images become its
+    input, None if it takes none. tolerance: error of an output that the precision allows, relative to its spread.
+    sized: the dynamic sizes, None if all inputs have one shape.
     """
 
     cell: str
@@ -30,12 +30,12 @@ class Network:
 
     @property
     def symbol(self) -> str:
-        """Return the exported function's name, which no other network of a process has."""
+        """Return the name of the exported function, unique in a process."""
         return "tvmflow_network_" + self._plain
 
     @property
     def soname(self) -> str:
-        """Return the name by which the linker of an app and the system's loader know the library."""
+        """Return the name by which linkers and loaders find the library."""
         return f"lib{self._plain}.so"
 
     @property

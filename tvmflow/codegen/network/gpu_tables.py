@@ -1,4 +1,4 @@
-"""The tables of a network that a GPU runs, in C, and its programs, in assembly."""
+"""Generate the C tables of a network on a GPU, and include its programs by assembly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tvmflow.codegen.network.plan import Plan
 from tvmflow.gpu_codegen.executable import Api, GpuCode, GpuExecutable
 from tvmflow.support.errors import StageError
 
-SOURCES = ("program_cache.c",)  # of runtime/gpu, beside those of the API
+SOURCES = ("program_cache.c",)  # of runtime/gpu, in addition to those of the API
 API_SOURCES: dict[Api, tuple[str, ...]] = {
     "opencl": ("opencl.c", "network_opencl.c"),
     "vulkan": ("vulkan.c", "network_vulkan.c", "network_vulkan_memory.c", "network_vulkan_programs.c"),
@@ -32,7 +32,7 @@ def sources_of(api: Api) -> Iterable[str]:
 
 
 def write_codes(folder: Path, gpu: GpuCode) -> str:
-    """Write all programs to files of a folder; returns the assembly that includes them."""
+    """Write all programs to files of a folder; return the assembly that includes them."""
     parts = []
     for at, code in enumerate(gpu.codes):
         (folder / f"gpu{at}.bin").write_bytes(code)
@@ -41,9 +41,7 @@ def write_codes(folder: Path, gpu: GpuCode) -> str:
 
 
 def gpu_tables(plan: Plan, gpu: GpuExecutable, code: GpuCode, c_string: Callable[[str], str]) -> Iterable[str]:
-    """Return the lines of C that say what the GPU does at each step. Raises StageError for a step that it does not
-    run.
-    """
+    """Yield the lines of C that describe the GPU's launches. Raises StageError for a step on the CPU."""
     yield '#include "network_gpu.h"'
     for at in range(len(code.codes)):
         yield f"extern const unsigned char plan_gpu_code{at}[];"

@@ -1,4 +1,4 @@
-"""The constant tables by which a library without TVM makes images its input; runtime/src/image.c reads them."""
+"""Generate the tables by which a library converts images to its input; runtime/src/image.c reads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from tvmflow.support.errors import StageError
 
 @dataclass(frozen=True)
 class ImageInput:
-    """How images become an input. values: what each value of a pixel becomes, (C, 256) in the input's dtype."""
+    """The conversion of images to an input. values: result for each value of a channel, (C, 256) in the
+    input's dtype.
+    """
 
     recipe: ImageRecipe
     values: NDArray[Any]

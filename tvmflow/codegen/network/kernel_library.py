@@ -1,4 +1,4 @@
-"""Link one scheduled kernel as a library without TVM: a network of one step, for devices that have none."""
+"""Link one scheduled kernel as a library without TVM: a network of one step, for devices without TVM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import link, runtime_objects
 from tvmflow.codegen.network.plan import Memory, Plan, Step, Value, launch_step
-from tvmflow.codegen.network.textures import textures_of
+from tvmflow.codegen.network.textures import choose_textures
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.gpu_codegen.executable import ALIGNMENT, Api, GpuExecutable
 from tvmflow.ir.relax.serialization import bytes_of
@@ -20,10 +20,9 @@ from tvmflow.toolchain.compilers import Command
 
 
 def write_kernel(path: Path, executable: Any, function: Any, target: ResolvedTarget) -> None:
-    """Link a kernel whose last parameter is its output. executable: of the function, compiled as `main`, for the CPU or
-    a GPU.
+    """Link a kernel whose last parameter is its output. executable: the compiled function `main`, for the CPU or a GPU.
 
-    Raises StageError where the compiler refuses, ToolchainError where it is absent.
+    Raises StageError if the compiler fails, ToolchainError if it is missing.
     """
     buffers = [buffer_of(function, parameter) for parameter in function.params]
     kinds = [(tuple(int(x) for x in b.shape), str(b.dtype)) for b in buffers if b is not None]
@@ -37,14 +36,14 @@ def write_kernel(path: Path, executable: Any, function: Any, target: ResolvedTar
     network = Network("kernel", inputs, ("output",), target.threads)
     gpu = executable if isinstance(executable, GpuExecutable) else None
     steps = _launches(gpu, memories, values) if gpu else [Step("main", tuple(range(len(kinds))), 1)]
-    textures = textures_of([one.size for one in memories], values, steps, (), gpu.may_be_images) if gpu else {}
+    textures = choose_textures([one.size for one in memories], values, steps, (), gpu.may_be_images) if gpu else {}
     plan = Plan(tuple(memories), tuple(values), tuple(steps), tuple(range(last)), (last,), (), (), textures=textures)
     runtime = _runtime(target.compiler, gpu.api if gpu else None)
     link(path, () if gpu else [executable.mod], plan, network, target.compiler, runtime, gpu)
 
 
 def _launches(gpu: GpuExecutable, memories: list[Memory], values: list[Value]) -> list[Step]:
-    """Return the launches of a kernel; memory of its own is added."""
+    """Return the launches of a kernel; add its temporary memory."""
     kernel, first, end = gpu.program.kernels["main"], len(values), 0
     for shape, dtype in kernel.own:
         memories.append(Memory("arena", bytes_of(shape, dtype), offset=end))
@@ -58,10 +57,10 @@ def _launches(gpu: GpuExecutable, memories: list[Memory], values: list[Value]) -
 
 @functools.cache
 def _runtime(compiler: Command, api: Api | None) -> tuple[Path, ...]:
-    """Return the runtime's objects, compiled once for a process."""
+    """Return the objects of the runtime, compiled once in a process."""
     folder = tempfile.TemporaryDirectory(prefix="tvmflow-runtime-")
     _FOLDERS.append(folder)
     return tuple(runtime_objects(Path(folder.name), compiler, api))
 
 
-_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []  # they end with the process
+_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []  # deleted when the process exits

@@ -1,8 +1,8 @@
-"""Link a network into one shared object without TVM: its kernels, its plan, its weights, and the runtime in C.
+"""Link a network into one shared object without TVM: kernels, plan, weights and the C runtime.
 
-The kernels are the objects of the executable that tuning and build made, byte for byte. The weights lie in a read-only
-section at a page's beginning, so that instances and processes share them. The file exports two names:
-`tvmflow_network`, and the same with the network's own name behind it; runtime/include/tvmflow.h says what they return.
+The kernels are the objects of the executable that tuning and build compiled, byte for byte. The weights are in a
+read-only section at a page boundary, so that instances and processes share them. The file exports two symbols:
+`tvmflow_network`, and the same with the network's own name as suffix; runtime/include/tvmflow.h documents them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 from tvmflow.backends.registry import simulated_driver
 from tvmflow.codegen.compile import Scheduled
-from tvmflow.codegen.network.api_table import arena_bytes, constant_bytes, plan_tables, tables
-from tvmflow.codegen.network.bucket_tables import Bucket, BucketPlan, with_shared_constants
+from tvmflow.codegen.network.api_table import arena_bytes, constant_bytes, write_plan_tables, write_tables
+from tvmflow.codegen.network.bucket_tables import Bucket, BucketPlan, share_constants
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.gpu_tables import sources_of, write_codes
 from tvmflow.codegen.network.plan import Plan
 from tvmflow.codegen.network.plan_reader import plan_of
 from tvmflow.codegen.network.runtime_sources import ABI_VERSION, RUNTIME, digest_of_runtime
-from tvmflow.codegen.parallel_codegen import LLVM_KINDS, side_by_side
+from tvmflow.codegen.parallel_codegen import LLVM_KINDS, run_in_threads
 from tvmflow.gpu_codegen.executable import ALIGNMENT as GPU_ALIGNMENT
 from tvmflow.gpu_codegen.executable import Api, GpuExecutable
 from tvmflow.support.errors import StageError
@@ -32,7 +32,7 @@ from tvmflow.support.runtime_binding import network_binding
 from tvmflow.toolchain.compiled_objects import compile_once
 from tvmflow.toolchain.compilers import Command
 
-_OBJECT_KINDS = (*LLVM_KINDS, "static_library")  # of TVM's modules: those that are written as an object file
+_OBJECT_KINDS = (*LLVM_KINDS, "static_library")  # kinds of TVM's modules that are written as object files
 _SOURCES = (
     "network.c",
     "device.c",
@@ -44,7 +44,7 @@ _SOURCES = (
     "sizes.c",
     "teams.c",
 )
-_PAGE = 16384  # bytes: Android's largest, and a multiple of all others'
+_PAGE = 16384  # bytes: the largest page size of Android, a multiple of all others
 _COMPILE = (
     "-x",
     "c",
@@ -79,9 +79,9 @@ _LINK = (
 def write_network(
     path: Path, scheduled: Scheduled, network: Network, compiler: Command, buckets: Sequence[Bucket] = ()
 ) -> dict[str, Any]:
-    """Write the shared object of a network; returns what its manifest says. Raises StageError where there can be none.
+    """Write the shared object of a network; return its manifest entries. Raises StageError if that is impossible.
 
-    buckets: the smaller ones of a network whose runs choose sizes, in the order of `Sizes.all`.
+    buckets: the smaller ones of a network with dynamic sizes, in the order of `Sizes.all`.
     """
     executable = scheduled.executable
     others: list[BucketPlan] = []
@@ -91,7 +91,7 @@ def write_network(
     else:
         plan = plan_of(scheduled.module, scheduled.backend.device_program)
         others = [BucketPlan(b.sizes, plan_of(b.scheduled.module, scheduled.backend.device_program)) for b in buckets]
-        others = with_shared_constants(plan, others)
+        others = share_constants(plan, others)
         kernels = [
             module for one in (scheduled, *(b.scheduled for b in buckets)) for module in one.executable.mod.imports
         ]
@@ -123,20 +123,20 @@ def link(
     gpu: GpuExecutable | None = None,
     others: Sequence[BucketPlan] = (),
 ) -> None:
-    """Link kernels, plan, weights and runtime. kernels: TVM's modules of them; runtime: its objects, where there are
-    any; gpu: that runs the plan; others: of smaller buckets, with whose constants the plan's are shared.
+    """Link kernels, plan, weights and runtime. Raises StageError if the compiler fails.
 
-    Raises StageError where the compiler refuses.
+    kernels: TVM's modules; runtime: compiled objects, if any; gpu: the executable that runs the plan; others: plans of
+    smaller buckets, with which the plan shares constants.
     """
     with tempfile.TemporaryDirectory(prefix="tvmflow-link-") as name:
         folder = Path(name)
         objects = kernel_objects(kernels, folder)
         write_constants(folder / "constants.bin", [plan, *(other.plan for other in others)])
         code = gpu.code(plan.widths) if gpu else None
-        (folder / "plan.c").write_text(tables(plan, network, gpu, code, others), encoding="ascii")
+        (folder / "plan.c").write_text(write_tables(plan, network, gpu, code, others), encoding="ascii")
         for at, other in enumerate(others):
             (folder / f"plan{at}.c").write_text(
-                "\n".join(plan_tables(other.plan, network, f"plan{at}")) + "\n", encoding="ascii"
+                "\n".join(write_plan_tables(other.plan, network, f"plan{at}")) + "\n", encoding="ascii"
             )
         assembly = (write_codes(folder, code) if code else "") + _ASSEMBLY.format(page=_PAGE, file="constants.bin")
         (folder / "constants.S").write_text(assembly, encoding="ascii")
@@ -159,12 +159,12 @@ def link(
 
 
 def runtime_objects(folder: Path, compiler: Command, gpu: Api | None = None) -> list[Path]:
-    """Compile the runtime to object files in a folder. gpu: the API by which a GPU is reached. Raises StageError where
-    the compiler refuses.
+    """Compile the runtime to object files in a folder. gpu: the API of a GPU. Raises StageError if the
+    compiler fails.
     """
     sources = [RUNTIME / "src" / source for source in _SOURCES]
     sources += [RUNTIME / "gpu" / source for source in (sources_of(gpu) if gpu else ())]
-    return side_by_side(lambda source: _compile_runtime(source, folder, compiler), sources)
+    return run_in_threads(lambda source: _compile_runtime(source, folder, compiler), sources)
 
 
 def _compile_runtime(source: Path, folder: Path, compiler: Command) -> Path:
@@ -186,8 +186,8 @@ def _compile(source: Path, folder: Path, compiler: Command) -> Path:
 
 
 def link_rpc(path: Path, compiler: Command) -> None:
-    """Link what lets TVM's RPC server run a library of this architecture. Raises StageError where the compiler
-    refuses.
+    """Link the library with which TVM's RPC server runs libraries of this architecture. Raises StageError if the
+    compiler fails.
     """
     arguments = _arguments([RUNTIME / "rpc" / "rpc.c", *sorted((RUNTIME / "measure").glob("*.c"))], path)
 
@@ -198,9 +198,7 @@ def link_rpc(path: Path, compiler: Command) -> None:
 
 
 def link_jni(path: Path, compiler: Command) -> None:
-    """Link the native part of the class tvmflow.Network; the compiler has to know jni.h. Raises StageError where it
-    refuses.
-    """
+    """Link the native part of the class tvmflow.Network; needs jni.h. Raises StageError if the compiler fails."""
     _run(compiler.line(*_arguments([RUNTIME / "jni" / "tvmflow_jni.c"], path), "-o", str(path)), path.parent)
 
 
@@ -210,15 +208,13 @@ def _arguments(sources: Sequence[Path], path: Path) -> list[str]:
         *(f"-I{RUNTIME / name}" for name in ("include", "src", "measure")),
         f"-ffile-prefix-map={RUNTIME}=runtime",
     ]
-    as_c = (word for source in sources for word in ("-x", "c", str(source)))  # g++ forgets it after one file
+    as_c = (word for source in sources for word in ("-x", "c", str(source)))  # g++ applies it to one file only
     compiled = ["-fvisibility=default", *as_c, "-x", "none"]
     return [*_COMPILE, *include, *compiled, *_LINK, f"-Wl,-soname,{path.name}", "-pthread", "-ldl"]
 
 
 class OpenedNetwork:
-    """A network in this process, opened by the binding that apps use; a Runner. Its accelerator, if it has one, is
-    simulated.
-    """
+    """Run a network in this process by the binding that apps use; a Runner. An accelerator is simulated."""
 
     def __init__(self, path: Path, threads: int) -> None:
         self.network = network_binding().Network(path, threads, driver=simulated_driver)
@@ -229,25 +225,25 @@ class OpenedNetwork:
 
 
 def kernel_objects(modules: Sequence[Any], folder: Path) -> list[Path]:
-    """Write the object files of TVM's modules of kernels. Raises StageError for code that is none of the CPU's."""
+    """Write the object files of TVM's modules of kernels. Raises StageError for code of other processors."""
     objects = []
     for at, module in enumerate(modules):
         if module.kind == "c" and not module.inspect_source().strip(" ;\n"):
-            continue  # TVM's module of a network that has no kernels
+            continue  # TVM's module of a network without kernels
         if module.kind not in _OBJECT_KINDS:
             raise StageError(f"a module of kind {module.kind!r} among the kernels", "code for the CPU")
         objects.append((module, folder / f"kernels{at}.o"))
-    return side_by_side(_written, objects)
+    return run_in_threads(_write_object, objects)
 
 
-def _written(item: tuple[Any, Path]) -> Path:
+def _write_object(item: tuple[Any, Path]) -> Path:
     module, path = item
     module.write_to_file(str(path), "o")
     return path
 
 
 def write_constants(path: Path, plans: Sequence[Plan]) -> None:
-    """Write all constants, each at its offset."""
+    """Write all constants at their offsets."""
     placed = {
         m.offset: plan.constants[m.index] for plan in plans for m in plan.memories if m.place == "constant" and m.size
     }

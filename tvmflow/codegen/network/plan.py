@@ -1,7 +1,7 @@
-"""The static plan of a network: every kernel call in order, every value at its place in one arena.
+"""Describe the static plan of a network: kernel calls in order, and the memory of each value.
 
-What TVM's virtual machine decides while it runs (where a value lies, which memory is free again) is decided here, from
-the lowered main function. Two values share bytes only if one is dead before the other is written; `check` proves that.
+TVM's virtual machine allocates memory while it runs. Here it is allocated statically, from the lowered main function.
+Two values share bytes only if one is dead before the other is written; `check` proves that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Place = Literal["input", "output", "constant", "arena"]
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that kernels read and write. index: of the input, output or constant; offset: in the arena or among the
+    """Bytes that kernels read and write. index: of the input, output or constant; offset: in the arena or the
     constants.
     """
 
@@ -34,7 +34,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor as a kernel sees it: a part of a memory. memory: its position in `Plan.memories`; offset: in bytes."""
+    """A tensor as a kernel reads it: a part of a memory. memory: index in `Plan.memories`; offset: in bytes."""
 
     memory: int
     offset: int
@@ -48,12 +48,11 @@ class Value:
 
 @dataclass(frozen=True)
 class Step:
-    """A call of a kernel. arguments: positions in `Plan.values`, what it reads first; the last `written` are its
-    outputs.
+    """A call of a kernel. arguments: indices in `Plan.values`, inputs first; the last `written` are its outputs.
 
-    program: position in `Plan.programs` where the accelerator computes it, None for a function of the CPU. launch: what
-    the GPU does, whose arguments are `arguments` in another order: positions in it. loops: extents of the function's
-    parallel loops, in the order in which it begins them.
+    program: index in `Plan.programs` if the accelerator computes it, None for a CPU function. launch: the GPU's launch;
+    order: indices of its arguments in `arguments`. loops: extents of the function's parallel loops, in the order of
+    execution.
     """
 
     kernel: str
@@ -66,12 +65,12 @@ class Step:
 
     @property
     def given(self) -> tuple[int, ...]:
-        """Return the arguments as the function has them."""
+        """Return the arguments in the order of the function's parameters."""
         return tuple(self.arguments[at] for at in self.order) if self.launch else self.arguments
 
 
 def launch_step(launch: Launch, value_of: Callable[[Argument], int]) -> Step:
-    """Return the step of a launch. value_of: argument -> position in `Plan.values`."""
+    """Return the step of a launch. value_of: argument -> index in `Plan.values`."""
     found = [value_of(argument) for argument in launch.arguments]
     reads = [at for at, written in enumerate(launch.written) if not written]
     positions = [*reads, *(at for at, written in enumerate(launch.written) if written)]
@@ -82,9 +81,7 @@ def launch_step(launch: Launch, value_of: Callable[[Argument], int]) -> Step:
 
 @dataclass(frozen=True)
 class PlacedProgram:
-    """A program of the accelerator. image, code: positions in `Plan.memories` of what it starts with and of its
-    instructions.
-    """
+    """A program of the accelerator. image, code: indices in `Plan.memories` of its initial memory and instructions."""
 
     program: DeviceProgram
     image: int
@@ -93,10 +90,10 @@ class PlacedProgram:
 
 @dataclass(frozen=True)
 class Plan:
-    """inputs, outputs: positions in `values`. copies: (from, to) values to be copied at the end, outputs that are no
-    kernel's own.
+    """The plan of a network.
 
-    textures: position in `memories` -> what it is on a GPU in place of a buffer.
+    inputs, outputs: indices in `values`. copies: (from, to) values to copy at the end, for outputs that no kernel
+    writes. textures: index in `memories` -> the texture that replaces a buffer on a GPU.
     """
 
     memories: tuple[Memory, ...]
@@ -111,7 +108,7 @@ class Plan:
 
     @property
     def widths(self) -> dict[str, dict[int, int]]:
-        """Return the vectors in a row of each parameter of a GPU's function that is a texture."""
+        """Return the row length, in vectors, of each texture parameter, by GPU function."""
         found: dict[str, dict[int, int]] = {}
         for step in self.steps:
             textures = {k: self.textures.get(self.values[at].memory) for k, at in enumerate(step.given)}
@@ -120,7 +117,7 @@ class Plan:
 
     @property
     def design(self) -> str:
-        """Return the name of the accelerator's design, "" where the CPU computes everything."""
+        """Return the name of the accelerator's design, "" if the CPU computes everything."""
         return self.programs[0].program.design if self.programs else ""
 
     @property

@@ -1,4 +1,4 @@
-"""Proof that no value of a plan is written over while it is needed."""
+"""Prove that no value of a plan is overwritten while it is needed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 
 def check(plan: Plan) -> None:
-    """Follow every byte of the arena through the steps. Raises StageError where one is read that was not written, or
-    written over.
+    """Track every byte of the arena. Raises StageError if a step reads bytes that were not written or
+    were overwritten.
     """
-    owner: dict[int, int] = {}  # block of ALIGNMENT bytes of the arena -> the memory whose value it holds
+    owner: dict[int, int] = {}  # index of a block of ALIGNMENT bytes -> the memory that it holds
     for step in plan.steps:
         read = set[int]()
         for position, at in enumerate(step.arguments):
             value = plan.values[at]
             memory = plan.memories[value.memory]
             if value.offset + value.size > memory.size:
-                raise StageError(f"{step.kernel} goes beyond its memory", "a value within it")
+                raise StageError(f"{step.kernel} accesses bytes beyond its memory", "a value within it")
             if memory.place != "arena":
                 continue
             first = memory.offset + value.offset
@@ -30,10 +30,10 @@ def check(plan: Plan) -> None:
             if position < len(step.arguments) - step.written:
                 if any(owner.get(block) != value.memory for block in blocks):
                     raise StageError(
-                        f"{step.kernel} reads what was not written or was written over", "memory of its own"
+                        f"{step.kernel} reads bytes that were not written or were overwritten", "separate memory"
                     )
                 read.update(blocks)
             elif read.intersection(blocks):
-                raise StageError(f"{step.kernel} writes over what it reads", "memory of its own")
+                raise StageError(f"{step.kernel} overwrites its own input", "separate memory")
             else:
                 owner.update(dict.fromkeys(blocks, value.memory))

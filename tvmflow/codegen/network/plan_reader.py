@@ -11,12 +11,12 @@ import numpy as np
 from tvmflow.backends.device_program import DeviceProgram
 from tvmflow.codegen.network.plan import Memory, Place, PlacedProgram, Plan, Step, Value, launch_step
 from tvmflow.codegen.network.plan_check import check
-from tvmflow.codegen.network.textures import Texture, textures_of
+from tvmflow.codegen.network.textures import Texture, choose_textures
 from tvmflow.gpu_codegen.executable import GpuExecutable
 from tvmflow.ir.relax.serialization import bytes_of
 from tvmflow.ir.tir.loops import parallel_loops
 from tvmflow.ir.tvm_compat import constant_value, type_of
-from tvmflow.passes.kernel.allocate_tensors import ALIGNMENT, with_allocations
+from tvmflow.passes.kernel.allocate_tensors import ALIGNMENT, allocate_tensors
 from tvmflow.support.errors import StageError
 
 ProgramOf = Callable[[str, bytes], DeviceProgram]
@@ -25,12 +25,12 @@ _NOTHING = ("relax.memory.kill_tensor", "relax.memory.kill_storage")
 
 
 def plan_of(mod: Any, program_of: ProgramOf, gpu: GpuExecutable | None = None, alignment: int = ALIGNMENT) -> Plan:
-    """Return the plan of a module of scheduled kernels. Raises StageError for what is no call of a kernel or of an
+    """Return the plan of a module of scheduled kernels. Raises StageError for calls of anything but kernels or an
     accelerator.
 
-    program_of: of the backend; gpu: that runs the network; alignment: of all values, bytes.
+    program_of: of the backend; gpu: the executable that runs the network; alignment: of all values, bytes.
     """
-    mod = with_allocations(mod)
+    mod = allocate_tensors(mod)
     reader = _Reader(mod, program_of, gpu, alignment)
     plan = reader.read(mod["main"])
     check(plan)
@@ -56,14 +56,16 @@ class _Reader:
         self.values: list[Value] = []
         self.steps: list[Step] = []
         self.constants: list[np.ndarray[Any, Any]] = []
-        self.known: dict[Any, Any] = {}  # a variable -> a value's position, a tuple of them, or a storage's memory
+        self.known: dict[Any, Any] = {}  # a variable -> index of a value, a tuple of them, or the memory of a storage
         self.by_bytes: dict[tuple[str, bytes], int] = {}
         self.programs: dict[bytes, tuple[int, PlacedProgram]] = {}
 
     def read(self, main: Any) -> Plan:
         inputs = []
         for at, parameter in enumerate(main.params):
-            self.known[parameter] = self._tensor(self._memory("input", type_of(parameter), at), 0, type_of(parameter))
+            self.known[parameter] = self._add_tensor(
+                self._add_memory("input", type_of(parameter), at), 0, type_of(parameter)
+            )
             inputs.append(self.known[parameter])
         for block in main.body.blocks:
             for binding in block.bindings:
@@ -72,8 +74,8 @@ class _Reader:
         outputs, copies = self._outputs(found if isinstance(found, tuple) else (found,))
         if self.gpu:
             sizes = [memory.size for memory in self.memories]
-            self.textures = textures_of(sizes, self.values, self.steps, copies, self.gpu.may_be_images)
-        memories = self._placed()
+            self.textures = choose_textures(sizes, self.values, self.steps, copies, self.gpu.may_be_images)
+        memories = self._assign_offsets()
         programs = tuple(program for _, program in self.programs.values())
         return Plan(
             memories,
@@ -89,12 +91,12 @@ class _Reader:
 
     # -- values --
 
-    def _memory(self, place: Place, held: Any, index: int = 0) -> int:
+    def _add_memory(self, place: Place, held: Any, index: int = 0) -> int:
         size = held if isinstance(held, int) else bytes_of(held.shape, held.dtype)
         self.memories.append(_Memory(place, size, index))
         return len(self.memories) - 1
 
-    def _tensor(self, memory: int, offset: int, held: Any) -> int:
+    def _add_tensor(self, memory: int, offset: int, held: Any) -> int:
         self.values.append(Value(memory, offset, tuple(int(x) for x in held.shape), str(held.dtype)))
         return len(self.values) - 1
 
@@ -110,9 +112,9 @@ class _Reader:
         array = np.ascontiguousarray(array)
         key = (f"{held.dtype}{array.shape}", array.tobytes())
         if key not in self.by_bytes:
-            memory = self._memory("constant", array.nbytes, len(self.constants))
+            memory = self._add_memory("constant", array.nbytes, len(self.constants))
             self.constants.append(array)
-            self.by_bytes[key] = self._tensor(memory, 0, held)
+            self.by_bytes[key] = self._add_tensor(memory, 0, held)
         return self.by_bytes[key]
 
     def _value(self, value: Any) -> Any:
@@ -125,55 +127,55 @@ class _Reader:
         if isinstance(value, relax.Call):
             name = str(getattr(value.op, "name", ""))
             if name == "relax.builtin.alloc_tensor":
-                return self._tensor(self._memory("arena", type_of(value)), 0, type_of(value))
+                return self._add_tensor(self._add_memory("arena", type_of(value)), 0, type_of(value))
             if name == "relax.memory.alloc_storage":
-                return self._memory("arena", int(value.args[0].values[0]))
+                return self._add_memory("arena", int(value.args[0].values[0]))
             if name == "relax.memory.alloc_tensor":
                 offset = getattr(value.args[1], "value", value.args[1])  # a PrimValue before TVM 0.27
-                return self._tensor(self.known[value.args[0]], int(offset), type_of(value))
+                return self._add_tensor(self.known[value.args[0]], int(offset), type_of(value))
             if name in _VIEWS:
                 seen = self.values[self._look_up(value.args[0])]
-                return self._tensor(seen.memory, seen.offset, type_of(value))
+                return self._add_tensor(seen.memory, seen.offset, type_of(value))
             if name in _NOTHING:
                 return None
             if getattr(value.op, "name_hint", "") in self.kernels:
                 name = value.op.name_hint
-                return self._call(name, value.args) if self.gpu is None else self._launches(name, value.args)
+                return self._add_call(name, value.args) if self.gpu is None else self._add_launches(name, value.args)
             if isinstance(value.op, relax.ExternFunc):
                 function = str(value.op.global_symbol)
-                at = self._program(function, value.args)
-                return self._call(f"{function} {at}", value.args[1:], at)
+                at = self._add_program(function, value.args)
+                return self._add_call(f"{function} {at}", value.args[1:], at)
         raise StageError(
             f"the lowered network has {str(value)[:200]!r}",
             "calls of kernels and their memory alone",
             "a library without TVM cannot be made of it yet; library.so, which needs TVM, can",
         )
 
-    def _program(self, function: str, arguments: Any) -> int:
-        """Return the position of a program, whose image and instructions are constants of their own."""
+    def _add_program(self, function: str, arguments: Any) -> int:
+        """Return the index of a program; add its image and instructions as constants."""
         constant = constant_value(arguments[0]) if len(arguments) else None
         blob = bytes(constant.numpy().tobytes()) if constant is not None else b""
         if blob not in self.programs:
             program = self.program_of(function, blob)
             places = []
             for array in (program.image, program.code):
-                places.append(self._memory("constant", array.nbytes, len(self.constants)))
+                places.append(self._add_memory("constant", array.nbytes, len(self.constants)))
                 self.constants.append(array)
             self.programs[blob] = (len(self.programs), PlacedProgram(program, *places))
         return self.programs[blob][0]
 
     def _check_sizes(self, name: str, at: int, arguments: tuple[int, ...]) -> None:
-        """Raise StageError unless the arguments of a program are its inputs and outputs, of their sizes."""
+        """Raise StageError if the arguments of a program do not have the sizes of its inputs and outputs."""
         program = next(placed.program for number, placed in self.programs.values() if number == at)
         wanted = [span.size for span in (*program.inputs, *program.outputs)]
         sizes = [self.values[argument].size for argument in arguments]
         if sizes != wanted:
             raise StageError(f"{name} is called with values of {sizes} bytes", f"{wanted}, as its program has them")
 
-    def _call(self, name: str, given: Any, program: int | None = None) -> None:
+    def _add_call(self, name: str, given: Any, program: int | None = None) -> None:
         arguments = tuple(self._look_up(argument) for argument in given)
         written = 0
-        for at in reversed(arguments):  # outputs come last, where nothing was written before
+        for at in reversed(arguments):  # outputs are last, in memory that was not written before
             memory = self.memories[self.values[at].memory]
             if memory.place != "arena" or self._was_written(at):
                 break
@@ -181,23 +183,23 @@ class _Reader:
         if program is not None:
             self._check_sizes(name, program, arguments)
         if not written:
-            raise StageError(f"kernel {name} writes nothing that is new", "an output of its own")
+            raise StageError(f"kernel {name} writes no new memory", "an output of its own")
         loops = parallel_loops(self.mod[name]) if program is None else ()
-        self._add(Step(name, arguments, written, program, loops=loops))
+        self._add_step(Step(name, arguments, written, program, loops=loops))
 
-    def _launches(self, name: str, given: Any) -> None:
-        """Add a step for each launch of a kernel, with memory of its own."""
+    def _add_launches(self, name: str, given: Any) -> None:
+        """Add a step for each launch of a kernel, with its temporary memory."""
         assert self.gpu is not None
         kernel, values = self.gpu.program.kernels[name], [self._look_up(argument) for argument in given]
-        own = [self._own(shape, dtype) for shape, dtype in kernel.own]
+        own = [self._add_own_memory(shape, dtype) for shape, dtype in kernel.own]
         for launch in kernel.launches:
-            self._add(launch_step(launch, lambda one: (values if one.kind == "parameter" else own)[one.index]))
+            self._add_step(launch_step(launch, lambda one: (values if one.kind == "parameter" else own)[one.index]))
 
-    def _own(self, shape: tuple[int, ...], dtype: str) -> int:
-        self.values.append(Value(self._memory("arena", bytes_of(shape, dtype)), 0, shape, dtype))
+    def _add_own_memory(self, shape: tuple[int, ...], dtype: str) -> int:
+        self.values.append(Value(self._add_memory("arena", bytes_of(shape, dtype)), 0, shape, dtype))
         return len(self.values) - 1
 
-    def _add(self, added: Step) -> None:
+    def _add_step(self, added: Step) -> None:
         step = len(self.steps)
         self.steps.append(added)
         for at in added.arguments:
@@ -206,7 +208,7 @@ class _Reader:
             memory.last = step
 
     def _was_written(self, at: int) -> bool:
-        """Return whether a step wrote bytes of a value."""
+        """Whether an earlier step wrote bytes of a value."""
         value = self.values[at]
         for step in self.steps:
             for other in step.arguments[len(step.arguments) - step.written :]:
@@ -218,7 +220,7 @@ class _Reader:
     # -- outputs and places --
 
     def _outputs(self, found: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-        """Let the kernels write outputs where the caller wants them; what is no memory of its own is copied."""
+        """Let kernels write outputs directly to the caller's memory; copy outputs that share memory."""
         outputs, copies = [], []
         for index, at in enumerate(found):
             value = self.values[at]
@@ -228,76 +230,74 @@ class _Reader:
                 outputs.append(at)
                 continue
             memory.last = len(self.steps)
-            own = self._memory("output", value.size, index)
+            own = self._add_memory("output", value.size, index)
             self.values.append(Value(own, 0, value.shape, value.dtype))
             outputs.append(len(self.values) - 1)
             copies.append((at, outputs[-1]))
         return tuple(outputs), tuple(copies)
 
-    def _placed(self) -> tuple[Memory, ...]:
-        """Give every memory its offset: constants one behind the other, the arena's largest first, each where it fits
-        best.
+    def _assign_offsets(self) -> tuple[Memory, ...]:
+        """Return all memories with offsets: constants in order, arena memories by size, each in the
+        best-fitting gap.
         """
         offsets: dict[int, int] = {}
         end = 0
         for at, memory in enumerate(self.memories):
             if memory.place == "constant":
-                offsets[at], end = end, self._aligned(end + memory.size)
+                offsets[at], end = end, self._align(end + memory.size)
         arena = [at for at, memory in enumerate(self.memories) if memory.place == "arena"]
-        free_place = self._free_place if self.gpu is None else self._free_slot
+        find_offset = self._find_gap if self.gpu is None else self._free_slot
         for at in sorted(arena, key=lambda at: (-self.memories[at].size, at)):
-            offsets[at] = free_place(at, offsets)
+            offsets[at] = find_offset(at, offsets)
         return tuple(
             Memory(memory.place, memory.size, memory.index, offsets.get(at, 0))
             for at, memory in enumerate(self.memories)
         )
 
-    def _free_place(self, at: int, offsets: dict[int, int]) -> int:
+    def _find_gap(self, at: int, offsets: dict[int, int]) -> int:
         mine = self.memories[at]
         taken = sorted(
             (offset, offset + self.memories[other].size)
             for other, offset in offsets.items()
-            if self.memories[other].place == "arena" and _meet(self.memories[other], mine)
+            if self.memories[other].place == "arena" and _live_together(self.memories[other], mine)
         )
         best, place, end = None, 0, 0
         for first, last in taken:
             gap = first - end
             if gap >= mine.size and (best is None or gap < best):
                 best, place = gap, end
-            end = max(end, self._aligned(last))
+            end = max(end, self._align(last))
         return place if best is not None else end
 
     def _free_slot(self, at: int, offsets: dict[int, int]) -> int:
-        """Return the offset of a memory that is as large at least, and free meanwhile; behind all where there is none.
+        """Return the offset of a memory at least as large that is free meanwhile, or behind all others.
 
-        Memories of a GPU lie in the same place as a whole or not at all: each place is a buffer of its own there, or a
-        texture with rows of one length.
+        GPU memories share a location as a whole or not at all: each location is a buffer, or a texture with rows of one
+        length.
         """
         arena = [other for other in offsets if self.memories[other].place == "arena"]
-        mine = self._form(at)
+        mine = self._slot_kind(at)
         taken = {
             offsets[other]
             for other in arena
-            if _meet(self.memories[other], self.memories[at]) or self._form(other) != mine
+            if _live_together(self.memories[other], self.memories[at]) or self._slot_kind(other) != mine
         }
         free = [offsets[other] for other in arena if offsets[other] not in taken]
         end = max((offsets[other] + self.memories[other].size for other in arena), default=0)
-        return free[-1] if free else self._aligned(end)
+        return free[-1] if free else self._align(end)
 
-    def _form(self, at: int) -> tuple[int, str]:
-        """Return what memories have in common that can lie in one place of a GPU: the length of rows and the dtype of
-        textures.
-        """
+    def _slot_kind(self, at: int) -> tuple[int, str]:
+        """Return the key of memories that can share a location of a GPU: the row length and dtype of textures."""
         texture = self.textures.get(at)
         dtypes = (value.dtype for value in self.values if value.memory == at)
         return (texture.width, next(dtypes)) if texture else (0, "")
 
-    def _aligned(self, size: int) -> int:
+    def _align(self, size: int) -> int:
         return -(-size // self.alignment) * self.alignment
 
 
-def _meet(a: _Memory, b: _Memory) -> bool:
-    """Return whether two memories are needed in one step."""
+def _live_together(a: _Memory, b: _Memory) -> bool:
+    """Whether two memories are live in the same step."""
     return a.first <= b.last and b.first <= a.last
 
 

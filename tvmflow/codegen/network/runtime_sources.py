@@ -1,4 +1,4 @@
-"""Where the sources of the runtime in C lie, and their digest; knows no TVM, since recipe keys need it."""
+"""Locate the C sources of the runtime and compute their digest, without TVM, for recipe keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ABI_VERSION", "RUNTIME", "digest_of_runtime"]
 
 @functools.cache
 def digest_of_runtime() -> str:
-    """Return the sha256 of the sources in C: part of the recipe of what is linked with them."""
+    """Return the sha256 of the C sources, a part of the recipe of what is linked with them."""
     folders = ("include", "src", "gpu", "rpc", "measure")
     files = (file for name in folders for file in (RUNTIME / name).iterdir() if file.is_file())
     return digest_of({file.name: sha256_of(file) for file in files})

@@ -1,7 +1,7 @@
-"""Which tensors of a network lie in textures, OpenCL's images of vectors of four, instead of buffers.
+"""Choose the tensors of a network that are stored in textures: OpenCL images of vectors of four.
 
-A tensor can if every kernel that touches it reads or writes whole vectors. Kernels are compiled for the rows of their
-textures, so tensors that are the same parameter of a function have rows of the same length.
+A tensor can be in a texture if every kernel accesses it by whole vectors. Kernels are compiled for the row length of
+their textures, so that all tensors of one parameter need rows of the same length.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 VECTOR = 4
-MOST_EXTENT = 8192  # vectors in a row, and rows: what every OpenCL 1.2 device of the full profile has
+MOST_EXTENT = 8192  # vectors in a row, and rows, that every OpenCL 1.2 device of the full profile supports
 
 
 @dataclass(frozen=True)
 class Texture:
-    """width: vectors of four in a row; height: rows."""
+    """A texture. width: vectors of four in a row; height: rows."""
 
     width: int
     height: int
@@ -36,7 +36,7 @@ class _Tensor(Protocol):
 
 
 class _Call(Protocol):
-    """kernel: a function of the device; given: positions of the values that it is called with."""
+    """A call. kernel: a function of the device; given: indices of its arguments."""
 
     @property
     def kernel(self) -> str: ...
@@ -48,8 +48,8 @@ _Node = int | tuple[str, int]  # a memory, or a parameter of a function
 
 
 def texture_for(shape: Sequence[int]) -> Texture | None:
-    """Return a texture of a compact tensor: rows of its last axis but the lanes, or of several; None where none is long
-    enough.
+    """Return a texture of a compact tensor: a row is its last axis but the lanes, or several of it; None if it is too
+    large.
 
     shape: of a tensor whose number of elements is a multiple of four.
     """
@@ -64,7 +64,7 @@ def texture_for(shape: Sequence[int]) -> Texture | None:
     return Texture(best, vectors // best) if best else None
 
 
-def textures_of(
+def choose_textures(
     sizes: Sequence[int],
     values: Sequence[_Tensor],
     calls: Iterable[_Call],
@@ -73,7 +73,7 @@ def textures_of(
 ) -> dict[int, Texture]:
     """Return the memories of a plan that are textures.
 
-    sizes: of the memories, bytes; copies: values that are copied as bytes, from and to; allowed: as
+    sizes: of the memories, bytes; copies: pairs of values that are copied as bytes; allowed: as
     `GpuExecutable.may_be_images`.
     """
     if not allowed:

@@ -1,6 +1,4 @@
-"""This machine as a device with our agent on it, gone when the session ends: for networks that TVM's own server cannot
-run.
-"""
+"""Run our agent on this machine as a device, for networks that TVM's own RPC server cannot run."""
 
 from __future__ import annotations
 
@@ -11,18 +9,18 @@ from collections.abc import Iterator, Mapping
 from tvmflow.backends.backend import Backend
 from tvmflow.config.options import read_options
 from tvmflow.config.params import DeviceEntry
-from tvmflow.devices.agent.process import running_agent
+from tvmflow.devices.agent.process import start_agent
 from tvmflow.devices.agent.protocol import AgentConnection
 from tvmflow.devices.agent.transport import MeasuringOptions, measuring_session
 from tvmflow.devices.programs import agent_for
 from tvmflow.devices.session import DeviceSession, SessionLimits
-from tvmflow.devices.this_host import exclusive, this_unit
+from tvmflow.devices.this_host import lock_device, this_unit
 from tvmflow.devices.transport import DeviceState, Transport
 from tvmflow.toolchain.software_gpus import software_drivers
 
 
 class LocalAgentTransport(Transport):
-    """This machine, one session at a time, with the driver that the backend names."""
+    """This machine with an agent, one session at a time, with the driver of the backend."""
 
     options = MeasuringOptions
     has_tvm = False
@@ -33,9 +31,9 @@ class LocalAgentTransport(Transport):
         options = read_options(MeasuringOptions, device.options, "device")
         command, environment = [str(agent_for(backend.target))], _environment(backend)
         with (
-            exclusive("local", limits.wait_s),
+            lock_device("local", limits.wait_s),
             tempfile.TemporaryDirectory(prefix="tvmflow-agent-") as folder,
-            running_agent(command, folder, environment=environment) as agent,
+            start_agent(command, folder, environment=environment) as agent,
             contextlib.closing(AgentConnection("127.0.0.1", agent.port, agent.secret, device.key)) as connection,
         ):
             yield measuring_session(connection, this_unit(), backend, limits, options)
@@ -45,8 +43,6 @@ class LocalAgentTransport(Transport):
 
 
 def _environment(backend: Backend) -> Mapping[str, str]:
-    """Return what makes the system's loader find the backend's driver in software, made now if it is not there. Raises
-    DeviceError.
-    """
+    """Return environment variables for the backend's software driver, installed if necessary. Raises DeviceError."""
     name = backend.software_driver
     return software_drivers().named(name).environment if name else {}

@@ -1,4 +1,4 @@
-"""The agent as a program: compiled for a device's processor, started on this machine."""
+"""Start an agent on this machine."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ START_TIMEOUT_S = 30.0
 
 
 def new_secret() -> bytes:
-    """Return a secret that nobody can guess, as text in one line."""
+    """Return an unguessable secret as one line of text."""
     return secrets.token_hex(32).encode()
 
 
 @dataclass(frozen=True)
-class RunningAgent:
-    """An agent on this machine. process: ends with its standard input."""
+class AgentProcess:
+    """An agent process on this machine. process: ends with its standard input."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -31,15 +31,15 @@ class RunningAgent:
 
 
 @contextlib.contextmanager
-def running_agent(
+def start_agent(
     command: Sequence[str],
     folder: str,
     options: Sequence[str] = (),
     secret: bytes | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Iterator[RunningAgent]:
-    """Start an agent and end it with this. command: what starts the program, of its emulator too; environment: beside
-    this one's. Raises DeviceError.
+) -> Iterator[AgentProcess]:
+    """Start an agent that ends with this context. command: the program with its emulator, if any; environment: added to
+    this process's. Raises DeviceError.
     """
     secret = secret or new_secret()
     process = subprocess.Popen(
@@ -50,7 +50,7 @@ def running_agent(
         env={**os.environ, **(environment or {})},
     )
     try:
-        yield RunningAgent(process, told_port(process, secret), secret)
+        yield AgentProcess(process, exchange_secret(process, secret), secret)
     finally:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         with contextlib.suppress(OSError):
@@ -64,10 +64,8 @@ def running_agent(
         process.stderr.close()
 
 
-def told_port(process: subprocess.Popen[bytes], secret: bytes) -> int:
-    """Give an agent that was just started its secret; returns the port that it says. Raises DeviceError with what it
-    said instead.
-    """
+def exchange_secret(process: subprocess.Popen[bytes], secret: bytes) -> int:
+    """Send a new agent its secret and return the port that it prints. Raises DeviceError with its output otherwise."""
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     timer = threading.Timer(START_TIMEOUT_S, process.kill)
     timer.start()
@@ -85,5 +83,5 @@ def told_port(process: subprocess.Popen[bytes], secret: bytes) -> int:
         said = last_words(line + b"\n" + process.stderr.read(20_000)) or "nothing"
         raise DeviceError(
             f"the agent did not start; it said: {said}",
-            "a program for the device's processor, and a folder that it may write",
+            "a program for the device's processor, and a folder that it can write",
         ) from None

@@ -1,6 +1,6 @@
-"""What host and agent say to each other, on the host's side: frames over a socket, statuses as errors.
+"""Speak the agent's protocol on the host's side: frames over a socket, statuses as errors.
 
-runtime/agent/wire.h is the definition. Knows nothing of networks, kernels or how an agent came to its device.
+The protocol is defined in runtime/agent/wire.h. Independent of networks, kernels and transports.
 """
 
 from __future__ import annotations
@@ -35,21 +35,20 @@ _MAGIC = b"tvmflow agent\n\0\0"
 _NONCE = 32
 _REQUEST, _DATA, _REPLY = 1, 2, 3
 _MAX_DATA = 1 << 20
-_SLACK_S = 35.0  # beyond the time that the agent gives a request: it says itself when that is over
-_SHORTEST_S, _LONGEST_S = 0.001, 3600.0  # that a request may take (session.c)
+_SLACK_S = 35.0  # beyond the time limit of a request, which the agent itself enforces
+_SHORTEST_S, _LONGEST_S = 0.001, 3600.0  # limits of a request (session.c)
 
 
 class AgentConnection:
-    """A connection that knows that the other side has the secret. One request at a time; another thread waits.
+    """A connection to an agent that has proved to know the secret. One request at a time; other threads wait.
 
-    Raises AgentVersionError, DeviceRefusedError where the secret is another, and DeviceLostError, which may be tried
-    again.
+    Raises AgentVersionError, DeviceRefusedError for a wrong secret, and DeviceLostError, which may be retried.
     """
 
     def __init__(self, host: str, port: int, secret: bytes, name: str) -> None:
         self.name, self.place, self._lock = name, f"{host}:{port}", threading.Lock()
         self.closed = False
-        self._ended: list[int] = []  # libraries that nobody uses any more
+        self._ended: list[int] = []  # libraries to close
         try:
             self._socket = socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S)
         except OSError as error:
@@ -62,40 +61,40 @@ class AgentConnection:
             raise
 
     def close(self) -> None:
-        """End the session, also while another thread waits for a reply."""
+        """End the session, even while another thread waits for a reply."""
         self.closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def ask(self, request: str, doing: str, library: int = 0, within_s: float = 60.0) -> dict[str, Any]:
-        """Send a request and return its reply. within_s: the agent ends the library's process after so long."""
-        return self._asked(request, doing, library, within_s, ())[0]
+        """Send a request and return its reply. within_s: the agent ends the library's process after this time."""
+        return self._request(request, doing, library, within_s, ())[0]
 
     def ask_if_known(self, request: str, doing: str, library: int) -> dict[str, Any] | None:
-        """Send a request that agents of an earlier tvmflow do not take; None from those."""
-        reply, _ = self._exchanged(request, doing, library, 60.0, ())
+        """Send a request that older agents do not know; return None from those."""
+        reply, _ = self._exchange(request, doing, library, 60.0, ())
         if reply["status"] == "bad_request":
             return None
         self._check(reply, doing)
         return reply
 
     def send(self, request: str, doing: str, library: int, content: memoryview) -> None:
-        """Send a request with bytes behind it."""
-        self._asked(f"{request} size={len(content)}", doing, library, 60.0, (content,))
+        """Send a request followed by bytes."""
+        self._request(f"{request} size={len(content)}", doing, library, 60.0, (content,))
 
     def receive(self, request: str, doing: str, library: int) -> bytes:
-        """Send a request and return the bytes that come before its reply."""
-        return self._asked(request, doing, library, 60.0, ())[1]
+        """Send a request and return the bytes that precede its reply."""
+        return self._request(request, doing, library, 60.0, ())[1]
 
     def end(self, library: int) -> None:
-        """Close a library with the next request: this may be called by a destructor, in the middle of another one."""
+        """Close a library with the next request; a destructor may call this in the middle of another request."""
         self._ended.append(library)
 
     def upload(self, content: Path | bytes, name: str) -> str:
-        """Bring a file to the device, from where an earlier upload of it stopped; returns its digest."""
+        """Upload a file, resuming an interrupted upload; return its digest."""
         digest, size = _digest_and_size(content)
-        with self._lock, self._translated(f"uploading {name}"), _opened(content) as file:
+        with self._lock, self._convert_errors(f"uploading {name}"), _open_binary(content) as file:
             self._write(f"upload sha256={digest} size={size}", 0)
             reply, _ = self._reply()
             self._check(reply, f"uploading {name}")
@@ -108,18 +107,18 @@ class AgentConnection:
 
     # -- frames --
 
-    def _asked(
+    def _request(
         self, request: str, doing: str, library: int, within_s: float, parts: tuple[memoryview, ...]
     ) -> tuple[dict[str, Any], bytes]:
-        reply, data = self._exchanged(request, doing, library, within_s, parts)
+        reply, data = self._exchange(request, doing, library, within_s, parts)
         self._check(reply, doing)
         return reply, data
 
-    def _exchanged(
+    def _exchange(
         self, request: str, doing: str, library: int, within_s: float, parts: tuple[memoryview, ...]
     ) -> tuple[dict[str, Any], bytes]:
         within_s = min(max(within_s, _SHORTEST_S), _LONGEST_S)
-        with self._lock, self._translated(doing):
+        with self._lock, self._convert_errors(doing):
             while self._ended:
                 self._write("close", self._ended.pop())
                 self._reply()
@@ -134,7 +133,7 @@ class AgentConnection:
         self._frame(_REQUEST, library, request.encode("ascii"))
 
     def _frame(self, kind: int, library: int, content: bytes | memoryview) -> None:
-        # At once: adb waits for the phone after each of two pieces.
+        # In one write: adb waits for the phone after each piece.
         self._socket.sendall(b"".join((struct.pack("<BBHI", kind, library, 0, len(content)), content)))
 
     def _reply(self) -> tuple[dict[str, Any], bytes]:
@@ -142,13 +141,13 @@ class AgentConnection:
         while True:
             kind, library, zero, size = struct.unpack("<BBHI", self._read(8))
             if kind not in (_DATA, _REPLY) or zero or size > _MAX_DATA:
-                raise ValueError("what answers is no agent")
+                raise ValueError("the reply is not from an agent")
             if kind == _DATA:
                 data += self._read(size)
                 continue
             reply = json.loads(self._read(size))
             if not isinstance(reply, dict) or not isinstance(reply.get("status"), str):
-                raise ValueError("what answers is no agent")
+                raise ValueError("the reply is not from an agent")
             return {"library": library, **reply}, bytes(data)
 
     def _read(self, size: int) -> bytes:
@@ -162,18 +161,18 @@ class AgentConnection:
 
     def _hello(self, secret: bytes) -> None:
         nonce = secrets.token_bytes(_NONCE)
-        with self._translated("saying who we are"):
+        with self._convert_errors("authenticating"):
             self._socket.sendall(_MAGIC + struct.pack("<I", VERSION) + nonce)
             answer = self._read(len(_MAGIC) + 4 + _NONCE)
             if not answer.startswith(_MAGIC):
-                raise ValueError("what answers is no agent")
+                raise ValueError("the reply is not from an agent")
             version = struct.unpack_from("<I", answer, len(_MAGIC))[0]
             if version != VERSION:
                 raise AgentVersionError(
                     f"the agent of device {self.name!r} at {self.place} has version {version}, and this "
                     f"tvmflow speaks version {VERSION}",
                     "an agent of the same tvmflow",
-                    "end it, and compile and start runtime/agent of this tvmflow",
+                    "stop it, and compile and start runtime/agent of this tvmflow",
                 )
             nonces = nonce + answer[-_NONCE:]
             self._socket.sendall(_proof(secret, b"host", nonces))
@@ -184,13 +183,13 @@ class AgentConnection:
         raise DeviceRefusedError(
             f"the agent of device {self.name!r} at {self.place} has another secret",
             "the secret with which it was started",
-            "give its file as secret_file: of the device",
+            "set its file as secret_file: of the device",
         )
 
     # -- errors --
 
     @contextlib.contextmanager
-    def _translated(self, doing: str) -> Iterator[None]:
+    def _convert_errors(self, doing: str) -> Iterator[None]:
         try:
             yield
         except (OSError, ValueError, KeyError, TypeError, struct.error, RecursionError) as error:
@@ -200,7 +199,7 @@ class AgentConnection:
         return DeviceLostError(
             f"device {self.name!r} at {self.place} failed while {doing}: {first_line(error, 160)}",
             "an agent that responds until the end",
-            "look at the device and its agent; the stage can be run again and goes on from what is stored",
+            "check the device and its agent, then run the stage again; it resumes from the stored results",
         )
 
     def _check(self, reply: dict[str, Any], doing: str) -> None:
@@ -214,29 +213,29 @@ def _proof(secret: bytes, side: bytes, nonces: bytes) -> bytes:
 
 
 def _error(name: str, doing: str, status: str, text: str, signal: Any) -> DeviceError | StageError:
-    """Return what a status of the agent means for who asked."""
+    """Return the exception for a status of the agent."""
     said = f"device {name!r}, {doing}: {text or status}"
     if status == "wrong_abi" or signal == 4:
         return WrongProcessorError(
             said,
             "a library for the processor of that device",
-            "correct mcpu, mattr and mtriple of the target ('tvmflow devices' says what it has)",
+            "correct mcpu, mattr and mtriple of the target ('tvmflow devices' shows what it has)",
         )
     if status == "refused":
         return StageError(f"the library without TVM cannot be used on {said}")
     if status in ("full", "too_large"):
-        return DeviceFullError(said, "room for the library on the device", "delete something there")
+        return DeviceFullError(said, "space for the library on the device", "delete something there")
     if status == "busy":
         return DeviceBusyError(said, "one host at a time", "wait, or raise deploy.device_wait_s in params.yaml")
     if status in ("crashed", "timed_out", "digest", "no_such_file"):
         return DeviceLostError(
-            said, "a library that runs to its end", "run the stage again; look at the device if it comes back"
+            said, "a library that runs to its end", "run the stage again; check the device if it happens again"
         )
-    return DeviceError(said, "a request that the agent takes")
+    return DeviceError(said, "a request that the agent accepts")
 
 
 def _digest_and_size(content: Path | bytes) -> tuple[str, int]:
-    with _opened(content) as file:
+    with _open_binary(content) as file:
         found = hashlib.sha256()
         while part := file.read(_MAX_DATA):
             found.update(part)
@@ -244,7 +243,7 @@ def _digest_and_size(content: Path | bytes) -> tuple[str, int]:
 
 
 @contextlib.contextmanager
-def _opened(content: Path | bytes) -> Iterator[BinaryIO]:
+def _open_binary(content: Path | bytes) -> Iterator[BinaryIO]:
     import io
 
     if isinstance(content, bytes):

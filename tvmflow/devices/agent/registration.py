@@ -1,10 +1,9 @@
-"""Offer an agent to TVM's RPC tracker under a key, as TVM's own servers offer themselves: listed, handed out to one
-host at a time.
+"""Register an agent with TVM's RPC tracker under a key, as TVM's own RPC servers do.
 
-A tracker hands out addresses with a key for one session, a match key, which for an agent says that it is one. Whoever
-has been given one connects to the agent and takes it; when it is free again another match key is put. The offer ends
-with the connection to the tracker, which ends with the agent. TVM's own client cannot use an agent: that closes the
-connection at its first words.
+A tracker hands out an address with a match key for one session; an agent's match key identifies it as an agent. The
+host that gets it connects to the agent; when the agent is free again, a new match key is put. The registration ends
+with the connection to the tracker, which ends with the agent. TVM's own client cannot use an agent: the agent closes
+the connection at its first bytes.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from tvmflow.devices.agent.protocol import AgentConnection
 from tvmflow.devices.tracker_protocol import PENDING, PUT, SUCCESS, UPDATE_INFO, TrackerAddress, TrackerConnection
 from tvmflow.support.errors import TrackerError, UsageError
 
-AGENT = "tvmflow-agent"  # in match keys, and what the tracker lists beside key and addr
+AGENT = "tvmflow-agent"  # part of match keys and of the tracker's listing
 _PAUSE_S = 0.3
-_UNCLAIMED_S = 5.0  # so long whoever was given an agent has to take it
+_UNCLAIMED_S = 5.0  # time limit to connect to an agent that was handed out
 
 
 @dataclass(frozen=True)
 class Offer:
-    """An agent, and the key under which it is offered. unit, build: what measurements name it by, "" for what it says
-    itself.
+    """An agent and the key of its registration. unit, build: its names in measurements, "" for those that the agent
+    reports.
     """
 
     key: str
@@ -41,16 +40,16 @@ class Offer:
 
 
 def is_agent(match_key: str) -> bool:
-    """Whether what a tracker gave away is an agent."""
+    """Return whether a match key belongs to an agent."""
     return match_key.rpartition(":")[2].startswith(AGENT)
 
 
-def check_reachable(tracker: TrackerAddress, host: str) -> None:
-    """Raise UsageError where an agent's address means this machine, and a tracker tells it to others."""
+def check_address(tracker: TrackerAddress, host: str) -> None:
+    """Raise UsageError for a loopback address of an agent that is registered with a remote tracker."""
     if _is_loopback(host) and not _is_loopback(tracker.host):
         raise UsageError(
             f"an agent at {host}, which is this machine to every host, for the tracker at {tracker.host}",
-            "a tracker of this machine (127.0.0.1), or an address of the agent that others reach",
+            "a tracker on this machine (127.0.0.1), or an address of the agent that other hosts reach",
         )
 
 
@@ -61,10 +60,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def offer_agent(tracker: TrackerAddress, offer: Offer, over: threading.Event) -> None:
-    """Offer an agent until `over` is set. Raises DeviceLostError when it goes away, TrackerError when the tracker
-    does.
+    """Keep an agent registered until `over` is set. Raises DeviceLostError when the agent is lost, TrackerError when
+    the tracker is.
     """
-    check_reachable(tracker, offer.host)
+    check_address(tracker, offer.host)
     with contextlib.ExitStack() as stack:
         agent = AgentConnection(offer.host, offer.port, offer.secret, offer.key)
         stack.callback(agent.close)
@@ -72,22 +71,22 @@ def offer_agent(tracker: TrackerAddress, offer: Offer, over: threading.Event) ->
         connection = TrackerConnection(tracker)
         stack.callback(connection.close)
         about = {"unit": offer.unit, "build": offer.build}
-        _told(connection, UPDATE_INFO, {"key": f"server:{offer.key}", "addr": [offer.host, offer.port], AGENT: about})
-        state = _Offered(connection, offer)
+        _send(connection, UPDATE_INFO, {"key": f"server:{offer.key}", "addr": [offer.host, offer.port], AGENT: about})
+        state = _Registration(connection, offer)
         while not over.wait(_PAUSE_S):
-            state.look(bool(agent.ask("taken", "asking whether it is free")["taken"]))
+            state.update(bool(agent.ask("taken", "asking whether it is free")["taken"]))
 
 
-class _Offered:
-    """match_key: what the tracker may hand out, or has handed out; "" for nothing."""
+class _Registration:
+    """match_key: the one that the tracker may hand out or has handed out; "" for none."""
 
     def __init__(self, connection: TrackerConnection, offer: Offer) -> None:
         self.connection, self.offer = connection, offer
         self.match_key, self.handed_out, self.was_taken = "", 0.0, False
-        self.look(False)
+        self.update(False)
 
-    def look(self, taken: bool) -> None:
-        """Put a new match key where the last one was used, or was not used for too long."""
+    def update(self, taken: bool) -> None:
+        """Put a new match key if the last one was used, or was not claimed in time."""
         if self.match_key and self.match_key not in self._pending():
             now = time.monotonic()
             self.handed_out, self.was_taken = self.handed_out or now, self.was_taken or taken
@@ -98,22 +97,22 @@ class _Offered:
 
     def _put(self) -> str:
         match_key = f"{self.offer.key}:{AGENT}-{secrets.token_hex(16)}"
-        _told(self.connection, PUT, self.offer.key, [self.offer.port, match_key], self.offer.host)
+        _send(self.connection, PUT, self.offer.key, [self.offer.port, match_key], self.offer.host)
         return match_key
 
     def _pending(self) -> list[str]:
-        found = _asked(self.connection, PENDING)
+        found = _request(self.connection, PENDING)
         return [str(one) for one in found] if isinstance(found, list) else []
 
 
-def _told(connection: TrackerConnection, *message: Any) -> None:
-    reply = _asked(connection, *message)
+def _send(connection: TrackerConnection, *message: Any) -> None:
+    reply = _request(connection, *message)
     if reply != SUCCESS:
         raise TrackerError(f"the tracker refused: {str(reply)[:100]}", "a tracker of this version of TVM")
 
 
-def _asked(connection: TrackerConnection, *message: Any) -> Any:
+def _request(connection: TrackerConnection, *message: Any) -> Any:
     try:
         return connection.ask(*message)
     except TimeoutError:
-        raise TrackerError("the tracker is silent", "a tracker that answers", "start it again") from None
+        raise TrackerError("the tracker does not respond", "a tracker that responds", "start it again") from None

@@ -1,4 +1,4 @@
-"""A session with an agent: networks and kernels that need no TVM, each in a process of its own on the device."""
+"""Run networks and kernels without TVM through an agent, each in a process of its own on the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from tvmflow.devices.agent.protocol import AgentConnection
 from tvmflow.devices.gpu.probe import TIME_LIMIT_S
-from tvmflow.devices.gpu_facts import GpuFacts, Probed, as_name, ended_by, probed_of
+from tvmflow.devices.gpu_facts import GpuFacts, Probed, describe_signal, parse_probe, sanitize_name
 from tvmflow.devices.session import (
     STATE,
     Array,
@@ -24,19 +24,19 @@ from tvmflow.devices.session import (
     RemoteModel,
     SessionLimits,
     WorkloadBench,
-    known_state,
+    decode_state,
 )
 from tvmflow.support.errors import DeviceHotError, DeviceLostError, StageError
 from tvmflow.targets.resolve import ResolvedTarget
 
 # Numbers of tvmflow_dtype in runtime/include/tvmflow.h.
 _DTYPES = ("float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool")
-_PROCESSOR = re.compile(r"cpu|soc|tsens|big|little|mid|x86_pkg|package", re.IGNORECASE)  # names of its thermal zones
-_SENSIBLE = (1.0, 130.0)  # degrees Celsius; sensors that are off say 0, or nonsense
+_PROCESSOR = re.compile(r"cpu|soc|tsens|big|little|mid|x86_pkg|package", re.IGNORECASE)  # names of CPU thermal zones
+_SENSIBLE = (1.0, 130.0)  # degrees Celsius; disabled sensors report 0 or invalid values
 
 
 class AgentSession(DeviceSession):
-    """The device is this session's from here to the end. Raises DeviceBusyError when another host kept it."""
+    """A session with exclusive use of an agent's device. Raises DeviceBusyError if another host holds it."""
 
     def __init__(
         self, connection: AgentConnection, unit: str, target: ResolvedTarget, limits: SessionLimits, mask: int = 0
@@ -44,7 +44,7 @@ class AgentSession(DeviceSession):
         super().__init__(connection.name, unit, target)
         self.connection, self.mask, self.longest_s = connection, mask, limits.session_timeout_s
         self.max_celsius: float | None = None
-        self.times_kernels = False  # by the clock of the device that runs them
+        self.times_kernels = False  # whether kernels are timed by the GPU's own clock
         self.wait_s = limits.wait_s
         wait_ms = round(min(limits.wait_s, 3600.0) * 1e3)
         connection.ask(f"take wait_ms={wait_ms}", "taking it", within_s=limits.wait_s)
@@ -64,16 +64,16 @@ class AgentSession(DeviceSession):
         return AgentNetwork(self, remote_name, keeps_programs).opened_ms
 
     def probe(self) -> dict[str, Any]:
-        """Return what the device says of itself."""
-        return self.connection.ask("probe", "asking what it is")
+        """Return what the device reports about itself."""
+        return self.connection.ask("probe", "reading its description")
 
     def gpus(self) -> Probed:
         said = self.connection.ask("gpus", "trying its GPUs", within_s=TIME_LIMIT_S)
         lines, number = said.get("gpus"), said.get("signal")
-        ended = ended_by(number) if isinstance(number, int) and number else ""
+        ended = describe_signal(number) if isinstance(number, int) and number else ""
         if said.get("late"):
             ended = f"it did not end within {TIME_LIMIT_S:g} s"
-        return probed_of(lines if isinstance(lines, list) else [], ended)
+        return parse_probe(lines if isinstance(lines, list) else [], ended)
 
     def rest(self) -> None:
         if self.max_celsius is None:
@@ -87,14 +87,14 @@ class AgentSession(DeviceSession):
                     f"device {self.name!r} has {now:.0f} degrees Celsius and did not cool down within "
                     f"{self.wait_s:g} s",
                     f"at most max_celsius: {self.max_celsius:g}",
-                    "let it rest, take it out of its case, or raise max_celsius: of the device",
+                    "let it cool down, take it out of its case, or raise max_celsius: of the device",
                 )
             time.sleep(min(1.0, self.wait_s))
 
 
 def hottest(reply: dict[str, Any]) -> float | None:
-    """Return the highest temperature of a device's processor, of all its sensors where none is named so; None for
-    none.
+    """Return the highest temperature of a device's CPU sensors, or of all sensors if none is named so; None without
+    sensors.
     """
     found = [(str(one["zone"]), one["millidegrees"] / 1e3) for one in reply.get("temperatures", ())]
     sensible = [(zone, degrees) for zone, degrees in found if _SENSIBLE[0] <= degrees <= _SENSIBLE[1]]
@@ -105,8 +105,8 @@ def hottest(reply: dict[str, Any]) -> float | None:
 class AgentNetwork(RemoteModel):
     """A library without TVM in its own process of an agent, which ends with this object.
 
-    kinds: name, shape and dtype of each output, as the library says them; opened_ms: of a GPU's, what opening it took.
-    Raises StageError where it refuses.
+    kinds: name, shape and dtype of each output, as the library reports them; opened_ms: time to open it, for a GPU.
+    Raises StageError if the library fails.
     """
 
     def __init__(self, session: AgentSession, digest: str, keeps_programs: bool = True) -> None:
@@ -118,14 +118,14 @@ class AgentNetwork(RemoteModel):
         )
         reply = session.connection.ask(request, "opening the library", within_s=session.longest_s)
         self.number = int(reply["library"])
-        with _understood(session.name):
+        with _check_reply(session.name):
             self.inputs = [int(one["size"]) for one in reply["inputs"]]
             self.kinds = [
                 (str(one["name"]), tuple(map(int, one["shape"])), _DTYPES[one["dtype"]]) for one in reply["outputs"]
             ]
             if "gpu" in reply:
                 self.opened_ms = float(reply["opened_ns"]) / 1e6
-                session.gpu = GpuFacts(*(as_name(reply["gpu"][part.name]) for part in fields(GpuFacts)))
+                session.gpu = GpuFacts(*(sanitize_name(reply["gpu"][part.name]) for part in fields(GpuFacts)))
 
     def ask(self, request: str, doing: str) -> dict[str, Any]:
         return self.session.connection.ask(request, doing, self.number, self.session.longest_s)
@@ -141,7 +141,7 @@ class AgentNetwork(RemoteModel):
 
     def invoke(self) -> None:
         reply = self.ask("run", "running the library")
-        with _understood(self.session.name):
+        with _check_reply(self.session.name):
             self.ran_ms = float(reply["ns"]) / 1e6
 
     def last_run_ms(self) -> float | None:
@@ -154,26 +154,26 @@ class AgentNetwork(RemoteModel):
         """Copy one output of the last run from the device."""
         found = self.session.connection.receive(f"fetch index={at}", "copying an output", self.number)
         _, shape, dtype = self.kinds[at]
-        with _understood(self.session.name):
+        with _check_reply(self.session.name):
             return np.frombuffer(found, _numpy(dtype)).reshape(shape)
 
     def time_runs(self, repeat: int) -> list[float]:
         return self.times(repeat, 0.0)
 
     def times(self, repeat: int, min_repeat_ms: float, of_kernels: bool = False) -> list[float]:
-        """Return mean times in seconds, each of as many runs as take min_repeat_ms together; of_kernels: on the clock
-        of their device.
+        """Return mean times in seconds, each over runs of at least min_repeat_ms in total; of_kernels: measured by the
+        GPU's clock.
         """
         limits = f"repeats={repeat} min_us={round(min_repeat_ms * 1e3)}"
         reply = self.ask(f"time warmup=1 {limits} kernels={int(of_kernels)}", "timing the library")
-        with _understood(self.session.name):
+        with _check_reply(self.session.name):
             return [float(one) / 1e9 for one in reply["ns"]]
 
     def memory_bytes(self) -> int | None:
         return int(self.ask("memory", "reading the memory of its process").get("grown", 0)) or None
 
     def peak_bytes(self) -> int:
-        """Return how much memory of its process was resident at most."""
+        """Return the peak resident memory of its process."""
         return int(self.ask("memory", "reading the memory of its process").get("peak", 0))
 
     def state(self, threads: int, look: bool) -> dict[str, float] | None:
@@ -181,19 +181,19 @@ class AgentNetwork(RemoteModel):
         reply = connection.ask_if_known(f"state look={int(look)} threads={threads}", "reading its state", self.number)
         if reply is None:
             return None
-        with _understood(self.session.name):
-            found = known_state(float(reply[name]) for name in STATE)
+        with _check_reply(self.session.name):
+            found = decode_state(float(reply[name]) for name in STATE)
         celsius = hottest(connection.ask("temperature", "asking its temperature")) if look else None
         return found if celsius is None else {**found, "celsius": celsius}
 
     def profile(self, runs: int) -> list[tuple[str, int, int]]:
         reply = self.ask(f"profile runs={runs}", "profiling the library")
-        with _understood(self.session.name):
+        with _check_reply(self.session.name):
             return [(str(name), int(calls), int(ns)) for name, calls, ns in reply["kernels"]]
 
     def copies_ms(self, runs: int) -> tuple[float, float] | None:
         reply = self.ask(f"profile runs={runs}", "profiling the library")
-        with _understood(self.session.name):
+        with _check_reply(self.session.name):
             found = [float(one) / 1e6 / runs for one in reply["copies"]]
             return (found[0], found[1]) if found else None
 
@@ -241,10 +241,8 @@ def _numpy(dtype: str) -> Any:
 
 
 @contextlib.contextmanager
-def _understood(name: str) -> Iterator[None]:
+def _check_reply(name: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, ValueError, TypeError, IndexError) as error:
-        raise DeviceLostError(
-            f"device {name!r} said what no agent says: {error}", "the agent of this tvmflow"
-        ) from error
+        raise DeviceLostError(f"device {name!r} sent an invalid reply: {error}", "the agent of this tvmflow") from error

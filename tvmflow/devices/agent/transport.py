@@ -1,6 +1,4 @@
-"""Devices with our agent on them, reached by an address: a board in the network behind a tunnel, a phone behind adb
-forward.
-"""
+"""Reach a device with our agent by its address: a board behind a tunnel, or a phone behind adb forward."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from tvmflow.config.params import DeviceEntry
 from tvmflow.config.value_types import Host, PathText
 from tvmflow.devices.agent.protocol import AgentConnection
 from tvmflow.devices.agent.session import AgentSession
-from tvmflow.devices.gpu_facts import as_name
+from tvmflow.devices.gpu_facts import sanitize_name
 from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.devices.transport import DeviceState, Transport
 from tvmflow.support.errors import DeviceLostError, UsageError
@@ -30,14 +28,14 @@ _RETRY_S = 1.0
 
 
 class MeasuringOptions(Options):
-    """How an agent measures. cpu_mask: bit i: on CPU i; max_celsius: hotter, it is waited for."""
+    """Options of measurements on an agent. cpu_mask: bit i allows CPU i; max_celsius: wait above it."""
 
     cpu_mask: Annotated[int, Field(gt=0, lt=1 << 64)] | None = None
     max_celsius: Annotated[float, Field(ge=20, le=120)] | None = None
 
 
 class AgentOptions(MeasuringOptions):
-    """Where the agent listens, and the file with its secret, which only its owner may read."""
+    """Address of the agent, and the file with its secret, which only its owner may read."""
 
     host: Host = "127.0.0.1"
     port: Annotated[int, Field(gt=0, lt=65536)]
@@ -54,26 +52,26 @@ class AgentTransport(Transport):
     def open(self, device: DeviceEntry, backend: Backend, limits: SessionLimits) -> Iterator[DeviceSession]:
         options = read_options(AgentOptions, device.options, "device")
         secret = read_secret(Path(options.secret_file))
-        connection = connected(options.host, options.port, secret, device.key, limits.wait_s)
+        connection = connect_agent(options.host, options.port, secret, device.key, limits.wait_s)
         with contextlib.closing(connection):
             yield measuring_session(connection, "", backend, limits, options)
 
     def processor(self, device: DeviceEntry, wait_s: float) -> DeviceFacts:
         options = read_options(AgentOptions, device.options, "device")
         secret = read_secret(Path(options.secret_file))
-        with contextlib.closing(connected(options.host, options.port, secret, device.key, wait_s)) as connection:
+        with contextlib.closing(connect_agent(options.host, options.port, secret, device.key, wait_s)) as connection:
             return processor_facts(connection, options)
 
     def state(self, device: DeviceEntry) -> DeviceState:
         options = read_options(AgentOptions, device.options, "device")
         secret = read_secret(Path(options.secret_file))
         with contextlib.closing(AgentConnection(options.host, options.port, secret, device.key)) as connection:
-            taken = bool(connection.ask("probe", "asking what it is").get("taken"))
+            taken = bool(connection.ask("probe", "reading its description").get("taken"))
         return DeviceState(True, "in use" if taken else "free", {"total": 1, "free": int(not taken)})
 
 
-def connected(host: str, port: int, secret: bytes, name: str, wait_s: float) -> AgentConnection:
-    """Connect to an agent that may be starting, for so long. Raises DeviceLostError, DeviceRefusedError,
+def connect_agent(host: str, port: int, secret: bytes, name: str, wait_s: float) -> AgentConnection:
+    """Connect to an agent that may still be starting, within wait_s. Raises DeviceLostError, DeviceRefusedError,
     AgentVersionError.
     """
     deadline = time.monotonic() + min(wait_s, 10.0)
@@ -87,8 +85,8 @@ def connected(host: str, port: int, secret: bytes, name: str, wait_s: float) -> 
 
 
 def processor_facts(connection: AgentConnection, options: MeasuringOptions) -> DeviceFacts:
-    """Return what an agent says of its processor: of the fastest core of those that are used."""
-    found = connection.ask("probe", "asking what it is")
+    """Return what an agent reports about its processor: about the fastest core that is used."""
+    found = connection.ask("probe", "reading its description")
     mask = options.cpu_mask or -1
     cores = [core for core in found.get("cores", ()) if mask >> int(core.get("cpu", 0)) & 1]
     rank = [(int(core.get("capacity", 0)), int(core.get("max_khz", 0)), at) for at, core in enumerate(cores)]
@@ -101,13 +99,13 @@ def processor_facts(connection: AgentConnection, options: MeasuringOptions) -> D
 def measuring_session(
     connection: AgentConnection, unit: str, backend: Backend, limits: SessionLimits, options: MeasuringOptions
 ) -> AgentSession:
-    """Return a session that has the device to itself, and waits for it to cool down."""
+    """Return a session with exclusive use of the device, which waits for it to cool down."""
     session = AgentSession(connection, unit, backend.target, limits, options.cpu_mask or 0)
     session.max_celsius = options.max_celsius
     session.times_kernels = backend.has_own_clock
     facts = session.probe()
-    session.build = as_name(facts.get("build", ""))
-    session.unit = unit or as_name(facts.get("unit", "")) or connection.place
+    session.build = sanitize_name(facts.get("build", ""))
+    session.unit = unit or sanitize_name(facts.get("unit", "")) or connection.place
     return session
 
 
@@ -124,7 +122,7 @@ def read_secret(path: Path) -> bytes:
         ) from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO) or not 16 <= len(found) <= 256:
         raise UsageError(
-            f"{path}, the secret of an agent, may be read by others, or has {len(found)} characters",
+            f"{path}, the secret of an agent, is readable by others, or has {len(found)} characters",
             "16 to 256 characters in a file of mode 0600",
             f"chmod 600 {path}",
         )

@@ -1,7 +1,7 @@
-"""Google's adb program, driven as a subprocess: phones that are attached, commands on them, what went wrong with one.
+"""Drive phones by Google's adb program: list them, run commands, and classify failures.
 
-Exit codes of adb tell little (a phone that dies in a shell ends it with 0 in one version and 255 in another): a command
-is done when the shell on the phone says so.
+Exit codes of adb are unreliable (if a phone dies in a shell, some versions exit with 0 and others with 255). So a
+command has succeeded only if the phone's shell prints that it has.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _BATTERY = re.compile(r"^\s*(level|temperature|AC powered|USB powered): (\S+)", 
 
 
 @dataclass(frozen=True)
-class Attached:
-    """A phone as `adb devices` lists it. state: device, unauthorized, offline, ..."""
+class ListedPhone:
+    """A phone in `adb devices`. state: device, unauthorized, offline, ..."""
 
     serial: str
     state: str
@@ -55,8 +55,8 @@ class Attached:
 
 @dataclass(frozen=True)
 class PhoneFacts:
-    """What a phone says of itself; "" for what it does not say. abis: all that it runs, abi the first; cores: LLVM's
-    names; battery: in percent, None where there is none.
+    """What a phone reports about itself; "" if unknown. abis: all supported ABIs, abi the first; cores: LLVM's names;
+    battery: percent, None without one.
     """
 
     model: str
@@ -72,22 +72,22 @@ class PhoneFacts:
 
     @property
     def architecture(self) -> str:
-        """Return what a target's mtriple begins with; "" for an ABI that we do not know."""
+        """Return the architecture of the target triple; "" for an unknown ABI."""
         return _ARCHITECTURES.get(self.abi, "")
 
     @property
     def architectures(self) -> frozenset[str]:
-        """Return what mtriples of targets may begin with, also of 32 bits; none where it says nothing that we know."""
+        """Return all architectures for target triples, including 32-bit ones; empty if unknown."""
         return frozenset(_ARCHITECTURES[abi] for abi in (self.abi, *self.abis.split(",")) if abi in _ARCHITECTURES)
 
     @property
     def processor(self) -> DeviceFacts:
-        """Return what it says of its processor; the fastest core is the last, as phones number them."""
+        """Return the processor's description; the fastest core is the last one in the phone's numbering."""
         return DeviceFacts(self.architecture, self.cores.rpartition(" ")[2], self.features)
 
 
 def find_adb() -> str:
-    """Return the program: of PATH, else the one that the package adbutils brings. Raises DeviceError."""
+    """Return the adb program from PATH or from the package adbutils. Raises DeviceError."""
     found = shutil.which("adb")
     spec = None if found else importlib.util.find_spec("adbutils")
     for folder in spec.submodule_search_locations or () if spec else ():
@@ -103,20 +103,18 @@ def find_adb() -> str:
     return found
 
 
-def attached(wanted: Sequence[str] = ()) -> list[Attached]:
-    """Return the phones that adb sees, whatever their state. wanted: serials, of which those in the network are
-    connected to.
-
-    Raises DeviceError.
+def list_phones(wanted: Sequence[str] = ()) -> list[ListedPhone]:
+    """Return the phones that adb sees in any state. wanted: serials; those that are network addresses are connected
+    first. Raises DeviceError.
     """
     phones = _listed()
     absent = [serial for serial in wanted if ":" in serial and serial not in {phone.serial for phone in phones}]
     for serial in absent:
-        _run("connect", serial)  # adb says 0 also where nobody is there
+        _run("connect", serial)  # adb exits with 0 even without a phone
     return _listed() if absent else phones
 
 
-def _listed() -> list[Attached]:
+def _listed() -> list[ListedPhone]:
     lines = _run("devices", "-l").stdout.decode(errors="replace").splitlines()
     phones = []
     for words in (line.split() for line in lines if "\t" in line or "  " in line or " " in line):
@@ -130,12 +128,12 @@ def _listed() -> list[Attached]:
             "no",
         ):
             model = next((word.partition(":")[2] for word in words if word.startswith("model:")), "")
-            phones.append(Attached(words[0], "no permissions" if words[1] == "no" else words[1], model))
+            phones.append(ListedPhone(words[0], "no permissions" if words[1] == "no" else words[1], model))
     return phones
 
 
-def why_not(serial: str, states: Mapping[str, str]) -> DeviceError | None:
-    """Return what keeps a phone from being used, by the states of those that adb lists; None where nothing does."""
+def unusable_reason(serial: str, states: Mapping[str, str]) -> DeviceError | None:
+    """Return why a phone cannot be used, from the states that adb lists; None if it can."""
     state = states.get(serial, "absent")
     if state in ("unauthorized", "authorizing", "no permissions"):
         return DeviceRefusedError(
@@ -145,9 +143,9 @@ def why_not(serial: str, states: Mapping[str, str]) -> DeviceError | None:
         )
     if state != "device":
         return DeviceUnpluggedError(
-            f"phone {serial} is {'not attached' if state == 'absent' else state}",
+            f"phone {serial} is {'not list_phones' if state == 'absent' else state}",
             "a phone that adb devices lists",
-            "look at its cable and at USB debugging, then run the same command again",
+            "check its cable and USB debugging, then run the same command again",
         )
     return None
 
@@ -159,16 +157,16 @@ class Phone:
 
     def __init__(self, serial: str) -> None:
         self.serial, self._boot = serial, ""
-        attached([serial])
+        list_phones([serial])
         self.check_state()
         self._boot = self.boot()
 
     def boot(self) -> str:
-        """Return what tells this start of the phone from others."""
+        """Return an identifier of the phone's current boot."""
         return self.shell("cat /proc/sys/kernel/random/boot_id").strip()
 
     def shell(self, command: str, timeout_s: float = TIMEOUT_S, content: bytes = b"") -> str:
-        """Run a command in the phone's shell; returns what it printed. content: its standard input."""
+        """Run a command in the phone's shell and return its output. content: its standard input."""
         output, code = self._shell(command, timeout_s, content)
         if code:
             said = last_words(output.encode()) or f"exit {code}"
@@ -176,7 +174,7 @@ class Phone:
         return output
 
     def succeeds(self, command: str) -> bool:
-        """Return whether a command in the phone's shell ended with 0."""
+        """Return whether a command in the phone's shell exits with 0."""
         return not self._shell(command, TIMEOUT_S, b"")[1]
 
     def _shell(self, command: str, timeout_s: float, content: bytes) -> tuple[str, int]:
@@ -186,7 +184,7 @@ class Phone:
         output, _, code = done.stdout.decode(errors="replace").rpartition(_DONE)
         if not code.strip().isdigit():
             raise self.why(
-                last_words(done.stderr) or f"its shell ended without a word while running {command.split()[0]}"
+                last_words(done.stderr) or f"its shell ended without output while running {command.split()[0]}"
             )
         return output.replace("\r\n", "\n"), int(code)
 
@@ -195,24 +193,24 @@ class Phone:
         for _ in range(_PUSHES):
             done = _run("-s", self.serial, "push", str(file), remote, timeout_s=PUSH_TIMEOUT_S)
             if not done.returncode or b"error" in done.stderr + done.stdout:
-                break  # at times adb fails and says only how much it copied, not why
+                break  # sometimes adb fails and prints the copied amount without the error
         if done.returncode:
-            said = error_words(done.stderr + done.stdout)  # how much was copied may come beside the error, in any order
+            said = error_words(done.stderr + done.stdout)  # the copied amount and the error come in any order
             raise self._refusal(said, f"pushing {file.name}")
 
     def forward(self, port: int) -> int:
-        """Let a port of this machine lead to one of the phone; returns it."""
+        """Forward a port of this machine to a port of the phone; return the former."""
         done = _run("-s", self.serial, "forward", "tcp:0", f"tcp:{port}")
         if done.returncode or not done.stdout.strip().isdigit():
             raise self.why(last_words(done.stderr) or last_words(done.stdout))
         return int(done.stdout)
 
     def end_forward(self, port: int) -> None:
-        """Take a forward back; that there is none any more is no error."""
+        """Remove a forward; a missing one is no error."""
         _run("-s", self.serial, "forward", "--remove", f"tcp:{port}")
 
     def facts(self) -> PhoneFacts:
-        """Return what the phone says of itself."""
+        """Return what the phone reports about itself."""
         names = " ".join(_FACTS.values())
         command = (
             f'for name in {names}; do echo "$(getprop $name)"; done; grep -E \'^(Features|flags|CPU '
@@ -235,13 +233,13 @@ class Phone:
         )
 
     def check_state(self) -> None:
-        """Raise what keeps the phone from being used."""
-        why = why_not(self.serial, {phone.serial: phone.state for phone in attached()})
+        """Raise the error that keeps the phone from being used."""
+        why = unusable_reason(self.serial, {phone.serial: phone.state for phone in list_phones()})
         if why is not None:
             raise why
 
     def why(self, said: str) -> DeviceError:
-        """Return what ended a conversation with the phone: unplugged, rebooted, not trusted, or else what was said."""
+        """Return the cause of a failed command: unplugged, rebooted, not trusted, or the text itself."""
         try:
             self.check_state()
             now = self.boot() if self._boot else ""
@@ -249,7 +247,7 @@ class Phone:
             return error
         if now != self._boot:
             return DeviceRebootedError(
-                f"phone {self.serial} started anew ({said})", "a phone that stays on", "run the stage again; charge it"
+                f"phone {self.serial} rebooted ({said})", "a phone that keeps running", "run the stage again; charge it"
             )
         return DeviceLostError(
             f"phone {self.serial} failed: {said}", "a phone that responds until the end", "run the stage again"
@@ -258,7 +256,7 @@ class Phone:
     def _refusal(self, said: str, doing: str) -> DeviceError:
         if "no space left" in said.lower():
             return DeviceFullError(
-                f"phone {self.serial}, {doing}: {said}", "room on the phone", "delete something there"
+                f"phone {self.serial}, {doing}: {said}", "space on the phone", "delete something there"
             )
         return self.why(f"{doing}: {said}")
 
@@ -270,7 +268,7 @@ def _run(*arguments: str, timeout_s: float = TIMEOUT_S, content: bytes = b"") ->
         )
     except subprocess.TimeoutExpired:
         raise DeviceLostError(
-            f"adb {' '.join(arguments[:3])} was silent for {timeout_s:g} s",
+            f"adb {' '.join(arguments[:3])} did not finish within {timeout_s:g} s",
             "a phone that responds",
             "unplug the phone and plug it in again",
         ) from None

@@ -1,4 +1,4 @@
-"""Phones through adb: the agent is pushed and started, its port forwarded, and all of it taken back at the end."""
+"""Prepare a phone through adb: push and start the agent, forward its port, and undo all of it at the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvmflow.devices.agent.process import new_secret, told_port
+from tvmflow.devices.agent.process import exchange_secret, new_secret
 from tvmflow.devices.android.adb import Phone, PhoneFacts, find_adb
 from tvmflow.support.errors import DeviceError, WrongProcessorError
 from tvmflow.support.files import sha256_of
@@ -21,7 +21,7 @@ FOLDER = "/data/local/tmp/tvmflow"
 
 @dataclass(frozen=True)
 class PreparedPhone:
-    """A phone on which the agent listens. port: of this machine, which leads there."""
+    """A phone with a listening agent. port: the forwarded port of this machine."""
 
     phone: Phone
     facts: PhoneFacts
@@ -30,26 +30,23 @@ class PreparedPhone:
 
 
 def check_architecture(phone: Phone, facts: PhoneFacts, target: ResolvedTarget) -> None:
-    """Raise WrongProcessorError where a phone does not execute what a target compiles."""
+    """Raise WrongProcessorError if a phone cannot execute a target's code."""
     if facts.architectures and triple_of(target.mtriple).architecture not in facts.architectures:
         raise WrongProcessorError(
             f"phone {phone.serial} has the ABI {facts.abi}, and the target compiles for {target.mtriple}",
             f"mtriple: {facts.architecture}-linux-{Triple(facts.architecture, 'android').ending}",
-            "correct the target, or name other phones with serials: of the device",
+            "correct the target, or select other phones with serials: of the device",
         )
 
 
 @contextlib.contextmanager
-def prepared(
+def prepare_phone(
     phone: Phone, facts: PhoneFacts, program: Path, folder: str = FOLDER, secret: bytes | None = None, unit: str = ""
 ) -> Iterator[PreparedPhone]:
-    """Push the agent, start it and forward its port; at the end it is stopped and the forward taken back.
+    """Push the agent, start it and forward its port; stop it and remove the forward at the end.
 
-    secret: of the agent, a new one where none is given. unit: what the agent says that the phone is called, "" for
-    nothing.
-
-    Files that were uploaded stay, for the next session. The agent ends with the connection to it, also when this
-    process is killed.
+    secret: of the agent, a new one by default. unit: the phone's name as reported by the agent, "" for none. Uploaded
+    files stay for the next session. The agent ends with the connection to it, even if this process is killed.
     """
     remote = f"{folder}/agent-{sha256_of(program)[:16]}"
     if not phone.succeeds(f"test -x {remote}"):
@@ -69,9 +66,9 @@ def prepared(
     port = 0
     try:
         try:
-            port = phone.forward(told_port(process, secret))
+            port = phone.forward(exchange_secret(process, secret))
         except DeviceError as error:
-            if type(error) is DeviceError:  # the agent did not start, or the phone is why
+            if type(error) is DeviceError:  # the agent did not start, maybe because of the phone
                 raise phone.why(error.found) from error
             raise
         yield PreparedPhone(phone, facts, port, secret)
@@ -83,8 +80,8 @@ def prepared(
 
 
 @contextlib.contextmanager
-def awake(phone: Phone) -> Iterator[None]:
-    """Keep a phone's screen and processor on while it is plugged in; afterwards it is as it was."""
+def keep_awake(phone: Phone) -> Iterator[None]:
+    """Keep a phone's screen and processor on while it is plugged in; restore the setting afterwards."""
     setting = "settings {} global stay_on_while_plugged_in {}"
     before = phone.shell(setting.format("get", "")).strip()
     phone.shell("svc power stayon true")
@@ -97,7 +94,7 @@ def awake(phone: Phone) -> Iterator[None]:
 
 @contextlib.contextmanager
 def remove(phone: Phone, folder: str = FOLDER) -> Iterator[None]:
-    """Delete our folder on a phone at the end."""
+    """Delete our folder on a phone at the end of a context."""
     try:
         yield
     finally:

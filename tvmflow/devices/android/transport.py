@@ -1,4 +1,4 @@
-"""The transport adb: a session takes a free phone, and leaves it as it was but for the files that were uploaded."""
+"""Define the transport adb: a session uses a free phone and restores it, except for uploaded files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tvmflow.config.params import DeviceEntry
 from tvmflow.config.value_types import PathText
 from tvmflow.devices.agent.protocol import AgentConnection
 from tvmflow.devices.agent.transport import MeasuringOptions, measuring_session
-from tvmflow.devices.android.adb import Phone, attached, why_not
-from tvmflow.devices.android.phones import PreparedPhone, check_architecture, prepared
-from tvmflow.devices.gpu_facts import as_name
+from tvmflow.devices.android.adb import Phone, list_phones, unusable_reason
+from tvmflow.devices.android.phones import PreparedPhone, check_architecture, prepare_phone
+from tvmflow.devices.gpu_facts import sanitize_name
 from tvmflow.devices.programs import agent_for
 from tvmflow.devices.session import DeviceSession, SessionLimits
-from tvmflow.devices.this_host import exclusive
+from tvmflow.devices.this_host import lock_device
 from tvmflow.devices.transport import DeviceState, Transport
 from tvmflow.support.errors import DeviceBusyError, DeviceError, DeviceRefusedError, DeviceUnpluggedError
 from tvmflow.targets.device_processor import DeviceFacts
@@ -33,10 +33,8 @@ Serial = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,99}$")]
 
 
 class PhoneOptions(MeasuringOptions):
-    """serials: which phones, all that are attached where none is named. agent: its program, compiled where it is not
-    named.
-
-    hash_serial: measurements have a digest of the serial instead of it.
+    """serials: usable phones, by default all that are attached. agent: its program, by default compiled. hash_serial:
+    measurements contain a digest of the serial.
     """
 
     serials: Annotated[tuple[Serial, ...], Field(strict=False)] = ()
@@ -45,7 +43,7 @@ class PhoneOptions(MeasuringOptions):
 
 
 class PhoneTransport(Transport):
-    """Phones at this machine's USB or in its network, one session each."""
+    """Phones connected by USB or network, one session each."""
 
     options = PhoneOptions
     has_tvm = False
@@ -58,13 +56,13 @@ class PhoneTransport(Transport):
             facts = phone.facts()
             check_architecture(phone, facts, backend.target)
             program = Path(options.agent) if options.agent else agent_for(backend.target)
-            with prepared(phone, facts, program) as ready:
+            with prepare_phone(phone, facts, program) as ready:
                 connection = PhoneConnection(ready, device.key, limits)
                 with contextlib.closing(connection):
                     session = measuring_session(
                         connection, unit_of(serial, options.hash_serial), backend, limits, options
                     )
-                    session.build = as_name(facts.build) or session.build
+                    session.build = sanitize_name(facts.build) or session.build
                     yield session
 
     def processor(self, device: DeviceEntry, wait_s: float) -> DeviceFacts:
@@ -75,7 +73,7 @@ class PhoneTransport(Transport):
     def state(self, device: DeviceEntry) -> DeviceState:
         options = read_options(PhoneOptions, device.options, "device")
         phones = [
-            phone for phone in attached(options.serials) if not options.serials or phone.serial in options.serials
+            phone for phone in list_phones(options.serials) if not options.serials or phone.serial in options.serials
         ]
         ready = [phone for phone in phones if phone.state == "device"]
         others = "".join(f", {phone.serial} {phone.state}" for phone in phones if phone.state != "device")
@@ -84,38 +82,38 @@ class PhoneTransport(Transport):
 
 
 class PhoneConnection(AgentConnection):
-    """A connection that says whether the phone is why it ended."""
+    """A connection that reports whether the phone caused its end."""
 
     def __init__(self, ready: PreparedPhone, name: str, limits: SessionLimits) -> None:
         self.ready = ready
         super().__init__("127.0.0.1", ready.port, ready.secret, name)
 
     def _lost(self, doing: str, error: Exception) -> DeviceError:
-        if self.closed:  # by us; the phone is not asked
+        if self.closed:  # closed by us
             return super()._lost(doing, error)
         return self.ready.phone.why(super()._lost(doing, error).found)
 
 
 def unit_of(serial: str, hashed: bool) -> str:
-    """Return what measurements name a phone by."""
+    """Return the name of a phone in measurements."""
     return f"phone-{hashlib.sha256(serial.encode()).hexdigest()[:12]}" if hashed else serial
 
 
 @contextlib.contextmanager
 def _free_phone(serials: Sequence[str], wait_s: float) -> Iterator[str]:
-    """Choose an attached phone that no other process of this user has. Raises DeviceUnpluggedError, DeviceRefusedError,
-    DeviceBusyError.
+    """Choose an attached phone that no other process of this user holds. Raises DeviceUnpluggedError,
+    DeviceRefusedError, DeviceBusyError.
     """
     deadline = time.monotonic() + wait_s
     while True:
-        states = {phone.serial: phone.state for phone in attached(serials)}
+        states = {phone.serial: phone.state for phone in list_phones(serials)}
         wanted = [serial for serial in serials or states if states.get(serial) == "device"]
         if not wanted:
-            _say_why_none(list(serials), states)
+            _raise_no_phone(list(serials), states)
         for serial in wanted:
             with contextlib.ExitStack() as stack:
                 try:
-                    stack.enter_context(exclusive(f"adb-{serial.replace(':', '_')}", 0.0))
+                    stack.enter_context(lock_device(f"adb-{serial.replace(':', '_')}", 0.0))
                 except DeviceBusyError:
                     continue
                 yield serial
@@ -129,15 +127,15 @@ def _free_phone(serials: Sequence[str], wait_s: float) -> Iterator[str]:
         time.sleep(_PAUSE_S)
 
 
-def _say_why_none(serials: list[str], states: dict[str, str]) -> None:
-    why = why_not(serials[0], states) if len(serials) == 1 else None
+def _raise_no_phone(serials: list[str], states: dict[str, str]) -> None:
+    why = unusable_reason(serials[0], states) if len(serials) == 1 else None
     if why is not None:
         raise why
     seen = ", ".join(f"{serial} is {state}" for serial, state in states.items()) or "adb sees none"
     refuses = "unauthorized" in [state for serial, state in states.items() if not serials or serial in serials]
     kind = DeviceRefusedError if refuses else DeviceUnpluggedError
     raise kind(
-        f"no phone that can be used{' of ' + ', '.join(serials) if serials else ''}: {seen}",
+        f"no usable phone{' of ' + ', '.join(serials) if serials else ''}: {seen}",
         "a phone with USB debugging allowed",
         _ATTACH,
     )

@@ -1,1 +1,1 @@
-"""An arm64 system emulated on this machine by qemu: its files, its processors, what its programs execute."""
+"""An arm64 system emulated on this machine by qemu."""

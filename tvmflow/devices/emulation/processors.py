@@ -1,4 +1,4 @@
-"""The processors that qemu emulates, a row each: LLVM's and qemu's names are the same."""
+"""List the processors that qemu emulates; LLVM and qemu use the same names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from tvmflow.support.errors import UnknownNameError
 
 @dataclass(frozen=True)
 class Processor:
-    """features: those of LLVM's that kernels rest on and qemu executes; another one's instructions end a program with
-    SIGILL.
-    """
+    """features: LLVM features that kernels use and qemu supports; other instructions end a program with SIGILL."""
 
     name: str
     features: tuple[str, ...]
@@ -29,7 +27,7 @@ PROCESSORS = {
 
 
 def processor_named(name: str) -> Processor:
-    """Return a row by its name. Raises UnknownNameError with the legal ones."""
+    """Return a processor by name. Raises UnknownNameError with the legal names."""
     if name not in PROCESSORS:
         raise UnknownNameError(f"no emulated processor {name!a}", legal=PROCESSORS, name=name)
     return PROCESSORS[name]

@@ -1,10 +1,10 @@
-"""The emulated system: made once for all workspaces, then a prefix of commands.
+"""Set up the emulated arm64 system once for all workspaces, and run commands in it.
 
     system = emulated_system()
     subprocess.run([*system.command("cortex-a76"), "a-program-for-arm64", "argument"])
 
-Its programs are processes of this machine: they see its files, its network and its processes, and no file of the root
-hides one of this machine but where both have it. They cannot start programs of arm64 themselves.
+Its programs are processes of this machine: they see its files, network and processes. A file of the root hides one of
+this machine only if both exist. They cannot start arm64 programs themselves.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tvmflow.support.paths import CODE_ROOT
 from tvmflow.toolchain.debian_packages import (
     Apt,
     architecture_of_this_machine,
-    made_folder,
+    make_folder,
     no_root,
     release_of_this_machine,
 )
 from tvmflow.toolchain.environments import cache_folder
-from tvmflow.toolchain.versions import installed
+from tvmflow.toolchain.versions import installed_version
 
-_MADE_AS = 1  # raised when a root is made in another way
+_MADE_AS = 1  # raised when the layout of the root changes
 _IN_ROOT = ("python3-minimal", "libpython3-stdlib", "libgcc-s1", "libstdc++6", "libgomp1")
 _WHEELS = (
     "apache-tvm",
@@ -44,7 +44,7 @@ _WHEELS = (
     "typing-extensions",
 )
 _PLATFORMS = tuple(f"manylinux{name}_aarch64" for name in ("_2_28", "_2_27", "_2_24", "_2_17", "2014"))
-COUNTER = next(  # in a clone, and in an installed package
+COUNTER = next(  # in a clone or in an installed package
     place / "emulator" / "count.c"
     for place in (CODE_ROOT / "runtime", CODE_ROOT / "tvmflow" / "_runtime")
     if place.is_dir()
@@ -53,7 +53,7 @@ COUNTER = next(  # in a clone, and in an installed package
 
 @dataclass(frozen=True)
 class EmulatedSystem:
-    """folder: with the arm64 files below `root` and qemu for this machine below `qemu`."""
+    """folder: contains the arm64 files below `root` and qemu for this machine below `qemu`."""
 
     folder: Path
 
@@ -62,11 +62,11 @@ class EmulatedSystem:
         return self.folder / "root"
 
     def command(self, processor: str, counts: bool = False) -> list[str]:
-        """Return what goes before a program of arm64 and its arguments, so that it runs on a processor of PROCESSORS.
+        """Return the command prefix that runs an arm64 program on a processor of PROCESSORS.
 
-        counts: executed instructions are counted; the program's CLOCK_REALTIME advances by a nanosecond for each of
-        them and by nothing else, and the system call of runtime/emulator/count.c tells more. Raises UnknownNameError;
-        with counts ToolchainError.
+        counts: count executed instructions. The program's CLOCK_REALTIME then advances by one nanosecond per
+        instruction and by nothing else, and the system call of runtime/emulator/count.c returns the counters. Raises
+        UnknownNameError; with counts also ToolchainError.
         """
         libraries = ":".join(str(path) for path in sorted((self.folder / "qemu").glob("**/*-linux-gnu")))
         plugin = ["-plugin", str(counter_plugin())] if counts else []
@@ -85,32 +85,30 @@ class EmulatedSystem:
 
     @property
     def python(self) -> Path:
-        """Return the root's Python, a program of arm64."""
+        """Return the root's Python, an arm64 program."""
         return next(path for path in sorted((self.root / "usr" / "bin").glob("python3.*")) if path.name[9:].isdecimal())
 
     def packages(self) -> Path:
-        """Return a folder for PYTHONPATH with the arm64 wheels of this environment's TVM, made now if it is not there.
+        """Return a folder for PYTHONPATH with the arm64 wheels of this environment's TVM, installed if necessary.
         Raises DeviceError.
         """
-        pins = [f"{name}=={installed(name)}" for name in _WHEELS]
+        pins = [f"{name}=={installed_version(name)}" for name in _WHEELS]
         return self.wheels(pins)
 
     def wheels(self, pins: list[str]) -> Path:
-        """Return a folder for PYTHONPATH with arm64 wheels, made now if it is not there. Raises DeviceError."""
+        """Return a folder for PYTHONPATH with arm64 wheels, installed if necessary. Raises DeviceError."""
         version = self.python.name.removeprefix("python")
         folder = self.folder.parent / f"wheels-{digest_of([*pins, version, _MADE_AS])[:12]}"
-        return made_folder(folder, lambda unfinished: _unpack_wheels(pins, version, unfinished), no_root)
+        return make_folder(folder, lambda unfinished: _unpack_wheels(pins, version, unfinished), no_root)
 
 
 def emulated_system() -> EmulatedSystem:
-    """Return the emulated system, made now if it is not there: some 35 MB to download. Raises DeviceError where it
-    cannot be.
-    """
-    return EmulatedSystem(made_folder(_folder(), _fill, no_root))
+    """Return the emulated system, installed if necessary (a download of about 35 MB). Raises DeviceError."""
+    return EmulatedSystem(make_folder(_folder(), _fill, no_root))
 
 
 def is_made() -> bool:
-    """Return whether the emulated system is there already."""
+    """Return whether the emulated system is installed."""
     return _folder().is_dir()
 
 
@@ -123,9 +121,9 @@ def _folder() -> Path:
 
 
 def counter_plugin() -> Path:
-    """Return the plugin that counts instructions, compiled now if it is not there. Raises DeviceError."""
+    """Return the plugin that counts instructions, compiled if necessary. Raises DeviceError."""
     folder = cache_folder() / "arm64" / f"count-{sha256_of(COUNTER)[:12]}-{platform.machine()}"
-    return made_folder(folder, _compile_counter, no_root) / "count.so"
+    return make_folder(folder, _compile_counter, no_root) / "count.so"
 
 
 def _fill(folder: Path) -> None:
@@ -135,14 +133,14 @@ def _fill(folder: Path) -> None:
     root.mkdir()
     apt = Apt(apt_folder, (host, "arm64"), no_root)
     files = apt.unpack([f"{name}:arm64" for name in _IN_ROOT], root)
-    # The C library of this machine serves qemu too; two of them in one process do not.
+    # qemu uses the C library of this machine; a process cannot have two.
     files |= apt.unpack(
         [f"qemu-user:{host}"], folder / "qemu", without=("libc6", "libgcc-s1", "gcc-12-base", "gcc-14-base")
     )
     for file in (folder / "qemu" / "usr" / "bin").iterdir():
-        if file.name != "qemu-aarch64":  # a hundred MB of other processors
+        if file.name != "qemu-aarch64":  # a hundred MB for other processors
             file.unlink()
-    if not (root / "lib").exists():  # releases whose packages hold usr/lib alone
+    if not (root / "lib").exists():  # releases whose packages have usr/lib only
         (root / "lib").symlink_to("usr/lib")
     shutil.rmtree(apt_folder)
     (folder / "packages.json").write_text(json.dumps(files, indent=1, sort_keys=True), encoding="utf-8")
@@ -189,9 +187,9 @@ def _unpack_wheels(pins: list[str], version: str, folder: Path) -> None:
     )
     if done.returncode:
         raise DeviceError(
-            f"the arm64 wheels cannot be had: {done.stderr.strip()[-300:]}",
+            f"the arm64 wheels cannot be installed: {done.stderr.strip()[-300:]}",
             "pip to reach a package index",
-            f"pip download --platform {_PLATFORMS[0]} --only-binary=:all: {pins[0]} says more",
+            f"pip download --platform {_PLATFORMS[0]} --only-binary=:all: {pins[0]} shows the cause",
         )
     for wheel in sorted(downloads.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:

@@ -1,1 +1,1 @@
-"""GPUs: what a system has of them, found out by trying, and software drivers for machines that have none."""
+"""GPUs: probe them by self-tests, and quarantine those that compute wrong values."""

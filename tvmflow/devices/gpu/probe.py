@@ -1,6 +1,7 @@
-"""Which GPUs a system can compute on: runtime/gpu as a program, whose self-tests run in a process of their own.
+"""Find the GPUs that a system can compute on, by the self-tests of runtime/gpu in a separate process.
 
-Drivers crash, hang and claim what they cannot do: a GPU is usable when its self-tests passed, not when it is listed.
+Drivers crash, hang and claim features that do not work: a GPU is usable when its self-tests pass, not when it is
+listed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from tvmflow.devices.gpu_facts import _MOST_BYTES, Probed, ended_by, read_probe
+from tvmflow.devices.gpu_facts import _MOST_BYTES, Probed, describe_signal, read_probe
 from tvmflow.devices.programs import probe_sources, run_compiler
 from tvmflow.support.errors import DeviceError
 from tvmflow.support.files import digest_of, sha256_of
@@ -26,7 +27,7 @@ _COMPILE = ("-std=c11", "-O2", "-Wall", "-Wextra", "-D_GNU_SOURCE", "-s")
 
 
 def probe_program(compiler: Sequence[str] = ("gcc",)) -> Path:
-    """Return the probe as a program, compiled now if it is not there. Raises ToolchainError."""
+    """Return the probe program, compiled if necessary. Raises ToolchainError."""
     sources = [RUNTIME / "gpu" / "main.c", *probe_sources()]
     digests = {file.name: sha256_of(file) for file in (RUNTIME / "gpu").iterdir() if file.is_file()}
     folder = cache_folder() / "gpu-probe" / digest_of([digests, list(compiler)])[:16]
@@ -47,8 +48,8 @@ def probe(
     options: Sequence[str] = (),
     limit_s: float = TIME_LIMIT_S,
 ) -> Probed:
-    """Run the probe; what a driver ends or holds up costs only what it had not said. Raises DeviceError where it does
-    not start.
+    """Run the probe; if a driver crashes or hangs, only the remaining output is lost. Raises DeviceError if it does not
+    start.
     """
     command = [str(program), *options]
     try:
@@ -67,7 +68,7 @@ def probe(
         output, _ = process.communicate(timeout=limit_s)
         if process.returncode:
             code = process.returncode
-            ended = ended_by(-code) if code < 0 else f"it ended with exit code {code}"
+            ended = describe_signal(-code) if code < 0 else f"it ended with exit code {code}"
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()

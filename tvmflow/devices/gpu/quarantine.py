@@ -1,7 +1,6 @@
-"""GPUs on which a network's kernels computed other values than the CPU: remembered in a workspace until the same
-network agrees there.
+"""Quarantine GPUs on which kernels compute wrong values, until the same network agrees with the CPU there.
 
-One file holds them all. A device counts with its driver's version: another version is another device.
+One file per workspace. A device includes its driver's version: another version is another device.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from tvmflow.support.files import write_atomic
 
 @dataclass(frozen=True)
 class Quarantined:
-    """cell: whose kernels were compared; kernel: the first that differs; error: as of the comparison, None for no
-    number; when: UTC.
+    """cell: whose kernels were compared; kernel: the first that differs; error: of the comparison, None if not finite;
+    when: UTC.
     """
 
     gpu: GpuFacts
@@ -34,7 +33,7 @@ class Quarantined:
 
     @property
     def reason(self) -> str:
-        """Say what was found."""
+        """Return the reason of the quarantine."""
         size = "no number" if self.error is None else f"error {self.error:.2g}"
         return f"kernel {self.kernel} of {self.cell} computes other values than the CPU ({size}, {self.when})"
 
@@ -42,8 +41,8 @@ class Quarantined:
         return {**asdict(self), "reason": self.reason}
 
 
-def quarantined(root: Path) -> tuple[Quarantined, ...]:
-    """Return what is in quarantine in a workspace. Raises StoreError for a damaged file."""
+def read_quarantine(root: Path) -> tuple[Quarantined, ...]:
+    """Return the quarantined GPUs of a workspace. Raises StoreError for a damaged file."""
     path = _path(root)
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
@@ -61,13 +60,13 @@ def quarantined(root: Path) -> tuple[Quarantined, ...]:
 
 
 def note_agreement(root: Path, gpu: GpuFacts, cell: str, first: Mapping[str, Any] | None) -> None:
-    """Put a GPU into quarantine for a cell, or lift it. first: `kernel` and `error` of the first kernel that differs,
-    None for none.
+    """Quarantine a GPU for a cell, or lift the quarantine. first: `kernel` and `error` of the first kernel that
+    differs, None for none.
     """
     path, lock = _path(root), root / "artifacts" / ".locks" / "quarantine.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):
-        before = quarantined(root)
+        before = read_quarantine(root)
         after = [one for one in before if (one.gpu, one.cell) != (gpu, cell)]
         if first is not None:
             when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")

@@ -1,9 +1,7 @@
-"""An arm64 board emulated on this machine: TVM's RPC server of the arm64 wheel under qemu, registered with a tracker of
-its own.
+"""Emulate an arm64 board: TVM's RPC server of the arm64 wheel under qemu, with a tracker of its own.
 
-Each session is a board of its own, started for it and gone after it, so that several measure side by side. Its clock is
-no time: it advances by a nanosecond for each instruction that the board executes, which is what the tuner ranks by
-there.
+Each session starts a board and ends it, so that several can measure side by side. Its clock is not a time: it advances
+by one nanosecond per executed instruction, and the tuner ranks by that.
 """
 
 from __future__ import annotations
@@ -31,20 +29,20 @@ from tvmflow.targets.resolve import ResolvedTarget
 _START_TIMEOUT_S = 300.0  # 7 s on an idle machine
 
 
-def _known(name: str) -> str:
+def _check_processor(name: str) -> str:
     if name not in PROCESSORS:
         raise ValueError(f"no emulated processor {name!a}; legal: {', '.join(PROCESSORS)}")
     return name
 
 
 class EmulatedOptions(Options):
-    """processor: of PROCESSORS; a library for another one ends with SIGILL where that lacks an instruction."""
+    """processor: one of PROCESSORS; a library for another one ends with SIGILL at an unsupported instruction."""
 
-    processor: Annotated[str, AfterValidator(_known)]
+    processor: Annotated[str, AfterValidator(_check_processor)]
 
 
 class EmulatedTransport(RpcTransport):
-    """An emulated board for each session, with one thread."""
+    """An emulated board with one thread per session."""
 
     options = EmulatedOptions
     is_emulated = True
@@ -72,7 +70,7 @@ class EmulatedTransport(RpcTransport):
             yield Link(remote, f"emulated-{processor.name}")
 
     def state(self, device: DeviceEntry) -> DeviceState:
-        when = "" if is_made() else "; the arm64 system is made on first use"
+        when = "" if is_made() else "; the arm64 system is installed on first use"
         return DeviceState(True, f"{self._processor(device).name}, emulated on this machine{when}", {})
 
     def _processor(self, device: DeviceEntry) -> Processor:

@@ -1,4 +1,4 @@
-"""This machine as a device: a tracker and an RPC server of our own on loopback, gone when the session ends."""
+"""Serve this machine as a device, by a tracker and RPC server on loopback that end with the session."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.rpc.session import RpcTransport
 from tvmflow.devices.rpc.tracker import request_session
 from tvmflow.devices.session import SessionLimits
-from tvmflow.devices.this_host import exclusive, this_unit
+from tvmflow.devices.this_host import lock_device, this_unit
 from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.devices.transport import DeviceState, Link
 from tvmflow.support.errors import DeviceError, TrackerError, last_words
 from tvmflow.support.paths import CODE_ROOT
 from tvmflow.targets.resolve import ResolvedTarget
 
-_MOST_SAID = 20_000  # bytes at the end of what a server wrote that are looked at
+_MOST_SAID = 20_000  # bytes at the end of a server's output that are read
 
 
 @dataclass(frozen=True)
 class Served:
-    """What runs a server. python: an interpreter, with what goes before it; environment: of it, beside this process's
-    own.
+    """The Python that runs a server. python: the interpreter with its command prefix; environment: added to this
+    process's.
     """
 
     python: tuple[str, ...] = (sys.executable,)
@@ -46,7 +46,7 @@ class LocalTransport(RpcTransport):
     @contextlib.contextmanager
     def connect(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:
         with (
-            exclusive("local", limits.wait_s),
+            lock_device("local", limits.wait_s),
             local_tracker(device.key, target.threads, target) as address,
         ):
             remote = request_session(address, device.key, limits.session_timeout_s, limits.wait_s).remote
@@ -62,8 +62,8 @@ def local_tracker(
 ) -> Iterator[TrackerAddress]:
     """Start a tracker and a server on loopback with a key and a number of threads; yield the tracker's address.
 
-    target: the server provides what libraries of this target call. served: what runs it, where that is not this Python.
-    Raises TrackerError.
+    target: the server provides the functions that libraries of this target call. served: the Python that runs it, by
+    default this one. Raises TrackerError.
     """
     provided = ["--target", json.dumps(target.to_json())] if target is not None else []
     with tempfile.TemporaryFile() as said:
@@ -93,14 +93,14 @@ def local_tracker(
             except DeviceError as error:
                 if process.poll() is None:
                     raise
-                why = f"{error.found}; the local server ended{_how(process, said)}"
+                why = f"{error.found}; the local server ended{_describe_exit(process, said)}"
                 raise type(error)(why, error.expected, error.hint) from error
         finally:
             _end(process)
 
 
-def _how(process: subprocess.Popen[str], said: IO[bytes]) -> str:
-    """Return the exit code of a server and the last line that it wrote."""
+def _describe_exit(process: subprocess.Popen[str], said: IO[bytes]) -> str:
+    """Return the exit code of a server and the last line of its output."""
     size = os.fstat(said.fileno()).st_size
     words = last_words(
         os.pread(said.fileno(), _MOST_SAID, max(0, size - _MOST_SAID))
@@ -118,9 +118,9 @@ def _port_of(process: subprocess.Popen[str], said: IO[bytes], timeout_s: float) 
         return int(json.loads(line)["port"])
     except (ValueError, KeyError):
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=5)  # its output ends a little before it does
+            process.wait(timeout=5)  # its output ends slightly before the process
         raise TrackerError(
-            f"the local tracker and server did not start{_how(process, said)}",
+            f"the local tracker and server did not start{_describe_exit(process, said)}",
             f"both up within {timeout_s:g} s",
             "run 'tvmflow doctor': it checks TVM's RPC parts and free ports",
         ) from None

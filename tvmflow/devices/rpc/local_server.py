@@ -1,8 +1,7 @@
 """Run a tracker and one RPC server on loopback, until standard input is closed.
 
-Started as a process of its own by `devices/rpc/local.py`. The pipe on standard input is its life line: when the process
-that started it ends, for whatever reason, the pipe closes and everything here ends too. Prints one JSON line with the
-tracker's port when the device is registered.
+Started as a separate process by `devices/rpc/local.py`. When that process ends for any reason, the pipe on standard
+input closes and this one ends too. Prints one JSON line with the tracker's port when the device is registered.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tvmflow.support.tvm_import import prepare_import_of_tvm
 
 
 def keep_serving_after_a_crash() -> None:
-    """Make TVM's RPC server outlive a session whose process died; as shipped, its listener ends with it."""
+    """Patch TVM's RPC server so that its listener survives a crashed session."""
     import tvm.rpc.server as server
 
     serving = server._serving
@@ -44,7 +43,7 @@ def main() -> None:
     parser.add_argument("--target", help="a resolved target as JSON: provide what its libraries call")
     options = parser.parse_args()
     os.environ["TVM_NUM_THREADS"] = str(options.threads)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the life line decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; only the closed pipe ends it
 
     prepare_import_of_tvm()
     from tvm import rpc
@@ -57,7 +56,7 @@ def main() -> None:
         from tvmflow.targets.resolve import from_json
 
         backend_of(from_json(json.loads(options.target))).provide()  # sessions are forked, and inherit it
-    # Both live in threads of this process: no grandchildren to lose, and TVM is imported once.
+    # Both are threads of this process: no orphaned children, and TVM is imported once.
     tracker = PopenTrackerServerState("127.0.0.1", 19190, 19990, silent=True)
     PopenRPCServerState(
         "127.0.0.1", 19191, 19991, tracker_addr=("127.0.0.1", tracker.port), key=options.key, silent=True
@@ -70,11 +69,11 @@ def main() -> None:
             os._exit(1)
         time.sleep(0.02)
     print(json.dumps({"port": tracker.port}), flush=True)
-    while os.read(0, 1):  # not sys.stdin: a forked session would wait for its lock
+    while os.read(0, 1):  # not sys.stdin: a forked session would block on its lock
         pass
     for session in multiprocessing.active_children():
         session.kill()
-    os._exit(0)  # the threads of tracker and server never end by themselves
+    os._exit(0)  # the threads of tracker and server do not end
 
 
 if __name__ == "__main__":

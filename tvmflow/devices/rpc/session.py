@@ -1,4 +1,4 @@
-"""Devices with TVM's RPC server on them: sessions of TVM's client, libraries in TVM's virtual machine."""
+"""Run libraries through TVM's RPC server, with TVM's client and virtual machine."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from tvmflow.devices.session import (
     RemoteModel,
     SessionLimits,
     WorkloadBench,
-    known_state,
-    translated,
+    convert_errors,
+    decode_state,
 )
 from tvmflow.devices.transport import Link, Transport
 from tvmflow.support.errors import DeviceError, StageError
 from tvmflow.support.runtime_binding import DRIVER_ERROR_FUNCTION, DRIVER_FUNCTION
 from tvmflow.targets.resolve import ResolvedTarget
 
-# Weights that no core's own cache holds come from afar in a network; a kernel that runs again and again would find some
-# of them near.
+# In a network, weights that are larger than a core's own cache come from memory; a kernel that is run repeatedly would
+# find some of them in the cache.
 _LARGE_BYTES = 2 << 20
 _COLD_RUNS = 9
 _FLUSH = "cache_flush_cpu_non_first_arg"
 
 
 class RpcTransport(Transport):
-    """A way to reach a device that ends in a session of TVM's RPC client."""
+    """A transport that uses TVM's RPC client."""
 
     @abstractmethod
     def connect(
         self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits
     ) -> AbstractContextManager[Link]:
-        """Connect to one device of the key; at the end nothing of it stays open, whatever happened.
+        """Connect to one device of the key and close everything at the end.
 
         Raises TrackerError, DeviceUnknownError, DeviceBusyError.
         """
@@ -60,11 +60,11 @@ class RpcTransport(Transport):
         with self.connect(device, backend.target, limits) as link:
             session = RpcSession(link, backend, device.key)
             yield session
-            _let_go(session)
+            _drop_handles(session)
 
 
 class RpcSession(DeviceSession):
-    """A session of TVM's RPC client. remote: what that client gives; device: where its tensors lie."""
+    """A session of TVM's RPC client. remote: the client's session; device: holds its tensors."""
 
     has_tvm = True
 
@@ -76,30 +76,30 @@ class RpcSession(DeviceSession):
         remote, target = link.remote, backend.target
         self.device = backend.tvm_device(remote)
         self.on_cpu = backend.is_cpu and backend.accelerator is None
-        with translated(name, "setting the number of threads"):
+        with convert_errors(name, "setting the number of threads"):
             remote.get_function("runtime.config_threadpool")(1, target.threads)
             threads = int(remote.get_function("runtime.NumThreads")())
-        if threads < target.threads:  # TVM makes its pool of half of the CPUs it sees, and never makes it larger
+        if threads < target.threads:  # TVM's pool has half of the visible CPUs and cannot grow
             raise DeviceError(
                 f"device {name!r} computes on {threads} of the {target.threads} threads of its target",
-                f"a server that was started with TVM_NUM_THREADS={target.threads} or more, on so many CPUs",
+                f"a server started with TVM_NUM_THREADS={target.threads} or more, on as many CPUs",
                 "start the server with that variable, or set threads: of the target",
             )
 
     def upload(self, library: Path) -> str:
-        """Upload a file under a name that no other upload of this session has, and return that name.
+        """Upload a file under a unique name of this session and return the name.
 
-        Writing over a library that the device has loaded would change its code under it and crash the session.
+        Overwriting a loaded library would change its code and crash the session.
         """
         remote_name = f"{next(self._uploads)}-{library.name}"
-        with translated(self.name, f"uploading {library.name}"):
+        with convert_errors(self.name, f"uploading {library.name}"):
             self.remote.upload(str(library), remote_name)
         return remote_name
 
     def load(self, library: Path) -> Any:
-        """Upload a library and load it. Returns the remote module."""
+        """Upload a library, load it and return the remote module."""
         remote_name = self.upload(library)
-        with translated(self.name, f"loading {library.name}"):
+        with convert_errors(self.name, f"loading {library.name}"):
             return self.remote.load_module(remote_name)
 
     def network(
@@ -114,7 +114,7 @@ class RpcSession(DeviceSession):
     def model_on_device(self, remote_name: str) -> RemoteModel:
         from tvm import relax
 
-        with translated(self.name, "starting the library"):
+        with convert_errors(self.name, "starting the library"):
             machine = relax.VirtualMachine(self.remote.load_module(remote_name), self.device)
             return RemoteLibrary(self, machine)
 
@@ -124,23 +124,23 @@ class RpcSession(DeviceSession):
     def tensor(self, array: Array) -> Any:
         import tvm
 
-        with translated(self.name, "copying an input"):
+        with convert_errors(self.name, "copying an input"):
             return tvm.runtime.tensor(np.ascontiguousarray(array), self.device)
 
     def empty(self, shape: Sequence[int], dtype: str) -> Any:
-        """Return memory on the device for an output, with no values yet."""
+        """Return uninitialized memory on the device for an output."""
         import tvm
 
-        with translated(self.name, "allocating an output"):
+        with convert_errors(self.name, "allocating an output"):
             return tvm.runtime.empty(tuple(shape), dtype, self.device)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        with translated(self.name, f"calling {name}"):
+        with convert_errors(self.name, f"calling {name}"):
             return self.remote.get_function(name)(*arguments)
 
 
-def session_here(backend: Backend) -> RpcSession:
-    """Return a session with this very process, on one thread: for outputs, not for times."""
+def open_local_session(backend: Backend) -> RpcSession:
+    """Return a session with this process, on one thread: for outputs, not for times."""
     from tvm import rpc
 
     alone = type(backend)(replace(backend.target, threads=1))
@@ -155,20 +155,20 @@ class RemoteLibrary(RemoteModel):
 
     def set_inputs(self, *inputs: Array) -> None:
         tensors = [self.session.tensor(x) for x in inputs]
-        with translated(self.session.name, "setting the inputs"):
+        with convert_errors(self.session.name, "setting the inputs"):
             self.machine.set_input("main", *tensors)
 
     def invoke(self) -> None:
-        with translated(self.session.name, "running the library"):
+        with convert_errors(self.session.name, "running the library"):
             self.machine.invoke_stateful("main")
 
     def outputs(self) -> Arrays:
-        with translated(self.session.name, "copying an output"):
+        with convert_errors(self.session.name, "copying an output"):
             found = self.machine.get_outputs("main")
             return tuple(np.asarray(tensor.numpy()) for tensor in ([found] if hasattr(found, "numpy") else found))
 
     def time_runs(self, repeat: int) -> list[float]:
-        with translated(self.session.name, "timing the library"):
+        with convert_errors(self.session.name, "timing the library"):
             timer = self.machine.time_evaluator("invoke_stateful", self.session.device, number=1, repeat=repeat)
             return [float(seconds) for seconds in timer("main").results]
 
@@ -184,7 +184,7 @@ class _RpcBench(WorkloadBench):
         return _RpcKernel(self, self.session.load(library))
 
     def clear(self) -> None:
-        """Give the output the values that it has before a kernel ran."""
+        """Reset the output to its values before the kernel ran."""
         self.arguments[-1] = self.session.tensor(self._unwritten)
 
 
@@ -195,13 +195,13 @@ class _RpcKernel(RemoteKernel):
 
     def output(self) -> Array:
         self.bench.clear()
-        with translated(self.bench.session.name, "running a kernel"):
+        with convert_errors(self.bench.session.name, "running a kernel"):
             self.module["main"](*self.bench.arguments)
             return np.asarray(self.bench.arguments[-1].numpy())
 
     def time(self, repeat: int, min_repeat_ms: float) -> list[float]:
         session = self.bench.session
-        with translated(session.name, "timing a kernel"):
+        with convert_errors(session.name, "timing a kernel"):
             if self.bench.cold:
                 timer = self.module.time_evaluator(
                     "main", session.device, number=1, repeat=repeat * _COLD_RUNS, f_preproc=_FLUSH
@@ -214,8 +214,8 @@ class _RpcKernel(RemoteKernel):
             return [float(seconds) for seconds in timer(*self.bench.arguments).results]
 
 
-def _let_go(session: RpcSession) -> None:
-    """Drop the remote handles while the device still listens; without this their destructors speak to a dead socket."""
+def _drop_handles(session: RpcSession) -> None:
+    """Drop the remote handles while the device still listens; otherwise their destructors use a closed socket."""
     import gc
 
     done = threading.Thread(target=gc.collect, daemon=True)
@@ -228,10 +228,10 @@ _ERROR_BYTES = 512  # ERROR_SIZE of runtime/rpc/rpc.c
 
 
 class RemoteNetwork(RemoteModel):
-    """A library without TVM, opened by the functions of runtime/rpc/rpc.c, which the device has loaded as `server`.
+    """A library without TVM, opened through runtime/rpc/rpc.c, which the device has loaded as `server`.
 
     outputs: shape and dtype of each, as in manifest.json. design: of its accelerator, whose driver the server provides,
-    or None. Raises StageError with the text of the library where it refuses.
+    or None. Raises StageError with the library's message.
     """
 
     takes_sizes = True
@@ -244,12 +244,12 @@ class RemoteNetwork(RemoteModel):
         self._server, self._close = server, server["close"]
         self._error = session.tensor(np.zeros(_ERROR_BYTES, np.uint8))
         driver = int(session.call(DRIVER_FUNCTION, design)) if design is not None else 0
-        with translated(session.name, "opening the library"):
+        with convert_errors(session.name, "opening the library"):
             self._before = int(server["resident"]())
             path = session.remote.get_function("tvm.rpc.server.workpath")(remote_name)
             self._handle = int(server["open"](self._text(path), session.target.threads, driver, self._error))
         if not self._handle:
-            raise self._refused("opened")
+            raise self._library_error("opened")
         self._inputs: list[Any] = []
         self._described = outputs
         self._outputs = [session.empty(one["shape"], one["dtype"]) for one in outputs]
@@ -257,7 +257,7 @@ class RemoteNetwork(RemoteModel):
     def _text(self, text: str) -> Any:
         return self.session.tensor(np.frombuffer(text.encode() + b"\0", np.uint8))
 
-    def _refused(self, doing: str) -> StageError:
+    def _library_error(self, doing: str) -> StageError:
         text = bytes(self._error.numpy()).split(b"\0")[0].decode(errors="replace")
         if self._design is not None and (why := self.session.call(DRIVER_ERROR_FUNCTION)):
             text += f": {why}"
@@ -274,37 +274,37 @@ class RemoteNetwork(RemoteModel):
         ]
 
     def invoke(self) -> None:
-        with translated(self.session.name, "running the library"):
+        with convert_errors(self.session.name, "running the library"):
             status = int(self._run(self._handle, *self._inputs, *self._outputs, self._error))
         if status:
-            raise self._refused("run")
+            raise self._library_error("run")
 
     def outputs(self) -> Arrays:
-        with translated(self.session.name, "copying an output"):
+        with convert_errors(self.session.name, "copying an output"):
             return tuple(np.asarray(tensor.numpy()) for tensor in self._outputs)
 
     def time_runs(self, repeat: int) -> list[float]:
-        with translated(self.session.name, "timing the library"):
+        with convert_errors(self.session.name, "timing the library"):
             timer = self._server.time_evaluator("run", self.session.device, number=1, repeat=repeat)
             return [float(s) for s in timer(self._handle, *self._inputs, *self._outputs, self._error).results]
 
     def executed(self) -> dict[str, int] | None:
         counters = self.session.tensor(np.zeros(len(EXECUTED), np.int64))
-        with translated(self.session.name, "counting instructions"):
+        with convert_errors(self.session.name, "counting instructions"):
             status = int(self._server["count"](self._handle, *self._inputs, *self._outputs, counters, self._error))
             found = counters.numpy()
         if status:
-            raise self._refused("run")
+            raise self._library_error("run")
         return dict(zip(EXECUTED, map(int, found), strict=True)) if found[0] else None
 
     def profile(self, runs: int) -> list[tuple[str, int, int]]:
         name, counts = self._text(" " * (_ERROR_BYTES - 1)), self.session.tensor(np.zeros(2, np.int64))
         found: list[tuple[str, int, int]] = []
-        with translated(self.session.name, "profiling the library"):
+        with convert_errors(self.session.name, "profiling the library"):
             self._server["profile"](self._handle, 1)
         self.invoke()
-        with translated(self.session.name, "profiling the library"):
-            if runs > 2:  # without pauses, in which threads fall asleep; the timer's first run is one of them
+        with convert_errors(self.session.name, "profiling the library"):
+            if runs > 2:  # without pauses, in which threads would sleep; includes the timer's first run
                 timer = self._server.time_evaluator("run", self.session.device, number=runs - 2, repeat=1)
                 timer(self._handle, *self._inputs, *self._outputs, self._error)
             while int(self._server["kernel"](self._handle, len(found), name, counts)) == 0:
@@ -314,21 +314,21 @@ class RemoteNetwork(RemoteModel):
         return found
 
     def memory_bytes(self) -> int | None:
-        with translated(self.session.name, "reading the memory of its process"):
+        with convert_errors(self.session.name, "reading the memory of its process"):
             now = int(self._server["resident"]())
         return max(0, now - self._before) if now else None
 
     def state(self, threads: int, look: bool) -> dict[str, float] | None:
-        with translated(self.session.name, "reading its state"):
+        with convert_errors(self.session.name, "reading its state"):
             try:
                 read = self._server["state"]
             except AttributeError:  # a build of an earlier tvmflow
                 return None
             numbers = self.session.tensor(np.full(len(STATE), -1.0))
             read(threads, int(look), numbers)
-            return known_state(map(float, numbers.numpy()))
+            return decode_state(map(float, numbers.numpy()))
 
     def close(self) -> None:
         """Free the network on the device."""
-        with translated(self.session.name, "closing the library"):
+        with convert_errors(self.session.name, "closing the library"):
             self._close(self._handle)

@@ -1,6 +1,4 @@
-"""Ask an RPC tracker for a device by its key, without ever waiting for ever: one of TVM's servers, or one with our
-agent.
-"""
+"""Request a device from an RPC tracker by its key, with time limits: a TVM server or our agent."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from tvmflow.config.value_types import Host, PathText
 from tvmflow.devices.agent.protocol import AgentConnection
 from tvmflow.devices.agent.registration import AGENT, is_agent
 from tvmflow.devices.agent.transport import MeasuringOptions, measuring_session, processor_facts, read_secret
-from tvmflow.devices.gpu_facts import as_name
+from tvmflow.devices.gpu_facts import sanitize_name
 from tvmflow.devices.rpc.session import RpcTransport
 from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.devices.tracker_protocol import (
@@ -49,9 +47,9 @@ Given = TypeVar("Given")
 
 
 class TrackerOptions(MeasuringOptions):
-    """The tracker's address, where TVM_TRACKER_HOST and TVM_TRACKER_PORT do not say it.
+    """The tracker's address, by default TVM_TRACKER_HOST and TVM_TRACKER_PORT.
 
-    secret_file: the devices of the key have our agent and not TVM's server, and this is the file with its secret.
+    secret_file: the file with the agents' secret, if the devices of the key run our agent.
     """
 
     host: Host | None = None
@@ -60,7 +58,7 @@ class TrackerOptions(MeasuringOptions):
 
 
 class TrackerTransport(RpcTransport):
-    """Devices that registered themselves with an RPC tracker, as many of one key as there are."""
+    """The devices of one key that are registered with an RPC tracker."""
 
     options = TrackerOptions
 
@@ -81,8 +79,8 @@ class TrackerTransport(RpcTransport):
         secret = read_secret(Path(options.secret_file))
         connection, about = request_agent(tracker_of(device), device.key, secret, limits.wait_s)
         with contextlib.closing(connection):
-            session = measuring_session(connection, as_name(about.get("unit", "")), backend, limits, options)
-            session.build = as_name(about.get("build", "")) or session.build
+            session = measuring_session(connection, sanitize_name(about.get("unit", "")), backend, limits, options)
+            session.build = sanitize_name(about.get("build", "")) or session.build
             yield session
 
     def processor(self, device: DeviceEntry, wait_s: float) -> DeviceFacts:
@@ -109,38 +107,38 @@ def tracker_options(device: DeviceEntry) -> TrackerOptions:
 
 
 def tracker_of(device: DeviceEntry) -> TrackerAddress:
-    """Return the tracker that a device names. Raises UsageError."""
+    """Return the address of a device's tracker. Raises UsageError."""
     options = tracker_options(device)
     return TrackerAddress.find(options.host, options.port)
 
 
 def connect(address: TrackerAddress) -> Any:
-    """Return TVM's tracker session. Raises TrackerError when nobody responds there."""
+    """Return TVM's tracker session. Raises TrackerError without a response."""
     try:
         socket.create_connection(
             (address.host, address.port), timeout=CONNECT_TIMEOUT_S
-        ).close()  # TVM itself tries for 60 s
+        ).close()  # since TVM itself retries for 60 s
         from tvm import rpc
 
         return rpc.connect_tracker(address.host, address.port)
-    except Exception as error:  # RuntimeError, OSError, or a protocol error from something that is no tracker
+    except Exception as error:  # RuntimeError, OSError, or a protocol error of another program
         raise no_tracker(address, error) from error
 
 
 def _summary(address: TrackerAddress) -> dict[str, Any]:
-    """Return what the tracker knows. Raises TrackerError."""
+    """Return the tracker's summary. Raises TrackerError."""
     with contextlib.closing(TrackerConnection(address)) as connection:
         try:
             code, found = connection.ask(SUMMARY)
             if code != SUCCESS or not {"server_info", "queue_info"} <= set(found):
-                raise ValueError("what answers is no tracker")
+                raise ValueError("the reply is not from a tracker")
             return dict(found)
         except (TimeoutError, ValueError, TypeError) as error:
             raise no_tracker(address, error) from error
 
 
 def queue_of(address: TrackerAddress) -> dict[str, dict[str, int]]:
-    """Return key -> total, free and pending devices, as the tracker counts them; agents: how many of them have ours."""
+    """Return key -> total, free and pending devices of the tracker; agents: how many of them run our agent."""
     summary = _summary(address)
     total: dict[str, int] = {}
     agents: dict[str, int] = {}
@@ -161,31 +159,30 @@ def queue_of(address: TrackerAddress) -> dict[str, dict[str, int]]:
 
 
 def request_session(address: TrackerAddress, key: str, session_timeout_s: float, wait_s: float) -> Link:
-    """Return a session with one of TVM's servers of that key. Raises DeviceUnknownError, DeviceBusyError or
-    TrackerError.
-    """
+    """Return a session with a TVM server of that key. Raises DeviceUnknownError, DeviceBusyError or TrackerError."""
 
     def ask(left_s: float) -> Link:
-        return _in_time(lambda: _ask(address, key, session_timeout_s), key, left_s)
+        return _with_time_limit(lambda: _ask(address, key, session_timeout_s), key, left_s)
 
-    return _requested(address, key, wait_s, ask, agents=False)
+    return _request_device(address, key, wait_s, ask, agents=False)
 
 
 def request_agent(
     address: TrackerAddress, key: str, secret: bytes, wait_s: float
 ) -> tuple[AgentConnection, dict[str, Any]]:
-    """Return a connection to an agent of that key, and what the tracker lists of it.
-
-    Raises DeviceUnknownError, DeviceBusyError, TrackerError, and what connecting to an agent raises.
+    """Return a connection to an agent of that key, and its entry in the tracker. Raises DeviceUnknownError,
+    DeviceBusyError, TrackerError, and the errors of connecting.
     """
-    return _requested(address, key, wait_s, lambda left_s: _ask_agent(address, key, secret, left_s), agents=True)
+    return _request_device(address, key, wait_s, lambda left_s: _ask_agent(address, key, secret, left_s), agents=True)
 
 
-def _requested(address: TrackerAddress, key: str, wait_s: float, ask: Callable[[float], Given], agents: bool) -> Given:
-    """Wait until a device of the key is free, and ask for it.
+def _request_device(
+    address: TrackerAddress, key: str, wait_s: float, ask: Callable[[float], Given], agents: bool
+) -> Given:
+    """Wait until a device of the key is free and request it.
 
-    TVM's own request blocks for ever on a key that nobody serves and on a device that stays busy; so the key is looked
-    up first, and the waiting is done here.
+    TVM's own request blocks forever on an unknown key or a busy device; so the key is looked up first, and the waiting
+    is done here.
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -199,7 +196,7 @@ def _requested(address: TrackerAddress, key: str, wait_s: float, ask: Callable[[
                 f"--tracker {address.host}:{address.port} --key {key}",
             )
         if counts["agents"] != (counts["total"] if agents else 0):
-            raise _of_another_kind(key, agents, f"{counts['agents']} of {counts['total']} devices have our agent")
+            raise _wrong_kind(key, agents, f"{counts['agents']} of {counts['total']} devices have our agent")
         if counts["free"]:
             return ask(max(deadline - time.monotonic(), 1.0))
         if time.monotonic() > deadline:
@@ -207,21 +204,21 @@ def _requested(address: TrackerAddress, key: str, wait_s: float, ask: Callable[[
         time.sleep(0.2)
 
 
-def _of_another_kind(key: str, agents: bool, found: str) -> UsageError:
+def _wrong_kind(key: str, agents: bool, found: str) -> UsageError:
     if agents:
         return UsageError(
             f"key {key!r} with secret_file:, and {found}",
             "agents only: TVM's servers have no secret",
-            "take secret_file: from the device, or register the others under another key",
+            "remove secret_file: from the device, or register the others under another key",
         )
     return UsageError(
         f"key {key!r} without secret_file:, and {found}",
         "TVM's servers only",
-        "name the file with the agents' secret as secret_file: of the device, or register them under another key",
+        "set the file with the agents' secret as secret_file: of the device, or register them under another key",
     )
 
 
-def _in_time(ask: Callable[[], Link], key: str, wait_s: float) -> Link:
+def _with_time_limit(ask: Callable[[], Link], key: str, wait_s: float) -> Link:
     reply: list[Link | Exception] = []
 
     def asked() -> None:
@@ -239,17 +236,17 @@ def _in_time(ask: Callable[[], Link], key: str, wait_s: float) -> Link:
         raise reply[0]
     if isinstance(reply[0], Exception):
         raise TrackerError(
-            f"the tracker gave device {key!r} away, but it does not respond: {first_line(reply[0])}",
+            f"the tracker handed out device {key!r}, but it does not respond: {first_line(reply[0])}",
             "a device that accepts the session",
-            "look at the RPC server on the device; restart it",
+            "check the RPC server on the device; restart it",
         ) from reply[0]
     return reply[0]
 
 
 def _ask(address: TrackerAddress, key: str, session_timeout_s: float) -> Link:
-    """Do what TVM's own request does, and keep what that drops: which of the servers responds.
+    """Do the same as TVM's own request, and keep the server's address, which TVM drops.
 
-    A tracker knows a server by its address only, so that is the unit: another one after the board got another address.
+    A tracker knows a server only by its address, so that is the unit: a board with a new address is a new unit.
     """
     from tvm import rpc
     from tvm.rpc import base
@@ -261,7 +258,7 @@ def _ask(address: TrackerAddress, key: str, session_timeout_s: float) -> Link:
         raise RuntimeError(f"the tracker refused: {value}")
     host, port, matched = value
     if is_agent(matched):
-        raise _of_another_kind(key, False, "a device has our agent")
+        raise _wrong_kind(key, False, "a device has our agent")
     return Link(rpc.connect(host, port, matched, session_timeout_s), f"{host}:{port}")
 
 
@@ -279,7 +276,7 @@ def _ask_agent(
     except (TypeError, ValueError, LookupError) as error:
         raise no_tracker(address, error) from error
     if not is_agent(matched):
-        raise _of_another_kind(key, True, "a device has TVM's server")
+        raise _wrong_kind(key, True, "a device has TVM's server")
     listed = [one for one in _summary(address)["server_info"] if list(one.get("addr", ())) == [host, port]]
     return AgentConnection(host, port, secret, key), dict(listed[0][AGENT]) if listed and AGENT in listed[0] else {}
 

@@ -1,9 +1,9 @@
-"""Serve a VTA to a tracker: an RPC server whose libraries find `tvmflow.vta.run`.
+"""Register a VTA device with a tracker: an RPC server that provides `tvmflow.vta.run` to libraries.
 
     python -m tvmflow.devices.rpc.vta_server --tracker HOST:PORT --key vta-sim [--config vta_config.json] [--driver sim]
 
 With `--driver sim` the accelerator is simulated. With `--driver pynq`, `ultra96` or `zcu104` it is the one in the FPGA
-of the board that this runs on, whose bitstream is loaded already. The key is that of the target's device: in
+of the board that this runs on, whose bitstream must be loaded. The key is that of the target's device: in
 params.yaml.
 """
 
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Register the accelerator, then the server; return when it is told to stop. Raises TrackerError, ParamsError."""
+    """Register the accelerator, then the server; return when a signal stops it. Raises TrackerError, ParamsError."""
     host, _, port = options.tracker.rpartition(":")
     if not host or not port.isdecimal():
         raise UsageError(f"tracker {options.tracker!r}", "HOST:PORT")
@@ -89,17 +89,15 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def _stop(own: int) -> None:
-    """End the server and its sessions; in a session, which inherits this, end that alone."""
+    """End the server and its sessions; in a session process, which inherits this handler, end that process only."""
     if os.getpid() == own:
         for session in multiprocessing.active_children():
             session.kill()
-    os._exit(0)  # the server's threads never end by themselves
+    os._exit(0)  # the server's threads do not end
 
 
 def design(path: Path | None, driver: str) -> VtaConfig:
-    """Return what the driver drives. Raises ParamsError for a design of another board: its programs follow other
-    rules.
-    """
+    """Return the design of a driver. Raises ParamsError for a design of another board."""
     config = read_config(path) if path is not None else VtaConfig(target=driver)
     if driver not in ("sim", config.target):
         raise ParamsError(f"a design for {config.target} on driver {driver}", f"one whose TARGET is {driver}")

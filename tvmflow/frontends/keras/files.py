@@ -1,7 +1,7 @@
-"""What a Keras file may hold: layers of Keras that compute, and arrays of its own. Looked at before Keras sees it.
+"""Validate Keras files before loading: known layers, and arrays of their own only.
 
-A configuration names classes and functions that Keras looks up and calls; HDF5 can keep an array, or the rest of a
-tree, in another file of the machine.
+A configuration names classes and functions that Keras imports and calls; HDF5 can reference arrays or subtrees in other
+files of the machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ENTRIES = {"metadata.json", "config.json", "model.weights.h5"}
 _MODULE = re.compile(
     r"keras(\.(layers|models|initializers|regularizers|constraints|activations|src|ops|dtype_policies)(\.\w+)*)?"
 )
-# These run code, call another framework, or read files that the configuration names.
+# These run code, call another framework, or read files named in the configuration.
 _REFUSED = frozenset(
     """
     Lambda TFSMLayer TorchModuleWrapper JaxLayer FlaxLayer StringLookup IntegerLookup IndexLookup TextVectorization
@@ -30,7 +30,7 @@ _REFUSED = frozenset(
 
 
 def check_file(path: Path) -> None:
-    """Raise ModelFileError unless a .keras or HDF5 file holds known layers and its own arrays only."""
+    """Raise ModelFileError unless a .keras or HDF5 file contains only known layers and its own arrays."""
     try:
         if path.suffix == ".keras":
             _check_archive(path)
@@ -38,7 +38,7 @@ def check_file(path: Path) -> None:
             _check_hdf5(path, path)
     except TvmflowError:
         raise
-    except Exception as error:  # of zip, JSON and HDF5, which raises what it likes
+    except Exception as error:  # errors of zip, JSON and HDF5, which have no common type
         raise damaged(path, error) from error
 
 

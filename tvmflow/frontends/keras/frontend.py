@@ -1,4 +1,4 @@
-"""Keras 3 in, on its torch backend: a .keras file, or a network factory and its HDF5 weights."""
+"""Import Keras 3 models on its torch backend: a .keras file, or a network factory and its HDF5 weights."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from tvmflow.frontends.keras.files import check_file, damaged
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
-from tvmflow.frontends.source_model import SourceDescription, in_order, wrong_weights
+from tvmflow.frontends.source_model import SourceDescription, input_positions, wrong_weights
 
 
 def load(folder: Path, description: SourceDescription) -> ExportedModel:
-    """Load a model. Code in model files (Lambda layers) is refused. Raises ModelFileError."""
+    """Load a model. Code in model files (Lambda layers) is rejected. Raises ModelFileError."""
     model = source_model(folder, description)
     if len(model.inputs) > 1:
-        return ExportedModel(_of_several(model, description).eval(), description.inputs)
+        return ExportedModel(_with_separate_inputs(model, description).eval(), description.inputs)
     shape, expected = tuple(model.inputs[0].shape), description.inputs[0].shape
     if len(expected) == 4 and shape[1:] == (expected[2], expected[3], expected[1]) and shape[1:] != expected[1:]:
         model = _from_channels_first(model)
@@ -43,11 +43,13 @@ def _from_channels_first(model: Any) -> Any:
     return FromChannelsFirst()
 
 
-def _of_several(model: Any, description: SourceDescription) -> Any:
-    """Wrap a model of several inputs to take them one by one, in the order of the description."""
+def _with_separate_inputs(model: Any, description: SourceDescription) -> Any:
+    """Wrap a model of several inputs to take them as separate arguments, in the order of the description."""
     import torch
 
-    places = in_order(description.weights_file, [str(tensor.name) for tensor in model.inputs], description.inputs)
+    places = input_positions(
+        description.weights_file, [str(tensor.name) for tensor in model.inputs], description.inputs
+    )
 
     class OfSeveral(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -66,7 +68,7 @@ def _whole_file(path: Path) -> Any:
     keras = keras_on_torch()
     try:
         return keras.saving.load_model(path, compile=False, safe_mode=True)
-    except Exception as error:  # Keras raises what it likes on a bad file; each of them means the same to the user
+    except Exception as error:  # Keras raises arbitrary errors for a bad file
         raise damaged(path, error) from error
 
 

@@ -1,6 +1,6 @@
 """Read MXNet's two files without MXNet: NAME-symbol.json (the graph) and NAME-0000.params (a list of named NDArrays).
 
-Both are untrusted: every size is checked against the bytes that are there before anything is made of it. The list:
+Both are untrusted: every size is checked against the actual number of bytes before it is used. The list:
 magic 0x112 and a reserved word (u64 each), count u64, arrays, count u64, names (length u64, UTF-8). An array: magic u32
 (three versions; before them, no magic), storage type i32, dimensions u32, sizes i64, device (i32, i32), type i32, data;
 little-endian.
@@ -60,7 +60,7 @@ class _Reader:
         return int(struct.unpack("<" + kind, self.take(struct.calcsize("<" + kind)))[0])
 
     def count(self, smallest: int) -> int:
-        """Return a number of things that take at least `smallest` bytes each."""
+        """Return a number of entries that take at least `smallest` bytes each."""
         count = self.number("Q")
         if count * smallest > len(self.data) - self.at:
             raise ValueError(f"{count} entries announced, {len(self.data) - self.at} bytes are left")
@@ -68,7 +68,7 @@ class _Reader:
 
 
 def read_params(path: Path) -> dict[str, Array]:
-    """Return name -> array; `arg:` and `aux:` in front of names are dropped. Raises ModelFileError."""
+    """Return name -> array, without the prefixes `arg:` and `aux:`. Raises ModelFileError."""
     try:
         size = path.stat().st_size
         if size > MAX_PARAMS_BYTES:
@@ -78,7 +78,7 @@ def read_params(path: Path) -> dict[str, Array]:
         raise ModelFileError(
             f"{path.name} is not a whole MXNet parameter file: {error}",
             "what MXNet's save wrote",
-            "export the model again, or bring the file again",
+            "export the model again, or copy the file again",
         ) from error
 
 
@@ -121,7 +121,7 @@ def _ndim(number: int) -> int:
 
 
 def read_symbol(path: Path) -> Symbol:
-    """Return the graph, checked: every input is an earlier node. Raises ModelFileError."""
+    """Return the validated graph, in which every input is an earlier node. Raises ModelFileError."""
     try:
         size = path.stat().st_size
         if size > MAX_SYMBOL_BYTES:
@@ -131,7 +131,7 @@ def read_symbol(path: Path) -> Symbol:
         raise ModelFileError(
             f"{path.name} is not an MXNet symbol: {type(error).__name__} {error}",
             "what MXNet's export wrote",
-            "export the model again, or bring the file again",
+            "export the model again, or copy the file again",
         ) from error
 
 

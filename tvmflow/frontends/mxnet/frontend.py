@@ -1,6 +1,6 @@
-"""MXNet in: -symbol.json and -0000.params, imported with no MXNet installed.
+"""Import MXNet models (-symbol.json and -0000.params) without MXNet.
 
-The oracle, for reference outputs, is MXNet 1.9.1 itself in a tool environment of its own.
+The reference outputs come from MXNet 1.9.1 in a tool environment of its own.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 
 from tvmflow.frontends.mxnet.files import Node, Symbol, read_params, read_symbol
 from tvmflow.frontends.mxnet.operators import OPERATORS, Operands
-from tvmflow.frontends.source_model import Array, Arrays, NoOnnxError, SourceDescription, Way
-from tvmflow.frontends.tool_ways import tool_ways
+from tvmflow.frontends.source_model import Array, Arrays, NoOnnxError, SourceDescription, Variant
+from tvmflow.frontends.tool_variants import tool_variants
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, last_line
 from tvmflow.toolchain.environments import ToolProcess
 
@@ -23,7 +23,7 @@ SYMBOL_SUFFIX = "-symbol.json"
 
 
 class MxnetModel:
-    """A symbol with one data input; parameters that are no float32 are converted to it."""
+    """A symbol with one data input; parameters of other types are converted to float32."""
 
     def __init__(self, folder: Path, description: SourceDescription) -> None:
         self.symbol_path = folder / description.weights_file
@@ -46,8 +46,8 @@ class MxnetModel:
     def use_threads(self, threads: int) -> None:
         self._process, self._threads = None, threads
 
-    def ways(self, *inputs: Array) -> Sequence[Way]:
-        return tool_ways(self._oracle(), ("executor", "hybridized"), inputs[0])
+    def variants(self, *inputs: Array) -> Sequence[Variant]:
+        return tool_variants(self._oracle(), ("executor", "hybridized"), inputs[0])
 
     def to_relax(self) -> Any:
         return import_symbol(self.symbol, self.params, self.data_name, self.shape)
@@ -82,7 +82,7 @@ def import_symbol(symbol: Symbol, params: dict[str, Array], data_name: str, shap
     if missing:
         raise UnsupportedOperatorError(
             f"tvmflow's MXNet importer does not know: {', '.join(missing)}",
-            "a model made of operators that it knows",
+            "a model made of supported operators",
             "replace that operator in the model, or export the model to ONNX",
         )
     if len(symbol.heads) != 1:
@@ -137,11 +137,11 @@ class _Importer:
             self.values[index] = self.builder.emit(OPERATORS[node.op](operands), node.name)
         except (UnsupportedOperatorError, ModelFileError):
             raise
-        except Exception as error:  # TVM's checks of shapes raise what they like on a graph that does not fit
+        except Exception as error:  # TVM's shape checks raise arbitrary errors
             raise ModelFileError(
                 f"{node.op} {node.name!r} does not fit its inputs: {last_line(error)}",
                 "a graph and parameters of one model",
-                "correct input.shape in params.yaml, or bring both files of the same export",
+                "correct input.shape in params.yaml, or use both files of the same export",
             ) from error
 
 

@@ -1,4 +1,4 @@
-"""MXNet's operators in Relax, a row each. Attributes are text in MXNet's files; they are parsed, never evaluated.
+"""Convert MXNet's operators to Relax. Attributes are text in MXNet's files; they are parsed, never evaluated.
 
 Source: the parameter descriptions of MXNet 1.9's operators, checked against MXNet itself by the tests.
 """
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Operands:
-    """What an operator gets: values (Relax expressions), the arrays behind those that are parameters, attributes."""
+    """The operands of an operator: values (Relax expressions), arrays of those that are parameters, attributes."""
 
     name: str
     op: str
@@ -225,7 +225,7 @@ def _softmax(o: Operands) -> Any:
 
 
 def _softmax_head(o: Operands) -> Any:
-    """SoftmaxOutput: the head that training leaves; its label input means nothing here."""
+    """Convert SoftmaxOutput, the head used in training; its label input is ignored."""
     return _relax().nn.softmax(o.values[0], axis=1)
 
 

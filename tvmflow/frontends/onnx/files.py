@@ -1,4 +1,4 @@
-"""Which files an ONNX model consists of: its weights may lie beside it as external data."""
+"""Read an ONNX model and find its external data files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvmflow.support.errors import ModelFileError, first_line
 MAX_ONNX_BYTES = 2 << 30  # protobuf's own limit
 MAX_EXTERNAL_BYTES = 8 << 30
 _NAME = re.compile(r"[A-Za-z0-9_][\w .+@=()-]{0,199}", re.ASCII)
-# What stages keep beside a model and its data, and the names of other files in the recipe key.
+# Names of other files of the stages and of the recipe key.
 _RESERVED = frozenset(
     """
     source.json labels.json calibration.npz evaluation.npz golden.npz record.json network.py model.onnx model.json
@@ -41,13 +41,13 @@ def damaged(path: Path, error: Exception) -> ModelFileError:
 
 
 def external_files(path: Path) -> dict[str, Path]:
-    """Return name -> file of the external data of a model. Raises ModelFileError unless each is a whole file beside
-    it.
+    """Return name -> file of a model's external data. Raises ModelFileError unless each is a complete file
+    beside it.
     """
     files: dict[str, Path] = {}
     for tensor in _tensors(read_proto(path)):
         try:
-            place = _place(tensor)
+            place = _location(tensor)
             file = path.parent / place["location"]
             if file.is_symlink() or not file.is_file():
                 raise ModelFileError(
@@ -70,17 +70,19 @@ def external_files(path: Path) -> dict[str, Path]:
 
 
 def external_names(path: str) -> list[str]:
-    """Return the names that `external_files` finds, for callers outside of the sandbox."""
+    """Return the names of `external_files`, for callers outside of the sandbox."""
     return sorted(external_files(Path(path)))
 
 
 def is_name(text: str) -> bool:
-    """Whether external data may lie in a file of this name."""
+    """Return whether external data may be in a file of this name."""
     return _NAME.fullmatch(text) is not None and text.lower() not in _RESERVED
 
 
-def _place(tensor: Any) -> dict[str, str]:
-    """Return location, offset and length of a tensor. Raises ValueError for what two readers could read differently."""
+def _location(tensor: Any) -> dict[str, str]:
+    """Return location, offset and length of a tensor. Raises ValueError for entries that readers may interpret
+    differently.
+    """
     entries = [(entry.key, entry.value) for entry in tensor.external_data]
     place = dict(entries)
     if len(place) < len(entries) or not {"location"} <= set(place) <= {"location", "offset", "length", "checksum"}:
@@ -93,7 +95,7 @@ def _place(tensor: Any) -> dict[str, str]:
 
 
 def _size(tensor: Any, length: str | None) -> int:
-    """Return how many bytes a tensor takes. Raises ValueError when `length` says another number."""
+    """Return the number of bytes of a tensor. Raises ValueError if `length` differs."""
     import onnx
 
     if tensor.data_type not in onnx.helper.get_all_tensor_dtypes() or tensor.data_type == onnx.TensorProto.STRING:
@@ -112,7 +114,7 @@ def _size(tensor: Any, length: str | None) -> int:
 
 
 def _tensors(model: Any) -> list[Any]:
-    """Return every tensor of a model that is kept outside: in subgraphs, functions and training graphs too."""
+    """Return all external tensors of a model, including those in subgraphs, functions and training graphs."""
     import onnx
 
     tensors: list[Any] = []

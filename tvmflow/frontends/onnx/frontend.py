@@ -1,4 +1,4 @@
-"""ONNX in. Its source framework, for outputs and latency, is ONNX Runtime."""
+"""Import ONNX models. The reference for outputs and latency is ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from tvmflow.frontends.onnx.files import damaged, external_files, read_proto
 from tvmflow.frontends.pytorch.exported_program import unsupported
-from tvmflow.frontends.source_model import Array, Arrays, PreparedRun, SourceDescription, Way, in_order
-from tvmflow.ir.relax.graph import with_inputs
+from tvmflow.frontends.source_model import Array, Arrays, PreparedRun, SourceDescription, Variant, input_positions
+from tvmflow.ir.relax.graph import reorder_inputs
 from tvmflow.ir.tvm_compat import constant_value
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line, last_line
 
@@ -27,15 +27,15 @@ _PAD_MODES = {
 
 
 class OnnxModel:
-    """An ONNX graph with inputs of fixed shapes. A single input may have any name in params.yaml, several have their
-    own.
+    """An ONNX graph with inputs of fixed shapes. The name of a single input is free in params.yaml; several are matched
+    by name.
     """
 
     def __init__(self, path: Path, graph: Any, description: SourceDescription) -> None:
         self.path, self.graph = path, graph
         names = {tensor.name for tensor in graph.graph.initializer}
         in_file = [value.name for value in graph.graph.input if value.name not in names]
-        self.order = in_order(path.name, in_file, description.inputs)
+        self.order = input_positions(path.name, in_file, description.inputs)
         self.inputs = {in_file[index]: spec for index, spec in zip(self.order, description.inputs, strict=True)}
         self.session = open_session(path)
 
@@ -68,24 +68,24 @@ class OnnxModel:
     def use_threads(self, threads: int) -> None:
         self.session = open_session(self.path, threads)
 
-    def ways(self, *inputs: Array) -> Sequence[Way]:
-        return session_ways(self.session, self._feed(inputs))
+    def variants(self, *inputs: Array) -> Sequence[Variant]:
+        return session_variants(self.session, self._feed(inputs))
 
     def to_relax(self) -> Any:
         from tvm.relax.frontend.onnx import from_onnx
 
-        if any(_is_smoothed(node) for node in self.graph.graph.node):
+        if any(_is_antialiased(node) for node in self.graph.graph.node):
             raise UnsupportedOperatorError(
                 "TVM's ONNX importer leaves out the antialias of a Resize",
                 "resizing without it",
                 "export the network without antialias, or as a torch.export program, of which it is known",
             )
         try:
-            with _plain_clips(), _plain_pads():
+            with _import_clip(), _import_pad():
                 shapes = {name: list(spec.shape) for name, spec in self.inputs.items()}
                 dtypes = {name: spec.dtype for name, spec in self.inputs.items()}
-                graph = with_shapes(self.graph, shapes)
-                return with_inputs(from_onnx(graph, shape_dict=shapes, dtype_dict=dtypes), self.order)
+                graph = fix_shapes(self.graph, shapes)
+                return reorder_inputs(from_onnx(graph, shape_dict=shapes, dtype_dict=dtypes), self.order)
         except Exception as error:
             if type(error).__name__ in ("OpNotImplemented", "NotImplementedError", "KeyError"):
                 raise unsupported("ONNX", str(error)) from error
@@ -100,16 +100,16 @@ class OnnxModel:
             shutil.copyfile(file, path.parent / name)
 
 
-def _is_smoothed(node: Any) -> bool:
-    """Whether a node resizes with antialiasing, which TVM's importer leaves out without a word."""
+def _is_antialiased(node: Any) -> bool:
+    """Return whether a node resizes with antialiasing, which TVM's importer silently ignores."""
     return node.op_type == "Resize" and any(part.name == "antialias" and part.i for part in node.attribute)
 
 
-def with_shapes(graph: Any, shapes: Mapping[str, Sequence[int]]) -> Any:
-    """Return a graph whose inputs have these shapes, and constants for all that it computes of shapes alone; the same
-    graph where it leaves no size open.
+def fix_shapes(graph: Any, shapes: Mapping[str, Sequence[int]]) -> Any:
+    """Return a graph with these input shapes and with constants for all shape computations; unchanged if it has no
+    dynamic size.
 
-    Exporters write what depends on an open size as operators on shapes, of which TVM's importer loses track.
+    Exporters write values that depend on a dynamic size as operators on shapes, which TVM's importer cannot follow.
     """
     import onnx
     from onnxscript import optimizer
@@ -125,7 +125,7 @@ def with_shapes(graph: Any, shapes: Mapping[str, Sequence[int]]) -> Any:
             value.type.tensor_type.shape.dim.extend(
                 onnx.TensorShapeProto.Dimension(dim_value=size) for size in shapes[value.name]
             )
-    for value in fixed.graph.output:  # their open sizes have names, too
+    for value in fixed.graph.output:  # their dynamic sizes have names, too
         value.type.tensor_type.ClearField("shape")
     del fixed.graph.value_info[:]
     optimizer.fold_constants(fixed, onnx_shape_inference=True)
@@ -141,17 +141,17 @@ def with_shapes(graph: Any, shapes: Mapping[str, Sequence[int]]) -> Any:
 
 
 def refused(inputs: Sequence[Array], error: Exception) -> ModelFileError:
-    """Return the error of a model that takes other inputs than these."""
+    """Return the error of a model that rejects inputs of these shapes."""
     shown = ", ".join(f"{x.dtype} {list(x.shape)}" for x in inputs)
     return ModelFileError(
         f"the model refuses inputs of {shown}: {first_line(error)}",
-        "shapes and dtypes as the model was built for",
+        "the shapes and dtypes of the model",
         "correct input.shape (or inputs) of the model in params.yaml",
     )
 
 
 def open_session(path: Path, threads: int = 0) -> Any:
-    """Return ONNX Runtime's session of a file on `threads` threads; 0: as it likes. Raises ModelFileError."""
+    """Return an ONNX Runtime session of a file on `threads` threads; 0: the default. Raises ModelFileError."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -165,8 +165,8 @@ def open_session(path: Path, threads: int = 0) -> Any:
         raise damaged(path, error) from error
 
 
-def session_ways(session: Any, feed: Mapping[str, Array]) -> tuple[Way, ...]:
-    """Return the ways to run a session: with its inputs bound once, and with a feed for each run."""
+def session_variants(session: Any, feed: Mapping[str, Array]) -> tuple[Variant, ...]:
+    """Return the execution variants of a session: inputs bound once, or fed in each run."""
 
     def bound() -> PreparedRun:
         binding = session.io_binding()
@@ -181,12 +181,12 @@ def session_ways(session: Any, feed: Mapping[str, Array]) -> tuple[Way, ...]:
     def fed() -> PreparedRun:
         return PreparedRun(lambda: session.run(None, dict(feed)), lambda outputs: tuple(map(np.asarray, outputs)))
 
-    return Way("feed", fed), Way("I/O binding", bound)
+    return Variant("feed", fed), Variant("I/O binding", bound)
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, members: Mapping[str, Any]) -> Iterator[None]:
-    """Give a class other members for as long as the context lasts."""
+def _patch_members(owner: Any, members: Mapping[str, Any]) -> Iterator[None]:
+    """Replace members of a class within a context."""
     originals = {name: vars(owner)[name] for name in members}
     for name, member in members.items():
         setattr(owner, name, member)
@@ -197,27 +197,28 @@ def _replaced(owner: Any, members: Mapping[str, Any]) -> Iterator[None]:
             setattr(owner, name, original)
 
 
-def _plain_clips() -> contextlib.AbstractContextManager[None]:
-    """Let TVM's importer make `clip` of a Clip with constant bounds.
+def _import_clip() -> contextlib.AbstractContextManager[None]:
+    """Make TVM's importer emit `clip` for a Clip with constant bounds.
 
-    Its own way, a comparison with a bound that is asked for NaN while the model runs, hides from every later pass that
-    this is an activation.
+    By default it emits comparisons that also handle NaN bounds at run time, which no later pass recognizes as an
+    activation.
     """
     from tvm.relax.frontend.onnx import onnx_frontend
 
-    ways = {name: way for name, way in vars(onnx_frontend.Clip).items() if name.startswith("_impl_v")}
-    members = {name: classmethod(_clip_converter(way.__func__)) for name, way in ways.items()}
-    return _replaced(onnx_frontend.Clip, members)
+    variants = {name: way for name, way in vars(onnx_frontend.Clip).items() if name.startswith("_impl_v")}
+    members = {name: classmethod(_clip_converter(way.__func__)) for name, way in variants.items()}
+    return _patch_members(onnx_frontend.Clip, members)
 
 
-def _plain_pads() -> contextlib.AbstractContextManager[None]:
-    """Let TVM's importer make `pad` of a Pad, and nothing of one without a border; its own way is a kernel that no
-    later pass knows, or none at all.
+def _import_pad() -> contextlib.AbstractContextManager[None]:
+    """Make TVM's importer emit `pad` for a Pad, and nothing for one without padding.
+
+    By default it emits a kernel that no later pass recognizes, or fails.
     """
     from tvm.relax.frontend.onnx import onnx_frontend
 
     way = vars(onnx_frontend.Pad).get("_lower_pad")
-    return _replaced(onnx_frontend.Pad, {"_lower_pad": classmethod(_pad_converter(way.__func__))} if way else {})
+    return _patch_members(onnx_frontend.Pad, {"_lower_pad": classmethod(_pad_converter(way.__func__))} if way else {})
 
 
 def _pad_converter(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,8 +1,7 @@
-"""What of a torch.export program depends on neither its inputs nor its parameters, computed by PyTorch before the
-program is converted.
+"""Fold values of a torch.export program that depend on neither inputs nor parameters, by PyTorch itself.
 
-Networks for text make positions, masks and tables of sines anew in each call, of operators that importers know least:
-sums of booleans, comparisons of indices, quotients of integers. Their values are constants of the network.
+Text networks recompute positions, masks and sine tables in every call, by operators that importers rarely support: sums
+of booleans, comparisons of indices, integer quotients. Their values are constants of the network.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from typing import Any
 _MOST_ELEMENTS = 1 << 24  # of a value that is kept: tables of positions and masks have fewer
 
 
-def with_known_values(program: Any) -> Any:
-    """Return a torch.export program, taken apart into core operators, in which such values are constants. Raises what
-    PyTorch raises.
+def fold_known_values(program: Any) -> Any:
+    """Return a torch.export program, decomposed into core operators, with such values as constants. Raises PyTorch's
+    errors.
     """
     import torch
 
     tensors = (*program.state_dict.values(), *program.constants.values())
     if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in tensors):
-        return program  # what PyTorch does not take apart
+        return program  # PyTorch cannot decompose it
     program = program.run_decompositions()
     graph = program.graph_module.graph
     known = _known(program)
@@ -47,12 +46,12 @@ def with_known_values(program: Any) -> Any:
 
 
 def _asserts(node: Any) -> bool:
-    """Whether a node only looks at values, and raises an error for some."""
+    """Return whether a node only checks values."""
     return node.op == "call_function" and getattr(node.target, "__name__", "").startswith("_assert_") and not node.users
 
 
 def _known(program: Any) -> dict[Any, Any]:
-    """Return the values that do not depend on inputs or parameters, by their nodes, in order."""
+    """Return the values that do not depend on inputs or parameters, by node, in order."""
     import torch
 
     kinds = torch.export.graph_signature.InputKind
@@ -74,7 +73,7 @@ def _known(program: Any) -> dict[Any, Any]:
 
 
 def _is_computed(node: Any) -> bool:
-    """Whether a node has the same value each time, and does nothing else."""
+    """Return whether a node is deterministic and has no side effects."""
     import torch
 
     if node.op != "call_function":
@@ -90,7 +89,7 @@ def _is_computed(node: Any) -> bool:
 
 
 def _value(node: Any, known: dict[Any, Any]) -> Any:
-    """Return the value of a node; None where PyTorch cannot compute it or it is too large."""
+    """Return the value of a node; None if PyTorch cannot compute it or it is too large."""
     import torch
 
     meant = node.meta.get("val")

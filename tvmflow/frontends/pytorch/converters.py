@@ -1,7 +1,7 @@
-"""Operators of PyTorch that TVM's importer lacks, or converts to something else than PyTorch computes.
+"""Convert operators of PyTorch that TVM's importer lacks or converts incorrectly.
 
-Each converter takes a node of a torch.export program and TVM's importer, and returns the value in Relax. Sizes are
-numbers: programs with open sizes are left to TVM's own, which `_default` calls.
+Each converter takes a node of a torch.export program and TVM's importer, and returns the Relax value. Sizes are
+numbers; programs with dynamic sizes use TVM's own converter, through `_default`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OVERLOADS = ("Tensor", "Scalar", "Tensor_Scalar", "Tensor_Tensor", "default")
 
 
 @functools.cache
-def converted_by_tvm() -> frozenset[str]:
+def operators_of_tvm() -> frozenset[str]:
     """Return the names, with overloads, of the operators that TVM's importer converts."""
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
@@ -47,8 +47,8 @@ def converted_by_tvm() -> frozenset[str]:
 
 def converters() -> dict[str, Converter]:
     """Return the converters by the names of operators."""
-    binary = {f"{name}.{overload}" for name in _BINARY for overload in _OVERLOADS} & converted_by_tvm()
-    return {**dict.fromkeys(binary, _promoted), **_OWN}
+    binary = {f"{name}.{overload}" for name in _BINARY for overload in _OVERLOADS} & operators_of_tvm()
+    return {**dict.fromkeys(binary, _convert_promoted), **_OWN}
 
 
 def _default(node: Any, importer: Any) -> Any:
@@ -57,10 +57,10 @@ def _default(node: Any, importer: Any) -> Any:
 
 
 def _shape(node: Any) -> tuple[int, ...]:
-    """Return the shape of a node's value. Raises NotImplementedError where a size is open."""
+    """Return the shape of a node's value. Raises NotImplementedError for a dynamic size."""
     shape = tuple(node.meta["val"].shape)
     if not all(isinstance(extent, int) for extent in shape):
-        raise NotImplementedError(f"{node.target} of open sizes")
+        raise NotImplementedError(f"{node.target} with dynamic sizes")
     return shape
 
 
@@ -95,7 +95,7 @@ def _constant(value: Any, dtype: str) -> Any:
 
 @contextmanager
 def _in_type(node: Any, importer: Any, dtype: str) -> Iterator[list[Any]]:
-    """Let the first two arguments of a node be of a type meanwhile; yields both as values of it."""
+    """Cast the first two arguments of a node to a type within a context; yield both values."""
     import torch
 
     parts = [part for part in node.args[:2] if isinstance(part, torch.fx.Node)]
@@ -109,8 +109,8 @@ def _in_type(node: Any, importer: Any, dtype: str) -> Iterator[list[Any]]:
         importer.env.update(before)
 
 
-def _promoted(node: Any, importer: Any) -> Any:
-    """Convert an operator of two values in the type that PyTorch promotes both to; TVM's own takes the left one's."""
+def _convert_promoted(node: Any, importer: Any) -> Any:
+    """Convert a binary operator in PyTorch's promoted type; TVM uses the type of the left operand."""
     import torch
 
     values = [part.meta["val"] if isinstance(part, torch.fx.Node) else part for part in node.args[:2]]
@@ -123,7 +123,7 @@ def _promoted(node: Any, importer: Any) -> Any:
         return _default(node, importer)
 
 
-def _quotient(node: Any, importer: Any) -> Any:
+def _convert_quotient(node: Any, importer: Any) -> Any:
     """Convert div with a rounding mode, and floor_divide."""
     r, dtype, mode = _Builder(importer), _dtype(node), node.kwargs.get("rounding_mode", "floor")
     with _in_type(node, importer, dtype) as (a, b):
@@ -137,8 +137,8 @@ def _quotient(node: Any, importer: Any) -> Any:
         return r.where(r.less(r.multiply(a, b), _constant(0, dtype)), r.negative(quotient), quotient)
 
 
-def _selected(node: Any, importer: Any) -> Any:
-    """Convert select; TVM's own reads in front of the tensor where the index counts from the end."""
+def _convert_select(node: Any, importer: Any) -> Any:
+    """Convert select; for negative indices TVM reads before the tensor."""
     axis, index = node.args[1], node.args[2]
     extent = node.args[0].meta["val"].shape[axis]
     if not isinstance(index, int) or not isinstance(extent, int):
@@ -146,8 +146,8 @@ def _selected(node: Any, importer: Any) -> Any:
     return _Builder(importer).take(importer.env[node.args[0]], _constant(index % extent, "int64"), axis=axis)
 
 
-def _indexed(node: Any, importer: Any) -> Any:
-    """Convert indexing by tensors of integers, of any shapes that broadcast, along any axes."""
+def _convert_index(node: Any, importer: Any) -> Any:
+    """Convert indexing by integer tensors of broadcastable shapes, along any axes."""
     import torch
 
     data, indices = node.args[0], [(axis, one) for axis, one in enumerate(node.args[1]) if one is not None]
@@ -180,27 +180,27 @@ def _strides(extents: Sequence[int]) -> list[int]:
     return [math.prod(extents[place + 1 :]) for place in range(len(extents))]
 
 
-def _cumulated(node: Any, importer: Any) -> Any:
-    """Convert cumsum; PyTorch sums booleans and small integers in int64, TVM's own in their type."""
+def _convert_cumsum(node: Any, importer: Any) -> Any:
+    """Convert cumsum; PyTorch sums booleans and small integers in int64, TVM in their own type."""
     r, dtype = _Builder(importer), _dtype(node)
     return r.cumsum(r.astype(importer.env[node.args[0]], dtype), int(node.args[1]), dtype)
 
 
 def _axes_of(node: Any) -> tuple[list[int] | None, bool]:
-    """Return the axes that a node reduces, None for all, and whether they stay with an extent of 1."""
+    """Return the reduced axes of a node, None for all, and whether they are kept with extent 1."""
     axes = _argument(node, 1, "dim", None)
     return [axes] if isinstance(axes, int) else list(axes or []) or None, bool(_argument(node, 2, "keepdim", False))
 
 
-def _reduced(name: str) -> Converter:
+def _make_reduction(name: str) -> Converter:
     def convert(node: Any, importer: Any) -> Any:
         return getattr(_Builder(importer), name)(importer.env[node.args[0]], *_axes_of(node))
 
     return convert
 
 
-def _truth(name: str) -> Converter:
-    """Return a converter of any (`max`) or all (`min`), which look whether values differ from zero."""
+def _make_any_or_all(name: str) -> Converter:
+    """Return a converter of any (`max`) or all (`min`) of the values that differ from zero."""
 
     def convert(node: Any, importer: Any) -> Any:
         r, data = _Builder(importer), node.args[0]
@@ -212,8 +212,8 @@ def _truth(name: str) -> Converter:
     return convert
 
 
-def _elu(node: Any, importer: Any) -> Any:
-    """Convert elu, of which selu and celu consist, with its factors, which TVM's own leaves out."""
+def _convert_elu(node: Any, importer: Any) -> Any:
+    """Convert elu, also for selu and celu, with its factors, which TVM ignores."""
     r, dtype, x = _Builder(importer), _dtype(node), importer.env[node.args[0]]
     alpha, scale, inner = (
         _constant(_argument(node, 1 + place, name, 1.0), dtype)
@@ -223,8 +223,8 @@ def _elu(node: Any, importer: Any) -> Any:
     return r.multiply(r.where(r.greater(x, _constant(0.0, dtype)), x, below), scale)
 
 
-def _group_norm(node: Any, importer: Any) -> Any:
-    """Convert native_group_norm, whose factors and offsets may be left out."""
+def _convert_group_norm(node: Any, importer: Any) -> Any:
+    """Convert native_group_norm, whose scale and bias are optional."""
     r, x = _Builder(importer), node.args[0]
     shape, dtype = x.meta["val"].shape, _dtype(x)
     factor, offset = (
@@ -242,18 +242,18 @@ def _group_norm(node: Any, importer: Any) -> Any:
     )
 
 
-def _hypot(node: Any, importer: Any) -> Any:
+def _convert_hypot(node: Any, importer: Any) -> Any:
     r = _Builder(importer)
     with _in_type(node, importer, _dtype(node)) as (a, b):
         return r.sqrt(r.add(r.multiply(a, a), r.multiply(b, b)))
 
 
-def _erfc(node: Any, importer: Any) -> Any:
+def _convert_erfc(node: Any, importer: Any) -> Any:
     r = _Builder(importer)
     return r.subtract(_constant(1.0, _dtype(node)), r.erf(importer.env[node.args[0]]))
 
 
-def _shifted(name: str) -> Converter:
+def _make_shift(name: str) -> Converter:
     def convert(node: Any, importer: Any) -> Any:
         with _in_type(node, importer, _dtype(node)) as (a, b):
             return getattr(_Builder(importer), name)(a, b)
@@ -261,8 +261,8 @@ def _shifted(name: str) -> Converter:
     return convert
 
 
-def _smoothed(mode: str) -> Converter:
-    """Return a converter of resizing with antialiasing, which is a product with a constant matrix along each axis."""
+def _make_antialiased_resize(mode: str) -> Converter:
+    """Return a converter of resizing with antialiasing, a matmul with a constant matrix along each axis."""
 
     def convert(node: Any, importer: Any) -> Any:
         import torch
@@ -286,7 +286,7 @@ def _smoothed(mode: str) -> Converter:
     return convert
 
 
-def _grid_sampled(node: Any, importer: Any) -> Any:
+def _convert_grid_sample(node: Any, importer: Any) -> Any:
     """Convert grid_sampler_2d; PyTorch's grid has its coordinates last, TVM's first."""
     r = _Builder(importer)
     data, grid, mode, padding, align = node.args
@@ -301,8 +301,8 @@ def _grid_sampled(node: Any, importer: Any) -> Any:
     )
 
 
-def _affine_grid(node: Any, importer: Any) -> Any:
-    """Convert affine_grid_generator: a product with the constant coordinates of pixels."""
+def _convert_affine_grid(node: Any, importer: Any) -> Any:
+    """Convert affine_grid_generator: a matmul with the constant coordinates of pixels."""
     r = _Builder(importer)
     theta, (batch, _, height, width), align = node.args
 
@@ -316,8 +316,8 @@ def _affine_grid(node: Any, importer: Any) -> Any:
     return r.reshape(r.permute_dims(placed, [0, 2, 1]), (batch, height, width, 2))
 
 
-def _adaptive_max(node: Any, importer: Any) -> Any:
-    """Convert adaptive_max_pool2d: the largest of the rows of each output, then of its columns."""
+def _convert_adaptive_max_pool(node: Any, importer: Any) -> Any:
+    """Convert adaptive_max_pool2d: the maximum over the rows of each output, then over its columns."""
     r, value = _Builder(importer), importer.env[node.args[0]]
     for axis, (extent, wanted) in enumerate(zip(_shape(node.args[0])[-2:], node.args[1], strict=True)):
         axis -= 2
@@ -330,8 +330,8 @@ def _adaptive_max(node: Any, importer: Any) -> Any:
     return value
 
 
-def _windows(node: Any, importer: Any) -> Any:
-    """Convert unfold: windows along an axis, whose places become the last axis."""
+def _convert_unfold(node: Any, importer: Any) -> Any:
+    """Convert unfold: windows along an axis, with the window positions as the last axis."""
     r, (data, axis, size, step) = _Builder(importer), node.args
     shape = _shape(data)
     axis %= len(shape)
@@ -340,10 +340,8 @@ def _windows(node: Any, importer: Any) -> Any:
     return r.permute_dims(value, [at for at in range(len(shape) + 1) if at != axis + 1] + [axis + 1])
 
 
-def _nearest(node: Any, importer: Any) -> Any:
-    """Convert upsample_nearest2d; TVM's own takes the pixel nearest to the middle, PyTorch the one to the upper
-    left.
-    """
+def _convert_nearest(node: Any, importer: Any) -> Any:
+    """Convert upsample_nearest2d; TVM selects the pixel nearest to the center, PyTorch the one to the upper left."""
     return _Builder(importer).image__resize2d(
         importer.env[node.args[0]],
         tuple(int(extent) for extent in node.meta["val"].shape[2:]),
@@ -355,33 +353,33 @@ def _nearest(node: Any, importer: Any) -> Any:
 
 
 _OWN: dict[str, Converter] = {
-    "upsample_nearest2d.vec": _nearest,
-    "_upsample_bilinear2d_aa.default": _smoothed("bilinear"),
-    "_upsample_bicubic2d_aa.default": _smoothed("bicubic"),
-    "grid_sampler_2d.default": _grid_sampled,
-    "affine_grid_generator.default": _affine_grid,
-    "adaptive_max_pool2d.default": _adaptive_max,
-    "select.int": _selected,
-    "index.Tensor": _indexed,
-    "cumsum.default": _cumulated,
-    "unfold.default": _windows,
-    "div.Tensor_mode": _quotient,
-    "div.Scalar_mode": _quotient,
-    "floor_divide.default": _quotient,
-    "amax.default": _reduced("max"),
-    "amin.default": _reduced("min"),
-    "prod.dim_int": _reduced("prod"),
-    "prod.default": _reduced("prod"),
-    "any.default": _truth("max"),
-    "any.dim": _truth("max"),
-    "any.dims": _truth("max"),
-    "all.default": _truth("min"),
-    "all.dim": _truth("min"),
-    "all.dims": _truth("min"),
-    "elu.default": _elu,
-    "native_group_norm.default": _group_norm,
-    "hypot.default": _hypot,
-    "erfc.default": _erfc,
-    "__lshift__.Scalar": _shifted("left_shift"),
-    "__rshift__.Scalar": _shifted("right_shift"),
+    "upsample_nearest2d.vec": _convert_nearest,
+    "_upsample_bilinear2d_aa.default": _make_antialiased_resize("bilinear"),
+    "_upsample_bicubic2d_aa.default": _make_antialiased_resize("bicubic"),
+    "grid_sampler_2d.default": _convert_grid_sample,
+    "affine_grid_generator.default": _convert_affine_grid,
+    "adaptive_max_pool2d.default": _convert_adaptive_max_pool,
+    "select.int": _convert_select,
+    "index.Tensor": _convert_index,
+    "cumsum.default": _convert_cumsum,
+    "unfold.default": _convert_unfold,
+    "div.Tensor_mode": _convert_quotient,
+    "div.Scalar_mode": _convert_quotient,
+    "floor_divide.default": _convert_quotient,
+    "amax.default": _make_reduction("max"),
+    "amin.default": _make_reduction("min"),
+    "prod.dim_int": _make_reduction("prod"),
+    "prod.default": _make_reduction("prod"),
+    "any.default": _make_any_or_all("max"),
+    "any.dim": _make_any_or_all("max"),
+    "any.dims": _make_any_or_all("max"),
+    "all.default": _make_any_or_all("min"),
+    "all.dim": _make_any_or_all("min"),
+    "all.dims": _make_any_or_all("min"),
+    "elu.default": _convert_elu,
+    "native_group_norm.default": _convert_group_norm,
+    "hypot.default": _convert_hypot,
+    "erfc.default": _convert_erfc,
+    "__lshift__.Scalar": _make_shift("left_shift"),
+    "__rshift__.Scalar": _make_shift("right_shift"),
 }

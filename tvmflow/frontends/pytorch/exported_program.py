@@ -1,4 +1,4 @@
-"""From torch.export to Relax and ONNX: shared by PyTorch and by Keras on its torch backend."""
+"""Convert torch.export programs to Relax and ONNX, for PyTorch and for Keras on its torch backend."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.frontends.pytorch.constant_values import with_known_values
+from tvmflow.frontends.pytorch.constant_values import fold_known_values
 from tvmflow.frontends.pytorch.converters import converters
-from tvmflow.frontends.source_model import Array, Arrays, TensorSpec, Way, in_order
-from tvmflow.frontends.torch_ways import torch_ways
-from tvmflow.ir.relax.graph import with_inputs
+from tvmflow.frontends.source_model import Array, Arrays, TensorSpec, Variant, input_positions
+from tvmflow.frontends.torch_variants import torch_variants
+from tvmflow.ir.relax.graph import reorder_inputs
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line
 
 
 class ExportedModel:
-    """A torch module in evaluation mode with inputs of fixed shapes, which it takes in the order of the description.
+    """A torch module in evaluation mode with inputs of fixed shapes, in the order of the description.
 
-    order: of the parameters, as places among the inputs, where the module takes them in another order.
+    order: the module's parameters as indices of the inputs, if the module has another order.
     """
 
     def __init__(self, module: Any, inputs: tuple[TensorSpec, ...], order: list[int] | None = None) -> None:
@@ -31,8 +31,8 @@ class ExportedModel:
 
     @classmethod
     def of_program(cls, program: Any, inputs: tuple[TensorSpec, ...], what: str = "the program") -> ExportedModel:
-        """Wrap a torch.export program; a batch that it leaves open is bound to that of `inputs`."""
-        places = in_order(what, list(program.graph_signature.user_inputs), inputs)
+        """Wrap a torch.export program; a dynamic batch is bound to that of `inputs`."""
+        places = input_positions(what, list(program.graph_signature.user_inputs), inputs)
         model = cls(program.module(), inputs, [places.index(place) for place in range(len(places))])
         model._program = program
         return model
@@ -67,7 +67,7 @@ class ExportedModel:
         return tuple(name for name, _ in self._outputs([np.zeros(spec.shape, spec.dtype) for spec in self.inputs]))
 
     def _outputs(self, inputs: Sequence[Array]) -> list[tuple[str, Any]]:
-        """Return name and tensor of every output; those of a dictionary are named by its keys."""
+        """Return name and tensor of every output; outputs of a dictionary are named by its keys."""
         import torch
 
         with torch.no_grad():
@@ -79,7 +79,7 @@ class ExportedModel:
                 IndexError,
                 TypeError,
                 AssertionError,
-            ) as error:  # the last of a program's guards
+            ) as error:  # e.g. a guard of the program
                 raise _wrong_shape(error, self.inputs) from error
         leaves = torch.utils._pytree.tree_flatten_with_path(outputs)[0]
         if not leaves or not all(isinstance(value, torch.Tensor) for _, value in leaves):
@@ -100,11 +100,11 @@ class ExportedModel:
 
         torch.set_num_threads(threads)
 
-    def ways(self, *inputs: Array) -> Sequence[Way]:
-        return torch_ways(self.module, self._arguments(inputs), lambda: self.exported().module())
+    def variants(self, *inputs: Array) -> Sequence[Variant]:
+        return torch_variants(self.module, self._arguments(inputs), lambda: self.exported().module())
 
     def exported(self) -> Any:
-        """Return the torch.export program, made once."""
+        """Return the torch.export program, computed once."""
         import torch
 
         if self._program is None:
@@ -118,7 +118,7 @@ class ExportedModel:
         return self._program
 
     def to_relax(self, max_batch: int | None = None) -> Any:
-        """Return the IRModule for the shapes of the inputs, or, of one input, for any batch of 1 to max_batch."""
+        """Return the IRModule for the input shapes or, for one input, for any batch from 1 to max_batch."""
         from tvm.relax.frontend.torch import from_exported_program
 
         program = self.exported() if max_batch is None else self._any_batch(max_batch)
@@ -126,7 +126,7 @@ class ExportedModel:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 module = from_exported_program(
-                    with_known_values(program),
+                    fold_known_values(program),
                     unwrap_unit_return_tuple=True,
                     custom_convert_map=converters(),
                     run_ep_decomposition=False,
@@ -134,17 +134,17 @@ class ExportedModel:
                 if max_batch is not None:
                     return module
                 shapes = [self.inputs[index].shape for index in self.order]
-                return with_inputs(
-                    _bound(module, shapes), [self.order.index(place) for place in range(len(self.order))]
+                return reorder_inputs(
+                    _bind_sizes(module, shapes), [self.order.index(place) for place in range(len(self.order))]
                 )
         except (AssertionError, NotImplementedError, KeyError) as error:
             raise unsupported("PyTorch", str(error)) from error
         except (TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
-            if (node := _converted_last(error)) is None:
+            if (node := _failed_node(error)) is None:
                 raise
             raise UnsupportedOperatorError(
                 f"TVM's PyTorch importer cannot convert {node.target} ({node.name}): {first_line(error)}",
-                "a use of this operator that it knows",
+                "a supported use of this operator",
                 "replace that operator in the model, or export the model in another format",
             ) from error
 
@@ -175,8 +175,8 @@ class ExportedModel:
             )
 
 
-def _converted_last(error: BaseException) -> Any:
-    """Return the node of a program at which TVM's importer raised an error, None where it was no node's."""
+def _failed_node(error: BaseException) -> Any:
+    """Return the node at which TVM's importer failed, None if it was at none."""
     import torch
 
     trace, found = error.__traceback__, None
@@ -187,8 +187,8 @@ def _converted_last(error: BaseException) -> Any:
     return found
 
 
-def _bound(module: Any, shapes: Sequence[tuple[int, ...]]) -> Any:
-    """Put the numbers of `shapes` in place of the sizes that a module's inputs leave open."""
+def _bind_sizes(module: Any, shapes: Sequence[tuple[int, ...]]) -> Any:
+    """Replace the dynamic input sizes of a module by the numbers of `shapes`."""
     from tvm import relax
 
     from tvmflow.ir.tvm_compat import type_of
@@ -203,12 +203,12 @@ def _bound(module: Any, shapes: Sequence[tuple[int, ...]]) -> Any:
 
 
 def unsupported(framework: str, message: str) -> UnsupportedOperatorError:
-    """Name the operators in an importer's complaint."""
+    """Return an error with the operators of an importer's message."""
     names = re.findall(r"['\"]?([A-Za-z_][\w.]*\.default|[a-z_]+\.[\w.]+|[A-Z]\w+)['\"]?", message)
     shown = ", ".join(dict.fromkeys(n for n in names if n not in ("Unsupported",))) or message.strip()[:200]
     return UnsupportedOperatorError(
         f"TVM's {framework} importer does not know: {shown}",
-        "a model made of operators that it knows",
+        "a model made of supported operators",
         "replace that operator in the model, or export the model in another format",
     )
 
@@ -217,6 +217,6 @@ def _wrong_shape(error: Exception, inputs: Sequence[TensorSpec]) -> ModelFileErr
     shown = ", ".join(f"{spec.dtype} {list(spec.shape)}" for spec in inputs)
     return ModelFileError(
         f"the model refuses inputs of {shown}: {first_line(error)}",
-        "shapes and dtypes as the model was built for",
+        "the shapes and dtypes of the model",
         "correct input.shape (or inputs) of the model in params.yaml",
     )

@@ -1,8 +1,8 @@
-"""Whole PyTorch models from files: torch.export archives (.pt2) and TorchScript.
+"""Load PyTorch models from torch.export archives (.pt2) and TorchScript files, after validation.
 
-Both formats are programs, and PyTorch's readers trust them: a .pt2 may hold pickles, operator names that are looked up
-in any module, expressions that are evaluated, guards that are Python, and names that become Python. So an archive is
-read here first, and anything beyond tensors and operators that import knows is refused before PyTorch sees it.
+Both formats are programs, and PyTorch's readers trust them: a .pt2 may contain pickles, operator names resolved in any
+module, evaluated expressions, guards in Python, and names that become Python code. So an archive is validated here
+first, and everything beyond tensors and known operators is rejected before PyTorch reads it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ARCHIVE_ERRORS = (
 
 
 def is_torchscript(path: Path) -> bool:
-    """Whether a zip archive holds TorchScript code."""
+    """Return whether a zip archive contains TorchScript code."""
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith(".py") for name in archive.namelist())
@@ -66,7 +66,7 @@ def load_program(path: Path) -> Any:
         with _weights_only(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.load(path)
-            program._guards_code = []  # Python that module() would run; every shape is checked here anyway
+            program._guards_code = []  # Python code that module() would run; shapes are checked here anyway
             program.module()
             return program
     except Exception as error:  # the reader raises KeyError, RuntimeError, SerializeError and more
@@ -75,7 +75,7 @@ def load_program(path: Path) -> Any:
 
 @contextmanager
 def _weights_only() -> Iterator[None]:
-    """Keep PyTorch from falling back to unpickling code, which it does for inputs that are stored as an example."""
+    """Keep PyTorch from unpickling code, its fallback for inputs stored as an example."""
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -109,7 +109,9 @@ def _check_program(path: Path) -> None:
 
 
 def _targets(path: Path, program: Any) -> set[str]:
-    """Return what a program calls. Raises ModelFileError for what is no operator, and for expressions that are code."""
+    """Return the operators that a program calls. Raises ModelFileError for other names, and for expressions that are
+    code.
+    """
     todo, targets = [program], set()
     while todo:
         value = todo.pop()
@@ -131,7 +133,7 @@ def _targets(path: Path, program: Any) -> set[str]:
 
 
 def _is_name(text: str) -> bool:
-    """Whether a text has nothing that could end a name in the Python that PyTorch makes of a program."""
+    """Return whether a text cannot end a name in the Python code that PyTorch generates from a program."""
     if _NAME.fullmatch(text):
         return True
     try:
@@ -152,14 +154,16 @@ def _is_name(text: str) -> bool:
 def _check_known(path: Path, unknown: list[str]) -> None:
     if unknown:
         raise UnsupportedOperatorError(
-            f"{path.name} calls what import does not know: {', '.join(unknown)[:300]}",
-            "a model made of operators that it knows",
+            f"{path.name} calls unknown operators: {', '.join(unknown)[:300]}",
+            "a model made of supported operators",
             "replace that operator in the model, or export the model in another format",
         )
 
 
 def _is_plain(expression: str) -> bool:
-    """Whether an expression of sizes is made of numbers, symbols and known functions alone; it will be evaluated."""
+    """Return whether an expression of sizes consists of numbers, symbols and known functions only, since it is
+    evaluated.
+    """
     expression = _SYMBOL.sub("s0", expression)
     words = re.findall(r"[A-Za-z_]\w*", expression)
     return bool(re.fullmatch(r"[\w\s+\-*/(),<>=&|~]*", expression)) and all(
@@ -168,7 +172,7 @@ def _is_plain(expression: str) -> bool:
 
 
 def _entries(path: Path, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """Return an archive's entries; each reader must find the same ones, and what they unpack to is bounded."""
+    """Return an archive's entries, which must be the same for each reader, within the size limit."""
     entries = archive.infolist()
     size = sum(entry.file_size for entry in entries)
     if size > MAX_UNPACKED_BYTES:
@@ -188,7 +192,7 @@ def _read(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes
 
 
 def load_script(path: Path, inputs: Sequence[TensorSpec]) -> Any:
-    """Return the ExportedProgram that a TorchScript archive converts to. Raises ModelFileError,
+    """Return the ExportedProgram converted from a TorchScript archive. Raises ModelFileError,
     UnsupportedOperatorError.
     """
     import torch
@@ -204,7 +208,7 @@ def load_script(path: Path, inputs: Sequence[TensorSpec]) -> Any:
             warnings.simplefilter("ignore")
             example = tuple(torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in inputs)
             return TS2EPConverter(script, example, {}).convert()
-    except Exception as error:  # the converter raises what it likes on operators that it does not know
+    except Exception as error:  # the converter raises arbitrary errors for unknown operators
         raise UnsupportedOperatorError(
             f"the TorchScript model {path.name} cannot be converted: {last_line(error)}",
             "a model without Python control flow, for the input.shape in params.yaml",

@@ -1,4 +1,4 @@
-"""PyTorch in: a factory and its weights (safetensors, or a state_dict without code), a .pt2 file, or TorchScript."""
+"""Import PyTorch models: a factory and its weights (safetensors or state_dict), a .pt2 file, or TorchScript."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvmflow.support.errors import ModelFileError, first_line
 
 
 def load(folder: Path, description: SourceDescription) -> ExportedModel:
-    """Build the network and load its weights. Raises ModelFileError when file and network do not fit."""
+    """Build the network and load its weights. Raises ModelFileError when file and network do not match."""
     from tvmflow.sources.networks.torch_zoo import build
 
     path = folder / description.weights_file
@@ -29,14 +29,14 @@ def load(folder: Path, description: SourceDescription) -> ExportedModel:
         )
     network = build(description.network, folder=folder)
     try:
-        network.load_state_dict(_versioned(_state_dict(path), network))
+        network.load_state_dict(_add_versions(_state_dict(path), network))
     except (RuntimeError, ValueError) as error:
         raise wrong_weights(error, description.network) from error
     return ExportedModel(network.eval(), description.inputs)
 
 
-def _versioned(state: dict[str, Any], network: Any) -> dict[str, Any]:
-    """Give a state the version numbers that safetensors does not keep: it is of the network as it is now."""
+def _add_versions(state: dict[str, Any], network: Any) -> dict[str, Any]:
+    """Add the version numbers that safetensors does not store to a state, from the current network."""
     versioned = OrderedDict(state)
     versioned._metadata = getattr(network.state_dict(), "_metadata", None)  # type: ignore[attr-defined]
     return versioned

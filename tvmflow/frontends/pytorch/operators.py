@@ -1,7 +1,7 @@
-"""Which operators a PyTorch program may call: those that import knows, and those that PyTorch takes apart into such.
+"""List the operators that a PyTorch program may call: converted ones, and those that PyTorch decomposes.
 
-PyTorch registers some that act on the machine (`aten::from_file` maps any file for reading and writing, `aten::save`
-writes one), and every release adds others: so what is legal is listed, not what is not.
+PyTorch registers operators that access the machine (`aten::from_file` maps any file for reading and writing,
+`aten::save` writes one), and every release adds others: so this is an allowlist.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import functools
 import re
 from collections.abc import Iterable
 
-from tvmflow.frontends.pytorch.converters import converted_by_tvm, converters
+from tvmflow.frontends.pytorch.converters import converters, operators_of_tvm
 
-# Arithmetic of sizes, lists and texts in TorchScript; all of it is gone once a program has been traced.
+# Operators on sizes, lists and texts in TorchScript; tracing removes all of them.
 _SCRIPT_ONLY = frozenset(
     """
     Bool ComplexImplicit Delete Float FloatImplicit Int IntImplicit Size __and__ __contains__ __derive_index __getitem__
@@ -43,7 +43,7 @@ def known_operators() -> frozenset[str]:
     import torch
     from torch._decomp import core_aten_decompositions
 
-    known = {name.split(".")[0] for name in (*converted_by_tvm(), *converters())}
+    known = {name.split(".")[0] for name in (*operators_of_tvm(), *converters())}
     known |= {op._schema.name.split("::")[1] for op in core_aten_decompositions() if hasattr(op, "_schema")}
     composite = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
     known |= {re.split("::|[.]", name)[1] for name in composite if name.startswith("aten::")}
@@ -52,20 +52,20 @@ def known_operators() -> frozenset[str]:
 
 @functools.cache
 def registered_operators() -> frozenset[str]:
-    """Return the names of all operators that this PyTorch has, without namespaces and overloads."""
+    """Return the names of all operators of this PyTorch, without namespaces and overloads."""
     import torch
 
     return frozenset(schema.name.split("::")[-1] for schema in torch._C._jit_get_all_schemas())
 
 
 def unknown_operators(names: Iterable[str]) -> list[str]:
-    """Return which operators of a program are not known; in-place variants count as the others."""
+    """Return the unknown operators of a program; in-place variants count as the others."""
     known = known_operators()
     return sorted({name for name in names if name in _NEVER or not {name, name.removesuffix("_")} & known})
 
 
 def unknown_in_script(code: str) -> list[str]:
-    """Return what TorchScript code calls and import does not know. Raises ValueError for what is no TorchScript.
+    """Return the unknown calls in TorchScript code. Raises ValueError for other code.
 
     An operator can be called as `torch.NAME`, `ops.SPACE.NAME` and as a method of a tensor, so every attribute counts.
     """

@@ -1,6 +1,6 @@
-"""TensorFlow in: a .tflite file (its own runtime, LiteRT, is the oracle), or a SavedModel in a .zip.
+"""Import TensorFlow models: a .tflite file with LiteRT as reference, or a zipped SavedModel.
 
-No TensorFlow is needed for .tflite. A SavedModel is run and converted to .tflite in a tool environment.
+A .tflite file does not need TensorFlow. A SavedModel is run and converted to .tflite in a tool environment.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tvmflow.frontends.source_model import (
     PreparedRun,
     SourceDescription,
     TensorSpec,
-    Way,
-    in_order,
+    Variant,
+    input_positions,
 )
 from tvmflow.frontends.tensorflow.tflite_files import flatbuffer, read_tflite
-from tvmflow.frontends.tool_ways import tool_ways
-from tvmflow.ir.relax.emit import call_again, constant, straight_line
+from tvmflow.frontends.tool_variants import tool_variants
+from tvmflow.ir.relax.emit import build_main, constant, rebuild_call
 from tvmflow.ir.relax.graph import Graph, TensorKind, read_graph
 from tvmflow.support.errors import ModelFileError, first_line, last_line
 from tvmflow.toolchain.environments import ToolProcess, run_tool
@@ -37,7 +37,7 @@ MAX_UNPACKED_BYTES = 8 << 30
 
 
 class TfliteInput:
-    """An input as the file has it (detail: LiteRT's), and as params.yaml describes it."""
+    """An input of the file (detail: LiteRT's) with its description in params.yaml."""
 
     def __init__(self, detail: dict[str, Any], spec: TensorSpec) -> None:
         self.detail, self.spec, self.dtype = detail, spec, np.dtype(detail["dtype"])
@@ -51,7 +51,7 @@ class TfliteInput:
             )
 
     def in_file(self, x: Array) -> Array:
-        """Return a value of this input as the file wants it."""
+        """Return a value of this input in the file's layout and type."""
         value = np.ascontiguousarray(x.transpose(0, 2, 3, 1) if self.channels_first else x)
         if not self.is_quantized:
             return value
@@ -60,7 +60,7 @@ class TfliteInput:
         return np.asarray(np.clip(np.rint(value / scale) + zero, limits.min, limits.max).astype(self.dtype))
 
     def in_relax(self, builder: Any, value: Any) -> Any:
-        """Emit the same for a Relax value."""
+        """Emit the same conversion for a Relax value."""
         from tvm import relax
 
         if self.channels_first:
@@ -73,15 +73,15 @@ class TfliteInput:
 
 
 def _plain_name(detail: dict[str, Any]) -> str:
-    """Return the name of a tensor without what exporters put around it."""
+    """Return the name of a tensor without the exporter's decoration."""
     return str(detail["name"]).removeprefix("serving_default_").split(":")[0]
 
 
 class TfliteModel:
-    """Quantized inputs and outputs are converted, so that the model takes and gives float32 for them.
+    """A .tflite model; quantized inputs and outputs are converted from and to float32.
 
-    Images are channels-last in the file. An input that is described channels-first is transposed in front, and its
-    kernels are channels-first after import.
+    Images are channels-last in the file. An input described as channels-first is transposed, and its kernels are
+    channels-first after import.
     """
 
     def __init__(self, path: Path, inputs: tuple[TensorSpec, ...]) -> None:
@@ -89,7 +89,7 @@ class TfliteModel:
         self.content = read_tflite(path)
         self.interpreter = _interpreter(path)
         details = self.interpreter.get_input_details()
-        self.order = in_order(path.name, [_plain_name(detail) for detail in details], inputs)
+        self.order = input_positions(path.name, [_plain_name(detail) for detail in details], inputs)
         self.inputs = [TfliteInput(details[index], spec) for index, spec in zip(self.order, inputs, strict=True)]
         self.outputs = self.interpreter.get_output_details()
 
@@ -99,7 +99,7 @@ class TfliteModel:
         return self._outputs()
 
     def _outputs(self) -> Arrays:
-        return tuple(_dequantized(self.interpreter.get_tensor(output["index"]), output) for output in self.outputs)
+        return tuple(_dequantize(self.interpreter.get_tensor(output["index"]), output) for output in self.outputs)
 
     def output_names(self) -> tuple[str, ...]:
         return tuple(_plain_name(output) for output in self.outputs)
@@ -116,7 +116,7 @@ class TfliteModel:
             for index in (int(operator.Outputs(i)) for i in range(operator.OutputsLength())):
                 value = model.interpreter.get_tensor(index)
                 if value.dtype.kind in "fiu" and value.size > 1:
-                    yield str(details[index]["name"]), _dequantized(value, details[index])
+                    yield str(details[index]["name"]), _dequantize(value, details[index])
 
     def _set(self, inputs: Sequence[Array]) -> None:
         for part, x in zip(self.inputs, inputs, strict=True):
@@ -132,14 +132,14 @@ class TfliteModel:
     def use_threads(self, threads: int) -> None:
         self.interpreter = _interpreter(self.path, threads)
 
-    def ways(self, *inputs: Array) -> Sequence[Way]:
-        """Return the one way: LiteRT takes XNNPACK for whatever that knows, and keeps the inputs."""
+    def variants(self, *inputs: Array) -> Sequence[Variant]:
+        """Return the single variant: LiteRT uses XNNPACK where possible and keeps the inputs."""
 
         def prepare() -> PreparedRun:
             self._set(inputs)
             return PreparedRun(self.interpreter.invoke, lambda _: self._outputs())
 
-        return (Way("LiteRT, XNNPACK", prepare),)
+        return (Variant("LiteRT, XNNPACK", prepare),)
 
     def to_relax(self) -> Any:
         from tvm import relax
@@ -176,8 +176,8 @@ class SavedModel(TfliteModel):
     def use_threads(self, threads: int) -> None:
         self._process, self._threads = None, threads
 
-    def ways(self, *inputs: Array) -> Sequence[Way]:
-        return tool_ways(self._oracle(), ("concrete function", "frozen function", "XLA"), self._in_file(inputs))
+    def variants(self, *inputs: Array) -> Sequence[Variant]:
+        return tool_variants(self._oracle(), ("concrete function", "frozen function", "XLA"), self._in_file(inputs))
 
     def _in_file(self, inputs: Sequence[Array]) -> Array:
         (x,) = inputs
@@ -250,7 +250,7 @@ def _is_quantized(detail: dict[str, Any]) -> bool:
     return np.dtype(detail["dtype"]) != np.float32 and bool(detail["quantization"][0])
 
 
-def _dequantized(value: Array, detail: dict[str, Any]) -> Array:
+def _dequantize(value: Array, detail: dict[str, Any]) -> Array:
     scale, zero = detail["quantization"]
     if not _is_quantized(detail):
         return np.asarray(value)
@@ -258,7 +258,7 @@ def _dequantized(value: Array, detail: dict[str, Any]) -> Array:
 
 
 def _float_ends(module: Any, model: TfliteModel) -> Any:
-    """Wrap the imported `main`: the inputs as described, in their order, and float32 where outputs are quantized."""
+    """Wrap the imported `main`: inputs as described, in their order, and float32 for quantized outputs."""
     import tvm
     from tvm import relax
 
@@ -273,10 +273,10 @@ def _float_ends(module: Any, model: TfliteModel) -> Any:
         values = {
             name: part.in_relax(builder, parameters[name]) for name, part in zip(described, model.inputs, strict=True)
         }
-        outputs = _inlined(builder, inner, values)
+        outputs = _inline(builder, inner, values)
         return [_in_float(builder, value, output) for value, output in zip(outputs, model.outputs, strict=True)]
 
-    return tvm.IRModule(straight_line(builder, Graph(described), body).functions, attrs=module.attrs)
+    return tvm.IRModule(build_main(builder, Graph(described), body).functions, attrs=module.attrs)
 
 
 def _in_float(builder: Any, value: Any, output: dict[str, Any]) -> Any:
@@ -289,11 +289,11 @@ def _in_float(builder: Any, value: Any, output: dict[str, Any]) -> Any:
     return builder.emit(relax.op.dequantize(value, relax.const(scale, "float32"), relax.const(zero, dtype)))
 
 
-def _inlined(builder: Any, graph: Graph, values: dict[str, Any]) -> list[Any]:
-    """Emit the steps of a graph again, its inputs replaced; returns its outputs."""
+def _inline(builder: Any, graph: Graph, values: dict[str, Any]) -> list[Any]:
+    """Emit the steps of a graph again with other inputs; return its outputs."""
     for step in graph.steps:
         expression = (
-            constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, values.__getitem__)
+            constant(step.args[0], step.dtype) if step.op == "constant" else rebuild_call(step, values.__getitem__)
         )
         values[step.name] = builder.emit(expression, step.name)
     return [values[name] for name in graph.outputs]

@@ -1,6 +1,4 @@
-"""Read a .tflite file's structure before LiteRT does: LiteRT believes offsets and counts, and wrong ones keep it
-busy.
-"""
+"""Validate a .tflite file before LiteRT reads it, since wrong offsets and counts make LiteRT hang."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ _MAX_RANK = 8
 
 
 def read_tflite(path: Path) -> bytes:
-    """Return the file's bytes after every table that the runtime follows was found inside. Raises ModelFileError."""
+    """Return the file's bytes after checking that all tables used by the runtime are inside. Raises ModelFileError."""
     size = path.stat().st_size
     if size > MAX_TFLITE_BYTES:
         raise ModelFileError(f"{path.name} holds {size} bytes", f"at most {MAX_TFLITE_BYTES}")
@@ -28,13 +26,13 @@ def read_tflite(path: Path) -> bytes:
         raise ModelFileError(
             f"{path.name} is damaged: {error}",
             "a whole .tflite file",
-            "convert the model again, or bring the file again",
+            "convert the model again, or copy the file again",
         ) from error
     return content
 
 
 def flatbuffer(content: bytes) -> Any:
-    """Return the root table of a .tflite file's bytes; its fields are read when they are asked for."""
+    """Return the root table of a .tflite file; its fields are decoded on access."""
     import tflite
 
     return tflite.Model.GetRootAsModel(content, 0)

@@ -1,6 +1,4 @@
-"""Operators that compute each element from the elements at its place: passes that change layouts compute them wherever
-the elements lie.
-"""
+"""List elementwise operators, which passes that change layouts may compute in any layout."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ UNARY = frozenset(
         "trunc",
     )
 )
-"""Operators of one tensor; what else they take are numbers and types."""
+"""Operators of one tensor; their other arguments are numbers and types."""
 
 BROADCASTING = frozenset(
     f"relax.{name}"
@@ -94,9 +92,7 @@ _UNDEFINED_AT_ZERO = {"relax.log", "relax.rsqrt", "relax.acosh"}
 
 
 def finite_at_zero(step: Step) -> bool:
-    """Return whether a step on single elements makes a finite number of zeros, its constants being what they are, those
-    that divide 1.
-    """
+    """Whether an elementwise step is finite for zero inputs, with its constants (1 for padded divisors)."""
     if step.op in _UNDEFINED_AT_ZERO:
         return False
     if step.op == "relax.power":

@@ -1,7 +1,7 @@
-"""Write a network back as Relax, each layer in float or in integers, with conversions only where the dtype changes.
+"""Emit a network as Relax, each layer in float or in integers.
 
-What integers a layer becomes is the affair of an arithmetic (`int8`, `vta_int8`); this file owns the order, the float
-dtype, and which value exists in which dtype.
+Conversions are emitted only where the dtype changes. An arithmetic (`int8`, `vta_int8`) emits the integers of a layer;
+this file determines the order, the float dtype, and the dtypes in which each value exists.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tvmflow.ir.tvm_compat import type_arguments
 
 @dataclass(frozen=True)
 class Quantized:
-    """An integer value in the graph being written, and what its integers mean."""
+    """An integer value of the emitted graph, and its scale."""
 
     value: Any
     scale: Scale
 
 
-# Operators whose values are functions of the values of their operands at the same place.
+# Operators that compute each element from the same element of their operands.
 _POINTWISE = frozenset(
     f"relax.{name}"
     for name in (
@@ -58,11 +58,11 @@ _POINTWISE = frozenset(
 
 
 class Arithmetic(Protocol):
-    """How layers compute in integers.
+    """The integer arithmetic of layers.
 
-    rounds_for_all: whether a function of one integer that layers read as an integer is that integer for float steps,
-    too: as x * sigmoid(x) of a convolution, of which a squeeze-and-excite block takes means and which it scales. It is
-    then stored in 8 bits, not in 32.
+    rounds_for_all: whether a function of one integer that layers read as an integer is quantized for float steps, too:
+    as x * sigmoid(x) of a convolution, of which a squeeze-and-excite block takes means and which it scales. It is then
+    stored in 8 bits instead of 32.
     """
 
     rounds_for_all: ClassVar[bool]
@@ -70,18 +70,20 @@ class Arithmetic(Protocol):
     def can(
         self, layer: Layer, inputs_are_integer: list[bool], scales: list[Scale | None], read_in_float: bool
     ) -> bool:
-        """Whether this layer is to be computed in integers, when these of its inputs already are. scales: of its
-        inputs. read_in_float: by all of its readers.
+        """Whether to compute a layer in integers.
+
+        inputs_are_integer: for each input whether it is an integer already; scales: of the inputs; read_in_float:
+        whether all readers are float.
         """
 
     def layer(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
-        """Write the layer and return its integer value."""
+        """Emit the layer and return its integer value."""
 
     def quantize(self, writer: Writer, name: str, value: Any, scale: Scale) -> Quantized: ...
 
 
 class Writer:
-    """Writes one module. scales: value name -> its scale; layers in `in_float` stay float."""
+    """Emit one module. scales: value name -> its scale; layers in `in_float` stay float."""
 
     def __init__(
         self, network: Network, arithmetic: Arithmetic | None, scales: Mapping[str, Scale], in_float: frozenset[str]
@@ -94,37 +96,37 @@ class Writer:
         self.integers: dict[str, Quantized] = {}
         self.integer_layers: list[str] = []
         self.users = network.users()
-        self.sources: dict[str, str] = {}  # of an integer, and of a float that is a function of one: that integer
+        self.sources: dict[str, str] = {}  # value -> the only integer value that it is a function of
 
     def module(self) -> Any:
-        """Return the IRModule; `integer_layers` then names the layers that compute in integers."""
-        return straight_line(self.builder, self.network.graph, self._body)
+        """Return the IRModule; afterwards `integer_layers` lists the layers that compute in integers."""
+        return build_main(self.builder, self.network.graph, self._emit_body)
 
-    def _body(self, parameters: dict[str, Any]) -> list[Any]:
+    def _emit_body(self, parameters: dict[str, Any]) -> list[Any]:
         self.floats |= parameters
         for item in self.network.items:
             if isinstance(item, Layer):
                 self._layer(item)
             else:
-                self.floats[item.name] = self.emit(self._again(item), item.name)
+                self.floats[item.name] = self.emit(self._emit_again(item), item.name)
                 if item.op in _POINTWISE:
-                    self._round_for_all(item.name, item.refs)
-        return [self.as_float(name) for name in self.network.outputs]
+                    self._quantize_for_all(item.name, item.refs)
+        return [self.get_float(name) for name in self.network.outputs]
 
     def emit(self, expression: Any, name: str) -> Any:
         return self.builder.emit(expression, name)
 
     def is_output(self, name: str) -> bool:
-        """Whether a value is read by nobody but the network's user, or by a softmax before that."""
+        """Whether only the network's caller reads a value, or a softmax before that."""
         readers = self.users[name]
         return name in self.network.outputs or all(isinstance(r, Step) and r.op == "relax.nn.softmax" for r in readers)
 
-    def as_float(self, name: str) -> Any:
+    def get_float(self, name: str) -> Any:
         if name not in self.floats:
             self.floats[name] = self._dequantize(name, self.integers[name])
         return self.floats[name]
 
-    def as_integer(self, name: str) -> Quantized:
+    def get_integer(self, name: str) -> Quantized:
         if name not in self.integers:
             assert self.arithmetic is not None
             self.integers[name] = self.arithmetic.quantize(self, name, self.floats[name], self.scales[name])
@@ -148,17 +150,17 @@ class Writer:
                 layer, is_integer, [self.scales.get(name) for name in layer.inputs], self._is_read_in_float(layer)
             )
         ):
-            inputs = [self.as_integer(name) for name in layer.inputs]
+            inputs = [self.get_integer(name) for name in layer.inputs]
             self.integers[layer.name] = self.arithmetic.layer(self, layer, inputs)
             self.integer_layers.append(layer.name)
             self.sources[layer.name] = layer.name
         else:
             self.floats[layer.name] = self._float_layer(layer)
             if layer.kind == AFFINE and layer.name not in self.in_float:
-                self._round_for_all(layer.name, layer.inputs)
+                self._quantize_for_all(layer.name, layer.inputs)
 
-    def _round_for_all(self, name: str, inputs: Sequence[str]) -> None:
-        """Make a function of one integer that both layers and steps read an integer for all of them."""
+    def _quantize_for_all(self, name: str, inputs: Sequence[str]) -> None:
+        """Quantize a function of one integer once, if both layers and steps read it."""
         sources = {self.sources.get(given, "") for given in inputs}
         if len(sources) != 1 or "" in sources:
             return
@@ -169,7 +171,7 @@ class Writer:
             self.arithmetic is not None
             and self.arithmetic.rounds_for_all
             and name in self.scales
-            and name not in self.network.outputs  # the user's are not rounded
+            and name not in self.network.outputs  # outputs are not rounded
             and by_layers
             and any(isinstance(reader, Step) for reader in readers)
         ):
@@ -177,7 +179,7 @@ class Writer:
             self.sources[name] = name
 
     def _is_read_in_float(self, layer: Layer) -> bool:
-        """Whether nothing but steps without an integer form reads a layer."""
+        """Whether only steps without an integer form read a layer."""
         return layer.name not in self.network.outputs and all(
             isinstance(reader, Step) for reader in self.users[layer.name]
         )
@@ -188,7 +190,7 @@ class Writer:
         if layer.kind in (ADD, MEAN, MOVE, CONCAT):
             value = self._call(layer.step, dict(zip(layer.step.refs, layer.inputs, strict=True)))
             return self._activation(value, layer, layer.name) if layer.has_activation else self.emit(value, layer.name)
-        data = self.as_float(layer.inputs[0])
+        data = self.get_float(layer.inputs[0])
         if layer.kind == CONV:
             assert layer.weight is not None
             value = convolution(layer.step, data, constant(layer.weight, "float32"), "float32")
@@ -200,7 +202,7 @@ class Writer:
             value = data
             if layer.weight is not None and np.any(layer.weight != 1):
                 value = relax.op.multiply(value, constant(self.column(layer, layer.weight), "float32"))
-        nothing_else = value is data and not layer.has_activation  # a layer has a value of its own
+        nothing_else = value is data and not layer.has_activation  # each layer must emit a value of its own
         if layer.bias is not None and (layer.kind != AFFINE or np.any(layer.bias != 0) or nothing_else):
             value = relax.op.add(value, constant(self.column(layer, layer.bias), "float32"))
         if not layer.has_activation:
@@ -225,8 +227,8 @@ class Writer:
         return self.emit(value, name)
 
     def column(self, layer: Layer, vector: Array) -> Array:
-        """Return a number or (C,) as an array that broadcasts over the layer's shape (N, C, ...); a number where all
-        channels of an AFFINE have the same.
+        """Return a number or (C,) as an array that broadcasts over (N, C, ...); a number if all channels of an AFFINE
+        are equal.
         """
         vector = np.asarray(vector)
         if layer.kind == AFFINE and vector.ndim == 1 and np.all(vector == vector[0]):
@@ -236,18 +238,18 @@ class Writer:
         return vector.reshape((1, -1) + (1,) * (len(layer.shape) - 2))
 
     def _call(self, step: Step, renamed: Mapping[str, str]) -> Any:
-        return call_again(step, lambda name: self.as_float(renamed.get(name, name)))
+        return rebuild_call(step, lambda name: self.get_float(renamed.get(name, name)))
 
-    def _again(self, step: Step) -> Any:
+    def _emit_again(self, step: Step) -> Any:
         if step.op == "constant":
             return constant(np.asarray(step.args[0]), step.dtype)
-        return call_again(step, self.as_float)
+        return rebuild_call(step, self.get_float)
 
 
-def straight_line(builder: Any, graph: Graph, body: Callable[[dict[str, Any]], Sequence[Any]]) -> Any:
-    """Return the module whose main has the inputs of a graph and returns body(inputs), what is unused left out.
+def build_main(builder: Any, graph: Graph, body: Callable[[dict[str, Any]], Sequence[Any]]) -> Any:
+    """Return a module whose main has the inputs of a graph and returns body(inputs), without unused bindings.
 
-    One output is returned as it is, several as a tuple.
+    A single output is returned as it is, several as a tuple.
     """
     from tvm import relax
 
@@ -262,7 +264,7 @@ def straight_line(builder: Any, graph: Graph, body: Callable[[dict[str, Any]], S
     return relax.transform.DeadCodeElimination(["main"])(builder.get())
 
 
-def call_again(step: Step, value_of: Any) -> Any:
+def rebuild_call(step: Step, value_of: Any) -> Any:
     """Return the step's Relax expression with its values replaced by `value_of(name)`."""
     from tvm import relax
 
@@ -288,7 +290,7 @@ def constant(value: Any, dtype: str) -> Any:
 
 
 def convolution(step: Step, data: Any, weight: Any, out_dtype: str, padding: list[int] | None = None) -> Any:
-    """Return conv2d with the attributes of a step; padding [top, left, bottom, right] may be replaced."""
+    """Return conv2d with the attributes of a step; `padding` [top, left, bottom, right] overrides the step's."""
     from tvm import relax
 
     attrs = step.call.attrs
@@ -325,5 +327,5 @@ def transposed_convolution(step: Step, data: Any, weight: Any, out_dtype: str) -
 
 
 def float_module(network: Network) -> Any:
-    """Return the network as a float32 module, its values named after its layers."""
+    """Return the network as a float32 module whose values are named after its layers."""
     return Writer(network, None, {}, frozenset()).module()

@@ -1,6 +1,7 @@
-"""A Relax function as a plain list of steps, so that quantization is ordinary Python over names and arrays.
+"""Read a Relax function to a list of steps with names and arrays.
 
-Knows nothing of scales. What is read here can be evaluated (`definition`) and written again (`emit`).
+Quantization and passes work on this list; `numpy_interpreter` evaluates it and `emit` writes it back. It knows nothing
+of scales.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ Arrays = tuple[Array, ...]
 
 @dataclass(frozen=True)
 class Ref:
-    """The value of an earlier step, or of the input."""
+    """A reference to the value of an earlier step or of an input."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Other:
-    """An argument that is no tensor: a shape, a number, a type."""
+    """An argument other than a tensor: a shape, a number, a type."""
 
     expression: Any
 
@@ -37,7 +38,7 @@ Argument = Ref | Array | Other | tuple["Argument", ...]
 
 @dataclass(frozen=True)
 class Step:
-    """One operator call. shape is empty for a tuple (`split`); `call` is the Relax expression it was read from."""
+    """An operator call. shape is empty for a tuple (`split`); `call` is the original Relax expression."""
 
     name: str
     op: str
@@ -59,8 +60,8 @@ def _refs(arguments: tuple[Argument, ...]) -> Iterator[str]:
             yield from _refs(argument)
 
 
-def joins(step: Step, axis: int | None = None) -> bool:
-    """Whether a step concatenates values alone, along an axis or any: constants among them are not in its `refs`."""
+def is_concat(step: Step, axis: int | None = None) -> bool:
+    """Whether a step concatenates values only, along `axis` or any; constants would be missing in its `refs`."""
     if step.op != "relax.concat" or not isinstance(step.args[0], tuple):
         return False
     along = int(step.call.attrs.axis) % len(step.shape)
@@ -77,7 +78,7 @@ class TensorKind:
 
 @dataclass
 class Graph:
-    """inputs -> steps in order -> outputs, which are names of values."""
+    """Inputs, steps in order, and the names of the output values."""
 
     inputs: dict[str, TensorKind]
     steps: list[Step] = field(default_factory=list)
@@ -85,7 +86,7 @@ class Graph:
 
     @property
     def batch(self) -> int:
-        """Return how many samples the first input holds."""
+        """Return the number of samples of the first input."""
         shape = next(iter(self.inputs.values())).shape
         return shape[0] if shape else 1
 
@@ -101,7 +102,7 @@ class Graph:
         return TensorKind(step.shape, step.dtype)
 
     def users(self) -> dict[str, list[Step]]:
-        """Return who reads each value."""
+        """Return the steps that read each value."""
         users: dict[str, list[Step]] = {name: [] for name in (*self.inputs, *(step.name for step in self.steps))}
         for step in self.steps:
             for name in step.refs:
@@ -113,8 +114,9 @@ class Graph:
 
 
 def static_shape(expression: Any) -> tuple[tuple[int, ...], str]:
-    """Return shape and dtype of a tensor, ((), 'tuple') of anything else. Raises UnsupportedOperatorError when
-    dynamic.
+    """Return shape and dtype of a tensor, ((), 'tuple') for anything else.
+
+    Raises UnsupportedOperatorError for a dynamic shape.
     """
     kind = type_of(expression)
     if not hasattr(kind, "shape") or not hasattr(kind, "dtype"):
@@ -126,8 +128,8 @@ def static_shape(expression: Any) -> tuple[tuple[int, ...], str]:
     return tuple(int(d.value) for d in kind.shape), str(kind.dtype)
 
 
-def with_inputs(mod: Any, order: Sequence[int]) -> Any:
-    """Return a module whose main takes its parameters in another order: `order[i]` is the place of parameter i now."""
+def reorder_inputs(mod: Any, order: Sequence[int]) -> Any:
+    """Return a module whose main has its parameters reordered: `order[i]` is the current position of parameter i."""
     import tvm
     from tvm import relax
 
@@ -167,7 +169,7 @@ def read_graph(mod: Any) -> Graph:
         return Other(expression)
 
     graph = Graph({name_of(parameter): TensorKind(*static_shape(parameter)) for parameter in function.params})
-    tuples: dict[Any, tuple[Any, ...]] = {}  # that the model itself makes, of values that have names already
+    tuples: dict[Any, tuple[Any, ...]] = {}  # tuples that the model builds from named values
     for block in function.body.blocks:
         for binding in block.bindings:
             value = binding.value

@@ -1,7 +1,7 @@
-"""Group the steps of a graph into layers: a convolution with its bias and activation is one, quantized as one.
+"""Group the steps of a graph into layers: a convolution, its bias and activation are one.
 
-A layer takes its numbers (weight, bias, limits of its activation) out of the graph, so that passes like equalization
-can change them. What fits no layer stays a plain step and is computed in float.
+A layer takes its weight, bias and activation limits out of the graph, so that passes such as equalization can change
+them. All other steps stay as they are and are computed in float.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.relax.graph import Argument, Array, Graph, Other, Ref, Step, joins
+from tvmflow.ir.relax.graph import Argument, Array, Graph, Other, Ref, Step, is_concat
 
 CONV, DENSE, ADD, AFFINE, MEAN, CONCAT, MOVE = "conv", "dense", "add", "affine", "mean", "concat", "move"
-PRODUCTS = (CONV, DENSE)
+GEMM_KINDS = (CONV, DENSE)
 TRANSPOSED = "conv_transpose"
 _MOVES = {
     "relax.nn.max_pool2d",
@@ -31,12 +31,11 @@ _MOVES = {
 
 @dataclass
 class Layer:
-    """One unit of quantization. `name` is also the name of the value that it makes.
+    """A unit of quantization. `name` is also the name of its output value.
 
     inputs: names of values. weight: conv (O, I/groups, KH, KW), transposed (I, O, KH, KW), dense (inputs, outputs),
-    affine the factor per channel. bias: (channels,) or None. low, high: limits of the activation, numbers or
-    (channels,) arrays; infinite where none. step: the anchor, for its attributes; None in a plain step's place is never
-    used.
+    affine: the factor per channel. bias: (channels,) or None. low, high: limits of the activation, numbers or
+    (channels,) arrays, infinite if there are none. step: the anchor with the attributes.
     """
 
     name: str
@@ -55,7 +54,7 @@ class Layer:
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each channel has a filter of its own."""
+        """Whether each channel has its own filter."""
         return (
             self.kind == CONV
             and self.weight is not None
@@ -70,7 +69,7 @@ class Layer:
 
 @dataclass
 class Network:
-    """Layers and plain steps in order; values are named after layers. names: value of the graph -> its name here."""
+    """Layers and other steps in order; values are named after layers. names: value of the graph -> its name here."""
 
     graph: Graph
     items: list[Layer | Step] = field(default_factory=list)
@@ -82,7 +81,7 @@ class Network:
         return [item for item in self.items if isinstance(item, Layer)]
 
     def copy(self) -> Network:
-        """Return a network whose layers can be changed without changing this one's."""
+        """Return a network whose layers can be changed independently."""
         items = [replace(item) if isinstance(item, Layer) else item for item in self.items]
         return replace(self, items=items)
 
@@ -100,11 +99,11 @@ class Network:
 
 
 def group_layers(graph: Graph) -> Network:
-    """Return the network of a graph whose convolutions carry their batch norms."""
-    return _Grouping(graph).network()
+    """Return the network of a graph with folded batch norms."""
+    return _LayerGrouper(graph).network()
 
 
-class _Grouping:
+class _LayerGrouper:
     def __init__(self, graph: Graph) -> None:
         self.graph, self.users = graph, graph.users()
         self.names = {name: name for name in graph.inputs}
@@ -117,20 +116,20 @@ class _Grouping:
             if step.name in self.used:
                 continue
             layer = self._layer(step)
-            network.items.append(layer if layer is not None else self._plain(step))
+            network.items.append(layer if layer is not None else self._keep_step(step))
         network.outputs, network.names = tuple(self.names[name] for name in self.graph.outputs), self.names
         return network
 
-    def _plain(self, step: Step) -> Step:
+    def _keep_step(self, step: Step) -> Step:
         name = self._new_name(step.op.split(".")[-1] if not step.op.startswith("get_item") else "item")
         self.names[step.name] = name
-        return replace(step, name=name, args=tuple(self._renamed(a) for a in step.args))
+        return replace(step, name=name, args=tuple(self._rename(a) for a in step.args))
 
-    def _renamed(self, argument: Argument) -> Argument:
+    def _rename(self, argument: Argument) -> Argument:
         if isinstance(argument, Ref):
             return Ref(self.names[argument.name])
         if isinstance(argument, tuple):
-            return tuple(self._renamed(item) for item in argument)
+            return tuple(self._rename(item) for item in argument)
         return argument
 
     def _new_name(self, stem: str) -> str:
@@ -139,10 +138,10 @@ class _Grouping:
         return name
 
     def _layer(self, step: Step) -> Layer | None:
-        kind = self._kind(step)
+        kind = self._classify(step)
         if kind is None:
             return None
-        data = self._data(step, kind)
+        data = self._input_names(step, kind)
         layer = Layer("", kind, step, tuple(self.names[name] for name in data), step.shape)
         last = step
         if kind in (CONV, TRANSPOSED, DENSE):
@@ -158,14 +157,14 @@ class _Grouping:
         self.names[last.name] = layer.name
         return layer
 
-    def _data(self, step: Step, kind: str) -> tuple[str, ...]:
+    def _input_names(self, step: Step, kind: str) -> tuple[str, ...]:
         if kind == CONCAT:
             return step.refs
         if kind == ADD:
             return step.refs
         return step.refs[:1]
 
-    def _kind(self, step: Step) -> str | None:
+    def _classify(self, step: Step) -> str | None:
         if step.dtype != "float32":
             return None
         weight = step.args[1] if len(step.args) > 1 else None
@@ -184,7 +183,7 @@ class _Grouping:
         if step.op in ("relax.mean", "relax.nn.avg_pool2d"):
             return MEAN if self._is_spatial_mean(step) else None
         if step.op == "relax.concat":
-            return CONCAT if joins(step) else None
+            return CONCAT if is_concat(step) else None
         return MOVE if step.op in _MOVES and len(step.refs) == 1 else None
 
     def _adds_values(self, step: Step) -> bool:
@@ -205,7 +204,7 @@ class _Grouping:
         return str(attrs.layout) == "NCHW" and all(int(d) == 1 for d in attrs.dilation)
 
     def _channel_vector(self, step: Step) -> Array | None:
-        """Return the per-channel numbers of `x op constant`, None when the constant has another shape."""
+        """Return the per-channel constant of `x op constant`, None if the constant has another shape."""
         channels = step.shape[1] if len(step.shape) > 1 else 0
         if step.op in ("relax.nn.relu", "relax.clip"):
             return np.zeros(channels, np.float32)
@@ -251,9 +250,7 @@ class _Grouping:
 
 
 def is_plain_transposed(attrs: Any) -> bool:
-    """Return whether a transposed convolution is one that kernels and definition know: NCHW, IOHW, one group, not
-    dilated.
-    """
+    """Whether kernels and interpreter support a transposed convolution: NCHW, IOHW, one group, no dilation."""
     plain = str(attrs.data_layout) == "NCHW" and str(attrs.kernel_layout) == "IOHW"
     return plain and int(attrs.groups) == 1 and all(int(d) == 1 for d in attrs.dilation)
 
@@ -267,7 +264,7 @@ def _limits(step: Step) -> tuple[float, float]:
 
 
 def channel_vector(constant: Array, shape: tuple[int, ...]) -> Array | None:
-    """Return a constant that is broadcast over all but the channels of (N, C, ...) as (C,), None when it is not so."""
+    """Return a constant that broadcasts over all axes of (N, C, ...) but C as (C,), None for any other."""
     full = (1,) * (len(shape) - constant.ndim) + constant.shape
     if constant.size == 1:
         return np.full(shape[1], constant.reshape(-1)[0], constant.dtype)

@@ -1,4 +1,4 @@
-"""Convolutions and matrix products in numpy, exact for integers."""
+"""Compute convolutions and matmuls in numpy, exactly for integers."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import numpy as np
 
 from tvmflow.ir.relax.graph import Array
 
-_EXACT = 256  # products of 8-bit numbers whose sum is below 2^24: float32 has it exactly, in any order of additions
+_EXACT = 256  # number of 8-bit products whose sum is below 2^24: exact in float32 in any order
 
 
 def is_integer(array: Array) -> bool:
     return array.dtype.kind in "iu"
 
 
-def windows(x: Array, kernel: tuple[int, int], strides: Any, dilation: Any) -> Array:
-    """Return x (N, C, H, W) -> view (N, C, OH, OW, KH, KW); no padding."""
+def sliding_windows(x: Array, kernel: tuple[int, int], strides: Any, dilation: Any) -> Array:
+    """Return x (N, C, H, W) as a view (N, C, OH, OW, KH, KW), without padding."""
     (kh, kw), (dh, dw) = kernel, dilation
     view = np.lib.stride_tricks.sliding_window_view(x, ((kh - 1) * dh + 1, (kw - 1) * dw + 1), axis=(2, 3))
     return view[:, :, :: strides[0], :: strides[1], ::dh, ::dw]
 
 
-def padded(x: Array, padding: list[int], value: float = 0) -> Array:
+def pad_image(x: Array, padding: list[int], value: float = 0) -> Array:
     """Return x (N, C, H, W) with padding [top, left, bottom, right]."""
     top, left, bottom, right = padding
     if not any(padding):
@@ -30,8 +30,8 @@ def padded(x: Array, padding: list[int], value: float = 0) -> Array:
     return np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=value)
 
 
-def product(a: Array, b: Array) -> Array:
-    """Return the matrix product of two arrays; int32 for integers, exactly."""
+def exact_matmul(a: Array, b: Array) -> Array:
+    """Return the matrix product of two arrays; exact int32 for integers."""
     if not is_integer(a):
         return np.asarray(a @ b)
     if a.dtype.itemsize > 1 or b.dtype.itemsize > 1:
@@ -47,10 +47,10 @@ def product(a: Array, b: Array) -> Array:
 def convolve(x: Array, weight: Array, strides: Any, padding: list[int], dilation: Any, groups: int) -> Array:
     """Return the 2-D convolution of x (N, C, H, W) with weight (O, C/groups, KH, KW); int32 for integers."""
     outputs, per_group, kh, kw = weight.shape
-    view = windows(padded(x, padding), (kh, kw), strides, dilation)
+    view = sliding_windows(pad_image(x, padding), (kh, kw), strides, dilation)
     samples, channels, height, width = view.shape[:4]
     if per_group == 1 and outputs == channels:
-        return _convolve_each(view, weight[:, 0])
+        return _convolve_depthwise(view, weight[:, 0])
     exact = is_integer(x)
     working = x.dtype if exact else np.result_type(x.dtype, np.float32)
     matrix = weight.reshape(groups, outputs // groups, per_group * kh * kw).astype(weight.dtype if exact else working)
@@ -58,12 +58,12 @@ def convolve(x: Array, weight: Array, strides: Any, padding: list[int], dilation
     for sample in range(samples):
         columns = view[sample].reshape(groups, per_group, height, width, kh, kw).transpose(0, 1, 4, 5, 2, 3)
         columns = columns.reshape(groups, per_group * kh * kw, height * width).astype(working, copy=False)
-        result[sample] = product(matrix, columns).reshape(outputs, height, width)
+        result[sample] = exact_matmul(matrix, columns).reshape(outputs, height, width)
     return result
 
 
-def _convolve_each(view: Array, filters: Array) -> Array:
-    """Return windows (N, C, OH, OW, KH, KW), each times its channel's filter (C, KH, KW)."""
+def _convolve_depthwise(view: Array, filters: Array) -> Array:
+    """Return the depthwise convolution of windows (N, C, OH, OW, KH, KW) with filters (C, KH, KW)."""
     exact = is_integer(view)
     working = np.dtype(np.int32) if exact else np.result_type(view.dtype, np.float32)
     total = np.zeros(view.shape[:4], working)
@@ -75,10 +75,9 @@ def _convolve_each(view: Array, filters: Array) -> Array:
 def convolve_transposed(
     x: Array, weight: Array, strides: Any, padding: Any, output_padding: Any, groups: int = 1
 ) -> Array:
-    """Return the transposed convolution of x (N, C, H, W) with weight (C, O/groups, KH, KW).
+    """Return the transposed convolution of x (N, C, H, W) with weight (C, O/groups, KH, KW); int32 for integers.
 
-    int32 for integers. Each pixel times all taps of the filters, added where they lie in the output; what padding cuts
-    off is computed, too.
+    Each pixel is multiplied by all taps and added to the output; cropped pixels are computed, too.
     """
     samples, channels, height, width = x.shape
     (sh, sw), (top, left, bottom, right), (outputs, kh, kw) = strides, padding, weight.shape[1:]
@@ -90,7 +89,7 @@ def convolve_transposed(
     total = np.zeros((samples, groups * outputs, *full), np.int32 if exact else working)
     for image, into in zip(x, total, strict=True):
         columns = image.reshape(groups, channels // groups, height * width).astype(working, copy=False)
-        products = product(taps, columns).reshape(groups * outputs, kh, kw, height, width)
+        products = exact_matmul(taps, columns).reshape(groups * outputs, kh, kw, height, width)
         for i, j in np.ndindex(kh, kw):
             into[:, i : i + (height - 1) * sh + 1 : sh, j : j + (width - 1) * sw + 1 : sw] += products[:, i, j]
     inside = total[:, :, top : full[0] - bottom, left : full[1] - right]

@@ -1,9 +1,8 @@
-"""Run a Relax graph in plain numpy, one step at a time.
+"""Interpret a Relax graph in numpy, one step at a time.
 
-This is the definition of what an integer graph computes: the compiled library equals it bit for bit. Sums of products
-of 8-bit numbers are matrix products of floats, so few at a time that they are exact. Float steps are computed in the
-graph's dtype, sums in another order than the library's. An operator that is not in the table is compiled by TVM on its
-own.
+The interpreter defines the results of integer graphs: compiled libraries are bit-exact to it. Sums of 8-bit products
+are matmuls of floats, so few at a time that they are exact. Float steps are computed in the graph's dtype, in another
+order of additions than the library's. TVM compiles operators that are not in the table.
 """
 
 from __future__ import annotations
@@ -16,7 +15,14 @@ import numpy as np
 
 from tvmflow.ir.relax.graph import Argument, Array, Graph, Other, Ref, Step
 from tvmflow.ir.relax.layers import is_plain_transposed
-from tvmflow.ir.relax.numpy_convolution import convolve, convolve_transposed, is_integer, padded, product, windows
+from tvmflow.ir.relax.numpy_convolution import (
+    convolve,
+    convolve_transposed,
+    exact_matmul,
+    is_integer,
+    pad_image,
+    sliding_windows,
+)
 from tvmflow.ir.relax.numpy_operators import run_compiled
 
 Operator = Callable[[list[Any], Step], Any]
@@ -25,7 +31,7 @@ Watch = Callable[[Step, Array], Array | None]
 
 
 def run_graph(graph: Graph, x: Array, watch: Watch | None = None) -> Array:
-    """Return the output of a graph with one input and one output. Otherwise as `run_all`."""
+    """Return the output of a graph with one input and one output; see `run_all`."""
     (output,) = run_all(graph, (x,), watch)
     return np.asarray(output)
 
@@ -33,10 +39,10 @@ def run_graph(graph: Graph, x: Array, watch: Watch | None = None) -> Array:
 def run_all(
     graph: Graph, inputs: Sequence[Any], watch: Watch | None = None, compute: Compute | None = None
 ) -> tuple[Any, ...]:
-    """Return the outputs for inputs of the graph's shapes, or of a multiple of its batch where `scales_with_batch`.
+    """Return the outputs for inputs of the graph's shapes, or of a multiple of its batch if `scales_with_batch`.
 
-    `watch(step, value)` sees each value, and may return another one in its place. compute: in place of `run_step`,
-    where values are no arrays.
+    `watch(step, value)` is called with each value, and may return a replacement. compute: replaces `run_step`, for
+    values that are not arrays.
     """
     compute = compute or run_step
     users = graph.users()
@@ -59,7 +65,7 @@ def run_all(
 
 
 def scales_with_batch(graph: Graph) -> bool:
-    """Whether every value carries the batch of the input in front, so that more samples may run at once."""
+    """Whether the batch is the first axis of every value, so that more samples may run at once."""
     batch = graph.batch
     return all(kind.shape[:1] == (batch,) for kind in graph.inputs.values()) and all(
         step.dtype == "tuple" or (len(step.shape) > 0 and step.shape[0] == batch and _keeps_batch(step, batch))
@@ -89,7 +95,7 @@ def _axes(step: Step, ndim: int) -> list[int]:
 
 
 def value_of(argument: Argument, values: dict[str, Any]) -> Any:
-    """Return an argument of a step with the values that it refers to."""
+    """Return an argument of a step with its references resolved."""
     if isinstance(argument, Ref):
         return values[argument.name]
     if isinstance(argument, tuple):
@@ -130,7 +136,7 @@ def _conv2d(a: list[Any], step: Step) -> Array:
 
 
 def _matmul(a: list[Any], _step: Step) -> Array:
-    return product(a[0], a[1])
+    return exact_matmul(a[0], a[1])
 
 
 # -- pooling ----------------------------------------------------------------------------------------------------------
@@ -144,7 +150,7 @@ def _pool_view(x: Array, step: Step, fill: float) -> Array:
     need_h = (height - 1) * strides[0] + (kernel[0] - 1) * dilation[0] + 1
     need_w = (width - 1) * strides[1] + (kernel[1] - 1) * dilation[1] + 1
     bottom, right = max(bottom, need_h - x.shape[2] - top), max(right, need_w - x.shape[3] - left)
-    view = windows(padded(x, [top, left, bottom, right], fill), (kernel[0], kernel[1]), strides, dilation)
+    view = sliding_windows(pad_image(x, [top, left, bottom, right], fill), (kernel[0], kernel[1]), strides, dilation)
     return view[:, :, :height, :width]
 
 
@@ -160,7 +166,7 @@ def _max_pool2d(a: list[Any], step: Step) -> Array:
 
 
 def window_counts(shape: tuple[int, ...], step: Step) -> Array:
-    """Return how many real (not padded) elements each window of a pooling step sees: (1, 1, OH, OW)."""
+    """Return how many elements besides padding each window of a pooling step reads: (1, 1, OH, OW)."""
     ones = np.ones((1, 1, *shape[2:]), np.float64)
     return np.asarray(_pool_view(ones, step, 0.0).sum(axis=(4, 5)))
 
@@ -194,7 +200,7 @@ def _sum(a: list[Any], step: Step) -> Array:
 def _divide(a: list[Any], _step: Step) -> Array:
     if not is_integer(a[0]):
         return np.asarray(a[0] / a[1])
-    quotient = np.abs(a[0]) // np.abs(a[1])  # towards zero, as C and TVM do
+    quotient = np.abs(a[0]) // np.abs(a[1])  # rounded towards zero, as in C and TVM
     return np.asarray(np.where((a[0] < 0) ^ (a[1] < 0), -quotient, quotient)).astype(a[0].dtype)
 
 
@@ -227,7 +233,7 @@ def _pad(a: list[Any], step: Step) -> Array:
 def _reshape(a: list[Any], step: Step) -> Array:
     if a[0].size == math.prod(step.shape):
         return np.asarray(a[0].reshape(step.shape))
-    return np.asarray(a[0].reshape(-1, *step.shape[1:]))  # more samples than the graph was made for
+    return np.asarray(a[0].reshape(-1, *step.shape[1:]))  # a multiple of the graph's batch
 
 
 def _split(a: list[Any], step: Step) -> tuple[Array, ...]:

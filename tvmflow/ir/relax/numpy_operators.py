@@ -1,4 +1,4 @@
-"""Run one step of a graph that has no definition in numpy, with a library made of it alone."""
+"""Run operators without a numpy implementation: TVM compiles a library for each step."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tvmflow.ir.relax.graph import Array, Step
 from tvmflow.ir.tvm_compat import type_arguments
 
 _MAX_LIBRARIES = 256
-_lock = threading.Lock()  # one of TVM's machines serves one thread at a time
+_lock = threading.Lock()  # a virtual machine of TVM is not thread-safe
 _of_step: OrderedDict[tuple[Any, ...], tuple[Step, Any]] = OrderedDict()
 
 
 def run_compiled(step: Step, arguments: list[Any]) -> Any:
-    """Compute a step with TVM; the library is kept for the next time. Returns an array, or a tuple of them."""
+    """Compute a step with TVM and cache its library. Return an array or a tuple of them."""
     with _lock:
         return _run(step, arguments)
 
@@ -31,7 +31,7 @@ def _run(step: Step, arguments: list[Any]) -> Any:
     key = (id(step), *((tensor.shape, str(tensor.dtype)) for tensor in tensors))
     if key not in _of_step:
         machine = _machine(str(tvm.ir.save_json(_module(step, arguments))))
-        _of_step[key] = (step, machine)  # with its step, whose id must not be taken by another
+        _of_step[key] = (step, machine)  # the step is kept so that its id stays unique
         if len(_of_step) > _MAX_LIBRARIES:
             _of_step.popitem(last=False)
     output = _of_step[key][1]["main"](*(tvm.runtime.tensor(np.array(tensor, order="C")) for tensor in tensors))
@@ -48,7 +48,7 @@ def _arrays(argument: Any) -> Iterator[Array]:
 
 
 def _module(step: Step, arguments: list[Any]) -> Any:
-    """Return a module whose main computes the step of its parameters, an array each."""
+    """Return a module whose main computes the step with a parameter for each array."""
     from tvm import relax
 
     variables: list[Any] = []
@@ -74,8 +74,9 @@ def _module(step: Step, arguments: list[Any]) -> Any:
 
 @lru_cache(maxsize=_MAX_LIBRARIES)
 def _machine(module: str) -> Any:
-    """Return TVM's machine of a module in JSON. The quantizer makes its graphs anew for each trial; their steps are the
-    same.
+    """Return the virtual machine of a module in JSON.
+
+    The key is the JSON, since the quantizer creates new graphs with equal steps for each trial.
     """
     import tvm
     from tvm import relax

@@ -1,4 +1,4 @@
-"""Scales: from a range to integers and back, and from a factor to an integer multiplier and a shift."""
+"""Convert ranges to scales, numbers to integers, and factors to fixed-point multipliers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-_WHOLE = 1e-4  # what a weight in float32 may miss its whole number by
-_FEW = 256  # of many weights, which are looked at first
+_WHOLE = 1e-4  # most distance of a scaled float32 weight from an integer
+_FEW = 256  # weights that are checked first
 MAX_SHIFT = 46  # so that |value| * 2^shift fits int64 for values of up to 2^16
 _LIMITS = {"uint8": (0, 255), "int8": (-128, 127)}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """number = scale * (q - zero_point), q in [low, high] of dtype.
+    """A quantization: number = scale * (q - zero_point), q in [low, high] of dtype.
 
-    per_channel: factors of axis 1 beside `scale`, for sums that are not rounded to 8 bits.
+    per_channel: additional factors of axis 1, for sums that are not rounded to 8 bits.
     """
 
     scale: float
@@ -31,13 +31,13 @@ class Scale:
 
     @property
     def factor(self) -> Array:
-        """Return what q - zero_point is multiplied by, float32: a number, or (1, C)."""
+        """Return the factor of q - zero_point, float32: a number, or (1, C)."""
         if self.per_channel is None:
             return np.asarray(self.scale, np.float32)
         return np.asarray(self.scale * np.asarray(self.per_channel), np.float32)[None]
 
     def quantize(self, x: Array) -> Array:
-        """Return q of float32 x, rounded half to even; exactly what the graph does at a float input."""
+        """Return q of float32 x, rounded half to even, exactly as the graph quantizes a float input."""
         scaled = np.rint(x / self.factor) + np.float32(self.zero_point)
         return np.asarray(np.clip(scaled, self.low, self.high).astype(self.dtype))
 
@@ -46,21 +46,19 @@ class Scale:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Return the smallest and the largest number that is represented."""
+        """Return the smallest and the largest representable number."""
         return self.scale * (self.low - self.zero_point), self.scale * (self.high - self.zero_point)
 
 
 def signed(scale: Scale) -> Scale:
-    """Return the scale whose int8 integers are those of a uint8 scale less 128, and mean the same numbers; another one
-    as it is.
-    """
+    """Return a uint8 scale as the int8 scale of the same numbers, with integers less 128; an int8 scale unchanged."""
     if scale.dtype != "uint8":
         return scale
     return replace(scale, zero_point=scale.zero_point - 128, dtype="int8", low=scale.low - 128, high=scale.high - 128)
 
 
 def asymmetric(low: float, high: float, dtype: str) -> Scale:
-    """Return the scale of a range, widened to hold zero, which is represented exactly. dtype: uint8 or int8."""
+    """Return the scale of a range extended to zero, which is represented exactly. dtype: uint8 or int8."""
     low, high = min(low, 0.0), max(high, 0.0)
     q_low, q_high = _LIMITS[dtype]
     if high - low < 1e-30:
@@ -71,21 +69,21 @@ def asymmetric(low: float, high: float, dtype: str) -> Scale:
 
 
 def power_of_two(largest: float) -> Scale:
-    """Return VTA's scale S / 128 with S = 2^ceil(log2(largest)), 1 where all is zero: int8 in [-127, 127]."""
+    """Return VTA's scale S / 128 with S = 2^ceil(log2(largest)), 1 if all is zero: int8 in [-127, 127]."""
     exponent = math.ceil(math.log2(largest)) if largest > 0 else 0
     return Scale(2.0 ** (exponent - 7), 0, "int8", -127, 127)
 
 
 def round_half_away(x: Array) -> Array:
-    """Round like C's `round`: halves away from zero."""
+    """Round as C's `round`: halves away from zero."""
     whole = np.trunc(x)
     return np.asarray(whole + np.where(np.abs(x - whole) >= 0.5, np.sign(x), 0.0))
 
 
 def quantize_weight(weight: Array, channel_axis: int | None, least: Array | None = None) -> tuple[Array, Array]:
-    """Return int8 weights in [-127, 127] and their scales: (channels,), or (1,) when channel_axis is None.
+    """Return int8 weights in [-127, 127] and their scales: (channels,), or (1,) if channel_axis is None.
 
-    least: (channels,), what scales may not be smaller than.
+    least: (channels,), lower bounds of the scales.
     """
     axes = tuple(axis for axis in range(weight.ndim) if axis != channel_axis)
     largest = np.abs(weight).max(axis=axes if channel_axis is not None else None)
@@ -99,11 +97,10 @@ def quantize_weight(weight: Array, channel_axis: int | None, least: Array | None
     return q, scales
 
 
-def on_grid(weight: Array, channel_axis: int) -> tuple[Array, Array] | None:
-    """Return int8 weights and scales, (1,) or (channels,), that mean the same numbers exactly; None where there are
-    none.
+def find_exact_scales(weight: Array, channel_axis: int) -> tuple[Array, Array] | None:
+    """Return int8 weights and scales, (1,) or (channels,), that represent the weights exactly; None if there are none.
 
-    So weights of who quantized a model keep their integers, or multiples of them. A weight of -128 becomes -127, as
+    Weights of quantized models thus keep their integers, or multiples of them. A weight of -128 becomes -127, as
     everywhere here.
     """
     scale = _grid_of(weight.reshape(-1))
@@ -121,8 +118,8 @@ def on_grid(weight: Array, channel_axis: int) -> tuple[Array, Array] | None:
 
 
 def _grid_of(values: Array) -> float | None:
-    """Return a scale of which all values are whole multiples of at most 128, near 127 for the largest; None for
-    none.
+    """Return a scale of which all values are multiples by at most 128, near 127 for the largest; None if
+    there is none.
     """
     values = values.astype(np.float64)
     largest = float(np.abs(values).max(initial=0.0))
@@ -139,11 +136,10 @@ def _grid_of(values: Array) -> float | None:
     return None
 
 
-def fixed_point(factors: Array) -> tuple[Array, int]:
+def to_fixed_point(factors: Array) -> tuple[Array, int]:
     """Return int64 multipliers below 2^31 and one shift: factor = multiplier * 2^-shift, to 31 bits for the largest.
 
-    One shift serves all channels: the smallest factors keep fewer bits, which by their size cannot be seen in the
-    result.
+    All channels share one shift: smaller factors keep fewer bits, which does not affect the rounded result.
     """
     largest = float(np.max(np.abs(factors)))
     shift = MAX_SHIFT if largest == 0 else 30 - math.floor(math.log2(largest))

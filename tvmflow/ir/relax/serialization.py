@@ -1,14 +1,10 @@
-"""Keep a Relax module as two files: its IR as JSON, its weights as safetensors.
+"""Store a Relax module as two files: its IR as JSON, its weights as safetensors.
 
-TVM's own JSON holds every tensor as base64 inside. The tensors are taken out and put back here, so that the IR can be
-read and compared, and weights are stored once, as bytes, in a format that cannot carry code. Meanwhile a small tensor
-stands in the place of each, its number: TVM takes a second for the base64 of 45 MB, each way.
-
-A tensor inside the JSON is: magic u64, reserved u64, device (i32, i32), ndim i32, dtype (code u8, bits u8, lanes u16),
-shape i64 x ndim, size i64, data.
-
-Beside a module may lie others, of the same network at smaller sizes: their IR in the same JSON under "others", tensors
-of the same bytes once.
+TVM's own JSON contains every tensor as base64. The tensors are taken out and put back here, so that the IR can be read
+and compared, and weights are stored once, as bytes, in a format that cannot contain code. Meanwhile a scalar with the
+tensor's number replaces each: TVM takes a second for the base64 of 45 MB, each way. A tensor in the JSON is: magic u64,
+reserved u64, device (i32, i32), ndim i32, dtype (code u8, bits u8, lanes u16), shape i64 x ndim, size i64, data. The
+same network at smaller sizes may be stored with it: their IR in the same JSON as "others", equal tensors once.
 """
 
 from __future__ import annotations
@@ -63,12 +59,10 @@ def save_module(module: Any, folder: Path, others: Mapping[str, Any] | None = No
 
 
 def _graph_of(module: Any, weights: dict[str, np.ndarray[Any, Any]], known: dict[bytes, str]) -> dict[str, Any]:
-    """Return a module's IR, whose tensors are added to the weights unless these have the same bytes of an earlier
-    module.
-    """
+    """Return a module's IR; add its tensors to the weights unless an earlier module has equal ones."""
     import tvm
 
-    from tvmflow.ir.relax.tensors import with_tensors
+    from tvmflow.ir.relax.tensors import replace_tensors
 
     tensors: list[np.ndarray[Any, Any]] = []
 
@@ -76,7 +70,7 @@ def _graph_of(module: Any, weights: dict[str, np.ndarray[Any, Any]], known: dict
         tensors.append(np.ascontiguousarray(tensor.numpy()).reshape(tuple(tensor.shape)))
         return tvm.runtime.tensor(np.array(len(tensors) - 1, np.int64))
 
-    small = with_tensors(module, number_of)
+    small = replace_tensors(module, number_of)
     unknown = sorted({str(tensor.dtype) for tensor in tensors} - set(map(str, _CODES)))
     if unknown:
         raise ModelFileError(f"a tensor of {unknown[0]} in the IR", f"one of {sorted(map(str, _CODES))}")
@@ -99,15 +93,15 @@ def _graph_of(module: Any, weights: dict[str, np.ndarray[Any, Any]], known: dict
 
 
 def load_module(folder: Path) -> Any:
-    """Read what `save_module` wrote. Raises StoreError when it was written by another TVM, ModelFileError when
-    damaged.
+    """Read a module that `save_module` wrote. Raises StoreError for another version of TVM, ModelFileError for damaged
+    files.
     """
     graph, weights = _read(folder)
     return _module_of(graph, weights, folder)
 
 
 def load_others(folder: Path) -> dict[str, Any]:
-    """Return label -> module of those that lie beside the module. Raises as `load_module` does."""
+    """Return label -> module of the other modules in the folder. Raises as `load_module`."""
     graph, weights = _read(folder)
     return {label: _module_of(other, weights, folder) for label, other in graph.get("others", {}).items()}
 
@@ -128,7 +122,7 @@ def _damaged(folder: Path, error: Exception) -> ModelFileError:
 def _module_of(graph: dict[str, Any], weights: Mapping[str, np.ndarray[Any, Any]], folder: Path) -> Any:
     import tvm
 
-    from tvmflow.ir.relax.tensors import with_tensors
+    from tvmflow.ir.relax.tensors import replace_tensors
 
     arrays: list[np.ndarray[Any, Any]] = []
     try:
@@ -145,11 +139,11 @@ def _module_of(graph: dict[str, Any], weights: Mapping[str, np.ndarray[Any, Any]
         )
     module = tvm.ir.load_json(json.dumps({key: value for key, value in graph.items() if key != "others"}))
     tensors = [tvm.runtime.tensor(array) for array in arrays]
-    return with_tensors(module, lambda number: tensors[int(number.numpy())])
+    return replace_tensors(module, lambda number: tensors[int(number.numpy())])
 
 
 def _named(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """bfloat16, which numpy does not know, lies in the file as uint16 under a name that says so."""
+    """Return an array stored as uint16 as bfloat16 if its name says so, since safetensors' numpy lacks the type."""
     return array.view(ml_dtypes.bfloat16) if name.endswith(".bfloat16") else array
 
 
@@ -174,5 +168,5 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def bytes_of(shape: Iterable[Any], dtype: Any) -> int:
-    """Return the bytes of a tensor; dimensions and dtype may be TVM's own types."""
+    """Return the bytes of a tensor; extents and dtype may be TVM's own types."""
     return math.prod(int(size) for size in shape) * numpy_dtype(str(dtype)).itemsize

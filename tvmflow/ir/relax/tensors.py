@@ -1,4 +1,4 @@
-"""Put other tensors in the place of a Relax module's constants."""
+"""Replace the tensors of a Relax module's constants."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvmflow.ir.tvm_compat import constant_value, type_of
 
 
 @mutator
-class _Replaced(PyExprMutator):  # type: ignore[misc]
+class _TensorReplacer(PyExprMutator):  # type: ignore[misc]
     def __init__(self, replace: Callable[[Any], Any]) -> None:
         super().__init__()
         self.replace = replace
@@ -25,13 +25,11 @@ class _Replaced(PyExprMutator):  # type: ignore[misc]
     visit_constant_ = visit_generic_const_  # in TVM 0.26
 
 
-def with_tensors(mod: Any, replace: Callable[[Any], Any]) -> Any:
-    """Return a module with replace(tensor) in the place of each constant's tensor. The types of the constants stay,
-    whatever comes in.
-    """
-    replaced = _Replaced(replace)
+def replace_tensors(mod: Any, replace: Callable[[Any], Any]) -> Any:
+    """Return a module with replace(tensor) for each constant's tensor. The types of the constants are unchanged."""
+    replacer = _TensorReplacer(replace)
     functions = {
-        name: replaced.visit_expr(function) if isinstance(function, relax.Function) else function
+        name: replacer.visit_expr(function) if isinstance(function, relax.Function) else function
         for name, function in mod.functions.items()
     }
     return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)

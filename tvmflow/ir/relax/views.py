@@ -1,8 +1,7 @@
-"""Where the values of a view lie in what it is a view of: reshapes, transposes and slices as one index, so that none is
-a copy.
+"""Express chains of reshapes, transposes and slices as one index into their source.
 
-A chain of such operators is applied to the numbers 0, 1, 2, ... of the source's places, and an index is read off the
-result. Knows nothing of kernels.
+Nothing is copied then. The chain is applied to the element numbers 0, 1, 2, ... of the source, and an index is fitted
+to the result. It knows nothing of kernels.
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ import numpy as np
 from tvmflow.ir.relax.graph import Array
 from tvmflow.ir.tvm_compat import constant_value, operator_of, shape_of
 
-_NOWHERE = -1  # the place of a filling
+_NOWHERE = -1  # element number of padding
 
 
 class View(NamedTuple):
-    """source: the Relax value that is looked at; places: for each value of the view, its place in the flat source, less
-    than 0 for none.
+    """A view. source: the Relax value; places: element number in the flat source for each element, negative for
+    padding.
     """
 
     source: Any
     places: Array
 
 
-def views_of(value: Any, made: Callable[[Any], Any]) -> Iterator[View]:
-    """Yield a value as a view of itself, then of each value that it was moved from, the next first. made: the
-    expression of a variable.
+def views_of(value: Any, resolve: Callable[[Any], Any]) -> Iterator[View]:
+    """Yield a value as a view of itself, then of each earlier value of its chain. made: returns the expression of a
+    variable.
     """
     shape = shape_of(value)
     places = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
     yield View(value, places)
-    while (step := _step(value, made)) is not None:
+    while (step := _step(value, resolve)) is not None:
         value, move = step
         source = shape_of(value)
         moved = move(np.arange(math.prod(source), dtype=np.int64).reshape(source))
@@ -43,27 +42,27 @@ def views_of(value: Any, made: Callable[[Any], Any]) -> Iterator[View]:
         yield View(value, places)
 
 
-def view_of(value: Any, made: Callable[[Any], Any]) -> View:
-    """Return a value as a view of what all operators that only move values took it from."""
-    return list(views_of(value, made))[-1]
+def view_of(value: Any, resolve: Callable[[Any], Any]) -> View:
+    """Return a value as a view of the first value of its chain."""
+    return list(views_of(value, resolve))[-1]
 
 
 def keeps_order(shape: Sequence[int], axes: Sequence[Any]) -> bool:
-    """Whether a transpose leaves all values where they are: it moves axes of one step only."""
+    """Whether a transpose keeps the order of elements: it moves axes of extent 1 only."""
     longer = [int(axis) for axis in axes if shape[int(axis)] > 1]
     return longer == sorted(longer)
 
 
-def is_move(call: Any) -> bool:
-    """Whether a call only moves the values of its first argument, or is part of what does."""
-    return hasattr(call, "tuple_value") or operator_of(call) in {*_MOVES, "relax.take"}
+def is_rearrangement(call: Any) -> bool:
+    """Whether a call only rearranges the elements of its first argument, or is part of such a chain."""
+    return hasattr(call, "tuple_value") or operator_of(call) in {*_OPERATORS, "relax.take"}
 
 
-def _step(value: Any, made: Callable[[Any], Any]) -> tuple[Any, Callable[[Array], Array]] | None:
-    """Return what an operator moves and how, None where it does anything else."""
-    call = made(value)
-    if hasattr(call, "tuple_value"):  # one part of a split
-        parts, index = made(call.tuple_value), int(call.index)
+def _step(value: Any, resolve: Callable[[Any], Any]) -> tuple[Any, Callable[[Array], Array]] | None:
+    """Return the source of an operator that rearranges elements, and a function that applies it; None for any other."""
+    call = resolve(value)
+    if hasattr(call, "tuple_value"):  # a part of a split
+        parts, index = resolve(call.tuple_value), int(call.index)
         if operator_of(parts) != "relax.split":
             return None
         at = parts.attrs.indices_or_sections
@@ -75,13 +74,13 @@ def _step(value: Any, made: Callable[[Any], Any]) -> tuple[Any, Callable[[Array]
         if at is None or at.numpy().ndim or call.attrs.axis is None:
             return None
         return call.args[0], lambda x: np.take(x, int(at.numpy()), axis=int(call.attrs.axis))
-    if name not in _MOVES or (name == "relax.nn.pad" and str(call.attrs.pad_mode) != "constant"):
+    if name not in _OPERATORS or (name == "relax.nn.pad" and str(call.attrs.pad_mode) != "constant"):
         return None
-    return call.args[0], lambda x: _MOVES[name](x, call)
+    return call.args[0], lambda x: _OPERATORS[name](x, call)
 
 
-def sliced(x: Array, call: Any) -> Array:
-    """Return what a call of strided_slice takes of an array."""
+def slice_array(x: Array, call: Any) -> Array:
+    """Return the slice of an array that a call of strided_slice takes."""
     axes, begin, end = ([int(getattr(v, "value", v)) for v in call.args[i].fields] for i in (1, 2, 3))
     strides = [int(getattr(v, "value", v)) for v in call.args[4].fields] if len(call.args) > 4 else [1] * len(axes)
     index: list[Any] = [slice(None)] * x.ndim
@@ -90,19 +89,19 @@ def sliced(x: Array, call: Any) -> Array:
     return np.asarray(x[tuple(index)])
 
 
-def _permuted(x: Array, call: Any) -> Array:
+def _permute(x: Array, call: Any) -> Array:
     axes = call.attrs.axes
     return np.transpose(x, None if axes is None else [int(axis) for axis in axes])
 
 
-def _padded(x: Array, call: Any) -> Array:
+def _pad(x: Array, call: Any) -> Array:
     return np.pad(x, np.reshape([int(w) for w in call.attrs.pad_width], (-1, 2)), constant_values=_NOWHERE)
 
 
-_MOVES: dict[str, Callable[[Array, Any], Array]] = {
-    "relax.permute_dims": _permuted,
-    "relax.strided_slice": sliced,
-    "relax.nn.pad": _padded,
+_OPERATORS: dict[str, Callable[[Array, Any], Array]] = {
+    "relax.permute_dims": _permute,
+    "relax.strided_slice": slice_array,
+    "relax.nn.pad": _pad,
     "relax.broadcast_to": lambda x, call: np.broadcast_to(x, shape_of(call)),
     **{
         f"relax.{name}": lambda x, call: x.reshape(shape_of(call))
@@ -112,14 +111,14 @@ _MOVES: dict[str, Callable[[Array, Any], Array]] = {
 
 
 class Index(NamedTuple):
-    """An index of an array's axes by coordinates: for each axis a constant, and terms (coordinate, divisor, modulus or
-    0, factor).
+    """The index of an array by coordinates: for each axis a constant, and terms (coordinate, divisor, modulus or 0,
+    factor).
     """
 
     axes: tuple[tuple[int, tuple[tuple[int, int, int, int], ...]], ...]
 
     def text(self, *coordinates: str) -> str:
-        """Return the index as an expression, its axes separated by commas; () of a value without axes."""
+        """Return the index as an expression, its axes separated by commas; () for a scalar."""
         return ", ".join(self._axis(constant, terms, coordinates) for constant, terms in self.axes) or "()"
 
     @staticmethod
@@ -145,7 +144,7 @@ class Index(NamedTuple):
 
 
 def index_of(places: Array, shape: tuple[int, ...]) -> Index | None:
-    """Return the index into an array of a shape that places, by coordinates, are; None where it has no such form."""
+    """Return the index into an array that is equal to element numbers by coordinates, None if there is no such form."""
     if places.size == 0 or int(places.min()) < 0:
         return None
     axes = []
@@ -169,8 +168,8 @@ def index_of(places: Array, shape: tuple[int, ...]) -> Index | None:
 
 
 def _digits(line: Array, divisor: int = 1) -> list[tuple[int, int, int]] | None:
-    """Return numbers that start with 0 as a sum of digits of their positions: (divisor, modulus, factor), modulus 0 for
-    none.
+    """Return a sequence that starts with 0 as a sum of digits of the position: (divisor, modulus, factor), modulus 0
+    for none.
     """
     if not line.any():
         return []

@@ -1,1 +1,1 @@
-"""What a kernel is, before anybody schedules or measures it: its blocks, and the workload it is an instance of."""
+"""TensorIR kernels before scheduling: blocks, workloads, custom operators and rewriting."""

@@ -1,7 +1,7 @@
-"""Look at a kernel before scheduling it: its blocks, which of them reduces, what lies before and after.
+"""Analyze the blocks of a kernel before scheduling: its reduction, and the blocks before and after.
 
-A kernel here is one PrimFunc as FuseOps leaves it: perhaps a padding block, at most one block that does the work (a
-reduction), then element-wise blocks.
+A kernel is a PrimFunc as FuseOps leaves it: perhaps a padding block, at most one anchor block (a reduction), then
+elementwise blocks.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import tvm
 from tvm import DataType, s_tir, tirx
 
-DILATION = "dilation"  # key of what a block of Winograd's outputs has, where it is not 1
-IMPORTED_LLVM = "pragma_import_llvm"  # TVM's key for text in LLVM's language that a kernel brings with it
+DILATION = "dilation"  # annotation of a block of Winograd outputs, if it is not 1
+IMPORTED_LLVM = "pragma_import_llvm"  # TVM's annotation for LLVM IR of a kernel
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """The blocks of a kernel by name; `anchor` is its only reduction, None when it has none or several."""
+    """The blocks of a kernel by name; `anchor` is its only reduction, None if it has none or several."""
 
     before: tuple[str, ...]
     anchor: str | None
@@ -37,11 +37,11 @@ def is_reduction(schedule: Any, block: Any) -> bool:
 
 
 def dilation_of(schedule: Any, name: str) -> int:
-    """Return the dilation of a block of Winograd's outputs."""
+    """Return the dilation of a block of Winograd outputs."""
     return int(schedule.get(block_ref(schedule, name)).annotations.get(DILATION, 1))
 
 
-def look_at(schedule: Any) -> Kernel:
+def classify_blocks(schedule: Any) -> Kernel:
     """Return the blocks of a schedule's `main`, in program order."""
     root = schedule.get_sblock("root", "main")
     names = [schedule.get(block).name_hint for block in schedule.get_child_blocks(root)]
@@ -53,7 +53,7 @@ def look_at(schedule: Any) -> Kernel:
 
 
 def extents(schedule: Any, loops: list[Any]) -> list[int]:
-    """Return loop extents; raises ValueError where one is not a constant."""
+    """Return loop extents; raises ValueError if one is not a constant."""
     sizes = []
     for loop in loops:
         extent = schedule.get(loop).extent
@@ -64,7 +64,7 @@ def extents(schedule: Any, loops: list[Any]) -> list[int]:
 
 
 def axes(schedule: Any, name: str) -> tuple[list[Any], int] | None:
-    """Return the loops of a block and how many of them are spatial, these first; None where its loops are not its
+    """Return the loops of a block and how many of them are spatial (the first ones); None if its loops are not its
     axes.
     """
     block = block_ref(schedule, name)
@@ -73,8 +73,8 @@ def axes(schedule: Any, name: str) -> tuple[list[Any], int] | None:
     return (loops, kinds.count(0)) if len(kinds) == len(loops) and kinds == sorted(kinds) else None
 
 
-def over_threads(schedule: Any, loops: list[Any]) -> None:
-    """Give nested loops to threads, as one."""
+def parallelize_loops(schedule: Any, loops: list[Any]) -> None:
+    """Fuse nested loops and run them in parallel."""
     if loops:
         schedule.parallel(schedule.fuse(*loops) if len(loops) > 1 else loops[0])
 
@@ -85,13 +85,14 @@ def buffer_bytes(buffer: Any) -> int:
 
 
 def region_buffer(region: Any) -> Any:
-    """Return the buffer of a block's read or write, under the name that this TVM has for it."""
+    """Return the buffer of a block's read or write region, in any version of TVM."""
     return region.buffer if hasattr(region, "buffer") else region.source
 
 
 class _Schedule(s_tir.Schedule):  # type: ignore[misc]
-    """TVM's schedule without the checks of each argument's type in Python: they take four fifths of the time, and the
-    primitives in C++ check again.
+    """TVM's schedule without the type checks of arguments in Python, which take four fifths of the time.
+
+    The primitives in C++ check again.
     """
 
 
@@ -101,13 +102,13 @@ for _name, _method in list(vars(s_tir.Schedule).items()):
 
 
 def new_schedule(function: Any) -> Any:
-    """Return a schedule of a module whose `main` is the function; assertions of the primitives stay on."""
+    """Return a schedule of a module whose `main` is the function, with the primitives' assertions."""
 
     return _Schedule(tvm.IRModule({"main": function}), debug_mask="none", error_render_level="fast")
 
 
-def kernels_changed(mod: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
-    """Return a module with those of its kernels changed that are wanted."""
+def transform_kernels(mod: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+    """Return a module in which the kernels that `wanted` selects are changed."""
     functions = {
         variable: change(function) if isinstance(function, tirx.PrimFunc) and wanted(function) else function
         for variable, function in mod.functions.items()

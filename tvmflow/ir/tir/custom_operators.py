@@ -1,4 +1,4 @@
-"""Operators of ours in TensorIR: loops carry them into their vectors, and a function lowers them for code."""
+"""Register TensorIR operators of our own, which can be vectorized and are lowered by a function."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from tvmflow.ir.tvm_compat import dtype_of, register_intrin_lowering
 
 
 def register_operator(name: str, meaning: str, inputs: int, lower: Callable[[Any], Any]) -> None:
-    """Register a pure operator with TVM, in this process, once. lower: call, of one value or of a vector ->
-    expression.
-    """
+    """Register a pure operator with TVM once in this process. lower: call, scalar or vector -> expression."""
     import tvm
     from tvm import tirx
     from tvm.ir import _ffi_api

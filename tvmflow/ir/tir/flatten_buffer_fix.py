@@ -1,10 +1,10 @@
-"""Lowering whose indices are right: TVM's pass FlattenBuffer simplifies quotients and remainders as no index may be.
+"""Lower kernels with correct indices: TVM's FlattenBuffer simplifies some divisions incorrectly.
 
-TVM 0.27 (`iter_map_simplify`) takes quotients and remainders of loop variables apart into digits. It pads a dividend to
-a multiple of the divisor there, and loses or confuses the padding where an offset is within: ((b + 1) % 16 + 4) % 8
+TVM 0.27 (`iter_map_simplify`) decomposes quotients and remainders of loop variables into digits. It pads a dividend to
+a multiple of the divisor, and loses or confuses the padding if the dividend has an offset: ((b + 1) % 16 + 4) % 8
 becomes (b + 4) % 8, and (b + 1) // 2 * 2 + b // 2 becomes (b + 1) // 2 * 3; b % 64 % 7 becomes b % 7. FlattenBuffer is
-the only pass of lowering that does so. Such quotients and remainders are hidden from it behind variables; the passes
-after it simplify them by rules that hold.
+the only lowering pass that does so. Such divisions are hidden from it behind variables; later passes simplify them
+correctly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.ir.instrument import pass_instrument
 from tvm_ffi import structural_map, structural_walk
 
-from tvmflow.ir.tir.blocks import kernels_changed, region_buffer
+from tvmflow.ir.tir.blocks import region_buffer, transform_kernels
 from tvmflow.ir.tvm_compat import dtype_of, load_class
 
 _FLATTEN = "tirx.FlattenBuffer"
@@ -26,34 +26,32 @@ _SUMS = (tirx.Add, tirx.Sub)
 
 
 def lower_with_fixed_indices(lower: Any) -> Any:
-    """Return a pass that lowers modules as TVM's pass `lower` does, which runs FlattenBuffer among others, with right
-    indices.
-    """
+    """Return a pass that lowers modules as TVM's pass `lower`, which includes FlattenBuffer, with correct indices."""
 
-    def soundly(mod: Any, _context: Any) -> Any:
+    def lower_correctly(mod: Any, _context: Any) -> Any:
         hidden: dict[Any, Any] = {}
-        with _only(lambda names: _FLATTEN not in names):
+        with _filter_passes(lambda names: _FLATTEN not in names):
             mod = lower(mod)
-        mod = _changed(mod, lambda node: _with_indices(node, hidden), (load_class(), tirx.BufferStore))
+        mod = _map_nodes(mod, lambda node: _hide_unsafe_indices(node, hidden), (load_class(), tirx.BufferStore))
         mod = tirx.transform.FlattenBuffer()(mod)
         if hidden:
-            mod = _changed(mod, lambda variable: hidden.get(variable, variable), tvm.ir.Var)
-        with _only(lambda names: _FLATTEN in names[:-1]):
+            mod = _map_nodes(mod, lambda variable: hidden.get(variable, variable), tvm.ir.Var)
+        with _filter_passes(lambda names: _FLATTEN in names[:-1]):
             return lower(mod)
 
-    return tvm.transform.module_pass(soundly, opt_level=0, name="LowerSoundly")
+    return tvm.transform.module_pass(lower_correctly, opt_level=0, name="LowerSoundly")
 
 
-def _only(wanted: Callable[[list[str]], bool]) -> Any:
-    """Return a context in which those passes of TVM run that are wanted. wanted: of the names of all passes up to one,
-    that one last.
+def _filter_passes(wanted: Callable[[list[str]], bool]) -> Any:
+    """Return a context in which only the passes that `wanted` selects run, by the names of all passes so far, the
+    current one last.
     """
     names: list[str] = []
 
     @pass_instrument
     class Chosen:
         def should_run(self, _mod: Any, info: Any) -> bool:
-            if "." not in info.name:  # one that is made of others
+            if "." not in info.name:  # a composite pass
                 return True
             names.append(info.name)
             return wanted(names)
@@ -64,31 +62,29 @@ def _only(wanted: Callable[[list[str]], bool]) -> Any:
     )
 
 
-def _changed(mod: Any, change: Callable[[Any], Any], kinds: Any) -> Any:
-    return kernels_changed(
+def _map_nodes(mod: Any, change: Callable[[Any], Any], kinds: Any) -> Any:
+    return transform_kernels(
         mod,
         lambda _: True,
         lambda kernel: kernel.with_body(structural_map(kernel.body, ((kinds, change),), order="pre")),
     )
 
 
-def _with_indices(node: Any, hidden: dict[Any, Any]) -> Any:
-    """Return an access of a buffer whose unsafe quotients and remainders are variables. hidden: gains what each stands
-    for.
-    """
+def _hide_unsafe_indices(node: Any, hidden: dict[Any, Any]) -> Any:
+    """Return a buffer access with variables for unsafe divisions; `hidden` gets their values."""
     if not any(_is_unsafe(index) for index in node.indices):
         return node
-    indices = [_hiding(index, hidden) for index in node.indices]
+    indices = [_hide(index, hidden) for index in node.indices]
     if isinstance(node, tirx.BufferStore):
         return tirx.BufferStore(node.buffer, node.value, indices)
     return tirx.BufferLoad(region_buffer(node), indices)
 
 
-def _hiding(index: Any, hidden: dict[Any, Any]) -> Any:
+def _hide(index: Any, hidden: dict[Any, Any]) -> Any:
     if not isinstance(index, (*_DIGITS, *_SUMS, tirx.Mul)) or not _is_unsafe(index):
         return index
-    if not isinstance(index, _DIGITS) or _reads(index):  # what it reads is to be flattened too
-        return type(index)(_hiding(index.a, hidden), _hiding(index.b, hidden))
+    if not isinstance(index, _DIGITS) or _reads(index):  # the loads inside must be flattened, too
+        return type(index)(_hide(index.a, hidden), _hide(index.b, hidden))
     variable = tirx.Var(f"hidden_{len(hidden)}", dtype_of(index))
     hidden[variable] = index
     return variable
@@ -101,8 +97,9 @@ def _reads(index: Any) -> bool:
 
 
 def _is_unsafe(index: Any) -> bool:
-    """Whether TVM may take a quotient or a remainder in an index apart wrongly: of a sum with an offset, or of a
-    remainder by what does not divide it.
+    """Whether TVM may decompose a division in an index incorrectly.
+
+    It is one of a sum with an offset, or of a remainder by a divisor that does not divide its modulus.
     """
     if isinstance(index, _DIGITS):
         inner = index.a
@@ -118,7 +115,7 @@ def _constant(expression: Any) -> int:
 
 
 def _has_offset(expression: Any) -> bool:
-    """Whether a constant is a term of a sum, or of a dividend within."""
+    """Whether a constant is a term of a sum, or of a dividend inside."""
     if isinstance(expression, _SUMS):
         return _has_offset(expression.a) or _has_offset(expression.b)
     if isinstance(expression, tirx.Mul):

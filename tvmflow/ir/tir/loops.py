@@ -1,4 +1,4 @@
-"""The loops of a scheduled kernel that threads share."""
+"""Find the parallel loops of a scheduled kernel."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from tvm_ffi import WalkResult, structural_walk
 
 
 def parallel_loops(function: Any) -> tuple[int, ...]:
-    """Return the extents of a scheduled kernel's parallel loops in their order; none where one lies in another loop, or
-    its extent is not known.
+    """Return the extents of a scheduled kernel's parallel loops in order; none if one is nested or its extent is
+    unknown.
 
-    TVM leaves out loops of one step, but not those with annotations: then it is not known either. A wrong extent would
-    cost time, and nothing else.
+    TVM removes loops of one iteration, but not annotated ones: their extent counts as unknown, too. A wrong extent
+    would only cost time.
     """
-    found: list[int] = []  # 0: of unknown extent
+    found: list[int] = []  # 0: unknown extent
 
-    def look(loop: Any) -> WalkResult:
+    def visit(loop: Any) -> WalkResult:
         if loop.kind == tirx.ForKind.PARALLEL:
             extent = int(getattr(loop.extent, "value", 0))
             found.extend([extent] if extent > 1 else [0] if loop.annotations or not extent else [])
         else:
-            structural_walk(loop.body, (tirx.For, within), order="pre")
+            structural_walk(loop.body, (tirx.For, visit_nested), order="pre")
         return WalkResult.SKIP
 
-    def within(loop: Any) -> None:
+    def visit_nested(loop: Any) -> None:
         if loop.kind == tirx.ForKind.PARALLEL:
             found.append(0)
 
-    structural_walk(function.body, (tirx.For, look), order="pre")
+    structural_walk(function.body, (tirx.For, visit), order="pre")
     return () if 0 in found else tuple(found)

@@ -1,8 +1,7 @@
-"""Four int8 in a word of 32 bits, the first in its lowest byte: how GPUs take them for a dot product in one
-instruction.
+"""Define operators on words of four int8, the first in the lowest byte, for GPU dot products.
 
-Two operators of TensorIR: `tvmflow.word` of four int8, and `tvmflow.dot4` of two words, each the sum of four products.
-Languages of GPUs write them as their own; LLVM has them as arithmetic (schedules/intrinsics/math_functions.py).
+Two operators of TensorIR: `tvmflow.word` of four int8, and `tvmflow.dot4` of two words, the sum of four products. GPU
+languages have functions for them; LLVM computes them by arithmetic (schedules/intrinsics/math_functions.py).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _PURE = 1  # TVM's CallEffectKind
 
 @cache
 def register() -> None:
-    """Make the operators known to TVM, in this process."""
+    """Register the operators with TVM in this process."""
     from tvm_ffi import get_global_func
 
     register_operator, set_attribute = get_global_func("ir.RegisterOp"), get_global_func("ir.RegisterOpAttr")
@@ -37,7 +36,7 @@ def words_of_weight(weight: Any) -> Any:
 
 
 def words_of_image(data: Any) -> Any:
-    """Return (N, C, H, W) of int32, a te.Tensor, of (N, C, H, W, 4) of int8."""
+    """Return a te.Tensor (N, C, H, W) of int32 of one (N, C, H, W, 4) of int8."""
     register()
 
     def word(*index: Any) -> Any:
@@ -47,7 +46,7 @@ def words_of_image(data: Any) -> Any:
 
 
 def word_of(value: float) -> int:
-    """Return the word of four times the same int8."""
+    """Return the word of four equal int8."""
     return int(np.full(BYTES, int(value), np.int8).view("<i4")[0])
 
 
@@ -57,8 +56,8 @@ def dot4(a: Any, b: Any) -> Any:
     return tirx.call_intrin("int32", DOT, a, b)
 
 
-def plain_word(call: Any) -> Any:
-    """Return what tvmflow.word is in shifts."""
+def lower_word(call: Any) -> Any:
+    """Lower tvmflow.word to shifts."""
     dtype = str(call.ty.dtype)
     found = tirx.const(0, dtype)
     for at, value in enumerate(call.args):
@@ -66,8 +65,8 @@ def plain_word(call: Any) -> Any:
     return found
 
 
-def plain_dot(call: Any) -> Any:
-    """Return what tvmflow.dot4 is in shifts and products."""
+def lower_dot(call: Any) -> Any:
+    """Lower tvmflow.dot4 to shifts and multiplications."""
     dtype = str(call.ty.dtype)
 
     def byte(word: Any, at: int) -> Any:

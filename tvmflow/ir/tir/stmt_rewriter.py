@@ -1,4 +1,4 @@
-"""Rewriting kernels that are lowered as far as calls of the runtime: TVM has no visitor of statements for Python."""
+"""Rewrite statements of kernels lowered to runtime calls: TVM has no statement mutator for Python."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_walk
 
-from tvmflow.ir.tir.blocks import IMPORTED_LLVM, kernels_changed, new_schedule
+from tvmflow.ir.tir.blocks import IMPORTED_LLVM, new_schedule, transform_kernels
 
-Rewrite = Callable[[Any], Any]  # statement -> statement, the same object where it stays
-
-
-def rewritten(statement: Any, rewrite: Rewrite) -> Any:
-    """Return a statement with each of its parts rewritten, inner ones first; the same object where all stay."""
-    return rewrite(_with_parts(statement, rewrite))
+Rewrite = Callable[[Any], Any]  # statement -> statement, the same object if unchanged
 
 
-def rewritten_kernels(mod: Any, rewrite_of: Callable[[Any], Rewrite]) -> Any:
-    """Return a module with the statements of its kernels rewritten. rewrite_of: a kernel -> how its statements are."""
-    return kernels_changed(
-        mod, lambda _: True, lambda kernel: kernel.with_body(rewritten(kernel.body, rewrite_of(kernel)))
+def rewrite_statements(statement: Any, rewrite: Rewrite) -> Any:
+    """Return a statement with each of its parts rewritten, inner ones first; the same object if all are unchanged."""
+    return rewrite(_rewrite_parts(statement, rewrite))
+
+
+def rewrite_kernels(mod: Any, rewrite_of: Callable[[Any], Rewrite]) -> Any:
+    """Return a module with the statements of its kernels rewritten. rewrite_of: kernel -> function for
+    its statements.
+    """
+    return transform_kernels(
+        mod, lambda _: True, lambda kernel: kernel.with_body(rewrite_statements(kernel.body, rewrite_of(kernel)))
     )
 
 
 def with_root_body(function: Any, change: Rewrite, keeps: Callable[[Any], bool] = lambda _: True) -> Any:
-    """Return a kernel whose blocks are not lowered yet, with the statement of its outermost block changed. keeps: which
-    of its buffers stay.
-    """
+    """Return an unlowered kernel with the statement of its root block changed. keeps: selects the buffers to keep."""
     realize = function.body
     root = realize.block
     same, buffers = (root.iter_vars, root.reads, root.writes, root.name_hint), filter(keeps, root.alloc_buffers)
@@ -38,7 +38,7 @@ def with_root_body(function: Any, change: Rewrite, keeps: Callable[[Any], bool] 
 
 
 def realize_in(statement: Any) -> Any:
-    """Return what runs the block in loops, its SBlockRealize."""
+    """Return the SBlockRealize inside loops."""
     while not hasattr(statement, "iter_values"):
         statement = statement.body
     return statement
@@ -50,25 +50,25 @@ def is_marked(function: Any, mark: str) -> bool:
 
 
 def with_llvm(function: Any, text: str) -> Any:
-    """Return a scheduled kernel that brings functions in LLVM's language, behind those that it brings already."""
+    """Return a scheduled kernel with additional LLVM IR, behind the existing text."""
     schedule = new_schedule(function)
     root = schedule.get_sblock("root", "main")
     known = schedule.get(root).annotations.get(IMPORTED_LLVM)
-    if known is not None:  # annotate would keep it as it is
+    if known is not None:  # annotate does not overwrite
         schedule.unannotate(root, IMPORTED_LLVM)
     schedule.annotate(root, IMPORTED_LLVM, f"{known or ''}{text}")
     return schedule.mod["main"]
 
 
 def has(function: Any, kind: type, wanted: Callable[[Any], bool]) -> bool:
-    """Whether a kernel has a node of a kind, tirx.For or tvm.ir.Call for example, that is wanted."""
+    """Whether a kernel contains a node of a kind (such as tirx.For) that `wanted` selects."""
     found = []
     structural_walk(function.body, (kind, lambda node: found.append(wanted(node))))
     return any(found)
 
 
 def calls(function: Any, beginning: str) -> bool:
-    """Whether a kernel calls an external function whose name begins so."""
+    """Whether a kernel calls an external function whose name has a prefix."""
 
     def wanted(call: Any) -> bool:
         name = call.args[0] if getattr(call.op, "name", "") == "tirx.call_extern" else None
@@ -77,26 +77,26 @@ def calls(function: Any, beginning: str) -> bool:
     return has(function, tvm.ir.Call, wanted)
 
 
-def _with_parts(statement: Any, rewrite: Rewrite) -> Any:
+def _rewrite_parts(statement: Any, rewrite: Rewrite) -> Any:
     if isinstance(statement, tirx.SeqStmt):
-        parts = [rewritten(part, rewrite) for part in statement.seq]
+        parts = [rewrite_statements(part, rewrite) for part in statement.seq]
         if all(new.same_as(old) for new, old in zip(parts, statement.seq, strict=True)):
             return statement
-        # What a part declares is known to those behind it, which it would not be from a sequence within the sequence.
+        # Flatten nested sequences, so that declarations of a part stay visible to the parts behind it.
         return tirx.SeqStmt([one for part in parts for one in (part.seq if isinstance(part, tirx.SeqStmt) else [part])])
     if isinstance(statement, tirx.IfThenElse):
-        then, other = rewritten(statement.then_case, rewrite), statement.else_case
-        other = other and rewritten(other, rewrite)
+        then, other = rewrite_statements(statement.then_case, rewrite), statement.else_case
+        other = other and rewrite_statements(other, rewrite)
         same = then.same_as(statement.then_case) and (other is None or other.same_as(statement.else_case))
         return statement if same else tirx.IfThenElse(statement.condition, then, other)
     if not isinstance(statement, tirx.For | tirx.AttrStmt):
         return statement
-    body = rewritten(statement.body, rewrite)
+    body = rewrite_statements(statement.body, rewrite)
     return statement if body.same_as(statement.body) else with_body(statement, body)
 
 
 def with_body(statement: Any, body: Any) -> Any:
-    """Return a loop or an attribute around another body."""
+    """Return a loop or an attribute with another body."""
     if isinstance(statement, tirx.AttrStmt):
         return tirx.AttrStmt(statement.node, statement.attr_key, statement.value, body)
     loop = statement

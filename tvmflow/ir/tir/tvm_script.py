@@ -1,7 +1,7 @@
-"""Functions from text in TVMScript, without what TVM does for functions in files of Python.
+"""Parse functions from TVMScript text, without TVM's source inspection.
 
-At each @T.prim_func TVM reads the source of every frame on the stack, to see whether it is inside a class: in a process
-of many modules that takes longer than to parse. The text's own decorator is read from the text.
+At each @T.prim_func TVM reads the source of every stack frame, to find out whether it is in a class; in a process with
+many modules that takes longer than parsing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class _Names:
-    """TVMScript's names, with a decorator that only says which language it is."""
+    """TVMScript's names, with a decorator that does nothing but identify the dialect."""
 
     def __init__(self, names: Any) -> None:
         self._names = names
@@ -25,7 +25,7 @@ class _Names:
 
 @lru_cache(maxsize=64)
 def parsed(text: str) -> Any:
-    """Return the PrimFunc that a text is. Not checked to be well-formed: compiling it does, and texts are ours."""
+    """Return the PrimFunc of a text. It is not checked: compilation does that, and the texts are ours."""
     from tvm.script import from_source, tirx
 
     return from_source(text, extra_vars={"T": _Names(tirx)}, check_well_formed=False)

@@ -1,7 +1,7 @@
-"""Workloads: the kernels of a network that can be tuned, named in a way that outlives a version of TVM.
+"""Identify the tunable kernels of a network by keys that are independent of TVM's version.
 
-TVM's structural hash changes from release to release, so a record kept under it is lost with every upgrade. Here the
-key is made of what a kernel computes: buffers, and for each block its name, its loops and the regions it reads.
+TVM's structural hash changes between releases, so that records by it would be lost with every upgrade. A key here
+consists of what a kernel computes: its buffers, and for each block its name, loops and read regions.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import tvm
 from tvm import relax, tirx
 
 from tvmflow.ir.relax.serialization import bytes_of
-from tvmflow.ir.tir.blocks import block_ref, extents, look_at, new_schedule, region_buffer
+from tvmflow.ir.tir.blocks import block_ref, classify_blocks, extents, new_schedule, region_buffer
 from tvmflow.ir.tvm_compat import buffer_of, constant_value, shape_of, type_of
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One kernel to tune: its key, a name for people, how often the network calls it, and its PrimFunc."""
+    """A kernel to tune: its key, a readable name, how often the network calls it, and its PrimFunc."""
 
     key: str
     name: str
@@ -32,7 +32,7 @@ class Workload:
 
 
 def workload_key(function: Any) -> str:
-    """Return 32 hex digits that are equal for kernels that compute the same on the same shapes."""
+    """Return 32 hex digits that are equal for kernels with equal computations and shapes."""
     parts: list[str] = []
     for parameter in function.params:
         buffer = buffer_of(function, parameter)
@@ -61,7 +61,7 @@ def _sizes(buffer: Any) -> list[int | str]:
 
 
 def workload_name(name_hint: str, function: Any) -> str:
-    """Return a name like `conv2d_nchwc_add_relu 1x4x8x8x16`: what it does and the shape that it makes."""
+    """Return a name such as `conv2d_nchwc_add_relu 1x4x8x8x16`: the operators and the output shape."""
     output = buffer_of(function, list(function.params)[-1])
     shape = [] if output is None else _sizes(output)
     stem = re.sub(r"\d+(?=_|$)", "", name_hint.removeprefix("fused_"))
@@ -88,20 +88,20 @@ def kernel_keys(lowered: Any) -> dict[str, str]:
 
 
 def called(expression: Any) -> tuple[str, Any] | None:
-    """Return the name of the kernel that an expression calls and what it is given, None for any other expression."""
+    """Return the name and arguments of the kernel that an expression calls, None for any other expression."""
     if not isinstance(expression, relax.Call):
         return None
     if getattr(expression.op, "name", "") == "relax.call_tir":
         return str(expression.args[0].name_hint), expression.args[1].fields
-    if isinstance(expression.op, tvm.ir.GlobalVar):  # where memory is laid out already
+    if isinstance(expression.op, tvm.ir.GlobalVar):  # after memory was allocated
         return str(expression.op.name_hint), expression.args
     return None
 
 
 def anchor_extents(function: Any) -> list[int]:
-    """Return the loop extents of the block that does the work; empty for kernels without a single reduction."""
+    """Return the loop extents of the anchor block; empty for kernels without a single reduction."""
     schedule = new_schedule(function)
-    kernel = look_at(schedule)
+    kernel = classify_blocks(schedule)
     if kernel.anchor is None:
         return []
     return extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
@@ -120,8 +120,8 @@ def operations(function: Any) -> float:
 
 
 def multiplied(function: Any) -> str:
-    """Return the type of a kernel that bounds how fast it multiplies: of what its largest sum reads, or the narrowest
-    that it is given.
+    """Return the type that determines a kernel's peak rate: of the inputs of its largest reduction, or its narrowest
+    one.
     """
     _, read = max(_sums(function) or (), key=lambda found: found[0], default=(0, set[str]()))
     widest = next((dtype for dtype in ("float32", "float16", "bfloat16") if dtype in read), None)
@@ -134,13 +134,11 @@ def multiplied(function: Any) -> str:
 
 
 def _sums(function: Any) -> list[tuple[int, set[str]]] | None:
-    """Return the steps of each reduction of a kernel, and the types of what it reads beside what it makes; None where
-    that cannot be told.
-    """
+    """Return the steps of each reduction of a kernel and the types of its inputs, None if unknown."""
     try:
         schedule = new_schedule(function)
         found = []
-        for name in look_at(schedule).reductions:
+        for name in classify_blocks(schedule).reductions:
             block = block_ref(schedule, name)
             made, *read = (
                 region_buffer(region) for region in (*schedule.get(block).writes, *schedule.get(block).reads)
@@ -153,8 +151,8 @@ def _sums(function: Any) -> list[tuple[int, set[str]]] | None:
 
 
 def constants_of(lowered: Any) -> dict[str, list[tuple[int, int]]]:
-    """Return kernel -> values and bytes of each constant that its calls in `main` are given; one that several are given
-    counts for the first.
+    """Return kernel -> elements and bytes of each constant argument in `main`; a shared constant counts for the first
+    kernel.
     """
     found: dict[str, list[tuple[int, int]]] = {}
     seen = set()
@@ -174,13 +172,13 @@ def constants_of(lowered: Any) -> dict[str, list[tuple[int, int]]]:
 
 
 def least_bytes(function: Any) -> int:
-    """Return the bytes of a kernel's inputs and outputs, each once: the least that memory has to move."""
+    """Return the bytes of a kernel's inputs and outputs, the least memory traffic."""
     buffers = [buffer for p in function.params if (buffer := buffer_of(function, p)) is not None]
     return sum(bytes_of(buffer.shape, buffer.dtype) for buffer in buffers)
 
 
 def extract_workloads(lowered: Any) -> list[Workload]:
-    """Return the distinct kernels of a lowered module, in order of their keys' first call in `main`."""
+    """Return the distinct kernels of a lowered module, in the order of their first calls in `main`."""
     calls = count_calls(lowered)
     workloads: dict[str, Workload] = {}
     for name in calls:

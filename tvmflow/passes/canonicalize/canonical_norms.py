@@ -15,7 +15,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.ir.relax.emit import call_again, constant, straight_line
+from tvmflow.ir.relax.emit import build_main, constant, rebuild_call
 from tvmflow.ir.relax.graph import Argument, Array, Graph, Ref, Step, read_graph
 from tvmflow.ir.tvm_compat import shape_of
 
@@ -57,7 +57,7 @@ class CanonicalNorms:
                 values[step.name] = builder.emit(_rewrite_step(builder, step, graph, norms, values), step.name)
             return [values[name] for name in graph.outputs]
 
-        return straight_line(builder, graph, body)
+        return build_main(builder, graph, body)
 
 
 def _rewrite_step(builder: Any, step: Step, graph: Graph, norms: dict[str, _Norm], values: dict[str, Any]) -> Any:
@@ -68,7 +68,7 @@ def _rewrite_step(builder: Any, step: Step, graph: Graph, norms: dict[str, _Norm
         return _emit_variance(builder, step, values[step.refs[0]])
     if step.op in _DECOMPOSED and _normalizes_channels(step):
         return _GroupNorm(builder, step).emit_norm(values[step.refs[0]])
-    return constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, values.__getitem__)
+    return constant(step.args[0], step.dtype) if step.op == "constant" else rebuild_call(step, values.__getitem__)
 
 
 def _emit_norm(norm: _Norm, graph: Graph, values: dict[str, Any]) -> Any:

@@ -17,8 +17,8 @@ import tvm
 from tvm import relax
 
 from tvmflow.ir.relax.elementwise import BROADCASTING, UNARY
-from tvmflow.ir.relax.emit import call_again, constant
-from tvmflow.ir.relax.graph import Argument, Array, Graph, Ref, Step, joins, read_graph
+from tvmflow.ir.relax.emit import constant, rebuild_call
+from tvmflow.ir.relax.graph import Argument, Array, Graph, Ref, Step, is_concat, read_graph
 from tvmflow.passes.layout.layout_rewriter import LayoutRewriter
 
 _TO_FIRST, _TO_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
@@ -93,12 +93,12 @@ class _Rewriter(LayoutRewriter):
         if not any(self._is_converted(name) for name in step.refs):
             return None
         if step.op in UNARY or (step.op in _QUANTIZE and all(_is_scalar(a) for a in step.args[1:])):
-            return lambda: call_again(step, self._get_first)
+            return lambda: rebuild_call(step, self._get_first)
         if step.op in BROADCASTING:
             return self._convert_binary(step)
         if step.op in ("relax.mean", "relax.sum", "relax.max"):
             return self._convert_reduction(step)
-        if len(step.shape) == 4 and joins(step):
+        if len(step.shape) == 4 and is_concat(step):
             axis = {0: 0, 1: 2, 2: 3, 3: 1}[int(step.call.attrs.axis) % 4]
             return lambda: relax.op.concat([self._get_first(name) for name in step.refs], axis=axis)
         if step.op == "relax.nn.pad" and len(step.shape) == 4:
@@ -153,7 +153,7 @@ class _Rewriter(LayoutRewriter):
                 return None
         moved = tuple(_first_constant(argument) for argument in step.args)
         again = Step(step.name, step.op, moved, step.call, step.shape, step.dtype)
-        return lambda: call_again(again, self._get_first)
+        return lambda: rebuild_call(again, self._get_first)
 
     def _convert_reduction(self, step: Step) -> Callable[[], Any] | None:
         attrs = step.call.attrs

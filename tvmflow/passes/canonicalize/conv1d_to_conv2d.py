@@ -14,8 +14,8 @@ import tvm
 from tvm import relax
 
 from tvmflow.ir.relax.elementwise import BROADCASTING, UNARY
-from tvmflow.ir.relax.emit import call_again, constant
-from tvmflow.ir.relax.graph import Argument, Graph, Step, joins, read_graph
+from tvmflow.ir.relax.emit import constant, rebuild_call
+from tvmflow.ir.relax.graph import Argument, Graph, Step, is_concat, read_graph
 from tvmflow.passes.layout.layout_rewriter import LayoutRewriter
 
 
@@ -62,13 +62,13 @@ class _Rewriter(LayoutRewriter):
         if not any(name in self.images for name in step.refs):
             return None
         if step.op in UNARY or step.op in ("relax.nn.batch_norm", "get_item.0"):
-            return call_again(step, self._get_image)
+            return rebuild_call(step, self._get_image)
         if step.op in BROADCASTING and len(step.shape) == 3 and all(len(self.shapes[name]) == 3 for name in step.refs):
             moved = tuple(_as_image_constant(argument) for argument in step.args)
-            return call_again(Step(step.name, step.op, moved, step.call, step.shape, step.dtype), self._get_image)
+            return rebuild_call(Step(step.name, step.op, moved, step.call, step.shape, step.dtype), self._get_image)
         if step.op == "relax.mean" and self._reduces_length(step):
             return relax.op.mean(self._get_image(step.refs[0]), axis=[2, 3], keepdims=True)
-        if len(step.shape) == 3 and joins(step, axis=1):
+        if len(step.shape) == 3 and is_concat(step, axis=1):
             return relax.op.concat([self._get_image(name) for name in step.refs], axis=1)
         return None
 

@@ -33,7 +33,10 @@ class FlattenDense:
 
 
 def _flatten_with_bias(function: Any, is_bias_first: bool) -> Any:
-    """Flatten each matmul together with the bias that is added to each row. is_bias_first: the bias is the first operand."""
+    """Flatten each matmul together with the bias that is added to each row.
+
+    is_bias_first: the bias is the first operand.
+    """
     data, weight, bias = wildcard(), is_const(), is_const()
     product = is_op("relax.matmul")(data, weight)
     reads = reads_of(function)

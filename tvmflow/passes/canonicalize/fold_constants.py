@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.ir.relax.emit import call_again, constant, straight_line
+from tvmflow.ir.relax.emit import build_main, constant, rebuild_call
 from tvmflow.ir.relax.graph import Graph, Step, read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_step, value_of
 from tvmflow.ir.tvm_compat import constant_value, type_of
@@ -152,7 +152,7 @@ def _remove_known_steps(graph: Graph, known: dict[str, Any], rest: list[Step]) -
     def body(parameters: dict[str, Any]) -> list[Any]:
         values.update(parameters)
         for step in rest:
-            values[step.name] = builder.emit(call_again(step, value_at), step.name)
+            values[step.name] = builder.emit(rebuild_call(step, value_at), step.name)
         return [value_at(name) for name in graph.outputs]
 
-    return straight_line(builder, graph, body)
+    return build_main(builder, graph, body)

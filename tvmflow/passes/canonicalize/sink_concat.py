@@ -13,8 +13,8 @@ import tvm
 from tvm import relax
 
 from tvmflow.ir.relax.elementwise import BROADCASTING, UNARY
-from tvmflow.ir.relax.emit import call_again
-from tvmflow.ir.relax.graph import Argument, Graph, Step, joins, read_graph
+from tvmflow.ir.relax.emit import rebuild_call
+from tvmflow.ir.relax.graph import Argument, Graph, Step, is_concat, read_graph
 from tvmflow.passes.layout.layout_rewriter import LayoutRewriter
 
 _NORM = "relax.nn.batch_norm"
@@ -45,7 +45,7 @@ class _ConcatSinker(LayoutRewriter):
 
     def can_sink(self, step: Step) -> bool:
         """Whether a step concatenates convolutions along channels, and only elementwise operators read it."""
-        if len(step.shape) != 4 or not joins(step, axis=1):
+        if len(step.shape) != 4 or not is_concat(step, axis=1):
             return False
         readers = self._readers[step.name]
         return (
@@ -96,7 +96,7 @@ class _ConcatSinker(LayoutRewriter):
             return np.asarray(argument[(*[slice(None)] * axis, channels)])
 
         moved = Step(step.name, step.op, tuple(map(slice_constant, step.args)), step.call, step.shape, step.dtype)
-        return call_again(moved, lambda name: self.parts[name][at])
+        return rebuild_call(moved, lambda name: self.parts[name][at])
 
     def _get_plain(self, name: str) -> Any:
         if name not in self.plain:

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.ir.relax.views import View, index_of, is_move, keeps_order, view_of, views_of
+from tvmflow.ir.relax.views import View, index_of, is_rearrangement, keeps_order, view_of, views_of
 from tvmflow.ir.tvm_compat import constant_value, operator_of, shape_of, type_of
+from tvmflow.passes.fuse.replace_calls import Replacement, replace_calls
 from tvmflow.passes.legalize.attention import Attention, Step, attention_kernel, fits_padding
 from tvmflow.passes.legalize.batch_matmul import BatchMatmul, Operand, batch_matmul_kernel
 
@@ -36,14 +36,6 @@ class _Fused(NamedTuple):
     """An attention and the Relax values that its kernel reads."""
 
     attention: Attention
-    values: tuple[Any, ...]
-
-
-class _Kernel(NamedTuple):
-    """The kernel that replaces an expression, and the Relax values that it reads."""
-
-    name: str
-    function: Any
     values: tuple[Any, ...]
 
 
@@ -98,27 +90,27 @@ class _Function:
             value = self.bound[value]
         return value
 
-    def find_attentions(self) -> dict[Any, _Kernel]:
+    def find_attentions(self) -> dict[Any, Replacement]:
         """Return the kernels of attentions, by the expression that each replaces."""
-        found: dict[Any, _Kernel] = {}
+        found: dict[Any, Replacement] = {}
         for binding in self._matmul_bindings():
             fused = self._match_attention(binding.value)
             if fused is not None:
                 last = self._last_copy(binding.var)
                 placed = self._move_output(fused, last)
                 attention, values = placed or fused
-                found[self.resolve(last if placed else binding.var)] = _Kernel(
+                found[self.resolve(last if placed else binding.var)] = Replacement(
                     "attention", attention_kernel(attention), values
                 )
         return found
 
-    def find_matmuls(self) -> dict[Any, _Kernel]:
+    def find_matmuls(self) -> dict[Any, Replacement]:
         """Return the kernels of batched matmuls of two computed operands, by the expression that each replaces."""
-        found: dict[Any, _Kernel] = {}
+        found: dict[Any, Replacement] = {}
         for binding in self._matmul_bindings():
             product = self._match_matmul(binding.value)
             if product is not None:
-                found[binding.value] = _Kernel("batched_product", batch_matmul_kernel(product[0]), product[1])
+                found[binding.value] = Replacement("batched_product", batch_matmul_kernel(product[0]), product[1])
         return found
 
     def _matmul_bindings(self) -> list[Any]:
@@ -152,7 +144,7 @@ class _Function:
         before.
         """
         while len(users := self.users.get(value, [])) == 1 and users[0] is not None:
-            if not is_move(users[0].value) and not isinstance(users[0].value, relax.Var):
+            if not is_rearrangement(users[0].value) and not isinstance(users[0].value, relax.Var):
                 break
             value = users[0].var
         return value
@@ -363,29 +355,6 @@ def _variables(expression: Any) -> Iterator[Any]:
             yield from _variables(part)
 
 
-@mutator
-class _Replacer(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, mod: Any, kernels: dict[Any, _Kernel]) -> None:
-        super().__init__(mod)
-        self.kernels = kernels
-
-    def visit_call_(self, call: Any) -> Any:
-        found = self.kernels.get(call)
-        if found is None:
-            return self.visit_expr_post_order(call)
-        kernel = self.builder_.add_func(found.function, found.name)
-        return relax.call_tir(kernel, [self.visit_expr(value) for value in found.values], type_of(call))
-
-
-def _replace_calls(mod: Any, kernels: dict[Any, _Kernel]) -> Any:
-    """Return the module whose main calls the kernels; remove the bindings that become unused."""
-    if not kernels:
-        return mod
-    replacer = _Replacer(mod, kernels)
-    replacer.builder_.update_func(mod.get_global_var("main"), replacer.visit_expr(mod["main"]))
-    return relax.transform.DeadCodeElimination(["main"])(replacer.builder_.get())
-
-
 @tvm.transform.module_pass(opt_level=0, name="FuseAttention")
 class FuseAttention:
     """IRModule -> IRModule.
@@ -398,5 +367,5 @@ class FuseAttention:
         self.lanes, self.pairs = lanes, pairs
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        fused = _replace_calls(mod, _Function(mod["main"], self.lanes, self.pairs).find_attentions())
-        return _replace_calls(fused, _Function(fused["main"], self.lanes, self.pairs).find_matmuls())
+        fused = replace_calls(mod, _Function(mod["main"], self.lanes, self.pairs).find_attentions())
+        return replace_calls(fused, _Function(fused["main"], self.lanes, self.pairs).find_matmuls())

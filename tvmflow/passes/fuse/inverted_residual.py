@@ -15,7 +15,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, look_at, new_schedule, region_buffer
+from tvmflow.ir.tir.blocks import Kernel, block_ref, classify_blocks, extents, new_schedule, region_buffer
 from tvmflow.ir.tvm_compat import buffer_of, operator_of, type_of, with_bindings
 from tvmflow.schedules.cpu.inverted_residual import DEPTHWISE, EXPANSION, is_expansion, pays, shape_of
 from tvmflow.targets.cpu_features import CpuFeatures
@@ -80,7 +80,7 @@ def _image_parameter(function: Any, cpu: CpuFeatures) -> int | None:
     None if the kernel computes anything else or should stay separate.
     """
     schedule = new_schedule(function)
-    kernel = look_at(schedule)
+    kernel = classify_blocks(schedule)
     if kernel.anchor != DEPTHWISE or len(kernel.before) != 1 or not _keeps_pixels(schedule, kernel):
         return None
     read = region_buffer(schedule.get(block_ref(schedule, kernel.before[0])).reads[0])
@@ -96,7 +96,7 @@ def _image_parameter(function: Any, cpu: CpuFeatures) -> int | None:
 def _is_fusable_expansion(function: Any) -> bool:
     """Whether a kernel is a float32 1x1 convolution on packed channels with an elementwise epilogue."""
     schedule = new_schedule(function)
-    kernel = look_at(schedule)
+    kernel = classify_blocks(schedule)
     return kernel.anchor is not None and _keeps_pixels(schedule, kernel) and is_expansion(schedule, kernel)
 
 

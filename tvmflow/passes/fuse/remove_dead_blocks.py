@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from tvmflow.ir.tir.blocks import kernels_changed, region_buffer
+from tvmflow.ir.tir.blocks import region_buffer, transform_kernels
 from tvmflow.ir.tir.stmt_rewriter import with_root_body
 
 
@@ -21,7 +21,7 @@ class RemoveDeadBlocks:
     """IRModule of fused, unscheduled kernels -> IRModule."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        return kernels_changed(mod, lambda _: True, _remove_dead_blocks)
+        return transform_kernels(mod, lambda _: True, _remove_dead_blocks)
 
 
 def _remove_dead_blocks(kernel: Any) -> Any:

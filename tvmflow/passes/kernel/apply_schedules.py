@@ -15,7 +15,7 @@ from tvmflow.ir.tir.blocks import new_schedule, region_buffer
 from tvmflow.ir.tir.workloads import constants_of, count_calls, multiplied, operations, workload_key
 from tvmflow.ir.tvm_compat import block_class, load_class
 from tvmflow.schedules.intrinsics.registration import register_all_in
-from tvmflow.schedules.registry import Knobs, Template, scheduled
+from tvmflow.schedules.registry import Knobs, Template, apply_template
 from tvmflow.schedules.template import MOST_DEFAULTS
 
 ESTIMATED = "estimated"  # status of a record from a cost model, not from a device
@@ -43,7 +43,7 @@ class Choice:
 
 
 def coverage(choices: list[Choice], how: str = "record") -> float:
-    """Return the share (0 to 1) of the network's operations whose kernels have a measured schedule, or one from `how`."""
+    """Return the share (0 to 1) of operations whose kernels have a measured schedule, or one from `how`."""
     total = sum(choice.work for choice in choices)
     return sum(choice.work for choice in choices if choice.how == how) / total if total else 0.0
 
@@ -101,7 +101,7 @@ def default_schedule(function: Any, match: Match | None) -> tuple[Any, Knobs] | 
     template, candidates = match
     for knobs in candidates[:MOST_DEFAULTS]:
         with contextlib.suppress(*_NOT_APPLICABLE):
-            return scheduled(function, template, knobs), knobs
+            return apply_template(function, template, knobs), knobs
     return None
 
 

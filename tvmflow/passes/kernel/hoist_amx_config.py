@@ -11,7 +11,7 @@ import tvm
 from tvm import tirx
 
 from tvmflow.ir.tir.blocks import IMPORTED_LLVM
-from tvmflow.ir.tir.stmt_rewriter import rewritten, rewritten_kernels, with_body
+from tvmflow.ir.tir.stmt_rewriter import rewrite_kernels, rewrite_statements, with_body
 from tvmflow.schedules.intrinsics.amx import CONFIGURED, RELEASED
 
 
@@ -20,7 +20,7 @@ class HoistAmxConfig:
     """IRModule -> IRModule, of kernels lowered to runtime calls."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        return rewritten_kernels(mod, lambda _: _hoist)
+        return rewrite_kernels(mod, lambda _: _hoist)
 
 
 def _hoist(statement: Any) -> Any:
@@ -43,7 +43,7 @@ def _hoist(statement: Any) -> Any:
 
     loop = statement.body
     is_loop = isinstance(loop, tirx.For)
-    body = rewritten(loop.body if is_loop else loop, remove)
+    body = rewrite_statements(loop.body if is_loop else loop, remove)
     starts = names - {RELEASED}
     if len(starts) != 1:  # none, or several shapes that need several configurations
         return statement

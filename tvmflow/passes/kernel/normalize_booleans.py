@@ -11,7 +11,7 @@ from typing import Any
 from tvm import tirx
 from tvm_ffi import structural_map
 
-from tvmflow.ir.tir.blocks import kernels_changed
+from tvmflow.ir.tir.blocks import transform_kernels
 from tvmflow.ir.tvm_compat import dtype_of, load_class
 
 _EQUALITIES = (tirx.EQ, tirx.NE)
@@ -20,7 +20,7 @@ _EQUALITIES = (tirx.EQ, tirx.NE)
 def normalize_booleans(mod: Any) -> Any:
     """Return a module of scheduled kernels in which each loaded boolean is compared with zero."""
     changes = ((load_class(), _compare_with_zero), (_EQUALITIES, _compare_as_bytes))
-    return kernels_changed(mod, lambda _: True, lambda kernel: kernel.with_body(structural_map(kernel.body, changes)))
+    return transform_kernels(mod, lambda _: True, lambda kernel: kernel.with_body(structural_map(kernel.body, changes)))
 
 
 def _compare_as_bytes(equality: Any) -> Any:

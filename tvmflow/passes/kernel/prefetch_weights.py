@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm import tirx
 
-from tvmflow.ir.tir.blocks import buffer_bytes, kernels_changed, region_buffer
+from tvmflow.ir.tir.blocks import buffer_bytes, region_buffer, transform_kernels
 from tvmflow.ir.tir.stmt_rewriter import is_marked, realize_in, with_body, with_llvm, with_root_body
 from tvmflow.schedules.template import PREFETCHED
 
@@ -29,7 +29,7 @@ define weak_odr i32 @{_FUNCTION}(ptr %weights, i32 %offset) alwaysinline nounwin
 
 def prefetch_weights(mod: Any) -> Any:
     """Return a module of scheduled kernels with prefetches in the loops that have the annotation PREFETCHED."""
-    return kernels_changed(mod, lambda kernel: is_marked(kernel, PREFETCHED), _add_prefetches)
+    return transform_kernels(mod, lambda kernel: is_marked(kernel, PREFETCHED), _add_prefetches)
 
 
 def _add_prefetches(function: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from tvmflow.ir.tir.stmt_rewriter import calls, rewritten_kernels
+from tvmflow.ir.tir.stmt_rewriter import calls, rewrite_kernels
 from tvmflow.schedules.intrinsics.amx import STORED
 
 _SCOPE = "local"  # TVM's name of the memory scope
@@ -45,4 +45,4 @@ class StackBuffers:
     """IRModule -> IRModule, of kernels lowered to runtime calls."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        return rewritten_kernels(mod, lambda function: partial(_move_to_stack, is_aligned=calls(function, STORED)))
+        return rewrite_kernels(mod, lambda function: partial(_move_to_stack, is_aligned=calls(function, STORED)))

@@ -14,7 +14,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvmflow.ir.relax.serialization import bytes_of
-from tvmflow.ir.tir.stmt_rewriter import rewritten_kernels
+from tvmflow.ir.tir.stmt_rewriter import rewrite_kernels
 from tvmflow.ir.tir.workloads import called
 from tvmflow.ir.tvm_compat import buffer_of
 
@@ -51,7 +51,7 @@ class UnalignedInputs:
     """IRModule -> IRModule, of kernels lowered to runtime calls."""
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        return rewritten_kernels(mod, _alignment_rewriter)
+        return rewrite_kernels(mod, _alignment_rewriter)
 
 
 def _alignment_rewriter(kernel: Any) -> Any:

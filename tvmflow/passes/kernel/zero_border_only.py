@@ -11,17 +11,17 @@ from typing import Any
 from tvm import tirx
 from tvm_ffi import structural_map
 
-from tvmflow.ir.tir.blocks import kernels_changed
-from tvmflow.ir.tir.stmt_rewriter import is_marked, realize_in, rewritten, with_root_body
+from tvmflow.ir.tir.blocks import transform_kernels
+from tvmflow.ir.tir.stmt_rewriter import is_marked, realize_in, rewrite_statements, with_root_body
 from tvmflow.schedules.template import FILLED
 
 
 def zero_border_only(mod: Any) -> Any:
     """Return a module of scheduled kernels whose loops with the annotation FILLED skip the interior columns."""
-    return kernels_changed(
+    return transform_kernels(
         mod,
         lambda kernel: is_marked(kernel, FILLED),
-        lambda kernel: with_root_body(kernel, lambda body: rewritten(body, _split_border)),
+        lambda kernel: with_root_body(kernel, lambda body: rewrite_statements(body, _split_border)),
     )
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmflow.ir.relax.emit import call_again
-from tvmflow.ir.relax.graph import Array, Graph, Step, joins
-from tvmflow.ir.relax.views import sliced
+from tvmflow.ir.relax.emit import rebuild_call
+from tvmflow.ir.relax.graph import Array, Graph, Step, is_concat
+from tvmflow.ir.relax.views import slice_array
 from tvmflow.ir.tvm_compat import type_of
 from tvmflow.passes.layout.channel_permute import permute_channels
 
@@ -52,7 +52,7 @@ class ChannelPermutations:
         step = self.steps[name]
         whole = self.steps.get(step.refs[0])
         if not step.op.startswith("get_item.") or whole is None:
-            return call_again(step, value_of)
+            return rebuild_call(step, value_of)
         begin = self._split_offset(step, whole)
         return relax.op.strided_slice(
             value_of(whole.refs[0]), axes=[1], begin=[begin], end=[begin + self._shapes[name][1]]
@@ -61,7 +61,7 @@ class ChannelPermutations:
     def _starts_shuffle(self, step: Step) -> bool:
         """Whether a step is a concat that only shuffles read."""
         readers = self._readers[step.name]
-        joins_parts = len(step.shape) == 4 and joins(step, axis=1)
+        joins_parts = len(step.shape) == 4 and is_concat(step, axis=1)
         return (
             joins_parts
             and step.name not in self._outputs
@@ -78,7 +78,7 @@ class ChannelPermutations:
         ):
             return False
         if step.op == "relax.concat":
-            return joins(step, axis=1) and any(shape[1] % self._block for shape in shapes)
+            return is_concat(step, axis=1) and any(shape[1] % self._block for shape in shapes)
         if step.op == "relax.split":
             return int(step.call.attrs.axis) % 4 == 1
         return step.op == "relax.strided_slice" and [
@@ -112,7 +112,7 @@ class ChannelPermutations:
         if step.op == "relax.reshape":
             return parts[0].reshape(2, *step.shape[1:-2])
         if step.op == "relax.strided_slice":
-            return sliced(parts[0], step.call)
+            return slice_array(parts[0], step.call)
         return parts[0].swapaxes(1, 2)  # the transpose of groups and channels
 
     @staticmethod

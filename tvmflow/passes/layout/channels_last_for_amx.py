@@ -14,10 +14,10 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvmflow.ir.tir.blocks import block_ref, extents, look_at, new_schedule, region_buffer
+from tvmflow.ir.tir.blocks import block_ref, classify_blocks, extents, new_schedule, region_buffer
 from tvmflow.ir.tvm_compat import buffer_of, operator_of, shape_of, type_of, variable_name, with_bindings
 from tvmflow.passes.kernel.apply_schedules import copy_attributes
-from tvmflow.schedules.cpu.amx_convolution import is_flat, is_in_tiles
+from tvmflow.schedules.cpu.amx_convolution import is_amx_convolution, is_flat
 
 _RANK = 5
 
@@ -56,8 +56,8 @@ def _find_convolution(mod: Any, binding: Any) -> _Call | None:
         return None
     function = mod[value.args[0]]
     schedule = new_schedule(function)
-    kernel = look_at(schedule)
-    if not is_in_tiles(kernel) or is_flat(kernel):
+    kernel = classify_blocks(schedule)
+    if not is_amx_convolution(kernel) or is_flat(kernel):
         return None
     assert kernel.anchor is not None
     anchor = block_ref(schedule, kernel.anchor)
@@ -138,7 +138,7 @@ def _transform_layouts(function: Any, moved: tuple[int, ...]) -> Any:
     """Return a kernel whose parameters at these positions are (N, H, W, C/b, b)."""
     schedule = new_schedule(function)
     for at in moved:
-        kernel = look_at(schedule)
+        kernel = classify_blocks(schedule)
         parameter = buffer_of(schedule.mod["main"], schedule.mod["main"].params[at])
         assert kernel.anchor is not None
         for name in (*kernel.before, kernel.anchor, *kernel.after):

@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvmflow.ir.relax.emit import call_again, constant, straight_line
+from tvmflow.ir.relax.emit import build_main, constant, rebuild_call
 from tvmflow.ir.relax.graph import Graph, Step
 
 
@@ -29,7 +29,7 @@ class LayoutRewriter(ABC):
 
     def rewrite(self) -> Any:
         """Return the rewritten IRModule."""
-        return straight_line(self.builder, self.graph, self._emit_body)
+        return build_main(self.builder, self.graph, self._emit_body)
 
     def _emit_body(self, parameters: dict[str, Any]) -> list[Any]:
         self.plain |= parameters
@@ -42,7 +42,7 @@ class LayoutRewriter(ABC):
 
     def _emit_plain(self, step: Step) -> None:
         """Emit a step in the original layout."""
-        value = constant(step.args[0], step.dtype) if step.op == "constant" else call_again(step, self._get_plain)
+        value = constant(step.args[0], step.dtype) if step.op == "constant" else rebuild_call(step, self._get_plain)
         self.plain[step.name] = self.builder.emit(value, step.name)
 
     @abstractmethod

@@ -18,8 +18,8 @@ import tvm
 from tvm import relax
 
 from tvmflow.ir.relax.elementwise import BROADCASTING, DIVISIONS, UNARY, finite_at_zero
-from tvmflow.ir.relax.emit import call_again, constant
-from tvmflow.ir.relax.graph import Argument, Array, Graph, Ref, Step, joins, read_graph
+from tvmflow.ir.relax.emit import constant, rebuild_call
+from tvmflow.ir.relax.graph import Argument, Array, Graph, Ref, Step, is_concat, read_graph
 from tvmflow.ir.relax.views import keeps_order
 from tvmflow.passes.layout.channel_permute import permute_channels
 from tvmflow.passes.layout.dense import is_dense, pixels_as_rows, rows_as_pixels
@@ -94,7 +94,7 @@ class _Packer(PackedValues):
         if len(step.shape) != 4:
             return False
         if step.op in UNARY and source in self.rows:
-            self.rows[step.name] = self.builder.emit(call_again(step, self.rows.__getitem__), step.name)
+            self.rows[step.name] = self.builder.emit(rebuild_call(step, self.rows.__getitem__), step.name)
             return True
         if step.op in NORMS and source in self.rows:
             norm = pack_norm(step, self.rows[source], self.block)
@@ -106,7 +106,7 @@ class _Packer(PackedValues):
             return True
         if step.op in BROADCASTING and all(name in self.rows and self.shapes[name] == step.shape for name in step.refs):
             again = Step(step.name, step.op, self._row_constants(step), step.call, step.shape, step.dtype)
-            self.rows[step.name] = self.builder.emit(call_again(again, self.rows.__getitem__), step.name)
+            self.rows[step.name] = self.builder.emit(rebuild_call(again, self.rows.__getitem__), step.name)
             return True
         if step.op == "relax.permute_dims" and shape[0] == 1 and _axes(step) == [0, 2, 3, 1] and source in self.packed:
             self.rows[step.name] = pixels_as_rows(self.builder, self.packed[source])
@@ -155,7 +155,7 @@ class _Packer(PackedValues):
         if not any(name in self.packed for name in step.refs):
             return None
         if step.op in UNARY and self._allows_padding(step):
-            return lambda: call_again(step, self._get_packed)
+            return lambda: rebuild_call(step, self._get_packed)
         if step.op in BROADCASTING and self._allows_padding(step):
             return self._convert_binary(step)
         if step.op == "relax.nn.adaptive_avg_pool2d" and str(step.call.attrs.layout) == "NCHW":
@@ -168,7 +168,7 @@ class _Packer(PackedValues):
             return lambda: resize(step, self.packed[step.refs[0]], self.block)
         if step.op in _REDUCTIONS:
             return self._convert_reduction(step)
-        if len(step.shape) == 4 and joins(step, axis=1):
+        if len(step.shape) == 4 and is_concat(step, axis=1):
             return self._convert_concat(step)
         if pads_image(step):
             return lambda: pad(step, self.packed[step.refs[0]])
@@ -285,7 +285,7 @@ class _Packer(PackedValues):
             else:
                 return None
         again = Step(step.name, step.op, tuple(moved), step.call, step.shape, step.dtype)
-        return lambda: call_again(again, lambda name: self._get_operand(name, step.shape))
+        return lambda: rebuild_call(again, lambda name: self._get_operand(name, step.shape))
 
     def _get_operand(self, name: str, shape: tuple[int, ...]) -> Any:
         """Return an operand packed; one with a single channel, (N, 1, H, W), as (N, 1, H, W, 1)."""

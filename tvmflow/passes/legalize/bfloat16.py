@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 from tvm import te, tirx, topi
 
-from tvmflow.ir.tir.blocks import kernels_changed
+from tvmflow.ir.tir.blocks import transform_kernels
 from tvmflow.ir.tir.custom_operators import register_operator
 from tvmflow.ir.tir.stmt_rewriter import has, with_llvm
 from tvmflow.ir.tvm_compat import constant_value, dtype_of, type_of
@@ -82,7 +82,7 @@ def link_bfloat16_rounding(mod: Any, target: Any) -> Any:
     if not computes_in_bfloat16(target):
         return mod
     text = _SCALAR + "".join(_FUNCTION.format(lanes=lanes) for lanes in _LANES)
-    return kernels_changed(mod, _rounds, lambda kernel: with_llvm(kernel, text))
+    return transform_kernels(mod, _rounds, lambda kernel: with_llvm(kernel, text))
 
 
 def _rounds(function: Any) -> bool:

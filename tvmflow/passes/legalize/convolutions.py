@@ -21,13 +21,13 @@ from tvmflow.passes.legalize.winograd import transform_weight, winograd_conv2d
 from tvmflow.schedules.intrinsics.arm_mmla import PAIRED_BYTES, PAIRED_LANES
 from tvmflow.targets.cpu_features import (
     computes_in_bfloat16,
+    has_amx,
+    has_mmla,
+    has_word_dot,
     is_cpu,
     multiplies_by_lane,
-    multiplies_pairs,
     only_multiplies_int16,
     only_widens,
-    sums_tiles,
-    takes_words,
 )
 
 _MOST_DILATION = 4  # of Winograd tiles: larger dilations interleave more tiles than a cache holds
@@ -169,12 +169,10 @@ def _legalize_conv2d(
         in_parts = (
             len(constant.shape) == 6 and constant.shape[4] < shape_of(call.args[0])[4]
         )  # whether groups are parts of a block
-        tiled = (
-            group > 0 and not in_parts and _fits_tiles(constant.shape) and sums_tiles(_target(), str(constant.dtype))
-        )
+        tiled = group > 0 and not in_parts and _fits_tiles(constant.shape) and has_amx(_target(), str(constant.dtype))
         data, padding, filling = _absorb_padding(builder, call.args[0], padding, paddings)
         pairs = group > 0 and not in_parts and constant.shape[-1] == PAIRED_LANES
-        if pairs and multiplies_pairs(_target(), str(constant.dtype)):
+        if pairs and has_mmla(_target(), str(constant.dtype)):
             weight, strides, padding = _interleave_pairs(
                 constant.numpy(), group, shape_of(data)[3], strides, padding, dilation
             )
@@ -287,7 +285,7 @@ def _dot_product_width(call: Any) -> int:
 
 def _uses_words(call: Any, weight: Any) -> bool:
     """Whether a GPU computes a convolution by dot products of words."""
-    if weight is None or len(weight.shape) != 6 or int(weight.shape[4]) != BYTES or not takes_words(_target()):
+    if weight is None or len(weight.shape) != 6 or int(weight.shape[4]) != BYTES or not has_word_dot(_target()):
         return False
     return str(weight.dtype) == str(type_of(call.args[0]).dtype) == "int8" and _out_dtype(call) == "int32"
 

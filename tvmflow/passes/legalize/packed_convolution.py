@@ -16,7 +16,7 @@ from tvm import te, tirx
 from tvmflow.ir.tir.packed_words import dot4, word_of, words_of_image
 from tvmflow.passes.legalize.padded_image import pad_image, tileable_width
 from tvmflow.schedules.cpu.amx_convolution import FLAT_CONVOLUTION, TILED_CONVOLUTION
-from tvmflow.schedules.cpu.amx_narrow_image import rows_and_columns
+from tvmflow.schedules.cpu.amx_narrow_image import divide_into_tiles
 from tvmflow.schedules.intrinsics.arm_mmla import PAIRED_BYTES, PAIRED_CONVOLUTION
 from tvmflow.targets.cpu_features import is_cpu, multiplies_by_lane, only_multiplies_int16
 
@@ -241,7 +241,7 @@ def _convolve_flat(
     n, blocks, high, wide, inner = (int(d) for d in data.shape)
     oc, kh, kw, ic, words, lanes, group = (int(d) for d in weight.shape)
     step = wide + left + right  # distance of rows
-    tiles, pixels = rows_and_columns((height - 1) * step + width)
+    tiles, pixels = divide_into_tiles((height - 1) * step + width)
     length = tiles * pixels + (kh - 1) * step + kw - 1
 
     def at(b: Any, c: Any, _: Any, q: Any, v: Any) -> Any:

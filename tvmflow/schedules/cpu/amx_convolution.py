@@ -1,10 +1,9 @@
-"""Matrix tiles (x86 AMX): sums of up to 16 pixels x 16 channels, over up to 64 bytes of input channels at a time.
+"""Schedule convolutions by AMX tiles: 16 pixels x 16 channels x 64 bytes of input channels.
 
-One instruction multiplies a tile of pixels (rows) by a tile of weights. Both are read from memory with a constant step
-between rows, so the image is copied with all channels of a pixel side by side, beside its padding, and weights lie (OC,
-KH, KW, IC, ...). Neighbouring columns of the filter are then neighbours in both, and one instruction sums as many of
-them as fit: first layers are read from the image as it is. A whole tile of outputs is a tensor intrinsic
-(tile_intrinsics.py).
+One instruction multiplies a tile of pixels (rows) by a tile of weights. Both are read from memory with a constant
+stride between rows, so that the image is copied to channels-last together with its padding, and weights are (OC, KH,
+KW, IC, ...). Neighbouring columns of the filter are then contiguous in both, and one instruction sums as many of them
+as fit; first layers are read without a copy. A whole tile of outputs is a tensor intrinsic (intrinsics/amx.py).
 """
 
 from __future__ import annotations
@@ -20,46 +19,45 @@ from tvmflow.schedules.intrinsics.amx import (
     ROW_BYTES,
     ROWS,
     Tile,
-    intrinsic_of,
+    register_tile,
     registers_of,
     tile_depth,
 )
-from tvmflow.schedules.template import Knobs, divisors, steps_of, tensorize_tile
+from tvmflow.schedules.template import Knobs, divisors, stride_and_dilation, tensorize_tile
 from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures
 
-TILED_CONVOLUTION = "conv2d_tiles"  # name of the block whose weights lie (OC, KH, KW, IC, ...)
-FLAT_CONVOLUTION = "conv2d_flat"  # of an image whose rows are one; names are part of the keys of records
+TILED_CONVOLUTION = "conv2d_tiles"  # block whose weights are (OC, KH, KW, IC, ...)
+FLAT_CONVOLUTION = "conv2d_flat"  # block whose image rows are joined; names are part of the keys of records
 _CONVOLUTIONS = (TILED_CONVOLUTION, FLAT_CONVOLUTION)
-_LATENCY = 52  # cycles until a sum can be added to again (Intel's optimization manual, chapter on AMX)
+_LATENCY = 52  # cycles until a sum is available to the next addition (Intel's optimization manual, chapter on AMX)
 
 
-def _joined(columns: int, dilation: int, blocks: int, of_image: int) -> int:
-    """Return 1 where the columns of a filter's row are neighbours in an image of so many blocks, all of which are
-    summed.
-    """
+def _joins_columns(columns: int, dilation: int, blocks: int, of_image: int) -> int:
+    """Return 1 if the columns of a filter row are contiguous in the image, and all of its blocks are summed; else 0."""
     return int(columns > 1 and dilation == 1 and blocks == of_image)
 
 
-def is_in_tiles(kernel: Kernel) -> bool:
-    """Whether a kernel's convolution has its weights as tiles read them."""
+def is_amx_convolution(kernel: Kernel) -> bool:
+    """Whether a kernel is a convolution by AMX tiles."""
     return kernel.anchor is not None and kernel.anchor.startswith(_CONVOLUTIONS)
 
 
 def is_flat(kernel: Kernel) -> bool:
-    """Whether the rows of a convolution's image are one."""
+    """Whether the rows of a convolution's image are joined."""
     return kernel.anchor is not None and kernel.anchor.startswith(FLAT_CONVOLUTION)
 
 
 def _is_pixel_major(image: Any, block: Any) -> bool:
-    """Whether an image that a block on packed channels reads or writes is (N, H, W, C/16, 16), as its columns say."""
-    return steps_of(image, 2, block, (3, 4))[0] > 0
+    """Whether an image of a block on packed channels is channels-last, (N, H, W, C/16, 16), by its indices."""
+    return stride_and_dilation(image, 2, block, (3, 4))[0] > 0
 
 
-def tile_knobs(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced: int) -> list[Knobs]:
-    """Return the tiles of outputs worth trying, the likelier first: c_tile, h_tile, w_tile. Empty where there are
-    none.
+def amx_tile_candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced: int) -> list[Knobs]:
+    """Return the tiles of outputs worth trying, the most promising first: c_tile, h_tile, w_tile.
+
+    Empty if the kernel is not a convolution by AMX tiles.
     """
-    if reduced != 5 or not is_in_tiles(kernel):
+    if reduced != 5 or not is_amx_convolution(kernel):
         return []
     assert kernel.anchor is not None
     block = schedule.get(block_ref(schedule, kernel.anchor))
@@ -71,14 +69,14 @@ def tile_knobs(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced: int) ->
     if TILES_FOR.get(data, "") not in cpu.dots or lanes != LANES:
         return []
     column, channel = (2, 3) if _is_pixel_major(image, block) else (3, 1)
-    joined = _joined(
-        columns, steps_of(image, column, block, (3, 6))[1], blocks, int(region_buffer(image).shape[channel])
+    joined = _joins_columns(
+        columns, stride_and_dilation(image, column, block, (3, 6))[1], blocks, int(region_buffer(image).shape[channel])
     )
     rows = tile_depth((columns if joined else 1) * blocks * words)
 
     def cycles(tile: tuple[int, int, int]) -> float:
-        """Cycles per useful row: an instruction takes one for each of its pixels, a register one for two of its rows;
-        and what both load.
+        """Return cycles per useful row: one for each pixel of a multiplication, half for each row of a load, plus
+        loads.
         """
         c, h, w = tile
         slowest = max(c * h * (w + 1), _LATENCY, 0.5 * h * w + 1.3 * c * rows)
@@ -91,17 +89,15 @@ def tile_knobs(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced: int) ->
         for w in divisors(width, ROWS)
         if registers_of(c, h) <= REGISTERS
     ]
-    line = _blocks_of_line(schedule, kernel)
+    line = _blocks_per_line(schedule, kernel)
     tiles.sort(
         key=lambda tile: (channels % line == 0 and tile[0] % line > 0, cycles(tile), -tile[0] * tile[1] * tile[2])
     )
     return [{"c_tile": c, "h_tile": h, "w_tile": w} for c, h, w in tiles[:12]]
 
 
-def _blocks_of_line(schedule: Any, kernel: Kernel) -> int:
-    """Return how many blocks of a pixel's channels fill a line of the cache where the outputs are (N, H, W, C/16, 16),
-    else 1.
-    """
+def _blocks_per_line(schedule: Any, kernel: Kernel) -> int:
+    """Return how many blocks of a pixel's channels fill a cache line if the output is (N, H, W, C/16, 16), else 1."""
     if not kernel.after:
         return 1
     last = schedule.get(block_ref(schedule, kernel.after[-1]))
@@ -111,12 +107,11 @@ def _blocks_of_line(schedule: Any, kernel: Kernel) -> int:
     return max(ROW_BYTES // (LANES * bytes_of((1,), str(region_buffer(output).dtype))), 1)
 
 
-def pixels_together(schedule: Any, kernel: Kernel) -> tuple[tuple[str, ...], bool]:
-    """Let a convolution read a copy of its image, (N, H, W, C/16, 16); return the names of the blocks that pad or copy,
-    and whether it is plain.
+def copy_channels_last(schedule: Any, kernel: Kernel) -> tuple[tuple[str, ...], bool]:
+    """Copy a convolution's image to channels-last, (N, H, W, C/16, 16).
 
-    An image of one block is plain: its pixels are together, and it is read as it is. One that came as (N, H, W, C/16,
-    16) is not copied again (ChannelsLastForAmx).
+    Return the names of the blocks that pad or copy, and whether the image is plain: one of a single block, which is
+    read without a copy. An image that is already (N, H, W, C/16, 16) is not copied again (ChannelsLastForAmx).
     """
     assert kernel.anchor is not None
     anchor = block_ref(schedule, kernel.anchor)
@@ -127,32 +122,34 @@ def pixels_together(schedule: Any, kernel: Kernel) -> tuple[tuple[str, ...], boo
         return kernel.before, True
     copy = block_ref(schedule, kernel.before[-1]) if kernel.before else schedule.cache_read(anchor, 0, "global")
     schedule.transform_layout(copy, ("write", 0), lambda n, c, h, w, v: (n, h, w, c, v))
-    # In the order in which they are written: a vector is a part of a line of the cache, which other threads would wait
-    # for.
+    # Iterate in the order of the writes: a vector is part of a cache line, for which other threads would wait.
     schedule.transform_block_layout(copy, lambda n, c, h, w, v: (n, h, w, c, v))
     return (str(schedule.get(copy).name_hint),), False
 
 
-def sum_in_tiles(schedule: Any, anchor: Any, outermost: Any, plain: bool) -> None:
-    """Let the innermost tile of a convolution's outputs be two intrinsics; its image is read pixel by pixel.
+def tensorize_amx(schedule: Any, anchor: Any, outermost: Any, plain: bool) -> None:
+    """Tensorize the innermost tile of a convolution's outputs by two intrinsics, which read the image pixel by pixel.
 
-    Of an image that does not stay near, all pixels of a window are read for a few channels before the next ones are. A
-    copy's pixels are then an odd number of lines of the cache apart: as many as a power of two are in few of its sets,
-    which cannot hold them.
+    If the image exceeds the L1 cache, all pixels of a window are read for a few channels before the next channels. The
+    pixels of a copy then have a distance of an odd number of cache lines: a power of two would map them to few cache
+    sets.
     """
     c, h, w, _, kh, kw, blocks, words, group = extents(schedule, schedule.get_loops(anchor)[-9:])
     block = schedule.get(anchor)
     image = block.reads[0]
-    (sh, dh), (sw, dw) = steps_of(image, 1 + plain, block, (2, 5)), steps_of(image, 2 + plain, block, (3, 6))
-    joined = _joined(kw, dw, blocks, int(region_buffer(image).shape[1 if plain else 3]))
+    (sh, dh), (sw, dw) = (
+        stride_and_dilation(image, 1 + plain, block, (2, 5)),
+        stride_and_dilation(image, 2 + plain, block, (3, 6)),
+    )
+    joined = _joins_columns(kw, dw, blocks, int(region_buffer(image).shape[1 if plain else 3]))
     data = str(region_buffer(image).dtype)
-    ph, py = steps_of(image, 2 + plain, block, (2, 5))
+    ph, py = stride_and_dilation(image, 2 + plain, block, (2, 5))
     tile = Tile(data, c, h, w, kh, kw, blocks, words * group, int(plain), joined, sh, sw, dh, dw, ph, py)
     if not (plain or tile.stays_near) and blocks * words * group * tile.size % ROW_BYTES == 0:
         tile = replace(tile, joined=0)
-        copy = next(made for made in schedule.get_producers(anchor) if _writes(schedule, made, image))
+        copy = next(block for block in schedule.get_producers(anchor) if _writes(schedule, block, image))
         schedule.storage_align(copy, 0, 2, 2 * ROW_BYTES // tile.size, ROW_BYTES // tile.size)
-    name = intrinsic_of(tile)
+    name = register_tile(tile)
     tensorize_tile(schedule, anchor, name, f"{name}_zero")
     schedule.annotate(outermost, IMPORTED_LLVM, tile.imports)
 

@@ -1,7 +1,7 @@
-"""Attention: the scores of a block of query rows stay in the cache of the thread that computes them.
+"""Schedule attention: the scores of a block of query rows stay in the cache of one thread.
 
-K^T is packed first, and V unless its columns lie in blocks already; then blocks of rows of all heads go to threads.
-Both products are tiles of sums in registers.
+K^T is packed first, and V unless its columns are stored in blocks already. Then threads get blocks of rows of all
+heads. Both matmuls use register tiles.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.ir.tvm_compat import load_class
-from tvmflow.schedules.cpu.batch_matmul import copy_rows, product_tiles, row_blocks, sum_in_registers, tiled
-from tvmflow.schedules.intrinsics.dot_product import dot_for, dot_numbered
-from tvmflow.schedules.template import Knobs, Template, distinct, parallel_first, spread, work_of
+from tvmflow.schedules.cpu.batch_matmul import copy_rows, matmul_tiles, row_blocks, sum_in_registers, tile_block
+from tvmflow.schedules.intrinsics.dot_product import find_dot, get_dot
+from tvmflow.schedules.template import Knobs, Template, parallel_candidates, parallelize, remove_duplicates, work_of
 from tvmflow.targets.cpu_features import CpuFeatures
 
 _NAME = "attention"
 _SOFTMAX = ("total", "total_of_lane", "weights", "most", "most_of_lane", "scores")
-_SCORE_BYTES = 8  # of a score and of the weight that is made of it
+_SCORE_BYTES = 8  # bytes of a score and of its softmax weight
 _PACKED_AXES = 5  # (n, c, h, w, lane)
 
 
@@ -31,13 +31,13 @@ def _block(schedule: Any, name: str) -> Any:
 
 def _candidates(schedule: Any, _kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     _, rows, keys, lanes, _, *paired = extents(schedule, schedule.get_loops(_block(schedule, "product")))
-    dot = dot_for(cpu, "bfloat16", lanes, of_made=True) if paired else None
+    dot = find_dot(cpu, "bfloat16", lanes, both_computed=True) if paired else None
     width = extents(schedule, schedule.get_loops(_block(schedule, "mixed")))[2]
     values = schedule.get(_block(schedule, "values"))
     stored = region_buffer(values.reads[0]).shape
     in_blocks = len(stored) == _PACKED_AXES and int(stored[-1]) == lanes and isinstance(values.body.value, load_class())
     most_rows = cpu.l2_bytes // (2 * _SCORE_BYTES * keys * lanes)
-    return distinct(
+    return remove_duplicates(
         [
             {
                 "rows": count,
@@ -49,18 +49,18 @@ def _candidates(schedule: Any, _kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]
                 "parallel": parallel,
                 **({"dot": dot.number} if dot else {}),
             }
-            for m, b in product_tiles(cpu, rows, keys, lanes)[:6]
-            for mixed_m, mixed_b in [tile for tile in product_tiles(cpu, rows, width, lanes) if m % tile[0] == 0][:2]
+            for m, b in matmul_tiles(cpu, rows, keys, lanes)[:6]
+            for mixed_m, mixed_b in [tile for tile in matmul_tiles(cpu, rows, width, lanes) if m % tile[0] == 0][:2]
             for count in row_blocks(rows, m, most_rows)
             for pack in ((0, 1) if in_blocks and not paired else (1,))
-            for parallel in parallel_first(work_of(schedule, f"{_NAME}_product") // lanes)
+            for parallel in parallel_candidates(work_of(schedule, f"{_NAME}_product") // lanes)
         ]
     )
 
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
-    rows, blocks = _rows(schedule, block_ref(schedule, kernel.after[-1]), knobs)
-    dot = dot_numbered(knobs["dot"]) if knobs.get("dot") else None
+    rows, blocks = _split_rows(schedule, block_ref(schedule, kernel.after[-1]), knobs)
+    dot = get_dot(knobs["dot"]) if knobs.get("dot") else None
     sum_in_registers(schedule, _block(schedule, "mixed"), blocks, dot, rows)
     schedule.compute_at(_block(schedule, "factor"), rows, preserve_unit_loops=True)
     for name in _SOFTMAX:
@@ -68,7 +68,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     sum_in_registers(
         schedule,
         _block(schedule, "product"),
-        tiled(schedule, _block(schedule, "scores"), knobs["m_tile"], knobs["n_tile"]),
+        tile_block(schedule, _block(schedule, "scores"), knobs["m_tile"], knobs["n_tile"]),
         dot,
         rows,
     )
@@ -81,14 +81,14 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     lanes = extents(schedule, schedule.get_loops(_block(schedule, "weights"))[-1:])[0]
     copy_rows(schedule, _block(schedule, "queries"), rows, lanes)
     if knobs["pack_values"]:
-        spread(schedule, f"{_NAME}_values", knobs["parallel"])
+        parallelize(schedule, f"{_NAME}_values", knobs["parallel"])
     else:
         schedule.compute_inline(_block(schedule, "values"))
-    spread(schedule, f"{_NAME}_keys", knobs["parallel"])
+    parallelize(schedule, f"{_NAME}_keys", knobs["parallel"])
 
 
-def _rows(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any]:
-    """Divide the outputs into blocks of rows, these into tiles; return the loops around a block and around a tile."""
+def _split_rows(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any]:
+    """Split outputs into blocks of rows, and these into tiles; return the loops around a block and around a tile."""
     batch, row, block, lane = schedule.get_loops(out)
     outer, tile, row = schedule.split(row, [None, knobs["rows"] // knobs["mixed_rows"], knobs["mixed_rows"]])
     blocks, block = schedule.split(block, [None, knobs["mixed_tile"]])

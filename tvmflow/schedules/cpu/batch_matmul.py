@@ -1,7 +1,7 @@
-"""Products of matrices that are both computed: one is packed in blocks of columns that fill a vector, tiles of sums
-stay in registers.
+"""Schedule a batched matmul of two computed operands.
 
-Any number of rows and columns: what does not fill a tile or a vector is computed beside it, and not written.
+One operand is packed by columns; tiles of sums stay in registers. Any number of rows and columns is supported: partial
+tiles and vectors are computed in full, and the excess is not written.
 """
 
 from __future__ import annotations
@@ -9,41 +9,37 @@ from __future__ import annotations
 from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, extents
-from tvmflow.schedules.intrinsics.dot_product import Dot, sum_with
+from tvmflow.schedules.intrinsics.dot_product import Dot, tensorize_dot
 from tvmflow.schedules.template import (
     Knobs,
     Template,
-    distinct,
     divisors,
-    parallel_first,
-    spread,
+    parallel_candidates,
+    parallelize,
+    remove_duplicates,
     work_of,
 )
 from tvmflow.targets.cpu_features import CpuFeatures
 
 _NAME = "batched_product"
-_MOST_ROWS = 32  # of a block, whose sums lie in the cache until they are written
+_MOST_ROWS = 32  # most rows of a block; its sums stay in the cache until they are written
 _MOST_TILE = 28
 
 
-def product_tiles(cpu: CpuFeatures, rows: int, blocks: int, lanes: int) -> list[tuple[int, int]]:
-    """Return tiles of rows and blocks of columns, a register for each sum and each block, those with the fewest loads
-    for a multiplication first.
-    """
+def matmul_tiles(cpu: CpuFeatures, rows: int, blocks: int, lanes: int) -> list[tuple[int, int]]:
+    """Return register tiles (rows, blocks of columns), those with the fewest loads per multiplication first."""
     registers = cpu.registers * cpu.lanes // max(lanes, cpu.lanes)
     found = [(m, b) for m in divisors(rows, _MOST_TILE) for b in divisors(blocks, 8) if (m + 1) * b <= registers - 2]
     return sorted(found, key=lambda tile: (1 / tile[0] + 1 / tile[1]) * 12 / min(tile[0] * tile[1], 12))
 
 
 def row_blocks(rows: int, tile: int, most: int = _MOST_ROWS) -> list[int]:
-    """Return how many rows a thread may take at a time, whole tiles, the likelier first."""
+    """Return the numbers of rows (whole tiles) that a thread may take at a time, the most promising first."""
     return [tile * count for count in divisors(rows // tile, max(min(most, _MOST_ROWS) // tile, 1))[::-1][:2]]
 
 
-def tiled(schedule: Any, sums: Any, rows: int, blocks: int) -> Any:
-    """Divide rows and blocks of columns of a block over (..., row, block, lane) into tiles; return the loop around a
-    tile.
-    """
+def tile_block(schedule: Any, sums: Any, rows: int, blocks: int) -> Any:
+    """Split the loops of a block over (..., row, block, lane) into tiles; return the loop around a tile."""
     row, block, lane = schedule.get_loops(sums)[-3:]
     outer, row = schedule.split(row, [None, rows])
     around, block = schedule.split(block, [None, blocks])
@@ -54,27 +50,25 @@ def tiled(schedule: Any, sums: Any, rows: int, blocks: int) -> Any:
     return around
 
 
-def sum_in_registers(schedule: Any, product: Any, place: Any, dot: Dot | None = None, outermost: Any = None) -> None:
-    """Sum a tile of products in registers, below the loop around the tile; by an instruction that sums neighbours where
-    one is given.
-    """
-    schedule.compute_at(product, place, preserve_unit_loops=True)
+def sum_in_registers(schedule: Any, product: Any, loop: Any, dot: Dot | None = None, outermost: Any = None) -> None:
+    """Sum a tile in registers, below the loop around the tile; by a dot product instruction if one is given."""
+    schedule.compute_at(product, loop, preserve_unit_loops=True)
     schedule.set_scope(product, 0, "local")
     row, block, lane, over, *pair = schedule.get_loops(product)[-5 if dot else -4 :]
     schedule.reorder(over, row, block, lane, *pair)
     for axis in (row, block):
         schedule.unroll(axis)
     if dot:
-        sum_with(schedule, dot, product, lane, over, outermost)
+        tensorize_dot(schedule, dot, product, lane, over, outermost)
         return
     schedule.vectorize(lane)
     schedule.decompose_reduction(product, over)
 
 
-def copy_rows(schedule: Any, copied: Any, place: Any, lanes: int) -> None:
-    """Copy the rows of a block below a loop, in vectors where these divide a row."""
-    schedule.compute_at(copied, place, preserve_unit_loops=True)
-    column = schedule.get_loops(copied)[-1]
+def copy_rows(schedule: Any, copy: Any, loop: Any, lanes: int) -> None:
+    """Copy the rows of a block below a loop, in vectors if they divide a row."""
+    schedule.compute_at(copy, loop, preserve_unit_loops=True)
+    column = schedule.get_loops(copy)[-1]
     if extents(schedule, [column])[0] % lanes == 0:
         schedule.vectorize(schedule.split(column, [None, lanes])[1])
 
@@ -85,13 +79,13 @@ def _covers(_schedule: Any, kernel: Kernel) -> bool:
 
 def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     _, rows, blocks, lanes, _ = extents(schedule, schedule.get_loops(block_ref(schedule, _NAME)))
-    return distinct(
+    return remove_duplicates(
         [
             {"rows": count, "m_tile": m, "n_tile": b, "pack": pack, "parallel": parallel}
-            for m, b in product_tiles(cpu, rows, blocks, lanes)[:8]
+            for m, b in matmul_tiles(cpu, rows, blocks, lanes)[:8]
             for count in row_blocks(rows, m)
             for pack in ((1, 0) if rows > 4 else (0, 1))
-            for parallel in parallel_first(work_of(schedule, _NAME) // lanes)
+            for parallel in parallel_candidates(work_of(schedule, _NAME) // lanes)
         ]
     )
 
@@ -108,13 +102,13 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
         schedule.parallel(rows)
     sums = block_ref(schedule, f"{_NAME}_sums")
     schedule.compute_at(sums, rows, preserve_unit_loops=True)
-    around = tiled(schedule, sums, knobs["m_tile"], knobs["n_tile"])
+    around = tile_block(schedule, sums, knobs["m_tile"], knobs["n_tile"])
     sum_in_registers(schedule, block_ref(schedule, _NAME), around)
     copy_rows(schedule, left, rows, lanes)
     if knobs["pack"]:
-        spread(schedule, f"{_NAME}_columns", knobs["parallel"])
+        parallelize(schedule, f"{_NAME}_columns", knobs["parallel"])
     else:
         schedule.compute_inline(columns)
 
 
-PRODUCTS = Template(_NAME, _covers, _candidates, _apply)
+BATCH_MATMUL = Template(_NAME, _covers, _candidates, _apply)

@@ -1,8 +1,9 @@
-"""Convolutions and pools on packed channels: a tile of outputs stays in registers over the whole reduction.
+"""Schedule convolutions and pools on packed channels.
 
-Where images are larger than weights, threads get rows of them in every kernel, so that a thread reads what it wrote
-itself: what another core wrote lies in that core's cache, and where cores share none, fetching it takes longer than
-multiplying it. Else threads get channels, and each its part of the weights.
+A tile of outputs stays in registers over the whole reduction. If images are larger than weights, threads get rows of
+them in every kernel, so that a thread reads what it wrote itself: what another core wrote is in that core's cache, and
+without a shared cache fetching it takes longer than multiplying it. Otherwise threads get channels, and each its part
+of the weights.
 """
 
 from __future__ import annotations
@@ -11,43 +12,54 @@ import math
 from typing import Any
 
 from tvmflow.ir.tir.blocks import IMPORTED_LLVM, Kernel, block_ref, buffer_bytes, extents, region_buffer
-from tvmflow.schedules.cpu.amx_convolution import pixels_together, sum_in_tiles, tile_knobs
-from tvmflow.schedules.intrinsics.arm_first_layer import column_points, columns_for, columns_numbered, sum_by_columns
-from tvmflow.schedules.intrinsics.arm_lane_mla import ByLane, lane_for, lane_intrinsic, lane_numbered, lane_points
-from tvmflow.schedules.intrinsics.arm_mmla import pair_points, pairs_for, pairs_numbered, sum_in_pairs
-from tvmflow.schedules.intrinsics.dot_product import dot_for, dot_numbered, sum_with
+from tvmflow.schedules.cpu.amx_convolution import amx_tile_candidates, copy_channels_last, tensorize_amx
+from tvmflow.schedules.intrinsics.arm_first_layer import (
+    find_column_dot,
+    get_column_dot,
+    rank_column_tiles,
+    tensorize_columns,
+)
+from tvmflow.schedules.intrinsics.arm_lane_mla import (
+    LaneMla,
+    find_lane_mla,
+    get_lane_mla,
+    rank_lane_tiles,
+    register_lane_mla,
+)
+from tvmflow.schedules.intrinsics.arm_mmla import find_mmla, get_mmla, rank_mmla_tiles, tensorize_mmla
+from tvmflow.schedules.intrinsics.dot_product import find_dot, get_dot, tensorize_dot
 from tvmflow.schedules.template import (
     PREFETCHED,
     SMALL_WORK,
     Knobs,
     Template,
-    decompose_sums,
-    distinct,
+    decompose_init,
     divisors,
     image_bytes,
     leaves_idle,
     merge_epilogue,
-    order_of_tile,
-    parallel_first,
-    pixels_first,
-    points_of_sums,
-    spread_pixels,
-    spread_rows,
-    steps_of,
+    order_tile_loops,
+    parallel_candidates,
+    parallelize_pixels,
+    parallelize_rows,
+    pixels_first_knob,
+    rank_register_tiles,
+    remove_duplicates,
+    stride_and_dilation,
     tile_image,
     weight_bytes,
     work_of,
 )
 from tvmflow.targets.cpu_features import CpuFeatures
 
-_WIDENED = 6  # channels of a depthwise convolution over those that a network widened by a 1x1 convolution before it
-_PREFETCHING = range(2, 33)  # tiles over which a thread spreads requests for weights
+_WIDENED = 6  # expansion factor of inverted residuals
+_PREFETCHING = range(2, 33)  # numbers of tiles over which a thread can distribute prefetches
 
 
 def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
     """Return loop extents and number of reduced axes of a convolution or pool on packed channels.
 
-    Loops are (n, c, h, w, lane) over 4 axes (convolution), 5 (with int8_dot4 or bf16_dot2), 3 (first layer) or 2
+    The loops are (n, c, h, w, lane) over 4 axes (convolution), 5 (with int8_dot4 or bf16_dot2), 3 (first layer) or 2
     (depthwise, pools).
     """
     if kernel.anchor is None or len(kernel.before) > 1:
@@ -68,8 +80,8 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     assert window is not None and kernel.anchor is not None
     (images, channels, height, width, lanes, *_), reduced = window
     by_channel = reduced == 2
-    order = parallel_first(work_of(schedule, kernel.anchor))
-    chunks = _chunks(height, cpu.threads)
+    order = parallel_candidates(work_of(schedule, kernel.anchor))
+    chunks = _row_chunks(height, cpu.threads)
     if not kernel.before:
         places = [(0, 0, chunk) for chunk in chunks[:1]] + [(1, 0, chunk) for chunk in chunks[:2]]
         if not by_channel and image_bytes(schedule, kernel) > weight_bytes(schedule, kernel):
@@ -79,16 +91,16 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
         places = [*((rows, 1, chunk) for chunk in chunks for rows in by_rows), (0, 0, chunks[0])]
     else:
         places = [*((1, 1, chunk) for chunk in chunks), (0, 0, chunks[0]), (1, 0, chunks[0])]
-        if weight_bytes(schedule, kernel) > cpu.l2_bytes // 2:  # weights are read once, and every row for each of them
-            places.insert(0, (0, 0, chunks[0]))
-            places = list(dict.fromkeys(places))
-    shapes = tile_knobs(schedule, kernel, cpu, reduced)
+        # Weights are read once, and all rows for each block of them.
+        if weight_bytes(schedule, kernel) > cpu.l2_bytes // 2:
+            places = list(dict.fromkeys([(0, 0, chunks[0]), *places]))
+    shapes = amx_tile_candidates(schedule, kernel, cpu, reduced)
     tiles = [
         {
             **tile,
             "rows_first": rows,
             "pad_inside": rows,
-            "chunk": _rows_for(chunk, tile["h_tile"], height),
+            "chunk": _round_up_rows(chunk, tile["h_tile"], height),
             "parallel": parallel,
             "tiles": 1,
         }
@@ -96,7 +108,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
         for tile in shapes
         for parallel in order
     ]
-    ways = _ways(schedule, kernel, cpu)
+    variants = _rank_variants(schedule, kernel, cpu)
     knobs = [
         {
             "c_tile": c,
@@ -104,41 +116,40 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
             "w_tile": w,
             "rows_first": rows,
             "pad_inside": inside,
-            "chunk": _rows_for(chunk, h, height) if pairs_numbered(number) else max(chunk, h),
+            "chunk": _round_up_rows(chunk, h, height) if get_mmla(number) else max(chunk, h),
             "unroll": unroll,
             "parallel": parallel,
             "dot": number,
-            **(pixels_first((c, h, w), cpu) if reduced > 2 else {}),
+            **(pixels_first_knob((c, h, w), cpu) if reduced > 2 else {}),
         }
         for rows, inside, chunk in places
-        for unroll, number, (c, h, w) in ways
+        for unroll, number, (c, h, w) in variants
         for parallel in order
     ]
     whole = [k for k in tiles + knobs if k["chunk"] % k["h_tile"] == 0 and height % k["chunk"] == 0]
-    whole = [{**k, **_prefetch(schedule, kernel, cpu, k)} for k in whole]
-    # Stable: where threads have something to do, the order above stays.
+    whole = [{**k, **_prefetch_knob(schedule, kernel, cpu, k)} for k in whole]
+    # The sort is stable: candidates that keep threads busy stay in the order above.
     whole.sort(
         key=lambda k: (
-            leaves_idle(_tasks((images, channels, height), k), cpu.threads) if k["parallel"] else order[0] == 1
+            leaves_idle(_count_tasks((images, channels, height), k), cpu.threads) if k["parallel"] else order[0] == 1
         )
     )
-    return distinct(whole)
+    return remove_duplicates(whole)
 
 
-def _tasks(sizes: tuple[int, int, int], knobs: Knobs) -> int:
-    """Return into how many pieces a schedule divides a convolution of so many images, blocks of channels and rows."""
+def _count_tasks(sizes: tuple[int, int, int], knobs: Knobs) -> int:
+    """Return the number of tasks into which a schedule divides these images, blocks of channels and rows."""
     images, channels, height = sizes
     pieces = images * height // knobs["chunk"]
     return pieces if knobs["rows_first"] else pieces * channels // knobs["c_tile"]
 
 
-def _prefetch(schedule: Any, kernel: Kernel, cpu: CpuFeatures, knobs: Knobs) -> Knobs:
-    """Return the knob `prefetch` where it pays to ask for the weights of the next blocks of channels: how many shares
-    in a row have the same.
+def _prefetch_knob(schedule: Any, kernel: Kernel, cpu: CpuFeatures, knobs: Knobs) -> Knobs:
+    """Return the knob `prefetch` if prefetching the weights of the next blocks of channels pays.
 
-    They are many, so that memory or a far cache has them, fit the cache of a core beside those that are multiplied, and
-    there are some tiles to spread them over; with many tiles the wait for the first is a small part. On x86; arm64's
-    cores were not measured.
+    Its value is the number of consecutive shares with the same weights. It pays if the weights exceed the near cache,
+    those of two blocks fit the cache of a core, and there are tiles to distribute the prefetches over; with many tiles
+    the wait for the first is negligible. x86 only; arm64 was not measured.
     """
     window = _window(schedule, kernel)
     assert window is not None and kernel.anchor is not None
@@ -153,20 +164,21 @@ def _prefetch(schedule: Any, kernel: Kernel, cpu: CpuFeatures, knobs: Knobs) -> 
     return {"prefetch": 1 if knobs["rows_first"] else height // knobs["chunk"]}
 
 
-def _ways(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, int, tuple[int, int, int]]]:
-    """Return how a tile may be summed, the likelier first: unrolled or not, number of the instruction, tile of blocks
-    of channels, rows, columns.
+def _rank_variants(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, int, tuple[int, int, int]]]:
+    """Return variants to sum a tile, the most promising first: unrolled or not, number of the instruction, tile.
+
+    A tile is blocks of channels, rows and columns.
     """
     window = _window(schedule, kernel)
     assert window is not None and kernel.anchor is not None
     (_, channels, height, width, lanes, *_), reduced = window
-    pairs = pairs_for(schedule, kernel, cpu)
+    pairs = find_mmla(schedule, kernel, cpu)
     if pairs:
-        return [(0, pairs.number, point) for point in pair_points(schedule, kernel, pairs)]
+        return [(0, pairs.number, point) for point in rank_mmla_tiles(schedule, kernel, pairs)]
     by_channel = reduced == 2
-    part = _part(schedule, kernel.anchor, reduced)
-    held = lanes * max(cpu.lanes // part, 1)  # channels whose registers the sums of a block's pixel fill
-    # LLVM keeps in registers what several sums of a pixel are multiplied by, and then spills sums.
+    part = _channels_per_group(schedule, kernel.anchor, reduced)
+    held = lanes * max(cpu.lanes // part, 1)  # channels that fill the registers of a pixel's sums
+    # LLVM keeps the common factor of several sums of a pixel in registers, and then spills sums.
     most, fewer = cpu.accumulators(held), cpu.accumulators(held, spare=max(cpu.registers * 3 // 16, 4))
     points = [
         (c, h, w)
@@ -175,53 +187,53 @@ def _ways(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, in
         for w in divisors(width, 28)
         if c * h * w <= (fewer if by_channel or c > 1 or part < lanes else most)
     ]
-    points = points_of_sums(points, cpu, held, by_channel)
+    points = rank_register_tiles(points, cpu, held, by_channel)
     dot = None
     if reduced == 5:
-        image = _factors(schedule.get(block_ref(schedule, kernel.anchor)))[0]
-        dot = dot_for(cpu, str(region_buffer(image).dtype), part)
+        image = _operands(schedule.get(block_ref(schedule, kernel.anchor)))[0]
+        dot = find_dot(cpu, str(region_buffer(image).dtype), part)
     unrolls = (0,) if dot else (1, 0) if part < lanes else (0, 1)
-    ways = [(unroll, dot.number if dot else 0, point) for unroll in unrolls for point in points[:24]]
-    row = _lane_row(schedule, kernel, cpu, lanes, reduced)
-    columns = columns_for(schedule, kernel, cpu) if reduced == 5 and part == lanes else None
+    variants = [(unroll, dot.number if dot else 0, point) for unroll in unrolls for point in points[:24]]
+    row = _find_lane_mla(schedule, kernel, cpu, lanes, reduced)
+    columns = find_column_dot(schedule, kernel, cpu) if reduced == 5 and part == lanes else None
     if columns:
-        ways = [(0, columns.number, point) for point in column_points(schedule, kernel, columns)] + ways[:24]
+        variants = [(0, columns.number, point) for point in rank_column_tiles(schedule, kernel, columns)] + variants[
+            :24
+        ]
     elif row:
         unrolls = (1, 0) if row.group > 1 else (0, 1)
-        tried = lane_points(row, channels, height, width, lanes, _columns(schedule, kernel))[:12]
-        ways = [(unroll, row.number, point) for point in tried for unroll in unrolls] + ways[:24]
-    return ways
+        tried = rank_lane_tiles(row, channels, height, width, lanes, _filter_columns(schedule, kernel))[:12]
+        variants = [(unroll, row.number, point) for point in tried for unroll in unrolls] + variants[:24]
+    return variants
 
 
-def _lane_row(schedule: Any, kernel: Kernel, cpu: CpuFeatures, lanes: int, reduced: int) -> ByLane | None:
-    """Return how the processor multiplies by a lane what a convolution of packed channels sums, None where it does
-    not.
-    """
+def _find_lane_mla(schedule: Any, kernel: Kernel, cpu: CpuFeatures, lanes: int, reduced: int) -> LaneMla | None:
+    """Return the lane multiply-accumulate of a convolution of packed channels, None if the processor has none."""
     if reduced not in (4, 5) or kernel.anchor is None:
         return None
     block = schedule.get(block_ref(schedule, kernel.anchor))
     sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
     inner = sizes[-1 if reduced == 4 else -2 :]
-    data, weight = (str(region_buffer(region).dtype) for region in _factors(block))
+    data, weight = (str(region_buffer(region).dtype) for region in _operands(block))
     dtypes = (data, weight, str(region_buffer(block.writes[0]).dtype))
     grouped = (inner[0], inner[1] if reduced == 5 else 1)
-    return lane_for(cpu, dtypes, lanes, grouped)
+    return find_lane_mla(cpu, dtypes, lanes, grouped)
 
 
-def _columns(schedule: Any, kernel: Kernel) -> tuple[int, int]:
-    """Return the columns of a filter on packed channels, and the stride between their windows."""
+def _filter_columns(schedule: Any, kernel: Kernel) -> tuple[int, int]:
+    """Return the columns of a filter on packed channels, and the stride between windows."""
     assert kernel.anchor is not None
     block = block_ref(schedule, kernel.anchor)
     node = schedule.get(block)
-    step, _ = steps_of(_factors(node)[0], 3, node, (3, 7))
+    step, _ = stride_and_dilation(_operands(node)[0], 3, node, (3, 7))
     return extents(schedule, schedule.get_loops(block))[7], step
 
 
-def _part(schedule: Any, anchor: str, reduced: int) -> int:
-    """Return how many neighbouring output channels read the same input channels: a block of them, or those of a group
-    that is part of one.
+def _channels_per_group(schedule: Any, anchor: str, reduced: int) -> int:
+    """Return how many neighbouring output channels read the same input channels: a block, or a group that is part of
+    one.
 
-    Of several parts of blocks the outputs read all, one after the other.
+    If a block consists of several parts, the outputs read all of them, one after the other.
     """
     block = block_ref(schedule, anchor)
     sizes = extents(schedule, schedule.get_loops(block))
@@ -229,47 +241,47 @@ def _part(schedule: Any, anchor: str, reduced: int) -> int:
         return sizes[4]
     read, inside = (
         math.prod(sizes[-1 if reduced == 4 else -2 :]),
-        int(region_buffer(_factors(schedule.get(block))[0]).shape[-1]),
+        int(region_buffer(_operands(schedule.get(block))[0]).shape[-1]),
     )
     return sizes[4] if read == inside or sizes[5] > 1 else read
 
 
-def _factors(block: Any) -> list[Any]:
-    """Return what a convolution multiplies, an image and weights; before them it reads what its sums start from."""
+def _operands(block: Any) -> list[Any]:
+    """Return the image and the weights of a convolution; a bias is read before them."""
     return list(block.reads)[-2:]
 
 
-def _chunks(height: int, threads: int) -> list[int]:
-    """Return how many rows one thread may take at a time, the likelier first."""
+def _row_chunks(height: int, threads: int) -> list[int]:
+    """Return the numbers of rows that a thread may take at a time, the most promising first."""
     shared = max(threads, 2)
     wanted = (height // (2 * shared), height // shared, 1, height // (4 * shared))
     return list(dict.fromkeys(max(divisors(height, max(rows, 1))) for rows in wanted))
 
 
-def _rows_for(chunk: int, tile: int, height: int) -> int:
-    """Return how many rows a thread takes at a time: the least that tiles divide, from a wish on."""
+def _round_up_rows(chunk: int, tile: int, height: int) -> int:
+    """Return the least number of rows, at least `chunk`, that is a multiple of the tile and divides the height."""
     return min(rows for rows in divisors(height, height) if rows >= chunk and rows % tile == 0)
 
 
-def _image(schedule: Any, block: Any, reduced: int) -> list[int]:
-    """Return height and width of what a block computes on packed channels."""
+def _image_size(schedule: Any, block: Any, reduced: int) -> list[int]:
+    """Return height and width of a block's output on packed channels."""
     loops = schedule.get_loops(block)
     return extents(schedule, loops[len(loops) - reduced - 3 : len(loops) - reduced - 1])
 
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
-    """Keep a tile of outputs in registers over the whole reduction; write it once, epilogue included."""
+    """Keep a tile of outputs in registers over the whole reduction; write it once, with the epilogue."""
     assert kernel.anchor is not None
     last = merge_epilogue(schedule, kernel)
     anchor = block_ref(schedule, kernel.anchor)
     reduced = len(schedule.get_loops(anchor)) - 5
-    part = _part(schedule, kernel.anchor, reduced)
+    part = _channels_per_group(schedule, kernel.anchor, reduced)
     tiles = knobs.get("tiles", 0)
-    before, plain = pixels_together(schedule, kernel) if tiles else (kernel.before, False)
+    before, plain = copy_channels_last(schedule, kernel) if tiles else (kernel.before, False)
     behind = after = None
     if last is not None:
-        computed, expected = _image(schedule, anchor, reduced), _image(schedule, block_ref(schedule, last), 0)
-        if computed != expected:  # cut from wider rows; or padded for the next layer, which is a pass of its own
+        computed, expected = _image_size(schedule, anchor, reduced), _image_size(schedule, block_ref(schedule, last), 0)
+        if computed != expected:  # cropped; or padded for the next layer, which takes a separate pass
             if computed[0] == expected[0] and computed[1] > expected[1]:
                 behind = block_ref(schedule, last)
             else:
@@ -281,17 +293,17 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     if last is not None:
         schedule.set_scope(anchor, 0, "local")
     for name in before:
-        # Where every channel is summed by itself, one channel's rows are padded at a time.
+        # A depthwise convolution pads the rows of one block of channels at a time.
         _pad(schedule, name, c_outer if reduced == 2 and knobs["rows_first"] else rows, knobs)
     for tile in [] if tiles else schedule.get_loops(out)[-4:-1]:
         schedule.unroll(tile)
     if after is not None:
-        spread_rows(schedule, after, knobs["parallel"] or int(work_of(schedule, after) > SMALL_WORK))
-    if behind is not None:  # a row is computed whole tiles wide, then cut and finished
+        parallelize_rows(schedule, after, knobs["parallel"] or int(work_of(schedule, after) > SMALL_WORK))
+    if behind is not None:  # a row is computed in whole tiles, then cropped
         schedule.reverse_compute_at(behind, h_outer, preserve_unit_loops=True)
         schedule.vectorize(schedule.get_loops(behind)[-1])
     if tiles:
-        sum_in_tiles(schedule, anchor, rows, plain)
+        tensorize_amx(schedule, anchor, rows, plain)
     else:
         outermost = schedule.get_loops(anchor)[-reduced]
         _sum(schedule, anchor, reduced, rows, knobs, part)
@@ -300,10 +312,10 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
 
 
 def _pad(schedule: Any, name: str, place: Any, knobs: Knobs) -> None:
-    """Copy an image with its padding: beside the rows that need it, below the loop `place`, or once for all."""
+    """Copy an image with its padding: below the loop `place`, or once for the whole image."""
     padding = block_ref(schedule, name)
     if not knobs["pad_inside"]:
-        spread_pixels(schedule, name, knobs["parallel"])
+        parallelize_pixels(schedule, name, knobs["parallel"])
         return
     schedule.compute_at(padding, place, preserve_unit_loops=True)
     axes = schedule.get_loops(padding)[1:]
@@ -312,31 +324,31 @@ def _pad(schedule: Any, name: str, place: Any, knobs: Knobs) -> None:
 
 
 def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs, part: int) -> None:
-    """Sum a tile in registers, in vectors of at most `part` channels or by an instruction that sums neighbours."""
-    pairs = pairs_numbered(knobs.get("dot", 0))
+    """Sum a tile in registers, in vectors of at most `part` channels or by an instruction."""
+    pairs = get_mmla(knobs.get("dot", 0))
     if pairs:
-        sum_in_pairs(schedule, pairs, anchor, rows)
+        tensorize_mmla(schedule, pairs, anchor, rows)
         return
     inner = schedule.get_loops(anchor)[-5 - reduced :]
     n, c_inner, h_inner, w_inner, c_lane = inner[:5]
     steps = inner[5:]
-    columns = columns_numbered(knobs.get("dot", 0))
+    columns = get_column_dot(knobs.get("dot", 0))
     if columns:
-        sum_by_columns(schedule, columns, anchor, inner, rows)
+        tensorize_columns(schedule, columns, anchor, inner, rows)
         return
-    row = lane_numbered(knobs.get("dot", 0))
+    row = get_lane_mla(knobs.get("dot", 0))
     if row:
         _sum_by_lane(schedule, row, anchor, inner, rows)
         if knobs["unroll"]:
-            schedule.unroll(steps[2])  # columns of the filter
+            schedule.unroll(steps[2])  # the columns of the filter
         return
-    dot = dot_numbered(knobs["dot"]) if knobs.get("dot") else None
+    dot = get_dot(knobs["dot"]) if knobs.get("dot") else None
     byte = [steps.pop()] if dot else []
-    schedule.reorder(*steps, n, *order_of_tile(knobs, c_inner, (h_inner, w_inner)), c_lane, *byte)
+    schedule.reorder(*steps, n, *order_tile_loops(knobs, c_inner, (h_inner, w_inner)), c_lane, *byte)
     for tile in (c_inner, h_inner, w_inner):
         schedule.unroll(tile)
     if dot:
-        sum_with(schedule, dot, anchor, c_lane, steps[0], rows)
+        tensorize_dot(schedule, dot, anchor, c_lane, steps[0], rows)
         return
     if part < extents(schedule, [c_lane])[0]:
         parts, c_lane = schedule.split(c_lane, [None, part])
@@ -348,8 +360,8 @@ def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs, part
     schedule.decompose_reduction(anchor, steps[0])
 
 
-def _sum_by_lane(schedule: Any, row: ByLane, anchor: Any, inner: list[Any], outermost: Any) -> None:
-    """Sum a tile in registers, a register of weights with every pixel of it before the next."""
+def _sum_by_lane(schedule: Any, row: LaneMla, anchor: Any, inner: list[Any], outermost: Any) -> None:
+    """Sum a tile in registers; each register of weights is multiplied by all pixels before the next."""
     n, c_inner, h_inner, w_inner, c_lane, *steps = inner
     of_group = [steps.pop()] if row.group > 1 else []
     words, word = schedule.split(steps.pop(), [None, row.words])
@@ -357,9 +369,9 @@ def _sum_by_lane(schedule: Any, row: ByLane, anchor: Any, inner: list[Any], oute
     schedule.reorder(*steps, n, words, c_inner, block, h_inner, w_inner, lane, word, *of_group)
     for tile in (c_inner, block, h_inner, w_inner):
         schedule.unroll(tile)
-    init = decompose_sums(schedule, anchor, steps[0])
+    init = decompose_init(schedule, anchor, steps[0])
     schedule.vectorize(schedule.get_loops(init)[-1])
-    schedule.tensorize(lane, lane_intrinsic(row))
+    schedule.tensorize(lane, register_lane_mla(row))
     schedule.annotate(outermost, IMPORTED_LLVM, row.imports)
 
 

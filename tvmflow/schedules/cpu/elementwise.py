@@ -1,4 +1,4 @@
-"""Kernels without a reduction, or with several (softmax): every element-wise block over threads and in vectors."""
+"""Schedule elementwise kernels, and those with several reductions, over threads and in vectors."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from tvmflow.schedules.template import (
     Template,
     divisors,
     merge_epilogue,
-    parallel_first,
-    spread,
+    parallel_candidates,
+    parallelize,
     work_of,
 )
 from tvmflow.targets.cpu_features import CpuFeatures
 
 _PACKED_AXES = 5  # (n, c, h, w, lane)
-_RESIZE = "resize"  # a block whose table of rows has one place for a vector that does not cross them
-_MOVES = ("transpose", "strided_slice", "split", "concat", "take")  # in names of blocks
-_FEW = 4  # values of a last axis that is too short for a vector: the axis before it goes into one
+_RESIZE = "resize"  # a block whose row index is constant in a vector that does not cross rows
+_MOVES = ("transpose", "strided_slice", "split", "concat", "take")  # parts of block names
+_FEW = 4  # extent of a last axis that is too short for a vector: the axis before it is vectorized
 
 
 @dataclass(frozen=True)
 class _Image:
-    """An image of few channels that is rounded to bytes, then padded and brought to packed channels.
+    """An image of few channels that is quantized, then padded and packed.
 
-    block: that rounds; columns: before, in and behind the image, of each row.
+    block: the block that quantizes; columns: of each row before, in and behind the image.
     """
 
     block: str
     columns: tuple[int, int, int]
 
 
-def _image(schedule: Any, kernel: Kernel) -> _Image | None:
-    """Return what a kernel rounds to bytes before it changes the layout, None where it does not."""
+def _quantized_image(schedule: Any, kernel: Kernel) -> _Image | None:
+    """Return the image that a kernel quantizes before it changes the layout, None if it does not."""
     names = kernel.after
     sizes = extents(schedule, schedule.get_loops(block_ref(schedule, names[-1])))
     if len(sizes) != _PACKED_AXES or sizes[-1] > _FEW:
@@ -59,32 +59,34 @@ def _image(schedule: Any, kernel: Kernel) -> _Image | None:
 
 def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     work = max((work_of(schedule, name) for name in kernel.after), default=0) * len(kernel.after)
-    order = parallel_first(work)
+    order = parallel_candidates(work)
     if kernel.reductions or not kernel.after:
         return [{"parallel": parallel, "rows": 0, "rows_first": 0} for parallel in order]
     sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.after[-1])))
-    if not sizes:  # a number
+    if not sizes:  # a scalar
         return [{"parallel": 0, "rows": 0, "rows_first": 0}]
     packed_image = len(sizes) == _PACKED_AXES and sizes[2] > 1 and SPREAD_LANES % sizes[-1] == 0
-    by_rows = sizes[-1] <= _FEW or _RESIZE in kernel.after or (_moves(kernel) and not packed_image)
-    ways = [(0, 0)] if len(sizes) < 3 else [(1, 0), (0, 0)] if by_rows else [(0, 0), (1, 0)]
+    by_rows = sizes[-1] <= _FEW or _RESIZE in kernel.after or (_permutes(kernel) and not packed_image)
+    variants = [(0, 0)] if len(sizes) < 3 else [(1, 0), (0, 0)] if by_rows else [(0, 0), (1, 0)]
     if len(sizes) == _PACKED_AXES and sizes[1] > 1:
-        ways.insert(0 if packed_image and not by_rows else len(ways), (1, 1))
-    knobs = [{"parallel": parallel, "rows": rows, "rows_first": first} for rows, first in ways for parallel in order]
+        variants.insert(0 if packed_image and not by_rows else len(variants), (1, 1))
+    knobs = [
+        {"parallel": parallel, "rows": rows, "rows_first": first} for rows, first in variants for parallel in order
+    ]
     if len(sizes) != _PACKED_AXES or len(_outputs(schedule, kernel)) > 1:
         return knobs
-    if any(_joined(schedule, name) for name in kernel.after):
+    if any(_concat_offsets(schedule, name) for name in kernel.after):
         knobs = [{"parallel": parallel, "rows": 1, "rows_first": 1, "joined": 1} for parallel in order] + knobs
-    if "neon" in cpu.dots and _image(schedule, kernel):  # it stores vectors of four channels, pixel by pixel
+    if "neon" in cpu.dots and _quantized_image(schedule, kernel):  # NEON stores vectors of four channels pixel by pixel
         knobs = [{"parallel": parallel, "rows": 1, "rows_first": 0, "rounded": 1} for parallel in order] + knobs
     return knobs
 
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     if knobs.get("rounded"):
-        _rounded_first(schedule, kernel, knobs)
+        _quantize_first(schedule, kernel, knobs)
     elif knobs.get("joined"):
-        _part_by_part(schedule, kernel, knobs)
+        _schedule_concat(schedule, kernel, knobs)
     elif not kernel.reductions:
         outputs = _outputs(schedule, kernel)
         for name in kernel.after:
@@ -92,19 +94,17 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
                 schedule.compute_inline(block_ref(schedule, name))
         for name in outputs:
             if knobs["rows"] and len(schedule.get_loops(block_ref(schedule, name))) > 2:
-                _by_rows(schedule, name, knobs)
+                _schedule_rows(schedule, name, knobs)
             else:
-                spread(schedule, name, knobs["parallel"])
+                parallelize(schedule, name, knobs["parallel"])
     for name in kernel.after if kernel.reductions else ():
         if name not in kernel.reductions:
-            spread(schedule, name, knobs["parallel"])
+            parallelize(schedule, name, knobs["parallel"])
 
 
-def _rounded_first(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
-    """Round a row of an image in vectors, then give its columns their padding and their places, those of the image in a
-    loop of their own.
-    """
-    image, last = _image(schedule, kernel), kernel.after[-1]
+def _quantize_first(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+    """Quantize a row of an image in vectors, then pad and pack it, the interior in a loop of its own."""
+    image, last = _quantized_image(schedule, kernel), kernel.after[-1]
     assert image is not None
     for name in kernel.after[:-1]:
         if name != image.block:
@@ -124,9 +124,9 @@ def _rounded_first(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
         schedule.loop_partition(column, [*parts[:-1], None])
 
 
-def _joined(schedule: Any, name: str) -> list[int]:
-    """Return where on its axis of channel blocks what a block joins begins, all but the first; none where it joins
-    nothing else along it.
+def _concat_offsets(schedule: Any, name: str) -> list[int]:
+    """Return the offsets of a concat along the axis of channel blocks, without the first; empty if the block is no
+    concat.
     """
     node = schedule.get(block_ref(schedule, name))
     found: set[int] = set()
@@ -142,11 +142,9 @@ def _joined(schedule: Any, name: str) -> list[int]:
     return sorted(found)
 
 
-def _part_by_part(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
-    """Go through the parts of a concatenation one after the other, each in a loop of its own, row by row: nothing is
-    asked for each value.
-    """
-    begins = sorted({begin for name in kernel.after for begin in _joined(schedule, name)})
+def _schedule_concat(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+    """Schedule a concat: each part in a loop of its own, row by row, without a condition for each value."""
+    begins = sorted({begin for name in kernel.after for begin in _concat_offsets(schedule, name)})
     last = merge_epilogue(schedule, kernel)
     assert last is not None
     batch, channels, height, _, lane = schedule.get_loops(block_ref(schedule, last))
@@ -159,21 +157,21 @@ def _part_by_part(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
 
 
 def _outputs(schedule: Any, kernel: Kernel) -> list[str]:
-    """Return the blocks that write the outputs of a kernel, several where it splits a tensor."""
+    """Return the blocks that write the outputs of a kernel; a split has several."""
     root = schedule.get_sblock("root", "main")
     names = {str(schedule.get(block).name_hint) for block in schedule.get_output_blocks(root)}
     return [name for name in kernel.after if name in names]
 
 
-def _moves(kernel: Kernel) -> bool:
+def _permutes(kernel: Kernel) -> bool:
     """Whether a kernel reads elements in another order than it writes them."""
     return any(move in name for name in kernel.after for move in _MOVES)
 
 
-def _by_rows(schedule: Any, name: str, knobs: Knobs) -> None:
-    """Keep the last axes apart, so that indices of a padding or a change of layout stay simple within a vector.
+def _schedule_rows(schedule: Any, name: str, knobs: Knobs) -> None:
+    """Keep the last axes separate, so that indices of a padding or a layout change stay simple within a vector.
 
-    rows_first: of packed channels, rows of the image go to threads, as convolutions give them.
+    rows_first: with packed channels, threads get rows of the image, as in convolutions.
     """
     *outer, row, last = schedule.get_loops(block_ref(schedule, name))
     if knobs["rows_first"]:
@@ -190,7 +188,7 @@ def _by_rows(schedule: Any, name: str, knobs: Knobs) -> None:
     rows = schedule.fuse(*outer)
     if knobs["parallel"]:
         schedule.parallel(rows)
-    if width < SPREAD_LANES // 2 and size > SPREAD_LANES and not inner:  # whole vectors, and what is left over
+    if width < SPREAD_LANES // 2 and size > SPREAD_LANES and not inner:  # whole vectors and a remainder
         whole, rest = schedule.loop_partition(last, [size // SPREAD_LANES * SPREAD_LANES, None])
         schedule.vectorize(schedule.split(whole, [None, SPREAD_LANES])[-1])
         schedule.vectorize(rest)

@@ -1,7 +1,7 @@
-"""Inverted residuals on packed channels: a thread makes rows of a 1x1 convolution's outputs for one block of channels,
-padded, and sums their windows while they are near.
+"""Schedule inverted residuals on packed channels.
 
-Made by FuseInvertedResiduals. Rows that two threads need are made by both.
+A thread expands some rows of one block of channels, pads them, and convolves them depthwise while they are in its
+cache. The kernels come from FuseInvertedResiduals. Rows that two threads need are computed by both.
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ from tvmflow.schedules.template import (
     FILLED,
     Knobs,
     Template,
-    distinct,
     divisors,
-    points_of_sums,
-    steps_of,
+    rank_register_tiles,
+    remove_duplicates,
+    stride_and_dilation,
     tile_image,
 )
 from tvmflow.targets.cpu_features import CpuFeatures
 
-EXPANSION = "expansion"  # begins the names of such kernels
+EXPANSION = "expansion"  # prefix of the names of such kernels
 DEPTHWISE = "depthwise_conv2d"  # names of blocks
 _CONVOLUTION = "conv2d"
-_WIDEST = 14  # pixels of a tile of the expansion: of more, sums and what is computed of them do not fit into registers
-_FAR = 1.2  # time where the rows that a thread makes do not stay in its second cache
-_MOST = 1.15  # of a plan's cost: from there on two kernels are as fast (16 threads)
-_BYTES = 4  # of a value
+_WIDEST = 14  # pixels of a tile of the expansion: more sums and their epilogue exceed the registers
+_FAR = 1.2  # relative time if the rows of a thread exceed its L2 cache
+_MOST = 1.15  # cost of a plan above which two kernels are as fast (16 threads)
+_BYTES = 4  # bytes of a value
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a kernel: images, blocks of channels, rows of outputs; rows that an output sees, and from one to the next;
-    bytes of a row of a block, padded; whether windows see all of the image.
+    """The shape of a fused kernel.
+
+    height: output rows; sees: rows that an output reads; stride: distance of these for neighbouring outputs; row_bytes:
+    of a padded row of one block; sees_all: whether the windows cover the whole image.
     """
 
     images: int
@@ -49,8 +51,10 @@ class Shape:
 
 
 class Plan(NamedTuple):
-    """How a kernel is divided among threads. cost: time over that of evenly divided rows, none of them made twice;
-    rows: of outputs in a piece; by_rows: whether threads get rows of all channels.
+    """A division of a kernel among threads.
+
+    cost: time relative to evenly divided rows without recomputation; rows: output rows of a task; by_rows: whether
+    threads get rows of all channels.
     """
 
     cost: float
@@ -58,16 +62,16 @@ class Plan(NamedTuple):
     by_rows: bool
 
 
-def plans(shape: Shape, cpu: CpuFeatures) -> list[Plan]:
+def rank_plans(shape: Shape, cpu: CpuFeatures) -> list[Plan]:
     """Return the ways to divide a kernel among threads, the best first."""
     found = []
     for rows in divisors(shape.height, shape.height):
-        made = min((rows - 1) * shape.stride + shape.sees, shape.height * shape.stride)  # of padding none
+        computed = min((rows - 1) * shape.stride + shape.sees, shape.height * shape.stride)  # without the padding
         pieces = shape.images * shape.height // rows
-        far = _FAR if made * shape.row_bytes > cpu.l2_bytes // 2 else 1.0
+        far = _FAR if computed * shape.row_bytes > cpu.l2_bytes // 2 else 1.0
         for by_rows, tasks in ((True, pieces), (False, pieces * shape.blocks)):
             idle = -(-tasks // cpu.threads) * cpu.threads / tasks
-            found.append(Plan(max(made / (rows * shape.stride), 1.0) * idle * far, rows, by_rows))
+            found.append(Plan(max(computed / (rows * shape.stride), 1.0) * idle * far, rows, by_rows))
     return sorted(found, key=lambda plan: (round(plan.cost, 1), -plan.by_rows, -plan.rows))
 
 
@@ -77,26 +81,26 @@ def shape_of(schedule: Any, padding: str) -> Shape:
     images, blocks, height, width, lanes, taps, columns = extents(schedule, schedule.get_loops(block))
     node, padded = schedule.get(block), schedule.get(block_ref(schedule, padding))
     image = list(node.reads)[-2]
-    (down, between), (across, beside) = (steps_of(image, axis, node, (axis, axis + 3)) for axis in (2, 3))
+    (down, between), (across, beside) = (stride_and_dilation(image, axis, node, (axis, axis + 3)) for axis in (2, 3))
     high, wide = (height - 1) * down + (taps - 1) * between + 1, (width - 1) * across + (columns - 1) * beside + 1
     sees_all = all(_ends(padded, axis) <= size for axis, size in ((2, high), (3, wide)))
     return Shape(images, blocks, height, (taps - 1) * between + 1, down, wide * lanes * _BYTES, sees_all)
 
 
 def _ends(padded: Any, axis: int) -> float:
-    """Return where an image ends along an axis of what a block pads."""
+    """Return where the image ends along an axis of a padding block."""
     read = padded.reads[0]
     before = added_constant(read.region[axis].min, padded.iter_vars[axis].var)
     return math.inf if before is None else int(region_buffer(read).shape[axis]) - before
 
 
 def pays(shape: Shape, cpu: CpuFeatures) -> bool:
-    """Whether one kernel can be made of two, and is faster."""
-    return shape.sees_all and plans(shape, cpu)[0].cost <= _MOST
+    """Whether two kernels can be fused and the result is faster."""
+    return shape.sees_all and rank_plans(shape, cpu)[0].cost <= _MOST
 
 
 def is_expansion(schedule: Any, kernel: Kernel) -> bool:
-    """Whether a kernel is a 1x1 convolution of float32 on packed channels that reads its image as it is."""
+    """Whether a kernel is a float32 1x1 convolution on packed channels without padding."""
     if kernel.anchor != _CONVOLUTION or kernel.before:
         return False
     anchor = block_ref(schedule, kernel.anchor)
@@ -117,20 +121,20 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     wide = extents(schedule, schedule.get_loops(block_ref(schedule, _CONVOLUTION)))[3]
     most = cpu.accumulators(lanes)
     points = [(1, h, w) for h in divisors(height, 4) for w in divisors(width, 28) if h * w <= most]
-    tiles = points_of_sums(points, cpu, lanes, by_channel=True)[:3]
-    return distinct(
+    tiles = rank_register_tiles(points, cpu, lanes, by_channel=True)[:3]
+    return remove_duplicates(
         [
             {
                 "c_tile": 1,
                 "h_tile": h,
                 "w_tile": w,
-                "wide_tile": made,
+                "wide_tile": computed,
                 "chunk": plan.rows,
                 "rows_first": int(plan.by_rows),
                 "parallel": 1,
             }
-            for plan in plans(shape_of(schedule, _padding_of(kernel)), cpu)[:3]
-            for made in divisors(wide, _WIDEST)[:-3:-1]
+            for plan in rank_plans(shape_of(schedule, _padding_of(kernel)), cpu)[:3]
+            for computed in divisors(wide, _WIDEST)[:-3:-1]
             for _, h, w in tiles
             if plan.rows % h == 0
         ]
@@ -138,7 +142,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
 
 
 def _padding_of(kernel: Kernel) -> str:
-    """Return the block that pads what the depthwise convolution reads: the one before it."""
+    """Return the block that pads the input of the depthwise convolution: the one before it."""
     return kernel.after[kernel.after.index(DEPTHWISE) - 1]
 
 
@@ -165,7 +169,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
 
 
 def _pad(schedule: Any, padding: Any, tile: int) -> Any:
-    """Let what an image is padded with be written before it; return the loop over tiles of its columns."""
+    """Write the padding of an image first; return the loop over tiles of its columns."""
     filling = schedule.decompose_padding(padding, schedule.get_loops(padding)[-5])
     *_, columns, lane = schedule.get_loops(filling)
     schedule.vectorize(lane)

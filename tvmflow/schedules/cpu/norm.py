@@ -1,22 +1,20 @@
-"""Layer norm and RMS norm of packed channels: a few pixels at a time, whose channels stay in the cache between the
-passes over them.
-"""
+"""Schedule layer norm and RMS norm of packed channels: a few pixels at a time stay in the cache."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, extents
-from tvmflow.schedules.template import Knobs, Template, divisors, parallel_first, work_of
+from tvmflow.schedules.template import Knobs, Template, divisors, parallel_candidates, work_of
 from tvmflow.targets.cpu_features import CpuFeatures
 
 _NAME = "packed_norm"
 _SUMS = ("total_of_lane", "square_of_lane")
-_MOST_PIXELS = 16  # whose sums are registers
+_MOST_PIXELS = 16  # pixels whose sums fit into registers
 
 
-def parts_of(kernel: Kernel) -> list[str]:
-    """Return the blocks in front of the outputs, last first; an RMS norm has no mean."""
+def norm_blocks(kernel: Kernel) -> list[str]:
+    """Return the blocks before the outputs, last first; an RMS norm has no mean."""
     centered = f"{_NAME}_total" in (*kernel.before, *kernel.reductions, *kernel.after)
     return ["factor", "square", "square_of_lane", *(("total", "total_of_lane") if centered else ())]
 
@@ -29,7 +27,7 @@ def _candidates(schedule: Any, _kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]
     batch, height, width = extents(schedule, schedule.get_loops(block_ref(schedule, f"{_NAME}_factor")))
     rows = batch * height
     pixels = sorted(divisors(width, _MOST_PIXELS), key=lambda count: (rows * width // count < cpu.threads, -count))
-    order = parallel_first(work_of(schedule, f"{_NAME}_square_of_lane"))
+    order = parallel_candidates(work_of(schedule, f"{_NAME}_square_of_lane"))
     return [{"pixels": count, "parallel": parallel} for count in pixels[:4] for parallel in order]
 
 
@@ -44,7 +42,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     if knobs["parallel"]:
         schedule.parallel(pixels)
     schedule.vectorize(lane)
-    for name in parts_of(kernel):
+    for name in norm_blocks(kernel):
         part = block_ref(schedule, f"{_NAME}_{name}")
         schedule.compute_at(part, pixels, preserve_unit_loops=True)
         if name in _SUMS:

@@ -1,11 +1,19 @@
-"""Any single reduction that no other template covers: rows over threads, the last spatial axis in vectors."""
+"""Schedule any single reduction: rows over threads, the last spatial axis in vectors."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, axes, block_ref, extents
-from tvmflow.schedules.template import Knobs, Template, divisors, merge_epilogue, parallel_first, spread, work_of
+from tvmflow.schedules.template import (
+    Knobs,
+    Template,
+    divisors,
+    merge_epilogue,
+    parallel_candidates,
+    parallelize,
+    work_of,
+)
 from tvmflow.targets.cpu_features import CpuFeatures
 
 
@@ -26,7 +34,7 @@ def _reduction_shape(schedule: Any, kernel: Kernel) -> tuple[list[int], int]:
 def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     sizes, spatial = _reduction_shape(schedule, kernel)
     assert kernel.anchor is not None
-    order = parallel_first(work_of(schedule, kernel.anchor))
+    order = parallel_candidates(work_of(schedule, kernel.anchor))
     lanes = sorted(divisors(sizes[spatial - 1], 2 * cpu.lanes), key=lambda d: (abs(d - cpu.lanes), d))[:3]
     return [
         {"lanes": lane, "parallel": parallel, "unroll": unroll}
@@ -39,15 +47,15 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     assert kernel.anchor is not None
     for name in kernel.before:
-        spread(schedule, name, knobs["parallel"])
+        parallelize(schedule, name, knobs["parallel"])
     last = merge_epilogue(schedule, kernel)
     if last is not None:
-        spread(schedule, last, knobs["parallel"])
-    outward(schedule, kernel.anchor, knobs["lanes"], knobs["parallel"], knobs["unroll"])
+        parallelize(schedule, last, knobs["parallel"])
+    schedule_outer_reduction(schedule, kernel.anchor, knobs["lanes"], knobs["parallel"], knobs["unroll"])
 
 
-def outward(schedule: Any, name: str, lanes: int, parallel: int, unroll: int = 0) -> None:
-    """Schedule a reduction whose results lie side by side: they go into vectors of so many lanes, rows over threads."""
+def schedule_outer_reduction(schedule: Any, name: str, lanes: int, parallel: int, unroll: int = 0) -> None:
+    """Schedule a reduction along an outer axis: results in vectors of `lanes`, rows over threads."""
     nest = axes(schedule, name)
     assert nest is not None
     loops, spatial = nest

@@ -1,8 +1,7 @@
-"""Reductions along the axis that lies contiguous in memory, and kernels with several: softmax, layer norm, mean,
-argmax.
+"""Schedule reductions along the contiguous axis, and kernels with several (softmax, layer norm).
 
-A row is reduced in vectors, whose lanes are added up at its end; what belongs to one row is computed while it is in the
-cache, where all reductions of the kernel have the same rows.
+A row is reduced in vectors, whose lanes are added at the end. If all reductions of a kernel have the same rows, blocks
+of a row are computed while it is in the cache.
 """
 
 from __future__ import annotations
@@ -10,12 +9,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvmflow.ir.tir.blocks import Kernel, axes, block_ref, extents, over_threads
-from tvmflow.schedules.cpu.reduction import outward
-from tvmflow.schedules.template import SPREAD_LANES, Knobs, Template, divisors, parallel_first, spread, work_of
+from tvmflow.ir.tir.blocks import Kernel, axes, block_ref, extents, parallelize_loops
+from tvmflow.schedules.cpu.reduction import schedule_outer_reduction
+from tvmflow.schedules.template import (
+    SPREAD_LANES,
+    Knobs,
+    Template,
+    divisors,
+    parallel_candidates,
+    parallelize,
+    work_of,
+)
 from tvmflow.targets.cpu_features import CpuFeatures
 
-_MOST_LANES = 64  # of one reduction: four sums side by side hide the latency of an addition
+_MOST_LANES = 64  # most lanes of a reduction: four independent sums hide the latency of an addition
 
 
 def _blocks(kernel: Kernel) -> tuple[str, ...]:
@@ -29,8 +36,8 @@ def _known_axes(schedule: Any, name: str) -> tuple[list[Any], int]:
     return nest
 
 
-def _runs_inward(schedule: Any, name: str) -> bool:
-    """Whether a reduction reads neighbours one after the other, and its results lie further apart."""
+def _is_contiguous(schedule: Any, name: str) -> bool:
+    """Whether a reduction is along the contiguous axis of its input, and not along that of its output."""
     node = schedule.get(block_ref(schedule, name))
     variables = [variable.var for variable in node.iter_vars]
     spatial = [variable.var for variable in node.iter_vars if int(variable.iter_type) == 0]
@@ -43,25 +50,23 @@ def _runs_inward(schedule: Any, name: str) -> bool:
 def _covers(schedule: Any, kernel: Kernel) -> bool:
     if not kernel.reductions or any(axes(schedule, name) is None for name in _blocks(kernel)):
         return False
-    return len(kernel.reductions) > 1 or _runs_inward(schedule, kernel.reductions[0])
+    return len(kernel.reductions) > 1 or _is_contiguous(schedule, kernel.reductions[0])
 
 
 def _shared_rows(schedule: Any, kernel: Kernel) -> int:
-    """Return how many leading loops of the last block are the rows of every reduction, 0 where they are not the
-    same.
-    """
+    """Return how many leading loops of the last block are the rows of every reduction, 0 if they differ."""
     shapes = set()
     for name in kernel.reductions:
         loops, spatial = _known_axes(schedule, name)
-        shapes.add(tuple(extents(schedule, loops[:spatial])) if _runs_inward(schedule, name) else ())
+        shapes.add(tuple(extents(schedule, loops[:spatial])) if _is_contiguous(schedule, name) else ())
     rows = shapes.pop()
     last = extents(schedule, schedule.get_loops(block_ref(schedule, _blocks(kernel)[-1])))
     return len(rows) if not shapes and tuple(last[: len(rows)]) == rows else 0
 
 
 def _candidates(schedule: Any, kernel: Kernel, _cpu: CpuFeatures) -> list[Knobs]:
-    order = parallel_first(sum(work_of(schedule, name) for name in _blocks(kernel)))
-    shortest = math.gcd(*(_innermost(schedule, name) for name in kernel.reductions))
+    order = parallel_candidates(sum(work_of(schedule, name) for name in _blocks(kernel)))
+    shortest = math.gcd(*(_vector_extent(schedule, name) for name in kernel.reductions))
     lanes = sorted(divisors(shortest, _MOST_LANES), key=lambda d: (min(d & -d, SPREAD_LANES), d), reverse=True)[:3]
     return [
         {"lanes": lane, "inside": inside, "parallel": parallel}
@@ -71,17 +76,19 @@ def _candidates(schedule: Any, kernel: Kernel, _cpu: CpuFeatures) -> list[Knobs]
     ]
 
 
-def _innermost(schedule: Any, name: str) -> int:
-    """Return the extent of the axis of a reduction that goes into vectors."""
+def _vector_extent(schedule: Any, name: str) -> int:
+    """Return the extent of the vectorized axis of a reduction."""
     loops, spatial = _known_axes(schedule, name)
-    return extents(schedule, loops[-1:] if _runs_inward(schedule, name) or not spatial else [loops[spatial - 1]])[0]
+    return extents(schedule, loops[-1:] if _is_contiguous(schedule, name) or not spatial else [loops[spatial - 1]])[0]
 
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     names = _blocks(kernel)
     last, shared = names[-1], _shared_rows(schedule, kernel)
     partial = {
-        name: _in_lanes(schedule, name, knobs["lanes"]) for name in kernel.reductions if _runs_inward(schedule, name)
+        name: _split_lanes(schedule, name, knobs["lanes"])
+        for name in kernel.reductions
+        if _is_contiguous(schedule, name)
     }
     if knobs["inside"]:
         outer = schedule.get_loops(block_ref(schedule, last))[:shared]
@@ -97,14 +104,14 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
         if name in partial:
             _sum_lanes(schedule, name, partial[name], knobs)
         elif name in kernel.reductions:
-            outward(schedule, name, min(knobs["lanes"], SPREAD_LANES), knobs["parallel"])
+            schedule_outer_reduction(schedule, name, min(knobs["lanes"], SPREAD_LANES), knobs["parallel"])
         elif knobs["inside"]:
             _vectorize(schedule, schedule.get_loops(block_ref(schedule, name))[1:])
         else:
-            spread(schedule, name, knobs["parallel"])
+            parallelize(schedule, name, knobs["parallel"])
 
 
-def _in_lanes(schedule: Any, name: str, lanes: int) -> Any:
+def _split_lanes(schedule: Any, name: str, lanes: int) -> Any:
     """Split a reduction into one for each lane and one over the lanes; return the block of the first."""
     loops, spatial = _known_axes(schedule, name)
     _, lane = schedule.split(loops[-1], [None, lanes])
@@ -112,7 +119,7 @@ def _in_lanes(schedule: Any, name: str, lanes: int) -> Any:
 
 
 def _sum_lanes(schedule: Any, name: str, partial: Any, knobs: Knobs) -> None:
-    """Schedule both halves of a reduction in lanes."""
+    """Schedule both parts of a reduction in lanes."""
     kinds = [int(variable.iter_type) for variable in schedule.get(partial).iter_vars]
     whole = block_ref(schedule, name)
     if knobs["inside"]:  # the lanes are the first loop below the rows
@@ -122,7 +129,7 @@ def _sum_lanes(schedule: Any, name: str, partial: Any, knobs: Knobs) -> None:
     else:
         if knobs["parallel"]:
             for block in (partial, whole):
-                over_threads(schedule, schedule.get_loops(block)[: kinds.count(0) - 1])
+                parallelize_loops(schedule, schedule.get_loops(block)[: kinds.count(0) - 1])
         total = schedule.get_loops(whole)[-1]
     loops = schedule.get_loops(partial)
     schedule.vectorize(loops[-1])
@@ -131,7 +138,7 @@ def _sum_lanes(schedule: Any, name: str, partial: Any, knobs: Knobs) -> None:
 
 
 def _vectorize(schedule: Any, loops: list[Any]) -> None:
-    """Put the innermost loop into vectors, as wide as divides it."""
+    """Vectorize the innermost loop by its largest divisor."""
     if loops:
         width = max(divisors(extents(schedule, loops[-1:])[0], SPREAD_LANES))
         if width > 1:

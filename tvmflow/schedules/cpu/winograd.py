@@ -1,4 +1,4 @@
-"""Winograd's convolutions: transform a chunk of tiles, multiply, transform back, without leaving the near cache."""
+"""Schedule Winograd convolutions: transform a chunk of tiles, multiply, transform back in the cache."""
 
 from __future__ import annotations
 
@@ -6,27 +6,33 @@ import math
 from typing import Any
 
 from tvmflow.ir.tir.blocks import IMPORTED_LLVM, Kernel, block_ref, dilation_of, extents
-from tvmflow.schedules.intrinsics.arm_lane_mla import ByLane, lane_for, lane_intrinsic, lane_numbered, lane_points
-from tvmflow.schedules.intrinsics.dot_product import dot_for, dot_numbered, sum_with
+from tvmflow.schedules.intrinsics.arm_lane_mla import (
+    LaneMla,
+    find_lane_mla,
+    get_lane_mla,
+    rank_lane_tiles,
+    register_lane_mla,
+)
+from tvmflow.schedules.intrinsics.dot_product import find_dot, get_dot, tensorize_dot
 from tvmflow.schedules.template import (
     Knobs,
     Template,
-    distinct,
     divisors,
+    fuse_parallel_loops,
     leaves_idle,
-    order_of_tile,
+    order_tile_loops,
     packed_loops,
-    pixels_first,
-    points_of_sums,
-    shares_of,
-    spread_pixels,
+    parallelize_pixels,
+    pixels_first_knob,
+    rank_register_tiles,
+    remove_duplicates,
     weight_bytes,
 )
 from tvmflow.targets.cpu_features import CpuFeatures
 
 
-def _winograd(schedule: Any, kernel: Kernel) -> list[int] | None:
-    """Return the extents (alpha, alpha, c, rows of tiles, columns of tiles, lane, ic, ic lane) of Winograd's product.
+def _matmul_extents(schedule: Any, kernel: Kernel) -> list[int] | None:
+    """Return the extents (alpha, alpha, c, rows of tiles, columns of tiles, lane, ic, ic lane) of the batched matmul.
 
     With bf16_dot2 the last axis is split in two: groups, and the two channels of a group.
     """
@@ -35,25 +41,27 @@ def _winograd(schedule: Any, kernel: Kernel) -> list[int] | None:
     whole = [
         extents(schedule, schedule.get_loops(block_ref(schedule, name))) for name in (kernel.after[2], kernel.after[-1])
     ]
-    if math.prod(whole[0]) != math.prod(whole[1]):  # padded for the next layer in the same kernel
+    if math.prod(whole[0]) != math.prod(whole[1]):  # the same kernel pads for the next layer
         return None
     return extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
 
 
 def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
-    sizes = _winograd(schedule, kernel)
+    sizes = _matmul_extents(schedule, kernel)
     assert sizes is not None
     _, _, channels, rows, columns, lanes = sizes[:6]
     dilation = dilation_of(schedule, kernel.after[2])
     points = [(c, y, x) for c in divisors(channels, 4) for y in divisors(rows, 4) for x in divisors(columns, 16)]
-    points = points_of_sums(points, cpu, lanes)
-    dot = dot_for(cpu, "bfloat16", lanes) if len(sizes) == 9 else None
+    points = rank_register_tiles(points, cpu, lanes)
+    dot = find_dot(cpu, "bfloat16", lanes) if len(sizes) == 9 else None
     with_dot = {"dot": dot.number} if dot else {}
-    row = lane_for(cpu, ("float32",) * 3, lanes, (sizes[7], 1)) if len(sizes) == 8 else None
-    ways = (
-        [(point, {"dot": row.number}) for point in lane_points(row, channels, rows, columns, lanes)[:6]] if row else []
+    row = find_lane_mla(cpu, ("float32",) * 3, lanes, (sizes[7], 1)) if len(sizes) == 8 else None
+    variants = (
+        [(point, {"dot": row.number}) for point in rank_lane_tiles(row, channels, rows, columns, lanes)[:6]]
+        if row
+        else []
     )
-    ways += [(point, with_dot) for point in points[:10]]
+    variants += [(point, with_dot) for point in points[:10]]
     parts = (2, 4, 6, 8, rows) if cpu.threads > 2 else (2, 4, 6, 8)
     by_rows = [rows // d for d in parts if rows % d == 0] or [1]
     places = [(1, chunk) for chunk in by_rows] + [(0, rows)]
@@ -61,7 +69,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
         places.reverse()
     if cpu.threads > 2:
         places += [(0, chunk) for chunk in by_rows]
-    found = distinct(
+    found = remove_duplicates(
         [
             {
                 "tiles_first": first,
@@ -71,54 +79,54 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
                 "x_tile": x,
                 "c_block": c * blocks,
                 **number,
-                **pixels_first((c, y, x), cpu),
+                **pixels_first_knob((c, y, x), cpu),
             }
             for blocks in (1, 2)
             for first, chunk in places
-            for (c, y, x), number in ways
+            for (c, y, x), number in variants
             if max(chunk, y) % y == 0
             and rows % max(chunk, y) == 0
             and channels % (c * blocks) == 0
             and max(chunk, y) % dilation == 0
         ]
     )
-    # Stable: where threads have something to do, the order above stays.
-    found.sort(key=lambda k: leaves_idle(_tasks(channels, rows, k), cpu.threads))
+    # The sort is stable: candidates that keep threads busy stay in the order above.
+    found.sort(key=lambda k: leaves_idle(_count_tasks(channels, rows, k), cpu.threads))
     return found
 
 
-def _tasks(channels: int, rows: int, knobs: Knobs) -> int:
-    """Return into how many pieces a schedule divides so many blocks of channels and rows of tiles."""
+def _count_tasks(channels: int, rows: int, knobs: Knobs) -> int:
+    """Return the number of tasks into which a schedule divides these blocks of channels and rows of tiles."""
     return rows // knobs["chunk"] * (1 if knobs["tiles_first"] else channels // knobs["c_block"])
 
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
-    """Transform a chunk of tiles, then for each block of channels multiply and transform back, epilogue included."""
+    """Transform a chunk of tiles, then for each block of channels multiply and transform back, with the epilogue."""
     assert kernel.anchor is not None
     outermost, channels = _transform_back(schedule, kernel, knobs)
     product = _multiply(schedule, kernel.anchor, channels, knobs)
-    row = lane_numbered(knobs.get("dot", 0))
+    row = get_lane_mla(knobs.get("dot", 0))
     if row:
         _transform(schedule, kernel, outermost, knobs)
         _multiply_by_lane(schedule, row, product, outermost)
         return
-    dot = dot_numbered(knobs["dot"]) if knobs.get("dot") else None
+    dot = get_dot(knobs["dot"]) if knobs.get("dot") else None
     axes = list(schedule.get_loops(product))
     dot_axis = [axes.pop()] if dot else []
     e, j, o, ty, tx, lane, ic, ic_lane = axes[-8:]
-    schedule.reorder(ic, ic_lane, e, j, *order_of_tile(knobs, o, (ty, tx)), lane, *dot_axis)
+    schedule.reorder(ic, ic_lane, e, j, *order_tile_loops(knobs, o, (ty, tx)), lane, *dot_axis)
     for axis in (o, ty, tx):
         schedule.unroll(axis)
     _transform(schedule, kernel, outermost, knobs)
     if dot:
-        sum_with(schedule, dot, product, lane, ic, outermost)
+        tensorize_dot(schedule, dot, product, lane, ic, outermost)
     else:
         schedule.vectorize(lane)
         schedule.decompose_reduction(product, ic)
 
 
-def _multiply_by_lane(schedule: Any, row: ByLane, product: Any, outermost: Any) -> None:
-    """Sum a tile of the product in registers, a register of weights with every tile of the image before the next."""
+def _multiply_by_lane(schedule: Any, row: LaneMla, product: Any, outermost: Any) -> None:
+    """Sum a tile of the matmul in registers; each register of weights is multiplied by all tiles before the next."""
     e, j, o, ty, tx, lane, ic, ic_lane = schedule.get_loops(product)[-8:]
     words, word = schedule.split(ic_lane, [None, row.words])
     block, lane = schedule.split(lane, [None, row.lanes])
@@ -127,12 +135,12 @@ def _multiply_by_lane(schedule: Any, row: ByLane, product: Any, outermost: Any) 
         schedule.unroll(axis)
     init = schedule.decompose_reduction(product, ic)
     schedule.vectorize(schedule.get_loops(init)[-1])
-    schedule.tensorize(lane, lane_intrinsic(row))
+    schedule.tensorize(lane, register_lane_mla(row))
     schedule.annotate(outermost, IMPORTED_LLVM, row.imports)
 
 
 def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, Any]:
-    """Schedule what lies behind the product; return the loop over threads and the loop over blocks of channels."""
+    """Schedule the output transform and epilogue; return the loop over threads and the loop over blocks of channels."""
     m = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.after[1])))[0]
     dilation = dilation_of(schedule, kernel.after[2])
     for name in kernel.after[2:-1]:
@@ -143,12 +151,12 @@ def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, A
     y_chunk, y, dy = schedule.split(h, [None, knobs["chunk"] // dilation, m * dilation])
     x, dx = schedule.split(w, [None, m * dilation])
     by_rows = bool(knobs["tiles_first"])
-    outermost = shares_of(schedule, batch, c_outer, y_chunk, (y, x, c_inner, dy, dx, written), by_rows)
+    outermost = fuse_parallel_loops(schedule, batch, c_outer, y_chunk, (y, x, c_inner, dy, dx, written), by_rows)
     c_outer = c_outer if by_rows else outermost
     schedule.parallel(outermost)
     schedule.vectorize(written)
     back_half, back = (block_ref(schedule, name) for name in kernel.after[:2])
-    schedule.compute_at(back, c_inner, preserve_unit_loops=True)  # with a dilation, of all tiles within each other
+    schedule.compute_at(back, c_inner, preserve_unit_loops=True)  # with a dilation, for all interleaved tiles
     e, j, _, ty, tx, _ = schedule.get_loops(back)[-6:]
     schedule.reorder(ty, tx, e, j)
     schedule.compute_at(back_half, tx, preserve_unit_loops=True)
@@ -157,12 +165,12 @@ def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, A
     for axis in (e, j, *((dy, dx) if dilation == 1 else ())):
         schedule.unroll(axis)
     schedule.vectorize(schedule.get_loops(back)[-1])
-    by_columns(schedule, back_half)
+    unroll_columns(schedule, back_half)
     return outermost, c_outer
 
 
 def _multiply(schedule: Any, anchor: str, channels: Any, knobs: Knobs) -> Any:
-    """Keep a tile of the product in registers, stored once below the loop `channels`; return its block."""
+    """Keep a tile of the matmul in registers, stored once below the loop `channels`; return its block."""
     product = block_ref(schedule, anchor)
     stored = schedule.cache_write(product, 0, "global")
     schedule.set_scope(product, 0, "local")
@@ -179,9 +187,10 @@ def _multiply(schedule: Any, anchor: str, channels: Any, knobs: Knobs) -> Any:
     return product
 
 
-def by_columns(schedule: Any, half: Any) -> Any:
-    """Unroll the first half of a transform, one column of a tile after the other, so that what its rows share stays in
-    registers; return the loop over columns.
+def unroll_columns(schedule: Any, half: Any) -> Any:
+    """Unroll the first half of a transform column by column, so that common terms of its rows stay in registers.
+
+    Return the loop over columns.
     """
     row, column, *_, lanes = schedule.get_loops(half)[-6:]
     schedule.reorder(column, row)
@@ -192,7 +201,7 @@ def by_columns(schedule: Any, half: Any) -> Any:
 
 
 def _transform(schedule: Any, kernel: Kernel, outermost: Any, knobs: Knobs) -> None:
-    """Schedule the padding and the transform of the tiles, for each chunk where `tiles_first` says so."""
+    """Schedule the padding and the input transform, for each chunk if `tiles_first` is set."""
     *paddings, half_name, tile_name = kernel.before
     tile, half = block_ref(schedule, tile_name), block_ref(schedule, half_name)
     if knobs["tiles_first"]:
@@ -204,16 +213,18 @@ def _transform(schedule: Any, kernel: Kernel, outermost: Any, knobs: Knobs) -> N
     for axis in (e, j):
         schedule.unroll(axis)
     schedule.vectorize(v)
-    by_columns(schedule, half)
+    unroll_columns(schedule, half)
     for name in paddings:
         padding = block_ref(schedule, name)
         if knobs["tiles_first"]:
             schedule.compute_at(padding, outermost, preserve_unit_loops=True)
             schedule.vectorize(schedule.get_loops(padding)[-1])
         else:
-            spread_pixels(schedule, name, 1)
+            parallelize_pixels(schedule, name, 1)
     if not knobs["tiles_first"]:
         schedule.parallel(i)
 
 
-WINOGRAD = Template("winograd", lambda schedule, kernel: _winograd(schedule, kernel) is not None, _candidates, _apply)
+WINOGRAD = Template(
+    "winograd", lambda schedule, kernel: _matmul_extents(schedule, kernel) is not None, _candidates, _apply
+)

@@ -1,8 +1,7 @@
-"""Sums that the threads of a group share: one launch for kernels of few outputs and long sums, rows of which are as
-many groups.
+"""Share reductions among the threads of a workgroup: one launch for few outputs of long sums.
 
-Each thread sums a part and all of them get the total, by TVM's reductions over threads, which GLSL has for subgroups of
-any size (`tvmflow/gpu_codegen/glsl.py`).
+Each row is a workgroup. Each thread sums a part, and all of them get the total by TVM's reductions over threads, which
+GLSL has for subgroups of any size (`tvmflow/gpu_codegen/glsl.py`).
 """
 
 from __future__ import annotations
@@ -12,28 +11,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, axes, block_ref, extents
-from tvmflow.schedules.cpu.norm import parts_of
+from tvmflow.schedules.cpu.norm import norm_blocks
 from tvmflow.schedules.template import divisors
 from tvmflow.targets.gpu_features import GpuFeatures
 
 _LANES = 4
-_MOST_GROUPS = 65535  # along an axis, on every device
-_LEAST_SUMS = 64  # numbers of a group; with fewer it costs more than it saves
-_LEAST_ROUNDS = 8  # numbers of a thread, vectors twice as many: the same where groups are more than fill the GPU
-_MOST_OUTPUTS = 32  # of a thread, or twice as many as it sums; more are another launch's
-_SUBGROUPS = (1, 4)  # of a group
-_NORM = "packed_norm"  # block of norms of packed channels, `tvmflow/passes/layout/norm.py`
+_MOST_GROUPS = 65535  # workgroups along an axis that every device supports
+_LEAST_SUMS = 64  # numbers of a workgroup; with fewer it costs more than it saves
+_LEAST_ROUNDS = 8  # numbers of a thread (twice as many vectors) above which it pays even if workgroups fill the GPU
+_MOST_OUTPUTS = 32  # outputs of a thread, or twice as many as it sums; more take another launch
+_SUBGROUPS = (1, 4)  # subgroups of a workgroup
+_NORM = "packed_norm"  # block of norms on packed channels, `tvmflow/passes/layout/norm.py`
 _OPERATIONS = ("Add", "Max", "Min")
 _DTYPES = ("float32", "float16", "int32")
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """shared: how many axes, the first ones, all blocks have: a step of them is a group's; is_vector: four of the last
-    axis are side by side.
+    """The rows of a kernel, each of which is a workgroup.
 
-    outputs: of a group, in vectors where that is so; sums: the least of a reduction; once: threads that sum apart would
-    read nothing that others read, or not side by side.
+    shared: number of leading axes that all blocks share; is_vector: whether the last axis is a vector of four; outputs:
+    of a row, in vectors if is_vector; sums: the shortest reduction; once: whether separate threads would read no common
+    or no contiguous data.
     """
 
     shared: int
@@ -45,7 +44,7 @@ class _Rows:
 
 
 def threads_to_try(schedule: Any, kernel: Kernel, gpu: GpuFeatures) -> list[int]:
-    """Return how many threads may share a sum, the likelier first; none where outputs are many or sums are short."""
+    """Return how many threads may share a sum, the most promising first; none if outputs are many or sums short."""
     if not gpu.subgroups or not kernel.reductions:
         return []
     if _NORM in kernel.after:
@@ -55,7 +54,7 @@ def threads_to_try(schedule: Any, kernel: Kernel, gpu: GpuFeatures) -> list[int]
     return [
         one
         for one in (gpu.subgroups * count for count in _SUBGROUPS)
-        if _pays(_rows(schedule, kernel, one)[0], one, gpu)
+        if _pays(_find_rows(schedule, kernel, one)[0], one, gpu)
     ]
 
 
@@ -68,49 +67,49 @@ def _pays(rows: _Rows | None, threads: int, gpu: GpuFeatures) -> bool:
     return rows.groups * threads <= gpu.threads or (rows.once and rows.sums >= rounds * threads)
 
 
-def _rows(schedule: Any, kernel: Kernel, threads: int) -> tuple[_Rows | None, bool]:
-    """Return the rows of a kernel, and whether its last block is one of its own launch; None where there are none or no
-    subgroup can sum them.
+def _find_rows(schedule: Any, kernel: Kernel, threads: int) -> tuple[_Rows | None, bool]:
+    """Return the rows of a kernel, and whether its last block takes a separate launch; None if subgroups cannot sum
+    them.
     """
-    rows = _rows_of(schedule, kernel, _last(kernel))
-    if len(kernel.reductions) > 1 or _last(kernel) in kernel.reductions:
+    rows = _match_rows(schedule, kernel, _last_block(kernel))
+    if len(kernel.reductions) > 1 or _last_block(kernel) in kernel.reductions:
         return rows, False
     if rows is not None and rows.outputs <= max(2 * rows.sums, _MOST_OUTPUTS * threads):
         return rows, False
-    return _rows_of(schedule, kernel, kernel.reductions[0]), True
+    return _match_rows(schedule, kernel, kernel.reductions[0]), True
 
 
-def _rows_of(schedule: Any, kernel: Kernel, last: str) -> _Rows | None:
+def _match_rows(schedule: Any, kernel: Kernel, last: str) -> _Rows | None:
     outputs, sums, is_row = [], [], True
     for name in kernel.reductions:
         shape, block = axes(schedule, name), schedule.get(block_ref(schedule, name))
-        if shape is None or not _is_total(block):
+        if shape is None or not _is_supported_reduction(block):
             return None
         sizes = extents(schedule, shape[0])
         outputs.append(sizes[: shape[1]])
         sums.append(math.prod(sizes[shape[1] :]))
-        is_row &= _along_rows(block)
-    made = (
+        is_row &= _sums_along_rows(block)
+    last_sizes = (
         outputs[-1] if last in kernel.reductions else extents(schedule, schedule.get_loops(block_ref(schedule, last)))
     )
-    all_of = [*outputs, made]
+    all_of = [*outputs, last_sizes]
     is_vector = len(outputs) == 1 and all(len(one) > 1 and one[-1] == _LANES for one in all_of)
     most = min(map(len, all_of)) - is_vector
     shared = next((at for at in range(most) if len({one[at] for one in all_of}) > 1), most)
     if any(math.prod(one[shared:]) != (_LANES if is_vector else 1) for one in outputs):
         return None
     once = math.prod(outputs[0][2:-1]) == 1 if is_vector else is_row
-    vectors = math.prod(made[shared:]) // (_LANES if is_vector else 1)
+    vectors = math.prod(last_sizes[shared:]) // (_LANES if is_vector else 1)
     return _Rows(shared, math.prod(outputs[0][:shared]), is_vector, vectors, min(sums), once)
 
 
-def _is_total(block: Any) -> bool:
+def _is_supported_reduction(block: Any) -> bool:
     value: Any = getattr(block.body, "value", None)
     return type(value).__name__ in _OPERATIONS and str(value.ty.dtype) in _DTYPES
 
 
-def _along_rows(block: Any) -> bool:
-    """Whether one tensor is summed, along its last axis: of products of matrices other rows read the same."""
+def _sums_along_rows(block: Any) -> bool:
+    """Whether a single tensor is summed along its last axis; in a matmul other rows read the same data."""
     summed = [axis.var for axis in block.iter_vars if int(axis.iter_type) != 0]
     found = [[any(axis.min.same_as(one) for one in summed) for axis in read.region] for read in block.reads]
     of_sums = [axes_of for axes_of in found if any(axes_of)]
@@ -118,18 +117,18 @@ def _along_rows(block: Any) -> bool:
 
 
 def share_sums(schedule: Any, kernel: Kernel, threads: int) -> list[str]:
-    """Schedule a kernel so that threads of a group share its sums; return the blocks that are left for a launch of
-    their own, one at most.
+    """Schedule a kernel so that threads of a workgroup share its sums; return the blocks left for a separate launch, at
+    most one.
 
-    Raises ScheduleError or ValueError where it has other blocks that cannot be inlined.
+    Raises ScheduleError or ValueError if other blocks cannot be inlined.
     """
     if _NORM in kernel.after:
         _share_norm(schedule, kernel, threads)
         return []
-    rows, apart = _rows(schedule, kernel, threads)
+    rows, apart = _find_rows(schedule, kernel, threads)
     if rows is None:
-        raise ValueError("outputs that are not rows of sums")
-    last = _last(kernel)
+        raise ValueError("the outputs are not rows of the reductions")
+    last = _last_block(kernel)
     for name in (*kernel.before, *kernel.after):
         if name != last and name not in kernel.reductions:
             schedule.compute_inline(block_ref(schedule, name))
@@ -141,23 +140,23 @@ def share_sums(schedule: Any, kernel: Kernel, threads: int) -> list[str]:
     if rows.is_vector:
         group = _share_vectors(schedule, kernel.reductions[0], rows, threads)
         schedule.reverse_compute_at(final, group, preserve_unit_loops=True)
-        _spread(schedule, final, rows, threads)
+        _distribute_outputs(schedule, final, rows, threads)
         return [last] if apart else []
     loops = list(schedule.get_loops(final))
     group = schedule.fuse(*loops[: rows.shared]) if rows.shared else schedule.add_unit_loop(loops[0])
     schedule.bind(group, "blockIdx.x")
-    _spread(schedule, final, rows, threads)
+    _distribute_outputs(schedule, final, rows, threads)
     for name in reversed(kernel.reductions):
         _share_numbers(schedule, name, group, threads)
     return [last] if apart else []
 
 
-def _last(kernel: Kernel) -> str:
+def _last_block(kernel: Kernel) -> str:
     return kernel.after[-1] if kernel.after else kernel.reductions[-1]
 
 
-def _over_threads(schedule: Any, loops: list[Any], threads: int) -> Any:
-    """Fuse loops and split them over the threads of a group; return the loop over threads."""
+def _split_over_threads(schedule: Any, loops: list[Any], threads: int) -> Any:
+    """Fuse loops and split them over the threads of a workgroup; return the loop over threads."""
     return schedule.split(schedule.fuse(*loops) if len(loops) > 1 else loops[0], [None, threads])[1]
 
 
@@ -167,15 +166,15 @@ def _share_numbers(schedule: Any, name: str, group: Any, threads: int) -> None:
     loops, spatial = axes(schedule, name) or ([], 0)
     schedule.compute_at(block, group, preserve_unit_loops=True)
     schedule.bind(
-        _over_threads(schedule, list(schedule.get_loops(block))[spatial - len(loops) :], threads), "threadIdx.x"
+        _split_over_threads(schedule, list(schedule.get_loops(block))[spatial - len(loops) :], threads), "threadIdx.x"
     )
 
 
 def _share_vectors(schedule: Any, name: str, rows: _Rows, threads: int) -> Any:
-    """Let each thread sum its share of a vector, before all of them add; return the loop over groups."""
+    """Sum a share of a vector in each thread, then reduce over threads; return the loop over workgroups."""
     block = block_ref(schedule, name)
     loops, spatial = axes(schedule, name) or ([], 0)
-    part = schedule.rfactor(_over_threads(schedule, loops[spatial:], threads), 0)
+    part = schedule.rfactor(_split_over_threads(schedule, loops[spatial:], threads), 0)
     schedule.set_scope(part, 0, "local")
     loops = list(schedule.get_loops(part))
     *units, lanes, outer, thread = loops[rows.shared :]
@@ -194,20 +193,20 @@ def _share_vectors(schedule: Any, name: str, rows: _Rows, threads: int) -> Any:
     return group
 
 
-def _spread(schedule: Any, block: Any, rows: _Rows, threads: int) -> None:
-    """Give what is left of a group's row of outputs to its threads."""
+def _distribute_outputs(schedule: Any, block: Any, rows: _Rows, threads: int) -> None:
+    """Distribute the rest of a row of outputs over the threads of its workgroup."""
     inner = list(schedule.get_loops(block))[1:]
     lanes = inner.pop() if rows.is_vector else None
     if not inner:
         inner = [schedule.add_unit_loop(block if lanes is None else lanes)]
-    schedule.bind(_over_threads(schedule, inner, threads), "threadIdx.x")
+    schedule.bind(_split_over_threads(schedule, inner, threads), "threadIdx.x")
     if lanes is not None:
         schedule.vectorize(lanes)
 
 
 def _share_norm(schedule: Any, kernel: Kernel, threads: int) -> None:
-    """Schedule a norm of packed channels, a pixel for each group, blocks of channels over threads, of which there are a
-    whole number for each.
+    """Schedule a norm on packed channels: a pixel for each workgroup, an equal number of blocks of channels for each
+    thread.
     """
     after = kernel.after[kernel.after.index(_NORM) :]
     for name in after[:-1]:
@@ -216,14 +215,14 @@ def _share_norm(schedule: Any, kernel: Kernel, threads: int) -> None:
     schedule.reorder(batch, row, column, blocks, lanes)
     group = schedule.fuse(batch, row, column)
     schedule.bind(group, "blockIdx.x")
-    schedule.bind(_over_threads(schedule, [blocks], threads), "threadIdx.x")
+    schedule.bind(_split_over_threads(schedule, [blocks], threads), "threadIdx.x")
     schedule.vectorize(lanes)
-    for name in parts_of(kernel):
+    for name in norm_blocks(kernel):
         block = block_ref(schedule, f"{_NORM}_{name}")
         schedule.set_scope(block, 0, "local")
         part = None
         if name.endswith("of_lane"):
-            part = schedule.rfactor(_over_threads(schedule, schedule.get_loops(block)[-1:], threads), 0)
+            part = schedule.rfactor(_split_over_threads(schedule, schedule.get_loops(block)[-1:], threads), 0)
             schedule.set_scope(part, 0, "local")
         schedule.compute_at(block, group, preserve_unit_loops=True)
         if part is None:

@@ -1,8 +1,8 @@
-"""Schedule templates for GPUs: channels by four in a vector, a tile of pixels and channels in each thread's registers.
+"""Schedule GPU kernels by vectors of four channels, and tiles of outputs in registers.
 
-No predicates: tiles and groups divide their loops, so that no thread reads what is not there. No local memory either:
-on Mali it is main memory. Where a layer has too few outputs to fill the GPU, its sums are shared by the threads of a
-group (knob `shared`, `tvmflow/schedules/gpu/shared_reduction.py`), or split over threads and added by a second launch.
+Tiles and workgroups divide their loops, so that no predicates are needed. Local memory is not used: on Mali it is main
+memory. If a layer has too few outputs to fill the GPU, the threads of a workgroup share its sums (knob `shared`,
+`tvmflow/schedules/gpu/shared_reduction.py`), or sums are split over threads and added by a second launch.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _PACKED_AXES = 5  # (n, c, h, w, lane)
 _ROW_LATER = 1.2
 MOST_TILE = 16  # vectors of sums in a thread
 _MOST_CANDIDATES = 256
-# Where no tile can be scheduled.
-_AS_PLAIN = {"tile": 1, "together": 1, "across": 64, "down": 1, "parts": 0, "row": 0, "shared": 0}
-GROUPS = (64, 16, 32, 128, 256)  # threads; every device runs as many
+# The fallback if no tile can be scheduled.
+_FALLBACK = {"tile": 1, "together": 1, "across": 64, "down": 1, "parts": 0, "row": 0, "shared": 0}
+GROUPS = (64, 16, 32, 128, 256)  # threads of a workgroup that every device supports
 
 
 def bind_flat(schedule: Any, loops: list[Any], lanes: Any, group: int) -> Any:
-    """Give nested loops to groups of threads, `lanes` to a vector where there are any; return the loop of threads."""
+    """Bind nested loops to workgroups of threads, and vectorize `lanes` if given; return the loop of threads."""
     fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
     total = extents(schedule, [fused])[0]
     threads = max(divisors(total, group))
@@ -41,8 +41,8 @@ def bind_flat(schedule: Any, loops: list[Any], lanes: Any, group: int) -> Any:
     return inner
 
 
-def _in_vectors(schedule: Any, loops: list[Any]) -> tuple[list[Any], Any]:
-    """Return the loops with four lanes of the last split off where they divide it, and the loop of lanes or None."""
+def _split_vector(schedule: Any, loops: list[Any]) -> tuple[list[Any], Any]:
+    """Split four lanes off the last loop if they divide it; return the loops and the loop of lanes, or None."""
     if not loops:
         return loops, None
     extent = extents(schedule, loops[-1:])[0]
@@ -55,22 +55,22 @@ def _in_vectors(schedule: Any, loops: list[Any]) -> tuple[list[Any], Any]:
 # -- any kernel --
 
 
-def _plain(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+def _schedule_plain(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     if knobs["shared"]:
         for name in share_sums(schedule, kernel, knobs["shared"]):
-            _plain_elements(schedule, name, {"group": GROUPS[0], "vector": 1})
+            _schedule_elements(schedule, name, {"group": GROUPS[0], "vector": 1})
         return
     names = [*kernel.before, *((kernel.anchor,) if kernel.anchor else ()), *kernel.after]
-    kept = [name for name in names if name in kernel.reductions or not _inlined(schedule, name)]
+    kept = [name for name in names if name in kernel.reductions or not _try_inline(schedule, name)]
     for name in kept:
         if name in kernel.reductions:
-            _plain_reduction(schedule, name, knobs)
+            _schedule_reduction(schedule, name, knobs)
         else:
-            _plain_elements(schedule, name, knobs)
+            _schedule_elements(schedule, name, knobs)
 
 
-def _inlined(schedule: Any, name: str) -> bool:
-    """Inline a block; False where it writes an output."""
+def _try_inline(schedule: Any, name: str) -> bool:
+    """Inline a block; return False if it writes an output."""
     try:
         schedule.compute_inline(block_ref(schedule, name))
     except s_tir.ScheduleError:
@@ -78,19 +78,19 @@ def _inlined(schedule: Any, name: str) -> bool:
     return True
 
 
-def _plain_elements(schedule: Any, name: str, knobs: Knobs) -> None:
+def _schedule_elements(schedule: Any, name: str, knobs: Knobs) -> None:
     loops = list(schedule.get_loops(block_ref(schedule, name)))
     if not loops:
         loops = [schedule.add_unit_loop(block_ref(schedule, name))]
-    loops, lanes = _in_vectors(schedule, loops) if knobs["vector"] else (loops, None)
+    loops, lanes = _split_vector(schedule, loops) if knobs["vector"] else (loops, None)
     bind_flat(schedule, loops, lanes, knobs["group"])
 
 
-def _plain_reduction(schedule: Any, name: str, knobs: Knobs) -> None:
-    """Let each thread sum what one output is made of, in a register or, where TVM cannot say which, in the output."""
+def _schedule_reduction(schedule: Any, name: str, knobs: Knobs) -> None:
+    """Sum each output in one thread, in a register or, if TVM cannot place it, in the output."""
     found = axes(schedule, name)
     if found is None:
-        raise ValueError(f"the loops of {name} are not its axes")
+        raise ValueError(f"the loops of {name} do not match its axes")
     block = block_ref(schedule, name)
     loops, spatial = found
     if not knobs["register"]:
@@ -106,19 +106,19 @@ def _plain_reduction(schedule: Any, name: str, knobs: Knobs) -> None:
 
 
 def _plain_candidates(schedule: Any, kernel: Kernel, gpu: GpuFeatures) -> list[Knobs]:
-    ways = ((0, 1), (0, 0)) if kernel.reductions else ((1, 0), (0, 0))
+    variants = ((0, 1), (0, 0)) if kernel.reductions else ((1, 0), (0, 0))
     shared = [
         {"group": one, "vector": 0, "register": 0, "shared": one} for one in threads_to_try(schedule, kernel, gpu)
     ]
     apart = [
         {"group": group, "vector": vector, "register": register, "shared": 0}
-        for vector, register in ways
+        for vector, register in variants
         for group in GROUPS
     ]
     return [*shared, *apart]
 
 
-GPU_PLAIN = Template("gpu_plain", lambda _schedule, _kernel: True, _plain_candidates, _plain)
+GPU_PLAIN = Template("gpu_plain", lambda _schedule, _kernel: True, _plain_candidates, _schedule_plain)
 
 
 # -- windows: convolutions and pools over packed channels --
@@ -152,9 +152,9 @@ def _window_candidates(schedule: Any, kernel: Kernel, gpu: GpuFeatures) -> list[
         for together in (1, 2, 4) if whole else (1,):
             if width % tile or channels % together or tile * together > MOST_TILE:
                 continue
-            for parts in _parts(summed[0]) if whole else (1,):
+            for parts in _part_counts(summed[0]) if whole else (1,):
                 pixels, blocks = height * width // tile, batch * channels // together
-                for threads, row in itertools.product(GROUPS, (1, 0) if summed[_column(summed)] > 1 else (0,)):
+                for threads, row in itertools.product(GROUPS, (1, 0) if summed[_row_reduction(summed)] > 1 else (0,)):
                     across = max(divisors(pixels, threads))
                     down = max(divisors(blocks, max(threads // across, 1)))
                     knobs = {
@@ -168,47 +168,50 @@ def _window_candidates(schedule: Any, kernel: Kernel, gpu: GpuFeatures) -> list[
                     }
                     found[tuple(knobs.values())] = (_cost(knobs, outputs, summed, gpu), knobs)
     ordered = [knobs for _, knobs in sorted(found.values(), key=lambda one: one[0])][:_MOST_CANDIDATES]
-    shared = [{**_AS_PLAIN, "across": one, "shared": one} for one in threads_to_try(schedule, kernel, gpu)]
-    first = shared if height * width == 1 else []  # else pixels share weights
+    shared = [{**_FALLBACK, "across": one, "shared": one} for one in threads_to_try(schedule, kernel, gpu)]
+    first = shared if height * width == 1 else []  # otherwise pixels share weights
     most = MOST_DEFAULTS - 1 - len(first)
-    return [*first, *ordered[:most], _AS_PLAIN, *(shared if not first else []), *ordered[most:]]
+    return [*first, *ordered[:most], _FALLBACK, *(shared if not first else []), *ordered[most:]]
 
 
-def _column(sums: list[Any]) -> int:
-    """Return which sum runs along a row of a window: the third after channels, or the last."""
+def _row_reduction(sums: list[Any]) -> int:
+    """Return the index of the reduction along a row of the window: the third (behind the channels), or the last."""
     return min(2, len(sums) - 1)
 
 
-def _parts(extent: int) -> tuple[int, ...]:
-    """Return in how many parts a sum over channels may be split."""
+def _part_counts(extent: int) -> tuple[int, ...]:
+    """Return the numbers of parts into which a reduction over channels may be split."""
     return tuple(part for part in (1, 2, 4, 8, 16) if extent % part == 0 and extent > part)
 
 
 def _cost(knobs: Knobs, outputs: int, summed: list[int], gpu: GpuFeatures) -> float:
-    """Return about how long a schedule takes, in loads of a vector: few threads leave a GPU idle, small tiles load the
-    same again and again.
+    """Return the estimated time of a schedule in vector loads.
+
+    Few threads leave a GPU idle, small tiles repeat loads.
     """
-    tile, together, parts, columns = knobs["tile"], knobs["together"], knobs["parts"], summed[_column(summed)]
-    held = tile + columns - 1 if knobs["row"] else tile  # vectors of the input
+    tile, together, parts, columns = knobs["tile"], knobs["together"], knobs["parts"], summed[_row_reduction(summed)]
+    held = tile + columns - 1 if knobs["row"] else tile  # input vectors
     group = knobs["across"] * knobs["down"]
     threads = outputs * parts / (tile * together)
     loads = (
         held / (columns if knobs["row"] else 1) + LANES * together + tile * together * LANES / 2
-    )  # and multiplications, two a load
+    )  # and multiplications, two of which take as long as a load
     rounds = max(1.0, threads / gpu.threads)
     waste = gpu.warp * math.ceil(group / gpu.warp) / group
     spilled = max(1.0, (tile * together + held + LANES * together) * LANES / gpu.registers)
-    added = outputs * (parts + 1) / gpu.threads + 64 if parts > 1 else 0.0  # a second launch, and what it reads
+    added = outputs * (parts + 1) / gpu.threads + 64 if parts > 1 else 0.0  # a second launch and its loads
     fits = 1.0 + 0.02 * abs(math.log2(group / gpu.group))
     if knobs["row"] and not gpu.rows:
         fits *= _ROW_LATER
     return rounds * waste * spilled * fits * loads * math.prod(summed) / LANES / parts + added
 
 
-def _window(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
+def _schedule_window(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     assert kernel.anchor is not None
     if not knobs["parts"]:
-        _plain(schedule, kernel, {"group": knobs["across"], "vector": 0, "register": 0, "shared": knobs["shared"]})
+        _schedule_plain(
+            schedule, kernel, {"group": knobs["across"], "vector": 0, "register": 0, "shared": knobs["shared"]}
+        )
         return
     for name in kernel.before[:-1]:
         schedule.compute_inline(block_ref(schedule, name))
@@ -216,20 +219,20 @@ def _window(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     data = block_ref(schedule, kernel.before[-1]) if kernel.before else None
     last = merge_epilogue(schedule, kernel)
     if knobs["parts"] > 1:
-        anchor = _in_parts(schedule, anchor, last, knobs)
+        anchor = _split_reduction(schedule, anchor, last, knobs)
         last = None
     if last is None:
         outer = schedule.cache_write(anchor, 0, "local")
     else:
         outer = block_ref(schedule, last)
         schedule.set_scope(anchor, 0, "local")
-    thread = tiled(schedule, outer, knobs)
+    thread = bind_tile(schedule, outer, knobs)
     schedule.compute_at(anchor, thread, preserve_unit_loops=True)
-    _summed(schedule, anchor, data, is_row=bool(knobs["row"]))
+    _schedule_sums(schedule, anchor, data, is_row=bool(knobs["row"]))
 
 
-def _in_parts(schedule: Any, anchor: Any, last: str | None, knobs: Knobs) -> Any:
-    """Split a sum over channels; a launch of its own adds the parts. Return the block that sums one part."""
+def _split_reduction(schedule: Any, anchor: Any, last: str | None, knobs: Knobs) -> Any:
+    """Split a reduction over channels; a second launch adds the parts. Return the block that sums one part."""
     channels = schedule.get_loops(anchor)[_PACKED_AXES]
     part, _ = schedule.split(channels, [knobs["parts"], None])
     partial = schedule.rfactor(part, 0)
@@ -242,14 +245,14 @@ def _in_parts(schedule: Any, anchor: Any, last: str | None, knobs: Knobs) -> Any
     schedule.bind(schedule.fuse(batch, channel), "blockIdx.y")
     thread = bind_flat(schedule, [row, column], lanes, 64)
     schedule.compute_at(anchor, thread, preserve_unit_loops=True)
-    sums, spatial = sums_first(schedule, anchor)
+    sums, spatial = reorder_reduction_first(schedule, anchor)
     schedule.vectorize(spatial[-1])
     schedule.decompose_reduction(anchor, sums[0])
     return partial
 
 
-def sums_first(schedule: Any, block: Any) -> tuple[list[Any], list[Any]]:
-    """Reorder a thread's loops of a reduction: over what is summed, then its outputs. Return both."""
+def reorder_reduction_first(schedule: Any, block: Any) -> tuple[list[Any], list[Any]]:
+    """Reorder a thread's loops: first over the reduction, then over its outputs. Return both."""
     inner = list(schedule.get_loops(block))[-len(schedule.get(block).iter_vars) :]
     realize = schedule.get(inner[-1]).body
     sums: list[Any] = []
@@ -257,7 +260,7 @@ def sums_first(schedule: Any, block: Any) -> tuple[list[Any], list[Any]]:
     for variable, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
         used = [loop for loop in inner if _uses(value, schedule.get(loop).loop_var)]
         if len(used) != 1:
-            raise ValueError(f"an axis that is not one loop: {value}")
+            raise ValueError(f"an axis does not match a single loop: {value}")
         (spatial if int(variable.iter_type) == 0 else sums).append(used[0])
     schedule.reorder(*sums, *spatial)
     return sums, spatial
@@ -272,19 +275,19 @@ def _uses(value: Any, variable: Any) -> bool:
     return any(one.same_as(variable) for one in found)
 
 
-def _summed(schedule: Any, anchor: Any, data: Any, *, is_row: bool) -> None:
-    """Schedule a thread's sums, side by side in registers. is_row: what a row of the window reads is loaded once."""
-    sums, spatial = sums_first(schedule, anchor)
-    column = _column(sums)
+def _schedule_sums(schedule: Any, anchor: Any, data: Any, *, is_row: bool) -> None:
+    """Schedule a thread's sums in registers. is_row: a row of the window is loaded once."""
+    sums, spatial = reorder_reduction_first(schedule, anchor)
+    column = _row_reduction(sums)
     read_into_registers(schedule, data, anchor, sums[column - 1 if is_row else column], sums[column])
-    for loop in (*sums[column if is_row else 3 :], *spatial[:-1]):  # neighbouring channels, and the tile
+    for loop in (*sums[column if is_row else 3 :], *spatial[:-1]):  # the channels of a vector, and the tile
         schedule.unroll(loop)
     schedule.vectorize(spatial[-1])
     schedule.decompose_reduction(anchor, sums[0])
 
 
-def tiled(schedule: Any, block: Any, knobs: Knobs) -> Any:
-    """Give each thread a tile of pixels of a row and of channels; return its loop."""
+def bind_tile(schedule: Any, block: Any, knobs: Knobs) -> Any:
+    """Give each thread a tile of pixels of a row and of channels; return the loop of threads."""
     *parts, batch, channel, row, column, lanes = schedule.get_loops(block)
     columns, pixel = schedule.split(column, [None, knobs["tile"]])
     channels, together = schedule.split(channel, [None, knobs["together"]])
@@ -307,8 +310,9 @@ def tiled(schedule: Any, block: Any, knobs: Knobs) -> Any:
 
 
 def read_into_registers(schedule: Any, data: Any, anchor: Any, data_at: Any, weights_at: Any) -> None:
-    """Load what a step of the sums needs once for all of a thread's outputs, each as a vector. data: a block that pads,
-    or None.
+    """Load the operands of a reduction step once for all outputs of a thread, in vectors.
+
+    data: a block that pads, or None.
     """
     if data is None:
         data = schedule.cache_read(anchor, 0, "local")
@@ -329,9 +333,9 @@ def read_into_registers(schedule: Any, data: Any, anchor: Any, data_at: Any, wei
 
 
 def _is_word_image(schedule: Any, block: Any) -> bool:
-    """Whether what a block writes are pixels of four int8 in a word, (n, c, h, w) of int32."""
+    """Whether a block writes pixels of four int8 in a word, (n, c, h, w) of int32."""
     buffer = region_buffer(schedule.get(block).writes[0])
     return len(buffer.shape) < _PACKED_AXES and str(buffer.dtype) == "int32"
 
 
-GPU_WINDOW = Template("gpu_window", _window_covers, _window_candidates, _window)
+GPU_WINDOW = Template("gpu_window", _window_covers, _window_candidates, _schedule_window)

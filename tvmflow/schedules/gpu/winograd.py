@@ -1,6 +1,4 @@
-"""Winograd's convolutions on GPUs, in three launches: transform tiles, multiply them by the weights of their place,
-transform back.
-"""
+"""Schedule Winograd convolutions on GPUs in three launches: transform, batched matmul, transform back."""
 
 from __future__ import annotations
 
@@ -9,19 +7,19 @@ import math
 from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, extents
-from tvmflow.schedules.cpu.winograd import by_columns
+from tvmflow.schedules.cpu.winograd import unroll_columns
 from tvmflow.schedules.gpu.tiled import (
     GROUPS,
     LANES,
     MOST_TILE,
     bind_flat,
     read_into_registers,
-    sums_first,
+    reorder_reduction_first,
 )
-from tvmflow.schedules.template import Knobs, Template, distinct, divisors
+from tvmflow.schedules.template import Knobs, Template, divisors, remove_duplicates
 from tvmflow.targets.gpu_features import GpuFeatures
 
-_AXES = 6  # of a product: place in the tile (two), channels, rows and columns of tiles, lane
+_AXES = 6  # axes of the matmul: two in the tile, channels, rows and columns of tiles, lane
 
 
 def _covers(schedule: Any, kernel: Kernel) -> bool:
@@ -32,8 +30,8 @@ def _covers(schedule: Any, kernel: Kernel) -> bool:
     return sizes == extents(schedule, schedule.get_loops(last)) and sizes[0] == 1 and sizes[-1] == LANES
 
 
-def _tile_of(schedule: Any, kernel: Kernel) -> tuple[int, int]:
-    """Return the outputs and the inputs of a tile, along a side."""
+def _tile_sizes(schedule: Any, kernel: Kernel) -> tuple[int, int]:
+    """Return the side of a tile: of its outputs and of its inputs."""
     m, alpha = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.after[0]))[:2])
     return m, alpha
 
@@ -49,17 +47,15 @@ def _candidates(schedule: Any, kernel: Kernel, gpu: GpuFeatures) -> list[Knobs]:
             across = max(divisors(rows * columns // (tile * tall), threads))
             down = max(divisors(channels // together, max(threads // across, 1)))
             found.append({"tile": tile, "tall": tall, "together": together, "across": across, "down": down})
-    return distinct(sorted(found, key=lambda knobs: _cost(knobs, gpu)))
+    return remove_duplicates(sorted(found, key=lambda knobs: _cost(knobs, gpu)))
 
 
 def _cost(knobs: Knobs, gpu: GpuFeatures) -> float:
-    """Return loads of a vector for each sum, more where registers do not hold the sums, a warp is not filled or a group
-    is not of the size that is liked.
-    """
+    """Return vector loads per sum, weighted by register spills, partial warps and unsuitable workgroup sizes."""
     pixels, together, group = knobs["tile"] * knobs["tall"], knobs["together"], knobs["across"] * knobs["down"]
     spilled = max(1.0, (pixels * together + pixels + LANES * together) * LANES / gpu.registers)
     waste = gpu.warp * math.ceil(group / gpu.warp) / group
-    weights = LANES / pixels * max(1.0, gpu.warp / knobs["across"])  # threads side by side read the same
+    weights = LANES / pixels * max(1.0, gpu.warp / knobs["across"])  # neighbouring threads read the same weights
     return (1 / together + weights) * spilled * waste * (1.0 + 0.02 * abs(math.log2(group / gpu.group)))
 
 
@@ -72,7 +68,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
 
 
 def _transform(schedule: Any, kernel: Kernel, group: int) -> None:
-    """Let each thread transform a tile of four channels, column by column and then by rows."""
+    """Transform a tile of four channels in each thread, by columns and then by rows."""
     *paddings, half, tile = (block_ref(schedule, name) for name in kernel.before)
     for padding in paddings[:-1]:
         schedule.compute_inline(padding)
@@ -83,13 +79,13 @@ def _transform(schedule: Any, kernel: Kernel, group: int) -> None:
     schedule.unroll(j)
     schedule.set_scope(half, 0, "local")
     schedule.compute_at(half, thread, preserve_unit_loops=True)
-    column = by_columns(schedule, half)
+    column = unroll_columns(schedule, half)
     schedule.set_scope(paddings[-1], 0, "local")
     schedule.compute_at(paddings[-1], column, preserve_unit_loops=True)
-    _in_registers(schedule, paddings[-1])
+    _unroll_and_vectorize(schedule, paddings[-1])
 
 
-def _in_registers(schedule: Any, block: Any) -> None:
+def _unroll_and_vectorize(schedule: Any, block: Any) -> None:
     inner = list(schedule.get_loops(block))[-len(schedule.get(block).iter_vars) :]
     for loop in inner[:-1]:
         schedule.unroll(loop)
@@ -97,11 +93,11 @@ def _in_registers(schedule: Any, block: Any) -> None:
 
 
 def _multiply(schedule: Any, anchor: str, knobs: Knobs) -> None:
-    """Multiply as a convolution of one pixel, each place of the tiles by itself."""
+    """Schedule the matmul as a 1x1 convolution for each point of the tiles."""
     product = block_ref(schedule, anchor)
-    thread = _tiled(schedule, schedule.cache_write(product, 0, "local"), knobs)
+    thread = _bind_tile(schedule, schedule.cache_write(product, 0, "local"), knobs)
     schedule.compute_at(product, thread, preserve_unit_loops=True)
-    sums, spatial = sums_first(schedule, product)
+    sums, spatial = reorder_reduction_first(schedule, product)
     read_into_registers(schedule, None, product, sums[0], sums[0])
     for loop in (*sums[1:], *spatial[:-1]):
         schedule.unroll(loop)
@@ -109,8 +105,8 @@ def _multiply(schedule: Any, anchor: str, knobs: Knobs) -> None:
     schedule.decompose_reduction(product, sums[0])
 
 
-def _tiled(schedule: Any, block: Any, knobs: Knobs) -> Any:
-    """Give each thread a rectangle of tiles and some channels, of one place; return its loop."""
+def _bind_tile(schedule: Any, block: Any, knobs: Knobs) -> Any:
+    """Give each thread a rectangle of tiles and some channels of one point; return the loop of threads."""
     e, j, channel, row, column, lanes = schedule.get_loops(block)
     channels, together = schedule.split(channel, [None, knobs["together"]])
     y, tall = schedule.split(row, [None, knobs["tall"]])
@@ -131,8 +127,8 @@ def _tiled(schedule: Any, block: Any, knobs: Knobs) -> Any:
 
 
 def _transform_back(schedule: Any, kernel: Kernel, group: int) -> None:
-    """Let each thread compute a tile of outputs of four channels, with all that follows."""
-    m, _ = _tile_of(schedule, kernel)
+    """Compute a tile of outputs of four channels in each thread, with the epilogue."""
+    m, _ = _tile_sizes(schedule, kernel)
     for name in kernel.after[2:-1]:
         schedule.compute_inline(block_ref(schedule, name))
     half, back, last = (block_ref(schedule, name) for name in (*kernel.after[:2], kernel.after[-1]))
@@ -146,10 +142,10 @@ def _transform_back(schedule: Any, kernel: Kernel, group: int) -> None:
     for block in (back, half):
         schedule.set_scope(block, 0, "local")
         schedule.compute_at(block, thread, preserve_unit_loops=True)
-    _in_registers(schedule, back)
+    _unroll_and_vectorize(schedule, back)
     product = schedule.cache_read(half, 0, "local")
-    schedule.compute_at(product, by_columns(schedule, half), preserve_unit_loops=True)
-    _in_registers(schedule, product)
+    schedule.compute_at(product, unroll_columns(schedule, half), preserve_unit_loops=True)
+    _unroll_and_vectorize(schedule, product)
 
 
 GPU_WINOGRAD = Template("gpu_winograd", _covers, _candidates, _apply)

@@ -1,7 +1,6 @@
-"""Tensor intrinsics of matrix tiles (x86 AMX): one gives registers their shapes and zeros, the other sums a whole tile
-of outputs in them and stores it once.
+"""Define tensor intrinsics of AMX tiles: initialize sums in tile registers, sum and store a tile.
 
-Shapes are given once for all tiles of a thread's share (HoistAmxConfig).
+Tile registers are configured once for all tiles of a thread's share (HoistAmxConfig).
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ import re
 from dataclasses import astuple, dataclass, fields
 from functools import cache
 
-from tvmflow.schedules.template import divisors, meaning_of_axes, register_intrinsic
+from tvmflow.schedules.template import describe_axes, divisors, register_intrinsic
 
 LANES = 16  # channels of a block; int32 or float32 values in a row of a tile
 ROWS, ROW_BYTES, REGISTERS = 16, 64, 8
-_NEAR = 48 << 10  # bytes of the first cache of processors with tiles
+_NEAR = 48 << 10  # bytes of the L1 cache of processors with AMX
 
 _SOURCE = """
 @T.prim_func(s_tir=True)
@@ -53,7 +52,7 @@ _ZERO_MEANING = """
                 {axes} = T.axis.remap("{kinds}", [{loops}])
                 C[{vo}, {vh}, {vw}, {vv}] = T.{total}(0)
 """
-# The permission for tiles is asked of the kernel (Linux: arch_prctl) once in a process; without it the next line traps.
+# A process requests the permission for AMX once (Linux: arch_prctl); without it ldtilecfg traps.
 _CONFIGURE = """
 @tvmflow_tiles_allowed = weak_odr hidden global i32 0
 @{name}_shape = weak_odr hidden constant [64 x i8] [{shape}], align 64
@@ -71,7 +70,7 @@ ready:
 }}
 declare i64 @syscall(i64, ...)
 """
-# As assembly: of its own instructions for tiles LLVM renames registers after they got their shapes.
+# These are inline assembly: LLVM would rename tile registers of its own intrinsics after they are configured.
 _MOVE = """
 define weak_odr i32 @tvmflow_{name}_{tile}(ptr %at, i64 %step) alwaysinline nounwind {{
   call void asm sideeffect "{name} {operands}", "r,r,~{{memory}}"(ptr %at, i64 %step)
@@ -97,19 +96,18 @@ define weak_odr i32 @tvmflow_tilerelease(ptr %0) alwaysinline nounwind {
   ret i32 0
 }
 """
-STORED = "tvmflow_tilestored_"  # begins the names of the functions that store sums
-CONFIGURED = "tvmflow_tiles_"  # begins the names of the functions that do it
+STORED = "tvmflow_tilestored_"  # prefix of the functions that store sums
+CONFIGURED = "tvmflow_tiles_"  # prefix of the functions that configure tiles
 _INSTRUCTIONS = {"uint8": "tdpbusd", "int8": "tdpbssd", "bfloat16": "tdpbf16ps"}
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of outputs: c blocks of channels x h rows x w pixels, summed over kh x kw x blocks of `inner` input
-    channels.
+    """A tile of outputs: c blocks of channels x h rows x w pixels, reduced over kh x kw x blocks of `inner` channels.
 
-    plain: 1 where an image of one block is read as it is, (block, row, pixel, channel); 0: (row, pixel, block,
-    channel). joined: 1 where the columns of a filter's row lie side by side, so that an instruction may sum several.
-    ph, py: pixels from a row of outputs, and of the filter, to the next where all rows of an image are one; else 0.
+    plain: 1 if an image of one block is read without a copy, (block, row, pixel, channel); 0: (row, pixel, block,
+    channel). joined: 1 if the columns of a filter row are contiguous, so that an instruction may sum several. ph, py:
+    distance in pixels of output rows and of filter rows if the rows of the image are joined, else 0.
     """
 
     data: str
@@ -142,14 +140,12 @@ class Tile:
     def window(self) -> tuple[int, int]:
         """Return how many rows and columns of the image a tile reads."""
         high = (self.h - 1) * self.sh + (self.kh - 1) * self.dh + 1
-        across = (self.h - 1) * self.ph + (self.kh - 1) * self.py  # where all rows of the image are one
+        across = (self.h - 1) * self.ph + (self.kh - 1) * self.py  # if the rows of the image are joined
         return high, (self.w - 1) * self.sw + (self.kw - 1) * self.dw + across + 1
 
     @property
     def stays_near(self) -> bool:
-        """Whether the first cache holds what a tile reads of the image until the next row of the filter reads it
-        again.
-        """
+        """Whether the L1 cache holds the tile's part of the image until the next row of the filter reads it again."""
         high, wide = self.window
         return self.kh * self.kw == 1 or high * wide * self.blocks * self.inner * self.size <= _NEAR
 
@@ -160,7 +156,7 @@ class Tile:
 
     @property
     def run(self) -> int:
-        """Return how many words of four bytes lie side by side for a pixel, and are summed."""
+        """Return how many contiguous words of four bytes are summed for a pixel."""
         return (self.kw if self.joined else 1) * self.blocks * self.inner * self.size // 4
 
     @property
@@ -170,22 +166,23 @@ class Tile:
 
     @property
     def configure(self) -> str:
-        """Return the name of the function that tells the processor the shapes of the tiles."""
+        """Return the name of the function that configures the tiles."""
         return f"{CONFIGURED}{self.c}_{self.h}_{self.w}_{4 * self.depth}"
 
     @property
     def products(self) -> list[tuple[int, int, int]]:
-        """Return the registers of a step's instructions: sums, pixels, weights. Sums come first, then what the other
-        side meets, which takes turns in the rest.
+        """Return the registers of a step's instructions: sums, pixels, weights.
+
+        The sums come first, then the operand that stays; the other operand rotates through the remaining registers.
         """
-        held, turns = self.c * self.h, REGISTERS - self.c * self.h - min(self.c, self.h)
+        held, spare = self.c * self.h, REGISTERS - self.c * self.h - min(self.c, self.h)
         if self.h <= self.c:
-            return [(o * self.h + h, held + h, held + self.h + o % turns) for o in range(self.c) for h in range(self.h)]
-        return [(o * self.h + h, held + self.c + h % turns, held + o) for h in range(self.h) for o in range(self.c)]
+            return [(o * self.h + h, held + h, held + self.h + o % spare) for o in range(self.c) for h in range(self.h)]
+        return [(o * self.h + h, held + self.c + h % spare, held + o) for h in range(self.h) for o in range(self.c)]
 
     @property
     def imports(self) -> str:
-        """Return LLVM's text of the functions that the bodies call."""
+        """Return LLVM code of the functions that the bodies call."""
         sums, depth = self.c * self.h, self.depth
         pixels, weights = (self.w, 4 * depth), (depth, ROW_BYTES)
         shapes = [(self.w, ROW_BYTES)] * sums
@@ -207,12 +204,12 @@ class Tile:
         return "".join(parts)
 
     def zeros(self) -> str:
-        """Return the body of the intrinsic that starts the sums in TVMScript: they stay in registers."""
-        lines = [_called(8, self.configure.removeprefix("tvmflow_"))]
-        return "\n".join([*lines, *(_called(8, f"tilezero_{tile}") for tile in range(self.c * self.h))])
+        """Return the TVMScript body of the intrinsic that initializes the sums, which stay in registers."""
+        lines = [_extern_call(8, self.configure.removeprefix("tvmflow_"))]
+        return "\n".join([*lines, *(_extern_call(8, f"tilezero_{tile}") for tile in range(self.c * self.h))])
 
     def instructions(self) -> str:
-        """Return the body of the intrinsic that sums in TVMScript."""
+        """Return the TVMScript body of the intrinsic that sums."""
         line, steps = f"T.int64({ROW_BYTES})", self.run // self.depth
         taps = [("y", self.kh)] if self.joined else [("y", self.kh), ("x", self.kw)]
         loops = [*taps, ("s", steps)] if self.stays_near else [("s", steps), *taps]
@@ -221,63 +218,64 @@ class Tile:
         lines = [f"        for {names} in T.grid({sizes}):"]
         for total, pixels, weights in self.products:
             o, h = divmod(total, self.h)
-            if o == 0:  # past the end of an axis the next one's values follow
+            if o == 0:  # an index past the end of an axis continues in the next one
                 place = f"{h * self.sh} + y * {self.dh}, {x} * {self.dw} + {h * self.ph} + y * {self.py}"
                 inner = f"s * {4 * self.depth // self.size}"
                 address = f"A[0, {place}, {inner}]" if self.plain else f"A[{place}, 0, {inner}]"
                 step = f"pixel * T.int64({self.sw * self.size})"
-                lines.append(_called(12, f"tileloadd_{pixels}", f"T.address_of({address})", step))
+                lines.append(_extern_call(12, f"tileloadd_{pixels}", f"T.address_of({address})", step))
             if h == 0:
                 address = f"B[{o}, y, {x}, 0, s * {self.depth}, 0, 0]"
-                lines.append(_called(12, f"tileloadd_{weights}", f"T.address_of({address})", line))
-            lines.append(_called(12, f"{_INSTRUCTIONS[self.data]}_{total}_{pixels}_{weights}"))
+                lines.append(_extern_call(12, f"tileloadd_{weights}", f"T.address_of({address})", line))
+            lines.append(_extern_call(12, f"{_INSTRUCTIONS[self.data]}_{total}_{pixels}_{weights}"))
         for tile in range(self.c * self.h):
             o, h = divmod(tile, self.h)
-            lines.append(_called(8, f"tilestored_{tile}", f"T.address_of(C[{o}, {h}, 0, 0])", line))
-        # A.data is passed for TVM's sake: memory that is seen outside of loads and stores is not widened to float32.
-        return "\n".join([*lines, _called(8, RELEASED.removeprefix("tvmflow_"), "A.data")])
+            lines.append(_extern_call(8, f"tilestored_{tile}", f"T.address_of(C[{o}, {h}, 0, 0])", line))
+        # A.data is passed so that TVM does not widen the buffer to float32, as it does if it sees only loads and
+        # stores.
+        return "\n".join([*lines, _extern_call(8, RELEASED.removeprefix("tvmflow_"), "A.data")])
 
 
-def _called(indent: int, name: str, *arguments: str) -> str:
+def _extern_call(indent: int, name: str, *arguments: str) -> str:
     given = ", ".join(('"int32"', f'"tvmflow_{name}"', *arguments))
     return " " * indent + f"T.evaluate(T.call_extern({given}))"
 
 
 def registers_of(c: int, h: int) -> int:
-    """Return how many registers sums of c x h tiles need, with one side of what they multiply, and one of the other."""
+    """Return the registers of c x h sums, one operand that stays and one register of the other."""
     return c * h + min(c, h) + 1
 
 
 def tile_depth(run: int) -> int:
-    """Return how many of so many words of four bytes one instruction sums."""
+    """Return how many of `run` words of four bytes one instruction sums."""
     return max(divisors(run, ROW_BYTES // 4))
 
 
 def register_tiles_in(trace: str) -> None:
     """Register the intrinsics that a trace names."""
     for tile in tiles_in(trace):
-        intrinsic_of(tile)
+        register_tile(tile)
 
 
 def tiles_in(trace: str) -> list[Tile]:
-    """Return the tiles that a trace names, without those that no processor has."""
+    """Return the tiles that a trace names, without impossible ones."""
     names = set(re.findall(r"tvmflow\.tiles_(u?int8|bfloat16)((?:_\d{1,6}){15})(?![\d])", trace))
     tiles = [Tile(data, *(int(value) for value in sizes.split("_")[1:])) for data, sizes in names]
-    return [tile for tile in tiles if _possible(tile)]
+    return [tile for tile in tiles if _is_possible(tile)]
 
 
-def _possible(tile: Tile) -> bool:
-    """Whether a processor has the registers for a tile, of columns that divide into words."""
+def _is_possible(tile: Tile) -> bool:
+    """Whether the registers suffice for a tile, and its sizes are supported."""
     fits = min(tile.c, tile.h, tile.w, tile.blocks) > 0 and tile.w <= ROWS and tile.registers <= REGISTERS
     return fits and tile.inner in (4, 8, 16) and tile.plain <= 1 and tile.joined <= 1
 
 
 @cache
-def intrinsic_of(tile: Tile) -> str:
-    """Register a tile with TVM and return its name; the intrinsic of the same name and _zero starts its sums."""
+def register_tile(tile: Tile) -> str:
+    """Register the intrinsics of a tile and return the name; the one with the suffix _zero initializes its sums."""
     group = 2 if tile.data == "bfloat16" else 4
     sizes = (tile.c, tile.h, tile.w, LANES, tile.kh, tile.kw, tile.blocks, tile.inner // group, group)
-    axes = meaning_of_axes("ohwvyxiuq", sizes)
+    axes = describe_axes("ohwvyxiuq", sizes)
     column = (
         f"{axes['vw']} * {tile.sw} + {axes['vx']} * {tile.dw} + {axes['vh']} * {tile.ph} + {axes['vy']} * {tile.py}"
     )
@@ -303,6 +301,6 @@ def intrinsic_of(tile: Tile) -> str:
         _ZERO,
         _ZERO_MEANING,
         tile.zeros(),
-        {**values, **meaning_of_axes("ohwv", sizes[:4])},
+        {**values, **describe_axes("ohwv", sizes[:4])},
     )
     return register_intrinsic(tile.intrinsic_name, _SOURCE, _MEANING, tile.instructions(), values)

@@ -1,9 +1,8 @@
-"""First layers by a lane (arm64): the pixels of a row of a tile, under all columns of the filter, from registers that
-hold neither twice.
+"""Define tensor intrinsics of int8 first layers on arm64: a row of pixels by lanes of dot products.
 
-Each pixel is one group of four channels, the lanes of a register are four columns of the image. A tensor intrinsic sums
-a row of pixels into a register of outputs each; what a pixel reads is a lane of one of few registers, wherever it
-begins.
+Each pixel is one group of four channels, and a register holds four columns of the image. The intrinsic sums each pixel
+of a row in a register, under all columns of the filter; the input of a pixel is a lane of one of few registers, at any
+offset, so that no pixel or weight is loaded twice.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from functools import cache
 from typing import Any
 
 from tvmflow.ir.tir.blocks import IMPORTED_LLVM, Kernel, block_ref, extents, region_buffer
-from tvmflow.schedules.template import decompose_sums, divisors, register_intrinsic, steps_of
+from tvmflow.schedules.template import decompose_init, divisors, register_intrinsic, stride_and_dilation
 from tvmflow.targets.cpu_features import CpuFeatures
 
-_LANES = 4  # outputs of a register, and columns of the image in one
+_LANES = 4  # outputs, or columns of the image, in a register
 _MOST_COLUMNS = 7
 _REGISTERS = 32
 
@@ -54,8 +53,10 @@ _DECLARE = "declare <4 x i32> @llvm.aarch64.neon.{name}.v4i32.v16i8(<4 x i32>, <
 
 
 @dataclass(frozen=True)
-class Columns:
-    """number: value of the knob `dot`; name: of the instruction; needs: see CpuFeatures.dots; data: dtype of the image;
+class ColumnDot:
+    """A dot product instruction for the columns of a filter.
+
+    number: value of the knob `dot`; name: of the instruction; needs: see CpuFeatures.dots; data: dtype of the image;
     columns: of the filter.
     """
 
@@ -67,16 +68,16 @@ class Columns:
 
     @property
     def imports(self) -> str:
-        """Return LLVM's text of the functions that the kernel calls."""
+        """Return LLVM code of the functions that the kernel calls."""
         factors = (
             "%x, <16 x i8> %b" if self.data == "uint8" else "%b, <16 x i8> %x"
-        )  # usdot takes the unsigned one first
+        )  # usdot takes the unsigned operand first
         functions = [_FUNCTION.format(name=self.name, lane=lane, factors=factors) for lane in range(_LANES)]
         return "".join(functions) + _DECLARE.format(name=self.name)
 
 
 _ROWS = tuple(
-    Columns(number + columns, name, needs, data, columns)
+    ColumnDot(number + columns, name, needs, data, columns)
     for number, name, needs, data in ((20, "sdot", "dotprod", "int8"), (40, "usdot", "i8mm", "uint8"))
     for columns in range(2, _MOST_COLUMNS + 1)
 )
@@ -84,14 +85,14 @@ _ROWS = tuple(
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of pixels, their windows so many columns apart."""
+    """A row of pixels, whose windows have a distance of `stride` columns."""
 
     number: int
     pixels: int
     stride: int
 
     @property
-    def of(self) -> Columns:
+    def of(self) -> ColumnDot:
         return next(row for row in _ROWS if row.number == self.number)
 
     @property
@@ -123,14 +124,12 @@ class _Row:
         return "\n".join(" " * 8 + line for line in lines)
 
 
-def columns_numbered(number: int) -> Columns | None:
+def get_column_dot(number: int) -> ColumnDot | None:
     return next((row for row in _ROWS if row.number == number), None)
 
 
-def columns_for(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> Columns | None:
-    """Return the row for a first layer of int8 or uint8 in one group, whose columns lie side by side; None for all
-    others.
-    """
+def find_column_dot(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> ColumnDot | None:
+    """Return the instruction for a first layer of int8 or uint8 without groups and dilation, None for others."""
     assert kernel.anchor is not None
     loops = schedule.get_loops(block_ref(schedule, kernel.anchor))
     block = schedule.get(block_ref(schedule, kernel.anchor))
@@ -139,28 +138,26 @@ def columns_for(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> Columns | No
         return None
     data = str(region_buffer(list(block.reads)[-2]).dtype)
     found = next((row for row in _ROWS if (row.data, row.columns) == (data, columns) and row.needs in cpu.dots), None)
-    return found if found and _steps(block)[1] == 1 else None
+    return found if found and _stride_and_dilation(block)[1] == 1 else None
 
 
-def _steps(block: Any) -> list[int]:
-    """Return how many columns of the image lie between neighbouring outputs, and between columns of the filter."""
-    return steps_of(list(block.reads)[-2], 3, block, (3, 7))
+def _stride_and_dilation(block: Any) -> list[int]:
+    """Return the stride and dilation of columns."""
+    return stride_and_dilation(list(block.reads)[-2], 3, block, (3, 7))
 
 
-def column_points(schedule: Any, kernel: Kernel, row: Columns) -> list[tuple[int, int, int]]:
-    """Return the tiles of blocks of channels, rows and columns whose sums and operands fit into registers, those of
-    least instructions first.
-    """
+def rank_column_tiles(schedule: Any, kernel: Kernel, row: ColumnDot) -> list[tuple[int, int, int]]:
+    """Return the register tiles (blocks of channels, rows, columns), those with the fewest instructions first."""
     assert kernel.anchor is not None
     block = block_ref(schedule, kernel.anchor)
     _, channels, height, width, lanes, *_ = extents(schedule, schedule.get_loops(block))
-    stride, registers = _steps(schedule.get(block))[0], lanes // _LANES
+    stride, registers = _stride_and_dilation(schedule.get(block))[0], lanes // _LANES
 
     def loads(w: int) -> int:
         return -(-_Row(row.number, w, stride).reach // _LANES)
 
     def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
-        """Instructions per product. Too few sums do not hide the latency."""
+        """Return instructions per multiplication. Too few sums do not hide the latency."""
         c, h, w = point
         sums = c * registers * h * w
         operands = h * loads(w) / 2 + (c - 0.5) * registers * row.columns
@@ -176,39 +173,37 @@ def column_points(schedule: Any, kernel: Kernel, row: Columns) -> list[tuple[int
     return sorted(points, key=cost)[:12]
 
 
-def sum_by_columns(schedule: Any, row: Columns, anchor: Any, inner: list[Any], outermost: Any) -> None:
-    """Sum a tile in registers, a row of its pixels at a time."""
+def tensorize_columns(schedule: Any, row: ColumnDot, anchor: Any, inner: list[Any], outermost: Any) -> None:
+    """Sum a tile in registers, one row of its pixels at a time."""
     n, c_inner, h_inner, w_inner, c_lane, i, y, x, u, q = inner
-    stride = _steps(schedule.get(anchor))[0]
+    stride = _stride_and_dilation(schedule.get(anchor))[0]
     block, lane = schedule.split(c_lane, [None, _LANES])
     schedule.reorder(i, y, n, u, c_inner, block, h_inner, w_inner, lane, x, q)
     for tile in (c_inner, block, h_inner):
         schedule.unroll(tile)
     pixels = extents(schedule, [w_inner])[0]
-    init = decompose_sums(schedule, anchor, i)
+    init = decompose_init(schedule, anchor, i)
     schedule.vectorize(schedule.get_loops(init)[-1])
-    schedule.tensorize(w_inner if pixels > 1 else lane, _intrinsic(_Row(row.number, pixels, stride)))
+    schedule.tensorize(w_inner if pixels > 1 else lane, _register_row(_Row(row.number, pixels, stride)))
     schedule.annotate(outermost, IMPORTED_LLVM, row.imports)
 
 
-def register_columns_in(trace: str) -> None:
+def register_column_rows_in(trace: str) -> None:
     """Register the intrinsics that a trace names."""
-    for row in columns_in(trace):
-        _intrinsic(row)
+    for row in column_rows_in(trace):
+        _register_row(row)
 
 
-def columns_in(trace: str) -> list[_Row]:
-    """Return the rows that a trace names, without those that no template makes."""
+def column_rows_in(trace: str) -> list[_Row]:
+    """Return the rows that a trace names, without impossible ones."""
     names = set(re.findall(r"tvmflow\.columns((?:_\d{1,3}){3})\b", trace))
     rows = [_Row(*(int(value) for value in sizes.split("_")[1:])) for sizes in names]
-    return [
-        row for row in rows if columns_numbered(row.number) and 0 < row.pixels <= _REGISTERS and row.reach >= _LANES
-    ]
+    return [row for row in rows if get_column_dot(row.number) and 0 < row.pixels <= _REGISTERS and row.reach >= _LANES]
 
 
 @cache
-def _intrinsic(row: _Row) -> str:
-    """Register a row with TVM and return its name."""
+def _register_row(row: _Row) -> str:
+    """Register the intrinsic of a row with TVM and return its name."""
     several = row.pixels > 1
     values = {
         "reach": row.reach,

@@ -1,9 +1,9 @@
-"""Products by a lane (arm64): one register of neighbouring input channels, each multiplied with a register of weights.
+"""Define tensor intrinsics of NEON multiply-accumulates by a lane.
 
-NEON's multiply-adds take one of their factors from a lane of a register, so that the values of a pixel are loaded once
-for several of them, where a broadcast is an instruction for each. A tensor intrinsic sums all lanes of one register
-into a register of outputs; the loops around it hold a tile of outputs. Written in LLVM's language, whose splats of a
-lane become that operand.
+Input channels are in one register, each lane of which is multiplied with a register of weights, so that values of a
+pixel are loaded once for several instructions, where a broadcast takes one for each. The intrinsic sums all lanes of
+one register into a register of outputs; the loops around it hold a tile of outputs. It is written in LLVM IR, whose
+splats of a lane become that operand.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MEANING = """
                 {axes} = T.axis.remap("{kinds}", [{loops}])
                 C[vi] = C[vi] + T.Cast("{total}", A[{value}]) * T.Cast("{total}", B[{weights}])
 """
-# A.data is passed for TVM's sake: memory that is seen outside of loads and stores is not widened to float32.
+# A.data is passed so that TVM does not widen the buffer to float32, which it does if it only sees loads and stores.
 _INSTRUCTIONS = """
         C[T.ramp(T.int32(0), T.int32(1), {lanes})] = T.call_extern(
             "{total}x{lanes}", "tvmflow_lane_{name}", C.vload([0], dtype="{total}x{lanes}"),
@@ -49,10 +49,12 @@ define weak_odr {sum} @tvmflow_lane_{name}({sum} %sum, {pixel} %a, {weights}, pt
 
 
 @dataclass(frozen=True)
-class ByLane:
-    """number: value of the knob `dot`; lanes: sums in a register; values: input channels in one; group: of them, those
-    that an instruction sums at once; data, weight, total: dtypes; needs: see CpuFeatures.dots; body: LLVM's text.
-    working: registers between products and sums.
+class LaneMla:
+    """A multiply-accumulate instruction by a lane.
+
+    number: value of the knob `dot`; lanes: sums in a register; values: input channels in a register; group: channels
+    that the instruction sums at once; data, weight, total: dtypes; needs: see CpuFeatures.dots; body: returns LLVM
+    code; working: registers for intermediate products.
     """
 
     number: int
@@ -64,12 +66,12 @@ class ByLane:
     lanes: int
     values: int
     group: int
-    body: Callable[[ByLane], tuple[str, str]]
+    body: Callable[[LaneMla], tuple[str, str]]
     working: int = 0
 
     @property
     def words(self) -> int:
-        """Return how many multiplications are made of one register of input channels."""
+        """Return how many multiplications one register of input channels takes."""
         return self.values // self.group
 
     @property
@@ -78,11 +80,11 @@ class ByLane:
 
     @property
     def imports(self) -> str:
-        """Return LLVM's text of the function that the kernel calls."""
+        """Return LLVM code of the function that the kernel calls."""
         body, declare = self.body(self)
         return _FUNCTION.format(
             name=self.name,
-            sum=_llvm(self.total, self.lanes),
+            sum=_llvm_type(self.total, self.lanes),
             pixel=self._pixel()[0],
             body=body,
             declare=declare,
@@ -90,19 +92,19 @@ class ByLane:
         )
 
     def _pixel(self) -> tuple[str, str]:
-        """Return the type of a register of input channels for LLVM, and how TVM loads it."""
+        """Return LLVM's type of a register of input channels, and the TVMScript that loads it."""
         load = f'A.vload([0], dtype="{self.data}x{self.values}")'
         if self.group == 1:
-            return _llvm(self.data, self.values), load
+            return _llvm_type(self.data, self.values), load
         bits = 8 * self.group
         return f"<{self.words} x i{bits}>", f'T.reinterpret({load}, dtype="int{bits}x{self.words}")'
 
     def _row(self) -> str:
-        """Return the type of a register of weights for LLVM."""
-        return _llvm(self.weight, self.lanes * self.group)
+        """Return LLVM's type of a register of weights."""
+        return _llvm_type(self.weight, self.lanes * self.group)
 
     def body_in_tvm(self) -> str:
-        """Return the call of the function in TVMScript."""
+        """Return the TVMScript call of the function."""
         loads = []
         for word in range(self.words):
             place = f"[{word}, 0]" if self.group == 1 else f"[{word}, 0, 0]"
@@ -112,25 +114,26 @@ class ByLane:
         )
 
 
-def _llvm(dtype: str, lanes: int) -> str:
+def _llvm_type(dtype: str, lanes: int) -> str:
     names = {"float32": "float", "float16": "half", "int32": "i32", "int8": "i8", "uint8": "i8"}
     return f"<{lanes} x {names[dtype]}>"
 
 
 def _splat(kind: str, count: int, name: str, lane: int, lanes: int) -> str:
     mask = ", ".join(f"i32 {lane}" for _ in range(lanes))
-    return f"shufflevector {_typed(kind, count)} {name}, {_typed(kind, count)} poison, <{lanes} x i32> <{mask}>"
+    vector = _vector_type(kind, count)
+    return f"shufflevector {vector} {name}, {vector} poison, <{lanes} x i32> <{mask}>"
 
 
-def _typed(kind: str, count: int) -> str:
+def _vector_type(kind: str, count: int) -> str:
     return f"<{count} x {kind}>"
 
 
-def _multiply_add(row: ByLane) -> tuple[str, str]:
-    """Floats: a fused multiply-add for each channel."""
+def _multiply_add(row: LaneMla) -> tuple[str, str]:
+    """Return LLVM code of a fused multiply-add of floats for each channel."""
     kind = {"float32": "float", "float16": "half"}[row.total]
-    vector, lines, total = _typed(kind, row.lanes), [], "%sum"
-    name = f"llvm.fma.v{row.lanes}{_short(kind)}"
+    vector, lines, total = _vector_type(kind, row.lanes), [], "%sum"
+    name = f"llvm.fma.v{row.lanes}{_type_suffix(kind)}"
     for k in range(row.words):
         found = "%r" if k == row.words - 1 else f"%r{k}"
         lines.append(f"  %s{k} = {_splat(kind, row.values, '%a', k, row.lanes)}")
@@ -139,9 +142,10 @@ def _multiply_add(row: ByLane) -> tuple[str, str]:
     return "\n".join(lines), f"declare {vector} @{name}({vector}, {vector}, {vector})"
 
 
-def _multiply_add_wide(row: ByLane) -> tuple[str, str]:
-    """float16 into float32. Widened by NEON's intrinsic: LLVM would widen each splat, not the register that it is taken
-    from.
+def _multiply_add_wide(row: LaneMla) -> tuple[str, str]:
+    """Return LLVM code of a multiply-add of float16 into float32.
+
+    Values are widened by NEON's intrinsic: LLVM would widen each splat instead of the register.
     """
     widen, lines, total = "call <4 x float> @llvm.aarch64.neon.vcvthf2fp(<4 x i16> ", [], "%sum"
     lines.append(f"  %i = bitcast <{row.values} x half> %a to <{row.values} x i16>")
@@ -166,15 +170,15 @@ def _multiply_add_wide(row: ByLane) -> tuple[str, str]:
     )
 
 
-def _short(kind: str) -> str:
+def _type_suffix(kind: str) -> str:
     return {"float": "f32", "half": "f16"}[kind]
 
 
-def _dot(llvm: str, packed: str, is_unsigned: bool = False) -> Callable[[ByLane], tuple[str, str]]:
-    """Return the body of dot products: LLVM's intrinsic of sums, pixels and weights, both packed as a vector type."""
+def _make_dot(llvm: str, packed: str, is_unsigned: bool = False) -> Callable[[LaneMla], tuple[str, str]]:
+    """Return the function that emits dot products by an intrinsic of LLVM; packed: its vector type of operands."""
 
-    def body(row: ByLane) -> tuple[str, str]:
-        vector, total = _llvm(row.total, row.lanes), "%sum"
+    def body(row: LaneMla) -> tuple[str, str]:
+        vector, total = _llvm_type(row.total, row.lanes), "%sum"
         lines = []
         for k in range(row.words):
             found = "%r" if k == row.words - 1 else f"%r{k}"
@@ -192,8 +196,11 @@ def _dot(llvm: str, packed: str, is_unsigned: bool = False) -> Callable[[ByLane]
     return body
 
 
-def _widening(row: ByLane) -> tuple[str, str]:
-    """Two products of int8 fit into 16 bits, as weights are at least -127; their neighbours are added in 32 bits."""
+def _widening_multiply(row: LaneMla) -> tuple[str, str]:
+    """Return LLVM code of int8 products in 16 bits, added pairwise in 32 bits.
+
+    Two products fit into 16 bits, as weights are at least -127.
+    """
     lines, total = [], "%sum"
     for k in range(row.words):
         lines.append(f"  %s{k} = {_splat('i16', row.words, '%a', k, 4)}")
@@ -211,37 +218,37 @@ def _widening(row: ByLane) -> tuple[str, str]:
     )
 
 
-_SDOT = _dot("llvm.aarch64.neon.sdot.v4i32.v16i8", "<16 x i8>")
+_SDOT = _make_dot("llvm.aarch64.neon.sdot.v4i32.v16i8", "<16 x i8>")
 LANES = (
-    ByLane(6, "fmla", "neon", "float32", "float32", "float32", 4, 4, 1, _multiply_add),
-    ByLane(7, "fmla_half", "fp16", "float16", "float16", "float16", 8, 8, 1, _multiply_add),
-    ByLane(8, "fmla_wide", "neon", "float16", "float16", "float32", 4, 8, 1, _multiply_add_wide),
-    ByLane(9, "sdot", "dotprod", "int8", "int8", "int32", 4, 8, 4, _SDOT),
-    ByLane(12, "smull", "neon", "int8", "int8", "int32", 4, 8, 2, _widening, working=12),
-    ByLane(13, "smull_few", "neon", "int8", "int8", "int32", 4, 4, 2, _widening, working=12),
+    LaneMla(6, "fmla", "neon", "float32", "float32", "float32", 4, 4, 1, _multiply_add),
+    LaneMla(7, "fmla_half", "fp16", "float16", "float16", "float16", 8, 8, 1, _multiply_add),
+    LaneMla(8, "fmla_wide", "neon", "float16", "float16", "float32", 4, 8, 1, _multiply_add_wide),
+    LaneMla(9, "sdot", "dotprod", "int8", "int8", "int32", 4, 8, 4, _SDOT),
+    LaneMla(12, "smull", "neon", "int8", "int8", "int32", 4, 8, 2, _widening_multiply, working=12),
+    LaneMla(13, "smull_few", "neon", "int8", "int8", "int32", 4, 4, 2, _widening_multiply, working=12),
 )
 
 
-def lane_numbered(number: int) -> ByLane | None:
+def get_lane_mla(number: int) -> LaneMla | None:
     return next((row for row in LANES if row.number == number), None)
 
 
 def register_lanes_in(trace: str) -> None:
     """Register the intrinsics that a trace names."""
     for row in lanes_in(trace):
-        lane_intrinsic(row)
+        register_lane_mla(row)
 
 
-def lanes_in(trace: str) -> list[ByLane]:
-    """Return the rows that a trace names."""
+def lanes_in(trace: str) -> list[LaneMla]:
+    """Return the instructions that a trace names."""
     return [row for row in LANES if is_named_in(row.intrinsic_name, trace)]
 
 
-def lane_for(cpu: CpuFeatures, dtypes: tuple[str, str, str], block: int, inner: tuple[int, int]) -> ByLane | None:
-    """Return the row for a convolution, None where there is none.
+def find_lane_mla(cpu: CpuFeatures, dtypes: tuple[str, str, str], block: int, inner: tuple[int, int]) -> LaneMla | None:
+    """Return the instruction for a convolution, None if there is none.
 
-    dtypes: of data, weights, sums; block: output channels side by side; inner: input channels side by side, in groups
-    and of a group.
+    dtypes: of data, weights, sums; block: output channels of a block; inner: input channels of a block, in groups and
+    of a group.
     """
     words, group = inner
     for row in LANES:
@@ -251,21 +258,20 @@ def lane_for(cpu: CpuFeatures, dtypes: tuple[str, str, str], block: int, inner: 
     return None
 
 
-def lane_points(
-    row: ByLane, channels: int, height: int, width: int, lanes: int, columns: tuple[int, int] = (1, 1)
+def rank_lane_tiles(
+    row: LaneMla, channels: int, height: int, width: int, lanes: int, columns: tuple[int, int] = (1, 1)
 ) -> list[tuple[int, int, int]]:
-    """Return the tiles of blocks of channels, rows and columns whose sums and operands fit into registers, those of
-    least loads first.
+    """Return the register tiles (blocks of channels, rows, columns), those with the fewest loads first.
 
-    columns: of the filter, which are unrolled, and the stride between their windows.
+    columns: the unrolled columns of the filter, and the stride between their windows.
     """
     per_block = lanes // row.lanes
 
     def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
-        """Instructions per product: pixels, and weights of the first block, come in pairs. Too few sums do not hide the
-        latency.
+        """Return instructions per multiplication; pixels, and weights of the first block, are loaded in pairs.
 
-        Windows of neighbouring pixels overlap; a step of the loop takes four instructions of its own.
+        Windows of neighbouring pixels overlap; a step of the loop takes four instructions. Too few sums do not hide the
+        latency.
         """
         c, h, w = point
         sums = c * per_block * h * w
@@ -285,8 +291,8 @@ def lane_points(
 
 
 @cache
-def lane_intrinsic(row: ByLane) -> str:
-    """Register an intrinsic with TVM and return its name."""
+def register_lane_mla(row: LaneMla) -> str:
+    """Register the intrinsic of an instruction with TVM and return its name."""
     is_single = row.group == 1
     names = {
         "values": row.values,

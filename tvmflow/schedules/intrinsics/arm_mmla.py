@@ -1,10 +1,9 @@
-"""Products of pairs (arm64 i8mm and bf16): an instruction sums two pixels x two output channels, over 8 bytes of input
-channels of each.
+"""Define tensor intrinsics of arm64's matrix multiply-accumulates (smmla, usmmla, bfmmla).
 
-A register of weights holds two output channels, one of the image two pixels, one of sums all four. A tensor intrinsic
-is a whole tile of outputs: pixels are paired row by row, sums are brought into pairs before the reduction and back
-behind it, once, so that what starts them and what follows see plain channels. A pixel that is left over is paired with
-itself.
+An instruction sums two pixels x two output channels over 8 bytes of input channels. A register holds two output
+channels of weights, two pixels of the image, or all four sums. The intrinsic covers a whole tile of outputs: pixels are
+paired row by row; sums are interleaved before the reduction and deinterleaved behind it, once, so that bias and
+epilogue see plain channels. An odd pixel is paired with itself.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from functools import cache
 from typing import Any
 
 from tvmflow.ir.tir.blocks import IMPORTED_LLVM, Kernel, block_ref, extents, region_buffer
-from tvmflow.schedules.template import divisors, meaning_of_axes, register_intrinsic, steps_of, tensorize_tile
+from tvmflow.schedules.template import describe_axes, divisors, register_intrinsic, stride_and_dilation, tensorize_tile
 from tvmflow.targets.cpu_features import PAIRS_FOR, CpuFeatures
 
-PAIRED_CONVOLUTION = "conv2d_paired"  # name of the block whose weights lie (OC, IC, KH, KW, words, 8, 8 bytes)
-PAIRED_LANES = 8  # channels of a block, of the image and of the outputs
-PAIRED_BYTES = 8  # of input channels that are summed at once
+PAIRED_CONVOLUTION = "conv2d_paired"  # block whose weights are (OC, IC, KH, KW, words, 8, 8 bytes)
+PAIRED_LANES = 8  # channels of a block of the image and of the outputs
+PAIRED_BYTES = 8  # bytes of input channels that one instruction sums
 _REGISTERS = 32
-_MOST_UNROLLED = 11  # columns of a filter
-_MOST_PLACES = 9  # of a filter that LLVM unrolls as a whole
+_MOST_UNROLLED = 11  # columns of a filter that are unrolled
+_MOST_PLACES = 9  # taps of a filter that LLVM unrolls completely
 
 _SOURCE = """
 @T.prim_func(s_tir=True)
@@ -76,9 +75,10 @@ declare {sum} @{llvm}({sum}, {packed}, {packed})
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """number: value of the knob `dot`; data, weight, total: dtypes; llvm: name of the intrinsic; sum, packed: its
-    types.
+class Mmla:
+    """A matrix multiply-accumulate instruction.
+
+    number: value of the knob `dot`; data, weight, total: dtypes; llvm: name of the intrinsic; sum, packed: its types.
     """
 
     number: int
@@ -97,22 +97,22 @@ class Pairs:
 
     @property
     def imports(self) -> str:
-        """Return LLVM's text of the functions that the body calls."""
+        """Return LLVM code of the functions that the body calls."""
         return _SHUFFLES + _MULTIPLY.format(name=self.name, llvm=self.llvm, sum=self.sum, packed=self.packed)
 
 
 PAIRS = (
-    Pairs(14, "smmla", "int8", "int8", "int32", "llvm.aarch64.neon.smmla.v4i32.v16i8"),
-    Pairs(15, "usmmla", "uint8", "int8", "int32", "llvm.aarch64.neon.usmmla.v4i32.v16i8"),
-    Pairs(16, "bfmmla", "bfloat16", "bfloat16", "float32", "llvm.aarch64.neon.bfmmla", "<4 x float>", "<8 x bfloat>"),
+    Mmla(14, "smmla", "int8", "int8", "int32", "llvm.aarch64.neon.smmla.v4i32.v16i8"),
+    Mmla(15, "usmmla", "uint8", "int8", "int32", "llvm.aarch64.neon.usmmla.v4i32.v16i8"),
+    Mmla(16, "bfmmla", "bfloat16", "bfloat16", "float32", "llvm.aarch64.neon.bfmmla", "<4 x float>", "<8 x bfloat>"),
 )
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """A tile of outputs: c blocks of channels x h rows x w pixels, summed over blocks of input channels x kh x kw.
+    """A tile of outputs: c blocks of channels x h rows x w pixels, reduced over blocks of input channels x kh x kw.
 
-    number: of the row of Pairs.
+    number: of the instruction.
     """
 
     number: int
@@ -128,7 +128,7 @@ class _Tile:
     dw: int
 
     @property
-    def row(self) -> Pairs:
+    def row(self) -> Mmla:
         return next(row for row in PAIRS if row.number == self.number)
 
     @property
@@ -148,47 +148,49 @@ class _Tile:
             yield at, *place
 
     def instructions(self) -> str:
-        """Return the body in TVMScript."""
+        """Return the TVMScript body."""
         sums = list(self.sums())
         lines = [f'        S = T.alloc_local(({len(sums)}, 4), "int32")']
-        lines += [f"        {_held(at)} = {self._paired(o, j, p)}" for at, o, j, p in sums]
+        lines += [f"        {_sum_register(at)} = {self._initial_sums(o, j, p)}" for at, o, j, p in sums]
         lines += [
             f"        for i, y in T.grid({self.blocks}, {self.kh}):",
             f"            for x in {'T.unroll' if self.kw <= _MOST_UNROLLED else 'T.serial'}({self.kw}):",
         ]
-        lines += [" " * 16 + line for line in self._step(sums)]
+        lines += [" " * 16 + line for line in self._reduction_step(sums)]
         for at, o, j, p in sums:
-            if j % 2 == 0:  # with the register behind it, which holds the next pair of channels of the same pixels
-                for side, (y, x) in zip(("low", "high"), _pixels(self.h, self.w)[p], strict=False):
-                    other = at + len(_pixels(self.h, self.w))
-                    value = _call(side, _held(at, True), _held(other, True))
+            if j % 2 == 0:  # combined with the register of the next pair of channels of the same pixels
+                for side, (y, x) in zip(("low", "high"), _pixel_pairs(self.h, self.w)[p], strict=False):
+                    other = at + len(_pixel_pairs(self.h, self.w))
+                    value = _extern_call(side, _sum_register(at, True), _sum_register(other, True))
                     if self.row.total != "int32":
                         value = f'T.reinterpret({value}, dtype="{self.row.total}x4")'
                     lines.append(f"        C[{o}, {y}, {x}, T.ramp({2 * j}, 1, 4)] = {value}")
         return "\n".join(lines)
 
-    def _paired(self, o: int, j: int, p: int) -> str:
-        """Return the sums of a pair of channels and a pair of pixels, of what they start from."""
+    def _initial_sums(self, o: int, j: int, p: int) -> str:
+        """Return the initial sums of a pair of channels and a pair of pixels."""
         values = [
-            _as_words(f'C.vload([{o}, {y}, {x}, {j // 2 * 4}], dtype="{self.row.total}x4")', self.row.total)
-            for y, x in _pixels(self.h, self.w)[p]
+            _cast_to_words(f'C.vload([{o}, {y}, {x}, {j // 2 * 4}], dtype="{self.row.total}x4")', self.row.total)
+            for y, x in _pixel_pairs(self.h, self.w)[p]
         ]
-        return _call("high" if j % 2 else "low", values[0], values[-1])
+        return _extern_call("high" if j % 2 else "low", values[0], values[-1])
 
-    def _step(self, sums: list[tuple[int, int, int, int]]) -> list[str]:
-        """Return what is done for each block of input channels at each place of the filter."""
-        lines = [line for p, pair in enumerate(_pixels(self.h, self.w)) for line in self._image(p, pair)]
+    def _reduction_step(self, sums: list[tuple[int, int, int, int]]) -> list[str]:
+        """Return the statements for each block of input channels at each tap of the filter."""
+        lines = [line for p, pair in enumerate(_pixel_pairs(self.h, self.w)) for line in self._load_pixels(p, pair)]
         for o in range(self.c):
             for j in range(PAIRED_LANES // 2):
                 for u in range(self.words):
                     load = f'B.vload([{o}, i, y, x, {u}, {2 * j}, 0], dtype="{self.row.weight}x{2 * self.row.group}")'
-                    lines.append(f"b{o}_{j}_{u} = {_as_words(load, self.row.weight)}")
+                    lines.append(f"b{o}_{j}_{u} = {_cast_to_words(load, self.row.weight)}")
                     for at, _, _, p in (one for one in sums if one[1:3] == (o, j)):
-                        value = _call(self.row.name, _held(at, True), f"a{p}_{u}", f"b{o}_{j}_{u}", "A.data")
-                        lines.append(f"{_held(at)} = {value}")
+                        value = _extern_call(
+                            self.row.name, _sum_register(at, True), f"a{p}_{u}", f"b{o}_{j}_{u}", "A.data"
+                        )
+                        lines.append(f"{_sum_register(at)} = {value}")
         return lines
 
-    def _image(self, number: int, pair: list[tuple[int, int]]) -> list[str]:
+    def _load_pixels(self, number: int, pair: list[tuple[int, int]]) -> list[str]:
         """Return the loads of a pair of pixels."""
 
         def load(pixel: tuple[int, int], values: int) -> str:
@@ -199,77 +201,75 @@ class _Tile:
             )
 
         if self.words == 2:
-            lines = [f"p{number}_{k} = {_as_words(load(pixel, 8), self.row.data)}" for k, pixel in enumerate(pair)]
+            lines = [f"p{number}_{k} = {_cast_to_words(load(pixel, 8), self.row.data)}" for k, pixel in enumerate(pair)]
             names = f"p{number}_0", f"p{number}_{len(pair) - 1}"
-            return lines + [f"a{number}_{u} = {_call(side, *names)}" for u, side in enumerate(("low", "high"))]
+            return lines + [f"a{number}_{u} = {_extern_call(side, *names)}" for u, side in enumerate(("low", "high"))]
         if _are_neighbours(pair, self.sw):
-            return [f"a{number}_0 = {_as_words(load(pair[0], 16), self.row.data)}"]
+            return [f"a{number}_0 = {_cast_to_words(load(pair[0], 16), self.row.data)}"]
         lines = [f'p{number}_{k} = T.reinterpret({load(pixel, 8)}, dtype="int32x2")' for k, pixel in enumerate(pair)]
-        return [*lines, f"a{number}_0 = {_call('join', f'p{number}_0', f'p{number}_{len(pair) - 1}')}"]
+        return [*lines, f"a{number}_0 = {_extern_call('join', f'p{number}_0', f'p{number}_{len(pair) - 1}')}"]
 
 
-def _held(at: int, is_read: bool = False) -> str:
+def _sum_register(at: int, is_read: bool = False) -> str:
     return f'S.vload([{at}, 0], dtype="int32x4")' if is_read else f"S[{at}, T.ramp(0, 1, 4)]"
 
 
-def _as_words(value: str, dtype: str) -> str:
+def _cast_to_words(value: str, dtype: str) -> str:
     return value if dtype == "int32" else f'T.reinterpret({value}, dtype="int32x4")'
 
 
-def _call(name: str, *arguments: str) -> str:
+def _extern_call(name: str, *arguments: str) -> str:
     return f'T.call_extern("int32x4", "tvmflow_pairs_{name}", {", ".join(arguments)})'
 
 
-def pairs_numbered(number: int) -> Pairs | None:
+def get_mmla(number: int) -> Mmla | None:
     return next((row for row in PAIRS if row.number == number), None)
 
 
-def pairs_for(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> Pairs | None:
-    """Return the row for a convolution whose weights lie in pairs, None for all others."""
+def find_mmla(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> Mmla | None:
+    """Return the instruction for a convolution with paired weights, None for others."""
     if kernel.anchor is None or not kernel.anchor.startswith(PAIRED_CONVOLUTION):
         return None
     data = str(region_buffer(list(schedule.get(block_ref(schedule, kernel.anchor)).reads)[-2]).dtype)
     return next((row for row in PAIRS if row.data == data and PAIRS_FOR[data] in cpu.dots), None)
 
 
-def _pixels(h: int, w: int) -> list[list[tuple[int, int]]]:
-    """Return the pairs of pixels of a tile, (row, column) each, row by row; the last one may be one pixel."""
+def _pixel_pairs(h: int, w: int) -> list[list[tuple[int, int]]]:
+    """Return the pairs of pixels of a tile, (row, column) each, row by row; the last may be a single pixel."""
     places = [(y, x) for y in range(h) for x in range(w)]
     return [places[at : at + 2] for at in range(0, len(places), 2)]
 
 
 def _are_neighbours(pair: list[tuple[int, int]], stride: int) -> bool:
-    """Whether two pixels lie side by side in memory."""
+    """Whether two pixels are contiguous in memory."""
     return len(pair) == 2 and stride == 1 and pair[0][0] == pair[1][0]
 
 
-def _steps(block: Any) -> list[list[int]]:
+def _strides_and_dilations(block: Any) -> list[list[int]]:
     """Return stride and dilation of rows, and of columns."""
     image = list(block.reads)[-2]
-    return [steps_of(image, 2, block, (2, 6)), steps_of(image, 3, block, (3, 7))]
+    return [stride_and_dilation(image, 2, block, (2, 6)), stride_and_dilation(image, 3, block, (3, 7))]
 
 
-def pair_points(schedule: Any, kernel: Kernel, row: Pairs) -> list[tuple[int, int, int]]:
-    """Return the tiles of blocks of channels, rows and columns whose sums and operands fit into registers, those of
-    least instructions first.
-    """
+def rank_mmla_tiles(schedule: Any, kernel: Kernel, row: Mmla) -> list[tuple[int, int, int]]:
+    """Return the register tiles (blocks of channels, rows, columns), those with the fewest instructions first."""
     assert kernel.anchor is not None
     block = block_ref(schedule, kernel.anchor)
     _, channels, height, width, _, _, kh, kw, words, _ = extents(schedule, schedule.get_loops(block))
-    (sh, _), (sw, _) = _steps(schedule.get(block))
+    (sh, _), (sw, _) = _strides_and_dilations(schedule.get(block))
 
     def fits(point: tuple[int, int, int]) -> bool:
-        weights, pairs = point[0] * PAIRED_LANES // 2, len(_pixels(*point[1:]))
+        weights, pairs = point[0] * PAIRED_LANES // 2, len(_pixel_pairs(*point[1:]))
         return weights * pairs + min(weights, pairs) + 2 <= _REGISTERS
 
     def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
-        """Instructions per output for 8 input channels, a filter's columns unrolled, and its rows where they are few.
-        Too few sums do not hide the latency.
+        """Return instructions per output for 8 input channels, with columns of the filter unrolled, and few rows, too.
 
-        Weights of the first block of channels are loaded two at once; pixels once for all places that are unrolled.
+        Weights of the first block of channels are loaded in pairs; pixels once for all unrolled taps. Too few sums do
+        not hide the latency.
         """
         c, h, w = point
-        pairs = _pixels(h, w)
+        pairs = _pixel_pairs(h, w)
         columns = min((w - 1) * sw + kw, w * kw)
         rows = min((h - 1) * sh + kh, h * kh) if kh * kw <= _MOST_PLACES else h * kh
         apart = sum(not _are_neighbours(pair, sw) for pair in pairs) if words == 1 else len(pairs) * words
@@ -288,42 +288,40 @@ def pair_points(schedule: Any, kernel: Kernel, row: Pairs) -> list[tuple[int, in
     return sorted(points, key=cost)[:24]
 
 
-def sum_in_pairs(schedule: Any, row: Pairs, anchor: Any, outermost: Any) -> None:
-    """Let the innermost tile of a convolution's outputs be one intrinsic."""
+def tensorize_mmla(schedule: Any, row: Mmla, anchor: Any, outermost: Any) -> None:
+    """Tensorize the innermost tile of a convolution's outputs."""
     block = schedule.get(anchor)
-    (sh, dh), (sw, dw) = _steps(block)
+    (sh, dh), (sw, dw) = _strides_and_dilations(block)
     c, h, w, _, blocks, kh, kw, _, _ = extents(schedule, schedule.get_loops(anchor)[-9:])
     tile = _Tile(row.number, c, h, w, blocks, kh, kw, sh, sw, dh, dw)
-    tensorize_tile(schedule, anchor, _intrinsic(tile))
+    tensorize_tile(schedule, anchor, _register_tile(tile))
     schedule.annotate(outermost, IMPORTED_LLVM, row.imports)
 
 
-def register_pairs_in(trace: str) -> None:
+def register_mmla_tiles_in(trace: str) -> None:
     """Register the intrinsics that a trace names."""
-    for tile in pairs_in(trace):
-        _intrinsic(tile)
+    for tile in mmla_tiles_in(trace):
+        _register_tile(tile)
 
 
-def pairs_in(trace: str) -> list[_Tile]:
-    """Return the tiles that a trace names, without those that no template makes."""
+def mmla_tiles_in(trace: str) -> list[_Tile]:
+    """Return the tiles that a trace names, without impossible ones."""
     names = set(re.findall(r"tvmflow\.pairs((?:_\d{1,6}){11})\b", trace))
     tiles = [_Tile(*(int(value) for value in sizes.split("_")[1:])) for sizes in names]
     return [
         tile
         for tile in tiles
-        if pairs_numbered(tile.number)
-        and 0 < tile.c * tile.h * tile.w
-        and tile.c * (tile.h * tile.w + 1) * 2 <= _REGISTERS
+        if get_mmla(tile.number) and 0 < tile.c * tile.h * tile.w and tile.c * (tile.h * tile.w + 1) * 2 <= _REGISTERS
     ]
 
 
 @cache
-def _intrinsic(tile: _Tile) -> str:
-    """Register a tile with TVM and return its name."""
+def _register_tile(tile: _Tile) -> str:
+    """Register the intrinsic of a tile with TVM and return its name."""
     row = tile.row
     sizes = (tile.c, tile.h, tile.w, PAIRED_LANES, tile.blocks, tile.kh, tile.kw, tile.words, row.group)
     values = {
-        **meaning_of_axes("ohwviyxuq", sizes),
+        **describe_axes("ohwviyxuq", sizes),
         **{field.name: getattr(tile, field.name) for field in fields(tile)},
         "high": (tile.h - 1) * tile.sh + (tile.kh - 1) * tile.dh + 1,
         "wide": (tile.w - 1) * tile.sw + (tile.kw - 1) * tile.dw + 1,

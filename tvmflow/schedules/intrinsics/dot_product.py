@@ -1,10 +1,10 @@
-"""Dot-product instructions that accumulate into wider lanes, as tensor intrinsics.
+"""Define tensor intrinsics of dot product instructions that accumulate into wider lanes.
 
 int8_dot4, four products into int32: x86 VNNI (in 512 bits, or AVX-VNNI in 256), arm64 sdot and usdot. int16_dot2, two
-into int32: x86 without VNNI, by pmaddwd and an addition, of weights that are widened as they are loaded. bf16_dot2, two
-into float32: AVX512-BF16, arm64 bfdot. TVM ships some of them; its VNNI one does not pass LLVM 22's verifier, and
-importing its table takes seconds. Its passes replace bfloat16 by 16-bit integers, which LLVM's intrinsics do not take;
-so those come as a function in LLVM's language.
+into int32: x86 without VNNI, by pmaddwd and an addition, with weights widened as they are loaded. bf16_dot2, two into
+float32: AVX512-BF16, arm64 bfdot. TVM ships some of them; its VNNI intrinsic does not pass LLVM 22's verifier, and
+importing its table takes seconds. TVM's passes replace bfloat16 by 16-bit integers, which LLVM's intrinsics do not
+accept; so those are functions in LLVM IR.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from tvmflow.ir.tir.blocks import IMPORTED_LLVM
-from tvmflow.schedules.template import decompose_sums, is_named_in, register_intrinsic
+from tvmflow.schedules.template import decompose_init, is_named_in, register_intrinsic
 from tvmflow.targets.cpu_features import CpuFeatures
 
 _SOURCE = """
@@ -67,7 +67,7 @@ define weak_odr <{lanes} x i32> @tvmflow_dot_{name}\
 declare <{lanes} x i32> @{llvm}(<{values} x i16>, <{values} x i16>)
 """
 
-# A.data is passed for TVM's sake: memory that is seen outside of loads and stores is not widened to float32.
+# A.data is passed so that TVM does not widen the buffer to float32, which it does if it only sees loads and stores.
 _BF16_DOT2 = """
         word = T.reinterpret(A.vload([0], "bfloat16x2"), dtype="int32")
         C[T.ramp(T.int32(0), 1, {lanes})] = T.call_extern(
@@ -88,11 +88,11 @@ declare <{lanes} x float> @{llvm}(<{lanes} x float>, <{values} x bfloat>, <{valu
 
 @dataclass(frozen=True)
 class Dot:
-    """number: value of the knob `dot`; lanes: sums in a register; data: type of the activations; needs: see
-    CpuFeatures.dots.
+    """A dot product instruction.
 
-    llvm: name of the intrinsic, of those that TVM calls through a function of ours. of_made: whether the weights too
-    are what the kernel itself made, and must not be widened.
+    number: value of the knob `dot`; lanes: sums in a register; data: type of the activations; needs: see
+    CpuFeatures.dots; llvm: name of the intrinsic, if it is called through a function of ours; of_made: whether the
+    kernel computes the weights, too, so that they must not be widened.
     """
 
     number: int
@@ -101,7 +101,7 @@ class Dot:
     data: str
     needs: str
     llvm: str = ""
-    of_made: bool = False
+    both_computed: bool = False
 
     @property
     def is_bf16_dot2(self) -> bool:
@@ -118,10 +118,10 @@ class Dot:
 
     @property
     def imports(self) -> str:
-        """LLVM's text of the function that the kernel calls; '' for none."""
+        """Return LLVM code of the function that the kernel calls, '' for none."""
         if not self.llvm:
             return ""
-        seen = ", ptr %1" if self.of_made else ""
+        seen = ", ptr %1" if self.both_computed else ""
         text = _BF16_DOT2_IN_LLVM if self.is_bf16_dot2 else _INT16_DOT2_IN_LLVM
         return text.format(lanes=self.lanes, values=2 * self.lanes, name=self.name, llvm=self.llvm, seen=seen)
 
@@ -138,39 +138,39 @@ _X86 = (
     Dot(68, "madd256", 8, "int16", "madd256", "llvm.x86.avx2.pmadd.wd"),
     Dot(69, "madd128", 4, "int16", "madd128", "llvm.x86.sse2.pmadd.wd"),
 )
-# Where groups of a convolution have fewer channels than a register: shorter registers, as wide as a group.
-_OF_GROUPS = (
+# For groups of a convolution with fewer channels than a register: registers as wide as a group.
+_FOR_GROUPS = (
     Dot(60, "vnni_by8", 8, "uint8", "vnni"),
     Dot(61, "vnni_by4", 4, "uint8", "vnni"),
     Dot(70, "avxvnni_by4", 4, "uint8", "avxvnni"),
     Dot(62, "avx512bf16_by8", 8, "bfloat16", "avx512bf16", "llvm.x86.avx512bf16.dpbf16ps.256"),
     Dot(63, "avx512bf16_by4", 4, "bfloat16", "avx512bf16", "llvm.x86.avx512bf16.dpbf16ps.128"),
 )
-# Products of two matrices that are both computed.
-_OF_MADE = (
-    Dot(64, "avx512bf16_made", 16, "bfloat16", "avx512bf16", AVX512_BF16.llvm, of_made=True),
-    Dot(65, "bfdot_made", 4, "bfloat16", "bf16", BFDOT.llvm, of_made=True),
+# For matmuls of two computed operands.
+_FOR_COMPUTED = (
+    Dot(64, "avx512bf16_made", 16, "bfloat16", "avx512bf16", AVX512_BF16.llvm, both_computed=True),
+    Dot(65, "bfdot_made", 4, "bfloat16", "bf16", BFDOT.llvm, both_computed=True),
 )
-DOTS = (VNNI, SDOT, USDOT, AVX512_BF16, BFDOT, *_X86, *_OF_GROUPS, *_OF_MADE)
+DOTS = (VNNI, SDOT, USDOT, AVX512_BF16, BFDOT, *_X86, *_FOR_GROUPS, *_FOR_COMPUTED)
 
 
-def dot_for(cpu: CpuFeatures, data: str, lanes: int, of_made: bool = False) -> Dot | None:
-    """Return the instruction of a CPU for activations of a type, None where it has none."""
-    rows = (dot for dot in DOTS if (dot.data, dot.of_made) == (data, of_made))
+def find_dot(cpu: CpuFeatures, data: str, lanes: int, both_computed: bool = False) -> Dot | None:
+    """Return the instruction of a CPU for activations of a type, None if it has none."""
+    rows = (dot for dot in DOTS if (dot.data, dot.both_computed) == (data, both_computed))
     return next((dot for dot in rows if dot.needs in cpu.dots and lanes % dot.lanes == 0), None)
 
 
-def dot_numbered(number: int) -> Dot:
+def get_dot(number: int) -> Dot:
     return next(dot for dot in DOTS if dot.number == number)
 
 
-def sum_with(schedule: Any, dot: Dot, block: Any, lane: Any, reduction: Any, outermost: Any) -> None:
-    """Let a block sum by an instruction along its loop `lane`; it starts from zero before the loop `reduction`."""
+def tensorize_dot(schedule: Any, dot: Dot, block: Any, lane: Any, reduction: Any, outermost: Any) -> None:
+    """Tensorize the loop `lane` of a block; sums are initialized before the loop `reduction`."""
     groups, summed = schedule.split(lane, [None, dot.lanes])
     schedule.unroll(groups)
-    init = decompose_sums(schedule, block, reduction)
+    init = decompose_init(schedule, block, reduction)
     schedule.vectorize(schedule.get_loops(init)[-1])
-    schedule.tensorize(summed, intrinsic(dot))
+    schedule.tensorize(summed, register_dot(dot))
     if dot.imports:
         schedule.annotate(outermost, IMPORTED_LLVM, dot.imports)
 
@@ -178,7 +178,7 @@ def sum_with(schedule: Any, dot: Dot, block: Any, lane: Any, reduction: Any, out
 def register_dots_in(trace: str) -> None:
     """Register the instructions that a trace names."""
     for dot in dots_in(trace):
-        intrinsic(dot)
+        register_dot(dot)
 
 
 def dots_in(trace: str) -> list[Dot]:
@@ -187,8 +187,8 @@ def dots_in(trace: str) -> list[Dot]:
 
 
 @cache
-def intrinsic(dot: Dot) -> str:
-    """Register an instruction with TVM and return its name."""
+def register_dot(dot: Dot) -> str:
+    """Register the intrinsic of an instruction with TVM and return its name."""
     if dot.is_bf16_dot2:
         body = _BF16_DOT2
     elif dot.data == "int16":
@@ -209,6 +209,6 @@ def intrinsic(dot: Dot) -> str:
         "group": dot.group,
         "bits": 32 * dot.lanes,
         "bytes": 4 * dot.lanes,
-        "seen": ", B.data" if dot.of_made else "",
+        "seen": ", B.data" if dot.both_computed else "",
     }
     return register_intrinsic(dot.intrinsic_name, _SOURCE, _MEANING, body, names)

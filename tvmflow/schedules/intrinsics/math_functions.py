@@ -1,8 +1,7 @@
-"""What TVM's LLVM backend leaves to calls of single values, as arithmetic that loops carry into their vectors.
+"""Lower exp, erf and tanh to vectorizable arithmetic, which TVM's LLVM backend leaves to scalar calls.
 
-TVM lowers exp and erf to calls of the C library for every lane; softmax, sigmoid, swish and mish consist of the one,
-GELU of the other. Its tanh is four exponentials and two quotients, and keeps nothing of small numbers (1 - exp(-2 *
-x)).
+TVM lowers exp and erf to calls of the C library for each lane; softmax, sigmoid, swish and mish use the former, GELU
+the latter. Its tanh is four exponentials and two divisions, and loses all digits of small numbers (1 - exp(-2 * x)).
 """
 
 from __future__ import annotations
@@ -18,23 +17,27 @@ from tvmflow.ir.tir.erf import ERF_DENOMINATOR, ERF_END, ERF_NUMERATOR
 from tvmflow.ir.tvm_compat import dtype_of, register_intrin_lowering
 from tvmflow.targets.cpu_features import has_wide_vectors
 
-_LOWEST, _HIGHEST = -104.0, 89.0  # beyond: 0 and infinity
+_LOWEST, _HIGHEST = -104.0, 89.0  # results beyond: 0 and infinity
 _LOG2_E = 1.4426950408889634
-_LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.4286068203094172e-06  # the first has 15 bits: its product with n is exact
-_WIDE = "float32x16"  # AVX-512 multiplies it by powers of two, which takes seven instructions else
+_LN2_HIGH, _LN2_LOW = (
+    0.693145751953125,
+    1.4286068203094172e-06,
+)  # the high part has 15 bits, so that its product with n is exact
+_WIDE = "float32x16"  # AVX-512 scales it by powers of two in one instruction, which otherwise takes seven
 _SHIFT = 12582912.0  # 1.5 * 2**23: added to a float32, it leaves the nearest integer in the lowest bits
 _POLYNOMIAL = (0.001381459878757596, 0.008368716575205326, 0.04166838899254799, 0.1666652113199234, 0.4999999403953552)
 """exp(r) = 1 + r + r**2 * p(r) for |r| <= ln(2) / 2, minimax in relative error (3e-9), highest power first."""
 
-_TANH_END = 9.0  # beyond, it is 1 in float32
+_TANH_END = 9.0  # tanh is 1 in float32 beyond
 _TANH_NUMERATOR = (0.999999943, 0.129190229, 0.00292053602, 9.26506489e-06, -1.27716276e-08, 1.82275202e-11)
 _TANH_DENOMINATOR = (1.0, 0.462523062, 0.023762262, 0.000228067382)
-"""tanh(x) / x for |x| <= 9 is the quotient of these, in powers of x**2, lowest first: fitted by us, 6.9e-8."""
+"""tanh(x) / x for |x| <= 9 is the quotient of these, in powers of x**2, lowest first; error of our fit: 6.9e-8."""
 
 
-def _limited(value: Any, lowest: float, highest: float) -> Any:
-    """Return a value between limits, a NaN as it is. Not by Select: TVM's simplifier takes a time that doubles with
-    each condition within a condition.
+def _clamp(value: Any, lowest: float, highest: float) -> Any:
+    """Return a value clamped to limits; NaN stays NaN.
+
+    Select is not used: the time of TVM's simplifier doubles with each nested condition.
     """
     dtype = dtype_of(value)
     below = tirx.call_llvm_pure_intrin(dtype, "llvm.minimum", value, tirx.const(highest, dtype))
@@ -42,7 +45,7 @@ def _limited(value: Any, lowest: float, highest: float) -> Any:
 
 
 def _exp(call: Any) -> Any:
-    """Return exp of float32 within one unit in the last place, infinities, NaN and subnormal results included."""
+    """Return exp of float32 within one unit in the last place, including infinities, NaN and subnormal results."""
     dtype, x = dtype_of(call), call.args[0]
     if not dtype.startswith("float32"):
         return tirx.call_llvm_pure_intrin(dtype, "llvm.exp", x)
@@ -73,37 +76,35 @@ def _exp(call: Any) -> Any:
         )
     else:
         n = tirx.Var("n", integer)
-        half = n >> whole(1)  # in two steps, so that subnormal results are rounded once and large ones overflow
+        half = n >> whole(1)  # two steps, so that subnormal results are rounded once and large ones overflow
         found = sum_ * power(half) * power(n - half)
         found = tirx.Let(n, tirx.reinterpret(integer, shifted) - whole(0x4B400000), found)
     found = tirx.Let(rest, clipped - nearest * real(_LN2_HIGH) - nearest * real(_LN2_LOW), found)
     found = tirx.Let(shifted, clipped * real(_LOG2_E) + real(_SHIFT), found)
-    return tirx.Let(clipped, _limited(x, _LOWEST, _HIGHEST), found)
+    return tirx.Let(clipped, _clamp(x, _LOWEST, _HIGHEST), found)
 
 
 def _erf(call: Any) -> Any:
-    """Return erf of float32 with an error of at most 2.7e-7 of its size; of infinities 1 and -1 within that, a NaN
-    stays one.
-    """
+    """Return erf of float32 with a relative error of at most 2.7e-7; infinities give 1 and -1, NaN stays NaN."""
     dtype, x = dtype_of(call), call.args[0]
     if not dtype.startswith("float32"):
         return tirx.call_llvm_pure_intrin(dtype, "llvm.erf", x)
 
-    return _quotient(x, ERF_END, ERF_NUMERATOR, ERF_DENOMINATOR)
+    return _rational(x, ERF_END, ERF_NUMERATOR, ERF_DENOMINATOR)
 
 
 def _tanh(call: Any) -> Any:
-    """Return tanh of float32 with an error of at most 3.5e-7 of its size and of at most 1; of infinities 1 and -1, a
-    NaN stays one.
+    """Return tanh of float32 with a relative error of at most 3.5e-7, at most 1; infinities give 1 and -1, NaN stays
+    NaN.
     """
     dtype, x = dtype_of(call), call.args[0]
     if not dtype.startswith("float32"):
         return tirx.call_llvm_pure_intrin(dtype, "llvm.tanh", x)
-    return _limited(_quotient(x, _TANH_END, _TANH_NUMERATOR, _TANH_DENOMINATOR), -1.0, 1.0)
+    return _clamp(_rational(x, _TANH_END, _TANH_NUMERATOR, _TANH_DENOMINATOR), -1.0, 1.0)
 
 
-def _quotient(x: Any, end: float, numerator: tuple[float, ...], denominator: tuple[float, ...]) -> Any:
-    """Return x * numerator(x**2) / denominator(x**2), coefficients lowest first, of x no larger than end."""
+def _rational(x: Any, end: float, numerator: tuple[float, ...], denominator: tuple[float, ...]) -> Any:
+    """Return x * numerator(x**2) / denominator(x**2), coefficients lowest first, with x clamped to end."""
     dtype = dtype_of(x)
     bounded, square = tirx.Var("bounded", dtype), tirx.Var("square", dtype)
 
@@ -114,18 +115,16 @@ def _quotient(x: Any, end: float, numerator: tuple[float, ...], denominator: tup
         return found
 
     found = tirx.Let(square, bounded * bounded, bounded * polynomial(numerator) / polynomial(denominator))
-    return tirx.Let(bounded, _limited(x, -end, end), found)
+    return tirx.Let(bounded, _clamp(x, -end, end), found)
 
 
 @cache
 def register() -> None:
-    """Teach TVM, in this process: exp, erf and tanh as above, dot products of words, and that rounding to the nearest
-    integer can be vectorized.
-    """
+    """Register the lowerings of exp, erf, tanh and dot products of words with TVM, and vectorization of nearbyint."""
     tvm.ir.register_op_attr("tirx.nearbyint", "TVectorizable", True)
     register_intrin_lowering("tirx.exp", "llvm", _exp, 99)
     register_intrin_lowering("tirx.erf", "llvm", _erf, 99)
     register_intrin_lowering("tirx.tanh", "llvm", _tanh, 99)
     words.register()
-    register_intrin_lowering(words.WORD, "llvm", words.plain_word)
-    register_intrin_lowering(words.DOT, "llvm", words.plain_dot)
+    register_intrin_lowering(words.WORD, "llvm", words.lower_word)
+    register_intrin_lowering(words.DOT, "llvm", words.lower_dot)

@@ -34,9 +34,9 @@ def try_library(library: dict[str, Any], folder: str) -> dict[str, Any]:
 def _run(library: Library, folder: Path) -> str:
     from tvmflow.codegen.network.link import OpenedNetwork
     from tvmflow.frontends.source_model import run_in_batches
-    from tvmflow.toolchain.versions import lacking
+    from tvmflow.toolchain.versions import missing_features
 
-    if missing := lacking(_features(library)):
+    if missing := missing_features(_features(library)):
         return f"not run here: this machine's processor lacks {', '.join(missing[:4])}"
     if library.gpu:
         return f"not run here: it needs a GPU with {library.gpu}; --device runs it on one"

@@ -35,7 +35,7 @@ from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.sbom import sbom
 from tvmflow.shipping.bundle.signing import envelope
 from tvmflow.shipping.bundle.statement import statement
-from tvmflow.sources.data.labels import names_of
+from tvmflow.sources.data.labels import class_names
 from tvmflow.support.errors import BundleError
 from tvmflow.support.files import describe_file, load_arrays
 from tvmflow.support.version import __version__
@@ -197,7 +197,7 @@ def _preprocessing(part: Part) -> Preprocessing | None:
 def _labels(part: Part, output: Tensor) -> tuple[str, ...]:
     if len(output.shape) != 2:
         return ()
-    return tuple(names_of(part.folder / "fetch", output.shape[-1]) or ())
+    return tuple(class_names(part.folder / "fetch", output.shape[-1]) or ())
 
 
 def _golden(part: Part, files: Content) -> Golden:

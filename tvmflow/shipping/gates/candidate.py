@@ -18,13 +18,13 @@ from tvmflow.backends.backend import Backend
 from tvmflow.backends.registry import backend_for
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.devices.gpu.quarantine import quarantined
-from tvmflow.devices.network_forms import Form, in_machine, shipped
+from tvmflow.devices.gpu.quarantine import read_quarantine
+from tvmflow.devices.network_forms import LibraryForm, network_library, vm_library
 from tvmflow.devices.registry import open_session, transport_of
 from tvmflow.devices.restartable import Restartable
 from tvmflow.devices.session import DeviceSession, RemoteModel, SessionLimits
-from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_in_turns
-from tvmflow.evaluation.interleaved_timing import Contestant
+from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_libraries
+from tvmflow.evaluation.interleaved_timing import TimedModel
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.machine_state import host_watch
 from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, read_record
@@ -71,7 +71,7 @@ class Candidate:
 
     def judge(self) -> tuple[Verdict, Comparison | None]:
         """Measure against the champion, where there is one, and apply the rules of params.yaml."""
-        if reasons := gpu_reasons(self.card, self._manifest, quarantined(self.workspace.root)):
+        if reasons := gpu_reasons(self.card, self._manifest, read_quarantine(self.workspace.root)):
             return Verdict(False, tuple(reasons)), None
         rules = self.workspace.params.release
         if self.champion is None:
@@ -107,18 +107,18 @@ class Candidate:
                 )
                 turns = LatencyRules(3, rules.compare_rounds, measure.turn_ms, math.inf, measure.max_foreign_load)
                 champions, ours = (
-                    Contestant(name, one.time_runs, place_anew=one.place_anew)
+                    TimedModel(name, one.time_runs, relocate=one.relocate)
                     for name, one in (("champion", a), ("candidate", b))
                 )
-                return compare_in_turns(champions, ours, turns, entry.threads, rules.confidence, watch)
+                return compare_libraries(champions, ours, turns, entry.threads, rules.confidence, watch)
 
-    def _forms(self, champion: Version, folder: Path) -> tuple[Form, Form]:
+    def _forms(self, champion: Version, folder: Path) -> tuple[LibraryForm, LibraryForm]:
         """Bring the champion into a folder; returns its form and the candidate's, both of one kind. Raises
         StoreError.
         """
-        new = shipped(self.folder, self._manifest)
+        new = network_library(self.folder, self._manifest)
         old = folder / "champion.so"
-        machine = in_machine(self.folder)
+        machine = vm_library(self.folder)
         if new.file != machine.file and champion.network_sha256:
             dvc.file_by_md5(self.workspace, champion.network_dvc_md5, champion.network_sha256, old)
             return replace(new, file=old), new
@@ -130,12 +130,12 @@ class Candidate:
         _champion_bytes(self.workspace, champion, old)
         return replace(machine, file=old), machine
 
-    def _started(self, session: DeviceSession, form: Form, champion: Version | None = None) -> RemoteModel:
+    def _started(self, session: DeviceSession, form: LibraryForm, champion: Version | None = None) -> RemoteModel:
         """Start a form and run it once. champion: it is one. Raises StoreError for a champion that does not run any
         more.
         """
         try:
-            model = form.started(session)
+            model = form.upload_and_start(session)
             model.set_inputs(*self._inputs())
             model.invoke()
         except (DeviceLostError, StageError) as error:

@@ -79,10 +79,10 @@ def read_image(path: Path, recipe: ImageRecipe) -> FloatArray:
     pixels = pixels[None] if recipe.channels == "gray" else pixels.transpose(2, 0, 1)
     if recipe.channels == "BGR":
         pixels = pixels[::-1]
-    return np.ascontiguousarray(brightened(pixels, recipe.white))
+    return np.ascontiguousarray(scale_to_white(pixels, recipe.white))
 
 
-def brightened(pixels: FloatArray, white: float) -> FloatArray:
+def scale_to_white(pixels: FloatArray, white: float) -> FloatArray:
     """Return pixels of 0 to 255 as such of 0 to `white`."""
     return pixels if white == 255.0 else pixels * np.float32(white / 255.0)
 

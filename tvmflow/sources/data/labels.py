@@ -97,7 +97,7 @@ def _number(key: object) -> int:
     raise ValueError(f"{key!r} is no class number")
 
 
-def names_of(fetched: Path, classes: int) -> list[str] | None:
+def class_names(fetched: Path, classes: int) -> list[str] | None:
     """Return the names of a cell's classes: its labels, or ImageNet's for a zoo's network of 1000; None where nobody
     knows.
     """

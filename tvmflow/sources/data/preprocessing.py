@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tvmflow.config.model_params import Preprocess
 from tvmflow.sources.data.datasets import preprocess
-from tvmflow.sources.data.images import ImageRecipe, brightened
+from tvmflow.sources.data.images import ImageRecipe, scale_to_white
 from tvmflow.support.errors import SourceError
 
 Array = NDArray[Any]
@@ -31,7 +31,7 @@ def recipe_for(shapes: Sequence[tuple[int, ...]], how: Preprocess) -> ImageRecip
     return ImageRecipe(height, width, colors, how.fit, resize, how.interpolation, how.white)
 
 
-def normalized(x: Array, how: Preprocess, dtype: str = "float32") -> Array:
+def normalize_images(x: Array, how: Preprocess, dtype: str = "float32") -> Array:
     """Return images (N, C, H, W) with the scale, mean and std of a model, in the dtype of its input.
 
     Raises SourceError where that dtype is one of integers and a number would change.
@@ -52,5 +52,5 @@ def value_table(channels: int, how: Preprocess, dtype: str) -> Array:
     """Return what each of the 256 values that a pixel has becomes, (channels, 256) in the dtype of the input. Raises
     SourceError.
     """
-    values = brightened(np.arange(256, dtype=np.float32), how.white)
-    return normalized(np.broadcast_to(values, (1, channels, 1, 256)), how, dtype)[0, :, 0]
+    values = scale_to_white(np.arange(256, dtype=np.float32), how.white)
+    return normalize_images(np.broadcast_to(values, (1, channels, 1, 256)), how, dtype)[0, :, 0]

@@ -1,7 +1,6 @@
-"""What the compiler made of a kernel: the loops of its assembly in which it multiplies and adds, counted by kind of
-instruction.
+"""Count the instructions of a kernel's hot loops, by kind, in its assembly.
 
-x86-64 in AT&T's syntax and arm64, as LLVM prints them.
+Reads x86-64 (AT&T syntax) and arm64 as LLVM prints them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _MULTIPLY_ADD = re.compile(
 _OTHER_WORK = re.compile(
     r"v(max|min|add|mul)[ps][sd]|vp(max|min|add)\w+|f(max|min)(nm)?|fcmg[te]|fadd|fmul|[su](max|min)|add"
 )
-_DOTS = (
+_MACS_PER_BYTE = (
     ("dpbusd", 1.0),
     ("bfmmla", 1.0),
     ("mmla", 2.0),
@@ -26,7 +25,7 @@ _DOTS = (
     ("dpbf16ps", 0.5),
     ("dpwssd", 0.5),
     ("pmaddwd", 0.5),
-)  # products for each byte of a register; the first that is part of the name
+)  # multiply-accumulates per byte of a register; the first name that matches
 _JUMP = re.compile(r"j\w+|b(\.\w+)?|cbn?z|tbn?z")
 _TARGET = re.compile(r"(\.L\w+)\s*$")
 _REGISTER = re.compile(r"%([xyz])mm\d+|\b[vq](\d+)\b")
@@ -36,24 +35,26 @@ _BYTES = {"x": 16, "y": 32, "z": 64}
 
 @dataclass
 class Loop:
-    """An innermost loop. counts: instructions by kind (`multiply_add`, `load`, `store`, `vector`, `other`; `spill`:
-    stores to the stack, among the others); chain: the most multiply-adds into one register; accumulators: registers
-    that they add to; width: bytes of a register; products: of one multiply-add; trips: None where the code does not
-    say.
+    """An innermost loop.
+
+    counts: instructions by kind (`multiply_add`, `load`, `store`, `vector`, `other`; `spill`: stores to the stack, also
+    counted as stores). chain: most multiply-adds into one register. accumulators: registers that are added to. width:
+    bytes of a register. macs: multiply-accumulates of one instruction. trips: trip count, None if it is not constant.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     chain: int = 0
     accumulators: int = 0
     width: int = 16
-    products: float = 4.0
+    macs: float = 4.0
     trips: int | None = None
 
 
-def hot_loops(assembly: str) -> list[Loop]:
-    """Return the innermost loops that multiply and add, those with the most first; a straight kernel is one loop.
+def find_hot_loops(assembly: str) -> list[Loop]:
+    """Return the innermost loops with multiply-adds, most multiply-adds first; a kernel without loops counts as one
+    loop.
 
-    Where nothing is multiplied and added, as in pools, sums and comparisons of vectors count.
+    A kernel without multiply-adds (pooling, sums) is judged by its vector arithmetic and comparisons instead.
     """
     lines = [line.split("#")[0].split("//")[0].rstrip() for line in assembly.splitlines()]
     code: list[tuple[str, str]] = []  # mnemonic, operands
@@ -87,7 +88,7 @@ def hot_loops(assembly: str) -> list[Loop]:
 
 def _loop(code: list[tuple[str, str]], first: int, last: int, work: re.Pattern[str]) -> Loop:
     loop, sums, kinds = Loop(), Counter[str](), Counter[float]()
-    added: Counter[str] = Counter()  # registers to which sums of pairs are added by an instruction of its own
+    added: Counter[str] = Counter()  # accumulators of pmaddwd, which a separate vpaddd adds to
     for name, operands in code[first : last + 1]:
         parts = operands.split(", ") if operands else []
         is_x86 = "%" in operands or name.startswith("v") or name.startswith("mov")
@@ -97,7 +98,9 @@ def _loop(code: list[tuple[str, str]], first: int, last: int, work: re.Pattern[s
             if "pmaddwd" not in name:
                 sums[parts[-1] if is_x86 else parts[0]] += 1
             loop.counts["load"] += memory
-            kinds[next((each for kind, each in _DOTS if kind in name), 0.5 if ".8h" in operands else 0.25)] += 1
+            kinds[
+                next((each for kind, each in _MACS_PER_BYTE if kind in name), 0.5 if ".8h" in operands else 0.25)
+            ] += 1
         elif is_x86 and memory and not name.startswith(("lea", "prefetch", "nop")):
             kind = "store" if "(" in parts[-1] else "load"
             loop.counts[kind] += 1
@@ -117,20 +120,20 @@ def _loop(code: list[tuple[str, str]], first: int, last: int, work: re.Pattern[s
             loop.width = max(loop.width, _BYTES.get(match[1] or "", 16))
     sums = sums or added
     loop.chain, loop.accumulators = max(sums.values(), default=0), len(sums)
-    loop.products = loop.width * max(kinds, key=lambda each: kinds[each], default=0.25)
+    loop.macs = loop.width * max(kinds, key=lambda each: kinds[each], default=0.25)
     loop.trips = _trips(code, first, last)
     return loop
 
 
 def _trips(code: list[tuple[str, str]], first: int, last: int) -> int | None:
-    """Return how often a loop of x86-64 runs that counts a register from one constant to another; None for others."""
+    """Return the trip count of an x86-64 loop that counts a register between two constants, None for other loops."""
     for at in range(last - 1, first - 1, -1):
         name, operands = code[at]
         counted = _STEP.fullmatch(operands)
         if counted is None or not name.startswith(("add", "sub", "cmp")):
             continue
         amount, register = int(counted[1]), counted[2]
-        start = _start(code[max(first - 16, 0) : first], register)
+        start = _initial_value(code[max(first - 16, 0) : first], register)
         if start is None or amount == 0:
             return None
         if not name.startswith("cmp"):
@@ -141,18 +144,18 @@ def _trips(code: list[tuple[str, str]], first: int, last: int) -> int | None:
     return None
 
 
-def _start(before: list[tuple[str, str]], register: str) -> int | None:
-    """Return the constant that a register holds behind these instructions."""
+def _initial_value(before: list[tuple[str, str]], register: str) -> int | None:
+    """Return the constant that a register holds after these instructions, None if it is not constant."""
     for name, operands in reversed(before):
-        if name.startswith("xor") and _same(operands, register):
+        if name.startswith("xor") and _names_register(operands, register):
             return 0
-        moved = _STEP.fullmatch(operands) if name.startswith("mov") else None
-        if moved is not None and _same(moved[2], register):
-            return int(moved[1])
+        move = _STEP.fullmatch(operands) if name.startswith("mov") else None
+        if move is not None and _names_register(move[2], register):
+            return int(move[1])
     return None
 
 
-def _same(operands: str, register: str) -> bool:
-    """Whether operands name a register, its 32-bit name included: %rbx and %ebx, %r8 and %r8d."""
+def _names_register(operands: str, register: str) -> bool:
+    """Return whether operands name a register, also by its 32-bit name: %rbx and %ebx, %r8 and %r8d."""
     names = {register, register.replace("%r", "%e", 1), f"{register}d"}
     return any(part.strip() in names for part in operands.split(","))

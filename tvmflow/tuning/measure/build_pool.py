@@ -1,9 +1,9 @@
-"""A pool of persistent build processes: a compiler that hangs or crashes costs one candidate, never the search.
+"""Build kernels in a pool of worker processes; a compiler that hangs or crashes costs one candidate.
 
-Whose fault a failure is, is asked of a kernel that is known to compile: where that fails too, the machine is at fault
-(no compiler, no linker, no room, no memory), nothing is said of the schedule, and no more is built. Where it does not,
-the candidate is built again, and believed to be at fault when the compiler itself refuses it twice. What only the
-linker or the machine refused is never the schedule's fault.
+After a failure, a kernel that is known to compile is built. If that fails too, the host is at fault (no compiler, no
+linker, no disk space, no memory): nothing is recorded about the schedule, and building stops. Otherwise the candidate
+is built again; if the compiler rejects it twice, the schedule is at fault. A failure of the linker or of the host is
+never the schedule's fault.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ from tvmflow.tuning.measure.build_process import BuildProcess
 from tvmflow.tuning.measure.canary import canary_workload
 from tvmflow.tuning.records.record import COMPILE_ERROR, ILLEGAL_SCHEDULE, OK, UNKNOWN
 
-_MOST_TRIES = 3  # of one candidate
-_REFUSALS = 2  # of the compiler, after which the schedule is at fault
-_PAUSES_S = (0.0, 1.0, 3.0)  # before the machine is tried again; with all of them over, the search ends
+_MOST_TRIES = 3  # builds of one candidate
+_REFUSALS = 2  # compiler errors after which the schedule is at fault
+_PAUSES_S = (0.0, 1.0, 3.0)  # before each check of the host; after the last one, the search ends
 
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled kernel, or why there is none. digest: equal for schedules that came out the same.
+    """A compiled kernel, or the reason why it could not be built. digest: equal for schedules with equal code.
 
-    status: UNKNOWN where nothing can be said of the schedule. sure: the failure needs no second look. estimate_s: of
-    the static model, where it was asked for and knows the kernel; then there is no library. seconds: that building it
-    took.
+    status: UNKNOWN where nothing is known about the schedule. sure: the failure needs no second attempt. estimate_s: of
+    the static model, if it was requested and covers the kernel; no library is written then. seconds: build time.
     """
 
     status: str
@@ -51,9 +50,10 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Order:
-    """What to build of a workload: under a template's knobs, under a trace, plainly with neither; estimate: only its
-    time.
+class BuildRequest:
+    """A build of a workload with template knobs, with a trace, or, with neither, of its reference kernel.
+
+    estimate: compile and estimate the time only.
     """
 
     workload: Workload
@@ -64,10 +64,9 @@ class Order:
 
 
 class BuildPool:
-    """`workers` processes; use as a context manager. What is built raises ToolchainError where this machine is at
-    fault.
+    """`workers` build processes; use as a context manager. Builds raise ToolchainError where the host is at fault.
 
-    self_contained: for devices without TVM.
+    self_contained: build for devices without TVM.
     """
 
     def __init__(
@@ -81,16 +80,16 @@ class BuildPool:
         self._count = itertools.count()
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._broken: ToolchainError | None = None
+        self._host_failure: ToolchainError | None = None
 
     def __enter__(self) -> BuildPool:
-        for _ in range(self.workers if self.workers > 1 else 0):  # side by side: each imports TVM
+        for _ in range(self.workers if self.workers > 1 else 0):  # start them in parallel, since each imports TVM
             with contextlib.suppress(RuntimeError):
                 self._threads.submit(self._start)
         return self
 
     def _start(self) -> None:
-        with contextlib.suppress(OSError, RuntimeError):  # whoever asks for it says so
+        with contextlib.suppress(OSError, RuntimeError):  # the build that needs the process reports it
             self._process()
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -108,53 +107,52 @@ class BuildPool:
         trace: Any = None,
         estimate: bool = False,
     ) -> Future[Built]:
-        """Build a workload under a template's knobs, under a trace, or, with neither, plainly; estimate: only its
-        time.
+        """Build a workload with template knobs, with a trace, or, with neither, its reference kernel.
+
+        estimate: compile and estimate the time only.
         """
         try:
-            return self._threads.submit(self._build, Order(workload, template, knobs, trace, estimate))
+            return self._threads.submit(self._build, BuildRequest(workload, template, knobs, trace, estimate))
         except RuntimeError as error:  # no thread can be started
             failed: Future[Built] = Future()
-            failed.set_exception(_broken(str(error)))
+            failed.set_exception(_host_error(str(error)))
             return failed
 
-    def _build(self, order: Order) -> Built:
+    def _build(self, request: BuildRequest) -> Built:
         refused = 0
         for _ in range(_MOST_TRIES):
-            if self._broken is not None:
-                raise self._broken
-            found = self._once(order)
+            if self._host_failure is not None:
+                raise self._host_failure
+            found = self._build_once(request)
             if found.status in (OK, ILLEGAL_SCHEDULE):
                 return found
-            self._try_the_machine(found.error, order.estimate)
+            self._check_host(found.error, request.estimate)
             refused += found.status == COMPILE_ERROR
             if refused == _REFUSALS or found.sure:
                 return found
         return Built(UNKNOWN, found.library, error=found.error)
 
-    def _try_the_machine(self, error: str, estimate: bool) -> None:
-        """Build a kernel that is known to compile, or only compile it where that is all. Raises ToolchainError where
-        that fails, too, again and again.
-        """
+    def _check_host(self, error: str, estimate: bool) -> None:
+        """Build (or only compile) a kernel that is known to compile. Raises ToolchainError if that fails repeatedly."""
         started = time.monotonic()
         for pause_s in _PAUSES_S:
             if self._closed.wait(pause_s):
-                raise _broken(error)
-            control = self._once(Order(canary_workload(), estimate=estimate))
+                raise _host_error(error)
+            control = self._build_once(BuildRequest(canary_workload(), estimate=estimate))
             with contextlib.suppress(OSError):
                 control.library.unlink()
             if control.status == OK:
                 return
             if time.monotonic() - started > self.timeout_s:
                 break
-        self._broken = _broken(control.error)
-        raise self._broken
+        self._host_failure = _host_error(control.error)
+        raise self._host_failure
 
-    def _once(self, order: Order) -> Built:
-        library, started = self.folder / f"kernel-{order.workload.key[:12]}-{next(self._count)}.so", time.monotonic()
+    def _build_once(self, request: BuildRequest) -> Built:
+        library, started = self.folder / f"kernel-{request.workload.key[:12]}-{next(self._count)}.so", time.monotonic()
         try:
-            reply = self._process().ask(self.request(order, library), self.timeout_s)
-        except (OSError, RuntimeError) as error:  # no room, no process, no thread
+            reply = self._process().ask(self.to_json(request, library), self.timeout_s)
+        except (OSError, RuntimeError) as error:  # no disk space, no process, no thread
             return Built(UNKNOWN, library, error=str(error))
         return Built(
             reply["status"],
@@ -167,21 +165,21 @@ class BuildPool:
             time.monotonic() - started,
         )
 
-    def request(self, order: Order, library: Path) -> dict[str, Any]:
-        """Return what a build process is asked."""
+    def to_json(self, request: BuildRequest, library: Path) -> dict[str, Any]:
+        """Return the request that is sent to a build process."""
         return {
-            "function": str(self._function_file(order.workload)),
-            "template": order.template,
-            "knobs": order.knobs,
-            "trace": order.trace,
+            "function": str(self._function_file(request.workload)),
+            "template": request.template,
+            "knobs": request.knobs,
+            "trace": request.trace,
             "target": self.target.to_json(),
             "path": str(library),
             "self_contained": self.self_contained,
-            "estimate": order.estimate,
+            "estimate": request.estimate,
         }
 
     def _function_file(self, workload: Workload) -> Path:
-        """Return the file with a workload's function; written again where somebody tidied the folder up."""
+        """Return the file with a workload's function; write it if it is missing."""
         import tvm
 
         path = self.folder / f"{workload.key}.json"
@@ -204,10 +202,10 @@ class BuildPool:
         return process
 
 
-def _broken(error: str) -> ToolchainError:
+def _host_error(error: str) -> ToolchainError:
     return ToolchainError(
-        f"this machine cannot compile a kernel that is known to be right: {error}",
-        "the target's compiler and linker, with room in TMPDIR and memory",
-        "mend what the error says ('tvmflow doctor' looks for more) and run the same command again: no schedule was "
-        "blamed, and what was measured is kept",
+        f"this machine cannot compile a kernel that is known to be correct: {error}",
+        "the target's compiler and linker, with enough memory and disk space in TMPDIR",
+        "fix the error ('tvmflow doctor' checks for others), then run the same command again: no schedule was "
+        "rejected, and all measurements are kept",
     )

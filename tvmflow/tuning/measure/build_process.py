@@ -1,4 +1,4 @@
-"""One process that builds kernels: how it is started, asked, and what is known of it when it does not respond."""
+"""Run one build process: start it, send it requests, and classify its failures."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 from tvmflow.support.paths import CODE_ROOT
 from tvmflow.tuning.records.record import COMPILE_ERROR, UNKNOWN
 
-START_TIMEOUT_S = 120.0  # to import TVM, on a machine that has much else to do
-# What a compiler does to itself; any other signal comes from outside: someone who kills, memory or room that ends.
+START_TIMEOUT_S = 120.0  # to import TVM on a busy machine
+# Signals of a compiler crash; any other signal comes from outside, such as the OOM killer.
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
-_OWN_TIME = 0.5  # share of the time limit that a process must have computed, for it to be at fault and not its machine
+_OWN_TIME = 0.5  # least share of the time limit in CPU time, or the machine is at fault
 
 
 class BuildProcess:
-    """Raises OSError where a process cannot be started."""
+    """A process that builds kernels. Raises OSError where it cannot be started."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -46,8 +46,8 @@ class BuildProcess:
         return self.process.poll() is None
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Return the reply: status and what belongs to it. `sure`: the schedule is at fault, whoever else is not
-        well.
+        """Send a request and return the reply. `sure` in it: the schedule is at fault, whatever the state of the
+        machine.
         """
         before = self._cpu_s
         with contextlib.suppress(OSError):
@@ -69,7 +69,7 @@ class BuildProcess:
         return {"status": status, "error": f"the process that compiles died: {name}"}
 
     def kill(self) -> float:
-        """End the process and what it started; return the seconds of processor time that it used."""
+        """Kill the process and its children; return the CPU seconds that it used."""
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGKILL)
         try:
@@ -81,9 +81,7 @@ class BuildProcess:
         return usage.ru_utime + usage.ru_stime
 
     def _line(self, timeout_s: float) -> tuple[dict[str, Any] | None, bool]:
-        """Return the next line of the process, None where it ended without one, and whether it was ended for its
-        silence.
-        """
+        """Return the next line of the process (None if it ended) and whether it was killed for a timeout."""
         silent = threading.Event()
 
         def end() -> None:

@@ -1,7 +1,7 @@
-"""Compile schedules for the tuner, one after the other, in a process that stays alive.
+"""Compile schedules for the tuner, one after the other, in a long-lived process.
 
-A line of JSON on standard input for each kernel, a line on standard output for each reply; the first line says that TVM
-is there.
+Reads one line of JSON per kernel from standard input and writes one line per reply to standard output. The first line
+reports whether TVM could be imported.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 _NO_MEMORY = ("bad_alloc", "out of memory", "cannot allocate memory")
 
 
-def reply(request: dict[str, Any]) -> dict[str, Any]:
-    """Build one kernel: under a template's knobs, under a trace, or plainly. Returns status, trace, digest, error.
+def build_kernel(request: dict[str, Any]) -> dict[str, Any]:
+    """Build one kernel with template knobs, with a trace, or its reference kernel. Returns status, trace, digest,
+    error.
 
-    UNKNOWN where nothing can be said of the schedule: what the machine or the linker refuses is not its fault.
+    The status is UNKNOWN where nothing is known about the schedule: errors of the host or the linker are not its fault.
     """
     import tvm
 
-    # These register the operators that kernels call.
+    # These imports register the operators that kernels call.
     import tvmflow.passes.legalize.clip
     import tvmflow.passes.legalize.int8_lookup_tables
     import tvmflow.passes.legalize.narrow  # noqa: F401
@@ -44,10 +45,10 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
         backend = backend_of(from_json(request["target"]))
         if request.get("trace") is None and not request.get("template"):
             backend = backend.plain
-    except Exception as error:  # a file that is gone or cut short
+    except Exception as error:  # a missing or truncated file
         return {"status": UNKNOWN, "error": str(error)[-300:]}
     try:
-        function, trace = _scheduled(function, request, backend)
+        function, trace = _schedule_kernel(function, request, backend)
     except (OSError, MemoryError) as error:
         return {"status": UNKNOWN, "error": str(error)[-300:]}
     except Exception as error:  # TVM raises its own types, RuntimeError, ValueError, TypeError and IndexError here
@@ -55,9 +56,14 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
     try:
         module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
         built = compile_module(module, backend)
-    except Exception as error:  # whatever the compiler raises: this schedule cannot be built, unless memory ended
-        hosts = isinstance(error, OSError | MemoryError) or any(text in str(error).lower() for text in _NO_MEMORY)
-        return {"status": UNKNOWN if hosts else COMPILE_ERROR, "error": f"{type(error).__name__}: {str(error)[-300:]}"}
+    except Exception as error:  # any compiler error; the schedule is at fault unless memory ran out
+        is_host_error = isinstance(error, OSError | MemoryError) or any(
+            text in str(error).lower() for text in _NO_MEMORY
+        )
+        return {
+            "status": UNKNOWN if is_host_error else COMPILE_ERROR,
+            "error": f"{type(error).__name__}: {str(error)[-300:]}",
+        }
     if request["estimate"]:
         seconds = _estimate(Path(request["function"]), request, built, backend)
         return {"status": OK, "trace": trace, "digest": _digest(function), "estimate_s": seconds}
@@ -66,21 +72,21 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
             write_kernel(Path(request["path"]), built, function, backend.target)
         else:
             backend.export(built, Path(request["path"]))
-    except Exception as error:  # no linker, one that dies, or no room for what it writes
+    except Exception as error:  # no linker, a linker that crashes, or no disk space
         return {"status": UNKNOWN, "error": str(error)[-300:]}
     return {"status": OK, "trace": trace, "digest": _digest(function)}
 
 
 @functools.lru_cache(maxsize=8)
 def _function(file: str) -> Any:
-    """Return a workload's function; reading it takes a tenth of what compiling a candidate takes."""
+    """Load a workload's function. It is cached, since loading takes a tenth of the time of compiling a candidate."""
     import tvm
 
     return tvm.ir.load_json(Path(file).read_text(encoding="utf-8"))
 
 
 def _estimate(file: Path, request: dict[str, Any], built: Any, backend: Backend) -> float | None:
-    """Return the estimated seconds of a compiled kernel. file: of its function before it was scheduled."""
+    """Return the estimated seconds of a compiled kernel. file: its function before scheduling."""
     import tvm
 
     from tvmflow.targets.core_timing import core_of
@@ -91,21 +97,21 @@ def _estimate(file: Path, request: dict[str, Any], built: Any, backend: Backend)
     return estimate_s(function, request["template"], request["knobs"], assembly, core, threads)
 
 
-def _scheduled(function: Any, request: dict[str, Any], backend: Backend) -> tuple[Any, Any]:
-    """Return the scheduled kernel and its trace, None for the plain one."""
+def _schedule_kernel(function: Any, request: dict[str, Any], backend: Backend) -> tuple[Any, Any]:
+    """Return the scheduled kernel and its trace, None for the reference kernel."""
     from tvmflow.passes.kernel.apply_schedules import replay
-    from tvmflow.schedules.registry import scheduled, template_named
-    from tvmflow.tuning.measure.reference_kernel import plain
+    from tvmflow.schedules.registry import apply_template, get_template
+    from tvmflow.tuning.measure.reference_kernel import schedule_reference
     from tvmflow.tuning.records.traces import trace_json
 
     if request.get("trace") is not None:
         return replay(function, request["trace"]).mod["main"], request["trace"]
     if not request.get("template"):
-        return plain(function), None
-    template = template_named(request["template"], backend.templates())
+        return schedule_reference(function), None
+    template = get_template(request["template"], backend.templates())
     if template is None:
         raise ValueError(f"no template {request['template']!r}")
-    schedule = scheduled(function, template, request["knobs"])
+    schedule = apply_template(function, template, request["knobs"])
     return schedule.mod["main"], trace_json(schedule)
 
 
@@ -114,16 +120,16 @@ def _digest(function: Any) -> str:
 
 
 def _cpu_s() -> float:
-    """Return the processor time of this process and of what it started, in seconds."""
+    """Return the CPU seconds of this process and its children."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 def main() -> None:
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever TVM or a linker prints must not end up among the replies
+    os.dup2(2, 1)  # output of TVM and the linker must not mix with the replies
 
-    def say(found: dict[str, Any]) -> None:
+    def send(found: dict[str, Any]) -> None:
         out.write(json.dumps({**found, "cpu_s": _cpu_s()}) + "\n")
         out.flush()
 
@@ -131,12 +137,12 @@ def main() -> None:
     try:
         import tvm  # noqa: F401
 
-    except Exception as error:  # a damaged installation, no memory
-        say({"error": f"{type(error).__name__}: {str(error)[-300:]}"})
+    except Exception as error:  # a broken installation, or no memory
+        send({"error": f"{type(error).__name__}: {str(error)[-300:]}"})
         return
-    say({})
+    send({})
     for line in sys.stdin:
-        say(reply(json.loads(line)))
+        send(build_kernel(json.loads(line)))
 
 
 if __name__ == "__main__":

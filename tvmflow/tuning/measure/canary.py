@@ -1,4 +1,4 @@
-"""The canary: one fixed kernel, measured every so often on every device, whose time tells what the clock does."""
+"""Build the canary: a fixed kernel that is timed regularly on every device to detect clock changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CHANNELS, _SIZE, _LANES = 4, 28, 16
 
 
 def canary_workload() -> Workload:
-    """Return a 3x3 convolution of 64 channels at 28x28, float32: about 58 million operations, all in the near cache."""
+    """Return a 3x3 convolution of 64 channels at 28x28, float32: about 58 million operations, all in L1 and L2."""
     data = te.placeholder((1, _CHANNELS, _SIZE + 2, _SIZE + 2, _LANES), "float32", name="data")
     weight = te.placeholder((_CHANNELS, _CHANNELS, 3, 3, _LANES, _LANES), "float32", name="weight")
     i, y, x, u = (te.reduce_axis((0, size)) for size in (_CHANNELS, 3, 3, _LANES))

@@ -1,4 +1,4 @@
-"""What a fleet of devices is told and tells: rules, kernels to measure, what came out, and what went wrong."""
+"""Define the jobs, results, rules and counters of a device pool."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ OpenSession = Callable[[], AbstractContextManager[DeviceSession]]
 
 
 @dataclass(frozen=True)
-class FleetRules:
-    """slots: sessions side by side; a kernel is silent after kernel_timeout_s; every canary_every measurements a
-    canary.
+class DevicePoolRules:
+    """The rules of a device pool.
 
-    session_s: how long a device lets one session last. max_drift: how much slower the canary may get; cool_s: how long
-    to wait for a device that is slower. give_up_s: without a device for so long, the search ends with the error of the
-    last attempt.
+    slots: concurrent sessions. kernel_timeout_s: a kernel without a result for this long is silent. session_s: longest
+    duration of a session. canary_every: measurements between two canaries. max_drift: tolerated slowdown of the canary;
+    cool_s: longest wait for a device that is slower. give_up_s: the search fails after this long without a device.
     """
 
     slots: int
@@ -51,9 +50,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Measured:
-    """status '' means that no device could be found for it: nothing is known, nothing may be recorded.
+    """The result of a job. Status '' means that no device was available: nothing is known, and nothing may be recorded.
 
-    unit, build: of the device, "" where it is not known.
+    unit, build: of the device, "" if unknown.
     """
 
     job: Job
@@ -67,8 +66,8 @@ class Measured:
 
 
 @dataclass
-class FleetCounts:
-    """What went wrong that was nobody's schedule, for the ledger."""
+class DevicePoolCounts:
+    """Failures that are no schedule's fault, for MLflow."""
 
     lost: int = 0
     retried: int = 0
@@ -80,11 +79,11 @@ class FleetCounts:
 
 @dataclass
 class References:
-    """The inputs and the right output of each workload, shared by all devices; plain: the kernel that gives the
-    output.
+    """Inputs and reference output of each workload, shared by all devices. kernels: the reference kernel of each
+    workload.
     """
 
     arrays: dict[str, list[Array]] = field(default_factory=dict)
     outputs: dict[str, Array] = field(default_factory=dict)
-    plain: dict[str, Future[Built]] = field(default_factory=dict)
+    kernels: dict[str, Future[Built]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)

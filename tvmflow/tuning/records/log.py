@@ -1,4 +1,4 @@
-"""Where measurements are kept, and which of them count for a device and a toolchain."""
+"""Store measurements in a log and select those that are valid for a device kind and toolchain."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tvmflow.tuning.records.record import TuningRecord, append_record, read_reco
 
 
 @dataclass(frozen=True)
-class Journal:
-    """Where measurements are kept, and under which device kind and toolchain they count.
+class TuningLog:
+    """A log of measurements for one device kind and toolchain.
 
-    A cell writes to a log of its own, which DVC versions with it, and reads those of all cells beside it.
+    Each cell writes its own log, which DVC versions with it, and also reads the logs of the other cells beside it.
     """
 
     path: Path
@@ -20,11 +20,11 @@ class Journal:
     toolchain: dict[str, str]
 
     def known(self) -> list[TuningRecord]:
-        """Return the records of this device kind that this toolchain made, without failures that may be a machine's."""
+        """Return the valid records of this device kind and toolchain, without failures that may be the host's."""
         return [r for r in self._of_this_device() if r.same_toolchain(self.toolchain) and r.proven]
 
     def from_other_toolchains(self) -> list[TuningRecord]:
-        """Return the records of this device kind that were measured before an upgrade."""
+        """Return the records of this device kind that other toolchains measured."""
         return [record for record in self._of_this_device() if not record.same_toolchain(self.toolchain)]
 
     def _of_this_device(self) -> list[TuningRecord]:

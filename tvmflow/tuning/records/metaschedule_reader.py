@@ -1,7 +1,7 @@
-"""Read a MetaSchedule database with TVM's own reader, which follows every object and trace that the files name.
+"""Read a MetaSchedule database with TVM's own reader, which instantiates every object the files name.
 
-Runs in a sandbox only: a damaged file ends the process that reads it. PyTorch is kept out of the process, since TVM
-would import it and take four times as long to start.
+Runs in a sandbox only, since a damaged file can crash the process. PyTorch is blocked, since TVM would import it and
+take four times as long to start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FAILED_S = 1e8  # MetaSchedule writes 1e10 s for failures
 
 
 def read_database(folder: str, records: str) -> list[dict[str, Any]]:
-    """Return what the correct records say as plain values; `records` is the name of their file. Raises StoreError."""
+    """Return the successful records as plain values. records: the name of their file. Raises StoreError."""
     from tvm.s_tir import meta_schedule as ms
 
     from tvmflow.schedules.intrinsics.registration import register_all_in

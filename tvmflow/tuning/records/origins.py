@@ -1,8 +1,8 @@
-"""Where the schedule of a kernel comes from.
+"""Name the origin of a kernel's schedule.
 
-reused: measured under this toolchain before. re-measured: the older toolchain's, which held. re-tuned: searched anew,
-because that got slower. lost: searched anew, because that does not apply any more. new: never tuned before on this kind
-of device.
+reused: measured before with this toolchain. re-measured: from an older toolchain, and still as fast. re-tuned: searched
+again, because the old schedule got slower. lost: searched again, because the old schedule does not apply any more. new:
+never tuned before on this kind of device.
 """
 
 from __future__ import annotations

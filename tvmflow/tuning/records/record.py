@@ -1,7 +1,7 @@
-"""Tuning records: one measured schedule of one workload on one device kind, a line of JSON each.
+"""Define tuning records: one measured schedule of one workload on one device kind, one line of JSON each.
 
-The log only grows. A process that is killed while it writes leaves at most one torn last line, which is dropped when
-the log is read and overwritten by a line break when the log is next written to.
+The log is append-only. A process killed while writing leaves at most one truncated last line; it is skipped when the
+log is read, and terminated by a line break before the next record is appended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tvmflow.tuning.records.format import (
     MAX_LINE_BYTES,
     OK,
     WRONG_OUTPUT,
-    checked_fields,
+    check_fields,
     is_cut_off,
     parse_line,
 )
@@ -42,17 +42,17 @@ __all__ = [
     "read_records",
     "record_of",
 ]
-UNKNOWN = ""  # a machine, a device or a network is at fault: nothing is known of the schedule, nothing is recorded
-_ALIKE = 0.04  # share by which times differ that are the same but for noise
+UNKNOWN = ""  # the host, device or network is at fault: nothing is known about the schedule, nothing is recorded
+_ALIKE = 0.04  # relative difference of times that may be noise
 
 
 @dataclass(frozen=True)
 class TuningRecord:
     """seconds: one mean per repeat; empty unless status is ok. trace: the schedule as TVM's trace JSON.
 
-    canary_s: what the device's canary took around this measurement, 0 where none ran. flops: of one call, 0 if unknown.
-    extents: of the loops of the block that does the work, for cost models. error: what the compiler said, and said
-    twice. unit: which device of the kind measured it; build: of that device's system. "" where nobody knows.
+    canary_s: time of the device's canary around this measurement, 0 without one. flops: per call, 0 if unknown.
+    extents: loop extents of the anchor block, for cost models. error: the compiler's message. unit: the device that
+    measured it; build: the version of its system. Both are "" if unknown.
     """
 
     workload: str
@@ -74,8 +74,8 @@ class TuningRecord:
 
     @property
     def proven(self) -> bool:
-        """Whether a failure was the schedule's: older versions also recorded what a machine without a compiler
-        refused.
+        """Return whether a failure is the schedule's; older versions also recorded failures of hosts without a
+        compiler.
         """
         return self.status != COMPILE_ERROR or bool(self.error)
 
@@ -88,15 +88,13 @@ class TuningRecord:
 
 
 class Clock:
-    """Makes the times of several units of one kind comparable: as seconds of the first one, by what their canaries
-    take.
-    """
+    """Scale the times of several units of one kind to seconds of the first unit, by the times of their canaries."""
 
     def __init__(self) -> None:
         self._first: TuningRecord | None = None
 
     def seconds(self, record: TuningRecord) -> float:
-        """Return the time of a record; infinity where it failed. Without a canary it is what was measured."""
+        """Return the scaled time of a record, infinity if it failed. Without a canary it is not scaled."""
         if not record.canary_s or not record.seconds:
             return record.median_s
         first = self._first = self._first or record
@@ -106,7 +104,7 @@ class Clock:
 
 
 def append_record(path: Path, record: TuningRecord) -> None:
-    """Add one line and bring it to the disk. Raises StoreError where there is no room or no permission."""
+    """Append one line and flush it to disk. Raises StoreError without disk space or permission."""
     line = (_line(record) + "\n").encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +117,7 @@ def append_record(path: Path, record: TuningRecord) -> None:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
                 os.fsync(file.fileno())
             except OSError:
-                file.truncate(size)  # half a line says nothing
+                file.truncate(size)  # remove a partial line
                 raise
     except OSError as error:
         raise from_os_error(error, "writing the tuning log") from error
@@ -132,10 +130,9 @@ def _ends_with_line_break(path: Path) -> bool:
 
 
 def read_records(path: Path, *, ours: bool = True) -> list[TuningRecord]:
-    """Return the records of a log; nothing is changed. Raises StoreError, which names the line that is none.
+    """Return the records of a log, which is not changed. Raises StoreError, which names the invalid line.
 
-    ours: a killed process of ours may have torn a line, which is left out; the next record is then in the line below
-    it.
+    ours: skip a line that one of our processes truncated when it was killed; the next record is on the next line.
     """
     records: list[TuningRecord] = []
     try:
@@ -143,7 +140,7 @@ def read_records(path: Path, *, ours: bool = True) -> list[TuningRecord]:
             number = 0
             while line := file.readline(MAX_LINE_BYTES + 2):
                 number += 1
-                record = _parsed(line, path, number, ours=ours)
+                record = _parse_record(line, path, number, ours=ours)
                 records += [] if record is None else [record]
     except FileNotFoundError:
         return []
@@ -152,8 +149,8 @@ def read_records(path: Path, *, ours: bool = True) -> list[TuningRecord]:
     return records
 
 
-def _parsed(line: bytes, path: Path, number: int, *, ours: bool) -> TuningRecord | None:
-    """Return the record of a line; None for an empty line and for one that a killed process tore."""
+def _parse_record(line: bytes, path: Path, number: int, *, ours: bool) -> TuningRecord | None:
+    """Return the record of a line, None for an empty line and for one that a killed process truncated."""
     text = line.strip()
     try:
         return TuningRecord(**parse_line(text)) if text else None
@@ -161,24 +158,24 @@ def _parsed(line: bytes, path: Path, number: int, *, ours: bool) -> TuningRecord
         if ours and len(text) <= MAX_LINE_BYTES and is_cut_off(text):
             return None
         raise StoreError(
-            f"line {number} of {path} is no tuning record: {first_line(error, 200)}",
+            f"line {number} of {path} is not a tuning record: {first_line(error, 200)}",
             "a line of JSON for each record, as this version of tvmflow writes them",
-            "remove that line, or bring the log again; nothing was stored or changed",
+            "remove that line, or copy the log again; nothing was stored or changed",
         ) from error
 
 
 def record_of(data: object) -> TuningRecord:
-    """Return a record of plain values that another process or file gave. Raises ValueError."""
-    return TuningRecord(**checked_fields(data))
+    """Return a record built from plain values of another process or file. Raises ValueError."""
+    return TuningRecord(**check_fields(data))
 
 
 def best_of(records: list[TuningRecord]) -> dict[str, TuningRecord]:
-    """Return workload -> its fastest correct record. Callers pass records of one device kind only.
+    """Return workload -> its fastest correct record. All records must be of one device kind.
 
-    A clock that moves between two runs would make the wrong one best: where all records of a workload carry a canary,
-    they are compared by how many canaries they took. Of several units only records with a canary count, if there are
-    any. Of those that are as fast as the fastest, one that gives rows of the image to threads is taken: in a network
-    its input then lies in the cache of the core that reads it.
+    If all records of a workload have a canary, times are compared in units of the canary, since the clock may change
+    between runs. Records of several units are compared only by canary, if there are any with one. Among records that
+    are equally fast, one that parallelizes image rows is preferred: in a network, its input is then in the cache of the
+    core that reads it.
     """
     groups: dict[str, list[TuningRecord]] = {}
     for record in records:
@@ -192,16 +189,16 @@ def _fastest(group: list[TuningRecord]) -> TuningRecord:
         group = [record for record in group if record.canary_s > 0] or group
     by_canary = all(record.canary_s > 0 for record in group)
 
-    def taken(record: TuningRecord) -> float:
+    def cost(record: TuningRecord) -> float:
         return record.median_s / record.canary_s if by_canary else record.median_s
 
-    ordered = sorted(group, key=taken)
-    alike = [record for record in ordered if taken(record) <= (1 + _ALIKE) * taken(ordered[0])]
+    ordered = sorted(group, key=cost)
+    alike = [record for record in ordered if cost(record) <= (1 + _ALIKE) * cost(ordered[0])]
     return next((r for r in alike if r.knobs.get("rows_first") or r.knobs.get("tiles_first")), ordered[0])
 
 
 def failures(records: list[TuningRecord]) -> list[dict[str, Any]]:
-    """Return the candidates that failed, those of one kernel with one error as one row, the latest of them last."""
+    """Return the failed candidates, latest last; those of one kernel with one error are one row."""
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for record in sorted(records, key=lambda r: r.created):
         if record.status != OK:
@@ -223,8 +220,8 @@ def failures(records: list[TuningRecord]) -> list[dict[str, Any]]:
 
 
 def merge_records(sources: list[Path], into: Path) -> tuple[int, int]:
-    """Append to a log what other logs have and it has not. Returns (added, known already). Raises StoreError before
-    that.
+    """Append the missing records of other logs to a log. Returns (added, already known). Raises StoreError before any
+    change.
     """
     known = {_line(record) for record in read_records(into)}
     records = [record for source in sources for record in read_records(source, ours=False)]

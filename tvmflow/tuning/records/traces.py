@@ -1,4 +1,4 @@
-"""Traces of schedules as plain JSON, which another version of TVM can replay."""
+"""Convert traces of schedules to plain JSON, which another version of TVM can replay."""
 
 from __future__ import annotations
 

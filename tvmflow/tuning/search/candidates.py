@@ -1,4 +1,4 @@
-"""One schedule of a kernel on its way through a search."""
+"""Track one candidate schedule from build to record."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tvmflow.ir.tir.workloads import Workload
 from tvmflow.schedules.registry import Knobs
 from tvmflow.tuning.measure.build_pool import Built
 from tvmflow.tuning.measure.jobs import Measured
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import ILLEGAL_SCHEDULE, OK, TuningRecord
 from tvmflow.tuning.search.state import WorkloadSearch
 
-REPLAYED = "replayed"  # in place of a template: the schedule of an older toolchain
+REPLAYED = "replayed"  # template name of a replayed schedule of an older toolchain
 
 
 @dataclass
 class Candidate:
-    """index: into the search's candidates; None for the schedule of an older toolchain."""
+    """A candidate schedule. index: in the search's candidates; None for a replayed schedule of an older toolchain."""
 
     search: WorkloadSearch
     index: int | None
@@ -28,21 +28,21 @@ class Candidate:
     built: Future[Built]
     record: TuningRecord | None = None
 
-    def landed(self) -> None:
-        """Count the candidate as no longer under way; schedules of an older toolchain never were."""
+    def finish(self) -> None:
+        """Count the candidate as no longer in flight; replayed schedules are not counted."""
         if self.index is not None:
             self.search.in_flight -= 1
 
 
-def default_of(workload: Workload, backend: Backend) -> tuple[str, Knobs]:
-    """Return template and knobs of the first candidate of a workload that has a template."""
+def default_candidate(workload: Workload, backend: Backend) -> tuple[str, Knobs]:
+    """Return template and knobs of a workload's first candidate, the default schedule."""
     match = backend.template_for(workload.function)
     assert match is not None
     return match[0].name, match[1][0]
 
 
-def record_of_candidate(candidate: Candidate, found: Measured, status: str, journal: Journal) -> TuningRecord:
-    """Return what is kept of a candidate that was built, and measured unless its status says why not."""
+def record_of_candidate(candidate: Candidate, found: Measured, status: str, tuning_log: TuningLog) -> TuningRecord:
+    """Return the record of a candidate that was built, and measured unless its status says otherwise."""
     search, built = candidate.search, candidate.built.result()
     return TuningRecord(
         workload=search.workload.key,
@@ -52,8 +52,8 @@ def record_of_candidate(candidate: Candidate, found: Measured, status: str, jour
         trace=None if status == ILLEGAL_SCHEDULE else built.trace,
         seconds=found.seconds,
         status=status,
-        device_kind=journal.device_kind,
-        toolchain=journal.toolchain,
+        device_kind=tuning_log.device_kind,
+        toolchain=tuning_log.toolchain,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         canary_s=found.canary_s,
         flops=search.flops,

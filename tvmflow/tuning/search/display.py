@@ -20,7 +20,7 @@ _COLUMNS = ("workload", "calls", "default ms", "best ms", "GFLOP/s", "of the fas
 
 @contextmanager
 def live_table(progress: Progress) -> Iterator[tuple[Watch | None, Progress]]:
-    """Show the table and, below it, what is going on; where there is no terminal, pass `progress` on as it is."""
+    """Show the table and a status line below it; without a terminal, yield `progress` unchanged."""
     if not sys.stderr.isatty():
         yield None, progress
         return
@@ -43,7 +43,7 @@ def live_table(progress: Progress) -> Iterator[tuple[Watch | None, Progress]]:
 
 
 def task_line(searches: list[WorkloadSearch], now: WorkloadSearch, seconds: float, trials: int) -> str:
-    """Return one measurement as `[Task 3/17] current / best GFLOP/s`, in ms where the operations are not known."""
+    """Return one measurement as `[Task 3/17] current / best GFLOP/s`, in ms if the operations are unknown."""
     number, most = searches.index(now) + 1, min(trials, len(now.candidates))
     current, best = _speed(now, seconds), _speed(now, now.best_s)
     unit = "GFLOP/s" if now.flops else "ms"
@@ -60,7 +60,7 @@ def _speed(search: WorkloadSearch, seconds: float) -> str:
 
 
 def best_so_far(searches: list[WorkloadSearch]) -> str:
-    """Return the summed time of the kernels that were measured, and how it compares with their default schedules."""
+    """Return the summed best time of the measured kernels and its ratio to their default schedules."""
     known = [s for s in searches if math.isfinite(s.best_s)]
     if not known:
         return "no kernel measured yet"
@@ -71,10 +71,10 @@ def best_so_far(searches: list[WorkloadSearch]) -> str:
     return f"{text}, {sum(s.workload.calls * s.default_s for s in known) / best:.2f}x the default"
 
 
-def why_stopped(report: TuneReport) -> str:
-    """Return what a search found, why it ended, and what another minute was expected to win."""
+def describe_stop(report: TuneReport) -> str:
+    """Return the result of a search, why it ended, and the expected gain of another minute."""
     return (
-        f"{best_so_far(report.searches)}; the search ended ({report.stopped}), another minute promised "
+        f"{best_so_far(report.searches)}; the search ended ({report.stopped}), another minute would save about "
         f"{report.promised:.1%}"
     )
 

@@ -1,4 +1,4 @@
-"""Schedules that are chosen without a device: the best of the likeliest candidates by the static model."""
+"""Choose schedules without a device: rank the most promising candidates by the static cost model."""
 
 from __future__ import annotations
 
@@ -14,28 +14,31 @@ from tvmflow.schedules.registry import Knobs
 from tvmflow.support.progress import Progress
 from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.measure.build_pool import BuildPool, Built
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import OK, TuningRecord
 from tvmflow.tuning.search.rules import SearchRules
 
-MOST = 32  # candidates of a workload that are compiled to be ranked: half of them the template's likeliest
+# Candidates per workload that are compiled for ranking; half of them are the first ones of the template.
+MAX_COMPILED = 32
 
 
-def ranked(count: int) -> list[int]:
-    """Return which of so many candidates are compiled: the likeliest, and others at equal distances."""
-    likeliest = min(count, MOST // 2)
-    step = max(1, (count - likeliest) // (MOST - MOST // 2))
-    return [*range(likeliest), *range(likeliest, count, step)][:MOST]
+def select_to_compile(count: int) -> list[int]:
+    """Return the indices of the candidates to compile: the first ones, and others at equal distances."""
+    first = min(count, MAX_COMPILED // 2)
+    step = max(1, (count - first) // (MAX_COMPILED - MAX_COMPILED // 2))
+    return [*range(first), *range(first, count, step)][:MAX_COMPILED]
 
 
 def order_by_estimate(
     pool: BuildPool, workload: Workload, template: str, candidates: Sequence[Knobs]
 ) -> list[tuple[float, int, Built]]:
-    """Return (estimated seconds, index, what was built) of the candidates that were compiled, the quickest first.
+    """Return (estimated seconds, index, build) of the compiled candidates, the fastest first.
 
-    Empty where the model does not know the kernel. Raises ToolchainError where this machine cannot build.
+    Empty if the model does not cover the kernel. Raises ToolchainError where this machine cannot build.
     """
-    futures = [(at, pool.build(workload, template, candidates[at], estimate=True)) for at in ranked(len(candidates))]
+    futures = [
+        (at, pool.build(workload, template, candidates[at], estimate=True)) for at in select_to_compile(len(candidates))
+    ]
     built = [(at, future.result()) for at, future in futures]
     return sorted(
         ((one.estimate_s, at, one) for at, one in built if one.status == OK and one.estimate_s is not None),
@@ -47,13 +50,12 @@ def estimate_workloads(
     workloads: list[Workload],
     backend: Backend,
     rules: SearchRules,
-    journal: Journal,
+    tuning_log: TuningLog,
     folder: Path,
     progress: Progress,
     budget: Budget,
 ) -> dict[str, TuningRecord]:
-    """Return workload key -> record of the schedule that the model ranks first, for kernels that it knows and has the
-    time for.
+    """Return workload key -> record of the schedule that the model ranks first, as far as the budget allows.
 
     Raises ToolchainError where this machine cannot build.
     """
@@ -79,8 +81,8 @@ def estimate_workloads(
                 trace=built.trace,
                 seconds=(seconds,),
                 status=ESTIMATED,
-                device_kind=journal.device_kind,
-                toolchain=journal.toolchain,
+                device_kind=tuning_log.device_kind,
+                toolchain=tuning_log.toolchain,
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
                 flops=operations(workload.function),
                 extents=tuple(anchor_extents(workload.function)),

@@ -1,4 +1,4 @@
-"""What ends a search: its trials, its budget, and gains too small to go on for."""
+"""Decide when a search ends: its trials, its time budget, and expected gains that are too small."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNTIMED = 4  # candidates before the time per candidate is known, if there is a
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """later: the work after the search, None for none; it shares the budget."""
+    """The limits of a search. later: the work after the search, which shares the budget; None for none."""
 
     rules: SearchRules
     budget: Budget

@@ -1,20 +1,21 @@
-"""What a search of schedules keeps to."""
+"""Define the rules of a schedule search."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvmflow.tuning.measure.jobs import FleetRules
+from tvmflow.tuning.measure.jobs import DevicePoolRules
 from tvmflow.tuning.search.tuners import Loss
 
 
 @dataclass(frozen=True)
 class SearchRules:
-    """tuner, loss: see tuners. early_stopping: trials of a workload without a gain after which it is left.
+    """The rules of a schedule search.
 
-    least_gain: share of the network's time that a minute has to promise, or the search ends; 0 for none.
-    total_trials: of the whole search, 0 for no limit. overlap: build while measuring, which a device that is
-    this machine would feel. self_contained: kernels are linked for devices without TVM.
+    tuner, loss: see tuners.py. early_stopping: a workload ends after this many trials without gain. least_gain: the
+    search ends when a minute is expected to save less than this share of the network's time; 0: no such limit.
+    total_trials: of the whole search, 0: no limit. overlap: build while measuring, which would disturb a device that is
+    this machine. self_contained: link kernels for devices without TVM.
     """
 
     tuner: str
@@ -27,6 +28,6 @@ class SearchRules:
     build_workers: int
     build_timeout_s: float
     overlap: bool
-    fleet: FleetRules
+    device_pool: DevicePoolRules
     self_contained: bool = False
     least_gain: float = 0.0

@@ -1,10 +1,10 @@
-"""Search the schedules of a network's kernels on a device, and remember every measurement."""
+"""Search the schedules of a network's kernels on a device and record every measurement."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tvmflow.backends.backend import Backend
@@ -12,13 +12,12 @@ from tvmflow.ir.tir.workloads import Workload, anchor_extents
 from tvmflow.support.errors import StageError, ToolchainError
 from tvmflow.support.progress import Progress
 from tvmflow.tuning.budget import Budget
-from tvmflow.tuning.first_words import won_text
 from tvmflow.tuning.measure.build_pool import BuildPool, Built
 from tvmflow.tuning.measure.canary import canary_workload
-from tvmflow.tuning.measure.device_pool import Fleet
+from tvmflow.tuning.measure.device_pool import DevicePool
 from tvmflow.tuning.measure.jobs import Job, Measured, OpenSession
 from tvmflow.tuning.measure.kernel_bench import inputs_of
-from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.origins import LOST, REMEASURED, RETUNED
 from tvmflow.tuning.records.record import (
     OK,
@@ -27,24 +26,20 @@ from tvmflow.tuning.records.record import (
     TuningRecord,
     best_of,
 )
-from tvmflow.tuning.search.candidates import REPLAYED, Candidate, default_of, record_of_candidate
-from tvmflow.tuning.search.display import best_so_far, task_line, why_stopped
-from tvmflow.tuning.search.estimates import MOST, order_by_estimate
+from tvmflow.tuning.search.candidates import REPLAYED, Candidate, default_candidate, record_of_candidate
+from tvmflow.tuning.search.display import best_so_far, describe_stop, task_line
+from tvmflow.tuning.search.estimates import MAX_COMPILED, order_by_estimate
+from tvmflow.tuning.search.limits import Later, SearchLimits
 from tvmflow.tuning.search.rules import SearchRules
 from tvmflow.tuning.search.state import TuneReport, Watch, WorkloadSearch
-from tvmflow.tuning.search.task_scheduler import Prospects
+from tvmflow.tuning.search.task_scheduler import TaskScheduler
 from tvmflow.tuning.search.tuners import StaticTuner, TunerFactory, knob_key
+from tvmflow.tuning.status_lines import won_text
 from tvmflow.tuning.winograd_choice import Alternative
 
-# Why a search ended.
-MIN_GAIN = "min_gain_per_minute"
-TOTAL_TRIALS, MAX_SECONDS = "total_trials", "max_seconds"
-NOTHING_LEFT = "every kernel had its trials"
-Later = Callable[[Sequence[WorkloadSearch]], float]  # what comes after a search -> seconds that it takes
-_ROUND = 16  # candidates in one round, for each device
-_UNTIMED = 4  # of them before it is known how long they take, where there is a limit
-_OF_ONE = 4  # of them of one kernel
-_MOST_UNBUILT = 8  # in a row, though a small kernel can be built: there is too little memory or room
+_ROUND = 16  # candidates per round and device
+_PER_KERNEL = 4  # of them per kernel
+_MOST_UNBUILT = 8  # in a row, though a small kernel can be built: memory or disk space is too small
 
 
 def tune(
@@ -52,7 +47,7 @@ def tune(
     open_session: OpenSession,
     backend: Backend,
     rules: SearchRules,
-    journal: Journal,
+    tuning_log: TuningLog,
     folder: Path,
     progress: Progress,
     watch: Watch | None = None,
@@ -60,25 +55,25 @@ def tune(
     budget: Budget | None = None,
     later: Later | None = None,
 ) -> TuneReport:
-    """Tune workloads side by side, always the one that may win most per second. What the journal already has is not
-    measured again.
+    """Tune workloads together, always the one with the largest expected gain per second. Recorded measurements are
+    reused.
 
-    alternatives: which of the workloads would replace which others. budget: for the search and what comes later; later:
-    what that takes.
+    alternatives: workloads that may replace others. budget: for the search and the work after it; later: the duration
+    of that work.
 
-    A workload that an older toolchain tuned gets its old schedule replayed and measured; only where the schedule is
-    lost, or slower than before by more than the rules allow, it is searched for anew. Raises DeviceError when no device
-    can be had; what was measured until then is in the journal.
+    A workload that an older toolchain tuned has its old schedule replayed and measured. It is searched again only if
+    that schedule does not apply any more, or is slower than the rules allow. Raises DeviceError when no device is
+    available; measurements until then are in the log.
     """
     search = _Search(
-        workloads, backend, rules, journal, folder, progress, watch, alternatives, budget or Budget(), later
+        workloads, backend, rules, tuning_log, folder, progress, watch, alternatives, budget or Budget(), later
     )
-    if search.wants_device() and not search.budget_over():
+    if search.needs_device() and not search.limits.spent_budget():
         search.run(open_session)
     else:
-        search.say_why()
+        search.report_end()
     keys = {workload.key for workload in workloads}
-    search.report.best = best_of([record for record in journal.known() if record.workload in keys])
+    search.report.best = best_of([record for record in tuning_log.known() if record.workload in keys])
     return search.report
 
 
@@ -88,7 +83,7 @@ class _Search:
         workloads: list[Workload],
         backend: Backend,
         rules: SearchRules,
-        journal: Journal,
+        tuning_log: TuningLog,
         folder: Path,
         progress: Progress,
         watch: Watch | None,
@@ -96,8 +91,8 @@ class _Search:
         budget: Budget,
         later: Later | None,
     ) -> None:
-        self.budget, self.later = budget, later
-        self.backend, self.rules, self.journal, self.folder = backend, rules, journal, folder
+        self.budget = budget
+        self.backend, self.rules, self.tuning_log, self.folder = backend, rules, tuning_log, folder
         self.progress, self.watch = progress, watch
         self.report = TuneReport({})
         self.last_error = ""
@@ -105,24 +100,25 @@ class _Search:
         self.unbuilt_in_a_row = 0
         self.started = time.monotonic()
         self.clock = Clock()
-        self.old = best_of(journal.from_other_toolchains())
+        self.old = best_of(tuning_log.from_other_toolchains())
         self.known: dict[str, list[TuningRecord]] = {}
-        for record in journal.known():
+        for record in tuning_log.known():
             self.known.setdefault(record.workload, []).append(record)
         factory = TunerFactory(rules.tuner, rules.loss, rules.seed)
         self.searches = [search for w in workloads if (search := self._search_of(w, factory)) is not None]
-        self.prospects = Prospects(self.searches, alternatives, rules.trials, rules.build_workers)
-        for key in self.known.keys() - {search.workload.key for search in self.searches}:  # what other networks taught
+        self.scheduler = TaskScheduler(self.searches, alternatives, rules.trials, rules.build_workers)
+        for key in self.known.keys() - {search.workload.key for search in self.searches}:  # records of other networks
             for record in self.known[key]:
                 if record.extents and record.template != REPLAYED:
                     factory.learn(key, record.template, list(record.extents), record.knobs, self.clock.seconds(record))
-                    self.prospects.gains.learn(record)
+                    self.scheduler.gains.learn(record)
         self.report.searches = self.searches
+        self.limits = SearchLimits(rules, budget, later, self.scheduler, self.report, self.searches)
         self.to_replay = [search for search in self.searches if search.workload.key in self.old]
         for search in self.searches:
-            self._recall(search)
+            self._load_known(search)
 
-    # -- what is known before anything is measured --
+    # -- before the first measurement --
 
     def _search_of(self, workload: Workload, factory: TunerFactory) -> WorkloadSearch | None:
         match = self.backend.template_for(workload.function)
@@ -135,7 +131,7 @@ class _Search:
         before_s = before.median_s if before is not None else 0.0
         return WorkloadSearch(workload, template.name, candidates, tuner, tuple(sizes), before_s=before_s)
 
-    def _recall(self, search: WorkloadSearch) -> None:
+    def _load_known(self, search: WorkloadSearch) -> None:
         index = {knob_key(knobs): position for position, knobs in enumerate(search.candidates)}
         for record in self.known.get(search.workload.key, []):
             if record.template == REPLAYED:
@@ -148,142 +144,111 @@ class _Search:
     def _learn(self, search: WorkloadSearch, position: int | None, record: TuningRecord) -> None:
         search.learn(position, self.clock.seconds(record))
         if position is not None:
-            self.prospects.gains.learn(record)
+            self.scheduler.gains.learn(record)
 
-    def wants_device(self) -> bool:
-        return bool(self.to_replay) or bool(self._worth_while())
+    def needs_device(self) -> bool:
+        return bool(self.to_replay) or bool(self.limits.promising_searches())
 
-    def _open(self, search: WorkloadSearch) -> bool:
-        return (
-            not search.exhausted
-            and search.trials + search.in_flight < min(self.rules.trials, len(search.candidates))
-            and search.since_gain < self.rules.early_stopping
-        )
-
-    def _worth_while(self) -> list[tuple[float, WorkloadSearch]]:
-        """Return what is left to be tried, with the share of the network's time that a minute with it is expected to
-        win.
-        """
-        found = [(self.prospects.gain_per_minute(search), search) for search in self.searches if self._open(search)]
-        return [(gain, search) for gain, search in found if gain >= self.rules.least_gain]
-
-    def budget_over(self) -> str:
-        """Return which budget is spent, "" for none."""
-        rules = self.rules
-        if rules.total_trials and self.report.measured >= rules.total_trials:
-            return TOTAL_TRIALS
-        return "" if self._room() >= 1 else MAX_SECONDS
-
-    def _room(self) -> float:
-        """Return how many candidates there is time for, with what comes after the search."""
-        left_s = self.budget.left_s()
-        if math.isinf(left_s):
-            return left_s
-        return min(
-            (left_s - self._later_s()) / self.prospects.usual_s(), math.inf if self.report.measured else _UNTIMED
-        )
-
-    def _later_s(self) -> float:
-        return self.later(self.searches) if self.later else 0.0
-
-    def _patience_s(self) -> float | None:
-        """Return how long to wait for something that is being built; None without a limit."""
-        left_s = self.budget.left_s()
-        return max(0.0, left_s - self._later_s()) if math.isfinite(left_s) else None
-
-    def say_why(self) -> None:
-        """Say why the search ends, and what another minute promised."""
-        left = [self.prospects.gain_per_minute(search) for search in self.searches if self._open(search)]
-        self.report.promised = max((gain for gain in left if math.isfinite(gain)), default=0.0)
-        self.report.stopped = self.budget_over() or (MIN_GAIN if left else NOTHING_LEFT)
-        self.progress(why_stopped(self.report), self._trials_done(), self.rules.trials * len(self.searches))
+    def report_end(self) -> None:
+        self.limits.describe_end()
+        self.progress(describe_stop(self.report), self.limits.trials_done(), self.rules.trials * len(self.searches))
 
     # -- the loop --
 
     def run(self, open_session: OpenSession) -> None:
         rules = self.rules
         target = self.backend.target
-        with BuildPool(rules.build_workers, target, self.folder, rules.build_timeout_s, rules.self_contained) as pool:
+        with BuildPool(
+            rules.build_workers, target, self.folder, rules.build_timeout_s, rules.self_contained
+        ) as build_pool:
             canary = canary_workload()
-            with Fleet(open_session, rules.fleet, (canary, self._canary_library(pool, canary)), self.budget) as fleet:
-                self.report.fleet = fleet.counts
-                self._prepare_reference(fleet, pool, canary)
-                fleet.start()
-                self._replay_all(fleet, pool)
+            with DevicePool(
+                open_session, rules.device_pool, (canary, self._canary_library(build_pool, canary)), self.budget
+            ) as device_pool:
+                self.report.device_pool = device_pool.counts
+                self._prepare_reference(device_pool, build_pool, canary)
+                device_pool.start()
+                self._replay_all(device_pool, build_pool)
                 before = {search.workload.key for search in self.searches if search.trials}
-                self._search_all(fleet, pool)
+                self._search_all(device_pool, build_pool)
                 self.report.searched = len({t.workload.key for t in self.searches if t.trials} - before)
         self.report.seconds = time.monotonic() - self.started
         self._raise_if_nothing()
 
-    def _canary_library(self, pool: BuildPool, canary: Workload) -> Path:
-        built = pool.build(canary, *default_of(canary, self.backend)).result()
+    def _canary_library(self, build_pool: BuildPool, canary: Workload) -> Path:
+        built = build_pool.build(canary, *default_candidate(canary, self.backend)).result()
         if built.status != OK:
             raise ToolchainError(
-                f"the schedule of a kernel that is known to be right cannot be compiled: {built.error}",
+                f"the schedule of a kernel that is known to be correct cannot be compiled: {built.error}",
                 "a compiler that works for the target",
                 "run 'tvmflow doctor'; correct the target",
             )
         return built.library
 
-    def _search_all(self, fleet: Fleet, pool: BuildPool) -> None:
-        """Measure one batch after the other; where devices are elsewhere, the next is built meanwhile."""
+    def _search_all(self, device_pool: DevicePool, build_pool: BuildPool) -> None:
+        """Measure one batch after the other; with remote devices, build the next batch meanwhile."""
         ahead: list[Candidate] = []
-        while not self.budget_over():
-            batch = ahead or self._propose(fleet, pool)
+        while not self.limits.spent_budget():
+            batch = ahead or self._propose(device_pool, build_pool)
             ahead = []
             if not batch:
                 break
             if self.rules.overlap:
-                ahead = self._propose(fleet, pool)
-            self._measure(fleet, pool, batch)
+                ahead = self._propose(device_pool, build_pool)
+            self._measure(device_pool, build_pool, batch)
             self._show()
         for candidate in ahead:
             candidate.built.cancel()
-            candidate.landed()
-        self.say_why()
+            candidate.finish()
+        self.report_end()
 
-    def _measure(self, fleet: Fleet, pool: BuildPool, batch: list[Candidate]) -> None:
-        """Measure what can be built of a batch. Raises ToolchainError, after the rest, where this machine cannot
-        build.
+    def _measure(self, device_pool: DevicePool, build_pool: BuildPool, batch: list[Candidate]) -> None:
+        """Measure the candidates of a batch that can be built. Raises ToolchainError, after the rest, if this machine
+        cannot build.
         """
-        jobs: Iterable[Job] = self._collect(fleet, pool, batch)
-        # Nothing is built while this machine measures itself.
-        fleet.measure(jobs if self.rules.overlap else list(jobs), self._record)
+        jobs: Iterable[Job] = self._collect(device_pool, build_pool, batch)
+        # Build nothing while this machine is the device that measures.
+        device_pool.measure(jobs if self.rules.overlap else list(jobs), self._on_measured)
         if self.host_error is not None:
             raise self.host_error
 
     def _raise_if_nothing(self) -> None:
-        """A search that found no time for any kernel says why."""
-        tried = sum(self.report.failures.values()) + self.report.unbuilt + self.report.fleet.given_up
+        """Raise StageError if no kernel could be measured."""
+        tried = sum(self.report.failures.values()) + self.report.unbuilt + self.report.device_pool.given_up
         if not tried or any(math.isfinite(search.best_s) for search in self.searches):
             return
-        reasons = [*self.report.fleet.notes[-3:], self.last_error] if self.report.fleet.given_up else [self.last_error]
+        reasons = (
+            [*self.report.device_pool.notes[-3:], self.last_error]
+            if self.report.device_pool.given_up
+            else [self.last_error]
+        )
         raise StageError(
             f"not one of {tried} schedules could be compiled and measured; the last errors: {'; '.join(reasons)}",
             "a compiler that works for the target, and a device that responds",
             "run 'tvmflow doctor'; correct the target",
         )
 
-    def _prepare_reference(self, fleet: Fleet, pool: BuildPool, workload: Workload) -> None:
-        """Make the inputs of a workload and the plain kernel, whose output every schedule must give."""
-        if workload.key not in fleet.references.arrays:
-            fleet.references.arrays[workload.key] = inputs_of(workload)
-            fleet.references.plain[workload.key] = pool.build(workload)
+    def _prepare_reference(self, device_pool: DevicePool, build_pool: BuildPool, workload: Workload) -> None:
+        """Make the inputs of a workload and build its reference kernel."""
+        if workload.key not in device_pool.references.arrays:
+            device_pool.references.arrays[workload.key] = inputs_of(workload)
+            device_pool.references.kernels[workload.key] = build_pool.build(workload)
 
-    def _replay_all(self, fleet: Fleet, pool: BuildPool) -> None:
+    def _replay_all(self, device_pool: DevicePool, build_pool: BuildPool) -> None:
         searches, self.to_replay = self.to_replay, []
         batch = []
         for search in searches:
-            self._prepare_reference(fleet, pool, search.workload)
+            self._prepare_reference(device_pool, build_pool, search.workload)
             trace = self.old[search.workload.key].trace
             batch.append(
-                Candidate(search, None, self.old[search.workload.key].knobs, pool.build(search.workload, trace=trace))
+                Candidate(
+                    search, None, self.old[search.workload.key].knobs, build_pool.build(search.workload, trace=trace)
+                )
             )
-        self._measure(fleet, pool, batch)
+        self._measure(device_pool, build_pool, batch)
         slow = [c for c in batch if c.record is not None and c.record.seconds and self._slower(c.search, c.record)]
-        # Once more before it counts as slower: clocks move.
-        self._measure(fleet, pool, slow)
+        # Measure slow ones once more, since the clock may have changed.
+        self._measure(device_pool, build_pool, slow)
         for candidate in batch:
             if candidate.record is not None:
                 self._judge_replay(candidate.search, candidate.record)
@@ -306,20 +271,22 @@ class _Search:
             self.report.replayed += 1
             search.exhausted, search.replayed = True, REMEASURED
 
-    def _propose(self, fleet: Fleet, pool: BuildPool) -> list[Candidate]:
-        """Start to build the next round: candidates of the workloads that may win most."""
-        batch_size = int(min(_ROUND * self.rules.fleet.slots, self._room()))
+    def _propose(self, device_pool: DevicePool, build_pool: BuildPool) -> list[Candidate]:
+        """Start to build the next round: candidates of the workloads with the largest expected gain."""
+        batch_size = int(min(_ROUND * self.rules.device_pool.slots, self.limits.remaining_candidates()))
         batch: list[Candidate] = []
         while len(batch) < batch_size:
-            found = [(gain, one) for gain, one in self._worth_while() if one not in [c.search for c in batch]]
+            found = [
+                (gain, one) for gain, one in self.limits.promising_searches() if one not in [c.search for c in batch]
+            ]
             if not found:
                 break
             _, search = max(found, key=lambda one: (one[0], one[1].flops * one[1].workload.calls))
-            count = 1 if search.trials == 0 else _OF_ONE * self.rules.fleet.slots
+            count = 1 if search.trials == 0 else _PER_KERNEL * self.rules.device_pool.slots
             if isinstance(search.tuner, StaticTuner) and search.tuner.order is None:
-                if not self.budget.has(MOST * self.prospects.usual_s()):
+                if not self.budget.has(MAX_COMPILED * self.scheduler.usual_s()):
                     break
-                order = order_by_estimate(pool, search.workload, search.template, search.candidates)
+                order = order_by_estimate(build_pool, search.workload, search.template, search.candidates)
                 search.tuner.order = [index for _, index, _ in order]
             indices = search.tuner.ask(
                 min(count, self.rules.trials - search.trials - search.in_flight, batch_size - len(batch))
@@ -327,46 +294,50 @@ class _Search:
             if not indices:
                 search.exhausted = True
                 continue
-            self._prepare_reference(fleet, pool, search.workload)
+            self._prepare_reference(device_pool, build_pool, search.workload)
             search.in_flight += len(indices)
             for index in indices:
                 knobs = search.candidates[index]
-                batch.append(Candidate(search, index, knobs, pool.build(search.workload, search.template, knobs)))
+                batch.append(Candidate(search, index, knobs, build_pool.build(search.workload, search.template, knobs)))
         return batch
 
-    def _collect(self, fleet: Fleet, pool: BuildPool, batch: list[Candidate]) -> Iterator[Job]:
-        """Wait for one build after the other. What the compiler refused, or came out as something measured before, has
-        its result already.
+    def _collect(self, device_pool: DevicePool, build_pool: BuildPool, batch: list[Candidate]) -> Iterator[Job]:
+        """Wait for the builds in order and yield jobs. A failed or duplicate build gets its result without a
+        measurement.
         """
         for candidate in batch:
             try:
-                plain = fleet.references.plain[candidate.search.workload.key].result(self._patience_s())
-                built = candidate.built.result(self._patience_s())
-            except TimeoutError:  # there is no time left to measure it
+                reference = device_pool.references.kernels[candidate.search.workload.key].result(
+                    self.limits.build_wait_s()
+                )
+                built = candidate.built.result(self.limits.build_wait_s())
+            except TimeoutError:  # no time is left to measure it
                 candidate.built.cancel()
-                candidate.landed()
+                candidate.finish()
                 continue
-            except ToolchainError as error:  # what is built already is measured first
+            except ToolchainError as error:  # measure what is already built first
                 self.host_error = error
                 return
-            if plain.status == UNKNOWN:
-                fleet.references.plain[candidate.search.workload.key] = pool.build(candidate.search.workload)
-            if plain.status != OK or built.status == UNKNOWN:
-                self._skip(candidate, plain if plain.status != OK else built)
+            if reference.status == UNKNOWN:
+                device_pool.references.kernels[candidate.search.workload.key] = build_pool.build(
+                    candidate.search.workload
+                )
+            if reference.status != OK or built.status == UNKNOWN:
+                self._skip(candidate, reference if reference.status != OK else built)
                 continue
             self.unbuilt_in_a_row = 0
             if built.status != OK:
-                self._note(candidate, built.status, None)
+                self._record_result(candidate, built.status, None)
             elif built.digest in candidate.search.digests and candidate.record is None:
                 self.report.duplicates += 1
                 known = candidate.search.digests[built.digest]
-                self._note(candidate, known.status, known)
+                self._record_result(candidate, known.status, known)
             else:
                 yield Job(candidate.search.workload, built.library, candidate.search.best_s, token=candidate)
 
     def _skip(self, candidate: Candidate, built: Built) -> None:
-        """Leave a candidate of which nothing can be said; without its plain kernel the whole workload."""
-        candidate.landed()
+        """Drop a candidate about which nothing is known; if its reference kernel failed, drop the whole workload."""
+        candidate.finish()
         self.report.unbuilt += 1
         self.last_error = built.error
         if built.status == UNKNOWN:
@@ -374,55 +345,50 @@ class _Search:
         else:
             candidate.search.exhausted = True
             self.last_error = f"{candidate.search.workload.name} cannot be compiled at all: {built.error}"
-            self.report.fleet.notes.append(self.last_error)
+            self.report.device_pool.notes.append(self.last_error)
         if self.unbuilt_in_a_row >= _MOST_UNBUILT:
             self.host_error = ToolchainError(
                 f"{self.unbuilt_in_a_row} schedules in a row could not be built, though a small kernel can: "
                 f"{built.error}",
-                "memory, and room in TMPDIR, for the compiler and linker of the target",
-                "make room or use fewer tune.build_workers, and run the same command again: what was measured is kept",
+                "enough memory, and disk space in TMPDIR, for the target's compiler and linker",
+                "free some or use fewer tune.build_workers, then run the same command again: all measurements are kept",
             )
 
-    def _record(self, measured: Measured) -> None:
+    def _on_measured(self, measured: Measured) -> None:
         candidate: Candidate = measured.job.token
         self.report.device_s += measured.device_s
-        if not measured.status:  # no device could say: nothing is known about this candidate
-            candidate.landed()
+        if not measured.status:  # no device was available: nothing is known about this candidate
+            candidate.finish()
             return
         self.report.measured += 1
         candidate.search.spent_s += measured.device_s
         if measured.unit:
             self.report.units[measured.unit] = self.report.units.get(measured.unit, 0) + 1
         candidate.search.digests[candidate.built.result().digest] = measured
-        self._note(candidate, measured.status, measured)
+        self._record_result(candidate, measured.status, measured)
 
-    def _note(self, candidate: Candidate, status: str, on_device: Measured | None) -> None:
-        """Record what came out. on_device: None for what was not measured."""
+    def _record_result(self, candidate: Candidate, status: str, on_device: Measured | None) -> None:
+        """Record a result. on_device: None if it was not measured."""
         search, built = candidate.search, candidate.built.result()
         found = on_device or Measured(Job(search.workload, built.library, 0.0), status, (), 0.0, 0.0)
-        record = record_of_candidate(candidate, found, status, self.journal)
+        record = record_of_candidate(candidate, found, status, self.tuning_log)
         if status != OK:
             self.last_error = record.error
             self.report.failures[status] = self.report.failures.get(status, 0) + 1
-        self.journal.add(record)
+        self.tuning_log.add(record)
         if candidate.record is None or record.median_s < candidate.record.median_s:
             candidate.record = record
-        candidate.landed()
+        candidate.finish()
         search.measured += 1
         search.build_s += built.seconds
         seconds = self.clock.seconds(record)
         self._learn(search, candidate.index, record)
         line = task_line(self.searches, search, seconds, self.rules.trials)
-        self.progress(line, self._trials_done(), self.rules.trials * len(self.searches))
-
-    def _trials_done(self) -> int:
-        """Return how many trials of all are over; a workload that is left early counts as done."""
-        most = self.rules.trials
-        return sum(min(search.trials, most) if self._open(search) else most for search in self.searches)
+        self.progress(line, self.limits.trials_done(), self.rules.trials * len(self.searches))
 
     def _show(self) -> None:
-        won = self.prospects.won()
+        won = self.scheduler.won()
         text = best_so_far(self.searches) + (f", {won_text(won)}" if won is not None else "")
-        self.progress(text, self._trials_done(), self.rules.trials * len(self.searches))
+        self.progress(text, self.limits.trials_done(), self.rules.trials * len(self.searches))
         if self.watch is not None:
             self.watch(self.searches, self.report)

@@ -1,4 +1,4 @@
-"""The state of a search: each workload while it is tuned, and the report of what became of all of them."""
+"""Define the state of a search: each workload being tuned, and the report over all of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.schedules.registry import Knobs
-from tvmflow.tuning.measure.jobs import FleetCounts, Measured
+from tvmflow.tuning.measure.jobs import DevicePoolCounts, Measured
 from tvmflow.tuning.records.origins import NEW, REUSED
 from tvmflow.tuning.records.record import TuningRecord
 from tvmflow.tuning.search.tuners import Tuner
@@ -18,11 +18,11 @@ GAIN = 0.01  # less is noise
 
 @dataclass
 class WorkloadSearch:
-    """One workload while it is tuned. in_flight: candidates that are being built or measured.
+    """One workload while it is tuned. in_flight: candidates being built or measured.
 
-    measured: candidates of this run; spent_s, build_s: what measuring and compiling them took. before_s: the best time
-    under an older toolchain, 0 where there is none; replayed: what became of that schedule: REMEASURED where it held,
-    RETUNED where it got slower, LOST where it does not apply.
+    measured: candidates of this run; spent_s, build_s: time to measure and to compile them. before_s: the best time
+    with an older toolchain, 0 without one; replayed: the outcome of that schedule: REMEASURED if it is still as fast,
+    RETUNED if it got slower, LOST if it does not apply.
     """
 
     workload: Workload
@@ -49,13 +49,13 @@ class WorkloadSearch:
 
     @property
     def origin(self) -> str:
-        """Return where this run's schedule comes from, as origins.py names it."""
+        """Return the origin of the schedule, as named in origins.py."""
         if not self.measured:
             return REUSED
         return self.replayed or NEW
 
     def learn(self, index: int | None, seconds: float) -> None:
-        """Take in a measurement, of this run or of an earlier one; infinity where it failed."""
+        """Add a measurement of this run or an earlier one; infinity for a failure."""
         self.trials += 1
         if index is not None:
             self.tuner.tell(index, seconds)
@@ -66,13 +66,13 @@ class WorkloadSearch:
 
 @dataclass
 class TuneReport:
-    """What became of each workload, and what it cost.
+    """The result and cost of a search.
 
-    replayed, lost, slower: schedules of an older toolchain that held, did not apply, or got slower; searched: workloads
-    that were searched. unbuilt: candidates that this machine could not build, and of which nothing is known. failures:
-    status -> count. device_s: seconds that devices measured, over all of them. units: unit of a device -> how many
-    schedules it measured. stopped: why the search ended; promised: the share of the network's time that another minute
-    was then expected to win.
+    replayed, lost, slower: schedules of an older toolchain that are as fast, do not apply, or got slower; searched:
+    workloads that were searched. unbuilt: candidates that this machine could not build, about which nothing is known.
+    failures: status -> count. device_s: summed measuring time of all devices. units: unit of a device -> schedules that
+    it measured. stopped: why the search ended; promised: the share of the network's time that another minute was
+    expected to save.
     """
 
     best: dict[str, TuningRecord]
@@ -90,7 +90,7 @@ class TuneReport:
     promised: float = 0.0
     failures: dict[str, int] = field(default_factory=dict)
     units: dict[str, int] = field(default_factory=dict)
-    fleet: FleetCounts = field(default_factory=FleetCounts)
+    device_pool: DevicePoolCounts = field(default_factory=DevicePoolCounts)
     searches: list[WorkloadSearch] = field(default_factory=list)
 
 
@@ -98,5 +98,5 @@ Watch = Callable[[list[WorkloadSearch], TuneReport], None]
 
 
 def fastest_kernel(searches: list[WorkloadSearch]) -> float:
-    """Return the operations per second of the fastest kernel so far, 0 where none was measured."""
+    """Return the operations per second of the fastest kernel so far, 0 if none was measured."""
     return max((t.flops / t.best_s for t in searches if t.flops and math.isfinite(t.best_s)), default=0.0)

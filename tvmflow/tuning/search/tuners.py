@@ -1,8 +1,8 @@
-"""Tuners, a row each: in which order the candidates of a workload are tried.
+"""Define the tuners: the order in which the candidates of a workload are tried.
 
-grid goes through them in the template's order, static by an estimate from their machine code, random shuffles, ga
-breeds from the best, xgb asks a cost model that learns from every workload of this device kind (and from earlier logs),
-so that what one shape taught serves the next.
+grid follows the template's order, static an estimate from the assembly, random a shuffle. ga breeds from the best. xgb
+asks a cost model that learns from all workloads of this device kind and from earlier logs, so that it transfers between
+shapes.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ if TYPE_CHECKING:
     from tvmflow.schedules.registry import Knobs
 
 Loss = Literal["reg", "rank", "rank-binary"]
-_EXTENTS = 9  # leading loop extents that describe a workload to the cost model
-_LEAST_TO_LEARN = 12  # measurements before the cost model is asked
-_EXPLORE = 0.1  # share of candidates that are drawn at random whatever the model says
-_GOOD = 1.1  # rank-binary: within this factor of the best is good
+_EXTENTS = 9  # leading loop extents that are features of the cost model
+_LEAST_TO_LEARN = 12  # measurements before the cost model is used
+_EXPLORE = 0.1  # share of candidates that are drawn at random
+_GOOD = 1.1  # rank-binary: label 1 within this factor of the best
 
 
 class Tuner(Protocol):
-    """Proposes candidates by index and learns how long they took."""
+    """Proposes candidates by index and learns from their times."""
 
     def ask(self, count: int) -> list[int]:
         """Return up to `count` indices that were not returned before."""
 
     def tell(self, index: int, seconds: float) -> None:
-        """Say how long a candidate took; infinity where it failed."""
+        """Report the time of a candidate; infinity for a failure."""
 
 
 @dataclass
-class _Unasked:
+class _Untried:
     """The candidates that were not tried yet, in the template's order."""
 
     total: int
     asked: set[int] = field(default_factory=set)
 
-    def rest(self) -> list[int]:
+    def remaining(self) -> list[int]:
         return [index for index in range(self.total) if index not in self.asked]
 
     def take(self, order: list[int], count: int, ahead: int = 0) -> list[int]:
-        """Return the first `count` of an order and mark them; candidate 0, the default, comes after `ahead` others."""
+        """Return the first `count` of an order and mark them; candidate 0, the default, is put after `ahead` others."""
         chosen = [index for index in order if index not in self.asked]
         if 0 not in self.asked:
             chosen = [*chosen[:ahead], 0, *chosen[ahead:]]
@@ -61,27 +61,25 @@ class _Unasked:
 
 class GridTuner:
     def __init__(self, candidates: list[Knobs]) -> None:
-        self._unasked = _Unasked(len(candidates))
+        self._untried = _Untried(len(candidates))
 
     def ask(self, count: int) -> list[int]:
-        return self._unasked.take(self._unasked.rest(), count)
+        return self._untried.take(self._untried.remaining(), count)
 
     def tell(self, index: int, seconds: float) -> None:
-        self._unasked.asked.add(index)
+        self._untried.asked.add(index)
 
 
 class StaticTuner(GridTuner):
-    """Goes through the candidates by what the static model says of them, then through the others in the template's
-    order.
-    """
+    """Tries the candidates in the order of the static model, then the others in the template's order."""
 
     def __init__(self, candidates: list[Knobs]) -> None:
         super().__init__(candidates)
-        self.order: list[int] | None = None  # of those that were estimated; None before
+        self.order: list[int] | None = None  # of the estimated candidates; None before the estimate
 
     def ask(self, count: int) -> list[int]:
-        order = list(dict.fromkeys([*(self.order or ()), *self._unasked.rest()]))
-        return self._unasked.take(order, count, ahead=len(order) if self.order else 0)
+        order = list(dict.fromkeys([*(self.order or ()), *self._untried.remaining()]))
+        return self._untried.take(order, count, ahead=len(order) if self.order else 0)
 
 
 class RandomTuner(GridTuner):
@@ -91,14 +89,14 @@ class RandomTuner(GridTuner):
         random.Random(seed).shuffle(self._order)  # noqa: S311
 
     def ask(self, count: int) -> list[int]:
-        return self._unasked.take(self._order, count)
+        return self._untried.take(self._order, count)
 
 
 class GeneticTuner:
-    """Crosses and mutates the knobs of the fastest; children that are no legal candidate are dropped.
+    """Crosses and mutates the knobs of the fastest candidates; illegal children are dropped.
 
-    Candidates may be of several families, each with knobs of its own: a child is of the family of a parent, or of any
-    other by mutation, takes what a parent has of its knobs, and the rest from a candidate of its family.
+    Candidates may belong to several families with different knobs. A child belongs to the family of a parent or, by
+    mutation, to any other; it takes the knobs that a parent has, and the rest from a candidate of its family.
     """
 
     population = 12
@@ -110,50 +108,50 @@ class GeneticTuner:
         self._index = {knob_key(knobs): index for index, knobs in enumerate(candidates)}
         names = {name for knobs in candidates for name in knobs}
         self._values = {name: sorted({k[name] for k in candidates if name in k}) for name in names}
-        self._unasked = _Unasked(len(candidates))
+        self._untried = _Untried(len(candidates))
         self._times: dict[int, float] = {}
 
     def ask(self, count: int) -> list[int]:
-        fit = sorted(self._times, key=lambda index: self._times[index])[: self.population]
+        fittest = sorted(self._times, key=lambda index: self._times[index])[: self.population]
         order: list[int] = []
-        for _ in range(60 * count if len(fit) >= 2 else 0):
-            child = self._child(*self._random.sample(fit, 2))
-            if child is not None and child not in self._unasked.asked and child not in order:
+        for _ in range(60 * count if len(fittest) >= 2 else 0):
+            child = self._child(*self._random.sample(fittest, 2))
+            if child is not None and child not in self._untried.asked and child not in order:
                 order.append(child)
             if len(order) == count:
                 break
-        rest = self._unasked.rest()
-        self._random.shuffle(rest)
-        return self._unasked.take(order + rest, count)
+        remaining = self._untried.remaining()
+        self._random.shuffle(remaining)
+        return self._untried.take(order + remaining, count)
 
     def tell(self, index: int, seconds: float) -> None:
-        self._unasked.asked.add(index)
+        self._untried.asked.add(index)
         if math.isfinite(seconds):
             self._times[index] = seconds
 
     def _child(self, one: int, other: int) -> int | None:
         parents = self.candidates[one], self.candidates[other]
-        kin = self._random.choice(parents)
+        family = self._random.choice(parents)
         if self._random.random() < self.mutation:
-            kin = self._random.choice(self.candidates)
+            family = self._random.choice(self.candidates)
         knobs = {}
-        for name in kin:
-            knobs[name] = self._random.choice([parent[name] for parent in parents if name in parent] or [kin[name]])
+        for name in family:
+            knobs[name] = self._random.choice([parent[name] for parent in parents if name in parent] or [family[name]])
             if self._random.random() < self.mutation:
                 knobs[name] = self._random.choice(self._values[name])
         return self._index.get(knob_key(knobs))
 
 
 def knob_key(knobs: Knobs) -> tuple[tuple[str, int], ...]:
-    """Return knobs as a value that equal knobs share."""
+    """Return a hashable key of knobs."""
     return tuple(sorted(knobs.items()))
 
 
 Features = dict[str, float]
 
 
-def describe(extents: list[int], knobs: Knobs) -> Features:
-    """Return what the cost model sees of a candidate, by name: loop extents, knobs, and how they go together."""
+def features_of(extents: list[int], knobs: Knobs) -> Features:
+    """Return the features of a candidate for the cost model: loop extents, knobs, and combinations of them."""
     sizes = (extents + [1] * _EXTENTS)[:_EXTENTS]
     tiles = [value for name, value in knobs.items() if name.endswith("_tile")]
     held = math.prod(tiles)
@@ -172,9 +170,9 @@ def describe(extents: list[int], knobs: Knobs) -> Features:
 class CostModel:
     """Gradient-boosted trees over all measurements of one template on one device kind.
 
-    The label of a measurement is its speed as a share of the best of its workload, so that shapes can be compared.
-    Candidates have different knobs, within a workload too: a column for each that any has, without a value where a
-    candidate has not.
+    The label of a measurement is its speed relative to the best of its workload, so that shapes are comparable.
+    Candidates may have different knobs: every knob is a column, with a missing value where a candidate does not have
+    it.
     """
 
     def __init__(self, loss: Loss, seed: int) -> None:
@@ -188,7 +186,7 @@ class CostModel:
         self._rows.setdefault(workload, []).append((row, seconds))
 
     def scores(self, rows: list[Features]) -> NDArray[np.float32] | None:
-        """Return a score per row, the higher the better; None while too little was measured."""
+        """Return a score per row, higher is better; None before enough was measured."""
         self._fit()
         if self._booster is None:
             return None
@@ -237,40 +235,38 @@ class CostModel:
 
 
 class ModelTuner:
-    """Asks the cost model, also for the first candidate where other workloads have taught it.
+    """Follows the cost model, also for the first candidate if other workloads have trained it.
 
-    A share of the later ones is drawn at random; while the model knows nothing, the template's order decides.
+    A share of the later candidates is drawn at random; without a model, the template's order is used.
     """
 
     def __init__(self, workload: str, candidates: list[Knobs], extents: list[int], model: CostModel, seed: str) -> None:
         self.workload, self.model = workload, model
-        self.rows = [describe(extents, knobs) for knobs in candidates]
-        self._unasked = _Unasked(len(candidates))
+        self.rows = [features_of(extents, knobs) for knobs in candidates]
+        self._untried = _Untried(len(candidates))
         self._random = random.Random(seed)  # noqa: S311
 
     def ask(self, count: int) -> list[int]:
-        rest = self._unasked.rest()
-        scores = self.model.scores([self.rows[index] for index in rest]) if rest else None
+        remaining = self._untried.remaining()
+        scores = self.model.scores([self.rows[index] for index in remaining]) if remaining else None
         if scores is not None:
-            rest = [rest[index] for index in np.argsort(-scores, kind="stable")]
-        if scores is not None and not self._unasked.asked:
-            return self._unasked.take(rest, count, ahead=1)
-        for index in range(len(rest[:count])):
+            remaining = [remaining[index] for index in np.argsort(-scores, kind="stable")]
+        if scores is not None and not self._untried.asked:
+            return self._untried.take(remaining, count, ahead=1)
+        for index in range(len(remaining[:count])):
             if self._random.random() < _EXPLORE:
-                other = self._random.randrange(len(rest))
-                rest[index], rest[other] = rest[other], rest[index]
-        return self._unasked.take(rest, count)
+                other = self._random.randrange(len(remaining))
+                remaining[index], remaining[other] = remaining[other], remaining[index]
+        return self._untried.take(remaining, count)
 
     def tell(self, index: int, seconds: float) -> None:
-        self._unasked.asked.add(index)
+        self._untried.asked.add(index)
         self.model.add(self.workload, self.rows[index], seconds)
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """What a tuner gets of a workload. extents: of its loops; model: what was learned from all workloads of its
-    template.
-    """
+class TunerArguments:
+    """Arguments of a tuner. extents: loop extents of the workload; model: shared by all workloads of its template."""
 
     workload: str
     candidates: list[Knobs]
@@ -279,8 +275,8 @@ class Assignment:
     model: CostModel
 
 
-# What `tune.tuner` may be. A new tuner is a file with a class and a row here.
-TUNERS: Table[Callable[[Assignment], Tuner]] = Table(
+# The values of `tune.tuner`. A new tuner is a file with a class and a row here.
+TUNERS: Table[Callable[[TunerArguments], Tuner]] = Table(
     "tuners",
     {
         "xgb": lambda a: ModelTuner(a.workload, a.candidates, a.extents, a.model, a.seed),
@@ -294,7 +290,7 @@ TUNERS: Table[Callable[[Assignment], Tuner]] = Table(
 
 @dataclass
 class TunerFactory:
-    """Makes the tuner of each workload; cost models are shared by the workloads of a template."""
+    """Makes the tuner of each workload; the workloads of a template share a cost model."""
 
     name: str
     loss: Loss
@@ -306,12 +302,12 @@ class TunerFactory:
         if self.name not in TUNERS:
             raise UnknownNameError(f"no tuner {self.name!r}", legal=TUNERS)
         return TUNERS[self.name](
-            Assignment(workload, candidates, extents, f"{self.seed}:{workload}", self._model(template))
+            TunerArguments(workload, candidates, extents, f"{self.seed}:{workload}", self._model(template))
         )
 
     def learn(self, workload: str, template: str, extents: list[int], knobs: Knobs, seconds: float) -> None:
-        """Take in a measurement of a workload that is not tuned now."""
-        self._model(template).add(workload, describe(extents, knobs), seconds)
+        """Add a measurement of a workload that is not tuned in this run."""
+        self._model(template).add(workload, features_of(extents, knobs), seconds)
 
     def _model(self, template: str) -> CostModel:
         return self.models.setdefault(template, CostModel(self.loss, self.seed))

@@ -14,7 +14,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.ir.relax.emit import call_again, constant, straight_line
+from tvmflow.ir.relax.emit import build_main, constant, rebuild_call
 from tvmflow.ir.relax.graph import Graph, Step, read_graph
 from tvmflow.ir.tvm_compat import constant_value, type_arguments
 from tvmflow.support.errors import ProgramError
@@ -40,7 +40,7 @@ class _Writer:
         self.values: dict[str, Any] = {}
 
     def module(self) -> Any:
-        return straight_line(self.builder, self.graph, self._body)
+        return build_main(self.builder, self.graph, self._body)
 
     def _body(self, parameters: dict[str, Any]) -> list[Any]:
         self.values |= parameters
@@ -57,7 +57,7 @@ class _Writer:
         if step.op == "constant":
             value = constant(step.args[0], step.dtype)
         else:
-            value = call_again(step, self.values.__getitem__)
+            value = rebuild_call(step, self.values.__getitem__)
         self.values[step.name] = self.builder.emit(value, step.name)
 
     def _region(self, region: Region, index: int) -> None:

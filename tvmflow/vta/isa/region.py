@@ -170,13 +170,13 @@ def run_region(region: Region, values: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _run(operator: Operator, data: list[Array]) -> Array:
-    from tvmflow.ir.relax.numpy_convolution import convolve, padded, windows
+    from tvmflow.ir.relax.numpy_convolution import convolve, pad_image, sliding_windows
 
     if isinstance(operator, Sum):
         parts = [x.astype(np.int32) << np.int32(left) for x, left in zip(data, operator.lefts, strict=True)]
         return operator.tail.apply(np.asarray(np.sum(parts, axis=0, dtype=np.int32)))
     if isinstance(operator, MaxPool):
-        view = windows(padded(data[0], list(operator.padding)), operator.kernel, operator.strides, (1, 1))
+        view = sliding_windows(pad_image(data[0], list(operator.padding)), operator.kernel, operator.strides, (1, 1))
         return np.asarray(view.max(axis=(4, 5)))
     if operator.transposed:
         return operator.tail.apply(_transposed(operator, data[0]))
