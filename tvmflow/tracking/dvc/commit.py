@@ -6,8 +6,8 @@ longer the more cells there are.
 
 from __future__ import annotations
 
+import copy
 import functools
-import pickle
 import sys
 from typing import Any
 
@@ -20,11 +20,11 @@ def _parse_once() -> None:
     parse = _yaml.parse_yaml
 
     @functools.cache
-    def parsed(text: str, path: str) -> bytes:
-        return pickle.dumps(parse(text, path))
+    def parsed(text: str, path: str) -> Any:
+        return parse(text, path)
 
     def parse_yaml(text: str, path: str, typ: str = "safe") -> Any:
-        return pickle.loads(parsed(text, path)) if typ == "safe" else parse(text, path, typ)  # noqa: S301 (of ours)
+        return copy.deepcopy(parsed(text, path)) if typ == "safe" else parse(text, path, typ)
 
     _yaml.parse_yaml = strictyaml.parse_yaml = parse_yaml
 
