@@ -30,7 +30,7 @@ from tvmflow.tuning.compare_networks import Form, NetworkComparison
 from tvmflow.tuning.first_words import first_line_of, promise_text, times_text
 from tvmflow.tuning.promise import promise_of, searches_of
 from tvmflow.tuning.records.log import Journal
-from tvmflow.tuning.tune_network import network_rules
+from tvmflow.tuning.rules import SearchRules
 from tvmflow.tuning.winograd_choice import unmeasured
 
 # A quick look: the scorecard comes later, by params.yaml.
@@ -50,10 +50,11 @@ def first_number(context: Context) -> None:
     backend = backend_of(target)
     if settings.without_device or not settings.trials_per_workload or settings.emulated or backend.accelerator:
         return
-    transport = transport_of(context.limits.device)
+    transport = transport_of(context.limits.device.device)
     here = transport.is_this_host and backend.is_cpu
-    rules = network_rules(settings, context.limits, transport.is_this_host, transport.has_tvm_on(context.limits.device))
-    limits = replace(context.limits, device_wait_s=min(context.limits.device_wait_s, _WAIT_S))
+    has_tvm = transport.has_tvm_on(context.limits.device.device)
+    rules = SearchRules(settings, context.limits.search, transport.is_this_host, has_tvm)
+    limits = replace(context.limits.device, device_wait_s=min(context.limits.device.device_wait_s, _WAIT_S))
     journal = Journal(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
     packed = load_module(context.inputs["graph_pack"])
     context.progress("building with default schedules", 0, 0)
@@ -62,7 +63,7 @@ def first_number(context: Context) -> None:
         tempfile.TemporaryDirectory() as folder,
         NetworkComparison(packed, backend, journal, Path(folder), lambda: session_of(limits, target)) as networks,
     ):
-        form = Form(unmeasured(packed, backend, rules.winograd_max_error), {})
+        form = Form(unmeasured(packed, backend, settings.winograd_bounds), {})
         network = networks.model(form)
         context.progress("measuring with default schedules", 0, 0)
         text = _measured(
@@ -75,7 +76,7 @@ def first_number(context: Context) -> None:
         kernels = _kernel_seconds(names, network.model.profile(_PROFILED_RUNS))
     known = journal.known()
     searches = searches_of(extract_workloads(lowered), kernels, backend, known)
-    promise = promise_of(searches, rules.search, known, settings.max_seconds or math.inf)
+    promise = promise_of(searches, rules, known, settings.max_seconds or math.inf)
     context.progress(text(promise_text(promise.share, promise.seconds) if promise else ""), 0, 0)
 
 

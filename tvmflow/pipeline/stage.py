@@ -98,11 +98,11 @@ def no_limits(_workspace: Workspace, _cell: Cell) -> None:
 
 
 def taken(kind: type[T], block: Any, **given: Any) -> T:
-    """Return a dataclass whose fields are those of the same names in a block of params.yaml, but those that are
+    """Return a dataclass or a model of pydantic whose fields are those of the same names in a block of params.yaml, but those that are
     given.
     """
-    names = [part.name for part in fields(kind) if part.name not in given]  # type: ignore[arg-type]
-    return kind(**given, **{name: getattr(block, name) for name in names})
+    names = getattr(kind, "model_fields", None) or [part.name for part in fields(kind)]  # type: ignore[arg-type]
+    return kind(**given, **{name: getattr(block, name) for name in names if name not in given})
 
 
 def settings_json(settings: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.config.stage_params import Int8Params, VtaInt8Params
 from tvmflow.ir.relax.graph import Array, Arrays, Graph, read_graph
 from tvmflow.ir.relax.layers import DENSE, PRODUCTS, Layer, Network, group_layers
 from tvmflow.ir.relax.scales import Scale, power_of_two, signed
@@ -21,7 +22,6 @@ from tvmflow.quantization.calibration import Calibration, int8_scales, outputs_o
 from tvmflow.quantization.cross_layer_equalization import equalize
 from tvmflow.quantization.int8 import Int8Arithmetic
 from tvmflow.quantization.layer_choice import Quantized
-from tvmflow.quantization.options import Int8Options, VtaOptions
 from tvmflow.quantization.qdq import strip_qdq
 from tvmflow.quantization.report import QuantizationReport, describe, has_scores, worst_sqnr_db, worst_to_move
 from tvmflow.quantization.vta_int8 import VtaArithmetic
@@ -33,7 +33,7 @@ _WORTH_DB = 0.1  # what a correction has to win to be kept
 
 
 def quantize_int8(
-    mod: Any, samples: Array | Arrays, labels: Array | None, options: Int8Options, progress: Progress = lambda *_: None
+    mod: Any, samples: Array | Arrays, labels: Array | None, options: Int8Params, progress: Progress = lambda *_: None
 ) -> tuple[Any, QuantizationReport]:
     """Return the module of `choose_int8`, whose arguments these are, and its report."""
     chosen, report = choose_int8(mod, samples, labels, options, progress)
@@ -41,7 +41,7 @@ def quantize_int8(
 
 
 def choose_int8(
-    mod: Any, samples: Array | Arrays, labels: Array | None, options: Int8Options, progress: Progress = lambda *_: None
+    mod: Any, samples: Array | Arrays, labels: Array | None, options: Int8Params, progress: Progress = lambda *_: None
 ) -> tuple[Quantized, QuantizationReport]:
     """Quantize to int8; a model that came quantized keeps its own scales and weights. Raises UnknownNameError.
 
@@ -50,6 +50,8 @@ def choose_int8(
     """
     samples = _arrays(samples)
     graph, given = strip_qdq(read_graph(mod))
+    if options.activations == "auto":
+        options = options.model_copy(update={"activations": "uint8"})
     if options.activations == "int8":
         given = {name: signed(scale) for name, scale in given.items()}
     chosen: _Prepared | None = None
@@ -114,7 +116,11 @@ def goal_within(max_drop: float | None, labels: Array | None, samples: int) -> f
 
 
 def quantize_vta(
-    mod: Any, samples: Array | Arrays, labels: Array | None, options: VtaOptions, progress: Progress = lambda *_: None
+    mod: Any,
+    samples: Array | Arrays,
+    labels: Array | None,
+    options: VtaInt8Params,
+    progress: Progress = lambda *_: None,
 ) -> tuple[Any, QuantizationReport]:
     """Quantize to the power-of-two form that VTA computes. samples, labels: as of `quantize_int8`."""
     samples = _arrays(samples)
@@ -164,7 +170,7 @@ class _Prepared:
 
 
 def _prepared(
-    graph: Graph, given: dict[str, Scale], samples: Arrays, options: Int8Options, progress: Progress
+    graph: Graph, given: dict[str, Scale], samples: Arrays, options: Int8Params, progress: Progress
 ) -> list[_Prepared]:
     """Return the network as it is and, where that is asked for, equalized."""
     network = group_layers(graph)

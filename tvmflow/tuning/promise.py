@@ -14,7 +14,7 @@ from typing import Any
 from tvmflow.backends.backend import Backend
 from tvmflow.ir.tir.workloads import Workload, anchor_extents
 from tvmflow.tuning.records.record import TuningRecord
-from tvmflow.tuning.search.rules import SearchRules
+from tvmflow.tuning.rules import SearchRules
 from tvmflow.tuning.search.state import WorkloadSearch
 from tvmflow.tuning.search.task_scheduler import Prospects
 from tvmflow.tuning.search.tuners import knob_key
@@ -65,7 +65,7 @@ def promise_of(
     """Play a search through. known: what earlier searches measured. limit_s: how long it may take. None where there is
     nothing to search.
     """
-    prospects = Prospects(searches, (), rules.trials, rules.build_workers)
+    prospects = Prospects(searches, (), rules.trials, rules.limits.build_workers)
     for record in known:
         prospects.gains.learn(record)
     at_first_s, each_s = prospects.network_s(), prospects.usual_s()
@@ -74,7 +74,7 @@ def promise_of(
         gain, search = max(
             ((prospects.gain_per_minute(one), one) for one in searches), key=lambda found: found[0], default=(0.0, None)
         )
-        if search is None or gain <= 0 or gain < rules.least_gain:
+        if search is None or gain <= 0 or gain < rules.settings.min_gain_per_minute:
             break
         for _ in range(min(_STEP, min(rules.trials, len(search.candidates)) - search.trials)):
             search.best_s *= 1 - prospects.gains.of(search.template, search.trials)

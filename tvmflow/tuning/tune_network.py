@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,13 @@ from tvmflow.support.progress import Progress
 from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.choose_in_network import choose_in_network
 from tvmflow.tuning.compare_networks import Form, NetworkComparison
-from tvmflow.tuning.measure.jobs import FleetRules, OpenSession
-from tvmflow.tuning.measure.kernel_bench import MeasureRules
+from tvmflow.tuning.measure.jobs import OpenSession
 from tvmflow.tuning.records.log import Journal
+from tvmflow.tuning.rules import SearchRules
 from tvmflow.tuning.search.display import live_table
 from tvmflow.tuning.search.estimates import estimate_workloads
-from tvmflow.tuning.search.rules import SearchRules
 from tvmflow.tuning.search.search import tune
 from tvmflow.tuning.search.state import TuneReport, WorkloadSearch
-from tvmflow.tuning.settings import SearchLimits, SearchSettings
 from tvmflow.tuning.winograd_choice import Alternative, alternatives, carried, choose, settle, unmeasured
 
 _COMPARE_AT_LEAST_S = 60.0  # without a limit of the stage
@@ -34,56 +32,6 @@ _BUILD_S, _LINK_S = 0.5, 2.0  # a kernel, before one was built; what a network t
 _CACHED_BYTES = 1 << 20  # that a network's kernels read and write, of which the cache of a core keeps all
 _MARGIN = 1.3  # by which the search leaves more time than that: it has to end, too
 _MOST_OF_ALL = 0.5  # share of a limit above which no networks are compared
-
-
-@dataclass(frozen=True)
-class NetworkRules:
-    """winograd_max_error: dtype -> rounding error up to which a convolution may be computed by Winograd's algorithm.
-
-    without_device: schedules are chosen by the static model. on_this_host: the device is this machine.
-    """
-
-    search: SearchRules
-    max_workloads: int
-    winograd_max_error: Mapping[str, float]
-    without_device: bool = False
-    on_this_host: bool = False
-
-
-def network_rules(
-    settings: SearchSettings, limits: SearchLimits, is_this_host: bool, has_tvm: bool = True
-) -> NetworkRules:
-    """Return the rules of a search; a device that is this machine measures one kernel at a time, and builds none
-    meanwhile.
-    """
-    fleet = FleetRules(
-        slots=1 if is_this_host else limits.devices,
-        kernel_timeout_s=limits.kernel_timeout_s,
-        session_s=limits.session_s,
-        canary_every=limits.canary_every,
-        max_drift=limits.max_drift,
-        cool_s=limits.cool_s,
-        give_up_s=limits.give_up_s,
-        measure=MeasureRules(settings.measure_repeats, settings.measure_min_ms),
-    )
-    search = SearchRules(
-        tuner=settings.tuner,
-        loss=settings.loss,
-        trials=settings.trials_per_workload,
-        total_trials=settings.total_trials,
-        early_stopping=settings.early_stopping,
-        seed=settings.seed,
-        replay_slowdown=settings.replay_slowdown,
-        build_workers=limits.build_workers,
-        build_timeout_s=limits.build_timeout_s,
-        overlap=not is_this_host,
-        fleet=fleet,
-        self_contained=not has_tvm,
-        least_gain=settings.min_gain_per_minute,
-    )
-    return NetworkRules(
-        search, settings.max_workloads, settings.winograd_max_error, settings.without_device, is_this_host
-    )
 
 
 @dataclass(frozen=True)
@@ -101,7 +49,7 @@ class TunedNetwork:
 def tune_network(
     networks: Sequence[Any],
     backend: Backend,
-    rules: NetworkRules,
+    rules: SearchRules,
     journal: Journal,
     open_session: OpenSession,
     progress: Progress,
@@ -117,16 +65,16 @@ def tune_network(
     left_s = budget.left_s()
     base = extract_workloads(lower(packed, backend))
     smaller_used = [workload for other in smaller for workload in extract_workloads(lower(other, backend))]
-    workloads = _distinct([*base, *smaller_used])[: rules.max_workloads]
+    workloads = _distinct([*base, *smaller_used])[: rules.settings.max_workloads]
     close_s = left_s - budget.left_s() if math.isfinite(left_s) else 0.0  # the same is done once more at the end
     report, winograd = TuneReport({}), {}
-    if rules.without_device:
+    if rules.settings.without_device:
         with tempfile.TemporaryDirectory() as folder:
-            report.best = estimate_workloads(workloads, backend, rules.search, journal, Path(folder), progress, budget)
-    elif rules.search.trials:
+            report.best = estimate_workloads(workloads, backend, rules, journal, Path(folder), progress, budget)
+    elif rules.trials:
         # Whole networks are compared on the device; until build, what an accelerator computes is its slow definition
         # there.
-        bound = rules.winograd_max_error if backend.accelerator is None else {}
+        bound = rules.settings.winograd_bounds if backend.accelerator is None else {}
         others = alternatives(packed, backend, base, bound)
         forms = [
             *others,
@@ -141,7 +89,7 @@ def tune_network(
                 return close_s + (_MARGIN * took_s if took_s <= _MOST_OF_ALL * budget.seconds else 0.0)
 
             report = tune(
-                workloads, open_session, backend, rules.search, journal, Path(folder), say, watch, others, budget, later
+                workloads, open_session, backend, rules, journal, Path(folder), say, watch, others, budget, later
             )
             if compares:
                 say("comparing whole networks", 0, 0)
@@ -152,7 +100,7 @@ def tune_network(
                     has_time = _has_time(comparison, report, budget, close_s, first_s, is_small)
                     winograd = _compared(comparison, others, report, unmeasured(packed, backend, bound), has_time)
     else:
-        winograd = unmeasured(packed, backend, rules.winograd_max_error)
+        winograd = unmeasured(packed, backend, rules.settings.winograd_bounds)
     winograd = carried(winograd, packed, smaller)
     used = extract_workloads(lower(packed, backend, winograd=winograd))
     for other in smaller:

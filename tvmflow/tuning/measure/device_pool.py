@@ -19,9 +19,10 @@ from tvmflow.devices.session import DeviceSession
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.support.errors import DeviceBusyError, DeviceError, DeviceLostError, StageError, first_line
 from tvmflow.tuning.budget import Budget
-from tvmflow.tuning.measure.jobs import FleetCounts, FleetRules, Job, Measured, OpenSession, References
+from tvmflow.tuning.measure.jobs import FleetCounts, Job, Measured, OpenSession, References
 from tvmflow.tuning.measure.kernel_bench import KernelBench
 from tvmflow.tuning.records.record import COMPILE_ERROR, KERNEL_TIMEOUT, UNKNOWN
+from tvmflow.tuning.rules import SearchRules
 
 _MOST_TRIES = 4  # of one candidate on devices that got lost meanwhile
 _FIRST_REST_S, _LONGEST_REST_S = 1.0, 60.0
@@ -36,7 +37,7 @@ class Fleet:
     """
 
     def __init__(
-        self, open_session: OpenSession, rules: FleetRules, canary: tuple[Workload, Path], budget: Budget | None = None
+        self, open_session: OpenSession, rules: SearchRules, canary: tuple[Workload, Path], budget: Budget | None = None
     ) -> None:
         self.open_session, self.rules, self.canary = open_session, rules, canary
         self.budget = budget or Budget()
@@ -84,7 +85,7 @@ class Fleet:
     def start(self) -> None:
         """Begin to open sessions, if there is the time; the canary runs when there is work."""
         if not self._slots and self.budget.has(_OPEN_S):
-            self._slots = [_Slot(self, number) for number in range(self.rules.slots)]
+            self._slots = [_Slot(self, number) for number in range(self.rules.sessions)]
             for slot in self._slots:
                 slot.start()
 
@@ -114,7 +115,7 @@ class Fleet:
         """
         now = time.monotonic()
         for at, slot in enumerate(self._slots):
-            if not slot.busy_since or now - slot.busy_since <= self.rules.kernel_timeout_s:
+            if not slot.busy_since or now - slot.busy_since <= self.rules.limits.kernel_timeout_s:
                 continue
             silent_since = 0.0 if slot.job else slot.without_device_since or slot.busy_since
             fresh = _Slot(self, at, suspect=slot.abandon())
@@ -128,7 +129,7 @@ class Fleet:
                 )
                 self.counts.lost += 1
                 self.counts.notes.append(error.found)
-                if now - silent_since >= self.rules.give_up_s and self.without_devices():
+                if now - silent_since >= self.rules.limits.give_up_s and self.without_devices():
                     raise error
             self._slots[at] = fresh
             fresh.start()
@@ -194,7 +195,10 @@ class _Slot:
     def _run(self) -> None:
         while not self.fleet._closing.is_set() and not self.abandoned:
             try:
-                if self._session is not None and time.monotonic() - self._opened > 0.8 * self.fleet.rules.session_s:
+                if (
+                    self._session is not None
+                    and time.monotonic() - self._opened > 0.8 * self.fleet.rules.limits.session_s
+                ):
                     self.close()
                     self._session = None
                 if self._session is None:
@@ -253,7 +257,7 @@ class _Slot:
         """The device responds and computes again: so the kernel that was silent is to blame, and that is its result."""
         if self.suspect is not None:
             job, self.suspect = self.suspect, None
-            limit_s = self.fleet.rules.kernel_timeout_s
+            limit_s = self.fleet.rules.limits.kernel_timeout_s
             error = f"no output within {limit_s:g} s, on a device that computed the canary before and after"
             self.fleet._results.put(Measured(job, KERNEL_TIMEOUT, (), self._baseline, limit_s, error))
 
@@ -281,7 +285,7 @@ class _Slot:
         self._took_s = spent_s
         found = Measured(job, status, seconds, self._last_canary, spent_s, error, session.unit, session.build)
         self._since_canary.append(found)
-        if len(self._since_canary) >= self.fleet.rules.canary_every:
+        if len(self._since_canary) >= self.fleet.rules.limits.canary_every:
             self._check_canary()
 
     def _measured(self, job: Job) -> tuple[str, tuple[float, ...], str]:
@@ -297,13 +301,13 @@ class _Slot:
 
     def _check_canary(self) -> None:
         """Hand out what was measured since the last canary, unless the device has become slower meanwhile."""
-        rules, (_, library) = self.fleet.rules, self.fleet.canary
+        limits, (_, library) = self.fleet.rules.limits, self.fleet.canary
         now = self._run_canary(library)
-        if now > self._last_canary * (1 + rules.max_drift):
+        if now > self._last_canary * (1 + limits.max_drift):
             self.fleet.counts.drifts += 1
-            deadline = time.monotonic() + min(rules.cool_s, self.fleet.budget.left_s())
-            while now > self._baseline * (1 + rules.max_drift) and time.monotonic() < deadline:
-                time.sleep(min(1.0, rules.cool_s))
+            deadline = time.monotonic() + min(limits.cool_s, self.fleet.budget.left_s())
+            while now > self._baseline * (1 + limits.max_drift) and time.monotonic() < deadline:
+                time.sleep(min(1.0, limits.cool_s))
                 now = self._run_canary(library)
             self.fleet.counts.notes.append(
                 f"the canary of device {self.number} went from {self._last_canary * 1e3:.3f} to {now * 1e3:.3f} ms; "
@@ -357,7 +361,7 @@ class _Slot:
             fleet.counts.lost += 1
             fleet.counts.notes.append(why)
         self.without_device_since = self.without_device_since or now
-        patience = fleet.rules.give_up_s if fleet.had_device else 0.0  # nobody there at all is said at once
+        patience = fleet.rules.limits.give_up_s if fleet.had_device else 0.0  # nobody there at all is said at once
         if now - self.without_device_since >= patience:
             if self.suspect is not None:
                 fleet.put_back(self.suspect, why)

@@ -13,29 +13,9 @@ from typing import Any
 from tvmflow.devices.session import DeviceSession
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.tuning.measure.build_pool import Built
-from tvmflow.tuning.measure.kernel_bench import Array, MeasureRules
+from tvmflow.tuning.measure.kernel_bench import Array
 
 OpenSession = Callable[[], AbstractContextManager[DeviceSession]]
-
-
-@dataclass(frozen=True)
-class FleetRules:
-    """slots: sessions side by side; a kernel is silent after kernel_timeout_s; every canary_every measurements a
-    canary.
-
-    session_s: how long a device lets one session last. max_drift: how much slower the canary may get; cool_s: how long
-    to wait for a device that is slower. give_up_s: without a device for so long, the search ends with the error of the
-    last attempt.
-    """
-
-    slots: int
-    kernel_timeout_s: float
-    session_s: float
-    canary_every: int
-    max_drift: float
-    cool_s: float
-    give_up_s: float
-    measure: MeasureRules
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,6 +14,7 @@ from tvmflow.ir.relax.serialization import numpy_dtype
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.ir.tvm_compat import buffer_of
 from tvmflow.tuning.records.record import OK, WRONG_OUTPUT
+from tvmflow.tuning.rules import MeasureRules
 
 Array = np.ndarray[Any, Any]
 _TOLERANCE = 1e-4  # float32 sums in another order; relative to the largest output
@@ -29,12 +29,6 @@ _CLEARLY_SLOWER = 1.03  # in every pair: fewer pairs will do;
 _MUCH_SLOWER = 1.1  # or in the median pair
 _HOPELESS = 2.5  # so many times slower than the best: one repeat says enough
 _SLOW = 1.3  # so many times slower: two do
-
-
-@dataclass(frozen=True)
-class MeasureRules:
-    repeats: int
-    min_repeat_ms: float
 
 
 def inputs_of(workload: Workload) -> list[Array]:

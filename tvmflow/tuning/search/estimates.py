@@ -16,7 +16,7 @@ from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.measure.build_pool import BuildPool, Built
 from tvmflow.tuning.records.log import Journal
 from tvmflow.tuning.records.record import OK, TuningRecord
-from tvmflow.tuning.search.rules import SearchRules
+from tvmflow.tuning.rules import SearchRules
 
 MOST = 32  # candidates of a workload that are compiled to be ranked: half of them the template's likeliest
 
@@ -59,7 +59,7 @@ def estimate_workloads(
     """
     best: dict[str, TuningRecord] = {}
     took_s = 0.0
-    with BuildPool(rules.build_workers, backend.target, folder, rules.build_timeout_s) as pool:
+    with BuildPool(rules.limits.build_workers, backend.target, folder, rules.limits.build_timeout_s) as pool:
         for done, workload in enumerate(workloads):
             if not budget.has(took_s):
                 break

@@ -27,10 +27,10 @@ from tvmflow.tuning.records.record import (
     TuningRecord,
     best_of,
 )
+from tvmflow.tuning.rules import SearchRules
 from tvmflow.tuning.search.candidates import REPLAYED, Candidate, default_of, record_of_candidate
 from tvmflow.tuning.search.display import best_so_far, task_line, why_stopped
 from tvmflow.tuning.search.estimates import MOST, order_by_estimate
-from tvmflow.tuning.search.rules import SearchRules
 from tvmflow.tuning.search.state import TuneReport, Watch, WorkloadSearch
 from tvmflow.tuning.search.task_scheduler import Prospects
 from tvmflow.tuning.search.tuners import StaticTuner, TunerFactory, knob_key
@@ -109,9 +109,9 @@ class _Search:
         self.known: dict[str, list[TuningRecord]] = {}
         for record in journal.known():
             self.known.setdefault(record.workload, []).append(record)
-        factory = TunerFactory(rules.tuner, rules.loss, rules.seed)
+        factory = TunerFactory(rules.settings.tuner, rules.settings.loss, rules.settings.seed)
         self.searches = [search for w in workloads if (search := self._search_of(w, factory)) is not None]
-        self.prospects = Prospects(self.searches, alternatives, rules.trials, rules.build_workers)
+        self.prospects = Prospects(self.searches, alternatives, rules.trials, rules.limits.build_workers)
         for key in self.known.keys() - {search.workload.key for search in self.searches}:  # what other networks taught
             for record in self.known[key]:
                 if record.extents and record.template != REPLAYED:
@@ -157,7 +157,7 @@ class _Search:
         return (
             not search.exhausted
             and search.trials + search.in_flight < min(self.rules.trials, len(search.candidates))
-            and search.since_gain < self.rules.early_stopping
+            and search.since_gain < self.rules.settings.early_stopping
         )
 
     def _worth_while(self) -> list[tuple[float, WorkloadSearch]]:
@@ -165,12 +165,12 @@ class _Search:
         win.
         """
         found = [(self.prospects.gain_per_minute(search), search) for search in self.searches if self._open(search)]
-        return [(gain, search) for gain, search in found if gain >= self.rules.least_gain]
+        return [(gain, search) for gain, search in found if gain >= self.rules.settings.min_gain_per_minute]
 
     def budget_over(self) -> str:
         """Return which budget is spent, "" for none."""
         rules = self.rules
-        if rules.total_trials and self.report.measured >= rules.total_trials:
+        if rules.settings.total_trials and self.report.measured >= rules.settings.total_trials:
             return TOTAL_TRIALS
         return "" if self._room() >= 1 else MAX_SECONDS
 
@@ -203,9 +203,11 @@ class _Search:
     def run(self, open_session: OpenSession) -> None:
         rules = self.rules
         target = self.backend.target
-        with BuildPool(rules.build_workers, target, self.folder, rules.build_timeout_s, rules.self_contained) as pool:
+        with BuildPool(
+            rules.limits.build_workers, target, self.folder, rules.limits.build_timeout_s, not rules.has_tvm
+        ) as pool:
             canary = canary_workload()
-            with Fleet(open_session, rules.fleet, (canary, self._canary_library(pool, canary)), self.budget) as fleet:
+            with Fleet(open_session, rules, (canary, self._canary_library(pool, canary)), self.budget) as fleet:
                 self.report.fleet = fleet.counts
                 self._prepare_reference(fleet, pool, canary)
                 fleet.start()
@@ -234,7 +236,7 @@ class _Search:
             ahead = []
             if not batch:
                 break
-            if self.rules.overlap:
+            if not self.rules.on_this_host:
                 ahead = self._propose(fleet, pool)
             self._measure(fleet, pool, batch)
             self._show()
@@ -249,7 +251,7 @@ class _Search:
         """
         jobs: Iterable[Job] = self._collect(fleet, pool, batch)
         # Nothing is built while this machine measures itself.
-        fleet.measure(jobs if self.rules.overlap else list(jobs), self._record)
+        fleet.measure(list(jobs) if self.rules.on_this_host else jobs, self._record)
         if self.host_error is not None:
             raise self.host_error
 
@@ -291,7 +293,7 @@ class _Search:
     def _slower(self, search: WorkloadSearch, record: TuningRecord) -> bool:
         old = self.old[search.workload.key]
         scale = old.canary_s / record.canary_s if old.canary_s and record.canary_s else 1.0
-        return record.median_s * scale > old.median_s * (1 + self.rules.replay_slowdown)
+        return record.median_s * scale > old.median_s * (1 + self.rules.settings.replay_slowdown)
 
     def _judge_replay(self, search: WorkloadSearch, record: TuningRecord) -> None:
         if search.workload.key not in self.old:
@@ -308,14 +310,14 @@ class _Search:
 
     def _propose(self, fleet: Fleet, pool: BuildPool) -> list[Candidate]:
         """Start to build the next round: candidates of the workloads that may win most."""
-        batch_size = int(min(_ROUND * self.rules.fleet.slots, self._room()))
+        batch_size = int(min(_ROUND * self.rules.sessions, self._room()))
         batch: list[Candidate] = []
         while len(batch) < batch_size:
             found = [(gain, one) for gain, one in self._worth_while() if one not in [c.search for c in batch]]
             if not found:
                 break
             _, search = max(found, key=lambda one: (one[0], one[1].flops * one[1].workload.calls))
-            count = 1 if search.trials == 0 else _OF_ONE * self.rules.fleet.slots
+            count = 1 if search.trials == 0 else _OF_ONE * self.rules.sessions
             if isinstance(search.tuner, StaticTuner) and search.tuner.order is None:
                 if not self.budget.has(MOST * self.prospects.usual_s()):
                     break
