@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from bench.launch_estimates import DELEGATE_GROUPS, LaunchEstimate, NetworkEstimate, estimate
 from tvmflow.backends.registry import backend_named
 from tvmflow.codegen.lower import lower
 from tvmflow.config.stage_params import Int8Params, MixedOperators
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.gpu_codegen.clml import describe_clml
-from tvmflow.gpu_codegen.estimates import DELEGATE_GROUPS, LaunchEstimate, NetworkEstimate, estimate
 from tvmflow.gpu_codegen.launches import lowered_for_device
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.tir.workloads import count_calls

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
@@ -101,8 +101,11 @@ def taken(kind: type[T], block: Any, **given: Any) -> T:
     """Return a dataclass or a model of pydantic whose fields are those of the same names in a block of params.yaml, but those that are
     given.
     """
-    names = getattr(kind, "model_fields", None) or [part.name for part in fields(kind)]  # type: ignore[arg-type]
-    return kind(**given, **{name: getattr(block, name) for name in names if name not in given})
+    if issubclass(kind, BaseModel):  # its values were validated with the block
+        values = {name: getattr(block, name) for name in kind.model_fields if name not in given}
+        return kind.model_construct(**given, **values)
+    names = [part.name for part in fields(kind) if part.name not in given]  # type: ignore[arg-type]
+    return kind(**given, **{name: getattr(block, name) for name in names})
 
 
 def settings_json(settings: Any) -> dict[str, Any]:

@@ -18,6 +18,10 @@ DILATION = "dilation"  # key of what a block of Winograd's outputs has, where it
 IMPORTED_LLVM = "pragma_import_llvm"  # TVM's key for text in LLVM's language that a kernel brings with it
 
 
+class NotCoveredError(ValueError):
+    """A schedule template does not take this kernel."""
+
+
 @dataclass(frozen=True)
 class Kernel:
     """The blocks of a kernel by name; `anchor` is its only reduction, None when it has none or several."""
@@ -53,12 +57,12 @@ def look_at(schedule: Any) -> Kernel:
 
 
 def extents(schedule: Any, loops: list[Any]) -> list[int]:
-    """Return loop extents; raises ValueError where one is not a constant."""
+    """Return loop extents. Raises NotCoveredError where one is not a constant."""
     sizes = []
     for loop in loops:
         extent = schedule.get(loop).extent
         if not hasattr(extent, "value"):
-            raise ValueError("a loop without a constant extent")
+            raise NotCoveredError("a loop without a constant extent")
         sizes.append(int(extent.value))
     return sizes
 
