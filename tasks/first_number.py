@@ -46,9 +46,9 @@ def first_number(context: Context) -> None:
     """Say what the network takes with default schedules; nothing where no search follows, or where the device's clock
     is no time.
     """
-    settings, target = context.settings, context.settings.target
+    settings, target = context.settings.search, context.settings.target
     backend = backend_of(target)
-    if settings.without_device or not settings.trials_per_workload or settings.emulated or backend.accelerator:
+    if settings.without_device or not settings.trials_per_workload or context.settings.emulated or backend.accelerator:
         return
     transport = transport_of(context.limits.device.device)
     here = transport.is_this_host and backend.is_cpu

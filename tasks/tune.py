@@ -26,9 +26,11 @@ TOOLS = ("tvm", "ffi", "llvm", "codegen")  # by which what was measured is belie
 CURVE = {"x": "trial", "y": "kernels_ms", "title": "time of all kernels while tuning"}
 
 
-class TuneSettings(SearchSettings):
+@dataclass(frozen=True)
+class TuneSettings:
     """emulated: the device is, and its records serve no real one."""
 
+    search: SearchSettings
     target: ResolvedTarget
     device_key: str
     emulated: bool
@@ -42,9 +44,8 @@ class TuneLimits:
 
 def _settings(workspace: Workspace, cell: Cell) -> TuneSettings:
     entry = workspace.params.targets[cell.target]
-    return taken(
-        TuneSettings,
-        workspace.params.tune,
+    return TuneSettings(
+        search=taken(SearchSettings, workspace.params.tune),
         target=resolve(entry),
         device_key=entry.device.key,
         emulated=transport_of(entry.device).is_emulated,
@@ -66,7 +67,7 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     from tvmflow.tuning.tune_network import tune_network
 
     target, limits = context.settings.target, context.limits
-    budget = Budget(context.settings.max_seconds)
+    budget = Budget(context.settings.search.max_seconds)
     backend = backend_of(target)
     packed = load_module(context.inputs["graph_pack"])
     context.tuning_log.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +75,7 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     transport = transport_of(limits.device.device)
     journal = Journal(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
     has_tvm = transport.has_tvm_on(limits.device.device)
-    rules = SearchRules(context.settings, limits.search, transport.is_this_host, has_tvm)
+    rules = SearchRules(context.settings.search, limits.search, transport.is_this_host, has_tvm)
     outcome = tune_network(
         [packed, *load_others(context.inputs["graph_pack"]).values()],
         backend,

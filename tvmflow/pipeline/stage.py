@@ -101,9 +101,10 @@ def taken(kind: type[T], block: Any, **given: Any) -> T:
     """Return a dataclass or a model of pydantic whose fields are those of the same names in a block of params.yaml, but those that are
     given.
     """
-    if issubclass(kind, BaseModel):  # its values were validated with the block
-        values = {name: getattr(block, name) for name in kind.model_fields if name not in given}
-        return kind.model_construct(**given, **values)
+    if issubclass(kind, BaseModel):  # of values that were validated with the block
+        values: dict[str, Any] = {name: getattr(block, name) for name in kind.model_fields}
+        values = {name: dict(value) if hasattr(value, "keys") else value for name, value in values.items()}
+        return kind.model_construct(None, **{**values, **given})
     names = [part.name for part in fields(kind) if part.name not in given]  # type: ignore[arg-type]
     return kind(**given, **{name: getattr(block, name) for name in names})
 
