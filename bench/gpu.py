@@ -48,7 +48,6 @@ from tvmflow.devices.session import SessionLimits
 from tvmflow.evaluation.interleaved_timing import Turn, TurnRules
 from tvmflow.evaluation.kernel_agreement import kernel_agreement
 from tvmflow.frontends.source_model import one_input
-from tvmflow.pipeline.stage import taken
 from tvmflow.sources.networks.torch_zoo import build
 from tvmflow.support.runtime_binding import network_binding
 from tvmflow.targets.resolve import host_target
@@ -56,8 +55,8 @@ from tvmflow.toolchain.compilers import Command
 from tvmflow.toolchain.software_gpus import software_drivers
 from tvmflow.toolchain.versions import versions
 from tvmflow.tuning.records.log import TuningLog
-from tvmflow.tuning.settings import SearchLimits, SearchSettings
-from tvmflow.tuning.tune_network import network_rules, tune_network
+from tvmflow.tuning.rules import SearchRules
+from tvmflow.tuning.tune_network import tune_network
 
 _TOOLS = ("tvm", "llvm", "codegen")
 _MOST_ERROR = {"float32": 1e-4, "float16": 0.05, "int8": 0.05}  # of a kernel
@@ -156,7 +155,7 @@ def _make_tvmflow(subject: Subject, name: str = "tvmflow", textures: bool | None
     block = TuneParams(
         trials_per_workload=subject.trials, tuner="grid", build_workers=max(2, (os.cpu_count() or 2) - 1)
     )
-    rules = network_rules(taken(SearchSettings, block), taken(SearchLimits, block), is_this_host=True, has_tvm=False)
+    rules = SearchRules(block, block, has_tvm=False)
     log = subject.log or subject.folder / "log.jsonl"
     log.touch()
     start = time.monotonic()

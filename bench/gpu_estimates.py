@@ -18,19 +18,19 @@ from typing import Any
 
 import numpy as np
 
+from bench.launch_estimates import DELEGATE_GROUPS, LaunchEstimate, NetworkEstimate, estimate
 from tvmflow.backends.registry import backend_named
 from tvmflow.codegen.lower import lower
+from tvmflow.config.stage_params import Int8Params, MixedOperators
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.gpu_codegen.clml import describe_clml
-from tvmflow.gpu_codegen.estimates import DELEGATE_GROUPS, LaunchEstimate, NetworkEstimate, estimate
 from tvmflow.gpu_codegen.launches import lower_for_device
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.tir.workloads import count_calls
 from tvmflow.passes import run_pass
 from tvmflow.passes.kernel.apply_schedules import ApplySchedules
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.sources.networks.torch_zoo import build
@@ -40,7 +40,16 @@ from tvmflow.targets.resolve import host_target
 NETWORKS = ("resnet18", "mobilenet_v2", "squeezenet1_1")
 SHAPE = (1, 3, 224, 224)
 _WINOGRAD_ERROR = {"float32": 2e-5}  # as the default of tune.winograd_max_error
-_MIXED = {"low": ["conv2d", "matmul"], "high": ["softmax", "sum"]}
+_MIXED = MixedOperators(
+    low=(
+        "conv2d",
+        "matmul",
+    ),
+    high=(
+        "softmax",
+        "sum",
+    ),
+)
 
 
 def main() -> None:
@@ -74,7 +83,7 @@ def network_module(name: str, precision: str) -> Any:
         return module
     if precision == "int8":
         samples = Samples((np.random.default_rng(0).standard_normal((4, *SHAPE[1:]), dtype=np.float32),))
-        options = vars(Int8Options(activations="int8")) | {"max_drop": 0.0}
+        options = Int8Params(activations="int8", max_drop=0.0)
         return to_precision(module, precision, PrecisionRequest(options, samples, lambda *_: None))[0]
     return to_precision(module, precision, PrecisionRequest(_MIXED, Samples(()), lambda *_: None))[0]
 

@@ -54,10 +54,10 @@ def main() -> None:
 def _step(options: Any) -> dict[str, float]:
     warnings.simplefilter("ignore")
     from bench.quantizers import onnxruntime_outputs, seeded
+    from tvmflow.config.stage_params import Int8Params
     from tvmflow.frontends.pytorch.exported_program import ExportedModel
     from tvmflow.frontends.source_model import one_input
     from tvmflow.passes.pipeline import canonicalize
-    from tvmflow.quantization.options import Int8Options
     from tvmflow.quantization.post_training import quantize_int8
 
     network, calibration, evaluation = seeded(options.network)
@@ -67,10 +67,10 @@ def _step(options: Any) -> dict[str, float]:
     if options.step == "import":
         canonicalize(model.to_relax())
     elif options.step.startswith("quantize"):
-        plain = Int8Options(observer="minmax", equalize=False, bias_correction=False)
+        plain = Int8Params(observer="minmax", equalize=False, bias_correction=False, max_drop=None)
         module = canonicalize(model.to_relax())
         started = time.perf_counter()
-        quantize_int8(module, samples, None, plain if "min-max" in options.step else Int8Options())
+        quantize_int8(module, samples, None, plain if "min-max" in options.step else Int8Params(max_drop=None))
     elif options.step == "ONNX Runtime":
         onnxruntime_outputs(model, samples, evaluation.x[:0], entropy=False)
     seconds = time.perf_counter() - started

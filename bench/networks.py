@@ -46,7 +46,7 @@ from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import write_network
-from tvmflow.config.stage_params import DEFAULT_MIXED, Int8Params, TuneParams
+from tvmflow.config.stage_params import DEFAULT_MIXED, Int8Params, MixedOperators, TuneParams
 from tvmflow.evaluation.interleaved_timing import Turn, TurnRules
 from tvmflow.frontends.onnx import frontend as onnx
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
@@ -171,13 +171,13 @@ def converted(module: Any, entry: Entry, precision: str) -> Any:
     """Return a module in a precision, by the defaults of params.yaml and the calibration samples that ONNX Runtime has,
     too.
     """
-    request: dict[str, Any] = {}
+    request: Int8Params | MixedOperators | None = None
     if precision == "bfloat16":
-        request = DEFAULT_MIXED.model_dump()
+        request = DEFAULT_MIXED
     if precision == "int8":
         target = host_target()
         processor = Processor(target.mcpu, target.mtriple, target.mattr)
-        request = Int8Params().model_dump() | {"activations": activations_of(processor)}
+        request = Int8Params().model_copy(update={"activations": activations_of(processor)})
     calibration = tuple(np.concatenate(found) for found in zip(*_calibration(entry), strict=True))
     return to_precision(module, precision, PrecisionRequest(request, Samples(calibration), silent))[0]
 

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.config.stage_params import Int8Params
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_graph
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.post_training import quantize_int8
 from tvmflow.quantization.report import sqnr_db
 from tvmflow.sources.data.datasets import Samples, SplitSizes, load_dataset, preprocess, split
@@ -137,7 +137,10 @@ def _rows(name: str, network: Any, calibration: Samples, evaluation: Samples) ->
         )
 
     row("float32", reference, 0.0)
-    for quantizer, chosen in (("ours", Int8Options()), ("ours, min-max", Int8Options(observer="minmax"))):
+    for quantizer, chosen in (
+        ("ours", Int8Params(max_drop=None)),
+        ("ours, min-max", Int8Params(observer="minmax", max_drop=None)),
+    ):
         started = time.perf_counter()
         quantized, _ = quantize_int8(module, calibration.x, calibration.y, chosen)
         seconds = time.perf_counter() - started

@@ -35,6 +35,7 @@ from tvmflow.backends.cpu import CpuBackend, host_backend
 from tvmflow.codegen.compile import compile_module
 from tvmflow.codegen.lower import lower
 from tvmflow.config.params import DeviceEntry
+from tvmflow.config.stage_params import SearchLimits, SearchSettings
 from tvmflow.devices.registry import open_session
 from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
@@ -48,11 +49,10 @@ from tvmflow.sources.networks.torch_zoo import build
 from tvmflow.support.progress import silent
 from tvmflow.targets.core_timing import core_of
 from tvmflow.tuning.cost_model.static_model import estimate_s
-from tvmflow.tuning.measure.jobs import DevicePoolRules
-from tvmflow.tuning.measure.kernel_bench import MeasureRules, inputs_of
+from tvmflow.tuning.measure.kernel_bench import inputs_of
 from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import OK, read_records
-from tvmflow.tuning.search.rules import SearchRules
+from tvmflow.tuning.rules import SearchRules
 from tvmflow.tuning.search.search import tune
 from tvmflow.tuning.search.state import TuneReport, Watch, WorkloadSearch
 from tvmflow.tuning.search.tuners import TunerFactory
@@ -78,30 +78,12 @@ def workloads(network: str = "torchvision/resnet18", count: int = 6) -> list[Wor
     return sorted(matching, key=lambda w: -math.prod(anchor_extents(w.function)))[:count]
 
 
-def rules(slots: int = 1, trials: int = 16, tuner: str = "xgb") -> SearchRules:
-    device_pool = DevicePoolRules(
-        slots=slots,
-        kernel_timeout_s=60.0,
-        session_s=3600.0,
-        canary_every=16,
-        max_drift=3.0,
-        cool_s=0.0,
-        give_up_s=60.0,
-        measure=MeasureRules(3, 10.0),
+def rules(devices: int = 1, trials: int = 16, tuner: str = "xgb", early_stopping: int = 10**6) -> SearchRules:
+    settings = SearchSettings(
+        tuner=tuner, trials_per_workload=trials, early_stopping=early_stopping, min_gain_per_minute=0.0
     )
-    return SearchRules(
-        tuner=tuner,
-        loss="rank",
-        trials=trials,
-        total_trials=0,
-        early_stopping=10**6,
-        seed=0,
-        replay_slowdown=0.1,
-        build_workers=2,
-        build_timeout_s=60.0,
-        overlap=slots > 1,
-        device_pool=device_pool,
-    )
+    limits = SearchLimits(devices=devices, max_drift=3.0, cool_s=0.0, give_up_s=60.0)
+    return SearchRules(settings, limits, on_this_host=devices == 1)
 
 
 def search(
@@ -223,7 +205,7 @@ def _ranking(workload: Workload, backend: CpuBackend) -> tuple[float, ...] | Non
 
 def transfer() -> None:
     first, second = kernels("torchvision/resnet18"), kernels("torchvision/resnet50")
-    chosen = replace(rules(trials=24), early_stopping=10)
+    chosen = rules(trials=24, early_stopping=10)
     with tempfile.TemporaryDirectory() as folder:
         own, own_s = _curve(second, chosen, Path(folder) / "own" / "resnet50.jsonl")
         after = Path(folder) / "after"

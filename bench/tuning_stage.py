@@ -53,7 +53,8 @@ from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.compare_networks import NETWORK
 from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import TuningRecord, best_of
-from tvmflow.tuning.tune_network import network_rules, tune_network
+from tvmflow.tuning.rules import SearchRules
+from tvmflow.tuning.tune_network import tune_network
 from tvmflow.tuning.winograd_choice import Alternative, choose_by_cost, find_alternatives
 
 _EARLY_S = 60.0
@@ -81,7 +82,7 @@ def main() -> None:
 
 def _stage(name: str, folder: Path, options: argparse.Namespace) -> float:
     """Tune a network and print how that went; return the latency with default schedules over that when tuned."""
-    settings: Any = TuneParams.model_validate(yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))["tune"])
+    settings = TuneParams.model_validate(yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))["tune"])
     backend, entry = CpuBackend(replace(host_target(), threads=options.threads)), network_named(name)
     module = converted(canonicalize(ExportedModel(entry.make(), entry.inputs).to_relax()), entry, options.precision)
     packed = backend.pack(module, None)[0]
@@ -91,7 +92,7 @@ def _stage(name: str, folder: Path, options: argparse.Namespace) -> float:
         return open_session(DeviceEntry(transport="local", key="bench"), backend, SessionLimits(3600.0, 60.0))
 
     begin = time.monotonic()
-    rules, budget = network_rules(settings, settings, True), Budget(settings.max_seconds)
+    rules, budget = SearchRules(settings, settings), Budget(settings.max_seconds)
     tuned = tune_network([packed], backend, rules, tuning_log, local, silent, budget)
     seconds, report = time.monotonic() - begin, tuned.report
     print(
@@ -101,12 +102,12 @@ def _stage(name: str, folder: Path, options: argparse.Namespace) -> float:
     base = extract_workloads(lower(packed, backend))
     curve = _Curve(
         base,
-        find_alternatives(packed, backend, base, settings.winograd_max_error),
+        find_alternatives(packed, backend, base, settings.winograd_bounds),
         [(at - begin, record) for at, record in tuning_log.added if record.template != NETWORK and record.seconds],
     )
     for until in (*(at for at in _CURVE_S if at < seconds), seconds):
         print(f"{until:6.0f} s  {curve.kernels_s(until) * 1e3:8.3f} ms", flush=True)
-    by_cost = choose_by_cost(packed, backend, settings.winograd_max_error)
+    by_cost = choose_by_cost(packed, backend, settings.winograd_bounds)
     builds: dict[str, tuple[dict[str, TuningRecord], dict[str, int]]] = {
         "default": ({}, by_cost),
         "early": (curve.best(_EARLY_S), tuned.winograd),

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from bench.quantizers import seeded
+from tvmflow.config.stage_params import VtaInt8Params
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_graph
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.options import VtaOptions
 from tvmflow.quantization.post_training import quantize_vta
 from tvmflow.quantization.report import sqnr_db
 from tvmflow.vta.compiler.compiler import MODES, as_computed, compile_region
@@ -75,7 +75,7 @@ def quantized() -> None:
     reference = np.concatenate([run_graph(read_graph(module), x[None]) for x in evaluation.x[:8]])
     print(f"{'ResNet-18, scales':20}{'mode':>12}{'uop bytes':>14}{'ALU':>14}{'cycles':>14}{'SQNR':>10}")
     for scale in ("calibrated", "global"):
-        graph = read_graph(quantize_vta(module, calibration.x[:8], None, VtaOptions(scale))[0])
+        graph = read_graph(quantize_vta(module, calibration.x[:8], None, VtaInt8Params(scale=scale))[0])
         outputs = np.concatenate([run_graph(graph, x[None]) for x in evaluation.x[:8]])
         db = sqnr_db(reference - reference.mean(axis=0), outputs - reference.mean(axis=0))
         config = VtaConfig()

@@ -29,8 +29,8 @@ from tvmflow.toolchain.versions import versions
 from tvmflow.tuning.compare_networks import NetworkComparison, NetworkConfig
 from tvmflow.tuning.expected_gain import predict_gain, profiled_searches
 from tvmflow.tuning.records.log import TuningLog
+from tvmflow.tuning.rules import SearchRules
 from tvmflow.tuning.status_lines import comparison_text, format_first_line, gain_text
-from tvmflow.tuning.tune_network import network_rules
 from tvmflow.tuning.winograd_choice import choose_by_cost
 
 # A quick look: the scorecard comes later, by params.yaml.
@@ -46,14 +46,15 @@ def first_number(context: Context) -> None:
     """Say what the network takes with default schedules; nothing where no search follows, or where the device's clock
     is no time.
     """
-    settings, target = context.settings, context.settings.target
+    settings, target = context.settings.search, context.settings.target
     backend = backend_of(target)
-    if settings.without_device or not settings.trials_per_workload or settings.emulated or backend.accelerator:
+    if settings.without_device or not settings.trials_per_workload or context.settings.emulated or backend.accelerator:
         return
-    transport = transport_of(context.limits.device)
+    transport = transport_of(context.limits.device.device)
     here = transport.is_this_host and backend.is_cpu
-    rules = network_rules(settings, context.limits, transport.is_this_host, transport.has_tvm_on(context.limits.device))
-    limits = replace(context.limits, device_wait_s=min(context.limits.device_wait_s, _WAIT_S))
+    has_tvm = transport.has_tvm_on(context.limits.device.device)
+    rules = SearchRules(settings, context.limits.search, transport.is_this_host, has_tvm)
+    limits = replace(context.limits.device, device_wait_s=min(context.limits.device.device_wait_s, _WAIT_S))
     tuning_log = TuningLog(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
     packed = load_module(context.inputs["graph_pack"])
     context.progress("building with default schedules", 0, 0)
@@ -62,7 +63,7 @@ def first_number(context: Context) -> None:
         tempfile.TemporaryDirectory() as folder,
         NetworkComparison(packed, backend, tuning_log, Path(folder), lambda: session_of(limits, target)) as networks,
     ):
-        form = NetworkConfig(choose_by_cost(packed, backend, rules.winograd_max_error), {})
+        form = NetworkConfig(choose_by_cost(packed, backend, settings.winograd_bounds), {})
         network = networks.model(form)
         context.progress("measuring with default schedules", 0, 0)
         text = _measured(
@@ -75,7 +76,7 @@ def first_number(context: Context) -> None:
         kernels = _kernel_seconds(names, network.model.profile(_PROFILED_RUNS))
     known = tuning_log.known()
     searches = profiled_searches(extract_workloads(lowered), kernels, backend, known)
-    promise = predict_gain(searches, rules.search, known, settings.max_seconds or math.inf)
+    promise = predict_gain(searches, rules, known, settings.max_seconds or math.inf)
     context.progress(text(gain_text(promise.share, promise.seconds) if promise else ""), 0, 0)
 
 

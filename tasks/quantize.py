@@ -143,12 +143,11 @@ def _sized_references(
     return {group_of(label): found for label, found in outputs.items()}
 
 
-def options_of(settings: QuantizeSettings) -> dict[str, Any]:
+def options_of(settings: QuantizeSettings) -> Int8Params | VtaInt8Params | MixedOperators | None:
     """Return the options of the precision, with what the target's processor decides of them."""
-    options = settings.options.model_dump() if settings.options is not None else {}
-    if settings.processor is not None:
-        options["activations"] = activations_of(settings.processor)
-    return options
+    if settings.processor is None or settings.options is None:
+        return settings.options
+    return settings.options.model_copy(update={"activations": activations_of(settings.processor)})
 
 
 @contextmanager

@@ -8,43 +8,44 @@ algorithm; all that build reads),
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from tasks.device import DeviceLimits, session_of
 from tvmflow.backends.registry import backend_of, resolve
 from tvmflow.config.params import Cell
+from tvmflow.config.stage_params import SearchLimits, SearchSettings
 from tvmflow.config.workspace import Workspace
 from tvmflow.devices.registry import transport_of
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others
 from tvmflow.pipeline.stage import Output, Stage, StageContext, taken
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.toolchain.versions import versions
-from tvmflow.tuning.settings import SearchLimits, SearchSettings
 
 TOOLS = ("tvm", "ffi", "llvm", "codegen")  # by which what was measured is believed, or replayed
 CURVE = {"x": "trial", "y": "kernels_ms", "title": "time of all kernels while tuning"}
 
 
 @dataclass(frozen=True)
-class TuneSettings(SearchSettings):
+class TuneSettings:
     """emulated: the device is, and its records serve no real one."""
 
+    search: SearchSettings
     target: ResolvedTarget
     device_key: str
     emulated: bool
 
 
 @dataclass(frozen=True)
-class TuneLimits(SearchLimits, DeviceLimits):
-    pass
+class TuneLimits:
+    search: SearchLimits
+    device: DeviceLimits
 
 
 def _settings(workspace: Workspace, cell: Cell) -> TuneSettings:
     entry = workspace.params.targets[cell.target]
-    return taken(
-        TuneSettings,
-        workspace.params.tune,
+    return TuneSettings(
+        search=taken(SearchSettings, workspace.params.tune),
         target=resolve(entry),
         device_key=entry.device.key,
         emulated=transport_of(entry.device).is_emulated,
@@ -54,7 +55,7 @@ def _settings(workspace: Workspace, cell: Cell) -> TuneSettings:
 def _limits(workspace: Workspace, cell: Cell) -> TuneLimits:
     block, device = workspace.params.tune, workspace.params.targets[cell.target].device
     wait_s = workspace.params.deploy.device_wait_s
-    return taken(TuneLimits, block, device=device, session_timeout_s=block.session_s, device_wait_s=wait_s)
+    return TuneLimits(taken(SearchLimits, block), DeviceLimits(device, block.session_s, wait_s))
 
 
 def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
@@ -62,23 +63,25 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     from tvmflow.tuning.budget import Budget
     from tvmflow.tuning.records.log import TuningLog
     from tvmflow.tuning.results import summarize_cost, write_best, write_curve, write_kernels
-    from tvmflow.tuning.tune_network import network_rules, tune_network
+    from tvmflow.tuning.rules import SearchRules
+    from tvmflow.tuning.tune_network import tune_network
 
     target, limits = context.settings.target, context.limits
-    budget = Budget(context.settings.max_seconds)
+    budget = Budget(context.settings.search.max_seconds)
     backend = backend_of(target)
     packed = load_module(context.inputs["graph_pack"])
     context.tuning_log.parent.mkdir(parents=True, exist_ok=True)
     context.tuning_log.touch()  # DVC wants it also where nothing is measured
-    transport = transport_of(limits.device)
+    transport = transport_of(limits.device.device)
     tuning_log = TuningLog(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
-    rules = network_rules(context.settings, limits, transport.is_this_host, transport.has_tvm_on(limits.device))
+    has_tvm = transport.has_tvm_on(limits.device.device)
+    rules = SearchRules(context.settings.search, limits.search, transport.is_this_host, has_tvm)
     outcome = tune_network(
         [packed, *load_others(context.inputs["graph_pack"]).values()],
         backend,
         rules,
         tuning_log,
-        lambda: session_of(limits, target),
+        lambda: session_of(limits.device, target),
         context.progress,
         budget,
     )
@@ -110,12 +113,12 @@ STAGE = Stage(
         *TARGET_READS,
         "targets.{target}.device.key",
         "targets.{target}.device.transport",
-        *(f"tune.{part.name}" for part in fields(SearchSettings)),
+        *(f"tune.{name}" for name in SearchSettings.model_fields),
     ),
     limit_reads=(
         "targets.{target}.device",
         "deploy.device_wait_s",
-        *(f"tune.{part.name}" for part in fields(SearchLimits)),
+        *(f"tune.{name}" for name in SearchLimits.model_fields),
     ),
     measures_device=True,
     keeps_log=True,

@@ -7,14 +7,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tests.devices.agents import BACKEND, secret_file
-from tests.faults.here import QUICK_RULES
+from tests.search_rules import QUICK_RULES, changed
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.agent.process import AgentProcess, start_agent
 from tvmflow.devices.registry import open_session
@@ -80,8 +79,7 @@ def _two_agents(program: Path, folder: Path) -> Iterator[tuple[list[AgentProcess
 
 
 def test_the_search_goes_on_with_the_other_device_when_one_dies(program: Path, tmp_path: Path) -> None:
-    device_pool = replace(QUICK_RULES.device_pool, slots=2, give_up_s=30.0)
-    rules = replace(QUICK_RULES, trials=6, overlap=True, self_contained=True, device_pool=device_pool)
+    rules = changed(QUICK_RULES, trials_per_workload=6, on_this_host=False, has_tvm=False, devices=2, give_up_s=30.0)
     tuning_log = TuningLog(tmp_path / "log.jsonl", BACKEND.kernel_kind, {"test": "1"})
     with _two_agents(program, tmp_path) as (agents, opened):
 

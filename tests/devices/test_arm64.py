@@ -22,13 +22,13 @@ from tvmflow.backends.registry import backend_of
 from tvmflow.codegen.compile import LocalRunner, build_scheduled
 from tvmflow.codegen.lower import lower
 from tvmflow.codegen.network.link import write_network
+from tvmflow.config.stage_params import Int8Params
 from tvmflow.devices.emulation.processors import PROCESSORS
 from tvmflow.devices.emulation.system import EmulatedSystem
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
 from tvmflow.shipping.bundle.abis import abi_named
 from tvmflow.shipping.bundle.elf import check_shared_object
@@ -76,7 +76,7 @@ def expected(module: Any, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def in_precision(module: Any, precision: str, x: np.ndarray[Any, Any]) -> Any:
     options: dict[str, Any] = {"low": ["conv2d", "matmul"], "high": ["softmax", "sum", "mean"]}
     if precision == "int8":
-        options = vars(Int8Options()) | {"max_drop": 0.0}
+        options = Int8Params(max_drop=0.0)
     samples = Samples((x.reshape(-1, *x.shape[2:]),), None)
     return to_precision(module, precision, PrecisionRequest(options, samples, lambda *_: None))[0]
 

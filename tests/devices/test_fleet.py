@@ -10,29 +10,29 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.search_rules import QUICK_RULES, changed
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.support.errors import DeviceError, DeviceHotError, DeviceLostError, StageError
 from tvmflow.tuning.measure.device_pool import DevicePool
-from tvmflow.tuning.measure.jobs import DevicePoolRules, Job, Measured
-from tvmflow.tuning.measure.kernel_bench import MeasureRules
+from tvmflow.tuning.measure.jobs import Job, Measured
 from tvmflow.tuning.records.record import COMPILE_ERROR, KERNEL_TIMEOUT, OK, WRONG_OUTPUT
+from tvmflow.tuning.rules import SearchRules
 
-RULES = DevicePoolRules(
-    slots=3,
+RULES = changed(
+    QUICK_RULES,
+    on_this_host=False,
+    devices=3,
     kernel_timeout_s=0.8,
-    session_s=3600.0,
-    canary_every=4,
     max_drift=0.2,
-    cool_s=0.0,
     give_up_s=2.0,
-    measure=MeasureRules(2, 1.0),
+    measure_repeats=2,
+    measure_min_ms=1.0,
 )
 CANARY, WORK = Workload("canary", "canary", 1, None), Workload("work", "work", 1, None)
 
@@ -124,7 +124,7 @@ class World:
         path.write_text(json.dumps({"seconds": 0.001, **says}))
         return path
 
-    def measure(self, libraries: list[Path], rules: DevicePoolRules = RULES) -> tuple[list[Measured], DevicePool]:
+    def measure(self, libraries: list[Path], rules: SearchRules = RULES) -> tuple[list[Measured], DevicePool]:
         found: list[Measured] = []
         with DevicePool(self.open, rules, (CANARY, self.library("canary", canary=True))) as pool:
             for workload in (CANARY, WORK):
@@ -178,12 +178,12 @@ def test_what_the_device_refuses_is_a_result_while_it_runs_others(world: World) 
 def test_a_device_that_refuses_everything_blames_no_kernel(world: World) -> None:
     world.refuses_all = True
     with pytest.raises(DeviceError, match="rejects a kernel that is known to be correct"):
-        world.measure([world.library(f"k{at}") for at in range(4)], replace(RULES, slots=1, give_up_s=0.5))
+        world.measure([world.library(f"k{at}") for at in range(4)], changed(RULES, devices=1, give_up_s=0.5))
 
 
 def test_what_a_kernel_does_not_write_is_not_taken_from_the_one_before(world: World) -> None:
     kernels = [world.library("good"), world.library("forgets", forgets=True), world.library("fine")]
-    found, _ = world.measure(kernels, replace(RULES, slots=1))
+    found, _ = world.measure(kernels, changed(RULES, devices=1))
     assert _names(found) == {"good": OK, "forgets": WRONG_OUTPUT, "fine": OK}
 
 
@@ -204,7 +204,7 @@ def test_kernels_that_end_every_session_cost_no_other_kernel_its_time(world: Wor
     """What was measured before a session ended waits for a canary, is measured again, and is never given up for it."""
     libraries = [world.library(f"good{at}") for at in range(9)]
     libraries[4:4] = [world.library(f"killer{at}", kills=True) for at in range(killers)]
-    found, pool = world.measure(libraries, replace(RULES, slots=1, canary_every=16))
+    found, pool = world.measure(libraries, changed(RULES, devices=1, canary_every=16))
     assert Counter(_names(found).values()) == {OK: 9, "": killers}
     assert pool.counts.given_up == killers
     assert any("killer0 was given up" in note and "connection reset" in note for note in pool.counts.notes)
@@ -212,7 +212,7 @@ def test_kernels_that_end_every_session_cost_no_other_kernel_its_time(world: Wor
 
 def test_a_clock_that_never_rests_is_said(world: World) -> None:
     world.restless = True
-    found, pool = world.measure([world.library(f"k{at}") for at in range(4)], replace(RULES, slots=1))
+    found, pool = world.measure([world.library(f"k{at}") for at in range(4)], changed(RULES, devices=1))
     assert {m.status for m in found} == {""} and pool.counts.given_up == 4
     assert any("was given up" in note and "canary" in note for note in pool.counts.notes)
 
@@ -221,13 +221,13 @@ def test_a_device_that_is_silent_from_the_start_ends_the_search(world: World) ->
     """The canary itself never returns: no kernel is at fault, and nobody waits for ever."""
     world.canary_hangs = True
     with pytest.raises(DeviceError, match="silent"):
-        world.measure([world.library("k")], replace(RULES, slots=1, kernel_timeout_s=0.3, give_up_s=0.5))
+        world.measure([world.library("k")], changed(RULES, devices=1, kernel_timeout_s=0.3, give_up_s=0.5))
 
 
 def test_what_was_measured_is_kept_when_the_search_ends(world: World) -> None:
     """By a fault of ours, in the middle."""
     seen: list[Measured] = []
-    rules = replace(RULES, slots=1, canary_every=2)
+    rules = changed(RULES, devices=1, canary_every=2)
     jobs = [world.library(f"k{at}") for at in range(8)]
     world.bug_at = 9
     with pytest.raises(ZeroDivisionError):
@@ -242,7 +242,7 @@ def test_what_was_measured_is_kept_when_the_search_ends(world: World) -> None:
 
 def test_without_any_device_the_search_ends_with_the_reason(world: World) -> None:
     world.dies_at, world.gone_after = {5}, 1
-    rules = replace(RULES, slots=1, give_up_s=0.5)
+    rules = changed(RULES, devices=1, give_up_s=0.5)
     with pytest.raises(DeviceError, match="no device responds"):
         world.measure([world.library(f"k{at}") for at in range(8)], rules)
 
@@ -251,19 +251,19 @@ def test_when_nobody_is_there_from_the_start_it_is_said_at_once(world: World) ->
     world.gone_after = 0
     started = time.monotonic()
     with pytest.raises(DeviceError, match="no device responds"):
-        world.measure([world.library("k")], replace(RULES, give_up_s=600.0))
+        world.measure([world.library("k")], changed(RULES, give_up_s=600.0))
     assert time.monotonic() - started < 300
 
 
 def test_a_silent_device_blames_no_kernel(world: World) -> None:
     world.gone_after = 1
     with pytest.raises(DeviceError):
-        world.measure([world.library("silent", hangs=True)], replace(RULES, slots=1, give_up_s=0.5))
+        world.measure([world.library("silent", hangs=True)], changed(RULES, devices=1, give_up_s=0.5))
 
 
 def test_what_was_measured_while_the_clock_moved_is_measured_again(world: World) -> None:
     world.slows_at = 8
-    found, pool = world.measure([world.library(f"k{at}") for at in range(12)], replace(RULES, slots=1))
+    found, pool = world.measure([world.library(f"k{at}") for at in range(12)], changed(RULES, devices=1))
     assert pool.counts.drifts == 1 and pool.counts.discarded >= 1
     assert len(found) == 12 and {m.status for m in found} == {OK}
     assert {round(m.seconds[0] / m.canary_s, 6) for m in found} == {1.0}, "time and canary are of the same clock"
@@ -272,7 +272,7 @@ def test_what_was_measured_while_the_clock_moved_is_measured_again(world: World)
 
 def test_a_device_that_stays_hot_costs_no_kernel_anything(world: World) -> None:
     world.hot = 2
-    found, pool = world.measure([world.library(f"k{at}") for at in range(8)], replace(RULES, give_up_s=600.0))
+    found, pool = world.measure([world.library(f"k{at}") for at in range(8)], changed(RULES, give_up_s=600.0))
     assert {m.status for m in found} == {OK} and len(found) == 8
     assert pool.counts.lost == 0, "it is busy with cooling down, and nobody lost it"
     assert pool.counts.retried >= 2

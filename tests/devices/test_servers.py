@@ -10,13 +10,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.here import QUICK_RULES
+from tests.search_rules import QUICK_RULES, changed
 from tests.wide_models import described
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.lower import lower
@@ -109,9 +108,7 @@ def test_a_search_uses_all_servers_and_survives_the_loss_of_one(
             killed.append(processes[0])
             os.killpg(processes[0].pid, signal.SIGKILL)
 
-    rules = replace(
-        QUICK_RULES, trials=6, overlap=True, device_pool=replace(QUICK_RULES.device_pool, slots=SERVERS, give_up_s=60.0)
-    )
+    rules = changed(QUICK_RULES, trials_per_workload=6, on_this_host=False, devices=SERVERS, give_up_s=60.0)
     tuning_log = TuningLog(tmp_path / "log.jsonl", backend.kernel_kind, {"test": "1"})
     report = tune(workloads, opened, backend, rules, tuning_log, tmp_path, say)
     records = tuning_log.known()

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import yaml
 
 from tests.devices.agents import BACKEND, X, secret_file
 from tests.devices.fake_phone import FakePhone
-from tests.faults.here import QUICK_RULES
+from tests.search_rules import QUICK_RULES, changed
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.agent.process import AgentProcess, start_agent
 from tvmflow.devices.agent.registration import Offer, check_address, offer_agent
@@ -153,8 +152,7 @@ def test_a_dead_agent_is_dropped(farm: Farm) -> None:
 
 def test_two_agents_of_a_key_tune_side_by_side_and_one_dies(farm: Farm, tmp_path: Path) -> None:
     agents = {unit: farm.add(unit) for unit in ("one", "two")}
-    device_pool = replace(QUICK_RULES.device_pool, slots=2, give_up_s=30.0)
-    rules = replace(QUICK_RULES, trials=6, overlap=True, self_contained=True, device_pool=device_pool)
+    rules = changed(QUICK_RULES, trials_per_workload=6, on_this_host=False, has_tvm=False, devices=2, give_up_s=30.0)
     tuning_log = TuningLog(tmp_path / "log.jsonl", BACKEND.kernel_kind, {"test": "1"})
     killed: list[str] = []
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.fuzz.seeds import params_bytes, symbol_json
+from tvmflow.config.stage_params import Int8Params
 from tvmflow.evaluation.fastest_variant import difference_of
 from tvmflow.evaluation.first_difference import first_differing_layer
 from tvmflow.frontends.registry import FRONTENDS, load_source
@@ -18,7 +19,6 @@ from tvmflow.frontends.source_model import SourceDescription, SourceModel, one_i
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_graph
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.post_training import quantize_int8
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.weights import WeightsRequest, bring_weights
@@ -224,7 +224,7 @@ def test_saved_model_and_tflite_float_and_int8(tmp_path: Path) -> None:
     reference = integer.run(x)[0]
     step = 1 / 256  # of the softmax's output scale
     assert np.abs(run_graph(read_graph(module), x) - reference).max() <= 2 * step
-    quantized, report = quantize_int8(module, x, None, Int8Options())
+    quantized, report = quantize_int8(module, x, None, Int8Params(max_drop=None))
     assert np.abs(run_graph(read_graph(quantized), x) - reference).max() <= 3 * step
     assert {layer.dtype for layer in report.layers if layer.kind == "conv"} == {"int8"}
     names = [name for name, _ in plain.layers(x)]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import LocalRunner
+from tvmflow.config.stage_params import Int8Params, VtaInt8Params
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.relax.graph import read_graph
@@ -20,7 +21,6 @@ from tvmflow.ir.relax.numpy_interpreter import run_graph
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.mixed_precision import MixedPrecision, low_steps, to_mixed
-from tvmflow.quantization.options import Int8Options, VtaOptions
 from tvmflow.quantization.post_training import quantize_int8, quantize_vta
 from tvmflow.targets.cpu_features import features_of
 
@@ -74,9 +74,9 @@ def test_the_compiled_graph_equals_the_definition(choice: dict[str, Any], activa
     samples = np.random.default_rng(0).standard_normal((6, 3, 13, 11), dtype=np.float32)
     assert np.abs(run_graph(read_graph(module), samples[:1]) - model.run(samples[:1])[0]).max() < 1e-5
     if activations in ("uint8", "int8"):
-        quantized, report = quantize_int8(module, samples, None, Int8Options(activations=activations))
+        quantized, report = quantize_int8(module, samples, None, Int8Params(activations=activations, max_drop=None))
     else:
-        quantized, report = quantize_vta(module, samples, None, VtaOptions(activations, keep_float=()))
+        quantized, report = quantize_vta(module, samples, None, VtaInt8Params(scale=activations, keep_float=()))
     integer = [layer.kind for layer in report.layers if layer.dtype != "float32"]
     assert {"conv", "add", "move"} <= set(integer)
     graph = read_graph(quantized)
@@ -96,7 +96,7 @@ def test_a_batch_runs_as_its_samples_do() -> None:
     model = ExportedModel(Net(16, 1, 0, True, "valid", 1).eval(), one_input("input", (1, 3, 13, 11)))
     module = canonicalize(model.to_relax())
     samples = np.random.default_rng(0).standard_normal((5, 3, 13, 11), dtype=np.float32)
-    quantized, _ = quantize_int8(module, samples, None, Int8Options())
+    quantized, _ = quantize_int8(module, samples, None, Int8Params(max_drop=None))
     graph = read_graph(quantized)
     assert np.array_equal(run_graph(graph, samples), np.concatenate([run_graph(graph, s[None]) for s in samples]))
 
@@ -216,7 +216,7 @@ class Upwards(torch.nn.Module):
 def test_deconvolutions_compute_in_integers(kernel: int, signed: bool) -> None:
     module = canonicalize(ExportedModel(Upwards(kernel, signed).eval(), one_input("input", (1, 3, 13, 11))).to_relax())
     samples = np.random.default_rng(0).standard_normal((6, 3, 13, 11), dtype=np.float32)
-    quantized, report = quantize_int8(module, samples, None, Int8Options(activations="uint8"))
+    quantized, report = quantize_int8(module, samples, None, Int8Params(activations="uint8", max_drop=None))
     kinds = {layer.kind for layer in report.layers if layer.dtype != "float32"}
     assert ("conv_transpose" in kinds) != signed
     assert report.output_sqnr_db > 25
@@ -247,7 +247,7 @@ def test_a_layer_that_changes_nothing_is_quantized_too(factor: float) -> None:
 
     module = canonicalize(ExportedModel(Net().eval(), one_input("input", (1, 3, 8, 8))).to_relax())
     samples = np.random.default_rng(0).standard_normal((8, 3, 8, 8), dtype=np.float32)
-    quantized, report = quantize_int8(module, samples, None, Int8Options())
+    quantized, report = quantize_int8(module, samples, None, Int8Params(max_drop=None))
     assert "affine" in {layer.kind for layer in report.layers if layer.dtype != "float32"}
     found, exact = (run_graph(read_graph(graph), samples[:1]) for graph in (quantized, module))
     assert np.abs(found - exact).max() < 0.02 * np.abs(exact).max()

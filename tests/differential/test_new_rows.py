@@ -30,9 +30,9 @@ from tvmflow.report.tables import shown_compute
 from tvmflow.support.errors import ParamsError, UsageError
 from tvmflow.support.progress import silent
 from tvmflow.targets.resolve import host_target
+from tvmflow.tuning.rules import SearchRules
 from tvmflow.tuning.search.search import TuningLog, tune
 from tvmflow.tuning.search.tuners import TUNERS
-from tvmflow.tuning.tune_network import network_rules
 
 INSIDE = {"transport": "inside", "key": "here", "room": "12"}
 CELL = "numbers@pretend:float32"
@@ -125,7 +125,7 @@ def test_a_new_tuner_decides_the_order_and_a_new_transport_measures(workspace: W
     module = NUMBERS.load(tmp_path, _description()).to_relax()
     workloads = extract_workloads(lower(module, backend))[:1]
     params = workspace.params.tune.model_copy(update={"trials_per_workload": 2})
-    rules = network_rules(params, params, transport_of(device).is_this_host).search  # type: ignore[arg-type]
+    rules = SearchRules(params, params, transport_of(device).is_this_host)
     tuning_log = TuningLog(tmp_path / "log.jsonl", backend.kernel_kind, {"test": "1"})
     limits = SessionLimits(60.0, 10.0)
     report = tune(

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from tests.differential.test_frontends import BOUND, Array, _error, _load, _x
+from tvmflow.config.stage_params import Int8Params
 from tvmflow.evaluation.first_difference import first_differing_layer
 from tvmflow.frontends.registry import FRONTENDS, load_source
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_all, run_graph
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.post_training import quantize_int8
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.weights import WeightsRequest, bring_weights
@@ -176,7 +176,7 @@ def test_a_quantized_onnx_model_keeps_its_integers(tmp_path: Path, activation: s
     graph = read_graph(module)
     emulated = np.concatenate([run_graph(graph, sample[None]) for sample in samples])
     assert np.abs(emulated - reference).max() <= 0.01 * np.abs(reference).max()
-    quantized, report = quantize_int8(module, samples, None, Int8Options())
+    quantized, report = quantize_int8(module, samples, None, Int8Params(max_drop=None))
     dtypes = {layer.name: layer.dtype for layer in report.layers}
     assert dtypes["conv0"] == {"QUInt8": "uint8", "QInt8": "int8"}[activation] and report.corrected_layers == 0
     graph = read_graph(quantized)
@@ -264,7 +264,7 @@ def test_integers_are_those_of_onnx_runtime(tmp_path: Path, activation: str, wei
     module = canonicalize(_load(tmp_path, "onnx", "model.onnx", (1, 3, 8, 8)).to_relax())
     found = {}
     for wanted in ("uint8", "int8"):
-        quantized, report = quantize_int8(module, samples, None, Int8Options(activations=wanted))
+        quantized, report = quantize_int8(module, samples, None, Int8Params(activations=wanted, max_drop=None))
         assert {layer.dtype for layer in report.layers} == {activation if wanted == "uint8" else "int8"}
         graph = read_graph(quantized)
         found[wanted] = np.concatenate([run_graph(graph, sample[None]) for sample in samples])

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.here import QUICK_RULES, here
+from tests.faults.here import here
+from tests.search_rules import QUICK_RULES
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.targets.resolve import host_target

@@ -13,7 +13,7 @@ import torch
 from tests.differential.test_tiles import BACKEND, FLAGS, emulator
 from tvmflow.codegen.compile import LocalRunner
 from tvmflow.codegen.lower import lower
-from tvmflow.config.stage_params import DEFAULT_MIXED
+from tvmflow.config.stage_params import DEFAULT_MIXED, Int8Params
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.relax.graph import read_graph
@@ -21,7 +21,6 @@ from tvmflow.ir.relax.numpy_interpreter import run_graph
 from tvmflow.ir.tir.workloads import extract_workloads
 from tvmflow.ir.tvm_compat import buffer_of, shape_of
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.post_training import quantize_int8
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
 from tvmflow.schedules.registry import apply_template
@@ -83,7 +82,9 @@ def _layouts(packed: Any) -> list[tuple[int, ...]]:
 def test_bytes_are_those_of_the_definition(
     emulator: Any, channels: int, kernel: int, dilation: int, stride: int, size: Size
 ) -> None:
-    quantized, _ = quantize_int8(_module(channels, kernel, dilation, stride, size), _samples(size), None, Int8Options())
+    quantized, _ = quantize_int8(
+        _module(channels, kernel, dilation, stride, size), _samples(size), None, Int8Params(max_drop=None)
+    )
     packed, _ = BACKEND.pack(quantized, None)
     runner, graph, before = LocalRunner(packed, BACKEND), read_graph(quantized), emulator.amx_executed()
     for sample in _samples(size)[:2]:
@@ -96,7 +97,7 @@ def test_bytes_are_those_of_the_definition(
 def test_bfloat16_is_that_of_packed_channels(
     emulator: Any, channels: int, kernel: int, dilation: int, stride: int, size: Size, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = PrecisionRequest(DEFAULT_MIXED.model_dump(), Samples((_samples(size),)), silent)
+    request = PrecisionRequest(DEFAULT_MIXED, Samples((_samples(size),)), silent)
     mixed = to_precision(_module(channels, kernel, dilation, stride, size), "bfloat16", request)[0]
     packed, _ = BACKEND.pack(mixed, None)
     sample = _samples(size)[:1]
@@ -109,7 +110,7 @@ def test_what_a_filter_of_one_pixel_reads_is_not_copied(monkeypatch: pytest.Monk
     """The sum of two branches lies pixel by pixel, since a convolution of single pixels reads it; what the larger
     filters read and make does not.
     """
-    quantized, _ = quantize_int8(_module(64, 3, 1, 1, (14, 14)), _samples((14, 14)), None, Int8Options())
+    quantized, _ = quantize_int8(_module(64, 3, 1, 1, (14, 14)), _samples((14, 14)), None, Int8Params(max_drop=None))
     packed, _ = BACKEND.pack(quantized, None)
     found = _layouts(packed)
     assert found.count((1, 14, 14, 3, 16)) == 1 and (1, 4, 14, 14, 16) in found and (1, 2, 14, 14, 16) in found
@@ -154,5 +155,5 @@ def test_what_others_read_stays_packed() -> None:
             return self.narrow(self.each(self.wide(x).relu()).relu())
 
     module = canonicalize(ExportedModel(Depthwise().eval(), (TensorSpec("x", (1, 32, 14, 14)),)).to_relax())
-    quantized, _ = quantize_int8(module, _samples((14, 14)), None, Int8Options())
+    quantized, _ = quantize_int8(module, _samples((14, 14)), None, Int8Params(max_drop=None))
     assert all(shape[-1] == 16 and shape[2:4] == (14, 14) for shape in _layouts(BACKEND.pack(quantized, None)[0]))

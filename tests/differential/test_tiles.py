@@ -21,6 +21,7 @@ from tests.differential.test_integer_graphs import Net
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.compile import LoadedLibrary, LocalRunner, build_scheduled
 from tvmflow.codegen.lower import lower
+from tvmflow.config.stage_params import Int8Params
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.relax.emit import constant
@@ -33,7 +34,6 @@ from tvmflow.passes.canonicalize.fold_constants import FoldConstants
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
-from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.post_training import quantize_int8
 from tvmflow.schedules.intrinsics import amx as tile_intrinsics
 from tvmflow.schedules.registry import apply_template
@@ -172,7 +172,7 @@ def test_a_network_of_bytes_in_tiles_equals_its_definition(emulator: Any) -> Non
         ExportedModel(Net(48, 1, False, False, "valid", 1).eval(), one_input("input", (1, 3, 13, 11))).to_relax()
     )
     samples = np.random.default_rng(0).standard_normal((6, 3, 13, 11), dtype=np.float32)
-    quantized, _ = quantize_int8(module, samples, None, Int8Options())
+    quantized, _ = quantize_int8(module, samples, None, Int8Params(max_drop=None))
     graph, runner, before = (
         read_graph(quantized),
         LocalRunner(PackChannels(16)(quantized), BACKEND),
@@ -223,7 +223,7 @@ def test_rows_of_few_channels_are_summed_together(
     network, shape = _Stem(channels, kernel, stride, dilation, padding).eval(), (1, channels, *size)
     module = canonicalize(ExportedModel(network, one_input("input", shape)).to_relax())
     samples = np.random.default_rng(0).standard_normal((6, *shape[1:]), dtype=np.float32) + np.float32(offset)
-    quantized, _ = quantize_int8(module, samples, None, Int8Options())
+    quantized, _ = quantize_int8(module, samples, None, Int8Params(max_drop=None))
     executed = []
     for packed in (PackChannels(16, few_as_words=True)(quantized), BACKEND.pack(quantized, None)[0]):
         before = emulator.amx_executed()
@@ -249,7 +249,7 @@ def test_other_rows_stay_apart(channels: int, kernel: tuple[int, int], stride: i
     network, shape = _Stem(channels, kernel, stride, 1, 0).eval(), (1, channels, 32, 32)
     module = canonicalize(ExportedModel(network, one_input("input", shape)).to_relax())
     samples = np.random.default_rng(0).standard_normal((2, *shape[1:]), dtype=np.float32)
-    quantized, _ = quantize_int8(module, samples, None, Int8Options())
+    quantized, _ = quantize_int8(module, samples, None, Int8Params(max_drop=None))
     packed, same = BACKEND.pack(quantized, None)[0], PackChannels(16, few_as_words=True)(quantized)
     filters = [
         [np.shape(step.args[1]) for step in read_graph(mod).steps if step.op == "relax.nn.conv2d"]

@@ -16,12 +16,12 @@ from tests.differential.vta_cases import (
     program_of,
     run_both,
 )
+from tests.differential.vta_interpreter import Interpreter
 from tvmflow.support.errors import ProgramError
 from tvmflow.vta.isa.config import PAGE, Memory
 from tvmflow.vta.isa.instructions import Alu, AluOp, Finish, Flags, Gemm, Instruction, Mem, encode_uops
 from tvmflow.vta.isa.program import Dram, Launch, LaunchBuilder, Loops, Program
 from tvmflow.vta.machine.execution import in_order
-from tvmflow.vta.machine.interpreter import Interpreter
 from tvmflow.vta.machine.lint import lint
 from tvmflow.vta.machine.simulator import Simulator
 from tvmflow.vta.runtime.device import dram_of

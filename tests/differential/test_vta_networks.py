@@ -28,9 +28,9 @@ def quantized_module(scale: str, pooled: bool = True) -> tuple[Any, Array]:
     """A network with residual sums, a max pool and a dense layer, in vta_int8; and samples."""
     import torch
 
+    from tvmflow.config.stage_params import VtaInt8Params
     from tvmflow.frontends.pytorch.exported_program import ExportedModel
     from tvmflow.passes.pipeline import canonicalize
-    from tvmflow.quantization.options import VtaOptions
     from tvmflow.quantization.post_training import quantize_vta
 
     class Block(torch.nn.Module):
@@ -59,7 +59,7 @@ def quantized_module(scale: str, pooled: bool = True) -> tuple[Any, Array]:
     torch.manual_seed(0)
     module = canonicalize(ExportedModel(Net().eval(), one_input("input", (1, 3, 18, 14))).to_relax())
     samples = np.random.default_rng(0).standard_normal((4, 3, 18, 14), dtype=np.float32)
-    return quantize_vta(module, samples, None, VtaOptions(scale, keep_float=("first",)))[0], samples
+    return quantize_vta(module, samples, None, VtaInt8Params(scale=scale, keep_float=("first",)))[0], samples
 
 
 @pytest.mark.few(2)
@@ -113,7 +113,7 @@ def pieces_module() -> tuple[Any, Array]:
 
     from tvmflow.frontends.pytorch.exported_program import ExportedModel
     from tvmflow.passes.pipeline import canonicalize
-    from tvmflow.quantization.post_training import VtaOptions, quantize_vta
+    from tvmflow.quantization.post_training import VtaInt8Params, quantize_vta
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:
@@ -137,7 +137,7 @@ def pieces_module() -> tuple[Any, Array]:
     torch.manual_seed(0)
     module = canonicalize(ExportedModel(Net().eval(), one_input("input", (1, 16, 8, 8))).to_relax())
     samples = np.random.default_rng(0).standard_normal((2, 16, 8, 8), dtype=np.float32)
-    return quantize_vta(module, samples, None, VtaOptions("calibrated", keep_float=()))[0], samples
+    return quantize_vta(module, samples, None, VtaInt8Params(scale="calibrated", keep_float=()))[0], samples
 
 
 def test_a_network_in_several_regions_computes_the_same() -> None:
@@ -159,7 +159,7 @@ def generator_module() -> tuple[Any, Array]:
 
     from tvmflow.frontends.pytorch.exported_program import ExportedModel
     from tvmflow.passes.pipeline import canonicalize
-    from tvmflow.quantization.post_training import VtaOptions, quantize_vta
+    from tvmflow.quantization.post_training import VtaInt8Params, quantize_vta
 
     up = torch.nn.ConvTranspose2d
     net = torch.nn.Sequential(
@@ -175,7 +175,7 @@ def generator_module() -> tuple[Any, Array]:
     torch.manual_seed(0)
     module = canonicalize(ExportedModel(net.eval(), one_input("input", (1, 20, 1, 1))).to_relax())
     samples = np.random.default_rng(0).standard_normal((3, 20, 1, 1), dtype=np.float32)
-    return quantize_vta(module, samples, None, VtaOptions("calibrated", keep_float=("first",)))[0], samples
+    return quantize_vta(module, samples, None, VtaInt8Params(scale="calibrated", keep_float=("first",)))[0], samples
 
 
 def test_transposed_convolutions_of_a_generator_are_computed() -> None:

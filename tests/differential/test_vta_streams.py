@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.differential.vta_cases import CONFIG, TINY
+from tests.differential.vta_interpreter import Interpreter
 from tvmflow.support.errors import ProgramError
 from tvmflow.vta.isa.config import PAGE, Memory, VtaConfig
 from tvmflow.vta.isa.instructions import Alu, AluOp, Finish, Flags, Gemm, Instruction, Mem, encode_uops
 from tvmflow.vta.isa.program import Launch, Program
 from tvmflow.vta.machine.counters import count
 from tvmflow.vta.machine.execution import run_launch
-from tvmflow.vta.machine.interpreter import Interpreter
 from tvmflow.vta.machine.lint import lint
 from tvmflow.vta.machine.simulator import Simulator
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from tests.differential.vta_interpreter import Interpreter
 from tvmflow.vta.compiler.compiler import Mode, as_computed, compile_region
 from tvmflow.vta.isa.config import PAGE, Memory, VtaConfig
 from tvmflow.vta.isa.program import Dram, LaunchBuilder, Program, pages
 from tvmflow.vta.isa.region import Conv, Region, Sum, Tail, run_region
 from tvmflow.vta.machine.counters import Counters, count
 from tvmflow.vta.machine.execution import run_launch
-from tvmflow.vta.machine.interpreter import Interpreter
 from tvmflow.vta.machine.lint import DeviceRules, lint
 from tvmflow.vta.machine.simulator import Simulator
 from tvmflow.vta.runtime.device import dram_of

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.here import QUICK_RULES, here
+from tests.faults.here import here
+from tests.search_rules import QUICK_RULES, changed
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.support.errors import StageError, StoreError, ToolchainError
@@ -225,7 +226,7 @@ def main(a: T.Buffer((16,), "float32"), b: T.Buffer((16,), "float32")) -> None:
 # -- the search --
 
 
-RULES = replace(QUICK_RULES, trials=6, replay_slowdown=0.1)
+RULES = changed(QUICK_RULES, trials_per_workload=6, replay_slowdown=0.1)
 
 
 def _tune(

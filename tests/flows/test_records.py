@@ -115,7 +115,7 @@ def test_why_names_the_parameter_that_changed(copy_of_finished: Path) -> None:
     path.write_text(path.read_text().replace("measure_repeats: 2", "measure_repeats: 3"))
     rows = {row["stage"]: row for row in _json(copy_of_finished, "why", "digits")[CELL]}
     assert rows["graph_pack"]["state"] == "hit"
-    assert rows["tune"]["why"] == "params.measure_repeats: 2 -> 3"
+    assert rows["tune"]["why"] == "params.search.measure_repeats: 2 -> 3"
     assert rows["build"]["state"] == "waits"
 
 

@@ -13,12 +13,12 @@ import pytest
 from tests.wide_models import OUTPUTS, described, samples_for
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import LocalRunner
+from tvmflow.config.stage_params import Int8Params
 from tvmflow.evaluation.agreement import check_golden, compare_all, worst_of
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec, run_in_batches
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.post_training import quantize_int8
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
 from tvmflow.support.errors import ModelFileError
@@ -65,7 +65,7 @@ def test_every_precision_takes_a_wide_model(name: str, precision: str, tmp_path:
     source, samples = load_source(tmp_path, described(name, "onnx", tmp_path)), samples_for(name, 8)
     options: dict[str, Any] = {"low": ["conv2d", "matmul"], "high": ["softmax", "sum"]}
     if precision == "int8":
-        options = vars(Int8Options()) | {"max_drop": 0.0}
+        options = Int8Params(max_drop=0.0)
     module, report = to_precision(
         canonicalize(source.to_relax()), precision, PrecisionRequest(options, samples, lambda *_: None)
     )
@@ -79,7 +79,7 @@ def test_every_precision_takes_a_wide_model(name: str, precision: str, tmp_path:
 
 def test_a_lookup_stays_in_float_and_inside_of_its_table(tmp_path: Path) -> None:
     source, samples = load_source(tmp_path, described("text", "onnx", tmp_path)), samples_for("text", 8)
-    module, _ = quantize_int8(canonicalize(source.to_relax()), samples.inputs, None, Int8Options())
+    module, _ = quantize_int8(canonicalize(source.to_relax()), samples.inputs, None, Int8Params(max_drop=None))
     assert 'mode="clip"' in module.script() and 'mode="fast"' not in module.script()
     runner = LocalRunner(module, host_backend())
     wild = np.full((1, 7), 10**6, np.int64)

@@ -12,6 +12,7 @@ from tests.runtime.test_network import Branches
 from tvmflow.backends.backend import Backend
 from tvmflow.codegen.lower import lower
 from tvmflow.config.params import DeviceEntry
+from tvmflow.config.stage_params import MixedOperators
 from tvmflow.devices.agent.local import LocalAgentTransport
 from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.evaluation.kernel_agreement import KernelAgreement, kernel_agreement
@@ -72,7 +73,9 @@ def test_every_kernel_of_a_network_agrees(name: str, api: str, textures: bool) -
 @pytest.mark.parametrize(("api", "textures"), [("opencl", True), ("vulkan", False)])
 def test_kernels_in_float16_agree(precision: str, api: str, textures: bool) -> None:
     backend = gpu_backend(api, textures=textures)
-    request = PrecisionRequest({"low": ["conv2d", "matmul"], "high": ["softmax", "sum"]}, Samples(()), lambda *_: None)
+    request = PrecisionRequest(
+        MixedOperators(low=("conv2d", "matmul"), high=("softmax", "sum")), Samples(()), lambda *_: None
+    )
     module = to_precision(_module("branches", 24), precision, request)[0]
     with _session(backend) as session:
         found = _agreement(backend, module, session, 24)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from bench.launch_estimates import LaunchEstimate, estimate
 from tests.gpu.kernels import bind_flat, new_schedule_of
-from tvmflow.gpu_codegen.estimates import LaunchEstimate, estimate
 from tvmflow.gpu_codegen.launches import DeviceKernel, DeviceProgram, lower_for_device
 from tvmflow.support.errors import StageError
 

@@ -16,14 +16,13 @@ from tvmflow.backends.backend import Backend
 from tvmflow.backends.cpu import host_backend
 from tvmflow.backends.registry import backend_named
 from tvmflow.codegen.compile import LocalRunner, build_scheduled
-from tvmflow.codegen.network.description import Network
-from tvmflow.codegen.network.link import write_network
+from tvmflow.codegen.network.link import Network, write_network
+from tvmflow.config.stage_params import Int8Params
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.tvm_compat import type_of
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.targets.resolve import host_target
@@ -61,7 +60,7 @@ def _converted(module: Any, precision: str, samples: Samples) -> Any:
         return module
     options: dict[str, Any] = {"low": ["conv2d", "matmul"], "high": ["softmax", "sum"]}
     if precision == "int8":
-        options = vars(Int8Options()) | {"max_drop": 0.0}
+        options = Int8Params(max_drop=0.0)
     return to_precision(module, precision, PrecisionRequest(options, samples, lambda *_: None))[0]
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.here import QUICK_RULES
 from tests.gpu.test_networks import gpu_backend
 from tests.runtime.test_network import Branches
+from tests.search_rules import QUICK_RULES, changed
 from tvmflow.backends.backend import Backend
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.lower import lower
@@ -46,8 +45,9 @@ def _tuned(backend: Backend, packed: Any, trials: int, folder: Path) -> tuple[An
         device = DeviceEntry(transport="local-agent", key="test")
         return LocalAgentTransport().open(device, backend, SessionLimits(120.0, 60.0))
 
-    device_pool = replace(QUICK_RULES.device_pool, kernel_timeout_s=KERNEL_TIMEOUT_S, give_up_s=120.0)
-    rules = replace(QUICK_RULES, trials=trials, self_contained=True, device_pool=device_pool)
+    rules = changed(
+        QUICK_RULES, trials_per_workload=trials, has_tvm=False, kernel_timeout_s=KERNEL_TIMEOUT_S, give_up_s=120.0
+    )
     tuning_log = TuningLog(folder / "log.jsonl", backend.kernel_kind, {"test": "1"})
     convolutions = [one for one in extract_workloads(lower(packed, backend)) if "conv2d" in one.name]
     report = tune(convolutions[:1], opened, backend, rules, tuning_log, folder, silent)

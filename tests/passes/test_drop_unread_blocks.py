@@ -16,6 +16,7 @@ from tvm_ffi import structural_walk
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import LocalRunner
 from tvmflow.codegen.lower import lower
+from tvmflow.config.stage_params import Int8Params
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.relax.graph import read_graph
@@ -23,7 +24,6 @@ from tvmflow.ir.relax.numpy_interpreter import run_graph
 from tvmflow.ir.tir.blocks import region_buffer
 from tvmflow.ir.tvm_compat import block_class
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.post_training import quantize_int8
 
 SHAPE = (1, 3, 40, 40)
@@ -90,7 +90,7 @@ def test_a_branch_times_zero_is_left_out(branch: str) -> None:
 def test_a_branch_that_8_bits_round_away_is_left_out(branch: str) -> None:
     module = _imported(Net(BRANCHES[branch](), torch.full((1, 20, 1, 1), 1e-9)))
     samples = np.random.default_rng(0).standard_normal((4, *SHAPE[1:]), np.float32)
-    quantized, _ = quantize_int8(module, samples, None, Int8Options())
+    quantized, _ = quantize_int8(module, samples, None, Int8Params(max_drop=None))
     packed, _ = host_backend().pack(quantized, None)
     assert not _unread(packed)
     [ours] = LocalRunner(packed, host_backend()).run(samples[:1])

@@ -14,12 +14,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import LocalRunner
+from tvmflow.config.stage_params import Int8Params
 from tvmflow.frontends.onnx import frontend
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.layers import DENSE, Layer, group_layers
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.post_training import quantize_int8
 
 Array = np.ndarray[Any, Any]
@@ -92,5 +92,5 @@ def test_they_are_computed_in_int8(tmp_path: Path) -> None:
     specs = (TensorSpec("x", (1, 7, DEPTH)),)
     module = canonicalize(frontend.load(tmp_path, SourceDescription("onnx", None, "model.onnx", specs)).to_relax())
     x = np.random.default_rng(9).standard_normal((8, 7, DEPTH), np.float32)
-    _, report = quantize_int8(module, x, None, Int8Options(keep_float=()))
+    _, report = quantize_int8(module, x, None, Int8Params(keep_float=(), max_drop=None))
     assert [layer.dtype != "float32" for layer in report.layers if layer.kind == DENSE] == [True, True]

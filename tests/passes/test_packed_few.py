@@ -15,6 +15,7 @@ from tests.differential.kernels import of_one_operator
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import LocalRunner
 from tvmflow.codegen.lower import lower
+from tvmflow.config.stage_params import Int8Params
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.relax.graph import read_graph
@@ -22,7 +23,6 @@ from tvmflow.ir.relax.numpy_interpreter import run_graph
 from tvmflow.ir.tir.workloads import count_calls
 from tvmflow.passes.layout.first_layer import pack_image
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.post_training import quantize_int8
 
 _NONE = (0, 0, 0, 0)
@@ -88,7 +88,9 @@ def test_a_quantized_network_reads_its_image_as_its_definition_does(channels: in
     shape = (1, channels, size, size)
     module = canonicalize(ExportedModel(_Stem(channels, stride).eval(), (TensorSpec("x", shape),)).to_relax())
     draw = np.random.default_rng(size)
-    quantized = quantize_int8(module, draw.standard_normal((4, *shape[1:]), dtype=np.float32), None, Int8Options())[0]
+    quantized = quantize_int8(
+        module, draw.standard_normal((4, *shape[1:]), dtype=np.float32), None, Int8Params(max_drop=None)
+    )[0]
     packed, _ = host_backend().pack(quantized, None)
     x = draw.standard_normal(shape, dtype=np.float32)
     (found,) = LocalRunner(packed, host_backend()).run(x)

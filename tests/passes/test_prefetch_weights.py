@@ -172,7 +172,7 @@ def test_a_kernel_that_prefetches_and_rounds_has_the_functions_of_both(inputs: i
     backend = _backend()
     network = torch.nn.Sequential(torch.nn.Linear(inputs, 768), torch.nn.GELU(), torch.nn.Linear(768, 16))
     model = ExportedModel(network.eval(), one_input("x", (1, 198, inputs)))
-    request = PrecisionRequest(DEFAULT_MIXED.model_dump(), Samples(()), silent)
+    request = PrecisionRequest(DEFAULT_MIXED, Samples(()), silent)
     packed, _ = backend.pack(to_precision(canonicalize(model.to_relax()), "bfloat16", request)[0], None)
     both = 0
     for workload in extract_workloads(lower(packed, backend)):

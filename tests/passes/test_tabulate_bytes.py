@@ -14,6 +14,7 @@ from tvm import relax, te, tirx
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import LocalRunner
 from tvmflow.codegen.lower import lower
+from tvmflow.config.stage_params import Int8Params
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.relax.graph import read_graph
@@ -21,7 +22,6 @@ from tvmflow.ir.relax.numpy_interpreter import run_graph
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.legalize.int8_lookup_tables import Int8LookupTables
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.post_training import quantize_int8
 from tvmflow.targets.cpu_features import looks_up_bytes
 
@@ -59,7 +59,9 @@ class Excited(torch.nn.Module):
 
 def _quantized(network: torch.nn.Module, activations: str, samples: np.ndarray[Any, Any]) -> Any:
     model = ExportedModel(network.eval(), one_input("input", (1, *samples.shape[1:])))
-    return quantize_int8(canonicalize(model.to_relax()), samples, None, Int8Options(activations=activations))[0]
+    return quantize_int8(
+        canonicalize(model.to_relax()), samples, None, Int8Params(activations=activations, max_drop=None)
+    )[0]
 
 
 def _lookups(module: Any) -> int:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_equal
 
+from tvmflow.config.stage_params import Int8Params
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.relax.graph import Graph, read_graph
@@ -20,7 +21,6 @@ from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.fused_layers import Fused, fuse_steps
 from tvmflow.quantization.int8 import SCALED
 from tvmflow.quantization.integer_matmul import IntegerLibrary, known_instructions, run_fast
-from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.post_training import quantize_int8
 
 
@@ -98,7 +98,7 @@ def quantized() -> tuple[Graph, Any]:
 
     module = canonicalize(ExportedModel(Network().eval(), one_input("input", (1, 3, 23, 21))).to_relax())
     samples = np.random.default_rng(5).standard_normal((6, 3, 23, 21), dtype=np.float32) * 4
-    return read_graph(quantize_int8(module, samples, None, Int8Options())[0]), samples
+    return read_graph(quantize_int8(module, samples, None, Int8Params(max_drop=None))[0]), samples
 
 
 def test_fused_steps_are_the_steps_one_by_one(products: IntegerLibrary, quantized: tuple[Graph, Any]) -> None:

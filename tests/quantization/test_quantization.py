@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_equal
 
+from tvmflow.config.stage_params import Int8Params, VtaInt8Params
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.relax.emit import float_module
@@ -31,7 +32,6 @@ from tvmflow.quantization import post_training as quantizer
 from tvmflow.quantization.calibration import Calibration
 from tvmflow.quantization.cross_layer_equalization import equalize
 from tvmflow.quantization.observers import OBSERVERS, Observed
-from tvmflow.quantization.options import Int8Options, VtaOptions
 from tvmflow.quantization.parallel import on_processors, run_together
 from tvmflow.quantization.post_training import quantize_int8, quantize_vta
 from tvmflow.quantization.report import sqnr_db
@@ -207,7 +207,7 @@ def test_signed_activations_mean_what_unsigned_ones_do(depthwise: tuple[Any, Arr
     module, calibration, x = depthwise
     outputs = []
     for activations in ("uint8", "int8"):
-        options = Int8Options(observer=observer, activations=activations)
+        options = Int8Params(observer=observer, activations=activations, max_drop=None)
         graph = read_graph(quantize_int8(module, calibration, None, options)[0])
         dtypes = {str(kind.dtype) for kind in graph.kinds().values()}
         assert activations in dtypes and not {"uint8", "int8"} - {activations} & dtypes
@@ -220,7 +220,7 @@ NAIVE = {"observer": "minmax", "per_channel": False, "equalize": False, "bias_co
 
 def _sqnr(depthwise: tuple[Any, Array, Array], **options: Any) -> float:
     module, calibration, x = depthwise
-    quantized, _ = quantize_int8(module, calibration, None, Int8Options(**(NAIVE | options)))
+    quantized, _ = quantize_int8(module, calibration, None, Int8Params(**(NAIVE | options), max_drop=None))
     return sqnr_db(run_graph(read_graph(module), x), run_graph(read_graph(quantized), x))
 
 
@@ -234,13 +234,13 @@ def test_every_means_against_uneven_channels_helps(depthwise: tuple[Any, Array, 
 
 def test_the_goal_moves_the_worst_layers_until_it_is_met(depthwise: tuple[Any, Array, Array]) -> None:
     module, calibration, _ = depthwise
-    _, without = quantize_int8(module, calibration, None, Int8Options(**NAIVE))
+    _, without = quantize_int8(module, calibration, None, Int8Params(**NAIVE, max_drop=None))
     assert without.quantized_score < 1.0 and without.goal_met is None
-    _, report = quantize_int8(module, calibration, None, Int8Options(**NAIVE, max_drop=0.0))
+    _, report = quantize_int8(module, calibration, None, Int8Params(**NAIVE, max_drop=0.0))
     assert report.goal_met and report.quantized_score == 1.0 and report.moved_to_float
     dtypes = {layer.name: layer.dtype for layer in report.layers}
     assert all(dtypes[name] == "float32" for name in report.moved_to_float)
-    _, report = quantize_int8(module, calibration, None, Int8Options(**NAIVE, max_drop=0.0, max_float_layers=0))
+    _, report = quantize_int8(module, calibration, None, Int8Params(**NAIVE, max_drop=0.0, max_float_layers=0))
     assert report.goal_met is False and report.moved_to_float == []
 
 
@@ -264,7 +264,7 @@ def test_a_goal_needs_samples_that_can_tell(
 
 def test_the_report_points_at_the_layer_that_hurts(depthwise: tuple[Any, Array, Array]) -> None:
     module, calibration, _ = depthwise
-    _, report = quantize_int8(module, calibration, None, Int8Options(**NAIVE))
+    _, report = quantize_int8(module, calibration, None, Int8Params(**NAIVE, max_drop=None))
     by_name = {layer.name: layer for layer in report.layers}
     assert report.worst == min(("conv0", "conv1", "conv2", "dense0"), key=lambda name: by_name[name].sqnr_db)
     assert all(layer.clipped is not None and 0 <= layer.clipped < 0.01 for layer in report.layers)
@@ -272,7 +272,9 @@ def test_the_report_points_at_the_layer_that_hurts(depthwise: tuple[Any, Array, 
 
 def test_named_layers_stay_in_float(depthwise: tuple[Any, Array, Array]) -> None:
     module, calibration, _ = depthwise
-    _, report = quantize_int8(module, calibration, None, Int8Options(keep_float=("first", "last", "conv1")))
+    _, report = quantize_int8(
+        module, calibration, None, Int8Params(keep_float=("first", "last", "conv1"), max_drop=None)
+    )
     assert [layer.dtype for layer in report.layers if layer.kind in ("conv", "dense")] == [
         "float32",
         "float32",
@@ -280,16 +282,16 @@ def test_named_layers_stay_in_float(depthwise: tuple[Any, Array, Array]) -> None
         "float32",
     ]
     with pytest.raises(UnknownNameError, match="conv2"):
-        quantize_int8(module, calibration, None, Int8Options(keep_float=("conv9",)))
+        quantize_int8(module, calibration, None, Int8Params(keep_float=("conv9",), max_drop=None))
 
 
 def test_vta_scales_follow_the_specification(depthwise: tuple[Any, Array, Array]) -> None:
     module, calibration, _ = depthwise
-    _, report = quantize_vta(module, calibration, None, VtaOptions(global_scale=8.0))
+    _, report = quantize_vta(module, calibration, None, VtaInt8Params(scale="global", global_scale=8.0))
     integer = [layer for layer in report.layers if layer.dtype != "float32"]
     assert {layer.name for layer in integer} >= {"conv1", "conv2"} and all(layer.scale == 1 / 16 for layer in integer)
     assert {layer.dtype for layer in report.layers if layer.name in ("conv0", "dense0")} == {"float32"}
-    _, report = quantize_vta(module, calibration, None, VtaOptions("calibrated", keep_float=()))
+    _, report = quantize_vta(module, calibration, None, VtaInt8Params(scale="calibrated", keep_float=()))
     scales = [layer.scale for layer in report.layers if layer.scale is not None]
     assert len(set(scales)) > 1 and all(math.log2(scale).is_integer() for scale in scales)
 
@@ -306,14 +308,14 @@ def test_one_scale_for_all_is_chosen_from_what_the_network_computes(size: float)
     )
     x = np.random.default_rng(0).standard_normal((16, 4, 8, 8), dtype=np.float32) * np.float32(size)
 
-    def sqnr(options: VtaOptions) -> tuple[float, float | None]:
+    def sqnr(options: VtaInt8Params) -> tuple[float, float | None]:
         _, report = quantize_vta(module, x, None, options)
         return report.output_sqnr_db, report.best_global_scale
 
-    automatic, chosen = sqnr(VtaOptions(keep_float=()))
+    automatic, chosen = sqnr(VtaInt8Params(scale="global", keep_float=()))
     assert chosen is not None and automatic > 25
     for factor in (0.25, 0.5, 2.0, 4.0):
-        other, best = sqnr(VtaOptions(global_scale=chosen * factor, keep_float=()))
+        other, best = sqnr(VtaInt8Params(scale="global", global_scale=chosen * factor, keep_float=()))
         assert best == chosen and other <= automatic + 1.0
 
 
@@ -334,7 +336,7 @@ def test_a_residual_sum_and_its_operands_have_one_scale_where_calibrated() -> No
 
     module = canonicalize(ExportedModel(Net().eval(), one_input("input", (1, 4, 8, 8))).to_relax())
     x = np.random.default_rng(0).standard_normal((8, 4, 8, 8), dtype=np.float32)
-    quantized, report = quantize_vta(module, x, None, VtaOptions("calibrated", keep_float=()))
+    quantized, report = quantize_vta(module, x, None, VtaInt8Params(scale="calibrated", keep_float=()))
     scales = {layer.name: layer.scale for layer in report.layers}
     assert scales["conv1"] == scales["conv2"] == scales["add0"] != scales["conv0"]
     extraction = extract(read_graph(quantized), VtaConfig())
@@ -373,7 +375,7 @@ def test_vta_equals_the_specification_written_down_anew(seed: int, bias_size: fl
 
     module = canonicalize(ExportedModel(Net().eval(), one_input("input", (1, 4, 5, 5))).to_relax())
     x = np.random.default_rng(seed).standard_normal((1, 4, 5, 5), dtype=np.float32) * 3
-    quantized, _ = quantize_vta(module, x, None, VtaOptions(global_scale=8.0, keep_float=()))
+    quantized, _ = quantize_vta(module, x, None, VtaInt8Params(scale="global", global_scale=8.0, keep_float=()))
     output = run_graph(read_graph(quantized), x)
 
     def c_round(v: Array) -> Array:

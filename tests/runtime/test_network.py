@@ -23,13 +23,13 @@ from tvmflow.codegen.network.plan import Plan, Value
 from tvmflow.codegen.network.plan_check import check
 from tvmflow.codegen.network.plan_reader import plan_of
 from tvmflow.codegen.network.runtime_sources import RUNTIME
+from tvmflow.config.stage_params import Int8Params
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.tvm_compat import type_of
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
 from tvmflow.support.errors import StageError
 from tvmflow.toolchain.compilers import Command
@@ -141,7 +141,7 @@ def test_wide_models_in_every_precision_have_the_same_bits(name: str, precision:
     if precision != "float32":
         options: dict[str, Any] = {"low": ["conv2d", "matmul"], "high": ["softmax", "sum"]}
         if precision == "int8":
-            options = vars(Int8Options()) | {"max_drop": 0.0}
+            options = Int8Params(max_drop=0.0)
         module = to_precision(module, precision, PrecisionRequest(options, inputs, lambda *_: None))[0]
     _check_same(build_scheduled(PackChannels(16)(module), BACKEND, {}), OUTPUTS[name], inputs.inputs, tmp_path)
 

@@ -18,11 +18,11 @@ from tests.runtime.test_network import _network
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.link import write_network
+from tvmflow.config.stage_params import Int8Params
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.tvm_compat import return_type
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.post_training import quantize_int8
 from tvmflow.support.runtime_binding import network_binding
 from tvmflow.toolchain.compilers import Command
@@ -145,7 +145,7 @@ def test_an_image_that_is_rounded_to_bytes_is_read_where_it_lies(width: int, tmp
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 8, 1))
     module = canonicalize(ExportedModel(network.eval(), (TensorSpec("x", (1, 3, 32, width)),)).to_relax())
-    quantized, _ = quantize_int8(module, _sample((4, 3, 32, width), "float32", 0), None, Int8Options())
+    quantized, _ = quantize_int8(module, _sample((4, 3, 32, width), "float32", 0), None, Int8Params(max_drop=None))
     _check(
         host_backend().pack(quantized, None)[0], (_sample((1, 3, 32, width), "float32", 1),), tmp_path / "network.so"
     )

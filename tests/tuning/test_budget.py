@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from tvmflow.tuning.search.limits import MAX_SECONDS, NOTHING_LEFT
 
 from tests.devices.test_fleet import RULES, World
-from tests.faults.here import QUICK_RULES, here
+from tests.faults.here import here
+from tests.search_rules import QUICK_RULES, changed
 from tvmflow.backends.cpu import host_backend
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.support.progress import silent
@@ -21,7 +22,6 @@ from tvmflow.tuning.measure.canary import canary_workload
 from tvmflow.tuning.measure.device_pool import DevicePool
 from tvmflow.tuning.measure.jobs import Job, Measured
 from tvmflow.tuning.records.log import TuningLog
-from tvmflow.tuning.search.limits import MAX_SECONDS, NOTHING_LEFT
 from tvmflow.tuning.search.search import tune
 from tvmflow.tuning.search.state import TuneReport
 from tvmflow.tuning.tune_network import _comparison_s, _has_time
@@ -48,7 +48,7 @@ def test_a_budget_has_what_ends_within_it() -> None:
 def test_what_waits_for_a_device_comes_back_at_the_end(tmp_path: Path) -> None:
     world, found = World(tmp_path), list[Measured]()
     budget = Budget(45.0, lambda: 10.0 * world.loads)  # each kernel that a device loads takes 10 s, each canary too
-    with DevicePool(world.open, replace(RULES, slots=1, canary_every=1), _canary(world), budget) as device_pool:
+    with DevicePool(world.open, changed(RULES, devices=1, canary_every=1), _canary(world), budget) as device_pool:
         work = Workload("work", "work", 1, None)
         for key in ("canary", "work"):
             device_pool.references.arrays[key] = [np.zeros(1), np.zeros(1)]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
-from tests.faults.here import QUICK_RULES
+from tests.search_rules import QUICK_RULES, changed
 from tests.tuning.test_prospects import _prospects, _record, _search
 from tvmflow.tuning.expected_gain import ExpectedGain, predict_gain
 from tvmflow.tuning.status_lines import (
@@ -20,7 +19,7 @@ from tvmflow.tuning.status_lines import (
 )
 from tvmflow.tuning.winograd_choice import Alternative
 
-RULES = replace(QUICK_RULES, trials=24, least_gain=0.02)
+RULES = changed(QUICK_RULES, trials_per_workload=24, min_gain_per_minute=0.02)
 
 
 def test_the_line_says_time_peer_and_promise_and_is_read_back() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.here import QUICK_RULES, here
+from tests.faults.here import here
+from tests.search_rules import QUICK_RULES, changed
 from tvmflow.backends.cpu import host_backend
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.support.progress import silent
@@ -90,14 +90,14 @@ def test_gains_of_other_kernels_of_a_template_are_expected_again() -> None:
 @pytest.mark.parametrize(
     ("limits", "stopped", "measured"),
     [
-        ({"least_gain": 1e9}, MIN_GAIN, 1),  # the first of each kernel is always measured
+        ({"min_gain_per_minute": 1e9}, MIN_GAIN, 1),  # the first of each kernel is always measured
         ({}, NOTHING_LEFT, 3),
         ({"total_trials": 1}, TOTAL_TRIALS, 1),
     ],
 )
 def test_a_search_says_why_it_ended(tmp_path: Path, limits: dict[str, Any], stopped: str, measured: int) -> None:
     tuning_log = TuningLog(tmp_path / "log.jsonl", "here", {"test": "1"})
-    rules = replace(QUICK_RULES, trials=3, **limits)
+    rules = changed(QUICK_RULES, trials_per_workload=3, **limits)
     report = tune([canary_workload()], here, host_backend(), rules, tuning_log, tmp_path, silent)
     assert (report.stopped, len(tuning_log.known())) == (stopped, measured)
     assert report.promised > 0 or stopped == NOTHING_LEFT

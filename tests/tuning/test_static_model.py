@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.here import QUICK_RULES
 from tests.golden.networks import TARGETS
+from tests.search_rules import QUICK_RULES
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.compile import build_scheduled, compile_module
 from tvmflow.codegen.lower import lower

@@ -181,4 +181,4 @@ def test_8_bit_values_get_the_dtype_that_the_processor_multiplies(
         assert settings.options.activations == "auto"
         options = settings.options.model_copy(update={"activations": wanted})
         processor = settings.processor if wanted == "auto" else None
-        assert options_of(replace(settings, options=options, processor=processor))["activations"] == found
+        assert options_of(replace(settings, options=options, processor=processor)).activations == found

@@ -79,8 +79,13 @@ DEFAULT_MIXED = MixedOperators(
 
 
 class Int8Params(Frozen):
-    """The post-training quantizer of `int8`. activations: auto selects the type that the target's processor multiplies
-    fastest.
+    """The post-training quantizer of `int8`.
+
+    activations: auto takes what the target's processor multiplies fastest, uint8 where there is no target. keep_float:
+    layer names, `first`, `last`. equalize, bias_correction: may be used; each is kept only where the outputs come
+    closer to float32 for it. max_drop: accuracy (or, without labels and with enough samples to tell, top-1 agreement
+    with float32) that may be lost on the calibration set; while more is lost, the worst layers go back to float, at
+    most max_float_layers of them. None: no goal.
     """
 
     observer: Literal["minmax", "percentile", "kl", "mse"] = "mse"
@@ -95,7 +100,11 @@ class Int8Params(Frozen):
 
 
 class VtaInt8Params(Frozen):
-    """The power-of-two scheme of `vta_int8`. global_scale: range of the single scale of `global`; auto: calibrated."""
+    """The power-of-two scheme of `vta_int8`.
+
+    scale: `global` (one power of two for all activations) or `calibrated` (one for each, or for each residual sum).
+    global_scale: the largest number that the one of `global` represents, a power of two; auto: chosen by calibration.
+    """
 
     scale: Literal["global", "calibrated"] = "calibrated"
     global_scale: PositiveFloat | Literal["auto"] = "auto"
@@ -135,7 +144,13 @@ class GraphPackParams(StageBlock):
 _WINOGRAD_ERRORS: dict[Literal["float32", "bfloat16"], float] = {"float32": 2.0e-5, "bfloat16": 1.0e-2}
 
 
-class TuneParams(StageBlock):
+class SearchSettings(StageBlock):
+    """The keys of `tune:` that can change which schedule is found to be the best.
+
+    early_stopping: trials of a workload without a gain after which it is left. min_gain_per_minute: share of the
+    network's time that a minute has to promise, or the search ends. total_trials: of the whole search, 0 for no limit.
+    """
+
     tuner: Name = "xgb"
     loss: Literal["reg", "rank", "rank-binary"] = "rank"
     trials_per_workload: NotNegative = 24
@@ -152,6 +167,21 @@ class TuneParams(StageBlock):
     replay_slowdown: PositiveFloat = 0.1
     seed: Seed = 0
     without_device: bool = False
+
+    @property
+    def winograd_bounds(self) -> dict[str, float]:
+        """Return dtype -> rounding error up to which a convolution may be computed by Winograd's algorithm."""
+        return {str(dtype): error for dtype, error in self.winograd_max_error.items()}
+
+
+class SearchLimits(StageBlock):
+    """The keys of `tune:` that cannot: how many devices and workers, how long to wait for them.
+
+    devices: sessions side by side. session_s: how long a device lets one session last. canary_every: measurements
+    between two of the canary; max_drift: how much slower it may get; cool_s: how long to wait for a device that is
+    slower. give_up_s: without a device for so long, the search ends with the error of the last attempt.
+    """
+
     devices: Parallel = 1
     build_workers: Parallel = 2
     build_timeout_s: PositiveFloat = 60.0
@@ -161,6 +191,10 @@ class TuneParams(StageBlock):
     max_drift: PositiveFloat = 0.2
     cool_s: NotNegativeFloat = 5.0
     give_up_s: PositiveFloat = 120.0
+
+
+class TuneParams(SearchLimits, SearchSettings):
+    """The block `tune:`."""
 
 
 class BuildParams(StageBlock):

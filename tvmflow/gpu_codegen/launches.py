@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tvmflow.gpu_codegen.memory import aliased_buffer
-from tvmflow.ir.relax.serialization import bytes_of
 from tvmflow.support.errors import StageError
 
 Three = tuple[int, int, int]
@@ -17,8 +16,7 @@ _AXES = {
     for kind in ("blockIdx", "threadIdx")
     for number, axis in enumerate("xyz")
 }
-_BY_GENERATORS = ["s_tir.LowerThreadAllreduce"]  # TVM's passes that our generators replace
-_NOT_GLOBAL = ("", "global")
+_BY_GENERATORS = ["s_tir.LowerThreadAllreduce"]  # TVM's passes of what our generators have words for
 
 
 @dataclass(frozen=True)
@@ -55,10 +53,6 @@ class DeviceKernel:
 
     launches: tuple[Launch, ...]
     own: tuple[tuple[tuple[int, ...], str], ...]
-
-    @property
-    def own_bytes(self) -> int:
-        return sum(bytes_of(shape, dtype) for shape, dtype in self.own)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-SUPPORTED_TVM = ("0.26.0", "0.27.0.post1")
-
 
 def constant_value(expression: Any) -> Any | None:
     """Return the tensor of a constant expression, None for anything else."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
@@ -98,9 +98,13 @@ def no_limits(_workspace: Workspace, _cell: Cell) -> None:
 
 
 def taken(kind: type[T], block: Any, **given: Any) -> T:
-    """Return a dataclass whose fields are those of the same names in a block of params.yaml, but those that are
-    given.
+    """Return a dataclass or a model of pydantic whose fields are those of the same names in a block of params.yaml, but
+    those that are given.
     """
+    if issubclass(kind, BaseModel):  # of values that were validated with the block
+        values: dict[str, Any] = {name: getattr(block, name) for name in kind.model_fields}
+        values = {name: dict(value) if hasattr(value, "keys") else value for name, value in values.items()}
+        return kind.model_construct(None, **{**values, **given})
     names = [part.name for part in fields(kind) if part.name not in given]  # type: ignore[arg-type]
     return kind(**given, **{name: getattr(block, name) for name in names})
 

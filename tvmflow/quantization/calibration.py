@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from tvmflow.config.stage_params import Int8Params
 from tvmflow.ir.relax.emit import float_module
 from tvmflow.ir.relax.graph import Array, Arrays, Graph, Step, read_graph
 from tvmflow.ir.relax.layers import ADD, CONCAT, MEAN, MOVE, Layer, Network
@@ -16,7 +17,6 @@ from tvmflow.ir.relax.numpy_interpreter import scales_with_batch
 from tvmflow.ir.relax.scales import Scale, asymmetric, power_of_two
 from tvmflow.quantization.integer_matmul import fuse_for_library, run_fast, start_compiling
 from tvmflow.quantization.observers import OBSERVERS, Observed, noise_share
-from tvmflow.quantization.options import Int8Options
 from tvmflow.quantization.parallel import on_processors
 from tvmflow.support.errors import UnknownNameError
 from tvmflow.support.progress import Progress
@@ -140,7 +140,7 @@ def split_batches(samples: Arrays, batch: int, batches: int) -> list[Arrays]:
     ]
 
 
-def int8_scales(network: Network, run: Calibration, options: Int8Options) -> dict[str, Scale]:
+def int8_scales(network: Network, run: Calibration, options: Int8Params) -> dict[str, Scale]:
     if options.observer not in OBSERVERS:
         raise UnknownNameError(f"no observer {options.observer!r}", legal=OBSERVERS)
     scales = {}

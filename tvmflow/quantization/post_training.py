@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.config.stage_params import Int8Params, VtaInt8Params
 from tvmflow.ir.relax.graph import Array, Arrays, Graph, read_graph
 from tvmflow.ir.relax.layers import DENSE, GEMM_KINDS, Layer, Network, group_layers
 from tvmflow.ir.relax.scales import Scale, power_of_two, signed
@@ -21,7 +22,6 @@ from tvmflow.quantization.calibration import Calibration, int8_scales, outputs_o
 from tvmflow.quantization.cross_layer_equalization import equalize
 from tvmflow.quantization.int8 import Int8Arithmetic
 from tvmflow.quantization.layer_choice import Quantized
-from tvmflow.quantization.options import Int8Options, VtaOptions
 from tvmflow.quantization.qdq import strip_qdq
 from tvmflow.quantization.report import QuantizationReport, describe, find_worst_layer, has_scores, worst_sqnr_db
 from tvmflow.quantization.vta_int8 import VtaArithmetic
@@ -33,7 +33,7 @@ _WORTH_DB = 0.1  # least gain of a correction to be used
 
 
 def quantize_int8(
-    mod: Any, samples: Array | Arrays, labels: Array | None, options: Int8Options, progress: Progress = lambda *_: None
+    mod: Any, samples: Array | Arrays, labels: Array | None, options: Int8Params, progress: Progress = lambda *_: None
 ) -> tuple[Any, QuantizationReport]:
     """Return the module and the report of `choose_int8`, with the same arguments."""
     chosen, report = choose_int8(mod, samples, labels, options, progress)
@@ -41,7 +41,7 @@ def quantize_int8(
 
 
 def choose_int8(
-    mod: Any, samples: Array | Arrays, labels: Array | None, options: Int8Options, progress: Progress = lambda *_: None
+    mod: Any, samples: Array | Arrays, labels: Array | None, options: Int8Params, progress: Progress = lambda *_: None
 ) -> tuple[Quantized, QuantizationReport]:
     """Quantize to int8; a quantized model keeps its scales and weights. Raises UnknownNameError.
 
@@ -50,6 +50,8 @@ def choose_int8(
     """
     samples = _arrays(samples)
     graph, given = strip_qdq(read_graph(mod))
+    if options.activations == "auto":
+        options = options.model_copy(update={"activations": "uint8"})
     if options.activations == "int8":
         given = {name: signed(scale) for name, scale in given.items()}
     chosen: _Trial | None = None
@@ -114,7 +116,11 @@ def accuracy_goal(max_drop: float | None, labels: Array | None, samples: int) ->
 
 
 def quantize_vta(
-    mod: Any, samples: Array | Arrays, labels: Array | None, options: VtaOptions, progress: Progress = lambda *_: None
+    mod: Any,
+    samples: Array | Arrays,
+    labels: Array | None,
+    options: VtaInt8Params,
+    progress: Progress = lambda *_: None,
 ) -> tuple[Any, QuantizationReport]:
     """Quantize to VTA's power-of-two form. samples, labels: see `quantize_int8`."""
     samples = _arrays(samples)
@@ -164,9 +170,9 @@ class _Trial:
 
 
 def _prepare_trials(
-    graph: Graph, given: dict[str, Scale], samples: Arrays, options: Int8Options, progress: Progress
+    graph: Graph, given: dict[str, Scale], samples: Arrays, options: Int8Params, progress: Progress
 ) -> list[_Trial]:
-    """Return the network as it is and, if requested, equalized."""
+    """Return the network as it is and, where that is asked for, equalized."""
     network = group_layers(graph)
     run, twin, equalized, factors = Calibration(network, samples, progress), None, network.copy(), dict[str, Array]()
     if options.equalize and not given:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tvmflow.config.stage_params import Int8Params, MixedOperators, VtaInt8Params
 from tvmflow.quantization.mixed_precision import MixedPrecision, count_low_steps, to_mixed_precision
-from tvmflow.quantization.options import Int8Options, VtaOptions
 from tvmflow.quantization.post_training import choose_int8, quantize_alike, quantize_vta
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.progress import Progress
@@ -15,9 +15,9 @@ from tvmflow.support.progress import Progress
 
 @dataclass(frozen=True)
 class PrecisionRequest:
-    """The inputs of a conversion. options: the settings in `quantize.<family>` of params.yaml."""
+    """options: of the precision; those that it ignores, and None, are allowed for float32 alone."""
 
-    options: Mapping[str, Any]
+    options: Int8Params | VtaInt8Params | MixedOperators | None
     calibration: Samples
     progress: Progress
 
@@ -31,7 +31,8 @@ def _float32(mod: Any, _request: PrecisionRequest) -> tuple[Any, dict[str, Any]]
 
 def _mixed(dtype: str, accumulate: str) -> Convert:
     def convert(mod: Any, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
-        rules = MixedPrecision(dtype, accumulate, tuple(request.options["low"]), tuple(request.options["high"]))
+        assert isinstance(request.options, MixedOperators)
+        rules = MixedPrecision(dtype, accumulate, request.options.low, request.options.high)
         converted = to_mixed_precision(mod, rules)
         low, steps = count_low_steps(converted, dtype)
         return converted, {"low_steps": low, "steps": steps}
@@ -47,14 +48,16 @@ def _int8(mod: Any, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
 def _all_int8(
     mod: Any, others: Mapping[str, Any], request: PrecisionRequest
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    options = Int8Options(**{**request.options, "keep_float": tuple(request.options["keep_float"])})
+    options = request.options
+    assert isinstance(options, Int8Params)
     chosen, report = choose_int8(mod, request.calibration.inputs, request.calibration.y, options, request.progress)
     alike = {label: quantize_alike(chosen, other, label) for label, other in others.items()}
     return chosen.module, alike, report.to_json()
 
 
 def _vta_int8(mod: Any, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
-    options = VtaOptions(**{**request.options, "keep_float": tuple(request.options["keep_float"])})
+    options = request.options
+    assert isinstance(options, VtaInt8Params)
     converted, report = quantize_vta(mod, request.calibration.inputs, request.calibration.y, options, request.progress)
     return converted, report.to_json()
 

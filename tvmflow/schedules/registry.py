@@ -8,9 +8,10 @@ semantics of the kernel.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
-from tvmflow.ir.tir.blocks import classify_blocks, new_schedule
+from tvmflow.ir.tir.blocks import NotCoveredError, classify_blocks, new_schedule
 from tvmflow.schedules.cpu.amx_narrow_image import FLAT_TILES
 from tvmflow.schedules.cpu.attention import ATTENTION
 from tvmflow.schedules.cpu.batch_matmul import BATCH_MATMUL
@@ -33,14 +34,12 @@ def template_for(function: Any, features: Any, templates: tuple[Template, ...]) 
 
     features: of the processor: CpuFeatures or GpuFeatures.
     """
-    try:
-        schedule = new_schedule(function)
-        kernel = classify_blocks(schedule)
-        for template in templates:
+    schedule = new_schedule(function)
+    kernel = classify_blocks(schedule)
+    for template in templates:
+        with contextlib.suppress(NotCoveredError):
             if template.covers(schedule, kernel):
                 return template, template.candidates(schedule, kernel, features)
-    except (ValueError, RuntimeError, TypeError):
-        return None
     return None
 
 

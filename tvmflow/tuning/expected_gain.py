@@ -13,7 +13,7 @@ from typing import Any
 from tvmflow.backends.backend import Backend
 from tvmflow.ir.tir.workloads import Workload, anchor_extents
 from tvmflow.tuning.records.record import TuningRecord
-from tvmflow.tuning.search.rules import SearchRules
+from tvmflow.tuning.rules import SearchRules
 from tvmflow.tuning.search.state import WorkloadSearch
 from tvmflow.tuning.search.task_scheduler import TaskScheduler
 from tvmflow.tuning.search.tuners import knob_key
@@ -64,7 +64,7 @@ def predict_gain(
     """Simulate a search. known: earlier measurements. limit_s: the longest duration. Return None if nothing is left to
     search.
     """
-    scheduler = TaskScheduler(searches, (), rules.trials, rules.build_workers)
+    scheduler = TaskScheduler(searches, (), rules.trials, rules.limits.build_workers)
     for record in known:
         scheduler.gains.learn(record)
     at_first_s, each_s = scheduler.network_s(), scheduler.usual_s()
@@ -73,7 +73,7 @@ def predict_gain(
         gain, search = max(
             ((scheduler.gain_per_minute(one), one) for one in searches), key=lambda found: found[0], default=(0.0, None)
         )
-        if search is None or gain <= 0 or gain < rules.least_gain:
+        if search is None or gain <= 0 or gain < rules.settings.min_gain_per_minute:
             break
         for _ in range(min(_STEP, min(rules.trials, len(search.candidates)) - search.trials)):
             search.best_s *= 1 - scheduler.gains.expected(search.template, search.trials)

@@ -17,15 +17,13 @@ from tvmflow.support.progress import Progress
 from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.choose_in_network import choose_in_network
 from tvmflow.tuning.compare_networks import NetworkComparison, NetworkConfig
-from tvmflow.tuning.measure.jobs import DevicePoolRules, OpenSession
-from tvmflow.tuning.measure.kernel_bench import MeasureRules
+from tvmflow.tuning.measure.jobs import OpenSession
 from tvmflow.tuning.records.log import TuningLog
+from tvmflow.tuning.rules import SearchRules
 from tvmflow.tuning.search.display import live_table
 from tvmflow.tuning.search.estimates import estimate_workloads
-from tvmflow.tuning.search.rules import SearchRules
 from tvmflow.tuning.search.search import tune
 from tvmflow.tuning.search.state import TuneReport, WorkloadSearch
-from tvmflow.tuning.settings import SearchLimits, SearchSettings
 from tvmflow.tuning.winograd_choice import (
     Alternative,
     choose_by_cost,
@@ -44,56 +42,6 @@ _MOST_OF_ALL = 0.5  # share of the time limit above which networks are not compa
 
 
 @dataclass(frozen=True)
-class NetworkRules:
-    """The rules of tuning a network. winograd_max_error: dtype -> largest rounding error of a Winograd convolution.
-
-    without_device: choose schedules by the static model. on_this_host: the device is this machine.
-    """
-
-    search: SearchRules
-    max_workloads: int
-    winograd_max_error: Mapping[str, float]
-    without_device: bool = False
-    on_this_host: bool = False
-
-
-def network_rules(
-    settings: SearchSettings, limits: SearchLimits, is_this_host: bool, has_tvm: bool = True
-) -> NetworkRules:
-    """Return the rules of a search. A device that is this machine measures one kernel at a time and builds none
-    meanwhile.
-    """
-    device_pool = DevicePoolRules(
-        slots=1 if is_this_host else limits.devices,
-        kernel_timeout_s=limits.kernel_timeout_s,
-        session_s=limits.session_s,
-        canary_every=limits.canary_every,
-        max_drift=limits.max_drift,
-        cool_s=limits.cool_s,
-        give_up_s=limits.give_up_s,
-        measure=MeasureRules(settings.measure_repeats, settings.measure_min_ms),
-    )
-    search = SearchRules(
-        tuner=settings.tuner,
-        loss=settings.loss,
-        trials=settings.trials_per_workload,
-        total_trials=settings.total_trials,
-        early_stopping=settings.early_stopping,
-        seed=settings.seed,
-        replay_slowdown=settings.replay_slowdown,
-        build_workers=limits.build_workers,
-        build_timeout_s=limits.build_timeout_s,
-        overlap=not is_this_host,
-        device_pool=device_pool,
-        self_contained=not has_tvm,
-        least_gain=settings.min_gain_per_minute,
-    )
-    return NetworkRules(
-        search, settings.max_workloads, settings.winograd_max_error, settings.without_device, is_this_host
-    )
-
-
-@dataclass(frozen=True)
 class TunedNetwork:
     """The result of tuning. winograd: convolution key -> tile; used: workloads of the final network; tuned: number of
     tuned workloads.
@@ -108,7 +56,7 @@ class TunedNetwork:
 def tune_network(
     networks: Sequence[Any],
     backend: Backend,
-    rules: NetworkRules,
+    rules: SearchRules,
     tuning_log: TuningLog,
     open_session: OpenSession,
     progress: Progress,
@@ -124,17 +72,15 @@ def tune_network(
     left_s = budget.left_s()
     base = extract_workloads(lower(packed, backend))
     smaller_used = [workload for other in smaller for workload in extract_workloads(lower(other, backend))]
-    workloads = _deduplicate([*base, *smaller_used])[: rules.max_workloads]
+    workloads = _deduplicate([*base, *smaller_used])[: rules.settings.max_workloads]
     final_s = left_s - budget.left_s() if math.isfinite(left_s) else 0.0  # the same work is repeated at the end
     report, winograd = TuneReport({}), {}
-    if rules.without_device:
+    if rules.settings.without_device:
         with tempfile.TemporaryDirectory() as folder:
-            report.best = estimate_workloads(
-                workloads, backend, rules.search, tuning_log, Path(folder), progress, budget
-            )
-    elif rules.search.trials:
+            report.best = estimate_workloads(workloads, backend, rules, tuning_log, Path(folder), progress, budget)
+    elif rules.trials:
         # Whole networks are compared on the device, but the part of an accelerator is slow reference code until build.
-        bound = rules.winograd_max_error if backend.accelerator is None else {}
+        bound = rules.settings.winograd_bounds if backend.accelerator is None else {}
         others = find_alternatives(packed, backend, base, bound)
         forms = [*others, *_alternatives_of(smaller, backend, bound)]
         workloads = _deduplicate([*workloads, *(w for form in forms for w in form.added)])
@@ -146,9 +92,7 @@ def tune_network(
                 return final_s + (_MARGIN * took_s if took_s <= _MOST_OF_ALL * budget.seconds else 0.0)
 
             place = Path(folder)
-            report = tune(
-                workloads, open_session, backend, rules.search, tuning_log, place, say, watch, others, budget, later
-            )
+            report = tune(workloads, open_session, backend, rules, tuning_log, place, say, watch, others, budget, later)
             if compares:
                 say("comparing whole networks", 0, 0)
                 watch_of_host = host_watch(backend.target.threads) if rules.on_this_host and backend.is_cpu else None
@@ -159,7 +103,7 @@ def tune_network(
                     by_cost = choose_by_cost(packed, backend, bound)
                     winograd = _choose_winograd(comparison, others, report, by_cost, has_time)
     else:
-        winograd = choose_by_cost(packed, backend, rules.winograd_max_error)
+        winograd = choose_by_cost(packed, backend, rules.settings.winograd_bounds)
     winograd = extend_to_buckets(winograd, packed, smaller)
     used = extract_workloads(lower(packed, backend, winograd=winograd))
     for other in smaller:

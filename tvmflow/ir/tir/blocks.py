@@ -18,6 +18,10 @@ DILATION = "dilation"  # annotation of a block of Winograd outputs, if it is not
 IMPORTED_LLVM = "pragma_import_llvm"  # TVM's annotation for LLVM IR of a kernel
 
 
+class NotCoveredError(ValueError):
+    """A schedule template does not take this kernel."""
+
+
 @dataclass(frozen=True)
 class Kernel:
     """The blocks of a kernel by name; `anchor` is its only reduction, None if it has none or several."""
@@ -53,12 +57,12 @@ def classify_blocks(schedule: Any) -> Kernel:
 
 
 def extents(schedule: Any, loops: list[Any]) -> list[int]:
-    """Return loop extents; raises ValueError if one is not a constant."""
+    """Return loop extents. Raises NotCoveredError where one is not a constant."""
     sizes = []
     for loop in loops:
         extent = schedule.get(loop).extent
         if not hasattr(extent, "value"):
-            raise ValueError("a loop without a constant extent")
+            raise NotCoveredError("a loop without a constant extent")
         sizes.append(int(extent.value))
     return sizes
 

@@ -157,11 +157,6 @@ def opened(data: bytes, key: Ed25519PublicKey | None) -> bytes:
     return payload
 
 
-def signers(data: bytes) -> tuple[str, ...]:
-    """Return the keys by which an envelope says that it is signed; nothing of that is checked."""
-    return tuple(name for name, _ in _decoded(data)[1])
-
-
 def _to_be_signed(payload: bytes) -> bytes:
     kind = PAYLOAD_TYPE.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)

@@ -7,7 +7,6 @@ is a server's address, that server has the pages.
 from __future__ import annotations
 
 import os
-from urllib.parse import quote
 
 DEFAULT_UI = "http://127.0.0.1:5000"
 
@@ -22,13 +21,3 @@ def mlflow_ui() -> str:
 def run_url(experiment_id: str, run_id: str) -> str:
     """Return the page of a run."""
     return f"{mlflow_ui()}/#/experiments/{experiment_id}/runs/{run_id}"
-
-
-def model_url(model_id: str, experiment_id: str) -> str:
-    """Return the page of a logged library."""
-    return f"{mlflow_ui()}/#/experiments/{experiment_id}/models/{model_id}"
-
-
-def version_url(name: str, version: str) -> str:
-    """Return the page of a version in the registry."""
-    return f"{mlflow_ui()}/#/models/{quote(name, safe='')}/versions/{quote(version, safe='')}"

@@ -20,9 +20,10 @@ from tvmflow.devices.session import DeviceSession
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.support.errors import DeviceBusyError, DeviceError, DeviceLostError, StageError, first_line
 from tvmflow.tuning.budget import Budget
-from tvmflow.tuning.measure.jobs import DevicePoolCounts, DevicePoolRules, Job, Measured, OpenSession, References
+from tvmflow.tuning.measure.jobs import DevicePoolCounts, Job, Measured, OpenSession, References
 from tvmflow.tuning.measure.kernel_bench import KernelBench
 from tvmflow.tuning.records.record import COMPILE_ERROR, KERNEL_TIMEOUT, UNKNOWN
+from tvmflow.tuning.rules import SearchRules
 
 _MOST_TRIES = 4  # tries of one candidate on devices that were lost
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
@@ -39,7 +40,7 @@ class DevicePool:
     def __init__(
         self,
         open_session: OpenSession,
-        rules: DevicePoolRules,
+        rules: SearchRules,
         canary: tuple[Workload, Path],
         budget: Budget | None = None,
     ) -> None:
@@ -89,7 +90,7 @@ class DevicePool:
     def start(self) -> None:
         """Start to open sessions if there is time; the canary runs once there is work."""
         if not self._slots and self.budget.has(_OPEN_S):
-            self._slots = [_Slot(self, number) for number in range(self.rules.slots)]
+            self._slots = [_Slot(self, number) for number in range(self.rules.sessions)]
             for slot in self._slots:
                 slot.start()
 
@@ -119,7 +120,7 @@ class DevicePool:
         """
         now = time.monotonic()
         for at, slot in enumerate(self._slots):
-            if not slot.busy_since or now - slot.busy_since <= self.rules.kernel_timeout_s:
+            if not slot.busy_since or now - slot.busy_since <= self.rules.limits.kernel_timeout_s:
                 continue
             silent_since = 0.0 if slot.job else slot.without_device_since or slot.busy_since
             fresh = _Slot(self, at, suspect=slot.abandon())
@@ -133,7 +134,7 @@ class DevicePool:
                 )
                 self.counts.lost += 1
                 self.counts.notes.append(error.found)
-                if now - silent_since >= self.rules.give_up_s and self.has_no_device():
+                if now - silent_since >= self.rules.limits.give_up_s and self.has_no_device():
                     raise error
             self._slots[at] = fresh
             fresh.start()
@@ -199,7 +200,10 @@ class _Slot:
     def _run(self) -> None:
         while not self.pool._closing.is_set() and not self.abandoned:
             try:
-                if self._session is not None and time.monotonic() - self._opened > 0.8 * self.pool.rules.session_s:
+                if (
+                    self._session is not None
+                    and time.monotonic() - self._opened > 0.8 * self.pool.rules.limits.session_s
+                ):
                     self.close()
                     self._session = None
                 if self._session is None:
@@ -259,7 +263,7 @@ class _Slot:
         """Report a timeout of the suspect kernel: the device responds and computes the canary again."""
         if self.suspect is not None:
             job, self.suspect = self.suspect, None
-            limit_s = self.pool.rules.kernel_timeout_s
+            limit_s = self.pool.rules.limits.kernel_timeout_s
             error = f"no output within {limit_s:g} s, on a device that computed the canary before and after"
             self.pool._results.put(Measured(job, KERNEL_TIMEOUT, (), self._baseline, limit_s, error))
 
@@ -287,7 +291,7 @@ class _Slot:
         self._took_s = spent_s
         found = Measured(job, status, seconds, self._last_canary, spent_s, error, session.unit, session.build)
         self._since_canary.append(found)
-        if len(self._since_canary) >= self.pool.rules.canary_every:
+        if len(self._since_canary) >= self.pool.rules.limits.canary_every:
             self._check_canary()
 
     def _run_bench(self, job: Job) -> tuple[str, tuple[float, ...], str]:
@@ -303,13 +307,13 @@ class _Slot:
 
     def _check_canary(self) -> None:
         """Report the results since the last canary, unless the device has become slower since then."""
-        rules, (_, library) = self.pool.rules, self.pool.canary
+        limits, (_, library) = self.pool.rules.limits, self.pool.canary
         now = self._run_canary(library)
-        if now > self._last_canary * (1 + rules.max_drift):
+        if now > self._last_canary * (1 + limits.max_drift):
             self.pool.counts.drifts += 1
-            deadline = time.monotonic() + min(rules.cool_s, self.pool.budget.left_s())
-            while now > self._baseline * (1 + rules.max_drift) and time.monotonic() < deadline:
-                time.sleep(min(1.0, rules.cool_s))
+            deadline = time.monotonic() + min(limits.cool_s, self.pool.budget.left_s())
+            while now > self._baseline * (1 + limits.max_drift) and time.monotonic() < deadline:
+                time.sleep(min(1.0, limits.cool_s))
                 now = self._run_canary(library)
             self.pool.counts.notes.append(
                 f"the canary of device {self.number} went from {self._last_canary * 1e3:.3f} to {now * 1e3:.3f} ms; "
@@ -363,7 +367,7 @@ class _Slot:
             pool.counts.lost += 1
             pool.counts.notes.append(why)
         self.without_device_since = self.without_device_since or now
-        patience = pool.rules.give_up_s if pool.had_device else 0.0  # with no device at all, fail at once
+        patience = pool.rules.limits.give_up_s if pool.had_device else 0.0  # with no device at all, fail at once
         if now - self.without_device_since >= patience:
             if self.suspect is not None:
                 pool.requeue(self.suspect, why)

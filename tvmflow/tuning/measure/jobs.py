@@ -13,28 +13,9 @@ from typing import Any
 from tvmflow.devices.session import DeviceSession
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.tuning.measure.build_pool import Built
-from tvmflow.tuning.measure.kernel_bench import Array, MeasureRules
+from tvmflow.tuning.measure.kernel_bench import Array
 
 OpenSession = Callable[[], AbstractContextManager[DeviceSession]]
-
-
-@dataclass(frozen=True)
-class DevicePoolRules:
-    """The rules of a device pool.
-
-    slots: concurrent sessions. kernel_timeout_s: a kernel without a result for this long is silent. session_s: longest
-    duration of a session. canary_every: measurements between two canaries. max_drift: tolerated slowdown of the canary;
-    cool_s: longest wait for a device that is slower. give_up_s: the search fails after this long without a device.
-    """
-
-    slots: int
-    kernel_timeout_s: float
-    session_s: float
-    canary_every: int
-    max_drift: float
-    cool_s: float
-    give_up_s: float
-    measure: MeasureRules
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,6 +15,7 @@ from tvmflow.ir.relax.serialization import numpy_dtype
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.ir.tvm_compat import buffer_of
 from tvmflow.tuning.records.record import OK, WRONG_OUTPUT
+from tvmflow.tuning.rules import MeasureRules
 
 Array = np.ndarray[Any, Any]
 _TOLERANCE = 1e-4  # for float32 sums in another order; relative to the largest output
@@ -34,12 +34,6 @@ _CLEARLY_SLOWER = 1.03  # in every pair: no further pairs are needed;
 _MUCH_SLOWER = 1.1  # nor if the median pair is this much slower
 _HOPELESS = 2.5  # times slower than the best: one repeat is enough
 _SLOW = 1.3  # times slower than the best: two repeats are enough
-
-
-@dataclass(frozen=True)
-class MeasureRules:
-    repeats: int
-    min_repeat_ms: float
 
 
 def inputs_of(workload: Workload) -> list[Array]:

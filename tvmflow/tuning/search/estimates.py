@@ -16,7 +16,7 @@ from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.measure.build_pool import BuildPool, Built
 from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import OK, TuningRecord
-from tvmflow.tuning.search.rules import SearchRules
+from tvmflow.tuning.rules import SearchRules
 
 # Candidates per workload that are compiled for ranking; half of them are the first ones of the template.
 MAX_COMPILED = 32
@@ -61,7 +61,7 @@ def estimate_workloads(
     """
     best: dict[str, TuningRecord] = {}
     took_s = 0.0
-    with BuildPool(rules.build_workers, backend.target, folder, rules.build_timeout_s) as pool:
+    with BuildPool(rules.limits.build_workers, backend.target, folder, rules.limits.build_timeout_s) as pool:
         for done, workload in enumerate(workloads):
             if not budget.has(took_s):
                 break

@@ -26,12 +26,12 @@ from tvmflow.tuning.records.record import (
     TuningRecord,
     best_of,
 )
+from tvmflow.tuning.rules import SearchRules
 from tvmflow.tuning.search.candidates import REPLAYED, Candidate, default_candidate, record_of_candidate
 from tvmflow.tuning.search.display import best_so_far, describe_stop, task_line
 from tvmflow.tuning.search.estimates import MAX_COMPILED, order_by_estimate
-from tvmflow.tuning.search.limits import Later, SearchLimits
-from tvmflow.tuning.search.rules import SearchRules
 from tvmflow.tuning.search.state import TuneReport, Watch, WorkloadSearch
+from tvmflow.tuning.search.stopping import Later, StoppingRule
 from tvmflow.tuning.search.task_scheduler import TaskScheduler
 from tvmflow.tuning.search.tuners import StaticTuner, TunerFactory, knob_key
 from tvmflow.tuning.status_lines import won_text
@@ -68,7 +68,7 @@ def tune(
     search = _Search(
         workloads, backend, rules, tuning_log, folder, progress, watch, alternatives, budget or Budget(), later
     )
-    if search.needs_device() and not search.limits.spent_budget():
+    if search.needs_device() and not search.stopping.spent_budget():
         search.run(open_session)
     else:
         search.report_end()
@@ -104,16 +104,16 @@ class _Search:
         self.known: dict[str, list[TuningRecord]] = {}
         for record in tuning_log.known():
             self.known.setdefault(record.workload, []).append(record)
-        factory = TunerFactory(rules.tuner, rules.loss, rules.seed)
+        factory = TunerFactory(rules.settings.tuner, rules.settings.loss, rules.settings.seed)
         self.searches = [search for w in workloads if (search := self._search_of(w, factory)) is not None]
-        self.scheduler = TaskScheduler(self.searches, alternatives, rules.trials, rules.build_workers)
+        self.scheduler = TaskScheduler(self.searches, alternatives, rules.trials, rules.limits.build_workers)
         for key in self.known.keys() - {search.workload.key for search in self.searches}:  # records of other networks
             for record in self.known[key]:
                 if record.extents and record.template != REPLAYED:
                     factory.learn(key, record.template, list(record.extents), record.knobs, self.clock.seconds(record))
                     self.scheduler.gains.learn(record)
         self.report.searches = self.searches
-        self.limits = SearchLimits(rules, budget, later, self.scheduler, self.report, self.searches)
+        self.stopping = StoppingRule(rules, budget, later, self.scheduler, self.report, self.searches)
         self.to_replay = [search for search in self.searches if search.workload.key in self.old]
         for search in self.searches:
             self._load_known(search)
@@ -147,11 +147,11 @@ class _Search:
             self.scheduler.gains.learn(record)
 
     def needs_device(self) -> bool:
-        return bool(self.to_replay) or bool(self.limits.promising_searches())
+        return bool(self.to_replay) or bool(self.stopping.promising_searches())
 
     def report_end(self) -> None:
-        self.limits.describe_end()
-        self.progress(describe_stop(self.report), self.limits.trials_done(), self.rules.trials * len(self.searches))
+        self.stopping.describe_end()
+        self.progress(describe_stop(self.report), self.stopping.trials_done(), self.rules.trials * len(self.searches))
 
     # -- the loop --
 
@@ -159,11 +159,11 @@ class _Search:
         rules = self.rules
         target = self.backend.target
         with BuildPool(
-            rules.build_workers, target, self.folder, rules.build_timeout_s, rules.self_contained
+            rules.limits.build_workers, target, self.folder, rules.limits.build_timeout_s, not rules.has_tvm
         ) as build_pool:
             canary = canary_workload()
             with DevicePool(
-                open_session, rules.device_pool, (canary, self._canary_library(build_pool, canary)), self.budget
+                open_session, rules, (canary, self._canary_library(build_pool, canary)), self.budget
             ) as device_pool:
                 self.report.device_pool = device_pool.counts
                 self._prepare_reference(device_pool, build_pool, canary)
@@ -188,12 +188,12 @@ class _Search:
     def _search_all(self, device_pool: DevicePool, build_pool: BuildPool) -> None:
         """Measure one batch after the other; with remote devices, build the next batch meanwhile."""
         ahead: list[Candidate] = []
-        while not self.limits.spent_budget():
+        while not self.stopping.spent_budget():
             batch = ahead or self._propose(device_pool, build_pool)
             ahead = []
             if not batch:
                 break
-            if self.rules.overlap:
+            if not self.rules.on_this_host:
                 ahead = self._propose(device_pool, build_pool)
             self._measure(device_pool, build_pool, batch)
             self._show()
@@ -208,7 +208,7 @@ class _Search:
         """
         jobs: Iterable[Job] = self._collect(device_pool, build_pool, batch)
         # Build nothing while this machine is the device that measures.
-        device_pool.measure(jobs if self.rules.overlap else list(jobs), self._on_measured)
+        device_pool.measure(list(jobs) if self.rules.on_this_host else jobs, self._on_measured)
         if self.host_error is not None:
             raise self.host_error
 
@@ -256,7 +256,7 @@ class _Search:
     def _slower(self, search: WorkloadSearch, record: TuningRecord) -> bool:
         old = self.old[search.workload.key]
         scale = old.canary_s / record.canary_s if old.canary_s and record.canary_s else 1.0
-        return record.median_s * scale > old.median_s * (1 + self.rules.replay_slowdown)
+        return record.median_s * scale > old.median_s * (1 + self.rules.settings.replay_slowdown)
 
     def _judge_replay(self, search: WorkloadSearch, record: TuningRecord) -> None:
         if search.workload.key not in self.old:
@@ -273,16 +273,16 @@ class _Search:
 
     def _propose(self, device_pool: DevicePool, build_pool: BuildPool) -> list[Candidate]:
         """Start to build the next round: candidates of the workloads with the largest expected gain."""
-        batch_size = int(min(_ROUND * self.rules.device_pool.slots, self.limits.remaining_candidates()))
+        batch_size = int(min(_ROUND * self.rules.sessions, self.stopping.remaining_candidates()))
         batch: list[Candidate] = []
         while len(batch) < batch_size:
             found = [
-                (gain, one) for gain, one in self.limits.promising_searches() if one not in [c.search for c in batch]
+                (gain, one) for gain, one in self.stopping.promising_searches() if one not in [c.search for c in batch]
             ]
             if not found:
                 break
             _, search = max(found, key=lambda one: (one[0], one[1].flops * one[1].workload.calls))
-            count = 1 if search.trials == 0 else _PER_KERNEL * self.rules.device_pool.slots
+            count = 1 if search.trials == 0 else _PER_KERNEL * self.rules.sessions
             if isinstance(search.tuner, StaticTuner) and search.tuner.order is None:
                 if not self.budget.has(MAX_COMPILED * self.scheduler.usual_s()):
                     break
@@ -308,9 +308,9 @@ class _Search:
         for candidate in batch:
             try:
                 reference = device_pool.references.kernels[candidate.search.workload.key].result(
-                    self.limits.build_wait_s()
+                    self.stopping.build_wait_s()
                 )
-                built = candidate.built.result(self.limits.build_wait_s())
+                built = candidate.built.result(self.stopping.build_wait_s())
             except TimeoutError:  # no time is left to measure it
                 candidate.built.cancel()
                 candidate.finish()
@@ -384,11 +384,11 @@ class _Search:
         seconds = self.clock.seconds(record)
         self._learn(search, candidate.index, record)
         line = task_line(self.searches, search, seconds, self.rules.trials)
-        self.progress(line, self.limits.trials_done(), self.rules.trials * len(self.searches))
+        self.progress(line, self.stopping.trials_done(), self.rules.trials * len(self.searches))
 
     def _show(self) -> None:
         won = self.scheduler.won()
         text = best_so_far(self.searches) + (f", {won_text(won)}" if won is not None else "")
-        self.progress(text, self.limits.trials_done(), self.rules.trials * len(self.searches))
+        self.progress(text, self.stopping.trials_done(), self.rules.trials * len(self.searches))
         if self.watch is not None:
             self.watch(self.searches, self.report)

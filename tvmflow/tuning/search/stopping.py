@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvmflow.tuning.budget import Budget
-from tvmflow.tuning.search.rules import SearchRules
+from tvmflow.tuning.rules import SearchRules
 from tvmflow.tuning.search.state import TuneReport, WorkloadSearch
 from tvmflow.tuning.search.task_scheduler import TaskScheduler
 
@@ -20,8 +20,8 @@ _UNTIMED = 4  # candidates before the time per candidate is known, if there is a
 
 
 @dataclass(frozen=True)
-class SearchLimits:
-    """The limits of a search. later: the work after the search, which shares the budget; None for none."""
+class StoppingRule:
+    """When a search ends. later: the work after the search, which shares the budget; None for none."""
 
     rules: SearchRules
     budget: Budget
@@ -34,7 +34,7 @@ class SearchLimits:
         return (
             not search.exhausted
             and search.trials + search.in_flight < min(self.rules.trials, len(search.candidates))
-            and search.since_gain < self.rules.early_stopping
+            and search.since_gain < self.rules.settings.early_stopping
         )
 
     def promising_searches(self) -> list[tuple[float, WorkloadSearch]]:
@@ -42,12 +42,12 @@ class SearchLimits:
         save.
         """
         found = [(self.scheduler.gain_per_minute(search), search) for search in self.searches if self.is_open(search)]
-        return [(gain, search) for gain, search in found if gain >= self.rules.least_gain]
+        return [(gain, search) for gain, search in found if gain >= self.rules.settings.min_gain_per_minute]
 
     def spent_budget(self) -> str:
         """Return the budget that is spent, "" for none."""
         rules = self.rules
-        if rules.total_trials and self.report.measured >= rules.total_trials:
+        if rules.settings.total_trials and self.report.measured >= rules.settings.total_trials:
             return TOTAL_TRIALS
         return "" if self.remaining_candidates() >= 1 else MAX_SECONDS
 
