@@ -48,7 +48,7 @@ from tvmflow.devices.session import SessionLimits
 from tvmflow.evaluation.interleaved_timing import Turn, TurnRules
 from tvmflow.evaluation.kernel_agreement import kernel_agreement
 from tvmflow.frontends.source_model import one_input
-from tvmflow.pipeline.stage import taken
+from tvmflow.pipeline.stage import settings_from_block
 from tvmflow.sources.networks.torch_zoo import build
 from tvmflow.support.runtime_binding import network_binding
 from tvmflow.targets.resolve import host_target
@@ -156,7 +156,12 @@ def _make_tvmflow(subject: Subject, name: str = "tvmflow", textures: bool | None
     block = TuneParams(
         trials_per_workload=subject.trials, tuner="grid", build_workers=max(2, (os.cpu_count() or 2) - 1)
     )
-    rules = network_rules(taken(SearchSettings, block), taken(SearchLimits, block), is_this_host=True, has_tvm=False)
+    rules = network_rules(
+        settings_from_block(SearchSettings, block),
+        settings_from_block(SearchLimits, block),
+        is_this_host=True,
+        has_tvm=False,
+    )
     log = subject.log or subject.folder / "log.jsonl"
     log.touch()
     start = time.monotonic()

@@ -29,7 +29,7 @@ from tvmflow.evaluation.scorecard import measure_quality, write_scorecard
 from tvmflow.frontends.registry import frontend_named
 from tvmflow.frontends.source_model import read_description
 from tvmflow.pipeline.recipe_key import FRONTENDS
-from tvmflow.pipeline.stage import Output, Stage, StageContext, taken
+from tvmflow.pipeline.stage import Output, Stage, StageContext, settings_from_block
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import AgreementError
 from tvmflow.support.files import sha256_of
@@ -62,7 +62,7 @@ class EvaluateSettings(LatencyRules):
 
 def _settings(workspace: Workspace, cell: Cell) -> EvaluateSettings:
     entry, model = workspace.params.targets[cell.target], workspace.params.models[cell.model]
-    return taken(
+    return settings_from_block(
         EvaluateSettings,
         workspace.params.evaluate,
         target=resolve(entry),

@@ -19,7 +19,7 @@ from tvmflow.sandbox.images import read_in_sandbox
 from tvmflow.sources.data.datasets import Samples, SplitSizes
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.model_files import copy_network, labels_of, own_files, samples_of
-from tvmflow.sources.weights import WeightsRequest, bring_weights
+from tvmflow.sources.weights import WeightsRequest, fetch_weights
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
         downloads=root / "artifacts" / ".downloads",
         files=frontend_named(model.framework).files,
     )
-    weights = bring_weights(request, context.out, parts.get("train"), context.progress)
+    weights = fetch_weights(request, context.out, parts.get("train"), context.progress)
     for name in ("calibration", "evaluation"):
         parts[name].save(context.out / f"{name}.npz")
     Samples(parts["evaluation"].part(slice(settings.golden_samples)).inputs).save(context.out / "golden.npz")

@@ -17,7 +17,7 @@ from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.devices.registry import transport_of
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others
-from tvmflow.pipeline.stage import Output, Stage, StageContext, taken
+from tvmflow.pipeline.stage import Output, Stage, StageContext, settings_from_block
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.toolchain.versions import versions
 from tvmflow.tuning.settings import SearchLimits, SearchSettings
@@ -42,7 +42,7 @@ class TuneLimits(SearchLimits, DeviceLimits):
 
 def _settings(workspace: Workspace, cell: Cell) -> TuneSettings:
     entry = workspace.params.targets[cell.target]
-    return taken(
+    return settings_from_block(
         TuneSettings,
         workspace.params.tune,
         target=resolve(entry),
@@ -54,7 +54,9 @@ def _settings(workspace: Workspace, cell: Cell) -> TuneSettings:
 def _limits(workspace: Workspace, cell: Cell) -> TuneLimits:
     block, device = workspace.params.tune, workspace.params.targets[cell.target].device
     wait_s = workspace.params.deploy.device_wait_s
-    return taken(TuneLimits, block, device=device, session_timeout_s=block.session_s, device_wait_s=wait_s)
+    return settings_from_block(
+        TuneLimits, block, device=device, session_timeout_s=block.session_s, device_wait_s=wait_s
+    )
 
 
 def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from tvmflow.api.stores import (
     report_data,
     write_report,
 )
-from tvmflow.api.workspace import find_workspace, names, opened
+from tvmflow.api.workspace import find_workspace, names, open_workspace
 from tvmflow.config.workspace import Workspace
 
 __all__ = [
@@ -78,7 +78,7 @@ __all__ = [
     "new_workspace",
     "names",
     "new_keys",
-    "opened",
+    "open_workspace",
     "params_schema",
     "phones",
     "plan",

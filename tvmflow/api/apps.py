@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmflow.api.bundles import part_of, signer_of
-from tvmflow.api.workspace import Where, opened
+from tvmflow.api.workspace import Where, open_workspace
 from tvmflow.support.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def release_app(
     from tvmflow.shipping.release_app import release_app as release
     from tvmflow.tracking.app_releases import known_app
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     known_app(where, app)
     entry = where.params.apps[app]
     _check_channel(channel)
@@ -99,7 +99,7 @@ def app_releases(app: str, workspace: Where = None) -> Releases:
     """Return every version and change of an app's releases, oldest first. Raises UnknownNameError, StoreError."""
     from tvmflow.tracking.app_releases import folder_of, known_app, read_releases
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     if not (folder_of(where) / f"{app}.yaml").is_file():
         known_app(where, app)
     return read_releases(where, app)

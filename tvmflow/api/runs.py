@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmflow.api.quiet import wait_for_quiet
 from tvmflow.api.results import RetuneResult, RunResult
-from tvmflow.api.workspace import CellName, Where, cells_of, opened
+from tvmflow.api.workspace import CellName, Where, cells_of, open_workspace
 from tvmflow.support.errors import TvmflowError, UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def run(
     from tvmflow.setup.preflight import ask_processors
     from tvmflow.tracking.mlflow.store import check_store
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     wanted = cells_of(where, cells)
     check_store(where)
     unknown = ask_processors(where, wanted)
@@ -166,7 +166,7 @@ def retune(
     Returns per cell what changed, what was done and the verdict. force: even when the toolchain did not change. check,
     show_progress, tuning_lines: as `run` has them.
     """
-    where = opened(workspace)
+    where = open_workspace(workspace)
     wanted = cells_of(where, cells)
     from flows.settings import configure_prefect, wait_for_prefect
     from tvmflow.tracking.mlflow.store import check_store
@@ -190,7 +190,7 @@ def serve(workspace: Where = None) -> None:
     """Register the scheduled re-tune with a Prefect server (PREFECT_API_URL) and run it when it is due, until
     interrupted.
     """
-    where = opened(workspace)
+    where = open_workspace(workspace)
     if not os.environ.get("PREFECT_API_URL"):
         raise UsageError(
             "no Prefect server: schedules need one that keeps running",

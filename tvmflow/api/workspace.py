@@ -13,10 +13,10 @@ Where = Workspace | Path | str | None
 # `model@target:precision`, a name under `cells:`, or a Cell.
 CellName = Cell | str
 
-__all__ = ["CellName", "Where", "cell_of", "cells_of", "find_workspace", "names", "opened"]
+__all__ = ["CellName", "Where", "cell_of", "cells_of", "find_workspace", "names", "open_workspace"]
 
 
-def opened(workspace: Where = None) -> Workspace:
+def open_workspace(workspace: Where = None) -> Workspace:
     """Return the workspace, its params.yaml checked against the tables. Raises UsageError."""
     from tvmflow.pipeline.check_params import check_rows
 

@@ -94,4 +94,4 @@ def open_workspace() -> Workspace:
     """Return the workspace, its params.yaml checked against the tables. Raises UsageError."""
     from tvmflow import api
 
-    return api.opened(_State.root)
+    return api.open_workspace(_State.root)
