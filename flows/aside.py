@@ -1,4 +1,4 @@
-"""Work of this process beside the stages that run: stages that measure this machine wait until it is over."""
+"""Run background work of this process; stages that measure this machine wait until it is finished."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 _threads: list[threading.Thread] = []
 
 
-def begin_aside(work: Callable[[], object]) -> None:
-    """Do some work in a thread; what is wrong with it, whoever needs its result finds out and says."""
+def start_background(work: Callable[[], object]) -> None:
+    """Run work in a thread; its errors are raised later by the code that needs its result."""
 
     def run() -> None:
         with contextlib.suppress(Exception):
@@ -21,7 +21,7 @@ def begin_aside(work: Callable[[], object]) -> None:
     thread.start()
 
 
-def wait_for_aside() -> None:
-    """Return when all such work is over."""
+def wait_for_background() -> None:
+    """Wait until all background work is finished."""
     for thread in list(_threads):
         thread.join()

@@ -1,4 +1,4 @@
-"""fetch: bring weights, labels and data of a model into one folder.
+"""fetch: collect weights, labels and data of a model in one folder.
 
 In:  the model's entry in params.yaml
 Out: model.* (weights or whole model), source.json, labels.json, calibration.npz, evaluation.npz, golden.npz
@@ -24,7 +24,7 @@ from tvmflow.sources.weights import WeightsRequest, fetch_weights
 
 @dataclass(frozen=True)
 class FetchSettings:
-    """files: sha256 of the files of the workspace that the model names."""
+    """files: sha256 of the workspace files in the model's entry."""
 
     model: ModelEntry
     files: dict[str, str]
@@ -49,9 +49,7 @@ def _limits(workspace: Workspace, _cell: Cell) -> DownloadLimits:
 
 
 def _toolchain(settings: FetchSettings) -> tuple[str, ...]:
-    """Weights that are made here depend on the framework; weights that are brought depend on nothing but their
-    bytes.
-    """
+    """Return the tools of weights that are made here; fetched weights depend on their bytes only."""
     model = settings.model
     tools = frontend_named(model.framework).tools if model.weights.kind in ("train", "seeded") else ()
     return (
@@ -63,7 +61,7 @@ def _toolchain(settings: FetchSettings) -> tuple[str, ...]:
 
 
 def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any]:
-    """Fill the folder; returns the sizes of what came."""
+    """Fill the folder; return the sizes of the files."""
     settings, model, root = context.settings, context.settings.model, context.root
     parts = samples_of(model, settings.split, settings.random_samples, root, read_in_sandbox)
     request = WeightsRequest(

@@ -22,13 +22,13 @@ from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.toolchain.versions import versions
 from tvmflow.tuning.settings import SearchLimits, SearchSettings
 
-TOOLS = ("tvm", "ffi", "llvm", "codegen")  # by which what was measured is believed, or replayed
+TOOLS = ("tvm", "ffi", "llvm", "codegen")  # whose versions decide between reuse and replay of records
 CURVE = {"x": "trial", "y": "kernels_ms", "title": "time of all kernels while tuning"}
 
 
 @dataclass(frozen=True)
 class TuneSettings(SearchSettings):
-    """emulated: the device is, and its records serve no real one."""
+    """emulated: the device is emulated, and its records are not used for real ones."""
 
     target: ResolvedTarget
     device_key: str
@@ -60,7 +60,7 @@ def _limits(workspace: Workspace, cell: Cell) -> TuneLimits:
 
 
 def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
-    """Tune every workload; returns how much was measured, how much was known, and what it cost."""
+    """Tune every workload; return counts of measured and known candidates, and the cost."""
     from tvmflow.tuning.budget import Budget
     from tvmflow.tuning.records.log import TuningLog
     from tvmflow.tuning.results import summarize_cost, write_best, write_curve, write_kernels
@@ -71,7 +71,7 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     backend = backend_of(target)
     packed = load_module(context.inputs["graph_pack"])
     context.tuning_log.parent.mkdir(parents=True, exist_ok=True)
-    context.tuning_log.touch()  # DVC wants it also where nothing is measured
+    context.tuning_log.touch()  # DVC requires it even without measurements
     transport = transport_of(limits.device)
     tuning_log = TuningLog(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
     rules = network_rules(context.settings, limits, transport.is_this_host, transport.has_tvm_on(limits.device))

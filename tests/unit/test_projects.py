@@ -201,7 +201,7 @@ def _bytes(path: Path, content: bytes) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("make", "request", "kind", "says"),
+    ("make", "model_request", "kind", "says"),
     [
         (lambda f: f / "none.onnx", ModelRequest(), SourceError, "no file"),
         (lambda f: f, ModelRequest(), SourceError, "is a folder"),
@@ -228,11 +228,11 @@ def _bytes(path: Path, content: bytes) -> Path:
     ],
 )
 def test_what_cannot_be_read_is_refused_and_nothing_is_written(
-    project: Workspace, make: object, request: ModelRequest, kind: type[TvmflowError], says: str
+    project: Workspace, make: object, model_request: ModelRequest, kind: type[TvmflowError], says: str
 ) -> None:
     before = project.params_path.read_text()
     with pytest.raises(kind) as error:
-        add_model(project, make(project.root), request)  # type: ignore[operator]
+        add_model(project, make(project.root), model_request)  # type: ignore[operator]
     assert says in str(error.value) and len(str(error.value)) < 1500
     assert project.params_path.read_text() == before
 

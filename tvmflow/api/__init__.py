@@ -1,6 +1,4 @@
-"""The Python API: what a notebook, a service and the command line call. Everything heavy is imported where it is
-used.
-"""
+"""The Python API for notebooks, services and the command line. Heavy modules are imported on use."""
 
 from tvmflow.api.agreement import device_agreement
 from tvmflow.api.apps import app_releases, release_app

@@ -1,4 +1,4 @@
-"""Calls about how a device computes: each kernel of a network beside the same one on this machine's CPU."""
+"""Compare each kernel of a cell's network on its device with the same kernel on this machine's CPU."""
 
 from __future__ import annotations
 

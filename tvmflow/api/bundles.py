@@ -1,4 +1,4 @@
-"""Calls about what is shipped: bundle, verify_bundle, new_keys."""
+"""Write and verify bundles: bundle, verify_bundle, new_keys."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def part_of(workspace: Workspace, cell: Cell, newest: bool, folder: Path) -> Par
     """
     from tasks.table import STAGES
     from tvmflow.shipping.bundle.part import FILES, Part
-    from tvmflow.tracking.dvc.chains import bring, chain_of
+    from tvmflow.tracking.dvc.chains import chain_of, restore_output
 
     version = None if newest else _champion(workspace, cell)
     records = chain_of(workspace, STAGES, cell, (version.sha256, version.network_sha256) if version else None)
@@ -110,7 +110,7 @@ def part_of(workspace: Workspace, cell: Cell, newest: bool, folder: Path) -> Par
         for file in files:
             if file == "network.so" and file not in records[stage].outputs:
                 continue  # of a version of before: the bundle says so
-            bring(workspace, records[stage], file, folder / stage / file)
+            restore_output(workspace, records[stage], file, folder / stage / file)
     return Part(str(cell), cell.slug, records, folder, version.version if version else None)
 
 

@@ -1,4 +1,4 @@
-"""Calls that run a built library: load, in this process; predict, on the cell's device."""
+"""Run a built library: load, in this process; predict, on the cell's device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that look: plan, status, devices, scorecard, history, examine. They start neither Prefect nor TVM."""
+"""Inspect a workspace: plan, status, devices, scorecard, history, examine. Starts neither Prefect nor TVM."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def history(cell: CellName, workspace: Where = None) -> tuple[Measurement, ...]:
 
 
 def examine(root: Path | None = None) -> list[Finding]:
-    """Return what `tvmflow doctor` looks at, good and bad."""
+    """Return the findings of `tvmflow doctor`, good and bad."""
     from tvmflow.setup.doctor import examine as look_at
 
     return look_at(root)

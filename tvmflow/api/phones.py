@@ -1,6 +1,4 @@
-"""Calls about devices with our agent: phones at this machine, one that is made ready and taken back, one that a tracker
-is told of.
-"""
+"""Prepare devices with our agent: list and prepare phones, register agents with a tracker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that start: new_workspace, add_model."""
+"""Create a workspace and add models: new_workspace, add_model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that change or tell what is released: promote, rollback, releases."""
+"""Change and list releases of cells: promote, rollback, releases."""
 
 from __future__ import annotations
 

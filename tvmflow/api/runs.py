@@ -1,4 +1,4 @@
-"""Calls that bring cells all the way: run, retune, serve."""
+"""Run all stages of cells: run, retune, serve."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(
 
 
 def raise_failures(results: Sequence[RunResult]) -> None:
-    """Raise the error of the cell that failed; where several did, one that names them all."""
+    """Raise the error of the failed cell; for several, one error that names all of them."""
     failed = [(result, result.error) for result in results if result.error is not None]
     if len(failed) == 1:
         raise failed[0][1]
@@ -76,7 +76,7 @@ def raise_failures(results: Sequence[RunResult]) -> None:
 
 
 def _is_done(workspace: Workspace, cell: Cell) -> bool:
-    """Say whether every cached stage is a hit and the measurement is recorded; starts neither Prefect nor TVM."""
+    """Return whether every cached stage is a hit and the measurement is recorded; starts neither Prefect nor TVM."""
     from tasks.table import STAGES
     from tvmflow.pipeline.store import Store
     from tvmflow.tracking.dvc.repository import is_published
@@ -85,7 +85,7 @@ def _is_done(workspace: Workspace, cell: Cell) -> bool:
     try:
         plans = Store(workspace, STAGES).plan_all(cell)
     except TvmflowError:
-        return False  # the run says why, and goes on with the others
+        return False  # the run reports why, and goes on with the other cells
     return all(plan.is_hit for plan in plans) and is_recorded(workspace, cell) and is_published(workspace, cell)
 
 
@@ -116,7 +116,7 @@ def _sweep(
     again: bool,
     display: contextlib.AbstractContextManager[None],
 ) -> list[dict[str, Any]]:
-    from flows.aside import begin_aside, wait_for_aside
+    from flows.aside import start_background, wait_for_background
     from flows.settings import configure_prefect, wait_for_prefect
     from flows.stage_server import stage_server
 
@@ -125,9 +125,9 @@ def _sweep(
         from flows.sweep import run_sweep
 
         wait_for_prefect()
-        begin_aside(lambda: _open_records(workspace))
+        start_background(lambda: _open_records(workspace))
         with display, contextlib.ExitStack() as stack:
-            stack.callback(wait_for_aside)
+            stack.callback(wait_for_background)
             return run_sweep(workspace, [str(cell) for cell in cells], ("evaluate",) if again else (), refused)
 
 

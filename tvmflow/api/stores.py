@@ -1,4 +1,4 @@
-"""Calls about what is kept: the stores themselves, tuning records, the report."""
+"""Access the stores of a workspace: DVC and MLflow, tuning records, the report."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def promote_app(workspace: Workspace, app: str, source: str, channel: str, tell:
         version = known.current(source)
         if version is None:
             raise StoreError(f"{app} has nothing on {source}", "a release there", f"run 'tvmflow release {app}'")
-        path = ledger.bring_bundle(workspace, app, version)
+        path = ledger.restore_bundle(workspace, app, version)
         current = known.current(channel)
         if current is not None and current.version == version.version:
             return AppRelease(app, "none", channel, version.version, None, (), path)
@@ -224,7 +224,7 @@ def rollback_app(workspace: Workspace, app: str, channel: str, tell: Tell) -> Ap
                 "one that replaced another",
                 f"see 'tvmflow releases {app}' for what was released",
             )
-        ledger.bring_bundle(workspace, app, version)
+        ledger.restore_bundle(workspace, app, version)
         return _publish(workspace, known, "rollback", channel, version.version, tell)
 
 
@@ -233,7 +233,7 @@ def _publish(
 ) -> AppRelease:
     current = known.current(channel)
     tell("writing the entry")
-    ledger.write_releases(workspace, known.changed(what, channel, number))
+    ledger.write_releases(workspace, known.add_change(what, channel, number))
     tell("released")
     path = ledger.bundle_path(workspace, known.app, number)
     return AppRelease(known.app, what, channel, number, current.version if current else None, (), path)
