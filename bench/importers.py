@@ -27,7 +27,7 @@ from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_graph
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.sources.download import DownloadLimits
-from tvmflow.sources.weights import WeightsRequest, bring_weights
+from tvmflow.sources.weights import WeightsRequest, fetch_weights
 from tvmflow.support.errors import TvmflowError
 from tvmflow.support.progress import silent
 from tvmflow.toolchain.environments import run_tool
@@ -105,7 +105,7 @@ def fetched(framework: str, network: str, folder: Path) -> SourceModel:
     request = WeightsRequest(
         origin, network, {"seeded": 1}, folder, DownloadLimits(1, 1, 1.0), folder, FRONTENDS[origin].files
     )
-    path = bring_weights(request, folder, None, silent)
+    path = fetch_weights(request, folder, None, silent)
     model = load_source(folder, SourceDescription(origin, network, path.name, one_input("input", shape)))
     if framework == "onnx":
         model.to_onnx(folder / "model.onnx")

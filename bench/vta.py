@@ -23,7 +23,7 @@ from tvmflow.ir.relax.numpy_interpreter import run_graph
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.post_training import quantize_vta
 from tvmflow.quantization.report import sqnr_db
-from tvmflow.vta.compiler.compiler import MODES, as_computed, compile_region
+from tvmflow.vta.compiler.compiler import MODES, apply_mode, compile_region
 from tvmflow.vta.compiler.partition import split
 from tvmflow.vta.isa.config import VtaConfig
 from tvmflow.vta.isa.region import Conv, Region, Sum, Tail, pack, run_region, unpack
@@ -112,7 +112,7 @@ def main() -> None:
             started = time.perf_counter()
             (output,) = run.run([pack(config, x)])
             times.append(time.perf_counter() - started)
-        expected = run_region(as_computed(region, mode), {"x": x})[region.outputs[0]]
+        expected = run_region(apply_mode(region, mode), {"x": x})[region.outputs[0]]
         assert np.array_equal(unpack(output, expected.shape), expected)
         rows[mode] = {
             **counters.to_json(),

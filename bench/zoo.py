@@ -14,7 +14,7 @@ from torch import nn
 
 from tvmflow.frontends.source_model import Arrays, TensorSpec, one_input
 from tvmflow.sources.networks.seeded_weights import settle
-from tvmflow.sources.networks.torch_zoo import seeded, torchvision_models
+from tvmflow.sources.networks.torch_zoo import build_seeded, torchvision_models
 from tvmflow.support.errors import UsageError
 
 _SEED = 3
@@ -208,7 +208,7 @@ def network_named(name: str) -> Entry:
     if name in NETWORKS:
         return NETWORKS[name]
     if kind == "torchvision" and other:
-        return _image(lambda: seeded(f"torchvision/{other}", _SEED), int(size or 224))
+        return _image(lambda: build_seeded(f"torchvision/{other}", _SEED), int(size or 224))
     if kind == "timm" and other:
         side = int(size or _timm_size(other))
         return _image(lambda: _timm(other, side), side)
@@ -270,7 +270,7 @@ _TORCHVISION = (
 _TIMM = {"deit_tiny_patch16_224": 224, "mobilenetv4_conv_small": 224, "mobileone_s0": 224, "mobilevit_s": 256}
 
 NETWORKS: dict[str, Entry] = {
-    **{name: _image(lambda name=name: seeded(f"torchvision/{name}", _SEED)) for name in _TORCHVISION},  # type: ignore[misc]
+    **{name: _image(lambda name=name: build_seeded(f"torchvision/{name}", _SEED)) for name in _TORCHVISION},  # type: ignore[misc]
     **{name: _image(lambda name=name, size=size: _timm(name, size), size) for name, size in _TIMM.items()},  # type: ignore[misc]
     "unet": _image(lambda: with_statistics(UNet, (3, 256, 256)), 256),
     "yolo": _image(lambda: with_statistics(Yolo, (3, 320, 320)), 320),

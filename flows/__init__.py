@@ -1,1 +1,1 @@
-"""Orders: which stages for which cells, through Prefect. No TVM, no file formats."""
+"""Prefect flows: run stages for cells. No TVM, no file formats."""

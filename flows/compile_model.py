@@ -1,4 +1,4 @@
-"""compile_model: from a model's name to a library: fetch, import_model, quantize, graph_pack, tune, build."""
+"""Compile a model to a library: fetch, import_model, quantize, graph_pack, tune, build."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvmflow.tracking.dvc.repository import publish
 
 @flow(name="compile_model", flow_run_name=run_name)
 def compile_model(cell: str, root: str = "") -> dict[str, str]:
-    """Compile one cell and record with DVC what was made. Returns stage -> hit, restored or made."""
+    """Compile one cell and record its outputs with DVC. Returns stage -> hit, restored or made."""
     workspace = workspace_of(root)
     wanted = workspace.params.cell(cell)
     tag_run([str(wanted)])

@@ -1,8 +1,6 @@
-"""Show what the stages of many cells do, on stderr: on a terminal two lines for each stage that runs, elsewhere plain
-lines.
+"""Show the progress of stages on stderr: two live lines per stage on a terminal, plain lines elsewhere.
 
-What a stage says is shown with how much is done of all, how long it takes and how much time is left. A stage that is
-over leaves a line.
+A stage's text is shown with its progress, its duration and the remaining time. A finished stage leaves a line.
 """
 
 from __future__ import annotations
@@ -23,16 +21,14 @@ from tvmflow.config.params import STAGE_NAMES
 from tvmflow.support.progress import TASK_LINE
 from tvmflow.tuning.status_lines import FIRST
 
-_EVERY_S = 30.0  # a plain line about a stage that takes long
+_EVERY_S = 30.0  # between plain lines about a long stage
 _BAR = 20  # characters
-_SURE_S = 3.0  # of work, before anything is said of the time left
+_SURE_S = 3.0  # of work before the remaining time is shown
 
 
 @dataclass
 class Running:
-    """A stage while it runs. first: when something was first done, and how much; said: when a plain line was last
-    written.
-    """
+    """A running stage. first: time and progress of the first report; said: time of the last plain line."""
 
     cell: str
     stage: str
@@ -44,27 +40,27 @@ class Running:
     said: float = field(default=0.0)
 
     def hear(self, text: str, done: int, total: int, now: float) -> None:
-        """Take in what the stage says; another total is another piece of work."""
+        """Record a progress report; another total means another part of the work."""
         if total != self.total or done < self.done:
             self.first = (now, done)
         self.text, self.done, self.total = text, done, total
 
     def left_s(self, now: float) -> float | None:
-        """Return how many seconds this piece of work still takes at its speed so far, None where that is not known."""
+        """Return the remaining seconds at the speed so far, None if unknown."""
         since, before = self.first
         if self.done <= before or now - since < _SURE_S:
             return None
         return (now - since) * (self.total - self.done) / (self.done - before)
 
     def head(self, now: float) -> str:
-        """Return who it is and for how long it runs."""
+        """Return the cell, the stage and its duration."""
         left = self.left_s(now)
         number = f"{STAGE_NAMES.index(self.stage) + 1}/{len(STAGE_NAMES)}" if self.stage in STAGE_NAMES else ""
         tail = "" if left is None else f", {clock(left)} left"
         return f"{self.cell} {self.stage} {number} {clock(now - self.started)}{tail}"
 
     def tail(self) -> str:
-        """Return how much is done, and what the stage says."""
+        """Return the progress and the stage's text."""
         if not self.total:
             return self.text
         count = f"{self.done}/{self.total}"
@@ -73,14 +69,14 @@ class Running:
 
 
 def clock(seconds: float) -> str:
-    """Return a length of time as minutes and seconds, with hours where there are any."""
+    """Return a duration as minutes and seconds, with hours if any."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class Display:
-    """A context in which progress is shown. tuning_lines: a line for each measurement of a kernel, too."""
+    """Shows progress within a context. tuning_lines: also a line per measurement of a kernel."""
 
     def __init__(
         self,
@@ -116,7 +112,7 @@ class Display:
             self.live.stop()
 
     def _lines(self) -> Group:
-        """Return what is live: two lines for each stage that runs, none wider than the terminal."""
+        """Return the live lines: two per running stage, none wider than the terminal."""
         with self.lock:
             now = self.now()
             lines = [
@@ -125,7 +121,7 @@ class Display:
         return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
 
     def hear(self, cell: str, stage: str, text: str, done: int, total: int) -> None:
-        """Take in an event of a stage."""
+        """Handle an event of a stage."""
         with self.lock:
             key, now = (cell, stage), self.now()
             if text.startswith(FIRST):
@@ -155,5 +151,5 @@ class Display:
             self._say(f"{one.head(now)}: {count}{one.text}")
 
     def _say(self, line: str) -> None:
-        """Write a line that stays, whole, however wide the terminal is."""
+        """Write a permanent line, complete even if it is wider than the terminal."""
         self.console.print(Text(line), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""evaluate_model: put the built library on its device, measure it there, record the scorecard."""
+"""Deploy a built library on its device, measure it, and record the scorecard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvmflow.tracking.dvc.repository import publish
 
 @flow(name="evaluate_model", flow_run_name=run_name)
 def evaluate_model(cell: str, root: str = "", again: bool = False) -> dict[str, str]:
-    """Deploy and evaluate one cell that is built. `again` measures even when nothing changed."""
+    """Deploy and evaluate one built cell. again: measure even when nothing changed."""
     workspace = workspace_of(root)
     wanted = workspace.params.cell(cell)
     tag_run([str(wanted)])

@@ -1,10 +1,10 @@
-"""What the stages of a flow say, passed on to whoever listens: the command line's display."""
+"""Forward events of a flow's stages to listeners, such as the command line's display."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-PREVIEW = "first"  # in place of a stage: what is measured and said before one
+PREVIEW = "first"  # name of the preview in place of a stage
 # Listener of (cell, stage, text, done, total).
 Listener = Callable[[str, str, str, int, int], None]
 _listeners: list[Listener] = []
@@ -19,6 +19,6 @@ def forget(listener: Listener) -> None:
 
 
 def tell(cell: str, stage: str, text: str, done: int, total: int) -> None:
-    """Tell every listener what a stage says: started, hit, done or failed, or how far it is."""
+    """Send an event of a stage to every listener: started, hit, done, failed, or its progress."""
     for listener in _listeners:
         listener(cell, stage, text, done, total)

@@ -1,4 +1,4 @@
-"""Tell people how a scheduled re-tune ended, through the notification block of Prefect that params.yaml names."""
+"""Notify people of the result of a scheduled re-tune, by the Prefect block named in params.yaml."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from tvmflow.support.errors import StageError, UsageError, first_line
 
 
 def notification_block(name: str) -> NotificationBlock:
-    """Return the saved block `type/name`. Raises UsageError where the server has none, or it is no notification
-    block.
-    """
+    """Return the saved block `type/name`. Raises UsageError if it is missing or no notification block."""
     expected = "type and name of a notification block that was saved, as slack-webhook/team"
     hint = "save it in Prefect's UI under Blocks, or in Python: SlackWebhook(url=...).save('team')"
     import prefect.blocks.notifications  # noqa: F401  (Block.load knows the classes that were imported)
@@ -29,7 +27,7 @@ def notification_block(name: str) -> NotificationBlock:
 
 
 def notify(name: str, subject: str, body: str) -> None:
-    """Send a notification. Raises UsageError, and StageError where it could not be delivered."""
+    """Send a notification. Raises UsageError, and StageError if it cannot be delivered."""
     block: Any = notification_block(name)
     try:
         with block.raise_on_failure():
@@ -41,12 +39,12 @@ def notify(name: str, subject: str, body: str) -> None:
 
 
 def as_rows(table: Grid) -> list[dict[str, str]]:
-    """Return a table as Prefect's table artifacts have it."""
+    """Return a table in the form of Prefect's table artifacts."""
     return [dict(zip(table.columns, map(str, row), strict=True)) for row in table.rows]
 
 
 def as_text(table: Grid) -> str:
-    """Return a table as Markdown, which services show as it is where they do not render it."""
+    """Return a table as Markdown, which is readable also where it is not rendered."""
     lines = [table.columns, ["---"] * len(table.columns), *table.rows]
     cells = ([str(cell).replace("|", "/").replace("\n", " ") for cell in line] for line in lines)
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)

@@ -1,4 +1,4 @@
-"""How a flow over many cells ends: Failed in Prefect where a cell failed, with the results of all of them kept."""
+"""Determine the final state of a flow over many cells: Failed if a cell failed, with all results kept."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 from prefect.states import Failed
 
 
-def ended(results: list[dict[str, Any]], also: str = "") -> Any:
-    """Return what a flow is to return: its results, as those of a failed run where one of them has an error.
-
-    also: what else went wrong, '' for nothing.
+def final_state(results: list[dict[str, Any]], also: str = "") -> Any:
+    """Return the return value of a flow: its results, in a Failed state if one of them has an error. also: another
+    error, '' for none.
     """
     failed = [result["cell"] for result in results if result.get("error") is not None]
     if not failed and not also:
@@ -20,7 +19,7 @@ def ended(results: list[dict[str, Any]], also: str = "") -> Any:
 
 
 def results_of(state: Any) -> list[dict[str, Any]]:
-    """Return the results of a flow that ended, well or not. Raises what ended it where it has none."""
+    """Return the results of a finished flow, failed or not. Raises its error if it has none."""
     result = state.result(raise_on_failure=False)
     if not isinstance(result, list):
         result = state.result()

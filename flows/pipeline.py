@@ -1,4 +1,4 @@
-"""dvc.yaml, written from the table of stages: one stage of DVC per stage and cell of params.yaml."""
+"""Generate dvc.yaml from the table of stages: one DVC stage per stage and cell of params.yaml."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ def pipeline() -> dict[str, Any]:
 
 
 def project_pipeline(params: Params) -> dict[str, Any]:
-    """Return dvc.yaml of a workspace whose code is installed elsewhere: params.yaml may leave anything out there.
+    """Return dvc.yaml of a workspace whose code is installed elsewhere.
 
-    So the cells are written in it, a stage depends on params.yaml as a whole (the recipe key decides what that means),
-    and on the digest of its code in code.json.
+    Its params.yaml may omit any key. So the cells are written in dvc.yaml, and a stage depends on all of params.yaml
+    (the recipe key decides what matters) and on the digest of its code in code.json.
     """
     cells = {name: cell.model_dump(mode="json") for name, cell in params.cells.items()}
     stages = {}
     for name, stage in STAGES.items():
-        do = _stage(stage, "python -P -m tasks")  # -P: a folder tasks/ of the workspace is not ours
+        do = _stage(stage, "python -P -m tasks")  # -P: do not import a folder tasks/ of the workspace
         do |= {"deps": _inputs(stage), "params": [{"params.yaml": None}, {CODE_FILE: [name]}]}
         stages[name] = {"foreach": cells, "do": {key: value for key, value in do.items() if value}}
     return {"stages": stages if cells else {}}
 
 
 def code_digests() -> dict[str, str]:
-    """Return stage -> digest of the code that it uses."""
+    """Return stage -> digest of its code."""
     return {name: digest_of(code_of(stage.module, stage.runs)) for name, stage in STAGES.items()}
 
 
 def refresh(workspace: Workspace) -> bool:
-    """Write dvc.yaml and code.json of a workspace anew where they are tvmflow's to write. Returns whether they are.
+    """Rewrite dvc.yaml and code.json of a workspace if tvmflow generates them; return whether it does.
 
-    They are not in a clone of the repository, nor where somebody wrote a dvc.yaml by hand.
+    It does not in a clone of the repository, nor if a user wrote dvc.yaml by hand.
     """
     path = workspace.root / "dvc.yaml"
     if path.exists() and not path.read_text(encoding="utf-8").startswith(PROJECT_HEADER.splitlines()[0]):
@@ -91,7 +91,7 @@ def _stage(stage: AnyStage, program: str = "python -m tasks") -> dict[str, Any]:
 
 
 def _code(stage: AnyStage) -> list[str]:
-    """Return the code that the stage uses, by folder of the library: the same that is in its recipe key."""
+    """Return the code of a stage, by folder of the package, as in its recipe key."""
     places = set()
     for file in code_of(stage.module, stage.runs):
         parts = file.split("/")
@@ -111,10 +111,10 @@ def _inputs(stage: AnyStage) -> list[str]:
 
 
 def params_of(stage: AnyStage) -> list[str]:
-    """Return the keys whose change makes DVC run the stage: what it reads, or the block around it where that may be
-    left out.
+    """Return the keys whose change makes DVC run the stage: those that it reads, or the enclosing block of an optional
+    key.
 
-    DVC refuses keys that are not there. What only limits a stage is none of them.
+    DVC rejects missing keys. Limits of a stage are not included.
     """
     keys = {written_part(key) for key in stage.reads}
     outermost = [key for key in keys if not any(key.startswith(f"{other}.") for other in keys)]

@@ -1,9 +1,8 @@
-"""A Prefect server for one run of tvmflow, where the user has none: in a session of its own, gone when its owner ends.
+"""Run a Prefect server for one run of tvmflow if the user has none, in a session of its own.
 
-Prefect would start one by itself, in the process group of the command: Ctrl-C in a terminal reaches that one too, and
-nobody is left to record how the flow ended; and after `kill -9` of the command it runs on for ever. Started as a
-module, this file is that server: it serves a listening socket that it inherits, and its standard input is its life
-line.
+Prefect would start one in the process group of the command: Ctrl-C would end it before the flow's result is recorded,
+and after `kill -9` of the command it would run forever. As a module, this file is that server: it serves an inherited
+listening socket, and ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _STOP_TIMEOUT_S = 10.0
 
 
 class PrefectServer:
-    """A running server process; `url` is valid at once, requests wait until it serves."""
+    """A running server process; `url` is valid at once, and requests wait until the server is ready."""
 
     def __init__(self, home: Path) -> None:
         home.mkdir(parents=True, exist_ok=True)
@@ -52,7 +51,7 @@ class PrefectServer:
         atexit.register(self.stop)
 
     def wait(self) -> None:
-        """Return when the server serves. Raises StageError when it ended or takes too long."""
+        """Wait until the server is ready. Raises StageError if it ended or takes too long."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while self.process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(requests.RequestException):
@@ -71,7 +70,7 @@ class PrefectServer:
         )
 
     def stop(self) -> None:
-        """Cut the life line and wait until the server has ended."""
+        """Close the server's standard input and wait until it has ended."""
         atexit.unregister(self.stop)
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
@@ -88,9 +87,9 @@ def _empty_database() -> Path:
 
 
 def _copy_empty_database(database: Path) -> Path | None:
-    """Spare a new workspace the hundred migrations, some 8 s: start with the database as they left it in another one.
+    """Start a new workspace with a copy of a migrated database, since the hundred migrations take about 8 s.
 
-    Prefect looks for missing migrations all the same. Returns the database where this version's is not kept yet.
+    Prefect still checks for missing migrations. Returns the database if none of this version is cached yet.
     """
     kept = _empty_database()
     if database.exists() or "PREFECT_API_DATABASE_CONNECTION_URL" in os.environ:
@@ -111,9 +110,7 @@ def _copy_empty_database(database: Path) -> Path | None:
 
 
 def _keep_empty_database(database: Path) -> None:
-    """Keep a database of which only Prefect's own start has written, without the keys of this one. Failing costs
-    seconds only.
-    """
+    """Cache a database that only Prefect's start has written, without its keys. A failure only costs time."""
     kept = _empty_database()
     part = kept.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(sqlite3.Error, OSError):
@@ -129,11 +126,11 @@ def _copy(source: sqlite3.Connection, to: Path) -> None:
         source.backup(copy)
         copy.execute("DELETE FROM configuration")
         copy.commit()
-        copy.execute("PRAGMA journal_mode=DELETE")  # all of it in one file
+        copy.execute("PRAGMA journal_mode=DELETE")  # a single file
 
 
 def check_server(url: str) -> None:
-    """Raise StageError when no Prefect server responds at the address that the user named."""
+    """Raise StageError if no Prefect server responds at the user's address."""
     try:
         response = requests.get(f"{url.rstrip('/')}/health", timeout=20)
         if response.ok or response.status_code in (401, 403):
@@ -164,7 +161,7 @@ def main() -> None:
             pass
         server.should_exit = True
         time.sleep(_STOP_TIMEOUT_S / 2)
-        os._exit(0)  # a request that never ends must not keep the server alive
+        os._exit(0)  # a hanging request must not keep the server alive
 
     threading.Thread(target=watch, daemon=True).start()
     server.run(sockets=[socket.socket(fileno=int(sys.argv[1]))])

@@ -1,4 +1,4 @@
-"""release_model: compare a cell's newest library with the champion, judge it, promote it."""
+"""Release a cell: compare its newest library with the champion, apply the gate, promote it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvmflow.tracking.mlflow.releases import promote
 
 
 def decide(workspace: Workspace, cell: Cell, dry_run: bool = False) -> dict[str, Any]:
-    """Judge the newest library of a cell and promote it when it passes. Returns the verdict in words and values."""
+    """Apply the gate to a cell's newest library and promote it if it passes. Returns the verdict."""
     candidate = Candidate(workspace, cell)
     name = f"{candidate.version.name} version {candidate.version.version}"
     if candidate.is_champion:
@@ -49,9 +49,7 @@ def decide(workspace: Workspace, cell: Cell, dry_run: bool = False) -> dict[str,
 
 @flow(name="release_model", flow_run_name=run_name)
 def release_model(cell: str, root: str = "", dry_run: bool = False) -> Any:
-    """Release the newest library of a cell if the gate lets it pass; where it does not, the run ends as Refused, a
-    failure.
-    """
+    """Release the newest library of a cell if the gate passes; otherwise the run fails with state Refused."""
     workspace = workspace_of(root)
     wanted = workspace.params.cell(cell)
     tag_run([str(wanted)])
@@ -62,7 +60,7 @@ def release_model(cell: str, root: str = "", dry_run: bool = False) -> Any:
 
 
 def run_release(workspace: Workspace, cell: Cell, dry_run: bool) -> dict[str, Any]:
-    """Run the flow. Returns the verdict, also where the gate refused."""
+    """Run the flow. Returns the verdict, also if the gate refused."""
     state: Any = release_model(str(cell), str(workspace.root), dry_run, return_state=True)
     result = state.result(raise_on_failure=False)
     verdict: dict[str, Any] = result if isinstance(result, dict) else state.result()

@@ -1,8 +1,7 @@
-"""retune: after an upgrade of TVM or of how tvmflow makes code, bring every cell to the new version, and release what
-is not worse.
+"""Re-tune cells after an upgrade of TVM or of code generation, and release libraries that are not worse.
 
-The recipe keys make every stage miss by themselves; tune replays the schedules of the old version and searches only for
-what was lost or got slower; then the new library is compared with the champion on the same device.
+The recipe keys make every stage miss; tune replays the schedules of the old version and searches only for those that
+are lost or slower; then the new library is compared with the champion on the same device.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from prefect.runtime import deployment
 from prefect.states import Cancelled
 
 from flows.notify import as_rows, as_text, notify
-from flows.outcomes import ended, results_of
+from flows.outcomes import final_state, results_of
 from flows.release_model import decide
 from flows.run_page import run_name, tag_run
 from flows.stage_tasks import cells_of, workspace_of
@@ -32,13 +31,13 @@ from tvmflow.tracking.mlflow.registry import CHAMPION, version_by_alias
 
 
 def toolchain_before(workspace: Workspace, cell: Cell) -> dict[str, str] | None:
-    """Return the toolchain of the champion, None when nothing was released."""
+    """Return the toolchain of the champion, None without a release."""
     champion = version_by_alias(workspace, cell, CHAMPION)
     return None if champion is None else {tool: champion.tags.get(f"toolchain_{tool}", "?") for tool in TOOLS}
 
 
 def retune_cell(workspace: Workspace, name: str, force: bool) -> dict[str, Any]:
-    """Bring one cell to the installed toolchain. Returns what changed, what was done and the verdict; `error` where it
+    """Re-tune one cell with the installed toolchain. Returns the changes, outcomes and verdict; `error` if it
     failed.
     """
     result: dict[str, Any] = {"cell": name, "outcomes": {}, "promoted": False, "error": None}
@@ -77,9 +76,9 @@ def _tuning(workspace: Workspace, cell: Cell) -> dict[str, Any]:
 
 @flow(name="retune", flow_run_name=run_name)
 def retune(cells: list[str] | None = None, root: str = "", force: bool = False) -> Any:
-    """Re-tune the cells (default: all of params.yaml) one after the other: measurements must not disturb each other.
+    """Re-tune the cells (default: all of params.yaml) one after the other, since measurements would disturb each other.
 
-    A run of a deployment, as the scheduled one is, sends its table to flows.notify.
+    A run of a deployment, such as the scheduled one, sends its table to flows.notify.
     """
     workspace = workspace_of(root)
     cells = cells_of(workspace, cells)
@@ -89,11 +88,11 @@ def retune(cells: list[str] | None = None, root: str = "", force: bool = False) 
     if is_stopping():
         return Cancelled(message="interrupted by the user")
     create_table_artifact(key="retune", table=as_rows(retune_table(results)), description="re-tune after an upgrade")
-    return ended(results, _told(workspace, results))
+    return final_state(results, _send_table(workspace, results))
 
 
-def _told(workspace: Workspace, results: list[dict[str, Any]]) -> str:
-    """Send the table where this run is a deployment's. Returns why it could not be sent, '' where all is well."""
+def _send_table(workspace: Workspace, results: list[dict[str, Any]]) -> str:
+    """Send the table if this run belongs to a deployment. Returns an error message, '' for success."""
     name = workspace.params.flows.notify
     if name is None or deployment.id is None:
         return ""

@@ -1,6 +1,4 @@
-"""What Prefect shows of a run: a name and tags with its cells, the log lines of stages, scorecards and links to
-MLflow.
-"""
+"""Add to a run's page in Prefect: name and tags with its cells, stage logs, scorecards and links to MLflow."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from tvmflow.report.tables import scorecard, scorecard_markdown
 from tvmflow.tracking.mlflow.measurements import run_page
 
 MOST_TAGS = 50
-_MOST_LINES = 500  # of one stage
+_MOST_LINES = 500  # per stage
 _LONGEST_LINE = 2000
 _LOG_EVERY_S = 5.0
 
@@ -37,7 +35,7 @@ def run_name() -> str:
 
 
 def tag_run(cells: list[str]) -> None:
-    """Give the run of this flow its cells as tags, by which the UI, the API and automations find it."""
+    """Tag the run with its cells, for the UI, the API and automations."""
     if flow_run.id is None:
         return
     with get_client(sync_client=True) as client:
@@ -45,14 +43,14 @@ def tag_run(cells: list[str]) -> None:
 
 
 class StageLog:
-    """Pass on to Prefect what a stage says: its progress now and then, the lines of its log, how it ended."""
+    """Forwards a stage's progress, log lines and result to Prefect."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.logger = path, get_run_logger()
         self.text, self.told, self.lines, self.offset = "", time.monotonic(), 0, 0
 
     def progress(self, text: str, done: int, total: int) -> None:
-        """Log a new text at once, how far it is every few seconds."""
+        """Log a new text at once, progress every few seconds."""
         what, now = re.sub(r"[\d.]+", "", text), time.monotonic()
         if what != self.text or now - self.told > _LOG_EVERY_S:
             self.text, self.told = what, now
@@ -60,7 +58,7 @@ class StageLog:
             self.forward()
 
     def forward(self) -> None:
-        """Log the complete lines that the stage has written to its log since the last time."""
+        """Log the new complete lines of the stage's log."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
@@ -86,14 +84,12 @@ class StageLog:
 
 
 def artifact_key(text: str) -> str:
-    """Return a key as Prefect allows them: lower case letters, digits and dashes."""
+    """Return a legal Prefect key: lower case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def show_cell(workspace: Workspace, cell: Cell) -> None:
-    """Put the scorecard of a cell and the address of its page in MLflow beside the run. A page that fails stops no
-    run.
-    """
+    """Add the scorecard of a cell and its page in MLflow to the run. Errors are ignored."""
     with contextlib.suppress(Exception):
         card = scorecard(workspace, cell)
         if card is not None:

@@ -1,4 +1,4 @@
-"""serve: register the scheduled re-tune with a Prefect server, and run it here when it is due."""
+"""Register the scheduled re-tune with a Prefect server, and run it here when it is due."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def serve_schedule(workspace: Workspace) -> None:
     from prefect import serve
 
     if workspace.params.flows.notify is not None:
-        notification_block(workspace.params.flows.notify)  # now, and not when the first run has something to tell
+        notification_block(workspace.params.flows.notify)  # checked now rather than at the end of the first run
     try:
         serve(scheduled_retune(workspace), limit=1)
     except Exception as error:

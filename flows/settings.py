@@ -1,6 +1,4 @@
-"""Prefect's settings for a workspace: its home inside it, no telemetry, a server. To be applied before Prefect is
-imported.
-"""
+"""Configure Prefect for a workspace, before it is imported: its home, no telemetry, a server."""
 
 from __future__ import annotations
 
@@ -15,14 +13,12 @@ _servers: list[PrefectServer] = []
 
 
 def configure_prefect(workspace: Workspace) -> None:
-    """Set what the user has not set. With PREFECT_API_URL a running server is used, else one is started for this
-    process.
-    """
+    """Set what the user has not set. With PREFECT_API_URL that server is used, else one is started for this process."""
     defaults = {
         **PRIVACY,
         "PREFECT_HOME": str(workspace.root / ".prefect"),
         "PREFECT_LOGGING_LEVEL": "INFO",  # for the page of the run
-        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # an error is told once, by the command line
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the command line reports errors
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
@@ -37,6 +33,6 @@ def configure_prefect(workspace: Workspace) -> None:
 
 
 def wait_for_prefect() -> None:
-    """Return when the server that `configure_prefect` started serves; it starts while Prefect is imported."""
+    """Wait until the server of `configure_prefect` is ready; it starts while Prefect is imported."""
     for server in _servers:
         server.wait()

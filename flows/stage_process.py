@@ -1,6 +1,6 @@
-"""Run one stage in a process of its own: watched, killed when it takes too long, its end always understood.
+"""Run one stage in a process of its own, with a time limit and a classified result.
 
-A compiler that crashes takes only its own process with it, and a timeout really ends the work.
+A compiler crash ends only that process, and a timeout really ends the work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.stage_server import StageProcess, how_it_ended, start_stage
+from flows.stage_server import StageProcess, describe_exit, start_stage
 from flows.stopping import is_stopping, wait_unless_stopping, when_stopping
 from tasks.table import STAGES
 from tvmflow.config.params import Cell
@@ -32,7 +32,7 @@ _running_lock = threading.RLock()  # a signal may arrive in the thread that hold
 
 @dataclass(frozen=True)
 class StageRequest:
-    """Which stage of which cell, where, and for how many seconds at most. preview: only what is said before it."""
+    """A stage of a cell, its workspace and time limit in seconds. preview: run only its preview."""
 
     stage: str
     cell: str
@@ -45,7 +45,7 @@ class StageRequest:
 def run_stage(request: StageRequest, progress: Progress, digests: Digests | None = None) -> str:
     """Run the stage and return its outcome: hit, restored or made. Raises the stage's own error, or a StageError.
 
-    digests: what the walk knows of files; the process gets it, and adds what it had to read.
+    digests: file digests known to this run; the process gets them and adds its own.
     """
     digests = digests or Digests()
     workspace = Workspace(Path(request.root))
@@ -53,7 +53,7 @@ def run_stage(request: StageRequest, progress: Progress, digests: Digests | None
     log = workspace.log_path(request.stage, cell)
     log.parent.mkdir(parents=True, exist_ok=True)
     is_quiet = STAGES[request.stage].measures_device and STAGES[request.stage].needs_quiet
-    with _turn_on_this_host(workspace, request.stage, cell), log.open("wb") as output:
+    with _host_lock(workspace, request.stage, cell), log.open("wb") as output:
         _refuse_when_stopping(request)
         started = time.monotonic()
         process = start_stage(_arguments(request), digests.to_json(), output, prepare=not is_quiet)
@@ -82,7 +82,7 @@ def run_stage(request: StageRequest, progress: Progress, digests: Digests | None
             f"raise that limit, or look into {log}; what was measured so far is kept",
         )
     raise errors.StageCrashedError(
-        f"{request.stage} of {request.cell} died: {how_it_ended(code)}{_tail(log)}",
+        f"{request.stage} of {request.cell} died: {describe_exit(code)}{_tail(log)}",
         "an end with a result",
         f"look into {log}",
     )
@@ -100,7 +100,7 @@ def _arguments(request: StageRequest) -> list[str]:
 
 
 def _listen(reader: int, progress: Progress) -> dict[str, Any]:
-    """Pass progress on until the process closes its end; return its last word."""
+    """Forward progress until the process closes its end; return its last message."""
     last: dict[str, Any] = {}
     with os.fdopen(reader, encoding="utf-8", errors="replace") as lines:
         for line in lines:
@@ -116,7 +116,7 @@ def _listen(reader: int, progress: Progress) -> dict[str, Any]:
 
 
 def kill_all() -> bool:
-    """Kill every stage that runs; each of them can go on later where its records end. Returns whether any ran."""
+    """Kill all running stages; each can resume later from its records. Returns whether any was running."""
     with _running_lock:
         for process in _running:
             process.kill()
@@ -140,17 +140,17 @@ def _tail(log: Path) -> str:
 
 
 @contextlib.contextmanager
-def _turn_on_this_host(workspace: Workspace, stage: str, cell: Cell) -> Iterator[None]:
-    """Let many stages work on this machine side by side, but a measurement of this machine's CPU alone.
+def _host_lock(workspace: Workspace, stage: str, cell: Cell) -> Iterator[None]:
+    """Let many stages run on this machine, but a measurement of its CPU alone.
 
-    A lock that ends with the process that holds it; waiting does not count against the stage's timeout.
+    Uses a lock that ends with its process; waiting does not count against the stage's timeout.
     """
     device = workspace.params.targets[cell.target].device
     measures_here = STAGES[stage].measures_device and transport_of(device).is_this_host
     path = Path.home() / ".cache" / "tvmflow" / "locks" / "host"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        while True:  # not one blocking call, so that Ctrl-C ends the waiting
+        while True:  # no blocking call, so that Ctrl-C works
             try:
                 fcntl.flock(file, (fcntl.LOCK_EX if measures_here else fcntl.LOCK_SH) | fcntl.LOCK_NB)
                 break

@@ -1,7 +1,7 @@
-"""The processes of stages. A server, `python -m tasks.server`, has TVM imported and forks one for each stage: importing
-TVM takes longer than most stages do.
+"""Fork stage processes from a server with TVM imported, `python -m tasks.server`.
 
-It ends with the process that started it; a server that died is replaced when the next stage begins.
+Importing TVM takes longer than most stages. The server ends with its parent; one that died is replaced at the next
+stage.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from tvmflow.support.paths import CODE_ROOT
 
 
 class StageProcess:
-    """The process of a stage, which leads a process group. events: the end of the pipe on which it tells what
-    happens.
-    """
+    """The process of a stage, the leader of a process group. events: the read end of its event pipe."""
 
     def __init__(self, pid: int, events: int, end: IO[bytes]) -> None:
         self.pid = pid
@@ -32,12 +30,12 @@ class StageProcess:
         self._end = end
 
     def wait(self) -> int:
-        """Return its exit code, negative for a signal, when it has ended; SIGKILL's where its server died before."""
+        """Return its exit code when it has ended, negative for a signal; SIGKILL's if its server died before."""
         with self._end:
             return int(self._end.readline().partition(b" ")[2] or -signal.SIGKILL)
 
     def kill(self) -> None:
-        """Kill it and all that it started, if anything of that still runs."""
+        """Kill its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -60,8 +58,8 @@ class StageServer:
         self._starting = threading.Lock()
 
     def start(self, request: bytes, output: IO[bytes]) -> StageProcess | None:
-        """Return the process of a stage; None where the server has died. request: a line of JSON; output: for what the
-        process prints.
+        """Return the process of a stage; None if the server has died. request: a line of JSON; output: the process's
+        standard output.
         """
         events, writes_events = os.pipe()
         end, writes_end = os.pipe()
@@ -83,7 +81,7 @@ class StageServer:
         return None
 
     def close(self) -> None:
-        """Let it end when no stage of it runs any more."""
+        """Let the server end when none of its stages is running."""
         self._socket.close()
         threading.Thread(target=self.process.wait, daemon=True).start()  # so that no zombie is left
 
@@ -94,7 +92,7 @@ _server: StageServer | None = None
 
 @contextlib.contextmanager
 def stage_server() -> Iterator[None]:
-    """Within, one server forks the processes of all stages."""
+    """Use one server for all stages within a context."""
     global _server
     with _lock:
         _server = StageServer()
@@ -108,10 +106,10 @@ def stage_server() -> Iterator[None]:
 
 
 def start_stage(arguments: list[str], known: list[list[Any]], output: IO[bytes], prepare: bool = False) -> StageProcess:
-    """Start `python -m tasks ARGUMENTS` and return its process. Raises StageCrashedError where none can be started.
+    """Start `python -m tasks ARGUMENTS` and return its process. Raises StageCrashedError if it cannot be started.
 
-    known: digests of files, as Digests.to_json has them. output: the open file for what the process prints. prepare:
-    whether the server may import meanwhile what the stage after this one needs.
+    known: digests of files, as in Digests.to_json. output: the file for the process's output. prepare: let the server
+    import the next stage's modules meanwhile.
     """
     global _server
     request = json.dumps({"arguments": arguments, "known": known, "prepare": prepare}).encode() + b"\n"
@@ -122,22 +120,22 @@ def start_stage(arguments: list[str], known: list[list[Any]], output: IO[bytes],
             server = _server or StageServer()
         process = server.start(request, output)
         if server is not _server:
-            server.close()  # it was for this stage alone, or another has taken its place
+            server.close()  # it was for this stage only, or was replaced
         if process is not None:
             return process
     raise StageCrashedError(
-        f"the server of stages did not start {' '.join(arguments[:2])}: {_how_it_goes(server.process)}",
+        f"the server of stages did not start {' '.join(arguments[:2])}: {_server_state(server.process)}",
         "a process for the stage",
         "run 'tvmflow doctor', and look at the system's log for processes that were killed for want of memory",
     )
 
 
-def _how_it_goes(server: subprocess.Popen[bytes]) -> str:
+def _server_state(server: subprocess.Popen[bytes]) -> str:
     with contextlib.suppress(subprocess.TimeoutExpired):
-        return how_it_ended(server.wait(timeout=1.0))
+        return describe_exit(server.wait(timeout=1.0))
     return "it runs, and does not respond"
 
 
-def how_it_ended(code: int) -> str:
-    """Return what an exit code, as subprocess has it, says."""
+def describe_exit(code: int) -> str:
+    """Return the meaning of a subprocess exit code."""
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,4 +1,4 @@
-"""Each stage as a Prefect task: cached by its recipe key, retried only when a device or a network failed."""
+"""Run each stage as a Prefect task, cached by its recipe key and retried after device or network failures."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tvmflow.pipeline.store import Plan, Store
 from tvmflow.support.errors import TvmflowError, first_line
 from tvmflow.tuning.status_lines import FIRST, add_current_time, first_ms_of
 
-_PREVIEW_S = 60.0  # after which nobody waits for it any longer
+_PREVIEW_S = 60.0  # time limit of the preview
 
 
 @dataclass
 class RecipePolicy(CachePolicy):  # type: ignore[misc]
-    """The cache key of a task is the recipe key of the stage; nothing else of its arguments counts."""
+    """Cache policy: the key of a task is the recipe key of its stage; other arguments are ignored."""
 
     def compute_key(
         self, task_ctx: Any, inputs: dict[str, Any], flow_parameters: dict[str, Any], **_kwargs: Any
@@ -39,7 +39,7 @@ class RecipePolicy(CachePolicy):  # type: ignore[misc]
 
 
 def is_worth_a_retry(_task: Any, _task_run: Any, state: Any) -> bool:
-    """Say whether a failure may pass by itself: devices and networks, never a compiler or a gate."""
+    """Return whether a failure may be temporary: of devices and networks, not of compilers or gates."""
     try:
         state.result()
     except TvmflowError as error:
@@ -49,15 +49,15 @@ def is_worth_a_retry(_task: Any, _task_run: Any, state: Any) -> bool:
     return False
 
 
-class _Shown:
-    """Progress to the listeners at once, to Prefect's artifact at most once in two seconds."""
+class _ProgressForwarder:
+    """Forwards progress to listeners at once, and to Prefect's artifact every two seconds at most."""
 
     def __init__(self, cell: str, stage: str, log: Path, first_ms: float | None) -> None:
         self.cell, self.stage, self.last, self.first_ms = cell, stage, 0.0, first_ms
         self.artifact: Any = None
         self.log = StageLog(log)
 
-    def __enter__(self) -> _Shown:
+    def __enter__(self) -> _ProgressForwarder:
         tell(self.cell, self.stage, "started", 0, 0)
         return self
 
@@ -81,7 +81,7 @@ class _Shown:
 
 
 def _preview(workspace: Workspace, request: StageRequest) -> float | None:
-    """Run what is said before a stage, and return the milliseconds that it says; that it fails costs a line."""
+    """Run the preview of a stage and return its latency in milliseconds; a failure only costs a line."""
     first: list[float | None] = [None]
 
     def hear(text: str, done: int, total: int) -> None:
@@ -104,7 +104,7 @@ def _task_for(stage: str, workspace: Workspace, first_ms: float | None = None) -
 
     def run(request: dict[str, Any], slug: str, key: str | None) -> dict[str, Any]:
         log = workspace.log_path(stage, workspace.params.cell(request["cell"]))
-        with _Shown(request["cell"], stage, log, first_ms) as shown:
+        with _ProgressForwarder(request["cell"], stage, log, first_ms) as shown:
             outcome = run_stage(StageRequest(**request), shown.progress, workspace.digests)
         return {"stage": stage, "slug": slug, "key": key, "outcome": outcome}
 
@@ -122,7 +122,7 @@ def _task_for(stage: str, workspace: Workspace, first_ms: float | None = None) -
 
 
 def run_stage_task(workspace: Workspace, stage: str, cell: Cell, again: bool = False) -> str:
-    """Run one stage as a Prefect task and return hit, restored or made. A cache hit is believed only when the store
+    """Run one stage as a Prefect task and return hit, restored or made. A cache hit is used only if the store
     agrees.
     """
     store = Store(workspace, STAGES)
@@ -132,23 +132,21 @@ def run_stage_task(workspace: Workspace, stage: str, cell: Cell, again: bool = F
     is_hit = plan.is_hit and not again
     first_ms = _preview(workspace, request) if STAGES[stage].preview and not plan.is_hit else None
     work = _task_for(stage, workspace, first_ms)
-    if is_hit:  # where Prefect does not know the key yet, its task finds the stage done in a moment
+    if is_hit:  # if Prefect does not know the key yet, its task finds the stage done immediately
         tell(str(cell), stage, "hit", 0, 0)
     else:
-        work = work.with_options(refresh_cache=True)  # Prefect remembers a result whose bytes are gone
+        work = work.with_options(refresh_cache=True)  # Prefect has a result whose files are gone
     state: Any = work(asdict(request), cell.slug, key, return_state=True)
     outcome = str(state.result()["outcome"])
     return "hit" if is_hit else outcome
 
 
 def cells_of(workspace: Workspace, cells: list[str] | None) -> list[str]:
-    """Return the full names of the cells of a flow's parameter; of all that params.yaml lists where none is named."""
+    """Return the full names of the cells in a flow's parameter; by default all listed in params.yaml."""
     named = [workspace.params.cell(cell) for cell in cells or ()]
     return [str(cell) for cell in named or workspace.params.cells.values()]
 
 
 def workspace_of(root: str) -> Workspace:
-    """Return the workspace of a flow's parameter; '' is the nearest one above the current folder, as for a worker's
-    run.
-    """
+    """Return the workspace of a flow's parameter; '' is the nearest one above the current folder."""
     return find_workspace(Path(root) if root else None)

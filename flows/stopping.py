@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: what runs is killed, nothing new is started, and the flow ends and says so to Prefect."""
+"""Handle Ctrl-C and SIGTERM: kill running stages, start no new ones, and let the flow end and report to Prefect."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 _requested = threading.Event()
-_depth = 0  # of stops_on_signals
+_depth = 0  # nesting of stops_on_signals
 _signals: list[int] = []
 _killers: list[Callable[[], bool]] = []
 
 
 def is_stopping() -> bool:
-    """Say whether the user asked to stop."""
+    """Return whether the user asked to stop."""
     return _requested.is_set()
 
 
@@ -27,12 +27,12 @@ def wait_unless_stopping(seconds: float) -> bool:
 
 
 def when_stopping(kill: Callable[[], bool]) -> None:
-    """Let `kill` be called when the user asks to stop; it returns whether there was anything to kill."""
+    """Register `kill`, called when the user asks to stop; it returns whether anything was killed."""
     _killers.append(kill)
 
 
 def exit_code() -> int:
-    """Return the shell's exit code of a command that a signal ended."""
+    """Return the shell's exit code of a command ended by a signal."""
     return 128 + (_signals[0] if _signals else signal.SIGINT)
 
 
@@ -44,13 +44,13 @@ def _stop(number: int, _frame: FrameType | None) -> None:
     if again:
         os.write(sys.stderr.fileno(), b"\ninterrupted at once\n")
         os._exit(exit_code())
-    if not any(killed):  # no stage that comes back with an error, and the flow with it: give up what is being done now
+    if not any(killed):  # no stage was killed that would end the flow: interrupt the current work
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def cancels_flow() -> Iterator[None]:
-    """Turn the end of a flow that was cancelled into what Ctrl-C is everywhere else: KeyboardInterrupt."""
+    """Convert the end of a cancelled flow to KeyboardInterrupt."""
     from prefect.exceptions import CancelledRun
 
     try:
@@ -61,10 +61,10 @@ def cancels_flow() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stops_on_signals() -> Iterator[None]:
-    """Inside, the first signal stops the stages and lets the flow come to its end; a second one ends everything.
+    """Within this context, the first signal stops the stages and lets the flow end; a second one ends everything.
 
-    Flows use it as well as the command line, because Prefect has a handler of its own for SIGTERM around a flow. The
-    outermost one forgets what was asked before: a notebook goes on after Ctrl-C.
+    Flows use it as well as the command line, because Prefect installs its own SIGTERM handler around a flow. The
+    outermost context resets earlier requests, so that a notebook can continue after Ctrl-C.
     """
     global _depth
     if threading.current_thread() is not threading.main_thread():  # Python lets no other thread handle signals

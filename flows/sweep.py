@@ -1,4 +1,4 @@
-"""sweep: many cells, some at a time, one summary. A cell that fails does not stop the others."""
+"""Run many cells, several at a time, with one summary. A failed cell does not stop the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Cancelled, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
-from flows.outcomes import ended, results_of
+from flows.outcomes import final_state, results_of
 from flows.pipeline import refresh
 from flows.run_page import run_name, show_cell, tag_run
 from flows.stage_tasks import cells_of, workspace_of
@@ -27,7 +27,7 @@ from tvmflow.tracking.dvc.repository import publish
 def run_cell(
     cell: str, root: str, stages: tuple[str, ...], again: tuple[str, ...], refused: dict[str, Any] | None = None
 ) -> Any:
-    """Walk one cell; its failure is part of the result. refused: the result of a cell that cannot be run."""
+    """Run one cell; a failure is part of the result. refused: the result of a cell that cannot be run."""
     if refused is not None:
         return _failed(refused)
     workspace = workspace_of(root)
@@ -46,7 +46,7 @@ def _failed(result: dict[str, Any]) -> Any:
 
 
 def task_runner(flows: FlowParams) -> TaskRunner[Any]:
-    """Return the runner that params.yaml names: threads of this process, or a Dask cluster by its address."""
+    """Return the task runner of params.yaml: threads of this process, or a Dask cluster by its address."""
     if flows.runner == "threads":
         return ThreadPoolTaskRunner(max_workers=flows.workers)
     try:
@@ -69,10 +69,10 @@ def sweep(
     again: tuple[str, ...] = (),
     refused: dict[str, dict[str, Any]] | None = None,
 ) -> Any:
-    """Run every stage of the cells (default: all of params.yaml), in the workspace `root` (default: the nearest).
+    """Run every stage of the cells (default: all of params.yaml) in the workspace `root` (default: the nearest).
 
-    Returns one WalkResult per cell, as a mapping, in the order of `cells`. again: stages to make even when nothing
-    changed. refused: results of cells that are known to fail; they are not walked.
+    Returns one WalkResult per cell, as a mapping, in the order of `cells`. again: stages to run even when nothing
+    changed. refused: results of cells that cannot be run, which are skipped.
     """
     workspace = workspace_of(root)
     cells = cells_of(workspace, cells)
@@ -93,7 +93,7 @@ def sweep(
             if result["error"] is None:
                 result |= {"error": error.to_json(), "failed_stage": "publish"}
     create_table_artifact(key="sweep", table=[_row(result) for result in results], description="cells and stages")
-    return ended(results)
+    return final_state(results)
 
 
 def run_sweep(
@@ -104,7 +104,7 @@ def run_sweep(
 ) -> list[dict[str, Any]]:
     """Run the sweep flow with the task runner of params.yaml."""
     runner = task_runner(workspace.params.flows)
-    refresh(workspace)  # DVC records the cells below: it has to know them
+    refresh(workspace)  # DVC must know the cells to record them
     with cancels_flow():
         state = sweep.with_options(task_runner=runner)(cells, str(workspace.root), again, refused, return_state=True)
         return results_of(state)

@@ -1,4 +1,4 @@
-"""The walk of one cell: its stages one after the other, each only when it is needed."""
+"""Run the stages of one cell in order, each only when it is needed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.store import Store
 from tvmflow.tracking.mlflow.measurements import ensure_recorded
 
-# A device is needed from the first stage on that is done anew every time.
+# A device is needed from the first stage on that is never cached.
 COMPILE_STAGES = tuple(itertools.takewhile(lambda name: STAGES[name].is_cached, STAGES))
 EVALUATE_STAGES = tuple(name for name in STAGES if name not in COMPILE_STAGES)
 
 
 @dataclass
 class WalkResult:
-    """What happened to one cell: stage -> hit, restored, made; error in words where it failed, and where: a stage, or
+    """The result of one cell: stage -> hit, restored, made; error text if it failed, and where: a stage, or
     `record`.
     """
 
@@ -36,9 +36,9 @@ def walk(
     again: tuple[str, ...] = (),
     result: WalkResult | None = None,
 ) -> dict[str, str]:
-    """Run the stages of a cell in order. Raises the error of the first that fails; `result` tells how far it went.
+    """Run the stages of a cell in order. Raises the first error; `result` records the progress.
 
-    A stage that is never cached runs only when one after it will, or is the last.
+    A stage that is never cached runs only if a later one runs, or if it is the last.
     """
     result, store = result or WalkResult(str(cell)), Store(workspace, STAGES)
     for at, stage in enumerate(stages):

@@ -1,8 +1,8 @@
 """Run one stage of one cell in this process: `python -m tasks build CELL`.
 
-This is what `dvc repro` calls and what a flow starts as a process of its own. With --events N, progress and the final
-error are written to file descriptor N as lines of JSON, and at the end the digests of the files that were looked at;
-without, progress goes to standard error.
+`dvc repro` calls this, and a flow starts it as a process. With --events N, progress and the final error are written to
+file descriptor N as lines of JSON, followed by the digests of the files that were read; without it, progress goes to
+standard error.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tvmflow.tuning.status_lines import FIRST
 
 
 def main(arguments: list[str] | None = None, known: list[list[Any]] | None = None) -> None:
-    """Parse the command line, run the stage, exit with the code of what happened. known: digests that the caller
-    knows.
+    """Parse the command line, run the stage, and exit with a code for the result. known: digests known to the
+    caller.
     """
     parser = argparse.ArgumentParser(prog="python -m tasks", description="Run one stage of one cell.")
     parser.add_argument("stage", choices=list(STAGES))
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None, known: list[list[Any]] | None = Non
     parser.add_argument("--events", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.debug:
-        os.environ["TVMFLOW_DEBUG"] = "1"  # a sandbox has no other word from us
+        os.environ["TVMFLOW_DEBUG"] = "1"  # the only way to pass this to a sandbox
     prepare_import_of_tvm()
     tell = _teller(options.events)
     if options.preview:
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None, known: list[list[Any]] | None = Non
 def _preview(
     options: argparse.Namespace, tell: Callable[[dict[str, Any]], None], known: list[list[Any]] | None
 ) -> None:
-    """Run what is said before a stage; why it failed is said like it, for the stage does not need it."""
+    """Run the preview of a stage; its failure is only reported, since the stage does not need it."""
 
     def say(text: str, done: int, total: int) -> None:
         tell({"progress": [text, done, total]})
@@ -77,7 +77,7 @@ def _preview(
     workspace = _workspace(options, known)
     try:
         Store(workspace, STAGES).preview(options.stage, workspace.params.cell(options.cell), say)
-    except Exception as error:  # of TVM, of a device, of a peer: the stage tells more where it is at fault, too
+    except Exception as error:  # errors of TVM, a device or a baseline: the stage itself reports them in detail
         if options.debug:
             raise
         say(f"{FIRST}not measured: {errors.first_line(error, 160)}", 0, 0)
@@ -130,18 +130,16 @@ def _teller(descriptor: int | None) -> Callable[[dict[str, Any]], None]:
 
 
 def _watch(descriptor: int) -> None:
-    """Wait until nobody reads what this process tells: it may be silent for minutes."""
+    """Wait until the reader of this process's events is gone."""
     poll = select.poll()
-    poll.register(descriptor, 0)  # errors are reported even where nothing is asked for
+    poll.register(descriptor, 0)  # poll reports errors without any requested event
     while not poll.poll():
         pass
     _leave()
 
 
 def _leave() -> NoReturn:
-    """End this process and those that it started: who wanted the stage is gone. It stays unfinished, as after a
-    kill.
-    """
+    """End this process and its children, since its parent is gone. The stage stays unfinished, as after a kill."""
     if os.getsid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

@@ -1,6 +1,4 @@
-"""Compare every kernel of a network on its GPU with the same kernel on this machine's CPU, and remember what was found
-of the GPU.
-"""
+"""Compare every kernel of a network on its GPU with the CPU, and update the GPU's quarantine."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ INPUTS: dict[str, tuple[str, ...]] = {"graph_pack": (IR_NAME, WEIGHTS_NAME), "tu
 
 
 def agreement_on(session: DeviceSession, context: StageContext[Any, Any], backend: Backend) -> dict[str, Any] | None:
-    """Return how the kernels agree, as the scorecard has it; None where no GPU computes. The session has opened the
-    network.
-    """
+    """Return the kernels' agreement for the scorecard; None without a GPU. The session has opened the network."""
     from tvmflow.evaluation.kernel_agreement import BuiltNetwork, network_agreement
 
     if session.gpu is None:
@@ -34,8 +30,8 @@ def agreement_on(session: DeviceSession, context: StageContext[Any, Any], backen
     return found
 
 
-def named(error: AgreementError, agreement: dict[str, Any] | None) -> AgreementError:
-    """Return an error of a network's outputs with the first kernel that differs."""
+def add_first_kernel(error: AgreementError, agreement: dict[str, Any] | None) -> AgreementError:
+    """Return an error of a network's outputs extended by the first kernel that differs."""
     if agreement is None or agreement["first"] is None:
         return error
     kernel = agreement["first"]["kernel"]

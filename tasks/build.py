@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """runtime: digest of the sources in C that a library without TVM is linked with; preprocess: what that does to
-    images.
-    """
+    """runtime: digest of the C sources linked into a library without TVM; preprocess: its image preprocessing."""
 
     target: ResolvedTarget
     max_relative_error: float
@@ -59,7 +57,7 @@ def _toolchain(settings: BuildSettings) -> tuple[str, ...]:
 
 
 def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
-    """Compile, export, and check the library itself where this machine can run it."""
+    """Compile and export the library, and check it if this machine can run it."""
     from tvmflow.codegen.compile import LoadedLibrary, build_scheduled, export
     from tvmflow.codegen.manifest import count_coverage, manifest_of
     from tvmflow.codegen.network.link import OpenedNetwork, link_rpc, write_network
@@ -134,7 +132,7 @@ def _smaller(
 def _network_of(
     context: StageContext[BuildSettings, None], description: SourceDescription, outputs: list[dict[str, Any]]
 ) -> Network:
-    """Return what the library without TVM says of itself."""
+    """Return the description in the library without TVM."""
     from tvmflow.codegen.network.bucket_tables import SizedOutputs
     from tvmflow.codegen.network.description import Network
 
@@ -156,8 +154,8 @@ def _network_of(
 
 
 def _image_input(inputs: tuple[TensorSpec, ...], how: Preprocess) -> Any:
-    """Return how images become the input; None for a network of another input, or of integers that its entry does not
-    make.
+    """Return the preprocessing of the image input; None for another input, or for integers that the entry does not
+    convert.
     """
     from tvmflow.codegen.network.image_tables import ImageInput
 

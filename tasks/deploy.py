@@ -1,4 +1,4 @@
-"""deploy: put the library that ships on a device and run the golden inputs there.
+"""deploy: upload the library for apps to a device and run the golden inputs there.
 
 Its outputs are those of TVM's virtual machine on the same device, bit for bit; where the device has no TVM, those of
 the virtual machine here, if this machine runs the same instructions.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.agreement import INPUTS, agreement_on, named
+from tasks.agreement import INPUTS, add_first_kernel, agreement_on
 from tasks.device import LIMIT_READS, DeviceLimits, device_limits, session_of
 from tasks.golden import GOLDEN, check_any_size, check_outputs, golden_outputs
 from tvmflow.backends.registry import backend_of, resolve
@@ -47,7 +47,7 @@ Context = StageContext[DeploySettings, DeviceLimits]
 
 
 def deploy(context: Context) -> dict[str, Any]:
-    """Upload, load, smoke-test; returns what the device said."""
+    """Upload, load and smoke-test the library; return the facts of deployed.json."""
     settings, target = context.settings, context.settings.target
     folder = context.inputs["build"]
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
@@ -64,9 +64,9 @@ def deploy(context: Context) -> dict[str, Any]:
                 check_any_size(context, "deploy", model.at, settings.max_relative_error) if model.takes_sizes else {}
             )
         except AgreementError as error:
-            raise named(error, agreement_on(session, context, backend_of(target))) from None
+            raise add_first_kernel(error, agreement_on(session, context, backend_of(target))) from None
         in_both = ships.file != vm_library(folder).file and backend_of(target).has_machine
-        expected = _of_machine(context, session, folder) if in_both else None
+        expected = _vm_outputs(context, session, folder) if in_both else None
         if expected is not None:
             check_equal("deploy", expected, outputs)
     deployed = {
@@ -84,8 +84,10 @@ def deploy(context: Context) -> dict[str, Any]:
     return deployed
 
 
-def _of_machine(context: Context, session: DeviceSession, folder: Path) -> Arrays | None:
-    """Return the outputs of the same kernels in TVM's virtual machine; None where that runs neither there nor here."""
+def _vm_outputs(context: Context, session: DeviceSession, folder: Path) -> Arrays | None:
+    """Return the outputs of the same kernels in TVM's virtual machine; None if that runs neither on the device nor
+    here.
+    """
     machine = vm_library(folder)
     if session.has_tvm:
         return golden_outputs(context, machine.upload_and_start(session))

@@ -1,4 +1,4 @@
-"""How a stage reaches the device of its cell."""
+"""Open the device of a cell for a stage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT_READS = ("targets.{target}.device", "deploy.session_timeout_s", "deploy.de
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """How to reach a device and how long to wait for it: nothing that changes an output."""
+    """Parameters to reach a device and to wait for it; they do not change outputs."""
 
     device: DeviceEntry
     session_timeout_s: float
@@ -30,7 +30,7 @@ def device_limits(workspace: Workspace, cell: Cell) -> DeviceLimits:
 
 
 def session_of(limits: DeviceLimits, target: ResolvedTarget) -> AbstractContextManager[DeviceSession]:
-    """Open the session that the limits describe."""
+    """Open a session within the limits."""
     return open_session(
         limits.device, backend_of(target), SessionLimits(limits.session_timeout_s, limits.device_wait_s)
     )

@@ -1,4 +1,4 @@
-"""evaluate: run the evaluation set on the device, measure latency there and beside peers, of the library that ships.
+"""evaluate: run the evaluation set on the device, and measure the latency of the library for apps beside baselines.
 
 In:  the built library, the evaluation set, the source framework's outputs
 Out: scorecard.json (everything), metrics.json (the numbers, for DVC), confusion.csv, latency.csv
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.agreement import INPUTS, agreement_on, named
+from tasks.agreement import INPUTS, add_first_kernel, agreement_on
 from tasks.device import LIMIT_READS, DeviceLimits, device_limits, session_of
 from tvmflow.backends.registry import backend_of, resolve
 from tvmflow.config.params import Cell
@@ -29,7 +29,7 @@ from tvmflow.evaluation.scorecard import measure_quality, write_scorecard
 from tvmflow.frontends.registry import frontend_named
 from tvmflow.frontends.source_model import read_description
 from tvmflow.pipeline.recipe_key import FRONTENDS
-from tvmflow.pipeline.stage import Output, Stage, StageContext, taken
+from tvmflow.pipeline.stage import Output, Stage, StageContext, settings_from_block
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import AgreementError
 from tvmflow.support.files import sha256_of
@@ -42,8 +42,8 @@ LATENCY = {"x": "median_ms", "y": "what", "template": "bar_horizontal", "title":
 
 @dataclass(frozen=True)
 class EvaluateSettings(LatencyRules):
-    """emulated: the device is, and its clock no time. host_cpu: of this machine, on which the peers run, where the
-    device is this machine too. ceilings, machine_state: digests of the C that measures them.
+    """emulated: the device is emulated, and its clock is not a time. host_cpu: of this machine, if baselines run on it
+    and it is the device. ceilings, machine_state: digests of the measuring C sources.
     """
 
     target: ResolvedTarget
@@ -62,7 +62,7 @@ class EvaluateSettings(LatencyRules):
 
 def _settings(workspace: Workspace, cell: Cell) -> EvaluateSettings:
     entry, model = workspace.params.targets[cell.target], workspace.params.models[cell.model]
-    return taken(
+    return settings_from_block(
         EvaluateSettings,
         workspace.params.evaluate,
         target=resolve(entry),
@@ -86,7 +86,7 @@ Context = StageContext[EvaluateSettings, DeviceLimits]
 
 
 def evaluate(context: Context) -> dict[str, Any]:
-    """Measure everything; returns what disturbed the latency, in words."""
+    """Measure everything; return the disturbances of the latency."""
     settings, backend = context.settings, backend_of(context.settings.target)
     samples = Samples.load(context.inputs["fetch"] / "evaluation.npz")
     folder = context.inputs["build"]
@@ -94,7 +94,7 @@ def evaluate(context: Context) -> dict[str, Any]:
     ships = network_library(folder, manifest)
     description = read_description(context.inputs["fetch"])
     batch, task = description.batch, description.task
-    with _peers(context) as loaded, session_of(context.limits, settings.target) as session:
+    with _baselines(context) as loaded, session_of(context.limits, settings.target) as session:
         peers, threads, here = loaded(), settings.target.threads, _is_this_cpu(settings)
         rules = DeviceRules(
             settings,
@@ -125,7 +125,7 @@ def evaluate(context: Context) -> dict[str, Any]:
             context.inputs, numbers.outputs, samples, settings.max_relative_error, task, settings.metric
         )
     except AgreementError as error:
-        raise named(error, agreement) from None
+        raise add_first_kernel(error, agreement) from None
     card = {
         "cell": str(context.cell),
         "device": device,
@@ -150,12 +150,12 @@ def _is_this_cpu(settings: EvaluateSettings) -> bool:
 
 
 def has_bounds(settings: EvaluateSettings) -> bool:
-    """Whether what the device does at most can be measured: it is this machine's CPU, and its clock a clock."""
+    """Return whether the roofline can be measured: the device is this machine's CPU with a real clock."""
     return _is_this_cpu(settings) and not settings.emulated
 
 
 def _bounds(context: Context, manifest: dict[str, Any], numbers: DeviceNumbers) -> dict[str, Any]:
-    """Return the least time beside the ceilings of this machine's CPU; nothing where the device is another."""
+    """Return the roofline bounds on this machine's CPU; empty for another device."""
     settings, latency = context.settings, numbers.latency["compute"]
     if not has_bounds(settings):
         return {}
@@ -167,12 +167,10 @@ def _bounds(context: Context, manifest: dict[str, Any], numbers: DeviceNumbers) 
     return {"bounds": found}
 
 
-def _peers(context: Context) -> contextlib.AbstractContextManager[Callable[[], Baselines]]:
+def _baselines(context: Context) -> contextlib.AbstractContextManager[Callable[[], Baselines]]:
     settings, target = context.settings, context.settings.target
     if not _is_this_cpu(settings):
-        return contextlib.nullcontext(
-            Baselines
-        )  # numbers of this machine's CPU would mislead beside those of another device
+        return contextlib.nullcontext(Baselines)  # times of this machine's CPU are not comparable with another device
     onnx_file = context.inputs["import_model"] / "peer.onnx"
     return open_baselines(settings.peers, context.inputs["fetch"], onnx_file, target.threads)
 

@@ -1,4 +1,4 @@
-"""fetch: bring weights, labels and data of a model into one folder.
+"""fetch: collect weights, labels and data of a model in one folder.
 
 In:  the model's entry in params.yaml
 Out: model.* (weights or whole model), source.json, labels.json, calibration.npz, evaluation.npz, golden.npz
@@ -19,12 +19,12 @@ from tvmflow.sandbox.images import read_in_sandbox
 from tvmflow.sources.data.datasets import Samples, SplitSizes
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.model_files import copy_network, labels_of, own_files, samples_of
-from tvmflow.sources.weights import WeightsRequest, bring_weights
+from tvmflow.sources.weights import WeightsRequest, fetch_weights
 
 
 @dataclass(frozen=True)
 class FetchSettings:
-    """files: sha256 of the files of the workspace that the model names."""
+    """files: sha256 of the workspace files in the model's entry."""
 
     model: ModelEntry
     files: dict[str, str]
@@ -49,9 +49,7 @@ def _limits(workspace: Workspace, _cell: Cell) -> DownloadLimits:
 
 
 def _toolchain(settings: FetchSettings) -> tuple[str, ...]:
-    """Weights that are made here depend on the framework; weights that are brought depend on nothing but their
-    bytes.
-    """
+    """Return the tools of weights that are made here; fetched weights depend on their bytes only."""
     model = settings.model
     tools = frontend_named(model.framework).tools if model.weights.kind in ("train", "seeded") else ()
     return (
@@ -63,7 +61,7 @@ def _toolchain(settings: FetchSettings) -> tuple[str, ...]:
 
 
 def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any]:
-    """Fill the folder; returns the sizes of what came."""
+    """Fill the folder; return the sizes of the files."""
     settings, model, root = context.settings, context.settings.model, context.root
     parts = samples_of(model, settings.split, settings.random_samples, root, read_in_sandbox)
     request = WeightsRequest(
@@ -75,7 +73,7 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
         downloads=root / "artifacts" / ".downloads",
         files=frontend_named(model.framework).files,
     )
-    weights = bring_weights(request, context.out, parts.get("train"), context.progress)
+    weights = fetch_weights(request, context.out, parts.get("train"), context.progress)
     for name in ("calibration", "evaluation"):
         parts[name].save(context.out / f"{name}.npz")
     Samples(parts["evaluation"].part(slice(settings.golden_samples)).inputs).save(context.out / "golden.npz")

@@ -1,7 +1,7 @@
-"""Before tune: measure the network with default schedules, beside a peer, and say what the search promises.
+"""Measure the network with default schedules before tune, compare it with a baseline, and predict tuning's gain.
 
-In:  what tune reads; of the workspace, what peers run
-Out: one line that is said. Nothing of it is stored, and no recipe key knows of it.
+In:  the inputs of tune; the baselines' files in the workspace Out: one progress line. Nothing is stored, and no recipe
+key depends on it.
 """
 
 from __future__ import annotations
@@ -33,19 +33,17 @@ from tvmflow.tuning.rules import SearchRules
 from tvmflow.tuning.status_lines import comparison_text, format_first_line, gain_text
 from tvmflow.tuning.winograd_choice import choose_by_cost
 
-# A quick look: the scorecard comes later, by params.yaml.
+# A quick measurement; the scorecard follows later with the rules of params.yaml.
 _RULES = LatencyRules(warmup_runs=3, turns=12, turn_ms=30.0, max_seconds=1.5, max_foreign_load=0.1)
 _PROFILED_RUNS = 8
-_WAIT_S = 5.0  # for a device that another has; tune waits for it as long as it should
-_PEERS = {"onnxruntime": "ONNX Runtime", SOURCE: "the source framework"}  # the first that there is
+_WAIT_S = 5.0  # for a busy device; tune itself waits longer
+_PEERS = {"onnxruntime": "ONNX Runtime", SOURCE: "the source framework"}  # the first available one is used
 
 Context = StageContext[TuneSettings, TuneLimits]
 
 
 def first_number(context: Context) -> None:
-    """Say what the network takes with default schedules; nothing where no search follows, or where the device's clock
-    is no time.
-    """
+    """Report the time with default schedules; nothing if no search follows, or if the device's clock is not a time."""
     settings, target = context.settings.search, context.settings.target
     backend = backend_of(target)
     if settings.without_device or not settings.trials_per_workload or context.settings.emulated or backend.accelerator:
@@ -59,14 +57,14 @@ def first_number(context: Context) -> None:
     packed = load_module(context.inputs["graph_pack"])
     context.progress("building with default schedules", 0, 0)
     with (
-        _peer(context) if here else contextlib.nullcontext(Baselines) as loaded,
+        _open_baseline(context) if here else contextlib.nullcontext(Baselines) as loaded,
         tempfile.TemporaryDirectory() as folder,
         NetworkComparison(packed, backend, tuning_log, Path(folder), lambda: session_of(limits, target)) as networks,
     ):
         form = NetworkConfig(choose_by_cost(packed, backend, settings.winograd_bounds), {})
         network = networks.model(form)
         context.progress("measuring with default schedules", 0, 0)
-        text = _measured(
+        text = _measure_with_baselines(
             [TimedModel(LIBRARY, network.time_runs, relocate=network.relocate), *loaded().models],
             target.threads,
             here,
@@ -80,9 +78,9 @@ def first_number(context: Context) -> None:
     context.progress(text(gain_text(promise.share, promise.seconds) if promise else ""), 0, 0)
 
 
-def _measured(models: list[TimedModel], threads: int, here: bool) -> Callable[[str], str]:
-    """Measure the network, the first of the models, beside the others; returns what makes the line of what tuning
-    promises.
+def _measure_with_baselines(models: list[TimedModel], threads: int, here: bool) -> Callable[[str], str]:
+    """Measure the first model beside the others; return a function that formats the line with tuning's expected
+    gain.
     """
     measured = measure_latencies(models, _RULES, threads if here else 0, host_watch(threads) if here else None)
     latency = measured.latency[LIBRARY]
@@ -94,7 +92,7 @@ def _measured(models: list[TimedModel], threads: int, here: bool) -> Callable[[s
 
 
 def _kernel_seconds(names: dict[str, str], profile: list[tuple[str, int, int]]) -> dict[str, float]:
-    """Return workload key -> seconds of a call. names: kernel -> workload key; profile: as RemoteModel has it."""
+    """Return workload key -> seconds of a call. names: kernel -> workload key; profile: of RemoteModel."""
     times: dict[str, list[float]] = {}
     for name, calls, nanoseconds in profile:
         if name in names and calls:
@@ -103,8 +101,8 @@ def _kernel_seconds(names: dict[str, str], profile: list[tuple[str, int, int]]) 
 
 
 @contextlib.contextmanager
-def _peer(context: Context) -> Iterator[Callable[[], Baselines]]:
-    """Start the first peer of params.yaml that can run this model; none where what it needs is not there."""
+def _open_baseline(context: Context) -> Iterator[Callable[[], Baselines]]:
+    """Start the first baseline of params.yaml that can run this model; none if its requirements are missing."""
     workspace = Workspace(context.root)
     fetched = workspace.folder("fetch", context.cell)
     onnx_file = workspace.folder("import_model", context.cell) / "peer.onnx"

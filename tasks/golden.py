@@ -1,6 +1,4 @@
-"""The golden inputs, and the quantized module's outputs for them: what the packed, built and deployed modules must give
-too.
-"""
+"""Check a stage's network on the golden inputs against the quantized module's outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ def golden_inputs(context: StageContext[Any, Any]) -> Arrays:
 
 
 def golden_outputs(context: StageContext[Any, Any], model: Runner) -> Arrays:
-    """Return what a form of the model makes of the golden inputs, every output (N, ...)."""
+    """Return a model's outputs for the golden inputs, every output (N, ...)."""
     return run_in_batches(model, golden_inputs(context), read_description(context.inputs["fetch"]).batch)
 
 
@@ -34,32 +32,28 @@ def check_outputs(context: StageContext[Any, Any], stage: str, outputs: Arrays, 
 
 
 def sized_outputs(context: StageContext[Any, Any], runner_of: RunnerOf) -> dict[str, Arrays]:
-    """Return label -> outputs of each bucket's form for golden inputs that are filled up; none where inputs have one
-    shape.
-    """
+    """Return label -> outputs of each bucket's network for padded golden inputs; empty for fixed shapes."""
     axes = axes_from(json.loads((context.inputs["import_model"] / OUTPUTS_NAME).read_text(encoding="utf-8")))
     return run_between_buckets(read_description(context.inputs["fetch"]), axes, runner_of, golden_inputs(context))
 
 
 def check_sizes(context: StageContext[Any, Any], stage: str, runner_of: RunnerOf, bound: float) -> dict[str, Any]:
-    """Compare each bucket's form with the quantized module's. Returns facts worth showing. Raises AgreementError naming
-    the stage.
-    """
-    return _checked(context, stage, sized_outputs(context, runner_of), bound)
+    """Compare each bucket's network with the quantized module's. Returns facts to show. Raises AgreementError."""
+    return _check(context, stage, sized_outputs(context, runner_of), bound)
 
 
 def check_any_size(context: StageContext[Any, Any], stage: str, runner_at: RunnerOf, bound: float) -> dict[str, Any]:
-    """As `check_sizes`, of a form that itself takes inputs of any size. runner_at: sizes -> what runs it at these."""
+    """Like `check_sizes`, for a network that takes any size. runner_at: sizes -> Runner."""
     description = read_description(context.inputs["fetch"])
-    return _checked(context, stage, run_at_any_size(description, runner_at, golden_inputs(context)), bound)
+    return _check(context, stage, run_at_any_size(description, runner_at, golden_inputs(context)), bound)
 
 
-def _checked(context: StageContext[Any, Any], stage: str, outputs: dict[str, Arrays], bound: float) -> dict[str, Any]:
+def _check(context: StageContext[Any, Any], stage: str, outputs: dict[str, Arrays], bound: float) -> dict[str, Any]:
     file, task = context.inputs["quantize"] / "reference.npz", read_description(context.inputs["fetch"]).task
     found = check_between_buckets(stage, outputs, lambda label: load_arrays(file, group_of(label)), bound, task)
     return {"sizes": {label: agreement.to_json() for label, agreement in found.items()}} if found else {}
 
 
 def check_module(context: StageContext[Any, Any], stage: str, model: Runner, bound: float) -> Agreement:
-    """Run the golden inputs through a form of the model. Raises AgreementError naming the stage."""
+    """Run the golden inputs through a model and check its outputs. Raises AgreementError naming the stage."""
     return check_outputs(context, stage, golden_outputs(context, model), bound)

@@ -1,4 +1,4 @@
-"""graph_pack: give the model the layout of its target, weights packed once and for all.
+"""graph_pack: convert the model to the packed layout of its target, with prepacked weights.
 
 In:  the quantized model, golden inputs and outputs Out: model.json + weights.safetensors; NCHW{block}c on a CPU; what a
 device computes beside the CPU are calls, in its layout
@@ -44,7 +44,7 @@ def _settings(workspace: Workspace, cell: Cell) -> GraphPackSettings:
 
 
 def graph_pack(context: StageContext[GraphPackSettings, None]) -> dict[str, Any]:
-    """Pack and check; returns how many convolutions are packed."""
+    """Pack and check; return the number of packed convolutions."""
     from tvmflow.codegen.compile import LocalRunner
 
     settings, module = context.settings, load_module(context.inputs["quantize"])

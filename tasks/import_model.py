@@ -1,5 +1,4 @@
-"""import_model: bring the source model into Relax, in a canonical representation, and keep the source framework's
-outputs.
+"""import_model: import the source model to canonical Relax, and keep the source framework's outputs.
 
 In:  what fetch brought
 Out: model.json + weights.safetensors (Relax, constants folded, batch norms in the convolutions), reference.npz (the
@@ -46,7 +45,7 @@ def _limits(workspace: Workspace, _cell: Cell) -> ImportLimits:
 
 
 def import_model(context: StageContext[ImportSettings, ImportLimits]) -> dict[str, Any]:
-    """Import in a sandbox, since the model's file is not trusted; returns what was found out."""
+    """Import in a sandbox, since the model's file is untrusted; return the facts of import.json."""
     settings, fetched = context.settings, context.inputs["fetch"]
     make_environments(frontend_named(settings.framework).tools)
     policy = Policy(context.limits.timeout_s, (fetched,), (context.out,), memory_for(*fetched.iterdir()))

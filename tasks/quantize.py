@@ -1,4 +1,4 @@
-"""quantize: bring the model to the precision of its cell.
+"""quantize: convert the model to the precision of its cell.
 
 In:  the imported model, calibration samples, golden inputs and outputs
 Out: model.json + weights.safetensors in that precision, quantization.json (per layer), reference.npz (the quantized
@@ -59,7 +59,7 @@ def _settings(workspace: Workspace, cell: Cell) -> QuantizeSettings:
         options = block.mixed.get(cell.target, block.mixed["default"])
     entry, processor = workspace.params.targets[cell.target], None
     if cell.precision == "int8" and block.int8.activations == "auto":
-        if entry.kind in GPU_KINDS:  # words of int8 are what their instructions multiply
+        if entry.kind in GPU_KINDS:  # their instructions multiply words of int8
             options = block.int8.model_copy(update={"activations": "int8"})
         else:
             processor = processor_of(entry)
@@ -73,14 +73,14 @@ def _settings(workspace: Workspace, cell: Cell) -> QuantizeSettings:
 
 
 def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
-    """Convert and check; float32 passes unchanged."""
+    """Convert and check; float32 is unchanged."""
     from tvmflow.codegen.compile import LocalRunner
     from tvmflow.evaluation.check_numpy_reference import check_numpy_reference
     from tvmflow.quantization.precisions import PrecisionRequest, all_to_precision
 
     settings, fetched = context.settings, context.inputs["fetch"]
     if settings.precision == "float32" and not read_description(fetched).sizes:
-        return _passed_on(context)
+        return _pass_through(context)
     request = PrecisionRequest(options_of(settings), Samples.load(fetched / "calibration.npz"), context.progress)
     module, smaller, report = all_to_precision(
         load_module(context.inputs["import_model"]),
@@ -110,8 +110,8 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     return facts
 
 
-def _passed_on(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
-    """Leave the imported model as it is, and as its reference what import_model computed with it."""
+def _pass_through(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
+    """Copy the imported model, with import_model's outputs as its reference."""
     imported = context.inputs["import_model"]
     for name in (IR_NAME, WEIGHTS_NAME):
         shutil.copyfile(imported / name, context.out / name)
@@ -128,9 +128,7 @@ def _passed_on(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
 def _sized_references(
     context: StageContext[QuantizeSettings, None], largest: Runner, smaller: dict[str, Any]
 ) -> dict[str, Arrays]:
-    """Return the outputs of all buckets' forms for inputs that are filled up, by their names in reference.npz. Raises
-    AgreementError.
-    """
+    """Return the outputs of all buckets for padded inputs, by name in reference.npz. Raises AgreementError."""
     from tvmflow.codegen.compile import LocalRunner
 
     description = read_description(context.inputs["fetch"])
@@ -144,7 +142,7 @@ def _sized_references(
 
 
 def options_of(settings: QuantizeSettings) -> Int8Params | VtaInt8Params | MixedOperators | None:
-    """Return the options of the precision, with what the target's processor decides of them."""
+    """Return the options of the precision, with those that depend on the target's processor."""
     if settings.processor is None or settings.options is None:
         return settings.options
     return settings.options.model_copy(update={"activations": activations_of(settings.processor)})
@@ -152,7 +150,7 @@ def options_of(settings: QuantizeSettings) -> Int8Params | VtaInt8Params | Mixed
 
 @contextmanager
 def _hint_of_scale(settings: QuantizeSettings, report: dict[str, Any]) -> Iterator[None]:
-    """Say which scale would do, where one that was asked for is refused."""
+    """Return a scale that would be accepted if the requested one is rejected."""
     try:
         yield
     except AgreementError as error:

@@ -1,11 +1,10 @@
-"""Fork a process for each stage, with TVM imported: `python -m tasks.server N` reads requests from the socket that is
-file descriptor N.
+"""Fork a process for each stage with TVM imported: `python -m tasks.server N`, N a socket's file descriptor.
 
-A request is a line of JSON: `arguments`, those of `python -m tasks`; `known`, digests of files that the caller has
-looked at; `prepare`, whether what a later stage needs may be imported while this one runs. With its first byte come
-three file descriptors: for progress and the end of the stage, as lines of JSON; for a line `pid N` and, when the
-process has ended, `exit CODE`; and for what it prints. The server ends when the socket is closed and no stage runs. It
-has one thread of Python, so that what it forks has no lock that another holds.
+A request is a line of JSON: `arguments`, those of `python -m tasks`; `known`, file digests known to the caller;
+`prepare`, whether to import a later stage's modules while this stage runs. Three file descriptors come with its first
+byte: for progress and the end of the stage, as lines of JSON; for a line `pid N` and, when the process has ended, `exit
+CODE`; and for its output. The server ends when the socket is closed and no stage runs. It has one Python thread, so
+that forked processes inherit no held lock.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _IMPORTED = (
 
 @dataclass(frozen=True)
 class _Request:
-    """What a stage is started with; events, end, output: file descriptors."""
+    """The request of a stage; events, end, output: file descriptors."""
 
     arguments: list[str]
     known: list[list[Any]]
@@ -50,14 +49,14 @@ class _Request:
 
 
 def main() -> None:
-    """Import, then fork for each request; in a process of a stage, run that stage."""
+    """Import, then fork for each request; in a stage's process, run that stage."""
     prepare_import_of_tvm()
-    code = {name: _code(name) for name in STAGES}  # as it is imported below
+    code = {name: _code(name) for name in STAGES}  # before the import below
     for module in _IMPORTED:
-        with contextlib.suppress(Exception):  # the stage that needs it says what is wrong
+        with contextlib.suppress(Exception):  # the stage that needs it reports the error
             importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # pages of what is there stay shared with the stages
+    gc.freeze()  # existing pages stay shared with the stages
     request = _serve(socket.socket(fileno=int(sys.argv[1])))
     if request is None:
         return
@@ -66,14 +65,16 @@ def main() -> None:
     arguments = [*request.arguments, "--events", str(request.events)]
     forget_code()
     name = request.arguments[0]
-    if code[name] is None or _code(name) != code[name]:  # edited since: the recipe key would be of what is not imported
+    if (
+        code[name] is None or _code(name) != code[name]
+    ):  # edited since: the recipe key would not match the imported code
         os.set_inheritable(request.events, True)
         os.execv(sys.executable, [sys.executable, "-P", "-m", "tasks", *arguments])  # noqa: S606
     run_stage(arguments, request.known)
 
 
 def _code(stage: str) -> dict[str, str] | None:
-    """Return the files and digests of a stage's code, None where it cannot be read."""
+    """Return the files and digests of a stage's code, None if it cannot be read."""
     try:
         return code_of(STAGES[stage].module, STAGES[stage].runs)
     except (OSError, SyntaxError, ValueError):
@@ -137,9 +138,7 @@ def _tell_end(process: int, pid: int, end: int) -> None:
 
 
 def _prepare_beside(arguments: list[str]) -> None:
-    """Import what the stage that records needs, and others do not: beside the first stage, which takes seconds, or
-    the last before it.
-    """
+    """Import the modules of the recording stage next to the first stage, or next to the last one before it."""
     names = list(STAGES)
     at = names.index(arguments[0]) + 1
     if at == 1 or (at < len(names) and STAGES[names[at]].has_metrics):

@@ -1,4 +1,4 @@
-"""The stages in the order of the walk."""
+"""List the stages in execution order."""
 
 from __future__ import annotations
 

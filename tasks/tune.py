@@ -18,17 +18,17 @@ from tvmflow.config.stage_params import SearchLimits, SearchSettings
 from tvmflow.config.workspace import Workspace
 from tvmflow.devices.registry import transport_of
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others
-from tvmflow.pipeline.stage import Output, Stage, StageContext, taken
+from tvmflow.pipeline.stage import Output, Stage, StageContext, settings_from_block
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.toolchain.versions import versions
 
-TOOLS = ("tvm", "ffi", "llvm", "codegen")  # by which what was measured is believed, or replayed
+TOOLS = ("tvm", "ffi", "llvm", "codegen")  # whose versions decide between reuse and replay of records
 CURVE = {"x": "trial", "y": "kernels_ms", "title": "time of all kernels while tuning"}
 
 
 @dataclass(frozen=True)
 class TuneSettings:
-    """emulated: the device is, and its records serve no real one."""
+    """emulated: the device is emulated, and its records are not used for real ones."""
 
     search: SearchSettings
     target: ResolvedTarget
@@ -45,7 +45,7 @@ class TuneLimits:
 def _settings(workspace: Workspace, cell: Cell) -> TuneSettings:
     entry = workspace.params.targets[cell.target]
     return TuneSettings(
-        search=taken(SearchSettings, workspace.params.tune),
+        search=settings_from_block(SearchSettings, workspace.params.tune),
         target=resolve(entry),
         device_key=entry.device.key,
         emulated=transport_of(entry.device).is_emulated,
@@ -55,11 +55,11 @@ def _settings(workspace: Workspace, cell: Cell) -> TuneSettings:
 def _limits(workspace: Workspace, cell: Cell) -> TuneLimits:
     block, device = workspace.params.tune, workspace.params.targets[cell.target].device
     wait_s = workspace.params.deploy.device_wait_s
-    return TuneLimits(taken(SearchLimits, block), DeviceLimits(device, block.session_s, wait_s))
+    return TuneLimits(settings_from_block(SearchLimits, block), DeviceLimits(device, block.session_s, wait_s))
 
 
 def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
-    """Tune every workload; returns how much was measured, how much was known, and what it cost."""
+    """Tune every workload; return counts of measured and known candidates, and the cost."""
     from tvmflow.tuning.budget import Budget
     from tvmflow.tuning.records.log import TuningLog
     from tvmflow.tuning.results import summarize_cost, write_best, write_curve, write_kernels
@@ -71,7 +71,7 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     backend = backend_of(target)
     packed = load_module(context.inputs["graph_pack"])
     context.tuning_log.parent.mkdir(parents=True, exist_ok=True)
-    context.tuning_log.touch()  # DVC wants it also where nothing is measured
+    context.tuning_log.touch()  # DVC requires it even without measurements
     transport = transport_of(limits.device.device)
     tuning_log = TuningLog(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
     has_tvm = transport.has_tvm_on(limits.device.device)

@@ -24,7 +24,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MAX_SESSIONS 16 /* at a time, those that did not say yet who they are among them */
+#define MAX_SESSIONS 16 /* sessions at a time, including unauthenticated ones */
 #define MIN_SECRET 16
 
 typedef struct {
@@ -72,7 +72,7 @@ static options read_options(char **arguments) {
   return found;
 }
 
-/* The secret: a line of 16 to 256 bytes, of a file that nobody else may read, or of standard input, byte by byte: more may follow. */
+/* Read the secret: a line of 16 to 256 bytes, from a file that only its owner may read, or from standard input, byte by byte, since more may follow. */
 static secret read_secret(const char *path) {
   secret found = {{0}, 0};
   struct stat status;
@@ -89,11 +89,11 @@ static secret read_secret(const char *path) {
   return found;
 }
 
-static int open_listener(const options *wanted, int *port) {
-  struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)wanted->port)};
+static int open_listener(const options *requested, int *port) {
+  struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)requested->port)};
   socklen_t size = sizeof address;
   int yes = 1, made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (inet_pton(AF_INET, wanted->address, &address.sin_addr) != 1) fail("an IPv4 address is needed", wanted->address);
+  if (inet_pton(AF_INET, requested->address, &address.sin_addr) != 1) fail("an IPv4 address is needed", requested->address);
   if (made < 0) fail(strerror(errno), "socket");
   setsockopt(made, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   if (bind(made, (struct sockaddr *)&address, size) || listen(made, MAX_SESSIONS)) fail(strerror(errno), "the port");
@@ -131,8 +131,8 @@ static void reap(void) {
       if (*at == ended) *at = 0;
 }
 
-/* Whether standard input is at its end; what comes there is for nobody. */
-static int life_line_is_cut(void) {
+/* Return whether standard input has ended; other input is discarded. */
+static int is_parent_gone(void) {
   char scrap[256];
   ssize_t count = read(0, scrap, sizeof scrap);
   return count == 0 || (count < 0 && errno != EINTR && errno != EAGAIN);
@@ -140,25 +140,25 @@ static int life_line_is_cut(void) {
 
 int main(int count, char **arguments) {
   (void)count;
-  options wanted = read_options(arguments);
+  options requested = read_options(arguments);
   static session_rules rules;
   int port;
   signal(SIGPIPE, SIG_IGN);
   umask(077);
-  rules.shared = read_secret(wanted.secret_file);
-  rules.root = wanted.root;
-  rules.unit = wanted.unit;
-  rules.idle_ms = (int)(wanted.idle_s > 2000000 ? 2000000000 : wanted.idle_s * 1000);
-  if (store_open(&rules.files, wanted.folder, (uint64_t)wanted.storage_mb << 20)) fail(strerror(errno), wanted.folder);
-  int listener = open_listener(&wanted, &port);
+  rules.shared = read_secret(requested.secret_file);
+  rules.root = requested.root;
+  rules.unit = requested.unit;
+  rules.idle_ms = (int)(requested.idle_s > 2000000 ? 2000000000 : requested.idle_s * 1000);
+  if (store_open(&rules.files, requested.folder, (uint64_t)requested.storage_mb << 20)) fail(strerror(errno), requested.folder);
+  int listener = open_listener(&requested, &port);
   rules.listener = -1; /* a session has closed it */
   printf("{\"port\":%d,\"version\":%d,\"pid\":%d}\n", port, AGENT_VERSION, (int)getpid());
   fflush(stdout);
   for (;;) {
-    struct pollfd waiting[2] = {{listener, POLLIN, 0}, {wanted.life_line ? 0 : -1, POLLIN, 0}};
+    struct pollfd waiting[2] = {{listener, POLLIN, 0}, {requested.life_line ? 0 : -1, POLLIN, 0}};
     int found = poll(waiting, 2, 500);
     reap();
-    if (found > 0 && waiting[1].revents && life_line_is_cut()) break;
+    if (found > 0 && waiting[1].revents && is_parent_gone()) break;
     if (found > 0 && waiting[0].revents) begin_session(listener, &rules);
   }
   for (pid_t *at = sessions; at < sessions + MAX_SESSIONS; ++at)

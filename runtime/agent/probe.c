@@ -1,4 +1,4 @@
-/* Read /proc, /sys and what the loader knows; nothing here fails, what is unknown is left out. */
+/* Read facts from /proc, /sys and the loader; unknown ones are omitted, and nothing fails. */
 #define _GNU_SOURCE
 #include "probe.h"
 
@@ -16,7 +16,7 @@
 #define MOST_ZONES 100
 #define LINE 4096
 
-/* The first line of a file below root, without its end; NULL where there is none. */
+/* Return the first line of a file below root, without its newline; NULL if there is none. */
 static const char *line_of(const char *root, const char *path, char line[LINE]) {
   char whole[LINE];
   snprintf(whole, sizeof whole, "%s%s", root, path);
@@ -63,7 +63,7 @@ static void add_cores(text *reply, const char *root) {
   text_add(reply, "],\"online\":%ld", sysconf(_SC_NPROCESSORS_ONLN));
 }
 
-/* The features of the first core, and what a processor calls itself. */
+/* Add the features of the first core and the processor's name. */
 static void add_features(text *reply, const char *root) {
   static const char *const KEYS[][2] = {{"flags", "features"}, {"Features", "features"}, {"model name", "model"}, {"Hardware", "hardware"}};
   char path[LINE], line[LINE];
@@ -149,7 +149,7 @@ static void add_libraries(text *reply) {
   text_add(reply, "]");
 }
 
-/* Android's fingerprint of the build; elsewhere what the system calls itself. */
+/* Add Android's build fingerprint; on other systems the name of the system. */
 static void add_build(text *reply, const char *root) {
   char value[LINE] = "", path[LINE], line[512];
   int (*property)(const char *, char *);
@@ -165,8 +165,8 @@ static void add_build(text *reply, const char *root) {
   text_add_string(reply, value);
 }
 
-/* What tells this device from others of its kind: what it was called, or else a digest of its number. Boards of one image have one machine-id,
- * so the hardware's number comes first, where it is one. */
+/* Add the identity of this device: its given name, or a digest of its serial number. Boards of one image share a machine-id,
+ * so the hardware's number comes first, if it is valid. */
 static void add_unit(text *reply, const char *root, const char *unit) {
   static const char *const PATHS[] = {"/proc/device-tree/serial-number", "/sys/devices/soc0/serial_number", "/etc/machine-id"};
   char line[LINE];
@@ -179,7 +179,7 @@ static void add_unit(text *reply, const char *root, const char *unit) {
   }
   for (int i = 0; i < 3 && !found; ++i) {
     found = line_of(root, PATHS[i], line);
-    if (found && !found[strspn(found, "0")]) found = NULL; /* empty, or nothing but zeros */
+    if (found && !found[strspn(found, "0")]) found = NULL; /* empty or all zeros */
   }
   if (!found) return;
   sha256 sum;

@@ -1,4 +1,4 @@
-/* A host's requests: files are kept here, what concerns a library goes to the process of that library. */
+/* Serve a host's requests: store files, and forward requests for a library to its process. */
 #define _GNU_SOURCE
 #include "session.h"
 
@@ -33,12 +33,12 @@ typedef struct {
 static struct {
   int in, out;
   session_rules *rules;
-  int lock; /* of the folder; -1: the device is not taken */
+  int lock; /* of the folder; -1 if the device is not locked */
   worker workers[MAX_WORKERS];
   unsigned char bytes[MAX_DATA];
 } own;
 
-/* -- who is there -- */
+/* -- authentication -- */
 
 static int random_bytes(unsigned char *bytes, size_t size) {
   int file = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
@@ -65,7 +65,7 @@ int session_hello(int in, int out, const secret *shared) {
   if (random_bytes(agent.nonce, sizeof agent.nonce)) return -1;
   if (wire_read(in, &host, sizeof host, HELLO_MS) || memcmp(host.magic, agent.magic, MAGIC_SIZE)) return -1;
   if (wire_write(out, &agent, sizeof agent)) return -1;
-  if (memcmp(host.version, agent.version, sizeof host.version)) return -1; /* the host knows ours by now */
+  if (memcmp(host.version, agent.version, sizeof host.version)) return -1; /* the host has verified our proof */
   if (wire_read(in, claimed, sizeof claimed, HELLO_MS)) return -1;
   prove(shared, "host", host.nonce, agent.nonce, proof);
   int is_right = same_digest(claimed, proof);
@@ -76,7 +76,7 @@ int session_hello(int in, int out, const secret *shared) {
     for (int i = 0; i < SHA256_SIZE; ++i) text_add(&reply, "%02x", proof[i]);
     text_add(&reply, "\"}");
   } else {
-    usleep(500000); /* who guesses has to wait */
+    usleep(500000); /* delay guesses */
     say(&reply, "denied", "the secret is another");
     text_add(&reply, "}");
   }
@@ -99,7 +99,7 @@ static int send_reply(uint8_t number, text *reply) {
   return failed;
 }
 
-static int told(const char *status, const char *words) {
+static int reply_status(const char *status, const char *words) {
   text reply = {0};
   say(&reply, status, words);
   return send_reply(0, &reply);
@@ -118,38 +118,38 @@ static uint64_t now_ms(void) {
 
 /* -- the device and its files -- */
 
-static int take(const request *asked) {
+static int lock_device(const request *asked) {
   uint64_t wait_ms;
-  if (request_number(asked, "wait_ms", 0, LONGEST_MS, 0, &wait_ms)) return told("bad_request", "wait_ms");
-  if (own.lock >= 0) return told("ok", NULL);
+  if (request_number(asked, "wait_ms", 0, LONGEST_MS, 0, &wait_ms)) return reply_status("bad_request", "wait_ms");
+  if (own.lock >= 0) return reply_status("ok", NULL);
   int lock = openat(own.rules->files.folder, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (lock < 0) return told(errno == ENOSPC ? "full" : "failed", strerror(errno));
+  if (lock < 0) return reply_status(errno == ENOSPC ? "full" : "failed", strerror(errno));
   for (uint64_t end = now_ms() + wait_ms; flock(lock, LOCK_EX | LOCK_NB);) {
     if (now_ms() < end && !host_is_gone(100)) continue;
     close(lock);
-    return told("busy", "another host has the device");
+    return reply_status("busy", "another host has the device");
   }
   own.lock = lock;
-  return told("ok", NULL);
+  return reply_status("ok", NULL);
 }
 
-static int stored(store_status status) {
+static int reply_stored(store_status status) {
   switch (status) {
-    case STORE_OK: return told("ok", NULL);
-    case STORE_FULL: return told("full", "no space is left on the device");
-    case STORE_TOO_LARGE: return told("too_large", "the file is larger than all that the agent may store");
-    case STORE_WRONG_DIGEST: return told("digest", "what arrived has another digest than was said");
-    default: return told("failed", errno ? strerror(errno) : "the file cannot be written");
+    case STORE_OK: return reply_status("ok", NULL);
+    case STORE_FULL: return reply_status("full", "no space is left on the device");
+    case STORE_TOO_LARGE: return reply_status("too_large", "the file is larger than all that the agent may store");
+    case STORE_WRONG_DIGEST: return reply_status("digest", "what arrived has another digest than was said");
+    default: return reply_status("failed", errno ? strerror(errno) : "the file cannot be written");
   }
 }
 
-/* Reply how many bytes are there, take the rest, reply again. */
+/* Reply the number of stored bytes, receive the rest, reply again. */
 static int upload_file(const request *asked) {
   uint64_t size;
   upload begun;
   const char *digest = request_value(asked, "sha256");
   if (!is_digest(digest) || request_number(asked, "size", 0, MAX_FILE, MAX_FILE + 1, &size) || size > MAX_FILE)
-    return told("bad_request", "sha256 or size");
+    return reply_status("bad_request", "sha256 or size");
   text reply = {0};
   if (store_find(&own.rules->files, digest) == (int64_t)size) {
     say(&reply, "ok", NULL);
@@ -157,11 +157,11 @@ static int upload_file(const request *asked) {
     return send_reply(0, &reply);
   }
   store_status status = upload_begin(&own.rules->files, digest, size, &begun);
-  if (status) return stored(status);
+  if (status) return reply_stored(status);
   say(&reply, "ok", NULL);
   text_add(&reply, ",\"offset\":%llu,\"known\":false", (unsigned long long)begun.done);
   int failed = send_reply(0, &reply);
-  uint64_t left = size - begun.done; /* is read to its end, so that the next request is found behind it */
+  uint64_t left = size - begun.done; /* read to the end, so that the next request follows */
   while (!failed && left) {
     frame_head head;
     failed = frame_read_head(own.in, &head, STALLED_MS) || head.kind != FRAME_DATA || !head.size || head.size > left ||
@@ -170,12 +170,12 @@ static int upload_file(const request *asked) {
     if (!status) status = upload_add(&own.rules->files, &begun, own.bytes, head.size);
     left -= head.size;
   }
-  if (failed) return upload_stop(&begun), -1; /* the next upload of the file goes on here */
-  return stored(status ? status : upload_end(&own.rules->files, &begun));
+  if (failed) return upload_stop(&begun), -1; /* the next upload of the file continues here */
+  return reply_stored(status ? status : upload_end(&own.rules->files, &begun));
 }
 
-/* Whether any host has the device. */
-static int is_taken(void) {
+/* Return whether any host has locked the device. */
+static int is_device_locked(void) {
   if (own.lock >= 0) return 1;
   int lock = openat(own.rules->files.folder, "lock", O_RDWR | O_NOFOLLOW | O_CLOEXEC);
   int taken = lock >= 0 && flock(lock, LOCK_SH | LOCK_NB);
@@ -183,8 +183,8 @@ static int is_taken(void) {
   return taken;
 }
 
-/* A process that has nothing of this session but what it is given: 0 in it, -1 where there is none. It ends with the session. */
-static pid_t fork_apart(void) {
+/* Fork a process that inherits nothing of this session: return 0 in it, -1 on failure. It ends with the session. */
+static pid_t fork_detached(void) {
   const struct rlimit no_core = {0, 0};
   pid_t session = getpid(), process = fork();
   if (process) return process;
@@ -192,7 +192,7 @@ static pid_t fork_apart(void) {
   if (getppid() != session) _exit(0);
   memset(&own.rules->shared, 0, sizeof own.rules->shared);
   setrlimit(RLIMIT_CORE, &no_core);
-  int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC); /* what a library prints is for nobody */
+  int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC); /* discard what a library prints */
   for (int standard = 0; nowhere >= 0 && standard < 3; ++standard) dup2(nowhere, standard);
   signal(SIGPIPE, SIG_DFL);
   close(own.lock);
@@ -207,7 +207,7 @@ static pid_t fork_apart(void) {
 static int report(const char *name) {
   text reply = {0};
   say(&reply, "ok", NULL);
-  if (strcmp(name, "temperature")) text_add(&reply, ",\"taken\":%s", is_taken() ? "true" : "false");
+  if (strcmp(name, "temperature")) text_add(&reply, ",\"taken\":%s", is_device_locked() ? "true" : "false");
   if (!strcmp(name, "probe")) probe(&reply, own.rules->root, own.rules->unit, &own.rules->files);
   if (!strcmp(name, "temperature")) probe_temperatures(&reply, own.rules->root);
   return send_reply(0, &reply);
@@ -215,17 +215,17 @@ static int report(const char *name) {
 
 /* -- GPUs -- */
 
-/* Try them in a process of its own, which drivers crash and hold up; what it said until then is the reply. */
+/* Probe GPUs in a separate process, since drivers may crash or hang; its output until then is the reply. */
 static int report_gpus(uint64_t limit_ms) {
   int pipes[2], how = 0, late = 0;
   text reply = {0};
-  if (pipe2(pipes, O_CLOEXEC)) return told("failed", strerror(errno));
-  pid_t process = fork_apart();
-  if (process < 0) return close(pipes[0]), close(pipes[1]), told("failed", strerror(errno));
+  if (pipe2(pipes, O_CLOEXEC)) return reply_status("failed", strerror(errno));
+  pid_t process = fork_detached();
+  if (process < 0) return close(pipes[0]), close(pipes[1]), reply_status("failed", strerror(errno));
   if (!process) {
     FILE *out = fdopen(pipes[1], "w");
     if (out) probe_opencl(out, NULL), probe_vulkan(out, NULL), fflush(out);
-    _Exit(0); /* drivers crash at exit too */
+    _Exit(0); /* drivers may crash at exit, too */
   }
   close(pipes[1]);
   size_t used = 0, begin = 0;
@@ -244,7 +244,7 @@ static int report_gpus(uint64_t limit_ms) {
   if (late || used == sizeof own.bytes) kill(process, SIGKILL);
   while (waitpid(process, &how, 0) < 0 && errno == EINTR) {}
   close(pipes[0]);
-  for (size_t at = 0; at < used; ++at) { /* whole lines; each is an object of JSON */
+  for (size_t at = 0; at < used; ++at) { /* complete lines, each a JSON object */
     if (own.bytes[at] != '\n') continue;
     if (begin) text_add(&reply, ",");
     for (; begin < at; ++begin) text_add(&reply, "%c", own.bytes[begin]);
@@ -264,8 +264,8 @@ static void end_worker(worker *ended) {
   *ended = (worker){0, -1};
 }
 
-/* What a process of a library says by ending. */
-static int tell_end(uint8_t number, worker *ended) {
+/* Describe how a library's process ended. */
+static int report_end(uint8_t number, worker *ended) {
   int how = 0;
   text reply = {0};
   while (waitpid(ended->process, &how, 0) < 0 && errno == EINTR) {}
@@ -285,7 +285,7 @@ static int tell_end(uint8_t number, worker *ended) {
 static int begin_worker(worker *begun) {
   int pair[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair)) return -1;
-  pid_t process = fork_apart();
+  pid_t process = fork_detached();
   if (process < 0) {
     close(pair[0]);
     close(pair[1]);
@@ -300,16 +300,16 @@ static int begin_worker(worker *begun) {
   return 0;
 }
 
-/* Pass a frame of the host on to a process, or of a process to the host. */
-static int pass(int from, int to, uint8_t number, frame_kind only, frame_head *head) {
+/* Forward a frame from the host to a process, or from a process to the host. */
+static int forward_frame(int from, int to, uint8_t number, frame_kind only, frame_head *head) {
   wire_status status = frame_read_head(from, head, STALLED_MS);
   if (!status && only && head->kind != only) status = WIRE_BAD;
   if (!status) status = wire_read(from, own.bytes, head->size, STALLED_MS);
   return status ? (int)status : frame_write(to, (frame_kind)head->kind, number, own.bytes, head->size) ? 1 : 0;
 }
 
-/* Pass frames on until the library's process replies, ends, or takes too long; -1 where the host is gone. */
-static int relay(uint8_t number, worker *with, uint64_t limit_ms) {
+/* Forward frames until the library's process replies, ends, or exceeds the limit; return -1 if the host is gone. */
+static int relay_replies(uint8_t number, worker *with, uint64_t limit_ms) {
   for (uint64_t end = now_ms() + limit_ms;;) {
     uint64_t now = now_ms();
     struct pollfd waiting[2] = {{with->socket, POLLIN, 0}, {own.in, POLLIN | POLLRDHUP, 0}};
@@ -320,18 +320,18 @@ static int relay(uint8_t number, worker *with, uint64_t limit_ms) {
       char words[80];
       end_worker(with);
       snprintf(words, sizeof words, "no reply within %llu ms", (unsigned long long)limit_ms);
-      return told("timed_out", words);
+      return reply_status("timed_out", words);
     }
     if (waiting[0].revents) {
-      int status = pass(with->socket, own.out, number, 0, &head);
+      int status = forward_frame(with->socket, own.out, number, 0, &head);
       if (status > 0) return -1;
-      if (status == WIRE_END) return tell_end(number, with);
-      if (status) return end_worker(with), told("crashed", "its process said what is no reply");
+      if (status == WIRE_END) return report_end(number, with);
+      if (status) return end_worker(with), reply_status("crashed", "its process said what is no reply");
       if (head.kind == FRAME_REPLY) return 0;
     } else if (waiting[1].revents & POLLIN) {
-      int status = pass(own.in, with->socket, 0, FRAME_DATA, &head);
+      int status = forward_frame(own.in, with->socket, 0, FRAME_DATA, &head);
       if (status < 0) return -1;
-      if (status > 0) return tell_end(number, with);
+      if (status > 0) return report_end(number, with);
     } else {
       return -1;
     }
@@ -341,35 +341,35 @@ static int relay(uint8_t number, worker *with, uint64_t limit_ms) {
 static int open_worker(const request *asked, const void *bytes, size_t size, uint64_t limit_ms) {
   uint8_t number = 1;
   while (number <= MAX_WORKERS && own.workers[number - 1].process) ++number;
-  if (number > MAX_WORKERS) return told("bad_request", "so many libraries are open that one has to be closed first");
-  if (!is_digest(request_value(asked, "sha256"))) return told("bad_request", "sha256");
+  if (number > MAX_WORKERS) return reply_status("bad_request", "so many libraries are open that one has to be closed first");
+  if (!is_digest(request_value(asked, "sha256"))) return reply_status("bad_request", "sha256");
   worker *begun = &own.workers[number - 1];
-  if (begin_worker(begun)) return told("failed", strerror(errno));
-  if (frame_write(begun->socket, FRAME_REQUEST, 0, bytes, size)) return tell_end(number, begun);
-  return relay(number, begun, limit_ms);
+  if (begin_worker(begun)) return reply_status("failed", strerror(errno));
+  if (frame_write(begun->socket, FRAME_REQUEST, 0, bytes, size)) return report_end(number, begun);
+  return relay_replies(number, begun, limit_ms);
 }
 
 static int ask_worker(uint8_t number, const request *asked, const void *bytes, size_t size, uint64_t limit_ms) {
   worker *with = number <= MAX_WORKERS ? &own.workers[number - 1] : NULL;
-  if (!with || !with->process) return told("bad_request", "no such library is open");
-  if (!strcmp(asked->name, "close")) return end_worker(with), told("ok", NULL);
-  if (frame_write(with->socket, FRAME_REQUEST, 0, bytes, size)) return tell_end(number, with);
-  return relay(number, with, limit_ms);
+  if (!with || !with->process) return reply_status("bad_request", "no such library is open");
+  if (!strcmp(asked->name, "close")) return end_worker(with), reply_status("ok", NULL);
+  if (frame_write(with->socket, FRAME_REQUEST, 0, bytes, size)) return report_end(number, with);
+  return relay_replies(number, with, limit_ms);
 }
 
-static int answer(const frame_head *head, const unsigned char *bytes) {
+static int handle_request(const frame_head *head, const unsigned char *bytes) {
   static request asked;
   uint64_t limit_ms;
-  if (request_parse(&asked, bytes, head->size)) return told("bad_request", "no request");
-  if (request_number(&asked, "within_ms", 1, LONGEST_MS, USUAL_MS, &limit_ms)) return told("bad_request", "within_ms");
+  if (request_parse(&asked, bytes, head->size)) return reply_status("bad_request", "no request");
+  if (request_number(&asked, "within_ms", 1, LONGEST_MS, USUAL_MS, &limit_ms)) return reply_status("bad_request", "within_ms");
   if (!strcmp(asked.name, "probe") || !strcmp(asked.name, "temperature") || !strcmp(asked.name, "taken")) return report(asked.name);
-  if (!strcmp(asked.name, "take")) return take(&asked);
-  if (own.lock < 0) return told("not_taken", "the device has to be taken first");
+  if (!strcmp(asked.name, "take")) return lock_device(&asked);
+  if (own.lock < 0) return reply_status("not_taken", "the device has to be taken first");
   if (head->worker) return ask_worker(head->worker, &asked, bytes, head->size, limit_ms);
   if (!strcmp(asked.name, "gpus")) return report_gpus(limit_ms);
   if (!strcmp(asked.name, "upload")) return upload_file(&asked);
   if (!strcmp(asked.name, "open")) return open_worker(&asked, bytes, head->size, limit_ms);
-  return told("bad_request", "no such request");
+  return reply_status("bad_request", "no such request");
 }
 
 void session_serve(int in, int out, session_rules *rules) {
@@ -381,9 +381,9 @@ void session_serve(int in, int out, session_rules *rules) {
     static unsigned char bytes[MAX_REQUEST];
     frame_head head;
     if (frame_read_head(in, &head, rules->idle_ms)) break;
-    if (head.kind == FRAME_DATA) { /* was sent before its library refused it */
+    if (head.kind == FRAME_DATA) { /* was sent before the library's process refused it */
       if (wire_read(in, own.bytes, head.size, STALLED_MS)) break;
-    } else if (head.kind != FRAME_REQUEST || wire_read(in, bytes, head.size, STALLED_MS) || answer(&head, bytes)) {
+    } else if (head.kind != FRAME_REQUEST || wire_read(in, bytes, head.size, STALLED_MS) || handle_request(&head, bytes)) {
       break;
     }
   }

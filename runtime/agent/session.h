@@ -1,4 +1,4 @@
-/* One host at a time: who may speak, what it may ask for. */
+/* Serve one host at a time: authentication and requests. */
 #ifndef TVMFLOW_AGENT_SESSION_H
 #define TVMFLOW_AGENT_SESSION_H
 
@@ -12,19 +12,19 @@ typedef struct {
   size_t size;
 } secret;
 
-/* What a session is given. root: in front of /proc and /sys, "" for this system's. unit: what the device is called, NULL for what it
- * says itself. idle_ms: how long a host may say nothing. */
+/* The parameters of a session. root: prefix of /proc and /sys, "" for this system's. unit: the device's given name, NULL for its own.
+ * idle_ms: how long a host may be silent. */
 typedef struct {
   store files;
   secret shared;
   const char *root, *unit;
   int idle_ms;
-  int listener; /* to be closed in processes of libraries; -1 for none */
+  int listener; /* closed in processes of libraries; -1 for none */
 } session_rules;
 
-/* Find out whether the other side knows the secret, and show that we do; 0 where it does. */
+/* Authenticate both sides by the secret; return 0 on success. */
 int session_hello(int in, int out, const secret *shared);
-/* Serve requests until the host goes or breaks the protocol; ends every process that it began. */
+/* Serve requests until the host disconnects or violates the protocol; then end all started processes. */
 void session_serve(int in, int out, session_rules *rules);
 
 #endif

@@ -11,19 +11,19 @@ static const uint32_t ROUNDS[64] = {
     0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f,
     0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-static uint32_t rotated(uint32_t x, int bits) { return x >> bits | x << (32 - bits); }
+static uint32_t rotate_right(uint32_t x, int bits) { return x >> bits | x << (32 - bits); }
 
 static void mix(uint32_t state[8], const unsigned char *block) {
   uint32_t w[64], s[8];
   for (int i = 0; i < 16; ++i, block += 4) w[i] = (uint32_t)block[0] << 24 | (uint32_t)block[1] << 16 | (uint32_t)block[2] << 8 | block[3];
   for (int i = 16; i < 64; ++i) {
     uint32_t a = w[i - 15], b = w[i - 2];
-    w[i] = w[i - 16] + w[i - 7] + (rotated(a, 7) ^ rotated(a, 18) ^ a >> 3) + (rotated(b, 17) ^ rotated(b, 19) ^ b >> 10);
+    w[i] = w[i - 16] + w[i - 7] + (rotate_right(a, 7) ^ rotate_right(a, 18) ^ a >> 3) + (rotate_right(b, 17) ^ rotate_right(b, 19) ^ b >> 10);
   }
   memcpy(s, state, sizeof s);
   for (int i = 0; i < 64; ++i) {
-    uint32_t one = s[7] + (rotated(s[4], 6) ^ rotated(s[4], 11) ^ rotated(s[4], 25)) + ((s[4] & s[5]) ^ (~s[4] & s[6])) + ROUNDS[i] + w[i];
-    uint32_t two = (rotated(s[0], 2) ^ rotated(s[0], 13) ^ rotated(s[0], 22)) + ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
+    uint32_t one = s[7] + (rotate_right(s[4], 6) ^ rotate_right(s[4], 11) ^ rotate_right(s[4], 25)) + ((s[4] & s[5]) ^ (~s[4] & s[6])) + ROUNDS[i] + w[i];
+    uint32_t two = (rotate_right(s[0], 2) ^ rotate_right(s[0], 13) ^ rotate_right(s[0], 22)) + ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
     memmove(s + 1, s, 7 * sizeof *s);
     s[4] += one;
     s[0] = one + two;

@@ -17,7 +17,7 @@ void sha256_begin(sha256 *made);
 void sha256_add(sha256 *made, const void *bytes, size_t size);
 void sha256_end(sha256 *made, unsigned char digest[SHA256_SIZE]);
 void hmac_sha256(const void *key, size_t key_size, const void *bytes, size_t size, unsigned char digest[SHA256_SIZE]);
-/* Whether two digests are equal, in a time that does not tell where they differ. */
+/* Return whether two digests are equal, in constant time. */
 int same_digest(const unsigned char *one, const unsigned char *two);
 
 #endif

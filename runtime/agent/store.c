@@ -1,4 +1,4 @@
-/* The folder of an agent: whole files under their digests, parts of uploads under digest.part. */
+/* Manage the folder of an agent: complete files named by digest, partial uploads as digest.part. */
 #define _GNU_SOURCE
 #include "store.h"
 
@@ -47,7 +47,7 @@ const char *store_path(const store *in, const char *digest, char path[STORE_PATH
   return path;
 }
 
-/* Whether a file of the folder is ours; the digest's text is its beginning. */
+/* Return whether a file of the folder is ours: its name begins with a digest. */
 static int is_ours(const char *name) {
   char digest[DIGEST_TEXT + 1] = {0};
   if (strlen(name) < DIGEST_TEXT) return 0;
@@ -55,8 +55,8 @@ static int is_ours(const char *name) {
   return is_digest(digest) && (!name[DIGEST_TEXT] || !strcmp(name + DIGEST_TEXT, PART));
 }
 
-/* Bytes of all files but one's; oldest: the name of that which was used longest ago, "" for none. */
-static uint64_t look(const store *in, const char *but, char oldest[NAME_SIZE]) {
+/* Return the bytes of all files but one; oldest: the name of the least recently used, "" for none. */
+static uint64_t find_oldest(const store *in, const char *but, char oldest[NAME_SIZE]) {
   uint64_t bytes = 0;
   struct timespec first = {0, 0};
   oldest[0] = 0;
@@ -82,12 +82,12 @@ static uint64_t free_bytes(const store *in) {
   return fstatvfs(in->folder, &found) ? UINT64_MAX : (uint64_t)found.f_bavail * found.f_frsize;
 }
 
-/* Make room for a file, of which `there` bytes are on the disk. */
+/* Free space for a file, of which `there` bytes are stored. */
 static store_status make_room(const store *in, const char *digest, uint64_t size, uint64_t there) {
   char oldest[NAME_SIZE];
   if (size > in->limit) return STORE_TOO_LARGE;
   for (;;) {
-    uint64_t others = look(in, digest, oldest);
+    uint64_t others = find_oldest(in, digest, oldest);
     int fits = others + size <= in->limit;
     if (fits && free_bytes(in) > size - there) return STORE_OK;
     if (!oldest[0]) return STORE_FULL;
@@ -97,7 +97,7 @@ static store_status make_room(const store *in, const char *digest, uint64_t size
 
 static void part_name(const char *digest, char name[NAME_SIZE]) { snprintf(name, NAME_SIZE, "%s%s", digest, PART); }
 
-/* Take what is there of an earlier upload into the sum. */
+/* Hash the stored part of an earlier upload. */
 static int resume(upload *begun) {
   unsigned char bytes[1 << 16];
   for (;;) {

@@ -1,4 +1,4 @@
-/* Files by their digest, in one folder, of bounded size together; the names are ours, so nothing is written elsewhere. */
+/* Files named by digest in one folder of bounded size; all names are generated, so that nothing is written elsewhere. */
 #ifndef TVMFLOW_AGENT_STORE_H
 #define TVMFLOW_AGENT_STORE_H
 
@@ -17,7 +17,7 @@ typedef struct {
 
 typedef enum { STORE_OK, STORE_FULL, STORE_TOO_LARGE, STORE_WRONG_DIGEST, STORE_FAILED } store_status;
 
-/* An upload that goes on. */
+/* An upload in progress. */
 typedef struct {
   int file;
   char name[DIGEST_TEXT + 1];
@@ -25,19 +25,19 @@ typedef struct {
   sha256 sum;
 } upload;
 
-/* Open a folder, made where there is none; 0, or -1 and errno. */
+/* Open a folder, created if missing; return 0, or -1 with errno. */
 int store_open(store *made, const char *folder, uint64_t limit);
-/* Whether a text is a digest: 64 digits of 0-9a-f. */
+/* Return whether a text is a digest: 64 digits of 0-9a-f. */
 int is_digest(const char *text);
-/* Bytes of a file that is there, whole; -1 where it is not. It counts as used now. */
+/* Return the bytes of a complete file, -1 if it is missing. Mark it as used now. */
 int64_t store_find(const store *in, const char *digest);
-/* The path of a file for dlopen; NULL where it is not there. */
+/* Return the path of a file for dlopen, NULL if it is missing. */
 const char *store_path(const store *in, const char *digest, char path[STORE_PATH]);
-/* Begin or go on: begun->done bytes are there already. What was used longest ago goes where there is no room. */
+/* Begin or continue an upload, of which begun->done bytes are stored. The least recently used files are removed if space is short. */
 store_status upload_begin(store *in, const char *digest, uint64_t size, upload *begun);
-/* The next bytes. After a failure the upload is over; what was written stays for the next, unless the disk is full. */
+/* Write the next bytes. A failure ends the upload; written bytes are kept for the next one, unless the disk is full. */
 store_status upload_add(store *in, upload *begun, const void *bytes, uint64_t size);
-/* The file counts from here on, if its digest is right. */
+/* Complete the file if its digest is correct. */
 store_status upload_end(store *in, upload *begun);
 void upload_stop(upload *begun);
 

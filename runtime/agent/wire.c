@@ -1,4 +1,4 @@
-/* Frames, texts and requests. */
+/* Read and write frames, texts and requests. */
 #define _GNU_SOURCE
 #include "wire.h"
 
@@ -59,7 +59,7 @@ wire_status frame_read_head(int fd, frame_head *head, int first_ms) {
 }
 
 wire_status frame_write(int fd, frame_kind kind, uint8_t worker, const void *bytes, size_t size) {
-  /* What is short goes with its head: adb waits for the host after each of two pieces. */
+  /* Short frames are sent with their head: adb waits for the host after each write. */
   unsigned char raw[HEAD_SIZE + TOGETHER] = {
       (unsigned char)kind, worker, 0, 0, (unsigned char)size, (unsigned char)(size >> 8), (unsigned char)(size >> 16), (unsigned char)(size >> 24)};
   size_t with = size <= TOGETHER ? size : 0;
@@ -111,7 +111,7 @@ static int is_plain(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
 }
 
-/* End a word in place; returns what follows it, NULL where the word is empty. */
+/* Terminate a word in place; return the text behind it, NULL if the word is empty. */
 static char *end_word(char *at) {
   char *end = at;
   while (is_plain(*end)) ++end;

@@ -1,4 +1,4 @@
-/* Open a library of tvmflow.h, run it, time it: in a process that ends with it. */
+/* Open a library of tvmflow.h, run it and measure its time, in a separate process. */
 #define _GNU_SOURCE
 #include "worker.h"
 
@@ -27,7 +27,7 @@ static struct {
   const tvmflow_api *api;
   tvmflow_instance *instance;
   void *tensors[MAX_TENSORS]; /* inputs, then outputs */
-  void *first[MAX_TENSORS];   /* what an output holds before each run that counts; NULL: whatever was there */
+  void *first[MAX_TENSORS];   /* initial content of an output before each run; NULL: unchanged */
   uint64_t resident;          /* bytes, before the library was opened */
 } own;
 
@@ -56,7 +56,7 @@ static uint64_t resident_bytes(void) {
   return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Bytes that were resident at most, as the system counts them for this process. */
+/* Return the peak resident bytes of this process. */
 static uint64_t peak_bytes(void) {
   char line[256];
   unsigned long found = 0;
@@ -80,7 +80,7 @@ static const char *machine_name(unsigned machine) {
   }
 }
 
-/* The machine and class of an ELF file: 0 where it is none. */
+/* Return the machine and class of an ELF file, 0 for other files. */
 static unsigned elf_machine(const char *path, unsigned char *size) {
   unsigned char head[20];
   int file = open(path, O_RDONLY | O_CLOEXEC);
@@ -91,7 +91,7 @@ static unsigned elf_machine(const char *path, unsigned char *size) {
   return head[18] | (unsigned)head[19] << 8;
 }
 
-/* Whether a file is for this processor; a reply is made where it is not. */
+/* Return whether a file is for this processor; write a reply if not. */
 static int is_for_here(const char *path, text *reply) {
   char words[160];
   unsigned char size = 0, our_size = 0;
@@ -127,7 +127,7 @@ static void describe(text *reply, int is_input, uint32_t count) {
 
 static int is_on_gpu(const tvmflow_api *api) { return api->size >= offsetof(tvmflow_api, processor) + sizeof api->processor && api->gpu; }
 
-/* Which GPU computes the network, and what it took to open it; nothing of others. */
+/* Describe the GPU that runs the network, and the time to open it; nothing on CPUs. */
 static void describe_gpu(text *reply, uint64_t opened_ns) {
   tvmflow_processor is;
   if (!is_on_gpu(own.api) || own.api->processor(own.instance, &is)) return;
@@ -142,7 +142,7 @@ static void describe_gpu(text *reply, uint64_t opened_ns) {
   text_add(reply, "},\"opened_ns\":%llu", (unsigned long long)opened_ns);
 }
 
-static tvmflow_tensor tensor(uint32_t i) {
+static tvmflow_tensor tensor_info(uint32_t i) {
   tvmflow_tensor info = {0};
   if (i < own.api->inputs) own.api->input(i, &info);
   else own.api->output(i - own.api->inputs, &info);
@@ -152,14 +152,14 @@ static tvmflow_tensor tensor(uint32_t i) {
 static const char *make_tensors(void) {
   if (own.api->inputs + own.api->outputs > MAX_TENSORS) return "it has more inputs and outputs than 64";
   for (uint32_t i = 0; i < own.api->inputs + own.api->outputs; ++i) {
-    size_t size = tensor(i).size;
+    size_t size = tensor_info(i).size;
     if (posix_memalign(&own.tensors[i], TVMFLOW_ALIGNMENT, size ? size : 1)) return "no memory for inputs and outputs";
     memset(own.tensors[i], 0, size);
   }
   return NULL;
 }
 
-/* Make the instance; programs of a GPU are kept in the agent's folder, unless they are to be compiled anew. */
+/* Create the instance; GPU programs are cached in the agent's folder, unless they must be recompiled. */
 static tvmflow_status make_instance(const tvmflow_api *api, const tvmflow_options *options, int keeps) {
   char folder[64];
   snprintf(folder, sizeof folder, "/proc/self/fd/%d", own.files->folder);
@@ -186,7 +186,7 @@ static void open_library(const request *asked, text *reply) {
   const tvmflow_api *api = entry();
   if (api->abi_version != TVMFLOW_ABI_VERSION) return refuse(reply, "refused", "it has another version of the ABI");
   const tvmflow_options options = {.threads = (uint32_t)threads, .cpu_mask = mask};
-  random_pad(); /* kept as long as the process */
+  random_pad(); /* never freed before the process ends */
   const uint64_t begin = now_ns();
   if (make_instance(api, &options, (int)keeps) != TVMFLOW_OK) return refuse(reply, "refused", api->last_error());
   const uint64_t opened_ns = now_ns() - begin;
@@ -224,7 +224,7 @@ static void fill(void *bytes, size_t size, const request *asked, text *reply) {
     return read_file(path, bytes, size) ? refuse(reply, "refused", "the file has another size than the tensor") : say(reply, "ok", NULL);
   }
   int wrong = request_number(asked, "size", 0, MAX_FILE, MAX_FILE + 1, &said) || said != size;
-  for (uint64_t done = 0; said <= MAX_FILE && done < said;) { /* they are read in any case: the next request comes behind them */
+  for (uint64_t done = 0; said <= MAX_FILE && done < said;) { /* always read: the next request follows */
     frame_head head;
     static unsigned char scrap[MAX_DATA];
     if (frame_read_head(own.socket, &head, STALLED_MS) || head.kind != FRAME_DATA || !head.size || head.size > said - done) _exit(2);
@@ -237,7 +237,7 @@ static void fill(void *bytes, size_t size, const request *asked, text *reply) {
   refuse(reply, "refused", words);
 }
 
-/* The tensor that a request is about; -1 and a reply where there is none. */
+/* Return the tensor of a request; -1, with a reply, if there is none. */
 static int tensor_of(const request *asked, int is_input, text *reply) {
   uint64_t index, count = own.api ? (is_input ? own.api->inputs : own.api->outputs) : 0;
   if (!request_number(asked, "index", 0, MAX_TENSORS, MAX_TENSORS, &index) && index < count)
@@ -248,17 +248,17 @@ static int tensor_of(const request *asked, int is_input, text *reply) {
 static void set_input(const request *asked, text *reply) {
   int at = tensor_of(asked, 1, reply);
   if (at < 0) {
-    if (request_value(asked, "size")) _exit(2); /* what follows is for nobody */
+    if (request_value(asked, "size")) _exit(2); /* discard what follows */
     return;
   }
-  fill(own.tensors[at], tensor((uint32_t)at).size, asked, reply);
+  fill(own.tensors[at], tensor_info((uint32_t)at).size, asked, reply);
 }
 
 static void set_output(const request *asked, text *reply) {
   int at = tensor_of(asked, 0, reply);
   if (at < 0) return;
   if (!request_value(asked, "sha256")) return refuse(reply, "bad_request", "sha256");
-  size_t size = tensor((uint32_t)at).size;
+  size_t size = tensor_info((uint32_t)at).size;
   if (!own.first[at] && !(own.first[at] = malloc(size ? size : 1))) return refuse(reply, "refused", "no memory");
   fill(own.first[at], size, asked, reply);
 }
@@ -266,7 +266,7 @@ static void set_output(const request *asked, text *reply) {
 static void fetch(const request *asked, text *reply) {
   int at = tensor_of(asked, 0, reply);
   if (at < 0) return;
-  size_t size = tensor((uint32_t)at).size;
+  size_t size = tensor_info((uint32_t)at).size;
   for (size_t done = 0; done < size;) {
     size_t part = size - done < MAX_DATA ? size - done : MAX_DATA;
     if (frame_write(own.socket, FRAME_DATA, 0, (char *)own.tensors[at] + done, part)) _exit(2);
@@ -288,7 +288,7 @@ static int run_once(text *reply) {
 static void run(text *reply) {
   if (!own.api) return refuse(reply, "bad_request", "no library is open");
   for (uint32_t i = own.api->inputs; i < own.api->inputs + own.api->outputs; ++i)
-    if (own.first[i]) memcpy(own.tensors[i], own.first[i], tensor(i).size);
+    if (own.first[i]) memcpy(own.tensors[i], own.first[i], tensor_info(i).size);
   uint64_t begin = now_ns();
   if (run_once(reply)) return;
   uint64_t end = now_ns();
@@ -296,7 +296,7 @@ static void run(text *reply) {
   text_add(reply, ",\"ns\":%llu", (unsigned long long)(end - begin));
 }
 
-/* Nanoseconds that the kernels of `number` runs take on the device's clock; negative, with a reply, where that fails. */
+/* Return the nanoseconds of the kernels of `number` runs by the device's clock; negative, with a reply, on failure. */
 static double kernel_time(uint64_t number, text *reply) {
   double total = 0;
   if (own.api->set_profiling(own.instance, 1) != TVMFLOW_OK) return refuse(reply, "refused", "no memory for the profile"), -1;
@@ -311,7 +311,7 @@ static double kernel_time(uint64_t number, text *reply) {
   return total;
 }
 
-/* Nanoseconds of `number` runs, of their kernels alone or of all that the caller waits for; negative, with a reply, where they fail. waited: of the caller. */
+/* Return the nanoseconds of `number` runs, of their kernels only or as the caller waits; negative, with a reply, on failure. waited: by the caller. */
 static double time_of(uint64_t number, int of_kernels, double *waited, text *reply) {
   uint64_t begin = now_ns();
   double took = of_kernels ? kernel_time(number, reply) : 0;
@@ -321,7 +321,7 @@ static double time_of(uint64_t number, int of_kernels, double *waited, text *rep
   return of_kernels ? took : *waited;
 }
 
-/* warmup runs, then `repeats` times the mean of `number` runs, of more where the caller waits less than min_us for all: a kernel of 1 us may take 100 to submit. */
+/* Reply, after warmup runs, `repeats` means of `number` runs, of more if the caller waits less than min_us for all: submitting a kernel of 1 us may take 100. */
 static void time_runs(const request *asked, text *reply) {
   uint64_t warmup, repeats, number, min_us, of_kernels;
   if (!own.api) return refuse(reply, "bad_request", "no library is open");
@@ -335,7 +335,7 @@ static void time_runs(const request *asked, text *reply) {
   for (uint64_t i = 0; times && i < repeats;) {
     double waited = 0, took = time_of(number, (int)of_kernels, &waited, reply);
     if (took < 0) return free(times);
-    if (waited < (double)(min_us * 1000) && number < 1000000) { /* again, with a few more than seem to be needed */
+    if (waited < (double)(min_us * 1000) && number < 1000000) { /* again, with slightly more than the estimated number */
       double factor = waited > 0 ? 1.2 * (double)(min_us * 1000) / waited : 1000.0;
       uint64_t more = (uint64_t)((double)number * (factor < 1000.0 ? factor : 1000.0));
       number = more > 1000000 ? 1000000 : more > number ? more : number + 1;
@@ -351,7 +351,7 @@ static void time_runs(const request *asked, text *reply) {
   free(times);
 }
 
-static void profile(const request *asked, text *reply) {
+static void reply_profile(const request *asked, text *reply) {
   uint64_t runs;
   if (!own.api) return refuse(reply, "bad_request", "no library is open");
   if (request_number(asked, "runs", 1, 1000, 1, &runs)) return refuse(reply, "bad_request", "runs");
@@ -376,14 +376,14 @@ static void profile(const request *asked, text *reply) {
   own.api->set_profiling(own.instance, 0);
 }
 
-static void memory(text *reply) {
+static void reply_memory(text *reply) {
   uint64_t now = resident_bytes();
   say(reply, "ok", NULL);
   text_add(reply, ",\"grown\":%llu,\"resident\":%llu,\"peak\":%llu", (unsigned long long)(now > own.resident ? now - own.resident : 0),
            (unsigned long long)now, (unsigned long long)peak_bytes());
 }
 
-static void state(const request *asked, text *reply) {
+static void reply_state(const request *asked, text *reply) {
   uint64_t look, threads;
   process_state is;
   if (request_number(asked, "look", 0, 1, 0, &look) || request_number(asked, "threads", 1, TVMFLOW_MAX_THREADS, 1, &threads))
@@ -395,7 +395,7 @@ static void state(const request *asked, text *reply) {
            is.loop_ns, is.round_trip_ns);
 }
 
-static void answer(const request *asked, text *reply) {
+static void handle_request(const request *asked, text *reply) {
   const char *name = asked->name;
   if (!strcmp(name, "open")) open_library(asked, reply);
   else if (!strcmp(name, "input")) set_input(asked, reply);
@@ -403,9 +403,9 @@ static void answer(const request *asked, text *reply) {
   else if (!strcmp(name, "run")) run(reply);
   else if (!strcmp(name, "time")) time_runs(asked, reply);
   else if (!strcmp(name, "fetch")) fetch(asked, reply);
-  else if (!strcmp(name, "profile")) profile(asked, reply);
-  else if (!strcmp(name, "memory")) memory(reply);
-  else if (!strcmp(name, "state")) state(asked, reply);
+  else if (!strcmp(name, "profile")) reply_profile(asked, reply);
+  else if (!strcmp(name, "memory")) reply_memory(reply);
+  else if (!strcmp(name, "state")) reply_state(asked, reply);
   else refuse(reply, "bad_request", "no such request");
 }
 
@@ -419,7 +419,7 @@ _Noreturn void worker_serve(int socket, const store *files) {
     text reply = {0};
     if (frame_read_head(socket, &head, -1) || head.kind != FRAME_REQUEST || wire_read(socket, bytes, head.size, STALLED_MS)) _exit(0);
     if (request_parse(&asked, bytes, head.size)) refuse(&reply, "bad_request", "no request");
-    else answer(&asked, &reply);
+    else handle_request(&asked, &reply);
     text_add(&reply, "}");
     if (reply.cut) {
       text_free(&reply);

@@ -1,7 +1,7 @@
-/* A plugin of qemu-user that counts what an arm64 program executes: instructions, multiply-adds, bytes loaded and stored.
+/* A plugin of qemu-user that counts the instructions, multiply-adds, and loaded and stored bytes of an arm64 program.
  *
- * The program sees the counts in two ways. CLOCK_REALTIME advances by one nanosecond for each instruction, and by nothing else, so
- * that whoever times with it (TVM's timer does) counts instructions. And the system call COUNTERS_CALL, which no kernel has, writes the
+ * The program reads the counts in two ways. CLOCK_REALTIME advances by one nanosecond for each instruction only, so
+ * that timers based on it (as TVM's) count instructions. And the system call COUNTERS_CALL, which no kernel has, writes the
  * counters to memory of the program.
  *
  * Built for the machine that emulates, with no header of QEMU's: the few declarations are those of its documented interface, versions
@@ -76,7 +76,7 @@ static const kind kinds[] = {
     {0xBFC0F400, 0x0FC0F000, 4, 1},  /* by element */
 };
 
-/* How many multiply-adds an instruction is. */
+/* Return the multiply-adds of an instruction. */
 static unsigned macs_of(uint32_t code) {
   unsigned is_half = !(code >> 30 & 1), size = code >> 22 & 3;
   for (size_t i = 0; i < sizeof kinds / sizeof *kinds; ++i) {
@@ -88,7 +88,7 @@ static unsigned macs_of(uint32_t code) {
   return 0;
 }
 
-/* How many bytes an instruction loads or stores; atomic ones count once. */
+/* Return the bytes that an instruction loads or stores; atomic ones count once. */
 static unsigned bytes_of(uint32_t code, bool *is_load) {
   static const unsigned char registers[16] = {4, 0, 4, 0, 3, 0, 3, 1, 2, 0, 2, 0, 0, 0, 0, 0};
   unsigned size = code >> 30, is_vector = code >> 26 & 1, kind = code >> 22 & 3, q = code >> 30 & 1;
@@ -118,7 +118,7 @@ static void add(unsigned cpu, void *counts) {
   for (int i = 0; i < COUNTERS; ++i) counters[i] += ((uint64_t *)counts)[i];
 }
 
-static void translated(plugin_id id, struct qemu_plugin_tb *block) {
+static void on_translation(plugin_id id, struct qemu_plugin_tb *block) {
   (void)id;
   uint64_t counts[COUNTERS] = {qemu_plugin_tb_n_insns(block)};
   for (size_t i = 0; i < counts[INSTRUCTIONS]; ++i) {
@@ -143,14 +143,14 @@ static void translated(plugin_id id, struct qemu_plugin_tb *block) {
   qemu_plugin_register_vcpu_tb_exec_cb(block, add, 0, kept);
 }
 
-static void called(plugin_id id, unsigned cpu, int64_t number, uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t e, uint64_t f,
+static void on_syscall(plugin_id id, unsigned cpu, int64_t number, uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t e, uint64_t f,
                    uint64_t g, uint64_t h) {
   (void)id, (void)cpu, (void)c, (void)d, (void)e, (void)f, (void)g, (void)h;
   if (number == CLOCK_GETTIME) clock_id = a, clock_at = b;
   if (number == COUNTERS_CALL && b >= sizeof counters) memcpy((void *)(uintptr_t)a, counters, sizeof counters);
 }
 
-static void returned(plugin_id id, unsigned cpu, int64_t number, int64_t result) {
+static void on_syscall_return(plugin_id id, unsigned cpu, int64_t number, int64_t result) {
   (void)id, (void)cpu;
   if (number != CLOCK_GETTIME || result != 0 || clock_id != CLOCK_REALTIME) return;
   struct timespec *at = (struct timespec *)(uintptr_t)clock_at, now;
@@ -167,8 +167,8 @@ static void returned(plugin_id id, unsigned cpu, int64_t number, int64_t result)
 EXPORTED int qemu_plugin_install(plugin_id id, const void *info, int count, char **values) {
   (void)info, (void)count, (void)values;
   clock_gettime(CLOCK_REALTIME, &started);
-  qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
-  qemu_plugin_register_vcpu_syscall_cb(id, called);
-  qemu_plugin_register_vcpu_syscall_ret_cb(id, returned);
+  qemu_plugin_register_vcpu_tb_trans_cb(id, on_translation);
+  qemu_plugin_register_vcpu_syscall_cb(id, on_syscall);
+  qemu_plugin_register_vcpu_syscall_ret_cb(id, on_syscall_return);
   return 0;
 }

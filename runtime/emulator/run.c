@@ -56,7 +56,7 @@ int main(int count, char **words) {
   }
   if (!runs) return fail(words[3], "the inputs of not one run");
   uint64_t before[COUNTERS] = {0}, after[COUNTERS] = {0}, nothing[COUNTERS] = {0};
-  syscall(COUNTERS_CALL, nothing, sizeof nothing); /* what looking costs is taken off again */
+  syscall(COUNTERS_CALL, nothing, sizeof nothing); /* subtract the cost of reading */
   syscall(COUNTERS_CALL, before, sizeof before);
   if (api->run(net, (const void *const *)inputs, outputs) != TVMFLOW_OK) return fail("a run", api->last_error());
   syscall(COUNTERS_CALL, after, sizeof after);

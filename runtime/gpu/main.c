@@ -13,5 +13,5 @@ int main(int count, char **arguments) {
   if (!opencl || *opencl) probe_opencl(stdout, opencl);
   if (!vulkan || *vulkan) probe_vulkan(stdout, vulkan);
   fflush(stdout);
-  _Exit(0); /* drivers crash at exit too */
+  _Exit(0); /* drivers may crash at exit, too */
 }

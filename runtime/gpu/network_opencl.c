@@ -34,12 +34,12 @@ struct gpu_part {
   int hangs;        /* a run may still be going on */
 };
 
-static int failed(char *why, const char *call, cl_int error) {
+static int fail(char *why, const char *call, cl_int error) {
   snprintf(why, GPU_REASON, "OpenCL: %s: error %d", call, error);
   return -1;
 }
 
-static void text_of(const opencl *api, cl_device_id device, cl_uint what, char *text) {
+static void read_info(const opencl *api, cl_device_id device, cl_uint what, char *text) {
   text[0] = 0;
   if (api->clGetDeviceInfo(device, what, TEXT - 1, text, NULL) != CL_SUCCESS) text[0] = 0;
   text[TEXT - 1] = 0;
@@ -51,7 +51,7 @@ static void text_of(const opencl *api, cl_device_id device, cl_uint what, char *
 static int rank_of(const opencl *api, cl_device_id device, const char *named) {
   char name[TEXT];
   cl_bitfield type = 0;
-  text_of(api, device, CL_DEVICE_NAME, name);
+  read_info(api, device, CL_DEVICE_NAME, name);
   if (named && !strstr(name, named)) return 0;
   api->clGetDeviceInfo(device, CL_DEVICE_TYPE, sizeof type, &type, NULL);
   return type & CL_DEVICE_TYPE_GPU ? 2 : 1;
@@ -93,7 +93,7 @@ static int is_mapped(const gpu_part *part, uint32_t at) {
   return part->shared && !texture_of(at) && (plan.values[at].place == PLAN_INPUT || plan.values[at].place == PLAN_OUTPUT);
 }
 
-static cl_mem buffer(gpu_part *part, uint64_t size, const void *content, int mapped, char *why) {
+static cl_mem create_buffer(gpu_part *part, uint64_t size, const void *content, int mapped, char *why) {
   cl_int error = CL_SUCCESS;
   const cl_bitfield how = (content ? CL_MEM_COPY_HOST_PTR : 0) | (mapped ? CL_MEM_ALLOC_HOST_PTR : 0);
   cl_mem made = part->api.clCreateBuffer(part->context, CL_MEM_READ_WRITE | how, (size_t)size, (void *)(uintptr_t)content, &error);
@@ -105,7 +105,7 @@ static cl_mem buffer(gpu_part *part, uint64_t size, const void *content, int map
 }
 
 /* content: of as many rows as there are, or NULL. */
-static cl_mem texture(gpu_part *part, const plan_value *value, size_t width, size_t height, const void *content, char *why) {
+static cl_mem create_texture(gpu_part *part, const plan_value *value, size_t width, size_t height, const void *content, char *why) {
   const cl_uint floats = value->bits == 16 ? CL_HALF_FLOAT : CL_FLOAT, integers = value->bits == 8 ? CL_SIGNED_INT8 : CL_SIGNED_INT32;
   const cl_image_format format = {CL_RGBA, value->code == 2 ? floats : value->code == 1 ? CL_UNSIGNED_INT8 : integers};
   const cl_image_desc shape = {.type = CL_MEM_OBJECT_IMAGE2D, .width = width, .height = height};
@@ -138,7 +138,7 @@ static int make_value(gpu_part *part, uint32_t at, char *why) {
       if (size_of(&plan.values[i]) > size) size = size_of(&plan.values[i]);
       if (texture_of(i) && texture_of(i)->height > height) height = texture_of(i)->height;
     }
-  part->values[at] = texture_of(at) ? texture(part, value, texture_of(at)->width, height, content, why) : buffer(part, size, content, is_mapped(part, at), why);
+  part->values[at] = texture_of(at) ? create_texture(part, value, texture_of(at)->width, height, content, why) : create_buffer(part, size, content, is_mapped(part, at), why);
   part->owned[at] = 1;
   return part->values[at] ? 0 : -1;
 }
@@ -160,9 +160,9 @@ static int make_memory(gpu_part *part, char *why) {
 /* What a compiled program depends on beside its source. */
 static void key_of(const gpu_part *part, char *key, size_t size) {
   char name[TEXT], driver[TEXT], version[TEXT];
-  text_of(&part->api, part->device, CL_DEVICE_NAME, name);
-  text_of(&part->api, part->device, CL_DRIVER_VERSION, driver);
-  text_of(&part->api, part->device, CL_DEVICE_VERSION, version);
+  read_info(&part->api, part->device, CL_DEVICE_NAME, name);
+  read_info(&part->api, part->device, CL_DRIVER_VERSION, driver);
+  read_info(&part->api, part->device, CL_DEVICE_VERSION, version);
   snprintf(key, size, "opencl|%s|%s|%s", name, driver, version);
 }
 
@@ -177,7 +177,7 @@ static int compile(gpu_part *part, cl_program program, char *why) {
 }
 
 /* Return the program of compiled code from the cache; NULL where there is none that the driver takes. */
-static cl_program cached(gpu_part *part, const program_key *key) {
+static cl_program load_cached(gpu_part *part, const program_key *key) {
   size_t size = 0;
   unsigned char *code = program_cache_read(key, &size);
   if (!code) return NULL;
@@ -193,7 +193,7 @@ static cl_program cached(gpu_part *part, const program_key *key) {
   return program;
 }
 
-static void keep(gpu_part *part, cl_program program, const program_key *key) {
+static void store_in_cache(gpu_part *part, cl_program program, const program_key *key) {
   size_t size = 0;
   if (part->api.clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, NULL) != CL_SUCCESS || !size) return;
   unsigned char *code = malloc(size);
@@ -206,17 +206,17 @@ static cl_program program_of(gpu_part *part, const plan_gpu_kernel *kernel, cons
   char text[4 * TEXT];
   key_of(part, text, sizeof text);
   const program_key key = {wanted->cache, text, kernel->code, kernel->code_size};
-  cl_program program = cached(part, &key);
+  cl_program program = load_cached(part, &key);
   if (program) return program;
   cl_int error = CL_SUCCESS;
   const char *source = kernel->code;
   program = part->api.clCreateProgramWithSource(part->context, 1, &source, &kernel->code_size, &error);
-  if (!program) return failed(why, "clCreateProgramWithSource", error), NULL;
+  if (!program) return fail(why, "clCreateProgramWithSource", error), NULL;
   if (compile(part, program, why)) {
     part->api.clReleaseProgram(program);
     return NULL;
   }
-  keep(part, program, &key);
+  store_in_cache(part, program, &key);
   return program;
 }
 
@@ -225,7 +225,7 @@ static int make_kernel(gpu_part *part, uint32_t i, cl_program program, char *why
   cl_int error = CL_SUCCESS;
   size_t most = 0, wanted = (size_t)kernel->group_size[0] * kernel->group_size[1] * kernel->group_size[2];
   part->kernels[i] = part->api.clCreateKernel(program, kernel->name, &error);
-  if (!part->kernels[i]) return failed(why, "clCreateKernel", error);
+  if (!part->kernels[i]) return fail(why, "clCreateKernel", error);
   error = part->api.clGetKernelWorkGroupInfo(part->kernels[i], part->device, CL_KERNEL_WORK_GROUP_SIZE, sizeof most, &most, NULL);
   if (error == CL_SUCCESS && most < wanted) {
     snprintf(why, GPU_REASON, "OpenCL: %.100s has groups of %zu, and the device runs %zu at most", kernel->name, wanted, most);
@@ -234,7 +234,7 @@ static int make_kernel(gpu_part *part, uint32_t i, cl_program program, char *why
   const plan_step *step = &plan.steps[i];
   for (uint32_t k = 0; k < step->count; ++k) {
     error = part->api.clSetKernelArg(part->kernels[i], k, sizeof(cl_mem), &part->values[plan.arguments[step->arguments + k]]);
-    if (error != CL_SUCCESS) return failed(why, "clSetKernelArg", error);
+    if (error != CL_SUCCESS) return fail(why, "clSetKernelArg", error);
   }
   return 0;
 }
@@ -266,7 +266,7 @@ static int enqueue_kernels(gpu_part *part, cl_command_queue queue, cl_event *eve
       global[axis] = local[axis] * kernel->groups[axis];
     }
     cl_int error = part->api.clEnqueueNDRangeKernel(queue, part->kernels[i], 3, NULL, global, local, 0, NULL, events ? &events[i] : NULL);
-    if (error != CL_SUCCESS) return failed(why, kernel->name, error);
+    if (error != CL_SUCCESS) return fail(why, kernel->name, error);
   }
   return 0;
 }
@@ -331,9 +331,9 @@ static int open_in(gpu_part *part, const tvmflow_gpu *wanted, char *why) {
   cl_int error = CL_SUCCESS;
   if (opencl_load(&part->api, wanted->library, why, GPU_REASON) || find_device(part, wanted->device, why)) return -1;
   part->context = part->api.clCreateContext(NULL, 1, &part->device, NULL, NULL, &error);
-  if (!part->context) return failed(why, "clCreateContext", error);
+  if (!part->context) return fail(why, "clCreateContext", error);
   part->queue = part->api.clCreateCommandQueue(part->context, part->device, 0, &error);
-  if (!part->queue) return failed(why, "clCreateCommandQueue", error);
+  if (!part->queue) return fail(why, "clCreateCommandQueue", error);
   if (part->api.clGetDeviceInfo(part->device, CL_DEVICE_HOST_UNIFIED_MEMORY, sizeof part->shared, &part->shared, NULL) != CL_SUCCESS) part->shared = 0;
   if (make_memory(part, why) || make_kernels(part, wanted, why)) return -1;
   record(part);
@@ -392,7 +392,7 @@ static int enqueue_copies(gpu_part *part, cl_command_queue queue, char *why) {
   for (uint32_t i = 0; i < plan.copy_count; ++i) {
     const plan_copy *copy = &plan.copies[i];
     cl_int error = part->api.clEnqueueCopyBuffer(queue, part->values[copy->from], part->values[copy->to], 0, 0, (size_t)copy->size, 0, NULL, NULL);
-    if (error != CL_SUCCESS) return failed(why, "clEnqueueCopyBuffer", error);
+    if (error != CL_SUCCESS) return fail(why, "clEnqueueCopyBuffer", error);
   }
   return 0;
 }
@@ -403,8 +403,8 @@ static int wait_for(gpu_part *part, cl_event event, char *why) {
   cl_int status = 1;
   for (int waited = 0; waited < HANGS_MS * 5; ++waited) {
     cl_int error = part->api.clGetEventInfo(event, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof status, &status, NULL);
-    if (error != CL_SUCCESS) return failed(why, "clGetEventInfo", error);
-    if (status < 0) return failed(why, "running the kernels", status);
+    if (error != CL_SUCCESS) return fail(why, "clGetEventInfo", error);
+    if (status < 0) return fail(why, "running the kernels", status);
     if (status == CL_COMPLETE) return 0;
     nanosleep(&pause, NULL);
   }
@@ -420,7 +420,7 @@ static int read_outputs(gpu_part *part, cl_command_queue queue, void *const *out
     cl_event *event = !part->ran && i + 1 == plan_api.outputs ? &last : NULL;
     error = enqueue_read(part, queue, tensor(PLAN_OUTPUT, i), plan.outputs[i].size, outputs[i], &part->mapped[i], event);
   }
-  if (error != CL_SUCCESS) return failed(why, "reading an output", error);
+  if (error != CL_SUCCESS) return fail(why, "reading an output", error);
   if (!part->ran) { /* later runs wait as drivers do best */
     part->api.clFlush(queue);
     int status = wait_for(part, last, why);
@@ -428,13 +428,13 @@ static int read_outputs(gpu_part *part, cl_command_queue queue, void *const *out
     if (status) return -1;
   }
   error = part->api.clFinish(queue);
-  if (error != CL_SUCCESS) return failed(why, "clFinish", error);
+  if (error != CL_SUCCESS) return fail(why, "clFinish", error);
   for (uint32_t i = 0; i < plan_api.outputs && error == CL_SUCCESS; ++i) {
     if (!part->mapped[i]) continue;
     memcpy(outputs[i], part->mapped[i], plan.outputs[i].size);
     error = part->api.clEnqueueUnmapMemObject(queue, part->values[tensor(PLAN_OUTPUT, i)], part->mapped[i], 0, NULL, NULL);
   }
-  return error == CL_SUCCESS ? 0 : failed(why, "giving an output back", error);
+  return error == CL_SUCCESS ? 0 : fail(why, "giving an output back", error);
 }
 
 static int write_inputs(gpu_part *part, cl_command_queue queue, const void *const *inputs, char *why) {
@@ -442,7 +442,7 @@ static int write_inputs(gpu_part *part, cl_command_queue queue, const void *cons
     uint32_t at = tensor(PLAN_INPUT, i);
     if (at == plan.value_count) continue; /* nobody reads it */
     cl_int error = enqueue_write(part, queue, at, plan.inputs[i].size, inputs[i]);
-    if (error != CL_SUCCESS) return failed(why, "writing an input", error);
+    if (error != CL_SUCCESS) return fail(why, "writing an input", error);
   }
   return 0;
 }
@@ -455,7 +455,7 @@ static int run_on(gpu_part *part, const void *const *inputs, void *const *output
 
 static int finish(gpu_part *part, cl_command_queue queue, char *why) {
   cl_int error = part->api.clFinish(queue);
-  return error == CL_SUCCESS ? 0 : failed(why, "clFinish", error);
+  return error == CL_SUCCESS ? 0 : fail(why, "clFinish", error);
 }
 
 static int add_times(gpu_part *part, uint64_t *nanoseconds, char *why) {
@@ -463,7 +463,7 @@ static int add_times(gpu_part *part, uint64_t *nanoseconds, char *why) {
     uint64_t begin = 0, end = 0;
     cl_int error = part->api.clGetEventProfilingInfo(part->events[i], CL_PROFILING_COMMAND_START, sizeof begin, &begin, NULL);
     if (error == CL_SUCCESS) error = part->api.clGetEventProfilingInfo(part->events[i], CL_PROFILING_COMMAND_END, sizeof end, &end, NULL);
-    if (error != CL_SUCCESS) return failed(why, "clGetEventProfilingInfo", error);
+    if (error != CL_SUCCESS) return fail(why, "clGetEventProfilingInfo", error);
     nanoseconds[i] += end > begin ? end - begin : 0;
   }
   return 0;
@@ -485,7 +485,7 @@ static int run_in_parts(gpu_part *part, const void *const *inputs, void *const *
 static int run_timed(gpu_part *part, const void *const *inputs, void *const *outputs, uint64_t *nanoseconds, char *why) {
   cl_int error = CL_SUCCESS;
   if (!part->timed) part->timed = part->api.clCreateCommandQueue(part->context, part->device, CL_QUEUE_PROFILING_ENABLE, &error);
-  if (!part->timed) return failed(why, "clCreateCommandQueue", error);
+  if (!part->timed) return fail(why, "clCreateCommandQueue", error);
   memset(part->events, 0, plan.step_count * sizeof *part->events);
   int status = run_in_parts(part, inputs, outputs, nanoseconds, why);
   if (!status) status = add_times(part, nanoseconds, why);
@@ -504,8 +504,8 @@ static int run_part(gpu_part *part, const void *const *inputs, void *const *outp
 
 static void identify(const gpu_part *part, gpu_identity *found) {
   cl_platform_id platform = NULL;
-  text_of(&part->api, part->device, CL_DEVICE_NAME, found->device);
-  text_of(&part->api, part->device, CL_DRIVER_VERSION, found->version);
+  read_info(&part->api, part->device, CL_DEVICE_NAME, found->device);
+  read_info(&part->api, part->device, CL_DRIVER_VERSION, found->version);
   part->api.clGetDeviceInfo(part->device, CL_DEVICE_PLATFORM, sizeof platform, &platform, NULL);
   if (!platform || part->api.clGetPlatformInfo(platform, CL_PLATFORM_NAME, GPU_NAME - 1, found->driver, NULL) != CL_SUCCESS)
     snprintf(found->driver, GPU_NAME, "opencl");

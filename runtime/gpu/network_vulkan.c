@@ -20,17 +20,17 @@ static touched range_of(uint32_t at, int written) {
   return (touched){value->place, value->index, value->offset, value->offset + vulkan_size_of(value), written};
 }
 
-static int clash(const touched *a, const touched *b) {
+static int overlaps_write(const touched *a, const touched *b) {
   if (a->place != b->place || !(a->written || b->written)) return 0;
   if ((a->place == PLAN_INPUT || a->place == PLAN_OUTPUT) && a->index != b->index) return 0;
   return a->begin < b->end && b->begin < a->end;
 }
 
 /* Have commands wait for those before them that write what these read or write, or read what these write. */
-static void order(gpu_part *part, VkCommandBuffer commands, const touched *ranges, uint32_t count) {
+static void order_accesses(gpu_part *part, VkCommandBuffer commands, const touched *ranges, uint32_t count) {
   int waits = 0;
   for (uint32_t i = 0; i < part->touched_count && !waits; ++i)
-    for (uint32_t k = 0; k < count && !waits; ++k) waits = clash(&part->touched[i], &ranges[k]);
+    for (uint32_t k = 0; k < count && !waits; ++k) waits = overlaps_write(&part->touched[i], &ranges[k]);
   if (waits) {
     barrier(part, commands, VK_STAGE_COMPUTE | VK_STAGE_TRANSFER, VK_ACCESS_SHADER | VK_ACCESS_TRANSFER);
     part->touched_count = 0;
@@ -44,7 +44,7 @@ static void record_step(gpu_part *part, VkCommandBuffer commands, uint32_t at) {
   const plan_gpu_kernel *kernel = &plan.gpu->kernels[at];
   touched ranges[MOST_ARGUMENTS];
   for (uint32_t i = 0; i < step->count; ++i) ranges[i] = range_of(plan.arguments[step->arguments + i], part->facts[at].written >> i & 1);
-  order(part, commands, ranges, step->count);
+  order_accesses(part, commands, ranges, step->count);
   part->api.vkCmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, part->pipelines[at]);
   part->api.vkCmdBindDescriptorSets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, part->layouts[part->layout_of[at]].whole, 0, 1, &part->sets[at], 0, NULL);
   part->api.vkCmdDispatch(commands, kernel->groups[0], kernel->groups[1], kernel->groups[2]);
@@ -55,7 +55,7 @@ static void record_copy(gpu_part *part, VkCommandBuffer commands, const plan_cop
   VkBufferCopy region = {.size = copy->size};
   const bank *from = vulkan_bank_of(part, &plan.values[copy->from], &region.source);
   const bank *to = vulkan_bank_of(part, &plan.values[copy->to], &region.destination);
-  order(part, commands, ranges, 2);
+  order_accesses(part, commands, ranges, 2);
   part->api.vkCmdCopyBuffer(commands, from->buffer, to->buffer, 1, &region);
 }
 
@@ -156,7 +156,7 @@ static int bind_steps(gpu_part *part) {
   return 0;
 }
 
-static int make(gpu_part *part, const tvmflow_gpu *wanted) {
+static int make_all(gpu_part *part, const tvmflow_gpu *wanted) {
   if (vulkan_open_device(part, wanted)) return -1;
   const VkCommandPoolCreateInfo pool = {.type = VK_COMMAND_POOL_CREATE_INFO, .flags = VK_COMMAND_POOL_RESETS, .family = part->family};
   const VkFenceCreateInfo fence = {.type = VK_FENCE_CREATE_INFO};
@@ -195,7 +195,7 @@ static int open_part(const tvmflow_gpu *wanted, gpu_part **made, char *why) {
   gpu_part *part = calloc(1, sizeof *part);
   if (!part) return strcpy(why, "no memory"), -1;
   part->why = why;
-  if (make(part, wanted)) return close_part(part), -1;
+  if (make_all(part, wanted)) return close_part(part), -1;
   *made = part;
   return 0;
 }

@@ -174,7 +174,7 @@ static int type_with(const gpu_part *part, uint32_t allowed, uint32_t flags) {
 }
 
 /* Give a bank its buffer and memory of the first kind of `wishes` (0 ends them and allows any) that has room. */
-static int make_bank(gpu_part *part, bank *made, const uint32_t *wishes, const char *what) {
+static int make_bank(gpu_part *part, bank *made, const uint32_t *preferences, const char *what) {
   const VkBufferCreateInfo info = {.type = VK_BUFFER_CREATE_INFO,
                                    .size = (made->end - made->begin + BANK_ALIGNMENT - 1) / BANK_ALIGNMENT * BANK_ALIGNMENT,
                                    .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TEXEL_BUFFER | VK_BUFFER_USAGE_TRANSFER};
@@ -182,7 +182,7 @@ static int make_bank(gpu_part *part, bank *made, const uint32_t *wishes, const c
   const double megabytes = (double)info.size / 1e6;
   TRY(vkCreateBuffer(part->device, &info, NULL, &made->buffer));
   part->api.vkGetBufferMemoryRequirements(part->device, made->buffer, &needed);
-  for (const uint32_t *wish = wishes;; ++wish) {
+  for (const uint32_t *wish = preferences;; ++wish) {
     const int type = type_with(part, needed.types, *wish);
     VkMemoryAllocateInfo wanted = {.type = VK_MEMORY_ALLOCATE_INFO, .size = needed.size, .memory_type = (uint32_t)type};
     if (type >= 0 && needed.size <= part->memory.heaps[part->memory.types[type].heap].size &&
@@ -204,7 +204,7 @@ static int by_offset(const void *a, const void *b) {
 }
 
 /* Cut arena or constants into as few banks as the device allows, no value across two; returns how many, or -1. */
-static int64_t cut(gpu_part *part, const plan_value **values, uint32_t count, bank *banks, const char *what) {
+static int64_t split_into_banks(gpu_part *part, const plan_value **values, uint32_t count, bank *banks, const char *what) {
   int64_t made = 0;
   qsort(values, count, sizeof *values, by_offset);
   for (uint32_t i = 0; i < count; ++i) {
@@ -218,7 +218,7 @@ static int64_t cut(gpu_part *part, const plan_value **values, uint32_t count, ba
   return made;
 }
 
-static int make_room(gpu_part *part, plan_place place, const uint32_t *wishes, const char *what) {
+static int make_room(gpu_part *part, plan_place place, const uint32_t *preferences, const char *what) {
   room *made = &part->rooms[place];
   uint32_t count = 0;
   const plan_value **values = calloc(plan.value_count + 1, sizeof *values);
@@ -226,17 +226,17 @@ static int make_room(gpu_part *part, plan_place place, const uint32_t *wishes, c
   if (!values || !made->banks) return free(values), vulkan_refuse(part, "no memory");
   for (uint32_t i = 0; i < plan.value_count; ++i)
     if (plan.values[i].place == place) values[count++] = &plan.values[i];
-  const int64_t cuts = cut(part, values, count, made->banks, what);
+  const int64_t cuts = split_into_banks(part, values, count, made->banks, what);
   free(values);
   if (cuts < 0) return -1;
   made->count = (uint32_t)cuts;
   for (uint32_t i = 0; i < made->count; ++i)
-    if (make_bank(part, &made->banks[i], wishes, what)) return -1;
+    if (make_bank(part, &made->banks[i], preferences, what)) return -1;
   return 0;
 }
 
 /* One bank for all inputs or all outputs. */
-static int make_ends(gpu_part *part, plan_place place, const uint32_t *wishes, const char *what) {
+static int make_ends(gpu_part *part, plan_place place, const uint32_t *preferences, const char *what) {
   const tvmflow_tensor *tensors = place == PLAN_INPUT ? plan.inputs : plan.outputs;
   const uint32_t count = place == PLAN_INPUT ? plan_api.inputs : plan_api.outputs;
   room *made = &part->rooms[place];
@@ -249,7 +249,7 @@ static int make_ends(gpu_part *part, plan_place place, const uint32_t *wishes, c
   }
   made->count = 1;
   made->banks->end = end ? end : BANK_ALIGNMENT;
-  if (make_bank(part, made->banks, wishes, what)) return -1;
+  if (make_bank(part, made->banks, preferences, what)) return -1;
   return made->banks->mapped ? 0 : vulkan_refuse(part, "%s has no memory for %s that the CPU sees", part->is.name, what);
 }
 

@@ -29,7 +29,7 @@ static const uint32_t *next_of(const spirv *code, const uint32_t *at, uint32_t o
 }
 
 /* Whether a variable of a block of storage is marked as one that is only read. */
-static int only_read(const spirv *code, uint32_t variable) {
+static int is_read_only(const spirv *code, uint32_t variable) {
   for (const uint32_t *at = NULL; (at = next_of(code, at, OP_DECORATE, 3, 1, variable));)
     if (at[2] == DECORATION_NON_WRITABLE) return 1;
   const uint32_t *declared = next_of(code, NULL, OP_VARIABLE, 4, 2, variable);
@@ -39,12 +39,12 @@ static int only_read(const spirv *code, uint32_t variable) {
   return 0;
 }
 
-static int is_texels(const spirv *code, uint32_t variable) {
+static int is_texel_buffer(const spirv *code, uint32_t variable) {
   const uint32_t *declared = next_of(code, NULL, OP_VARIABLE, 4, 2, variable);
   return declared && declared[3] == STORAGE_UNIFORM_CONSTANT;
 }
 
-static uint32_t need_of(uint32_t capability) {
+static uint32_t need_for(uint32_t capability) {
   switch (capability) {
     case 1: /* Shader; buffers of texels; the least of subgroups: what every device has */
     case 46:
@@ -64,13 +64,13 @@ static uint32_t need_of(uint32_t capability) {
 
 static int read_facts(const spirv *code, program_facts *facts) {
   if (code->count < SPIRV_HEADER || code->words[0] != SPIRV_MAGIC) return -1;
-  for (const uint32_t *at = NULL; (at = next_of(code, at, OP_CAPABILITY, 2, 0, 0));) facts->needs |= need_of(at[1]);
+  for (const uint32_t *at = NULL; (at = next_of(code, at, OP_CAPABILITY, 2, 0, 0));) facts->needs |= need_for(at[1]);
   for (const uint32_t *at = NULL; (at = next_of(code, at, OP_DECORATE, 4, 2, DECORATION_BINDING));) {
-    const uint32_t argument = at[3] % SINGLE_TEXELS, texels = is_texels(code, at[1]) != 0, single = at[3] >= SINGLE_TEXELS;
+    const uint32_t argument = at[3] % SINGLE_TEXELS, texels = is_texel_buffer(code, at[1]) != 0, single = at[3] >= SINGLE_TEXELS;
     if (argument >= MOST_ARGUMENTS || at[3] >= 2 * SINGLE_TEXELS || single > texels) return -1;
     facts->texels |= texels << argument;
     facts->single |= single << argument;
-    if (!texels && !only_read(code, at[1])) facts->written |= 1u << argument;
+    if (!texels && !is_read_only(code, at[1])) facts->written |= 1u << argument;
   }
   return 0;
 }
@@ -190,7 +190,7 @@ static unsigned char *read_kept(const gpu_part *part, const program_key *key, si
   return free(bytes), NULL;
 }
 
-static void keep(const gpu_part *part, const program_key *key) {
+static void store_in_cache(const gpu_part *part, const program_key *key) {
   size_t size = 0;
   if (part->api.vkGetPipelineCacheData(part->device, part->cache, &size, NULL) || !size) return;
   void *bytes = malloc(size);
@@ -215,7 +215,7 @@ static int make_all(gpu_part *part, const program_key *key) {
   if (is_empty < 0) return -1;
   for (uint32_t i = 0; i < plan.step_count; ++i)
     if (make_program(part, i)) return -1;
-  if (is_empty && key->folder) keep(part, key);
+  if (is_empty && key->folder) store_in_cache(part, key);
   return 0;
 }
 

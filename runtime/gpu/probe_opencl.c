@@ -42,7 +42,7 @@ typedef struct {
   char versions[MOST_VERSIONS * 24]; /* of CLML's interface: "1.0 2.0" */
 } bench;
 
-static int failed(bench *on, const char *call, cl_int error) {
+static int fail(bench *on, const char *call, cl_int error) {
   snprintf(on->why, sizeof on->why, "%s: error %d", call, error);
   return -1;
 }
@@ -50,9 +50,9 @@ static int failed(bench *on, const char *call, cl_int error) {
 static int open_bench(bench *on) {
   cl_int error = CL_SUCCESS;
   on->context = on->api->clCreateContext(NULL, 1, &on->device, NULL, NULL, &error);
-  if (!on->context) return failed(on, "clCreateContext", error);
+  if (!on->context) return fail(on, "clCreateContext", error);
   on->queue = on->api->clCreateCommandQueue(on->context, on->device, 0, &error);
-  return on->queue ? 0 : failed(on, "clCreateCommandQueue", error);
+  return on->queue ? 0 : fail(on, "clCreateCommandQueue", error);
 }
 
 static void close_bench(bench *on) {
@@ -68,7 +68,7 @@ static void close_bench(bench *on) {
 static int build(bench *on, const char *source, const char *const *names) {
   cl_int error = CL_SUCCESS;
   on->program = on->api->clCreateProgramWithSource(on->context, 1, &source, NULL, &error);
-  if (!on->program) return failed(on, "clCreateProgramWithSource", error);
+  if (!on->program) return fail(on, "clCreateProgramWithSource", error);
   error = on->api->clBuildProgram(on->program, 1, &on->device, "", NULL, NULL);
   if (error != CL_SUCCESS) {
     char *log = calloc(1, EXTENSIONS);
@@ -79,29 +79,29 @@ static int build(bench *on, const char *source, const char *const *names) {
   }
   for (int i = 0; i < 2 && names[i]; ++i) {
     on->kernels[i] = on->api->clCreateKernel(on->program, names[i], &error);
-    if (!on->kernels[i]) return failed(on, "clCreateKernel", error);
+    if (!on->kernels[i]) return fail(on, "clCreateKernel", error);
   }
   return 0;
 }
 
-static int buffer(bench *on, int at, void *values, size_t size) {
+static int make_buffer(bench *on, int at, void *values, size_t size) {
   cl_int error = CL_SUCCESS;
   on->memories[at] = on->api->clCreateBuffer(on->context, CL_MEM_READ_WRITE | (values ? CL_MEM_COPY_HOST_PTR : 0), size, values, &error);
-  return on->memories[at] ? 0 : failed(on, "clCreateBuffer", error);
+  return on->memories[at] ? 0 : fail(on, "clCreateBuffer", error);
 }
 
 static int launch(bench *on, cl_kernel kernel, const cl_mem *first, const cl_mem *second, cl_uint dimensions, const size_t *size) {
   cl_int error = on->api->clSetKernelArg(kernel, 0, sizeof *first, first);
   if (error == CL_SUCCESS) error = on->api->clSetKernelArg(kernel, 1, sizeof *second, second);
-  if (error != CL_SUCCESS) return failed(on, "clSetKernelArg", error);
+  if (error != CL_SUCCESS) return fail(on, "clSetKernelArg", error);
   error = on->api->clEnqueueNDRangeKernel(on->queue, kernel, dimensions, NULL, size, NULL, 0, NULL, NULL);
-  return error == CL_SUCCESS ? 0 : failed(on, "clEnqueueNDRangeKernel", error);
+  return error == CL_SUCCESS ? 0 : fail(on, "clEnqueueNDRangeKernel", error);
 }
 
 static int fetch(bench *on, int at, void *values, size_t size) {
   cl_int error = on->api->clEnqueueReadBuffer(on->queue, on->memories[at], 1, 0, size, values, 0, NULL, NULL);
   if (error == CL_SUCCESS) error = on->api->clFinish(on->queue);
-  return error == CL_SUCCESS ? 0 : failed(on, "clEnqueueReadBuffer", error);
+  return error == CL_SUCCESS ? 0 : fail(on, "clEnqueueReadBuffer", error);
 }
 
 static int test_buffer(bench *on) {
@@ -109,7 +109,7 @@ static int test_buffer(bench *on) {
   static float x[COUNT], y[COUNT];
   const size_t size[] = {COUNT};
   for (int i = 0; i < COUNT; ++i) x[i] = (float)(i % 251), y[i] = -1;
-  if (build(on, BUFFER_SOURCE, NAMES) || buffer(on, 0, x, sizeof x) || buffer(on, 1, y, sizeof y)) return -1;
+  if (build(on, BUFFER_SOURCE, NAMES) || make_buffer(on, 0, x, sizeof x) || make_buffer(on, 1, y, sizeof y)) return -1;
   if (launch(on, on->kernels[0], &on->memories[0], &on->memories[1], 1, size) || fetch(on, 1, y, sizeof y)) return -1;
   return probe_compare(y, COUNT, on->why, sizeof on->why);
 }
@@ -119,7 +119,7 @@ static int test_half(bench *on) {
   static uint16_t x[COUNT], y[COUNT];
   const size_t size[] = {COUNT};
   for (unsigned i = 0; i < COUNT; ++i) x[i] = probe_half(i % 251), y[i] = 0x7e00;
-  if (build(on, HALF_SOURCE, NAMES) || buffer(on, 0, x, sizeof x) || buffer(on, 1, y, sizeof y)) return -1;
+  if (build(on, HALF_SOURCE, NAMES) || make_buffer(on, 0, x, sizeof x) || make_buffer(on, 1, y, sizeof y)) return -1;
   if (launch(on, on->kernels[0], &on->memories[0], &on->memories[1], 1, size) || fetch(on, 1, y, sizeof y)) return -1;
   return probe_compare_half(y, COUNT, on->why, sizeof on->why);
 }
@@ -133,9 +133,9 @@ static int test_image_array(bench *on) {
   const cl_image_desc shape = {.type = CL_MEM_OBJECT_IMAGE2D_ARRAY, .width = WIDTH, .height = HEIGHT, .array_size = LAYERS};
   cl_int error = CL_SUCCESS;
   for (int i = 0; i < count; ++i) x[i] = (float)(i % 251), y[i] = -1;
-  if (build(on, IMAGE_SOURCE, NAMES) || buffer(on, 0, x, sizeof x) || buffer(on, 1, y, sizeof y)) return -1;
+  if (build(on, IMAGE_SOURCE, NAMES) || make_buffer(on, 0, x, sizeof x) || make_buffer(on, 1, y, sizeof y)) return -1;
   on->memories[2] = on->api->clCreateImage(on->context, CL_MEM_READ_WRITE, &format, &shape, NULL, &error);
-  if (!on->memories[2]) return failed(on, "clCreateImage", error);
+  if (!on->memories[2]) return fail(on, "clCreateImage", error);
   if (launch(on, on->kernels[0], &on->memories[0], &on->memories[2], 3, size)) return -1;
   if (launch(on, on->kernels[1], &on->memories[2], &on->memories[1], 3, size) || fetch(on, 1, y, sizeof y)) return -1;
   return probe_compare(y, count, on->why, sizeof on->why);
@@ -151,7 +151,7 @@ static int test_clml(bench *on) {
   if (!query) return snprintf(on->why, sizeof on->why, "%s has no clQueryMLInterfaceVersionsQCOM", on->api->name), -1;
   cl_int error = query(NULL, NULL, 0, &count);
   if (error == CL_SUCCESS && count && count <= MOST_VERSIONS) error = query(major, minor, count, NULL);
-  if (error != CL_SUCCESS) return failed(on, "clQueryMLInterfaceVersionsQCOM", error);
+  if (error != CL_SUCCESS) return fail(on, "clQueryMLInterfaceVersionsQCOM", error);
   if (!count || count > MOST_VERSIONS) return snprintf(on->why, sizeof on->why, "%u versions of its interface", count), -1;
   for (cl_uint i = 0, at = 0; i < count; ++i)
     at += (cl_uint)snprintf(on->versions + at, sizeof on->versions - at, "%s%d.%d", i ? " " : "", major[i], minor[i]);

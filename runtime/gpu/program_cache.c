@@ -20,17 +20,17 @@ typedef struct {
 static const char MAGIC[8] = {'t','v','m','f','l','o','w',1};
 
 /* FNV-1a, which finds damage; the folder is not written to by others. */
-static uint64_t hashed(uint64_t hash, const void *bytes, size_t size) {
+static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t size) {
   const unsigned char *at = bytes;
   for (size_t i = 0; i < size; ++i) hash = (hash ^ at[i]) * 0x100000001b3u;
   return hash;
 }
 
-static uint64_t hash_of(const program_key *key) { return hashed(hashed(BASIS, key->device, strlen(key->device) + 1), key->code, key->code_size); }
+static uint64_t hash_key(const program_key *key) { return hash_bytes(hash_bytes(BASIS, key->device, strlen(key->device) + 1), key->code, key->code_size); }
 
 static int path_of(const program_key *key, const char *suffix, char *path) {
   if (!key->folder) return -1;
-  int length = snprintf(path, PATH, "%s/%016llx.program%s", key->folder, (unsigned long long)hash_of(key), suffix);
+  int length = snprintf(path, PATH, "%s/%016llx.program%s", key->folder, (unsigned long long)hash_key(key), suffix);
   return length > 0 && length < PATH ? 0 : -1;
 }
 
@@ -41,10 +41,10 @@ unsigned char *program_cache_read(const program_key *key, size_t *size) {
   if (path_of(key, "", path)) return NULL;
   FILE *file = fopen(path, "rb");
   if (!file) return NULL;
-  if (fread(&found, sizeof found, 1, file) == 1 && !memcmp(found.magic, MAGIC, sizeof MAGIC) && found.key == hash_of(key) && found.size &&
+  if (fread(&found, sizeof found, 1, file) == 1 && !memcmp(found.magic, MAGIC, sizeof MAGIC) && found.key == hash_key(key) && found.size &&
       found.size <= MOST_BYTES)
     program = malloc((size_t)found.size);
-  if (program && (fread(program, (size_t)found.size, 1, file) != 1 || hashed(BASIS, program, (size_t)found.size) != found.checksum)) {
+  if (program && (fread(program, (size_t)found.size, 1, file) != 1 || hash_bytes(BASIS, program, (size_t)found.size) != found.checksum)) {
     free(program);
     program = NULL;
   }
@@ -55,7 +55,7 @@ unsigned char *program_cache_read(const program_key *key, size_t *size) {
 
 void program_cache_write(const program_key *key, const void *program, size_t size) {
   char path[PATH], unfinished[PATH], suffix[32];
-  head made = {.key = hash_of(key), .size = size, .checksum = hashed(BASIS, program, size)};
+  head made = {.key = hash_key(key), .size = size, .checksum = hash_bytes(BASIS, program, size)};
   memcpy(made.magic, MAGIC, sizeof MAGIC);
   static atomic_uint count; /* threads may keep the same one */
   snprintf(suffix, sizeof suffix, ".%ld-%u", (long)getpid(), atomic_fetch_add(&count, 1));

@@ -9,7 +9,7 @@ static const char *const NAMES[] = {"libvulkan.so.1", "libvulkan.so", "libGLX_nv
 
 typedef void (*(*get_proc)(VkInstance, const char *))(void);
 
-static int failed(char *why, size_t size, const char *name, VkResult result) {
+static int fail(char *why, size_t size, const char *name, VkResult result) {
   if (result) snprintf(why, size, "%s: error %d", name, result);
   else snprintf(why, size, "no %s: Vulkan is older than 1.1", name);
   return -1;
@@ -19,13 +19,13 @@ static int failed(char *why, size_t size, const char *name, VkResult result) {
 static int make_instance(vulkan *found, get_proc get, char *why, size_t size) {
 #define VULKAN_RESOLVE(result_, name, parameters) \
   found->name = (result_(*) parameters)get(found->instance, #name); \
-  if (!found->name) return failed(why, size, #name, 0);
+  if (!found->name) return fail(why, size, #name, 0);
   VULKAN_GLOBAL(VULKAN_RESOLVE)
   found->vkEnumerateInstanceVersion(&found->version);
   const VkApplicationInfo application = {.type = VK_APPLICATION_INFO, .application = "tvmflow", .api_version = VK_API_VERSION_1_1};
   const VkInstanceCreateInfo info = {.type = VK_INSTANCE_CREATE_INFO, .application = &application};
   VkResult result = found->vkCreateInstance(&info, NULL, &found->instance);
-  if (result != VK_SUCCESS) return failed(why, size, "vkCreateInstance", result);
+  if (result != VK_SUCCESS) return fail(why, size, "vkCreateInstance", result);
   VULKAN_FUNCTIONS(VULKAN_RESOLVE)
 #undef VULKAN_RESOLVE
   return 0;

@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-/* Raised when something here changes its meaning; what is new comes last in its struct. */
+/* Incremented when the meaning of a member changes; new members are appended to their structs. */
 #define TVMFLOW_ABI_VERSION 1
 /* Bytes: an output at such an address is written in place, any other is copied; so is what an accelerator reads. Other inputs are read in place at any
  * address that the size of an element divides. */
@@ -34,9 +34,9 @@ typedef enum {
   TVMFLOW_OK = 0,
   TVMFLOW_BAD_ARGUMENT = 1, /* a NULL pointer, an index or an option out of range */
   TVMFLOW_NO_MEMORY = 2,    /* the allocator returned NULL */
-  TVMFLOW_NO_THREADS = 3,   /* the system made no thread, or refused the CPU mask */
+  TVMFLOW_NO_THREADS = 3,   /* the system created no thread, or refused the CPU mask */
   TVMFLOW_KERNEL_FAILED = 4, /* a kernel refused its arguments: the library is damaged or was built wrongly */
-  TVMFLOW_DEVICE_FAILED = 5  /* the driver of the accelerator or GPU said no */
+  TVMFLOW_DEVICE_FAILED = 5  /* the driver of the accelerator or GPU failed */
 } tvmflow_status;
 
 typedef enum {
@@ -50,7 +50,7 @@ typedef enum {
   TVMFLOW_BOOL = 7
 } tvmflow_dtype;
 
-/* An input or output. shape has ndim sizes, the batch first; size is in bytes, elements lie one behind the other. */
+/* An input or output. shape has ndim sizes, the batch first; size is in bytes, elements are contiguous. */
 typedef struct {
   const char *name;
   const int64_t *shape;
@@ -70,52 +70,52 @@ typedef struct {
 } tvmflow_options;
 #define TVMFLOW_MAX_THREADS 64
 
-/* Memory that CPU and accelerator both see. */
+/* Memory that CPU and accelerator share. */
 typedef struct {
-  void *data;       /* where the CPU finds it */
-  uint64_t address; /* where the accelerator does */
+  void *data;       /* address for the CPU */
+  uint64_t address; /* address for the accelerator */
   size_t size;
   void *handle; /* the driver's own */
 } tvmflow_memory;
 
-/* How a network reaches its accelerator. Functions that return an int return 0 for success. Instances call them at the same time: who
- * has one accelerator for several locks. */
+/* The driver of a network's accelerator. Functions that return an int return 0 for success. Instances call them concurrently: a driver
+ * with one accelerator for several must lock. */
 typedef struct {
   uint32_t size; /* sizeof(tvmflow_driver) */
   void *context; /* given to every function */
   /* Contiguous memory, which begins at a page of 4096 bytes: fills data, address and handle; size is set. */
   int (*allocate)(void *context, tvmflow_memory *memory);
   void (*release)(void *context, tvmflow_memory *memory);
-  /* Make visible to the accelerator what the CPU wrote, and to the CPU what the accelerator wrote; NULL where there is nothing to do. */
+  /* Make visible to the accelerator what the CPU wrote, and to the CPU what the accelerator wrote; NULL if nothing is to be done. */
   void (*flush)(void *context, const tvmflow_memory *memory, size_t offset, size_t size);
   void (*invalidate)(void *context, const tvmflow_memory *memory, size_t offset, size_t size);
   /* Run `count` instructions, which lie `offset` bytes into `code`, until FINISH is over; all addresses in them count from `memory`. */
   int (*launch)(void *context, const tvmflow_memory *code, size_t offset, uint32_t count, const tvmflow_memory *memory);
 } tvmflow_driver;
 
-/* How a network that was compiled for a GPU reaches it. All zero but size means: the first GPU that the system's driver lists. */
+/* The options of a network that was compiled for a GPU. All zero but size means: the first GPU that the system's driver lists. */
 typedef struct {
   uint32_t size;       /* sizeof(tvmflow_gpu) */
-  const char *library; /* the driver's, or its loader; NULL: where systems have it */
-  const char *device;  /* a part of the device's name; NULL: the first GPU, or the first device where none is one */
-  const char *cache;   /* an existing folder for compiled programs, which only this app can write to; NULL: they are compiled at each start */
+  const char *library; /* path of the driver or its loader; NULL: the usual places */
+  const char *device;  /* a part of the device's name; NULL: the first GPU, or the first device if there is none */
+  const char *cache;   /* an existing folder for compiled programs, which only this app can write; NULL: they are compiled at each start */
 } tvmflow_gpu;
 
-/* Who computes the runs of an instance. Texts are "" where nothing is known, and valid as long as the instance. */
+/* The processor that runs an instance. Texts are "" if unknown, and valid as long as the instance. */
 typedef struct {
   const char *kind;                      /* "cpu" or "gpu" */
-  const char *reason;                    /* why the CPU computes in place of the GPU; an instance of create_with_gpu has one */
-  const char *device, *driver, *version; /* the GPU, its driver and its driver's version, as that tells them */
+  const char *reason;                    /* why the CPU is used instead of the GPU; set by create_with_gpu */
+  const char *device, *driver, *version; /* names of the GPU, its driver and the driver's version, by the driver */
 } tvmflow_processor;
 
-/* What a kernel took since profiling was turned on. */
+/* The profile of a kernel since profiling was turned on. */
 typedef struct {
   const char *kernel;
   uint64_t calls;
   uint64_t nanoseconds;
 } tvmflow_profile;
 
-/* How the channels of a pixel lie in memory, 8 bits each. */
+/* The order of the channels of a pixel in memory, 8 bits each. */
 typedef enum {
   TVMFLOW_RGB = 0,
   TVMFLOW_BGR = 1,
@@ -127,13 +127,13 @@ typedef enum {
 typedef struct {
   const void *pixels;
   uint32_t width, height; /* 1 to TVMFLOW_MAX_SIDE */
-  size_t stride;          /* bytes from the beginning of a row to that of the next; 0: rows lie one behind the other */
+  size_t stride;          /* bytes from the beginning of a row to that of the next; 0: rows are contiguous */
   tvmflow_pixels format;
 } tvmflow_image;
 #define TVMFLOW_MAX_SIDE 32768
 
-/* A size of inputs that a run chooses, as the length of a text or the batch: any of 1 to buckets[count - 1]. The network was compiled for each of
- * `buckets`, which ascend; a run takes the smallest that holds it, and fills inputs up to it. */
+/* A dynamic size of inputs, as the length of a text or the batch: any of 1 to buckets[count - 1]. The network was compiled for each of
+ * `buckets`, which ascend; a run uses the smallest that holds it, and pads inputs to it. */
 typedef struct {
   const char *name;
   const int64_t *buckets;
@@ -157,35 +157,35 @@ typedef struct tvmflow_api {
   tvmflow_status (*input)(uint32_t i, tvmflow_tensor *info);
   tvmflow_status (*output)(uint32_t i, tvmflow_tensor *info);
 
-  /* Make an instance; options may be NULL. *instance stays as it was on failure. */
+  /* Create an instance; options may be NULL. *instance stays as it was on failure. */
   tvmflow_status (*create)(const tvmflow_options *options, tvmflow_instance **instance);
   /* Run once: inputs[i] and outputs[i] point to the memory of input and output i. Inputs are not changed. */
   tvmflow_status (*run)(tvmflow_instance *instance, const void *const *inputs, void *const *outputs);
-  /* Free an instance, which nobody runs any more; NULL is allowed. */
+  /* Destroy an instance, which must not be running; NULL is allowed. */
   void (*destroy)(tvmflow_instance *instance);
 
-  /* What went wrong in this thread's last create or run, as text; "" for nothing. Valid until the thread's next call. */
+  /* Return the error message of this thread's last create or run, "" for none. Valid until the thread's next call. */
   const char *(*last_error)(void);
   /* Turn the profile of kernels on (and set it to zero) or off. */
   tvmflow_status (*set_profiling)(tvmflow_instance *instance, int on);
-  /* The profile of kernel call i, in the order of calls; i = kernels: what it took to prepare images. Where a GPU computes the network:
-   * i = kernels + 1: to bring the inputs to it, kernels + 2: the outputs from it; these of profiled runs, which wait for each part. */
+  /* The profile of kernel call i, in the order of calls; i = kernels: preparation of images. On a GPU:
+   * i = kernels + 1: upload of the inputs, kernels + 2: download of the outputs; profiled runs wait for each part. */
   tvmflow_status (*profile)(const tvmflow_instance *instance, uint32_t i, tvmflow_profile *found);
 
-  /* Names of classes, NULL where the network has none. */
+  /* Names of classes, NULL if the network has none. */
   const char *const *labels;
   uint32_t label_count;
   /* Indices of the k largest of `count` scores, the largest first; ties by index. NaN is never among them. */
   tvmflow_status (*top_k)(const float *scores, uint32_t count, uint32_t k, uint32_t *indices);
 
-  /* How many images run_image takes, the batch; 0 where the network takes none. */
+  /* Number of images of run_image, the batch; 0 if the network takes none. */
   uint32_t images;
   /* Run on images[0] to images[api->images - 1] as the network was trained to see them: resized, cropped, normalized. outputs as of run. */
   tvmflow_status (*run_image)(tvmflow_instance *instance, const tvmflow_image *images, void *const *outputs);
-  /* Run on one image and give the k likeliest classes of its first output, as top_k does, and their probabilities unless that is NULL. */
+  /* Run on one image and return the k most probable classes of its first output, as top_k does, and their probabilities unless that is NULL. */
   tvmflow_status (*classify)(tvmflow_instance *instance, const tvmflow_image *image, uint32_t k, uint32_t *indices, float *probabilities);
 
-  /* The design of the accelerator that computes a part of the network, as sim_1x16_i8w8a32_15_15_18_17; NULL where there is none. */
+  /* The design of the accelerator that computes a part of the network, as sim_1x16_i8w8a32_15_15_18_17; NULL if there is none. */
   const char *device;
   /* As create, of a network with a device, which needs a driver for it. The driver is copied; its context lives as long as the instance. */
   tvmflow_status (*create_on)(const tvmflow_options *options, const tvmflow_driver *driver, tvmflow_instance **instance);
@@ -196,32 +196,32 @@ typedef struct tvmflow_api {
    * library for the CPU an app takes that one's create_with_gpu. */
   tvmflow_status (*create_on_gpu)(const tvmflow_options *options, const tvmflow_gpu *gpu, tvmflow_instance **instance);
 
-  /* Who computes an instance's next run. */
+  /* Return the processor of an instance's next run. */
   tvmflow_status (*processor)(const tvmflow_instance *instance, tvmflow_processor *found);
 
   /* Largest error of an output, in its spread over the classes, that the precision allows. */
   double tolerance;
-  /* As create, of a network for the CPU, with the library of the same network for a GPU, which computes the runs while it can be trusted: it is opened,
-   * and has to compute what the CPU does on `sample`, pointers to the inputs of a run (NULL: on numbers that are the same each time). Where it does not,
-   * or fails in a later run, the CPU computes that run and all that follow: processor says so, with the reason. other: its functions; NULL: the app has
+  /* As create, of a network for the CPU, with the library of the same network for a GPU, which is used until it fails: it is opened,
+   * and its outputs are compared with the CPU's on `sample`, pointers to the inputs of a run (NULL: on reproducible numbers). If they differ,
+   * or it fails in a later run, the CPU computes that run and all that follow: processor returns the reason. other: its functions; NULL: the app has
    * none for this device. gpu: as of create_on_gpu. */
   tvmflow_status (*create_with_gpu)(const tvmflow_options *options, const struct tvmflow_api *other, const tvmflow_gpu *gpu, const void *const *sample,
                                     tvmflow_instance **instance);
 
-  /* How many sizes a run chooses; 0 where all inputs and outputs have one shape. Where there are some, `input`, `output` and `run` are of the largest
+  /* Number of dynamic sizes; 0 if all inputs and outputs have one shape. Otherwise `input`, `output` and `run` are of the largest
    * of each, and so is `profile`: of runs in the largest bucket. */
   uint32_t sizes;
   tvmflow_status (*size_of)(uint32_t i, tvmflow_size *info);
-  /* Find the sizes, sizes[0] to sizes[api->sizes - 1], that inputs of these shapes have: shapes[i] as many numbers as input i has axes. Says by
-   * last_error which one does not fit, or is larger than the largest bucket. */
+  /* Find the sizes, sizes[0] to sizes[api->sizes - 1], that inputs of these shapes have: shapes[i] as many numbers as input i has axes. Sets
+   * last_error if one does not fit, or is larger than the largest bucket. */
   tvmflow_status (*sizes_of)(const int64_t *const *shapes, int64_t *sizes);
   /* Write the shape that input or output i has in a run of such sizes. */
   tvmflow_status (*shape_of)(int is_output, uint32_t i, const int64_t *sizes, int64_t *shape);
-  /* As run, with inputs and outputs of these sizes, elements one behind the other: padding and cutting are the library's. */
+  /* As run, with inputs and outputs of these sizes, contiguous elements: the library pads and crops. */
   tvmflow_status (*run_sized)(tvmflow_instance *instance, const int64_t *sizes, const void *const *inputs, void *const *outputs);
 
-  /* How many threads compute an instance's next run: as many as were asked for, or as there are CPUs for, and after the first runs as many as make it
-   * faster, 1 where none does; each kernel has its own number of these. Tried again now and then. 0 for NULL. */
+  /* Return the number of threads of an instance's next run: as many as requested, or as there are CPUs for; after the first runs as many as make it
+   * faster, 1 if none do; each kernel has its own number of these. It is tried again from time to time. 0 for NULL. */
   uint32_t (*threads_of)(tvmflow_instance *instance);
 } tvmflow_api;
 

@@ -1,5 +1,5 @@
-/* What tvmflow.Network calls. It checks sizes and buffers before it calls; here is what remains: to open a library, and to turn statuses
- * into exceptions. */
+/* The native methods of tvmflow.Network, which checks sizes and buffers itself: open a library, and convert statuses
+ * to exceptions. */
 #include "tvmflow.h"
 
 #include <dlfcn.h>
@@ -15,7 +15,7 @@ typedef struct {
   tvmflow_instance *instance;
 } network;
 
-static network *of(jlong handle) { return (network *)(intptr_t)handle; }
+static network *network_of(jlong handle) { return (network *)(intptr_t)handle; }
 
 static void throw_as(JNIEnv *env, const char *kind, const char *text) {
   jclass class = (*env)->FindClass(env, kind);
@@ -39,14 +39,14 @@ static jbyteArray bytes_of(JNIEnv *env, const char *text) {
 
 /* -- opening and closing -- */
 
-static void drop(network *net) {
+static void free_network(network *net) {
   if (net->instance) net->api->destroy(net->instance);
   if (net->gpu_library) dlclose(net->gpu_library);
   if (net->library) dlclose(net->library);
   free(net);
 }
 
-/* Open a library and find its functions; returns what is wrong, NULL for nothing. */
+/* Open a library and find its functions; return an error message, NULL on success. */
 static const char *functions_of(const char *path, void **library, const tvmflow_api **api) {
   *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!*library) return dlerror();
@@ -58,7 +58,7 @@ static const char *functions_of(const char *path, void **library, const tvmflow_
   return (*api)->abi_version != TVMFLOW_ABI_VERSION || (*api)->size < sizeof **api ? "the library was made for another tvmflow.h" : NULL;
 }
 
-/* gpu_path: of the library for a GPU, with which the network's library computes while it can be trusted, and without where it cannot be opened. */
+/* gpu_path: of the library for a GPU, which is used until it fails, and ignored if it cannot be opened. */
 static const char *open_library(network *net, const char *path, const tvmflow_options *options, const char *gpu_path, const char *programs) {
   const tvmflow_gpu gpu = {.size = sizeof gpu, .cache = programs};
   const tvmflow_api *other = NULL;
@@ -69,7 +69,7 @@ static const char *open_library(network *net, const char *path, const tvmflow_op
   return net->api->create_with_gpu(options, other, &gpu, NULL, &net->instance) ? net->api->last_error() : NULL;
 }
 
-/* paths: of the library, of that for a GPU or NULL, and of a folder for its programs or NULL; they end in a zero. */
+/* paths: of the library, of that for a GPU or NULL, and of a folder for its programs or NULL; zero-terminated. */
 JNIEXPORT jlong JNICALL NAME(open)(JNIEnv *env, jclass self, jobjectArray paths, jint threads, jlong cpu_mask) {
   (void)self;
   const tvmflow_options options = {.threads = (uint32_t)threads, .cpu_mask = (uint64_t)cpu_mask};
@@ -84,13 +84,13 @@ JNIEXPORT jlong JNICALL NAME(open)(JNIEnv *env, jclass self, jobjectArray paths,
   if (fault) throw_as(env, "java/lang/IllegalArgumentException", fault); /* before dlclose, which may own the text */
   for (int i = 0; i < 3; ++i)
     if (texts[i]) (*env)->ReleaseByteArrayElements(env, held[i], (jbyte *)(uintptr_t)texts[i], JNI_ABORT);
-  if (fault && net) drop(net);
+  if (fault && net) free_network(net);
   return fault ? 0 : (jlong)(intptr_t)net;
 }
 
 JNIEXPORT jobjectArray JNICALL NAME(processor)(JNIEnv *env, jclass self, jlong handle) {
   (void)self;
-  const network *net = of(handle);
+  const network *net = network_of(handle);
   tvmflow_processor is = {"", "", "", "", ""};
   net->api->processor(net->instance, &is);
   const char *const texts[] = {is.kind, is.reason, is.device, is.driver, is.version};
@@ -107,29 +107,29 @@ JNIEXPORT jobjectArray JNICALL NAME(processor)(JNIEnv *env, jclass self, jlong h
 
 JNIEXPORT void JNICALL NAME(close)(JNIEnv *env, jclass self, jlong handle) {
   (void)env, (void)self;
-  drop(of(handle));
+  free_network(network_of(handle));
 }
 
 /* -- information -- */
 
 JNIEXPORT jbyteArray JNICALL NAME(name)(JNIEnv *env, jclass self, jlong handle) {
   (void)self;
-  return bytes_of(env, of(handle)->api->network);
+  return bytes_of(env, network_of(handle)->api->network);
 }
 
 JNIEXPORT jint JNICALL NAME(count)(JNIEnv *env, jclass self, jlong handle, jboolean of_outputs) {
   (void)env, (void)self;
-  return (jint)(of_outputs ? of(handle)->api->outputs : of(handle)->api->inputs);
+  return (jint)(of_outputs ? network_of(handle)->api->outputs : network_of(handle)->api->inputs);
 }
 
 JNIEXPORT jint JNICALL NAME(images)(JNIEnv *env, jclass self, jlong handle) {
   (void)env, (void)self;
-  return (jint)of(handle)->api->images;
+  return (jint)network_of(handle)->api->images;
 }
 
 JNIEXPORT jobjectArray JNICALL NAME(labels)(JNIEnv *env, jclass self, jlong handle) {
   (void)self;
-  const tvmflow_api *api = of(handle)->api;
+  const tvmflow_api *api = network_of(handle)->api;
   jclass class = (*env)->FindClass(env, "[B");
   jobjectArray found = class ? (*env)->NewObjectArray(env, (jsize)api->label_count, class, NULL) : NULL;
   for (uint32_t i = 0; i < api->label_count && found; ++i) {
@@ -144,7 +144,7 @@ JNIEXPORT jobjectArray JNICALL NAME(labels)(JNIEnv *env, jclass self, jlong hand
 JNIEXPORT jlongArray JNICALL NAME(tensor)(JNIEnv *env, jclass self, jlong handle, jboolean is_output, jint i, jobjectArray name,
                                           jlongArray numbers) {
   (void)self;
-  const tvmflow_api *api = of(handle)->api;
+  const tvmflow_api *api = network_of(handle)->api;
   tvmflow_tensor info;
   if ((is_output ? api->output : api->input)((uint32_t)i, &info)) return NULL;
   const jlong facts[] = {info.dtype, (jlong)info.size};
@@ -160,11 +160,11 @@ JNIEXPORT jlongArray JNICALL NAME(tensor)(JNIEnv *env, jclass self, jlong handle
   return shape;
 }
 
-/* The buckets of size i; name[0]. NULL where there is no such size. */
+/* Return the buckets of size i, and its name in name[0]; NULL if there is no such size. */
 JNIEXPORT jlongArray JNICALL NAME(size)(JNIEnv *env, jclass self, jlong handle, jint i, jobjectArray name) {
   (void)self;
   tvmflow_size size;
-  if (of(handle)->api->size_of((uint32_t)i, &size)) return NULL;
+  if (network_of(handle)->api->size_of((uint32_t)i, &size)) return NULL;
   jbyteArray called = bytes_of(env, size.name);
   jlongArray buckets = called ? (*env)->NewLongArray(env, (jsize)size.count) : NULL;
   if (!buckets) return NULL;
@@ -181,7 +181,7 @@ static void sizes_from(JNIEnv *env, const network *net, jlongArray sizes, int64_
 /* Fill `shape`, which is as long as the tensor's. */
 JNIEXPORT void JNICALL NAME(shape)(JNIEnv *env, jclass self, jlong handle, jboolean is_output, jint i, jlongArray sizes, jlongArray shape) {
   (void)self;
-  const network *net = of(handle);
+  const network *net = network_of(handle);
   int64_t wanted[TVMFLOW_MAX_SIZES] = {0};
   sizes_from(env, net, sizes, wanted);
   jlong *found = (*env)->GetLongArrayElements(env, shape, NULL);
@@ -199,8 +199,8 @@ JNIEXPORT jint JNICALL NAME(padding)(JNIEnv *env, jclass self, jobject buffer, j
 
 /* -- running -- */
 
-/* Return the addresses of direct buffers, to be freed; NULL with an exception where there is no memory. */
-static void **addresses(JNIEnv *env, jobjectArray buffers) {
+/* Return the addresses of direct buffers, to be freed; NULL with an exception if out of memory. */
+static void **buffer_addresses(JNIEnv *env, jobjectArray buffers) {
   const jsize count = (*env)->GetArrayLength(env, buffers);
   void **found = calloc((size_t)count + 1, sizeof *found);
   if (!found) throw_as(env, "java/lang/OutOfMemoryError", "no memory for the addresses of buffers");
@@ -214,8 +214,8 @@ static void **addresses(JNIEnv *env, jobjectArray buffers) {
 
 JNIEXPORT void JNICALL NAME(run)(JNIEnv *env, jclass self, jlong handle, jobjectArray inputs, jobjectArray outputs) {
   (void)self;
-  const network *net = of(handle);
-  void **from = addresses(env, inputs), **to = from ? addresses(env, outputs) : NULL;
+  const network *net = network_of(handle);
+  void **from = buffer_addresses(env, inputs), **to = from ? buffer_addresses(env, outputs) : NULL;
   if (to) {
     tvmflow_status status = net->api->run(net->instance, (const void *const *)from, to);
     if (status) throw_status(env, net, status);
@@ -225,10 +225,10 @@ JNIEXPORT void JNICALL NAME(run)(JNIEnv *env, jclass self, jlong handle, jobject
 
 JNIEXPORT void JNICALL NAME(runSized)(JNIEnv *env, jclass self, jlong handle, jlongArray sizes, jobjectArray inputs, jobjectArray outputs) {
   (void)self;
-  const network *net = of(handle);
+  const network *net = network_of(handle);
   int64_t wanted[TVMFLOW_MAX_SIZES] = {0};
   sizes_from(env, net, sizes, wanted);
-  void **from = addresses(env, inputs), **to = from ? addresses(env, outputs) : NULL;
+  void **from = buffer_addresses(env, inputs), **to = from ? buffer_addresses(env, outputs) : NULL;
   if (to) {
     tvmflow_status status = net->api->run_sized(net->instance, wanted, (const void *const *)from, to);
     if (status) throw_status(env, net, status);
@@ -243,9 +243,9 @@ static tvmflow_image image_of(JNIEnv *env, jobject pixels, jint width, jint heig
 JNIEXPORT void JNICALL NAME(runImage)(JNIEnv *env, jclass self, jlong handle, jobject pixels, jint width, jint height, jint stride, jint format,
                                       jobjectArray outputs) {
   (void)self;
-  const network *net = of(handle);
+  const network *net = network_of(handle);
   const tvmflow_image image = image_of(env, pixels, width, height, stride, format);
-  void **to = addresses(env, outputs);
+  void **to = buffer_addresses(env, outputs);
   if (to) {
     tvmflow_status status = net->api->run_image(net->instance, &image, to);
     if (status) throw_status(env, net, status);
@@ -256,7 +256,7 @@ JNIEXPORT void JNICALL NAME(runImage)(JNIEnv *env, jclass self, jlong handle, jo
 JNIEXPORT void JNICALL NAME(classify)(JNIEnv *env, jclass self, jlong handle, jobject pixels, jint width, jint height, jint stride, jint format,
                                       jintArray numbers, jfloatArray probabilities) {
   (void)self;
-  const network *net = of(handle);
+  const network *net = network_of(handle);
   const tvmflow_image image = image_of(env, pixels, width, height, stride, format);
   const jsize k = (*env)->GetArrayLength(env, numbers);
   uint32_t *best = calloc((size_t)k, sizeof *best);

@@ -16,23 +16,23 @@ static uint64_t now_ns(void) {
   return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Two threads that hand a line of the cache to and fro. */
+/* Two threads that exchange a cache line. */
 typedef struct {
-  _Alignas(128) atomic_int turn; /* odd: the far thread's; even: the near one's; negative: it is over */
+  _Alignas(128) atomic_int turn; /* odd: the far thread's turn; even: the near one's; negative: finished */
   _Alignas(128) int cpus[2];
   sem_t begins; /* the far thread must not spin before both run: it may be on the CPU of the thread that starts them */
   uint64_t end_ns;
   double round_trip_ns;
 } pair;
 
-static int move_to(int cpu) {
+static int pin_to(int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(cpu, &set);
   return sched_setaffinity(0, sizeof set, &set);
 }
 
-/* Start a thread on a CPU, where the system allows it before whatever keeps that busy: it is soon over. */
+/* Start a thread on a CPU, with a higher priority if the system allows it: it ends soon. */
 static int start(pthread_t *thread, int cpu, void *(*function)(void *), void *argument) {
 #ifdef __GLIBC__
   pthread_attr_t first;
@@ -44,7 +44,7 @@ static int start(pthread_t *thread, int cpu, void *(*function)(void *), void *ar
   pthread_attr_setinheritsched(&first, PTHREAD_EXPLICIT_SCHED);
   pthread_attr_setschedpolicy(&first, SCHED_FIFO);
   pthread_attr_setschedparam(&first, &priority);
-  pthread_attr_setaffinity_np(&first, sizeof set, &set); /* else both may begin on one CPU, and the first would keep the other from leaving it */
+  pthread_attr_setaffinity_np(&first, sizeof set, &set); /* otherwise both may start on one CPU, and the first would keep the other from migrating */
   const int failed = pthread_create(thread, &first, function, argument);
   pthread_attr_destroy(&first);
   if (!failed) return 0;
@@ -60,8 +60,8 @@ static int start(pthread_t *thread, int cpu, void *(*function)(void *), void *ar
     __asm__ volatile("" : "+r"(x));    \
   } while (0)
 
-/* The least time of several loops: what interrupts one only makes it longer. Nothing in it waits for a result, so that it fills a core: one that
- * waits takes as long while somebody else computes on the same core, where kernels take a third longer. */
+/* Return the least time of several loops, since interruptions only lengthen them. No addition depends on another, so that the loop saturates a core: a
+ * dependent one would not show another process on the same core, where kernels take a third longer. */
 static double loop_ns(void) {
   double least = -1;
   for (int i = 0; i < LOOPS; ++i) {
@@ -78,7 +78,7 @@ static double loop_ns(void) {
   return least;
 }
 
-/* Wait for a turn; returns 0 when the other thread has given up, or the time is over. */
+/* Wait for a turn; return 0 if the other thread has stopped, or on timeout. */
 static int wait_for(pair *both, int turn) {
   for (unsigned look = 0;; ++look) {
     const int now = atomic_load_explicit(&both->turn, memory_order_acquire);
@@ -93,7 +93,7 @@ static int wait_for(pair *both, int turn) {
 
 static void *far_thread(void *argument) {
   pair *both = argument;
-  if (move_to(both->cpus[1])) {
+  if (pin_to(both->cpus[1])) {
     atomic_store_explicit(&both->turn, -1, memory_order_release);
     return NULL;
   }
@@ -108,7 +108,7 @@ static void *far_thread(void *argument) {
 static void *near_thread(void *argument) {
   pair *both = argument;
   sem_post(&both->begins);
-  if (move_to(both->cpus[0])) {
+  if (pin_to(both->cpus[0])) {
     atomic_store_explicit(&both->turn, -1, memory_order_release);
     return NULL;
   }
@@ -134,7 +134,7 @@ typedef struct {
 
 static void *loop_thread(void *argument) {
   single *one = argument;
-  if (!move_to(one->cpu)) one->loop_ns = loop_ns();
+  if (!pin_to(one->cpu)) one->loop_ns = loop_ns();
   return NULL;
 }
 

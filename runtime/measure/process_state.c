@@ -136,7 +136,7 @@ static double lowest_khz(const int *cpus, int count) {
   return lowest;
 }
 
-static void look_at(const threads_seen *seen, process_state *found) {
+static void measure_machine(const threads_seen *seen, process_state *found) {
   int cpus[MACHINE_STATE_CPUS];
   double loops[MACHINE_STATE_CPUS], round_trips[MACHINE_STATE_CPUS];
   const int count = list_cpus(seen, cpus);
@@ -157,5 +157,5 @@ void read_process_state(unsigned threads, int look, process_state *found) {
   read_usage(found);
   read_machine(found);
   read_threads(&found->waited_s, look ? &seen : NULL);
-  if (look) look_at(&seen, found);
+  if (look) measure_machine(&seen, found);
 }

@@ -59,11 +59,11 @@ IN_INTEGERS uint16_t __gnu_f2h_ieee(float number) {
   return (uint16_t)(sign | (size + 0xfff + (size >> 13 & 1) - 0x38000000) >> 13);
 }
 
-/* What a division by zero is, which nothing here does: gcc's would raise a signal. */
+/* Handle a division by zero, which does not occur here: gcc's would raise a signal. */
 AS(int, __aeabi_idiv0, (int result), result)
 AS(long long, __aeabi_ldiv0, (long long result), result)
 
-/* Without a table of how to unwind them, which compilers' libraries would be asked to read. */
+/* Without unwind tables, which would require the compiler's library. */
 WEAK void __aeabi_unwind_cpp_pr0(void);
 void __aeabi_unwind_cpp_pr0(void) {}
 #endif

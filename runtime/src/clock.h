@@ -1,4 +1,4 @@
-/* The clock of profiles and waiting threads. */
+/* The clock of profiles and of waiting threads. */
 #ifndef TVMFLOW_CLOCK_H
 #define TVMFLOW_CLOCK_H
 

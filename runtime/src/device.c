@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-static int taken(device_part *part, tvmflow_memory *memory, uint64_t size) {
+static int allocate(device_part *part, tvmflow_memory *memory, uint64_t size) {
   *memory = (tvmflow_memory){.size = (size_t)size};
   if (memory->size != size || part->driver.allocate(part->driver.context, memory) || !memory->data) {
     memory->data = NULL;
@@ -21,7 +21,7 @@ int device_load(device_part *part, const tvmflow_driver *driver, device_program 
   for (uint32_t i = 0; i < plan.program_count; ++i) {
     const plan_program *program = &plan.programs[i];
     device_program *made = &programs[i];
-    if (taken(part, &made->memory, program->memory_size) || taken(part, &made->code, program->code.size)) return -1;
+    if (allocate(part, &made->memory, program->memory_size) || allocate(part, &made->code, program->code.size)) return -1;
     memset(made->memory.data, 0, made->memory.size);
     memcpy((char *)made->memory.data + program->image_at, plan.constants + program->image.offset, (size_t)program->image.size);
     memcpy(made->code.data, plan.constants + program->code.offset, (size_t)program->code.size);

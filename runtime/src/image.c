@@ -1,6 +1,6 @@
 /* Images are resized in two passes, one for each direction, both to 8 bits. A pixel is a weighted sum of those that lie under a filter, which
  * is as wide as a pixel of the result where the image gets smaller; weights have 22 bits behind the point. Pillow 13 resizes so, to the bit.
- * What the crop cuts off is not computed. */
+ * Cropped pixels are not computed. */
 #define _GNU_SOURCE
 #include "image.h"
 
@@ -21,16 +21,16 @@ typedef struct {
 } axis;
 
 typedef struct {
-  const plan_image *wanted;
+  const plan_image *requested;
   axis x, y;
   const unsigned char *pixels;    /* of the image, or of a gray copy of it */
   size_t stride;
   uint32_t step;                  /* bytes of a pixel */
   uint32_t offset[MAX_CHANNELS];  /* in it, of each channel of the network */
   int is_vertical_first;
-  const tvmflow_image *colors;    /* to be mixed to `gray` first; NULL for nothing to mix */
+  const tvmflow_image *colors;    /* to be converted to `gray` first; NULL if not needed */
   unsigned char *gray;
-  unsigned char *middle;          /* what the first pass makes: `lines` of `columns` pixels, the first of which is row and column `from` */
+  unsigned char *middle;          /* output of the first pass: `lines` of `columns` pixels, from row and column `from` */
   uint32_t lines, columns, from;
   unsigned char *sample;
 } job;
@@ -69,16 +69,16 @@ static double width_of_filter(const axis *made) {
   return scale < 1 ? 1 : scale;
 }
 
-static axis axis_of(const plan_image *wanted, uint32_t from, uint32_t other, uint32_t size) {
+static axis axis_of(const plan_image *requested, uint32_t from, uint32_t other, uint32_t size) {
   uint32_t shorter = from < other ? from : other;
   axis made = {.from = from, .to = size};
-  if (wanted->resize) made.to = (uint32_t)((uint64_t)wanted->resize * from / shorter);
+  if (requested->resize) made.to = (uint32_t)((uint64_t)requested->resize * from / shorter);
   int64_t cut = half((int64_t)made.to - size); /* less than 0: black before the image */
   made.first = cut > 0 ? (uint32_t)cut : 0;
   made.at = cut < 0 ? (uint32_t)-cut : 0;
   made.count = made.to < size ? made.to : size;
-  double support = (wanted->filter == PLAN_BICUBIC ? 2 : 1) * width_of_filter(&made);
-  made.taps = wanted->filter == PLAN_NEAREST ? 1 : 2 * ((uint32_t)support + (support > (uint32_t)support)) + 1;
+  double support = (requested->filter == PLAN_BICUBIC ? 2 : 1) * width_of_filter(&made);
+  made.taps = requested->filter == PLAN_NEAREST ? 1 : 2 * ((uint32_t)support + (support > (uint32_t)support)) + 1;
   return made;
 }
 
@@ -123,7 +123,7 @@ static void choose_nearest(axis *made) {
 
 /* -- the whole -- */
 
-/* Cut a piece of aligned memory off; counts alone where there is no memory. */
+/* Take a piece of aligned memory; only count without memory. */
 static void *cut(void *memory, size_t *used, size_t size) {
   void *piece = memory ? (unsigned char *)memory + *used : NULL;
   *used += (size + TVMFLOW_ALIGNMENT - 1) / TVMFLOW_ALIGNMENT * TVMFLOW_ALIGNMENT;
@@ -136,33 +136,33 @@ static void cut_axis(axis *made, void *memory, size_t *used) {
   made->weights = cut(memory, used, (size_t)made->count * made->taps * sizeof *made->weights);
 }
 
-/* Plan the work; returns the bytes of memory. What the second pass reads is known only with its weights: all of it gets a place. */
-static size_t lay_out(job *made, const plan_image *wanted, const tvmflow_image *image, void *memory) {
+/* Lay out the memory; return its bytes. The range that the second pass reads is known only with its weights, so all of it is allocated. */
+static size_t lay_out(job *made, const plan_image *requested, const tvmflow_image *image, void *memory) {
   size_t used = 0;
-  *made = (job){.wanted = wanted, .pixels = image->pixels, .stride = stride_of(image), .step = formats[image->format].step};
-  made->x = axis_of(wanted, image->width, image->height, wanted->width);
-  made->y = axis_of(wanted, image->height, image->width, wanted->height);
+  *made = (job){.requested = requested, .pixels = image->pixels, .stride = stride_of(image), .step = formats[image->format].step};
+  made->x = axis_of(requested, image->width, image->height, requested->width);
+  made->y = axis_of(requested, image->height, image->width, requested->height);
   made->is_vertical_first = made->y.to < made->y.from && (int64_t)made->y.from - made->y.to > 2 * ((int64_t)made->x.from - made->x.to);
   made->lines = made->is_vertical_first ? made->y.count : image->height;
   made->columns = made->is_vertical_first ? image->width : made->x.count;
   cut_axis(&made->x, memory, &used);
   cut_axis(&made->y, memory, &used);
-  made->middle = cut(memory, &used, (size_t)made->lines * made->columns * wanted->channels);
-  if (wanted->channels == 1 && image->format != TVMFLOW_GRAY) {
+  made->middle = cut(memory, &used, (size_t)made->lines * made->columns * requested->channels);
+  if (requested->channels == 1 && image->format != TVMFLOW_GRAY) {
     made->colors = image;
     made->pixels = made->gray = cut(memory, &used, (size_t)image->height * image->width);
     made->stride = image->width;
     made->step = 1;
   } else {
     const uint32_t colors[] = {formats[image->format].red, formats[image->format].green, formats[image->format].blue};
-    for (uint32_t channel = 0; channel < wanted->channels; ++channel) made->offset[channel] = colors[wanted->is_bgr ? 2 - channel : channel];
+    for (uint32_t channel = 0; channel < requested->channels; ++channel) made->offset[channel] = colors[requested->is_bgr ? 2 - channel : channel];
   }
   return used;
 }
 
-size_t image_memory(const plan_image *wanted, const tvmflow_image *image) {
+size_t image_memory(const plan_image *requested, const tvmflow_image *image) {
   job sizes;
-  return lay_out(&sizes, wanted, image, NULL);
+  return lay_out(&sizes, requested, image, NULL);
 }
 
 /* -- the passes: a share of the rows for each task -- */
@@ -198,7 +198,7 @@ static unsigned char weighted(const axis *along, uint32_t i, const unsigned char
 static int first_pass(int task, pool_group *group, void *data) {
   const job *doing = data;
   const axis *x = &doing->x, *y = &doing->y;
-  const uint32_t channels = doing->wanted->channels;
+  const uint32_t channels = doing->requested->channels;
   unsigned char *to = doing->middle + (size_t)share(doing->lines, task, group) * doing->columns * channels;
   for (uint32_t line = share(doing->lines, task, group); line < share(doing->lines, task + 1, group); ++line)
     for (uint32_t column = 0; column < doing->columns; ++column) {
@@ -214,48 +214,48 @@ static int first_pass(int task, pool_group *group, void *data) {
 
 static unsigned char second_pass(const job *doing, uint32_t line, uint32_t column, uint32_t channel) {
   const axis *x = &doing->x, *y = &doing->y;
-  const size_t channels = doing->wanted->channels, width = doing->columns * channels;
+  const size_t channels = doing->requested->channels, width = doing->columns * channels;
   if (doing->is_vertical_first)
     return weighted(x, column, doing->middle + line * width + (x->start[column] - doing->from) * channels + channel, channels);
   return weighted(y, line, doing->middle + (y->start[line] - doing->from) * width + column * channels + channel, width);
 }
 
-static void put(const plan_image *wanted, unsigned char *sample, uint32_t y, uint32_t x, uint32_t channel, unsigned char value) {
-  size_t at = y * wanted->row_step + x * wanted->column_step + channel * wanted->channel_step, found = channel * 256u + value;
-  switch (wanted->element) {
-    case 1: sample[at] = ((const uint8_t *)wanted->table)[found]; break;
-    case 2: ((uint16_t *)(void *)sample)[at] = ((const uint16_t *)wanted->table)[found]; break;
-    case 4: ((uint32_t *)(void *)sample)[at] = ((const uint32_t *)wanted->table)[found]; break;
-    default: ((uint64_t *)(void *)sample)[at] = ((const uint64_t *)wanted->table)[found];
+static void put(const plan_image *requested, unsigned char *sample, uint32_t y, uint32_t x, uint32_t channel, unsigned char value) {
+  size_t at = y * requested->row_step + x * requested->column_step + channel * requested->channel_step, found = channel * 256u + value;
+  switch (requested->element) {
+    case 1: sample[at] = ((const uint8_t *)requested->table)[found]; break;
+    case 2: ((uint16_t *)(void *)sample)[at] = ((const uint16_t *)requested->table)[found]; break;
+    case 4: ((uint32_t *)(void *)sample)[at] = ((const uint32_t *)requested->table)[found]; break;
+    default: ((uint64_t *)(void *)sample)[at] = ((const uint64_t *)requested->table)[found];
   }
 }
 
-/* The second pass, into the network's input. What lies beyond the image is black. */
+/* Run the second pass, into the network's input. Pixels beyond the image are black. */
 static int fill_rows(int task, pool_group *group, void *data) {
   const job *doing = data;
-  const plan_image *wanted = doing->wanted;
+  const plan_image *requested = doing->requested;
   const axis *x = &doing->x, *y = &doing->y;
-  for (uint32_t row = share(wanted->height, task, group); row < share(wanted->height, task + 1, group); ++row)
-    for (uint32_t i = 0; i < wanted->width; ++i) {
+  for (uint32_t row = share(requested->height, task, group); row < share(requested->height, task + 1, group); ++row)
+    for (uint32_t i = 0; i < requested->width; ++i) {
       uint32_t line = row - y->at, column = i - x->at; /* beyond any count where they are before the image */
       int is_black = line >= y->count || column >= x->count;
-      for (uint32_t channel = 0; channel < wanted->channels; ++channel)
-        put(wanted, doing->sample, row, i, channel, is_black ? 0 : second_pass(doing, line, column, channel));
+      for (uint32_t channel = 0; channel < requested->channels; ++channel)
+        put(requested, doing->sample, row, i, channel, is_black ? 0 : second_pass(doing, line, column, channel));
     }
   return 0;
 }
 
-/* Return the end of what the pixels of an axis are made of. */
+/* Return the end of the source pixels of an axis. */
 static uint32_t end_of(const axis *made) { return made->start[made->count - 1] + made->used[made->count - 1]; }
 
-void image_prepare(const plan_image *wanted, const tvmflow_image *image, void *memory, pool *threads, uint32_t team, void *sample) {
+void image_prepare(const plan_image *requested, const tvmflow_image *image, void *memory, pool *threads, uint32_t team, void *sample) {
   job doing;
-  lay_out(&doing, wanted, image, memory);
+  lay_out(&doing, requested, image, memory);
   doing.sample = sample;
   axis *axes[] = {&doing.x, &doing.y};
   for (int i = 0; i < 2; ++i) {
-    if (wanted->filter == PLAN_NEAREST) choose_nearest(axes[i]);
-    else weigh(wanted->filter, axes[i]);
+    if (requested->filter == PLAN_NEAREST) choose_nearest(axes[i]);
+    else weigh(requested->filter, axes[i]);
   }
   const axis *second = doing.is_vertical_first ? &doing.x : &doing.y;
   doing.from = second->start[0];

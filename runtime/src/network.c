@@ -1,4 +1,4 @@
-/* An instance of the network: its memory, its threads, and the walk over the plan. */
+/* Run a network: its memory, its threads, and the steps of its plan. */
 #define _GNU_SOURCE
 #include "clock.h"
 #include "device.h"
@@ -18,11 +18,11 @@
 #include <unistd.h>
 
 #define MAX_WORKSPACES 16
-#define POPULATED ((size_t)64 << 10) /* bytes from which on it pays to ask for all pages at once */
-#define POPULATE_WRITE 23                /* advice of Linux 5.14, which headers of some systems do not know */
+#define POPULATED ((size_t)64 << 10) /* bytes from which mapping all pages at once pays */
+#define POPULATE_WRITE 23                /* advice of Linux 5.14, missing in the headers of some systems */
 #define HUGE_PAGE ((size_t)2 << 20) /* bytes, of x86-64 and arm64 with pages of 4 KB */
 #define ERROR_SIZE 512
-#define FEW_PIXELS 4096 /* of an image: threads are not worth their hand-overs */
+#define FEW_PIXELS 4096 /* pixels of an image below which threads do not pay */
 
 typedef struct {
   void *memory;
@@ -30,44 +30,44 @@ typedef struct {
   int in_use;
 } workspace;
 
-/* Where the kernels find an input or output. own: memory of ours, for what is not aligned or not given; made when first needed. */
+/* The memory of an input or output. own: allocated on first use, if the caller's memory is missing or not aligned. */
 typedef struct {
   void *own;
-  unsigned char *used;
-} place;
+  unsigned char *memory;
+} io_buffer;
 
 struct tvmflow_instance {
   tvmflow_options options;
   pool threads;
-  device_part device; /* all zero where the network has none */
-  gpu_part *gpu;      /* NULL where the CPU walks over the plan */
-  gpu_identity is;
-  fallback other;     /* the library for a GPU that computes while it can */
-  const void **gpu_inputs; /* where its inputs, then outputs, are in a run */
+  device_part device; /* all zero if the network has none */
+  gpu_part *gpu;      /* NULL if the CPU runs the plan */
+  gpu_identity identity;
+  fallback gpu_library; /* runs on a GPU until it fails */
+  const void **gpu_inputs; /* addresses of its inputs, then outputs, in a run */
   pthread_mutex_t mutex;
   unsigned char *arena;
-  const plan_tables *now; /* of the bucket that runs; `plan` itself where there are none */
-  plan_tensor *tensors;  /* one per value of its plan; those of all buckets lie one behind the other, and begin at all_tensors */
+  const plan_tables *tables; /* the plan of the selected bucket; `plan` itself without buckets */
+  plan_tensor *tensors;  /* one per value of its plan; all_tensors: those of all buckets in order */
   plan_any *arguments;   /* one per argument of a step, likewise */
   plan_tensor *all_tensors;
   plan_any *all_arguments;
   teams *teams;          /* one per bucket */
-  teams_step *team_steps; /* of all buckets, one behind the other */
-  teams *teams_now;      /* of the bucket that runs */
-  uint32_t team;         /* of the step that runs */
-  place *places;         /* of inputs, then outputs */
-  const uint32_t *loops; /* of the step that runs: the extents of the parallel loops that it has not begun */
+  teams_step *team_steps; /* of all buckets in order */
+  teams *teams_now;      /* of the selected bucket */
+  uint32_t team;         /* of the running step */
+  io_buffer *buffers;         /* of inputs, then outputs */
+  const uint32_t *loops; /* extents of the running step's remaining parallel loops */
   uint32_t loop_count;
-  int moved;             /* one of them, or the bucket, since the values were pointed at them */
-  uint64_t *calls, *nanoseconds; /* one per step, and PROFILE_OTHERS; NULL where profiling was never on */
+  int needs_rebind;             /* whether a buffer or the bucket changed since the values were bound */
+  uint64_t *calls, *nanoseconds; /* one per step, and PROFILE_OTHERS; NULL until profiling is first on */
   int profiling;
-  void *image_memory;    /* in which images are resized; of the largest so far */
+  void *image_memory;    /* workspace to resize images, sized for the largest so far */
   size_t image_size;
-  float *scores;         /* of the first output, made when first needed */
+  float *scores;         /* of the first output, allocated on first use */
   workspace workspaces[TVMFLOW_MAX_THREADS][MAX_WORKSPACES]; /* of each thread */
 };
 
-/* For whom this thread computes: TVM's kernels do not pass it on. */
+/* The instance of this thread: TVM's kernels do not pass it to their callbacks. */
 static _Thread_local struct {
   tvmflow_instance *instance;
   uint32_t number;
@@ -78,18 +78,18 @@ static _Thread_local struct {
 static void enter_worker(void *owner, uint32_t number) {
   current.instance = owner;
   current.number = number;
-  current.in_loop = 1; /* a thread of the pool does nothing else */
+  current.in_loop = 1; /* threads of the pool only run tasks of loops */
 }
 
-/* Say what went wrong, with one word of it or NULL; returns the status. */
-static tvmflow_status told(tvmflow_status status, const char *text, const char *word) {
-  snprintf(current.error, ERROR_SIZE, text, word); /* all texts are ours */
+/* Set the error message, formatted with one word or NULL, and return the status. */
+static tvmflow_status fail(tvmflow_status status, const char *text, const char *word) {
+  snprintf(current.error, ERROR_SIZE, text, word); /* all formats are constants of this file */
   return status;
 }
 
 /* -- memory -- */
 
-/* Have pages mapped at once that would be one fault each; where the system cannot, they come as they are touched. */
+/* Map all pages at once, without a fault for each; systems that cannot map them on first access. */
 static void populate(void *memory, size_t size) {
   const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)memory & ~(page - 1);
   if (size >= POPULATED) madvise((void *)begin, (uintptr_t)memory + size - begin, POPULATE_WRITE);
@@ -105,7 +105,7 @@ static void *allocate(tvmflow_instance *instance, size_t size) {
   size_t alignment = taken < HUGE_PAGE ? TVMFLOW_ALIGNMENT : HUGE_PAGE;
   if (posix_memalign(&memory, alignment, taken)) return NULL;
 #ifdef MADV_HUGEPAGE
-  if (alignment == HUGE_PAGE) madvise(memory, taken, MADV_HUGEPAGE); /* fewer faults and TLB misses; where it is refused, nothing is lost */
+  if (alignment == HUGE_PAGE) madvise(memory, taken, MADV_HUGEPAGE); /* fewer faults and TLB misses; may be refused */
 #endif
   populate(memory, rounded);
   return memory;
@@ -117,7 +117,7 @@ static void release(tvmflow_instance *instance, void *memory) {
   else free(memory);
 }
 
-/* -- what TVM's kernels call -- */
+/* -- callbacks of TVM's kernels -- */
 
 static void *take_workspace(int device_type, int device_id, uint64_t size, int code, int bits) {
   (void)device_type, (void)device_id, (void)code, (void)bits;
@@ -147,7 +147,7 @@ static int free_workspace(int device_type, int device_id, void *memory) {
 
 static int launch(pool_task task, void *data, int tasks) {
   int failed = 0;
-  if (current.in_loop) { /* a loop within a parallel loop runs on the thread that meets it */
+  if (current.in_loop) { /* a nested parallel loop runs on the current thread */
     pool_group group = {NULL, tasks > 0 ? tasks : 1};
     for (int32_t i = 0; i < group.num_task; ++i) failed |= task(i, &group, data);
     return failed;
@@ -172,17 +172,17 @@ void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts, int
     if (parts[i]) used += (size_t)snprintf(current.error + used, ERROR_SIZE - used, "%s", parts[i]);
 }
 
-/* -- making and freeing -- */
+/* -- creating and destroying -- */
 
 static uint32_t bucket_count(void) { return plan.sizes ? plan.sizes->bucket_count : 1; }
 
 static const plan_tables *bucket(uint32_t i) { return plan.sizes ? plan.sizes->buckets[i].plan : &plan; }
 
-/* Let the next run be in this bucket. */
-static void turn_to(tvmflow_instance *instance, const plan_tables *tables) {
-  if (instance->now == tables || plan.gpu) return;
-  instance->now = tables;
-  instance->moved = 1;
+/* Select the bucket of the next run. */
+static void select_bucket(tvmflow_instance *instance, const plan_tables *tables) {
+  if (instance->tables == tables || plan.gpu) return;
+  instance->tables = tables;
+  instance->needs_rebind = 1;
   instance->tensors = instance->all_tensors;
   instance->arguments = instance->all_arguments;
   instance->teams_now = instance->teams;
@@ -193,9 +193,9 @@ static void turn_to(tvmflow_instance *instance, const plan_tables *tables) {
   }
 }
 
-/* Fill the tensors and arguments of the bucket that is next. */
-static void bind(tvmflow_instance *made) {
-  const plan_tables *now = made->now;
+/* Fill the tensors and arguments of the selected bucket. */
+static void bind_values(tvmflow_instance *made) {
+  const plan_tables *now = made->tables;
   for (uint32_t i = 0; i < now->value_count; ++i) {
     const plan_value *value = &now->values[i];
     plan_tensor *tensor = &made->tensors[i];
@@ -210,17 +210,17 @@ static void bind(tvmflow_instance *made) {
 }
 
 static void free_memory(tvmflow_instance *freed) {
-  fallback_close(&freed->other);
+  fallback_close(&freed->gpu_library);
   for (uint32_t thread = 0; thread < TVMFLOW_MAX_THREADS; ++thread)
     for (uint32_t i = 0; i < MAX_WORKSPACES; ++i) release(freed, freed->workspaces[thread][i].memory);
-  if (freed->places)
-    for (uint32_t i = 0; i < plan_api.inputs + plan_api.outputs; ++i) release(freed, freed->places[i].own);
+  if (freed->buffers)
+    for (uint32_t i = 0; i < plan_api.inputs + plan_api.outputs; ++i) release(freed, freed->buffers[i].own);
   device_program *programs = freed->device.programs;
   device_unload(&freed->device);
   if (freed->gpu) plan.gpu->functions->close(freed->gpu);
   release(freed, freed->gpu_inputs);
   release(freed, programs);
-  release(freed, freed->places);
+  release(freed, freed->buffers);
   release(freed, freed->image_memory);
   release(freed, freed->scores);
   release(freed, freed->calls);
@@ -233,7 +233,7 @@ static void free_memory(tvmflow_instance *freed) {
   release(&copy, freed);
 }
 
-/* Say what is wrong with a driver; NULL for nothing. */
+/* Return the fault of a driver, NULL for none. */
 static const char *driver_fault(const tvmflow_driver *driver) {
   if (!plan.program_count) return driver ? "a driver for a network that has no accelerator's part" : NULL;
   if (!driver) return "the network needs the driver of its accelerator: create_on";
@@ -245,14 +245,14 @@ static const char *driver_fault(const tvmflow_driver *driver) {
 static tvmflow_status load_device(tvmflow_instance *made, const tvmflow_driver *driver) {
   if (!plan.program_count) return TVMFLOW_OK;
   device_program *programs = allocate(made, plan.program_count * sizeof *programs);
-  if (!programs) return told(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
+  if (!programs) return fail(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
   memset(programs, 0, plan.program_count * sizeof *programs);
-  if (device_load(&made->device, driver, programs)) return told(TVMFLOW_DEVICE_FAILED, "the driver has no memory for the programs", NULL);
+  if (device_load(&made->device, driver, programs)) return fail(TVMFLOW_DEVICE_FAILED, "the driver has no memory for the programs", NULL);
   return TVMFLOW_OK;
 }
 
-/* Run once on zeros: drivers compile for the device and bring weights there when a kernel first runs, and the app's first run is as fast as any. What
- * a device that failed was given stays: it may still write there. */
+/* Run once on zeros: drivers compile and upload weights when a kernel first runs, so that the app's first run is as fast as others. The buffers of
+ * a failed run are not freed: the device may still write to them. */
 static tvmflow_status warm_up(tvmflow_instance *made) {
   const uint32_t count = plan_api.inputs + plan_api.outputs;
   char why[GPU_REASON] = "";
@@ -263,11 +263,11 @@ static tvmflow_status warm_up(tvmflow_instance *made) {
     void *memory = allocate(made, size);
     if (memory) memset(memory, 0, size);
     made->gpu_inputs[i] = memory;
-    if (!memory) status = told(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
+    if (!memory) status = fail(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
   }
   void *const *outputs = (void *const *)(made->gpu_inputs + plan_api.inputs);
   if (!status && plan.gpu->functions->run(made->gpu, made->gpu_inputs, outputs, NULL, why)) {
-    snprintf(current.error, ERROR_SIZE, "%.80s (%.80s %.80s): %.200s", made->is.device, made->is.driver, made->is.version, why);
+    snprintf(current.error, ERROR_SIZE, "%.80s (%.80s %.80s): %.200s", made->identity.device, made->identity.driver, made->identity.version, why);
     return TVMFLOW_DEVICE_FAILED;
   }
   for (uint32_t i = 0; i < count; ++i) release(made, (void *)(uintptr_t)made->gpu_inputs[i]);
@@ -279,19 +279,19 @@ static tvmflow_status open_gpu(tvmflow_instance *made, const tvmflow_gpu *gpu) {
   char why[GPU_REASON] = "";
   if (!plan.gpu) return TVMFLOW_OK;
   made->gpu_inputs = allocate(made, (plan_api.inputs + plan_api.outputs) * sizeof *made->gpu_inputs);
-  if (!made->gpu_inputs) return told(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
-  if (plan.gpu->functions->open(gpu ? gpu : &none, &made->gpu, why)) return told(TVMFLOW_DEVICE_FAILED, "%s", why);
-  plan.gpu->functions->identify(made->gpu, &made->is);
+  if (!made->gpu_inputs) return fail(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
+  if (plan.gpu->functions->open(gpu ? gpu : &none, &made->gpu, why)) return fail(TVMFLOW_DEVICE_FAILED, "%s", why);
+  plan.gpu->functions->identify(made->gpu, &made->identity);
   return warm_up(made);
 }
 
-/* The memory that the CPU walks over the plan in; a network on a GPU has its own there. */
+/* Allocate the memory in which the CPU runs the plan; a network on a GPU allocates its own there. */
 static int make_memory(tvmflow_instance *made) {
-  const size_t tensors = (plan_api.inputs + plan_api.outputs) * sizeof *made->places;
-  made->places = allocate(made, tensors);
-  if (!made->places) return -1;
-  memset(made->places, 0, tensors);
-  made->now = &plan;
+  const size_t tensors = (plan_api.inputs + plan_api.outputs) * sizeof *made->buffers;
+  made->buffers = allocate(made, tensors);
+  if (!made->buffers) return -1;
+  memset(made->buffers, 0, tensors);
+  made->tables = &plan;
   if (plan.gpu) return 0;
   size_t values = 0, arguments = 0, steps = 0;
   for (uint32_t i = 0; i < bucket_count(); ++i) {
@@ -306,12 +306,12 @@ static int make_memory(tvmflow_instance *made) {
   made->team_steps = allocate(made, steps * sizeof *made->team_steps);
   if (!made->arena || !made->all_tensors || !made->all_arguments || !made->teams || !made->team_steps) return -1;
   memset(made->all_arguments, 0, arguments * sizeof *made->arguments);
-  made->now = NULL;
+  made->tables = NULL;
   teams_step *first = made->team_steps;
   for (uint32_t i = 0; i < bucket_count(); first += bucket(i++)->step_count) {
     teams_start(&made->teams[i], first, bucket(i)->step_count, made->options.threads);
-    turn_to(made, bucket(i));
-    bind(made);
+    select_bucket(made, bucket(i));
+    bind_values(made);
   }
   return 0;
 }
@@ -326,8 +326,8 @@ tvmflow_status tvmflow_create_on(const tvmflow_options *options, const tvmflow_d
 
 tvmflow_status tvmflow_create_on_gpu(const tvmflow_options *options, const tvmflow_gpu *gpu, tvmflow_instance **instance) {
   current.error[0] = 0;
-  if (!plan.gpu) return told(TVMFLOW_BAD_ARGUMENT, "a GPU for a network that was compiled for the CPU", NULL);
-  if (gpu && gpu->size < sizeof *gpu) return told(TVMFLOW_BAD_ARGUMENT, "a GPU of an older header", NULL);
+  if (!plan.gpu) return fail(TVMFLOW_BAD_ARGUMENT, "a GPU for a network that was compiled for the CPU", NULL);
+  if (gpu && gpu->size < sizeof *gpu) return fail(TVMFLOW_BAD_ARGUMENT, "a GPU of an older header", NULL);
   return create(options, NULL, gpu, instance);
 }
 
@@ -336,13 +336,13 @@ tvmflow_status tvmflow_create_with_gpu(const tvmflow_options *options, const tvm
   const char *fault = fallback_fault(other);
   tvmflow_instance *made = NULL;
   current.error[0] = 0;
-  if (!instance) return told(TVMFLOW_BAD_ARGUMENT, "no place for the instance", NULL);
-  if (fault) return told(TVMFLOW_BAD_ARGUMENT, "%s", fault);
+  if (!instance) return fail(TVMFLOW_BAD_ARGUMENT, "no place for the instance", NULL);
+  if (fault) return fail(TVMFLOW_BAD_ARGUMENT, "%s", fault);
   tvmflow_status status = create(options, NULL, NULL, &made);
   if (status) return status;
-  if (fallback_start(&made->other, other, gpu, made, sample)) {
+  if (fallback_start(&made->gpu_library, other, gpu, made, sample)) {
     tvmflow_destroy(made);
-    return told(TVMFLOW_NO_MEMORY, "no memory for the self-test of the GPU", NULL);
+    return fail(TVMFLOW_NO_MEMORY, "no memory for the self-test of the GPU", NULL);
   }
   current.error[0] = 0; /* of the self-test */
   *instance = made;
@@ -350,23 +350,23 @@ tvmflow_status tvmflow_create_with_gpu(const tvmflow_options *options, const tvm
 }
 
 static tvmflow_status create(const tvmflow_options *options, const tvmflow_driver *driver, const tvmflow_gpu *gpu, tvmflow_instance **instance) {
-  tvmflow_options wanted = {0};
+  tvmflow_options requested = {0};
   current.error[0] = 0;
-  if (!instance) return told(TVMFLOW_BAD_ARGUMENT, "no place for the instance", NULL);
+  if (!instance) return fail(TVMFLOW_BAD_ARGUMENT, "no place for the instance", NULL);
   const char *fault = driver_fault(driver);
-  if (fault) return told(TVMFLOW_BAD_ARGUMENT, "%s", fault);
-  if (options) wanted = *options;
-  if (!wanted.threads) wanted.threads = plan_api.threads;
-  if (wanted.threads > TVMFLOW_MAX_THREADS) return told(TVMFLOW_BAD_ARGUMENT, "more threads than TVMFLOW_MAX_THREADS", NULL);
-  if (wanted.threads > pool_cpus(wanted.cpu_mask)) wanted.threads = pool_cpus(wanted.cpu_mask);
-  if (!wanted.allocate != !wanted.release) return told(TVMFLOW_BAD_ARGUMENT, "allocate and release belong together", NULL);
-  tvmflow_instance asking = {.options = wanted};
-  tvmflow_instance *made = allocate(&asking, sizeof *made);
-  if (!made) return told(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
+  if (fault) return fail(TVMFLOW_BAD_ARGUMENT, "%s", fault);
+  if (options) requested = *options;
+  if (!requested.threads) requested.threads = plan_api.threads;
+  if (requested.threads > TVMFLOW_MAX_THREADS) return fail(TVMFLOW_BAD_ARGUMENT, "more threads than TVMFLOW_MAX_THREADS", NULL);
+  if (requested.threads > pool_cpus(requested.cpu_mask)) requested.threads = pool_cpus(requested.cpu_mask);
+  if (!requested.allocate != !requested.release) return fail(TVMFLOW_BAD_ARGUMENT, "allocate and release belong together", NULL);
+  tvmflow_instance allocator = {.options = requested};
+  tvmflow_instance *made = allocate(&allocator, sizeof *made);
+  if (!made) return fail(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
   memset(made, 0, sizeof *made);
-  made->options = wanted;
+  made->options = requested;
   tvmflow_status status = TVMFLOW_OK;
-  if (make_memory(made)) status = told(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
+  if (make_memory(made)) status = fail(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
   if (!status) status = load_device(made, driver);
   if (!status) status = open_gpu(made, gpu);
   if (status) {
@@ -375,12 +375,12 @@ static tvmflow_status create(const tvmflow_options *options, const tvmflow_drive
   }
   status = TVMFLOW_NO_THREADS;
   if (!pthread_mutex_init(&made->mutex, NULL)) {
-    status = pool_start(&made->threads, wanted.threads, wanted.cpu_mask, wanted.spin_us, enter_worker, made);
+    status = pool_start(&made->threads, requested.threads, requested.cpu_mask, requested.spin_us, enter_worker, made);
     if (status) pthread_mutex_destroy(&made->mutex);
   }
   if (status) {
     free_memory(made);
-    return told(status, "the system made no thread, or refused the CPU mask", NULL);
+    return fail(status, "the system made no thread, or refused the CPU mask", NULL);
   }
   for (uint32_t i = 0; made->teams && i < bucket_count(); ++i) made->teams[i].spin_ns = made->threads.spin_ns;
   *instance = made;
@@ -398,58 +398,58 @@ void tvmflow_destroy(tvmflow_instance *instance) {
 
 static int is_aligned(const void *memory, size_t alignment) { return (uintptr_t)memory % alignment == 0; }
 
-/* Kernels take inputs at any address of an element; an accelerator's programs copy whole lines. */
+/* Kernels read inputs with the alignment of an element; accelerator programs copy whole cache lines. */
 static size_t input_alignment(const tvmflow_instance *instance, const tvmflow_tensor *input) {
-  return instance->now->program_count ? TVMFLOW_ALIGNMENT : plan_width_of(input->dtype);
+  return instance->tables->program_count ? TVMFLOW_ALIGNMENT : plan_width_of(input->dtype);
 }
 
-static void *own_memory(tvmflow_instance *instance, place *at, size_t size) {
+static void *fallback_buffer(tvmflow_instance *instance, io_buffer *at, size_t size) {
   if (!at->own) at->own = allocate(instance, size);
   return at->own;
 }
 
-/* Let the kernels use this memory, or ours where it is NULL or not aligned. */
-static tvmflow_status settle(tvmflow_instance *instance, place *at, const void *memory, size_t size, size_t alignment) {
-  if (!memory || (!is_aligned(memory, alignment) && !plan.gpu)) memory = own_memory(instance, at, size);
-  if (!memory) return told(TVMFLOW_NO_MEMORY, "no memory for an input or output that is not aligned", NULL);
-  instance->moved |= at->used != memory;
-  at->used = (unsigned char *)(uintptr_t)memory;
+/* Use this memory for an input or output, or our own if it is NULL or not aligned. */
+static tvmflow_status use_buffer(tvmflow_instance *instance, io_buffer *at, const void *memory, size_t size, size_t alignment) {
+  if (!memory || (!is_aligned(memory, alignment) && !plan.gpu)) memory = fallback_buffer(instance, at, size);
+  if (!memory) return fail(TVMFLOW_NO_MEMORY, "no memory for an input or output that is not aligned", NULL);
+  instance->needs_rebind |= at->memory != memory;
+  at->memory = (unsigned char *)(uintptr_t)memory;
   return TVMFLOW_OK;
 }
 
-/* sizes: of inputs that may be smaller than the bucket's; NULL for those that are not. Memory of ours is as large as the largest bucket's. */
-static tvmflow_status settle_inputs(tvmflow_instance *instance, const int64_t *sizes, const void *const *inputs) {
+/* sizes: of inputs that may be smaller than the bucket's, NULL if all are exact. Our own buffers are as large as the largest bucket's. */
+static tvmflow_status prepare_inputs(tvmflow_instance *instance, const int64_t *sizes, const void *const *inputs) {
   for (uint32_t i = 0; i < plan_api.inputs; ++i) {
-    place *at = &instance->places[i];
-    const tvmflow_tensor *wanted = &instance->now->inputs[i];
-    const int exact = sizes_are_exact(i, wanted, sizes);
-    tvmflow_status status = settle(instance, at, exact ? inputs[i] : NULL, plan.inputs[i].size, input_alignment(instance, wanted));
+    io_buffer *at = &instance->buffers[i];
+    const tvmflow_tensor *requested = &instance->tables->inputs[i];
+    const int exact = sizes_are_exact(i, requested, sizes);
+    tvmflow_status status = use_buffer(instance, at, exact ? inputs[i] : NULL, plan.inputs[i].size, input_alignment(instance, requested));
     if (status) return status;
-    if (!exact) sizes_pad(i, wanted, sizes, inputs[i], at->used);
-    else if (at->used != inputs[i]) memcpy(at->used, inputs[i], wanted->size);
+    if (!exact) sizes_pad(i, requested, sizes, inputs[i], at->memory);
+    else if (at->memory != inputs[i]) memcpy(at->memory, inputs[i], requested->size);
   }
   return TVMFLOW_OK;
 }
 
-/* sizes: as of settle_inputs; outputs: NULL for memory of ours. */
-static tvmflow_status settle_outputs(tvmflow_instance *instance, const int64_t *sizes, void *const *outputs) {
+/* sizes: see prepare_inputs; outputs: NULL for our own buffers. */
+static tvmflow_status prepare_outputs(tvmflow_instance *instance, const int64_t *sizes, void *const *outputs) {
   for (uint32_t i = 0; i < plan_api.outputs; ++i) {
     const uint32_t tensor = plan_api.inputs + i;
-    void *given = outputs && sizes_are_exact(tensor, &instance->now->outputs[i], sizes) ? outputs[i] : NULL;
-    tvmflow_status status = settle(instance, &instance->places[tensor], given, plan.outputs[i].size, TVMFLOW_ALIGNMENT);
+    void *given = outputs && sizes_are_exact(tensor, &instance->tables->outputs[i], sizes) ? outputs[i] : NULL;
+    tvmflow_status status = use_buffer(instance, &instance->buffers[tensor], given, plan.outputs[i].size, TVMFLOW_ALIGNMENT);
     if (status) return status;
   }
   return TVMFLOW_OK;
 }
 
-/* Point the values that lie in inputs and outputs at them. */
-static void point(tvmflow_instance *instance) {
-  for (uint32_t i = 0; i < instance->now->value_count && instance->moved; ++i) {
-    const plan_value *value = &instance->now->values[i];
-    if (value->place == PLAN_INPUT) instance->tensors[i].data = instance->places[value->index].used + value->offset;
-    if (value->place == PLAN_OUTPUT) instance->tensors[i].data = instance->places[plan_api.inputs + value->index].used + value->offset;
+/* Bind the values in inputs and outputs to their buffers. */
+static void bind_buffers(tvmflow_instance *instance) {
+  for (uint32_t i = 0; i < instance->tables->value_count && instance->needs_rebind; ++i) {
+    const plan_value *value = &instance->tables->values[i];
+    if (value->place == PLAN_INPUT) instance->tensors[i].data = instance->buffers[value->index].memory + value->offset;
+    if (value->place == PLAN_OUTPUT) instance->tensors[i].data = instance->buffers[plan_api.inputs + value->index].memory + value->offset;
   }
-  instance->moved = 0;
+  instance->needs_rebind = 0;
 }
 
 static void add_to_profile(tvmflow_instance *instance, uint32_t i, uint64_t ns) {
@@ -458,20 +458,20 @@ static void add_to_profile(tvmflow_instance *instance, uint32_t i, uint64_t ns) 
 }
 
 static tvmflow_status run_step(tvmflow_instance *instance, uint32_t i, uint32_t team) {
-  const plan_step *step = &instance->now->steps[i];
+  const plan_step *step = &instance->tables->steps[i];
   plan_any result = {PLAN_ANY_NONE, 0, {0}};
   instance->loops = step->loops;
   instance->loop_count = step->loop_count;
   instance->team = team;
   if (step->program && device_run(&instance->device, step->program - 1, instance->arguments + step->arguments))
-    return told(TVMFLOW_DEVICE_FAILED, "the accelerator failed in %s", step->name);
+    return fail(TVMFLOW_DEVICE_FAILED, "the accelerator failed in %s", step->name);
   if (!step->program && step->kernel(NULL, instance->arguments + step->arguments, (int32_t)step->count, &result))
-    return current.error[0] ? TVMFLOW_KERNEL_FAILED : told(TVMFLOW_KERNEL_FAILED, "kernel %s failed", step->name);
+    return current.error[0] ? TVMFLOW_KERNEL_FAILED : fail(TVMFLOW_KERNEL_FAILED, "kernel %s failed", step->name);
   return TVMFLOW_OK;
 }
 
-static tvmflow_status walk(tvmflow_instance *instance) {
-  const plan_tables *now = instance->now;
+static tvmflow_status run_plan(tvmflow_instance *instance) {
+  const plan_tables *now = instance->tables;
   teams *used = instance->teams_now;
   const int profiling = instance->profiling && now == &plan, trying = !profiling && teams_begin(used, now_ns), timed = profiling || trying;
   if (trying || used->largest > 1) pool_settle(&instance->threads);
@@ -495,58 +495,58 @@ static tvmflow_status walk(tvmflow_instance *instance) {
 static tvmflow_status run_on_gpu(tvmflow_instance *instance) {
   const uint32_t count = plan_api.inputs + plan_api.outputs;
   char why[GPU_REASON] = "";
-  for (uint32_t i = 0; i < count; ++i) instance->gpu_inputs[i] = instance->places[i].used;
+  for (uint32_t i = 0; i < count; ++i) instance->gpu_inputs[i] = instance->buffers[i].memory;
   void *const *outputs = (void *const *)(instance->gpu_inputs + plan_api.inputs);
   uint64_t *times = instance->profiling ? instance->nanoseconds : NULL;
-  if (plan.gpu->functions->run(instance->gpu, instance->gpu_inputs, outputs, times, why)) return told(TVMFLOW_DEVICE_FAILED, "%s", why);
+  if (plan.gpu->functions->run(instance->gpu, instance->gpu_inputs, outputs, times, why)) return fail(TVMFLOW_DEVICE_FAILED, "%s", why);
   for (uint32_t i = 0; i < plan.step_count + PROFILE_OTHERS && times; ++i) instance->calls[i] += i != plan.step_count + PROFILE_IMAGES;
   return TVMFLOW_OK;
 }
 
-/* Run on inputs that are settled; sizes and outputs as of settle_outputs. */
-static tvmflow_status run_settled(tvmflow_instance *instance, const int64_t *sizes, void *const *outputs) {
-  tvmflow_status status = settle_outputs(instance, sizes, outputs);
+/* Run on prepared inputs; sizes and outputs: see prepare_outputs. */
+static tvmflow_status run_prepared(tvmflow_instance *instance, const int64_t *sizes, void *const *outputs) {
+  tvmflow_status status = prepare_outputs(instance, sizes, outputs);
   if (status) return status;
-  if (!plan.gpu) point(instance);
-  status = plan.gpu ? run_on_gpu(instance) : walk(instance);
+  if (!plan.gpu) bind_buffers(instance);
+  status = plan.gpu ? run_on_gpu(instance) : run_plan(instance);
   for (uint32_t i = 0; i < plan_api.outputs && !status && outputs; ++i) {
-    const place *at = &instance->places[plan_api.inputs + i];
-    const tvmflow_tensor *found = &instance->now->outputs[i];
-    if (!sizes_are_exact(plan_api.inputs + i, found, sizes)) sizes_cut(plan_api.inputs + i, found, sizes, at->used, outputs[i]);
-    else if (at->used != outputs[i]) memcpy(outputs[i], at->used, found->size);
+    const io_buffer *at = &instance->buffers[plan_api.inputs + i];
+    const tvmflow_tensor *found = &instance->tables->outputs[i];
+    if (!sizes_are_exact(plan_api.inputs + i, found, sizes)) sizes_cut(plan_api.inputs + i, found, sizes, at->memory, outputs[i]);
+    else if (at->memory != outputs[i]) memcpy(outputs[i], at->memory, found->size);
   }
   return status;
 }
 
-static void enter(tvmflow_instance *instance, const plan_tables *tables) {
+static void lock_instance(tvmflow_instance *instance, const plan_tables *tables) {
   pthread_mutex_lock(&instance->mutex);
   current.instance = instance;
-  turn_to(instance, tables);
+  select_bucket(instance, tables);
 }
 
-static tvmflow_status leave(tvmflow_instance *instance, tvmflow_status status) {
+static tvmflow_status unlock_instance(tvmflow_instance *instance, tvmflow_status status) {
   current.instance = NULL;
   pthread_mutex_unlock(&instance->mutex);
   return status;
 }
 
-/* Leave with TVMFLOW_OK where the library for a GPU computes and this call of it does not fail. */
+/* Return TVMFLOW_OK if the library for a GPU is in use and this call of it does not fail. */
 #define LEAVE_IF_GPU(instance, call)                                                                                                  \
   do {                                                                                                                                \
-    fallback *other = &(instance)->other;                                                                                             \
-    if (other->computes && fallback_did(other, other->api->call)) return leave(instance, TVMFLOW_OK);                                 \
+    fallback *other = &(instance)->gpu_library;                                                                                             \
+    if (other->computes && fallback_did(other, other->api->call)) return unlock_instance(instance, TVMFLOW_OK);                                 \
   } while (0)
 
 static tvmflow_status check_outputs(void *const *outputs) {
   for (uint32_t i = 0; i < plan_api.outputs; ++i)
-    if (!outputs[i]) return told(TVMFLOW_BAD_ARGUMENT, "output %s is NULL", plan.outputs[i].name);
+    if (!outputs[i]) return fail(TVMFLOW_BAD_ARGUMENT, "output %s is NULL", plan.outputs[i].name);
   return TVMFLOW_OK;
 }
 
 static tvmflow_status check_run(const tvmflow_instance *instance, const void *const *inputs, void *const *outputs) {
-  if (!instance || !inputs || !outputs) return told(TVMFLOW_BAD_ARGUMENT, "instance, inputs or outputs are NULL", NULL);
+  if (!instance || !inputs || !outputs) return fail(TVMFLOW_BAD_ARGUMENT, "instance, inputs or outputs are NULL", NULL);
   for (uint32_t i = 0; i < plan_api.inputs; ++i)
-    if (!inputs[i]) return told(TVMFLOW_BAD_ARGUMENT, "input %s is NULL", plan.inputs[i].name);
+    if (!inputs[i]) return fail(TVMFLOW_BAD_ARGUMENT, "input %s is NULL", plan.inputs[i].name);
   return check_outputs(outputs);
 }
 
@@ -554,16 +554,16 @@ tvmflow_status tvmflow_run(tvmflow_instance *instance, const void *const *inputs
   current.error[0] = 0;
   tvmflow_status status = check_run(instance, inputs, outputs);
   if (status) return status;
-  enter(instance, &plan);
+  lock_instance(instance, &plan);
   LEAVE_IF_GPU(instance, run(other->instance, inputs, outputs));
-  status = settle_inputs(instance, NULL, inputs);
-  if (!status) status = run_settled(instance, NULL, outputs);
-  return leave(instance, status);
+  status = prepare_inputs(instance, NULL, inputs);
+  if (!status) status = run_prepared(instance, NULL, outputs);
+  return unlock_instance(instance, status);
 }
 
 static tvmflow_status check_sizes(const void *sizes) {
-  if (!plan.sizes) return told(TVMFLOW_BAD_ARGUMENT, "the network has one shape: run", NULL);
-  return sizes ? TVMFLOW_OK : told(TVMFLOW_BAD_ARGUMENT, "sizes are NULL", NULL);
+  if (!plan.sizes) return fail(TVMFLOW_BAD_ARGUMENT, "the network has one shape: run", NULL);
+  return sizes ? TVMFLOW_OK : fail(TVMFLOW_BAD_ARGUMENT, "sizes are NULL", NULL);
 }
 
 tvmflow_status tvmflow_run_sized(tvmflow_instance *instance, const int64_t *sizes, const void *const *inputs, void *const *outputs) {
@@ -572,26 +572,26 @@ tvmflow_status tvmflow_run_sized(tvmflow_instance *instance, const int64_t *size
   if (!status && sizes_fault(sizes, current.error, ERROR_SIZE)) status = TVMFLOW_BAD_ARGUMENT;
   if (!status) status = check_run(instance, inputs, outputs);
   if (status) return status;
-  enter(instance, sizes_bucket(sizes));
-  status = settle_inputs(instance, sizes, inputs);
-  if (!status) status = run_settled(instance, sizes, outputs);
-  return leave(instance, status);
+  lock_instance(instance, sizes_bucket(sizes));
+  status = prepare_inputs(instance, sizes, inputs);
+  if (!status) status = run_prepared(instance, sizes, outputs);
+  return unlock_instance(instance, status);
 }
 
 /* -- images -- */
 
 static tvmflow_status check_images(const tvmflow_image *images) {
-  if (!plan.image) return told(TVMFLOW_BAD_ARGUMENT, "the network takes no images", NULL);
-  if (!images) return told(TVMFLOW_BAD_ARGUMENT, "images are NULL", NULL);
+  if (!plan.image) return fail(TVMFLOW_BAD_ARGUMENT, "the network takes no images", NULL);
+  if (!images) return fail(TVMFLOW_BAD_ARGUMENT, "images are NULL", NULL);
   for (uint32_t i = 0; i < plan_api.images; ++i) {
     const char *fault = image_fault(&images[i]);
-    if (fault) return told(TVMFLOW_BAD_ARGUMENT, fault, NULL);
+    if (fault) return fail(TVMFLOW_BAD_ARGUMENT, fault, NULL);
   }
   return TVMFLOW_OK;
 }
 
-/* Return memory in which an image is resized: the one of the last image where that suffices. */
-static void *memory_for(tvmflow_instance *instance, const tvmflow_image *image) {
+/* Return the workspace to resize an image; reallocate it if it is too small. */
+static void *image_workspace(tvmflow_instance *instance, const tvmflow_image *image) {
   size_t size = image_memory(plan.image, image);
   if (size <= instance->image_size) return instance->image_memory;
   release(instance, instance->image_memory);
@@ -600,17 +600,17 @@ static void *memory_for(tvmflow_instance *instance, const tvmflow_image *image) 
   return instance->image_memory;
 }
 
-/* Settle the one input: images as the network wants them, in memory of ours. */
-static tvmflow_status settle_images(tvmflow_instance *instance, const tvmflow_image *images) {
+/* Prepare the only input: convert images to it in our own buffer. */
+static tvmflow_status prepare_images(tvmflow_instance *instance, const tvmflow_image *images) {
   uint64_t begin = instance->profiling ? now_ns() : 0;
-  tvmflow_status status = settle(instance, instance->places, NULL, plan.inputs[0].size, TVMFLOW_ALIGNMENT);
+  tvmflow_status status = use_buffer(instance, instance->buffers, NULL, plan.inputs[0].size, TVMFLOW_ALIGNMENT);
   for (uint32_t i = 0; i < plan_api.images && !status; ++i) {
-    void *memory = memory_for(instance, &images[i]);
-    if (!memory) return told(TVMFLOW_NO_MEMORY, "no memory to resize an image", NULL);
+    void *memory = image_workspace(instance, &images[i]);
+    if (!memory) return fail(TVMFLOW_NO_MEMORY, "no memory to resize an image", NULL);
     const uint64_t pixels = (uint64_t)images[i].width * images[i].height + (uint64_t)plan.image->width * plan.image->height;
     const uint32_t team = pixels > FEW_PIXELS ? instance->options.threads : 1;
     if (team > 1) pool_settle(&instance->threads);
-    image_prepare(plan.image, &images[i], memory, &instance->threads, team, instance->places[0].used + i * plan.image->sample_size);
+    image_prepare(plan.image, &images[i], memory, &instance->threads, team, instance->buffers[0].memory + i * plan.image->sample_size);
   }
   if (instance->profiling && !status) add_to_profile(instance, plan.step_count + PROFILE_IMAGES, now_ns() - begin);
   return status;
@@ -618,47 +618,47 @@ static tvmflow_status settle_images(tvmflow_instance *instance, const tvmflow_im
 
 tvmflow_status tvmflow_run_image(tvmflow_instance *instance, const tvmflow_image *images, void *const *outputs) {
   current.error[0] = 0;
-  if (!instance || !outputs) return told(TVMFLOW_BAD_ARGUMENT, "instance or outputs are NULL", NULL);
+  if (!instance || !outputs) return fail(TVMFLOW_BAD_ARGUMENT, "instance or outputs are NULL", NULL);
   tvmflow_status status = check_images(images);
   if (!status) status = check_outputs(outputs);
   if (status) return status;
-  enter(instance, &plan);
+  lock_instance(instance, &plan);
   LEAVE_IF_GPU(instance, run_image(other->instance, images, outputs));
-  status = settle_images(instance, images);
-  if (!status) status = run_settled(instance, NULL, outputs);
-  return leave(instance, status);
+  status = prepare_images(instance, images);
+  if (!status) status = run_prepared(instance, NULL, outputs);
+  return unlock_instance(instance, status);
 }
 
-/* Number of classes of the first output; 0 where it is no scores of one sample. */
+/* Return the number of classes of the first output; 0 if it is not the scores of one sample. */
 static uint32_t class_count(void) {
   const tvmflow_tensor *output = &plan.outputs[0];
   if (output->ndim != 2 || output->shape[0] != 1 || output->shape[1] > UINT32_MAX) return 0;
   return output->dtype <= TVMFLOW_BFLOAT16 ? (uint32_t)output->shape[1] : 0;
 }
 
-static tvmflow_status classes_of(tvmflow_instance *instance, uint32_t k, uint32_t *indices, float *probabilities) {
+static tvmflow_status classify_outputs(tvmflow_instance *instance, uint32_t k, uint32_t *indices, float *probabilities) {
   const uint32_t count = class_count();
   if (!instance->scores) instance->scores = allocate(instance, count * sizeof *instance->scores);
-  if (!instance->scores) return told(TVMFLOW_NO_MEMORY, "no memory for the scores", NULL);
-  scores_read(&plan.outputs[0], instance->places[plan_api.inputs].used, instance->scores, count);
-  if (tvmflow_top_k(instance->scores, count, k, indices)) return told(TVMFLOW_BAD_ARGUMENT, "fewer than k scores are numbers", NULL);
+  if (!instance->scores) return fail(TVMFLOW_NO_MEMORY, "no memory for the scores", NULL);
+  scores_read(&plan.outputs[0], instance->buffers[plan_api.inputs].memory, instance->scores, count);
+  if (tvmflow_top_k(instance->scores, count, k, indices)) return fail(TVMFLOW_BAD_ARGUMENT, "fewer than k scores are numbers", NULL);
   if (probabilities) scores_to_probabilities(instance->scores, count, indices, k, probabilities);
   return TVMFLOW_OK;
 }
 
 tvmflow_status tvmflow_classify(tvmflow_instance *instance, const tvmflow_image *image, uint32_t k, uint32_t *indices, float *probabilities) {
   current.error[0] = 0;
-  if (!instance || !indices) return told(TVMFLOW_BAD_ARGUMENT, "instance or indices are NULL", NULL);
+  if (!instance || !indices) return fail(TVMFLOW_BAD_ARGUMENT, "instance or indices are NULL", NULL);
   tvmflow_status status = check_images(image);
   if (status) return status;
-  if (!class_count()) return told(TVMFLOW_BAD_ARGUMENT, "output %s is no scores of the classes of one image", plan.outputs[0].name);
-  if (!k || k > class_count()) return told(TVMFLOW_BAD_ARGUMENT, "k is 1 to the number of classes", NULL);
-  enter(instance, &plan);
+  if (!class_count()) return fail(TVMFLOW_BAD_ARGUMENT, "output %s is no scores of the classes of one image", plan.outputs[0].name);
+  if (!k || k > class_count()) return fail(TVMFLOW_BAD_ARGUMENT, "k is 1 to the number of classes", NULL);
+  lock_instance(instance, &plan);
   LEAVE_IF_GPU(instance, classify(other->instance, image, k, indices, probabilities));
-  status = settle_images(instance, image);
-  if (!status) status = run_settled(instance, NULL, NULL);
-  if (!status) status = classes_of(instance, k, indices, probabilities);
-  return leave(instance, status);
+  status = prepare_images(instance, image);
+  if (!status) status = run_prepared(instance, NULL, NULL);
+  if (!status) status = classify_outputs(instance, k, indices, probabilities);
+  return unlock_instance(instance, status);
 }
 
 /* -- information -- */
@@ -686,7 +686,7 @@ tvmflow_status tvmflow_sizes_of(const int64_t *const *shapes, int64_t *sizes) {
   current.error[0] = 0;
   tvmflow_status status = check_sizes(shapes && sizes ? shapes : NULL);
   for (uint32_t i = 0; i < plan_api.inputs && !status; ++i)
-    if (!shapes[i]) status = told(TVMFLOW_BAD_ARGUMENT, "the shape of input %s is NULL", plan.inputs[i].name);
+    if (!shapes[i]) status = fail(TVMFLOW_BAD_ARGUMENT, "the shape of input %s is NULL", plan.inputs[i].name);
   if (status) return status;
   if (sizes_read(shapes, found, current.error, ERROR_SIZE)) return TVMFLOW_BAD_ARGUMENT;
   memcpy(sizes, found, plan_api.sizes * sizeof *sizes);
@@ -697,7 +697,7 @@ tvmflow_status tvmflow_shape_of(int is_output, uint32_t i, const int64_t *sizes,
   current.error[0] = 0;
   tvmflow_status status = check_sizes(shape ? sizes : NULL);
   if (status) return status;
-  if (i >= (is_output ? plan_api.outputs : plan_api.inputs)) return told(TVMFLOW_BAD_ARGUMENT, "no such tensor", NULL);
+  if (i >= (is_output ? plan_api.outputs : plan_api.inputs)) return fail(TVMFLOW_BAD_ARGUMENT, "no such tensor", NULL);
   if (sizes_fault(sizes, current.error, ERROR_SIZE)) return TVMFLOW_BAD_ARGUMENT;
   sizes_shape(is_output ? plan_api.inputs + i : i, sizes, shape);
   return TVMFLOW_OK;
@@ -741,12 +741,12 @@ uint32_t tvmflow_threads_of(tvmflow_instance *instance) {
 
 tvmflow_status tvmflow_processor_of(const tvmflow_instance *instance, tvmflow_processor *found) {
   if (!instance || !found) return TVMFLOW_BAD_ARGUMENT;
-  const fallback *other = &instance->other;
+  const fallback *other = &instance->gpu_library;
   if (other->instance) {
     tvmflow_status status = other->api->processor(other->instance, found);
     if (!status && !other->computes) found->kind = "cpu", found->reason = other->reason;
     return status;
   }
-  *found = (tvmflow_processor){plan.gpu ? "gpu" : "cpu", other->reason, instance->is.device, instance->is.driver, instance->is.version};
+  *found = (tvmflow_processor){plan.gpu ? "gpu" : "cpu", other->reason, instance->identity.device, instance->identity.driver, instance->identity.version};
   return TVMFLOW_OK;
 }

@@ -1,10 +1,10 @@
-/* The tables that the compiler writes for a network, and the few types that TVM's kernels are called with. */
+/* The tables that the compiler generates for a network, and the types of TVM's kernel calls. */
 #ifndef TVMFLOW_PLAN_H
 #define TVMFLOW_PLAN_H
 
 #include "tvmflow.h"
 
-/* Bytes of an element. */
+/* Return the bytes of an element. */
 static inline uint32_t plan_width_of(tvmflow_dtype dtype) {
   static const uint8_t widths[] = {4, 2, 2, 1, 1, 4, 8, 1};
   return widths[dtype];
@@ -46,7 +46,7 @@ typedef struct {
 } plan_value;
 
 /* arguments: the first of `count` positions in plan.arguments. program: of the accelerator, counted from 1, in place of a kernel; or 0.
- * loops: the extents of the kernel's parallel loops, in the order in which it begins them; none where that is not known. */
+ * loops: the extents of the kernel's parallel loops, in the order of execution; none if unknown. */
 typedef struct {
   plan_kernel kernel;
   const char *name;
@@ -65,7 +65,7 @@ typedef struct {
   uint32_t count;  /* instructions */
 } plan_launch;
 
-/* A program of the accelerator. image, code: among the constants; the image lies at image_at in the program's memory. */
+/* A program of the accelerator. image, code: in the constants; the image is at image_at in the program's memory. */
 typedef struct {
   plan_span image, code;
   uint64_t image_at, memory_size;
@@ -81,8 +81,8 @@ typedef struct {
 
 typedef enum { PLAN_NEAREST, PLAN_BILINEAR, PLAN_BICUBIC } plan_filter;
 
-/* How an image becomes a sample of the network's input. resize: pixels of the shorter side, of which the middle is cut out; 0: the image is
- * stretched to width x height. table: for each channel of the network what its 256 values become, elements of `element` bytes.
+/* The conversion of an image to a sample of the network's input. resize: pixels of the shorter side before the center crop; 0: the image is
+ * stretched to width x height. table: the result of each of 256 values for each channel, in elements of `element` bytes.
  * The steps are in elements; sample_size in bytes. */
 typedef struct {
   uint32_t width, height, channels, resize;
@@ -92,7 +92,7 @@ typedef struct {
   const void *table;
 } plan_image;
 
-/* A kernel of the GPU: step i of the plan runs kernel i, whose arguments are the step's. code: a program in source or binary, of which it is the
+/* A kernel of the GPU: step i of the plan runs kernel i, whose arguments are the step's. code: a program in source or binary, with the
  * function `name`. */
 typedef struct {
   const char *name;
@@ -103,12 +103,12 @@ typedef struct {
 
 struct gpu_functions;
 
-/* Vectors of four in a row, and rows; 0: the value is a buffer. */
+/* A texture: vectors of four in a row, and rows; 0 if the value is a buffer. */
 typedef struct {
   uint32_t width, height;
 } plan_texture;
 
-/* What the GPU needs to run all steps. textures: one per value, or NULL where all are buffers. */
+/* The kernels of the GPU. textures: one per value, or NULL if all are buffers. */
 typedef struct {
   const struct gpu_functions *functions;
   const plan_gpu_kernel *kernels; /* one per step */
@@ -117,19 +117,19 @@ typedef struct {
 
 struct plan_tables;
 
-/* An axis of an input, or counted behind those of an output, that has (size * times + plus) / over elements, rounded up. */
+/* A dynamic axis of a tensor (inputs, then outputs), with (size * times + plus) / over elements, rounded up. */
 typedef struct {
   uint32_t tensor, axis, size;
   int64_t times, plus, over;
 } plan_axis;
 
-/* The network at one of its sizes: steps and values of its own, constants in common. */
+/* The network at one of its sizes, with its own steps and values; constants are shared. */
 typedef struct {
   const struct plan_tables *plan;
   const int64_t *sizes;
 } plan_bucket;
 
-/* Sizes that a run chooses. buckets: the smallest first, the last is `plan`; pads: an element per input, with which it is filled up. */
+/* The dynamic sizes. buckets: the smallest first, the last is `plan`; pads: the padding element of each input. */
 typedef struct {
   const tvmflow_size *sizes;
   const plan_axis *axes;
@@ -137,7 +137,7 @@ typedef struct {
   const unsigned char *const *pads;
   uint32_t axis_count, bucket_count;
 } plan_sizes;
-#define PLAN_MAX_AXES 8 /* of a tensor of a network with such sizes */
+#define PLAN_MAX_AXES 8 /* of a tensor of a network with dynamic sizes */
 
 typedef struct plan_tables {
   const plan_value *values;

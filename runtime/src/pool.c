@@ -9,7 +9,7 @@
 
 #define DEFAULT_SPIN_US 200u
 #define MAX_CPUS 64
-#define FEW_THREADS 4u /* have a share each: halves of a loop of 28 rows are equal, eighths are not */
+#define FEW_THREADS 4u /* threads up to this number get one share each: halves of a loop of 28 rows are equal, eighths are not */
 
 static inline void relax_cpu(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -19,97 +19,97 @@ static inline void relax_cpu(void) {
 #endif
 }
 
-#define SHARE_BITS 16 /* of a word that says a round and a share, or how many; of `work` the upper 7 of these are the team */
+#define SHARE_BITS 16 /* of a word with a round and a share, or a count; in `work` the upper 7 bits of these are the team */
 #define TEAM_SHIFT 9
 
-static uint64_t round_of(unsigned long long word) { return word >> SHARE_BITS; }
-static uint32_t share_of(unsigned long long word) { return (uint32_t)word & ((1u << SHARE_BITS) - 1); }
-static unsigned long long word_of(uint64_t round, uint32_t share) { return (unsigned long long)round << SHARE_BITS | share; }
+static uint64_t round_in(unsigned long long word) { return word >> SHARE_BITS; }
+static uint32_t share_in(unsigned long long word) { return (uint32_t)word & ((1u << SHARE_BITS) - 1); }
+static unsigned long long pack_word(uint64_t round, uint32_t share) { return (unsigned long long)round << SHARE_BITS | share; }
 
-static uint32_t team_of(unsigned long long work) { return share_of(work) >> TEAM_SHIFT; }
-static uint32_t shares_of(unsigned long long work) { return share_of(work) & ((1u << TEAM_SHIFT) - 1); }
+static uint32_t team_in(unsigned long long run_worker) { return share_in(run_worker) >> TEAM_SHIFT; }
+static uint32_t shares_in(unsigned long long run_worker) { return share_in(run_worker) & ((1u << TEAM_SHIFT) - 1); }
 _Static_assert(POOL_SHARES_EACH * TVMFLOW_MAX_THREADS < 1u << TEAM_SHIFT, "shares have bits of their own");
 _Static_assert(TVMFLOW_MAX_THREADS <= 64, "a bit each of `sleeping`, and seven for the team");
 
-/* The first of a thread's own shares; those of a thread are neighbours. */
+/* Return the first of a thread's own shares, which are consecutive. */
 static uint32_t first_share(uint32_t team, uint32_t shares, uint32_t number) { return (uint32_t)((uint64_t)shares * number / team); }
 
-/* Take the next share of a part of a round, which begins and ends with these; returns `end` where none is left. Of a round that is over all shares are
+/* Take the next share of a part of a round, from `first` to `end`; return `end` if none is left. All shares of a finished round are
  * taken, in it or in a later one. */
-static uint32_t take(struct pool_part *part, uint64_t round, uint32_t first, uint32_t end) {
+static uint32_t take_share(struct pool_part *part, uint64_t round, uint32_t first, uint32_t end) {
   unsigned long long last = atomic_load_explicit(&part->next, memory_order_relaxed);
   for (;;) {
-    const uint32_t share = round_of(last) < round ? first : share_of(last);
-    if (round_of(last) > round || share >= end) return end;
-    if (atomic_compare_exchange_weak_explicit(&part->next, &last, word_of(round, share + 1), memory_order_acquire, memory_order_relaxed)) return share;
+    const uint32_t share = round_in(last) < round ? first : share_in(last);
+    if (round_in(last) > round || share >= end) return end;
+    if (atomic_compare_exchange_weak_explicit(&part->next, &last, pack_word(round, share + 1), memory_order_acquire, memory_order_relaxed)) return share;
   }
 }
 
-/* Compute a share: a task, and with more tasks than shares those that follow in steps. The round cannot end before it is done: what is read here is its own. */
+/* Compute a share: its tasks, at a distance of `shares`. The round cannot end before the share is counted, so that the fields read here are of this round. */
 static void compute(pool *used, uint32_t share, uint32_t shares) {
   int failed = 0;
   for (int32_t task = (int32_t)share; task < used->group.num_task; task += (int32_t)shares) failed |= used->task(task, &used->group, used->data);
   if (failed) atomic_store_explicit(&used->failed, 1, memory_order_relaxed);
 }
 
-/* Compute shares of a round: those of this thread, and where there are many threads, others until none is left. */
-static void run_shares(pool *used, uint32_t number, unsigned long long work) {
-  const uint64_t round = round_of(work);
-  const uint32_t shares = shares_of(work), team = team_of(work), parts = team > FEW_THREADS ? team : 1;
+/* Compute shares of a round: those of this thread, and with many threads also those of others until none is left. */
+static void run_shares(pool *used, uint32_t number, unsigned long long run_worker) {
+  const uint64_t round = round_in(run_worker);
+  const uint32_t shares = shares_in(run_worker), team = team_in(run_worker), parts = team > FEW_THREADS ? team : 1;
   uint32_t done = 0;
   for (uint32_t i = 0; i < parts; ++i) {
     const uint32_t of = number + i < team ? number + i : number + i - team, before = done;
     const uint32_t first = first_share(team, shares, of), end = first_share(team, shares, of + 1);
-    for (uint32_t share; first < end && (share = take(&used->parts[of], round, first, end)) < end; ++done) compute(used, share, shares);
-    if (done > before) atomic_store_explicit(&used->counts[number].done, word_of(round, done), memory_order_release);
+    for (uint32_t share; first < end && (share = take_share(&used->parts[of], round, first, end)) < end; ++done) compute(used, share, shares);
+    if (done > before) atomic_store_explicit(&used->counts[number].done, pack_word(round, done), memory_order_release);
   }
 }
 
-/* How many shares of a round have been computed. */
-static uint32_t done_of(pool *used, unsigned long long work) {
+/* Return how many shares of a round have been computed. */
+static uint32_t count_done(pool *used, unsigned long long run_worker) {
   uint32_t done = 0;
-  for (uint32_t number = 0; number < team_of(work); ++number) {
+  for (uint32_t number = 0; number < team_in(run_worker); ++number) {
     const unsigned long long count = atomic_load_explicit(&used->counts[number].done, memory_order_acquire);
-    if (round_of(count) == round_of(work)) done += share_of(count);
+    if (round_in(count) == round_in(run_worker)) done += share_in(count);
   }
   return done;
 }
 
-static int is_for(unsigned long long work, uint32_t number, unsigned long long seen) { return work != seen && number < team_of(work); }
+static int concerns(unsigned long long run_worker, uint32_t number, unsigned long long seen) { return run_worker != seen && number < team_in(run_worker); }
 
-/* Wait until a thread has a round after `seen`: spinning first, then asleep. */
-static unsigned long long next_work(pool *owner, uint32_t number, unsigned long long seen) {
+/* Wait for a round after `seen` that concerns a thread: spin first, then sleep. */
+static unsigned long long wait_for_round(pool *owner, uint32_t number, unsigned long long seen) {
   uint64_t until = owner->spin_ns ? now_ns() + owner->spin_ns : 0;
   unsigned long long found;
   for (uint32_t turn = 0; until; ++turn) {
     found = atomic_load_explicit(&owner->work, memory_order_acquire);
-    if (is_for(found, number, seen)) return found;
+    if (concerns(found, number, seen)) return found;
     relax_cpu();
     if (turn % 64 == 63 && now_ns() > until) break;
   }
   pthread_mutex_lock(&owner->mutex);
   atomic_fetch_or(&owner->sleeping, 1ull << number);
-  while (found = atomic_load(&owner->work), !is_for(found, number, seen)) pthread_cond_wait(&owner->wake, &owner->mutex);
+  while (found = atomic_load(&owner->work), !concerns(found, number, seen)) pthread_cond_wait(&owner->wake, &owner->mutex);
   atomic_fetch_and(&owner->sleeping, ~(1ull << number));
   pthread_mutex_unlock(&owner->mutex);
   return found;
 }
 
-static void *work(void *argument) {
+static void *run_worker(void *argument) {
   struct pool_worker *self = argument;
   pool *owner = self->owner;
   owner->enter(owner->owner, self->number);
   for (unsigned long long seen = 0;;) {
-    seen = next_work(owner, self->number, seen);
+    seen = wait_for_round(owner, self->number, seen);
     if (atomic_load_explicit(&owner->ends, memory_order_acquire)) return NULL;
     run_shares(owner, self->number, seen);
   }
 }
 
-/* Begin a round of a team; returns it. Only who is in the team is woken. */
-static unsigned long long announce(pool *used, uint32_t team, uint32_t shares) {
-  const unsigned long long next = word_of(round_of(atomic_load_explicit(&used->work, memory_order_relaxed)) + 1, team << TEAM_SHIFT | shares);
-  atomic_store(&used->work, next); /* sequentially consistent, as is the read of `sleeping`: one of both sees the other */
+/* Start a round of a team and return its word; wake only threads of the team. */
+static unsigned long long start_round(pool *used, uint32_t team, uint32_t shares) {
+  const unsigned long long next = pack_word(round_in(atomic_load_explicit(&used->work, memory_order_relaxed)) + 1, team << TEAM_SHIFT | shares);
+  atomic_store(&used->work, next); /* sequentially consistent, as the read of `sleeping` is: at least one side sees the other's write */
   if (atomic_load(&used->sleeping) & ~0ull >> (64 - team)) {
     pthread_mutex_lock(&used->mutex);
     pthread_cond_broadcast(&used->wake);
@@ -118,7 +118,7 @@ static unsigned long long announce(pool *used, uint32_t team, uint32_t shares) {
   return next;
 }
 
-/* -- which CPUs -- */
+/* -- CPU affinity -- */
 
 static cpu_set_t set_of(uint64_t mask) {
   cpu_set_t set;
@@ -128,7 +128,7 @@ static cpu_set_t set_of(uint64_t mask) {
   return set;
 }
 
-/* The CPUs of the fastest kind where Linux tells kinds apart, else 0: any. */
+/* Return the mask of the fastest kind of CPUs if Linux distinguishes kinds, else 0: any. */
 static uint64_t fastest_cpus(void) {
   uint64_t fastest = 0;
   long best = 0, least = 0;
@@ -147,7 +147,7 @@ static uint64_t fastest_cpus(void) {
   return best > least ? fastest : 0;
 }
 
-/* The CPUs that the caller allows, or of those that it has the fastest; empty where the system does not say. */
+/* Return the CPUs that the caller allows, by default the fastest of its own; empty if unknown. */
 static cpu_set_t allowed_cpus(uint64_t cpu_mask) {
   cpu_set_t own, wanted = set_of(cpu_mask ? cpu_mask : fastest_cpus());
   if (cpu_mask) return wanted;
@@ -165,7 +165,7 @@ static int restrict_to(pthread_t thread, const cpu_set_t *set) {
 #endif
 }
 
-/* The system likes to wake workers on the caller's CPU, and each waits for the other. Asked once for a run: where a sandbox answers, it takes as long as a small loop. */
+/* Linux tends to wake workers on the caller's CPU, where both wait for each other. Called once per run: in a sandbox the system call takes as long as a small loop. */
 void pool_settle(pool *used) {
   if (used->threads == 1) return;
   int cpu = sched_getcpu();
@@ -177,7 +177,7 @@ void pool_settle(pool *used) {
   used->avoided = cpu;
 }
 
-/* The CPUs that are allowed; of a mask one more where the caller may be on another. */
+/* Return the number of allowed CPUs; with a mask, one more if the caller may run on another. */
 uint32_t pool_cpus(uint64_t cpu_mask) {
   const cpu_set_t allowed = allowed_cpus(cpu_mask);
   cpu_set_t own, both;
@@ -198,7 +198,7 @@ tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint3
   made->enter = enter;
   made->owner = owner;
   made->spin_ns = spin_us == UINT32_MAX ? 0 : 1000u * (uint64_t)(spin_us ? spin_us : DEFAULT_SPIN_US);
-  if (pool_cpus(cpu_mask) < threads) made->spin_ns = 0; /* a thread that spins would take another's core */
+  if (pool_cpus(cpu_mask) < threads) made->spin_ns = 0; /* a spinning thread would occupy another's core */
   if (pthread_mutex_init(&made->mutex, NULL)) return TVMFLOW_NO_THREADS;
   if (pthread_cond_init(&made->wake, NULL)) {
     pthread_mutex_destroy(&made->mutex);
@@ -208,10 +208,10 @@ tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint3
     struct pool_worker *worker = &made->workers[number];
     worker->owner = made;
     worker->number = number;
-    int failed = pthread_create(&worker->thread, NULL, work, worker);
+    int failed = pthread_create(&worker->thread, NULL, run_worker, worker);
     if (!failed) {
       ++made->started;
-      /* A wish of ours may be refused, one of the caller's not. */
+      /* An affinity of our own choice may be refused, one that the caller requested must be set. */
       failed = CPU_COUNT(&made->allowed) && restrict_to(worker->thread, &made->allowed) && cpu_mask;
     }
     if (failed) {
@@ -222,8 +222,8 @@ tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint3
   return TVMFLOW_OK;
 }
 
-/* Into how many tasks to divide a loop of so many steps, 0 for unknown: none of them empty, where many threads may take those of others. */
-static uint32_t tasks_of(uint32_t team, uint32_t extent) {
+/* Return the number of tasks of a loop of `extent` steps, 0 for unknown: none is empty if many threads share them. */
+static uint32_t choose_tasks(uint32_t team, uint32_t extent) {
   if (team <= FEW_THREADS) return team;
   const uint32_t most = POOL_SHARES_EACH * team;
   if (!extent) return most;
@@ -231,7 +231,7 @@ static uint32_t tasks_of(uint32_t team, uint32_t extent) {
   return (extent + steps - 1) / steps;
 }
 
-static int run_alone(pool_task task, void *data, int tasks) {
+static int run_serially(pool_task task, void *data, int tasks) {
   pool_group group = {NULL, tasks > 0 ? tasks : 1};
   int failed = 0;
   for (int32_t i = 0; i < group.num_task; ++i) failed |= task(i, &group, data);
@@ -240,17 +240,17 @@ static int run_alone(pool_task task, void *data, int tasks) {
 
 int pool_run(pool *used, uint32_t team, pool_task task, void *data, int tasks, uint32_t extent) {
   if (team > used->threads) team = used->threads;
-  if (team == 1) return run_alone(task, data, tasks);
-  const uint32_t count = tasks > 0 ? (uint32_t)tasks : tasks_of(team, extent), most = POOL_SHARES_EACH * team;
+  if (team == 1) return run_serially(task, data, tasks);
+  const uint32_t count = tasks > 0 ? (uint32_t)tasks : choose_tasks(team, extent), most = POOL_SHARES_EACH * team;
   const uint32_t shares = team <= FEW_THREADS ? team : count < most ? count : most;
   used->task = task;
   used->data = data;
   used->group = (pool_group){NULL, (int32_t)count};
   atomic_store_explicit(&used->failed, 0, memory_order_relaxed);
-  const unsigned long long begun = announce(used, team, shares);
+  const unsigned long long begun = start_round(used, team, shares);
   run_shares(used, 0, begun);
-  uint64_t until = 0; /* the clock takes part of a small loop's time: a wait that is short does without */
-  for (uint32_t turn = 0; done_of(used, begun) < shares; ++turn) {
+  uint64_t until = 0; /* reading the clock costs part of a small loop: short waits do without */
+  for (uint32_t turn = 0; count_done(used, begun) < shares; ++turn) {
     relax_cpu();
     if (turn % 64 != 63) continue;
     if (!until) until = now_ns() + used->spin_ns;
@@ -261,7 +261,7 @@ int pool_run(pool *used, uint32_t team, pool_task task, void *data, int tasks, u
 
 void pool_stop(pool *stopped) {
   atomic_store_explicit(&stopped->ends, 1, memory_order_release);
-  announce(stopped, stopped->threads, 0);
+  start_round(stopped, stopped->threads, 0);
   for (uint32_t number = 1; number <= stopped->started; ++number) pthread_join(stopped->workers[number].thread, NULL);
   pthread_cond_destroy(&stopped->wake);
   pthread_mutex_destroy(&stopped->mutex);

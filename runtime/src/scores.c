@@ -1,10 +1,10 @@
-/* Scores of classes: as floats, the largest of them, as probabilities. */
+/* Class scores: conversion to floats and probabilities, top k. */
 #include "scores.h"
 
 #include <math.h>
 #include <string.h>
 
-#define MAX_ERROR_OF_SUM 1e-3 /* by which probabilities may miss 1, of 16-bit outputs too */
+#define MAX_ERROR_OF_SUM 1e-3 /* distance of a sum of probabilities from 1, for 16-bit outputs, too */
 
 static float from_bits(uint32_t bits) {
   float number;

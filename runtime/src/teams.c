@@ -1,17 +1,17 @@
 #include "teams.h"
 
-#define FIRST_WAIT 3u            /* runs: the first ones map pages and fill caches */
-#define WAIT 64u                 /* runs between looks at the clock */
-#define LEAST_PAUSE_NS 100000000u /* between tries */
-#define FIRST_PAUSE 4u           /* times what tries took, after a change; twice as long each time that they change nothing */
+#define FIRST_WAIT 3u            /* runs before the first trial, which map pages and fill caches */
+#define WAIT 64u                 /* runs between readings of the clock */
+#define LEAST_PAUSE_NS 100000000u /* between trials */
+#define FIRST_PAUSE 4u           /* pause after a change, times the duration of the trials; doubled each time that they change nothing */
 #define LAST_PAUSE 64u
-#define ALWAYS_NS 200000u        /* a kernel that takes all threads longer is worth any hand-over */
-#define SHORT_NS 100000u         /* a run of which hand-overs are a large part: */
-#define SHORT_GAIN 8u            /* more threads have to win an eighth of it, since they lose as much when one of them has no core for a moment, */
-#define GAIN 32u                 /* and a thirty-second of longer ones */
+#define ALWAYS_NS 200000u        /* kernels that take longer with all threads keep all threads */
+#define SHORT_NS 100000u         /* in shorter runs hand-overs are a large part: */
+#define SHORT_GAIN 8u            /* more threads must gain an eighth, since a briefly preempted thread costs as much, */
+#define GAIN 32u                 /* and a thirty-second in longer ones */
 #define MIXED UINT32_MAX
-#define ONE (UINT32_MAX - 1) /* one thread in every step, whatever is known of it by itself */
-#define WHOLE_NS 1000000u /* a network that takes all threads longer is worth them */
+#define ONE_THREAD (UINT32_MAX - 1) /* one thread in every step, regardless of single steps */
+#define WHOLE_NS 1000000u /* networks that take longer with all threads are not tried with one */
 
 static uint64_t median(const uint64_t *totals) {
   for (int i = 0; i < TEAMS_RUNS; ++i) {
@@ -22,7 +22,7 @@ static uint64_t median(const uint64_t *totals) {
   return totals[0];
 }
 
-/* Let the next runs be with this team in every step where it is tried, and with the best one in others. Returns in how many it is tried. */
+/* Use this team in the next runs for every open step, and the best one in others. Return the number of open steps. */
 static uint32_t try_team(teams *used, uint32_t team) {
   uint32_t count = 0;
   used->tried = team;
@@ -30,8 +30,8 @@ static uint32_t try_team(teams *used, uint32_t team) {
   used->begun_ns = 0;
   for (uint32_t i = 0; i < used->count; ++i) {
     teams_step *step = &used->steps[i];
-    const int is_tried = team == ONE || (team != MIXED && step->is_open);
-    step->tried = team == ONE ? 1 : is_tried ? (uint8_t)team : step->best;
+    const int is_tried = team == ONE_THREAD || (team != MIXED && step->is_open);
+    step->tried = team == ONE_THREAD ? 1 : is_tried ? (uint8_t)team : step->best;
     step->ns = UINT32_MAX;
     count += (uint32_t)is_tried;
   }
@@ -62,8 +62,8 @@ void teams_note(teams *used, uint32_t step, uint64_t ns) {
   if (ns < used->steps[step].ns) used->steps[step].ns = (uint32_t)ns;
 }
 
-/* Keep the team of this try where it was the fastest so far; smaller ones are tried unless it was much slower than that. */
-static void judge(teams *used) {
+/* Keep this trial's team in steps where it is the fastest so far; close steps in which it was much slower. */
+static void update_best(teams *used) {
   for (uint32_t i = 0; i < used->count; ++i) {
     teams_step *step = &used->steps[i];
     if (!step->is_open) continue;
@@ -75,7 +75,7 @@ static void judge(teams *used) {
   }
 }
 
-/* Try the best teams together; what wins little by itself loses that where a kernel reads what was written by another team. */
+/* Try the best teams together; small gains of a step are ignored, since reading data of another team costs as much. */
 static void try_best(teams *used) {
   for (uint32_t i = 0; i < used->count; ++i) {
     teams_step *step = &used->steps[i];
@@ -84,7 +84,7 @@ static void try_best(teams *used) {
   try_team(used, MIXED);
 }
 
-/* Choose between one thread, all threads and the best teams, by what whole runs took: what a kernel reads may lie in another core's cache. */
+/* Choose between one thread, all threads and the best teams by the time of whole runs, which includes cache misses between cores. */
 static void choose(teams *used, uint64_t mixed_ns) {
   const uint64_t least = mixed_ns < used->all_ns ? mixed_ns : used->all_ns;
   const int is_one = used->one_ns && used->one_ns - used->one_ns / (used->one_ns < SHORT_NS ? SHORT_GAIN : GAIN) <= least, is_all = used->all_ns <= mixed_ns + mixed_ns / 100;
@@ -109,18 +109,18 @@ static void end_tries(teams *used, uint64_t now_ns) {
 void teams_end(teams *used, uint64_t total_ns, uint64_t now_ns) {
   used->spent_ns += total_ns;
   if (!used->begun_ns) used->begun_ns = now_ns - total_ns;
-  /* Threads that still spin may share a core with this one: with one thread in every run they would be asleep. */
-  const int is_one = used->tried == 1 || used->tried == ONE;
+  /* Spinning threads may share a core with this one; in steady state with one thread they would be asleep. */
+  const int is_one = used->tried == 1 || used->tried == ONE_THREAD;
   if (is_one && now_ns - used->begun_ns < used->spin_ns + used->spin_ns / 2) return;
   used->totals[used->run++] = total_ns;
-  const int is_hopeless = used->tried == ONE && total_ns > 2 * used->all_ns;
+  const int is_hopeless = used->tried == ONE_THREAD && total_ns > 2 * used->all_ns;
   if (used->run < TEAMS_RUNS && !is_hopeless) return;
   if (used->tried == MIXED) {
     end_tries(used, now_ns);
     return;
   }
   const uint32_t team = used->tried;
-  if (team == ONE) {
+  if (team == ONE_THREAD) {
     used->one_ns = is_hopeless ? total_ns : median(used->totals);
     try_best(used);
     return;
@@ -129,9 +129,9 @@ void teams_end(teams *used, uint64_t total_ns, uint64_t now_ns) {
   for (uint32_t i = 0; i < used->count; ++i) alone += used->steps[i].tried == 1;
   if (team == used->all) used->all_ns = median(used->totals);
   if (alone == used->count) used->one_ns = median(used->totals);
-  judge(used);
+  update_best(used);
   if (team > 1 && try_team(used, team / 2)) return;
-  /* Kernels of which half as many threads were slower are not tried with one: the network may yet be faster so. */
-  if (!used->one_ns && used->all_ns < WHOLE_NS) try_team(used, ONE);
+  /* Steps whose half team was slower were not tried with one thread, but the whole network may be faster with it. */
+  if (!used->one_ns && used->all_ns < WHOLE_NS) try_team(used, ONE_THREAD);
   else try_best(used);
 }

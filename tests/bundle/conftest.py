@@ -10,9 +10,9 @@ from tests.bundle_parts import small_part
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.signing import KeyPair, new_keys, public_key, signing_key
 from tvmflow.shipping.bundle.verify import Trust
-from tvmflow.shipping.bundle.write import Wish, write_bundle
+from tvmflow.shipping.bundle.write import BundleRequest, write_bundle
 
-WISH = Wish("small", version=3)
+REQUEST = BundleRequest("small", version=3)
 
 
 @pytest.fixture(scope="session")
@@ -33,5 +33,5 @@ def trust(keys: KeyPair) -> Trust:
 @pytest.fixture(scope="session")
 def bundle(part: Part, keys: KeyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bundle") / "small.zip"
-    write_bundle(path, [part], WISH, signing_key(keys.private))
+    write_bundle(path, [part], REQUEST, signing_key(keys.private))
     return path

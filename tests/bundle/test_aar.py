@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.bundle.conftest import WISH
+from tests.bundle.conftest import REQUEST
 from tests.bundle_parts import CELL, android_part
 from tvmflow.shipping.bundle.aar import write_aar
 from tvmflow.shipping.bundle.abis import ABIS
@@ -98,7 +98,7 @@ def android(ndk: None, tmp_path_factory: pytest.TempPathFactory) -> Part:
 
 @pytest.fixture(scope="module")
 def aar(android: Part, keys: KeyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_aar(tmp_path_factory.mktemp("maven"), [android], WISH, signing_key(keys.private), "com.example")[0]
+    return write_aar(tmp_path_factory.mktemp("maven"), [android], REQUEST, signing_key(keys.private), "com.example")[0]
 
 
 def test_it_is_what_androids_tools_expect(aar: Path) -> None:
@@ -147,7 +147,7 @@ def test_it_lies_in_a_maven_repository(aar: Path) -> None:
 
 
 def test_it_is_the_same_each_time(aar: Path, android: Part, keys: KeyPair, tmp_path: Path) -> None:
-    again, _ = write_aar(tmp_path, [android], WISH, signing_key(keys.private), "com.example")
+    again, _ = write_aar(tmp_path, [android], REQUEST, signing_key(keys.private), "com.example")
     assert again.read_bytes() == aar.read_bytes()
 
 
@@ -170,10 +170,10 @@ def test_it_is_verified(aar: Path, trust: Trust, tmp_path: Path) -> None:
 
 def test_what_cannot_be_an_aar(part: Part, android: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BundleError, match="an AAR for x86_64-linux-gnu"):
-        write_aar(tmp_path, [part], WISH, None)
+        write_aar(tmp_path, [part], REQUEST, None)
     with pytest.raises(UsageError, match=r"group '\.\./x'"):
-        write_aar(tmp_path, [android], WISH, None, "../x")
+        write_aar(tmp_path, [android], REQUEST, None, "../x")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(BundleError, match="no javac on PATH"):
-        write_aar(tmp_path, [android], WISH, None)
+        write_aar(tmp_path, [android], REQUEST, None)
     assert not list(tmp_path.rglob("*.aar"))

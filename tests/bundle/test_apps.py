@@ -27,7 +27,7 @@ from tvmflow.shipping.bundle.verify import Trust, verify
 from tvmflow.shipping.gates.app import judge_bundle, judge_cell
 from tvmflow.shipping.release_app import AppRelease, Order, promote_app, release_app, rollback_app
 from tvmflow.support.errors import ParamsError, StoreError
-from tvmflow.tracking.app_releases import Releases, bring_bundle, bundle_path, evidence_path, read_releases
+from tvmflow.tracking.app_releases import Releases, bundle_path, evidence_path, read_releases, restore_bundle
 from tvmflow.tracking.dvc import repository as dvc
 
 ENTRY = AppEntry(cells=(CELL,))
@@ -238,7 +238,7 @@ def test_killed_inside_dvc_the_former_release_is_whole_and_the_next_one_works(
         path = bundle_path(workspace, "demo", version.version)
         content = path.read_bytes()
         path.unlink()
-        assert bring_bundle(workspace, "demo", version).read_bytes() == content, "it is in DVC's cache"
+        assert restore_bundle(workspace, "demo", version).read_bytes() == content, "it is in DVC's cache"
 
 
 CARD = scorecard()

@@ -20,7 +20,7 @@ from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.signing import KeyPair, envelope, new_keys, public_key, signing_key
 from tvmflow.shipping.bundle.statement import subjects
 from tvmflow.shipping.bundle.verify import Trust, verify
-from tvmflow.shipping.bundle.write import Wish, write_bundle
+from tvmflow.shipping.bundle.write import BundleRequest, write_bundle
 from tvmflow.support.errors import BundleError, SignatureError, UsageError
 
 LIBRARY = "lib/x86_64-linux-gnu/libsmall_local_cpu_float32.so"
@@ -101,9 +101,9 @@ def test_a_manifest_that_leaves_a_file_out(
 
 def _signed(files: dict[str, bytes], keys: KeyPair, **more: Any) -> dict[str, bytes]:
     """Return the files with a statement that fits them, signed."""
-    from tvmflow.shipping.bundle.signing import opened
+    from tvmflow.shipping.bundle.signing import open_envelope
 
-    statement = json.loads(opened(files[ENVELOPE], None)) | more
+    statement = json.loads(open_envelope(files[ENVELOPE], None)) | more
     statement["subject"] = [
         {"name": n, "digest": {"sha256": sha256(d)}} for n, d in sorted(files.items()) if n != ENVELOPE
     ]
@@ -125,7 +125,7 @@ def test_another_key_under_the_name_of_the_trusted_one(
 
 
 def test_no_signature(part: Part, trust: Trust, tmp_path: Path, no_trial: None) -> None:
-    write_bundle(tmp_path / "b.zip", [part], Wish("small"), None)
+    write_bundle(tmp_path / "b.zip", [part], BundleRequest("small"), None)
     _refused(tmp_path / "b.zip", trust, "the bundle is not signed", SignatureError)
     with pytest.raises(UsageError, match="no key to trust"):
         verify(tmp_path / "b.zip", Trust(None))
@@ -151,7 +151,7 @@ def test_an_older_release_in_place_of_a_newer_one(
     bundle: Path, part: Part, trust: Trust, keys: KeyPair, tmp_path: Path, no_trial: None
 ) -> None:
     _refused(bundle, Trust(trust.key, at_least=4), "small is version 3")
-    write_bundle(tmp_path / "b.zip", [part], Wish("small"), signing_key(keys.private))
+    write_bundle(tmp_path / "b.zip", [part], BundleRequest("small"), signing_key(keys.private))
     _refused(tmp_path / "b.zip", Trust(trust.key, at_least=1), "no release: it has no version")
     with pytest.raises(AssertionError, match="not refused"):
         verify(bundle, Trust(trust.key, at_least=3))

@@ -21,7 +21,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from tests.bionic_shims import BIONIC, write_shims
-from tests.bundle.conftest import WISH
+from tests.bundle.conftest import REQUEST
 from tests.bundle_parts import CELL, LABELS, SPEC, small_part, small_scheduled, written
 from tests.conftest import REPOSITORY
 from tvmflow.codegen.network.description import Network
@@ -99,7 +99,7 @@ def test_an_app_library_for_phones_of_64_and_of_32_bits(
         built = write_network(tmp_path / abi / "build" / "network.so", small_scheduled(mcpu, mtriple), network, command)
         target = {**made.manifest["target"], "mtriple": mtriple, "mcpu": mcpu, "mattr": [], "cc": "bionic-stubs"}
         parts.append(replace(written(tmp_path / abi, built, target, LABELS), cell=network.cell))
-    path, manifest = write_aar(tmp_path / "maven", parts, WISH, signing_key(keys.private))
+    path, manifest = write_aar(tmp_path / "maven", parts, REQUEST, signing_key(keys.private))
     assert sorted(manifest.abis) == sorted(phones)
     assert {one.abi for one in verify(path, trust).libraries} == set(phones)
     with zipfile.ZipFile(path) as archive:

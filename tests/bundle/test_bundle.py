@@ -17,7 +17,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from tests.bundle.conftest import WISH
+from tests.bundle.conftest import REQUEST
 from tests.bundle_parts import LABELS, sha256
 from tvmflow.shipping.bundle.abis import ABIS, abi_of
 from tvmflow.shipping.bundle.arrays import array_of, npy_bytes
@@ -25,7 +25,7 @@ from tvmflow.shipping.bundle.manifest import SCHEMA_FILE, manifest_schema, read_
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.signing import KeyPair, signing_key
 from tvmflow.shipping.bundle.verify import Trust, verify
-from tvmflow.shipping.bundle.write import Wish, write_bundle
+from tvmflow.shipping.bundle.write import BundleRequest, write_bundle
 from tvmflow.support.errors import BundleError
 
 
@@ -45,7 +45,7 @@ def _json(folder: Path, name: str) -> Any:
 def test_made_twice_it_has_the_same_bytes(bundle: Path, part: Part, keys: KeyPair, tmp_path: Path) -> None:
     for path in part.folder.rglob("*"):
         path.touch()
-    write_bundle(tmp_path / "again.zip", [part], WISH, signing_key(keys.private))
+    write_bundle(tmp_path / "again.zip", [part], REQUEST, signing_key(keys.private))
     assert (tmp_path / "again.zip").read_bytes() == bundle.read_bytes()
 
 
@@ -172,13 +172,13 @@ def test_what_does_not_fit_is_refused(
     own = {k: v for k, v in {**part.manifest["network"], **(network or {})}.items() if v is not None}
     other.__dict__["manifest"] = {**part.manifest, "network": None if network is None else own}
     with pytest.raises(BundleError, match=said):
-        write_bundle(tmp_path / "no.zip", [other], Wish("small", abis=abis), None)
+        write_bundle(tmp_path / "no.zip", [other], BundleRequest("small", abis=abis), None)
     assert not (tmp_path / "no.zip").exists()
 
 
 def test_a_cell_twice_is_refused(part: Part, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="a cell twice"):
-        write_bundle(tmp_path / "no.zip", [part, part], WISH, None)
+        write_bundle(tmp_path / "no.zip", [part, part], REQUEST, None)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint16", "int8", "uint8", "int32", "int64", "bool"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bundle.conftest import WISH
+from tests.bundle.conftest import REQUEST
 from tests.bundle_parts import CELL, copy_of
 from tvmflow.shipping.bundle.abis import ABIS, Abi, abi_of
 from tvmflow.shipping.bundle.elf import check_shared_object
@@ -155,7 +155,7 @@ def test_damaged_libraries_are_one_error(tmp_path: Path, abi: Abi) -> None:
 
 
 def _changed(part: Part, folder: Path, trust_none: Trust, said: str) -> None:
-    write_bundle(folder / "b.zip", [part], WISH, None)
+    write_bundle(folder / "b.zip", [part], REQUEST, None)
     with pytest.raises(BundleError, match=said):
         verify(folder / "b.zip", trust_none)
 

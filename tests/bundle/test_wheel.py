@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bundle.conftest import WISH
+from tests.bundle.conftest import REQUEST
 from tests.bundle_parts import CELL
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.signing import KeyPair, signing_key
@@ -32,7 +32,7 @@ print(small.__version__, *small.LIBRARIES, network.labels[0])
 
 @pytest.fixture(scope="module")
 def wheel(part: Part, keys: KeyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_wheel(tmp_path_factory.mktemp("wheel"), [part], WISH, signing_key(keys.private))[0]
+    return write_wheel(tmp_path_factory.mktemp("wheel"), [part], REQUEST, signing_key(keys.private))[0]
 
 
 def test_it_is_installed_and_runs_without_tvm(wheel: Path, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_it_is_installed_and_runs_without_tvm(wheel: Path, tmp_path: Path) -> No
 def test_it_is_the_same_each_time_and_names_its_platform(
     wheel: Path, part: Part, keys: KeyPair, tmp_path: Path
 ) -> None:
-    again, manifest = write_wheel(tmp_path, [part], WISH, signing_key(keys.private))
+    again, manifest = write_wheel(tmp_path, [part], REQUEST, signing_key(keys.private))
     assert again.read_bytes() == wheel.read_bytes() and again.name == wheel.name
     newest = max(tuple(map(int, text.split("_")[1].split("."))) for text in manifest.libraries[0].made.system)
     machine = part.manifest["target"]["mtriple"].split("-")[0]
@@ -91,5 +91,5 @@ def test_a_wheel_is_for_one_platform(part: Part, tmp_path: Path) -> None:
     target = {**part.manifest["target"], "mtriple": "x86_64-linux-android"}
     other.__dict__["manifest"] = {**part.manifest, "target": target}
     with pytest.raises(BundleError, match=r"libsmall_local_cpu_float32\.so: it|cells for|a wheel for"):
-        write_wheel(tmp_path, [part, other], WISH, None)
+        write_wheel(tmp_path, [part, other], REQUEST, None)
     assert list(tmp_path.iterdir()) == []

@@ -29,8 +29,8 @@ from tvmflow.vta.isa.config import COUNTERS_FUNCTION, Memory, VtaConfig
 from tvmflow.vta.isa.instructions import Alu, Flags, Gemm, Instruction, Mem
 from tvmflow.vta.isa.program import Launch, Program
 from tvmflow.vta.isa.region import pack, packed_shape
-from tvmflow.vta.runtime.audit import check_ran, cycles_spent
-from tvmflow.vta.runtime.device import Loaded, SimulatorDriver, code_digest, packed_code
+from tvmflow.vta.runtime.audit import check_ran, sum_cycles
+from tvmflow.vta.runtime.device import Loaded, SimulatorDriver, code_digest, pack_code
 from tvmflow.vta.runtime.runtime import Runtime, program_to_blob
 from tvmflow.vta.runtime.summary import Part, summarize
 
@@ -54,7 +54,7 @@ def _run_there(device: DeviceEntry, program: Program, path: Path, x: Array) -> N
             x = image(SHAPE, seed)
             assert np.array_equal(ships.run(pack(CONFIG, x))[0], expected(program, x))
         ran = json.loads(session.call(COUNTERS_FUNCTION))
-        through_seam = ran[code_digest(packed_code(program)[0]).hex()]
+        through_seam = ran[code_digest(pack_code(program)[0]).hex()]
         assert len(ran) == 2 and through_seam["runs"] == 2 and through_seam["cycles"] == found["cycles"]
         assert through_seam["counted"] == {name: 2 * count for name, count in found["counted"].items()}
         with pytest.raises(DeviceLostError, match=r"1x32.*expected: one for sim_1x16"):
@@ -169,7 +169,7 @@ def test_a_device_that_runs_another_program_is_found(change: Any, what: str) -> 
     ran = json.loads(runtime.counters())
     if not what:
         assert check_ran(regions, ran) == {"runs": 3, "counted": True}
-        assert cycles_spent(ran) == 3 * regions[0]["cycles"]
+        assert sum_cycles(ran) == 3 * regions[0]["cycles"]
         with pytest.raises(AgreementError, match="ran the programs"):
             check_ran([{**regions[0], "digest": "00"}], ran)
         with pytest.raises(AgreementError, match="ran the programs"):

@@ -21,7 +21,7 @@ from tvmflow.ir.relax.numpy_interpreter import run_graph
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.post_training import quantize_int8
 from tvmflow.sources.download import DownloadLimits
-from tvmflow.sources.weights import WeightsRequest, bring_weights
+from tvmflow.sources.weights import WeightsRequest, fetch_weights
 from tvmflow.support.errors import AgreementError, ModelFileError, TvmflowError
 from tvmflow.support.progress import silent
 from tvmflow.toolchain.environments import run_tool
@@ -81,7 +81,7 @@ def test_gluon_networks(tmp_path: Path, network: str) -> None:
         tmp_path,
         FRONTENDS["mxnet"].files,
     )
-    path = bring_weights(request, tmp_path, None, silent)
+    path = fetch_weights(request, tmp_path, None, silent)
     size = 299 if network == "inceptionv3" else 224
     source = _load(tmp_path, "mxnet", path.name, (1, 3, size, size))
     assert _error(source, _x((1, 3, size, size))) < BOUND
@@ -170,7 +170,7 @@ def test_a_softmax_head_and_a_second_epoch(tmp_path: Path) -> None:
         tmp_path,
         FRONTENDS["mxnet"].files,
     )
-    path = bring_weights(request, tmp_path / "out", None, silent)
+    path = fetch_weights(request, tmp_path / "out", None, silent)
     source = _load(tmp_path / "out", "mxnet", path.name, (2, 4))
     assert _error(source, _x((2, 4))) < BOUND and np.ptp(source.run(_x((2, 4)))[0]) > 0.1
     assert "executor" in _agreeing_variants(source, _x((2, 4)))

@@ -20,7 +20,7 @@ from tvmflow.ir.relax.numpy_interpreter import run_all, run_graph
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.post_training import quantize_int8
 from tvmflow.sources.download import DownloadLimits
-from tvmflow.sources.weights import WeightsRequest, bring_weights
+from tvmflow.sources.weights import WeightsRequest, fetch_weights
 from tvmflow.support.errors import ModelFileError
 from tvmflow.support.progress import silent
 
@@ -139,7 +139,7 @@ def test_onnx_opset_8_is_refused_and_external_data_is_brought(tmp_path: Path) ->
     request = WeightsRequest(
         "onnx", None, {"file": "big.onnx"}, tmp_path, DownloadLimits(1, 1, 1.0), tmp_path, FRONTENDS["onnx"].files
     )
-    path = bring_weights(request, tmp_path / "out", None, silent)
+    path = fetch_weights(request, tmp_path / "out", None, silent)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["model.onnx", "weights.bin"]
     source = _load(tmp_path / "out", "onnx", path.name, (1, 3, 8, 8))
     x = _x((1, 3, 8, 8))

@@ -15,7 +15,7 @@ from tests.differential.vta_cases import (
 )
 from tvmflow.support.errors import ProgramError
 from tvmflow.vta.compiler.compiler import MODES, check_operator, compile_region, conv_workloads, search_tiles
-from tvmflow.vta.compiler.conv_tiling import moved_bytes, products
+from tvmflow.vta.compiler.conv_tiling import count_moved_bytes, count_multiplications
 from tvmflow.vta.compiler.convolution import geometry
 from tvmflow.vta.isa.config import VtaConfig
 from tvmflow.vta.isa.program import Program
@@ -104,10 +104,10 @@ def formula_equals_counters(config: VtaConfig, region: Region, program: Program)
         launch = next(launch for launch in program.launches if launch.name == name)
         counters, tile = count(config, launch.instructions), records[key].tile
         assert tile is not None
-        copies = counters.gemm_counter - products(job.geometry, tile)
+        copies = counters.gemm_counter - count_multiplications(job.geometry, tile)
         plane = job.geometry.n * job.geometry.co * job.geometry.rows.out * job.geometry.columns.out
         assert copies == (plane if job.residual is not None else 0)
-        assert counters.five_bytes - counters.uop_load_nbytes == moved_bytes(config, job, tile)
+        assert counters.five_bytes - counters.uop_load_nbytes == count_moved_bytes(config, job, tile)
 
 
 @pytest.mark.few(6)

@@ -21,7 +21,7 @@ from tvmflow.support.errors import ProgramError
 from tvmflow.vta.isa.config import PAGE, Memory
 from tvmflow.vta.isa.instructions import Alu, AluOp, Finish, Flags, Gemm, Instruction, Mem, encode_uops
 from tvmflow.vta.isa.program import Dram, Launch, LaunchBuilder, Loops, Program
-from tvmflow.vta.machine.execution import in_order
+from tvmflow.vta.machine.execution import order_instructions
 from tvmflow.vta.machine.lint import lint
 from tvmflow.vta.machine.simulator import Simulator
 from tvmflow.vta.runtime.device import dram_of
@@ -75,7 +75,7 @@ def test_alu_against_numpy(op: AluOp, imm: int | None) -> None:
     builder.alu(op, [(0, 64, 0)], Loops(8, 8, (8, 1), (8, 1)), imm)
     program = program_of(CONFIG, dram, builder)
     machine = Interpreter(CONFIG, dram_of(program))
-    for instruction in in_order(program.launches[0]):
+    for instruction in order_instructions(program.launches[0]):
         machine.execute(instruction)
     right = y.astype(np.int64) if imm is None else np.full(x.shape, imm, np.int64)
     wide = x.astype(np.int64)
@@ -156,13 +156,13 @@ def launch_of(*instructions: Instruction) -> Launch:
 def test_deadlock_and_leftovers_are_told_with_heads_and_counts() -> None:
     waits = Mem(Memory.UOP, flags=Flags(pop_prev=True))
     with pytest.raises(ProgramError, match=r"deadlock.*COMPUTE: LOAD UOP nop  \[pop_prev\] \(2 left\).*l2g 0"):
-        list(in_order(launch_of(waits, Finish())))
+        list(order_instructions(launch_of(waits, Finish())))
     with pytest.raises(ProgramError, match=r"leaves work.*l2g 1"):
-        list(in_order(launch_of(Mem(Memory.INP, flags=Flags(push_next=True)), Finish())))
+        list(order_instructions(launch_of(Mem(Memory.INP, flags=Flags(push_next=True)), Finish())))
     with pytest.raises(ProgramError, match="STORE: STORE OUT nop"):
-        list(in_order(launch_of(Mem(Memory.OUT, is_store=True), Finish()), "compute-first"))
+        list(order_instructions(launch_of(Mem(Memory.OUT, is_store=True), Finish()), "compute-first"))
     with pytest.raises(ProgramError, match="between LOAD and nothing"):
-        list(in_order(launch_of(Mem(Memory.INP, flags=Flags(push_prev=True)), Finish())))
+        list(order_instructions(launch_of(Mem(Memory.INP, flags=Flags(push_prev=True)), Finish())))
 
 
 BAD = [

@@ -85,14 +85,14 @@ def check_forms(config: VtaConfig, module: Any, offloaded: Any, samples: Array) 
     """
     from tvmflow.backends.cpu import host_backend
     from tvmflow.codegen.compile import LocalRunner
-    from tvmflow.vta.compiler.offload import blobs_of, regions_of, with_blobs
+    from tvmflow.vta.compiler.offload import blobs_of, regions_of, replace_blobs
     from tvmflow.vta.runtime.runtime import register
 
     runtime = register(config)
     programs = [compile_region(config, region, "optimized") for region in regions_of(offloaded)]
     assert all(lint(program) == [] for program in programs)
     new = [program_to_blob(program) for program in programs]
-    compiled = with_blobs(offloaded, dict(zip(blobs_of(offloaded), new, strict=True)))
+    compiled = replace_blobs(offloaded, dict(zip(blobs_of(offloaded), new, strict=True)))
     runners = [LocalRunner(stage, host_backend()) for stage in (module, offloaded, compiled)]
     for sample in samples:
         plain, defined, run = (runner.run(sample[None])[0] for runner in runners)

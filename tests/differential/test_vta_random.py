@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.differential.vta_cases import BOARD, CONFIG, check_region, image, random_conv, total
 from tvmflow.support.errors import ProgramError
 from tvmflow.vta.compiler.compiler import MODES, Mode, compile_region, conv_workloads
-from tvmflow.vta.compiler.conv_tiling import Tile, layout_of, moved_bytes, products
+from tvmflow.vta.compiler.conv_tiling import Tile, count_moved_bytes, count_multiplications, layout_of
 from tvmflow.vta.compiler.tile_search import TileRecord
 from tvmflow.vta.isa.config import VtaConfig
 from tvmflow.vta.isa.region import Conv, Region, Sum, Tail, run_region
@@ -124,8 +124,8 @@ def test_any_tile_that_fits_is_exact_and_costs_what_the_formula_says(cut: tuple[
         count(config, program.launches[0].instructions),
         math.prod(program.outputs[0].shape[:4]) if job.residual is not None else 0,
     )
-    assert counters.gemm_counter == products(job.geometry, tile) + copies
-    assert counters.five_bytes - counters.uop_load_nbytes == moved_bytes(config, job, tile)
+    assert counters.gemm_counter == count_multiplications(job.geometry, tile) + copies
+    assert counters.five_bytes - counters.uop_load_nbytes == count_moved_bytes(config, job, tile)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -20,7 +20,7 @@ from tvmflow.vta.isa.config import PAGE, Memory, VtaConfig
 from tvmflow.vta.isa.instructions import Alu, AluOp, Finish, Instruction, Mem
 from tvmflow.vta.isa.program import Launch, Program, check_row_hazard
 from tvmflow.vta.isa.region import MaxPool, Region, Sum, Tail
-from tvmflow.vta.machine.execution import in_order, run_launch
+from tvmflow.vta.machine.execution import order_instructions, run_launch
 from tvmflow.vta.machine.lint import lint
 from tvmflow.vta.machine.simulator import Simulator
 from tvmflow.vta.runtime.device import dram_of
@@ -56,7 +56,7 @@ def test_dropping_any_one_end_of_a_token_is_caught() -> None:
         broken = copy.deepcopy(program.launches[number])
         setattr(broken.instructions[at].flags, name, False)
         with pytest.raises(ProgramError, match=r"deadlock|leaves work"):
-            list(in_order(broken))
+            list(order_instructions(broken))
 
 
 def test_dropping_both_ends_of_a_token_is_a_race_that_the_linter_finds() -> None:

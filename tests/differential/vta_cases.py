@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.differential.vta_interpreter import Interpreter
-from tvmflow.vta.compiler.compiler import Mode, as_computed, compile_region
+from tvmflow.vta.compiler.compiler import Mode, apply_mode, compile_region
 from tvmflow.vta.isa.config import PAGE, Memory, VtaConfig
 from tvmflow.vta.isa.program import Dram, LaunchBuilder, Program, pages
 from tvmflow.vta.isa.region import Conv, Region, Sum, Tail, run_region
@@ -81,7 +81,7 @@ def check_region(config: VtaConfig, region: Region, mode: Mode = "optimized") ->
     program = compile_region(config, region, mode)
     assert lint(program) == []
     inputs = {name: image(shape) for name, shape in region.inputs.items()}
-    expected = run_region(as_computed(region, mode), inputs)
+    expected = run_region(apply_mode(region, mode), inputs)
     for name, value in layer_values(program, inputs, region.shapes()).items():
         assert np.array_equal(value, expected[name]), name
     return program

@@ -23,7 +23,7 @@ from tvmflow.evaluation.interleaved_timing import TimedModel, Turn, TurnRules, b
 from tvmflow.evaluation.latency import Latency, LatencyRules, Measured, measure_latencies, summarize_turns
 from tvmflow.evaluation.machine_state import TurnState, disturbance, number_states
 from tvmflow.evaluation.turn_statistics import LEAST_BLOCKS, estimate_time, ratio_between, sign_interval
-from tvmflow.report.tables import best_peer, shown_advantage, shown_best, shown_latency, shown_states, times_faster
+from tvmflow.report.tables import best_baseline, shown_advantage, shown_best, shown_latency, shown_states, times_faster
 
 RULES = LatencyRules(warmup_runs=2, turns=60, turn_ms=50.0, max_seconds=30.0, max_foreign_load=0.1)
 NEAR_NS, FAR_NS = 60.0, 340.0
@@ -355,7 +355,7 @@ def _card(measured: Measured) -> dict[str, Any]:
 def test_what_is_printed() -> None:
     shown = _card(_measured(Machine(), 0.010, 0.015))
     assert times_faster(shown, "peer") is not None and shown_advantage(shown, "peer").startswith("1.5")
-    assert best_peer(shown) == "peer" and shown_best(shown).endswith("(peer)")
+    assert best_baseline(shown) == "peer" and shown_best(shown).endswith("(peer)")
     assert shown_latency(shown["latency"]["compute"]).startswith(("10 ms (9.9", "9.95 ms (9.9"))
     assert shown_states(shown["latency"]["compute"]) == "cores 60 ns apart"
     same = _card(_measured(Machine(), 0.010, 0.010))

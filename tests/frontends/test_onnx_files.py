@@ -105,11 +105,11 @@ from tasks.import_model import read_model
 from tvmflow.evaluation.baselines import BaselineProcess
 from tvmflow.frontends.registry import FRONTENDS
 from tvmflow.sources.download import DownloadLimits
-from tvmflow.sources.weights import WeightsRequest, bring_weights
+from tvmflow.sources.weights import WeightsRequest, fetch_weights
 fetched, out = Path(sys.argv[1]), Path(sys.argv[2])
 files = FRONTENDS["onnx"].files
 request = WeightsRequest("onnx", None, {"file": "mine.onnx"}, fetched.parent, DownloadLimits(1), fetched, files)
-bring_weights(request, fetched, None, lambda *_: None)
+fetch_weights(request, fetched, None, lambda *_: None)
 read_model(str(fetched), str(out), 1e-4, lambda *_: None)
 for name in ("source", "onnxruntime"):
     peer = BaselineProcess(name, str(fetched), str(out / "peer.onnx"), 1)

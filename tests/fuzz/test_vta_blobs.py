@@ -32,7 +32,7 @@ from tvmflow.vta.isa.region import (
     region_from,
     region_to_blob,
 )
-from tvmflow.vta.machine.execution import in_order
+from tvmflow.vta.machine.execution import order_instructions
 from tvmflow.vta.machine.lint import lint
 from tvmflow.vta.runtime.device import SimulatorDriver
 from tvmflow.vta.runtime.runtime import Runtime, program_from, program_to_blob
@@ -185,7 +185,7 @@ def test_altered_instructions_never_break_the_linter_or_the_simulator(at: int, w
         program = program_from(text, {**arrays, "instructions": words})
         lint(program)
         for launch in program.launches:
-            sum(1 for _ in in_order(launch))
+            sum(1 for _ in order_instructions(launch))
         run(program)
     except ProgramError:
         pass

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.agreement import named
+from tasks.agreement import add_first_kernel
 from tvmflow.devices.gpu.quarantine import note_agreement, read_quarantine
 from tvmflow.devices.gpu_facts import GpuFacts
 from tvmflow.evaluation.kernel_agreement import KernelAgreement, NetworkAgreement
@@ -35,9 +35,9 @@ def test_an_agreement_names_the_first_kernel_that_differs() -> None:
     assert good == {"kernels": 2, "samples": 3, "bound": 1e-3, "largest_error": 1e-4, "first": None}
     bad = _agreement(1e-6, float("inf"), 0.5)
     assert bad["first"] == {"kernel": "kernel1", "error": None} and bad["largest_error"] is None
-    error = named(AgreementError("deploy changes the outputs", "at most 1"), bad)
+    error = add_first_kernel(AgreementError("deploy changes the outputs", "at most 1"), bad)
     assert "kernel1 is the first kernel" in error.found and error.expected == "at most 1"
-    assert named(error, good) is error and named(error, None) is error
+    assert add_first_kernel(error, good) is error and add_first_kernel(error, None) is error
 
 
 def test_a_gpu_is_in_quarantine_until_the_same_network_agrees(tmp_path: Path) -> None:

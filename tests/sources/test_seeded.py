@@ -12,7 +12,7 @@ from tvmflow.evaluation.agreement import check_varies, spread_of
 from tvmflow.sources.data.datasets import varied_inputs
 from tvmflow.sources.networks.keras_zoo import build as build_keras
 from tvmflow.sources.networks.seeded_weights import settle, varies
-from tvmflow.sources.networks.torch_zoo import NETWORKS, seeded, torchvision_models
+from tvmflow.sources.networks.torch_zoo import NETWORKS, build_seeded, torchvision_models
 
 pytestmark = pytest.mark.heavy
 
@@ -35,10 +35,10 @@ def _assert_varies(outputs: np.ndarray) -> None:  # type: ignore[type-arg]
 @pytest.mark.parametrize("name", [*NETWORKS, *(f"torchvision/{name}" for name in SMALL)])
 def test_seeded_torch_networks_vary_and_are_the_same_every_time(name: str) -> None:
     shape = (1, 8, 8) if name in NETWORKS else (3, 224, 224)
-    first = seeded(name, 5)
+    first = build_seeded(name, 5)
     _assert_varies(_outputs(first, shape))
     if name.endswith(("cnn", "small")):
-        again = seeded(name, 5).state_dict()
+        again = build_seeded(name, 5).state_dict()
         assert all(torch.equal(value, again[key]) for key, value in first.state_dict().items())
 
 
@@ -51,7 +51,7 @@ def _named_by_the_project() -> list[str]:
 @pytest.mark.slow
 def test_every_torch_network_that_params_names_varies(name: str) -> None:
     size = 299 if name == "inception_v3" else 224
-    _assert_varies(_outputs(seeded(f"torchvision/{name}", 3), (3, size, size)))
+    _assert_varies(_outputs(build_seeded(f"torchvision/{name}", 3), (3, size, size)))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tvmflow.sources.data import datasets
 from tvmflow.sources.data.datasets import Samples, SplitSizes
 from tvmflow.sources.data.labels import read_labels
 from tvmflow.sources.download import DownloadLimits
-from tvmflow.sources.weights import WeightsRequest, bring_weights
+from tvmflow.sources.weights import WeightsRequest, fetch_weights
 from tvmflow.support.errors import DigestError, ModelFileError, SourceError, TvmflowError, UnknownNameError
 from tvmflow.toolchain.environments import TOOL_ENVIRONMENTS, ToolEnvironment, ToolProcess, python_of, run_tool
 
@@ -109,19 +109,19 @@ def _request(tmp_path: Path, **weights: object) -> WeightsRequest:
 def test_seeded_weights_are_the_same_every_time(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        bring_weights(_request(tmp_path, seeded=3), tmp_path / name, None, lambda *_: None)
+        fetch_weights(_request(tmp_path, seeded=3), tmp_path / name, None, lambda *_: None)
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
 
 
 def test_a_pinned_file_must_match(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(b"abc")
     with pytest.raises(DigestError):
-        bring_weights(_request(tmp_path, file="w.safetensors", sha256="0" * 64), tmp_path, None, lambda *_: None)
+        fetch_weights(_request(tmp_path, file="w.safetensors", sha256="0" * 64), tmp_path, None, lambda *_: None)
     with pytest.raises(SourceError, match="no weights file"):
-        bring_weights(_request(tmp_path, file="x.safetensors"), tmp_path, None, lambda *_: None)
+        fetch_weights(_request(tmp_path, file="x.safetensors"), tmp_path, None, lambda *_: None)
     (tmp_path / "w.exe").write_bytes(b"abc")
     with pytest.raises(ModelFileError, match="ends in"):
-        bring_weights(_request(tmp_path, file="w.exe"), tmp_path, None, lambda *_: None)
+        fetch_weights(_request(tmp_path, file="w.exe"), tmp_path, None, lambda *_: None)
 
 
 class _Served(http.server.BaseHTTPRequestHandler):
@@ -174,11 +174,11 @@ def test_zoo_weights_are_pinned_as_their_zoo_does(
                 FRONTENDS[framework].files,
             )
             if is_right:
-                path = bring_weights(request, tmp_path, None, lambda *_: None)
+                path = fetch_weights(request, tmp_path, None, lambda *_: None)
                 assert path.read_bytes() == _Served.body and path.suffix == {"torch": ".pth", "keras": ".h5"}[framework]
                 continue
             with pytest.raises(DigestError, match="has sha256" if framework == "torch" else "has md5"):
-                bring_weights(request, tmp_path, None, lambda *_: None)
+                fetch_weights(request, tmp_path, None, lambda *_: None)
     finally:
         server.shutdown()
         server.server_close()
@@ -205,13 +205,13 @@ def test_unknown_networks_and_zoo_weights_list_the_legal_ones(tmp_path: Path) ->
         FRONTENDS["torch"].files,
     )
     with pytest.raises(UnknownNameError, match="no weights 'BEST'") as error:
-        bring_weights(request, tmp_path, None, lambda *_: None)
+        fetch_weights(request, tmp_path, None, lambda *_: None)
     assert "IMAGENET1K_V1" in str(error.value)
     unknown = WeightsRequest(
         "torch", "torchvision/resnet1", {"seeded": 1}, tmp_path, request.limits, tmp_path, FRONTENDS["torch"].files
     )
     with pytest.raises(UnknownNameError, match="resnet1"):
-        bring_weights(unknown, tmp_path, None, lambda *_: None)
+        fetch_weights(unknown, tmp_path, None, lambda *_: None)
 
 
 def test_labels_file_with_numbers_as_keys_in_json(tmp_path: Path) -> None:
@@ -243,11 +243,11 @@ def test_a_model_of_two_files_comes_by_url(tmp_path: Path) -> None:
                 FRONTENDS["mxnet"].files,
             )
 
-        file = bring_weights(request(None), out, None, lambda *_: None)
+        file = fetch_weights(request(None), out, None, lambda *_: None)
         assert file.read_bytes() == (site / "net-symbol.json").read_bytes()
         assert (out / "model-0000.params").read_bytes() == b"parameters"
         with pytest.raises(SourceError, match="plain relative file name"):
-            bring_weights(request("../../stolen"), out, None, lambda *_: None)
+            fetch_weights(request("../../stolen"), out, None, lambda *_: None)
         server.shutdown()
 
 

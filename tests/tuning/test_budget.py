@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tvmflow.tuning.search.limits import MAX_SECONDS, NOTHING_LEFT
 
 from tests.devices.test_fleet import RULES, World
 from tests.faults.here import here
@@ -24,6 +23,7 @@ from tvmflow.tuning.measure.jobs import Job, Measured
 from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.search.search import tune
 from tvmflow.tuning.search.state import TuneReport
+from tvmflow.tuning.search.stopping import MAX_SECONDS, NOTHING_LEFT
 from tvmflow.tuning.tune_network import _comparison_s, _has_time
 
 

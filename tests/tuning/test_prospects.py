@@ -16,9 +16,9 @@ from tvmflow.support.progress import silent
 from tvmflow.tuning.measure.canary import canary_workload
 from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import OK, TuningRecord
-from tvmflow.tuning.search.limits import MIN_GAIN, NOTHING_LEFT, TOTAL_TRIALS
 from tvmflow.tuning.search.search import tune
 from tvmflow.tuning.search.state import WorkloadSearch
+from tvmflow.tuning.search.stopping import MIN_GAIN, NOTHING_LEFT, TOTAL_TRIALS
 from tvmflow.tuning.search.task_scheduler import Gains, TaskScheduler
 from tvmflow.tuning.winograd_choice import Alternative
 

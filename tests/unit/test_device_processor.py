@@ -101,7 +101,7 @@ def board(make_workspace: Any) -> Workspace:
         params["targets"] = {"board": target}
         params["cells"] = {"one": {"model": "digits_torch", "target": "board", "precision": "int8"}}
 
-    return api.opened(make_workspace(edit))
+    return api.open_workspace(make_workspace(edit))
 
 
 def test_a_run_asks_first_and_says_what_to_do_where_nobody_knows(

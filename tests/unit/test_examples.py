@@ -57,7 +57,7 @@ def test_a_dry_run_finds_everything_that_the_readme_makes(
 @pytest.mark.parametrize("example", EXAMPLES, ids=_name)
 def test_the_readme_names_commands_and_cells_that_there_are(example: Path) -> None:
     text = (example / "README.md").read_text()
-    cells = api.opened(example).params
+    cells = api.open_workspace(example).params
     for command, cell in re.findall(r"^tvmflow (\w+)(?: (?!-)(\S+))?", text, re.M):
         assert command in get_command(app).commands  # type: ignore[attr-defined]
         if cell:

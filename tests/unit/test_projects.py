@@ -23,7 +23,7 @@ from tests.conftest import REPOSITORY
 from tvmflow.cli.app import app
 from tvmflow.config.params import load_params
 from tvmflow.config.workspace import Workspace
-from tvmflow.setup.new_project import Wish, add_model, make_workspace
+from tvmflow.setup.new_project import ModelRequest, add_model, make_workspace
 from tvmflow.support.errors import ModelFileError, SourceError, TvmflowError, UnknownNameError, UsageError
 from tvmflow.tracking.dvc import unlisted
 
@@ -89,7 +89,7 @@ def test_a_new_workspace_has_the_deployments_of_this_one(tmp_path: Path) -> None
 
 def test_dvc_understands_the_workspace(project: Workspace) -> None:
     assert CliRunner().invoke(app, ["--root", str(project.root), "init", "--quiet"]).exit_code == 0
-    add_model(project, onnx_file(project.root / "a.onnx", ["n", 3, 8, 8]), Wish())
+    add_model(project, onnx_file(project.root / "a.onnx", ["n", 3, 8, 8]), ModelRequest())
     refresh(project)
     said = subprocess.run(
         [sys.executable, "-m", "dvc", "status", "--json"], cwd=project.root, capture_output=True, text=True, check=False
@@ -121,7 +121,7 @@ def test_changed_code_changes_what_dvc_compares(project: Workspace, monkeypatch:
 def test_add_keeps_comments_and_writes_what_the_file_says(project: Workspace) -> None:
     project.params_path.write_text("# mine\nmodels:  # all\n  # first\ntune:\n  seed: 3  # three\n")
     (project.root / "data").mkdir()
-    added = add_model(project, onnx_file(project.root / "data" / "My net.v2.onnx", ["n", 3, 8, 8]), Wish())
+    added = add_model(project, onnx_file(project.root / "data" / "My net.v2.onnx", ["n", 3, 8, 8]), ModelRequest())
     assert added.name == "My-net" and str(added.cell) == "My-net@local-cpu:float32"
     text = project.params_path.read_text()
     assert all(word in text for word in ("# mine", "# all", "# first", "# three"))
@@ -134,9 +134,9 @@ def test_add_keeps_comments_and_writes_what_the_file_says(project: Workspace) ->
 
 def test_a_cell_that_is_not_the_default_is_listed_and_loses_none(project: Workspace) -> None:
     file = onnx_file(project.root / "a.onnx", [1, 3, 8, 8])
-    add_model(project, file, Wish())
-    add_model(project, file, Wish(name="b", precision="int8"))
-    add_model(project, file, Wish(name="c"))
+    add_model(project, file, ModelRequest())
+    add_model(project, file, ModelRequest(name="b", precision="int8"))
+    add_model(project, file, ModelRequest(name="c"))
     assert {name: str(cell) for name, cell in project.params.cells.items()} == {
         "a": "a@local-cpu:float32",
         "b-int8": "b@local-cpu:int8",
@@ -176,13 +176,13 @@ def _keras(path: Path, first: bool = False) -> Path:
 def test_framework_and_shape_come_from_the_file(
     project: Workspace, make: object, framework: str, shape: list[int]
 ) -> None:
-    added = add_model(project, make(project.root), Wish())  # type: ignore[operator]
+    added = add_model(project, make(project.root), ModelRequest())  # type: ignore[operator]
     assert (added.entry["framework"], added.entry["input"]) == (framework, {"shape": shape})
 
 
 def test_a_file_elsewhere_is_named_by_its_whole_path(project: Workspace, tmp_path: Path) -> None:
     file = onnx_file(tmp_path / "m.onnx", [1, 3, 8, 8])
-    assert add_model(project, file, Wish()).entry["weights"] == {"file": str(file)}
+    assert add_model(project, file, ModelRequest()).entry["weights"] == {"file": str(file)}
 
 
 def _weights(path: Path) -> Path:
@@ -201,33 +201,38 @@ def _bytes(path: Path, content: bytes) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("make", "wish", "kind", "says"),
+    ("make", "model_request", "kind", "says"),
     [
-        (lambda f: f / "none.onnx", Wish(), SourceError, "no file"),
-        (lambda f: f, Wish(), SourceError, "is a folder"),
-        (lambda f: _bytes(f / "a.onnx", b"\x08garbage" * 9), Wish(), ModelFileError, "a.onnx"),
-        (lambda f: _bytes(f / "a.txt", b"hello"), Wish(), ModelFileError, "no model file that is known"),
-        (lambda f: _weights(f / "a.safetensors"), Wish(), ModelFileError, "weights without the network"),
-        (lambda f: _state(f / "a.pt"), Wish(), ModelFileError, "weights without the network"),
-        (lambda f: onnx_file(f / "a.onnx", [1, 3, "h", "w"]), Wish(), ModelFileError, "--shape 1,3,224,224"),
-        (lambda f: onnx_file(f / "a.bin", [1, 3, 8, 8]), Wish(), ModelFileError, "ends in .onnx"),
+        (lambda f: f / "none.onnx", ModelRequest(), SourceError, "no file"),
+        (lambda f: f, ModelRequest(), SourceError, "is a folder"),
+        (lambda f: _bytes(f / "a.onnx", b"\x08garbage" * 9), ModelRequest(), ModelFileError, "a.onnx"),
+        (lambda f: _bytes(f / "a.txt", b"hello"), ModelRequest(), ModelFileError, "no model file that is known"),
+        (lambda f: _weights(f / "a.safetensors"), ModelRequest(), ModelFileError, "weights without the network"),
+        (lambda f: _state(f / "a.pt"), ModelRequest(), ModelFileError, "weights without the network"),
+        (lambda f: onnx_file(f / "a.onnx", [1, 3, "h", "w"]), ModelRequest(), ModelFileError, "--shape 1,3,224,224"),
+        (lambda f: onnx_file(f / "a.bin", [1, 3, 8, 8]), ModelRequest(), ModelFileError, "ends in .onnx"),
         (
             lambda f: onnx_file(f / "a.onnx", [1, 3, 8, 8]),
-            Wish(precision="int9"),
+            ModelRequest(precision="int9"),
             UnknownNameError,
             "did you mean 'int8'",
         ),
-        (lambda f: onnx_file(f / "a.onnx", [1, 3, 8, 8]), Wish(target="local_cpu"), UnknownNameError, "'local-cpu'"),
-        (lambda f: onnx_file(f / "a.onnx", [1, 3, 8, 8]), Wish(name="a b"), TvmflowError, "not safe"),
-        (lambda f: onnx_file(f / "a.onnx", [1, 3, 10**9, 10**9]), Wish(), ModelFileError, "shape"),
+        (
+            lambda f: onnx_file(f / "a.onnx", [1, 3, 8, 8]),
+            ModelRequest(target="local_cpu"),
+            UnknownNameError,
+            "'local-cpu'",
+        ),
+        (lambda f: onnx_file(f / "a.onnx", [1, 3, 8, 8]), ModelRequest(name="a b"), TvmflowError, "not safe"),
+        (lambda f: onnx_file(f / "a.onnx", [1, 3, 10**9, 10**9]), ModelRequest(), ModelFileError, "shape"),
     ],
 )
 def test_what_cannot_be_read_is_refused_and_nothing_is_written(
-    project: Workspace, make: object, wish: Wish, kind: type[TvmflowError], says: str
+    project: Workspace, make: object, model_request: ModelRequest, kind: type[TvmflowError], says: str
 ) -> None:
     before = project.params_path.read_text()
     with pytest.raises(kind) as error:
-        add_model(project, make(project.root), wish)  # type: ignore[operator]
+        add_model(project, make(project.root), model_request)  # type: ignore[operator]
     assert says in str(error.value) and len(str(error.value)) < 1500
     assert project.params_path.read_text() == before
 
@@ -238,7 +243,7 @@ def test_an_open_shape_can_be_said(project: Workspace) -> None:
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["entry"]["input"] == {"shape": [1, 3, 32, 32]}
     with pytest.raises(UsageError, match="there already"):
-        add_model(project, file, Wish())
+        add_model(project, file, ModelRequest())
 
 
 def _text_file(path: Path, rows: int, looked_up: bool) -> Path:
@@ -256,9 +261,9 @@ def _text_file(path: Path, rows: int, looked_up: bool) -> Path:
 
 
 def test_the_size_of_a_vocabulary_is_that_of_the_table(project: Workspace) -> None:
-    added = add_model(project, _text_file(project.root / "t.onnx", 31, True), Wish())
+    added = add_model(project, _text_file(project.root / "t.onnx", 31, True), ModelRequest())
     assert added.entry["input"] == {"shape": [1, 7], "dtype": "int64", "high": 31}
     file = _text_file(project.root / "u.onnx", 31, False)
     with pytest.raises(ModelFileError, match="the file does not say how large they may be"):
-        add_model(project, file, Wish())
-    assert add_model(project, file, Wish(high=9)).entry["input"]["high"] == 9
+        add_model(project, file, ModelRequest())
+    assert add_model(project, file, ModelRequest(high=9)).entry["input"]["high"] == 9

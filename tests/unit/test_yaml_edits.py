@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from tvmflow.setup.yaml_editor import with_entry
+from tvmflow.setup.yaml_editor import add_entry
 from tvmflow.support.errors import UsageError
 
 ENTRY = {"framework": "onnx", "weights": {"file": "a b.onnx"}, "input": {"shape": [1, 3, 8, 8]}}
@@ -33,7 +33,7 @@ TEXTS = {
 @pytest.mark.parametrize("what", TEXTS)
 def test_only_the_entry_is_added(what: str, compact: bool) -> None:
     before = TEXTS[what]
-    after = with_entry(before, "models", "mine", ENTRY, compact)
+    after = add_entry(before, "models", "mine", ENTRY, compact)
     old, new = yaml.safe_load(before) or {}, yaml.safe_load(after)
     assert list(new["models"])[-1] == "mine"
     assert new["models"].pop("mine") == ENTRY
@@ -41,11 +41,11 @@ def test_only_the_entry_is_added(what: str, compact: bool) -> None:
     kept = before.replace("{}  ", "").replace(" ~", "").split()
     assert [word for word in kept if word not in after.split()] == []
     assert ("\r\n" in after) == ("\r\n" in before)
-    again = with_entry(after, "models", "second", {"x": 1}, compact)
+    again = add_entry(after, "models", "second", {"x": 1}, compact)
     assert list(yaml.safe_load(again)["models"])[-2:] == ["mine", "second"]
 
 
 @pytest.mark.parametrize("text", ["{models: {}}", "models: {a: {x: 1}}", "models: [1]", "models: text"])
 def test_what_has_no_lines_is_refused_with_what_to_write(text: str) -> None:
     with pytest.raises(UsageError, match=r"mine: \{framework: onnx"):
-        with_entry(text, "models", "mine", ENTRY)
+        add_entry(text, "models", "mine", ENTRY)

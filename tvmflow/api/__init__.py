@@ -1,6 +1,4 @@
-"""The Python API: what a notebook, a service and the command line call. Everything heavy is imported where it is
-used.
-"""
+"""The Python API for notebooks, services and the command line. Heavy modules are imported on use."""
 
 from tvmflow.api.agreement import device_agreement
 from tvmflow.api.apps import app_releases, release_app
@@ -38,7 +36,7 @@ from tvmflow.api.stores import (
     report_data,
     write_report,
 )
-from tvmflow.api.workspace import find_workspace, names, opened
+from tvmflow.api.workspace import find_workspace, names, open_workspace
 from tvmflow.config.workspace import Workspace
 
 __all__ = [
@@ -78,7 +76,7 @@ __all__ = [
     "new_workspace",
     "names",
     "new_keys",
-    "opened",
+    "open_workspace",
     "params_schema",
     "phones",
     "plan",

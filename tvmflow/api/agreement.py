@@ -1,9 +1,9 @@
-"""Calls about how a device computes: each kernel of a network beside the same one on this machine's CPU."""
+"""Compare each kernel of a cell's network on its device with the same kernel on this machine's CPU."""
 
 from __future__ import annotations
 
 from tvmflow.api.results import KernelState
-from tvmflow.api.workspace import CellName, Where, cell_of, opened
+from tvmflow.api.workspace import CellName, Where, cell_of, open_workspace
 from tvmflow.support.errors import StoreError
 
 
@@ -20,7 +20,7 @@ def device_agreement(cell: CellName, workspace: Where = None, random: int = 2) -
     from tvmflow.evaluation.kernel_agreement import BuiltNetwork, network_agreement
     from tvmflow.ir.relax.serialization import IR_NAME
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     wanted = cell_of(where, cell)
     entry, params = where.params.targets[wanted.target], where.params
     for stage, name in (("graph_pack", IR_NAME), ("tune", "best.json"), ("fetch", "golden.npz")):

@@ -1,4 +1,4 @@
-"""Calls about releases of apps: release_app, app_releases."""
+"""Release apps: release_app, app_releases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmflow.api.bundles import part_of, signer_of
-from tvmflow.api.workspace import Where, opened
+from tvmflow.api.workspace import Where, open_workspace
 from tvmflow.support.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ def release_app(
     """
     from tvmflow.shipping.release_app import Order, promote_app, rollback_app
     from tvmflow.shipping.release_app import release_app as release
-    from tvmflow.tracking.app_releases import known_app
+    from tvmflow.tracking.app_releases import check_app
 
-    where = opened(workspace)
-    known_app(where, app)
+    where = open_workspace(workspace)
+    check_app(where, app)
     entry = where.params.apps[app]
     _check_channel(channel)
     if (rollback or channel not in (None, entry.channel)) and dry_run:
@@ -97,9 +97,9 @@ def _tag(workspace: Workspace, app: str) -> None:
 
 def app_releases(app: str, workspace: Where = None) -> Releases:
     """Return every version and change of an app's releases, oldest first. Raises UnknownNameError, StoreError."""
-    from tvmflow.tracking.app_releases import folder_of, known_app, read_releases
+    from tvmflow.tracking.app_releases import check_app, folder_of, read_releases
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     if not (folder_of(where) / f"{app}.yaml").is_file():
-        known_app(where, app)
+        check_app(where, app)
     return read_releases(where, app)

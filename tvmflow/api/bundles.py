@@ -1,4 +1,4 @@
-"""Calls about what is shipped: bundle, verify_bundle, new_keys."""
+"""Write and verify bundles: bundle, verify_bundle, new_keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tvmflow.api.workspace import CellName, Where, cell_of, opened
+from tvmflow.api.workspace import CellName, Where, cell_of, open_workspace
 from tvmflow.support.errors import StoreError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ def bundle(
     """
     from tvmflow.shipping.bundle.aar import GROUP, write_aar
     from tvmflow.shipping.bundle.wheel import write_wheel
-    from tvmflow.shipping.bundle.write import Wish, write_bundle
+    from tvmflow.shipping.bundle.write import BundleRequest, write_bundle
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     wanted = [cell_of(where, cell) for cell in cells]
     if not wanted:
         raise UsageError("no cells for the bundle", "at least one", "name them: tvmflow bundle CELL...")
@@ -55,15 +55,18 @@ def bundle(
         raise UsageError("a Maven group for no AAR", "a group with the format aar alone")
     signer, is_file = signer_of(key, unsigned), kind == "zip"
     name = "-".join(dict.fromkeys(cell.model for cell in wanted))[:64]
-    path, wish = Path(output or (f"{name}.zip" if is_file else ".")), Wish(name, abis=tuple(abis) if abis else None)
+    path, request = (
+        Path(output or (f"{name}.zip" if is_file else ".")),
+        BundleRequest(name, abis=tuple(abis) if abis else None),
+    )
     if not (path.parent if is_file else path).is_dir():
         raise UsageError(f"no folder {path.parent if is_file else path}", "one that is there, for the bundle")
     with parts_of(where, wanted, newest) as parts:
         if kind == "wheel":
-            return write_wheel(path, parts, wish, signer)
+            return write_wheel(path, parts, request, signer)
         if kind == "aar":
-            return write_aar(path, parts, wish, signer, group or GROUP)
-        return path, write_bundle(path, parts, wish, signer)
+            return write_aar(path, parts, request, signer, group or GROUP)
+        return path, write_bundle(path, parts, request, signer)
 
 
 def signer_of(key: Path | str | None, unsigned: bool) -> Ed25519PrivateKey | None:
@@ -99,7 +102,7 @@ def part_of(workspace: Workspace, cell: Cell, newest: bool, folder: Path) -> Par
     """
     from tasks.table import STAGES
     from tvmflow.shipping.bundle.part import FILES, Part
-    from tvmflow.tracking.dvc.chains import bring, chain_of
+    from tvmflow.tracking.dvc.chains import chain_of, restore_output
 
     version = None if newest else _champion(workspace, cell)
     records = chain_of(workspace, STAGES, cell, (version.sha256, version.network_sha256) if version else None)
@@ -107,7 +110,7 @@ def part_of(workspace: Workspace, cell: Cell, newest: bool, folder: Path) -> Par
         for file in files:
             if file == "network.so" and file not in records[stage].outputs:
                 continue  # of a version of before: the bundle says so
-            bring(workspace, records[stage], file, folder / stage / file)
+            restore_output(workspace, records[stage], file, folder / stage / file)
     return Part(str(cell), cell.slug, records, folder, version.version if version else None)
 
 
@@ -144,7 +147,7 @@ def verify_bundle(
     from tvmflow.shipping.bundle.verify import Trust, verify
 
     trust = Trust(public_key(Path(key)) if key is not None else None, unsigned, at_least)
-    return verify(Path(path), trust, _device_trial(opened(workspace), device) if device is not None else None)
+    return verify(Path(path), trust, _device_trial(open_workspace(workspace), device) if device is not None else None)
 
 
 def _device_trial(workspace: Workspace, name: str) -> DeviceTrial:

@@ -1,10 +1,10 @@
-"""Calls that run a built library: load, in this process; predict, on the cell's device."""
+"""Run a built library: load, in this process; predict, on the cell's device."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tvmflow.api.workspace import CellName, Where, cell_of, opened
+from tvmflow.api.workspace import CellName, Where, cell_of, open_workspace
 from tvmflow.support.errors import StoreError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def load(cell: CellName, workspace: Where = None) -> LoadedLibrary:
     """
     from tvmflow.evaluation.loaded_library import LoadedLibrary
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     return LoadedLibrary(_built(where, cell_of(where, cell)))
 
 
@@ -44,7 +44,7 @@ def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
     from tvmflow.evaluation.loaded_library import input_specs, order_inputs
     from tvmflow.frontends.source_model import run_in_batches
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     wanted = cell_of(where, cell)
     folder = _built(where, wanted)
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
@@ -72,7 +72,7 @@ def classify(cell: CellName, images: Sequence[str | Path], top: int = 5, workspa
     from tvmflow.sources.data.labels import class_names
     from tvmflow.sources.model_files import image_recipe, prepare_images
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     wanted = cell_of(where, cell)
     _built(where, wanted)
     model = where.params.models[wanted.model]

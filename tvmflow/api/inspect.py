@@ -1,4 +1,4 @@
-"""Calls that look: plan, status, devices, scorecard, history, examine. They start neither Prefect nor TVM."""
+"""Inspect a workspace: plan, status, devices, scorecard, history, examine. Starts neither Prefect nor TVM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvmflow.api.results import (
     StagePlan,
     Status,
 )
-from tvmflow.api.workspace import CellName, Where, cell_of, cells_of, opened
+from tvmflow.api.workspace import CellName, Where, cell_of, cells_of, open_workspace
 from tvmflow.support.errors import StoreError, TvmflowError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def plan(*cells: CellName, workspace: Where = None, look: bool = False) -> tuple
 
     look: look into local model files too, as an import would. A cell that cannot be run has an `error`.
     """
-    where = opened(workspace)
+    where = open_workspace(workspace)
     return _plans(where, cells_of(where, cells), look)
 
 
@@ -51,7 +51,7 @@ def status(workspace: Where = None) -> Status:
     """Return the models, targets and cells of a workspace, and how far each cell is."""
     from tvmflow.report.tables import scorecard as card_of
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     listed = where.params.cells
     plans = {plan.cell: plan for plan in _plans(where, list(listed.values()), look=False)}
     rows = []
@@ -71,7 +71,7 @@ def devices(workspace: Where = None) -> tuple[DeviceState, ...]:
     from tvmflow.devices.registry import transport_of
 
     states = []
-    for name, target in opened(workspace).params.targets.items():
+    for name, target in open_workspace(workspace).params.targets.items():
         device, kind = target.device, _UNASKED
         try:
             kind = backend_for(target).device_kind
@@ -102,7 +102,7 @@ def quarantine(workspace: Where = None) -> tuple[QuarantineState, ...]:
 
     return tuple(
         QuarantineState(str(one.gpu), one.cell, one.kernel, one.reason, one.to_json())
-        for one in read_quarantine(opened(workspace).root)
+        for one in read_quarantine(open_workspace(workspace).root)
     )
 
 
@@ -131,7 +131,7 @@ def scorecard(cell: CellName, workspace: Where = None) -> Scorecard:
     """Return what was measured of a cell's newest library. Raises StoreError where nothing was."""
     from tvmflow.report.tables import scorecard as card_of
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     wanted = cell_of(where, cell)
     card = card_of(where, wanted)
     if card is None:
@@ -143,7 +143,7 @@ def history(cell: CellName, workspace: Where = None) -> tuple[Measurement, ...]:
     """Return every measurement of a cell that MLflow holds, oldest first. Raises StoreError."""
     from tvmflow.tracking.mlflow.history import measurements
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     return tuple(
         Measurement(
             cell=row["cell"],
@@ -167,7 +167,7 @@ def history(cell: CellName, workspace: Where = None) -> tuple[Measurement, ...]:
 
 
 def examine(root: Path | None = None) -> list[Finding]:
-    """Return what `tvmflow doctor` looks at, good and bad."""
+    """Return the findings of `tvmflow doctor`, good and bad."""
     from tvmflow.setup.doctor import examine as look_at
 
     return look_at(root)

@@ -1,6 +1,4 @@
-"""Calls about devices with our agent: phones at this machine, one that is made ready and taken back, one that a tracker
-is told of.
-"""
+"""Prepare devices with our agent: list and prepare phones, register agents with a tracker."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmflow.api.results import GpuState, PhoneState, ReadyPhone
-from tvmflow.api.workspace import Where, opened
+from tvmflow.api.workspace import Where, open_workspace
 from tvmflow.config.params import DeviceEntry, TargetEntry
 from tvmflow.support.errors import DeviceError, UnknownNameError, UsageError
 
@@ -109,7 +107,7 @@ def ask_processor(target: str, workspace: Where = None) -> tuple[str, tuple[str,
     """
     from tvmflow.devices.probe_processor import ask_processor as ask
 
-    return ask(_target(workspace, target), opened(workspace).params.deploy.device_wait_s)
+    return ask(_target(workspace, target), open_workspace(workspace).params.deploy.device_wait_s)
 
 
 def device_gpus(target: str, workspace: Where = None) -> tuple[GpuState, ...]:
@@ -121,7 +119,7 @@ def device_gpus(target: str, workspace: Where = None) -> tuple[GpuState, ...]:
     from tvmflow.devices.registry import open_session
     from tvmflow.devices.session import SessionLimits
 
-    entry, params = _target(workspace, target), opened(workspace).params
+    entry, params = _target(workspace, target), open_workspace(workspace).params
     limits = SessionLimits(params.deploy.session_timeout_s, params.deploy.device_wait_s)
     with open_session(entry.device, backend_for(entry), limits) as session:
         return gpu_states(session.gpus())
@@ -156,7 +154,7 @@ def offer_device(
 
 
 def _target(workspace: Where, name: str) -> TargetEntry:
-    targets = opened(workspace).params.targets
+    targets = open_workspace(workspace).params.targets
     if name not in targets:
         raise UnknownNameError(f"no target {name!r}", legal=targets, name=name)
     return targets[name]

@@ -1,4 +1,4 @@
-"""Calls that start: new_workspace, add_model."""
+"""Create a workspace and add models: new_workspace, add_model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvmflow.api.workspace import Where, opened
+from tvmflow.api.workspace import Where, open_workspace
 
 if TYPE_CHECKING:
     from tvmflow.config.workspace import Workspace
@@ -52,10 +52,10 @@ def add_model(
     has no table in which they are looked up. Raises ModelFileError for what cannot be read; then nothing is written.
     """
     from flows.pipeline import refresh
-    from tvmflow.setup.new_project import Wish
+    from tvmflow.setup.new_project import ModelRequest
     from tvmflow.setup.new_project import add_model as add
 
-    where = opened(workspace)
-    added = add(where, Path(model_file), Wish(name, target, precision, shape, high))
+    where = open_workspace(workspace)
+    added = add(where, Path(model_file), ModelRequest(name, target, precision, shape, high))
     refresh(where)
     return added

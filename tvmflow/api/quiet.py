@@ -1,4 +1,4 @@
-"""Wait for a quiet machine before something is measured."""
+"""Wait for an idle machine before a measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that change or tell what is released: promote, rollback, releases."""
+"""Change and list releases of cells: promote, rollback, releases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tvmflow.api.quiet import wait_for_quiet
 from tvmflow.api.results import Verdict
-from tvmflow.api.workspace import CellName, Where, cell_of, opened
+from tvmflow.api.workspace import CellName, Where, cell_of, open_workspace
 from tvmflow.support.errors import StoreError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def promote(
 
     wait_quiet_s: how long to wait until others leave this machine alone; show_progress: say so on standard error.
     """
-    where = opened(workspace)
+    where = open_workspace(workspace)
     chosen = cell_of(where, cell)
     from flows.settings import configure_prefect, wait_for_prefect
     from tvmflow.tracking.mlflow.store import check_store
@@ -72,7 +72,7 @@ def rollback(cell: CellName, workspace: Where = None) -> tuple[Version, Version]
     """Make the previous champion the champion again. Returns (champion now, champion before). Raises StoreError."""
     from tvmflow.tracking.mlflow.releases import rollback as roll_back
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     return roll_back(where, cell_of(where, cell))
 
 
@@ -80,5 +80,5 @@ def releases(cell: CellName, workspace: Where = None) -> list[Release]:
     """Return every change of a cell's champion, oldest first."""
     from tvmflow.tracking.mlflow.releases import releases as changes
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     return changes(where, cell_of(where, cell))

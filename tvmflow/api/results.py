@@ -1,4 +1,4 @@
-"""What the calls of the API return: frozen values, each with `to_json`."""
+"""Define the return values of the API: frozen values, each with `to_json`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CellPlan:
 
     @property
     def todo(self) -> tuple[str, ...]:
-        """The stages that are not done."""
+        """Return the stages that are not done."""
         return () if self.error else tuple(stage.stage for stage in self.stages if stage.state != "hit")
 
     def to_json(self) -> list[dict[str, str]]:

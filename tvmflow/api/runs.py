@@ -1,4 +1,4 @@
-"""Calls that bring cells all the way: run, retune, serve."""
+"""Run all stages of cells: run, retune, serve."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmflow.api.quiet import wait_for_quiet
 from tvmflow.api.results import RetuneResult, RunResult
-from tvmflow.api.workspace import CellName, Where, cells_of, opened
+from tvmflow.api.workspace import CellName, Where, cells_of, open_workspace
 from tvmflow.support.errors import TvmflowError, UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def run(
     from tvmflow.setup.preflight import ask_processors
     from tvmflow.tracking.mlflow.store import check_store
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     wanted = cells_of(where, cells)
     check_store(where)
     unknown = ask_processors(where, wanted)
@@ -67,7 +67,7 @@ def run(
 
 
 def raise_failures(results: Sequence[RunResult]) -> None:
-    """Raise the error of the cell that failed; where several did, one that names them all."""
+    """Raise the error of the failed cell; for several, one error that names all of them."""
     failed = [(result, result.error) for result in results if result.error is not None]
     if len(failed) == 1:
         raise failed[0][1]
@@ -76,7 +76,7 @@ def raise_failures(results: Sequence[RunResult]) -> None:
 
 
 def _is_done(workspace: Workspace, cell: Cell) -> bool:
-    """Say whether every cached stage is a hit and the measurement is recorded; starts neither Prefect nor TVM."""
+    """Return whether every cached stage is a hit and the measurement is recorded; starts neither Prefect nor TVM."""
     from tasks.table import STAGES
     from tvmflow.pipeline.store import Store
     from tvmflow.tracking.dvc.repository import is_published
@@ -85,7 +85,7 @@ def _is_done(workspace: Workspace, cell: Cell) -> bool:
     try:
         plans = Store(workspace, STAGES).plan_all(cell)
     except TvmflowError:
-        return False  # the run says why, and goes on with the others
+        return False  # the run reports why, and goes on with the other cells
     return all(plan.is_hit for plan in plans) and is_recorded(workspace, cell) and is_published(workspace, cell)
 
 
@@ -152,7 +152,7 @@ def retune(
     Returns per cell what changed, what was done and the verdict. force: even when the toolchain did not change. check,
     show_progress, tuning_lines: as `run` has them.
     """
-    where = opened(workspace)
+    where = open_workspace(workspace)
     wanted = cells_of(where, cells)
     from flows.settings import configure_prefect, wait_for_prefect
     from tvmflow.tracking.mlflow.store import check_store
@@ -176,7 +176,7 @@ def serve(workspace: Where = None) -> None:
     """Register the scheduled re-tune with a Prefect server (PREFECT_API_URL) and run it when it is due, until
     interrupted.
     """
-    where = opened(workspace)
+    where = open_workspace(workspace)
     if not os.environ.get("PREFECT_API_URL"):
         raise UsageError(
             "no Prefect server: schedules need one that keeps running",

@@ -1,4 +1,4 @@
-"""Calls about what is kept: the stores themselves, tuning records, the report."""
+"""Access the stores of a workspace: DVC and MLflow, tuning records, the report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmflow.api.workspace import CellName, Where, cell_of, opened
+from tvmflow.api.workspace import CellName, Where, cell_of, open_workspace
 from tvmflow.tracking.dvc.repository import DEFAULT_REMOTE
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def initialize(workspace: Where = None, rebuild: bool = False) -> Rebuilt | None
     from tvmflow.tracking.dvc import repository as dvc
     from tvmflow.tracking.mlflow.store import make_folder
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     if refresh(where):
         write_schema(where.root)
     dvc.initialize(where)
@@ -58,7 +58,7 @@ def records(
     """Return how many tuning records a cell has, of what kind; merge logs, exchange schedules with MetaSchedule."""
     from tvmflow.tuning.records.metaschedule import exchange
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     return exchange(where, cell_of(where, cell), list(merge), export_to, import_from)
 
 
@@ -66,7 +66,7 @@ def failed_candidates(cell: CellName, workspace: Where = None) -> list[dict[str,
     """Return the schedules of a cell that failed in tuning: kernel, status, count, knobs, error."""
     from tvmflow.tuning.records.record import failures, read_records
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     return failures(read_records(where.tuning_log(cell_of(where, cell))))
 
 
@@ -75,7 +75,7 @@ def report_data(workspace: Where = None, page: Path | None = None) -> dict[str, 
     from tvmflow.report.page import collect
     from tvmflow.tracking.mlflow.history import all_measurements
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     return collect(where, all_measurements(where), page)
 
 
@@ -85,7 +85,7 @@ def write_report(path: Path | None = None, workspace: Where = None) -> Path:
     """
     from tvmflow.report.page import write_page
 
-    where = opened(workspace)
+    where = open_workspace(workspace)
     file = path or where.root / "report.html"
     write_page(report_data(where, file), file)
     return file

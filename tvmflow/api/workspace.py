@@ -1,4 +1,4 @@
-"""Which workspace and which cells a call means."""
+"""Resolve the workspace and the cells of an API call."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Where = Workspace | Path | str | None
 # `model@target:precision`, a name under `cells:`, or a Cell.
 CellName = Cell | str
 
-__all__ = ["CellName", "Where", "cell_of", "cells_of", "find_workspace", "names", "opened"]
+__all__ = ["CellName", "Where", "cell_of", "cells_of", "find_workspace", "names", "open_workspace"]
 
 
-def opened(workspace: Where = None) -> Workspace:
-    """Return the workspace, its params.yaml checked against the tables. Raises UsageError."""
+def open_workspace(workspace: Where = None) -> Workspace:
+    """Return the workspace after validating its params.yaml against the registries. Raises UsageError."""
     from tvmflow.pipeline.check_params import check_rows
 
     where = workspace if isinstance(workspace, Workspace) else find_workspace(Path(workspace) if workspace else None)
@@ -26,19 +26,18 @@ def opened(workspace: Where = None) -> Workspace:
 
 
 def cell_of(workspace: Workspace, cell: CellName) -> Cell:
-    """Return the cell that is meant. Raises UnknownNameError with the legal names."""
+    """Return the cell by name. Raises UnknownNameError with the legal names."""
     return cell if isinstance(cell, Cell) else workspace.params.cell(cell)
 
 
 def cells_of(workspace: Workspace, cells: Iterable[CellName]) -> list[Cell]:
-    """Return the cells that are meant; every cell of params.yaml where none is named."""
+    """Return cells by name; by default all cells of params.yaml."""
     return [cell_of(workspace, cell) for cell in cells] or list(workspace.params.cells.values())
 
 
 def names(workspace: Where = None) -> dict[str, list[str]]:
-    """Return what a user may name: cell (those under `cells:`, then every model@target:precision), target, precision.
-
-    Raises UsageError where there is no workspace.
+    """Return all names that a user may type: cell (those under `cells:`, then every model@target:precision), target,
+    precision. Raises UsageError without a workspace.
     """
     from tvmflow.config.params import PRECISIONS
 

@@ -1,4 +1,4 @@
-"""The command line's frame: global options, errors as one message and an exit code, the workspace."""
+"""Set up the command line: global options, error messages and exit codes, the workspace."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def main() -> None:
         with stops_on_signals():
             app()
     except (SystemExit, KeyboardInterrupt) as end:
-        if isinstance(end, SystemExit) and end.code != 130:  # what Typer makes of KeyboardInterrupt
+        if isinstance(end, SystemExit) and end.code != 130:  # Typer's conversion of KeyboardInterrupt
             raise
         print("interrupted; the same command goes on where it stopped", file=sys.stderr)
         sys.exit(exit_code())
@@ -86,12 +86,12 @@ def _fail(error: TvmflowError, code: int) -> None:
 
 
 def chosen_root() -> Path | None:
-    """Return what --root says, None where it was not given."""
+    """Return the value of --root, None without it."""
     return _State.root
 
 
 def open_workspace() -> Workspace:
-    """Return the workspace, its params.yaml checked against the tables. Raises UsageError."""
+    """Return the workspace after validating its params.yaml against the registries. Raises UsageError."""
     from tvmflow import api
 
-    return api.opened(_State.root)
+    return api.open_workspace(_State.root)

@@ -1,4 +1,4 @@
-"""Commands about releases of apps: release, releases."""
+"""Define the commands of app releases: release, releases."""
 
 from __future__ import annotations
 

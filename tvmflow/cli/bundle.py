@@ -1,4 +1,4 @@
-"""Commands about what is shipped: bundle, verify, keys."""
+"""Define the commands of bundles: bundle, verify, keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shell completes: cells, targets, precisions. Imports nothing heavy: it runs at every press of the key."""
+"""Complete cells, targets and precisions in the shell. Imports nothing heavy, since it runs at every key press."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from tvmflow.support.errors import TvmflowError
 
-_BREAKS = ("@", ":")  # bash takes words apart here, so the cell comes in pieces
+_BREAKS = ("@", ":")  # bash splits words here, so a cell arrives in parts
 
 
 def complete_cell(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -35,11 +35,11 @@ def _names(ctx: typer.Context, kind: str) -> list[str]:
     try:
         return api.names(Path(root) if root else None)[kind]
     except (TvmflowError, OSError):
-        return []  # no workspace here: nothing to complete, and nobody to tell
+        return []  # no workspace here: nothing to complete
 
 
 def _pieces_before_the_cursor() -> str:
-    """Return the part of a cell that bash has taken off the word at the cursor; other shells take nothing off."""
+    """Return the part of a cell that bash has split off the word at the cursor; other shells split nothing."""
     if "bash" not in os.environ.get("_TVMFLOW_COMPLETE", ""):
         return ""
     words, cursor = os.environ.get("COMP_WORDS", "").split(), int(os.environ.get("COMP_CWORD", "0"))

@@ -1,4 +1,4 @@
-"""Commands about one device: make a phone ready, tell a tracker of one."""
+"""Define the commands of one device: prepare a phone, probe, register with a tracker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that look: why, status, devices, history, report, records, doctor; and init, which makes the stores."""
+"""Define the commands that inspect a workspace, and init, which creates the stores."""
 
 from __future__ import annotations
 

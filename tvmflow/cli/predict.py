@@ -1,4 +1,4 @@
-"""The command that shows what a built library says to images."""
+"""Define the command predict, which shows a library's most likely classes for images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that start: new, a workspace; add, a model."""
+"""Define the commands of projects: new, a workspace; add, a model."""
 
 from __future__ import annotations
 

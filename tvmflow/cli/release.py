@@ -1,4 +1,4 @@
-"""Commands that change what is released: promote, rollback."""
+"""Define the commands of cell releases: promote, rollback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that bring cells all the way: run, sweep, retune, serve."""
+"""Define the commands that run all stages of cells: run, sweep, retune, serve."""
 
 from __future__ import annotations
 

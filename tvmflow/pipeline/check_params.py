@@ -1,7 +1,7 @@
-"""Check what params.yaml says against the tables: backends, transports, frontends, tuners. Only here they are all
-known.
+"""Validate params.yaml against all registries: backends, transports, frontends, tuners.
 
-`params` checks shapes and bounds and knows no table, so that a new row needs no change there.
+config/params.py validates types and bounds and does not import the registries, so that a new entry needs no change
+there.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from tvmflow.tuning.search.tuners import TUNERS
 
 
 def check_rows(params: Params) -> None:
-    """Raise ParamsError with a line for every name that is in no table, and for every block that its row refuses."""
+    """Raise ParamsError with a line for every unknown name and every invalid block."""
     lines = list(_lines(params))
     if lines:
         raise ParamsError("params.yaml is not valid:\n" + "\n".join(lines), hint="docs/params.md explains every key")
 
 
 def packages_of(params: Params, cell: Cell, reads: Iterable[str]) -> dict[str, str]:
-    """Return package -> version of the plug-ins whose rows decide what a stage makes: part of its recipe key.
-
-    reads: the keys of params.yaml that the stage reads, as its `Stage.reads`.
+    """Return package -> version of the plug-ins that affect a stage's output, for its recipe key. reads: the keys of
+    params.yaml in `Stage.reads`.
     """
     model, target = params.models[cell.model], params.targets[cell.target]
     rows: tuple[tuple[str, Table[Any], str | None], ...] = (

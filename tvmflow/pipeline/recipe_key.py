@@ -1,8 +1,8 @@
-"""The recipe key: it decides whether a stage may be skipped.
+"""Compute the recipe key, which decides whether a stage may be skipped.
 
-A recipe is what decides the bytes that a stage makes: the stage, the digests of its inputs, only the parameters that it
-reads, the versions of the tools it uses, and the source of the code it uses. The key is the sha256 of that. In it:
-everything that may change an output. Not in it: timeouts, retries, worker counts, paths, the clock, the host's name.
+A recipe contains everything that may change the output of a stage: the stage, the digests of its inputs, the parameters
+that it reads, the versions of the tools that it uses, and the source of the code that it uses. The key is its sha256.
+Not included: timeouts, retries, worker counts, paths, the clock, the host's name.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tvmflow.support.paths import CODE_ROOT
 
 RECIPE_SCHEMA = 1
 _OWN_PACKAGES = ("tasks", "tvmflow")
-# Packages that run, watch, record or print what was made and cannot change it. What params.yaml and the tools say is in
-# the recipe as values, so the code that read them is not.
+# Packages that run, observe, record or print outputs and cannot change them. Parameters and tool versions are in the
+# recipe as values, so the code that reads them is not.
 _NOT_IN_KEY = (
     "tasks.__main__",
     "tasks.table",
@@ -69,7 +69,7 @@ def make_recipe(
     toolchain: Mapping[str, str],
     code: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the recipe as a JSON-able value; `recipe_key` of it is the key."""
+    """Return the recipe as a JSON-able value for `recipe_key`."""
     return {
         "schema": RECIPE_SCHEMA,
         "stage": stage,
@@ -86,11 +86,10 @@ def recipe_key(recipe: Mapping[str, Any]) -> str:
 
 @functools.cache
 def code_of(module: str, runs: tuple[str, ...] = TABLES) -> dict[str, str]:
-    """Return file -> sha256 of every source file of ours that a module imports, directly or not.
+    """Return file -> sha256 of all our source files that a module imports, directly or indirectly.
 
-    Found by reading import statements, also those inside functions, so a helper cannot be forgotten. runs: the tables
-    whose rows are put to work. Of the others a stage asks names and checks only: what their rows import inside
-    functions is none of its code.
+    Found by parsing import statements, also those inside functions. runs: the tables whose entries are run. Of the
+    other tables a stage uses only names and checks, so imports inside their entries' functions do not count.
     """
     todo, seen, files = [module], set[str](), {}
     while todo:
@@ -107,9 +106,7 @@ def code_of(module: str, runs: tuple[str, ...] = TABLES) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Source:
-    """A file of ours. digest: sha256, '' of an empty file; imports: anywhere in it, and of those that run when it is
-    loaded.
-    """
+    """A source file of ours. digest: sha256, '' for an empty file; imports: all of them, and those executed on load."""
 
     path: str
     digest: str
@@ -137,10 +134,10 @@ def _source_of(module: str) -> _Source | None:
 
 @functools.cache
 def _imports_of(module: str, source: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what a module's source imports, anywhere in it and when it is loaded.
+    """Return the imports of a module's source: all of them, and those executed on load.
 
-    Only import statements are parsed, which stand on lines of their own: all of our sources take half a second. What
-    looks like one inside a text counts, too: it may be code that a process of its own runs.
+    Only lines with import statements are parsed, which takes half a second for all of our sources. Such lines inside
+    texts count too: they may be code that another process runs.
     """
     anywhere, loaded = list[str](), list[str]()
     for match in _IMPORT.finditer(source):
@@ -162,7 +159,7 @@ def _parsed(statement: bytes) -> list[ast.stmt]:
 
 
 def forget_code() -> None:
-    """Let `code_of` read all files again; what has not changed since is not parsed again."""
+    """Make `code_of` read all files again; unchanged files are not parsed again."""
     code_of.cache_clear()
     _source_of.cache_clear()
 
@@ -180,7 +177,7 @@ def _imports(module: str, statements: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def changed_parts(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Say which leaves of a recipe differ, as `params.trials: 16 -> 32`."""
+    """Return the differing leaves of two recipes, such as `params.trials: 16 -> 32`."""
     lines = []
     for name in sorted({*old, *new}):
         before, after = old.get(name, _ABSENT), new.get(name, _ABSENT)

@@ -1,8 +1,7 @@
-"""Records and digests: what a stage made, and from what.
+"""Define records: the outputs of a stage and the recipe that made them.
 
-A record is the frozen value that a stage hands on. It names every output file with its size, sha256 (which we trust)
-and md5 (which is the file's name in DVC's cache), and the whole recipe that made it. It is written into the folder of
-the outputs, so that whoever brings back the folder brings back the record.
+A record lists every output file with its size, sha256 (which is trusted) and md5 (its name in DVC's cache), and the
+complete recipe. It is written into the output folder, so that whoever restores the folder restores the record.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from tvmflow.support.errors import StoreError, first_line
 from tvmflow.support.files import digest_of
 
 RECORD_NAME = "record.json"
-LIBRARIES = ("library.so", "network.so")  # of build: the form for TVM, and the one that ships where a library has it
+LIBRARIES = ("library.so", "network.so")  # of build: the library for TVM, and the one for apps, if any
 RECORD_SCHEMA = 1
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a stage made for a cell."""
+    """The outputs of a stage for a cell."""
 
     stage: str
     cell: str
@@ -36,13 +35,13 @@ class Record:
     created: str = ""
 
     def digest(self, only: Iterable[str] | None = None) -> str:
-        """Return the sha256 over the output files (all, or those named): what the next stage is made from."""
+        """Return the sha256 over the output files (all, or those named), an input of the next stage."""
         names = sorted(self.outputs if only is None else only)
         return digest_of({name: self.outputs[name].sha256 for name in names})
 
 
 def describe_folder(folder: Path, digests: Digests | None = None) -> dict[str, OutputFile]:
-    """Describe every file below a folder but the record itself, keyed by its path with forward slashes."""
+    """Return the description of every file below a folder, except the record, by its path with forward slashes."""
     digests = digests or Digests()
     return {
         path.relative_to(folder).as_posix(): digests.describe(path)
@@ -56,7 +55,7 @@ def record_text(record: Record) -> str:
 
 
 def read_record(path: Path) -> Record:
-    """Read a record. Raises StoreError when it is missing or damaged."""
+    """Read a record. Raises StoreError if it is missing or damaged."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return record_from(data)

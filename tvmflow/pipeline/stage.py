@@ -1,4 +1,4 @@
-"""What a stage is: a row that says what it reads and what it leaves, and a function that fills an empty folder."""
+"""Define a stage: what it reads, what it writes, and the function that fills its output folder."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ AnyStage = Stage[Any, Any]
 
 
 def no_limits(_workspace: Workspace, _cell: Cell) -> None:
-    """The limits of a stage that waits for nothing."""
+    """Return the limits of a stage without limits."""
 
 
-def taken(kind: type[T], block: Any, **given: Any) -> T:
-    """Return a dataclass or a model of pydantic whose fields are those of the same names in a block of params.yaml, but
-    those that are given.
+def settings_from_block(kind: type[T], block: Any, **given: Any) -> T:
+    """Return a dataclass, or a pydantic model, with the fields of the same names in a block of params.yaml. given:
+    further or replaced fields.
     """
     if issubclass(kind, BaseModel):  # of values that were validated with the block
         values: dict[str, Any] = {name: getattr(block, name) for name in kind.model_fields}
@@ -110,7 +110,7 @@ def taken(kind: type[T], block: Any, **given: Any) -> T:
 
 
 def settings_json(settings: Any) -> dict[str, Any]:
-    """Return settings as a JSON-able value that says everything in them: equal exactly when they are."""
+    """Return settings as a JSON-able value that is equal exactly when the settings are."""
     plain: dict[str, Any] = _adapter(cast(Any, type(settings))).dump_python(settings, mode="json")
     return plain
 

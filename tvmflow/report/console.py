@@ -1,8 +1,8 @@
 """Print results on stdout: tables that fit the terminal, whole rows into a pipe; hints on stderr.
 
-A table that is too wide for the terminal has its words folded; where that is not enough it is turned, columns as rows;
-where that is not either, every row becomes a block of its own. What is printed may come from models and logs of
-anybody: no markup, no control characters.
+Text in a table that is too wide for the terminal is wrapped; if that is not enough, the table is transposed; if that
+is not enough, every row becomes a block of its own. Printed values may come from untrusted models and logs: markup
+and control characters are removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BORDER = 3  # of each column, and one more
 
 @dataclass(frozen=True)
 class Grid:
-    """A table before its form is chosen. words: names of the columns that may be folded, at the left; others hold
+    """A table before its layout is chosen. words: columns at the left whose text may be wrapped; others hold
     numbers.
     """
 
@@ -45,12 +45,12 @@ def grid(
 
 
 def printable(value: object) -> str:
-    """Return a value's text without line breaks, escapes and other characters that a terminal acts on."""
+    """Return a value's text without line breaks, escapes and other terminal control characters."""
     return "".join(c if c.isprintable() else " " for c in str(value))
 
 
 def show(value: Grid) -> None:
-    """Print a table in the form that fits."""
+    """Print a table in a layout that fits the terminal."""
     console = Console(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console = Console(
@@ -60,31 +60,31 @@ def show(value: Grid) -> None:
 
 
 def print_to(console: Console, value: Grid) -> None:
-    """Print a table in the form that fits a console."""
+    """Print a table in a layout that fits a console."""
     if value.title:
         console.print(Text(value.title, style="bold"))
-    for table in fitting(value, console.width):
+    for table in fit_to_width(value, console.width):
         console.print(table)
     if value.caption:
         console.print(Text(value.caption))
 
 
 def show_text(text: str) -> None:
-    """Print a line; on a terminal it is folded at spaces, in a pipe it is whole."""
+    """Print a line, wrapped on a terminal, unchanged into a pipe."""
     console = Console(markup=False, highlight=False, emoji=False)
     console.print(Text(printable(text)), soft_wrap=not console.is_terminal)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], words: Iterable[str] = ()) -> None:
-    """Print rows under named columns. words: the columns that may be folded; default: all."""
+    """Print rows under named columns. words: the columns that may be wrapped; default: all."""
     show(grid(title, columns, rows, words or columns))
 
 
-def fitting(value: Grid, width: int) -> list[Table]:
+def fit_to_width(value: Grid, width: int) -> list[Table]:
     """Return the tables, one below the other, that show a grid in a terminal of this width."""
     if _least_width(value) <= width:
         return [_table(value, width)]
-    turned = _transposed(value)
+    turned = _transpose(value)
     if len(value.rows) > 1 and _least_width(turned) <= width:
         return [_table(turned, width)]
     if len(value.rows) > _MOST_BLOCKS and _least_width(value, break_words=True) <= width:
@@ -95,12 +95,12 @@ def fitting(value: Grid, width: int) -> list[Table]:
 
 
 def _widths(value: Grid) -> list[int]:
-    """Return how wide each column is when nothing is folded."""
+    """Return the width of each column without wrapping."""
     return [max(cell_len(row[index]) for row in (value.columns, *value.rows)) for index in range(len(value.columns))]
 
 
 def _least_widths(value: Grid, break_words: bool) -> list[int]:
-    """Return how narrow each column may get: those of words by folding at spaces, or anywhere."""
+    """Return the smallest width of each column, wrapping text at spaces or anywhere."""
     least = []
     for index, (name, wide) in enumerate(zip(value.columns, _widths(value), strict=True)):
         words = [] if break_words else [word for row in (value.columns, *value.rows) for word in row[index].split()]
@@ -121,8 +121,8 @@ def _least_width(value: Grid, break_words: bool = False) -> int:
     return _total_width(_least_widths(value, break_words))
 
 
-def _fitted_widths(value: Grid, width: int, break_words: bool) -> list[int]:
-    """Return the widths with which a table fits: the widest column of words gives way first."""
+def _fit_widths(value: Grid, width: int, break_words: bool) -> list[int]:
+    """Return column widths that fit, narrowing the widest text column first."""
     widths, least = _widths(value), _least_widths(value, break_words)
     while _total_width(widths) > width:
         wide = [(current, index) for index, current in enumerate(widths) if current > least[index]]
@@ -132,8 +132,8 @@ def _fitted_widths(value: Grid, width: int, break_words: bool) -> list[int]:
     return widths
 
 
-def _transposed(value: Grid) -> Grid:
-    """Return the table with its columns as rows; the first of them is the head. Each column holds words now."""
+def _transpose(value: Grid) -> Grid:
+    """Return the transposed table; the first column becomes the head. All columns hold text."""
     first, *rest = value.columns
     heads = (first, *(row[0] for row in value.rows))
     rows = tuple((name, *(row[index + 1] for row in value.rows)) for index, name in enumerate(rest))
@@ -149,7 +149,7 @@ def _block(value: Grid, index: int) -> Grid:
 
 def _table(value: Grid, width: int, break_words: bool = False) -> Table:
     table = Table()
-    for index, (name, wide) in enumerate(zip(value.columns, _fitted_widths(value, width, break_words), strict=True)):
+    for index, (name, wide) in enumerate(zip(value.columns, _fit_widths(value, width, break_words), strict=True)):
         words = name in value.words
         side: Literal["left", "right"] = "left" if index == 0 or words else "right"
         table.add_column(Text(name), justify=side, overflow="fold", no_wrap=not words, width=wide)
@@ -164,5 +164,5 @@ def show_json(value: Any) -> None:
 
 
 def suggest(text: str) -> None:
-    """Say on stderr which command comes next."""
+    """Print the next command on stderr."""
     sys.stderr.write(f"next: {text}\n")

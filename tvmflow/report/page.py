@@ -1,8 +1,7 @@
-"""Write the report: one HTML page that needs nothing but itself and draws in the browser.
+"""Write the report: one self-contained HTML page that draws in the browser.
 
-Names, labels and notes of models are untrusted: they are in the page as JSON in which nothing can end an element, its
-scripts make text nodes of them, and its policy (CSP) lets run only the scripts whose digests it names, and load
-nothing.
+Names, labels and notes of models are untrusted: the page contains them as escaped JSON, its scripts render them as text
+nodes, and its content security policy allows only scripts with the listed digests and no other resources.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ _SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "base.js", "charts.js"
 
 
 def collect(workspace: Workspace, history: dict[str, list[dict[str, Any]]], page: Path | None = None) -> dict[str, Any]:
-    """Gather what the page shows, as plain values: scorecards, kernels, stages, tuning curves, history.
+    """Collect the data of the page as plain values: scorecards, kernels, stages, tuning curves, history.
 
-    page: where it will lie, so that it can name the folders beside it. Raises StoreError where nothing was measured,
-    UsageError where MLflow's UI is said to be at what is no web address.
+    page: its location, for relative links. Raises StoreError if nothing was measured, UsageError for an invalid address
+    of MLflow's UI.
     """
     beside = page.resolve().parent if page else workspace.root
     cells, unmeasured = [], []
@@ -151,12 +150,12 @@ def _curve(workspace: Workspace, cell: Cell) -> list[tuple[int, float]]:
 
 
 def write_page(data: dict[str, Any], path: Path) -> None:
-    """Write the page whole or not at all."""
+    """Write the page atomically."""
     write_atomic(path, page_of(data))
 
 
 def page_of(data: dict[str, Any]) -> str:
-    """Return the page: its policy, style, data and scripts, each in its place."""
+    """Return the page: policy, style, data and scripts."""
     scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in _SCRIPTS]
     assert not any("</script" in script.lower() for script in scripts)
     digests = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
@@ -177,7 +176,7 @@ def _digest(script: str) -> str:
 
 
 def _json_in_html(data: Any) -> str:
-    """Return JSON in which nothing ends or begins an element; numbers that JSON has not are null."""
+    """Return JSON that cannot end or begin an HTML element; non-finite numbers are null."""
     text = json.dumps(_finite(data), ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

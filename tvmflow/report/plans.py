@@ -1,4 +1,4 @@
-"""What would be done for a cell, stage by stage, as rows to print."""
+"""Print what a run would do with each stage of a cell."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ Rows = list[dict[str, str]]
 
 
 def plan_rows(workspace: Workspace, cell: Cell, stages: Mapping[str, AnyStage]) -> Rows:
-    """Return a row per stage: hit, restore, miss or waits, and why. Raises the error of a cell that cannot be run at
-    all.
-    """
+    """Return a row per stage: hit, restore, miss or waits, and why. Raises the error of a cell that cannot be run."""
     rows = []
     for plan in Store(workspace, stages).foresee(cell):
         if isinstance(plan, Undecided):
@@ -35,10 +33,9 @@ def plan_rows(workspace: Workspace, cell: Cell, stages: Mapping[str, AnyStage]) 
 def plan_cells(
     workspace: Workspace, cells: list[Cell], stages: Mapping[str, AnyStage], look: bool = False
 ) -> tuple[dict[str, Rows], dict[str, TvmflowError]]:
-    """Return cell -> its rows, and cell -> the error of those that cannot be run, which have one row that says so.
+    """Return cell -> rows, and cell -> error of those that cannot be run, which have one row.
 
-    With `look` what the stages to be done need is looked at: packages, files, the model's header, compiler, device,
-    disk.
+    look: also check what the pending stages need: packages, files, the model's header, compiler, device, disk.
     """
     rows: dict[str, Rows] = {}
     errors: dict[str, TvmflowError] = {}
@@ -64,7 +61,7 @@ def show_plan(name: str, rows: Rows) -> None:
 
 
 def status_table(root: Path, cells: list[dict[str, object]]) -> Grid:
-    """Return how far each cell is."""
+    """Return the progress of each cell as a table."""
     rows = []
     for cell in cells:
         todo, error = cell["todo"], cell["error"]

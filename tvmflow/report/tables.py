@@ -21,7 +21,7 @@ STEPS = tuple(f"{before}-{after}" for before, after in itertools.pairwise(FORMS)
 
 
 def trusted_json(folder: Path, name: str) -> Any:
-    """Return what a JSON file of a stage's folder holds, None where it is gone or not what the folder's record says."""
+    """Return the content of a stage's JSON file, None if it is missing or differs from the folder's record."""
     data = trusted_bytes(folder, name)
     try:
         return None if data is None else json.loads(data)
@@ -30,7 +30,7 @@ def trusted_json(folder: Path, name: str) -> Any:
 
 
 def trusted_bytes(folder: Path, name: str) -> bytes | None:
-    """Return a file of a stage's folder, None where it is gone or not what the folder's record says."""
+    """Return the content of a stage's file, None if it is missing or differs from the folder's record."""
     try:
         data = (folder / name).read_bytes()
         expected = read_record(folder / RECORD_NAME).outputs[name].sha256
@@ -40,9 +40,7 @@ def trusted_bytes(folder: Path, name: str) -> bytes | None:
 
 
 def scorecard(workspace: Workspace, cell: Cell) -> dict[str, Any] | None:
-    """Return the cell's scorecard, None where it was never measured, is damaged, or was written by a version before
-    0.2.
-    """
+    """Return the cell's scorecard, None if it is missing, damaged, or from a version before 0.2."""
     card = trusted_json(workspace.folder("evaluate", cell), "scorecard.json")
     if card is None or "badges" not in card["latency"]["compute"]:
         return None
@@ -81,7 +79,7 @@ def shown_error(agreement: dict[str, Any]) -> str:
 
 
 def shown_latency(latency: dict[str, Any]) -> str:
-    """Return a median in ms with its interval, and what disturbed the measurement."""
+    """Return a median in ms with its interval and disturbances."""
     if not latency["is_time"]:
         return ", ".join(latency["badges"])
     interval = "" if latency["low_ms"] is None else f" ({latency['low_ms']:.3g} to {latency['high_ms']:.3g})"
@@ -89,9 +87,7 @@ def shown_latency(latency: dict[str, Any]) -> str:
 
 
 def shown_states(latency: dict[str, Any]) -> str:
-    """Return in which states of the machine a latency was measured, by how far the cores are from each other; "" where
-    nobody knows.
-    """
+    """Return the machine states of a latency, by the distance of the cores; "" if unknown."""
     if latency["round_trip_ns"] is None:
         return ""
     text = f"cores {latency['round_trip_ns']:.0f} ns apart"
@@ -103,13 +99,13 @@ def shown_states(latency: dict[str, Any]) -> str:
 
 
 def shown_executed(executed: dict[str, int]) -> str:
-    """Return what one run executes on an emulated device, which has no time."""
+    """Return the counters of a run on an emulated device, which has no time."""
     share = executed["multiply_add_instructions"] / executed["instructions"]
     return f"{executed['instructions'] / 1e6:.4g} M instructions, {share:.0%} multiply-adds (emulated: not a time)"
 
 
 def shown_compute(card: dict[str, Any]) -> str:
-    """Return the latency of a cell's library; of a simulated or emulated device what stands for it."""
+    """Return the latency of a cell's library, or the counters of a simulated or emulated device."""
     part, executed = card["part"], card.get("executed")
     if executed:
         return shown_executed(executed)
@@ -119,7 +115,7 @@ def shown_compute(card: dict[str, Any]) -> str:
 
 
 def shown_bound(card: dict[str, Any]) -> str:
-    """Return the least time of a run on this machine and the share of it that is reached, or why there is no bound."""
+    """Return the roofline bound of a run and the share of it that is reached, or the reason without a bound."""
     bounds = card.get("bounds")
     if not bounds:
         return "-"
@@ -130,21 +126,19 @@ def shown_bound(card: dict[str, Any]) -> str:
 
 
 def times_faster(card: dict[str, Any], peer: str) -> float | None:
-    """Return how many times faster than a peer the library is; None where the measurement shows no difference, or
-    nothing.
-    """
+    """Return the speedup over a baseline; None without a significant difference or a measurement."""
     advantage = card["advantages"].get(peer, {})
     ratio: float | None = advantage.get("times_faster")
     return None if ratio is None or not _is_shown(advantage) else ratio
 
 
 def _is_shown(advantage: dict[str, Any]) -> bool:
-    """Whether the interval leaves out 1."""
+    """Return whether the interval excludes 1."""
     return advantage["low"] is not None and not advantage["low"] <= 1.0 <= advantage["high"]
 
 
 def shown_advantage(card: dict[str, Any], peer: str) -> str:
-    """Return how many times faster than a peer the library is with its interval, or why that is not known."""
+    """Return the speedup over a baseline with its interval, or why it is unknown."""
     advantage = card["advantages"].get(peer)
     if advantage is None:
         return "-"
@@ -155,20 +149,20 @@ def shown_advantage(card: dict[str, Any], peer: str) -> str:
     return text if _is_shown(advantage) else f"{text}: no difference shown"
 
 
-def best_peer(card: dict[str, Any]) -> str | None:
-    """Return the peer that is the fastest, None where none was measured beside the library."""
+def best_baseline(card: dict[str, Any]) -> str | None:
+    """Return the fastest baseline, None if none was measured."""
     known = {name: one["times_faster"] for name, one in card["advantages"].items() if one["times_faster"] is not None}
     return min(known, key=lambda name: known[name]) if known else None
 
 
 def shown_best(card: dict[str, Any]) -> str:
-    """Return the ratio to the fastest peer with its interval: what holds best on a busy machine."""
-    peer = best_peer(card)
+    """Return the ratio to the fastest baseline with its interval."""
+    peer = best_baseline(card)
     return "-" if peer is None else f"{shown_advantage(card, peer)} ({peer})"
 
 
 def _shown_beside(card: dict[str, Any], peer: str) -> str:
-    """Return the ratio to a peer, and its latency."""
+    """Return the ratio to a baseline, and its latency."""
     latency = card["peers"][peer]
     return f"{shown_advantage(card, peer)} ({latency['median_ms']:.3g} ms)"
 
@@ -178,7 +172,7 @@ def _times(factor: float) -> str:
 
 
 def scorecard_table(cards: list[dict[str, Any]]) -> Grid:
-    """Return a row per cell; a column each for the accuracy after every stage, agreement, latency and every peer."""
+    """Return a row per cell, with columns for the accuracy after every stage, agreement, latency and every baseline."""
     peers = sorted({name for card in cards for name in card["peers"]})
     beside = [f"vs {peer}" for peer in peers]
     bound = ["at least"] if any(card.get("bounds") for card in cards) else []
@@ -207,7 +201,7 @@ def scorecard_table(cards: list[dict[str, Any]]) -> Grid:
 
 
 def has_counters(card: dict[str, Any]) -> bool:
-    """Say whether the device computes a part of the library that is counted layer by layer."""
+    """Return whether the device computes a part of the library with counters per layer."""
     return bool(card["part"]) and "counters" in card["part"]
 
 
@@ -230,7 +224,7 @@ _PART_COLUMNS = (
 
 
 def part_table(card: dict[str, Any]) -> Grid:
-    """Return what the device's part of a library costs: each region where there are several, and all of them."""
+    """Return the cost of the accelerator's part of a library, per region and in total."""
     part, rows = card["part"], []
     regions = part.get("regions", [])
     for whole in (*(regions if len(regions) > 1 else []), part):
@@ -243,7 +237,7 @@ def part_table(card: dict[str, Any]) -> Grid:
 
 
 def latency_table(card: dict[str, Any]) -> Grid:
-    """Return the latency summary of one cell, as TVM's users know it, with cold start and copies apart."""
+    """Return the latency summary of one cell, with cold start and copies apart."""
     measured = {name.replace("_", " "): card["latency"][name] for name in ("compute", "copy_in", "copy_out")}
     if card.get("machine"):
         measured["compute in TVM's machine"] = card["machine"]["latency"]
@@ -274,24 +268,24 @@ def latency_table(card: dict[str, Any]) -> Grid:
     badges = [f"{name}: {', '.join(latency['badges'])}" for name, latency in measured.items() if latency["badges"]]
     states = shown_states(card["latency"]["compute"])
     return grid(
-        title, columns, rows, (), "; ".join([caption, *([states] if states else []), *badges, *_said_of_peers(card)])
+        title, columns, rows, (), "; ".join([caption, *([states] if states else []), *badges, *_baseline_notes(card)])
     )
 
 
-def _said_of_peers(card: dict[str, Any]) -> list[str]:
-    """Return in which way of its framework each peer ran, and why others were left out."""
+def _baseline_notes(card: dict[str, Any]) -> list[str]:
+    """Return the execution variant of each baseline, and why others were left out."""
     ways = [f"{name} ran as {way}" for name, way in sorted(card.get("peer_variants", {}).items()) if way]
     return ways + [f"{name} left out: {why}" for name, why in sorted(card.get("peers_left_out", {}).items())]
 
 
 def shown_gpu(numbers: dict[str, float]) -> str:
-    """Return what opening a GPU's library and its copies take, in words."""
+    """Return a GPU library's times to open and to copy, as text."""
     opening = f"opened in {numbers['open_ms']:.3g} ms, {numbers['compile_ms']:.3g} ms without kept programs"
     return f"{opening}; inputs copied in {numbers['copy_in_ms']:.3g} ms, outputs in {numbers['copy_out_ms']:.3g} ms"
 
 
 def shown_kernels(agreement: dict[str, Any]) -> str:
-    """Return how the kernels of a GPU agree with the CPU's, in words."""
+    """Return the agreement of a GPU's kernels with the CPU's, as text."""
     if first := agreement["first"]:
         return f"{first['kernel']} is the first of {agreement['kernels']} that differs"
     return f"{agreement['kernels']} agree, largest error {agreement['largest_error']:.2g}"
@@ -315,7 +309,7 @@ def retune_table(results: list[dict[str, Any]]) -> Grid:
 
 
 def scorecard_markdown(card: dict[str, Any]) -> str:
-    """Return a scorecard as Markdown: accuracy of every form, agreement, latency beside the peers."""
+    """Return a scorecard as Markdown: accuracy of every stage, agreement, latency beside the baselines."""
     rows = [("device", card["device"]["kind"]), ("vs best peer", shown_best(card)), ("latency", shown_compute(card))]
     rows += [("at least", shown_bound(card))] if card.get("bounds") else []
     rows += [

@@ -1,1 +1,1 @@
-"""Processes that read what nobody vouches for."""
+"""Sandboxed processes that read untrusted files."""

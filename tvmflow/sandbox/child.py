@@ -1,8 +1,7 @@
-"""The inside of a sandbox: `python -m tvmflow.sandbox.child DESCRIPTOR`. Gives up its rights, then does what it is
-told.
+"""Run a function inside a sandbox: `python -m tvmflow.sandbox.child DESCRIPTOR`.
 
-Requests are lines of JSON on standard input, replies lines of JSON on the descriptor. The first request names the
-limits and a function; when that returns an object, later requests name its methods.
+Drops its privileges first. Requests are lines of JSON on standard input, replies lines of JSON on the descriptor. The
+first request contains the limits and a function; if that returns an object, later requests call its methods.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from tvmflow.support.errors import TvmflowError
 from tvmflow.support.tvm_import import prepare_import_of_tvm
 
 
-def give_up_rights(policy: dict[str, Any]) -> list[str]:
-    """Apply everything that this kernel has and return what holds from now on."""
+def drop_privileges(policy: dict[str, Any]) -> list[str]:
+    """Apply every protection that the kernel supports and return those in effect."""
     held = ["limits"]
     syscalls.limits(policy["memory_bytes"], policy["cpu_s"], policy["processes"])
     syscalls.no_new_privileges()
@@ -42,7 +41,7 @@ def give_up_rights(policy: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve requests until standard input is closed."""
     replies = int(sys.argv[1])
     prepare_import_of_tvm()
 
@@ -52,7 +51,7 @@ def main() -> None:
             data = data[os.write(replies, data) :]
 
     first = json.loads(sys.stdin.buffer.readline())
-    held = give_up_rights(first["policy"])
+    held = drop_privileges(first["policy"])
     syscalls.die_with_parent(first["parent"])  # last: other credentials make the kernel forget it
     tell({"held": held})
     kept: Any = None

@@ -1,4 +1,4 @@
-"""Decode image files in a sandbox: they are untrusted, and decoders are code of their own."""
+"""Decode image files in a sandbox, since they are untrusted and decoders are complex native code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AT_ONCE = 1024
 
 
 def read_in_sandbox(paths: list[Path], recipe: ImageRecipe) -> Any:
-    """Return image files as (N, C, height, width) float32. Raises SourceError for what is no image."""
+    """Return image files as (N, C, height, width) float32. Raises SourceError for an invalid image."""
     parts = [_read_batch(paths[start : start + _AT_ONCE], recipe) for start in range(0, len(paths), _AT_ONCE)]
     return np.concatenate(parts)
 

@@ -1,8 +1,8 @@
-"""Start a sandbox and talk to it: a process that reads model files, whose code and bytes nobody vouches for.
+"""Start a sandbox and communicate with it: a process that reads untrusted model files.
 
-It sees Python, its packages and the folders that it is given; it writes in its own folder and the stage's; it has no
-network, no signals to others, bounded memory, processor time and wall-clock time. What the kernel cannot do is left
-out, and `held` (and doctor) says so.
+It can read Python, its packages and the given folders, and write its own folder and the stage's. It has no network,
+cannot signal other processes, and has limited memory, CPU time and wall-clock time. Protections that the kernel does
+not support are skipped, and `held` (and doctor) reports them.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ _SYSTEM = (
 
 @dataclass(frozen=True)
 class Policy:
-    """What a sandbox may do. reads, writes: folders beside Python's own. without: protections left out, for tests.
-
-    what: is read, for errors.
+    """The permissions of a sandbox. reads, writes: folders beside Python's own. without: disabled protections, for
+    tests. what: the name of the input in errors.
     """
 
     timeout_s: float
@@ -77,17 +76,15 @@ class Policy:
 
 
 def memory_for(*files: Path) -> int:
-    """Return how much memory reading these files may take: sixteen times their size, at least 6 GiB, never all there
-    is.
-    """
+    """Return the memory limit for reading these files: 16 times their size, at least 6 GiB, less than all memory."""
     size = sum(path.stat().st_size for path in files if path.is_file())
     return min(max(MIN_MEMORY_BYTES, 16 * size), psutil.virtual_memory().total * 9 // 10)
 
 
 class Sandbox:
-    """A running sandbox. `reply` is what its function returned, if that was plain data.
+    """A running sandbox. `reply` is the function's result if that is plain data.
 
-    waits: for the function to return; otherwise `wait` does, and something else can be done meanwhile.
+    waits: block until the function returns; otherwise call `wait`, and do other work meanwhile.
     """
 
     def __init__(
@@ -132,13 +129,13 @@ class Sandbox:
             raise
 
     def wait(self) -> Sandbox:
-        """Wait until the function has returned. Raises what it raised, or ModelFileError."""
+        """Wait until the function has returned. Raises its error, or ModelFileError."""
         self.reply = self._ask(None, None)
         return self
 
     @property
     def group(self) -> int:
-        """The process group of what runs inside."""
+        """Return the process group inside the sandbox."""
         return self._process.pid
 
     def __enter__(self) -> Sandbox:
@@ -148,11 +145,11 @@ class Sandbox:
         self.close()
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """Call a method of the object that the function returned. Raises what it raised, or ModelFileError."""
+        """Call a method of the object that the function returned. Raises its error, or ModelFileError."""
         return self._ask({"method": method, "arguments": arguments}, None)
 
     def close(self) -> None:
-        """Kill what runs and remove the sandbox's folder."""
+        """Kill the process group and remove the sandbox's folder."""
         _kill(self._process)
         self._process.wait()
         self._replies.close()
@@ -163,12 +160,12 @@ class Sandbox:
 
     def _send(self, request: dict[str, Any], progress: Callable[..., None] | None) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the answer says why
+        with contextlib.suppress(BrokenPipeError):  # the reply says why
             self._process.stdin.write(json.dumps({**request, "wants_progress": progress is not None}).encode() + b"\n")
             self._process.stdin.flush()
 
     def _ask(self, request: dict[str, Any] | None, progress: Callable[..., None] | None) -> Any:
-        """Return the reply to a request, or to the one that was sent before."""
+        """Return the reply to a request, or to the previous one."""
         timed_out = threading.Event()
 
         def kill() -> None:
@@ -202,7 +199,7 @@ class Sandbox:
                 "one without endless loops",
                 "raise flows.timeout_s of the stage if it is only large",
             )
-        raise self._broken(_how_it_died(self._process.wait()))
+        raise self._broken(_describe_exit(self._process.wait()))
 
     def _broken(self, how: str) -> errors.ModelFileError:
         with contextlib.suppress(OSError):
@@ -210,21 +207,20 @@ class Sandbox:
             if "TVMFLOW_DEBUG" in os.environ:
                 print(_printable(said.decode("utf-8", "replace"), "\n"), file=sys.stderr)
             words = errors.last_words(said)
-            how += f"; its last words: {words}" if words else ""
+            how += f"; its last output: {words}" if words else ""
         return errors.ModelFileError(
             f"reading {self.policy.what} failed: {how}",
             f"one that loads in {self.policy.memory_bytes >> 20} MiB of memory, without files or network of its own",
-            "look whether the file is whole, and whether its own framework loads it",
+            "check whether the file is complete, and whether its own framework loads it",
         )
 
 
 def run_in_sandbox(
     function: str, arguments: dict[str, Any], policy: Policy, progress: Callable[..., None] | None = None
 ) -> Any:
-    """Call `module:function` with plain data in a sandbox and return its reply. Raises what it raised, or
-    ModelFileError.
+    """Call `module:function` with plain data in a sandbox and return its reply. Raises its error, or ModelFileError.
 
-    Files that it left in the writable folders are checked: no links, nothing that is not a plain file.
+    Files that it left in the writable folders are checked: only plain files, no links.
     """
     with Sandbox(function, arguments, policy, progress) as sandbox:
         reply = sandbox.reply
@@ -238,14 +234,14 @@ def run_in_sandbox(
 
 
 def _environment(scratch: Path) -> dict[str, str]:
-    """Return variables that tune libraries, and none that hold secrets or lead to files of the user."""
+    """Return environment variables of libraries, without secrets or paths of the user."""
     kept = {k: v for k, v in os.environ.items() if k in _ENVIRONMENT or k.startswith(_ENVIRONMENT_PREFIXES)}
     places = {"HOME": str(scratch), "TMPDIR": str(scratch), "USER": "sandbox", "TVMFLOW_CACHE": str(cache_folder())}
     return {**kept, **places, "PYTHONPATH": str(CODE_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def _python_folders() -> list[str]:
-    """Return where Python and its packages live. Of our own folder, which may be the user's workspace, only the
+    """Return the folders of Python and its packages; of our own folder, which may be the user's workspace, only the
     code.
     """
     roots = {
@@ -260,7 +256,7 @@ def _python_folders() -> list[str]:
 
 
 def _threads_of_user() -> int:
-    """Return how many processes and threads this user has: the limit counts them all."""
+    """Return the number of processes and threads of this user, all of which the limit counts."""
     count = 0
     for process in psutil.process_iter(["uids", "num_threads"]):
         uids = process.info["uids"]
@@ -273,10 +269,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _how_it_died(code: int) -> str:
+def _describe_exit(code: int) -> str:
     return f"its process died of {signal.Signals(-code).name}" if code < 0 else f"its process ended with code {code}"
 
 
 def _printable(text: object, also: str = "") -> str:
-    """Return text without the characters that command a terminal."""
+    """Return text without terminal control characters."""
     return "".join(c if c.isprintable() or c in also else " " for c in str(text))

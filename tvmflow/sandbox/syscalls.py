@@ -1,7 +1,7 @@
-"""The Linux calls that take rights away from a process, by ctypes: Landlock, seccomp, namespaces, capabilities, limits.
+"""Drop privileges by Linux system calls, through ctypes: Landlock, seccomp, namespaces, capabilities, limits.
 
-Each takes effect on the calling thread and on all that it starts afterwards, and nothing gives the rights back. All
-raise OSError where the kernel does not have them.
+Each call applies to the calling thread and to everything that it starts later, and cannot be undone. All raise OSError
+if the kernel does not support them.
 """
 
 from __future__ import annotations
@@ -99,19 +99,19 @@ def _prctl(option: int, value: int, *, of: str) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when the one that started it, `parent`, ends."""
+    """Ask the kernel to kill this process when its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, of="parent death signal")
     if os.getppid() != parent:
         os._exit(1)
 
 
 def no_new_privileges() -> None:
-    """Let no program that is started have more rights than this one: what Landlock and seccomp ask for."""
+    """Disallow privilege gains by exec, as Landlock and seccomp require."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, of="no new privileges")
 
 
 def landlock_version() -> int:
-    """Return the version of Landlock that the kernel has; 0 without."""
+    """Return the kernel's Landlock version, 0 without Landlock."""
     try:
         return _call(_CREATE_RULESET, None, 0, 1)
     except OSError:
@@ -119,7 +119,9 @@ def landlock_version() -> int:
 
 
 def landlock(reads: Iterable[str], writes: Iterable[str]) -> None:
-    """Leave only `reads` readable and `writes` writable; no TCP, no signals to others, where the version knows them."""
+    """Leave only `reads` readable and `writes` writable; no TCP and no signals to others, if the version
+    supports it.
+    """
     version = landlock_version()
     if version == 0:
         raise OSError(errno.ENOSYS, "no Landlock")
@@ -140,7 +142,7 @@ def _allow_beneath(ruleset: int, path: str, allowed: int) -> None:
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # what is not there needs no right
+        return  # a missing path needs no rule
     try:
         allowed &= ~0 if Path(path).is_dir() else _OF_FILES
         _call(_ADD_RULE, ruleset, 1, struct.pack("<Qi", allowed, place), 0)
@@ -149,7 +151,7 @@ def _allow_beneath(ruleset: int, path: str, allowed: int) -> None:
 
 
 def namespaces(writes: Iterable[str]) -> None:
-    """Make the file system read-only but for `writes`, and leave the network: where there is no Landlock."""
+    """Make the file system read-only except `writes`, and leave the network; used without Landlock."""
     user, group = os.getuid(), os.getgid()
     if _LIBC.unshare(_NEWUSER | _NEWNS | _NEWNET | _NEWIPC) != 0:
         raise OSError(ctypes.get_errno(), "no namespaces for this user")
@@ -177,7 +179,7 @@ def _set_mount(path: str, flags: int, on: int, off: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up what root may do beyond reading and writing files."""
+    """Drop root's capabilities beyond reading and writing files."""
     if os.geteuid() != 0:
         return
     for capability in range(_LAST_CAP + 1):
@@ -190,7 +192,7 @@ def drop_capabilities() -> None:
 
 
 def seccomp() -> None:
-    """Refuse the system calls of `_DENIED` from now on."""
+    """Reject the system calls of `_DENIED` from now on."""
     machine = platform.machine()
     if machine not in _MACHINES:
         raise OSError(errno.ENOSYS, f"no list of system calls for {machine}")
@@ -222,7 +224,7 @@ def _filter(column: int, architecture: int, clone: int) -> list[tuple[int, int, 
 
 
 def limits(memory_bytes: int, cpu_s: int, processes: int) -> None:
-    """Bound memory (of each process), processor time, the size of a file, and processes and threads of the user."""
+    """Limit memory (per process), CPU time, file size, and the user's processes and threads."""
     # Private memory that can be written counts, not address space: runtimes reserve far more than they use.
     for what, value in (
         (resource.RLIMIT_DATA, memory_bytes),

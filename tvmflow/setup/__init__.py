@@ -1,1 +1,1 @@
-"""Before anything runs: doctor, preflight checks, new projects, editing of params.yaml."""
+"""Setup and checks before a run: doctor, preflight checks, new projects, editing of params.yaml."""

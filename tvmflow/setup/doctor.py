@@ -1,4 +1,4 @@
-"""Look for what is known to break, and say what to do about each."""
+"""Check the machine and the workspace for known problems, with a hint for each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tvmflow.toolchain.compilers import compiler_named, debian_package
 from tvmflow.toolchain.versions import installed_version
 
 Level = Literal["ok", "warning", "broken"]
-# What was seen to work together; the reasons are in docs/limits.md.
+# Tested combinations; the reasons are in docs/limits.md.
 _FFI_FOR_TVM = {"0.27.0.post1": "0.1.14.post1", "0.26.0": "0.1.14.post1"}
 _TRACKER_PORTS = range(9190, 9200)
 
@@ -35,7 +35,7 @@ class Finding:
 
 
 def examine(root: Path | None = None) -> list[Finding]:
-    """Return everything that was looked at, good and bad: the machine and, where there is one, the workspace."""
+    """Return all findings, good and bad, about the machine and the workspace, if there is one."""
     return [*_versions(root), *_threads(), *_tools(root), *_runtime(), *_sandbox(), *_ports(), *_workspace(root)]
 
 
@@ -45,7 +45,7 @@ def _below(version: str, bound: tuple[int, ...]) -> bool:
 
 
 def check_versions(versions: dict[str, str]) -> Iterator[Finding]:
-    """Judge versions by name: the pairs that are known to break each other."""
+    """Check versions by name for combinations that are known to fail."""
     tvm, ffi = versions["apache-tvm"], versions["apache-tvm-ffi"]
     if tvm not in _FFI_FOR_TVM:
         yield Finding("warning", "apache-tvm", tvm, f"tvmflow was tested with {', '.join(_FFI_FOR_TVM)}")
@@ -82,7 +82,7 @@ def _versions(root: Path | None) -> Iterator[Finding]:
 
 
 def _frameworks(root: Path | None) -> Iterator[Finding]:
-    """Look at what the models of params.yaml need; of the others say only that they are not there."""
+    """Check the frameworks of the models in params.yaml; report other missing ones without judgement."""
     try:
         wanted = {model.framework for model in find_workspace(root).params.models.values()}
         unneeded = "absent; no model of this workspace needs it"
@@ -133,7 +133,7 @@ def _tools(root: Path | None) -> Iterator[Finding]:
 
 
 def _compiler(name: str, target: TargetEntry) -> Iterator[Finding]:
-    """Say what links the libraries of a target, where it is not this machine's own compiler."""
+    """Report the compiler of a target's libraries, unless it is this machine's own."""
     from tvmflow.backends.registry import backend_for
 
     try:
@@ -163,7 +163,7 @@ def _runtime() -> Iterator[Finding]:
 
 
 def _sandbox() -> Iterator[Finding]:
-    """Say what protects this user from the model files that are read, by starting a sandbox and asking it."""
+    """Report the sandbox's protections against untrusted model files, by starting one."""
     from tvmflow.sandbox.process import Policy, Sandbox
 
     try:
@@ -201,7 +201,7 @@ def judge_sandbox(held: list[str]) -> Iterator[Finding]:
 
 
 def _listening_beyond_loopback(port: int) -> bool:
-    """Say whether something responds on this machine's own outward address; connects to nothing else."""
+    """Return whether a server responds on this machine's outward address; connects to nothing else."""
     try:
         address = next(
             info[4][0]
@@ -229,7 +229,7 @@ def _ports() -> Iterator[Finding]:
 
 
 def _outside(root: Path | None) -> bool:
-    """Say whether no workspace was named and the current folder is in none."""
+    """Return whether neither --root nor the current folder is a workspace."""
     try:
         find_workspace(root)
     except UsageError:

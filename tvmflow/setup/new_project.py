@@ -1,8 +1,7 @@
-"""Workspaces of a user's own: the files of a new one, and the entry of a model in params.yaml, read from the model's
-file.
+"""Create a workspace, and add a model to params.yaml from the header of its file.
 
-Nothing here overwrites: a file that is there stays, an entry of the same name is refused, and what a person wrote into
-params.yaml stays as it is, comments too.
+Nothing is overwritten: existing files are kept, an entry of the same name is an error, and the rest of params.yaml
+stays unchanged, including comments.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.config.yaml_reader import load_yaml
 from tvmflow.frontends.registry import FRONTENDS
 from tvmflow.setup.preflight import check_model, read_model_header
-from tvmflow.setup.yaml_editor import with_entry
+from tvmflow.setup.yaml_editor import add_entry
 from tvmflow.support.errors import ModelFileError, ParamsError, SourceError, UnknownNameError, UsageError
 from tvmflow.support.files import write_atomic
 
@@ -59,7 +58,7 @@ _DVC_IGNORED = "__pycache__\n.venv\n.prefect\nmlruns\n"
 
 
 def new_files(folder: Path) -> dict[str, str]:
-    """Return name -> text of the files of a new workspace that tvmflow never touches again."""
+    """Return name -> text of the files of a new workspace that tvmflow never changes again."""
     name = folder.resolve().name
     return {
         "params.yaml": _PARAMS,
@@ -76,7 +75,7 @@ def _deployments(name: str) -> str:
 
 
 def make_workspace(folder: Path) -> Path:
-    """Write the files of a new workspace and return its folder. Raises UsageError where there is one already."""
+    """Write the files of a new workspace and return its folder. Raises UsageError if there is one already."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", "the name of a folder", "choose another name")
     for name in ("params.yaml", "dvc.yaml"):
@@ -93,8 +92,8 @@ def make_workspace(folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a user says of a model to add; None: as the file says, or the default."""
+class ModelRequest:
+    """A user's options for a model to add; None: from the file, or the default."""
 
     name: str | None = None
     target: str = LOCAL_CPU
@@ -105,7 +104,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Added:
-    """name, entry: the model as it stands in params.yaml now; cell_name, cell: its cell."""
+    """name, entry: the model in params.yaml; cell_name, cell: its cell."""
 
     name: str
     entry: dict[str, Any]
@@ -113,12 +112,10 @@ class Added:
     cell: Cell
 
 
-def add_model(workspace: Workspace, path: Path, wish: Wish) -> Added:
-    """Read a model file's header and write its entry and cell into params.yaml. Raises what forbids it; then nothing is
-    written.
-    """
+def add_model(workspace: Workspace, path: Path, request: ModelRequest) -> Added:
+    """Read a model file's header and write its entry and cell into params.yaml. Writes nothing if it raises."""
     params = workspace.params
-    name = wish.name or re.sub(r"[^A-Za-z0-9_-]+", "-", _stem(path)).strip("-_")[:64] or "model"
+    name = request.name or re.sub(r"[^A-Za-z0-9_-]+", "-", _stem(path)).strip("-_")[:64] or "model"
     if not re.fullmatch(NAME_PATTERN, name):
         raise UsageError(
             f"name {name!r} is not safe: names reach a shell and the file system",
@@ -126,16 +123,19 @@ def add_model(workspace: Workspace, path: Path, wish: Wish) -> Added:
         )
     if name in params.models:
         raise UsageError(f"models.{name} is there already", "a name that is not", "choose one with --name")
-    for word, wanted, legal in (("target", wish.target, params.targets), ("precision", wish.precision, PRECISIONS)):
+    for word, wanted, legal in (
+        ("target", request.target, params.targets),
+        ("precision", request.precision, PRECISIONS),
+    ):
         if wanted not in legal:
             raise UnknownNameError(f"unknown {word} {wanted!r}", legal=legal, name=wanted)
-    entry = _entry(name, _file(path), workspace.root, wish)
-    cell = Cell.model_validate({"model": name, "target": wish.target, "precision": wish.precision})
+    entry = _entry(name, _file(path), workspace.root, request)
+    cell = Cell.model_validate({"model": name, "target": request.target, "precision": request.precision})
     before = workspace.params_path.read_text(encoding="utf-8")
-    after = with_entry(before, "models", name, entry)
+    after = add_entry(before, "models", name, entry)
     cell_name = _free_name(params, cell)
     for listed, value in _cells_to_write(before, params, cell_name, cell):
-        after = with_entry(after, "cells", listed, value.model_dump(mode="json"), compact=True)
+        after = add_entry(after, "cells", listed, value.model_dump(mode="json"), compact=True)
     _check(load_yaml(before) or {}, load_yaml(after), name, entry)
     write_atomic(workspace.params_path, after)
     try:
@@ -163,8 +163,8 @@ def _file(path: Path) -> Path:
     return path.resolve()
 
 
-def _entry(name: str, file: Path, root: Path, wish: Wish) -> dict[str, Any]:
-    """Return the entry of a model file, as it is to be written. Raises ModelFileError."""
+def _entry(name: str, file: Path, root: Path, request: ModelRequest) -> dict[str, Any]:
+    """Return the entry of a model file. Raises ModelFileError."""
     header = read_model_header(file)
     endings = "; ".join(f"{name}: {', '.join(row.files.suffixes)}" for name, row in FRONTENDS.items())
     if header is None:
@@ -186,7 +186,7 @@ def _entry(name: str, file: Path, root: Path, wish: Wish) -> dict[str, Any]:
         )
     inside = file.relative_to(root) if file.is_relative_to(root) else file
     entry: dict[str, Any] = {"framework": framework, "weights": {"file": str(inside)}}
-    entry |= _inputs(file, header, wish)
+    entry |= _inputs(file, header, request)
     try:
         ModelEntry.model_validate(entry)
     except ValidationError as error:
@@ -195,9 +195,9 @@ def _entry(name: str, file: Path, root: Path, wish: Wish) -> dict[str, Any]:
     return entry
 
 
-def _inputs(file: Path, header: dict[str, Any], wish: Wish) -> dict[str, Any]:
-    """Return `input:` of the entry, or `inputs:` where there are several."""
-    inputs, shape = header["inputs"], wish.shape
+def _inputs(file: Path, header: dict[str, Any], request: ModelRequest) -> dict[str, Any]:
+    """Return `input:` of the entry, or `inputs:` if there are several."""
+    inputs, shape = header["inputs"], request.shape
     if inputs is None or not all(one["shape"] for one in inputs):
         if shape is None:
             raise ModelFileError(
@@ -212,12 +212,12 @@ def _inputs(file: Path, header: dict[str, Any], wish: Wish) -> dict[str, Any]:
         if header["channels_last"] and len(sizes) == 4 and shape is None:  # entries are (N, C, H, W)
             sizes = [sizes[0], sizes[3], sizes[1], sizes[2]]
         is_float = one["dtype"] in ("", "float32") or (header["frameworks"] == ("tensorflow",))
-        tensors[str(one["name"])] = {"shape": sizes, **({} if is_float else _integers(file, one, wish.high))}
+        tensors[str(one["name"])] = {"shape": sizes, **({} if is_float else _integers(file, one, request.high))}
     return {"input": next(iter(tensors.values()))} if len(tensors) == 1 else {"inputs": tensors}
 
 
 def _integers(file: Path, tensor: dict[str, Any], high: int | None) -> dict[str, Any]:
-    """Return dtype and bound of an input of integers."""
+    """Return dtype and bound of an integer input."""
     high = high if high is not None else tensor["high"]
     if high is None and tensor["dtype"] in ("int32", "int64"):
         raise ModelFileError(
@@ -246,7 +246,7 @@ def _sizes(file: Path, tensor: dict[str, Any], shape: tuple[int, ...] | None) ->
 
 
 def _free_name(params: Params, cell: Cell) -> str:
-    """Return a name for the cell that no other has: the model's, with what is not the default behind it."""
+    """Return an unused name for the cell: the model's, with a suffix for non-default choices."""
     parts = [cell.model]
     parts += [cell.target] if cell.target != LOCAL_CPU else []
     parts += [cell.precision.replace("_", "-")] if cell.precision != "float32" else []
@@ -255,9 +255,7 @@ def _free_name(params: Params, cell: Cell) -> str:
 
 
 def _cells_to_write(text: str, params: Params, cell_name: str, cell: Cell) -> Iterator[tuple[str, Cell]]:
-    """Yield the cells to list: none where the default is what is wanted, all where that would be lost by listing
-    one.
-    """
+    """Yield the cells to list: none if the default suffices, all if listing one would remove the default."""
     if (load_yaml(text) or {}).get("cells") is None:
         if cell.target == LOCAL_CPU and cell.precision == "float32":
             return
@@ -266,7 +264,7 @@ def _cells_to_write(text: str, params: Params, cell_name: str, cell: Cell) -> It
 
 
 def _check(before: dict[str, Any], after: dict[str, Any], name: str, entry: dict[str, Any]) -> None:
-    """Make sure that the edit did what it should and nothing else; a valid file stays valid."""
+    """Check that the edit made exactly the intended change; a valid file stays valid."""
     expected = {**before, "models": {**(before.get("models") or {}), name: entry}}
     if {**after, "cells": None} != {**expected, "cells": None}:
         raise UsageError(

@@ -1,7 +1,7 @@
-"""The JSON schema of params.yaml, for editors: made from the models that validate it and from the rows of all tables.
+"""Generate the JSON schema of params.yaml for editors, from the models that validate it and from all registries.
 
-A schema cannot say all that is checked (crons, names of processors, references between blocks): what it accepts may
-still be refused, what it refuses always is.
+Some checks cannot be expressed in a schema (crons, processor names, references between blocks): an accepted file may
+still be invalid, a rejected one always is.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from tvmflow.tuning.search.tuners import TUNERS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 FILE = "params.schema.json"
-_NAMED = ("models", "targets", "cells", "apps")  # blocks whose keys are names that the user chooses
+_NAMED = ("models", "targets", "cells", "apps")  # blocks with user-defined names as keys
 _SOURCES = ("url", "file", "zoo", "seeded", "train")
 
 
 def params_schema() -> dict[str, Any]:
-    """Return the schema as plain data, with the default of every key and the names that are in the tables now."""
+    """Return the schema as plain data, with the default of every key and the current names of the registries."""
     schema = Params.model_json_schema()
     definitions = schema["$defs"]
     _add_rows(definitions)
     definitions["Weights"]["oneOf"] = [{"required": [name]} for name in _SOURCES]
     definitions["TuneParams"]["properties"]["tuner"]["enum"] = sorted(TUNERS)
     definitions["ModelEntry"]["properties"]["framework"]["enum"] = sorted(FRONTENDS)
-    del schema["required"]  # what is left out has a default
+    del schema["required"]  # missing keys have defaults
     defaults = Params.model_validate({}).model_dump(mode="json")
     for name, block in schema["properties"].items():
         block.pop("default", None)
@@ -49,14 +49,14 @@ def params_schema() -> dict[str, Any]:
 
 
 def write_schema(folder: Path) -> None:
-    """Write the schema beside a params.yaml, whose first line names it, where it is not there as it is now."""
+    """Write the schema beside params.yaml, whose first line refers to it, unless it is up to date."""
     path, text = folder / FILE, json.dumps(params_schema(), indent=2) + "\n"
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         write_atomic(path, text)
 
 
 def _add_rows(definitions: dict[str, Any]) -> None:
-    """Put the blocks of backends and the keys of transports where `options` stands for them."""
+    """Insert the blocks of backends and the keys of transports in place of `options`."""
     target, device = definitions["TargetEntry"]["properties"], definitions["DeviceEntry"]["properties"]
     del target["options"], device["options"]
     target["kind"]["enum"], device["transport"]["enum"] = sorted(BACKENDS), sorted(TRANSPORTS)
@@ -71,7 +71,7 @@ def _with_options(rows: Iterable[tuple[str, type[BaseModel]]]) -> Iterable[tuple
 
 
 def _add_defaults(definition: dict[str, Any], values: dict[str, Any], definitions: dict[str, Any]) -> None:
-    """Write down the default of each key, of blocks within a block too."""
+    """Add the default of each key, including those of nested blocks."""
     for name, value in values.items():
         field = definition["properties"][name]
         inner = definitions.get(field.get("$ref", "").rpartition("/")[2])
@@ -83,7 +83,7 @@ def _add_defaults(definition: dict[str, Any], values: dict[str, Any], definition
 
 
 def _drop_titles(node: Any) -> None:
-    """Drop the titles that pydantic makes of names: editors show the names anyway."""
+    """Remove pydantic's generated titles, since editors show the names anyway."""
     if isinstance(node, dict):
         if isinstance(node.get("title"), str):
             del node["title"]

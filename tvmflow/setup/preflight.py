@@ -1,7 +1,6 @@
-"""Look at what a cell needs before anything runs: packages, files, the model's header, compiler, device, disk. Takes no
-second.
+"""Check in under a second what a cell needs: packages, files, model header, compiler, device, disk.
 
-Only what the stages that are to be done need is looked at. Starts neither Prefect nor TVM.
+Only what the pending stages need is checked. Starts neither Prefect nor TVM.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from tvmflow.targets.probed_processors import DEVICE, read_record
 from tvmflow.toolchain.compilers import compiler_named
 from tvmflow.toolchain.versions import version
 
-MAX_BYTES = 2 << 30  # files over that are left to the import, which reads them in parts
+MAX_BYTES = 2 << 30  # larger files are checked by the import, which reads them in parts
 _TIMEOUT_S = 60.0
 _CHANNELS_FIRST = ("onnx", "torch")  # the entry's shape is the file's own; the others may lie channels last
 
@@ -44,8 +43,8 @@ MIN_FREE_BYTES = 1 << 30  # a small network's artifacts, DVC's copy of them, the
 
 
 def ask_processors(workspace: Workspace, cells: Collection[Cell]) -> dict[str, TvmflowError]:
-    """Ask the devices of targets with `mcpu: device` what they are. Returns cell -> why it cannot be run: never asked,
-    and not there now.
+    """Query the devices of targets with `mcpu: device`. Returns cell -> why it cannot be run: never queried, and
+    unavailable now.
     """
     why: dict[str, TvmflowError] = {}
     for name in {cell.target: None for cell in cells if workspace.params.targets[cell.target].mcpu == DEVICE}:
@@ -62,7 +61,7 @@ def ask_processors(workspace: Workspace, cells: Collection[Cell]) -> dict[str, T
 
 
 def check_cell(workspace: Workspace, cell: Cell, todo: Collection[AnyStage]) -> None:
-    """Raise what would end a run of these stages of a cell later on: a TvmflowError that says what to do."""
+    """Raise TvmflowError for a problem that would end a run of these stages of a cell."""
     model, target = workspace.params.models[cell.model], workspace.params.targets[cell.target]
     names = {stage.name for stage in todo}
     if names & {"fetch", "import_model"}:
@@ -92,7 +91,7 @@ def check_cell(workspace: Workspace, cell: Cell, todo: Collection[AnyStage]) -> 
 
 
 def _check_packages(name: str, model: ModelEntry) -> None:
-    """Raise UsageError where the model's framework is not installed."""
+    """Raise UsageError if the model's framework is not installed."""
     needed = [tool for tool in FRONTENDS[model.framework].tools[:1] if not tool.startswith("tool:")]
     if (model.network or "").startswith("torchvision/"):
         needed.append("torchvision")
@@ -106,7 +105,7 @@ def _check_packages(name: str, model: ModelEntry) -> None:
 
 
 def _check_files(workspace: Workspace, name: str, model: ModelEntry) -> None:
-    """Raise SourceError where a file that the entry names is not there."""
+    """Raise SourceError if a file named in the entry is missing."""
     path = model.labels
     if path is not None and Path(path).suffix and not (workspace.root / path).exists():
         raise SourceError(

@@ -1,4 +1,4 @@
-"""Add an entry to a YAML file that a person wrote: a line or a few are put in, every other character stays."""
+"""Add an entry to a hand-written YAML file by inserting lines, leaving all other characters unchanged."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import yaml
 from tvmflow.support.errors import UsageError
 
 
-def with_entry(text: str, block: str, name: str, entry: dict[str, Any], compact: bool = False) -> str:
-    """Return the text with `name: entry` at the end of a top-level block, which is made where there is none.
+def add_entry(text: str, block: str, name: str, entry: dict[str, Any], compact: bool = False) -> str:
+    """Return the text with `name: entry` at the end of a top-level block, which is created if missing.
 
-    compact: on one line. Raises UsageError where the block is written such that lines cannot be added.
+    compact: on one line. Raises UsageError if the style of the block does not allow adding lines.
     """
     newline = "\r\n" if "\r\n" in text else "\n"
     lines = text.splitlines()
@@ -60,7 +60,7 @@ def _flow(value: Any) -> str:
 
 
 def _last_line(node: yaml.Node) -> int:
-    """Return the line on which the last value of a block ends; its own end is behind the comments that follow."""
+    """Return the line of the last value of a block, without the comments after it."""
     while isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         node = last[1] if isinstance(last, tuple) else last

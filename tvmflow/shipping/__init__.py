@@ -1,1 +1,1 @@
-"""Bundles, gates, promotion."""
+"""Ship libraries: bundles, release gates, promotion."""

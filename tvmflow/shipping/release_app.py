@@ -1,7 +1,7 @@
-"""Release an app: judge the champions of all its cells together, write the bundle, and say so in releases/APP.yaml.
+"""Release an app: check the champions of all its cells together, write the bundle, and update releases/APP.yaml.
 
-Every step before the last leaves the former release as it is; the last replaces one file. The same command goes on
-after a crash.
+Every step before the last leaves the former release unchanged; the last replaces one file. After a crash, run the same
+command again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tvmflow.shipping.bundle.manifest import Manifest
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.signing import keyid
 from tvmflow.shipping.bundle.verify import Trust, Verified, verify
-from tvmflow.shipping.bundle.write import Wish, write_bundle
-from tvmflow.shipping.gates.app import Judged, judge_bundle, judge_cell, judge_gpu
+from tvmflow.shipping.bundle.write import BundleRequest, write_bundle
+from tvmflow.shipping.gates.app import GateResult, judge_bundle, judge_cell, judge_gpu
 from tvmflow.shipping.gates.gpu import gpu_reasons, is_on_gpu
 from tvmflow.support.errors import BundleError, StoreError
 from tvmflow.support.files import describe_file, write_atomic
@@ -34,10 +34,8 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class AppRelease:
-    """What a command about an app's releases did.
-
-    what: release, promote, rollback, or none where the channel has it already; reasons: what speaks against it; bundle:
-    where it lies.
+    """The result of a release command. what: release, promote, rollback, or none if the channel already has it;
+    reasons: against it; bundle: its path.
     """
 
     app: str
@@ -54,7 +52,7 @@ class AppRelease:
 
     @property
     def text(self) -> str:
-        """What was done, in words."""
+        """Return what was done, as text."""
         if self.reasons:
             return f"{self.app} is not released: {'; '.join(self.reasons)}"
         if self.what == "none":
@@ -68,7 +66,7 @@ class AppRelease:
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be released. missing: why cells have no part, which are reasons against it."""
+    """The requested release. missing: reasons why cells have no part."""
 
     app: str
     entry: AppEntry
@@ -79,7 +77,7 @@ class Order:
 
 
 def release_app(workspace: Workspace, order: Order, tell: Tell) -> AppRelease:
-    """Release a new version on the app's own channel, if every gate lets it pass. Raises BundleError, StoreError."""
+    """Release a new version on the app's own channel, if every gate passes. Raises BundleError, StoreError."""
     app, channel = order.app, order.entry.channel
     with ledger.releases_lock(workspace, app):
         known = ledger.read_releases(workspace, app)
@@ -106,7 +104,9 @@ def release_app(workspace: Workspace, order: Order, tell: Tell) -> AppRelease:
         draft.parent.mkdir(parents=True, exist_ok=True)
         try:
             try:
-                manifest = write_bundle(draft, order.parts, Wish(app, number, order.entry.abis or None), order.key)
+                manifest = write_bundle(
+                    draft, order.parts, BundleRequest(app, number, order.entry.abis or None), order.key
+                )
             except BundleError as error:
                 return AppRelease(app, "release", channel, None, current.version if current else None, (error.found,))
             cells = _cells(manifest)
@@ -115,7 +115,7 @@ def release_app(workspace: Workspace, order: Order, tell: Tell) -> AppRelease:
                     app, "none", channel, current.version, None, (), ledger.bundle_path(workspace, app, current.version)
                 )
             tell("verifying the bundle")
-            refused, verified = _verified(draft, order.key)
+            refused, verified = _verify(draft, order.key)
             judged += judge_bundle(draft.stat().st_size, order.entry.gates)
             reasons = [*refused, *(one.reason for one in judged if not one.passed)]
             if reasons or order.dry_run:
@@ -148,14 +148,14 @@ def _cells(manifest: Manifest) -> tuple[ledger.ReleasedCell, ...]:
     )
 
 
-def _verified(draft: Path, key: Ed25519PrivateKey | None) -> tuple[list[str], Verified | None]:
+def _verify(draft: Path, key: Ed25519PrivateKey | None) -> tuple[list[str], Verified | None]:
     try:
         return [], verify(draft, Trust(key.public_key() if key else None, unsigned=key is None))
     except BundleError as error:
         return [f"the bundle is refused: {error.found}"], None
 
 
-def _evidence(order: Order, judged: Sequence[Judged], verified: Verified | None) -> dict[str, Any]:
+def _evidence(order: Order, judged: Sequence[GateResult], verified: Verified | None) -> dict[str, Any]:
     return {
         "app": order.app,
         "gates": [one.to_json() for one in judged],
@@ -180,7 +180,7 @@ def _keep(
     evidence: dict[str, Any],
     tell: Tell,
 ) -> ledger.Version:
-    """Put bundle and evidence in their places; nothing names them yet."""
+    """Store bundle and evidence in their final places, before anything refers to them."""
     draft, cells = made
     file = describe_file(draft)
     tell("keeping the evidence")
@@ -200,13 +200,13 @@ def _keep(
 
 
 def promote_app(workspace: Workspace, app: str, source: str, channel: str, tell: Tell) -> AppRelease:
-    """Put the version of one channel on another: the same bytes. Raises StoreError where there is none."""
+    """Put the version of one channel on another: the same bytes. Raises StoreError if there is none."""
     with ledger.releases_lock(workspace, app):
         known = ledger.read_releases(workspace, app)
         version = known.current(source)
         if version is None:
             raise StoreError(f"{app} has nothing on {source}", "a release there", f"run 'tvmflow release {app}'")
-        path = ledger.bring_bundle(workspace, app, version)
+        path = ledger.restore_bundle(workspace, app, version)
         current = known.current(channel)
         if current is not None and current.version == version.version:
             return AppRelease(app, "none", channel, version.version, None, (), path)
@@ -214,7 +214,7 @@ def promote_app(workspace: Workspace, app: str, source: str, channel: str, tell:
 
 
 def rollback_app(workspace: Workspace, app: str, channel: str, tell: Tell) -> AppRelease:
-    """Give a channel the version back that its current one replaced. Raises StoreError where there is none."""
+    """Restore the version that a channel had before its current one. Raises StoreError if there is none."""
     with ledger.releases_lock(workspace, app):
         known = ledger.read_releases(workspace, app)
         version = known.before(channel)
@@ -224,7 +224,7 @@ def rollback_app(workspace: Workspace, app: str, channel: str, tell: Tell) -> Ap
                 "one that replaced another",
                 f"see 'tvmflow releases {app}' for what was released",
             )
-        ledger.bring_bundle(workspace, app, version)
+        ledger.restore_bundle(workspace, app, version)
         return _publish(workspace, known, "rollback", channel, version.version, tell)
 
 
@@ -233,7 +233,7 @@ def _publish(
 ) -> AppRelease:
     current = known.current(channel)
     tell("writing the entry")
-    ledger.write_releases(workspace, known.changed(what, channel, number))
+    ledger.write_releases(workspace, known.add_change(what, channel, number))
     tell("released")
     path = ledger.bundle_path(workspace, known.app, number)
     return AppRelease(known.app, what, channel, number, current.version if current else None, (), path)

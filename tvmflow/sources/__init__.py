@@ -1,1 +1,1 @@
-"""Where weights, data and labels come from."""
+"""Sources of weights, data and labels."""

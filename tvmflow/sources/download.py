@@ -1,4 +1,4 @@
-"""Download a file that is pinned by its sha256: resumed, retried, limited in size, redirects checked."""
+"""Download a file pinned by its sha256, with resumption, retries, a size limit and redirect checks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def download(url: str, target: Path, limits: DownloadLimits, digest: str, progre
     A part that was fetched before (`target` + .part) is continued. Raises DownloadError when the network failed every
     time, DigestError when the bytes are others, SourceError when the server's reply can never be accepted.
     """
-    import requests  # here, since what only asks for names of sources needs no network
+    import requests  # imported here, since listing names of sources needs no network
 
     part = target.with_name(target.name + ".part")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def download(url: str, target: Path, limits: DownloadLimits, digest: str, progre
             last = str(error)
             continue
         except requests.RequestException as error:
-            last = type(error).__name__  # its text may hold the whole address, with user and token
+            last = type(error).__name__  # its text may contain the address with user and token
             continue
         kind = _KINDS.get(len(digest), "sha256")
         actual = _digest(part, kind)
@@ -63,18 +63,18 @@ def download(url: str, target: Path, limits: DownloadLimits, digest: str, progre
             os.replace(part, target)
             return
         part.unlink()
-        if resumed:  # the old part may have been of another file: begin anew
-            last = "the part that was there before did not fit"
+        if resumed:  # the old part may belong to another file: start again
+            last = "the part of an earlier download did not match"
             continue
         raise DigestError(
-            f"{_shown(url)} has {kind} {actual}",
+            f"{_redact(url)} has {kind} {actual}",
             f"{kind} {digest}",
             "if the file was changed on purpose, put its new sha256 into params.yaml; otherwise do not use it",
         )
     raise DownloadError(
-        f"{_shown(url)} could not be downloaded in {limits.attempts} attempts; last: {last}",
+        f"{_redact(url)} could not be downloaded in {limits.attempts} attempts; last: {last}",
         "a server that responds",
-        "try again later: what has arrived is kept and will be continued",
+        "try again later: the download will be resumed",
     )
 
 
@@ -94,7 +94,7 @@ def _fetch_rest(url: str, part: Path, limits: DownloadLimits, progress: Progress
             raise _TryAgain(f"HTTP {response.status_code}")
         if response.status_code not in (200, 206):
             raise SourceError(
-                f"{_shown(url)} responded with HTTP {response.status_code}", "HTTP 200", "check the address"
+                f"{_redact(url)} responded with HTTP {response.status_code}", "HTTP 200", "check the address"
             )
         if response.status_code == 200:
             have = 0
@@ -128,7 +128,7 @@ def _open(url: str, have: int, limits: DownloadLimits) -> requests.Response:
             return response
         response.close()
         url = urljoin(url, response.headers["Location"])
-    raise SourceError(f"{_shown(url)} redirects more than {_MAX_REDIRECTS} times", "a file")
+    raise SourceError(f"{_redact(url)} redirects more than {_MAX_REDIRECTS} times", "a file")
 
 
 def _check_address(url: str) -> None:
@@ -136,7 +136,7 @@ def _check_address(url: str) -> None:
     if parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK):
         return
     raise SourceError(
-        f"address {_shown(url)} is {parts.scheme or 'no'} protocol",
+        f"address {_redact(url)} is {parts.scheme or 'no'} protocol",
         "https (http only on loopback), also after a redirect",
         "use an https address",
     )
@@ -147,7 +147,7 @@ def _check_size(url: str, size: int, limits: DownloadLimits, part: Path | None =
         if part is not None:
             part.unlink(missing_ok=True)
         raise SourceError(
-            f"{_shown(url)} holds more than {limits.max_bytes} bytes",
+            f"{_redact(url)} holds more than {limits.max_bytes} bytes",
             f"at most {limits.max_bytes}",
             "raise fetch.max_download_mb in params.yaml if that is right",
         )
@@ -158,7 +158,7 @@ def _digest(path: Path, kind: str) -> str:
         return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
 
 
-def _shown(url: str) -> str:
-    """Return the address without user names, passwords and queries, which do not belong in a log."""
+def _redact(url: str) -> str:
+    """Return the address without user names, passwords and queries, which must not be logged."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"

@@ -1,4 +1,4 @@
-"""The parts of a model's entry beside its weights: files of the user's own, data, labels, the network's factory."""
+"""Resolve the files of a model's entry beside its weights: data, labels and the network's factory."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ ReadImages = Callable[[list[Path], ImageRecipe], Any]  # files -> (N, C, height,
 
 
 def own_files(model: ModelEntry, weights: WeightFiles, root: Path) -> dict[str, Path]:
-    """Return what it is -> path of every file of the workspace that a model names. Raises SourceError where one is
-    missing.
-    """
+    """Return description -> path of every workspace file in a model's entry. Raises SourceError for a missing one."""
     files = {}
     if model.weights.file is not None:
         files["weights"] = local_file(model.weights.file, root)
@@ -58,14 +56,12 @@ def _existing(what: str, name: str, root: Path, expected: str, key: str) -> Path
 
 
 def image_recipe(model: ModelEntry) -> ImageRecipe:
-    """Return how image files become the model's one input. Raises SourceError where it has another input than
-    images.
-    """
+    """Return the image recipe of the model's single input. Raises SourceError for an input that is no image."""
     return recipe_for([tensor.shape for tensor in model.tensors.values()], model.preprocess)
 
 
 def prepare_images(x: Any, model: ModelEntry) -> Any:
-    """Return images (N, C, H, W) as the model takes them: scale, mean and std of its entry, the dtype of its input."""
+    """Return images (N, C, H, W) preprocessed for the model: scale, mean, std and dtype of its entry."""
     return normalize_images(x, model.preprocess, next(iter(model.tensors.values())).dtype)
 
 
@@ -85,7 +81,7 @@ def _folder_samples(model: ModelEntry, dataset: ImageFolder, root: Path, read_im
 def samples_of(
     model: ModelEntry, sizes: SplitSizes, random_samples: int, root: Path, read_images: ReadImages
 ) -> dict[str, Samples]:
-    """Return calibration and evaluation samples, and those to train on where the model has a data set."""
+    """Return calibration and evaluation samples, and training samples if the model has a data set."""
     tensors = model.tensors
     if model.dataset is None:
         specs = [datasets.RandomInput(t.shape[1:], t.dtype, t.low, t.high) for t in tensors.values()]
@@ -94,7 +90,7 @@ def samples_of(
     if isinstance(model.dataset, ImageFolder):
         ready = _folder_samples(model, model.dataset, root, read_images)
     elif model.inputs:
-        ready = _as_described(datasets.load_named(root / model.dataset, list(tensors)), model)
+        ready = _convert_samples(datasets.load_named(root / model.dataset, list(tensors)), model)
     else:
         raw = datasets.load_dataset(model.dataset, root)
         is_flipped = model.preprocess.channels == "BGR" and raw.x.ndim == 4 and raw.x.shape[1] == 3
@@ -104,8 +100,8 @@ def samples_of(
     return {"train": split.train, "calibration": split.calibration, "evaluation": split.evaluation}
 
 
-def _as_described(samples: Samples, model: ModelEntry) -> Samples:
-    """Return samples in the dtypes of the entry. Raises SourceError where numbers would change, or lie out of
+def _convert_samples(samples: Samples, model: ModelEntry) -> Samples:
+    """Return samples in the dtypes of the entry. Raises SourceError for values that would change or are out of
     bounds.
     """
     ready = []
@@ -132,7 +128,7 @@ def labels_of(model: ModelEntry, root: Path) -> list[str] | None:
 
 
 def copy_network(network: str | None, root: Path, out: Path) -> str | None:
-    """Copy a factory of the user's own, so that later stages use the very file that this key is made of."""
+    """Copy a user's network factory, so that later stages use the file whose digest is in the recipe key."""
     path = factory_file(network)
     if path is None or network is None:
         return network

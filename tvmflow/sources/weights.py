@@ -1,6 +1,4 @@
-"""Bring a model's weights into a folder, whatever their source. Model files are untrusted: nothing here unpickles
-code.
-"""
+"""Fetch a model's weights into a folder from any source. Model files are untrusted: no code is unpickled."""
 
 from __future__ import annotations
 
@@ -26,10 +24,10 @@ def _alone(_path: Path) -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """The files that a model comes as: how the name of the first ends, and which others belong to it.
+    """The files of a model: suffixes of the first, and companion files.
 
-    companions: the path of a local model -> name in the stage's folder -> further file. Raises ModelFileError.
-    part_name: what a further file from a url is called, where not as at its source.
+    companions: path of a local model -> name in the stage's folder -> further file; raises ModelFileError. part_name:
+    the name of a further file from a url, by default that at its source.
     """
 
     suffixes: tuple[str, ...]
@@ -39,7 +37,7 @@ class WeightFiles:
 
 @dataclass(frozen=True)
 class WeightsRequest:
-    """What to bring: the model's framework, network, and its `weights:` entry."""
+    """A model's framework, network, and `weights:` entry."""
 
     framework: str
     network: str | None
@@ -50,14 +48,14 @@ class WeightsRequest:
     files: WeightFiles
 
 
-def bring_weights(request: WeightsRequest, out: Path, train_on: Samples | None, progress: Progress) -> Path:
-    """Put the weights file into `out` and return its path. Raises a SourceError or ModelFileError."""
+def fetch_weights(request: WeightsRequest, out: Path, train_on: Samples | None, progress: Progress) -> Path:
+    """Fetch the weights file into `out` and return its path. Raises SourceError or ModelFileError."""
     source = next(kind for kind in ("url", "file", "zoo", "seeded", "train") if request.weights.get(kind) is not None)
     return _SOURCES[source](request, out, train_on, progress)
 
 
 def local_file(request_file: str, root: Path) -> Path:
-    """Return the path of a `file:` source (relative to the workspace). Raises SourceError when it is not a file."""
+    """Return the path of a `file:` source (relative to the workspace). Raises SourceError if it is no file."""
     path = root / request_file
     if not path.is_file():
         raise SourceError(f"no weights file {path}", "a file", "correct weights.file in params.yaml")
@@ -84,13 +82,13 @@ def _from_file(request: WeightsRequest, out: Path, _train_on: Samples | None, _p
 
 
 def factory_file(network: str | None) -> str | None:
-    """Return the path in `path/to/file.py:function`, None for a network of ours."""
+    """Return the path in `path/to/file.py:function`, None for a built-in network."""
     match = re.fullmatch(r"([\w./-]+\.py):[A-Za-z_]\w*", network or "")
     return match[1] if match else None
 
 
 def mxnet_parameters(path: Path) -> dict[str, Path]:
-    """Return the parameters beside NAME-symbol.json: NAME-EPOCH.params, of which the last epoch counts."""
+    """Return the parameters beside NAME-symbol.json: NAME-EPOCH.params of the last epoch."""
     stem = path.name.removesuffix("-symbol.json")
     parameters = sorted(path.parent.glob(f"{stem}-[0-9][0-9][0-9][0-9].params"))
     if not parameters:
@@ -125,7 +123,7 @@ def _from_url(request: WeightsRequest, out: Path, _train_on: Samples | None, pro
 
 
 def _download(request: WeightsRequest, url: str, sha256: str, target: Path, progress: Progress) -> None:
-    """Download outside the stage's folder, so that a part survives a failed stage and is continued by the next."""
+    """Download outside the stage's folder, so that a partial download survives a failed stage and is resumed."""
     kept = request.downloads / sha256
     download(url, kept, request.limits, sha256, progress)
     shutil.move(kept, target)
@@ -146,9 +144,7 @@ def _from_zoo(request: WeightsRequest, out: Path, _train_on: Samples | None, pro
 
 
 def _keras_zoo(request: WeightsRequest, network: str, name: str, out: Path, progress: Progress) -> Path:
-    """Fetch a network's weights from where Keras has them, with the hash that Keras has for them, or the sha256 of
-    params.yaml.
-    """
+    """Fetch a network's weights from Keras's URL, verified by Keras's hash or the sha256 in params.yaml."""
     from tvmflow.sources.networks.keras_zoo import zoo_file
 
     if name != "imagenet":
@@ -167,7 +163,7 @@ def _keras_zoo(request: WeightsRequest, network: str, name: str, out: Path, prog
 
 
 def _mxnet_export(request: WeightsRequest, source: str, out: Path) -> Path:
-    """Let MXNet's own tool environment build a Gluon network and write its two files."""
+    """Build a Gluon network in MXNet's tool environment and write its two files."""
     from tvmflow.toolchain.environments import run_tool
 
     network = request.network or ""
@@ -181,7 +177,7 @@ def _mxnet_export(request: WeightsRequest, source: str, out: Path) -> Path:
 
 
 def _torchvision_zoo(request: WeightsRequest, model: str, name: str, out: Path, progress: Progress) -> Path:
-    """Fetch a named torchvision weight set; its file name carries the start of its sha256, which is checked."""
+    """Fetch a torchvision weight set; its file name contains the start of its sha256, which is verified."""
     from tvmflow.sources.networks.torch_zoo import torchvision_models
 
     legal = {entry.name: entry for entry in torchvision_models().get_model_weights(model)}
@@ -200,9 +196,9 @@ def _from_seed(request: WeightsRequest, out: Path, _train_on: Samples | None, _p
     seed = request.weights["seeded"]
     if request.framework == "keras":
         return save_weights("keras", _network(request, seed), out)
-    from tvmflow.sources.networks.torch_zoo import seeded
+    from tvmflow.sources.networks.torch_zoo import build_seeded
 
-    return save_weights("torch", seeded(request.network or "", seed, request.root), out)
+    return save_weights("torch", build_seeded(request.network or "", seed, request.root), out)
 
 
 def _from_training(request: WeightsRequest, out: Path, train_on: Samples | None, progress: Progress) -> Path:
@@ -227,7 +223,7 @@ def _network(request: WeightsRequest, seed: int) -> Any:
 
 
 def save_weights(framework: str, network: Any, out: Path) -> Path:
-    """Write the weights of a network as tensors only: safetensors for torch, HDF5 for Keras."""
+    """Write the weights of a network without code: safetensors for torch, HDF5 for Keras."""
     if framework == "keras":
         path = out / "model.weights.h5"
         network.save_weights(path)

@@ -1,1 +1,1 @@
-"""What every package may use: errors, files, digests, paths, progress, version."""
+"""Shared utilities: errors, files, digests, paths, progress, version."""

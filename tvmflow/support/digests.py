@@ -1,7 +1,7 @@
-"""Digests of files, each file read once: a digest holds as long as the file is the same one and nobody wrote to it.
+"""Compute digests of files, reading each file once as long as it does not change.
 
-The file system says so: its device and inode, its size, and when it was last written to and changed. A file that was
-changed a moment ago is read again, since a second change within the same tick of the clock would not show.
+A change is detected by device, inode, size, and modification and change times. A file that was changed a moment ago is
+read again, since a second change within the same clock tick would not be visible.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COARSE_TICK_NS = 2_500_000_000  # of file systems that count in seconds
 
 @dataclass(frozen=True)
 class OutputFile:
-    """sha256: trusted; md5: the file's name in DVC's cache; size in bytes."""
+    """sha256: trusted; md5: the file's name in DVC's cache; size: in bytes."""
 
     sha256: str
     md5: str
@@ -42,13 +42,13 @@ class _Identity:
         return _Identity(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
     def was_settled_at(self, now_ns: int) -> bool:
-        """Say whether a later change would have another time than this one."""
+        """Return whether a later change would have a different time."""
         last = max(self.written_ns, self.changed_ns)
         return now_ns - last > (_TICK_NS if last % 1_000_000_000 else _COARSE_TICK_NS)
 
 
 class Digests:
-    """What a process knows of files. bytes_read: how much it had to read for that."""
+    """The file digests known to a process. bytes_read: number of bytes read for them."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[_Identity, str]] = {}
@@ -69,7 +69,7 @@ class Digests:
         return OutputFile(sha256, md5.hexdigest(), size)
 
     def _read(self, path: Path, *others: Any) -> tuple[str, int]:
-        """Return the sha256 and the number of bytes; other kinds of digests are fed too."""
+        """Return the sha256 and the number of bytes; also update other hashes."""
         began, size, sha256 = time.time_ns(), 0, hashlib.sha256()
         with path.open("rb") as file:
             before = _Identity.of(os.fstat(file.fileno()))
@@ -86,18 +86,18 @@ class Digests:
         return digest, size
 
     def moved(self, before: Path, after: Path) -> None:
-        """Know the files of a folder under the name that it has now."""
+        """Record that a folder was renamed."""
         with self._lock:
             for name in [name for name in self._known if Path(name).is_relative_to(before)]:
                 self._known[str(after / Path(name).relative_to(before))] = self._known.pop(name)
 
     def to_json(self) -> list[list[Any]]:
-        """Return what is known as plain values, for another process of the same walk."""
+        """Return the digests as plain values, for another process of the same run."""
         with self._lock:
             return [[path, *vars(identity).values(), sha256] for path, (identity, sha256) in self._known.items()]
 
     def learn(self, known: Iterable[list[Any]]) -> None:
-        """Take over what another process knows."""
+        """Add digests of another process."""
         with self._lock:
             for path, *identity, sha256 in known:
                 self._known[str(path)] = (_Identity(*identity), str(sha256))

@@ -1,4 +1,4 @@
-"""Every error that tvmflow raises on purpose.
+"""Define the errors of tvmflow.
 
 TvmflowError                 exit 1   the base: what was found, what was expected, what to do
 |- UsageError                exit 2   the request cannot be understood
@@ -42,7 +42,7 @@ from typing import Any, ClassVar
 
 
 class TvmflowError(Exception):
-    """An expected failure, told as: what was found, what was expected, a hint what to do."""
+    """An expected failure: what was found, what was expected, and what to do."""
 
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
@@ -63,7 +63,7 @@ class TvmflowError(Exception):
         return type(self), (self.found, self.expected, self.hint)
 
     def to_json(self) -> dict[str, str]:
-        """Return the error as plain strings, so that it can cross a process border."""
+        """Return the error as plain strings, for another process."""
         return {
             "type": type(self).__name__,
             "found": self.found,
@@ -81,7 +81,7 @@ class ParamsError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    """name: what was asked for; where a legal name is like it, that is what to do."""
+    """name: the requested name; the hint suggests a similar legal name, if any."""
 
     def __init__(
         self, found: str, expected: str = "", hint: str = "", *, legal: Iterable[str] = (), name: str | None = None
@@ -219,13 +219,13 @@ def _subclasses(root: type[TvmflowError]) -> dict[str, type[TvmflowError]]:
 
 
 def from_json(data: dict[str, str]) -> TvmflowError:
-    """Rebuild an error that another process wrote with `to_json`; an unknown type becomes StageError."""
+    """Return the error from another process's `to_json`; an unknown type becomes StageError."""
     kind = _subclasses(TvmflowError).get(data.get("type", ""), StageError)
     return kind(data.get("found", ""), data.get("expected", ""), data.get("hint", ""))
 
 
 def from_os_error(error: OSError, doing: str) -> StoreError:
-    """Translate a full disk or a missing permission into one clear StoreError."""
+    """Convert a full disk or a missing permission to a StoreError."""
     import errno
 
     path = error.filename or ""
@@ -245,9 +245,7 @@ def from_os_error(error: OSError, doing: str) -> StoreError:
 
 
 def similar_name(name: str, legal: Iterable[str]) -> str | None:
-    """Return the legal name that was probably meant: the same but for case and signs, or nearly the same; None for
-    none.
-    """
+    """Return the legal name that was probably meant, ignoring case and punctuation; None without a similar one."""
     import difflib
 
     plain = {_plain(known): known for known in legal}
@@ -270,30 +268,30 @@ def _plain(name: str) -> str:
 
 
 def did_you_mean(name: str, legal: Iterable[str]) -> str:
-    """Return " (did you mean 'x'?)", or nothing where no legal name is like it."""
+    """Return " (did you mean 'x'?)", or "" without a similar legal name."""
     similar = similar_name(name, legal)
     return f" (did you mean {similar!r}?)" if similar else ""
 
 
 def first_line(error: BaseException, limit: int = 300) -> str:
-    """Return the first line of an error's text that says something, or the error's type where none does."""
+    """Return the first non-empty line of an error's text, or else the error's type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:limit] if lines else type(error).__name__
 
 
 def last_line(error: BaseException, limit: int = 300) -> str:
-    """Return the last line of an error's text: where TVM puts what went wrong."""
+    """Return the last line of an error's text, where TVM puts the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:limit] if lines else type(error).__name__
 
 
 def last_words(said: bytes, limit: int = 300) -> str:
-    """Return the last line that a process wrote, without what commands a terminal; "" where it wrote nothing."""
+    """Return the last line of a process's output without terminal control characters, "" for no output."""
     lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
     return "".join(c if c.isprintable() else " " for c in lines[-1][:limit]) if lines else ""
 
 
 def error_words(said: bytes, limit: int = 300) -> str:
-    """Return the first line that a process wrote and that names an error, else the last one, as `last_words` does."""
+    """Return the first line of a process's output that names an error, else the last line."""
     errors = [line for line in said.splitlines() if b"error:" in line]
     return last_words(errors[0] if errors else said, limit)

@@ -29,12 +29,12 @@ def sha256_of(path: Path) -> str:
 
 
 def describe_file(path: Path) -> OutputFile:
-    """Read a file once and return its digests and its size in bytes."""
+    """Read a file once and return its digests and size."""
     return Digests().describe(path)
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old content or the new, and a crash leaves one of them."""
+    """Write a file atomically: readers and crashes see either the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -48,9 +48,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def save_arrays(path: Path, **groups: Sequence[Any]) -> None:
-    """Write groups of numpy arrays to an .npz file: the first of a group under its name, the others as NAME.1, NAME.2,
-    ...
-    """
+    """Write groups of numpy arrays to an .npz file: the first of a group as NAME, the others as NAME.1, NAME.2, ..."""
     import numpy as np
 
     arrays = {
@@ -62,7 +60,7 @@ def save_arrays(path: Path, **groups: Sequence[Any]) -> None:
 
 
 def load_arrays(path: Path, name: str) -> tuple[Any, ...]:
-    """Return a group of arrays that `save_arrays` wrote, empty where there is none."""
+    """Return a group of arrays written by `save_arrays`, empty if there is none."""
     import numpy as np
 
     with np.load(path, allow_pickle=False) as data:

@@ -1,4 +1,4 @@
-"""Paths of our own sources: the Python packages and the runtime in C."""
+"""Locate our own sources: the Python packages and the C runtime."""
 
 from __future__ import annotations
 

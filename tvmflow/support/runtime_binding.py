@@ -1,6 +1,4 @@
-"""The binding that apps use, as a module of this process, and what a device's process provides for networks with an
-accelerator.
-"""
+"""Load the apps' Python binding of the runtime, and provide what devices need for accelerators."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ DRIVER_ERROR_FUNCTION = "tvmflow.driver_error"
 
 @functools.cache
 def network_binding() -> Any:
-    """Return runtime/python/tvmflow_network.py, which bundles carry, as a module."""
+    """Return runtime/python/tvmflow_network.py, the binding in bundles, as a module."""
     spec = importlib.util.spec_from_file_location("tvmflow_network", RUNTIME / "python" / "tvmflow_network.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

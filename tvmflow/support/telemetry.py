@@ -1,4 +1,4 @@
-"""Environment variables that keep the tools from reporting home."""
+"""Define environment variables that disable the tools' telemetry."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What a process of ours does not take over from TVM's import: PyTorch, and its handler of segmentation faults.
+"""Keep TVM's import from importing PyTorch and from installing its SIGSEGV handler.
 
-TVM imports PyTorch where it is installed, which takes 2 s of every process; one that needs PyTorch imports it by
-itself, before or after TVM. On SIGSEGV, TVM's library prints a backtrace for which it allocates memory, and waits
-forever where the fault came in the middle of an allocation: of 200 processes that allocate, 41 did. Python's
-faulthandler does not.
+TVM imports PyTorch if it is installed, which takes 2 s per process; a process that needs PyTorch imports it itself,
+before or after TVM. On SIGSEGV, TVM's library prints a backtrace, for which it allocates memory, and waits forever if
+the fault came during an allocation: of 200 processes that allocate, 41 hung. Python's faulthandler does not.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from types import ModuleType
 
 
 class _Loader(SourceFileLoader):
-    """Loads tvm_ffi, whose library sets the handler, and sets another."""
+    """Loads tvm_ffi, whose library installs the handler, and installs faulthandler again."""
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        faulthandler.disable()  # enable() changes nothing where it is on already, under TVM's
+        faulthandler.disable()  # enable() has no effect if it is already enabled below TVM's handler
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
         faulthandler.enable(file=2)
 
 
 class _Finder:
-    """Refuses torch as long as TVM is being imported, and finds tvm_ffi for `_Loader`."""
+    """Hides torch while TVM is being imported, and finds tvm_ffi for `_Loader`."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -45,8 +44,6 @@ def _is_being_imported(name: str) -> bool:
 
 
 def prepare_import_of_tvm() -> None:
-    """Let TVM, when this process imports it, neither bring PyTorch along, which it takes well, nor keep its handler of
-    SIGSEGV.
-    """
+    """Make a later import of TVM in this process skip PyTorch and keep faulthandler's SIGSEGV handler."""
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)

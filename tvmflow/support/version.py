@@ -1,3 +1,3 @@
-"""The version of tvmflow, for every part that writes it down."""
+"""Define the version of tvmflow."""
 
 __version__ = "0.1.0"

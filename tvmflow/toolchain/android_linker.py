@@ -1,11 +1,9 @@
-"""A compiler and linker of model libraries for Android without its NDK: clang and lld of zig, and stubs for bionic's
-libraries.
+"""Compile and link libraries for Android without the NDK, by zig's clang and lld and stubs of bionic's libraries.
 
-A model library asks for a few functions of libc and libm alone. So it is compiled with headers of those
-(runtime/bionic), and linked against libraries that have their names and versions and no code; the phone's own take
-their place. So is the native part of the class in Java, with jni.h of a JDK. Nothing else can be made with this:
-programs and C++ need the NDK. Run as a program by compilers.py, with nothing imported but Python's own; zig is found by
-that.
+A model library uses only a few functions of libc and libm. So it is compiled with headers of those (runtime/bionic),
+and linked against stub libraries with their names and versions but without code; the phone's own libraries replace
+them. The native part of the Java class is built in the same way, with jni.h of a JDK. Programs and C++ need the NDK.
+Run as a program by compilers.py, with Python's standard library only, with the zig found there.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ _ALIGNED = ("-z", "separate-loadable-segments")  # NDK's linker does so too: eac
 
 
 def make_stubs(folder: Path, zig: str, sources: Path, triple: str, api: str) -> None:
-    """Write libc.so, libm.so, libdl.so and the objects that every library gets. Raises CalledProcessError."""
+    """Write libc.so, libm.so, libdl.so and the objects linked into every library. Raises CalledProcessError."""
     (folder / "version.map").write_text("LIBC { global: *; };\n", encoding="ascii")
     for name in ("libc", "libm", "libdl"):
         listed = sources / f"{name}.txt"
@@ -45,8 +43,8 @@ def make_stubs(folder: Path, zig: str, sources: Path, triple: str, api: str) -> 
 
 
 def _make_arithmetic(zig: str, folder: Path) -> None:
-    """Write the functions that compilers for 32-bit Arm call: divisions, 64 bits, 16-bit floats; and the end of a
-    stack.
+    """Write the compiler runtime of 32-bit Arm: divisions, 64-bit operations, 16-bit floats; and the stack protector's
+    end.
     """
     (folder / "empty.c").write_text("\n", encoding="ascii")
     made = ["-target", _ARM, "-fcompiler-rt", "-O", "ReleaseFast", "-fPIC", "-fstrip"]
@@ -54,8 +52,8 @@ def _make_arithmetic(zig: str, folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Do what a compiler does with these options. In front of them: zig, the folder of the stubs, that of the headers,
-    triple and API level.
+    """Act as a compiler with these options. Before them: zig, the folders of stubs and headers, triple and API
+    level.
     """
     if arguments[0] == "--stubs":
         make_stubs(Path(arguments[1]), arguments[2], Path(arguments[3]), *arguments[4:6])
@@ -88,7 +86,7 @@ def _link(zig: str, options: list[str], to: Path) -> None:
 
 
 def _library(zig: str, stubs: Path, triple: str, options: list[str]) -> None:
-    """Compile what is a source, and link."""
+    """Compile the sources and link."""
     with tempfile.TemporaryDirectory() as name:
         objects, link, compile_with, to = [], list[str](), list[str](), Path("a.out")
         words = iter(options)

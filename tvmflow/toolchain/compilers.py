@@ -1,7 +1,7 @@
-"""The C compilers that libraries are linked with: programs on PATH, and those that are found in other ways, a row each.
+"""List the C compilers that link libraries: programs on PATH, zig, the Android NDK, and bionic stubs.
 
-`cc:` of a target names a row or a program. What a target names nothing for is chosen here, and recorded. Recipe keys
-have the name and the version of a compiler and not this file: what changes libraries here has to change a version.
+`cc:` of a target names an entry or a program; without it, a compiler is chosen here and recorded. Recipe keys contain
+the name and version of a compiler but not this file: a change here that affects libraries must change a version.
 """
 
 from __future__ import annotations
@@ -36,21 +36,19 @@ _BIONIC = RUNTIME / "bionic"
 
 @dataclass(frozen=True)
 class Command:
-    """How a compiler is called for one target. words: what goes before options and files; refuses: options that it does
-    not know.
-    """
+    """The command of a compiler for one target. words: before options and files; refuses: unsupported options."""
 
     words: tuple[str, ...]
     refuses: frozenset[str] = frozenset()
 
     def line(self, *arguments: str) -> list[str]:
-        """Return a command line, without the options that the compiler refuses."""
+        """Return a command line without the options that the compiler does not support."""
         return [*self.words, *(word for word in arguments if word not in self.refuses)]
 
 
 class Compiler(ABC):
-    """A compiler of C11 that links shared objects too. lacks: what else it cannot make, "" for nothing; has_jni:
-    whether it brings jni.h.
+    """A C11 compiler that links shared objects. lacks: what it cannot build, "" for nothing; has_jni: it includes
+    jni.h.
     """
 
     lacks: ClassVar[str] = ""
@@ -58,15 +56,15 @@ class Compiler(ABC):
 
     @abstractmethod
     def command(self, mtriple: str) -> Command:
-        """Return how it is called for a target. Raises ToolchainError where it is absent or cannot serve it."""
+        """Return its command for a target. Raises ToolchainError if it is missing or does not support the target."""
 
     @abstractmethod
     def version(self) -> str:
-        """Return its version, a part of recipe keys; 'absent' where it is not installed."""
+        """Return its version, part of recipe keys; 'absent' if it is not installed."""
 
 
 class Program(Compiler):
-    """A program on PATH, as g++ or aarch64-linux-gnu-g++."""
+    """A program on PATH, such as g++ or aarch64-linux-gnu-g++."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -78,7 +76,7 @@ class Program(Compiler):
                 f"{self.name} on PATH",
                 f"install it (Debian: apt-get install {debian_package(self.name)})" + _instead(mtriple),
             )
-        # Divisions and 64 bits of 32-bit Arm are functions of gcc's library, which a system need not have.
+        # On 32-bit Arm, divisions and 64-bit operations are functions of libgcc, which a system may lack.
         is_arm32 = triple_of(mtriple).architecture == ARM32
         return Command((self.name, "-static-libgcc") if is_arm32 else (self.name,))
 
@@ -87,7 +85,7 @@ class Program(Compiler):
 
 
 class Zig(Compiler):
-    """zig, of the package ziglang or on PATH: every Linux of Arm and x86-64 with no further files; no Android."""
+    """zig, from the package ziglang or PATH, for all Linux systems on Arm and x86-64; not for Android."""
 
     def command(self, mtriple: str) -> Command:
         triple = triple_of(mtriple)
@@ -112,7 +110,7 @@ class Zig(Compiler):
 
 
 class Ndk(Compiler):
-    """clang of Android's NDK, in the folder that ANDROID_NDK_HOME names."""
+    """clang of Android's NDK in ANDROID_NDK_HOME."""
 
     has_jni = True
 
@@ -150,9 +148,7 @@ class Ndk(Compiler):
 
 
 class BionicStubs(Compiler):
-    """zig's clang and lld, with headers and stubs of what a model library uses of bionic: no NDK, and no other
-    libraries.
-    """
+    """zig's clang and lld with headers and stubs of bionic, without the NDK; for model libraries only."""
 
     lacks = f"libraries only: the agent needs Android's NDK ({_NDK})"
 
@@ -241,15 +237,15 @@ COMPILERS: Table[Compiler] = Table("compilers", {"zig": Zig(), "ndk": Ndk(), "bi
 
 
 def compiler_named(name: str) -> Compiler:
-    """Return the compiler that `cc:` names: a row, or else a program."""
+    """Return the compiler of `cc:`: an entry, or else a program."""
     return COMPILERS[name] if name in COMPILERS else Program(name)
 
 
 def compiler_for(mtriple: str) -> str:
-    """Return the name of the compiler of a target that names none: g++ for this machine's own.
+    """Return the default compiler of a target: g++ for this machine.
 
-    For Android the NDK, and stubs of its libraries where there is none but zig. For another Linux that of Debian's
-    cross packages where it is there, else zig where that is.
+    For Android the NDK, or the bionic stubs if only zig is installed. For another Linux the compiler of Debian's cross
+    packages, else zig.
     """
     triple = triple_of(mtriple)
     if triple.system == "android":

@@ -1,7 +1,6 @@
-"""Debian packages of this machine's release, unpacked in a folder: no privilege, and nothing of the system is changed.
+"""Unpack Debian packages of this machine's release into a folder, without root and without changing the system.
 
-apt works in a folder of its own with the distribution's sources and keys: what it downloads it checks against the
-signed index.
+apt works in a folder of its own with the distribution's sources and keys; it verifies downloads by the signed index.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ APT::Sandbox::User "{user}";
 Acquire::Languages "none";
 Acquire::Retries "3";
 """
-# What packages depend on to be installed and to be documented, and not to run.
+# Dependencies for installation and documentation only.
 _UNNEEDED = re.compile(
     r"<|dpkg|install-info|tar\b|perl|libperl|libgdbm|libacl1|libmd0|mime-support|mailcap|media-types"
 )
@@ -52,7 +51,7 @@ Refused = Callable[[str], DeviceError]  # why -> the error
 class Apt:
     """apt in a folder of its own. architectures: of packages, this machine's first.
 
-    refused: makes the DeviceError that is raised where this machine has no apt, or where it reaches no source.
+    refused: makes the DeviceError for a machine without apt or without access to a source.
     """
 
     def __init__(self, folder: Path, architectures: tuple[str, ...], refused: Refused) -> None:
@@ -85,13 +84,13 @@ class Apt:
             shutil.copy(etc / "sources.list", self.folder / "sources" / "sources.list")
 
     def unpack_alone(self, names: Iterable[str], into: Path) -> None:
-        """Unpack packages without what they depend on."""
+        """Unpack packages without their dependencies."""
         files = self.folder / "files-alone"
         files.mkdir(exist_ok=True)
         self._unpack(names, files, into)
 
     def _unpack(self, names: Iterable[str], files: Path, into: Path) -> list[Path]:
-        """Download packages to a folder and unpack all that lie there; returns those."""
+        """Download packages to a folder and unpack all packages there; return them."""
         self._run("apt-get", "download", *names, folder=files)
         found = sorted(files.iterdir())
         for file in found:
@@ -99,16 +98,16 @@ class Apt:
         return found
 
     def unpack(self, names: Iterable[str], into: Path, without: Iterable[str] = ()) -> dict[str, str]:
-        """Unpack packages, as NAME:ARCHITECTURE, with what they depend on; returns file -> sha256.
+        """Unpack packages (NAME:ARCHITECTURE) with their dependencies; return file -> sha256.
 
-        without: further packages that are not needed, by name.
+        without: names of packages that are not needed.
         """
         wanted = list(names)
         options = [f"--no-{what}" for what in ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")]
         found = self._run("apt-cache", "depends", "--recurse", "--important", *options, *wanted)
         architecture = wanted[0].rpartition(":")[2]
-        # Packages of this machine's architecture are told without it, as are those of none, which a foreign one needs
-        # not.
+        # Packages of this machine's architecture are listed without it, as are architecture-independent ones, which
+        # another architecture does not need.
         lines = (f"{line}:{self.native}" if ":" not in line else line for line in found.splitlines() if line[:1] != " ")
         needed = {
             line
@@ -142,7 +141,7 @@ class Apt:
 
 
 def release_of_this_machine() -> str:
-    """Return the code name of the distribution's release, as `bookworm`."""
+    """Return the code name of the distribution's release, such as `bookworm`."""
     try:
         facts = platform.freedesktop_os_release()
     except OSError:
@@ -151,7 +150,7 @@ def release_of_this_machine() -> str:
 
 
 def architecture_of_this_machine(refused: Refused) -> str:
-    """Return Debian's name of it. Raises DeviceError for another system."""
+    """Return Debian's name of the architecture. Raises DeviceError for another system."""
     host = _HOSTS.get(platform.machine())
     if host is None or sys.platform != "linux":
         raise refused(f"no packages for {sys.platform} on {platform.machine()}")
@@ -159,7 +158,9 @@ def architecture_of_this_machine(refused: Refused) -> str:
 
 
 def make_folder(folder: Path, make: Callable[[Path], None], refused: Refused) -> Path:
-    """Return a folder, filled beside its place by `make(folder)` and moved there when whole, by one process of all."""
+    """Return a folder; fill it by `make(folder)` beside its place and move it there when complete, in one
+    process only.
+    """
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +180,7 @@ def make_folder(folder: Path, make: Callable[[Path], None], refused: Refused) ->
 
 
 def no_root(why: str) -> DeviceError:
-    """Return the error of a machine that cannot have an emulated system."""
+    """Return the error of a machine that cannot install the emulated system."""
     return DeviceError(
         f"the emulated arm64 system cannot be made here: {why}",
         "Debian or Ubuntu, whose apt sources have arm64 packages and qemu-user, and a network the first time",

@@ -1,8 +1,7 @@
-"""Tool environments: programs whose packages cannot live beside ours, each in a virtual environment of its own.
+"""Manage tool environments: programs whose packages conflict with ours, each in its own virtual environment.
 
-An environment is made on first use, under a name that is the digest of its pinned packages, and kept; a half-made one
-is never used. A tool runs as a process that talks over its standard streams and dies with us, or when it takes too
-long.
+An environment is made on first use, under the digest of its pinned packages, and kept; an incomplete one is never used.
+A tool is a process that communicates over its standard streams and ends with ours, or after a timeout.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _WORKERS = Path(__file__).resolve().parent / "workers"
 
 @dataclass(frozen=True)
 class ToolEnvironment:
-    """packages: pinned, in pip's notation. worker: the file in `tools/` that runs inside."""
+    """packages: pinned, in pip's notation. worker: the file in `workers/` that runs inside."""
 
     packages: tuple[str, ...]
     worker: str
@@ -47,39 +46,35 @@ TOOL_ENVIRONMENTS = {
 
 
 def tool_version(name: str) -> str:
-    """Return what an environment consists of: its pins, and the digest of the worker that runs in it."""
+    """Return the version of an environment: its pins and the digest of its worker."""
     tool = TOOL_ENVIRONMENTS[name]
     return " ".join([*tool.packages, sha256_of(_WORKERS / tool.worker)[:16]])
 
 
 def cache_folder() -> Path:
-    """Return where what can be made again is kept for all workspaces: TVMFLOW_CACHE, or tvmflow's folder in the user's
-    cache.
-    """
+    """Return the cache folder of all workspaces: TVMFLOW_CACHE, or tvmflow's folder in the user's cache."""
     return Path(os.environ.get("TVMFLOW_CACHE") or Path.home() / ".cache" / "tvmflow")
 
 
 def environments_folder() -> Path:
-    """Return where tool environments live."""
+    """Return the folder of the tool environments."""
     return cache_folder() / "tools"
 
 
 def toolchain_file() -> Path:
-    """Return where what only TVM itself knows of this machine and of LLVM is kept."""
+    """Return the file that caches what only TVM knows of this machine and of LLVM."""
     return cache_folder() / "toolchain.json"
 
 
 def make_environments(tools: tuple[str, ...]) -> None:
-    """Make the environments among `tools` (`tool:NAME`) now: what uses them may have no network. Raises
-    TvmflowError.
-    """
+    """Make the environments among `tools` (`tool:NAME`) now, for later use without a network. Raises TvmflowError."""
     for tool in tools:
         if tool.startswith("tool:"):
             python_of(tool.removeprefix("tool:"))
 
 
 def python_of(name: str) -> Path:
-    """Return the interpreter of a tool environment, made now if it is not there. Raises TvmflowError."""
+    """Return the interpreter of a tool environment, made if necessary. Raises TvmflowError."""
     from filelock import FileLock
 
     tool = TOOL_ENVIRONMENTS[name]
@@ -96,7 +91,9 @@ def python_of(name: str) -> Path:
 
 
 def _make(name: str, tool: ToolEnvironment, folder: Path) -> None:
-    """Install beside the final place and move there when whole; scripts with absolute paths are not used."""
+    """Install beside the final place and move the folder there when complete; scripts with absolute paths are
+    not used.
+    """
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
@@ -131,10 +128,10 @@ def _not_made(name: str, tool: ToolEnvironment, why: str) -> TvmflowError:
 
 
 class ToolProcess:
-    """A running worker, which ends when nobody holds this object any more.
+    """A running worker, which ends with this object. Every request returns a list of named arrays; errors of the tool
+    are TvmflowErrors.
 
-    Every request gives a list of named arrays; an error of the tool is a TvmflowError. threads: on which it computes,
-    None: as it likes.
+    threads: number of compute threads, None: its default.
     """
 
     def __init__(self, name: str, arguments: list[str], threads: int | None = None) -> None:
@@ -154,7 +151,7 @@ class ToolProcess:
             },
         )
         self._errors: list[bytes] = []
-        # The thread must not hold this object: it would live as long as the worker, and the worker as long as it.
+        # The thread must not reference this object: thread and worker would keep each other alive.
         threading.Thread(target=_listen, args=[self._process.stderr, self._errors], daemon=True).start()
         weakref.finalize(self, _kill, self._process)
 
@@ -196,7 +193,7 @@ class ToolProcess:
 
 
 def run_tool(name: str, arguments: list[str], timeout_s: float = REPLY_TIMEOUT_S) -> None:
-    """Run a worker to its end: for exports. Raises TvmflowError with what it said last."""
+    """Run a worker to its end, for exports. Raises TvmflowError with its last output."""
     process = subprocess.Popen(
         [str(python_of(name)), str(_WORKERS / TOOL_ENVIRONMENTS[name].worker), *arguments],
         stdin=subprocess.DEVNULL,
@@ -204,7 +201,9 @@ def run_tool(name: str, arguments: list[str], timeout_s: float = REPLY_TIMEOUT_S
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={key: value for key, value in os.environ.items() if key != "KERAS_BACKEND"},  # ours may not be there
+        env={
+            key: value for key, value in os.environ.items() if key != "KERAS_BACKEND"
+        },  # our backend may not be installed there
     )
     try:
         said, _ = process.communicate(timeout=timeout_s)

@@ -1,6 +1,6 @@
-"""Software drivers, for machines without a GPU: PoCL computes OpenCL on the CPU, lavapipe Vulkan.
+"""Install software GPU drivers: PoCL for OpenCL on the CPU, lavapipe for Vulkan.
 
-Debian's packages, unpacked in the cache folder: no privilege, and nothing of the system is changed.
+Debian's packages are unpacked in the cache folder, without root and without changing the system.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PACKAGES = {
         "libpocl2-common",
         "libvulkan1",
         "mesa-vulkan-drivers",
-        # what both need of LLVM
+        # LLVM libraries of both
         "libllvm15",
         "libclang-cpp15",
         "libz3-4",
@@ -36,7 +36,7 @@ _PACKAGES = {
         "libxml2",
         "libicu72",
         "libhwloc15",
-        # what Mesa needs of a window system that is not there
+        # window system libraries of Mesa
         "libdrm2",
         "libdrm-amdgpu1",
         "libelf1",
@@ -52,18 +52,16 @@ _PACKAGES = {
         "libxcb-xfixes0",
         "libxdmcp6",
         "libxshmfence1",
-        # the compiler of shaders
+        # the shader compiler
         "glslang-tools",
     ),
 }
-_MADE_AS = 1  # raised when the same packages are unpacked in another way
+_MADE_AS = 1  # raised when the unpacked layout changes
 
 
 @dataclass(frozen=True)
 class SoftwareDriver:
-    """option: of the probe, which names the loader `library`; environment: what makes the loader find this driver and
-    no other.
-    """
+    """option: of the probe, which names the loader `library`; environment: makes the loader find this driver only."""
 
     option: str
     library: Path
@@ -72,7 +70,7 @@ class SoftwareDriver:
 
 @dataclass(frozen=True)
 class SoftwareDrivers:
-    """The drivers in a folder. glslang: the compiler of shaders, a program."""
+    """The drivers in a folder. glslang: the shader compiler."""
 
     folder: Path
 
@@ -94,7 +92,7 @@ class SoftwareDrivers:
         return self._driver("--vulkan", "libvulkan.so.1", {"VK_ICD_FILENAMES": str(self.folder / "lavapipe.json")})
 
     def named(self, name: str) -> SoftwareDriver:
-        """Return the driver of a name: pocl, lavapipe."""
+        """Return a driver by name: pocl, lavapipe."""
         return {"pocl": self.pocl, "lavapipe": self.lavapipe}[name]
 
     def _driver(self, option: str, name: str, environment: dict[str, str]) -> SoftwareDriver:
@@ -102,7 +100,7 @@ class SoftwareDrivers:
         return SoftwareDriver(option, libraries / name, {"LD_LIBRARY_PATH": str(libraries), **environment})
 
     def name_libraries(self, at: Path) -> None:
-        """Write what loaders read: where the drivers lie when this folder is at `at`."""
+        """Write the files of the loaders, with the location of the drivers when this folder is at `at`."""
         there = at / self._libraries.relative_to(self.folder)
         (self.folder / "pocl.icd").write_text(f"{there / 'libpocl.so.2'}\n", encoding="utf-8")
         icd = {"api_version": "1.1.230", "library_path": str(there / "libvulkan_lvp.so")}
@@ -111,7 +109,7 @@ class SoftwareDrivers:
 
 
 def software_drivers() -> SoftwareDrivers:
-    """Return PoCL and lavapipe, made now if they are not there. Raises DeviceError."""
+    """Return PoCL and lavapipe, installed if necessary. Raises DeviceError."""
     release = release_of_this_machine()
     if release not in _PACKAGES:
         raise _refused(f"no list of its packages for {release}")

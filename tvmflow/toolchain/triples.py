@@ -1,5 +1,6 @@
-"""What a target's triple says: architecture, system, API level. Names of processors are checked in
-targets/processors.py.
+"""Parse a target triple: architecture, system, Android API level.
+
+Processor names are checked in targets/processors.py.
 """
 
 from __future__ import annotations
@@ -7,17 +8,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-ANDROID_LEVEL = 24  # Android 7, where a triple names none
+ANDROID_LEVEL = 24  # Android 7, the default
 ARM32 = "armv7a"
-# What 32-bit Arm's systems have behind their names: how functions take floats.
+# Suffixes of 32-bit Arm systems: the floating-point calling convention.
 _SYSTEM = re.compile(r"(gnu|musl|android)(eabihf|eabi)?(\d*)")
 
 
 @dataclass(frozen=True)
 class Triple:
-    """system: gnu, musl or android, else what stands there; level: API level of Android that a library needs at
-    least.
-    """
+    """system: gnu, musl or android, else the triple's text; level: minimum Android API level."""
 
     architecture: str
     system: str
@@ -25,19 +24,19 @@ class Triple:
 
     @property
     def machine(self) -> str:
-        """Return the architecture as compilers of 32-bit Arm name it, whose version is an option."""
+        """Return the architecture for compilers; 32-bit Arm's version is a separate option."""
         return "arm" if self.architecture == ARM32 else self.architecture
 
     @property
     def ending(self) -> str:
-        """Return the system's name with what the architecture's has behind it, as gnu, gnueabihf, androideabi."""
+        """Return the system with the architecture's suffix, such as gnu, gnueabihf, androideabi."""
         if self.architecture != ARM32:
             return self.system
         return self.system + ("eabi" if self.system == "android" else "eabihf")
 
 
 def triple_of(mtriple: str) -> Triple:
-    """Return the parts of a triple that is compiled for."""
+    """Return the parts of a triple."""
     parts = mtriple.split("-")
     found = _SYSTEM.fullmatch(parts[-1])
     if found is None:

@@ -1,8 +1,7 @@
-"""Which tools make the outputs: their versions are part of the recipe key of the stages that use them.
+"""Determine the versions of tools, which are part of the recipe keys of the stages that use them.
 
-Versions come from package metadata, so that a key can be computed without importing TVM. The two facts that only TVM
-itself knows (LLVM's version, the name of this machine's CPU and what it lacks of it) are asked once per installed wheel
-and kept.
+Versions come from package metadata, so that a key can be computed without importing TVM. What only TVM knows (LLVM's
+version, this machine's CPU name and missing features) is queried once per installed wheel and cached.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ _PACKAGES = {
     "pillow": "pillow",
 }
 _OTHER_DISTRIBUTIONS = {"xgboost-cpu": ("xgboost",), "mlflow": ("mlflow-skinny",)}  # the same code under another name
-# Raised when what we do to a kernel after its schedule makes it faster or slower: what was measured before is then
-# replayed, as after an upgrade of TVM, and not believed. 2: rounding in vectors. 3: bfloat16 rounded by one
+# Raised when code generation after scheduling changes the speed of kernels: earlier measurements are then
+# replayed, as after an upgrade of TVM. 2: rounding in vectors. 3: bfloat16 rounded by one
 # instruction. 4: exp in vectors. 6: sums that lie on the stack, tiles of arm64. 8: limits and depthwise sums of arm64.
 # 10: copies of a padding, pixel by pixel. 12: bytes of arm64 by narrowing. 14: sums of arm64 from offsets. 16: max
 # pools of arm64. 18: Winograd of arm64 by lanes. 25: attention, batched products and norms of packed rows, erf as a
 # quotient. 27: tiles of AMX that get their shapes once. 34: norms of packed images. 35: tanh as a quotient, limits by
 # instruction. 37: Winograd's transforms without zeros, by columns.
 _CODEGEN = "37"
-# LLVM's extensions that schedules and vectors rest on, under the names that Linux has for them.
+# LLVM features used by schedules and vectors, with their names in Linux.
 _EXTENSIONS = {
     "avx2": "avx2",
     "fma": "fma",
@@ -96,7 +95,8 @@ def _host_name() -> str:
 
 
 def attributes_beside(features: set[str], cpu_lines: list[str]) -> str:
-    """Return what a processor has or lacks beside LLVM's table of its name, as "+amx-tile,-avx512bf16"; '' for nothing.
+    """Return the difference between a processor and LLVM's features of its name, such as "+amx-tile,-avx512bf16"; ''
+    for none.
 
     features: LLVM's for the name; cpu_lines: of /proc/cpuinfo. Virtual machines hide extensions, and names are guessed.
     """
@@ -108,15 +108,15 @@ def attributes_beside(features: set[str], cpu_lines: list[str]) -> str:
 
 
 def missing_features(features: set[str]) -> list[str]:
-    """Return which of LLVM's features of a processor this machine lacks, of those that kernels rest on."""
+    """Return the processor features used by kernels that this machine lacks."""
     return [name[1:] for name in attributes_beside(features, _cpu_lines()).split(",") if name.startswith("-")]
 
 
 @functools.cache
 def probe() -> dict[str, str]:
-    """Return what the installed TVM says: LLVM's major version, LLVM's name of this machine's CPU and its attributes.
+    """Query the installed TVM: LLVM's major version, this machine's CPU name and attributes.
 
-    And, separated by commas, the processors and features of each architecture that LLVM knows.
+    Also, separated by commas, the processors and features of each architecture that LLVM knows.
     """
     wheel = metadata.distribution("apache-tvm")
     identity = digest_of([wheel.version, str(wheel.locate_file("tvm")), _host_name()])
@@ -145,21 +145,19 @@ def probe() -> dict[str, str]:
     try:
         write_atomic(path, json.dumps({**known, identity: facts}))
     except OSError:
-        pass  # only a shortcut: without it the next process asks again
+        pass  # only a cache: without it the next process queries again
     return facts
 
 
 def known_processors(architecture: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of processors and of features of an architecture that LLVM knows."""
+    """Return LLVM's processor and feature names of an architecture."""
     probed = probe()
     cpus, features = (frozenset(probed[f"{architecture}_{what}"].split(",")) for what in ("cpus", "features"))
     return cpus, features
 
 
 def installed_version(package: str) -> str:
-    """Return the version of an installed package, or of another distribution of the same; 'absent' where there is
-    none.
-    """
+    """Return the version of an installed package, or of another distribution of it; 'absent' without one."""
     for name in (package, *_OTHER_DISTRIBUTIONS.get(package, ())):
         try:
             return metadata.version(name)
@@ -169,7 +167,7 @@ def installed_version(package: str) -> str:
 
 
 def version(tool: str) -> str:
-    """Return the version of one tool of the table, 'absent' when it is not installed."""
+    """Return the version of one tool of the table, 'absent' if it is not installed."""
     if tool == "llvm":
         return probe()["llvm"]
     if tool == "codegen":
@@ -186,5 +184,5 @@ def version(tool: str) -> str:
 
 
 def versions(tools: tuple[str, ...]) -> dict[str, str]:
-    """Return name -> version for the tools that a stage says it uses."""
+    """Return name -> version for the tools of a stage."""
     return {tool: version(tool) for tool in tools}

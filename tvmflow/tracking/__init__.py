@@ -1,1 +1,1 @@
-"""Talk to DVC and MLflow; the one place that does."""
+"""Access DVC and MLflow; no other package does."""

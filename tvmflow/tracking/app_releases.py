@@ -1,9 +1,8 @@
-"""releases/APP.yaml: what was released of an app, when, on which channel, and who replaced whom. The file belongs into
-git.
+"""Read and write releases/APP.yaml, the history of an app's releases, which belongs into git.
 
-It is the one place that says what is released, and it is replaced in one step: what was written before it (the bundle,
-its evidence, DVC's files) means nothing until it names them. Bundles are files of DVC, versions are numbers that are
-never given twice.
+The file alone defines what is released, and it is replaced atomically: what was written before (the bundle, its
+evidence, DVC's files) has no effect until the file refers to it. Bundles are files of DVC; version numbers are never
+reused.
 """
 
 from __future__ import annotations
@@ -32,9 +31,7 @@ Number = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
 class Bundle(Frozen):
-    """A bundle under DVC. md5: its name in DVC's cache; signer: id of the key that signed it, None for an unsigned
-    one.
-    """
+    """A bundle under DVC. md5: its name in DVC's cache; signer: id of the signing key, None for an unsigned one."""
 
     sha256: Sha256
     md5: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -55,7 +52,7 @@ class ReleasedCell(Frozen):
 
 
 class Version(Frozen):
-    """A version of an app: its bundle, and the digest of the file that says why it may be released."""
+    """A version of an app: its bundle, and the digest of the evidence file."""
 
     version: Number
     bundle: Bundle
@@ -64,7 +61,7 @@ class Version(Frozen):
 
 
 class Change(Frozen):
-    """A change of what a channel has. replaces: the version that it had before."""
+    """A change of a channel. replaces: its version before."""
 
     what: Literal["release", "promote", "rollback"]
     channel: Name
@@ -74,19 +71,19 @@ class Change(Frozen):
 
 
 class Releases(Frozen):
-    """All that was released of an app, oldest first."""
+    """All releases of an app, oldest first."""
 
     app: Name
     versions: Annotated[tuple[Version, ...], Field(strict=False)] = ()
     changes: Annotated[tuple[Change, ...], Field(strict=False)] = ()
 
     def current(self, channel: str) -> Version | None:
-        """Return the version that a channel has now."""
+        """Return the current version of a channel."""
         kept = self._kept(channel)
         return self.numbered(kept[-1]) if kept else None
 
     def before(self, channel: str) -> Version | None:
-        """Return the version that a rollback brings back: what the current one replaced when it came to the channel."""
+        """Return the version that a rollback restores: the one before the current one."""
         kept = self._kept(channel)
         return self.numbered(kept[-2]) if len(kept) > 1 else None
 
@@ -95,7 +92,7 @@ class Releases(Frozen):
 
     @property
     def channels(self) -> dict[str, int]:
-        """Channel -> version that it has now."""
+        """Return channel -> current version."""
         latest = {name: self.current(name) for name in dict.fromkeys(one.channel for one in self.changes)}
         return {name: one.version for name, one in latest.items() if one is not None}
 
@@ -113,8 +110,8 @@ class Releases(Frozen):
                     versions.append(change.version)
         return versions
 
-    def changed(self, what: Literal["release", "promote", "rollback"], channel: str, version: int) -> Releases:
-        """Return the releases after one more change, made now."""
+    def add_change(self, what: Literal["release", "promote", "rollback"], channel: str, version: int) -> Releases:
+        """Return the releases with one more change, at the current time."""
         before = self.current(channel)
         when = datetime.now(UTC).isoformat(timespec="seconds")
         change = Change(
@@ -137,7 +134,7 @@ def evidence_path(workspace: Workspace, app: str, version: int) -> Path:
 
 @contextlib.contextmanager
 def releases_lock(workspace: Workspace, app: str) -> Iterator[None]:
-    """Let one process at a time release an app; what a process that was killed left unfinished is removed."""
+    """Let one process at a time release an app; files of a killed process are removed."""
     path = workspace.artifacts / ".locks" / f"release-{app}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path):
@@ -150,7 +147,7 @@ def releases_lock(workspace: Workspace, app: str) -> Iterator[None]:
 
 
 def read_releases(workspace: Workspace, app: str) -> Releases:
-    """Return what was released of an app, nothing where there is no file. Raises StoreError for a damaged one."""
+    """Return the releases of an app, empty without a file. Raises StoreError for a damaged one."""
     path = folder_of(workspace) / f"{app}.yaml"
     try:
         if path.stat().st_size > _MAX_BYTES:
@@ -176,13 +173,13 @@ def read_releases(workspace: Workspace, app: str) -> Releases:
 
 
 def write_releases(workspace: Workspace, releases: Releases) -> None:
-    """Replace the file of an app in one step: before it the former release holds, after it the new one."""
+    """Replace the file of an app atomically."""
     text = yaml.safe_dump(releases.model_dump(mode="json"), sort_keys=False, width=160)
     write_atomic(folder_of(workspace) / f"{releases.app}.yaml", _HEADER + text)
 
 
 def keep_bundle(workspace: Workspace, path: Path) -> None:
-    """Put a bundle under DVC, and into its default remote where runs do that too."""
+    """Add a bundle to DVC, and to its default remote if runs push to it."""
     if not dvc.is_initialized(workspace):
         return
     name = path.relative_to(workspace.root).as_posix()
@@ -191,8 +188,8 @@ def keep_bundle(workspace: Workspace, path: Path) -> None:
         dvc.run_dvc(workspace, "push", "--quiet", f"{name}.dvc")
 
 
-def bring_bundle(workspace: Workspace, app: str, version: Version) -> Path:
-    """Return where the bundle of a version lies, brought from DVC's cache where it is gone. Raises StoreError."""
+def restore_bundle(workspace: Workspace, app: str, version: Version) -> Path:
+    """Return the path of a version's bundle, restored from DVC's cache if missing. Raises StoreError."""
     path = bundle_path(workspace, app, version.version)
     try:
         if sha256_of(path) == version.bundle.sha256:
@@ -203,7 +200,7 @@ def bring_bundle(workspace: Workspace, app: str, version: Version) -> Path:
     return path
 
 
-def known_app(workspace: Workspace, app: str) -> None:
+def check_app(workspace: Workspace, app: str) -> None:
     """Raise UnknownNameError for an app that is not in params.yaml."""
     if app not in workspace.params.apps:
         raise UnknownNameError(

@@ -1,1 +1,1 @@
-"""What is shipped to an app: the libraries of its cells in one signed archive, and what checks such an archive."""
+"""Bundles: the libraries of an app's cells in one signed archive, and the verification of such an archive."""

@@ -1,8 +1,7 @@
-"""A bundle as an Android library: an AAR in the folders of a Maven repository, which Gradle takes by a line in
-`dependencies`.
+"""Write a bundle as an Android library: an AAR in a Maven repository, for one line in Gradle's `dependencies`.
 
-Libraries lie in `jni/`, the class `tvmflow.Network` in `classes.jar` and its native part beside the libraries, all else
-of the bundle in `assets/`. As for a wheel, the signature over the whole file lies beside it: AAR.dsse.json.
+Libraries are in `jni/`, the class `tvmflow.Network` in `classes.jar` and its native part beside the libraries, the rest
+of the bundle in `assets/`. As for a wheel, the signature of the whole file is beside it: AAR.dsse.json.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.signing import envelope
 from tvmflow.shipping.bundle.statement import statement
 from tvmflow.shipping.bundle.wheel import BESIDE
-from tvmflow.shipping.bundle.write import Content, Wish, contents
+from tvmflow.shipping.bundle.write import BundleRequest, Content, contents
 from tvmflow.support.errors import BundleError, UsageError
 from tvmflow.support.files import describe_file
 from tvmflow.toolchain.compilers import compiler_named
 from tvmflow.toolchain.triples import triple_of
 
 SUFFIX = ".aar"
-GROUP = "tvmflow.models"  # of Maven, where nobody names another
+GROUP = "tvmflow.models"  # default Maven group
 NATIVE = "libtvmflow_jni.so"
 _GROUP = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*){1,7}")
 _JAVA = "8"
@@ -67,7 +66,7 @@ _METADATA = "aarFormatVersion=1.0\naarMetadataVersion=1.0\nminCompileSdk={api}\n
 
 
 def write_aar(
-    folder: Path, parts: Sequence[Part], wish: Wish, key: Ed25519PrivateKey | None, group: str = GROUP
+    folder: Path, parts: Sequence[Part], request: BundleRequest, key: Ed25519PrivateKey | None, group: str = GROUP
 ) -> tuple[Path, Manifest]:
     """Write an AAR and its POM below `folder`, a Maven repository, and with a key the envelope beside it. Returns where
     it is.
@@ -77,7 +76,7 @@ def write_aar(
     """
     if not _GROUP.fullmatch(group):
         raise UsageError(f"group {group!a}", "two or more lower-case words with dots between, as com.example")
-    manifest, files = contents(parts, wish, key)
+    manifest, files = contents(parts, request, key)
     triples = {abi_of(part.manifest["target"]["mtriple"]).name: part for part in parts}
     _check(manifest, triples)
     artifact, version = (
@@ -136,21 +135,19 @@ def _check(manifest: Manifest, abis: Iterable[str]) -> None:
 
 
 def _uses(manifest: Manifest) -> str:
-    """Return what Android's manifest says of the vendor's libraries that the networks load."""
+    """Return the entries of Android's manifest for vendor libraries that the networks load."""
     vendors = sorted({name for one in manifest.libraries for name in _VENDORS.get(one.gpu or "", ())})
     inside_of = "".join(_USES.format(name=name) for name in vendors)
     return f"\n    <application>{inside_of}\n    </application>" if vendors else ""
 
 
 def _outside(name: str, artifact: str) -> str:
-    """Return where a file of the bundle lies in the AAR."""
+    """Return the path of a bundle's file in the AAR."""
     return f"jni/{name.removeprefix('lib/')}" if name.startswith("lib/") else f"assets/{artifact}/{name}"
 
 
 def bundle_in(archive: Archive) -> Archive:
-    """Return a view of an AAR as the bundle that it was made of. Raises BundleError where there is none, or more than
-    one.
-    """
+    """Return a view of an AAR as its bundle. Raises BundleError for none, or more than one."""
     folders = {name.split("/")[1] for name in archive.entries if re.fullmatch(r"assets/[^/]+/manifest\.json", name)}
     if len(folders) != 1:
         raise BundleError(f"{len(folders)} bundles in an AAR", "one, as tvmflow writes it")
@@ -161,7 +158,7 @@ def bundle_in(archive: Archive) -> Archive:
 
 
 def _native(folder: Path, part: Part) -> bytes:
-    """Return the native part of the class, linked as the library of a cell was."""
+    """Return the native part of the class, linked like the library of a cell."""
     folder.mkdir()
     target = part.manifest["target"]
     row = compiler_named(target["cc"])
@@ -185,7 +182,7 @@ def _javac() -> str:
 
 
 def _classes(folder: Path) -> bytes:
-    """Return classes.jar: the class, compiled for Java 8, which every Android has."""
+    """Return classes.jar: the class, compiled for Java 8, which every Android supports."""
     classes = folder / "classes"
     source = RUNTIME / "java" / "tvmflow" / "Network.java"
     command = [
@@ -212,7 +209,7 @@ def _classes(folder: Path) -> bytes:
 
 
 def _write_checksums(file: Path) -> None:
-    """Write what Maven repositories have beside each file."""
+    """Write the checksum files of a Maven repository."""
     data = file.read_bytes()
     for kind in ("md5", "sha1", "sha256", "sha512"):
         digest = hashlib.new(kind, data, usedforsecurity=False).hexdigest()

@@ -1,7 +1,7 @@
-"""The ABIs that a library may be shipped for: which triple has which, and what a library there may ask of the system.
+"""List the ABIs of shipped libraries, with the system libraries and functions that each may use.
 
-Allowlists: libraries and functions that are not named here are refused. They are those that the runtime in C and TVM's
-kernels use, and the mathematics of the C library, which LLVM calls where a processor has no instruction.
+These are allowlists of what the C runtime, TVM's kernels and LLVM's calls to the C math library use; others are
+rejected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MATHEMATICS = (
     "nearbyint pow rint round roundeven sin sinh sqrt tan tanh trunc"
 )
 _C = frozenset(_RUNTIME.split()) | {f"{name}{end}" for name in _MATHEMATICS.split() for end in ("", "f")}
-# What the compiler and the dynamic linker themselves put in.
+# Symbols added by the compiler and the dynamic linker.
 _LINKED = frozenset(
     (
         "__cxa_finalize",
@@ -72,7 +72,7 @@ class Abi:
 
     @property
     def with_gpu(self) -> Abi:
-        """Return what networks of a GPU may ask for."""
+        """Return the ABI extended by what GPU networks use."""
         libraries = {"libdl.so.2"} if self.system == "gnu" else set[str]()
         return replace(self, symbols=self.symbols | _GPU, needed=self.needed | libraries)
 
@@ -111,9 +111,7 @@ ABIS = {
 
 
 def abi_of(triple: str) -> Abi:
-    """Return the ABI of a target's triple, by processor and system, whoever its vendor. Raises BundleError with those
-    that there are.
-    """
+    """Return the ABI of a target triple, by processor and system. Raises BundleError with the legal ones."""
     parts = triple_of(triple)
     for abi in ABIS.values():
         if "-linux-" in triple and (abi.architecture, abi.system) == (parts.architecture, parts.system):

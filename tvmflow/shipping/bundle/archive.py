@@ -1,10 +1,8 @@
-"""The archive of a bundle: a zip file of which there is exactly one for the same files, and a reader that accepts no
-other.
+"""Write and read the archive of a bundle: a canonical zip file, with a reader that accepts no other form.
 
-Files lie in the order of their names, stored as they are, with fixed times and permissions, one behind the other. The
-reader computes every header from name, size and CRC and compares it with the bytes: nothing can be hidden in one, and
-nothing unpacks to more than the archive's own size. Any unzip program reads such an archive; this reader takes nothing
-that the writer did not write.
+Files are sorted by name, stored without compression, with fixed times and permissions. The reader computes every header
+from name, size and CRC and compares it with the bytes: a header cannot hide anything, and nothing unpacks to more than
+the archive's own size. Any unzip program reads such an archive.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from tvmflow.support.errors import BundleError
 
 MAX_BYTES = 2 << 30
 MAX_FILES = 10_000
-MAX_TEXT_BYTES = 32 << 20  # of a file that is read whole
+MAX_TEXT_BYTES = 32 << 20  # limit of files that are read into memory
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,120}(/[A-Za-z0-9_][A-Za-z0-9._+-]{0,120}){0,5}")
 _LOCAL, _CENTRAL, _END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
 _LOCAL_SIZE, _CENTRAL_SIZE, _END_SIZE = 30, 46, 22
@@ -51,14 +49,12 @@ class Entry:
 
 
 def is_name(name: str) -> bool:
-    """Say whether a file of a bundle may have this name: folders and names of plain characters, none beginning with a
-    dot.
-    """
+    """Return whether a name is legal in a bundle: path parts of plain characters, none starting with a dot."""
     return _NAME.fullmatch(name) is not None
 
 
 def write_archive(path: Path, files: Mapping[str, bytes | Path]) -> None:
-    """Write an archive of these files, given as bytes or by their paths. The path gets it whole or not at all."""
+    """Write an archive of these files, given as bytes or paths, atomically."""
     for name in files:
         if not is_name(name):
             raise ValueError(f"{name!r} cannot be the name of a file in a bundle")
@@ -140,7 +136,7 @@ def _end_record(count: int, size: int, start: int) -> bytes:
 
 
 class Archive:
-    """An archive that is open for reading; its table is checked, the bytes of its files are not. A context manager."""
+    """An archive open for reading; its table is checked, the contents of its files are not. A context manager."""
 
     def __init__(self, path: Path) -> None:
         """Raises BundleError for anything that `write_archive` does not write."""
@@ -171,9 +167,7 @@ class Archive:
         return view
 
     def read(self, name: str) -> bytes:
-        """Return a small file of the archive whole. Raises BundleError where there is none, or one that is not
-        small.
-        """
+        """Return the content of a small file. Raises BundleError if it is missing or too large."""
         entry = self.entries.get(name)
         if entry is None:
             raise BundleError(f"the bundle has no file {name}", "every file that its manifest names")

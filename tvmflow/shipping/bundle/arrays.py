@@ -1,4 +1,4 @@
-"""Arrays of a bundle as .npy files, of which there is exactly one for the same numbers; nothing else is read."""
+"""Write and read arrays of a bundle as canonical .npy files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Look into a shared object of a bundle: what it asks of the system, what it offers, how it is laid out.
+"""Check a shared object of a bundle: its imports, exports and layout.
 
-Every answer is held against an allowlist of its ABI. Knows nothing of bundles; a file here may come from anybody, so it
-is read in a sandbox (`verify.py`).
+Everything is compared with an allowlist of its ABI. The file is untrusted, so it is read in a sandbox (`verify.py`).
 """
 
 from __future__ import annotations
@@ -40,22 +39,22 @@ _FLAGS = {"DT_FLAGS": 2 | 8 | 16, "DT_FLAGS_1": 1}
 
 
 def check_shared_object(path: Path, abi: Abi, soname: str, symbol: str) -> dict[str, Any]:
-    """Return what a library needs of its system, by name. Raises BundleError for what a library of this ABI may not
-    be.
+    """Return the system libraries that a library needs, by name. Raises BundleError for anything that its ABI does not
+    allow.
     """
     try:
         with path.open("rb") as file:
             return _check(ELFFile(file), abi, soname, symbol)
     except BundleError as error:
         raise BundleError(f"{soname}: {error.found}", error.expected, error.hint) from None
-    except Exception as error:  # of damaged files pyelftools raises whatever its parsers do
+    except Exception as error:  # pyelftools raises arbitrary errors for damaged files
         raise BundleError(
             f"{soname} is no shared object that can be read: {first_line(error)}", f"one for {abi.name}"
         ) from None
 
 
 def versions_of(path: Path) -> tuple[str, ...]:
-    """Return the newest version of each set of symbols that a library asks for, as GLIBC_2.34."""
+    """Return the newest required version of each symbol version set, such as GLIBC_2.34."""
     with path.open("rb") as file:
         newest: dict[str, tuple[tuple[int, ...], str]] = {}
         for section in ELFFile(file).iter_sections():
@@ -91,12 +90,12 @@ def _check(elf: Any, abi: Abi, soname: str, symbol: str) -> dict[str, Any]:
         raise BundleError(f"{len(dynamic)} dynamic segments", "one")
     needed = _check_tags(dynamic[0], abi, soname)
     undefined, defined = _symbols(dynamic[0])
-    _refuse(
+    _raise_not_allowed(
         undefined - abi.symbols, "asks for the functions", f"those of the C library that a network needs on {abi.name}"
     )
     if not {_ENTRY, symbol} <= defined:
         raise BundleError(f"it offers {', '.join(sorted(defined)) or 'nothing'}", f"{_ENTRY} and {symbol}")
-    _refuse(defined - {_ENTRY, symbol, "_init", "_fini"}, "offers", f"{_ENTRY} and {symbol} alone")
+    _raise_not_allowed(defined - {_ENTRY, symbol, "_init", "_fini"}, "offers", f"{_ENTRY} and {symbol} alone")
     return {"needed": sorted(needed), "undefined": sorted(undefined)}
 
 
@@ -116,7 +115,7 @@ def _check_segments(elf: Any, abi: Abi) -> None:
             )
         if flags & _EXECUTE and flags & _WRITE:
             raise BundleError("a segment that can be written and executed", "either")
-    _refuse(set(kinds) - _SEGMENTS, "has segments of the kind", "those of a shared object")
+    _raise_not_allowed(set(kinds) - _SEGMENTS, "has segments of the kind", "those of a shared object")
     if "PT_GNU_STACK" not in kinds:
         raise BundleError("it does not say that its stack is data", "a segment PT_GNU_STACK")
 
@@ -141,17 +140,17 @@ def _check_tags(dynamic: Any, abi: Abi, soname: str) -> set[str]:
         )
     if path := tags & {"DT_RPATH", "DT_RUNPATH"}:
         raise BundleError(f"it names folders to search for libraries ({', '.join(sorted(path))})", "no such path")
-    _refuse(tags - _TAGS, "has entries of the kind", "those of a library that tvmflow links")
+    _raise_not_allowed(tags - _TAGS, "has entries of the kind", "those of a library that tvmflow links")
     odd = {f"{kind} {value:#x}" for kind, value in flags if not value & _FLAGS[kind]}
-    _refuse(odd, "has the flags", "bind now, symbolic, static thread-local storage")
-    _refuse(needed - abi.needed, "needs the libraries", f"no other than {', '.join(sorted(abi.needed))}")
+    _raise_not_allowed(odd, "has the flags", "bind now, symbolic, static thread-local storage")
+    _raise_not_allowed(needed - abi.needed, "needs the libraries", f"no other than {', '.join(sorted(abi.needed))}")
     if names != [soname]:
         raise BundleError(f"its SONAME is {names[0] if names else 'missing'}", f"{soname}, the name of its file")
     return needed
 
 
 def _symbols(dynamic: Any) -> tuple[set[str], set[str]]:
-    """Return the names that a library asks for, and those that it offers."""
+    """Return the names that a library imports and those that it exports."""
     undefined: set[str] = set()
     defined: set[str] = set()
     for symbol in dynamic.iter_symbols():
@@ -160,7 +159,7 @@ def _symbols(dynamic: Any) -> tuple[set[str], set[str]]:
     return undefined, defined
 
 
-def _refuse(names: set[str], what: str, expected: str) -> None:
+def _raise_not_allowed(names: set[str], what: str, expected: str) -> None:
     if names:
         shown = ", ".join(ascii(name)[1:-1][:80] for name in sorted(names)[:8])
         raise BundleError(f"it {what} {shown}", expected)

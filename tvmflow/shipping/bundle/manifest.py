@@ -1,5 +1,6 @@
-"""manifest.json of a bundle: what is in it and how an app uses it. manifest.schema.json is its JSON schema, made from
-these classes.
+"""Define manifest.json of a bundle: its content and how an app uses it.
+
+manifest.schema.json is generated from these classes.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ class Manifest(Frozen):
 
 
 def read_manifest(data: bytes) -> Manifest:
-    """Return a manifest. Raises BundleError with everything that is wrong with it."""
+    """Return a manifest. Raises BundleError with all errors in it."""
     try:
         return Manifest.model_validate_json(data)
     except (ValidationError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""What a bundle has of one cell: the records of its stages, and the few files of theirs that go into it."""
+"""Collect the files of one cell for a bundle: the records of its stages and some of their outputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Part:
 
     @functools.cached_property
     def manifest(self) -> Mapping[str, Any]:
-        """What build says of the library."""
+        """Return build's manifest of the library."""
         return self._json("build", "manifest.json")
 
     @functools.cached_property
@@ -54,7 +54,7 @@ class Part:
 
     @property
     def entry(self) -> Mapping[str, Any]:
-        """The model's entry in params.yaml when the weights were fetched."""
+        """Return the model's entry in params.yaml at the time of fetch."""
         model: Mapping[str, Any] = self.records["fetch"].recipe["params"]["model"]
         return model
 

@@ -1,4 +1,4 @@
-"""Inside a sandbox: look into one library of a bundle, and run its golden inputs where it is for this machine."""
+"""Check one library of a bundle inside a sandbox, and run its golden inputs if it is for this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Arrays = tuple[np.ndarray[Any, Any], ...]
 
 
 def try_library(library: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Return what a library needs, and what running it gave. Raises BundleError. folder: with the library and its
+    """Return what a library needs, and the result of running it. Raises BundleError. folder: with the library and its
     arrays.
     """
     parsed = Library.model_validate_json(json.dumps(library))
@@ -43,7 +43,7 @@ def _run(library: Library, folder: Path) -> str:
     inputs, outputs = golden_arrays(library, folder)
     try:
         network = OpenedNetwork(folder / library.soname, library.threads)
-        _check_described(library, network.network)
+        _check_description(library, network.network)
         results = run_in_batches(network, inputs, library.inputs[0].shape[0])
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         raise BundleError(
@@ -61,7 +61,7 @@ def golden_arrays(library: Library, folder: Path) -> tuple[Arrays, Arrays]:
 
 
 def outcome(library: Library, results: Arrays, outputs: Arrays) -> str:
-    """Say how outputs agree with the golden ones. Raises BundleError where they do not."""
+    """Return how outputs agree with the golden ones. Raises BundleError if they do not."""
     from tvmflow.evaluation.agreement import check_outputs
 
     bound = library.golden.max_relative_error
@@ -75,15 +75,13 @@ def outcome(library: Library, results: Arrays, outputs: Arrays) -> str:
     return f"{count} golden inputs, largest error {agreement.max_relative_error:.2g}, at most {bound:g}"
 
 
-def features_lacking(library: Library, has: Iterable[str]) -> list[str]:
-    """Return the features of the library's processor that are not among those that a processor has. Raises
-    BundleError.
-    """
+def missing_features_of(library: Library, has: Iterable[str]) -> list[str]:
+    """Return the features of the library's processor that another processor lacks. Raises BundleError."""
     return sorted(_features(library) - set(has))
 
 
 def _features(library: Library) -> set[str]:
-    """Return the features of a library's processor. Raises BundleError for a processor that nobody knows."""
+    """Return the features of a library's processor. Raises BundleError for an unknown processor."""
     from tvmflow.targets.cpu_features import features_of
 
     made = library.made
@@ -99,8 +97,8 @@ def _arrays(group: tuple[StoredArray, ...], folder: Path) -> tuple[Any, ...]:
     return tuple(array_of((folder / one.file).read_bytes(), one.file, one.dtype, one.shape) for one in group)
 
 
-def _check_described(library: Library, network: Any) -> None:
-    """Refuse a library that says of itself what the manifest does not."""
+def _check_description(library: Library, network: Any) -> None:
+    """Raise BundleError if the library's own description differs from the manifest."""
     for what, ours, theirs in (
         ("network", library.cell, network.name),
         (

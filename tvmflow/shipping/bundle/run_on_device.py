@@ -1,6 +1,6 @@
 """Run the golden inputs of a bundle's libraries on a device of the workspace.
 
-The device is no sandbox: only what somebody trusted has signed goes there.
+The device is no sandbox: only bundles with a trusted signature may run there.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.frontends.source_model import run_in_batches
 from tvmflow.shipping.bundle.abis import abi_of
 from tvmflow.shipping.bundle.manifest import Library
-from tvmflow.shipping.bundle.run_in_sandbox import features_lacking, golden_arrays, outcome
+from tvmflow.shipping.bundle.run_in_sandbox import golden_arrays, missing_features_of, outcome
 from tvmflow.support.errors import BundleError, StageError
 from tvmflow.targets.cpu_features import features_of
 
 
 class DeviceTrial:
-    """A device on which libraries of a bundle are run, one session for each. target: its entry in params.yaml."""
+    """A device on which the libraries of a bundle run, in one session each. target: its entry in params.yaml."""
 
     def __init__(self, name: str, target: TargetEntry, limits: SessionLimits) -> None:
         self.name, self.entry, self.limits = name, target, limits
         self.backend = backend_for(target)
 
     def run(self, library: Library, folder: Path) -> str:
-        """Return what running a library gave, or why it was not run. folder: with library and arrays.
+        """Return the result of running a library, or why it was not run. folder: with library and arrays.
 
-        Raises BundleError for a library that refuses or has other outputs, DeviceError for the device.
+        Raises BundleError for a library that fails or has other outputs, DeviceError for a device failure.
         """
         target = self.backend.target
         abi = abi_of(target.mtriple).name
@@ -39,12 +39,12 @@ class DeviceTrial:
             return f"not run on {self.name}: it is for {library.abi}, the device for {abi}"
         if library.device not in (None, self.backend.accelerator):
             return f"not run on {self.name}: it needs a driver for the accelerator {library.device}"
-        if missing := features_lacking(library, features_of(target.mcpu, target.mtriple, target.mattr)):
+        if missing := missing_features_of(library, features_of(target.mcpu, target.mtriple, target.mattr)):
             return f"not run on {self.name}: {target.mcpu} lacks {', '.join(missing[:4])}"
         inputs, outputs = golden_arrays(library, folder)
         with open_session(self.entry.device, self.backend, self.limits) as session:
             try:
-                results = run_in_batches(self._started(session, library, folder), inputs, library.inputs[0].shape[0])
+                results = run_in_batches(self._start(session, library, folder), inputs, library.inputs[0].shape[0])
             except StageError as error:
                 raise BundleError(
                     f"{library.soname} does not run on {self.name}: {error.found}",
@@ -53,7 +53,7 @@ class DeviceTrial:
             unit = f" ({session.unit})" if session.unit else ""
         return f"on {self.name}{unit}: {outcome(library, results, outputs)}"
 
-    def _started(self, session: DeviceSession, library: Library, folder: Path) -> Any:
+    def _start(self, session: DeviceSession, library: Library, folder: Path) -> Any:
         if session.has_tvm:  # its server reaches a library through functions that lie beside it
             link_rpc(folder / "rpc.so", self.backend.target.compiler)
         outputs = [{"name": one.name, "shape": list(one.shape), "dtype": one.dtype} for one in library.outputs]

@@ -1,4 +1,4 @@
-"""The bill of materials of a bundle, CycloneDX 1.6: what is in each library, and what made it."""
+"""Generate the bill of materials of a bundle (CycloneDX 1.6): the parts of each library and the tools."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SPACE = uuid.UUID("6f1d2c52-3f0e-5b0b-9f0a-6d3c7a1e2b40")  # of the serial numb
 
 
 def sbom(manifest: Manifest, parts: Sequence[Part]) -> bytes:
-    """Return sbom.cdx.json. The serial number follows from the files of the bundle, so the same bundle has the same."""
+    """Return sbom.cdx.json. The serial number is derived from the files, so equal bundles have equal ones."""
     whole = {"type": "application", "name": manifest.name, "version": str(manifest.version or 0), "bom-ref": "bundle"}
     components, dependencies = [], [{"ref": "bundle", "dependsOn": [library.soname for library in manifest.libraries]}]
     for library, part in zip(manifest.libraries, parts, strict=True):
@@ -43,7 +43,7 @@ def sbom(manifest: Manifest, parts: Sequence[Part]) -> bytes:
 
 
 def _components(library: Library, part: Part, manifest: Manifest) -> list[dict[str, Any]]:
-    """Return a library, and its parts: kernels, weights, runtime."""
+    """Return a library and its parts: kernels, weights, runtime."""
     name, made = library.soname, library.made
     weights = part.records["graph_pack"].outputs["weights.safetensors"].sha256
     source = part.records["fetch"].outputs.get(part.weights_file)

@@ -1,7 +1,7 @@
-"""Ed25519 keys, and the envelope around a bundle's statement: DSSE, whose signature covers the payload and its type.
+"""Sign and verify statements: Ed25519 keys and DSSE envelopes, whose signature covers the payload and its type.
 
-A private key is a PEM file that nobody else may read, or the text of one in TVMFLOW_SIGNING_KEY; it is never written
-into a workspace by us. Who verifies names the public key: a signature of any other key is none.
+A private key is a PEM file readable only by its owner, or the text of one in TVMFLOW_SIGNING_KEY; it is never written
+into a workspace. The verifier chooses the public key: signatures of other keys are ignored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HINT = "make a pair with 'tvmflow keys new FILE'"
 
 @dataclass(frozen=True)
 class KeyPair:
-    """Where a new pair lies. keyid: sha256 of the public key's 32 bytes."""
+    """The paths of a new key pair. keyid: sha256 of the public key's 32 bytes."""
 
     private: Path
     public: Path
@@ -48,9 +48,7 @@ class KeyPair:
 
 
 def new_keys(path: Path) -> KeyPair:
-    """Write a new private key (mode 0600) and, beside it as FILE.pub, its public key. Raises UsageError where one is
-    there already.
-    """
+    """Write a new private key (mode 0600) and its public key as FILE.pub. Raises UsageError if one exists."""
     key, public = Ed25519PrivateKey.generate(), path.with_name(f"{path.name}.pub")
     for place in (path, public):
         if place.exists() or place.is_symlink():
@@ -72,9 +70,7 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
 
 
 def signing_key(path: Path | None) -> Ed25519PrivateKey | None:
-    """Return the private key of a file, or of TVMFLOW_SIGNING_KEY, or None where neither is given. Raises
-    UsageError.
-    """
+    """Return the private key of a file or of TVMFLOW_SIGNING_KEY, None without either. Raises UsageError."""
     if path is None:
         text = os.environ.get(VARIABLE)
         return None if text is None else _private(text.encode(), VARIABLE)
@@ -119,7 +115,7 @@ def _read(path: Path) -> bytes:
 
 
 def keyid(key: Ed25519PublicKey) -> str:
-    """Return the sha256 of a public key's 32 bytes: how an envelope names it."""
+    """Return the sha256 of a public key's 32 bytes, its id in envelopes."""
     return hashlib.sha256(key.public_bytes(Encoding.Raw, PublicFormat.Raw)).hexdigest()
 
 
@@ -128,15 +124,15 @@ def envelope(payload: bytes, key: Ed25519PrivateKey | None) -> bytes:
     signatures = []
     if key is not None:
         signatures.append((keyid(key.public_key()), key.sign(_to_be_signed(payload))))
-    return _encoded(payload, signatures)
+    return _encode(payload, signatures)
 
 
-def opened(data: bytes, key: Ed25519PublicKey | None) -> bytes:
-    """Return the statement in an envelope. key: whose signature it has to have; None where anybody's or none will do.
+def open_envelope(data: bytes, key: Ed25519PublicKey | None) -> bytes:
+    """Return the statement of an envelope. key: the required signer; None accepts any or no signature.
 
-    Raises SignatureError where it is not signed by that key, BundleError for what is no envelope.
+    Raises SignatureError without that signature, BundleError for an invalid envelope.
     """
-    payload, signatures = _decoded(data)
+    payload, signatures = _decode(data)
     if key is None:
         return payload
     if not signatures:
@@ -162,7 +158,7 @@ def _to_be_signed(payload: bytes) -> bytes:
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
-def _encoded(payload: bytes, signatures: list[tuple[str, bytes]]) -> bytes:
+def _encode(payload: bytes, signatures: list[tuple[str, bytes]]) -> bytes:
     value = {
         "payload": base64.b64encode(payload).decode(),
         "payloadType": PAYLOAD_TYPE,
@@ -171,13 +167,13 @@ def _encoded(payload: bytes, signatures: list[tuple[str, bytes]]) -> bytes:
     return json.dumps(value, indent=1).encode() + b"\n"
 
 
-def _decoded(data: bytes) -> tuple[bytes, list[tuple[str, bytes]]]:
+def _decode(data: bytes) -> tuple[bytes, list[tuple[str, bytes]]]:
     try:
         value: Any = json.loads(data)
         payload = base64.b64decode(value["payload"], validate=True)
         signatures = [(str(one["keyid"]), base64.b64decode(one["sig"], validate=True)) for one in value["signatures"]]
     except (ValueError, KeyError, TypeError, RecursionError, binascii.Error):
         raise BundleError("the bundle's envelope is damaged", "a DSSE envelope as tvmflow writes it") from None
-    if _encoded(payload, signatures) != data or len(signatures) > 1:
+    if _encode(payload, signatures) != data or len(signatures) > 1:
         raise BundleError("the bundle's envelope was altered", "a DSSE envelope as tvmflow writes it")
     return payload, signatures

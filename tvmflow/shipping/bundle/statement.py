@@ -1,7 +1,7 @@
-"""The statement about a bundle: in-toto, with SLSA's provenance as predicate. It is what gets signed.
+"""Generate the signed statement of a bundle: in-toto with SLSA provenance as predicate.
 
-Its subjects are the digests of every file of the bundle. It holds no time and no host, so the same records give the
-same bytes.
+Its subjects are the digests of all files of the bundle. It contains no time and no host, so equal records give equal
+bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tvmflow.support.errors import BundleError
 _TYPE = "https://in-toto.io/Statement/v1"
 _PREDICATE = "https://slsa.dev/provenance/v1"
 _BUILD_TYPE = "urn:tvmflow:bundle:1"
-# What a cell was made from and of, as DVC keeps it: stage -> files.
+# Source files of a cell in DVC: stage -> files.
 _SOURCES = {
     "fetch": ("golden.npz", "labels.json"),
     "import_model": ("model.json", "weights.safetensors"),
@@ -30,7 +30,7 @@ _SOURCES = {
 
 
 def statement(manifest: Manifest, files: Mapping[str, File], parts: Sequence[Part]) -> bytes:
-    """Return the statement about these files: all of the bundle but the envelope itself."""
+    """Return the statement about these files: all of the bundle except the envelope."""
     value = {
         "_type": _TYPE,
         "subject": [{"name": name, "digest": {"sha256": files[name].sha256}} for name in sorted(files)],
@@ -75,7 +75,7 @@ def _dependencies(part: Part) -> list[dict[str, Any]]:
 
 
 def subjects(data: bytes) -> dict[str, str]:
-    """Return name -> sha256 of the files that a statement is about. Raises BundleError."""
+    """Return name -> sha256 of a statement's files. Raises BundleError."""
     try:
         value = json.loads(data)
         if (value["_type"], value["predicateType"]) != (_TYPE, _PREDICATE):

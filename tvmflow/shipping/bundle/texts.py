@@ -1,4 +1,4 @@
-"""What a bundle says in words: the README, the model cards; and the example in C."""
+"""Generate the texts of a bundle: the README, the model cards, and the example in C."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ int main(int count, char **words) {{
 
 
 def readme(manifest: Manifest) -> bytes:
-    """Return README.md: how to link what is in the bundle."""
+    """Return README.md: how to link the libraries."""
     first = manifest.libraries[0]
     rows = "\n".join(f"| `{one.cell}` | `{one.file}` | `{one.symbol}` |" for one in manifest.libraries)
     build = (
@@ -146,12 +146,12 @@ who does and why.
 
 
 def example(library: Library) -> bytes:
-    """Return examples/app.c, which runs this library where NETWORK names no other."""
+    """Return examples/app.c, which by default runs this library."""
     return _APP.format(symbol=library.symbol).encode()
 
 
 def card(library: Library, part: Part) -> bytes:
-    """Return the model card of a cell: what it is, what was measured, what it was made of."""
+    """Return the model card of a cell: description, measurements and provenance."""
     scorecard, made = part.card, library.made
     lines = [f"# {library.cell}", "", *_table(("what", "value"), _facts(library, part)), "", "## Measured", ""]
     lines += [
@@ -230,5 +230,5 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Return text that cannot leave its cell of a table."""
+    """Return text that cannot break out of a table cell."""
     return "".join(c if c.isprintable() and c not in "|`<>" else " " for c in text)

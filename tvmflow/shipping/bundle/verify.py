@@ -1,8 +1,7 @@
-"""Decide whether a bundle may be used: who signed it, that every byte is what was signed, that every library is what it
-says.
+"""Verify a bundle: its signature, the digest of every file, and the properties of every library.
 
-The bundle may come from anybody. First the archive's structure, then the signature, then every digest; only then is
-anything unpacked, and each library is looked into and run in a sandbox of its own.
+The bundle is untrusted. First the archive's structure is checked, then the signature, then every digest; only then is
+anything unpacked, and each library is inspected and run in a sandbox of its own.
 """
 
 from __future__ import annotations
@@ -33,10 +32,8 @@ _TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class Trust:
-    """Whom to believe. key: the public key that must have signed; None, with unsigned, to look at everything else
-    alone.
-
-    at_least: the lowest version of a release that will do, against being given an old one.
+    """The required trust. key: the public key of the signature; None with unsigned: check everything else only.
+    at_least: the lowest accepted release version, against downgrade attacks.
     """
 
     key: Ed25519PublicKey | None
@@ -46,10 +43,8 @@ class Trust:
 
 @dataclass(frozen=True)
 class CheckedLibrary:
-    """needed: the system's libraries that it asks for; ran, ran_on_device: what running the golden inputs gave, or why
-    they were not run.
-
-    ran_on_device is "" where no device was asked for.
+    """needed: required system libraries; ran, ran_on_device: the result of the golden inputs, or why they were not run;
+    ran_on_device is "" without a device.
     """
 
     cell: str
@@ -65,7 +60,7 @@ class CheckedLibrary:
 
 @dataclass(frozen=True)
 class Verified:
-    """What a bundle that was found good is. signer: the key's id, None where nobody's signature was asked for."""
+    """The result of a valid bundle. signer: the key id, None if no signature was required."""
 
     name: str
     version: int | None
@@ -80,9 +75,9 @@ class Verified:
 
 
 def verify(path: Path, trust: Trust, device: DeviceTrial | None = None) -> Verified:
-    """Check a bundle. Raises SignatureError or BundleError for the first thing that is wrong, UsageError for no key.
+    """Verify a bundle. Raises SignatureError or BundleError for the first problem, UsageError without a key.
 
-    device: where to run its libraries too; raises DeviceError for what goes wrong there.
+    device: also run its libraries there; raises DeviceError for a device failure.
     """
     if trust.key is None and not trust.unsigned:
         raise UsageError(
@@ -108,7 +103,7 @@ def verify(path: Path, trust: Trust, device: DeviceTrial | None = None) -> Verif
                 if path.suffix == aar.SUFFIX
                 else archive.below(package_of(list(archive.entries)))
             )
-        manifest = _check_digests(archive, signing.opened(archive.read(ENVELOPE), trust.key))
+        manifest = _check_digests(archive, signing.open_envelope(archive.read(ENVELOPE), trust.key))
         _check_version(manifest, trust.at_least)
         with tempfile.TemporaryDirectory(prefix="tvmflow-verify-") as folder:
             libraries = tuple(_check_library(archive, library, Path(folder), device) for library in manifest.libraries)
@@ -117,7 +112,7 @@ def verify(path: Path, trust: Trust, device: DeviceTrial | None = None) -> Verif
 
 
 def _check_whole(path: Path, trust: Trust) -> None:
-    """Hold a wheel or an AAR against the signed statement that lies beside it."""
+    """Compare a wheel or an AAR with the signed statement beside it."""
     if trust.key is None:
         return
     beside = path.with_name(path.name + BESIDE)
@@ -127,13 +122,11 @@ def _check_whole(path: Path, trust: Trust) -> None:
         data = beside.read_bytes()
     except OSError:
         raise SignatureError(f"no {beside.name} beside {path.name}", "the envelope that was written with it") from None
-    _compare("the statement beside it", {path.name: sha256_of(path)}, subjects(signing.opened(data, trust.key)))
+    _compare("the statement beside it", {path.name: sha256_of(path)}, subjects(signing.open_envelope(data, trust.key)))
 
 
 def _check_digests(archive: Archive, statement: bytes) -> Manifest:
-    """Hold every file against statement and manifest; none may lack in one of them, and none may be more than they
-    name.
-    """
+    """Compare every file with statement and manifest; none may be missing or additional."""
     digests = {name: archive.sha256(name) for name in archive.entries}
     signed = subjects(statement)
     _compare("the statement", {name: digest for name, digest in digests.items() if name != ENVELOPE}, signed)
@@ -167,9 +160,7 @@ def _check_version(manifest: Manifest, at_least: int | None) -> None:
 
 
 def _check_library(archive: Archive, library: Library, folder: Path, device: DeviceTrial | None) -> CheckedLibrary:
-    """Unpack a library and its golden arrays, look into it, and run them where it is for this machine, all in a
-    sandbox.
-    """
+    """Unpack a library and its golden arrays, inspect it, and run it if it is for this machine, all in a sandbox."""
     abi, place = abi_named(library.abi), folder / library.soname
     if library.file != f"lib/{abi.name}/{library.soname}":
         raise BundleError(f"{library.cell} lies in {library.file}", f"lib/{abi.name}/{library.soname}")

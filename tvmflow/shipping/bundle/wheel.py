@@ -1,8 +1,7 @@
-"""A bundle as a Python wheel for one platform: `pip install` of a model. Its only dependency is numpy.
+"""Write a bundle as a Python wheel for one platform, with numpy as its only dependency.
 
-The package has the files of the bundle in `bundle/`, as they are in the archive, and a module that opens its networks.
-A wheel has no room for a signature over itself, so that one lies beside it: WHEEL.dsse.json, a statement about the
-whole file.
+The package contains the files of the bundle in `bundle/`, and a module that opens its networks. A wheel cannot contain
+a signature of itself, so it is beside it: WHEEL.dsse.json, a statement about the whole file.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tvmflow.shipping.bundle.manifest import File, Manifest
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.signing import envelope
 from tvmflow.shipping.bundle.statement import statement
-from tvmflow.shipping.bundle.write import Content, Wish, contents, described
+from tvmflow.shipping.bundle.write import BundleRequest, Content, contents, describe_content
 from tvmflow.support.errors import BundleError
 from tvmflow.support.files import describe_file
 from tvmflow.toolchain.triples import ARM32
@@ -56,12 +55,12 @@ def load(cell=None, threads=0, cpu_mask=0):
 
 
 def write_wheel(
-    folder: Path, parts: Sequence[Part], wish: Wish, key: Ed25519PrivateKey | None
+    folder: Path, parts: Sequence[Part], request: BundleRequest, key: Ed25519PrivateKey | None
 ) -> tuple[Path, Manifest]:
     """Write a wheel, and with a key the envelope beside it. Returns where it is. Raises BundleError for cells of
     several ABIs.
     """
-    manifest, files = contents(parts, wish, key)
+    manifest, files = contents(parts, request, key)
     package, version = re.sub(r"[^a-z0-9]+", "_", manifest.name.lower()), str(manifest.version or 0)
     info, tag = f"{package}-{version}.dist-info", _tag(manifest)
     inside: Content = {f"{package}/{INSIDE}/{name}": content for name, content in files.items()}
@@ -91,7 +90,7 @@ def write_wheel(
 
 
 def _tag(manifest: Manifest) -> str:
-    """Return the tag of the platform: the oldest C library that has what all libraries ask for."""
+    """Return the platform tag: the oldest C library that provides everything that the libraries need."""
     if len(manifest.abis) != 1:
         raise BundleError(
             f"cells for {', '.join(manifest.abis)}",
@@ -114,16 +113,14 @@ def _glibc(text: str) -> tuple[int, int]:
 def _record(files: Content, own: str) -> bytes:
     lines = []
     for name in sorted(files):
-        file = described(files[name])
+        file = describe_content(files[name])
         digest = base64.urlsafe_b64encode(bytes.fromhex(file.sha256)).rstrip(b"=").decode()
         lines.append(f"{name},sha256={digest},{file.size}")
     return "\n".join([*lines, f"{own},,", ""]).encode()
 
 
 def package_of(names: Sequence[str]) -> str:
-    """Return the folder of a wheel's files that are the bundle's. Raises BundleError where there is none, or more than
-    one.
-    """
+    """Return the folder of the bundle's files in a wheel. Raises BundleError for none, or more than one."""
     packages = {f"{name.split('/')[0]}/{INSIDE}/" for name in names if name.split("/")[1:2] == [INSIDE]}
     if len(packages) != 1:
         raise BundleError(f"{len(packages)} bundles in a wheel", "one, as tvmflow writes it")

@@ -1,4 +1,4 @@
-"""Put a bundle together from the parts of its cells. The same parts give the same bytes."""
+"""Write a bundle from the parts of its cells. Equal parts give equal bytes."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ Content = dict[str, bytes | Path]
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a bundle is to be. name: of the app; version: of its release, None by hand; abis: those that it must have,
-    all of its cells' where None.
+class BundleRequest:
+    """The requested bundle. name: of the app; version: of its release, None outside of a release; abis: required ABIs,
+    by default all of its cells'.
     """
 
     name: str
@@ -54,18 +54,16 @@ class Wish:
     abis: tuple[str, ...] | None = None
 
 
-def write_bundle(path: Path, parts: Sequence[Part], wish: Wish, key: Ed25519PrivateKey | None) -> Manifest:
-    """Write a bundle; returns its manifest. Raises BundleError for a cell that cannot be in it."""
-    manifest, files = contents(parts, wish, key)
+def write_bundle(path: Path, parts: Sequence[Part], request: BundleRequest, key: Ed25519PrivateKey | None) -> Manifest:
+    """Write a bundle and return its manifest. Raises BundleError for a cell that cannot be in it."""
+    manifest, files = contents(parts, request, key)
     write_archive(path, files)
     return manifest
 
 
-def contents(parts: Sequence[Part], wish: Wish, key: Ed25519PrivateKey | None) -> tuple[Manifest, Content]:
-    """Return the files of a bundle by their names, with its manifest. Raises BundleError for a cell that cannot be in
-    it.
-    """
-    _check_abis(parts, wish)
+def contents(parts: Sequence[Part], request: BundleRequest, key: Ed25519PrivateKey | None) -> tuple[Manifest, Content]:
+    """Return the files of a bundle by name, and its manifest. Raises BundleError for a cell that cannot be in it."""
+    _check_abis(parts, request)
     files: Content = {
         "include/tvmflow.h": RUNTIME / "include" / "tvmflow.h",
         "include/tvmflow.hpp": RUNTIME / "include" / "tvmflow.hpp",
@@ -74,26 +72,26 @@ def contents(parts: Sequence[Part], wish: Wish, key: Ed25519PrivateKey | None) -
         "java/tvmflow_jni.c": RUNTIME / "jni" / "tvmflow_jni.c",
     }
     libraries = tuple(_add(part, files) for part in parts)
-    manifest = _manifest(wish, libraries, files)
+    manifest = _manifest(request, libraries, files)
     for library, part in zip(libraries, parts, strict=True):
         files[library.card] = texts.card(library, part)
     files[README], files["examples/app.c"] = texts.readme(manifest), texts.example(libraries[0])
-    files[SBOM] = sbom(_manifest(wish, libraries, files), parts)
-    manifest = _manifest(wish, libraries, files)
+    files[SBOM] = sbom(_manifest(request, libraries, files), parts)
+    manifest = _manifest(request, libraries, files)
     files[MANIFEST] = manifest.to_bytes()
-    every = {name: described(content) for name, content in files.items()}
+    every = {name: describe_content(content) for name, content in files.items()}
     files[ENVELOPE] = envelope(statement(manifest, every, parts), key)
     return manifest, files
 
 
-def _manifest(wish: Wish, libraries: tuple[Library, ...], files: Content) -> Manifest:
-    every = {name: described(content) for name, content in sorted(files.items())}
+def _manifest(request: BundleRequest, libraries: tuple[Library, ...], files: Content) -> Manifest:
+    every = {name: describe_content(content) for name, content in sorted(files.items())}
     return Manifest(
-        schema=1, name=wish.name, version=wish.version, tvmflow=__version__, libraries=libraries, files=every
+        schema=1, name=request.name, version=request.version, tvmflow=__version__, libraries=libraries, files=every
     )
 
 
-def described(content: bytes | Path) -> File:
+def describe_content(content: bytes | Path) -> File:
     """Return digest and size of a file of a bundle."""
     if isinstance(content, Path):
         found = describe_file(content)
@@ -101,8 +99,8 @@ def described(content: bytes | Path) -> File:
     return File(sha256=hashlib.sha256(content).hexdigest(), size=len(content))
 
 
-def _check_abis(parts: Sequence[Part], wish: Wish) -> None:
-    """Refuse cells without a library of their own, twice the same, and ABIs that are not those asked for."""
+def _check_abis(parts: Sequence[Part], request: BundleRequest) -> None:
+    """Raise BundleError for cells without a library, duplicates, and ABIs other than the requested ones."""
     for part in parts:
         network = part.manifest.get("network")
         if network is None or "soname" not in network:
@@ -115,21 +113,21 @@ def _check_abis(parts: Sequence[Part], wish: Wish) -> None:
     if len(set(cells)) < len(cells):
         raise BundleError(f"a cell twice among {', '.join(cells)}", "each cell once")
     found = {part.cell: abi_of(part.manifest["target"]["mtriple"]).name for part in parts}
-    if wish.abis is None:
+    if request.abis is None:
         return
-    for name in wish.abis:
+    for name in request.abis:
         abi_named(name)
-    odd = [f"{cell} is for {abi}" for cell, abi in found.items() if abi not in wish.abis]
-    missing = sorted(set(wish.abis) - set(found.values()))
+    odd = [f"{cell} is for {abi}" for cell, abi in found.items() if abi not in request.abis]
+    missing = sorted(set(request.abis) - set(found.values()))
     if odd or missing:
         raise BundleError(
             "; ".join([*odd, *(f"no cell is for {abi}" for abi in missing)]),
-            f"a library for each of {', '.join(wish.abis)}, and no other",
+            f"a library for each of {', '.join(request.abis)}, and no other",
         )
 
 
 def _add(part: Part, files: Content) -> Library:
-    """Add a cell's files; returns what the manifest says of it."""
+    """Add a cell's files; return its entry in the manifest."""
     built, network = part.manifest, part.manifest["network"]
     abi = abi_of(built["target"]["mtriple"])
     library, folder = part.path("build", "network.so"), f"cells/{part.slug}"
@@ -185,7 +183,7 @@ def _sizes(found: dict[str, Any] | None) -> dict[str, tuple[int, ...]]:
 
 
 def _preprocessing(part: Part) -> Preprocessing | None:
-    """Return how images become the input, None of a model that has another input than images."""
+    """Return the preprocessing of the image input, None for other inputs."""
     inputs = part.manifest["inputs"]
     if len(inputs) != 1 or len(inputs[0]["shape"]) != 4 or inputs[0]["shape"][1] not in (1, 3):
         return None
@@ -201,16 +199,14 @@ def _labels(part: Part, output: Tensor) -> tuple[str, ...]:
 
 
 def _golden(part: Part, files: Content) -> Golden:
-    """Add the golden inputs, and the quantized module's outputs for them, with the bound that build held the library
-    to.
-    """
+    """Add the golden inputs, the quantized module's outputs, and the error bound of build."""
     folder, bound = f"cells/{part.slug}/golden", float(part.records["build"].recipe["params"]["max_relative_error"])
     found: dict[str, list[StoredArray]] = {"input": [], "output": []}
     for kind, arrays in (
         ("input", load_arrays(part.path("fetch", "golden.npz"), "x")),
         ("output", load_arrays(part.path("quantize", "reference.npz"), "golden")),
     ):
-        for at, array in enumerate(map(_stored, arrays)):
+        for at, array in enumerate(map(_to_stored_type, arrays)):
             name = f"{folder}/{kind}{at}.npy"
             files[name] = npy_bytes(array)
             found[kind].append(
@@ -219,7 +215,7 @@ def _golden(part: Part, files: Content) -> Golden:
     return Golden(inputs=tuple(found["input"]), outputs=tuple(found["output"]), max_relative_error=bound)
 
 
-def _stored(array: Any) -> Any:
-    """Return numbers of a type that numpy lacks as their bits."""
+def _to_stored_type(array: Any) -> Any:
+    """Return numbers of a type that numpy lacks as raw bits."""
     kind = STORED.get(str(array.dtype))
     return np.asarray(array) if kind is None else array.view(kind)

@@ -1,4 +1,4 @@
-"""The gates of an app: each a rule that its cells pass or do not, apart from all others."""
+"""Define the gates of an app, each an independent rule for its cells or its bundle."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tvmflow.shipping.gates.gpu import GATE
 
 
 @dataclass(frozen=True)
-class Judged:
-    """One gate on one cell, or on the bundle. value: None where the scorecard has none; limit: of params.yaml; text:
-    what speaks against it, where that is no number.
+class GateResult:
+    """The result of one gate for one cell, or for the bundle. value: None if the scorecard has none; limit: of
+    params.yaml; text: a reason that is not a number.
     """
 
     gate: str
@@ -29,7 +29,7 @@ class Judged:
 
     @property
     def reason(self) -> str:
-        """What speaks against the release, in words."""
+        """Return the reason against the release as text."""
         if self.text:
             return f"{self.what}: {self.text} ({self.gate})"
         value = "not measured" if self.value is None else f"{self.value:g}"
@@ -63,7 +63,7 @@ def _drop(card: Mapping[str, Any]) -> float | None:
 
 
 def _latency(card: Mapping[str, Any]) -> float | None:
-    """Return the median; of a disturbed measurement the upper end of its interval, which is on the safe side."""
+    """Return the median; for a disturbed measurement the upper end of its interval, to be safe."""
     latency = card["latency"]["compute"]
     if has_no_time(card) or not latency["is_time"]:
         return None
@@ -90,8 +90,8 @@ def _memory(card: Mapping[str, Any]) -> float | None:
     return None if memory_bytes is None else float(memory_bytes) / 1e6
 
 
-# Gate -> its value of a scorecard. A model without labels or top-1, or whose network no GPU computes, has nothing that
-# the gates of `_OPTIONAL` could be about.
+# Gate -> its value in a scorecard. The gates of `_OPTIONAL` do not apply to a model without labels or top-1, or to a
+# network that is not on a GPU.
 _VALUES: dict[str, Callable[[Mapping[str, Any]], float | bool | None]] = {
     "min_accuracy": _accuracy,
     "max_accuracy_drop": _drop,
@@ -108,8 +108,8 @@ _VALUES: dict[str, Callable[[Mapping[str, Any]], float | bool | None]] = {
 _OPTIONAL = ("max_accuracy_drop", "min_top1_agreement", "max_gpu_compile_ms", "max_gpu_open_ms", "max_gpu_copy_out_ms")
 
 
-def judge_cell(cell: str, card: Mapping[str, Any], library_bytes: int, gates: Gates) -> list[Judged]:
-    """Return every gate that there is for a cell."""
+def judge_cell(cell: str, card: Mapping[str, Any], library_bytes: int, gates: Gates) -> list[GateResult]:
+    """Return the results of all gates for a cell."""
     limits = gates.model_dump()
     judged = []
     for gate, value_of in _VALUES.items():
@@ -120,12 +120,14 @@ def judge_cell(cell: str, card: Mapping[str, Any], library_bytes: int, gates: Ga
         if value is None and gate in _OPTIONAL:
             continue
         passed = value is not None and _passes(gate, value, limit)
-        judged.append(Judged(gate, cell, value, limit, passed, "" if passed else _undecided(gate, card, limit)))
+        judged.append(
+            GateResult(gate, cell, value, limit, passed, "" if passed else _undecided_reason(gate, card, limit))
+        )
     return [*judged, *_size("max_library_mb", cell, library_bytes, gates.max_library_mb)]
 
 
-def _undecided(gate: str, card: Mapping[str, Any], limit: float) -> str:
-    """Return what to say of a latency whose interval holds the limit because something disturbed it; "" of all else."""
+def _undecided_reason(gate: str, card: Mapping[str, Any], limit: float) -> str:
+    """Return a reason if a disturbed latency's interval contains the limit; "" otherwise."""
     latency = card["latency"]["compute"]
     if gate != "max_latency_ms" or not latency["badges"] or (latency["low_ms"] or latency["median_ms"]) > limit:
         return ""
@@ -137,20 +139,20 @@ def _undecided(gate: str, card: Mapping[str, Any], limit: float) -> str:
     )
 
 
-def judge_gpu(cell: str, reasons: Sequence[str]) -> list[Judged]:
-    """Return the gate of a cell that a GPU computes, which each such cell has."""
-    return [Judged(GATE, cell, False, True, False, reason) for reason in reasons] or [
-        Judged(GATE, cell, True, True, True)
+def judge_gpu(cell: str, reasons: Sequence[str]) -> list[GateResult]:
+    """Return the gate result of a cell on a GPU."""
+    return [GateResult(GATE, cell, False, True, False, reason) for reason in reasons] or [
+        GateResult(GATE, cell, True, True, True)
     ]
 
 
-def judge_bundle(size: int, gates: Gates) -> list[Judged]:
-    """Return the gates of the bundle as a whole."""
+def judge_bundle(size: int, gates: Gates) -> list[GateResult]:
+    """Return the gate results of the whole bundle."""
     return _size("max_bundle_mb", "the bundle", size, gates.max_bundle_mb)
 
 
-def _size(gate: str, what: str, size: int, limit: float | None) -> list[Judged]:
-    return [] if limit is None else [Judged(gate, what, size / 1e6, limit, size / 1e6 <= limit)]
+def _size(gate: str, what: str, size: int, limit: float | None) -> list[GateResult]:
+    return [] if limit is None else [GateResult(gate, what, size / 1e6, limit, size / 1e6 <= limit)]
 
 
 def _passes(gate: str, value: float | bool, limit: float | bool) -> bool:

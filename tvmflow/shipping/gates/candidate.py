@@ -1,7 +1,7 @@
-"""Compare a cell's newest library with the champion on the cell's device, and judge it.
+"""Compare a cell's newest library with the champion on the cell's device, and apply the release gate.
 
-Compared is what ships: network.so with network.so, through whatever reaches the device; library.so with library.so in
-TVM's virtual machine where one of them has no other form.
+The shipped form is compared: network.so with network.so, through any transport; library.so with library.so in TVM's
+virtual machine if one of them has no network.so.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Candidate:
         return self.champion is not None and self.champion.version == self.version.version
 
     def judge(self) -> tuple[Verdict, Comparison | None]:
-        """Measure against the champion, where there is one, and apply the rules of params.yaml."""
+        """Measure against the champion, if there is one, and apply the rules of params.yaml."""
         if reasons := gpu_reasons(self.card, self._manifest, read_quarantine(self.workspace.root)):
             return Verdict(False, tuple(reasons)), None
         rules = self.workspace.params.release
@@ -92,9 +92,7 @@ class Candidate:
             old, new = self._forms(champion, Path(folder))
             backend = backend_for(entry)
             with open_session(entry.device, backend, limits) as session:
-                a, b = (
-                    Restartable(functools.partial(self._started, session, *one)) for one in ((old, champion), (new,))
-                )
+                a, b = (Restartable(functools.partial(self._start, session, *one)) for one in ((old, champion), (new,)))
                 models = (a.model, b.model)
                 if transport_of(entry.device).is_emulated:  # its clock counts instructions
                     counts = [round(1e9 * model.time_runs(1)[0]) for model in models]
@@ -113,7 +111,7 @@ class Candidate:
                 return compare_libraries(champions, ours, turns, entry.threads, rules.confidence, watch)
 
     def _forms(self, champion: Version, folder: Path) -> tuple[LibraryForm, LibraryForm]:
-        """Bring the champion into a folder; returns its form and the candidate's, both of one kind. Raises
+        """Fetch the champion into a folder; return its library and the candidate's, both of one kind. Raises
         StoreError.
         """
         new = network_library(self.folder, self._manifest)
@@ -130,9 +128,9 @@ class Candidate:
         _champion_bytes(self.workspace, champion, old)
         return replace(machine, file=old), machine
 
-    def _started(self, session: DeviceSession, form: LibraryForm, champion: Version | None = None) -> RemoteModel:
-        """Start a form and run it once. champion: it is one. Raises StoreError for a champion that does not run any
-        more.
+    def _start(self, session: DeviceSession, form: LibraryForm, champion: Version | None = None) -> RemoteModel:
+        """Start a library and run it once. champion: set for the champion. Raises StoreError if the champion no longer
+        runs.
         """
         try:
             model = form.upload_and_start(session)
@@ -154,7 +152,7 @@ class Candidate:
 
 
 def cost_of_one_run(backend: Backend, session: DeviceSession, model: RemoteModel) -> int | None:
-    """Return what one run costs on a device whose own time says nothing, because it is simulated; None on others."""
+    """Return the cost of one run on a simulated device, whose clock is not a time; None on others."""
     before = backend.cost(session.call)
     if before is None:
         return None

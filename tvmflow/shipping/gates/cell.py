@@ -1,4 +1,4 @@
-"""The gate of a release: rules, each of which lets a challenger pass or says why not."""
+"""Define the release gate of a cell: rules that a challenger must pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvmflow.evaluation.comparison import Comparison
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a challenger may replace the champion, and every reason against it."""
+    """Whether a challenger may replace the champion, and all reasons against it."""
 
     passed: bool
     reasons: tuple[str, ...]
@@ -20,7 +20,7 @@ class Verdict:
 def judge(
     card: dict[str, Any], champion_accuracy: float | None, comparison: Comparison | None, rules: ReleaseParams
 ) -> Verdict:
-    """Judge a scorecard against the rules, and against the champion where there is one."""
+    """Apply the rules to a scorecard, and compare it with the champion, if there is one."""
     reasons = [*_absolute(card, rules), *_against_champion(card, champion_accuracy, comparison, rules)]
     return Verdict(not reasons, tuple(reasons))
 
@@ -74,7 +74,7 @@ def _against_champion(
 
 
 def _how_to_go_on(comparison: Comparison) -> str:
-    """Return what to do where the interval of a ratio settles nothing."""
+    """Return what to do if the interval of a ratio is inconclusive."""
     if comparison.badges:
         return (
             f"the machine was disturbed ({', '.join(comparison.badges)}): promote with --wait-quiet SECONDS, "

@@ -1,6 +1,4 @@
-"""The gate of networks that a GPU computes: each kernel agreed with the CPU's on the device and driver that it was
-measured on.
-"""
+"""Define the release gate of GPU networks: each kernel agrees with the CPU on the measured device and driver."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ GATE = "gpu_agreement"
 
 
 def gpu_reasons(card: Mapping[str, Any], manifest: Mapping[str, Any], held: Sequence[Quarantined]) -> list[str]:
-    """Return what speaks against a release of a measured library; nothing of one that no GPU computes. held: what is in
-    quarantine.
+    """Return the reasons against a release of a measured library; empty for a CPU library. held: the
+    quarantined GPUs.
     """
     if not is_on_gpu(manifest):
         return []
@@ -27,5 +25,5 @@ def gpu_reasons(card: Mapping[str, Any], manifest: Mapping[str, Any], held: Sequ
 
 
 def is_on_gpu(manifest: Mapping[str, Any]) -> bool:
-    """Whether a GPU computes the network of a library."""
+    """Return whether a GPU computes a library's network."""
     return bool((manifest.get("network") or {}).get("gpu"))

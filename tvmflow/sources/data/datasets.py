@@ -1,8 +1,8 @@
-"""Data sets, their fixed split, and the preprocessing that a model wants.
+"""Load data sets, split them deterministically, and apply a model's preprocessing.
 
 `digits` comes with scikit-learn. Any other data set is an .npz file with `images` (N, C, H, W) or (N, H, W), real
-numbers, and `labels` (N,), integers. A model without a data set gets inputs made from a seed: enough to compare
-versions of the model with each other, and no accuracy.
+numbers, and `labels` (N,), integers. A model without a data set gets seeded random inputs: enough to compare versions
+of the model with each other, but without an accuracy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Arrays = tuple[NDArray[Any], ...]
 
 @dataclass(frozen=True)
 class Samples:
-    """inputs: each (N, *its shape without batch), preprocessed; y: (N,) int64 class numbers, (N, H, W) for maps, or
+    """inputs: each (N, *shape without batch), preprocessed; y: (N,) int64 class numbers, (N, H, W) for maps, or
     None.
     """
 
@@ -41,7 +41,7 @@ class Samples:
 
     @property
     def x(self) -> FloatArray:
-        """Return the one input of a model that has one."""
+        """Return the input of a model with one input."""
         (x,) = self.inputs
         return x
 
@@ -49,7 +49,7 @@ class Samples:
         return len(self.inputs[0])
 
     def part(self, which: slice | IntArray) -> Samples:
-        """Return some of the samples."""
+        """Return a subset of the samples."""
         return Samples(tuple(x[which] for x in self.inputs), None if self.y is None else self.y[which])
 
     def save(self, path: Path) -> None:
@@ -75,14 +75,14 @@ class SplitSizes:
 
 
 def load_dataset(name: str, root: Path) -> Samples:
-    """Return the raw samples of `digits` or of an .npz file (relative to the workspace). Raises SourceError."""
+    """Return the raw samples of `digits` or of an .npz file (path relative to the workspace). Raises SourceError."""
     if name == "digits":
         return _load_digits()
     return _load_npz(root / name)
 
 
 def _load_digits() -> Samples:
-    """Return the data that scikit-learn's load_digits returns, from its file: importing scikit-learn takes 2 s."""
+    """Return the data of scikit-learn's load_digits, from its file: importing scikit-learn takes 2 s."""
     found = importlib.util.find_spec("sklearn")
     file = Path(*(found.submodule_search_locations or ())[:1], _DIGITS) if found else None
     if file is None or not file.is_file():
@@ -123,7 +123,7 @@ def _class_numbers(labels: NDArray[Any], path: Path) -> IntArray:
 
 
 def split(samples: Samples, sizes: SplitSizes) -> Split:
-    """Cut samples into train, calibration and evaluation parts that share no sample; fixed by the seed."""
+    """Split samples into disjoint train, calibration and evaluation parts, determined by the seed."""
     count, held = len(samples), sizes.calibration + sizes.evaluation
     if count <= held:
         raise SourceError(
@@ -153,7 +153,7 @@ def preprocess(x: FloatArray, scale: float, mean: tuple[float, ...], std: tuple[
 
 @dataclass(frozen=True)
 class RandomInput:
-    """An input to be made from a seed: shape without batch, numpy's dtype, low <= x < high where there are bounds."""
+    """A seeded random input: shape without batch, numpy dtype, low <= x < high if bounded."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
@@ -162,11 +162,10 @@ class RandomInput:
 
 
 def random_inputs(count: int, inputs: Sequence[RandomInput], seed: int) -> Samples:
-    """Return `count` samples of inputs made from a seed: floats without bounds are `varied_inputs`, all else is
-    uniform.
+    """Return `count` seeded samples of inputs: unbounded floats by `varied_inputs`, all else uniform.
 
-    Integers of two values are a run of the higher, at least one, then the lower: as masks of padding are. Raises
-    SourceError when all of it is too much.
+    Integers of two values are a run of the higher, at least one, then the lower, like padding masks. Raises SourceError
+    if they are too large.
     """
     size = sum(np.dtype(one.dtype).itemsize * count * math.prod(one.shape) for one in inputs)
     if size > MAX_DATASET_BYTES:
@@ -194,7 +193,7 @@ def _random(one: RandomInput, count: int, generator: np.random.Generator) -> NDA
 
 
 def load_named(path: Path, names: Sequence[str]) -> Samples:
-    """Return the inputs of an .npz file by their names, and its `labels` where it has some. Raises SourceError."""
+    """Return the inputs of an .npz file by name, and its `labels` if present. Raises SourceError."""
     arrays = read_arrays(path, tuple(names), MAX_DATASET_BYTES, optional=("labels",))
     if len({len(arrays[name]) if arrays[name].ndim else -1 for name in arrays}) != 1:
         shown = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
@@ -204,11 +203,11 @@ def load_named(path: Path, names: Sequence[str]) -> Samples:
 
 
 def varied_inputs(count: int, shape: tuple[int, ...], generator: np.random.Generator) -> FloatArray:
-    """Return inputs (count, *shape), mean about 0 and variance 1 over all, that differ from each other as images do.
+    """Return inputs (count, *shape), mean about 0 and variance 1 overall, that differ from each other as images do.
 
-    Noise alone will not do: a network that averages over space gives nearly the same output for any two images of it,
-    and errors are judged by how outputs differ. So each input has a level, coarse patterns, and noise of its own
-    strength.
+    Noise alone is not enough: a network that averages over space gives nearly the same output for any two noise images,
+    and errors are measured relative to how outputs differ. So each input has a level, coarse patterns, and noise of its
+    own strength.
     """
     coarse = generator.standard_normal((count, *(min(_COARSE, size) for size in shape)))
     for axis, size in enumerate(shape, start=1):
@@ -220,13 +219,13 @@ def varied_inputs(count: int, shape: tuple[int, ...], generator: np.random.Gener
 
 
 def _stretched(points: int, size: int) -> FloatArray:
-    """Return the matrix (points, size) that interpolates linearly between points."""
+    """Return the matrix (points, size) of linear interpolation between points."""
     positions = np.linspace(0, points - 1, size)
     return np.stack([np.interp(positions, np.arange(points), unit) for unit in np.eye(points)]).astype(np.float32)
 
 
 def check_fits(samples: Samples, shapes: Sequence[tuple[int, ...]], what: str) -> None:
-    """Raise SourceError unless a sample has the shapes of the model's inputs without their batch."""
+    """Raise SourceError unless samples have the shapes of the model's inputs without batch."""
     for x, shape in zip(samples.inputs, shapes, strict=True):
         if x.shape[1:] != shape[1:]:
             raise SourceError(

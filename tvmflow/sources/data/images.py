@@ -1,8 +1,7 @@
-"""Image files as the numbers that a model takes: decoded, resized and cropped as its zoo does it, channels in its
-order.
+"""Decode image files to model inputs: resize and crop like the model's zoo, in the model's channel order.
 
-Image files are untrusted: a few formats by allowlist, sizes checked before a pixel is decoded; `decode_images` is to be
-called in a sandbox. Values stay 0 to 255 here; scale, mean and std are `datasets.preprocess`.
+Image files are untrusted: a few formats by allowlist, sizes checked before decoding; `decode_images` is to be called in
+a sandbox. Values are 0 to 255 here; scale, mean and std are applied by `datasets.preprocess`.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ImageRecipe:
-    """How a file becomes (C, height, width).
+    """The conversion of a file to (C, height, width).
 
-    fit: `crop` makes the shorter side `resize` pixels and cuts the middle out, `stretch` resizes to height x width at
-    once. interpolation: nearest, bilinear, bicubic. channels: RGB, BGR, or gray of one channel. white: what a pixel of
-    255 becomes.
+    fit: `crop` resizes the shorter side to `resize` pixels and crops the center, `stretch` resizes to height x width.
+    interpolation: nearest, bilinear, bicubic. channels: RGB, BGR, or gray (one channel). white: the value of pixel 255.
     """
 
     height: int
@@ -56,8 +54,8 @@ def recipe_json(recipe: ImageRecipe) -> dict[str, Any]:
 
 
 def read_image(path: Path, recipe: ImageRecipe) -> FloatArray:
-    """Return an image file as (C, height, width), 0 to `white`. Raises SourceError for what is no image, or too large a
-    one.
+    """Return an image file as (C, height, width), 0 to `white`. Raises SourceError for an invalid or too large
+    image.
     """
     from PIL import Image, ImageOps
 
@@ -75,7 +73,7 @@ def read_image(path: Path, recipe: ImageRecipe) -> FloatArray:
         raise SourceError(f"no image {path}", "a file", "correct the name") from None
     except Exception as error:  # each decoder has its own, and Pillow's warning of bombs
         raise SourceError(f"{path.name} cannot be read as an image: {first_line(error)}", expected) from None
-    pixels = np.asarray(_fitted(image, recipe), np.float32)
+    pixels = np.asarray(_fit_to_size(image, recipe), np.float32)
     pixels = pixels[None] if recipe.channels == "gray" else pixels.transpose(2, 0, 1)
     if recipe.channels == "BGR":
         pixels = pixels[::-1]
@@ -83,16 +81,16 @@ def read_image(path: Path, recipe: ImageRecipe) -> FloatArray:
 
 
 def scale_to_white(pixels: FloatArray, white: float) -> FloatArray:
-    """Return pixels of 0 to 255 as such of 0 to `white`."""
+    """Scale pixels of 0 to 255 to 0 to `white`."""
     return pixels if white == 255.0 else pixels * np.float32(white / 255.0)
 
 
 def _true_colors(image: Any) -> Any:
-    """Return an image of colors instead of places in a palette; transparency is dropped later, as the zoos do."""
+    """Return an image with colors instead of palette indices; transparency is dropped later, like in the zoos."""
     return image.convert("RGBA" if "transparency" in image.info else "RGB") if image.mode == "P" else image
 
 
-def _fitted(image: Any, recipe: ImageRecipe) -> Any:
+def _fit_to_size(image: Any, recipe: ImageRecipe) -> Any:
     from PIL import Image
 
     how = Image.Resampling[recipe.interpolation.upper()]
@@ -109,7 +107,7 @@ def _fitted(image: Any, recipe: ImageRecipe) -> Any:
 
 
 def image_files(folder: Path, most: int) -> dict[str, Path]:
-    """Return name below the folder -> image file, in order. Raises SourceError where there are none, or too many."""
+    """Return name in the folder -> image file, in order. Raises SourceError for none, or too many."""
     if not folder.is_dir():
         raise SourceError(f"no folder {folder}", "a folder of images", "correct dataset.folder in params.yaml")
     files: dict[str, Path] = {}
@@ -124,10 +122,10 @@ def image_files(folder: Path, most: int) -> dict[str, Path]:
 
 
 def classes_of_files(names: Sequence[str], labels: Sequence[str] | None, table: Path | None) -> list[int]:
-    """Return the class number of each file of a folder.
+    """Return the class number of each file of a folder. Raises SourceError.
 
-    table: a CSV file with the columns file and class (a number, or a name of `labels`); without one the first folder of
-    a name is its class: one of `labels` where all are, else numbered in their order. Raises SourceError.
+    table: a CSV file with the columns file and class (a number, or a name in `labels`). Without it, the first folder in
+    a file's name is its class: an entry of `labels` if all are, else numbered in order.
     """
     words = _of_table(table, names) if table is not None else [_folder_of(name) for name in names]
     known = {label: number for number, label in enumerate(labels or ())}

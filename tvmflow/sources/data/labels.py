@@ -1,4 +1,4 @@
-"""Read class names. A labels file is data: nothing in it is ever evaluated."""
+"""Read class names from a labels file. The file is data: nothing in it is evaluated."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ BUILT_IN: dict[str, Callable[[], list[str]]] = {
 
 
 def _imagenet() -> list[str]:
-    """Return the 1000 names that torchvision ships, from the one file that holds them: the package would load its
-    operators.
-    """
+    """Return the 1000 class names of torchvision, from the file that contains them, without importing the package."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or not spec.submodule_search_locations:
         raise SourceError(
@@ -36,7 +34,7 @@ def _imagenet() -> list[str]:
 
 
 def read_labels(path: Path) -> list[str]:
-    """Return the class names in a .json list or mapping, a Python dict or list literal, or one name a line."""
+    """Return the class names in a .json list or mapping, a Python dict or list literal, or one name per line."""
     try:
         size = path.stat().st_size
         if size > MAX_LABELS_BYTES:
@@ -89,7 +87,7 @@ def _as_names(value: object, path: Path) -> list[str]:
 
 
 def _number(key: object) -> int:
-    """Return a class number written as an integer or its digits. Raises ValueError for all else."""
+    """Return a class number written as an integer or as digits. Raises ValueError otherwise."""
     if isinstance(key, int) and not isinstance(key, bool):
         return key
     if isinstance(key, str) and re.fullmatch("[0-9]{1,9}", key):
@@ -98,8 +96,8 @@ def _number(key: object) -> int:
 
 
 def class_names(fetched: Path, classes: int) -> list[str] | None:
-    """Return the names of a cell's classes: its labels, or ImageNet's for a zoo's network of 1000; None where nobody
-    knows.
+    """Return the class names of a cell: its labels, or ImageNet's for a zoo network with 1000 classes; None if
+    unknown.
     """
     labels: list[str] | None = json.loads((fetched / "labels.json").read_text(encoding="utf-8"))
     network = json.loads((fetched / "source.json").read_text(encoding="utf-8"))["network"] or ""

@@ -1,6 +1,4 @@
-"""Read arrays from an .npz file that a user brings: every announced size is checked against the bytes that are
-there.
-"""
+"""Read arrays from a user's .npz file; every declared size is checked against the actual bytes."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ _ENCRYPTED = 0x1
 def read_arrays(
     path: Path, names: tuple[str, ...], max_bytes: int, optional: tuple[str, ...] = ()
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the named arrays, of plain numbers, and those optional ones that are there. Raises SourceError; an array
-    of objects is never unpickled.
+    """Return the named numeric arrays, and the optional ones that exist. Raises SourceError; object arrays are never
+    unpickled.
     """
     try:
         with zipfile.ZipFile(path) as archive:

@@ -1,4 +1,4 @@
-"""How images become the input of a model: what its entry in params.yaml says, as the zoo of its weights does it."""
+"""Preprocess images for a model as described in its entry in params.yaml."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ Array = NDArray[Any]
 
 
 def recipe_for(shapes: Sequence[tuple[int, ...]], how: Preprocess) -> ImageRecipe:
-    """Return how image files become the one input of a model. Raises SourceError where it has another input than
-    images.
-    """
+    """Return the image recipe of a model with one image input. Raises SourceError for other inputs."""
     if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][1] not in (1, 3):
         shown = ", ".join(str(list(shape)) for shape in shapes)
         raise SourceError(
@@ -32,9 +30,9 @@ def recipe_for(shapes: Sequence[tuple[int, ...]], how: Preprocess) -> ImageRecip
 
 
 def normalize_images(x: Array, how: Preprocess, dtype: str = "float32") -> Array:
-    """Return images (N, C, H, W) with the scale, mean and std of a model, in the dtype of its input.
+    """Return images (N, C, H, W) with a model's scale, mean and std, in the dtype of its input.
 
-    Raises SourceError where that dtype is one of integers and a number would change.
+    Raises SourceError if rounding to an integer dtype would change a value.
     """
     ready = preprocess(x, how.scale, how.mean, how.std)
     with np.errstate(invalid="ignore"):
@@ -49,7 +47,7 @@ def normalize_images(x: Array, how: Preprocess, dtype: str = "float32") -> Array
 
 
 def value_table(channels: int, how: Preprocess, dtype: str) -> Array:
-    """Return what each of the 256 values that a pixel has becomes, (channels, 256) in the dtype of the input. Raises
+    """Return the preprocessed value of each of the 256 pixel values, (channels, 256) in the dtype of the input. Raises
     SourceError.
     """
     values = scale_to_white(np.arange(256, dtype=np.float32), how.white)

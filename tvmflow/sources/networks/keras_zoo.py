@@ -1,7 +1,7 @@
-"""Keras networks by name: ours, and `keras/mobilenet_v2_050` and its like. Keras runs on the torch backend here.
+"""Build Keras networks by name, such as `keras/mobilenet_v2_050`, on the torch backend.
 
 Networks are built channels-first, so that their convolutions reach TVM in NCHW; convolution weights have the same
-layout either way, so weights that were trained channels-last fit.
+layout either way, so weights that were trained channels-last can be used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tvmflow.support.errors import UnknownNameError
 
 
 def keras_on_torch() -> Any:
-    """Return the keras package on the torch backend. Raises UnknownNameError when another backend was loaded before."""
+    """Return the keras package on the torch backend. Raises UnknownNameError if another backend is already loaded."""
     os.environ.setdefault("KERAS_BACKEND", "torch")
     import keras
 
@@ -87,7 +87,7 @@ NETWORKS: dict[str, Callable[[Any], Any]] = {
 
 
 def build(name: str, seed: int | None = None) -> Any:
-    """Return a Keras model (channels first) with weights made from `seed`. Raises UnknownNameError."""
+    """Return a Keras model (channels first) with seeded weights. Raises UnknownNameError."""
     if name not in NETWORKS:
         raise UnknownNameError(f"no keras network {name!r}", legal=NETWORKS)
     keras = keras_on_torch()
@@ -108,10 +108,10 @@ def build(name: str, seed: int | None = None) -> Any:
 
 
 def settle(model: Any, seed: int) -> Any:
-    """Replace the initial weights by ones whose signal keeps its range through a deep network and tells classes apart.
+    """Replace the initial weights so that signals keep their range through a deep network and the outputs vary.
 
-    Keras starts batch norms as the identity and deep networks then give the same output for every input, which would
-    make any comparison of outputs pass. Where the outputs vary too little even so, the head is changed too.
+    Keras initializes batch norms as the identity; deep networks then give the same output for every input, and any
+    comparison of outputs would pass. If the outputs still vary too little, the head is changed too.
     """
     import torch
 
@@ -122,7 +122,7 @@ def settle(model: Any, seed: int) -> Any:
     norms = [layer for layer in model.layers if type(layer).__name__ == "BatchNormalization"]
     momenta = [layer.momentum for layer in norms]
     for layer in norms:
-        layer.momentum = 0.0  # the statistics become those of the one batch below
+        layer.momentum = 0.0  # use the statistics of the batch below
     for layer in model.layers:
         if type(layer).__name__ in ("Conv2D", "DepthwiseConv2D", "SeparableConv2D", "Dense"):
             for variable in layer.weights:
@@ -142,9 +142,7 @@ def settle(model: Any, seed: int) -> Any:
 
 
 def _standardize_head(model: Any, x: np.ndarray[Any, Any]) -> None:
-    """Change the last layer's weights so that each of its outputs, before a softmax, has mean 0 and variance 1 over
-    x.
-    """
+    """Scale the last layer so that each of its outputs, before a softmax, has mean 0 and variance 1 over x."""
     keras = keras_on_torch()
     head = next(layer for layer in reversed(model.layers) if getattr(layer, "bias", None) is not None)
     activation, head.activation = head.activation, keras.activations.linear
@@ -158,10 +156,9 @@ def _standardize_head(model: Any, x: np.ndarray[Any, Any]) -> None:
 
 
 def zoo_file(name: str) -> tuple[str, str | None]:
-    """Return where Keras has the ImageNet weights of a network, and the hash that it checks them with, None where it
-    has none.
+    """Return the URL and hash of a network's ImageNet weights in Keras; None without weights.
 
-    Keras itself is asked, and stopped before it downloads: its addresses and hashes lie in the code of each network.
+    Keras is called and stopped before the download, since URLs and hashes are in the code of each network.
     """
     keras = keras_on_torch()
     if name not in _APPLICATIONS:

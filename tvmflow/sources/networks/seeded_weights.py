@@ -1,7 +1,7 @@
-"""Give torch networks with seeded weights outputs that vary over inputs and classes.
+"""Initialize torch networks with seeded weights whose outputs vary over inputs and classes.
 
 Initial weights are made for training, not for inference: batch norms start as the identity, heads and gates at zero,
-and a deep network then gives the same output for every input. Every comparison of such outputs passes.
+and a deep network then gives the same output for every input. Every comparison of such outputs would pass.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from torch import nn
 from tvmflow.sources.data.datasets import varied_inputs
 
 _BATCH = 8
-_LEAST_SHARE = 0.2  # of the spread over classes that the spread over inputs must reach for a network to stay as it is
-_LEAST_TO_AMPLIFY = 0.01  # below it standardizing the head would show float32's rounding
-_RANGE = (1e-5, 1e3)  # of the spread over inputs, that float16 may hold it
-_LEAST_GATE = 1e-3  # a layer scale below it hides its block: ConvNeXt starts with 1e-6
+_LEAST_SHARE = 0.2  # least spread over inputs relative to the spread over classes, or the network is changed
+_LEAST_TO_AMPLIFY = 0.01  # below it standardizing the head would amplify float32 rounding
+_RANGE = (1e-5, 1e3)  # of the spread over inputs, so that float16 can represent it
+_LEAST_GATE = 1e-3  # a smaller layer scale disables its block: ConvNeXt starts with 1e-6
 _GATE = 0.5
 
 
 def settle(network: nn.Module, shape: tuple[int, ...], seed: int) -> None:
-    """Change the weights of a network for inputs (N, *shape) in place, where its outputs do not vary; the same every
-    time.
+    """Change the weights of a network in place, deterministically, if its outputs do not vary. shape: of an input.
 
-    Zero weights are drawn. Where outputs follow the input too little, the head is standardized: each of its channels
-    gets mean 0 and variance 1 over a seeded batch. Where they hardly follow it at all, batch norms get the statistics
-    of that batch; a network without them gets layers of zero mean and unit variance instead (Mishkin and Matas 2016).
-    That comes last because it makes a deep network amplify every rounding: half of MobileNetV2's int8 outputs would be
+    Zero weights are drawn. If outputs follow the input too little, the head is standardized: each of its channels gets
+    mean 0 and variance 1 over a seeded batch. If they hardly follow it at all, batch norms get the statistics of that
+    batch; a network without them gets layers of zero mean and unit variance instead (Mishkin and Matas 2016). That
+    comes last because it makes a deep network amplify every rounding error: half of MobileNetV2's int8 outputs would be
     noise.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -53,7 +52,7 @@ def settle(network: nn.Module, shape: tuple[int, ...], seed: int) -> None:
 
 
 def _open_gates(network: nn.Module, generator: torch.Generator) -> None:
-    """Draw weights that are all zero, and set scales that hide what they scale."""
+    """Draw weights that are all zero, and reset scales that are near zero."""
     for name, parameter in network.named_parameters():
         if parameter.ndim >= 2 and not parameter.any():
             parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
@@ -62,9 +61,7 @@ def _open_gates(network: nn.Module, generator: torch.Generator) -> None:
 
 
 def _is_gate(name: str, parameter: nn.Parameter) -> bool:
-    """Return whether a parameter is a scale that hides what it scales: a weight, a number, or one number throughout,
-    near zero.
-    """
+    """Return whether a parameter is a scale near zero: a weight, a scalar, or a constant vector."""
     if not (parameter.abs() < _LEAST_GATE).all():
         return False
     is_one_number = parameter.any() and (parameter == parameter.flatten()[0]).all()
@@ -72,13 +69,15 @@ def _is_gate(name: str, parameter: nn.Parameter) -> bool:
 
 
 def _share(outputs: torch.Tensor) -> float:
-    """Return the spread of outputs (N, classes) over inputs beside the one over classes."""
+    """Return the spread of outputs (N, classes) over inputs relative to the spread over classes."""
     over_inputs, over_classes = (float(outputs.std(axis).square().mean().sqrt()) for axis in (0, 1))
     return over_inputs / max(over_classes, 1e-30)
 
 
 def varies(outputs: torch.Tensor) -> bool:
-    """Return whether outputs (N, classes) follow the input: in their top-1, by a fair share of how classes differ."""
+    """Return whether outputs (N, classes) follow the input: in their top-1, and by a fair share of the spread over
+    classes.
+    """
     return (
         _in_range(outputs)
         and _share(outputs) > _LEAST_SHARE
@@ -87,7 +86,7 @@ def varies(outputs: torch.Tensor) -> bool:
 
 
 def _in_range(outputs: torch.Tensor) -> bool:
-    """Return whether 16 bits hold how outputs (N, classes) differ over inputs."""
+    """Return whether 16 bits can represent the spread of outputs (N, classes) over inputs."""
     return _RANGE[0] < float(outputs.std(0).square().mean().sqrt()) < _RANGE[1]
 
 
@@ -104,7 +103,7 @@ def _statistics_of_the_batch(norms: list[nn.BatchNorm2d]) -> Iterator[None]:
 
 
 def _standardize(layers: list[nn.Conv2d | nn.Linear], network: nn.Module, x: torch.Tensor) -> None:
-    """Change weight and bias of each layer so that every channel of its output has mean 0 and variance 1 over x."""
+    """Scale weight and bias of each layer so that every output channel has mean 0 and variance 1 over x."""
 
     def hook(layer: nn.Conv2d | nn.Linear, _inputs: Any, y: torch.Tensor) -> torch.Tensor:
         channel = 1 if isinstance(layer, nn.Conv2d) else y.ndim - 1
@@ -123,7 +122,7 @@ def _standardize(layers: list[nn.Conv2d | nn.Linear], network: nn.Module, x: tor
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Sums depend on how they are split: on one thread the weights are the same on every number of cores."""
+    """Run a context on one thread, since the order of sums, and so the weights, depend on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

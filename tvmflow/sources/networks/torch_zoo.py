@@ -1,4 +1,4 @@
-"""PyTorch networks by name: ours, and `torchvision/NAME`."""
+"""Build PyTorch networks by name: ours, and `torchvision/NAME`."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class _InvertedResidual(nn.Module):  # type: ignore[misc]
 
 
 def _digits_depthwise() -> nn.Module:
-    """Build a MobileNetV2 for (N, 1, 8, 8) digits, whose channels differ in scale as those of trained large ones do.
+    """Build a MobileNetV2 for (N, 1, 8, 8) digits whose channel scales differ like those of large trained networks.
 
-    The batch norms in front of depthwise filters start with factors spread over two orders of magnitude. Training keeps
-    the spread, and it is what makes 8 bits per tensor lose accuracy.
+    The batch norms before depthwise filters start with factors spread over two orders of magnitude. Training keeps the
+    spread, which makes 8 bits per tensor lose accuracy.
     """
     network = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1, bias=False),
@@ -88,8 +88,8 @@ def _digits_depthwise() -> nn.Module:
 
 
 class _Segmenter(nn.Module):  # type: ignore[misc]
-    """A network of torchvision.models.segmentation as a function of images to scores, (N, 3, H, W) to (N, classes, H,
-    W), without what only training needs.
+    """A segmentation network of torchvision that maps images (N, 3, H, W) to scores (N, classes, H, W), without
+    auxiliary outputs.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -104,7 +104,7 @@ class _Segmenter(nn.Module):  # type: ignore[misc]
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"digits_cnn": _digits_cnn, "digits_depthwise": _digits_depthwise}
 
 
-_declared: list[Any] = []  # a library that is collected takes its operators with it
+_declared: list[Any] = []  # keeps the library alive, and with it its operators
 
 
 def _declare_missing_operators() -> None:
@@ -116,9 +116,10 @@ def _declare_missing_operators() -> None:
 
 
 def torchvision_models() -> Any:
-    """Return torchvision.models, importable also where torchvision's operators are not.
+    """Return torchvision.models, also if torchvision's operators cannot be loaded.
 
-    torchvision goes first: where its library does load, it defines them, and a second definition ends the process.
+    torchvision is imported first: if its library loads, it defines the operators, and a second definition would abort
+    the process.
     """
     with without_dynamo():
         try:
@@ -135,9 +136,7 @@ FACTORY = re.compile(r"([\w./-]+\.py):([A-Za-z_]\w*)")
 
 
 def _from_file(match: re.Match[str], folder: Path) -> nn.Module:
-    """Call a factory of the user's own: `path/to/file.py:function`. It is the user's code, named in the user's
-    params.
-    """
+    """Call a user's factory `path/to/file.py:function`."""
     path = folder / match[1]
     try:
         specification = importlib.util.spec_from_file_location("user_network", path)
@@ -145,7 +144,7 @@ def _from_file(match: re.Match[str], folder: Path) -> nn.Module:
         module = importlib.util.module_from_spec(specification)
         specification.loader.exec_module(module)
         network = getattr(module, match[2])()
-    except Exception as error:  # the user's code raises what it likes
+    except Exception as error:  # any error of the user's code
         raise SourceError(
             f"the network factory {match[0]} failed: {type(error).__name__}: {first_line(error)}",
             "a function without arguments",
@@ -156,9 +155,8 @@ def _from_file(match: re.Match[str], folder: Path) -> nn.Module:
 
 
 def build(name: str, seed: int | None = None, folder: Path | None = None) -> nn.Module:
-    """Return a network in evaluation mode, with weights made from `seed`. Raises UnknownNameError, SourceError.
-
-    folder: where `file.py:function` names are looked up.
+    """Return a network in evaluation mode with seeded weights. Raises UnknownNameError, SourceError. folder: root of
+    `file.py:function` names.
     """
     torch.manual_seed(0 if seed is None else seed)
     own = FACTORY.fullmatch(name)
@@ -177,11 +175,9 @@ def build(name: str, seed: int | None = None, folder: Path | None = None) -> nn.
     raise UnknownNameError(f"no torch network {name!r}", legal=legal)
 
 
-def seeded(name: str, seed: int, folder: Path | None = None) -> nn.Module:
-    """Return a network in evaluation mode whose weights are made from `seed` and whose outputs vary; the user's own as
-    it is.
-
-    Raises as `build` does.
+def build_seeded(name: str, seed: int, folder: Path | None = None) -> nn.Module:
+    """Return a network in evaluation mode with seeded weights whose outputs vary; a user's network is unchanged. Raises
+    like `build`.
     """
     network = build(name, seed, folder)
     if name in NETWORKS:

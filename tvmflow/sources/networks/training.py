@@ -12,7 +12,7 @@ from tvmflow.support.progress import Progress
 def train(network: Any, samples: Samples, training: dict[str, Any], progress: Progress) -> None:
     """Train a torch module, or a Keras model on the torch backend, in place: Adam, cosine schedule, cross entropy.
 
-    On one thread, so that on one kind of machine the seed fixes every bit of the result.
+    Uses one thread, so that the seed determines every bit of the result on one kind of machine.
     """
     import torch
 

@@ -1,8 +1,7 @@
-"""Keep torchvision from importing TorchDynamo, torch's compiler: it does for one function, which only its boxes call,
-and that takes 1.5 s of every process.
+"""Keep torchvision and torch's optimizers from importing TorchDynamo, which takes 1.5 s per process.
 
-A process that compiles or exports imports it by itself, before or after. Torch's optimizers import it, too, only to
-tell it that they are not to be compiled.
+torchvision imports it for one function that only its box operators call. A process that compiles or exports imports it
+itself, before or after. Torch's optimizers import it only to disable compilation.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ def _is_compile_supported(device: Any) -> Any:
 
 
 class _StandIn(ModuleType):
-    """Has the one function, which asks the real module when it is called; for anything else the real one is
-    imported.
-    """
+    """A module with that one function, which imports the real module when it is called or anything else is accessed."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -41,7 +38,7 @@ def _take_away(module: ModuleType) -> None:
 
 @contextlib.contextmanager
 def without_dynamo() -> Iterator[None]:
-    """Within, that function is there without TorchDynamo, unless it has been imported already."""
+    """Provide that function in a context without importing TorchDynamo, unless it is already imported."""
     if "torch._dynamo" in sys.modules:
         yield
         return
@@ -55,7 +52,7 @@ def without_dynamo() -> Iterator[None]:
 
 
 class _NoCompiler(ModuleType):
-    """Of TorchDynamo what optimizers call, where nothing is compiled."""
+    """The functions of TorchDynamo that optimizers call when nothing is compiled."""
 
     @staticmethod
     def graph_break() -> None:
@@ -68,7 +65,7 @@ class _NoCompiler(ModuleType):
 
 @contextlib.contextmanager
 def optimizers_without_dynamo() -> Iterator[None]:
-    """Within, torch's optimizers work without TorchDynamo, unless it has been imported already; nothing may be
+    """Run torch's optimizers in a context without TorchDynamo, unless it is already imported; nothing may be
     compiled.
     """
     if _COMPILER in sys.modules:

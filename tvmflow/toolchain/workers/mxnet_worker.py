@@ -1,4 +1,4 @@
-"""Runs inside MXNet's tool environment: nothing of tvmflow can be imported here.
+"""Run MXNet in its tool environment; nothing of tvmflow can be imported here.
 
 mxnet_worker.py export NETWORK SEED|pretrained HEIGHT FOLDER    write FOLDER/model-symbol.json, model-0000.params
 mxnet_worker.py SYMBOL PARAMS DATA_NAME                         serve requests on standard input
@@ -11,9 +11,9 @@ import os
 import sys
 import time
 
-ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # killed with whoever started it
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # killed with its parent
 replies = os.dup(1)
-os.dup2(2, 1)  # MXNet prints where it likes
+os.dup2(2, 1)  # MXNet prints to standard output
 
 import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
@@ -53,7 +53,7 @@ def settle(net, seed, size):
         elif name.endswith("beta"):
             parameter.set_data(mx.nd.array(generator.normal(0.0, 0.1, parameter.shape)))
     x = mx.nd.array(generator.standard_normal((4, 3, size, size)) * 0.3 + generator.standard_normal((4, 3, 1, 1)))
-    for _ in range(25):  # a running mean forgets all but 7 % of where it began; MXNet moves it in the backward pass
+    for _ in range(25):  # a running mean keeps 7 % of its initial value; MXNet updates it in the backward pass
         with mx.autograd.record():
             y = net(x)
         y.backward()
@@ -92,7 +92,7 @@ class Model:
         return symbol.bind(mx.cpu(), arguments, aux_states=states, grad_req="null")
 
     def prepare(self, way, x):
-        """Keep what runs this input and returns the first output; MXNet computes it later than it says."""
+        """Prepare a function that runs this input and returns the first output, which MXNet computes lazily."""
         if way == "executor":
             executor = self.executor(x, self.symbol)
             self.ways[way] = lambda: executor.forward(is_train=False)[0]

@@ -1,4 +1,4 @@
-"""Runs inside TensorFlow's tool environment: nothing of tvmflow can be imported here.
+"""Run TensorFlow in its tool environment; nothing of tvmflow can be imported here.
 
 tensorflow_worker.py convert SAVED_MODEL FILE.tflite     convert the serving signature
 tensorflow_worker.py convert_int8 SAVED_MODEL FILE.tflite  the same with 8-bit ends, for tests
@@ -13,7 +13,7 @@ import os
 import sys
 import time
 
-ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # killed with whoever started it
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # killed with its parent
 replies = os.dup(1)
 os.dup2(2, 1)
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -77,7 +77,7 @@ class Model:
         return list(self.signature(**{self.name: tf.constant(x)}).values())[0].numpy()
 
     def prepare(self, way, x):
-        """Keep what runs this input and returns the first output."""
+        """Prepare a function that runs this input and returns the first output."""
         data, function = tf.constant(x), self.signature
         if way == "frozen function":
             from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2

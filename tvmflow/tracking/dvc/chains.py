@@ -1,6 +1,4 @@
-"""The records that a measured library was made by, and its files: of any library that artifacts/ or DVC's cache still
-hold.
-"""
+"""Find the chain of records that led to a measured library, in artifacts/ or DVC's cache."""
 
 from __future__ import annotations
 
@@ -18,14 +16,14 @@ from tvmflow.support.errors import StoreError
 from tvmflow.support.files import sha256_of
 from tvmflow.tracking.dvc import repository as dvc
 
-_RECORD_START = b'{\n "cell": '  # how artifacts.record_text begins
+_RECORD_START = b'{\n "cell": '  # beginning of record_text
 _MAX_RECORD_BYTES = 4_000_000
-_MAX_NAMES = 10  # of a record, whose every choice is looked at: 1023 digests
+_MAX_NAMES = 10  # per record, since every subset is tried: 1023 digests
 RecordsByStage = dict[str, list[Record]]
 
 
 def all_records(workspace: Workspace) -> RecordsByStage:
-    """Return every record that can be found, by stage, oldest first, each once."""
+    """Return every record that can be found, by stage, oldest first, without duplicates."""
     return _by_stage((*_in_artifacts(workspace), *_in_dvc(workspace)))
 
 
@@ -78,10 +76,10 @@ def _in_dvc(workspace: Workspace) -> Iterator[Record]:
 
 
 def follow(stages: Mapping[str, AnyStage], records: RecordsByStage, record: Record, chain: dict[str, Record]) -> None:
-    """Add the records that a record was made from, and theirs: those whose outputs have the digests of its recipe.
+    """Add the records that a record depends on, recursively: those whose outputs have the digests of its recipe.
 
-    Of several with the same outputs the last of the cell that was made before it. A stage of an earlier version may
-    have read other files than it does now.
+    Of several with equal outputs, the last of the same cell before it. A stage of an earlier version may have read
+    other files.
     """
 
     def distance(candidate: Record) -> tuple[bool, bool]:
@@ -107,20 +105,20 @@ def _digest(record: Record, only: tuple[str, ...] | None) -> str | None:
 
 
 def _matches_outputs(record: Record, digest: str) -> bool:
-    """Say whether a digest is that of some of a record's outputs, whichever."""
+    """Return whether a digest is that of some subset of a record's outputs."""
     names = [name for name in sorted(record.outputs) if "/" not in name][:_MAX_NAMES]
     some = itertools.chain.from_iterable(itertools.combinations(names, count) for count in range(1, len(names) + 1))
     return record.digest() == digest or any(record.digest(only) == digest for only in some)
 
 
 def cell_of(record: Record) -> Cell:
-    """Return the cell that a record is of."""
+    """Return the cell of a record."""
     model, rest = record.cell.split("@")
     target, precision = rest.split(":")
     return Cell.model_validate({"model": model, "target": target, "precision": precision})
 
 
-def bring(workspace: Workspace, record: Record, name: str, target: Path) -> None:
+def restore_output(workspace: Workspace, record: Record, name: str, target: Path) -> None:
     """Copy an output to `target`, from its folder or from DVC's cache. Raises StoreError."""
     expected = record.outputs.get(name)
     if expected is None:
@@ -141,9 +139,8 @@ def chain_of(
 ) -> dict[str, Record]:
     """Return stage -> record of a library with its last measurement; None: of the library in the cell's folders.
 
-    library: sha256 of library.so and of network.so, which is "" where none is known.
-
-    Raises StoreError where it was never measured, or its records are gone.
+    library: sha256 of library.so and of network.so ("" if unknown). Raises StoreError if it was never measured, or if
+    its records are gone.
     """
     for everywhere in (False, True):
         records = all_records(workspace) if everywhere else records_in_place(workspace, cell)

@@ -1,7 +1,7 @@
-"""Record stages with DVC, and push them: `python -m tvmflow.tracking.dvc.commit [--push] STAGE...` in a DVC repository.
+"""Record stages with DVC and push them: `python -m tvmflow.tracking.dvc.commit [--push] STAGE...`.
 
-What `dvc commit --force` and `dvc push` do. These read and write all of dvc.lock anew for each stage, which takes
-longer the more cells there are.
+Equivalent to `dvc commit --force` and `dvc push`, which rewrite all of dvc.lock for each stage and so get slower with
+more cells. Run in a DVC repository.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _parse_once() -> None:
 
 
 def main() -> None:
-    """Record the stages; end with 1 and DVC's complaint where it refuses."""
+    """Record the stages; exit with 1 and DVC's message on an error."""
     from dvc.repo import Repo, lock_repo
 
     stages = [name for name in sys.argv[1:] if name != "--push"]
@@ -47,7 +47,7 @@ def main() -> None:
                     file.dump_stages([stage for stage in found if stage.dvcfile == file], update_pipeline=False)
             if "--push" in sys.argv[1:]:
                 repo.push(targets=stages)
-    except Exception as error:  # DVC's own, and of the file systems and libraries below it
+    except Exception as error:  # errors of DVC and of the libraries below it
         reasons = [str(one) for one in (error, error.__cause__) if one is not None]
         sys.exit(f"ERROR: {': '.join(reason or type(error).__name__ for reason in reasons)}")
 

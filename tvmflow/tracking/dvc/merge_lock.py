@@ -1,10 +1,9 @@
-"""Merge dvc.lock cell by cell, where git would merge it line by line: `python -m tvmflow.tracking.dvc.merge_lock BASE
-OURS THEIRS`.
+"""Merge dvc.lock by cell instead of by line: `python -m tvmflow.tracking.dvc.merge_lock BASE OURS THEIRS`.
 
-Two branches that each ran another cell add their stages at the same place of the file, which is a conflict of lines and
-none of meaning. What belongs together is a cell: its stages are made from each other, so a cell is taken whole from the
-side that changed it. Where both did, ours stays in the file, the cells are named, and the file stays marked as
-conflicting; it is valid either way. `tvmflow init` makes this git's driver for the files that .gitattributes names.
+Two branches that each ran another cell add their stages at the same position, which is a conflict of lines but not of
+content. The stages of a cell depend on each other, so a cell is taken as a whole from the side that changed it. If both
+did, ours stays, the cells are reported, and the file stays marked as conflicting; it is valid in any case. `tvmflow
+init` registers this as git's merge driver for the files in .gitattributes.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def _by_cell(lock: Lock) -> dict[str, Lock]:
 
 
 def install(root: Path) -> None:
-    """Make this the driver of the repository that a workspace is in, and name the files in .gitattributes."""
+    """Register the merge driver in a workspace's repository, and list the files in .gitattributes."""
     command = f'"{sys.executable}" -m tvmflow.tracking.dvc.merge_lock %O %A %B'
     for key, value in (("name", "dvc.lock, cell by cell"), ("driver", command)):
         subprocess.run(["git", "config", f"merge.{DRIVER}.{key}", value], cwd=root, check=False, capture_output=True)

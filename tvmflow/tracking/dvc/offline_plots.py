@@ -1,7 +1,7 @@
-"""A page for `dvc plots show` and `dvc plots diff` that draws without network: DVC's own loads its scripts from a CDN.
+"""Provide a page template for `dvc plots` that works offline, since DVC's own loads scripts from a CDN.
 
-`tvmflow init` writes it to .dvc/plots.html and names it in .dvc/config.local, which git ignores like the page itself;
-where neither is there, DVC uses its own page. The scripts are those of vega/, as their packages have them.
+`tvmflow init` writes it to .dvc/plots.html and refers to it in .dvc/config.local; git ignores both. Without them, DVC
+uses its own page. The scripts in vega/ are unmodified copies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _STYLE = "body { font-family: sans-serif; margin: 1rem } table { border-spacing:
 
 
 def page() -> str:
-    """Return the page; DVC puts the plots where {plot_divs} stands."""
+    """Return the page template; DVC inserts the plots at {plot_divs}."""
     folder = Path(__file__).with_name("vega")
     scripts = "\n".join(f"<script>{(folder / name).read_text(encoding='utf-8')}</script>" for name in SCRIPTS)
     return (
@@ -27,7 +27,7 @@ def page() -> str:
 
 
 def install(dvc_folder: Path) -> None:
-    """Write the page beside DVC's configuration and name it there, unless a page of the user's is named."""
+    """Write the page beside DVC's configuration and refer to it there, unless the user has set another page."""
     path, text = dvc_folder / PAGE, page()
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         write_atomic(path, text)

@@ -1,4 +1,4 @@
-"""DVC as ledger and byte store: record what a flow made, push it, bring bytes back. One call at a time.
+"""Record outputs with DVC, push them, and restore files from its cache. One call at a time.
 
 A stage that DVC itself runs (`dvc repro`) never calls DVC: DVC_STAGE is set there.
 """
@@ -32,7 +32,7 @@ def run_dvc(workspace: Workspace, *arguments: str) -> str:
 
 
 def _run(workspace: Workspace, module: list[str], command: str) -> str:
-    """Run a module that calls DVC. command: what the user would type for it."""
+    """Run a module that calls DVC. command: the equivalent command for error messages."""
     lock = workspace.artifacts / ".locks" / "dvc.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     search = os.pathsep.join(filter(None, (str(CODE_ROOT), os.environ.get("PYTHONPATH"))))
@@ -65,9 +65,9 @@ def is_inside_repro() -> bool:
 
 
 def initialize(workspace: Workspace) -> None:
-    """Make the DVC repository and its default remote, a folder of the workspace, where they are missing.
+    """Create the DVC repository and its default remote, a folder of the workspace, if missing.
 
-    Writes what `dvc init`, `dvc config` and `dvc remote add` would: each of them takes seconds to start.
+    Writes the same files as `dvc init`, `dvc config` and `dvc remote add`, each of which takes seconds to start.
     """
     config = workspace.root / ".dvc" / "config"
     has_git = any((folder / ".git").exists() for folder in (workspace.root, *workspace.root.parents))
@@ -85,7 +85,7 @@ def initialize(workspace: Workspace) -> None:
 
 
 def commit(workspace: Workspace, stages: list[str], push: bool) -> None:
-    """Record in dvc.lock what lies in the folders of these DVC stages now, and copy it to the default remote."""
+    """Record the folders of these DVC stages in dvc.lock, and copy them to the default remote."""
     names = " ".join(stages)
     command = f"dvc commit --force {names}" + (f" && dvc push {names}" if push else "")
     _run(workspace, ["tvmflow.tracking.dvc.commit", *(["--push"] if push else []), *stages], command)
@@ -96,7 +96,7 @@ def _published_path(workspace: Workspace, cell: Cell) -> Path:
 
 
 def _state_of(workspace: Workspace, cell: Cell) -> str:
-    """Return a digest of everything that the folders of a cell hold, and of the name under which DVC knows it."""
+    """Return a digest of the content of a cell's folders and of its name in DVC."""
     records = {}
     for stage in STAGE_NAMES:
         with contextlib.suppress(StoreError):
@@ -105,7 +105,7 @@ def _state_of(workspace: Workspace, cell: Cell) -> str:
 
 
 def is_published(workspace: Workspace, cell: Cell) -> bool:
-    """Say whether DVC knows what lies in a cell's folders. Starts no DVC."""
+    """Return whether DVC has recorded the content of a cell's folders. Does not start DVC."""
     if not is_initialized(workspace):
         return True
     try:
@@ -119,7 +119,7 @@ def is_published(workspace: Workspace, cell: Cell) -> bool:
 
 
 def publish(workspace: Workspace, cells: list[Cell], stages: tuple[str, ...]) -> list[str]:
-    """Record with DVC what lies in the folders of the cells. Returns the names of the DVC stages."""
+    """Record the folders of the cells with DVC. Returns the names of the DVC stages."""
     if not is_initialized(workspace) or is_inside_repro():
         return []
     unlisted.keep(workspace, cells)
@@ -137,12 +137,12 @@ def publish(workspace: Workspace, cells: list[Cell], stages: tuple[str, ...]) ->
 
 
 def cache_roots(workspace: Workspace) -> list[Path]:
-    """Return the folders under which DVC keeps files by their md5: its cache and the default remote."""
+    """Return the folders with DVC's files by md5: its cache and the default remote."""
     return [workspace.root / ".dvc" / "cache", workspace.root / DEFAULT_REMOTE]
 
 
 def file_by_md5(workspace: Workspace, md5: str, sha256: str, target: Path) -> None:
-    """Copy a file out of DVC's cache by its md5; it must have the sha256. Raises StoreError when it is not there."""
+    """Copy a file from DVC's cache by its md5, and verify its sha256. Raises StoreError if it is missing."""
     for root in cache_roots(workspace):
         place = root / "files" / "md5" / md5[:2] / md5[2:]
         if place.is_file() and sha256_of(place) == sha256:

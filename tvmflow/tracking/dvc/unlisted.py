@@ -1,8 +1,7 @@
-"""DVC stages of cells that were run and are not under `cells:` of params.yaml: unlisted/dvc.yaml.
+"""Maintain unlisted/dvc.yaml: DVC stages of cells that were run but are not under `cells:` of params.yaml.
 
-They are the stages of dvc.yaml, over these cells instead of the listed ones. In a file of their own, because `dvc
-repro` is to run what is listed and nothing else; `dvc status`, `push`, `pull` and `gc` see both. A cell that gets
-listed moves over.
+They are the stages of dvc.yaml for these cells. They are in a separate file because `dvc repro` must run listed cells
+only; `dvc status`, `push`, `pull` and `gc` see both. A cell that becomes listed moves over.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ _HEADER = (
 
 
 def stage_name(workspace: Workspace, stage: str, cell: Cell) -> str:
-    """Return how DVC calls a stage of a cell."""
+    """Return the DVC name of a stage of a cell."""
     name = workspace.params.cell_name(cell)
     return f"{stage}@{name}" if name is not None else f"{FOLDER}/dvc.yaml:{stage}@{cell.slug}"
 
 
 def lock_path(workspace: Workspace, cell: Cell) -> Path:
-    """Return the dvc.lock that knows a cell."""
+    """Return the dvc.lock of a cell."""
     listed = workspace.params.cell_name(cell) is not None
     return workspace.root / "dvc.lock" if listed else workspace.root / FOLDER / "dvc.lock"
 
 
 def keep(workspace: Workspace, cells: list[Cell]) -> None:
-    """Write unlisted/dvc.yaml anew: with those of the cells that are not listed, without those that are now."""
+    """Rewrite unlisted/dvc.yaml: add unlisted ones of the cells, remove those that are now listed."""
     lock = workspace.artifacts / ".locks" / "unlisted.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):

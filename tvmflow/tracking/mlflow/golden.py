@@ -1,6 +1,4 @@
-"""The golden samples of a cell: what its models in MLflow take their signature and input example from, and are compared
-by.
-"""
+"""Collect the golden samples of a cell, for the signature, input example and comparison of its models in MLflow."""
 
 from __future__ import annotations
 
@@ -11,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
-MOST_NUMBERS = 1 << 21  # of inputs and outputs together; what is larger is cut to its first sample
+MOST_NUMBERS = 1 << 21  # of inputs and outputs together; larger ones are reduced to their first sample
 
 
 def arrays_of(path: Path, group: str) -> list[NDArray[Any]]:
-    """Return the arrays of a group in an .npz file of a stage: NAME, NAME.1, NAME.2 and so on."""
+    """Return the arrays of a group in a stage's .npz file: NAME, NAME.1, NAME.2 and so on."""
     with np.load(path, allow_pickle=False) as data:
         count = sum(name == group or name.startswith(f"{group}.") for name in data.files)
         return [np.asarray(data[f"{group}.{index}" if index else group]) for index in range(count)]
 
 
 def golden(inputs: Path, outputs: Path, names: list[str]) -> tuple[Arrays, Arrays]:
-    """Return the golden inputs, by the names of the model's inputs, and the outputs that its library must give."""
+    """Return the golden inputs by name, and the expected outputs of the library."""
     given = dict(zip(names, arrays_of(inputs, "x"), strict=True))
     computed = {f"output_{index}" if index else "output": x for index, x in enumerate(arrays_of(outputs, "golden"))}
     if sum(x.size for x in (*given.values(), *computed.values())) > MOST_NUMBERS:

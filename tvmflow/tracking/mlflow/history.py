@@ -123,9 +123,10 @@ def _row(run: Any, aliases: dict[str, dict[str, str]], versions: dict[tuple[str,
 
 
 def changes(before: Any, now: Any) -> list[str]:
-    """Say what differs between two measurements of a cell: tools, device, parameters, code. before: None for the first.
+    """Return the differences between two measurements of a cell: tools, device, parameters, code. before: None for the
+    first.
 
-    Both are the data of an MLflow run: tags and params. A parameter of several stages is named once.
+    Both are the data of an MLflow run: tags and params. A parameter of several stages is listed once.
     """
     if before is None:
         return []
@@ -161,9 +162,7 @@ def _stages(names: list[str]) -> str:
 
 
 def _leaves(data: Any) -> dict[str, Any]:
-    """Return what is compared of a measurement, as nested names. Code that an older version did not note is left
-    out.
-    """
+    """Return the compared data of a measurement as nested names, without code unknown to older versions."""
     params: dict[str, Any] = {}
     for key, value in data.params.items():
         stage, _, name = key.partition(".")
@@ -178,7 +177,7 @@ def _tagged(data: Any, prefix: str) -> dict[str, str]:
 
 
 def _value(text: str) -> Any:
-    """Return the value of a parameter; its text where it is no JSON, or was cut off."""
+    """Return the value of a parameter; its text if it is no JSON or truncated."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

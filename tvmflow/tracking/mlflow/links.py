@@ -1,7 +1,7 @@
-"""Addresses of pages of MLflow's UI.
+"""Build addresses of pages in MLflow's UI.
 
-`mlflow ui` serves the workspace's store at DEFAULT_UI. TVMFLOW_MLFLOW_UI names another place; where TVMFLOW_MLFLOW_URI
-is a server's address, that server has the pages.
+`mlflow ui` serves the workspace's store at DEFAULT_UI. TVMFLOW_MLFLOW_UI sets another address; if TVMFLOW_MLFLOW_URI is
+a server's address, that server is used.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ DEFAULT_UI = "http://127.0.0.1:5000"
 
 
 def mlflow_ui() -> str:
-    """Return where MLflow's UI is, without a slash at the end."""
+    """Return the address of MLflow's UI, without a trailing slash."""
     store = os.environ.get("TVMFLOW_MLFLOW_URI", "")
     served = store if store.startswith(("http://", "https://")) else DEFAULT_UI
     return (os.environ.get("TVMFLOW_MLFLOW_UI") or served).rstrip("/")

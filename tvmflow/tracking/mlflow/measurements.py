@@ -1,4 +1,4 @@
-"""Put a scorecard into MLflow, once: parameters, tags, numbers, the tuning curve, the library as a LoggedModel."""
+"""Record a scorecard in MLflow once: parameters, tags, metrics, the tuning curve, the library as a LoggedModel."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TUNING = ("measured", "device_hours", "trials_per_minute", "saved_s", "winograd
 
 @dataclass(frozen=True)
 class Measurement:
-    """A scorecard: the records of the stages that led to it, and where a file of one of them is."""
+    """A scorecard, the records of the stages that led to it, and access to their files."""
 
     cell: Cell
     records: dict[str, Record]
@@ -48,17 +48,17 @@ class Measurement:
 
     @property
     def measured_ms(self) -> int:
-        """When it was measured, in milliseconds since 1970."""
+        """Return the time of the measurement in milliseconds since 1970."""
         return int(datetime.fromisoformat(self.records["evaluate"].created).timestamp() * 1000)
 
 
 def recorded_path(workspace: Workspace, record: Record) -> Path:
-    """Return the marker that says: this measurement is in MLflow, as which run."""
+    """Return the marker file of a recorded measurement, which contains its run."""
     return workspace.artifacts / ".recorded" / f"{record.digest()}.json"
 
 
 def is_recorded(workspace: Workspace, cell: Cell) -> bool:
-    """Say whether the scorecard in the cell's folder is in MLflow; does not start MLflow. Raises StoreError."""
+    """Return whether the scorecard in the cell's folder is in MLflow; does not start MLflow. Raises StoreError."""
     try:
         record = read_record(workspace.folder("evaluate", cell) / RECORD_NAME)
     except StoreError:
@@ -104,7 +104,7 @@ def ensure_recorded(workspace: Workspace, cell: Cell) -> None:
 
 
 def record_measurement(workspace: Workspace, measurement: Measurement, commit: str) -> bool:
-    """Put a measurement into MLflow unless it is there. Returns whether it was missing."""
+    """Record a measurement unless it exists. Returns whether it was missing."""
     record = measurement.records["evaluate"]
     with mlflow_lock(workspace):
         marker = _marker(workspace, record)
@@ -131,7 +131,7 @@ class _Recording:
         return self.measurement.path(stage, name).read_text(encoding="utf-8")
 
     def find(self) -> str | None:
-        """Return the run of this measurement where it is complete."""
+        """Return the complete run of this measurement, if it exists."""
         runs = self.client.search_runs(
             [self.experiment], f"tags.`tvmflow.measurement` = '{self.digest}' and tags.`tvmflow.complete` = 'true'"
         )
@@ -153,13 +153,13 @@ class _Recording:
 
     @property
     def _run_name(self) -> str:
-        """What tells runs apart where they stand side by side: the cell, the toolchain, the library, when."""
+        """Return a name that distinguishes runs: the cell, the toolchain, the library, the time."""
         sha256 = self.records["build"].outputs["library.so"].sha256
         when = self.records["evaluate"].created[:16].replace("T", " ")
         return f"{self.cell.target}:{self.cell.precision} TVM {self._toolchain.get('tvm', '?')} {sha256[:7]} {when}"
 
     def _drop_unfinished(self) -> None:
-        """Delete what an earlier attempt at this same measurement left when it was killed."""
+        """Delete the incomplete runs of killed attempts to record this measurement."""
         for run in self.client.search_runs([self.experiment], f"tags.`tvmflow.measurement` = '{self.digest}'"):
             self.client.delete_run(run.info.run_id)
 
@@ -192,7 +192,7 @@ class _Recording:
 
     @property
     def _toolchain(self) -> dict[str, str]:
-        """What schedules were measured with and what the library was built with."""
+        """Return the toolchain of the schedules and of the library."""
         return {**self.records["tune"].recipe["toolchain"], **self.records["build"].recipe["toolchain"]}
 
     def _version_tags(self) -> dict[str, str]:
@@ -230,7 +230,7 @@ class _Recording:
 
     @functools.cached_property
     def _numbers(self) -> dict[str, float]:
-        """Return the flat numbers of the scorecard; latencies with what disturbed them in the tag `latency.badges`."""
+        """Return the metrics of the scorecard; the badges of latencies are in the tag `latency.badges`."""
         card = self.card
         numbers = _agreement("agreement", card["agreement"])
         if card["accuracy"]:
@@ -300,9 +300,7 @@ class _Recording:
                 yield f"{stage}.{key}", value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
     def _log_library(self, run_id: str) -> str:
-        """Keep the library as a LoggedModel that MLflow can load, whose metrics are this measurement's; golden samples
-        beside it.
-        """
+        """Log the library as a LoggedModel with this measurement's metrics and golden samples."""
         from mlflow.entities import LoggedModelOutput, Metric
 
         model = self.client.create_logged_model(
@@ -336,7 +334,7 @@ class _Recording:
         save_model(folder / "model", library, inputs, outputs, self._toolchain["tvm"])
 
     def _log_dataset(self, run_id: str) -> None:
-        """Say which evaluation set was used: a run's input in MLflow's words."""
+        """Log the evaluation set as an input of the run."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         file = self.records["fetch"].outputs.get("evaluation.npz")

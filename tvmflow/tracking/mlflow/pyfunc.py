@@ -1,7 +1,7 @@
-"""The library as a model of MLflow: what `mlflow.pyfunc.load_model` and `mlflow models predict` load and run.
+"""Save a library as a model of MLflow, for `mlflow.pyfunc.load_model` and `mlflow models predict`.
 
 A logged model is a folder: MLmodel (the signature, and this module's name), requirements.txt, an input example, and
-data/ with library.so and manifest.json. No pickle and no workspace is needed to load it, only tvmflow and a processor
+data/ with library.so and manifest.json. Loading it needs neither pickle nor a workspace, only tvmflow and a processor
 that the library is for.
 """
 
@@ -28,7 +28,7 @@ _COMPARISON = "warn_dependency_requirement_mismatches"
 
 
 class PyfuncLibrary:
-    """What MLflow calls. One input comes as an array, several as a mapping of their names."""
+    """The object that MLflow calls. One input is an array, several are a mapping by name."""
 
     def __init__(self, library: LoadedLibrary) -> None:
         self.library = library
@@ -76,10 +76,9 @@ def save_model(folder: Path, data: Path, inputs: Arrays, outputs: Arrays, tvm: s
 
 @contextlib.contextmanager
 def _without_comparison() -> Iterator[None]:
-    """Within, MLflow does not compare requirements with what is installed: that takes a second, for a warning that is
-    silenced.
+    """Keep MLflow from comparing requirements with installed packages, which takes a second for a silenced warning.
 
-    MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK is for another check. An MLflow that has no function of that name compares.
+    MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK is for another check. An MLflow without this function compares them.
     """
     from mlflow.utils import environment
 

@@ -1,7 +1,7 @@
-"""Record again in MLflow what artifacts/ and DVC's cache hold: for a store that was lost or damaged.
+"""Rebuild a lost or damaged MLflow store from artifacts/ and DVC's cache.
 
-Every scorecard that can still be found is recorded with the records of the stages that led to it, oldest first, so that
-libraries get the numbers that they had; what was released comes back from artifacts/.recorded/releases.jsonl.
+Every scorecard that can be found is recorded with the records of its stages, oldest first, so that libraries get the
+same version numbers; releases are restored from artifacts/.recorded/releases.jsonl.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tvmflow.pipeline.record import RECORD_NAME, Record, read_record
 from tvmflow.pipeline.stage import AnyStage
 from tvmflow.support.errors import DamagedStoreError, StoreError
 from tvmflow.support.files import sha256_of
-from tvmflow.tracking.dvc.chains import RecordsByStage, all_records, bring, cell_of, follow
+from tvmflow.tracking.dvc.chains import RecordsByStage, all_records, cell_of, follow, restore_output
 from tvmflow.tracking.mlflow import releases
 from tvmflow.tracking.mlflow.measurements import Measurement, ensure_recorded, is_recorded, record_measurement
 from tvmflow.tracking.mlflow.registry import mlflow_lock
 from tvmflow.tracking.mlflow.store import check_store, open_mlflow, sqlite_path
 
-# What a recording reads of each stage.
+# Files of each stage that a recording reads.
 _FILES = {
     "evaluate": ("scorecard.json", "confusion.csv", "latency.csv"),
     "tune": ("curve.csv",),
@@ -38,9 +38,7 @@ _FILES = {
 
 @dataclass
 class Rebuilt:
-    """What a rebuild did: measurements that were missing in MLflow, those that cannot be had, names with a champion
-    again.
-    """
+    """The result of a rebuild: recorded measurements, those that cannot be restored, names with a restored champion."""
 
     recorded: list[str] = field(default_factory=list)
     known: int = 0
@@ -50,7 +48,7 @@ class Rebuilt:
 
 
 def rebuild(workspace: Workspace, stages: Mapping[str, AnyStage]) -> Rebuilt:
-    """Put a damaged store aside, record every measurement that MLflow lacks, bring champions back. Safe to repeat."""
+    """Set a damaged store aside, record every missing measurement, restore champions. Safe to repeat."""
     rebuilt = Rebuilt(set_aside=_set_aside(workspace))
     records = all_records(workspace)
     for record in records.get("evaluate", []):
@@ -70,7 +68,7 @@ def rebuild(workspace: Workspace, stages: Mapping[str, AnyStage]) -> Rebuilt:
 
 
 def _set_aside(workspace: Workspace) -> str:
-    """Rename a store that cannot be read. Returns its new name, empty where all is well."""
+    """Rename an unreadable store. Returns its new name, empty if it is readable."""
     path = sqlite_path(workspace)
     try:
         check_store(workspace)
@@ -86,7 +84,7 @@ def _set_aside(workspace: Workspace) -> str:
 
 
 def _record(workspace: Workspace, stages: Mapping[str, AnyStage], records: RecordsByStage, scorecard: Record) -> bool:
-    """Record one measurement with all that led to it. Returns whether it was missing. Raises StoreError."""
+    """Record one measurement with the records that led to it. Returns whether it was missing. Raises StoreError."""
     cell = cell_of(scorecard)
     chain = {"evaluate": scorecard}
     follow(stages, records, scorecard, chain)
@@ -100,13 +98,13 @@ def _record(workspace: Workspace, stages: Mapping[str, AnyStage], records: Recor
     with tempfile.TemporaryDirectory() as folder:
         for stage, names in _FILES.items():
             for name in names:
-                bring(workspace, chain[stage], name, Path(folder) / stage / name)
+                restore_output(workspace, chain[stage], name, Path(folder) / stage / name)
         measurement = Measurement(cell, chain, lambda stage, name: Path(folder) / stage / name)
         return record_measurement(workspace, measurement, "unknown")
 
 
 def _lies_in_place(workspace: Workspace, cell: Cell, chain: dict[str, Record]) -> bool:
-    """Say whether this measurement is the one in the cell's folders."""
+    """Return whether this measurement is the one in the cell's folders."""
     try:
         return all(
             read_record(workspace.folder(stage, cell) / RECORD_NAME).digest() == chain[stage].digest()

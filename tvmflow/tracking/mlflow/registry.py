@@ -1,7 +1,7 @@
-"""The model registry: one name per cell, one version per library, aliases say what is released.
+"""Access the model registry: one name per cell, one version per library, aliases for releases.
 
-champion: what is released now. challenger: the newest library that asks to replace it. previous: what `rollback` brings
-back.
+champion: the released library. challenger: the newest candidate to replace it. previous: the one that `rollback`
+restores.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 
 @dataclass(frozen=True)
 class Version:
-    """A registered library. `tags` carry cell, digests, toolchain and the measurement that it was registered with.
+    """A registered library. `tags` contain cell, digests, toolchain and its first measurement.
 
-    Its identity is that of both files: sha256 of library.so, which needs TVM, and of network.so, which ships ("" for
-    none).
+    It is identified by both files: sha256 of library.so, which needs TVM, and of network.so ("" for none).
     """
 
     name: str

@@ -1,10 +1,9 @@
-"""What was released when: promote, rollback, and the trail that each of them leaves.
+"""Promote and roll back champions, and keep the history of releases.
 
-A change of the champion moves several aliases, one by one. It is written down before, and as done after; one that was
-cut off in the middle is finished by the next. The trail is in the tags of the registered model, and as lines in
-artifacts/.recorded/releases.jsonl, from which a lost store gets its champions back. Each change names the sha256 of its
-evidence, a file that says all that spoke for it: in artifacts/.recorded/evidence/, and with the library's measurement
-in MLflow.
+A change of the champion moves several aliases, one by one. It is recorded before it starts and when it is done; the
+next change completes an interrupted one. The history is in the tags of the registered model, and in
+artifacts/.recorded/releases.jsonl, from which a lost store's champions are restored. Each change has the sha256 of its
+evidence, a file in artifacts/.recorded/evidence/ and in the run of the library's measurement.
 """
 
 from __future__ import annotations

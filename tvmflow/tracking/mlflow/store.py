@@ -1,7 +1,7 @@
 """Open the MLflow store of a workspace: sqlite inside mlruns/, artifacts beside it.
 
-Whatever is wrong with the store becomes one StoreError that names it and the way out: before MLflow opens the file,
-which with a damaged one takes minutes, and around every call, since a lock or a full disk can come at any time.
+Any problem of the store is raised as one StoreError that names it and the solution: before MLflow opens the file, which
+takes minutes with a damaged one, and around every call, since a lock or a full disk can occur at any time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""History runs: one per cell and device (its kind and its unit), to which every measurement adds a step, for charts
-across time and devices.
+"""Record history runs, one per cell and device unit, with a step per measurement, for charts over time.
 
-They are kept in an experiment of their own, so that the runs of a model's experiment are measurements and nothing else,
-and can be compared all at once. Select the history runs of several cells or devices there and chart
-`latency_ms.median`.
+They are in a separate experiment, so that the runs of a model's experiment are measurements only and can be compared.
+Select the history runs of several cells or devices there and chart `latency_ms.median`.
 """
 
 from __future__ import annotations
