@@ -29,19 +29,19 @@ def run_cell(
 ) -> Any:
     """Run one cell; a failure is part of the result. refused: the result of a cell that cannot be run."""
     if refused is not None:
-        return _failed(refused)
+        return _failed_state(refused)
     workspace = workspace_of(root)
     result = WalkResult(cell)
     try:
         walk(workspace, workspace.params.cell(cell), stages, again, result)
     except TvmflowError as error:
         result.error = error.to_json()
-        return _failed(asdict(result))
+        return _failed_state(asdict(result))
     show_cell(workspace, workspace.params.cell(cell))
     return asdict(result)
 
 
-def _failed(result: dict[str, Any]) -> Any:
+def _failed_state(result: dict[str, Any]) -> Any:
     return Failed(message=f"{result['failed_stage']}: {result['error']['found'][:500]}", data=result)
 
 

@@ -1,4 +1,4 @@
-/* What a library for Android says of itself: the API level that it needs at least, which `API` is. */
+/* The ELF note of a library for Android: the minimum API level, `API`. */
     .section .note.android.ident,"a",%note
     .balign 4
     .long 8

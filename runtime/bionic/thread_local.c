@@ -1,13 +1,13 @@
-/* Variables of each thread before Android 10, whose loader knows none: the compiler calls this for their address.
+/* Emulate thread-local variables before Android 10, whose loader does not support them: the compiler calls this for addresses.
  *
- * It numbers each variable at its first use; a thread has an array of addresses by number, which ends with it.
+ * Each variable gets a number at its first use; each thread has an array of addresses by number, which is freed at its end.
  */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* What the compiler writes for each variable. */
+/* The descriptor that the compiler emits for each variable. */
 typedef struct {
   size_t size, alignment;
   uintptr_t number; /* from 1; 0: not numbered yet */

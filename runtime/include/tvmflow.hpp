@@ -16,7 +16,7 @@
 
 namespace tvmflow {
 
-// What a call returned that was not TVMFLOW_OK.
+// The error of a call that did not return TVMFLOW_OK.
 class error : public std::runtime_error {
  public:
   error(tvmflow_status status, const std::string &text) : std::runtime_error(text), status_(status) {}
@@ -26,7 +26,7 @@ class error : public std::runtime_error {
   tvmflow_status status_;
 };
 
-// A class of an image; label: empty where the network has no names.
+// A class of an image; label: empty if the network has no names.
 struct guess {
   uint32_t number;
   float probability;
@@ -36,7 +36,7 @@ struct guess {
 // An instance of a network. It may be moved, not copied; calls from several threads wait for each other.
 class network {
  public:
-  // driver: of the accelerator, for a network that has a part for one.
+  // driver: of the accelerator, for a network with a part that runs on it.
   explicit network(const tvmflow_api *api, const tvmflow_options &options = tvmflow_options(), const tvmflow_driver *driver = nullptr) : api_(api), instance_(nullptr, api->destroy) {
     if (api->abi_version != TVMFLOW_ABI_VERSION)
       throw error(TVMFLOW_BAD_ARGUMENT, "the library has another ABI version than tvmflow.h");
@@ -51,7 +51,7 @@ class network {
   tvmflow_tensor input(uint32_t i = 0) const { return info(api_->input, i); }
   tvmflow_tensor output(uint32_t i = 0) const { return info(api_->output, i); }
 
-  // Run on memory of the caller: a pointer for each input and output.
+  // Run on the caller's memory: a pointer for each input and output.
   void run(const std::vector<const void *> &inputs, const std::vector<void *> &outputs) {
     if (inputs.size() != api_->inputs || outputs.size() != api_->outputs)
       throw error(TVMFLOW_BAD_ARGUMENT, "as many pointers as the network has inputs and outputs are needed");
@@ -67,10 +67,10 @@ class network {
     return found;
   }
 
-  // How many threads compute the next run: those that make it faster; 0 for a library of an earlier version, which does not say.
+  // The number of threads of the next run, chosen for the lowest latency; 0 if the library's version does not report it.
   uint32_t threads() const { return api_->size > offsetof(tvmflow_api, threads_of) ? api_->threads_of(instance_.get()) : 0; }
 
-  // How many sizes a run chooses; 0 where inputs and outputs have one shape.
+  // The number of dynamic sizes; 0 if all shapes are fixed.
   uint32_t sizes() const { return api_->size > offsetof(tvmflow_api, sizes) ? api_->sizes : 0; }
 
   tvmflow_size size(uint32_t i = 0) const {
@@ -80,11 +80,11 @@ class network {
     return found;
   }
 
-  // The shape of an input or output in a run of such sizes, one number for each of `sizes`.
+  // The shape of an input or output in a run with these sizes, one number for each of `sizes`.
   std::vector<int64_t> input_shape(uint32_t i, const std::vector<int64_t> &sizes) const { return shape(false, i, sizes); }
   std::vector<int64_t> output_shape(uint32_t i, const std::vector<int64_t> &sizes) const { return shape(true, i, sizes); }
 
-  // Run on inputs and outputs of such sizes, which may be smaller than the largest.
+  // Run on inputs and outputs with these sizes, which may be smaller than the largest.
   void run_sized(const std::vector<int64_t> &sizes, const std::vector<const void *> &inputs, const std::vector<void *> &outputs) {
     if (sizes.size() != this->sizes() || sizes.empty() || inputs.size() != api_->inputs || outputs.size() != api_->outputs)
       throw error(TVMFLOW_BAD_ARGUMENT, "as many sizes, and pointers, as the network has sizes, inputs and outputs are needed");
@@ -100,10 +100,10 @@ class network {
     return found;
   }
 
-  // How many images a run takes; 0 where the network takes none.
+  // The number of images of a run; 0 if the network takes none.
   uint32_t images() const { return api_->size > offsetof(tvmflow_api, images) ? api_->images : 0; }
 
-  // Run on images as the network was trained to see them, one for each sample of the batch.
+  // Run on images, one for each sample of the batch, preprocessed as in training.
   void run_images(const std::vector<tvmflow_image> &images, const std::vector<void *> &outputs) {
     if (!this->images() || images.size() != this->images() || outputs.size() != api_->outputs)
       throw error(TVMFLOW_BAD_ARGUMENT, "as many images and outputs as the network has are needed");

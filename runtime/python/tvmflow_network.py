@@ -1,4 +1,6 @@
-"""Run a network that tvmflow compiled to one shared object: numpy in, numpy out. Needs this file, that one and numpy.
+"""Run a network that tvmflow compiled to one shared object, on numpy arrays.
+
+Needs this file, the shared object and numpy.
 
 network = Network("network.so")
 scores = network(x)              # one array per input; returns an array, or a tuple where there are several outputs
@@ -55,7 +57,7 @@ class _Image(ctypes.Structure):
 
 
 class Memory(ctypes.Structure):
-    """Memory that CPU and accelerator both see; of a driver."""
+    """Memory of a driver that CPU and accelerator share."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -66,7 +68,7 @@ class Memory(ctypes.Structure):
 
 
 class Driver(ctypes.Structure):
-    """How a network reaches its accelerator, see tvmflow.h; `size` and `context` are set by who makes one."""
+    """The driver of a network's accelerator, see tvmflow.h; its creator sets `size` and `context`."""
 
     Allocate = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Memory))
     Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(Memory))
@@ -86,7 +88,7 @@ class Driver(ctypes.Structure):
 
 
 class Gpu(ctypes.Structure):
-    """How a network that was compiled for a GPU reaches it, see tvmflow.h. device: a part of its name; cache: a folder
+    """The options of a network that was compiled for a GPU, see tvmflow.h. device: a part of its name; cache: a folder
     for compiled programs.
     """
 
@@ -181,7 +183,7 @@ class _Api(ctypes.Structure):
 
 
 class NetworkError(RuntimeError):
-    """What the library says went wrong."""
+    """An error that the library reported."""
 
 
 class Tensor(NamedTuple):
@@ -196,15 +198,15 @@ class Tensor(NamedTuple):
 
 
 class Size(NamedTuple):
-    """A size of inputs that a run chooses, 1 to buckets[-1]; it is filled up to the smallest bucket that holds it."""
+    """A dynamic size of inputs, 1 to buckets[-1]; inputs are padded to the smallest bucket that holds it."""
 
     name: str
     buckets: tuple[int, ...]
 
 
 class Processor(NamedTuple):
-    """Who computes: kind "cpu" or "gpu"; reason: why the CPU does in place of a GPU; device, driver, version: as the
-    GPU's driver tells them.
+    """The processor that runs a network: kind "cpu" or "gpu"; reason: why the CPU replaces a GPU; device, driver,
+    version: from the GPU's driver.
     """
 
     kind: str
@@ -215,7 +217,7 @@ class Processor(NamedTuple):
 
 
 class Guess(NamedTuple):
-    """A class of an image; label: "" where the network has no names."""
+    """A class of an image; label: "" if the network has no names."""
 
     probability: float
     number: int
@@ -331,7 +333,7 @@ class Network:
         return sizes
 
     def _sized(self, spec: Tensor, is_output: bool, i: int, sizes: Any) -> Tensor:
-        """Return an input or output of a run of such sizes."""
+        """Return an input or output of a run with these sizes."""
         shape = (ctypes.c_int64 * len(spec.shape))()
         self._check(self._api.shape_of(is_output, i, sizes, shape))
         return Tensor(spec.name, tuple(shape), spec.dtype, int(np.prod(shape)) * np.dtype(spec.dtype).itemsize)
@@ -346,19 +348,19 @@ class Network:
 
     @property
     def device(self) -> str:
-        """Return the design of the accelerator that computes a part of the network, "" where there is none."""
+        """Return the design of the accelerator that computes a part of the network, "" if there is none."""
         named = self._api.device if self._api.size > _Api.device.offset else None
         return named.decode() if named else ""
 
     @property
     def gpu(self) -> str:
-        """Return "opencl" or "vulkan" where a GPU computes the network, else ""."""
+        """Return "opencl" or "vulkan" if a GPU runs the network, else ""."""
         named = self._api.gpu if self._api.size > _Api.gpu.offset else None
         return named.decode() if named else ""
 
     @property
     def processor(self) -> Processor:
-        """Return who computes the next run. Raises NetworkError for a library of an earlier version."""
+        """Return the processor of the next run. Raises NetworkError for a library of an earlier version."""
         if self._api.size <= _Api.processor.offset:
             raise NetworkError("the library is of an earlier version, which does not say who computes it")
         found = _Processor()
@@ -367,8 +369,8 @@ class Network:
 
     @property
     def threads(self) -> int:
-        """Return how many threads compute the next run: those that make it faster. Raises NetworkError for a library of
-        an earlier version.
+        """Return the number of threads of the next run, chosen for the lowest latency. Raises NetworkError for a
+        library of an earlier version.
         """
         if self._api.size <= _Api.threads_of.offset:
             raise NetworkError("the library is of an earlier version, which does not say how many threads it uses")
@@ -376,11 +378,11 @@ class Network:
 
     @property
     def images(self) -> int:
-        """Return how many images `on_images` takes, the batch; 0 where the network takes none."""
+        """Return the batch size of `on_images`; 0 if the network takes no images."""
         return int(self._api.images) if self._api.size > _Api.images.offset else 0
 
     def on_images(self, *frames: Any, format: str | None = None) -> Any:
-        """Run on images as the network was trained to see them: resized, cropped, normalized.
+        """Run on images, preprocessed as in training: resized, cropped, normalized.
 
         frames: arrays of uint8, (height, width, 3) RGB, (height, width, 4) RGBA, (height, width) gray; format: BGR for
         other colors. Rows may lie apart, so that a part of a frame is not copied.

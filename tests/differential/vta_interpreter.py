@@ -1,8 +1,8 @@
 """Run VTA instructions in numpy, one element at a time.
 
-This file is the definition of what each instruction does: the fast simulator is tested against it, so clarity wins over
-speed here. Knows nothing of tokens, schedules or networks. Reads of on-chip elements that were never written, and
-anything outside of a memory, raise ProgramError.
+This file defines what each instruction does: the fast simulator is tested against it, so clarity is more important than
+speed. It does not know tokens, schedules or networks. Reads of on-chip elements that were never written, and accesses
+outside of a memory, raise ProgramError.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Interpreter:
-    """The state of a VTA: DRAM as bytes, and the on-chip memories with a note of what was ever written."""
+    """The state of a VTA: DRAM as bytes, and the on-chip memories with a mask of the elements that were written."""
 
     def __init__(self, config: VtaConfig, dram: Array) -> None:
         batch, block = config.batch, config.block
@@ -124,7 +124,7 @@ class Interpreter:
             inputs = self._read(Memory.INP, src).astype(np.int64)  # (batch, k)
             weights = self._read(Memory.WGT, wgt).astype(np.int64)  # (o, k)
             total = self._read(Memory.ACC, dst) + inputs @ weights.T
-            self._write(Memory.ACC, dst, _wrapped(total))
+            self._write(Memory.ACC, dst, _wrap_int32(total))
 
     def _alu(self, i: Alu) -> None:
         for dst, src, _ in self._steps(i):
@@ -134,7 +134,7 @@ class Interpreter:
             else:
                 self._check(Memory.ACC, src)  # in range even when it is not read
                 y = np.full_like(x, i.imm)
-            self._write(Memory.ACC, dst, _wrapped(alu(i.op, x, y)))
+            self._write(Memory.ACC, dst, _wrap_int32(alu(i.op, x, y)))
 
 
 def alu(op: AluOp, x: Array, y: Array) -> Array:
@@ -154,6 +154,6 @@ def alu(op: AluOp, x: Array, y: Array) -> Array:
     return np.where(y >= 0, right, left)
 
 
-def _wrapped(values: Array) -> Array:
+def _wrap_int32(values: Array) -> Array:
     """Return the low 32 bits of int64 as int32."""
     return np.asarray((values & 0xFFFFFFFF).astype(np.uint32).view(np.int32))

@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvmflow.toolchain.debian_packages import Apt, architecture_of_this_machine, made_folder, no_root
+from tvmflow.toolchain.debian_packages import Apt, architecture_of_this_machine, make_folder, no_root
 from tvmflow.toolchain.environments import cache_folder
 
 
@@ -48,7 +48,7 @@ def android_tools() -> AndroidTools:
     """Return the tools, made now if they are not there: some 20 MB to download. Raises DeviceError where they cannot
     be.
     """
-    return AndroidTools(made_folder(cache_folder() / "android-tools" / "2", _fill, no_root))
+    return AndroidTools(make_folder(cache_folder() / "android-tools" / "2", _fill, no_root))
 
 
 def _fill(folder: Path) -> None:

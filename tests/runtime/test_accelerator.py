@@ -30,10 +30,10 @@ from tvmflow.support.runtime_binding import network_binding
 from tvmflow.targets.resolve import host_target
 from tvmflow.toolchain.compilers import Command
 from tvmflow.vta.compiler.compiler import compile_region
-from tvmflow.vta.compiler.offload import blobs_of, offload_vta, regions_of, with_blobs
+from tvmflow.vta.compiler.offload import blobs_of, offload_vta, regions_of, replace_blobs
 from tvmflow.vta.isa.config import VtaConfig
 from tvmflow.vta.runtime.device import SimulatorDriver
-from tvmflow.vta.runtime.driver_bridge import DriverSeam, design_named
+from tvmflow.vta.runtime.driver_bridge import DriverSeam, find_design
 from tvmflow.vta.runtime.runtime import program_to_blob, register
 
 Array = np.ndarray[Any, Any]
@@ -48,14 +48,14 @@ def _built(config: VtaConfig, module: Any) -> tuple[Any, Scheduled]:
     """Return the module with its programs, and as it is compiled."""
     offloaded = run_pass(PackChannels(16), offload_vta(module, config)[0])
     programs = [program_to_blob(compile_region(config, region, "optimized")) for region in regions_of(offloaded)]
-    compiled = with_blobs(offloaded, dict(zip(blobs_of(offloaded), programs, strict=True)))
+    compiled = replace_blobs(offloaded, dict(zip(blobs_of(offloaded), programs, strict=True)))
     return compiled, build_scheduled(compiled, _backend(config), {})
 
 
 def _linked(path: Path, scheduled: Scheduled, shape: tuple[int, ...]) -> Path:
     network = Network(f"{path.stem}@vta:vta_int8", (TensorSpec("x", shape),), ("y",), 2)
     manifest = write_network(path, scheduled, network, Command(("g++",)))
-    assert design_named(manifest["device"])
+    assert find_design(manifest["device"])
     return path
 
 
@@ -91,7 +91,7 @@ def test_what_a_driver_does_is_told(case: tuple[Any, Path, Array]) -> None:
     binding = network_binding()
     with pytest.raises(binding.NetworkError, match="needs the driver of its accelerator"):
         binding.Network(path)
-    design = design_named(binding.Network(path, driver=_seam(CONFIG).driver).device)
+    design = find_design(binding.Network(path, driver=_seam(CONFIG).driver).device)
     assert design is not None
     board = _seam(design)
     network = binding.Network(path, driver=board.driver)
@@ -112,4 +112,4 @@ def test_what_a_driver_does_is_told(case: tuple[Any, Path, Array]) -> None:
 def test_a_design_that_there_is_not(name: str) -> None:
     with pytest.raises(StageError, match="no simulator for the accelerator"):
         simulated_driver(name)
-    assert design_named(WIDE.name) == WIDE and ctypes.sizeof(network_binding().Driver) == 56
+    assert find_design(WIDE.name) == WIDE and ctypes.sizeof(network_binding().Driver) == 56

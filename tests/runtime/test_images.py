@@ -21,7 +21,7 @@ from tvmflow.config.model_params import PRESETS, Preprocess
 from tvmflow.evaluation.predict import predictions
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.sources.data.images import ImageRecipe, read_image
-from tvmflow.sources.data.preprocessing import normalized, recipe_for, value_table
+from tvmflow.sources.data.preprocessing import normalize_images, recipe_for, value_table
 from tvmflow.support.errors import SourceError
 from tvmflow.toolchain.compilers import Command
 
@@ -146,7 +146,7 @@ def test_any_image_becomes_what_python_makes_of_it(harness: Harness, seed: int, 
         harness.want(recipe, values, is_last)
         format = str(draw.choice(sorted(CHANNELS)))
         frame, path = _frame(draw, format, tmp_path)
-        expected = normalized(read_image(path, recipe)[None], how, dtype)[0]
+        expected = normalize_images(read_image(path, recipe)[None], how, dtype)[0]
         expected = np.ascontiguousarray(expected.transpose(1, 2, 0) if is_last else expected)
         assert harness.sample(turn % 2, frame, format) == expected.tobytes(), (how, recipe, format, frame.shape)
 
@@ -184,7 +184,7 @@ def test_a_built_library_has_the_preprocessing_of_its_model(tmp_path: Path) -> N
         Image.fromarray(frames[-1]).save(tmp_path / f"{at}.png")
         expected.append(read_image(tmp_path / f"{at}.png", image.recipe))
     assert opened.images == 2, "one for each sample of the batch"
-    assert opened.on_images(*frames).tobytes() == normalized(np.stack(expected), how).tobytes()
+    assert opened.on_images(*frames).tobytes() == normalize_images(np.stack(expected), how).tobytes()
     with pytest.raises(ValueError, match="1 images for a network that takes 2"):
         opened.on_images(frames[0])
     with pytest.raises(ValueError, match="one image for a network that takes 2"):

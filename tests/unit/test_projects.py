@@ -83,7 +83,8 @@ def test_a_new_workspace_has_the_deployments_of_this_one(tmp_path: Path) -> None
     assert new.pop("name") == 'a: "b"' and ours.pop("name") == "tvmflow"
     assert (
         new == ours
-        and (REPOSITORY / "prefect.yaml").read_bytes() == (REPOSITORY / "tvmflow" / "deployments.yaml").read_bytes()
+        and (REPOSITORY / "prefect.yaml").read_bytes()
+        == (REPOSITORY / "tvmflow" / "setup" / "deployments.yaml").read_bytes()
     )
 
 

@@ -30,8 +30,8 @@ def release_app(
 ) -> AppRelease:
     """Release the champions of an app's cells as a new version on its own channel; see `passed` and `reasons`.
 
-    channel: another one, which gets the version of the app's own channel, the same bytes; rollback: give the channel
-    the version back that its current one replaced; key, unsigned: as for `bundle`; tell: is told each step. Raises
+    channel: another channel, which gets the same bundle as the app's own channel; rollback: restore the channel's
+    version before the current one; key, unsigned: as for `bundle`; tell: called with each step. Raises
     UnknownNameError, StoreError, BundleError.
     """
     from tvmflow.shipping.release_app import Order, promote_app, rollback_app
@@ -67,7 +67,7 @@ def _check_channel(channel: str | None) -> None:
 
 
 def _parts(workspace: Workspace, cells: tuple[str, ...], folder: Path) -> tuple[list[Part], tuple[str, ...]]:
-    """Return the parts of the champions of all cells, and why some have none."""
+    """Return the parts of the champions of all cells, and the reasons for missing ones."""
     parts, missing = [], []
     for name in cells:
         cell = workspace.params.cell(name)
@@ -79,8 +79,8 @@ def _parts(workspace: Workspace, cells: tuple[str, ...], folder: Path) -> tuple[
 
 
 def _tag(workspace: Workspace, app: str) -> None:
-    """Say in the model registry in which version of the app, on which channels, each library is now; makes up for what
-    a crash left out.
+    """Tag each library in the model registry with its app version and channels; also completes what a crash
+    left out.
     """
     from tvmflow.tracking.app_releases import read_releases
     from tvmflow.tracking.mlflow.registry import tag_released

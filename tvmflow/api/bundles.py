@@ -70,9 +70,7 @@ def bundle(
 
 
 def signer_of(key: Path | str | None, unsigned: bool) -> Ed25519PrivateKey | None:
-    """Return the key to sign with, None where nothing is to be signed. Raises UsageError where neither was asked
-    for.
-    """
+    """Return the signing key, None for an unsigned bundle. Raises UsageError if neither was requested."""
     from tvmflow.shipping.bundle.signing import VARIABLE, signing_key
 
     if unsigned:
@@ -97,9 +95,7 @@ def parts_of(workspace: Workspace, cells: Sequence[Cell], newest: bool) -> Itera
 
 
 def part_of(workspace: Workspace, cell: Cell, newest: bool, folder: Path) -> Part:
-    """Bring what a bundle has of a cell into a folder. Raises StoreError where it has no champion, or its files are
-    gone.
-    """
+    """Copy a cell's files for a bundle into a folder. Raises StoreError without a champion, or if files are missing."""
     from tasks.table import STAGES
     from tvmflow.shipping.bundle.part import FILES, Part
     from tvmflow.tracking.dvc.chains import chain_of, restore_output
@@ -115,7 +111,7 @@ def part_of(workspace: Workspace, cell: Cell, newest: bool, folder: Path) -> Par
 
 
 def _champion(workspace: Workspace, cell: Cell) -> Version:
-    """Return a cell's champion. Raises StoreError where there is none."""
+    """Return a cell's champion. Raises StoreError without one."""
     from tvmflow.tracking.mlflow.registry import CHAMPION, version_by_alias
 
     version = version_by_alias(workspace, cell, CHAMPION)
@@ -136,12 +132,11 @@ def verify_bundle(
     device: str | None = None,
     workspace: Where = None,
 ) -> Verified:
-    """Check a bundle from anybody: signature, every digest, every library; runs the golden inputs of those for this
-    machine.
+    """Verify an untrusted bundle: signature, digests, libraries; run the golden inputs of those for this machine.
 
-    key: file of the public key that has to have signed it; unsigned: do without; at_least: refuse an older release;
-    device: a target of the workspace, or the key of its device, on which the libraries run too, which only signed ones
-    may. Raises BundleError.
+    key: file of the required signer's public key; unsigned: accept any signature or none; at_least: reject an older
+    release; device: a target of the workspace, or the key of its device, on which the libraries are run too, which
+    requires a signature. Raises BundleError.
     """
     from tvmflow.shipping.bundle.signing import public_key
     from tvmflow.shipping.bundle.verify import Trust, verify

@@ -26,15 +26,14 @@ def load(cell: CellName, workspace: Where = None) -> LoadedLibrary:
     from tvmflow.evaluation.loaded_library import LoadedLibrary
 
     where = open_workspace(workspace)
-    return LoadedLibrary(_built(where, cell_of(where, cell)))
+    return LoadedLibrary(_build_folder(where, cell_of(where, cell)))
 
 
 def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
-    """Run inputs (N, ...) through the library that ships of a cell on the cell's device, wherever that is. Returns the
-    outputs (N, ...).
+    """Run inputs (N, ...) through a cell's library for apps on the cell's device; return the outputs (N, ...).
 
-    inputs: one array, or of a model with several inputs a tuple in their order or a dictionary. Of several outputs a
-    tuple. Raises StoreError where the cell is not built, DeviceError where the device cannot be had.
+    inputs: one array, or for several inputs a tuple in order or a dictionary. Returns a tuple for several outputs.
+    Raises StoreError if the cell is not built, DeviceError if the device is not available.
     """
     import json
 
@@ -46,7 +45,7 @@ def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
 
     where = open_workspace(workspace)
     wanted = cell_of(where, cell)
-    folder = _built(where, wanted)
+    folder = _build_folder(where, wanted)
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     specs = input_specs(manifest)
     samples = order_inputs(specs, inputs, str(wanted))
@@ -59,11 +58,10 @@ def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
 
 
 def classify(cell: CellName, images: Sequence[str | Path], top: int = 5, workspace: Where = None) -> list[Prediction]:
-    """Read image files as the cell's model wants them, run them on the cell's device; return the likeliest classes of
+    """Preprocess image files for the cell's model, run them on the cell's device, and return the most likely classes of
     each.
 
-    Raises SourceError for what is no image, UsageError for a model whose output is no scores of classes, else as
-    `predict`.
+    Raises SourceError for an invalid image, UsageError for a model without class scores, else like `predict`.
     """
     from pathlib import Path as AnyPath
 
@@ -74,7 +72,7 @@ def classify(cell: CellName, images: Sequence[str | Path], top: int = 5, workspa
 
     where = open_workspace(workspace)
     wanted = cell_of(where, cell)
-    _built(where, wanted)
+    _build_folder(where, wanted)
     model = where.params.models[wanted.model]
     paths = [AnyPath(image) for image in images]
     outputs = predict(wanted, prepare_images(read_in_sandbox(paths, image_recipe(model)), model), where)
@@ -83,7 +81,7 @@ def classify(cell: CellName, images: Sequence[str | Path], top: int = 5, workspa
     return predictions([str(image) for image in images], scores, names, top, model.task)
 
 
-def _built(workspace: Workspace, cell: Cell) -> Path:
+def _build_folder(workspace: Workspace, cell: Cell) -> Path:
     folder = workspace.folder("build", cell)
     if not (folder / "library.so").is_file():
         raise StoreError(f"{cell} is not built", f"a library in {folder}", f"run 'tvmflow run {cell}'")

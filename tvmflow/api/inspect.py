@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def plan(*cells: CellName, workspace: Where = None, look: bool = False) -> tuple[CellPlan, ...]:
     """Return what `run` would do with each cell (default: all of params.yaml), stage by stage, and why.
 
-    look: look into local model files too, as an import would. A cell that cannot be run has an `error`.
+    look: also check local model files, as an import would. A cell that cannot be run has an `error`.
     """
     where = open_workspace(workspace)
     return _plans(where, cells_of(where, cells), look)
@@ -85,8 +85,9 @@ def devices(workspace: Where = None) -> tuple[DeviceState, ...]:
 
 
 def gpus() -> tuple[GpuState, ...]:
-    """Return the GPUs of this machine, tried; none where no driver or no compiler is there. A driver that ends the
-    probe is told as its state.
+    """Return the probed GPUs of this machine; empty without a driver or a compiler.
+
+    A driver that ends the probe is reported as its state.
     """
     from tvmflow.devices.gpu.probe import probe, probe_program
 
@@ -97,7 +98,7 @@ def gpus() -> tuple[GpuState, ...]:
 
 
 def quarantine(workspace: Where = None) -> tuple[QuarantineState, ...]:
-    """Return the GPUs that computed other values than the CPU, until they agree again. Raises StoreError."""
+    """Return the quarantined GPUs. Raises StoreError."""
     from tvmflow.devices.gpu.quarantine import read_quarantine
 
     return tuple(
@@ -107,7 +108,7 @@ def quarantine(workspace: Where = None) -> tuple[QuarantineState, ...]:
 
 
 def gpu_states(probed: Probed) -> tuple[GpuState, ...]:
-    """Return what a probe found, a GPU each, and how a driver ended it."""
+    """Return the state of each probed GPU, and how a driver ended the probe."""
     states = []
     for one in probed.gpus:
         state = "usable" if not one.reasons else "; ".join(one.reasons)
@@ -128,7 +129,7 @@ def gpu_states(probed: Probed) -> tuple[GpuState, ...]:
 
 
 def scorecard(cell: CellName, workspace: Where = None) -> Scorecard:
-    """Return what was measured of a cell's newest library. Raises StoreError where nothing was."""
+    """Return the scorecard of a cell's newest library. Raises StoreError without a measurement."""
     from tvmflow.report.tables import scorecard as card_of
 
     where = open_workspace(workspace)

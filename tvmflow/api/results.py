@@ -14,9 +14,7 @@ StageState = Literal["hit", "restore", "miss", "waits", "refused"]
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What a run would do with a stage, and why. key: the first digits of its recipe key, '' where it is not decided
-    yet.
-    """
+    """The plan of a stage. key: the first digits of its recipe key, '' if it is not known yet."""
 
     stage: str
     state: StageState
@@ -29,7 +27,7 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class CellPlan:
-    """What a run would do with a cell. error: why it cannot be run at all; `stages` then has one row that says so."""
+    """The plan of a cell. error: why it cannot be run; `stages` then has one row with that error."""
 
     cell: str
     stages: tuple[StagePlan, ...]
@@ -46,7 +44,7 @@ class CellPlan:
 
 @dataclass(frozen=True)
 class CellStatus:
-    """How far a listed cell is. name: under `cells:`; error: why it cannot be run."""
+    """The progress of a listed cell. name: under `cells:`; error: why it cannot be run."""
 
     name: str
     cell: str
@@ -141,8 +139,8 @@ class QuarantineState:
 
 @dataclass(frozen=True)
 class PhoneState:
-    """A phone at this machine. state: authorized, or what keeps it from being used; cores: what mcpu may be; battery:
-    percent; "" and None: not told.
+    """A phone at this machine. state: authorized, or why it cannot be used; cores: values for mcpu; battery: percent.
+    "" and None: unknown.
     """
 
     serial: str
@@ -162,10 +160,9 @@ class PhoneState:
 
 @dataclass(frozen=True)
 class ReadyPhone:
-    """A phone on which the agent listens. port: of this machine; secret_file: what the device's entry needs; build: of
-    Android.
+    """A phone with a listening agent. port: of this machine; secret_file: for the device's entry; build: of Android.
 
-    is_for_tracker: the target names a tracker, which is still to be told of the phone: offer_device.
+    is_for_tracker: the target's device uses a tracker, with which the phone is to be registered by offer_device.
     """
 
     serial: str
@@ -178,10 +175,10 @@ class ReadyPhone:
 
 @dataclass(frozen=True)
 class Latency:
-    """Times of one run in milliseconds, low_ms to high_ms the interval of the median (None: too few turns).
+    """Times of one run in milliseconds; low_ms to high_ms: the interval of the median (None: too few turns).
 
-    badges: what disturbed the measurement, in words. round_trip_ns: of a line of the cache between the cores that
-    computed, where it was seen: measurements of one machine are compared where it is about the same.
+    badges: descriptions of disturbances. round_trip_ns: of a cache line between the computing cores, if known:
+    measurements are comparable if it is similar.
     """
 
     median_ms: float
@@ -212,11 +209,11 @@ class Latency:
 
 @dataclass(frozen=True)
 class Scorecard:
-    """What was measured of a cell's newest library.
+    """The measurements of a cell's newest library.
 
-    accuracy: after each stage (source, imported, quantized, built), 0 to 1; None where there is no data set. latency:
-    of the library on its device; peers: of other frameworks on the same machine. max_relative_error: of the outputs on
-    the device against those of the source framework, relative to the largest. raw: all of scorecard.json.
+    accuracy: after each stage (source, imported, quantized, built), 0 to 1; None without a data set. latency: of the
+    library on its device; peers: of baselines on the same machine. max_relative_error: of the outputs on the device
+    against the source framework's, relative to their spread. raw: all of scorecard.json.
     """
 
     cell: str
@@ -256,7 +253,9 @@ class Scorecard:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run did with one cell. outcomes: stage -> hit, restored or made; failed_stage: where `error` came from."""
+    """The result of a run for one cell. outcomes: stage -> hit, restored or made; failed_stage: the origin of
+    `error`.
+    """
 
     cell: str
     outcomes: Mapping[str, str]
@@ -285,11 +284,9 @@ class RunResult:
 
 @dataclass(frozen=True)
 class RetuneResult:
-    """What a re-tune did with one cell. before, now: versions of the toolchain; kernels: how many were replayed, lost,
-    searched...
-
-    outcomes: stage -> hit, restored or made; comparison: of the new library with the champion, None where there was
-    none.
+    """The result of a re-tune for one cell. before, now: versions of the toolchain; kernels: numbers of replayed, lost,
+    searched ones; outcomes: stage -> hit, restored or made; comparison: of the new library with the champion, None
+    without one.
     """
 
     cell: str
@@ -328,11 +325,11 @@ class RetuneResult:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measurement that MLflow holds. when: UTC; unit: which device of the kind; build: of its system; latency_ms:
-    None where the device's clock tells no time. badges: what disturbed the measurement.
+    """A measurement in MLflow. when: UTC; unit: the device of its kind; build: of its system; latency_ms: None if the
+    device's clock is not a time.
 
-    library: the first digits of its sha256; version: of the registry, '' where it has none; roles: champion,
-    challenger, previous; run_id: of MLflow; url: its page in MLflow's UI.
+    badges: descriptions of disturbances. library: the first digits of its sha256; version: in the registry, '' for
+    none; roles: champion, challenger, previous; run_id: of MLflow; url: its page in MLflow's UI.
     """
 
     cell: str
@@ -357,7 +354,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the gate said. promoted: whether the champion changed; reasons: what spoke against it; comparison: with the
+    """The verdict of the gate. promoted: the champion changed; reasons: against the release; comparison: with the
     champion.
     """
 

@@ -27,14 +27,15 @@ def run(
     show_progress: bool = False,
     tuning_lines: bool = False,
 ) -> tuple[RunResult, ...]:
-    """Bring cells (default: all of params.yaml) all the way: fetch, import, quantize, pack, tune, build, deploy,
+    """Run all stages of cells (default: all of params.yaml): fetch, import, quantize, pack, tune, build, deploy,
     evaluate, record.
 
-    again: measure again even when nothing changed. wait_quiet_s: how long to wait until others leave this machine
-    alone, before anything begins. show_progress: on standard error; tuning_lines: a line for each measurement of a
-    kernel with it. Returns a result per cell, in order. What is up to date is not done again; then neither Prefect nor
-    TVM is started. A cell that fails does not stop the others: with `check` its error is raised at the end (where
-    several failed, one error that names them all), without it is in the result.
+    again: measure even when nothing changed. wait_quiet_s: longest wait for an idle machine before the run.
+    show_progress: on standard error; tuning_lines: with a line per measurement of a kernel.
+
+    Returns a result per cell, in order. Up-to-date stages are skipped; if all are, neither Prefect nor TVM is started.
+    A failed cell does not stop the others: with `check` its error is raised at the end (for several, one error that
+    names them all), otherwise it is in the result.
     """
     from tvmflow.report.tables import scorecard
     from tvmflow.setup.preflight import ask_processors
@@ -92,10 +93,10 @@ def _is_done(workspace: Workspace, cell: Cell) -> bool:
 def _preflight(
     workspace: Workspace, cells: list[Cell], unknown: dict[str, TvmflowError], show_progress: bool
 ) -> dict[str, dict[str, Any]]:
-    """Return the results of the cells that cannot be run, found before Prefect is started.
+    """Return the results of cells that cannot be run, before Prefect is started.
 
-    What may pass by itself, a tracker that does not answer, is said and forbids nothing: the stages before need no
-    device. unknown: cell -> why nobody knows its processor.
+    A problem that may be temporary, such as a tracker that does not respond, is only reported, since earlier stages
+    need no device. unknown: cell -> why its processor is unknown.
     """
     from tasks.table import STAGES
     from tvmflow.report.plans import plan_cells
@@ -147,10 +148,11 @@ def retune(
     show_progress: bool = False,
     tuning_lines: bool = False,
 ) -> tuple[RetuneResult, ...]:
-    """After an upgrade of TVM: replay old schedules, re-tune what was lost, compare with the champion, promote.
+    """Re-tune cells after an upgrade of TVM: replay old schedules, search lost ones, compare with the champion,
+    promote.
 
-    Returns per cell what changed, what was done and the verdict. force: even when the toolchain did not change. check,
-    show_progress, tuning_lines: as `run` has them.
+    Returns per cell the changes, outcomes and verdict. force: even if the toolchain did not change. check,
+    show_progress, tuning_lines: as for `run`.
     """
     where = open_workspace(workspace)
     wanted = cells_of(where, cells)

@@ -90,8 +90,8 @@ class VtaBackend(CpuBackend):
     def compile_part(
         self, packed: Any, schedules: list[dict[str, Any]], folder: Path, progress: Progress
     ) -> tuple[Any, dict[str, Any] | None]:
-        from tvmflow.vta.compiler.compiler import compile_region, mode_named
-        from tvmflow.vta.compiler.offload import blobs_of, with_blobs
+        from tvmflow.vta.compiler.compiler import compile_region, get_mode
+        from tvmflow.vta.compiler.offload import blobs_of, replace_blobs
         from tvmflow.vta.compiler.tile_search import TileRecord
         from tvmflow.vta.isa.region import from_blob, notes_from, region_from
         from tvmflow.vta.machine.lint import check_program
@@ -111,7 +111,7 @@ class VtaBackend(CpuBackend):
             text, arrays = from_blob(blob)
             own = notes_from(text)
             notes = {"layers": notes["layers"] + own["layers"], "reasons": notes["reasons"] | own["reasons"]}
-            program = compile_region(self.design, region_from(text, arrays), mode_named(mode), records)
+            program = compile_region(self.design, region_from(text, arrays), get_mode(mode), records)
             check_program(program)
             blobs[blob] = program_to_blob(program)
             parts.append(Part(f"vta{len(parts)}", program, blobs[blob][:32].hex()))
@@ -120,12 +120,12 @@ class VtaBackend(CpuBackend):
         self.provide()
         costs = {name: summary[name] for name in ("cycles", "estimated_ms", "gemm_utilization", "five_nbytes")}
         metrics = {f"vta.{name}": value for name, value in {**summary["counters"], **costs}.items()}
-        return with_blobs(packed, blobs), {**summary, "metrics": metrics}
+        return replace_blobs(packed, blobs), {**summary, "metrics": metrics}
 
     def device_program(self, function: str, blob: bytes) -> DeviceProgram:
         """Return the program in a blob that `build` embedded in a network."""
         from tvmflow.vta.isa.region import from_blob
-        from tvmflow.vta.runtime.device import packed_code
+        from tvmflow.vta.runtime.device import pack_code
         from tvmflow.vta.runtime.runtime import program_from
 
         if function != RUN_FUNCTION:
@@ -134,7 +134,7 @@ class VtaBackend(CpuBackend):
             program = program_from(*from_blob(blob))
         except ProgramError as error:
             raise StageError(f"a call of the accelerator without a program: {error.found}", error.expected) from None
-        code, places = packed_code(program)
+        code, places = pack_code(program)
         launches = zip(places, (len(launch.instructions) for launch in program.launches), strict=True)
         inputs, outputs = (
             tuple(Span(one.address, one.nbytes) for one in group) for group in (program.inputs, program.outputs)
@@ -153,9 +153,9 @@ class VtaBackend(CpuBackend):
     @classmethod
     def simulated_driver(cls, design: str) -> Any:
         from tvmflow.vta.runtime.device import SimulatorDriver
-        from tvmflow.vta.runtime.driver_bridge import DriverSeam, design_named
+        from tvmflow.vta.runtime.driver_bridge import DriverSeam, find_design
 
-        config = design_named(design)
+        config = find_design(design)
         return DriverSeam(config, SimulatorDriver(), {}).driver if config else None
 
     def provide(self) -> None:
@@ -174,6 +174,6 @@ class VtaBackend(CpuBackend):
 
     def cost(self, call: Call) -> int | None:
         """Return estimated cycles of a simulated design, whose times are meaningless; None for hardware."""
-        from tvmflow.vta.runtime.audit import cycles_spent
+        from tvmflow.vta.runtime.audit import sum_cycles
 
-        return cycles_spent(json.loads(str(call(COUNTERS_FUNCTION)))) if self.design.board.is_simulator else None
+        return sum_cycles(json.loads(str(call(COUNTERS_FUNCTION)))) if self.design.board.is_simulator else None

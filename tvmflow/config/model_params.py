@@ -25,7 +25,7 @@ from tvmflow.config.value_types import (
 
 
 class Training(Frozen):
-    """How a `train:` weights source trains its network; all keys are in the recipe key."""
+    """The training of a network by a `train:` weights source; all keys are in the recipe key."""
 
     epochs: Positive = 20
     batch_size: Positive = 64

@@ -59,7 +59,7 @@ MAX_PARAMS_BYTES = 1_000_000
 
 
 class DeviceEntry(Frozen):
-    """How the device of a target is reached. options: all other keys of the block, which the transport checks."""
+    """The device of a target. options: all other keys of the block, which the transport checks."""
 
     transport: Name
     key: Name
@@ -167,7 +167,7 @@ STAGE_TIMEOUTS_S = {
 
 
 class FlowParams(Frozen):
-    """How flows run; nothing here changes outputs, so nothing here is in a recipe key."""
+    """Parameters of flows; they do not change outputs, so they are not in a recipe key."""
 
     workers: Parallel = 2
     runner: Literal["threads", "dask"] = "threads"

@@ -33,15 +33,15 @@ class _PlainLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         self._depth += 1
-        self._bounded("levels", self._depth, MAX_DEPTH, event)
-        self._bounded("characters", len(getattr(event, "value", "")), MAX_SCALAR, event)
+        self._check_limit("levels", self._depth, MAX_DEPTH, event)
+        self._check_limit("characters", len(getattr(event, "value", "")), MAX_SCALAR, event)
         node: yaml.Node | None = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
         self._depth -= 1
         if node is not None:
-            self._bounded("values", self._size(node), MAX_VALUES, event)
+            self._check_limit("values", self._size(node), MAX_VALUES, event)
         return node
 
-    def _bounded(self, what: str, count: int, limit: int, event: Any) -> None:
+    def _check_limit(self, what: str, count: int, limit: int, event: Any) -> None:
         if count > limit:
             raise yaml.composer.ComposerError(None, None, f"more than {limit} {what}", event.start_mark)
 

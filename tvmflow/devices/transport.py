@@ -36,7 +36,7 @@ class DeviceState:
 
 
 class Transport(ABC):
-    """How the devices of a `device:` entry are reached.
+    """A way to reach the devices of a `device:` entry.
 
     options: the entry's fields beside `transport` and `key`. is_this_host: its devices compute on this machine, so
     measurements exclude each other, and baselines can be measured beside them. is_emulated: the devices' clock counts

@@ -192,7 +192,7 @@ class HostWatch:
             round_trip_ns,
             was_ns,
             _slower(loop_before_ns, loop_ns),
-            _waited(before, after, computing, wall_s),
+            _waiting_share(before, after, computing, wall_s),
             _switches(before, after, computing),
             foreign_share(before, after),
             own_s,
@@ -273,7 +273,7 @@ def _computing(before: CpuReading, after: CpuReading, threads: int) -> list[int]
     return sorted(busy, key=lambda thread: -used[thread])[:threads]
 
 
-def _waited(before: CpuReading, after: CpuReading, computing: Sequence[int], wall_s: float) -> float | None:
+def _waiting_share(before: CpuReading, after: CpuReading, computing: Sequence[int], wall_s: float) -> float | None:
     waits = [after.threads[thread].waited_s - before.threads[thread].waited_s for thread in computing]
     return max(waits) / wall_s if waits and wall_s > 0 else None
 

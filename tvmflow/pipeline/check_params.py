@@ -58,13 +58,13 @@ def _lines(params: Params) -> Iterator[str]:
         yield from _model(f"models.{name}", model)
     for name, target in params.targets.items():
         yield from _target(f"targets.{name}", target)
-    yield from _unknown("tune.tuner", params.tune.tuner, TUNERS)
+    yield from _describe_unknown("tune.tuner", params.tune.tuner, TUNERS)
 
 
 def _model(where: str, model: ModelEntry) -> Iterator[str]:
-    yield from _unknown(f"{where}.framework", model.framework, FRONTENDS)
+    yield from _describe_unknown(f"{where}.framework", model.framework, FRONTENDS)
     if model.metric is not None:
-        yield from _unknown(f"{where}.metric", model.metric, METRICS)
+        yield from _describe_unknown(f"{where}.metric", model.metric, METRICS)
     has_networks = model.framework not in FRONTENDS or FRONTENDS[model.framework].has_networks
     if not has_networks and model.weights.kind not in ("file", "url"):
         expected = "{file: ...} or {url: ..., sha256: ...}"
@@ -73,8 +73,8 @@ def _model(where: str, model: ModelEntry) -> Iterator[str]:
 
 def _target(where: str, target: TargetEntry) -> Iterator[str]:
     wrong = [
-        *_unknown(f"{where}.kind", target.kind, BACKENDS),
-        *_unknown(f"{where}.device.transport", target.device.transport, TRANSPORTS),
+        *_describe_unknown(f"{where}.kind", target.kind, BACKENDS),
+        *_describe_unknown(f"{where}.device.transport", target.device.transport, TRANSPORTS),
     ]
     if wrong:
         yield from wrong
@@ -99,7 +99,7 @@ def _target(where: str, target: TargetEntry) -> Iterator[str]:
         yield f"  - {where}: {error.found}; expected: {error.expected}"
 
 
-def _unknown(where: str, name: str, table: Mapping[str, Any]) -> list[str]:
+def _describe_unknown(where: str, name: str, table: Mapping[str, Any]) -> list[str]:
     return (
         []
         if name in table

@@ -15,17 +15,15 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.recipe_key import TABLES
 from tvmflow.support.progress import Progress, silent
 
-S = TypeVar("S")  # a frozen dataclass: what of params.yaml can change the outputs
-L = TypeVar("L")  # another: what cannot
+S = TypeVar("S")  # a frozen dataclass of the parameters that can change the outputs
+L = TypeVar("L")  # a frozen dataclass of the others
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class StageContext(Generic[S, L]):
-    """All that a stage function gets to see.
-
-    `settings` holds only the parameters that the stage declared and that can change its outputs (they are in the recipe
-    key); `limits` those that cannot: timeouts, sizes, retries. `inputs` maps a stage name to its checked folder.
+    """The context of a stage function. `settings`: the declared parameters that can change its outputs (they are in the
+    recipe key); `limits`: those that cannot: timeouts, sizes, retries. `inputs`: stage name -> its checked folder.
     """
 
     cell: Cell
@@ -40,7 +38,7 @@ class StageContext(Generic[S, L]):
 
 @dataclass(frozen=True)
 class Output:
-    """A file that a stage always leaves. plot: the axes and the title under which DVC draws it, where it does."""
+    """A file that a stage always writes. plot: axes and title of its DVC plot, if any."""
 
     name: str
     is_metric: bool = False
@@ -86,7 +84,7 @@ class Stage(Generic[S, L]):
 
     @property
     def has_metrics(self) -> bool:
-        """Say whether what it makes is a measurement, to be recorded with the numbers of all others."""
+        """Return whether its output is a measurement, to be recorded in MLflow."""
         return any(output.is_metric for output in self.outputs)
 
 
@@ -116,7 +114,7 @@ def settings_json(settings: Any) -> dict[str, Any]:
 
 
 def settings_from(kind: type[T], data: Mapping[str, Any]) -> T:
-    """Return the settings that `settings_json` wrote."""
+    """Return the settings from the value of `settings_json`."""
     settings: T = _adapter(cast(Any, kind)).validate_python(data)
     return settings
 

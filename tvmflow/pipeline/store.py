@@ -1,9 +1,9 @@
-"""Find, check, restore, make and keep what stages make.
+"""Find, check, restore, make and keep the outputs of stages.
 
-Each stage x cell has one folder in artifacts/, which DVC owns. A recipe key is looked for in that folder first, then in
-the index, which knows in which folder of this workspace, or under which md5 in DVC's cache, the same bytes are. A
-folder is believed only when every file in it has the digest that its record says. What cannot be found is made, in a
-folder beside it, and put in place whole. Two processes that want the same folder or the same key wait for each other.
+Each stage and cell has one folder in artifacts/, which DVC owns. A recipe key is looked up in that folder first, then
+in the index, which maps it to folders of this workspace or to md5s in DVC's cache. A folder is valid only if every file
+has the digest in its record. Missing outputs are made in a temporary folder and moved into place when complete.
+Processes that need the same folder or key wait for each other.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Outcome = Literal["hit", "restored", "made"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known about a stage before it runs. `record` is set on a hit; `reason` says why it is not one."""
+    """The plan of a stage. `record` is set on a hit; `reason` explains a miss."""
 
     stage: AnyStage
     cell: Cell
@@ -57,7 +57,7 @@ class Plan:
     settings: Any
     record: Record | None
     reason: str
-    restorable: Record | None = None  # set where `Store.foresee` found the bytes of this key elsewhere
+    restorable: Record | None = None  # set if `Store.foresee` found the outputs of this key elsewhere
 
     @property
     def is_hit(self) -> bool:
@@ -66,7 +66,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Undecided:
-    """A stage whose key cannot be known yet, because a stage before it has to run first."""
+    """A stage whose key is unknown until an earlier stage has run."""
 
     stage: AnyStage
     cell: Cell
@@ -87,21 +87,19 @@ class Store:
     # -- asking ------------------------------------------------------------------------------------------------------
 
     def plan(self, name: str, cell: Cell, known: Known | None = None) -> Plan | Undecided:
-        """Compute the key of a stage from what lies on disk now and say whether its outputs can be believed.
+        """Compute the current key of a stage and check whether its outputs are valid.
 
-        Every output of the stage is looked at, and of those before it what the stage reads. `known` collects on the way
-        what the records say, so that none is read twice.
+        All outputs of the stage are checked, and those outputs of earlier stages that it reads. known: collects the
+        plans of earlier stages, so that no record is read twice.
         """
-        plan = self._keyed(name, cell, {} if known is None else known)
+        plan = self._plan_by_records(name, cell, {} if known is None else known)
         if isinstance(plan, Undecided) or plan.record is None:
             return plan
         wrong = self._difference(plan, None)
         return replace(plan, record=None, reason=wrong) if wrong else plan
 
     def foresee(self, cell: Cell) -> list[Plan | Undecided]:
-        """Plan every cached stage as a run would find it: what it would restore is known, and what follows from
-        that.
-        """
+        """Plan every cached stage like a run, including what it would restore and what follows from that."""
         known: Known = {}
         plans = []
         for name, stage in self.stages.items():
@@ -116,8 +114,8 @@ class Store:
             plans.append(plan)
         return plans
 
-    def _keyed(self, name: str, cell: Cell, known: Known) -> Plan | Undecided:
-        """Plan by records alone: the outputs are not looked at."""
+    def _plan_by_records(self, name: str, cell: Cell, known: Known) -> Plan | Undecided:
+        """Plan by records only, without checking the outputs."""
         if name not in known:
             known[name] = self._key(self.stages[name], cell, known)
         return known[name]
@@ -126,7 +124,7 @@ class Store:
         settings = stage.settings(self.workspace, cell)  # first: what cannot be asked for is refused before any work
         digests = {}
         for source, only in stage.inputs.items():
-            source_plan = self._keyed(source, cell, known)
+            source_plan = self._plan_by_records(source, cell, known)
             if isinstance(source_plan, Undecided):
                 return Undecided(stage, cell, source_plan.waits_for)
             record = source_plan.restorable or source_plan.record
@@ -140,18 +138,18 @@ class Store:
         return Plan(stage, cell, key, recipe, settings, record, reason)
 
     def _difference(self, plan: Plan, only: tuple[str, ...] | None) -> str | None:
-        """Say what is wrong with the first bad file of a record (of those named), None when all are right."""
+        """Return the first invalid file of a record (or of those named), None if all are valid."""
         assert plan.record is not None
         folder = self.workspace.folder(plan.stage.name, plan.cell)
         return first_difference(folder, plan.record.outputs, self.workspace.digests, only)
 
     def plan_all(self, cell: Cell) -> list[Plan | Undecided]:
-        """Plan every cached stage of a cell, in the order of the walk."""
+        """Plan every cached stage of a cell in execution order."""
         known: Known = {}
         return [self.plan(name, cell, known) for name, stage in self.stages.items() if stage.is_cached]
 
     def record_of(self, name: str, cell: Cell) -> Record:
-        """Return the record in a stage's folder whatever its key. Raises StoreError when there is none."""
+        """Return the record in a stage's folder, whatever its key. Raises StoreError without one."""
         return read_record(self.workspace.folder(name, cell) / RECORD_NAME)
 
     def _look(self, stage: AnyStage, cell: Cell, key: str, recipe: dict[str, Any]) -> tuple[Record | None, str]:
@@ -171,9 +169,9 @@ class Store:
     def ensure(
         self, name: str, cell: Cell, *, progress: Progress = silent, again: bool = False
     ) -> tuple[Record, Outcome]:
-        """Return the record of a stage, made only when it cannot be found. `again` makes it in any case.
+        """Return the record of a stage, running it only if its outputs cannot be found. again: run it in any case.
 
-        The stages before it must be there: raises StoreError otherwise. A failure leaves what was there untouched.
+        Raises StoreError if earlier stages are missing. A failure leaves existing outputs unchanged.
         """
         try:
             with self._folder_lock(name, cell, progress):
@@ -195,7 +193,7 @@ class Store:
             raise errors.from_os_error(error, f"writing {name} of {cell}") from error
 
     def preview(self, name: str, cell: Cell, progress: Progress) -> None:
-        """Run what a stage has to be said before it, if the stage itself would run. Nothing is stored."""
+        """Run the preview of a stage if the stage itself would run. Nothing is stored."""
         plan = self.plan(name, cell)
         if isinstance(plan, Undecided) or plan.is_hit or not plan.stage.preview or self._find(plan) is not None:
             return
@@ -235,8 +233,8 @@ class Store:
             )
             return self._publish(record, cell, folder)
 
-    def _known(self, plan: Plan) -> tuple[Record, list[Path]] | None:
-        """Return the record of a key that was made before, and the folders where its outputs may lie."""
+    def _find_record(self, plan: Plan) -> tuple[Record, list[Path]] | None:
+        """Return the record of a key that was made before, and the folders that may contain its outputs."""
         stage, cell = plan.stage.name, plan.cell
         try:
             known = json.loads(self._index_path(stage, plan.key).read_text(encoding="utf-8"))
@@ -244,15 +242,15 @@ class Store:
             elsewhere = [self.workspace.artifacts / stage / str(slug) for slug in known["slugs"]]
         except (OSError, ValueError, KeyError, TypeError):
             folder = self.workspace.folder(stage, cell)
-            try:  # the record survived its outputs, as in a clone without an index
+            try:  # the record exists without its outputs, as in a clone without an index
                 record, elsewhere = read_record(folder / RECORD_NAME), [folder]
             except errors.StoreError:
                 return None
         return (record, elsewhere) if record.key == plan.key else None
 
     def _find(self, plan: Plan) -> Record | None:
-        """Return the record that `_restore` would bring back, without bringing it."""
-        known = self._known(plan)
+        """Return the record that `_restore` would restore, without restoring it."""
+        known = self._find_record(plan)
         if known is None:
             return None
         record, elsewhere = known
@@ -262,8 +260,8 @@ class Store:
         return record
 
     def _restore(self, plan: Plan) -> Record | None:
-        """Bring back the bytes of a key that was made before, from another folder or from DVC's cache."""
-        known = self._known(plan)
+        """Restore the outputs of a known key from another folder or from DVC's cache."""
+        known = self._find_record(plan)
         if known is None:
             return None
         record, elsewhere = known
@@ -297,7 +295,7 @@ class Store:
         return False
 
     def _publish(self, record: Record, cell: Cell, new: Path) -> Record:
-        """Put a finished folder in place of the old one; a crash in between is mended by `_recover`."""
+        """Replace the old folder by a finished one; `_recover` completes this after a crash."""
         (new / RECORD_NAME).write_text(record_text(record), encoding="utf-8")
         _sync_folder(new)
         folder, previous = self.workspace.folder(record.stage, cell), self._previous(record.stage, cell)
@@ -322,7 +320,7 @@ class Store:
         )
 
     def _recover(self, stage: str, cell: Cell) -> None:
-        """Undo what a process that was killed left behind. Called under the folder's lock."""
+        """Clean up after a killed process. Called under the folder's lock."""
         folder, previous = self.workspace.folder(stage, cell), self._previous(stage, cell)
         if previous.exists():
             if folder.exists():
@@ -375,7 +373,7 @@ class Store:
 
 
 def _check_outputs(stage: AnyStage, files: set[str]) -> None:
-    """Raise StageError where a stage left other files than its row says, or none."""
+    """Raise StageError if a stage wrote other files than declared, or none."""
     expected = {output.name for output in stage.outputs} or files
     if files != expected or not files:
         raise errors.StageError(

@@ -186,11 +186,11 @@ class Sandbox:
                 elif "error" in event:
                     raise errors.from_json({key: _printable(text) for key, text in event["error"].items()})
                 elif "broke" in event:
-                    raise self._broken(_printable(event["broke"]))
+                    raise self._broken_error(_printable(event["broke"]))
                 elif "reply" in event:
                     return event["reply"]
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-            raise self._broken(f"a malformed reply ({type(error).__name__})") from error
+            raise self._broken_error(f"a malformed reply ({type(error).__name__})") from error
         finally:
             killer.cancel()
         if timed_out.is_set():
@@ -199,9 +199,9 @@ class Sandbox:
                 "one without endless loops",
                 "raise flows.timeout_s of the stage if it is only large",
             )
-        raise self._broken(_describe_exit(self._process.wait()))
+        raise self._broken_error(_describe_exit(self._process.wait()))
 
-    def _broken(self, how: str) -> errors.ModelFileError:
+    def _broken_error(self, how: str) -> errors.ModelFileError:
         with contextlib.suppress(OSError):
             said = (self._own / "stderr").read_bytes()[-20_000:]
             if "TVMFLOW_DEBUG" in os.environ:

@@ -167,13 +167,13 @@ class ToolProcess:
             self._process.stdin.flush()
             reply = json.loads(self._process.stdout.readline() or b"{}")
             if "error" in reply or "arrays" not in reply:
-                raise self._failed(str(reply.get("error", "it ended without a reply")))
+                raise self._failure(str(reply.get("error", "it ended without a reply")))
             return [
                 (str(name), np.load(io.BytesIO(self._read(int(size))), allow_pickle=False))
                 for name, size in reply["arrays"]
             ]
         except (OSError, ValueError) as error:
-            raise self._failed(str(error)) from error
+            raise self._failure(str(error)) from error
         finally:
             watchdog.cancel()
 
@@ -187,7 +187,7 @@ class ToolProcess:
     def close(self) -> None:
         _kill(self._process)
 
-    def _failed(self, why: str) -> TvmflowError:
+    def _failure(self, why: str) -> TvmflowError:
         words = last_words(b"".join(self._errors))
         return TvmflowError(f"{self.name} in its tool environment failed: {why}" + (f" ({words})" if words else ""))
 

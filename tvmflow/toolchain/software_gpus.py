@@ -112,21 +112,23 @@ def software_drivers() -> SoftwareDrivers:
     """Return PoCL and lavapipe, installed if necessary. Raises DeviceError."""
     release = release_of_this_machine()
     if release not in _PACKAGES:
-        raise _refused(f"no list of its packages for {release}")
+        raise _install_error(f"no list of its packages for {release}")
     names = _PACKAGES[release]
     folder = cache_folder() / "gpu-drivers" / f"{release}-{digest_of([*names, _MADE_AS, platform.machine()])[:12]}"
 
     def make(unfinished: Path) -> None:
         apt_folder = unfinished / "apt"
         apt_folder.mkdir()
-        Apt(apt_folder, (architecture_of_this_machine(_refused),), _refused).unpack_alone(names, unfinished / "root")
+        Apt(apt_folder, (architecture_of_this_machine(_install_error),), _install_error).unpack_alone(
+            names, unfinished / "root"
+        )
         shutil.rmtree(apt_folder)
         SoftwareDrivers(unfinished).name_libraries(folder)
 
-    return SoftwareDrivers(make_folder(folder, make, _refused))
+    return SoftwareDrivers(make_folder(folder, make, _install_error))
 
 
-def _refused(why: str) -> DeviceError:
+def _install_error(why: str) -> DeviceError:
     return DeviceError(
         f"drivers in software cannot be made here: {why}",
         "Debian 12, whose apt sources can be reached the first time",

@@ -79,12 +79,12 @@ class Releases(Frozen):
 
     def current(self, channel: str) -> Version | None:
         """Return the current version of a channel."""
-        kept = self._kept(channel)
+        kept = self._versions_of_channel(channel)
         return self.numbered(kept[-1]) if kept else None
 
     def before(self, channel: str) -> Version | None:
         """Return the version that a rollback restores: the one before the current one."""
-        kept = self._kept(channel)
+        kept = self._versions_of_channel(channel)
         return self.numbered(kept[-2]) if len(kept) > 1 else None
 
     def numbered(self, number: int) -> Version:
@@ -100,7 +100,7 @@ class Releases(Frozen):
     def next_number(self) -> int:
         return max((one.version for one in self.versions), default=0) + 1
 
-    def _kept(self, channel: str) -> list[int]:
+    def _versions_of_channel(self, channel: str) -> list[int]:
         versions: list[int] = []
         for change in self.changes:
             if change.channel == channel:

@@ -1,4 +1,4 @@
-/* What runtime/measure uses of bionic's dirent.h. */
+/* Declarations of bionic's dirent.h. that runtime/measure uses */
 #ifndef TVMFLOW_BIONIC_DIRENT_H
 #define TVMFLOW_BIONIC_DIRENT_H
 #include <stdint.h>

@@ -1,4 +1,4 @@
-/* What runtime/rpc uses of bionic's dlfcn.h; its numbers differ between 64 and 32 bits. */
+/* Declarations of bionic's dlfcn.h that runtime/rpc uses; its numbers differ between 64 and 32 bits. */
 #ifndef TVMFLOW_BIONIC_DLFCN_H
 #define TVMFLOW_BIONIC_DLFCN_H
 #ifdef __LP64__

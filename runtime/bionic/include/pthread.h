@@ -1,4 +1,4 @@
-/* What the runtime in C uses of bionic's pthread.h; sizes are those of its ABIs of 64 and of 32 bits. */
+/* Declarations of bionic's pthread.h that the runtime in C uses; sizes are those of its ABIs of 64 and of 32 bits. */
 #ifndef TVMFLOW_BIONIC_PTHREAD_H
 #define TVMFLOW_BIONIC_PTHREAD_H
 #include <stdint.h>

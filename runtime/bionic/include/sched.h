@@ -1,4 +1,4 @@
-/* What the runtime in C uses of bionic's sched.h: sets of 1024 CPUs, as on all its ABIs of 64 bits; of 32 on those of 32 bits. */
+/* Declarations of bionic's sched.h that the runtime in C uses: sets of 1024 CPUs, as on all its ABIs of 64 bits; of 32 on those of 32 bits. */
 #ifndef TVMFLOW_BIONIC_SCHED_H
 #define TVMFLOW_BIONIC_SCHED_H
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* What runtime/measure uses of bionic's semaphore.h. */
+/* Declarations of bionic's semaphore.h. that runtime/measure uses */
 #ifndef TVMFLOW_BIONIC_SEMAPHORE_H
 #define TVMFLOW_BIONIC_SEMAPHORE_H
 typedef struct {

@@ -1,4 +1,4 @@
-/* What the runtime in C uses of bionic's stdlib.h. */
+/* Declarations of bionic's stdlib.h. that the runtime in C uses */
 #ifndef TVMFLOW_BIONIC_STDLIB_H
 #define TVMFLOW_BIONIC_STDLIB_H
 #include <stddef.h>

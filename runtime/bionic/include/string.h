@@ -1,4 +1,4 @@
-/* What the runtime in C uses of bionic's string.h. */
+/* Declarations of bionic's string.h. that the runtime in C uses */
 #ifndef TVMFLOW_BIONIC_STRING_H
 #define TVMFLOW_BIONIC_STRING_H
 #include <stddef.h>

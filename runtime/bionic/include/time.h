@@ -1,4 +1,4 @@
-/* What the runtime in C uses of bionic's time.h. */
+/* Declarations of bionic's time.h. that the runtime in C uses */
 #ifndef TVMFLOW_BIONIC_TIME_H
 #define TVMFLOW_BIONIC_TIME_H
 struct timespec {

@@ -1,4 +1,4 @@
-/* What the runtime in C uses of bionic's unistd.h; its numbers of sysconf are its own. */
+/* Declarations of bionic's unistd.h that the runtime in C uses; its numbers of sysconf are its own. */
 #ifndef TVMFLOW_BIONIC_UNISTD_H
 #define TVMFLOW_BIONIC_UNISTD_H
 #define _SC_CLK_TCK 0x06

@@ -9,14 +9,14 @@ import java.util.Collections;
 import java.util.List;
 
 /**
- * An instance of a network that tvmflow compiled to one shared object. Numbers go in and out through direct buffers, which the library uses
- * in place; {@link #buffer} makes such. Calls from several threads wait for each other. The glue, libtvmflow_jni.so, has to be on
+ * An instance of a network that tvmflow compiled to one shared object. Inputs and outputs are direct buffers, which the library uses
+ * in place; {@link #buffer} allocates them. Calls from several threads wait for each other. The glue, libtvmflow_jni.so, has to be on
  * java.library.path, or among the libraries of an Android app.
  *
- * <p>What is wrong with arguments is an IllegalArgumentException, a closed instance an IllegalStateException.
+ * <p>Invalid arguments raise IllegalArgumentException, a closed instance IllegalStateException.
  */
 public final class Network implements AutoCloseable {
-  /** How the channels of a pixel lie in memory, 8 bits each. */
+  /** The order of the channels of a pixel in memory, 8 bits each. */
   public enum Format {
     RGB(3),
     BGR(3),
@@ -50,7 +50,7 @@ public final class Network implements AutoCloseable {
     }
   }
 
-  /** A size of inputs that a run chooses, 1 to the last of its buckets, which ascend. */
+  /** A dynamic size of inputs: 1 to the last of its buckets, which ascend. */
   public static final class Size {
     public final String name;
     public final long[] buckets;
@@ -61,7 +61,7 @@ public final class Network implements AutoCloseable {
     }
   }
 
-  /** A class of an image; its label is empty where the network has no names. */
+  /** A class of an image; its label is empty if the network has no names. */
   public static final class Guess {
     public final int number;
     public final float probability;
@@ -74,7 +74,7 @@ public final class Network implements AutoCloseable {
     }
   }
 
-  /** Who computes: kind is cpu or gpu; reason says why the CPU does in place of a GPU; the rest is what the GPU's driver says. */
+  /** The processor that runs the network: kind is cpu or gpu; reason: why the CPU replaces a GPU; the rest is from the GPU's driver. */
   public static final class Processor {
     public final String kind;
     public final String reason;
@@ -112,14 +112,14 @@ public final class Network implements AutoCloseable {
     this(library, 0, 0);
   }
 
-  /** threads: 0 for as many as it was tuned for; cpuMask: bit i allows CPU i, 0 leaves it open. */
+  /** threads: 0 for as many as it was tuned for; cpuMask: bit i allows CPU i, 0 allows all. */
   public Network(String library, int threads, long cpuMask) {
     this(library, threads, cpuMask, null, null);
   }
 
   /**
-   * With the same network's library for a GPU, which computes while it can be trusted; see {@link #getProcessor}. programs: an existing folder
-   * for its compiled programs, or null.
+   * Open a library with the same network's library for a GPU, which is used if its self-test passes; see {@link #getProcessor}.
+   * programs: an existing folder for its compiled programs, or null.
    */
   public Network(String library, int threads, long cpuMask, String gpuLibrary, String programs) {
     handle = open(new byte[][] {path(library), path(gpuLibrary), path(programs)}, threads, cpuMask);
@@ -146,37 +146,37 @@ public final class Network implements AutoCloseable {
     return outputs;
   }
 
-  /** The sizes that a run chooses; none where inputs and outputs have one shape. */
+  /** The dynamic sizes; none if all shapes are fixed. */
   public List<Size> getSizes() {
     return sizes;
   }
 
-  /** The input in a run of such sizes, one number for each of {@link #getSizes}. */
+  /** The input in a run with these sizes, one number for each of {@link #getSizes}. */
   public synchronized Tensor inputAt(int i, long[] sizes) {
     return sized(inputs.get(i), false, i, sizes);
   }
 
-  /** The output in a run of such sizes. */
+  /** The output in a run with these sizes. */
   public synchronized Tensor outputAt(int i, long[] sizes) {
     return sized(outputs.get(i), true, i, sizes);
   }
 
-  /** Names of classes; none where the network has none. */
+  /** Names of classes; none if the network has none. */
   public List<String> getLabels() {
     return labels;
   }
 
-  /** Who computes the next run, and why. */
+  /** The processor of the next run, and the reason. */
   public synchronized Processor getProcessor() {
     return new Processor(processor(opened()));
   }
 
-  /** How many images a run takes; 0 where the network takes none. */
+  /** The number of images of a run; 0 if the network takes none. */
   public int getImages() {
     return images;
   }
 
-  /** Make a direct buffer for an input or output, which the library uses without a copy. */
+  /** Allocate a direct buffer for an input or output, which the library uses without a copy. */
   public static ByteBuffer buffer(Tensor tensor) {
     ByteBuffer whole = ByteBuffer.allocateDirect(tensor.bytes + ALIGNMENT);
     int before = padding(whole, ALIGNMENT);
@@ -185,12 +185,12 @@ public final class Network implements AutoCloseable {
     return whole.slice().order(ByteOrder.nativeOrder());
   }
 
-  /** Run once: a direct buffer for each input and output, used from its position on, which stays. */
+  /** Run once: a direct buffer for each input and output, used from its position on, which does not change. */
   public synchronized void run(ByteBuffer[] inputs, ByteBuffer[] outputs) {
     run(opened(), slices(inputs, this.inputs, false), slices(outputs, this.outputs, true));
   }
 
-  /** Run on inputs of such sizes, which may be smaller than the largest; outputs are those of {@link #outputAt}. */
+  /** Run on inputs with these sizes, which may be smaller than the largest; outputs are those of {@link #outputAt}. */
   public synchronized void run(long[] sizes, ByteBuffer[] inputs, ByteBuffer[] outputs) {
     List<Tensor> from = new ArrayList<>(), to = new ArrayList<>();
     for (int i = 0; i < this.inputs.size(); ++i) from.add(inputAt(i, sizes));
@@ -198,7 +198,7 @@ public final class Network implements AutoCloseable {
     runSized(opened(), sizes, slices(inputs, from, false), slices(outputs, to, true));
   }
 
-  /** Run a network that takes one image. stride: bytes from row to row, 0 for rows one behind the other. */
+  /** Run a network that takes one image. stride: bytes from row to row, 0 for contiguous rows. */
   public synchronized void runImage(ByteBuffer pixels, int width, int height, int stride, Format format, ByteBuffer[] outputs) {
     ByteBuffer image = image(pixels, width, height, stride, format);
     runImage(opened(), image, width, height, stride, format.ordinal(), slices(outputs, this.outputs, true));

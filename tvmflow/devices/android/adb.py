@@ -55,7 +55,7 @@ class ListedPhone:
 
 @dataclass(frozen=True)
 class PhoneFacts:
-    """What a phone reports about itself; "" if unknown. abis: all supported ABIs, abi the first; cores: LLVM's names;
+    """The facts that a phone reports; "" if unknown. abis: all supported ABIs, abi the first; cores: LLVM's names;
     battery: percent, None without one.
     """
 
@@ -107,14 +107,14 @@ def list_phones(wanted: Sequence[str] = ()) -> list[ListedPhone]:
     """Return the phones that adb sees in any state. wanted: serials; those that are network addresses are connected
     first. Raises DeviceError.
     """
-    phones = _listed()
+    phones = _list_all()
     absent = [serial for serial in wanted if ":" in serial and serial not in {phone.serial for phone in phones}]
     for serial in absent:
         _run("connect", serial)  # adb exits with 0 even without a phone
-    return _listed() if absent else phones
+    return _list_all() if absent else phones
 
 
-def _listed() -> list[ListedPhone]:
+def _list_all() -> list[ListedPhone]:
     lines = _run("devices", "-l").stdout.decode(errors="replace").splitlines()
     phones = []
     for words in (line.split() for line in lines if "\t" in line or "  " in line or " " in line):

@@ -39,10 +39,10 @@ def check_file(path: Path) -> None:
     except TvmflowError:
         raise
     except Exception as error:  # errors of zip, JSON and HDF5, which have no common type
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
 
 
-def damaged(path: Path, error: Exception) -> ModelFileError:
+def damaged_file_error(path: Path, error: Exception) -> ModelFileError:
     return ModelFileError(
         f"{path.name} cannot be loaded by Keras: {first_line(error)}",
         "a whole .keras or .h5 file of layers (no Lambda: it would run code)",
@@ -57,9 +57,9 @@ def _check_archive(path: Path) -> None:
         if size > MAX_UNPACKED_BYTES:
             raise ModelFileError(f"{path.name} unpacks to {size} bytes", f"at most {MAX_UNPACKED_BYTES}")
         if not _ENTRIES - {"metadata.json"} <= set(entries) <= _ENTRIES or len(entries) < len(archive.infolist()):
-            raise _refused(path, f"the files {sorted(entries)[:10]}")
+            raise _not_allowed_error(path, f"the files {sorted(entries)[:10]}")
         if entries["config.json"].file_size > MAX_CONFIG_BYTES:
-            raise _refused(path, f"a configuration of {entries['config.json'].file_size} bytes")
+            raise _not_allowed_error(path, f"a configuration of {entries['config.json'].file_size} bytes")
         _check_classes(path, json.loads(archive.read("config.json")))
         with archive.open("model.weights.h5") as file:
             _check_hdf5(path, file)
@@ -77,16 +77,16 @@ def _check_hdf5(path: Path, file: Any) -> None:
             group = groups.pop()
             for name in group:
                 if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-                    raise _refused(path, f"a link to elsewhere under {name[:100]!r}")
+                    raise _not_allowed_error(path, f"a link to elsewhere under {name[:100]!r}")
                 part = group[name]
                 address = h5py.h5o.get_info(part.id).addr
                 if address in seen:
-                    raise _refused(path, f"{name[:100]!r} twice")
+                    raise _not_allowed_error(path, f"{name[:100]!r} twice")
                 seen.add(address)
                 if isinstance(part, h5py.Group):
                     groups.append(part)
                 elif part.external or part.is_virtual:
-                    raise _refused(path, f"the array {name[:100]!r} in another file")
+                    raise _not_allowed_error(path, f"the array {name[:100]!r} in another file")
                 else:
                     size += part.nbytes
         if size > MAX_UNPACKED_BYTES:
@@ -110,7 +110,7 @@ def _check_class(path: Path, entry: dict[str, Any]) -> None:
     full_name = f"{module}.{name}" if module else str(name)
     if name == "function":
         if module not in ("builtins", "keras.activations") or not re.fullmatch("[a-z0-9_]+", str(entry.get("config"))):
-            raise _refused(path, f"the function {full_name}: {str(entry.get('config'))[:100]!r}")
+            raise _not_allowed_error(path, f"the function {full_name}: {str(entry.get('config'))[:100]!r}")
     elif (
         not isinstance(name, str)
         or not re.fullmatch(r"[A-Za-z_]\w*", name)
@@ -118,10 +118,10 @@ def _check_class(path: Path, entry: dict[str, Any]) -> None:
         or (module is not None and not _MODULE.fullmatch(str(module)))
         or registered not in (None, name)
     ):
-        raise _refused(path, f"{full_name[:200]} (registered as {str(registered)[:100]})")
+        raise _not_allowed_error(path, f"{full_name[:200]} (registered as {str(registered)[:100]})")
 
 
-def _refused(path: Path, what: str) -> ModelFileError:
+def _not_allowed_error(path: Path, what: str) -> ModelFileError:
     return ModelFileError(
         f"{path.name} holds {what}",
         "layers of Keras that compute, and arrays of its own (model files are not trusted; no Lambda)",

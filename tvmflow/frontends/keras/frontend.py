@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tvmflow.frontends.keras.files import check_file, damaged
+from tvmflow.frontends.keras.files import check_file, damaged_file_error
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import SourceDescription, input_positions, wrong_weights
 
@@ -69,7 +69,7 @@ def _whole_file(path: Path) -> Any:
     try:
         return keras.saving.load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # Keras raises arbitrary errors for a bad file
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
 
 
 def _with_weights(path: Path, network: str) -> Any:
@@ -79,7 +79,7 @@ def _with_weights(path: Path, network: str) -> Any:
     try:
         model.load_weights(path)
     except OSError as error:
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
     except (ValueError, KeyError) as error:
         raise wrong_weights(error, network) from error
     return model

@@ -1,4 +1,4 @@
-"""Read MXNet's two files without MXNet: NAME-symbol.json (the graph) and NAME-0000.params (a list of named NDArrays).
+"""Read MXNet's files without MXNet: NAME-symbol.json (graph) and NAME-0000.params (named NDArrays).
 
 Both are untrusted: every size is checked against the actual number of bytes before it is used. The list:
 magic 0x112 and a reserved word (u64 each), count u64, arrays, count u64, names (length u64, UTF-8). An array: magic u32

@@ -30,10 +30,10 @@ def read_proto(path: Path) -> Any:
     try:
         return onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf and onnx each have their own
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
 
 
-def damaged(path: Path, error: Exception) -> ModelFileError:
+def damaged_file_error(path: Path, error: Exception) -> ModelFileError:
     return ModelFileError(
         f"{path.name} is not a whole, valid ONNX file: {first_line(error)}",
         "an ONNX model, with its external data beside it where it has some",

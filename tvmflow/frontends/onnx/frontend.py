@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.frontends.onnx.files import damaged, external_files, read_proto
+from tvmflow.frontends.onnx.files import damaged_file_error, external_files, read_proto
 from tvmflow.frontends.pytorch.exported_program import unsupported
 from tvmflow.frontends.source_model import Array, Arrays, PreparedRun, SourceDescription, Variant, input_positions
 from tvmflow.ir.relax.graph import reorder_inputs
@@ -43,7 +43,7 @@ class OnnxModel:
         try:
             outputs: list[Array] = self.session.run(None, self._feed(inputs))
         except Exception as error:
-            raise refused(inputs, error) from error
+            raise rejected_inputs_error(inputs, error) from error
         return tuple(np.asarray(value) for value in outputs)
 
     def _feed(self, inputs: Sequence[Array]) -> dict[str, Array]:
@@ -140,7 +140,7 @@ def fix_shapes(graph: Any, shapes: Mapping[str, Sequence[int]]) -> Any:
     return fixed
 
 
-def refused(inputs: Sequence[Array], error: Exception) -> ModelFileError:
+def rejected_inputs_error(inputs: Sequence[Array], error: Exception) -> ModelFileError:
     """Return the error of a model that rejects inputs of these shapes."""
     shown = ", ".join(f"{x.dtype} {list(x.shape)}" for x in inputs)
     return ModelFileError(
@@ -162,7 +162,7 @@ def open_session(path: Path, threads: int = 0) -> Any:
     try:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions share no public base
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
 
 
 def session_variants(session: Any, feed: Mapping[str, Array]) -> tuple[Variant, ...]:
@@ -263,7 +263,7 @@ def load(folder: Path, description: SourceDescription) -> OnnxModel:
         if outside:
             graph = onnx.load(path)
     except Exception as error:  # onnx and its checker each have their own
-        raise damaged(path, error) from error
+        raise damaged_file_error(path, error) from error
     opset = max((entry.version for entry in graph.opset_import if entry.domain in ("", "ai.onnx")), default=0)
     if opset < OLDEST_OPSET:
         raise ModelFileError(

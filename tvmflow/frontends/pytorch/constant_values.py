@@ -23,7 +23,7 @@ def fold_known_values(program: Any) -> Any:
         return program  # PyTorch cannot decompose it
     program = program.run_decompositions()
     graph = program.graph_module.graph
-    known = _known(program)
+    known = _find_known_values(program)
     first, spec = next(iter(graph.nodes)), torch.export.graph_signature
     added = []  # constants, in the order in which they stand before all else
     for node, value in list(known.items()):
@@ -50,7 +50,7 @@ def _asserts(node: Any) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "").startswith("_assert_") and not node.users
 
 
-def _known(program: Any) -> dict[Any, Any]:
+def _find_known_values(program: Any) -> dict[Any, Any]:
     """Return the values that do not depend on inputs or parameters, by node, in order."""
     import torch
 

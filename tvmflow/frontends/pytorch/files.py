@@ -70,7 +70,7 @@ def load_program(path: Path) -> Any:
             program.module()
             return program
     except Exception as error:  # the reader raises KeyError, RuntimeError, SerializeError and more
-        raise _damaged(path, error) from error
+        raise _damaged_file_error(path, error) from error
 
 
 @contextmanager
@@ -95,14 +95,14 @@ def _check_program(path: Path) -> None:
             entries = _entries(path, archive)
             for entry in entries:
                 if "opaque_obj" in entry.filename or "custom_obj" in entry.filename or "aotinductor" in entry.filename:
-                    raise _refused(path, f"{entry.filename}, which is code or a pickle")
+                    raise _not_allowed_error(path, f"{entry.filename}, which is code or a pickle")
             programs = [entry for entry in entries if entry.filename.endswith(".json")]
             for entry in programs:
                 targets |= _targets(path, json.loads(_read(path, archive, entry)))
     except _ARCHIVE_ERRORS as error:
-        raise _damaged(path, error) from error
+        raise _damaged_file_error(path, error) from error
     if not any(re.search(r"/models/[^/]+\.json$", entry.filename) for entry in programs):
-        raise _damaged(path, ValueError("no program in it"))
+        raise _damaged_file_error(path, ValueError("no program in it"))
     _check_known(
         path, unknown_operators(target.split(".")[3] for target in targets if target.startswith("torch.ops.aten."))
     )
@@ -121,14 +121,14 @@ def _targets(path: Path, program: Any) -> set[str]:
             for key, item in value.items():
                 if isinstance(item, str) and ((key == "target" and "inputs" in value) or key == "as_operator"):
                     if not _TARGETS.fullmatch(item):
-                        raise _refused(path, f"a call of {item[:100]!r}")
+                        raise _not_allowed_error(path, f"a call of {item[:100]!r}")
                     targets.add(item)
                 if key == "expr_str" and not _is_plain(str(item)):
-                    raise _refused(path, f"the expression {str(item)[:100]!r}")
+                    raise _not_allowed_error(path, f"the expression {str(item)[:100]!r}")
                 if key not in _NOT_CODE:
                     todo += [key, item]
         elif isinstance(value, str) and not _is_name(value):
-            raise _refused(path, f"the name {value[:100]!r}")
+            raise _not_allowed_error(path, f"the name {value[:100]!r}")
     return targets
 
 
@@ -202,7 +202,7 @@ def load_script(path: Path, inputs: Sequence[TensorSpec]) -> Any:
     try:
         script = torch.jit.load(path, map_location="cpu").eval()
     except (RuntimeError, ValueError, OSError) as error:
-        raise _damaged(path, error) from error
+        raise _damaged_file_error(path, error) from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -222,15 +222,15 @@ def _check_script(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             for entry in _entries(path, archive):
                 if entry.filename.endswith("/model.json"):
-                    raise _refused(path, "code of before PyTorch 1.3")
+                    raise _not_allowed_error(path, "code of before PyTorch 1.3")
                 if entry.filename.endswith(".py"):
                     unknown |= set(unknown_in_script(_read(path, archive, entry).decode("ascii")))
     except _ARCHIVE_ERRORS as error:
-        raise _damaged(path, error) from error
+        raise _damaged_file_error(path, error) from error
     _check_known(path, sorted(unknown))
 
 
-def _refused(path: Path, what: str) -> ModelFileError:
+def _not_allowed_error(path: Path, what: str) -> ModelFileError:
     return ModelFileError(
         f"{path.name} holds {what}",
         "tensors and tensor operators only (model files are not trusted)",
@@ -238,7 +238,7 @@ def _refused(path: Path, what: str) -> ModelFileError:
     )
 
 
-def _damaged(path: Path, error: Exception) -> ModelFileError:
+def _damaged_file_error(path: Path, error: Exception) -> ModelFileError:
     return ModelFileError(
         f"{path.name} is not a whole PyTorch model file: {first_line(error)}",
         "what torch.export.save or torch.jit.save wrote",

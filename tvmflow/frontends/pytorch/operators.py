@@ -82,10 +82,10 @@ def unknown_in_script(code: str) -> list[str]:
         if isinstance(part, ast.Constant) and isinstance(part.value, str)
     }
     doubtful = (attributes & registered_operators()) - _SCRIPT_ONLY - _PRIMS
-    return sorted({*(set(unknown_operators(doubtful)) - _declared(tree)), *_misused(tree)})
+    return sorted({*(set(unknown_operators(doubtful)) - _declared_attributes(tree)), *_find_misuse(tree)})
 
 
-def _declared(tree: ast.AST) -> set[str]:
+def _declared_attributes(tree: ast.AST) -> set[str]:
     """Return the attributes that classes declare, but those with the name of an operator that takes a text: a file's
     name.
     """
@@ -105,7 +105,7 @@ def _declared(tree: ast.AST) -> set[str]:
     return names - takes_text - _NEVER
 
 
-def _misused(tree: ast.AST) -> set[str]:
+def _find_misuse(tree: ast.AST) -> set[str]:
     """Return uses of `torch` and `ops` that are no call of a known operator, and methods that run while a model
     loads.
     """

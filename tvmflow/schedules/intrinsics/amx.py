@@ -231,8 +231,7 @@ class Tile:
         for tile in range(self.c * self.h):
             o, h = divmod(tile, self.h)
             lines.append(_extern_call(8, f"tilestored_{tile}", f"T.address_of(C[{o}, {h}, 0, 0])", line))
-        # A.data is passed so that TVM does not widen the buffer to float32, as it does if it sees only loads and
-        # stores.
+        # A.data is passed so that TVM does not widen the buffer to float32, as it does with only loads and stores.
         return "\n".join([*lines, _extern_call(8, RELEASED.removeprefix("tvmflow_"), "A.data")])
 
 

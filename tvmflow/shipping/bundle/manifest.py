@@ -55,8 +55,8 @@ class Tensor(Frozen):
 
 
 class Preprocessing(Frozen):
-    """How an image becomes the one input: x = (pixels / 255 * white * scale - mean) / std, channels in this order, (N,
-    C, H, W).
+    """The preprocessing of the image input: x = (pixels / 255 * white * scale - mean) / std, channels in this order,
+    (N, C, H, W).
     """
 
     scale: Number
@@ -89,11 +89,10 @@ class Golden(Frozen):
 
 
 class Made(Frozen):
-    """What a library was made of. version: in the model registry; library_sha256: of the form for TVM, by which MLflow
-    knows it.
+    """The provenance of a library. version: in the model registry; library_sha256: of library.so, by which MLflow knows
+    it.
 
-    recipe: stage -> recipe key; toolchain: tool -> version; system: versions of the system's libraries that it asks
-    for.
+    recipe: stage -> recipe key; toolchain: tool -> version; system: required versions of system libraries.
     """
 
     version: Annotated[str, Field(max_length=100)] | None

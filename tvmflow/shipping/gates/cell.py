@@ -11,7 +11,7 @@ from tvmflow.evaluation.comparison import Comparison
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a challenger may replace the champion, and all reasons against it."""
+    """The verdict on a challenger: whether it may replace the champion, and all reasons against it."""
 
     passed: bool
     reasons: tuple[str, ...]

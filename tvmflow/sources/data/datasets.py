@@ -211,14 +211,14 @@ def varied_inputs(count: int, shape: tuple[int, ...], generator: np.random.Gener
     """
     coarse = generator.standard_normal((count, *(min(_COARSE, size) for size in shape)))
     for axis, size in enumerate(shape, start=1):
-        coarse = np.moveaxis(np.moveaxis(coarse, axis, -1) @ _stretched(coarse.shape[axis], size), -1, axis)
+        coarse = np.moveaxis(np.moveaxis(coarse, axis, -1) @ _interpolation_matrix(coarse.shape[axis], size), -1, axis)
     each = (count, *(1 for _ in shape))
     noise = generator.standard_normal((count, *shape)) * generator.uniform(0.1, 0.5, each)
     x = noise + coarse * generator.uniform(0.5, 1.5, each) + generator.standard_normal(each)
     return np.asarray(x / max(float(x.std()), 1e-6), dtype=np.float32)
 
 
-def _stretched(points: int, size: int) -> FloatArray:
+def _interpolation_matrix(points: int, size: int) -> FloatArray:
     """Return the matrix (points, size) of linear interpolation between points."""
     positions = np.linspace(0, points - 1, size)
     return np.stack([np.interp(positions, np.arange(points), unit) for unit in np.eye(points)]).astype(np.float32)

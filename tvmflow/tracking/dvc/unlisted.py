@@ -43,7 +43,7 @@ def keep(workspace: Workspace, cells: list[Cell]) -> None:
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):
         path = workspace.root / FOLDER / "dvc.yaml"
-        known = {cell.slug: cell for cell in [*_known(path), *cells] if workspace.params.cell_name(cell) is None}
+        known = {cell.slug: cell for cell in [*_known_stages(path), *cells] if workspace.params.cell_name(cell) is None}
         if not known:
             if path.exists():
                 shutil.rmtree(path.parent)
@@ -58,14 +58,14 @@ def keep(workspace: Workspace, cells: list[Cell]) -> None:
             write_atomic(path, text)
 
 
-def _known(path: Path) -> list[Cell]:
+def _known_stages(path: Path) -> list[Cell]:
     if not path.exists():
         return []
     stages = _read(path)["stages"]
     try:
         return [Cell.model_validate(cell) for stage in stages.values() for cell in stage["foreach"].values()]
     except (ValidationError, KeyError, TypeError, AttributeError):
-        raise _damaged(path) from None
+        raise _damaged_error(path) from None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -75,10 +75,10 @@ def _read(path: Path) -> dict[str, Any]:
             return dict(pipeline)
     except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError, KeyError, TypeError, AttributeError):
         pass
-    raise _damaged(path)
+    raise _damaged_error(path)
 
 
-def _damaged(path: Path) -> StoreError:
+def _damaged_error(path: Path) -> StoreError:
     return StoreError(
         f"{path} is damaged", "the file that tvmflow wrote", f"bring it back with 'git checkout {path.name}'"
     )

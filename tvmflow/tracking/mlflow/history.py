@@ -130,7 +130,7 @@ def changes(before: Any, now: Any) -> list[str]:
     """
     if before is None:
         return []
-    old, new = _tagged(before, "recipe"), _tagged(now, "recipe")
+    old, new = _tags_with_prefix(before, "recipe"), _tags_with_prefix(now, "recipe")
     lost = old.keys() ^ new.keys()  # a measurement that was recorded again has no stage that evaluate does not follow
     stages: dict[str, list[str]] = {}
     leaves = _leaves(before), _leaves(now)
@@ -168,11 +168,11 @@ def _leaves(data: Any) -> dict[str, Any]:
         stage, _, name = key.partition(".")
         params.setdefault(stage, {})[name] = _value(value)
     device = {"device": data.tags.get("device.kind")} | {name: data.tags.get(f"device.{name}") for name in _OF_DEVICE}
-    tagged = {"device": device, "toolchain": _tagged(data, "toolchain")}
-    return {**tagged, "params": params, "code": _tagged(data, "code")}
+    tagged = {"device": device, "toolchain": _tags_with_prefix(data, "toolchain")}
+    return {**tagged, "params": params, "code": _tags_with_prefix(data, "code")}
 
 
-def _tagged(data: Any, prefix: str) -> dict[str, str]:
+def _tags_with_prefix(data: Any, prefix: str) -> dict[str, str]:
     return {key[len(prefix) + 1 :]: value for key, value in data.tags.items() if key.startswith(f"{prefix}.")}
 
 

@@ -125,7 +125,7 @@ def change(
 
 
 def evidence_path(workspace: Workspace, sha256: str) -> Path:
-    """Return where the evidence of a change lies."""
+    """Return the path of a change's evidence."""
     return workspace.artifacts / ".recorded" / "evidence" / f"{sha256}.json"
 
 

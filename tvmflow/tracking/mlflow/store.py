@@ -85,7 +85,7 @@ def make_folder(workspace: Workspace) -> None:
 
 
 class _Client:
-    """MLflow's client, whose failures are told as StoreErrors."""
+    """MLflow's client, whose failures are raised as StoreErrors."""
 
     def __init__(self, workspace: Workspace, client: Any) -> None:
         self._workspace, self._client = workspace, client
@@ -122,13 +122,13 @@ def check_store(workspace: Workspace) -> None:
     if path is not None and _exists(workspace, path) and path.stat().st_size:
         tables = {name for (name,) in ask(workspace, "SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and "alembic_version" not in tables:
-            raise _damaged(workspace, "a database of something else")
+            raise _damaged_error(workspace, "a database of something else")
         [(verdict,)] = ask(workspace, "PRAGMA quick_check(1)")
         [(page_bytes,)] = ask(workspace, "PRAGMA page_size")
         if verdict == "ok" and path.stat().st_size % page_bytes:
             verdict = "cut off in a page"
         if verdict != "ok":
-            raise _damaged(workspace, f"damaged ({' '.join(str(verdict).split())[:100]})")
+            raise _damaged_error(workspace, f"damaged ({' '.join(str(verdict).split())[:100]})")
 
 
 def _exists(workspace: Workspace, path: Path) -> bool:
@@ -137,11 +137,11 @@ def _exists(workspace: Workspace, path: Path) -> bool:
     except FileNotFoundError:
         return False
     except NotADirectoryError:
-        raise _damaged(workspace, "no file: its folder is none") from None
+        raise _damaged_error(workspace, "no file: its folder is none") from None
     except OSError as error:
         raise _store_error(workspace, error) from error
     if not path.is_file():
-        raise _damaged(workspace, "no file")
+        raise _damaged_error(workspace, "no file")
     if not os.access(path, os.R_OK):
         raise _unusable(
             workspace, "not readable", "give this user permission to read it and run the same command again"
@@ -230,7 +230,7 @@ def _store_error(workspace: Workspace, error: BaseException) -> StoreError:
             workspace, "read-only", "give its file and folder write permission and run the same command again"
         )
     if "malformed" in said or "not a database" in said or "unable to open" in said or "no such table" in said:
-        return _damaged(workspace, f"damaged ({said})")
+        return _damaged_error(workspace, f"damaged ({said})")
     if "full" in said:
         return _unusable(workspace, f"not writable ({said})", "free some space and run the same command again")
     return _unusable(workspace, f"not usable ({said})", "see that the address is right and that it responds")
@@ -249,7 +249,7 @@ def _unusable(workspace: Workspace, what: str, hint: str, kind: type[StoreError]
     return kind(f"the MLflow store {where} is {what}", "a database that MLflow made, to read and to write", hint)
 
 
-def _damaged(workspace: Workspace, what: str) -> StoreError:
+def _damaged_error(workspace: Workspace, what: str) -> StoreError:
     return _unusable(workspace, what, REBUILD, DamagedStoreError)
 
 

@@ -69,9 +69,7 @@ def _history_run(client: MlflowClient, workspace: Workspace, tags: Mapping[str, 
 
 
 def _take_over(client: MlflowClient, workspace: Workspace, where: str, run_id: str) -> None:
-    """Move the steps of a history run of an older version, which told units of a kind not apart, to the first that is
-    measured.
-    """
+    """Move the steps of an older version's history run, which did not distinguish units, to the first measured unit."""
     for old in client.search_runs([e.experiment_id for e in client.search_experiments()], where):
         if old.info.run_id == run_id or "device.unit" in old.data.tags:
             continue

@@ -1,4 +1,4 @@
-"""Turn a region into a static program: one launch an operator, all addresses fixed."""
+"""Compile a region to a static VTA program: one launch per operator, with all addresses fixed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from tvmflow.support.errors import ProgramError, UnknownNameError
 from tvmflow.vta.compiler.conv_tiling import ConvJob, Residual
-from tvmflow.vta.compiler.convolution import axis, blocked_groups, geometry, packed_vector, packed_weight
+from tvmflow.vta.compiler.convolution import axis, blocked_groups, geometry, pack_vector, pack_weight
 from tvmflow.vta.compiler.dma import Place
 from tvmflow.vta.compiler.elementwise import schedule_pool, schedule_sum
 from tvmflow.vta.compiler.requantize import bias_vector, needs_bias
@@ -32,7 +32,7 @@ block.
 """
 
 
-def mode_named(name: str) -> Mode:
+def get_mode(name: str) -> Mode:
     """Return a mode. Raises UnknownNameError."""
     for mode in MODES:
         if mode == name:
@@ -42,7 +42,7 @@ def mode_named(name: str) -> Mode:
 
 @dataclass(frozen=True)
 class Fused:
-    """An operator with the sum that is computed behind it, if any; `name` is what it leaves in DRAM."""
+    """An operator with the sum that is fused behind it, if any; `name` is the value it writes to DRAM."""
 
     operator: Operator
     residual: Sum | None = None
@@ -53,7 +53,7 @@ class Fused:
 
     @property
     def shortcut(self) -> str:
-        """Return the operand of the residual sum that is not computed here."""
+        """Return the operand of the residual sum that this operator does not compute."""
         assert self.residual is not None
         return next(name for name in self.residual.inputs if name != self.operator.name)
 
@@ -77,7 +77,7 @@ def fuse(config: VtaConfig, region: Region, mode: Mode) -> list[Fused]:
     Not sums of a few vectors, which are smaller than the identity block that they would need.
     """
     if mode == "reference":
-        return [Fused(_wrapping(region, operator)) for operator in region.operators]
+        return [Fused(_wrap_output_sum(region, operator)) for operator in region.operators]
     users, order = region.users(), {op.name: at for at, op in enumerate(region.operators)}
     by_name, shapes = {op.name: op for op in region.operators}, region.shapes()
     fused: dict[str, Sum] = {}
@@ -101,18 +101,21 @@ def fuse(config: VtaConfig, region: Region, mode: Mode) -> list[Fused]:
     return [Fused(op, fused.get(op.name)) for op in region.operators if op.name not in taken]
 
 
-def _wrapping(region: Region, operator: Operator) -> Operator:
-    """The reference clips a sum only where it is read again inside of the region; leaving it, the cast wraps."""
+def _wrap_output_sum(region: Region, operator: Operator) -> Operator:
+    """Make the cast of a sum wrap if its value only leaves the region, as in the reference.
+
+    The reference clips a sum only if it is read again inside the region.
+    """
     if isinstance(operator, Sum) and not region.users()[operator.name]:
         return replace(operator, tail=replace(operator.tail, saturates=False))
     return operator
 
 
-def as_computed(region: Region, mode: Mode) -> Region:
-    """Return the region that a mode computes exactly: its own, but for the reference's wrapping last sum."""
+def apply_mode(region: Region, mode: Mode) -> Region:
+    """Return the region that a mode computes exactly: for the reference, its last sum wraps."""
     if mode == "optimized":
         return region
-    return replace(region, operators=tuple(_wrapping(region, operator) for operator in region.operators))
+    return replace(region, operators=tuple(_wrap_output_sum(region, operator) for operator in region.operators))
 
 
 class _Compiler:
@@ -151,7 +154,7 @@ class _Compiler:
             geometry(self.config, conv, self.shapes[conv.data]),
             self.place(conv.data),
             self.place(step.name),
-            self.dram.constant(packed_weight(self.config, conv)),
+            self.dram.constant(pack_weight(self.config, conv)),
             conv.tail,
             self._bias(conv),
             residual,
@@ -164,7 +167,7 @@ class _Compiler:
             tail = replace(tail, half=0)
         if not needs_bias(tail):
             return None
-        return self.dram.constant(packed_vector(self.config, bias_vector(tail, channels)))
+        return self.dram.constant(pack_vector(self.config, bias_vector(tail, channels)))
 
     def program(self) -> Program:
         builders = [self._launch(step) for step in self.steps]
@@ -250,8 +253,9 @@ def search_tiles(config: VtaConfig, region: Region) -> dict[str, TileRecord]:
 def compile_region(
     config: VtaConfig, region: Region, mode: Mode, records: Mapping[str, TileRecord] | None = None
 ) -> Program:
-    """Return the program of a region. records: workload key -> tile; searched for where none are given (optimized
-    mode).
+    """Compile a region to a program.
+
+    records: workload key -> tile. The optimized mode searches for tiles that no record gives.
     """
     for operator in region.operators:
         check_operator(config, operator, region.shapes()[operator.inputs[0]])

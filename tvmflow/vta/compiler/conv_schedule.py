@@ -1,9 +1,10 @@
-"""The optimized schedule of a convolution: loads, GEMMs, ALU work and stores, tile by tile.
+"""Schedule a convolution in optimized mode: loads, GEMMs, ALU work and stores, tile by tile.
 
-What lies on the chip is looked up before it is loaded: weights stay over tiles of the image, inputs over output
-channels, rows over the tile below. Values are copied into the accumulator by multiplying them with an identity block:
-unlike an 8-bit accumulator load, real designs can do that, and it moves a quarter of the bytes that the reference
-counts. A residual sum is such a product behind the tail of its convolution: the sum before it is never stored.
+Data already on the chip is not loaded again: weights stay for several tiles of the image, inputs for several output
+channels, rows for the tile below. Values are copied into the accumulator by a multiplication with an identity block:
+real designs support this, in contrast to an 8-bit accumulator load, and it moves a quarter of the bytes that the
+reference counts. A residual sum is such a multiplication after the tail of its convolution: the intermediate sum is
+never stored.
 """
 
 from __future__ import annotations

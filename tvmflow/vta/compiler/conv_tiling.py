@@ -1,4 +1,4 @@
-"""Tiles of a convolution: what lies on the chip, in which order they are computed, and what they move, by formula."""
+"""Compute the layout, order and memory traffic of a convolution's tiles by formula."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Tile:
-    """How a convolution is cut, and how much of it stays on the chip.
+    """The sizes of a convolution's tiles, and how much data stays on the chip.
 
     rows, columns: of the output; co: output blocks; ci: input blocks of a step. inputs, weights: how many steps' inputs
-    and weights lie on the chip; accumulators: regions of them. rolling: rows are kept for the tile below.
-    channels_first: the outer loop is over output channels, the inner one over the image; else the other way round.
+    and weights are on the chip; accumulators: number of their regions. rolling: rows are kept for the tile below.
+    channels_first: the outer loop is over output channels and the inner one over the image, otherwise the reverse.
     """
 
     rows: int
@@ -82,9 +82,9 @@ class Visit:
 
 @dataclass(frozen=True)
 class Walk:
-    """A tile on a geometry: its order and its traffic. Nothing that a slot still holds is loaded again.
+    """A tile size applied to a geometry: order of the tiles and traffic.
 
-    Steps go back and forth where that meets more of what is still there.
+    Data that a slot still holds is not loaded again. Steps go back and forth if that finds more data on the chip.
     """
 
     geometry: Geometry
@@ -113,7 +113,7 @@ class Walk:
 
     @cached_property
     def working(self) -> int:
-        """Return how many of the image's tiles read anything; others lie in the padding."""
+        """Return how many tiles of the image read any input; the others lie in the padding."""
         return self.geometry.n * len(self.widths) * len(self.rows.loaded)
 
     @cached_property
@@ -166,13 +166,13 @@ class Walk:
         if not image:
             return 0, 0
         outer, inner = (channels, image) if tile.channels_first else (image, channels)
-        moved = self._moved(outer, inner)
+        moved = self._count_loads(outer, inner)
         inputs, weights = moved[::-1] if tile.channels_first else moved
         if tile.rolling:
-            inputs = self._rolled()
+            inputs = self._count_rolling_loads()
         return inputs * g.groups, weights * g.groups
 
-    def _rolled(self) -> int:
+    def _count_rolling_loads(self) -> int:
         """Return what is loaded when rows are kept for the tile below; in a later sweep, what no slot still holds."""
         chunks = self.rows.chunks
         strips = self.geometry.n * len(self.widths)
@@ -181,11 +181,11 @@ class Walk:
         if not self.tile.channels_first or distinct <= kept:
             return once
         # A chunk outlives the other strips of a sweep only if the slots hold all of them.
-        met = self._met_rolling() if distinct - len(chunks) * len(self.steps) < kept else 0
+        met = self._count_rolling_hits() if distinct - len(chunks) * len(self.steps) < kept else 0
         return once * len(self.blocks) - met * (len(self.blocks) - 1)
 
-    def _met_rolling(self) -> int:
-        """Return how many input vectors a sweep over the image finds on the chip, left there by the sweep before."""
+    def _count_rolling_hits(self) -> int:
+        """Return how many input vectors of a sweep are still on the chip from the sweep before."""
         slots, loaded = Slots(0, 1, self.tile.inputs), [0, 0]
         for sweep, n, (strip, width) in itertools.product(range(2), range(self.geometry.n), enumerate(self.widths)):
             for lines, step in itertools.product(self.rows.tiles, self.steps):
@@ -194,7 +194,7 @@ class Walk:
                         loaded[sweep] += self.rows.chunks[chunk][1] * width * step[1]
         return loaded[0] - loaded[1]
 
-    def _moved(self, outer: list[int], inner: list[int]) -> tuple[int, int]:
+    def _count_loads(self, outer: list[int], inner: list[int]) -> tuple[int, int]:
         """Return what is loaded of the values that the outer loop and that the inner loop changes; sizes are of one
         input block.
         """
@@ -215,11 +215,13 @@ class Walk:
         each = sum(inner) * total
         if kept_inner >= len(inner) * steps:
             return first + again, each
-        saved = sum(self._met(inner, counts, kept_inner, sweep) for sweep in range(len(outer) - 1)) if sweeps else 0
+        saved = (
+            sum(self._count_hits(inner, counts, kept_inner, sweep) for sweep in range(len(outer) - 1)) if sweeps else 0
+        )
         return first + again, each * len(outer) - saved
 
-    def _met(self, inner: list[int], counts: list[int], kept: int, sweep: int) -> int:
-        """Return what is still there of the inner loop's values when the sweep after `sweep` begins."""
+    def _count_hits(self, inner: list[int], counts: list[int], kept: int, sweep: int) -> int:
+        """Return how many of the inner loop's values are still on the chip when the sweep after `sweep` begins."""
         turns, _ = self.order
         met, left, visit = 0, kept, (sweep + 1) * len(inner) - 1
         for size in inner if sweep % 2 else reversed(inner):
@@ -272,24 +274,24 @@ def layout_of(config: VtaConfig, job: ConvJob, tile: Tile) -> Layout | None:
     return Layout(inp, wgt, acc, bias, residual) if fits else None
 
 
-def moved_bytes(config: VtaConfig, job: ConvJob, tile: Tile) -> int:
-    """Return the bytes of inputs, weights, biases and outputs that a tile moves; micro-ops not among them."""
+def count_moved_bytes(config: VtaConfig, job: ConvJob, tile: Tile) -> int:
+    """Return the bytes of inputs, weights, biases and outputs that a tile transfers, without micro-ops."""
     g = job.geometry
     vector, block = config.element_bytes(Memory.INP), config.element_bytes(Memory.WGT)
     inputs, weights = Walk(g, tile).traffic
-    return inputs * vector + weights * block + fixed_bytes(config, job)
+    return inputs * vector + weights * block + count_fixed_bytes(config, job)
 
 
-def fixed_bytes(config: VtaConfig, job: ConvJob) -> int:
-    """Return the bytes of biases, outputs and the residual's operand, which no tile changes."""
+def count_fixed_bytes(config: VtaConfig, job: ConvJob) -> int:
+    """Return the bytes of biases, outputs and the residual's operand, which do not depend on the tile."""
     g = job.geometry
     outputs = g.n * g.co * g.rows.out * g.columns.out * config.element_bytes(Memory.INP)
     bias = g.co * config.element_bytes(Memory.ACC) if job.bias is not None else 0
     return outputs + bias + (outputs + config.element_bytes(Memory.WGT) if job.residual is not None else 0)
 
 
-def products(g: Geometry, tile: Tile) -> int:
-    """Return what gemm_counter must say: padded rows, and tiles in padded columns, are left out."""
+def count_multiplications(g: Geometry, tile: Tile) -> int:
+    """Return the expected gemm_counter, without padded rows and tiles in padded columns."""
     walk = Walk(g, tile)
     columns = 0
     for strip in walk.columns:

@@ -1,7 +1,8 @@
-"""What a convolution is to VTA: blocks of channels, taps, and phases; the same for plain, grouped and transposed ones.
+"""Describe convolutions for VTA as blocks of channels, taps and phases.
 
-Output rows come in phases: of a transposed convolution with stride s, row s*y + p only sees the taps that fall on a
-pixel. A plain convolution has one phase, all taps in it, and its stride on the input's side.
+The form is the same for plain, grouped and transposed convolutions. Output rows are divided into phases: in a
+transposed convolution with stride s, row s*y + p reads only the taps that fall on a pixel. A plain convolution has one
+phase with all taps; its stride applies to the input.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def blocked_groups(config: VtaConfig, conv: Conv) -> tuple[int, int, str]:
     )
 
 
-def packed_weight(config: VtaConfig, conv: Conv) -> Array:
+def pack_weight(config: VtaConfig, conv: Conv) -> Array:
     """Return int8 (CO, CI of its group, KH, KW, o, i); channels and groups that do not fill a block are filled with
     zeros.
     """
@@ -159,7 +160,7 @@ def packed_weight(config: VtaConfig, conv: Conv) -> Array:
     return np.ascontiguousarray(split.reshape(wide * co, ci, kh, kw, block, block))
 
 
-def packed_vector(config: VtaConfig, values: Array) -> Array:
+def pack_vector(config: VtaConfig, values: Array) -> Array:
     """Return int32 (C,) as (C/block, batch, block)."""
     blocks = -(-len(values) // config.block)
     filled = np.zeros(blocks * config.block, np.int32)

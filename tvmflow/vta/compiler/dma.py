@@ -1,4 +1,4 @@
-"""Between DRAM and the chip: where values lie, slots that hold them, loads of windows, stores of tiles."""
+"""Transfer data between DRAM and the chip: addresses, slots, loads of windows, stores of tiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_FIELD = (1 << 16) - 1
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value lies in DRAM, in units of one (batch, block) vector of bytes."""
+    """The location of a value in DRAM, in units of one (batch, block) vector of bytes."""
 
     address: int
     blocks: int
@@ -31,7 +31,7 @@ class Place:
 
 
 class Slots:
-    """Equal parts of one memory, each with the value of a key; the one that was used longest ago makes room."""
+    """Equal parts of one memory, each with the value of a key; the least recently used one is replaced."""
 
     def __init__(self, first: int, size: int, count: int) -> None:
         self.size = size
@@ -53,7 +53,7 @@ class Slots:
 
 
 def copy_in(builder: LaunchBuilder, slot: int, base: int, vectors: int, identity: int) -> None:
-    """Add `vectors` of INP from `slot` on to the accumulators from `base` on, times the identity block."""
+    """Add `vectors` of INP from `slot` on to the accumulators from `base` on, multiplied by the identity block."""
     for start in range(0, vectors, MAX_ITERATIONS):
         part = min(vectors - start, MAX_ITERATIONS)
         builder.gemm([(base + start, slot + start, identity)], Loops(1, part, (0, 1), (0, 1)))

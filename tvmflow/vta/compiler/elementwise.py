@@ -1,4 +1,7 @@
-"""Sums and max pools in optimized mode: values are multiplied with an identity block to get into the accumulator."""
+"""Schedule sums and max pools in optimized mode.
+
+Values are multiplied by an identity block to copy them into the accumulator.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Find what VTA can compute in a quantized graph: chains of integer steps that are one operator each.
+"""Extract the operators that VTA can compute from a quantized graph.
 
-Reads the graph that `vta_int8` writes: int8 values, an int32 sum, bias, rounding shift, clip, cast back. What does not
-look like that stays on the CPU, and the reason is kept for the report.
+Each operator is a chain of integer steps. The graph is the one that `vta_int8` writes: int8 values, an int32 sum, bias,
+rounding shift, clip, cast back. All other steps stay on the CPU, and the reason is kept for the report.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_RIGHT = 15
 
 
 class _NotVta(Exception):
-    """Why a step cannot be an operator of VTA."""
+    """The reason why a step cannot be an operator of VTA."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""One step's products as GEMM instructions: two dimensions become the hardware's loops, the others micro-ops.
+"""Emit the multiplications of one step as GEMM instructions.
 
-Which two is decided by the number of micro-ops, since they are loaded too. No accumulator may come back within three
-micro-ops, so that real designs compute the same as the simulator.
+Two dimensions become the hardware's loops, the others micro-ops. The two are chosen for the fewest micro-ops, since
+micro-ops are loaded too. No accumulator is written again within three micro-ops, so that real designs compute the same
+as the simulator.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Offload to VTA: replace every run of layers that VTA can compute by one call, in VTA's layout.
+"""Replace every run of layers that VTA can compute by one call, in VTA's layout.
 
-A call is `tvmflow.vta.run(blob, inputs..., outputs...)`, a function that the runtime of the device provides. The blob
-is a constant of the network: the region's meaning here, its compiled program once `build` has put it there. So a
-library stays one file, and everything that runs libraries runs these.
+A call is `tvmflow.vta.run(blob, inputs..., outputs...)`, a function that the device's runtime provides. The blob is a
+constant of the network: first the region, and after `build` its compiled program. A library therefore remains one file,
+and every tool that runs libraries can run these.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def regions_of(mod: Any) -> list[Region]:
     return [region_from(*from_blob(blob)) for blob in blobs_of(mod)]
 
 
-def with_blobs(mod: Any, blobs: dict[bytes, bytes]) -> Any:
-    """Return the module with other blobs in the places of its own: old -> new."""
+def replace_blobs(mod: Any, blobs: dict[bytes, bytes]) -> Any:
+    """Return the module with its blobs replaced: old -> new."""
     replace = _ReplaceBlobs()
     replace.blobs = blobs
     builder = relax.BlockBuilder(tvm.IRModule({"main": replace.visit_expr(mod["main"])}))

@@ -1,6 +1,4 @@
-"""Cut a quantized graph into what VTA computes and what the CPU does, in order; and say why the CPU's layers are
-there.
-"""
+"""Partition a quantized graph into VTA regions and CPU steps, and record the reasons for the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ALU's part of an operator: shift, bias, rounding, clip."""
+"""Requantize on the ALU: shift, bias, rounding, clip."""
 
 from __future__ import annotations
 

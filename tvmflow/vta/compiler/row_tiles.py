@@ -1,7 +1,7 @@
-"""Which rows of the input each row of tiles reads, and in which chunks they lie on the chip.
+"""Choose the input rows of each row of tiles and their chunks on the chip.
 
-A tile's rows either lie on the chip as one window, or, `rolling`, as chunks that the tile below reads too, so that no
-row is loaded twice. Rows in the padding are nowhere: they are not loaded, and their products are left out.
+A tile's rows are on the chip either as one window or, if `rolling`, as chunks that the tile below reads too, so that no
+row is loaded twice. Rows in the padding are not loaded, and their multiplications are left out.
 """
 
 from __future__ import annotations

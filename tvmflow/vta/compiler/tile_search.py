@@ -1,5 +1,6 @@
-"""Find the tile of each convolution: all that fit are counted by formula, the best are built and their cycles
-estimated.
+"""Search for the tile of each convolution.
+
+The traffic of all tiles that fit is computed by formula; the best are built and their cycles estimated.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from tvmflow.support.errors import ProgramError
 from tvmflow.support.files import digest_of
 from tvmflow.vta.compiler.conv_schedule import schedule_conv
-from tvmflow.vta.compiler.conv_tiling import ConvJob, Tile, Walk, layout_of, moved_bytes, products
+from tvmflow.vta.compiler.conv_tiling import ConvJob, Tile, Walk, count_moved_bytes, count_multiplications, layout_of
 from tvmflow.vta.compiler.convolution import Axis
 from tvmflow.vta.compiler.dma import spans
 from tvmflow.vta.compiler.requantize import tail_ops
@@ -52,7 +53,7 @@ class TileRecord:
 
 
 def workload_key(config: VtaConfig, job: ConvJob) -> str:
-    """Return what decides the best tile, as a digest; addresses and weights do not."""
+    """Return a digest of everything that determines the best tile; addresses and weights do not."""
     facts = {
         "config": config.to_json(),
         "geometry": asdict(job.geometry),
@@ -88,12 +89,12 @@ def candidates(config: VtaConfig, job: ConvJob) -> Iterator[tuple[int, Tile]]:
                 cut = Tile(rows, columns, co, 1, 1, 1, 1, rolling, channels_first)
                 if (rolling and (g.rows.is_sparse or rows >= g.rows.out)) or (not channels_first and co == g.co_group):
                     continue
-                tile = next(_kept(config, job, cut), None)
+                tile = next(_vary_kept_data(config, job, cut), None)
                 if tile is not None:
-                    yield moved_bytes(config, job, tile), tile
+                    yield count_moved_bytes(config, job, tile), tile
 
 
-def _kept(config: VtaConfig, job: ConvJob, cut: Tile) -> Iterator[Tile]:
+def _vary_kept_data(config: VtaConfig, job: ConvJob, cut: Tile) -> Iterator[Tile]:
     """Yield a cut with all numbers of slots worth trying that fit, the largest first."""
     g, walk = job.geometry, Walk(job.geometry, cut)
     inp, wgt, steps = cut.ci * walk.rows.largest * walk.columns[0].window, cut.co * cut.ci * g.taps, len(walk.steps)
@@ -112,15 +113,15 @@ def _kept(config: VtaConfig, job: ConvJob, cut: Tile) -> Iterator[Tile]:
             yield tile
 
 
-def rough_cycles(config: VtaConfig, job: ConvJob, tile: Tile) -> float:
-    """Return cycles by a formula that knows neither tokens nor the beginning and the end."""
+def estimate_roughly(config: VtaConfig, job: ConvJob, tile: Tile) -> float:
+    """Estimate cycles by a formula without tokens, prologue and epilogue."""
     g, walk = job.geometry, Walk(job.geometry, tile)
     tiles = g.groups * g.n * len(walk.columns) * len(walk.rows.tiles) * len(walk.blocks)
     share = len(walk.steps) * len(walk.blocks) * len(walk.columns) * len(g.columns.phases) * g.n * g.groups
     pieces = walk.rows.pieces * share
     outputs = g.n * g.co * g.rows.out * g.columns.out
     alu = len(tail_ops(job.tail, job.bias is not None)) + (2 if job.residual is not None else 0)
-    compute = products(g, tile) + outputs * (1 + 2 * alu) + START_LATENCY * (pieces + tiles * (1 + alu))
+    compute = count_multiplications(g, tile) + outputs * (1 + 2 * alu) + START_LATENCY * (pieces + tiles * (1 + alu))
     inputs, weights = walk.traffic
     vector, block = config.element_bytes(Memory.INP), config.element_bytes(Memory.WGT)
     largest = tile.ci * walk.rows.largest * walk.columns[0].window
@@ -155,7 +156,7 @@ def search(config: VtaConfig, job: ConvJob) -> TileRecord:
     reference does.
     """
     built: list[_Built] = []
-    for tiles in _turns(config, job):
+    for tiles in _list_rounds(config, job):
         for tile in tiles:
             try:
                 built.append((*measure(config, job, tile), tile))
@@ -170,18 +171,19 @@ def search(config: VtaConfig, job: ConvJob) -> TileRecord:
         )
     least = min(counters.dram_nbytes for counters, _, _ in built)
     near = [entry for entry in built if entry[0].dram_nbytes <= NEAR * least]
-    counters, cycles, best = min(_no_worse(config, job, built, near), key=lambda entry: entry[1])
+    counters, cycles, best = min(_select_no_worse(config, job, built, near), key=lambda entry: entry[1])
     return TileRecord(workload_key(config, job), config.name, best, counters.five_bytes, cycles, len(built))
 
 
 _Built = tuple[Counters, int, Tile | None]
 
 
-def _no_worse(config: VtaConfig, job: ConvJob, built: list[_Built], near: list[_Built]) -> list[_Built]:
-    """Return those that move no more than the reference: of the near ones, of all, with single slots, or the reference
-    itself.
+def _select_no_worse(config: VtaConfig, job: ConvJob, built: list[_Built], near: list[_Built]) -> list[_Built]:
+    """Return the tiles that transfer no more than the reference.
 
-    Single slots need the fewest micro-ops, and of a small convolution those decide.
+    Searched in this order: the near ones, all, those with single slots, and at last the reference itself.
+
+    Single slots need the fewest micro-ops, which dominate in a small convolution.
     """
     if job.residual is not None:
         return near
@@ -210,26 +212,26 @@ def _reference(config: VtaConfig, job: ConvJob) -> Counters:
     return count(config, builder.finish().instructions)
 
 
-def _turns(config: VtaConfig, job: ConvJob) -> Iterator[list[Tile]]:
+def _list_rounds(config: VtaConfig, job: ConvJob) -> Iterator[list[Tile]]:
     """Yield tiles to build, the best first, until there are no more."""
     ranked = sorted(candidates(config, job), key=lambda pair: (pair[0], -pair[1].rows * pair[1].columns, -pair[1].co))
     while ranked:
         near = [tile for size, tile in ranked if size <= NEAR * ranked[0][0]]
         ranked = ranked[len(near) :]
-        near.sort(key=lambda tile: rough_cycles(config, job, tile))
+        near.sort(key=lambda tile: estimate_roughly(config, job, tile))
         for first, number in spans(len(near), CUTS):
-            yield _varied(config, job, near[first : first + number])
+            yield _vary_slots(config, job, near[first : first + number])
 
 
-def _varied(config: VtaConfig, job: ConvJob, cuts: list[Tile]) -> list[Tile]:
+def _vary_slots(config: VtaConfig, job: ConvJob, cuts: list[Tile]) -> list[Tile]:
     """Return the cuts with other steps, slots and regions, the best by formula."""
     tiles = {
         tile: None
         for cut in cuts
         for ci, accumulators in itertools.product(parts(job.geometry.ci_group), (2, 1))
-        for tile in _kept(config, job, replace(cut, ci=ci, accumulators=accumulators))
+        for tile in _vary_kept_data(config, job, replace(cut, ci=ci, accumulators=accumulators))
     }
-    rows = [(moved_bytes(config, job, tile), rough_cycles(config, job, tile), tile) for tile in tiles]
+    rows = [(count_moved_bytes(config, job, tile), estimate_roughly(config, job, tile), tile) for tile in tiles]
     least = min((row[0] for row in rows), default=0)
     rows = sorted((row for row in rows if row[0] <= NEAR * least), key=lambda row: row[1])
     return [tile for _, _, tile in rows[:BUILT]]

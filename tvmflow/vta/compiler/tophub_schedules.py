@@ -1,9 +1,8 @@
-"""The schedules of the original VTA stack, so that its published counters can be had again, and ours compared with
-them.
+"""Schedule as the original VTA stack does, to reproduce its published counters and compare with them.
 
-Tiles are those that TopHub's `vta_v0.10.log` names for ResNet-18; two virtual threads share the chip; the ALU's
-sequence for a relu is six operations long; a residual sum is an operator of its own that loads both operands into the
-accumulator; the sum that leaves the region wraps where ours saturates.
+Tiles are those of TopHub's `vta_v0.10.log` for ResNet-18; two virtual threads share the chip; the ALU sequence of a
+relu has six operations; a residual sum is a separate operator that loads both operands into the accumulator; the sum
+that leaves the region wraps, while ours saturates.
 """
 
 from __future__ import annotations

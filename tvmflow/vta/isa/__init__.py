@@ -1,1 +1,1 @@
-"""VTA's configuration, instruction set and programs."""
+"""Configuration, instruction set and programs of VTA."""

@@ -1,6 +1,7 @@
-"""What one VTA design looks like: block sizes and buffers, as a frozen value that is passed along.
+"""Configure a VTA design: block sizes and buffers, as a frozen value.
 
-The fields and their names are those of VTA's `vta_config.json`. Nothing here is global: two designs live side by side.
+The fields and their names are those of VTA's `vta_config.json`. There is no global state: two designs can be used in
+one process.
 """
 
 from __future__ import annotations

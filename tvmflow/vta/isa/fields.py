@@ -1,5 +1,6 @@
-"""Read a description that anybody may have written: JSON of which every value has one type and bounds, and no name is
-unknown.
+"""Parse untrusted JSON descriptions.
+
+Every value has one type and bounds; unknown names are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def parse(data: bytes) -> dict[str, Any]:
     deep nesting.
     """
     try:
-        described = json.loads(data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_refuse)
+        described = json.loads(data.decode("utf-8"), object_pairs_hook=_refuse_duplicates, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise ProgramError(f"a damaged VTA program or region: {_short(str(error))}", WRITTEN_BY) from None
     if not isinstance(described, dict):
@@ -30,7 +31,7 @@ def parse(data: bytes) -> dict[str, Any]:
     return described
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
         raise ValueError(f"a key written twice among {sorted(name for name, _ in pairs)}")

@@ -1,9 +1,9 @@
-"""VTA's instructions: 128 bits each, little-endian, and micro-ops of 32 bits; encode, decode, disassemble.
+"""Encode, decode and disassemble VTA's 128-bit instructions and 32-bit micro-ops.
 
-Field widths follow the depths of the configuration's buffers. They lie as a C compiler places bit fields: none crosses
-bit 64, and the bits that this leaves over are zero. A micro-op's src names an input for GEMM and an accumulator for the
-ALU, so it is as wide as the larger of the two needs; so it has been since version 0.0.2 of the hardware. A value that
-does not fit raises ProgramError; C's bit fields would cut it silently.
+Words are little-endian. Field widths follow the depths of the configuration's buffers. Fields lie as a C compiler
+places bit fields: none crosses bit 64, and the remaining bits are zero. A micro-op's src is an index of INP for GEMM
+and of ACC for the ALU, so it is as wide as the larger of the two needs (since version 0.0.2 of the hardware). A value
+that does not fit raises ProgramError; C's bit fields would truncate it silently.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ _MEM_NUMBERS = tuple(name for name, _ in _MEM[1:])
 _LOOPS = ("uop_bgn", "uop_end", "iter_out", "iter_in", "dst_out", "dst_in", "src_out", "src_in")
 
 
-def _placed(fields: Iterable[tuple[str, int]]) -> _Layout:
+def _place_fields(fields: Iterable[tuple[str, int]]) -> _Layout:
     """Place fields as C's bit fields are: one after the other, and what would cross bit 64 begins there."""
     layout: _Layout = {}
     at = 0
@@ -213,16 +213,16 @@ def _placed(fields: Iterable[tuple[str, int]]) -> _Layout:
 @lru_cache(maxsize=64)
 def _layout(config: VtaConfig, opcode: int) -> _Layout:
     if opcode in (LOAD, STORE):
-        return _placed((*_PREFIX, *_MEM))
+        return _place_fields((*_PREFIX, *_MEM))
     if opcode == FINISH:
-        return _placed(_PREFIX)
+        return _place_fields(_PREFIX)
     uop, inp, wgt, acc = (config.log_depth(m) for m in (Memory.UOP, Memory.INP, Memory.WGT, Memory.ACC))
     src = inp if opcode == GEMM else acc
     widths = (uop, uop + 1, 14, 14, acc, acc, src, src)
     loops = (*_PREFIX, ("reset", 1), *zip(_LOOPS, widths, strict=True))
     if opcode == GEMM:
-        return _placed((*loops, ("wgt_out", wgt), ("wgt_in", wgt)))
-    return _placed((*loops, ("alu_op", 3), ("use_imm", 1), ("imm", 16)))
+        return _place_fields((*loops, ("wgt_out", wgt), ("wgt_in", wgt)))
+    return _place_fields((*loops, ("alu_op", 3), ("use_imm", 1), ("imm", 16)))
 
 
 def _values(instruction: Instruction) -> dict[str, int]:
@@ -338,7 +338,7 @@ def decode_uops(config: VtaConfig, words: Array) -> Array:
 
 
 def disassemble(instruction: Instruction) -> str:
-    """Return one line that a person can read."""
+    """Return an instruction as one readable line."""
     flags = instruction.flags
     tokens = " ".join(n for n in ("pop_prev", "pop_next", "push_prev", "push_next") if getattr(flags, n))
     return f"{_text(instruction)}{'  [' + tokens + ']' if tokens else ''}"

@@ -1,9 +1,8 @@
-"""Static VTA programs: launches of instructions, one image of DRAM, and a builder whose tokens balance by construction.
+"""Build static VTA programs: launches of instructions, a DRAM image, and balanced tokens.
 
-The builder keeps, for every element of on-chip memory, which instruction of another unit wrote or read it last. When a
-new instruction needs one of those to be over, the builder makes one token: a push there and a pop here. It does so only
-when no earlier token says as much already, so pushes and pops of a queue come in the same order, and are equal in
-number.
+For every element of on-chip memory, the builder keeps which instruction of another unit wrote or read it last. If a new
+instruction depends on one of those, the builder adds one token: a push there and a pop here. It does so only if no
+earlier token implies the same order, so pushes and pops of a queue come in the same order and are equal in number.
 """
 
 from __future__ import annotations
@@ -337,8 +336,9 @@ def _extremes(uops: Sequence[Uop]) -> tuple[list[int], list[int]]:
 
 
 def check_row_hazard(uops: Sequence[Uop]) -> None:
-    """Raise ProgramError when a micro-op writes what one of the two before it wrote: the pipeline would read too
-    early.
+    """Raise ProgramError if a micro-op writes the element that one of the two before it wrote.
+
+    The pipeline would read the old value.
     """
     for at in range(1, len(uops)):
         if uops[at][0] in (uops[at - 1][0], uops[max(at - 2, 0)][0] if at > 1 else None):

@@ -1,7 +1,7 @@
-"""The part of a network that VTA computes, as a short list of integer operators; and what each of them means.
+"""Describe the part of a network that VTA computes as a short list of integer operators.
 
 Values are int8 images (N, C, H, W). An operator ends in a tail: shift, bias, rounding shift, clip. `run_region` is the
-definition that programs are held against, bit for bit.
+numpy reference that programs must match bit for bit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a program costs: the reference's counters, true DRAM bytes, instructions, and an estimate of cycles.
+"""Count the cost of a program: the reference's counters, DRAM bytes, instructions, estimated cycles.
 
-A program is static, so `count` needs no run; the simulator fills the same counters by what it does. The first seven are
-counted as VTA's functional simulator does: padding, instruction fetch, resets and no-ops not at all, 8-bit loads into
-the accumulator as four bytes an element.
+A program is static, so `count` needs no run; the simulator updates the same counters while it executes. The first seven
+are counted as VTA's functional simulator does: padding, instruction fetch, resets and no-ops are not counted, and 8-bit
+loads into the accumulator count four bytes per element.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def estimate(config: VtaConfig, launch: Launch) -> Cycles:
 
 
 def cycles_of(config: VtaConfig, instruction: Instruction) -> int:
-    """Return how long one instruction keeps its unit."""
+    """Return for how many cycles one instruction occupies its unit."""
     if isinstance(instruction, Mem):
         if instruction.is_nop:
             return 1

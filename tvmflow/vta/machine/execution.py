@@ -1,7 +1,7 @@
-"""Run a launch on three units that wait for each other through tokens; what an instruction does is a machine's affair.
+"""Run a launch on three units that synchronize through tokens; a `Machine` executes the instructions.
 
-Any order that the tokens allow is legal, and the output must not depend on it: `order` picks one. What the reference
-simulator lets pass is an error here: a deadlock, a token left over, work left behind a FINISH.
+Any order that the tokens allow is legal, and the output must not depend on it: `order` chooses one. Some things that
+the reference simulator accepts are errors here: a deadlock, a remaining token, instructions after a FINISH.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class _Units:
         )
 
 
-def in_order(launch: Launch, order: str = "load-eager") -> Iterable[Instruction]:
+def order_instructions(launch: Launch, order: str = "load-eager") -> Iterable[Instruction]:
     """Yield the instructions in an order that the tokens allow. Raises ProgramError on deadlock and leftovers."""
     units = _Units(launch.instructions)
-    choose = _chooser(order)
+    choose = _make_chooser(order)
     while not units.finished:
         ready = [module for module in Module if units.can_start(module)]
         if not ready:
@@ -79,7 +79,7 @@ def in_order(launch: Launch, order: str = "load-eager") -> Iterable[Instruction]
         raise ProgramError(f"FINISH of {launch.name} leaves work: {units.describe()}", "empty queues and no tokens")
 
 
-def _chooser(order: str) -> Callable[[list[Module]], Module]:
+def _make_chooser(order: str) -> Callable[[list[Module]], Module]:
     if order in _EAGER:
         priority = _EAGER[order]
         return lambda ready: min(ready, key=priority.index)
@@ -93,5 +93,5 @@ def _chooser(order: str) -> Callable[[list[Module]], Module]:
 def run_launch(launch: Launch, machine: Machine, order: str = "load-eager") -> None:
     """Execute every instruction of a launch. Raises ProgramError, before it runs, when it would take too many steps."""
     check_steps(launch.instructions, launch.name)
-    for instruction in in_order(launch, order):
+    for instruction in order_instructions(launch, order):
         machine.execute(instruction)

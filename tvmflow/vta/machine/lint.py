@@ -1,9 +1,9 @@
-"""Check a program without running it: bounds, races between units, balance of tokens, and what a device kind cannot do.
+"""Check a program without running it: bounds, races, balance of tokens, limits of the device kind.
 
-Races are found by vector clocks: tokens are counted queues, so the k-th pop waits for the k-th push, whatever the order
-of the units; two accesses to one on-chip element, or to one span of DRAM, by two units, one of them writing, must be
-ordered by that. So must FINISH be behind everything. A transfer's span of DRAM reaches from its first byte to its last,
-gaps between rows included.
+Races are found by vector clocks: tokens are counted queues, so the k-th pop waits for the k-th push in any order of the
+units. Two accesses of different units to one on-chip element or one span of DRAM, of which one is a write, must be
+ordered by tokens, and everything must be ordered before FINISH. A transfer's span of DRAM reaches from its first byte
+to its last, including gaps between rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tvmflow.vta.isa.instructions import (
     disassemble,
 )
 from tvmflow.vta.isa.program import QUEUES, Launch, Program, check_row_hazard, pops, pushes
-from tvmflow.vta.machine.execution import in_order
+from tvmflow.vta.machine.execution import order_instructions
 
 Array = np.ndarray[Any, Any]
 SHIFT_MIN, SHIFT_MAX = -16, 15
@@ -55,7 +55,7 @@ class DeviceRules:
 
 
 def lint(program: Program, rules: DeviceRules | None = None) -> list[str]:
-    """Return what is wrong, one line each; an empty list when nothing is."""
+    """Return the errors of a program, one line each; an empty list if there are none."""
     faults: list[str] = []
     for launch in program.launches:
         try:
@@ -135,7 +135,7 @@ class _Linter:
         if instructions[-1].flags.pop_prev or instructions[-1].flags.pop_next:
             self.faults.append("FINISH waits for a token")
         check_steps(instructions, self.launch.name)
-        for instruction in in_order(self.launch):
+        for instruction in order_instructions(self.launch):
             self._step(instruction)
         for module in (Module.LOAD, Module.STORE):
             own = sum(instruction.module is module for instruction in instructions)
@@ -149,14 +149,14 @@ class _Linter:
         for queue in pops(instruction):
             clock = np.maximum(clock, self.tokens[queue].popleft())
         number = int(self.clocks[module][module]) + 1
-        self._look_at(instruction, clock, number)
+        self._check_instruction(instruction, clock, number)
         after = clock.copy()
         after[module] = number
         self.clocks[module] = after
         for queue in pushes(instruction):
             self.tokens[queue].append(after)
 
-    def _look_at(self, i: Instruction, clock: Array, number: int) -> None:
+    def _check_instruction(self, i: Instruction, clock: Array, number: int) -> None:
         if isinstance(i, Mem) and i.steps:
             (self._store if i.is_store else self._load)(i, clock, number)
         elif isinstance(i, Gemm | Alu):

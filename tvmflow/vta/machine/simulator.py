@@ -1,7 +1,8 @@
-"""Run VTA instructions fast: transfers in numpy, GEMM and ALU in loops that TVM compiled for the design's block sizes.
+"""Simulate VTA instructions fast: transfers in numpy, GEMM and ALU in compiled loops.
 
-Equal to `interpreter.py` bit for bit, errors included. Indices are checked before an instruction changes anything. What
-it does is counted where it is done: bytes as they are moved, micro-ops as the loops go over them.
+TVM compiles the loops for the design's block sizes. Results are equal to `interpreter.py` bit for bit, including
+errors. Indices are checked before an instruction changes anything. Counters are updated during execution: bytes when
+they are transferred, micro-ops when the loops execute them.
 """
 
 from __future__ import annotations
@@ -246,7 +247,7 @@ class Simulator:
         self._steps_tensor, self._steps = shared((1,), "int64")
 
     def forget(self) -> None:
-        """Make every on-chip element unwritten, as before a launch: what it reads it must have loaded itself."""
+        """Mark every on-chip element as unwritten, as before a launch: it must be loaded before it is read."""
         for written in self.written.values():
             written[...] = 0
 

@@ -1,4 +1,4 @@
-"""Hold what a device did against what it was to do: which programs ran, and what they cost."""
+"""Check the runs and counters that a device reports against the compiled programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_ran(regions: Sequence[Mapping[str, Any]], ran: Mapping[str, Mapping[st
         )
     total = 0
     for form in ran_forms:
-        runs = {_checked_runs(same, ran[digest]) for digest, same in form.items()}
+        runs = {_count_runs(same, ran[digest]) for digest, same in form.items()}
         if len(runs) != 1:
             raise AgreementError(f"evaluate: the parts of the network ran {sorted(runs)} times", "each as often", FIX)
         total += runs.pop()
@@ -41,7 +41,7 @@ def _by_digest(regions: Sequence[Mapping[str, Any]], name: str) -> dict[str, lis
     return found
 
 
-def _checked_runs(same: Sequence[Mapping[str, Any]], done: Mapping[str, Any]) -> int:
+def _count_runs(same: Sequence[Mapping[str, Any]], done: Mapping[str, Any]) -> int:
     """Return how often each of the regions that share a program ran. Raises AgreementError for another cost."""
     if done["counted"] is not None:
         wanted = {name: value * done["runs"] for name, value in same[0]["counters"].items()}
@@ -61,7 +61,7 @@ def _checked_runs(same: Sequence[Mapping[str, Any]], done: Mapping[str, Any]) ->
     return runs
 
 
-def cycles_spent(ran: Mapping[str, Mapping[str, Any]]) -> int:
+def sum_cycles(ran: Mapping[str, Mapping[str, Any]]) -> int:
     """Return the estimated cycles of everything that ran."""
     return sum(done["cycles"] * done["runs"] for done in ran.values())
 

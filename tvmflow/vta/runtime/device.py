@@ -1,4 +1,4 @@
-"""Devices that run programs: memory that CPU and accelerator both see, launches over it; the simulator as one."""
+"""Run programs on devices: shared memory, launches, and the simulator as a device."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Loaded(Protocol):
     counted: Counters | None
 
     def run(self, inputs: list[Array]) -> list[Array]:
-        """Take and give packed int8 arrays."""
+        """Run the program on packed int8 arrays and return its packed int8 outputs."""
 
     def close(self) -> None:
-        """Give back what the program holds of the device."""
+        """Free the memory that the program holds on the device."""
 
 
 class Contiguous(Protocol):
@@ -41,13 +41,13 @@ class Contiguous(Protocol):
     data: Array
 
     def flush(self) -> None:
-        """Make what we wrote visible to the accelerator."""
+        """Make the CPU's writes visible to the accelerator."""
 
     def invalidate(self) -> None:
-        """Forget what our caches hold, so that what the accelerator wrote is read."""
+        """Invalidate the CPU's caches, so that the accelerator's writes are read."""
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
 
 
 class Driver(ABC):
@@ -143,13 +143,13 @@ class _HostMemory:
         self.machine: Simulator | None = None
 
     def flush(self) -> None:
-        """Nothing: there is one view of it."""
+        """Do nothing: CPU and simulator share one view."""
 
     def invalidate(self) -> None:
-        """Nothing: there is one view of it."""
+        """Do nothing: CPU and simulator share one view."""
 
     def free(self) -> None:
-        """Nothing: it goes with the last who looks at it."""
+        """Do nothing: the memory is freed with its last reference."""
 
 
 def code_of(config: VtaConfig, launch: Launch) -> Array:
@@ -157,7 +157,7 @@ def code_of(config: VtaConfig, launch: Launch) -> Array:
     return encode_all(config, launch.instructions).astype("<u8").view(np.uint8).reshape(-1)
 
 
-def packed_code(program: Program) -> tuple[Array, tuple[int, ...]]:
+def pack_code(program: Program) -> tuple[Array, tuple[int, ...]]:
     """Return all instructions as a library without TVM carries them, uint8, and where each launch's begin: at pages,
     for the fetch unit.
     """
@@ -171,19 +171,19 @@ def packed_code(program: Program) -> tuple[Array, tuple[int, ...]]:
 
 
 def code_digest(code: Array) -> bytes:
-    """Return what names a program by its instructions, uint8, as `packed_code` has them."""
+    """Return the digest that identifies a program by its instructions (uint8, from the packed code)."""
     return hashlib.sha256(code.tobytes()).digest()
 
 
 def dram_of(program: Program) -> Array:
-    """Return the DRAM that a program starts with."""
+    """Return the initial DRAM of a program."""
     memory = np.zeros(program.dram_bytes, np.uint8)
     memory[program.constants_at : program.constants_at + program.constants.size] = program.constants
     return memory
 
 
 def write_inputs(memory: Array, program: Program, inputs: list[Array]) -> None:
-    """Put the packed inputs of a program into DRAM. Raises ProgramError for another number or shape of them."""
+    """Write the packed inputs of a program to DRAM. Raises ProgramError for a wrong number or shape of them."""
     if len(inputs) != len(program.inputs):
         raise ProgramError(f"{len(inputs)} inputs", f"{len(program.inputs)}")
     for tensor, values in zip(program.inputs, inputs, strict=True):
@@ -191,14 +191,14 @@ def write_inputs(memory: Array, program: Program, inputs: list[Array]) -> None:
 
 
 def write_tensor(memory: Array, tensor: Tensor, values: Array) -> None:
-    """Put packed int8 values into DRAM. Raises ProgramError for another shape."""
+    """Write packed int8 values to DRAM. Raises ProgramError for a wrong shape."""
     if tuple(values.shape) != tensor.shape or values.dtype != np.int8:
         raise ProgramError(f"{tensor.name} as {values.dtype} {tuple(values.shape)}", f"int8 {tensor.shape}")
     memory[tensor.address : tensor.address + tensor.nbytes] = values.reshape(-1).view(np.uint8)
 
 
 def read_tensor(memory: Array, tensor: Tensor) -> Array:
-    """Return packed int8 values out of DRAM."""
+    """Read packed int8 values from DRAM."""
     return memory[tensor.address : tensor.address + tensor.nbytes].view(np.int8).reshape(tensor.shape).copy()
 
 

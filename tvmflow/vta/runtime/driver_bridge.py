@@ -1,8 +1,7 @@
-"""The driver seam of the runtime in C over a device of this process: the simulator, or a board.
+"""Bridge the C runtime's driver interface to a device of this process: the simulator or a board.
 
-A library without TVM is given `DriverSeam.driver`, a tvmflow_driver. What runs through it is counted as what runs
-through `tvmflow.vta.run`, under the digest of the program's instructions, since that is all that the library shows of
-it.
+A library without TVM is given `DriverSeam.driver`, a tvmflow_driver. Its runs are counted like those of
+`tvmflow.vta.run`, under the digest of the program's instructions, which is all that the library passes.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ _NAME = re.compile(
 )
 
 
-def design_named(name: str) -> VtaConfig | None:
-    """Return the design of a name as `VtaConfig.name`; None where there is none."""
+def find_design(name: str) -> VtaConfig | None:
+    """Return the design with a name (`VtaConfig.name`), None if there is none."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None

@@ -1,8 +1,8 @@
-"""Run programs: the function that libraries call, and the devices behind it.
+"""Run programs for libraries: the function `tvmflow.vta.run` and its devices.
 
-`register` puts `tvmflow.vta.run` into TVM's table of functions. It is called with a blob, the inputs and the outputs,
-all in VTA's layout. The blob is a region (computed by its definition, for checks before there is a program) or a
-program, which goes to a driver: the simulator, or a board.
+`register` adds `tvmflow.vta.run` to TVM's table of functions. It is called with a blob, the inputs and the outputs, all
+in VTA's layout. The blob is a region (run in numpy, for checks before there is a program) or a program, which is passed
+to a driver: the simulator, or a board.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tvmflow.vta.machine.counters import Counters, estimate
 from tvmflow.vta.machine.execution import run_launch
 from tvmflow.vta.machine.simulator import Simulator
 from tvmflow.vta.runtime.device import Driver, Loaded, Ran, SimulatorDriver, dram_of, read_tensor, write_tensor
-from tvmflow.vta.runtime.driver_bridge import DriverSeam, design_named
+from tvmflow.vta.runtime.driver_bridge import DriverSeam, find_design
 
 Array = np.ndarray[Any, Any]
 MAX_PROGRAMS = 64
@@ -108,7 +108,7 @@ def _tensor(config: VtaConfig, entry: object, dram_bytes: int, held: tuple[int, 
 
 
 class Runtime:
-    """What stands behind `tvmflow.vta.run` in a process: loaded programs, by digest, and what ran."""
+    """The state behind `tvmflow.vta.run` in a process: loaded programs by digest, and their runs."""
 
     def __init__(self, config: VtaConfig | None, driver: Driver) -> None:
         self.config, self.driver = config, driver
@@ -159,7 +159,7 @@ class Runtime:
         """Return the address of a driver for libraries without TVM. Raises RuntimeError, of one line, for a design of
         others.
         """
-        config = design_named(design)
+        config = find_design(design)
         if config is None or self.config not in (None, config):
             expected = self.config.name if self.config is not None else "a design as sim_1x16_i8w8a32_15_15_18_17"
             raise RuntimeError(f"a network for {design!a}; expected: one for {expected}, this device")
@@ -177,7 +177,7 @@ class Runtime:
         cycles = 0
         if text.get("kind") == "region":
             region = region_from(text, arrays)
-            loaded, outputs = _Definition(region), len(region.outputs)
+            loaded, outputs = _NumpyRegion(region), len(region.outputs)
         else:
             program = program_from(text, arrays)
             if self.config is not None and program.config != self.config:
@@ -190,8 +190,8 @@ class Runtime:
             self._loaded.popitem(last=False)[1][0].close()
 
 
-class _Definition:
-    """A region, computed by its definition in numpy."""
+class _NumpyRegion:
+    """A region that runs in numpy."""
 
     counted: Counters | None = None
 
@@ -204,10 +204,10 @@ class _Definition:
             raise ProgramError(f"{len(inputs)} inputs", f"{len(region.inputs)}")
         values = {n: _unpacked(n, x, self.shapes[n]) for n, x in zip(region.inputs, inputs, strict=True)}
         computed = run_region(region, values)
-        return [_packed_like(inputs[0], computed[name]) for name in region.outputs]
+        return [_pack_like(inputs[0], computed[name]) for name in region.outputs]
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to free."""
 
 
 def _unpacked(name: str, x: Array, shape: Shape) -> Array:
@@ -218,7 +218,7 @@ def _unpacked(name: str, x: Array, shape: Shape) -> Array:
     return unpack(x, shape)
 
 
-def _packed_like(packed: Array, x: Array) -> Array:
+def _pack_like(packed: Array, x: Array) -> Array:
     """Pack with the batch and block that another packed value has."""
     batch, block = packed.shape[4:]
     return pack(VtaConfig(log_batch=batch.bit_length() - 1, log_block=block.bit_length() - 1), x)

@@ -1,4 +1,4 @@
-"""What build leaves about a program: files that a person or a board's tools can read, and the table of the report."""
+"""Write the files of a program for people and board tools, and the table of the report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvmflow.vta.isa.config import VtaConfig
 from tvmflow.vta.isa.instructions import disassemble
 from tvmflow.vta.isa.program import Launch, Program
 from tvmflow.vta.machine.counters import Counters, count, estimate
-from tvmflow.vta.runtime.device import code_digest, code_of, packed_code
+from tvmflow.vta.runtime.device import code_digest, code_of, pack_code
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def summarize(config: VtaConfig, mode: str, parts: Sequence[Part], notes: dict[s
         {
             "name": part.name,
             "digest": part.digest,
-            "code_digest": code_digest(packed_code(part.program)[0]).hex(),
+            "code_digest": code_digest(pack_code(part.program)[0]).hex(),
             **_sums(layers, part.name),
         }
         for part in parts
@@ -82,7 +82,7 @@ def _sums(layers: Sequence[dict[str, Any]], region: str) -> dict[str, Any]:
 
 
 def limits(config: VtaConfig) -> dict[str, float]:
-    """Return the roof of a design: operations and bytes in a second, in 1e9."""
+    """Return the roofline of a design: operations and bytes per second, in 1e9."""
     clock_ghz = config.board.clock_mhz * 1e-3
     return {
         "peak_gops": 2 * config.batch * config.block**2 * clock_ghz,

@@ -1,10 +1,10 @@
-"""Run programs on the VTA of a Zynq board: contiguous memory and memory-mapped registers, as its HLS design has them.
+"""Run programs on the VTA of a Zynq board: contiguous memory and memory-mapped registers.
 
-pynq, ultra96 and zcu104 have the same driver and differ in where their registers lie. No board was at hand: what is
-here follows the published register map and the protocol of VTA's own driver, and is tested against a fake that behaves
-like the registers (tests/devices/test_vta_board.py). The fetch unit reads instructions from `insn_addr`; load, compute
-and store units add their base registers to the addresses in instructions, so a program runs wherever its memory lies,
-without being changed.
+Registers are those of VTA's HLS design. pynq, ultra96 and zcu104 have the same driver with different register
+addresses. No board was available: the driver follows the published register map and the protocol of VTA's own driver,
+and is tested with a fake that behaves like the registers (tests/devices/test_vta_board.py). The fetch unit reads
+instructions from `insn_addr`; load, compute and store units add their base registers to the addresses in instructions,
+so a program runs at any memory location without changes.
 """
 
 from __future__ import annotations
@@ -143,13 +143,13 @@ class _CmaMemory:
         self.data = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer))
 
     def flush(self) -> None:
-        """Nothing: the memory is not cached."""
+        """Do nothing: the memory is not cached."""
 
     def invalidate(self) -> None:
-        """Nothing: the memory is not cached."""
+        """Do nothing: the memory is not cached."""
 
     def free(self) -> None:
-        """Give the memory back to the pool; nobody may look at `data` after this."""
+        """Return the memory to the pool; `data` must not be accessed after this."""
         self.data = np.zeros(0, np.uint8)
         self._library.cma_free(self._pointer)
 

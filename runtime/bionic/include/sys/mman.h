@@ -1,4 +1,4 @@
-/* What the runtime in C uses of bionic's sys/mman.h: the kernel's numbers. */
+/* Declarations of bionic's sys/mman.h that the runtime in C uses: the kernel's numbers. */
 #ifndef TVMFLOW_BIONIC_MMAN_H
 #define TVMFLOW_BIONIC_MMAN_H
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* What runtime/measure uses of bionic's sys/resource.h. */
+/* Declarations of bionic's sys/resource.h. that runtime/measure uses */
 #ifndef TVMFLOW_BIONIC_SYS_RESOURCE_H
 #define TVMFLOW_BIONIC_SYS_RESOURCE_H
 #define RUSAGE_SELF 0

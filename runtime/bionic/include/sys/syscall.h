@@ -1,1 +1,1 @@
-/* What runtime/rpc uses of bionic's sys/syscall.h: nothing, it has a number of its own. */
+/* Declarations of bionic's sys/syscall.h that runtime/rpc uses: none, it defines its own number. */
