@@ -22,7 +22,7 @@ from tvmflow.backends.registry import backend_of
 from tvmflow.codegen.compile import LocalRunner, build_scheduled
 from tvmflow.codegen.lower import lower
 from tvmflow.codegen.network.link import write_network
-from tvmflow.config.stage_params import Int8Params
+from tvmflow.config.stage_params import Int8Params, MixedOperators
 from tvmflow.devices.emulation.processors import PROCESSORS
 from tvmflow.devices.emulation.system import EmulatedSystem
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
@@ -74,7 +74,7 @@ def expected(module: Any, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def in_precision(module: Any, precision: str, x: np.ndarray[Any, Any]) -> Any:
-    options: dict[str, Any] = {"low": ["conv2d", "matmul"], "high": ["softmax", "sum", "mean"]}
+    options: MixedOperators | Int8Params = MixedOperators(low=("conv2d", "matmul"), high=("softmax", "sum", "mean"))
     if precision == "int8":
         options = Int8Params(max_drop=0.0)
     samples = Samples((x.reshape(-1, *x.shape[2:]),), None)

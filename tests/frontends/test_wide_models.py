@@ -5,7 +5,6 @@ process.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from tests.wide_models import OUTPUTS, described, samples_for
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import LocalRunner
-from tvmflow.config.stage_params import Int8Params
+from tvmflow.config.stage_params import Int8Params, MixedOperators
 from tvmflow.evaluation.agreement import check_golden, compare_all, worst_of
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec, run_in_batches
@@ -63,7 +62,7 @@ def test_inputs_are_found_by_name(framework: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["text", "segmenter", "two"])
 def test_every_precision_takes_a_wide_model(name: str, precision: str, tmp_path: Path) -> None:
     source, samples = load_source(tmp_path, described(name, "onnx", tmp_path)), samples_for(name, 8)
-    options: dict[str, Any] = {"low": ["conv2d", "matmul"], "high": ["softmax", "sum"]}
+    options: MixedOperators | Int8Params = MixedOperators(low=("conv2d", "matmul"), high=("softmax", "sum"))
     if precision == "int8":
         options = Int8Params(max_drop=0.0)
     module, report = to_precision(

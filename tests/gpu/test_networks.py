@@ -17,7 +17,7 @@ from tvmflow.backends.cpu import host_backend
 from tvmflow.backends.registry import backend_named
 from tvmflow.codegen.compile import LocalRunner, build_scheduled
 from tvmflow.codegen.network.link import Network, write_network
-from tvmflow.config.stage_params import Int8Params
+from tvmflow.config.stage_params import Int8Params, MixedOperators
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import TensorSpec
@@ -58,7 +58,7 @@ def write_on_gpu(module: object, api: str, path: Path, outputs: int = 2, *, text
 def _converted(module: Any, precision: str, samples: Samples) -> Any:
     if precision == "float32":
         return module
-    options: dict[str, Any] = {"low": ["conv2d", "matmul"], "high": ["softmax", "sum"]}
+    options: MixedOperators | Int8Params = MixedOperators(low=("conv2d", "matmul"), high=("softmax", "sum"))
     if precision == "int8":
         options = Int8Params(max_drop=0.0)
     return to_precision(module, precision, PrecisionRequest(options, samples, lambda *_: None))[0]

@@ -23,7 +23,7 @@ from tvmflow.codegen.network.plan import Plan, Value
 from tvmflow.codegen.network.plan_check import check
 from tvmflow.codegen.network.plan_reader import plan_of
 from tvmflow.codegen.network.runtime_sources import RUNTIME
-from tvmflow.config.stage_params import Int8Params
+from tvmflow.config.stage_params import Int8Params, MixedOperators
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import TensorSpec
@@ -139,7 +139,7 @@ def test_wide_models_in_every_precision_have_the_same_bits(name: str, precision:
     inputs = samples_for(name, 8)
     module = canonicalize(load_source(tmp_path, described(name, "onnx", tmp_path)).to_relax())
     if precision != "float32":
-        options: dict[str, Any] = {"low": ["conv2d", "matmul"], "high": ["softmax", "sum"]}
+        options: MixedOperators | Int8Params = MixedOperators(low=("conv2d", "matmul"), high=("softmax", "sum"))
         if precision == "int8":
             options = Int8Params(max_drop=0.0)
         module = to_precision(module, precision, PrecisionRequest(options, inputs, lambda *_: None))[0]
