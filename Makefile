@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 OLD_TVM := .venv-tvm-0.26
 PYTEST = TVMFLOW_OLD_TVM=$(CURDIR)/$(OLD_TVM)/bin/python TVMFLOW_PICTURES=$(CURDIR)/.pictures \
 	$(BIN)/python -m pytest tests -n 2 --dist worksteal
-FAST := cli contract evaluation frontends golden ledger passes quantization report sandbox sources tuning unit vta
+FAST := cli config contract evaluation frontends golden ir passes pipeline quantization report sandbox setup sources \
+	support targets toolchain tracking tuning vta
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export DO_NOT_TRACK := true
 export PREFECT_SERVER_ANALYTICS_ENABLED := false

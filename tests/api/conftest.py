@@ -1,5 +1,5 @@
 """The ledger's fixtures, for calls that need no finished workspace."""
 
-from tests.ledger.conftest import empty_store, ledger
+from tests.tracking.conftest import empty_store, ledger
 
 __all__ = ["empty_store", "ledger"]

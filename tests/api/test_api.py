@@ -15,7 +15,7 @@ import pytest
 
 import tvmflow
 from tests.conftest import CELL, REPOSITORY, SLUG
-from tests.ledger.ledger_bench import LedgerBench
+from tests.tracking.ledger_bench import LedgerBench
 from tvmflow.evaluation.loaded_library import LoadedLibrary
 from tvmflow.support.errors import StoreError, TvmflowError, UnknownNameError, UsageError
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY, free_port
-from tests.ledger.ledger_bench import LedgerBench
+from tests.tracking.ledger_bench import LedgerBench
 from tvmflow.cli import main
 from tvmflow.tracking.mlflow.registry import CHALLENGER, version_by_alias
 from tvmflow.tracking.mlflow.releases import promote

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.devices.arm64 import TRIPLE, target
-from tests.passes.test_tabulate_bytes import ACTIVATIONS, Excited
+from tests.passes.test_int8_lookup_tables import ACTIVATIONS, Excited
 from tests.runtime.test_network import Branches, _network
 from tvmflow.backends.cpu import CpuBackend, host_backend
 from tvmflow.backends.registry import backend_of

@@ -31,7 +31,7 @@ from tvmflow.passes.kernel.apply_schedules import replay
 from tvmflow.passes.layout.channel_permute import permute_channels
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.legalize.convolutions import list_convolution_keys
-from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
+from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed_precision
 from tvmflow.schedules.registry import apply_template
 from tvmflow.tuning.records.traces import trace_json
 
@@ -142,7 +142,7 @@ def test_attention_equals_float64(
     case = attention.Case(1, 2, 19, 37, 20, "added", True)
     module, net = attention.imported(case)
     if processor == "neoverse-n2":
-        module = to_mixed(module, MixedPrecision("bfloat16", "float32", ("matmul",), ("softmax",)))
+        module = to_mixed_precision(module, MixedPrecision("bfloat16", "float32", ("matmul",), ("softmax",)))
     inputs, backend = attention.inputs_of(case), backend_of(target(processor))
     scheduled = build_scheduled(backend.pack(module, None)[0], backend, {})
     assert {"attention", "packed_norm"} <= {choice.template for choice in scheduled.choices}

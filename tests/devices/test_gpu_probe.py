@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.devices.agents import session_with
-from tests.gpu.drivers import fake_driver
+from tests.gpu_codegen.drivers import fake_driver
 from tvmflow.devices.agent.process import start_agent
 from tvmflow.devices.gpu.probe import probe, probe_program
 from tvmflow.devices.gpu_facts import Probed, read_probe

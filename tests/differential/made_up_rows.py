@@ -21,7 +21,7 @@ from tvmflow.frontends.registry import Frontend
 from tvmflow.frontends.source_model import PreparedRun, SourceDescription, Variant
 from tvmflow.sources.weights import WeightFiles
 from tvmflow.targets.resolve import ResolvedTarget
-from tvmflow.tuning.search.tuners import Assignment
+from tvmflow.tuning.search.tuners import TunerArguments
 
 Array = np.ndarray[Any, Any]
 
@@ -132,7 +132,7 @@ NUMBERS = Frontend(_load, ("numpy",), WeightFiles((".numbers",)), has_networks=F
 class BackwardsTuner:
     """Tries the last candidate first."""
 
-    def __init__(self, given: Assignment) -> None:
+    def __init__(self, given: TunerArguments) -> None:
         self.rest = list(range(len(given.candidates)))
 
     def ask(self, count: int) -> list[int]:

@@ -19,7 +19,7 @@ from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.tir.workloads import extract_workloads, multiplied
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
+from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed_precision
 
 Array = np.ndarray[Any, Any]
 _LENGTHS = (1, 7, 16, 49, 50, 101, 197)
@@ -211,7 +211,7 @@ def test_any_product_of_matrices_is_one_kernel_and_equals_float64(
 )
 def test_attention_of_rounded_values_is_one_kernel(case: Case, dtype: str, bound: float) -> None:
     module, net = imported(case)
-    mixed = to_mixed(module, MixedPrecision(dtype, "float32", ("conv2d", "matmul"), ("softmax",)))
+    mixed = to_mixed_precision(module, MixedPrecision(dtype, "float32", ("conv2d", "matmul"), ("softmax",)))
     workloads = extract_workloads(lower(HOST.pack(mixed, None)[0], HOST))
     (found_kernel,) = [one for one in workloads if one.name.startswith("attention")]
     in_pairs = dtype == "bfloat16" and "avx512bf16" in HOST.cpu_features().dots

@@ -16,11 +16,11 @@ from tvmflow.config.stage_params import Int8Params, VtaInt8Params
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.relax.graph import read_graph
-from tvmflow.ir.relax.numpy_convolution import convolve_transposed, product
+from tvmflow.ir.relax.numpy_convolution import convolve_transposed, exact_matmul
 from tvmflow.ir.relax.numpy_interpreter import run_graph
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.mixed_precision import MixedPrecision, low_steps, to_mixed
+from tvmflow.quantization.mixed_precision import MixedPrecision, count_low_steps, to_mixed_precision
 from tvmflow.quantization.post_training import quantize_int8, quantize_vta
 from tvmflow.targets.cpu_features import features_of
 
@@ -110,10 +110,10 @@ def test_mixed_precision_computes_low_what_the_list_says(dtype: str, accumulate:
     module = canonicalize(model.to_relax())
     x = np.random.default_rng(0).standard_normal((1, 3, 13, 11), dtype=np.float32)
     high = ("softmax", "mean", "sum", "max_pool2d")
-    low = to_mixed(module, MixedPrecision(dtype, accumulate, ("conv2d",), high))
+    low = to_mixed_precision(module, MixedPrecision(dtype, accumulate, ("conv2d",), high))
     graph = read_graph(low)
     matmul = next(step for step in graph.steps if step.op == "relax.matmul")
-    assert matmul.dtype == "float32" and low_steps(low, dtype)[0] >= 3
+    assert matmul.dtype == "float32" and count_low_steps(low, dtype)[0] >= 3
     convolutions = [step for step in graph.steps if step.op == "relax.nn.conv2d"]
     assert len(convolutions) == 3 and {step.dtype for step in convolutions} == {accumulate}
     reference = model.run(x)[0]
@@ -149,8 +149,8 @@ def test_an_activation_of_a_sum_is_rounded_once(activation: str, shape: tuple[in
     x = torch.randn(shape).bfloat16().float().numpy()
     network = torch.nn.Sequential(layer, ACTIVATIONS[activation], Transposed()).eval()
     model = ExportedModel(network, one_input("input", shape))
-    module = to_mixed(canonicalize(model.to_relax()), MixedPrecision("bfloat16", "float32", ("matmul",), ()))
-    assert low_steps(module, "bfloat16")[0] > 0
+    module = to_mixed_precision(canonicalize(model.to_relax()), MixedPrecision("bfloat16", "float32", ("matmul",), ()))
+    assert count_low_steps(module, "bfloat16")[0] > 0
     found, expected = LocalRunner(module, host_backend()).run(x)[0], model.run(x)[0]
     assert (np.abs(found - expected) <= 2.0**-8 * np.abs(expected) + 1e-6).all()
     target = host_backend().target
@@ -170,7 +170,7 @@ def test_products_of_integers_are_exact(dtypes: tuple[str, str]) -> None:
             generator.integers(limit.min if low else limit.max - 3, limit.max, shape, endpoint=True).astype(dtype)
             for dtype, limit, shape in zip(dtypes, limits, [(3, 5, 1030), (1030, 7)], strict=True)
         )
-        assert np.array_equal(product(a, b), a.astype(np.int64) @ b.astype(np.int64))
+        assert np.array_equal(exact_matmul(a, b), a.astype(np.int64) @ b.astype(np.int64))
 
 
 @pytest.mark.parametrize("seed", range(12))

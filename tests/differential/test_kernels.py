@@ -26,10 +26,10 @@ from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.passes.legalize.padded_image import tileable_width
 from tvmflow.passes.legalize.winograd import TILES, winograd_error
-from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
+from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed_precision
 from tvmflow.schedules.registry import apply_template
 from tvmflow.sources.networks.torch_zoo import build
-from tvmflow.tuning.measure.reference_kernel import plain
+from tvmflow.tuning.measure.reference_kernel import schedule_reference
 from tvmflow.tuning.records.traces import trace_json
 
 
@@ -81,7 +81,7 @@ def test_any_convolution_packed_and_scheduled_equals_torch(
 def test_candidates_of_every_template_keep_the_output(dtype: str, winograd: int, bound: float) -> None:
     module, model = imported(build("digits_cnn", 3), (1, 1, 8, 8))
     if dtype != "float32":
-        module = to_mixed(module, MixedPrecision(dtype, "float32", ("conv2d", "matmul"), ("mean",)))
+        module = to_mixed_precision(module, MixedPrecision(dtype, "float32", ("conv2d", "matmul"), ("mean",)))
     x = np.random.default_rng(1).standard_normal((1, 1, 8, 8), dtype=np.float32)
     reference, target = model.run(x)[0], HOST
     packed = PackChannels(16)(module)
@@ -248,7 +248,7 @@ def test_the_plain_kernels_that_schedules_are_compared_with_are_right(winograd: 
     )
     for name, function in lowered.functions.items():
         if isinstance(function, tirx.PrimFunc):
-            spread = plain(function)
+            spread = schedule_reference(function)
             assert "T.parallel" in spread.script()
             lowered[name] = spread
     x = np.random.default_rng(1).standard_normal((1, 1, 8, 8), dtype=np.float32)

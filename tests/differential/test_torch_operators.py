@@ -22,7 +22,7 @@ from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.pytorch.operators import unknown_operators
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
+from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed_precision
 from tvmflow.support.errors import UnsupportedOperatorError
 
 Functions = Mapping[str, Callable[[torch.Tensor], Any]]
@@ -207,7 +207,7 @@ def test_operators_in_16_bits_are_near_what_pytorch_does(group: str, dtype: str)
     x = np.random.default_rng(5).integers(-24, 24, SHAPE).astype(np.float32) / 8 + 1 / 16
     network = _BehindAProduct(_GROUPS[group]).eval()
     module = canonicalize(ExportedModel(network, (TensorSpec("x", x.shape),)).to_relax())
-    module = to_mixed(module, MixedPrecision(dtype, "float32", DEFAULT_MIXED.low, DEFAULT_MIXED.high))
+    module = to_mixed_precision(module, MixedPrecision(dtype, "float32", DEFAULT_MIXED.low, DEFAULT_MIXED.high))
     outputs = LocalRunner(host_backend().pack(module, None)[0], host_backend()).run(x)
     for name, found, expected in zip(_GROUPS[group], outputs, network(torch.from_numpy(x)), strict=True):
         wanted = expected.detach().numpy()

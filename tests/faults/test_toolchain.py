@@ -24,7 +24,7 @@ from tvmflow.support.errors import StageError, StoreError, ToolchainError
 from tvmflow.support.progress import silent
 from tvmflow.targets.resolve import ResolvedTarget, host_target
 from tvmflow.tuning.measure import build_pool as builder
-from tvmflow.tuning.measure.build_pool import BuildPool, Built, Order
+from tvmflow.tuning.measure.build_pool import BuildPool, BuildRequest, Built
 from tvmflow.tuning.measure.canary import canary_workload
 from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import (
@@ -110,12 +110,12 @@ def test_a_machine_that_cannot_build_is_said_and_no_schedule_blamed(shared: tupl
     pool, compiler = shared
     for name, script in BROKEN.items():
         compiler.will(script)
-        pool._broken = None
+        pool._host_failure = None
         with pytest.raises(ToolchainError, match="cannot compile a kernel that is known to be correct"):
             _build(pool)
-        assert pool._broken is not None, name
+        assert pool._host_failure is not None, name
     compiler.will("")
-    pool._broken = None
+    pool._host_failure = None
     assert _build(pool).status == OK, "the same process builds again"
     hidden = compiler.path.rename(compiler.path.with_name("hidden"))
     with pytest.raises(ToolchainError, match="no compiler"):
@@ -123,7 +123,7 @@ def test_a_machine_that_cannot_build_is_said_and_no_schedule_blamed(shared: tupl
     with pytest.raises(ToolchainError):  # at once: nothing more is tried
         pool.build(KERNEL, TEMPLATE, KNOBS[1]).result(timeout=5)
     hidden.rename(compiler.path)
-    pool._broken = None
+    pool._host_failure = None
 
 
 def test_what_fails_once_is_built_again(shared: tuple[BuildPool, Compiler]) -> None:
@@ -147,7 +147,7 @@ def test_a_compiler_that_hangs_without_computing_blames_nobody(shared: tuple[Bui
     assert _build(pool).status == OK
     process = pool._processes[-1]
     compiler.will("sleep 600")
-    reply = process.ask(pool.request(Order(KERNEL, TEMPLATE, KNOBS[0]), pool.folder / "x.so"), 6.0)
+    reply = process.ask(pool.to_json(BuildRequest(KERNEL, TEMPLATE, KNOBS[0]), pool.folder / "x.so"), 6.0)
     assert reply["status"] == UNKNOWN and "longer than 6 s" in reply["error"]
     compiler.will("")
     assert _build(pool).status == OK, "by another process"
@@ -188,7 +188,7 @@ def test_processes_that_do_not_start_are_the_machines_fault(tmp_path: Path, monk
                 python.write_text(script)
                 python.chmod(0o755)
             monkeypatch.setattr(build_process.sys, "executable", str(python))
-            pool._broken = None
+            pool._host_failure = None
             with pytest.raises(ToolchainError):
                 _build(pool)
 

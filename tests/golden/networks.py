@@ -17,7 +17,7 @@ from tvmflow.ir.relax.emit import constant
 from tvmflow.ir.tir.workloads import Workload, extract_workloads
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.legalize.convolutions import list_convolution_keys
-from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed
+from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed_precision
 from tvmflow.targets.cpu_features import cpu_features_of
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -121,7 +121,7 @@ def _attention() -> Any:
 
 
 def _mixed(dtype: str, accumulator: str, module: Any) -> Any:
-    return to_mixed(module, MixedPrecision(dtype, accumulator, ("conv2d", "matmul"), ("mean", "softmax")))
+    return to_mixed_precision(module, MixedPrecision(dtype, accumulator, ("conv2d", "matmul"), ("mean", "softmax")))
 
 
 def _bytes(data: str) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.passes.test_packed_images import operators_of
+from tests.passes.test_pool_resize_pad import operators_of
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.relax.graph import read_graph

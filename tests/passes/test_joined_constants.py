@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.passes.test_packed_images import operators_of
+from tests.passes.test_pool_resize_pad import operators_of
 
 
 class _Joins(nn.Module):

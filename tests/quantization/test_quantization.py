@@ -149,7 +149,7 @@ def test_an_equalized_network_is_known_without_running_it(
     network = group_layers(read_graph(module))
     run, equalized = Calibration(network, (samples,), silent), network.copy()
     factors = equalize(equalized, run.channel_ranges() if per_channel else None)
-    known, found = run.equalized(equalized, factors), Calibration(equalized, (samples,), silent)
+    known, found = run.for_equalized(equalized, factors), Calibration(equalized, (samples,), silent)
     run.fill_histograms(known, factors, silent)
     found.fill_histograms(None, {}, silent)
     for name, seen in found.seen.items():
@@ -226,7 +226,7 @@ def test_the_goal_moves_the_worst_layers_until_it_is_met(depthwise: tuple[Any, A
 def test_a_goal_needs_samples_that_can_tell(
     max_drop: float | None, labelled: bool, samples: int, goal: float | None
 ) -> None:
-    assert quantizer.goal_within(max_drop, np.zeros(samples) if labelled else None, samples) == goal
+    assert quantizer.accuracy_goal(max_drop, np.zeros(samples) if labelled else None, samples) == goal
 
 
 def test_the_report_points_at_the_layer_that_hurts(depthwise: tuple[Any, Array, Array]) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.browser import Browser, browser_path, open_browser
-from tests.ledger.ledger_bench import LedgerBench
 from tests.report.report_data import HOSTILE, card, cell, history, report_data
+from tests.tracking.ledger_bench import LedgerBench
 from tvmflow.report.page import ASSETS, collect, page_of, write_page
 from tvmflow.support.errors import StoreError, UsageError
 from tvmflow.tracking.mlflow.history import all_measurements

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.devices.test_fleet import RULES, World
 from tests.faults.here import here
 from tests.search_rules import QUICK_RULES, changed
+from tests.tuning.test_device_pool import RULES, World
 from tvmflow.backends.cpu import host_backend
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.support.progress import silent

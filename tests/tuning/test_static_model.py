@@ -14,7 +14,7 @@ from tests.search_rules import QUICK_RULES
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.compile import build_scheduled, compile_module
 from tvmflow.codegen.lower import lower
-from tvmflow.codegen.manifest import covered
+from tvmflow.codegen.manifest import count_coverage
 from tvmflow.config.params import ReleaseParams
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
@@ -157,7 +157,7 @@ def test_a_network_without_a_device(tmp_path: Path) -> None:
         len(best) >= 3 and {record.status for record in best.values()} == {"estimated"} and not tuning_log.path.exists()
     )
     built = build_scheduled(packed, backend, {key: {"trace": r.trace, "status": r.status} for key, r in best.items()})
-    facts = covered(built.choices)
+    facts = count_coverage(built.choices)
     assert facts["coverage"] == 0.0 and facts["kernels_estimated"] >= 3 and facts["kernels_tuned"] == 0
     card = {
         "latency": {"compute": {"badges": []}},

@@ -1,0 +1,179 @@
+"""The AAR of a network: laid out as Android's tools expect it, linked by an NDK, in a Maven repository, found out when
+it was altered.
+
+The NDK is a fake: its clang calls gcc, and links with libraries of the names of Android's that hold every function an
+ABI allows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import platform
+import re
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.bundle_parts import CELL, android_part
+from tests.shipping.conftest import REQUEST
+from tvmflow.shipping.bundle.aar import write_aar
+from tvmflow.shipping.bundle.abis import ABIS
+from tvmflow.shipping.bundle.part import Part
+from tvmflow.shipping.bundle.signing import KeyPair, signing_key
+from tvmflow.shipping.bundle.verify import Trust, verify
+from tvmflow.support.errors import BundleError, SignatureError, UsageError
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("javac") is None, reason="needs a JDK: apt-get install openjdk-17-jdk-headless"),
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="the fake NDK compiles for x86-64"),
+]
+# glibc's gives fscanf another name.
+STDIO = """#include <stddef.h>
+typedef struct file FILE;
+FILE *fopen(const char *, const char *);
+int fclose(FILE *);
+int fscanf(FILE *, const char *, ...);
+int snprintf(char *, size_t, const char *, ...);
+"""
+LIBRARY = "jni/x86_64/libsmall_local_cpu_float32.so"
+
+
+def _fake_ndk(folder: Path) -> Path:
+    """Return the folder of an NDK for x86-64."""
+    programs = folder / "toolchains" / "llvm" / "prebuilt" / "linux-x86_64" / "bin"
+    programs.mkdir(parents=True)
+    functions = {*ABIS["x86_64"].symbols, "calloc", "dlopen", "dlsym", "dlclose", "dlerror"} - {
+        "_ITM_deregisterTMCloneTable",
+        "_ITM_registerTMCloneTable",
+    }
+    (folder / "c.c").write_text("".join(f"void {name}(void) {{}}\n" for name in sorted(functions)))
+    for name, source in (("libc.so", "c.c"), ("libm.so", "empty.c"), ("libdl.so", "empty.c")):
+        (folder / "empty.c").write_text("")
+        command = [
+            "gcc",
+            "-w",
+            "-shared",
+            "-fPIC",
+            "-fno-builtin",
+            "-nostdlib",
+            f"-Wl,-soname,{name}",
+            "-o",
+            str(folder / name),
+            str(folder / source),
+        ]
+        subprocess.run(command, check=True)
+    (folder / "include").mkdir()
+    (folder / "include" / "stdio.h").write_text(STDIO)
+    home = Path(str(shutil.which("javac"))).resolve().parent.parent
+    clang = programs / "x86_64-linux-android26-clang"
+    clang.write_text(
+        (
+            f"#!/bin/sh\nexec gcc -D__ANDROID__ -D_GNU_SOURCE= -nostdlib -L{folder} -I{folder}/include "
+            f'-I{home}/include -I{home}/include/linux "$@" -lc\n'
+        ).replace("-pthread", "")
+    )
+    clang.chmod(0o755)
+    (folder / "source.properties").write_text("Pkg.Revision = 27.2.1\n")
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ndk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ANDROID_NDK_HOME", str(_fake_ndk(tmp_path_factory.mktemp("ndk"))))
+        yield
+
+
+@pytest.fixture(scope="module")
+def android(ndk: None, tmp_path_factory: pytest.TempPathFactory) -> Part:
+    return android_part(tmp_path_factory.mktemp("android") / "cell", "x86_64-linux-android26")
+
+
+@pytest.fixture(scope="module")
+def aar(android: Part, keys: KeyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_aar(tmp_path_factory.mktemp("maven"), [android], REQUEST, signing_key(keys.private), "com.example")[0]
+
+
+def test_it_is_what_androids_tools_expect(aar: Path) -> None:
+    with zipfile.ZipFile(aar) as archive:
+        assert archive.testzip() is None
+        files = {name: archive.read(name) for name in archive.namelist()}
+    manifest = ElementTree.fromstring(files["AndroidManifest.xml"])  # noqa: S314 (our own)
+    assert manifest.get("package") == "com.example.small"
+    assert [list(child.attrib.values()) for child in manifest] == [["26"]]
+    assert {LIBRARY, "jni/x86_64/libtvmflow_jni.so", "R.txt", "proguard.txt", "assets/small/manifest.json"} <= set(
+        files
+    )
+    assert b"aarFormatVersion=1.0\n" in files["META-INF/com/android/build/gradle/aar-metadata.properties"]
+    with zipfile.ZipFile(io.BytesIO(files["classes.jar"])) as jar:
+        names = set(jar.namelist())
+        assert {"tvmflow/Network.class", "tvmflow/Network$Tensor.class"} <= names
+        assert jar.read("tvmflow/Network.class")[:8] == b"\xca\xfe\xba\xbe\x00\x00\x00\x34"  # of Java 8
+    assert not [name for name in files if name.startswith("assets/") and name.endswith(".so")]
+
+
+def test_its_libraries_are_androids(aar: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(aar) as archive:
+        for name in (LIBRARY, "jni/x86_64/libtvmflow_jni.so"):
+            archive.extract(name, tmp_path)
+            dynamic = subprocess.run(
+                ["readelf", "-dWl", str(tmp_path / name)], capture_output=True, text=True, check=True
+            ).stdout
+            assert set(re.findall(r"NEEDED.*\[(.*)\]", dynamic)) <= {"libc.so", "libm.so", "libdl.so"}
+            assert re.findall(r"SONAME.*\[(.*)\]", dynamic) == [Path(name).name]
+            assert {line.split()[-1] for line in dynamic.splitlines() if line.strip().startswith("LOAD")} == {"0x4000"}
+
+
+def test_it_lies_in_a_maven_repository(aar: Path) -> None:
+    assert aar.parts[-5:] == ("com", "example", "small", "3", "small-3.aar")
+    pom = ElementTree.parse(aar.with_suffix(".pom")).getroot()  # noqa: S314 (our own)
+    space = {"m": "http://maven.apache.org/POM/4.0.0"}
+    assert [pom.findtext(f"m:{word}", None, space) for word in ("groupId", "artifactId", "version", "packaging")] == [
+        "com.example",
+        "small",
+        "3",
+        "aar",
+    ]
+    for file in (aar, aar.with_suffix(".pom")):
+        for kind in ("md5", "sha1", "sha256", "sha512"):
+            assert file.with_name(f"{file.name}.{kind}").read_text() == hashlib.new(kind, file.read_bytes()).hexdigest()
+
+
+def test_it_is_the_same_each_time(aar: Path, android: Part, keys: KeyPair, tmp_path: Path) -> None:
+    again, _ = write_aar(tmp_path, [android], REQUEST, signing_key(keys.private), "com.example")
+    assert again.read_bytes() == aar.read_bytes()
+
+
+def test_it_is_verified(aar: Path, trust: Trust, tmp_path: Path) -> None:
+    report = verify(aar, replace(trust, at_least=3))
+    [library] = report.libraries
+    assert (library.cell, library.abi) == (CELL, "x86_64") and set(library.needed) <= {"libc.so", "libm.so"}
+    copy = tmp_path / aar.name
+    data = aar.read_bytes()
+    copy.write_bytes(data)
+    with pytest.raises(SignatureError, match=r"no small-3\.aar\.dsse\.json beside small-3\.aar"):
+        verify(copy, trust)
+    beside = copy.with_name(f"{copy.name}.dsse.json")
+    beside.write_bytes(aar.with_name(beside.name).read_bytes())
+    place = data.index(b"-keep class")  # of a file that the bundle's own statement does not know
+    copy.write_bytes(data[:place] + b"#" + data[place + 1 :])
+    with pytest.raises(BundleError, match="was altered: its digest is not that of the statement beside it"):
+        verify(copy, trust)
+
+
+def test_what_cannot_be_an_aar(part: Part, android: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BundleError, match="an AAR for x86_64-linux-gnu"):
+        write_aar(tmp_path, [part], REQUEST, None)
+    with pytest.raises(UsageError, match=r"group '\.\./x'"):
+        write_aar(tmp_path, [android], REQUEST, None, "../x")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(BundleError, match="no javac on PATH"):
+        write_aar(tmp_path, [android], REQUEST, None)
+    assert not list(tmp_path.rglob("*.aar"))

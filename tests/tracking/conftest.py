@@ -1,0 +1,28 @@
+"""What tests of the ledger share."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.tracking.ledger_bench import LedgerBench
+from tvmflow.config.workspace import Workspace
+from tvmflow.tracking.mlflow.store import open_mlflow
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an MLflow store in which nothing is; making one takes seconds, copying it nothing."""
+    root = tmp_path_factory.mktemp("empty-store")
+    shutil.copyfile(REPOSITORY / "params.yaml", root / "params.yaml")
+    open_mlflow(Workspace(root)).search_experiments()
+    return root / "mlruns" / "mlflow.db"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, empty_store: Path) -> LedgerBench:
+    """Return a workspace of its own with an empty MLflow store."""
+    return LedgerBench(tmp_path / "workspace", empty_store)

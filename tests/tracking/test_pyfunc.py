@@ -1,0 +1,88 @@
+"""The logged library as a model of MLflow: loaded from the registry, run from the command line, its signature
+enforced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import REPOSITORY, SLUG
+from tests.tracking.ledger_bench import LedgerBench
+from tvmflow.config.workspace import Workspace
+from tvmflow.tracking.mlflow.store import experiment_id, open_mlflow
+from tvmflow.tracking.mlflow.trend import EXPERIMENT
+
+MODEL = f"models:/{SLUG}@challenger"
+
+
+def test_the_registered_library_is_loaded_and_answers(finished: Path) -> None:
+    client = open_mlflow(Workspace(finished))
+    from mlflow import artifacts, pyfunc
+    from mlflow.exceptions import MlflowException
+
+    [run] = client.search_runs([experiment_id(client, Workspace(finished), "digits_torch")])
+    with np.load(artifacts.download_artifacts(run_id=run.info.run_id, artifact_path="golden.npz")) as data:
+        inputs, outputs = data["input.input"], data["output.output"]
+    model = pyfunc.load_model(MODEL)
+    assert model.metadata.signature.inputs.inputs[0].shape == (-1, *inputs.shape[1:])
+    np.testing.assert_allclose(model.predict(inputs), outputs, atol=1e-4)
+    np.testing.assert_allclose(model.predict(model.input_example), outputs[:1], atol=1e-4)
+    with pytest.raises(MlflowException, match="schema"):
+        model.predict(inputs[0])
+
+
+def test_the_command_line_of_mlflow_runs_it(finished: Path, tmp_path: Path) -> None:
+    x = np.load(finished / "artifacts/fetch" / SLUG / "golden.npz")["x"][:2]
+    (tmp_path / "input.json").write_text(json.dumps({"inputs": x.tolist()}))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "models",
+            "predict",
+            "-m",
+            MODEL,
+            "-i",
+            str(tmp_path / "input.json"),
+            "-t",
+            "json",
+            "-o",
+            str(tmp_path / "output.json"),
+            "--env-manager",
+            "local",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=200,
+        env={**os.environ, "MLFLOW_TRACKING_URI": Workspace(finished).mlflow_uri, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert done.returncode == 0, done.stderr
+    expected = np.load(finished / "artifacts/quantize" / SLUG / "reference.npz")["golden"][:2]
+    outputs = json.loads((tmp_path / "output.json").read_text())["predictions"]
+    np.testing.assert_allclose(np.asarray(outputs), expected, atol=1e-4)
+
+
+def test_a_history_run_of_before_is_taken_over_with_its_steps(ledger: LedgerBench) -> None:
+    """It used to stand among the measurements of its model."""
+    from mlflow.entities import Metric
+
+    client, cell = open_mlflow(ledger.workspace), ledger.cell("digits_torch")
+    model = experiment_id(client, ledger.workspace, "digits_torch")
+    tags = {"tvmflow.kind": "history", "cell": str(cell), "device.kind": "cpu-test-t2", "tvmflow.steps": "2"}
+    old = client.create_run(model, tags=tags).info.run_id
+    client.log_batch(old, [Metric("latency_ms.median", 3.0, 1000, 1), Metric("latency_ms.median", 2.0, 2000, 2)])
+    ledger.measure(cell, "library")
+    assert [run.data.tags["tvmflow.kind"] for run in client.search_runs([model])] == ["measurement"]
+    [run] = client.search_runs([experiment_id(client, ledger.workspace, EXPERIMENT)])
+    steps = client.get_metric_history(run.info.run_id, "latency_ms.median")
+    assert sorted((m.step, m.value) for m in steps) == [(1, 3.0), (2, 2.0), (3, 1.0)]
