@@ -12,18 +12,10 @@ from tvmflow.support.errors import StageError
 
 _BINARY = {"Add": "+", "Sub": "-", "Mul": "*"}
 _COMPARED = {"EQ": "==", "NE": "!=", "LT": "<", "LE": "<=", "GT": ">", "GE": ">="}
-_BITS = {
-    "bitwise_and": "&",
-    "bitwise_or": "|",
-    "bitwise_xor": "^",
-    "shift_left": "<<",
-    "shift_right": ">>",
-    "BitwiseAnd": "&",
-    "BitwiseOr": "|",
-    "BitwiseXor": "^",
-    "LShift": "<<",
-    "RShift": ">>",
-}
+_BIT_SIGNS = ("&", "|", "^", "<<", ">>")
+_BIT_CALLS = ("bitwise_and", "bitwise_or", "bitwise_xor", "shift_left", "shift_right")
+_BIT_NODES = ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "LShift", "RShift")
+_BITS = {name: sign for names in (_BIT_CALLS, _BIT_NODES) for name, sign in zip(names, _BIT_SIGNS, strict=True)}
 _MOST_MULTIPLIED = 8  # the highest power that is expanded to multiplications
 _WHOLE_TANH = 10.0  # tanh is 1 in float32 beyond; some drivers return NaN for large numbers
 
