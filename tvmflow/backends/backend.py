@@ -18,6 +18,7 @@ from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
     from tvmflow.config.params import TargetEntry
+    from tvmflow.ir.tvm_compat import IRModule, PrimFunc
     from tvmflow.schedules.registry import Knobs, Template
     from tvmflow.targets.cpu_features import CpuFeatures
 
@@ -93,7 +94,7 @@ class Backend(ABC):
     # -- from Relax to kernels --
 
     @abstractmethod
-    def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
+    def pack(self, mod: IRModule, block: int | None) -> tuple[Any, dict[str, Any]]:
         """Convert a quantized module to the layout of the processor; block: packed channels, None for the default.
 
         Return the module and facts to display. The parts that an accelerator computes are partitioned here; until
@@ -119,7 +120,7 @@ class Backend(ABC):
     def templates(self) -> tuple[Template, ...]:
         """Return the schedule templates in the order in which they are tried."""
 
-    def template_for(self, function: Any) -> tuple[Template, list[Knobs]] | None:
+    def template_for(self, function: PrimFunc) -> tuple[Template, list[Knobs]] | None:
         """Return the first template that covers a kernel, with its candidates; None if none does."""
         from tvmflow.schedules.registry import template_for
 
@@ -130,7 +131,7 @@ class Backend(ABC):
         """Return the backend that computes reference results: the CPU beside a device with kernels of its own."""
         return self
 
-    def compile_kernels(self, mod: Any) -> Any:
+    def compile_kernels(self, mod: IRModule) -> Any:
         """Return the executable for a library without TVM if it is not one of TVM's, else None.
 
         Raises StageError.
@@ -139,12 +140,12 @@ class Backend(ABC):
 
     # -- what a device computes beside kernels --
 
-    def search_part(self, packed: Any, progress: Progress) -> list[dict[str, Any]]:
+    def search_part(self, packed: IRModule, progress: Progress) -> list[dict[str, Any]]:
         """Return the schedules of the accelerator's parts that need no measurement, as JSON, for `compile_part`."""
         return []
 
     def compile_part(
-        self, packed: Any, schedules: list[dict[str, Any]], folder: Path, progress: Progress
+        self, packed: IRModule, schedules: list[dict[str, Any]], folder: Path, progress: Progress
     ) -> tuple[Any, dict[str, Any] | None]:
         """Compile and check the parts that an accelerator computes, and write them to `folder`.
 

@@ -18,6 +18,7 @@ from tvmflow.toolchain.compilers import compiler_for
 
 if TYPE_CHECKING:
     from tvmflow.config.params import TargetEntry
+    from tvmflow.ir.tvm_compat import IRModule
     from tvmflow.schedules.registry import Template
 
 
@@ -50,7 +51,7 @@ class CpuBackend(Backend):
     def kernel_kind(self) -> str:
         return self.target.cpu_kind
 
-    def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
+    def pack(self, mod: IRModule, block: int | None) -> tuple[Any, dict[str, Any]]:
         """Pack (N, C, H, W) to (N, C/block, H, W, block), with the weights."""
         from tvmflow.passes.layout.pack_channels import PackChannels
         from tvmflow.passes.legalize.convolutions import count_packed_convolutions

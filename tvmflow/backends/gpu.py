@@ -19,6 +19,7 @@ from tvmflow.targets.gpu_features import GPUS, GpuFeatures
 
 if TYPE_CHECKING:
     from tvmflow.gpu_codegen.executable import Api, GpuExecutable, Widths
+    from tvmflow.ir.tvm_compat import IRModule, PrimFunc
     from tvmflow.schedules.registry import Knobs, Template
 
 _CHANNELS = 4  # channels of a block: a vector of four
@@ -86,7 +87,7 @@ class GpuBackend(CpuBackend):
         """Return the features of the GPU that schedules depend on."""
         return GPUS[self.software_driver or self.target.options["kind"]]
 
-    def template_for(self, function: Any) -> tuple[Template, list[Knobs]] | None:
+    def template_for(self, function: PrimFunc) -> tuple[Template, list[Knobs]] | None:
         from tvmflow.schedules.registry import template_for
 
         return template_for(function, self.gpu_features(), self.templates())
@@ -103,7 +104,7 @@ class GpuBackend(CpuBackend):
             {"kind": "opencl", "max_num_threads": 256, "keys": keys}, host=self.target.tvm_target()
         )
 
-    def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
+    def pack(self, mod: IRModule, block: int | None) -> tuple[Any, dict[str, Any]]:
         return super().pack(mod, block or _CHANNELS)
 
     def lowering_passes(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
@@ -121,7 +122,7 @@ class GpuBackend(CpuBackend):
     def plain(self) -> CpuBackend:
         return CpuBackend(self.target)
 
-    def compile_kernels(self, mod: Any) -> GpuExecutable:
+    def compile_kernels(self, mod: IRModule) -> GpuExecutable:
         from tvmflow.gpu_codegen.launches import lower_for_device
 
         return self.executable(lower_for_device(mod, self.tvm_target()))
@@ -141,7 +142,7 @@ class OpenClBackend(GpuBackend):
     api = "opencl"
     software_name = "pocl"
 
-    def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
+    def pack(self, mod: IRModule, block: int | None) -> tuple[Any, dict[str, Any]]:
         """Pack as GpuBackend does. Raises StageError for CLML: only Qualcomm's SDK documents its functions."""
         if self.target.options.get("clml"):
             from tvmflow.gpu_codegen.clml import describe_clml

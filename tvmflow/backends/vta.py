@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,9 @@ from tvmflow.backends.device_program import DeviceProgram, Span
 from tvmflow.config.options import Options
 from tvmflow.support.errors import ProgramError, StageError, UsageError
 from tvmflow.vta.isa.config import COUNTERS_FUNCTION, RUN_FUNCTION, VtaConfig
+
+if TYPE_CHECKING:
+    from tvmflow.ir.tvm_compat import IRModule
 
 
 class VtaOptions(Options):
@@ -60,7 +63,7 @@ class VtaBackend(CpuBackend):
     def device_kind(self) -> str:
         return f"vta-{self.design.name}"
 
-    def pack(self, mod: Any, block: int | None) -> tuple[Any, dict[str, Any]]:
+    def pack(self, mod: IRModule, block: int | None) -> tuple[Any, dict[str, Any]]:
         """Partition the regions of the accelerator, in its layout NCHW{batch}n{block}c, and pack the
         rest for the CPU.
         """
@@ -71,7 +74,7 @@ class VtaBackend(CpuBackend):
         mod, facts = super().pack(offloaded, block)
         return mod, {**facts, "vta_layers": [list(layers) for layers in parts.layers], "cpu_reasons": parts.reasons}
 
-    def search_part(self, packed: Any, progress: Progress) -> list[dict[str, Any]]:
+    def search_part(self, packed: IRModule, progress: Progress) -> list[dict[str, Any]]:
         """Return the best tile of every convolution on the accelerator; `reference` schedules have fixed tiles."""
         from tvmflow.vta.compiler.compiler import conv_workloads
         from tvmflow.vta.compiler.offload import regions_of
@@ -88,7 +91,7 @@ class VtaBackend(CpuBackend):
         return tiles
 
     def compile_part(
-        self, packed: Any, schedules: list[dict[str, Any]], folder: Path, progress: Progress
+        self, packed: IRModule, schedules: list[dict[str, Any]], folder: Path, progress: Progress
     ) -> tuple[Any, dict[str, Any] | None]:
         from tvmflow.vta.compiler.compiler import compile_region, get_mode
         from tvmflow.vta.compiler.offload import blobs_of, replace_blobs

@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from tvmflow.passes.kernel.apply_schedules import ApplySchedules, Choice
 from tvmflow.passes.kernel.rename_kernels import RenameKernels
 from tvmflow.passes.pipeline import KERNEL_PIPELINE, prepare_kernels
 from tvmflow.support.errors import StageError, last_line
+
+if TYPE_CHECKING:
+    from tvmflow.ir.tvm_compat import IRModule
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
@@ -35,7 +38,7 @@ class Scheduled(NamedTuple):
     backend: Backend
 
 
-def compile_module(mod: Any, backend: Backend) -> Any:
+def compile_module(mod: IRModule, backend: Backend) -> Any:
     """Return the executable of a module, TVM's or the backend's own; raises whatever TVM raises."""
     import tvm
     from tvm import relax
@@ -50,7 +53,7 @@ def compile_module(mod: Any, backend: Backend) -> Any:
         return tvm.compile(ready, target, tir_pipeline=KERNEL_PIPELINE)
 
 
-def compile_lowered(lowered: Any, backend: Backend) -> Any:
+def compile_lowered(lowered: IRModule, backend: Backend) -> Any:
     """Return the executable of a module whose kernels are scheduled. Raises StageError."""
     try:
         return compile_module(lowered, backend)
@@ -61,7 +64,7 @@ def compile_lowered(lowered: Any, backend: Backend) -> Any:
 
 
 def build_scheduled(
-    packed: Any,
+    packed: IRModule,
     backend: Backend,
     best: dict[str, Any],
     dump: Any = None,
@@ -76,7 +79,7 @@ def build_scheduled(
     return schedule_lowered(run_pass(RenameKernels(prefix), lowered) if prefix else lowered, backend, best, dump)
 
 
-def schedule_lowered(lowered: Any, backend: Backend, best: dict[str, Any], dump: Any = None) -> Scheduled:
+def schedule_lowered(lowered: IRModule, backend: Backend, best: dict[str, Any], dump: Any = None) -> Scheduled:
     """Schedule and compile a module of kernels. Raises StageError."""
     step = ApplySchedules(best, backend.template_for)
     scheduled = run_pass(step, lowered)
@@ -88,13 +91,13 @@ def schedule_lowered(lowered: Any, backend: Backend, best: dict[str, Any], dump:
 class LocalRunner:
     """Run a Relax module in this process, compiled with default schedules, for checks between stages."""
 
-    def __init__(self, mod: Any, backend: Backend) -> None:
+    def __init__(self, mod: IRModule, backend: Backend) -> None:
         executable = build_scheduled(mod, backend, {}).executable
         set_threads(backend.target.threads)
         self.machine = _create_machine(executable)
 
     @classmethod
-    def of_plain(cls, mod: Any, backend: Backend) -> LocalRunner:
+    def of_plain(cls, mod: IRModule, backend: Backend) -> LocalRunner:
         """Return the runner of an unpacked module, packed for the backend first: a hundred times as fast."""
         return cls(backend.pack(mod, None)[0], backend)
 

@@ -10,7 +10,10 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from tvmflow.ir.tvm_compat import IRModule
 
 PIECES = 8  # several for each processor, since compile times of kernels differ
 LLVM_KINDS = ("llvm",)  # kinds of TVM's modules that LLVM compiles
@@ -18,7 +21,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def compile_in_pieces(mod: Any, target: Any, tir_pipeline: str) -> Any:
+def compile_in_pieces(mod: IRModule, target: Any, tir_pipeline: str) -> Any:
     """Return TVM's executable of a network with scheduled kernels; its imports are the pieces.
 
     Raises whatever TVM raises.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,10 +11,13 @@ from tvmflow.frontends.source_model import Arrays, batch_at, by_sample
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_all
 
+if TYPE_CHECKING:
+    from tvmflow.ir.tvm_compat import IRModule
+
 _BOUND = 0.05  # the remaining float operations round differently
 
 
-def check_numpy_reference(module: Any, inputs: Arrays, batch: int, outputs: Arrays) -> Agreement:
+def check_numpy_reference(module: IRModule, inputs: Arrays, batch: int, outputs: Arrays) -> Agreement:
     """Compare the outputs of a compiled network for inputs (N, ...) with the numpy interpreter's. Raises
     AgreementError.
     """

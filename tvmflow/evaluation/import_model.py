@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import AgreementError, ModelFileError, TvmflowError, first_line
 from tvmflow.support.files import save_arrays
 from tvmflow.support.progress import Progress
+
+if TYPE_CHECKING:
+    from tvmflow.ir.tvm_compat import IRModule
 
 
 def read_model(inputs: str, outputs: str, max_relative_error: float, progress: Progress) -> dict[str, Any]:
@@ -90,7 +93,7 @@ def _with_layer(error: AgreementError, source: SourceModel, inputs: Arrays, boun
 
 
 def _describe_outputs(
-    source: SourceModel, module: Any, sized: BucketedImport | None, out: Path
+    source: SourceModel, module: IRModule, sized: BucketedImport | None, out: Path
 ) -> list[dict[str, Any]]:
     """Write name, shape, dtype and dynamic axes of every output to outputs.json, and return them."""
     from tvmflow.ir.relax.graph import read_graph

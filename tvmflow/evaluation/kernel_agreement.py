@@ -20,7 +20,7 @@ from tvmflow.codegen.network.link import write_network
 from tvmflow.devices.session import Arrays, DeviceSession
 from tvmflow.frontends.source_model import TensorSpec, read_description
 from tvmflow.ir.relax.serialization import load_module
-from tvmflow.ir.tvm_compat import operator_of, tuple_type, type_of
+from tvmflow.ir.tvm_compat import IRModule, operator_of, tuple_type, type_of
 from tvmflow.support.files import load_arrays
 
 _MOST_OUTPUTS = 48  # outputs of a library that an agent runs
@@ -98,7 +98,7 @@ def network_agreement(
 
 
 def kernel_agreement(
-    lowered: Any, backend: Backend, best: dict[str, Any], samples: Sequence[Arrays], session: DeviceSession
+    lowered: IRModule, backend: Backend, best: dict[str, Any], samples: Sequence[Arrays], session: DeviceSession
 ) -> list[KernelAgreement]:
     """Run a module on a device and on the CPU with all intermediate tensors as outputs; return the agreement in call
     order.
@@ -116,7 +116,7 @@ def kernel_agreement(
 
 
 def _on_device(
-    module: Any, backend: Backend, best: dict[str, Any], samples: Sequence[Arrays], session: DeviceSession
+    module: IRModule, backend: Backend, best: dict[str, Any], samples: Sequence[Arrays], session: DeviceSession
 ) -> Iterator[Arrays]:
     kinds = [(tuple(int(x) for x in type_of(one).shape), str(type_of(one).dtype)) for one in module["main"].params]
     held = type_of(module["main"].body)
@@ -134,7 +134,7 @@ def _on_device(
             yield model.outputs()
 
 
-def _here(module: Any, samples: Sequence[Arrays]) -> Iterator[Arrays]:
+def _here(module: IRModule, samples: Sequence[Arrays]) -> Iterator[Arrays]:
     run = make_runner(schedule_lowered(module, host_backend(), {}).executable)
     for sample in samples:
         yield run(sample)
@@ -150,7 +150,7 @@ def _error(found: Any, expected: Any) -> float:
     return float(np.abs(a - b)[finite].max(initial=0.0)) / max(largest, 1e-30)
 
 
-def with_all_outputs(lowered: Any, most: int) -> Iterator[tuple[Any, list[str]]]:
+def with_all_outputs(lowered: IRModule, most: int) -> Iterator[tuple[Any, list[str]]]:
     """Yield modules whose main functions return the outputs of all kernels, each tensor once, with the kernels' names.
 
     most: number of outputs per module.
@@ -174,7 +174,7 @@ def with_all_outputs(lowered: Any, most: int) -> Iterator[tuple[Any, list[str]]]
         yield _with_outputs(plain, tensors, kinds), list(names)
 
 
-def _with_outputs(mod: Any, tensors: Sequence[Any], kinds: Sequence[Any]) -> Any:
+def _with_outputs(mod: IRModule, tensors: Sequence[Any], kinds: Sequence[Any]) -> Any:
     """Return a module whose main returns these tensors instead of its outputs, without dead code."""
     import tvm
     from tvm import relax

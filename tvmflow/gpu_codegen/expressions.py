@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvmflow.gpu_codegen.language import Language, Used
 from tvmflow.gpu_codegen.memory import VECTOR, Memory, constant_of
 from tvmflow.gpu_codegen.types import FLOAT32, KernelType, type_of
 from tvmflow.support.errors import StageError
+
+if TYPE_CHECKING:
+    from tvmflow.ir.tvm_compat import Call, Expr
 
 _BINARY = {"Add": "+", "Sub": "-", "Mul": "*"}
 _COMPARED = {"EQ": "==", "NE": "!=", "LT": "<", "LE": "<=", "GT": ">", "GE": ">="}
@@ -31,7 +34,7 @@ class Expressions:
         self.names: dict[Any, str] = {}
         self.used = Used()
 
-    def generate(self, node: Any) -> str:
+    def generate(self, node: Expr) -> str:
         """Return a node as an expression of its register type. Raises StageError for unknown nodes."""
         name = type(node).__name__
         if name in _BINARY:
@@ -50,7 +53,7 @@ class Expressions:
             )
         return method(self, node)
 
-    def kind(self, node: Any) -> KernelType:
+    def kind(self, node: Expr) -> KernelType:
         found = type_of(node.ty.dtype, self.is_wide)
         self.used.types.add(found)
         return found
@@ -67,26 +70,26 @@ class Expressions:
 
     # -- leaves --
 
-    def _variable(self, node: Any) -> str:
+    def _variable(self, node: Expr) -> str:
         if node not in self.names:
             raise StageError(f"a kernel uses {node.name}, which nothing in it defines", "loops, threads and lets")
         return self.names[node]
 
-    def _integer(self, node: Any) -> str:
+    def _integer(self, node: Expr) -> str:
         return self.language.int_literal(int(node.value), self.kind(node))
 
-    def _float(self, node: Any) -> str:
+    def _float(self, node: Expr) -> str:
         return self.language.float_literal(float(node.value), self.kind(node))
 
     # -- arithmetic --
 
-    def _minmax(self, node: Any) -> str:
+    def _minmax(self, node: Expr) -> str:
         return f"{type(node).__name__.lower()}({self.generate(node.a)}, {self.generate(node.b)})"
 
-    def _is_not_negative(self, node: Any) -> bool:
+    def _is_not_negative(self, node: Expr) -> bool:
         return bool(self.analyzer.can_prove(node.a >= 0)) and (constant_of(node.b) or 0) > 0
 
-    def _truncated_division(self, node: Any) -> str:
+    def _truncated_division(self, node: Expr) -> str:
         """Return Div or Mod, which round towards zero; GLSL's % is undefined for negative numbers."""
         kind, a, b = self.kind(node), self.generate(node.a), self.generate(node.b)
         if type(node).__name__ == "Div":
@@ -95,7 +98,7 @@ class Expressions:
             return f"({a} % {b})"
         return f"({a} - ({a} / {b}) * {b})"
 
-    def _floor_division(self, node: Any) -> str:
+    def _floor_division(self, node: Expr) -> str:
         """Return FloorDiv or FloorMod."""
         kind, is_mod = self.kind(node), type(node).__name__ == "FloorMod"
         if kind.lanes != 1 or kind.is_float:
@@ -120,14 +123,14 @@ class Expressions:
 
     # -- conditions --
 
-    def _logical(self, node: Any) -> str:
+    def _logical(self, node: Expr) -> str:
         sign = "&&" if type(node).__name__ == "And" else "||"
         return self.language.combine_conditions(sign, self.kind(node), self.generate(node.a), self.generate(node.b))
 
-    def _not(self, node: Any) -> str:
+    def _not(self, node: Expr) -> str:
         return self.language.negate(self.kind(node), self.generate(node.a))
 
-    def _select(self, node: Any) -> str:
+    def _select(self, node: Expr) -> str:
         """Return Select, both values of which may be evaluated."""
         condition, yes, no = (
             self.generate(node.condition),
@@ -136,13 +139,13 @@ class Expressions:
         )
         return self.language.select(self.kind(node), condition, type_of(node.condition.ty.dtype).lanes, yes, no)
 
-    def _if(self, node: Any) -> str:
+    def _if(self, node: Expr) -> str:
         condition, yes, no = node.args
         return f"({self.generate(condition)} ? {self.generate(yes)} : {self.generate(no)})"
 
     # -- types and vectors --
 
-    def _cast(self, node: Any) -> str:
+    def _cast(self, node: Expr) -> str:
         kind, given = self.kind(node), self.kind(node.value)
         text = self.language.convert(kind, given, self.generate(node.value))
         fits = (
@@ -152,14 +155,14 @@ class Expressions:
         )
         return text if fits else self._wrap(text, kind)
 
-    def _broadcast(self, node: Any) -> str:
+    def _broadcast(self, node: Expr) -> str:
         return self.language.broadcast(self.kind(node), self.generate(node.value))
 
-    def _ramp(self, node: Any) -> str:
+    def _ramp(self, node: Expr) -> str:
         kind, base, stride = self.kind(node), self.generate(node.base), self.generate(node.stride)
         return self.language.vector(kind, [f"{base} + {stride} * {lane}" for lane in range(kind.lanes)])
 
-    def _shuffle(self, node: Any) -> str:
+    def _shuffle(self, node: Expr) -> str:
         """Return Shuffle: chosen elements of concatenated vectors."""
         kind, elements = self.kind(node), []
         for vector in node.vectors:
@@ -176,7 +179,7 @@ class Expressions:
 
     # -- memory --
 
-    def index(self, expression: Any) -> str:
+    def index(self, expression: Expr) -> str:
         """Return an index of memory as an int."""
         text, kind = self.generate(expression), type_of(expression.ty.dtype)
         return text if kind.computed == "int32" else self.language.convert(type_of("int32"), kind, text)
@@ -229,7 +232,7 @@ class Expressions:
             )
         return f"{to} = {value};"
 
-    def _load(self, node: Any) -> str:
+    def _load(self, node: Expr) -> str:
         memory, (index,) = self.buffers[node.source], node.indices
         kind = self.kind(node)
         scalar = kind.scalar()
@@ -253,7 +256,7 @@ class Expressions:
             ]
         return self.language.vector(kind, elements)
 
-    def _pack_word(self, node: Any) -> str:
+    def _pack_word(self, node: Expr) -> str:
         """Return four int8 as a word; a single load if they are one entry of memory."""
         entry = self._match_vector(node.args)
         if entry is not None:
@@ -278,7 +281,7 @@ class Expressions:
 
     # -- calls --
 
-    def _call(self, node: Any) -> str:
+    def _call(self, node: Expr) -> str:
         name = str(getattr(node.op, "name", node.op))
         short = function_name(node)
         if short in _BITS:
@@ -298,7 +301,7 @@ class Expressions:
             )
         return self._compute_in_float32(node, lambda x: self._function(approximate[short], x))
 
-    def _compute_in_float32(self, node: Any, write: Callable[..., str]) -> str:
+    def _compute_in_float32(self, node: Expr, write: Callable[..., str]) -> str:
         """Return a function that is computed in float32, in the type of the call."""
         kind = self.kind(node)
         if kind.computed == "float32":
@@ -307,30 +310,30 @@ class Expressions:
         given = (self.language.convert(wide, kind, self.generate(argument)) for argument in node.args)
         return self.language.convert(kind, wide, write(*given))
 
-    def _forward(self, node: Any) -> str:
+    def _forward(self, node: Expr) -> str:
         return self.generate(node.args[0])
 
-    def _power(self, node: Any) -> str:
+    def _power(self, node: Expr) -> str:
         value = getattr(node.args[1], "value", None)
         if isinstance(value, float) and value.is_integer() and 1 <= value <= _MOST_MULTIPLIED:
             return f"({' * '.join([self.generate(node.args[0])] * int(value))})"
         return self._compute_in_float32(node, lambda base, exponent: f"pow({base}, {exponent})")
 
-    def _remainder(self, node: Any) -> str:
+    def _remainder(self, node: Expr) -> str:
         return self._compute_in_float32(node, lambda a, b: f"({a} - {b} * trunc({a} / {b}))")
 
-    def _tanh(self, node: Any) -> str:
+    def _tanh(self, node: Expr) -> str:
         least, most = (self.language.float_literal(one, FLOAT32) for one in (-_WHOLE_TANH, _WHOLE_TANH))
         return self._compute_in_float32(node, lambda x: f"tanh(clamp({x}, {least}, {most}))")
 
-    def _sigmoid(self, node: Any) -> str:
+    def _sigmoid(self, node: Expr) -> str:
         one = self.language.float_literal(1.0, FLOAT32)
         return self._compute_in_float32(node, lambda x: f"({one} / ({one} + exp(-{x})))")
 
-    def _fma(self, node: Any) -> str:
+    def _fma(self, node: Expr) -> str:
         return f"fma({', '.join(self.generate(argument) for argument in node.args)})"
 
-    def _dot4(self, node: Any) -> str:
+    def _dot4(self, node: Expr) -> str:
         kind = self.kind(node)
         if kind.lanes not in (1, VECTOR):
             raise StageError(f"a kernel multiplies {kind.lanes} words at once", f"1 or {VECTOR}")
@@ -338,10 +341,10 @@ class Expressions:
         self.used.functions.add("dot4")
         return self._function(name, *(self.generate(argument) for argument in node.args))
 
-    def _bit_not(self, node: Any) -> str:
+    def _bit_not(self, node: Expr) -> str:
         return self._wrap(f"(~{self.generate(node.args[0])})", self.kind(node))
 
-    def _reinterpret(self, node: Any) -> str:
+    def _reinterpret(self, node: Expr) -> str:
         kind, given = self.kind(node), self.kind(node.args[0])
         text = self.generate(node.args[0])
         if kind == given:
@@ -351,11 +354,11 @@ class Expressions:
             raise StageError(f"a kernel reinterprets {given.dtype} as {kind.dtype}", "values of 32 bits")
         return found
 
-    def _classify(self, node: Any) -> str:
+    def _classify(self, node: Expr) -> str:
         return f"{function_name(node)}({self.generate(node.args[0])})"
 
 
-def function_name(call: Any) -> str:
+def function_name(call: Call) -> str:
     """Return the name of a called operator without its dialect."""
     return str(getattr(call.op, "name", call.op)).rpartition(".")[2]
 

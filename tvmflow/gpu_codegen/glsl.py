@@ -10,13 +10,16 @@ import math
 import re
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tvmflow.gpu_codegen.kernel_source import text_of
 from tvmflow.gpu_codegen.language import Language, Used
 from tvmflow.gpu_codegen.memory import SINGLE_TEXELS, VECTOR, Extents, Memory
 from tvmflow.gpu_codegen.types import FLOAT32, LANES, KernelType
 from tvmflow.ir.tir.erf import ERF_IS_ONE, ERF_LARGE, ERF_SMALL
+
+if TYPE_CHECKING:
+    from tvmflow.ir.tvm_compat import PrimFunc
 
 # dtype -> (register type, memory type, prefix of register vectors, prefix of memory vectors)
 _SCALARS = {
@@ -125,7 +128,7 @@ _FUNCTIONS = {
 }
 
 
-def glsl_of(function: Any, most_texels: int = 0, *, computes_float16: bool = True) -> str:
+def glsl_of(function: PrimFunc, most_texels: int = 0, *, computes_float16: bool = True) -> str:
     """Return the shader of a device function, a PrimFunc of launched threads.
 
     most_texels: read-only parameters of at most so many elements become texel buffers (the device's

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvmflow.gpu_codegen.expressions import Expressions, function_name
 from tvmflow.gpu_codegen.language import Language
@@ -19,12 +19,15 @@ from tvmflow.gpu_codegen.memory import (
 from tvmflow.gpu_codegen.types import KernelType, type_of
 from tvmflow.support.errors import StageError
 
+if TYPE_CHECKING:
+    from tvmflow.ir.tvm_compat import Call, Expr, PrimFunc
+
 # Attributes for TVM's passes that have no effect on the source.
 _IGNORED = ("storage_alignment", "compute_scope", "device_scope", "realize_scope", "virtual_thread")
 
 
 def text_of(
-    function: Any,
+    function: PrimFunc,
     language: Language,
     name: str,
     *,
@@ -51,7 +54,7 @@ def text_of(
     return language.assemble(name, parameters, extents, kernel.shared, kernel.lines, kernel.expressions.used)
 
 
-def parameters_in_vectors(function: Any) -> tuple[bool, ...]:
+def parameters_in_vectors(function: PrimFunc) -> tuple[bool, ...]:
     """Return which parameters of a device function are accessed by whole vectors of four only, so that they may be
     images.
     """
@@ -62,7 +65,7 @@ def parameters_in_vectors(function: Any) -> tuple[bool, ...]:
     return tuple(found.get(at, False) for at in range(len(function.params)))
 
 
-def _unroll_local_loops(function: Any) -> Any:
+def _unroll_local_loops(function: PrimFunc) -> Any:
     import tvm
     from tvm import tirx
 
@@ -87,7 +90,7 @@ class _StatementWriter:
         self.depth = 1
         self.count = 0
 
-    def statement(self, node: Any) -> None:
+    def statement(self, node: Expr) -> None:
         method = _STATEMENTS.get(type(node).__name__)
         if method is None:
             raise StageError(
@@ -108,14 +111,14 @@ class _StatementWriter:
 
     # -- statements --
 
-    def _sequence(self, node: Any) -> None:
+    def _sequence(self, node: Expr) -> None:
         for one in node.seq:
             self.statement(one)
 
-    def _skip_declaration(self, node: Any) -> None:
+    def _skip_declaration(self, node: Expr) -> None:
         """Write nothing: parameters are declared in the signature."""
 
-    def _allocate(self, node: Any) -> None:
+    def _allocate(self, node: Expr) -> None:
         memory = self.buffers[node.buffer]
         self.expressions.used.types.add(memory.kind)
         lanes = VECTOR if memory.in_vectors else memory.kind.lanes
@@ -128,7 +131,7 @@ class _StatementWriter:
         else:
             self.write(f"{kind} {memory.name}[{count}];")
 
-    def _attribute(self, node: Any) -> None:
+    def _attribute(self, node: Expr) -> None:
         key = str(node.attr_key)
         if key == "thread_extent":
             axis = self.language.axes.get(str(node.node.thread_tag))
@@ -144,14 +147,14 @@ class _StatementWriter:
             )
         self.statement(node.body)
 
-    def _bind(self, node: Any) -> None:
+    def _bind(self, node: Expr) -> None:
         value = self.expressions.generate(node.value)
         kind = self.expressions.kind(node.value)
         if str(node.var.ty.dtype) in ("int32", "int64"):
             self.analyzer.bind(node.var, node.value, allow_override=True)
         self.write(f"const {self.language.register(kind)} {self.name(node.var)} = {value};")
 
-    def _store(self, node: Any) -> None:
+    def _store(self, node: Expr) -> None:
         memory, (index,) = self.buffers[node.buffer], node.indices
         value, kind = self.expressions.generate(node.value), self.expressions.kind(node.value)
         if type(index).__name__ == "Ramp" and not memory.in_vectors:
@@ -171,7 +174,7 @@ class _StatementWriter:
             element = self.language.component(kind, name, lane)
             self.write(self.expressions.store(memory, index.base + index.stride * lane, element, kind.scalar()))
 
-    def _loop(self, node: Any) -> None:
+    def _loop(self, node: Expr) -> None:
         least, extent = self.expressions.generate(node.min), node.extent
         kind, name = self.language.register(self.expressions.kind(node.loop_var)), self.name(node.loop_var)
         last = self.expressions.generate(self.analyzer.simplify(node.min + extent))
@@ -184,13 +187,13 @@ class _StatementWriter:
         self.statement(body)
         self.depth -= 1
 
-    def _condition(self, node: Any) -> None:
+    def _condition(self, node: Expr) -> None:
         self._block(f"if ({self.expressions.generate(node.condition)}) {{", node.then_case)
         if node.else_case is not None:
             self._block("} else {", node.else_case)
         self.write("}")
 
-    def _evaluate(self, node: Any) -> None:
+    def _evaluate(self, node: Expr) -> None:
         value = node.value
         if type(value).__name__ == "IntImm":
             return
@@ -204,7 +207,7 @@ class _StatementWriter:
             for line in self.language.barrier:
                 self.write(line)
 
-    def _reduce_over_threads(self, call: Any) -> None:
+    def _reduce_over_threads(self, call: Call) -> None:
         """Reduce values over all threads of a workgroup; each thread gets the total."""
         count, reducer = int(call.args[0].value), self.reducers.pop()
         values, (condition,), to = (

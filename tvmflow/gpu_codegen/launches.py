@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tvmflow.gpu_codegen.memory import aliased_buffer
 from tvmflow.support.errors import StageError
+
+if TYPE_CHECKING:
+    from tvmflow.ir.tvm_compat import Call, Expr, IRModule, PrimFunc
 
 Three = tuple[int, int, int]
 _AXES = {
@@ -40,7 +43,7 @@ class Launch:
     written: tuple[bool, ...]
     groups: Three
     group_size: Three
-    function: Any = field(repr=False)
+    function: PrimFunc = field(repr=False)
 
     @property
     def threads(self) -> int:
@@ -67,7 +70,7 @@ class DeviceProgram:
         return {launch.name: launch for kernel in self.kernels.values() for launch in kernel.launches}
 
 
-def lower_for_device(mod: Any, target: Any) -> DeviceProgram:
+def lower_for_device(mod: IRModule, target: Any) -> DeviceProgram:
     """Lower a module of kernels whose loops are bound to workgroups and threads, without its main function.
 
     Raises StageError for an unbound loop.
@@ -117,7 +120,7 @@ def _device_kernel(name: str, host: Any, functions: Mapping[str, Any]) -> Device
         dtype, _, lanes = str(buffer.dtype).partition("x")  # as float32x4
         own.append(((*(int(extent) for extent in buffer.shape), int(lanes or 1)), dtype))
 
-    def call(expression: Any) -> None:
+    def call(expression: Expr) -> None:
         if _operator(expression) == "tirx.call_ffi_kernel":
             calls.append(expression)
 
@@ -130,11 +133,11 @@ def _device_kernel(name: str, host: Any, functions: Mapping[str, Any]) -> Device
     return DeviceKernel(tuple(_launch(made, places, functions) for made in calls), tuple(own))
 
 
-def _operator(expression: Any) -> str:
+def _operator(expression: Expr) -> str:
     return str(getattr(expression.op, "name", ""))
 
 
-def _launch(call: Any, places: Mapping[Any, Argument], functions: Mapping[str, Any]) -> Launch:
+def _launch(call: Call, places: Mapping[Any, Argument], functions: Mapping[str, Any]) -> Launch:
     name = str(call.args[0].value)
     tags = [str(tag) for tag in call.attrs.launch_params]
     given = list(call.args[1 : len(call.args) - len(tags)])
@@ -162,7 +165,7 @@ def _three(sizes: list[int]) -> Three:
     return x, y, z
 
 
-def _written_parameters(function: Any) -> Iterable[str]:
+def _written_parameters(function: PrimFunc) -> Iterable[str]:
     """Return the names of the parameters whose memory a device function writes."""
     from tvm import tirx
     from tvm_ffi import structural_walk

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvmflow.gpu_codegen.types import KernelType, type_of
 from tvmflow.support.errors import StageError
+
+if TYPE_CHECKING:
+    from tvmflow.ir.tvm_compat import Expr, PrimFunc
 
 VECTOR = 4
 SINGLE_TEXELS = 64  # added to the binding of a texel buffer of single values
@@ -110,7 +113,7 @@ class Extents:
         return x, y, z
 
 
-def constant_of(expression: Any) -> int | None:
+def constant_of(expression: Expr) -> int | None:
     """Return the value of a constant expression, None for any other."""
     return int(expression.value) if type(expression).__name__ == "IntImm" else None
 
@@ -156,7 +159,7 @@ def _load_type() -> type:
 
 
 def memory_of(
-    function: Any, analyzer: Any, most_texels: int, widths: Mapping[int, int], *, is_wide: bool
+    function: PrimFunc, analyzer: Any, most_texels: int, widths: Mapping[int, int], *, is_wide: bool
 ) -> tuple[dict[Any, Memory], Extents]:
     """Return the buffers of a device function with all accesses, and bind all variables in the analyzer. Raises
     StageError.

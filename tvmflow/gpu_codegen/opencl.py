@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tvmflow.gpu_codegen.glsl import format_exactly
 from tvmflow.gpu_codegen.kernel_source import text_of
@@ -13,6 +13,9 @@ from tvmflow.gpu_codegen.language import Language, Used
 from tvmflow.gpu_codegen.memory import VECTOR, Extents, Memory
 from tvmflow.gpu_codegen.types import LANES, KernelType
 from tvmflow.support.errors import StageError
+
+if TYPE_CHECKING:
+    from tvmflow.ir.tvm_compat import PrimFunc
 
 # dtype -> (register type, memory type)
 _SCALARS = {
@@ -64,7 +67,7 @@ def short_name(name: str) -> str:
 
 
 def opencl_of(
-    function: Any, name: str, widths: Mapping[int, int] | None = None, *, computes_float16: bool = True
+    function: PrimFunc, name: str, widths: Mapping[int, int] | None = None, *, computes_float16: bool = True
 ) -> str:
     """Return the source of a device function, a PrimFunc of launched threads; several sources can be joined to a
     program.

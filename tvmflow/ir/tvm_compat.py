@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, TypeAlias
+
+# TVM's objects by name. TVM has no type stubs, so a type checker sees Any.
+IRModule: TypeAlias = Any
+PrimFunc: TypeAlias = Any  # tvm.tirx.PrimFunc
+Schedule: TypeAlias = Any  # tvm.s_tir.Schedule
+Call: TypeAlias = Any  # tvm.relax.Call, or tvm.tirx.Call within a PrimFunc
+Expr: TypeAlias = Any  # tvm.relax.Expr, or tvm.tirx.PrimExpr within a PrimFunc
 
 
 def constant_value(expression: Any) -> Any | None:

@@ -12,6 +12,7 @@ from tvm.ir.transform import Sequential
 from tvm.tirx import compilation_pipeline
 
 from tvmflow.ir.tir.flatten_buffer_fix import lower_with_fixed_indices
+from tvmflow.ir.tvm_compat import IRModule
 from tvmflow.passes.canonicalize.canonical_norms import CanonicalNorms
 from tvmflow.passes.canonicalize.channels_first import ChannelsFirst
 from tvmflow.passes.canonicalize.clamp_gather_indices import ClampGatherIndices
@@ -110,12 +111,12 @@ def host_passes() -> list[Pass]:
     return [StackBuffers(), HoistAmxConfig(), UnalignedInputs()]
 
 
-def canonicalize(mod: Any) -> Any:
+def canonicalize(mod: IRModule) -> Any:
     """Apply import_passes to an imported module."""
     return _apply(import_passes(), mod)
 
 
-def prepare_kernels(mod: Any, target: Any) -> Any:
+def prepare_kernels(mod: IRModule, target: Any) -> Any:
     """Apply kernel_passes to a module of scheduled kernels, and register our intrinsics and pipeline with TVM."""
     math_functions.register()
     register_kernel_pipeline()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.relax.graph import Array, Graph, Other, Ref, Step
+from tvmflow.ir.relax.graph import Array, Graph, Ref, Step, scalar_of
 from tvmflow.ir.relax.numpy_interpreter import run_step
 
 
@@ -119,7 +119,7 @@ def _match_clip(at: Step | None, channels: int, behind: Any) -> tuple[tuple[Any,
     low: Array | None
     high: Array | None
     if at.op == "relax.clip":
-        low, high, parts = np.full(channels, _number(at.args[1])), np.full(channels, _number(at.args[2])), [at]
+        low, high, parts = np.full(channels, scalar_of(at.args[1])), np.full(channels, scalar_of(at.args[2])), [at]
     else:
         below, most = behind(at), _constant(at, "relax.minimum")
         least = None if below is None else _constant(below, "relax.maximum")
@@ -190,8 +190,3 @@ def _expand_to_channels(constant: Array, channels: int) -> Array | None:
     if (constant.size != 1 and constant.shape[1:2] != (channels,)) or constant.size not in (1, channels):
         return None
     return np.ascontiguousarray(np.broadcast_to(constant.reshape(-1), (channels,)))
-
-
-def _number(argument: Any) -> float:
-    expression = argument.expression if isinstance(argument, Other) else argument
-    return float(getattr(expression, "value", expression))

@@ -16,7 +16,7 @@ import numpy as np
 from tvmflow.ir.relax.emit import build_main, constant, convolution, rebuild_call, transposed_convolution
 from tvmflow.ir.relax.graph import Argument, Graph, Ref, Step, read_graph
 from tvmflow.ir.relax.serialization import numpy_dtype
-from tvmflow.ir.tvm_compat import type_of
+from tvmflow.ir.tvm_compat import IRModule, type_of
 
 _GEMM = ("relax.nn.conv2d", "relax.matmul", "relax.nn.conv2d_transpose", "relax.nn.conv1d", "relax.nn.conv3d")
 # Operators that may be fused into the kernel of a float32 sum before it is rounded.
@@ -106,12 +106,12 @@ class MixedPrecision:
     high: tuple[str, ...]
 
 
-def to_mixed_precision(mod: Any, rules: MixedPrecision) -> Any:
+def to_mixed_precision(mod: IRModule, rules: MixedPrecision) -> Any:
     """Return the module in mixed precision. mod: float32, with constant weights."""
     return _MixedPrecisionRewriter(read_graph(mod), rules).rewrite()
 
 
-def count_low_steps(mod: Any, dtype: str) -> tuple[int, int]:
+def count_low_steps(mod: IRModule, dtype: str) -> tuple[int, int]:
     """Return how many steps of a module compute values of dtype, and how many there are."""
     steps = read_graph(mod).steps
     return sum(step.dtype == dtype for step in steps), len(steps)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,12 +28,19 @@ from tvmflow.quantization.vta_int8 import VtaArithmetic
 from tvmflow.support.errors import StageError, UnknownNameError
 from tvmflow.support.progress import Progress
 
+if TYPE_CHECKING:
+    from tvmflow.ir.tvm_compat import IRModule
+
 _TRIAL_SAMPLES = 32
 _WORTH_DB = 0.1  # least gain of a correction to be used
 
 
 def quantize_int8(
-    mod: Any, samples: Array | Arrays, labels: Array | None, options: Int8Params, progress: Progress = lambda *_: None
+    mod: IRModule,
+    samples: Array | Arrays,
+    labels: Array | None,
+    options: Int8Params,
+    progress: Progress = lambda *_: None,
 ) -> tuple[Any, QuantizationReport]:
     """Return the module and the report of `choose_int8`, with the same arguments."""
     chosen, report = choose_int8(mod, samples, labels, options, progress)
@@ -41,7 +48,11 @@ def quantize_int8(
 
 
 def choose_int8(
-    mod: Any, samples: Array | Arrays, labels: Array | None, options: Int8Params, progress: Progress = lambda *_: None
+    mod: IRModule,
+    samples: Array | Arrays,
+    labels: Array | None,
+    options: Int8Params,
+    progress: Progress = lambda *_: None,
 ) -> tuple[Quantized, QuantizationReport]:
     """Quantize to int8; a quantized model keeps its scales and weights. Raises UnknownNameError.
 
@@ -83,7 +94,7 @@ def choose_int8(
     return quantized, report
 
 
-def quantize_alike(chosen: Quantized, mod: Any, label: str) -> Any:
+def quantize_alike(chosen: Quantized, mod: IRModule, label: str) -> Any:
     """Return the network for other input sizes with the scales, weights and float layers of `chosen`. Raises
     StageError.
     """
@@ -116,7 +127,7 @@ def accuracy_goal(max_drop: float | None, labels: Array | None, samples: int) ->
 
 
 def quantize_vta(
-    mod: Any,
+    mod: IRModule,
     samples: Array | Arrays,
     labels: Array | None,
     options: VtaInt8Params,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvmflow.config.stage_params import Int8Params, MixedOperators, VtaInt8Params
 from tvmflow.quantization.mixed_precision import MixedPrecision, count_low_steps, to_mixed_precision
 from tvmflow.quantization.post_training import choose_int8, quantize_alike, quantize_vta
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.progress import Progress
+
+if TYPE_CHECKING:
+    from tvmflow.ir.tvm_compat import IRModule
 
 
 @dataclass(frozen=True)
@@ -25,12 +28,12 @@ class PrecisionRequest:
 Convert = Callable[[Any, PrecisionRequest], tuple[Any, dict[str, Any]]]
 
 
-def _float32(mod: Any, _request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
+def _float32(mod: IRModule, _request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
     return mod, {}
 
 
 def _mixed(dtype: str, accumulate: str) -> Convert:
-    def convert(mod: Any, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
+    def convert(mod: IRModule, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
         assert isinstance(request.options, MixedOperators)
         rules = MixedPrecision(dtype, accumulate, request.options.low, request.options.high)
         converted = to_mixed_precision(mod, rules)
@@ -40,13 +43,13 @@ def _mixed(dtype: str, accumulate: str) -> Convert:
     return convert
 
 
-def _int8(mod: Any, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
+def _int8(mod: IRModule, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
     converted, _, report = _all_int8(mod, {}, request)
     return converted, report
 
 
 def _all_int8(
-    mod: Any, others: Mapping[str, Any], request: PrecisionRequest
+    mod: IRModule, others: Mapping[str, Any], request: PrecisionRequest
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     options = request.options
     assert isinstance(options, Int8Params)
@@ -55,7 +58,7 @@ def _all_int8(
     return chosen.module, alike, report.to_json()
 
 
-def _vta_int8(mod: Any, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
+def _vta_int8(mod: IRModule, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
     options = request.options
     assert isinstance(options, VtaInt8Params)
     converted, report = quantize_vta(mod, request.calibration.inputs, request.calibration.y, options, request.progress)
@@ -72,13 +75,13 @@ CONVERTERS: dict[str, Convert] = {
 }
 
 
-def to_precision(mod: Any, precision: str, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
+def to_precision(mod: IRModule, precision: str, request: PrecisionRequest) -> tuple[Any, dict[str, Any]]:
     """Return the module in a precision and its report."""
     return CONVERTERS[precision](mod, request)
 
 
 def all_to_precision(
-    mod: Any, others: Mapping[str, Any], precision: str, request: PrecisionRequest
+    mod: IRModule, others: Mapping[str, Any], precision: str, request: PrecisionRequest
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Return the module of the largest bucket, those of smaller ones, and the report of the largest, in a precision.
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from tvmflow.ir.tir.workloads import extract_workloads, kernel_keys
 from tvmflow.tuning.measure.jobs import OpenSession
 from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import OK, TuningRecord
+
+if TYPE_CHECKING:
+    from tvmflow.ir.tvm_compat import IRModule
 
 NETWORK = "network"  # template name of records of whole networks; canary_s is the time of the other network
 _ROUNDS, _TURN_S, _LEAST_RUNS = 15, 0.01, 4
@@ -58,7 +61,7 @@ class NetworkComparison:
 
     def __init__(
         self,
-        packed: Any,
+        packed: IRModule,
         backend: Backend,
         tuning_log: TuningLog,
         folder: Path,

@@ -15,7 +15,7 @@ from typing import Any
 from tvmflow.backends.backend import Backend
 from tvmflow.codegen.lower import lower
 from tvmflow.ir.tir.workloads import Workload, extract_workloads
-from tvmflow.ir.tvm_compat import constant_value
+from tvmflow.ir.tvm_compat import IRModule, constant_value
 from tvmflow.passes.legalize.convolutions import convolution_key, convolutions
 from tvmflow.passes.legalize.winograd import TILES, count_tiles, winograd_error
 from tvmflow.tuning.records.record import TuningRecord
@@ -43,7 +43,7 @@ class Alternative:
 
 
 def find_alternatives(
-    packed: Any, backend: Backend, base: list[Workload], max_error: Mapping[str, float]
+    packed: IRModule, backend: Backend, base: list[Workload], max_error: Mapping[str, float]
 ) -> list[Alternative]:
     """Return all Winograd alternatives whose rounding error is within the bound for all weights of a key.
 
@@ -64,7 +64,7 @@ def find_alternatives(
     return found
 
 
-def _weights_by_key(packed: Any, backend: Backend) -> dict[str, list[Any]]:
+def _weights_by_key(packed: IRModule, backend: Backend) -> dict[str, list[Any]]:
     by_key: dict[str, list[Any]] = {}
     for call in convolutions(packed):
         key, constant = convolution_key(call), constant_value(call.args[1])
@@ -81,7 +81,7 @@ def _extra_calls(of: list[Workload], without: list[Workload]) -> tuple[Workload,
     )
 
 
-def choose_by_cost(packed: Any, backend: Backend, max_error: Mapping[str, float]) -> dict[str, int]:
+def choose_by_cost(packed: IRModule, backend: Backend, max_error: Mapping[str, float]) -> dict[str, int]:
     """Return key -> m without measurement: the tile with the fewest multiplications plus, for large weights on CPUs,
     loads.
     """
@@ -103,7 +103,7 @@ def choose_by_cost(packed: Any, backend: Backend, max_error: Mapping[str, float]
     return chosen
 
 
-def extend_to_buckets(winograd: Mapping[str, int], packed: Any, smaller: Sequence[Any]) -> dict[str, int]:
+def extend_to_buckets(winograd: Mapping[str, int], packed: IRModule, smaller: Sequence[Any]) -> dict[str, int]:
     """Return the choice extended to the convolutions of the smaller buckets, which share the weights of the largest."""
     found = dict(winograd)
     for other in smaller:

@@ -14,12 +14,12 @@ from tvmflow.codegen.network.textures import choose_textures
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.gpu_codegen.executable import ALIGNMENT, Api, GpuExecutable
 from tvmflow.ir.relax.serialization import bytes_of
-from tvmflow.ir.tvm_compat import buffer_of
+from tvmflow.ir.tvm_compat import PrimFunc, buffer_of
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.toolchain.compilers import Command
 
 
-def write_kernel(path: Path, executable: Any, function: Any, target: ResolvedTarget) -> None:
+def write_kernel(path: Path, executable: Any, function: PrimFunc, target: ResolvedTarget) -> None:
     """Link a kernel whose last parameter is its output. executable: the compiled function `main`, for the CPU or a GPU.
 
     Raises StageError if the compiler fails, ToolchainError if it is missing.

@@ -15,7 +15,7 @@ from tvmflow.codegen.network.textures import Texture, choose_textures
 from tvmflow.gpu_codegen.executable import GpuExecutable
 from tvmflow.ir.relax.serialization import bytes_of
 from tvmflow.ir.tir.loops import parallel_loops
-from tvmflow.ir.tvm_compat import constant_value, type_of
+from tvmflow.ir.tvm_compat import IRModule, constant_value, type_of
 from tvmflow.passes.kernel.allocate_tensors import ALIGNMENT, allocate_tensors
 from tvmflow.support.errors import StageError
 
@@ -24,7 +24,7 @@ _VIEWS = ("relax.reshape", "relax.memory.ensure_zero_offset")
 _NOTHING = ("relax.memory.kill_tensor", "relax.memory.kill_storage")
 
 
-def plan_of(mod: Any, program_of: ProgramOf, gpu: GpuExecutable | None = None, alignment: int = ALIGNMENT) -> Plan:
+def plan_of(mod: IRModule, program_of: ProgramOf, gpu: GpuExecutable | None = None, alignment: int = ALIGNMENT) -> Plan:
     """Return the plan of a module of scheduled kernels. Raises StageError for calls of anything but kernels or an
     accelerator.
 
@@ -47,7 +47,7 @@ class _Memory:
 
 
 class _Reader:
-    def __init__(self, mod: Any, program_of: ProgramOf, gpu: GpuExecutable | None, alignment: int) -> None:
+    def __init__(self, mod: IRModule, program_of: ProgramOf, gpu: GpuExecutable | None, alignment: int) -> None:
         self.program_of, self.gpu, self.alignment = program_of, gpu, alignment
         self.textures: dict[int, Texture] = {}
         self.kernels = {name.name_hint for name in mod.functions if name.name_hint != "main"}

@@ -11,7 +11,7 @@ import weakref
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from tvmflow.ir.relax.emit import build_main, constant, rebuild_call
 from tvmflow.ir.relax.graph import Graph, TensorKind, read_graph
 from tvmflow.support.errors import ModelFileError, first_line, last_line
 from tvmflow.toolchain.environments import ToolProcess, run_tool
+
+if TYPE_CHECKING:
+    from tvmflow.ir.tvm_compat import IRModule
 
 MAX_UNPACKED_BYTES = 8 << 30
 
@@ -257,7 +260,7 @@ def _dequantize(value: Array, detail: dict[str, Any]) -> Array:
     return np.asarray((value.astype(np.float32) - np.float32(zero)) * np.float32(scale))
 
 
-def _float_ends(module: Any, model: TfliteModel) -> Any:
+def _float_ends(module: IRModule, model: TfliteModel) -> Any:
     """Wrap the imported `main`: inputs as described, in their order, and float32 for quantized outputs."""
     import tvm
     from tvm import relax

@@ -16,7 +16,7 @@ import numpy as np
 from tvmflow.ir.relax.graph import Argument, Array, Graph, Other, Ref, Step
 from tvmflow.ir.relax.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer, Network
 from tvmflow.ir.relax.scales import Scale
-from tvmflow.ir.tvm_compat import type_arguments
+from tvmflow.ir.tvm_compat import Expr, type_arguments
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Writer:
                     self._quantize_for_all(item.name, item.refs)
         return [self.get_float(name) for name in self.network.outputs]
 
-    def emit(self, expression: Any, name: str) -> Any:
+    def emit(self, expression: Expr, name: str) -> Any:
         return self.builder.emit(expression, name)
 
     def is_output(self, name: str) -> bool:

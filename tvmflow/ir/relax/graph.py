@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.tvm_compat import constant_value, type_of, variable_name
+from tvmflow.ir.tvm_compat import Call, Expr, IRModule, constant_value, type_of, variable_name
 from tvmflow.support.errors import UnsupportedOperatorError
 
 Array = np.ndarray[Any, Any]
@@ -30,7 +30,13 @@ class Ref:
 class Other:
     """An argument other than a tensor: a shape, a number, a type."""
 
-    expression: Any
+    expression: Expr
+
+
+def scalar_of(argument: Any) -> float:
+    """Return a scalar argument of a step as a number."""
+    expression: Any = argument.expression if isinstance(argument, Other) else argument
+    return float(getattr(expression, "value", expression))
 
 
 Argument = Ref | Array | Other | tuple["Argument", ...]
@@ -43,7 +49,7 @@ class Step:
     name: str
     op: str
     args: tuple[Argument, ...]
-    call: Any
+    call: Call
     shape: tuple[int, ...]
     dtype: str
 
@@ -113,7 +119,7 @@ class Graph:
         return next(step for step in self.steps if step.name == name)
 
 
-def static_shape(expression: Any) -> tuple[tuple[int, ...], str]:
+def static_shape(expression: Expr) -> tuple[tuple[int, ...], str]:
     """Return shape and dtype of a tensor, ((), 'tuple') for anything else.
 
     Raises UnsupportedOperatorError for a dynamic shape.
@@ -128,7 +134,7 @@ def static_shape(expression: Any) -> tuple[tuple[int, ...], str]:
     return tuple(int(d.value) for d in kind.shape), str(kind.dtype)
 
 
-def reorder_inputs(mod: Any, order: Sequence[int]) -> Any:
+def reorder_inputs(mod: IRModule, order: Sequence[int]) -> Any:
     """Return a module whose main has its parameters reordered: `order[i]` is the current position of parameter i."""
     import tvm
     from tvm import relax
@@ -141,7 +147,7 @@ def reorder_inputs(mod: Any, order: Sequence[int]) -> Any:
     return tvm.IRModule({"main": main})
 
 
-def read_graph(mod: Any) -> Graph:
+def read_graph(mod: IRModule) -> Graph:
     """Read `main` of a module: straight-line code of operator calls."""
     from tvm import relax
 
@@ -158,7 +164,7 @@ def read_graph(mod: Any) -> Graph:
         names[variable] = name
         return name
 
-    def argument(expression: Any) -> Argument:
+    def argument(expression: Expr) -> Argument:
         if isinstance(expression, relax.Var):
             return Ref(names[expression])
         tensor = constant_value(expression)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.relax.graph import Argument, Array, Graph, Other, Ref, Step
+from tvmflow.ir.relax.graph import Argument, Array, Graph, Ref, Step, scalar_of
 from tvmflow.ir.relax.layers import is_plain_transposed
 from tvmflow.ir.relax.numpy_convolution import (
     convolve,
@@ -204,13 +204,8 @@ def _divide(a: list[Any], _step: Step) -> Array:
     return np.asarray(np.where((a[0] < 0) ^ (a[1] < 0), -quotient, quotient)).astype(a[0].dtype)
 
 
-def _number(argument: Any) -> float:
-    expression = argument.expression if isinstance(argument, Other) else argument
-    return float(getattr(expression, "value", expression))
-
-
 def _clip(a: list[Any], _step: Step) -> Array:
-    low, high = _number(a[1]), _number(a[2])
+    low, high = scalar_of(a[1]), scalar_of(a[2])
     if is_integer(a[0]):
         return np.asarray(np.clip(a[0], int(low), int(high))).astype(a[0].dtype)
     return np.asarray(np.clip(a[0], a[0].dtype.type(low), a[0].dtype.type(high)))

@@ -21,6 +21,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tvmflow.ir.tvm_compat import IRModule
 from tvmflow.support.errors import ModelFileError, StoreError
 
 IR_NAME, WEIGHTS_NAME = "model.json", "weights.safetensors"
@@ -43,7 +44,7 @@ _DTYPES = {
 _CODES = {np.dtype(kind): code for code, kind in _DTYPES.items()}
 
 
-def save_module(module: Any, folder: Path, others: Mapping[str, Any] | None = None) -> None:
+def save_module(module: IRModule, folder: Path, others: Mapping[str, Any] | None = None) -> None:
     """Write `model.json` and `weights.safetensors` into a folder. others: label -> a module that shares weights with
     it.
     """
@@ -58,7 +59,7 @@ def save_module(module: Any, folder: Path, others: Mapping[str, Any] | None = No
     save_file(weights or {"none": np.zeros(1, np.uint8)}, folder / WEIGHTS_NAME)
 
 
-def _graph_of(module: Any, weights: dict[str, np.ndarray[Any, Any]], known: dict[bytes, str]) -> dict[str, Any]:
+def _graph_of(module: IRModule, weights: dict[str, np.ndarray[Any, Any]], known: dict[bytes, str]) -> dict[str, Any]:
     """Return a module's IR; add its tensors to the weights unless an earlier module has equal ones."""
     import tvm
 

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.ir.tvm_compat import constant_value, type_of
+from tvmflow.ir.tvm_compat import IRModule, constant_value, type_of
 
 
 @mutator
@@ -25,7 +25,7 @@ class _TensorReplacer(PyExprMutator):  # type: ignore[misc]
     visit_constant_ = visit_generic_const_  # in TVM 0.26
 
 
-def replace_tensors(mod: Any, replace: Callable[[Any], Any]) -> Any:
+def replace_tensors(mod: IRModule, replace: Callable[[Any], Any]) -> Any:
     """Return a module with replace(tensor) for each constant's tensor. The types of the constants are unchanged."""
     replacer = _TensorReplacer(replace)
     functions = {

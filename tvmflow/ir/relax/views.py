@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvmflow.ir.relax.graph import Array
-from tvmflow.ir.tvm_compat import constant_value, operator_of, shape_of
+from tvmflow.ir.tvm_compat import Call, constant_value, operator_of, shape_of
 
 _NOWHERE = -1  # element number of padding
 
@@ -53,7 +53,7 @@ def keeps_order(shape: Sequence[int], axes: Sequence[Any]) -> bool:
     return longer == sorted(longer)
 
 
-def is_rearrangement(call: Any) -> bool:
+def is_rearrangement(call: Call) -> bool:
     """Whether a call only rearranges the elements of its first argument, or is part of such a chain."""
     return hasattr(call, "tuple_value") or operator_of(call) in {*_OPERATORS, "relax.take"}
 
@@ -79,7 +79,7 @@ def _step(value: Any, resolve: Callable[[Any], Any]) -> tuple[Any, Callable[[Arr
     return call.args[0], lambda x: _OPERATORS[name](x, call)
 
 
-def slice_array(x: Array, call: Any) -> Array:
+def slice_array(x: Array, call: Call) -> Array:
     """Return the slice of an array that a call of strided_slice takes."""
     axes, begin, end = ([int(getattr(v, "value", v)) for v in call.args[i].fields] for i in (1, 2, 3))
     strides = [int(getattr(v, "value", v)) for v in call.args[4].fields] if len(call.args) > 4 else [1] * len(axes)
@@ -89,12 +89,12 @@ def slice_array(x: Array, call: Any) -> Array:
     return np.asarray(x[tuple(index)])
 
 
-def _permute(x: Array, call: Any) -> Array:
+def _permute(x: Array, call: Call) -> Array:
     axes = call.attrs.axes
     return np.transpose(x, None if axes is None else [int(axis) for axis in axes])
 
 
-def _pad(x: Array, call: Any) -> Array:
+def _pad(x: Array, call: Call) -> Array:
     return np.pad(x, np.reshape([int(w) for w in call.attrs.pad_width], (-1, 2)), constant_values=_NOWHERE)
 
 

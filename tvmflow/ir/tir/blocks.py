@@ -14,6 +14,8 @@ from typing import Any
 import tvm
 from tvm import DataType, s_tir, tirx
 
+from tvmflow.ir.tvm_compat import IRModule, PrimFunc, Schedule
+
 DILATION = "dilation"  # annotation of a block of Winograd outputs, if it is not 1
 IMPORTED_LLVM = "pragma_import_llvm"  # TVM's annotation for LLVM IR of a kernel
 
@@ -32,20 +34,20 @@ class Kernel:
     reductions: tuple[str, ...]
 
 
-def block_ref(schedule: Any, name: str) -> Any:
+def block_ref(schedule: Schedule, name: str) -> Any:
     return schedule.get_sblock(name, "main")
 
 
-def is_reduction(schedule: Any, block: Any) -> bool:
+def is_reduction(schedule: Schedule, block: Any) -> bool:
     return any(int(variable.iter_type) == 2 for variable in schedule.get(block).iter_vars)
 
 
-def dilation_of(schedule: Any, name: str) -> int:
+def dilation_of(schedule: Schedule, name: str) -> int:
     """Return the dilation of a block of Winograd outputs."""
     return int(schedule.get(block_ref(schedule, name)).annotations.get(DILATION, 1))
 
 
-def classify_blocks(schedule: Any) -> Kernel:
+def classify_blocks(schedule: Schedule) -> Kernel:
     """Return the blocks of a schedule's `main`, in program order."""
     root = schedule.get_sblock("root", "main")
     names = [schedule.get(block).name_hint for block in schedule.get_child_blocks(root)]
@@ -56,7 +58,7 @@ def classify_blocks(schedule: Any) -> Kernel:
     return Kernel(tuple(names[:position]), reductions[0], tuple(names[position + 1 :]), reductions)
 
 
-def extents(schedule: Any, loops: list[Any]) -> list[int]:
+def extents(schedule: Schedule, loops: list[Any]) -> list[int]:
     """Return loop extents. Raises NotCoveredError where one is not a constant."""
     sizes = []
     for loop in loops:
@@ -67,7 +69,7 @@ def extents(schedule: Any, loops: list[Any]) -> list[int]:
     return sizes
 
 
-def axes(schedule: Any, name: str) -> tuple[list[Any], int] | None:
+def axes(schedule: Schedule, name: str) -> tuple[list[Any], int] | None:
     """Return the loops of a block and how many of them are spatial (the first ones); None if its loops are not its
     axes.
     """
@@ -77,7 +79,7 @@ def axes(schedule: Any, name: str) -> tuple[list[Any], int] | None:
     return (loops, kinds.count(0)) if len(kinds) == len(loops) and kinds == sorted(kinds) else None
 
 
-def parallelize_loops(schedule: Any, loops: list[Any]) -> None:
+def parallelize_loops(schedule: Schedule, loops: list[Any]) -> None:
     """Fuse nested loops and run them in parallel."""
     if loops:
         schedule.parallel(schedule.fuse(*loops) if len(loops) > 1 else loops[0])
@@ -105,13 +107,13 @@ for _name, _method in list(vars(s_tir.Schedule).items()):
         setattr(_Schedule, _name, _method.__wrapped__)
 
 
-def new_schedule(function: Any) -> Any:
+def new_schedule(function: PrimFunc) -> Any:
     """Return a schedule of a module whose `main` is the function, with the primitives' assertions."""
 
     return _Schedule(tvm.IRModule({"main": function}), debug_mask="none", error_render_level="fast")
 
 
-def transform_kernels(mod: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+def transform_kernels(mod: IRModule, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
     """Return a module in which the kernels that `wanted` selects are changed."""
     functions = {
         variable: change(function) if isinstance(function, tirx.PrimFunc) and wanted(function) else function

@@ -18,7 +18,7 @@ from tvm.ir.instrument import pass_instrument
 from tvm_ffi import structural_map, structural_walk
 
 from tvmflow.ir.tir.blocks import region_buffer, transform_kernels
-from tvmflow.ir.tvm_compat import dtype_of, load_class
+from tvmflow.ir.tvm_compat import Expr, IRModule, dtype_of, load_class
 
 _FLATTEN = "tirx.FlattenBuffer"
 _DIGITS = (tirx.FloorDiv, tirx.FloorMod)
@@ -28,7 +28,7 @@ _SUMS = (tirx.Add, tirx.Sub)
 def lower_with_fixed_indices(lower: Any) -> Any:
     """Return a pass that lowers modules as TVM's pass `lower`, which includes FlattenBuffer, with correct indices."""
 
-    def lower_correctly(mod: Any, _context: Any) -> Any:
+    def lower_correctly(mod: IRModule, _context: Any) -> Any:
         hidden: dict[Any, Any] = {}
         with _filter_passes(lambda names: _FLATTEN not in names):
             mod = lower(mod)
@@ -62,7 +62,7 @@ def _filter_passes(wanted: Callable[[list[str]], bool]) -> Any:
     )
 
 
-def _map_nodes(mod: Any, change: Callable[[Any], Any], kinds: Any) -> Any:
+def _map_nodes(mod: IRModule, change: Callable[[Any], Any], kinds: Any) -> Any:
     return transform_kernels(
         mod,
         lambda _: True,
@@ -70,7 +70,7 @@ def _map_nodes(mod: Any, change: Callable[[Any], Any], kinds: Any) -> Any:
     )
 
 
-def _hide_unsafe_indices(node: Any, hidden: dict[Any, Any]) -> Any:
+def _hide_unsafe_indices(node: Expr, hidden: dict[Any, Any]) -> Any:
     """Return a buffer access with variables for unsafe divisions; `hidden` gets their values."""
     if not any(_is_unsafe(index) for index in node.indices):
         return node
@@ -110,11 +110,11 @@ def _is_unsafe(index: Any) -> bool:
     return isinstance(index, (*_SUMS, tirx.Mul)) and (_is_unsafe(index.a) or _is_unsafe(index.b))
 
 
-def _constant(expression: Any) -> int:
+def _constant(expression: Expr) -> int:
     return int(expression.value) if isinstance(expression, tirx.IntImm) else 0
 
 
-def _has_offset(expression: Any) -> bool:
+def _has_offset(expression: Expr) -> bool:
     """Whether a constant is a term of a sum, or of a dividend inside."""
     if isinstance(expression, _SUMS):
         return _has_offset(expression.a) or _has_offset(expression.b)

@@ -7,8 +7,10 @@ from typing import Any
 from tvm import tirx
 from tvm_ffi import WalkResult, structural_walk
 
+from tvmflow.ir.tvm_compat import PrimFunc
 
-def parallel_loops(function: Any) -> tuple[int, ...]:
+
+def parallel_loops(function: PrimFunc) -> tuple[int, ...]:
     """Return the extents of a scheduled kernel's parallel loops in order; none if one is nested or its extent is
     unknown.
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from tvm import te, tirx
 
+from tvmflow.ir.tvm_compat import Call
+
 WORD, DOT = "tvmflow.word", "tvmflow.dot4"
 BYTES = 4
 _PURE = 1  # TVM's CallEffectKind
@@ -56,7 +58,7 @@ def dot4(a: Any, b: Any) -> Any:
     return tirx.call_intrin("int32", DOT, a, b)
 
 
-def lower_word(call: Any) -> Any:
+def lower_word(call: Call) -> Any:
     """Lower tvmflow.word to shifts."""
     dtype = str(call.ty.dtype)
     found = tirx.const(0, dtype)
@@ -65,7 +67,7 @@ def lower_word(call: Any) -> Any:
     return found
 
 
-def lower_dot(call: Any) -> Any:
+def lower_dot(call: Call) -> Any:
     """Lower tvmflow.dot4 to shifts and multiplications."""
     dtype = str(call.ty.dtype)
 

@@ -10,6 +10,7 @@ from tvm import tirx
 from tvm_ffi import structural_walk
 
 from tvmflow.ir.tir.blocks import IMPORTED_LLVM, new_schedule, transform_kernels
+from tvmflow.ir.tvm_compat import Call, IRModule, PrimFunc
 
 Rewrite = Callable[[Any], Any]  # statement -> statement, the same object if unchanged
 
@@ -19,7 +20,7 @@ def rewrite_statements(statement: Any, rewrite: Rewrite) -> Any:
     return rewrite(_rewrite_parts(statement, rewrite))
 
 
-def rewrite_kernels(mod: Any, rewrite_of: Callable[[Any], Rewrite]) -> Any:
+def rewrite_kernels(mod: IRModule, rewrite_of: Callable[[Any], Rewrite]) -> Any:
     """Return a module with the statements of its kernels rewritten. rewrite_of: kernel -> function for
     its statements.
     """
@@ -28,7 +29,7 @@ def rewrite_kernels(mod: Any, rewrite_of: Callable[[Any], Rewrite]) -> Any:
     )
 
 
-def with_root_body(function: Any, change: Rewrite, keeps: Callable[[Any], bool] = lambda _: True) -> Any:
+def with_root_body(function: PrimFunc, change: Rewrite, keeps: Callable[[Any], bool] = lambda _: True) -> Any:
     """Return an unlowered kernel with the statement of its root block changed. keeps: selects the buffers to keep."""
     realize = function.body
     root = realize.block
@@ -44,12 +45,12 @@ def realize_in(statement: Any) -> Any:
     return statement
 
 
-def is_marked(function: Any, mark: str) -> bool:
+def is_marked(function: PrimFunc, mark: str) -> bool:
     """Whether a kernel has a loop with an annotation."""
     return has(function, tirx.For, lambda loop: mark in loop.annotations)
 
 
-def with_llvm(function: Any, text: str) -> Any:
+def with_llvm(function: PrimFunc, text: str) -> Any:
     """Return a scheduled kernel with additional LLVM IR, behind the existing text."""
     schedule = new_schedule(function)
     root = schedule.get_sblock("root", "main")
@@ -60,17 +61,17 @@ def with_llvm(function: Any, text: str) -> Any:
     return schedule.mod["main"]
 
 
-def has(function: Any, kind: type, wanted: Callable[[Any], bool]) -> bool:
+def has(function: PrimFunc, kind: type, wanted: Callable[[Any], bool]) -> bool:
     """Whether a kernel contains a node of a kind (such as tirx.For) that `wanted` selects."""
     found = []
     structural_walk(function.body, (kind, lambda node: found.append(wanted(node))))
     return any(found)
 
 
-def calls(function: Any, beginning: str) -> bool:
+def calls(function: PrimFunc, beginning: str) -> bool:
     """Whether a kernel calls an external function whose name has a prefix."""
 
-    def wanted(call: Any) -> bool:
+    def wanted(call: Call) -> bool:
         name = call.args[0] if getattr(call.op, "name", "") == "tirx.call_extern" else None
         return str(getattr(name, "value", "")).startswith(beginning)
 

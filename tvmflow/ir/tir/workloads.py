@@ -18,7 +18,7 @@ from tvm import relax, tirx
 
 from tvmflow.ir.relax.serialization import bytes_of
 from tvmflow.ir.tir.blocks import block_ref, classify_blocks, extents, new_schedule, region_buffer
-from tvmflow.ir.tvm_compat import buffer_of, constant_value, shape_of, type_of
+from tvmflow.ir.tvm_compat import Expr, IRModule, PrimFunc, buffer_of, constant_value, shape_of, type_of
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Workload:
     key: str
     name: str
     calls: int
-    function: Any
+    function: PrimFunc
 
 
-def workload_key(function: Any) -> str:
+def workload_key(function: PrimFunc) -> str:
     """Return 32 hex digits that are equal for kernels with equal computations and shapes."""
     parts: list[str] = []
     for parameter in function.params:
@@ -60,7 +60,7 @@ def _sizes(buffer: Any) -> list[int | str]:
     return [int(extent.value) if hasattr(extent, "value") else str(extent) for extent in buffer.shape]
 
 
-def workload_name(name_hint: str, function: Any) -> str:
+def workload_name(name_hint: str, function: PrimFunc) -> str:
     """Return a name such as `conv2d_nchwc_add_relu 1x4x8x8x16`: the operators and the output shape."""
     output = buffer_of(function, list(function.params)[-1])
     shape = [] if output is None else _sizes(output)
@@ -68,11 +68,11 @@ def workload_name(name_hint: str, function: Any) -> str:
     return f"{stem} {'x'.join(str(d) for d in shape)}"
 
 
-def count_calls(lowered: Any) -> Counter[str]:
+def count_calls(lowered: IRModule) -> Counter[str]:
     """Return how often `main` calls each kernel, in the order of first calls."""
     calls: Counter[str] = Counter()
 
-    def visit(expression: Any) -> None:
+    def visit(expression: Expr) -> None:
         if (call := called(expression)) is not None:
             calls[call[0]] += 1
 
@@ -80,14 +80,14 @@ def count_calls(lowered: Any) -> Counter[str]:
     return calls
 
 
-def kernel_keys(lowered: Any) -> dict[str, str]:
+def kernel_keys(lowered: IRModule) -> dict[str, str]:
     """Return the workload key of each kernel that `main` calls, by its name in the module."""
     return {
         name: workload_key(lowered[name]) for name in count_calls(lowered) if isinstance(lowered[name], tirx.PrimFunc)
     }
 
 
-def called(expression: Any) -> tuple[str, Any] | None:
+def called(expression: Expr) -> tuple[str, Any] | None:
     """Return the name and arguments of the kernel that an expression calls, None for any other expression."""
     if not isinstance(expression, relax.Call):
         return None
@@ -98,7 +98,7 @@ def called(expression: Any) -> tuple[str, Any] | None:
     return None
 
 
-def anchor_extents(function: Any) -> list[int]:
+def anchor_extents(function: PrimFunc) -> list[int]:
     """Return the loop extents of the anchor block; empty for kernels without a single reduction."""
     schedule = new_schedule(function)
     kernel = classify_blocks(schedule)
@@ -107,7 +107,7 @@ def anchor_extents(function: Any) -> list[int]:
     return extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
 
 
-def operations(function: Any) -> float:
+def operations(function: PrimFunc) -> float:
     """Return the arithmetic operations of one call: two per step of its reductions, or one per value of its output."""
     sums = _sums(function)
     if sums is None:
@@ -119,7 +119,7 @@ def operations(function: Any) -> float:
     return float(math.prod(int(d) for d in output.shape)) if output is not None else 0.0
 
 
-def multiplied(function: Any) -> str:
+def multiplied(function: PrimFunc) -> str:
     """Return the type that determines a kernel's peak rate: of the inputs of its largest reduction, or its narrowest
     one.
     """
@@ -133,7 +133,7 @@ def multiplied(function: Any) -> str:
     return next((dtype for dtype in ("bfloat16", "float16") if dtype in dtypes), "float32")
 
 
-def _sums(function: Any) -> list[tuple[int, set[str]]] | None:
+def _sums(function: PrimFunc) -> list[tuple[int, set[str]]] | None:
     """Return the steps of each reduction of a kernel and the types of its inputs, None if unknown."""
     try:
         schedule = new_schedule(function)
@@ -150,14 +150,14 @@ def _sums(function: Any) -> list[tuple[int, set[str]]] | None:
     return found
 
 
-def constants_of(lowered: Any) -> dict[str, list[tuple[int, int]]]:
+def constants_of(lowered: IRModule) -> dict[str, list[tuple[int, int]]]:
     """Return kernel -> elements and bytes of each constant argument in `main`; a shared constant counts for the first
     kernel.
     """
     found: dict[str, list[tuple[int, int]]] = {}
     seen = set()
 
-    def visit(expression: Any) -> None:
+    def visit(expression: Expr) -> None:
         if (call := called(expression)) is None:
             return
         name, arguments = call
@@ -171,13 +171,13 @@ def constants_of(lowered: Any) -> dict[str, list[tuple[int, int]]]:
     return found
 
 
-def least_bytes(function: Any) -> int:
+def least_bytes(function: PrimFunc) -> int:
     """Return the bytes of a kernel's inputs and outputs, the least memory traffic."""
     buffers = [buffer for p in function.params if (buffer := buffer_of(function, p)) is not None]
     return sum(bytes_of(buffer.shape, buffer.dtype) for buffer in buffers)
 
 
-def extract_workloads(lowered: Any) -> list[Workload]:
+def extract_workloads(lowered: IRModule) -> list[Workload]:
     """Return the distinct kernels of a lowered module, in the order of their first calls in `main`."""
     calls = count_calls(lowered)
     workloads: dict[str, Workload] = {}

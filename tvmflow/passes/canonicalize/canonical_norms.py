@@ -17,7 +17,7 @@ from tvm import relax
 
 from tvmflow.ir.relax.emit import build_main, constant, rebuild_call
 from tvmflow.ir.relax.graph import Argument, Array, Graph, Ref, Step, read_graph
-from tvmflow.ir.tvm_compat import shape_of
+from tvmflow.ir.tvm_compat import IRModule, shape_of
 
 _VARIANCES = ("relax.variance", "relax.std")
 _DECOMPOSED = ("relax.nn.group_norm", "relax.nn.instance_norm", *_VARIANCES)
@@ -43,7 +43,7 @@ class _Norm:
 class CanonicalNorms:
     """IRModule -> IRModule; unchanged if the module contains no such norm."""
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         graph = read_graph(mod)
         norms = _NormMatcher(graph).found
         if not norms and not any(step.op in _DECOMPOSED for step in graph.steps):

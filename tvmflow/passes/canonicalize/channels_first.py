@@ -19,6 +19,7 @@ from tvm import relax
 from tvmflow.ir.relax.elementwise import BROADCASTING, UNARY
 from tvmflow.ir.relax.emit import constant, rebuild_call
 from tvmflow.ir.relax.graph import Argument, Array, Graph, Ref, Step, is_concat, read_graph
+from tvmflow.ir.tvm_compat import Expr, IRModule
 from tvmflow.passes.layout.layout_rewriter import LayoutRewriter
 
 _TO_FIRST, _TO_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
@@ -29,7 +30,7 @@ _QUANTIZE = {"relax.quantize", "relax.dequantize"}
 class ChannelsFirst:
     """IRModule -> IRModule; unchanged if no operator is channels-last."""
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         graph = read_graph(mod)
         if not any(_is_channels_last(step) for step in graph.steps):
             return mod
@@ -53,7 +54,7 @@ class _Rewriter(LayoutRewriter):
         super().__init__(graph)
         self.first: dict[str, Any] = {}
 
-    def _emit(self, expression: Any, name: str) -> Any:
+    def _emit(self, expression: Expr, name: str) -> Any:
         return self.builder.emit(expression, name)
 
     def _get_plain(self, name: str) -> Any:

@@ -13,10 +13,12 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvmflow.ir.tvm_compat import Call, IRModule
+
 
 @mutator
 class _Clamper(PyExprMutator):  # type: ignore[misc]
-    def visit_call_(self, call: Any) -> Any:
+    def visit_call_(self, call: Call) -> Any:
         call = self.visit_expr_post_order(call)
         if getattr(call.op, "name", "") != "relax.take" or str(call.attrs.mode) != "fast":
             return call
@@ -28,6 +30,6 @@ class _Clamper(PyExprMutator):  # type: ignore[misc]
 class ClampGatherIndices:
     """IRModule -> IRModule in which `take` clamps its indices."""
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         mod.update_func(mod.get_global_var("main"), _Clamper(mod).visit_expr(mod["main"]))
         return mod

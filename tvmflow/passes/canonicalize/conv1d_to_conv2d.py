@@ -16,6 +16,7 @@ from tvm import relax
 from tvmflow.ir.relax.elementwise import BROADCASTING, UNARY
 from tvmflow.ir.relax.emit import constant, rebuild_call
 from tvmflow.ir.relax.graph import Argument, Graph, Step, is_concat, read_graph
+from tvmflow.ir.tvm_compat import IRModule
 from tvmflow.passes.layout.layout_rewriter import LayoutRewriter
 
 
@@ -23,7 +24,7 @@ from tvmflow.passes.layout.layout_rewriter import LayoutRewriter
 class Conv1dToConv2d:
     """IRModule -> IRModule; unchanged if there is no 1-D convolution or pool."""
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         graph = read_graph(mod)
         if not any(step.op in _CONVERTERS for step in graph.steps):
             return mod

@@ -13,14 +13,14 @@ import tvm
 from tvm import relax
 from tvm.relax.dpl import is_const, is_op, rewrite_call, wildcard
 
-from tvmflow.ir.tvm_compat import constant_value, reads_of, shape_of, type_of
+from tvmflow.ir.tvm_compat import Call, IRModule, constant_value, reads_of, shape_of, type_of
 
 
 @tvm.transform.module_pass(opt_level=0, name="FlattenDense")
 class FlattenDense:
     """IRModule -> IRModule. Values of unknown extents are unchanged."""
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         main = mod["main"]
         for step in (
             partial(_flatten_with_bias, is_bias_first=False),
@@ -43,7 +43,7 @@ def _flatten_with_bias(function: Any, is_bias_first: bool) -> Any:
     bindings = [binding for block in function.body.blocks for binding in block.bindings]
     once = {binding.value for binding in bindings if reads[binding.var] == 1}
 
-    def flattened(call: Any, matches: Any) -> Any:
+    def flattened(call: Call, matches: Any) -> Any:
         made, values = matches[product], constant_value(matches[bias]).numpy()  # type: ignore[union-attr]
         of_columns = values.size in (1, shape_of(made)[-1]) and values.size == (values.shape or (1,))[-1]
         if made not in once or not _is_dense_over_axes(made) or not of_columns or shape_of(call) != shape_of(made):
@@ -59,7 +59,7 @@ def _flatten_with_bias(function: Any, is_bias_first: bool) -> Any:
 def _flatten_without_bias(function: Any) -> Any:
     data, weight = wildcard(), is_const()
 
-    def flattened(call: Any, _matches: Any) -> Any:
+    def flattened(call: Call, _matches: Any) -> Any:
         return relax.op.reshape(_flatten_matmul(call), shape_of(call)) if _is_dense_over_axes(call) else call
 
     return rewrite_call(is_op("relax.matmul")(data, weight), flattened, function)

@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 from tvm.relax.dpl import is_const, is_op, is_tuple_get_item, rewrite_call, wildcard
 
-from tvmflow.ir.tvm_compat import constant_value, type_arguments, type_of
+from tvmflow.ir.tvm_compat import Expr, IRModule, constant_value, type_arguments, type_of
 
 Array = np.ndarray[Any, Any]
 
@@ -93,7 +93,7 @@ def _fold_batch_norm_after_bias(function: Any) -> Any:
     norm = is_op("relax.nn.batch_norm")(is_op("relax.add")(conv, bias), gamma, beta, mean, variance)
     pattern = is_tuple_get_item(norm, 0)
 
-    def fold(expression: Any, matches: Any) -> Any:
+    def fold(expression: Expr, matches: Any) -> Any:
         scale, shift = _scale_and_shift(
             matches[norm].attrs, *(_numpy(matches, p) for p in (gamma, beta, mean, variance))
         )
@@ -139,7 +139,7 @@ def _fold_decomposed(function: Any) -> Any:
     conv = _convolution_pattern(data, weight)
     pattern = is_op("relax.add")(is_op("relax.multiply")(is_op("relax.subtract")(conv, mean), scale), shift)
 
-    def fold(expression: Any, matches: Any) -> Any:
+    def fold(expression: Expr, matches: Any) -> Any:
         weights, factors = _numpy(matches, weight), _numpy(matches, scale)
         call = _matched_call(matches, conv)
         channels, channel_axis = _output_channels(call, weights), call.attrs.data_layout.index("C")
@@ -158,7 +158,7 @@ def _fold_decomposed(function: Any) -> Any:
 class FoldBatchNorm:
     """IRModule -> IRModule with batch norms folded into convolutions; float32, constant weights."""
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         mod = relax.transform.CanonicalizeBindings()(mod)
         main = mod["main"]
         for rewrite in (_fold_batch_norm, _fold_batch_norm_after_bias, _decompose_batch_norm, _fold_decomposed):

@@ -19,7 +19,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvmflow.ir.relax.emit import build_main, constant, rebuild_call
 from tvmflow.ir.relax.graph import Graph, Step, read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_step, value_of
-from tvmflow.ir.tvm_compat import constant_value, type_of
+from tvmflow.ir.tvm_compat import Call, IRModule, constant_value, type_of
 from tvmflow.support.errors import TvmflowError
 
 Array = np.ndarray[Any, Any]
@@ -66,7 +66,7 @@ _FOLDERS: dict[str, Callable[[list[Array], Any], Array]] = {
 
 @mutator
 class _Folder(PyExprMutator):  # type: ignore[misc]
-    def visit_call_(self, call: Any) -> Any:
+    def visit_call_(self, call: Call) -> Any:
         call = self.visit_expr_post_order(call)
         name = getattr(call.op, "name", "")
         if name == "relax.reshape":
@@ -81,14 +81,14 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
         folded = _FOLDERS[name]([value for value in values if value is not None], call.attrs)
         return constant(folded, str(folded.dtype))  # scalars stay 0-D: a 1-D index would change the rank of a gather
 
-    def _reshape(self, call: Any) -> Any:
+    def _reshape(self, call: Call) -> Any:
         value, shape = self._value(call.args[0]), call.args[1]
         dims = getattr(shape, "values", None)
         if value is None or dims is None or not all(hasattr(d, "value") for d in dims):
             return call
         return constant(value.reshape([int(d.value) for d in dims]), str(value.dtype))
 
-    def _shape(self, call: Any) -> Any:
+    def _shape(self, call: Call) -> Any:
         """Replace a shape by its extents: exporters compute with shapes."""
         sizes = getattr(type_of(call.args[0]), "values", None)
         if sizes is None or not all(hasattr(size, "value") for size in sizes):
@@ -108,7 +108,7 @@ class _Folder(PyExprMutator):  # type: ignore[misc]
 class FoldConstants:
     """IRModule -> IRModule with arithmetic on constants evaluated."""
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         for variable, function in list(mod.functions.items()):
             if isinstance(function, relax.Function):
                 mod = tvm.IRModule(
@@ -118,7 +118,7 @@ class FoldConstants:
         return _evaluate_constant_steps(relax.transform.DeadCodeElimination(["main"])(mod))
 
 
-def _evaluate_constant_steps(mod: Any) -> Any:
+def _evaluate_constant_steps(mod: IRModule) -> Any:
     """Replace steps that read constants only by their values; unchanged if every step reads an input."""
     graph = read_graph(mod)
     if all(step.refs or step.op == "constant" for step in graph.steps):

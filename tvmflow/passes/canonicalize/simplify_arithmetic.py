@@ -14,13 +14,13 @@ import tvm
 from tvm import relax
 from tvm.relax.dpl import is_const, is_op, rewrite_call, wildcard
 
-from tvmflow.ir.tvm_compat import constant_value, operator_of, shape_of, type_of
+from tvmflow.ir.tvm_compat import Call, IRModule, constant_value, operator_of, shape_of, type_of
 
 _LEAST, _MOST = 1e-30, 1e30  # of divisors: reciprocals are normal numbers of float32
 _POWERS = (1.0, 2.0, 3.0, 4.0)
 
 
-def _bounds(call: Any) -> tuple[float, float]:
+def _bounds(call: Call) -> tuple[float, float]:
     low, high = (float(argument.value) for argument in call.args[1:])
     return low, high
 
@@ -29,7 +29,7 @@ def _merge_clips(function: Any) -> Any:
     data, inner_low, inner_high, low, high = (wildcard() for _ in range(5))
     inner = is_op("relax.clip")(data, inner_low, inner_high)
 
-    def merge(call: Any, matches: Any) -> Any:
+    def merge(call: Call, matches: Any) -> Any:
         (first_low, first_high), (least, most) = _bounds(matches[inner]), _bounds(call)
         if not (first_low <= first_high and least <= most):
             return call
@@ -46,7 +46,7 @@ def _divisions_to_multiplications(function: Any) -> Any:
     feeds_round = {binding.value for binding in bindings if binding.var in rounded}
     data, number = wildcard(), is_const()
 
-    def rewrite(call: Any, matches: Any) -> Any:
+    def rewrite(call: Call, matches: Any) -> Any:
         divisor: Any = constant_value(matches[number])
         values = divisor.numpy()
         if values.dtype != np.float32 or values.size != 1 or call in feeds_round:
@@ -78,7 +78,7 @@ def _expand_power(x: Any, exponent: float) -> Any:
 def _expand_powers(function: Any) -> Any:
     data, number = wildcard(), is_const()
 
-    def rewrite(call: Any, matches: Any) -> Any:
+    def rewrite(call: Call, matches: Any) -> Any:
         exponent: Any = constant_value(matches[number])
         values = exponent.numpy()
         kind = type_of(matches[data])
@@ -97,7 +97,7 @@ def _share_weights(function: Any) -> Any:
     """
     data, number = wildcard(), is_const()
 
-    def share(call: Any, matches: Any) -> Any:
+    def share(call: Call, matches: Any) -> Any:
         weights: Any = constant_value(matches[number])
         values = weights.numpy()
         if values.ndim < 3 or values.ndim > type_of(matches[data]).ndim:
@@ -114,7 +114,7 @@ def _drop_broadcasts(function: Any) -> Any:
     """Remove broadcasts to the shape that a value already has."""
     data, shape = wildcard(), wildcard()
 
-    def drop(call: Any, matches: Any) -> Any:
+    def drop(call: Call, matches: Any) -> Any:
         value = matches[data]
         return value if shape_of(value) == shape_of(call) else call
 
@@ -125,7 +125,7 @@ def _drop_broadcasts(function: Any) -> Any:
 class SimplifyArithmetic:
     """IRModule -> IRModule."""
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         main = mod["main"]
         for step in (_merge_clips, _expand_powers, _divisions_to_multiplications, _share_weights, _drop_broadcasts):
             main = step(main)

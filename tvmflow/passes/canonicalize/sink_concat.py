@@ -15,6 +15,7 @@ from tvm import relax
 from tvmflow.ir.relax.elementwise import BROADCASTING, UNARY
 from tvmflow.ir.relax.emit import rebuild_call
 from tvmflow.ir.relax.graph import Argument, Graph, Step, is_concat, read_graph
+from tvmflow.ir.tvm_compat import IRModule
 from tvmflow.passes.layout.layout_rewriter import LayoutRewriter
 
 _NORM = "relax.nn.batch_norm"
@@ -25,7 +26,7 @@ _CONVOLUTIONS = ("relax.nn.conv2d", "relax.nn.conv2d_transpose")
 class SinkConcat:
     """IRModule -> IRModule; unchanged if no convolutions are concatenated."""
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         graph = read_graph(mod)
         sinker = _ConcatSinker(graph)
         return sinker.rewrite() if any(sinker.can_sink(step) for step in graph.steps) else mod

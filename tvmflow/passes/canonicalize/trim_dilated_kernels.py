@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 from tvm.relax.dpl import is_const, is_op, rewrite_call, wildcard
 
-from tvmflow.ir.tvm_compat import constant_value, shape_of
+from tvmflow.ir.tvm_compat import Call, IRModule, constant_value, shape_of
 
 
 def used_taps(extent: int, window: int, step: int, stride: int, before: int, outputs: int) -> tuple[int, int]:
@@ -27,7 +27,7 @@ def used_taps(extent: int, window: int, step: int, stride: int, before: int, out
     return (found[0], found[-1] + 1) if found else (0, window)
 
 
-def _trim(call: Any, data: Any, weight: Any) -> Any:
+def _trim(call: Call, data: Any, weight: Any) -> Any:
     attrs = call.attrs
     if str(attrs.data_layout) != "NCHW" or str(attrs.kernel_layout) != "OIHW":
         return call
@@ -64,7 +64,7 @@ def _trim(call: Any, data: Any, weight: Any) -> Any:
 class TrimDilatedKernels:
     """IRModule -> IRModule with the same outputs."""
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         data, weight = wildcard(), is_const()
         pattern = is_op("relax.nn.conv2d")(data, weight)
         found = rewrite_call(pattern, lambda call, matches: _trim(call, matches[data], matches[weight]), mod["main"])

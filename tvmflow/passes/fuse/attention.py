@@ -17,7 +17,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.ir.relax.views import View, index_of, is_rearrangement, keeps_order, view_of, views_of
-from tvmflow.ir.tvm_compat import constant_value, operator_of, shape_of, type_of
+from tvmflow.ir.tvm_compat import Call, Expr, IRModule, constant_value, operator_of, shape_of, type_of
 from tvmflow.passes.fuse.replace_calls import Replacement, replace_calls
 from tvmflow.passes.legalize.attention import Attention, Step, attention_kernel, fits_padding
 from tvmflow.passes.legalize.batch_matmul import BatchMatmul, Operand, batch_matmul_kernel
@@ -124,7 +124,7 @@ class _Function:
             and {str(type_of(one).dtype) for one in (binding.value, *binding.value.args)} <= set(_FLOATS)
         ]
 
-    def _match_matmul(self, call: Any) -> tuple[BatchMatmul, tuple[Any, ...]] | None:
+    def _match_matmul(self, call: Call) -> tuple[BatchMatmul, tuple[Any, ...]] | None:
         *batch, rows, columns = shape = shape_of(call)
         depth = shape_of(call.args[0])[-1]
         if batch and len(shape_of(call.args[1])) == 2:
@@ -313,7 +313,7 @@ def _number(value: Any) -> float | None:
     return float(tensor.numpy().reshape(())) if tensor is not None and tensor.numpy().size == 1 else None
 
 
-def _factor(call: Any) -> float | None:
+def _factor(call: Call) -> float | None:
     """Return the number by which a call multiplies its first argument, None for any other call."""
     name = operator_of(call)
     number = _number(call.args[1]) if name in ("relax.multiply", "relax.divide") else None
@@ -323,7 +323,7 @@ def _factor(call: Any) -> float | None:
     return factor if abs(factor) < _MOST_FACTOR else None  # not infinity, and no NaN
 
 
-def _keeps_order(call: Any) -> bool:
+def _keeps_order(call: Call) -> bool:
     """Whether a call only changes the shape: no element is repeated, and only axes of extent 1 move."""
     name = operator_of(call)
     if name == "relax.permute_dims":
@@ -331,7 +331,7 @@ def _keeps_order(call: Any) -> bool:
     return name in _SAME_ORDER and math.prod(shape_of(call.args[0])) == math.prod(shape_of(call))
 
 
-def _casts_float(call: Any) -> bool:
+def _casts_float(call: Call) -> bool:
     """Whether a call casts between floating-point types."""
     return operator_of(call) == "relax.astype" and {str(type_of(one).dtype) for one in (call, call.args[0])} <= set(
         _FLOATS
@@ -342,7 +342,7 @@ def _multiplies_bfloat16(product: Any) -> bool:
     return {str(type_of(one).dtype) for one in product.args} == {"bfloat16"}
 
 
-def _variables(expression: Any) -> Iterator[Any]:
+def _variables(expression: Expr) -> Iterator[Any]:
     """Yield the variables that a call, a tuple or a tuple element reads."""
     if isinstance(expression, relax.Var):
         yield expression
@@ -366,6 +366,6 @@ class FuseAttention:
     def __init__(self, lanes: int, pairs: bool = False) -> None:
         self.lanes, self.pairs = lanes, pairs
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         fused = replace_calls(mod, _Function(mod["main"], self.lanes, self.pairs).find_attentions())
         return replace_calls(fused, _Function(fused["main"], self.lanes, self.pairs).find_matmuls())

@@ -14,7 +14,7 @@ from tvm import relax
 
 from tvmflow.ir.relax.serialization import bytes_of
 from tvmflow.ir.tir.workloads import count_calls
-from tvmflow.ir.tvm_compat import object_type, return_type, type_of, variable_name
+from tvmflow.ir.tvm_compat import IRModule, object_type, return_type, type_of, variable_name
 from tvmflow.passes.kernel.allocate_tensors import ALIGNMENT, allocate_tensors
 
 
@@ -30,7 +30,7 @@ class _Slice:
 class ConcatInPlace:
     """IRModule of kernels -> IRModule whose main allocates its tensors; unchanged if no concat can be removed."""
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         lowered = allocate_tensors(mod)
         main = lowered["main"]
         if len(main.body.blocks) != 1:

@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, classify_blocks, extents, new_schedule, region_buffer
-from tvmflow.ir.tvm_compat import buffer_of, operator_of, type_of, with_bindings
+from tvmflow.ir.tvm_compat import Expr, IRModule, Schedule, buffer_of, operator_of, type_of, with_bindings
 from tvmflow.schedules.cpu.inverted_residual import DEPTHWISE, EXPANSION, is_expansion, pays, shape_of
 from tvmflow.targets.cpu_features import CpuFeatures
 
@@ -28,7 +28,7 @@ class FuseInvertedResiduals:
     def __init__(self, cpu: CpuFeatures) -> None:
         self.cpu = cpu
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         main = mod["main"]
         if len(main.body.blocks) != 1:
             return mod
@@ -46,7 +46,7 @@ class _Pair:
     image: int
 
 
-def _find_pairs(mod: Any, bindings: list[Any], output: Any, cpu: CpuFeatures) -> dict[Any, _Pair]:
+def _find_pairs(mod: IRModule, bindings: list[Any], output: Any, cpu: CpuFeatures) -> dict[Any, _Pair]:
     """Return the pairs, by the output variable of the depthwise convolution."""
     calls = {binding.var: binding for binding in bindings if operator_of(binding.value) == "relax.call_tir"}
     reads = Counter(
@@ -67,7 +67,7 @@ def _find_pairs(mod: Any, bindings: list[Any], output: Any, cpu: CpuFeatures) ->
     return pairs
 
 
-def _variables(expression: Any) -> list[Any]:
+def _variables(expression: Expr) -> list[Any]:
     """Return the variables that an expression reads; a call repeats those that it is passed twice."""
     if operator_of(expression) == "relax.call_tir":
         return [argument for argument in expression.args[1].fields if isinstance(argument, relax.Var)]
@@ -100,7 +100,7 @@ def _is_fusable_expansion(function: Any) -> bool:
     return kernel.anchor is not None and _keeps_pixels(schedule, kernel) and is_expansion(schedule, kernel)
 
 
-def _keeps_pixels(schedule: Any, kernel: Kernel) -> bool:
+def _keeps_pixels(schedule: Schedule, kernel: Kernel) -> bool:
     """Whether the epilogue of a convolution has the same pixels, all of them; False if their number is unknown."""
     assert kernel.anchor is not None
     loops = (schedule.get_loops(block_ref(schedule, name))[:5] for name in (kernel.anchor, *kernel.after))
@@ -111,7 +111,7 @@ def _keeps_pixels(schedule: Any, kernel: Kernel) -> bool:
     return all(size == sizes[0] for size in sizes)
 
 
-def _fuse(mod: Any, main: Any, pairs: dict[Any, _Pair]) -> Any:
+def _fuse(mod: IRModule, main: Any, pairs: dict[Any, _Pair]) -> Any:
     """Return the module in which each pair is one kernel call."""
     builder = relax.BlockBuilder(mod)
     functions: dict[tuple[Any, Any], Any] = {}

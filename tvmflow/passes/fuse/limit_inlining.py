@@ -17,7 +17,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import structural_walk
 
 from tvmflow.ir.tir.blocks import region_buffer
-from tvmflow.ir.tvm_compat import block_class, buffer_of, load_class, operator_of, type_of
+from tvmflow.ir.tvm_compat import Call, IRModule, block_class, buffer_of, load_class, operator_of, type_of
 
 _MOST_READS = 2000  # in the count of _count_reads
 _TIMES = {"tirx.exp": 30, "tirx.sigmoid": 30, "tirx.tanh": 18, "tirx.erf": 15, "tirx.if_then_else": 3}
@@ -29,11 +29,11 @@ _INJECTIVE, _REDUCTION, _OPAQUE = 2, 3, 8  # OpPatternKind: inlined; inlines oth
 
 @mutator
 class _Isolator(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, mod: Any, calls: list[Any]) -> None:
+    def __init__(self, mod: IRModule, calls: list[Any]) -> None:
         super().__init__(mod)
         self.mod, self.calls = mod, calls
 
-    def visit_call_(self, call: Any) -> Any:
+    def visit_call_(self, call: Call) -> Any:
         if not any(call.same_as(one) for one in self.calls):
             return call
         variable = call.args[0]
@@ -47,7 +47,7 @@ class LimitInlining:
     large.
     """
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         reads: dict[Any, int] = {}  # a variable -> reads of the expression inlined for it
         isolated = []
         for binding in (one for block in mod["main"].body.blocks for one in block.bindings):

@@ -14,13 +14,14 @@ from tvm import tirx
 
 from tvmflow.ir.tir.blocks import region_buffer, transform_kernels
 from tvmflow.ir.tir.stmt_rewriter import with_root_body
+from tvmflow.ir.tvm_compat import IRModule
 
 
 @tvm.transform.module_pass(opt_level=0, name="RemoveDeadBlocks")
 class RemoveDeadBlocks:
     """IRModule of fused, unscheduled kernels -> IRModule."""
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         return transform_kernels(mod, lambda _: True, _remove_dead_blocks)
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.ir.tvm_compat import type_of
+from tvmflow.ir.tvm_compat import Call, IRModule, type_of
 
 
 class Replacement(NamedTuple):
@@ -20,11 +20,11 @@ class Replacement(NamedTuple):
 
 @mutator
 class _Replacer(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, mod: Any, kernels: dict[Any, Replacement]) -> None:
+    def __init__(self, mod: IRModule, kernels: dict[Any, Replacement]) -> None:
         super().__init__(mod)
         self.kernels = kernels
 
-    def visit_call_(self, call: Any) -> Any:
+    def visit_call_(self, call: Call) -> Any:
         found = self.kernels.get(call)
         if found is None:
             return self.visit_expr_post_order(call)
@@ -32,7 +32,7 @@ class _Replacer(PyExprMutator):  # type: ignore[misc]
         return relax.call_tir(kernel, [self.visit_expr(value) for value in found.values], type_of(call))
 
 
-def replace_calls(mod: Any, kernels: dict[Any, Replacement]) -> Any:
+def replace_calls(mod: IRModule, kernels: dict[Any, Replacement]) -> Any:
     """Return the module whose main calls the kernels; remove the bindings that become unused."""
     if not kernels:
         return mod

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tvmflow.ir.tvm_compat import IRModule
 
 ALIGNMENT = 64  # bytes: kernels are compiled for buffers aligned to it
 
 
-def allocate_tensors(mod: Any) -> Any:
+def allocate_tensors(mod: IRModule) -> Any:
     """Return an IRModule of kernels whose main allocates their outputs: no dataflow block, no purity, no call_tir."""
     from tvm import relax
 

@@ -13,7 +13,7 @@ from tvm_ffi import WalkResult, structural_walk
 
 from tvmflow.ir.tir.blocks import new_schedule, region_buffer
 from tvmflow.ir.tir.workloads import constants_of, count_calls, multiplied, operations, workload_key
-from tvmflow.ir.tvm_compat import block_class, load_class
+from tvmflow.ir.tvm_compat import IRModule, PrimFunc, block_class, load_class
 from tvmflow.schedules.intrinsics.registration import register_all_in
 from tvmflow.schedules.registry import Knobs, Template, apply_template
 from tvmflow.schedules.template import MOST_DEFAULTS
@@ -48,7 +48,7 @@ def coverage(choices: list[Choice], how: str = "record") -> float:
     return sum(choice.work for choice in choices if choice.how == how) / total if total else 0.0
 
 
-def replay(function: Any, trace: Any) -> Any:
+def replay(function: PrimFunc, trace: Any) -> Any:
     """Return a kernel's schedule rebuilt from the JSON of a trace. Raises if the trace does not fit."""
     text = str(trace)
     register_all_in(text)  # the intrinsics may be unregistered in this process
@@ -59,7 +59,7 @@ def replay(function: Any, trace: Any) -> Any:
     return schedule
 
 
-def check_accesses_are_declared(function: Any) -> None:
+def check_accesses_are_declared(function: PrimFunc) -> None:
     """Raise ValueError if a block accesses a local buffer outside of its declared regions.
 
     Local buffers are shrunk to the declared regions. Templates hide accesses that a block no longer makes; a trace of
@@ -90,7 +90,7 @@ def _contains(buffer: Any, buffers: list[Any]) -> bool:
     return any(one.same_as(buffer) for one in buffers)
 
 
-def default_schedule(function: Any, match: Match | None) -> tuple[Any, Knobs] | None:
+def default_schedule(function: PrimFunc, match: Match | None) -> tuple[Any, Knobs] | None:
     """Return the schedule and knobs of a kernel without a measurement: the first candidate of its template that
     applies.
 
@@ -116,7 +116,7 @@ class ApplySchedules:
         self.best, self.template_for = best, template_for
         self.choices: list[Choice] = []
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         self._calls, self._constants = count_calls(mod), constants_of(mod)
         replaced = dict(mod.functions.items())
         for variable, function in mod.functions.items():
@@ -124,7 +124,7 @@ class ApplySchedules:
                 replaced[variable] = self._schedule(variable.name_hint, function)
         return tvm.IRModule(replaced, attrs=mod.attrs, global_infos=mod.global_infos)
 
-    def _schedule(self, name: str, function: Any) -> Any:
+    def _schedule(self, name: str, function: PrimFunc) -> Any:
         key, match = workload_key(function), self.template_for(function)
         template = match[0].name if match else "none"
         how, schedule = "none", None
@@ -137,7 +137,7 @@ class ApplySchedules:
         self._record_choice(name, key, how, template, function)
         return function if schedule is None else copy_attributes(schedule.mod["main"], function)
 
-    def _record_choice(self, name: str, key: str, how: str, template: str, function: Any) -> None:
+    def _record_choice(self, name: str, key: str, how: str, template: str, function: PrimFunc) -> None:
         work = operations(function)
         # Each operation reads at most one element of a constant: a gather does not read its whole table.
         constants = (

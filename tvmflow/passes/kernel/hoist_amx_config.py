@@ -12,6 +12,7 @@ from tvm import tirx
 
 from tvmflow.ir.tir.blocks import IMPORTED_LLVM
 from tvmflow.ir.tir.stmt_rewriter import rewrite_kernels, rewrite_statements, with_body
+from tvmflow.ir.tvm_compat import IRModule
 from tvmflow.schedules.intrinsics.amx import CONFIGURED, RELEASED
 
 
@@ -19,7 +20,7 @@ from tvmflow.schedules.intrinsics.amx import CONFIGURED, RELEASED
 class HoistAmxConfig:
     """IRModule -> IRModule, of kernels lowered to runtime calls."""
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         return rewrite_kernels(mod, lambda _: _hoist)
 
 

@@ -12,12 +12,12 @@ from tvm import tirx
 from tvm_ffi import structural_map
 
 from tvmflow.ir.tir.blocks import transform_kernels
-from tvmflow.ir.tvm_compat import dtype_of, load_class
+from tvmflow.ir.tvm_compat import IRModule, dtype_of, load_class
 
 _EQUALITIES = (tirx.EQ, tirx.NE)
 
 
-def normalize_booleans(mod: Any) -> Any:
+def normalize_booleans(mod: IRModule) -> Any:
     """Return a module of scheduled kernels in which each loaded boolean is compared with zero."""
     changes = ((load_class(), _compare_with_zero), (_EQUALITIES, _compare_as_bytes))
     return transform_kernels(mod, lambda _: True, lambda kernel: kernel.with_body(structural_map(kernel.body, changes)))

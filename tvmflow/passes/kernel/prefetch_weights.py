@@ -13,6 +13,7 @@ from tvm import tirx
 
 from tvmflow.ir.tir.blocks import buffer_bytes, region_buffer, transform_kernels
 from tvmflow.ir.tir.stmt_rewriter import is_marked, realize_in, with_body, with_llvm, with_root_body
+from tvmflow.ir.tvm_compat import IRModule, PrimFunc
 from tvmflow.schedules.template import PREFETCHED
 
 _LINE_BYTES = 64
@@ -27,12 +28,12 @@ define weak_odr i32 @{_FUNCTION}(ptr %weights, i32 %offset) alwaysinline nounwin
 """
 
 
-def prefetch_weights(mod: Any) -> Any:
+def prefetch_weights(mod: IRModule) -> Any:
     """Return a module of scheduled kernels with prefetches in the loops that have the annotation PREFETCHED."""
     return transform_kernels(mod, lambda kernel: is_marked(kernel, PREFETCHED), _add_prefetches)
 
 
-def _add_prefetches(function: Any) -> Any:
+def _add_prefetches(function: PrimFunc) -> Any:
     return with_llvm(with_root_body(function, lambda body: _insert_prefetches(body, ())), _CODE)
 
 

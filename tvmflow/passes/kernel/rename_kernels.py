@@ -8,7 +8,7 @@ import tvm
 from tvm import tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.ir.tvm_compat import type_of, typed
+from tvmflow.ir.tvm_compat import IRModule, type_of, typed
 
 
 @mutator
@@ -28,7 +28,7 @@ class RenameKernels:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         names, functions = {}, {}
         for variable, function in mod.functions.items():
             if isinstance(function, tirx.PrimFunc):

@@ -15,6 +15,7 @@ import tvm
 from tvm import tirx
 
 from tvmflow.ir.tir.stmt_rewriter import calls, rewrite_kernels
+from tvmflow.ir.tvm_compat import IRModule
 from tvmflow.schedules.intrinsics.amx import STORED
 
 _SCOPE = "local"  # TVM's name of the memory scope
@@ -44,5 +45,5 @@ def _move_to_stack(statement: Any, is_aligned: bool) -> Any:
 class StackBuffers:
     """IRModule -> IRModule, of kernels lowered to runtime calls."""
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         return rewrite_kernels(mod, lambda function: partial(_move_to_stack, is_aligned=calls(function, STORED)))

@@ -16,7 +16,7 @@ from tvm import relax, tirx
 from tvmflow.ir.relax.serialization import bytes_of
 from tvmflow.ir.tir.stmt_rewriter import rewrite_kernels
 from tvmflow.ir.tir.workloads import called
-from tvmflow.ir.tvm_compat import buffer_of
+from tvmflow.ir.tvm_compat import IRModule, buffer_of
 
 _INPUTS = (
     "tvmflow.inputs"  # attribute of a kernel: names of its buffers that may be network inputs -> bytes of an element
@@ -24,7 +24,7 @@ _INPUTS = (
 _ALIGNMENT = "storage_alignment"  # TVM's key of a parameter's alignment, in bytes
 
 
-def mark_network_inputs(mod: Any) -> Any:
+def mark_network_inputs(mod: IRModule) -> Any:
     """Return a module in which an attribute of each kernel names its parameters that are inputs of the network."""
     main = next((function for function in mod.functions.values() if isinstance(function, relax.Function)), None)
     if main is None:
@@ -50,7 +50,7 @@ def mark_network_inputs(mod: Any) -> Any:
 class UnalignedInputs:
     """IRModule -> IRModule, of kernels lowered to runtime calls."""
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         return rewrite_kernels(mod, _alignment_rewriter)
 
 

@@ -13,10 +13,11 @@ from tvm_ffi import structural_map
 
 from tvmflow.ir.tir.blocks import transform_kernels
 from tvmflow.ir.tir.stmt_rewriter import is_marked, realize_in, rewrite_statements, with_root_body
+from tvmflow.ir.tvm_compat import IRModule
 from tvmflow.schedules.template import FILLED
 
 
-def zero_border_only(mod: Any) -> Any:
+def zero_border_only(mod: IRModule) -> Any:
     """Return a module of scheduled kernels whose loops with the annotation FILLED skip the interior columns."""
     return transform_kernels(
         mod,

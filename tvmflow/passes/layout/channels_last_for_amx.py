@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.ir.tir.blocks import block_ref, classify_blocks, extents, new_schedule, region_buffer
-from tvmflow.ir.tvm_compat import buffer_of, operator_of, shape_of, type_of, variable_name, with_bindings
+from tvmflow.ir.tvm_compat import IRModule, buffer_of, operator_of, shape_of, type_of, variable_name, with_bindings
 from tvmflow.passes.kernel.apply_schedules import copy_attributes
 from tvmflow.schedules.cpu.amx_convolution import is_amx_convolution, is_flat
 
@@ -26,7 +26,7 @@ _RANK = 5
 class ChannelsLastForAmx:
     """IRModule of kernels -> IRModule, some of whose values are (N, H, W, C/b, b)."""
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         main = mod["main"]
         if len(main.body.blocks) != 1:
             return mod
@@ -49,7 +49,7 @@ class _Call:
     of_pixels: bool
 
 
-def _find_convolution(mod: Any, binding: Any) -> _Call | None:
+def _find_convolution(mod: IRModule, binding: Any) -> _Call | None:
     """Return the AMX convolution that a binding calls, None for anything else."""
     value = binding.value
     if operator_of(value) != "relax.call_tir":
@@ -95,7 +95,7 @@ def _has_pixels(variable: Any) -> bool:
 
 
 class _Rewriter:
-    def __init__(self, mod: Any, chosen: set[Any]) -> None:
+    def __init__(self, mod: IRModule, chosen: set[Any]) -> None:
         self.mod, self.chosen, self.builder = mod, chosen, relax.BlockBuilder(mod)
         self.variables: dict[Any, Any] = {}
         self.kernels: dict[tuple[Any, tuple[int, ...]], Any] = {}

@@ -11,7 +11,7 @@ from tvm import relax
 
 from tvmflow.ir.relax.emit import constant
 from tvmflow.ir.relax.graph import Ref, Step
-from tvmflow.ir.tvm_compat import shape_of, type_of
+from tvmflow.ir.tvm_compat import Call, IRModule, shape_of, type_of
 from tvmflow.passes.legalize.batch_matmul import buffer_type, parse_kernel
 
 AXES = [1, 4]  # the channel axes of packed channels
@@ -62,7 +62,7 @@ def packed_norm({parameters}, out: {image}) -> None:
 """
 
 
-def pack_norm(step: Step, packed: Any, block: int, axis: int = -1) -> Callable[[], Any] | None:
+def pack_norm(step: Step, packed: IRModule, block: int, axis: int = -1) -> Callable[[], Any] | None:
     """Return how to emit a norm on packed channels; None if its axis is not the channels, or they do not fill whole
     blocks.
     """
@@ -79,7 +79,7 @@ def pack_norm(step: Step, packed: Any, block: int, axis: int = -1) -> Callable[[
     return lambda: operator(packed, *factors, AXES, float(step.call.attrs.epsilon))
 
 
-def _legalize_rms_norm(builder: Any, call: Any) -> Any:
+def _legalize_rms_norm(builder: Any, call: Call) -> Any:
     """Lower an RMS norm over any axes; TVM's own lowering requires the last axes."""
     from tvm import topi
 
@@ -99,7 +99,7 @@ def _legalize_rms_norm(builder: Any, call: Any) -> Any:
     return builder.call_te(rms_norm, *call.args, primfunc_name_hint="rms_norm")
 
 
-def legalize_norm(builder: Any, call: Any) -> Any:
+def legalize_norm(builder: Any, call: Call) -> Any:
     """Lower layer_norm and rms_norm: on packed channels to one kernel, otherwise as TVM does."""
     attrs, shape = call.attrs, shape_of(call)
     if len(shape) != 5 or [int(axis) for axis in attrs.axes] != AXES or str(type_of(call).dtype) != "float32":

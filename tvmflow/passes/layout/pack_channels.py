@@ -21,6 +21,7 @@ from tvmflow.ir.relax.elementwise import BROADCASTING, DIVISIONS, UNARY, finite_
 from tvmflow.ir.relax.emit import constant, rebuild_call
 from tvmflow.ir.relax.graph import Argument, Array, Graph, Ref, Step, is_concat, read_graph
 from tvmflow.ir.relax.views import keeps_order
+from tvmflow.ir.tvm_compat import IRModule
 from tvmflow.passes.layout.channel_permute import permute_channels
 from tvmflow.passes.layout.dense import is_dense, pixels_as_rows, rows_as_pixels
 from tvmflow.passes.layout.dilated_convolution import convolve_by_taps, multiplies_mostly_padding
@@ -54,7 +55,7 @@ class PackChannels:
     def __init__(self, block: int, few_as_words: bool = False, lane_moves: bool = True, tiles: bool = False) -> None:
         self.block, self.few_as_words, self.lane_moves, self.tiles = block, few_as_words, lane_moves, tiles
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         return _Packer(read_graph(mod), self).rewrite()
 
 

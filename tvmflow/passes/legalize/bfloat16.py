@@ -15,7 +15,7 @@ from tvm import te, tirx, topi
 from tvmflow.ir.tir.blocks import transform_kernels
 from tvmflow.ir.tir.custom_operators import register_operator
 from tvmflow.ir.tir.stmt_rewriter import has, with_llvm
-from tvmflow.ir.tvm_compat import constant_value, dtype_of, type_of
+from tvmflow.ir.tvm_compat import Call, IRModule, constant_value, dtype_of, type_of
 from tvmflow.targets.cpu_features import computes_in_bfloat16
 
 _OPERATOR = "tvmflow.round_bfloat16"
@@ -36,7 +36,7 @@ define weak_odr i16 @tvmflow_round(float %x) alwaysinline nounwind {
 """
 
 
-def _lower(call: Any) -> Any:
+def _lower(call: Call) -> Any:
     """Lower the operator: to the function for the lanes of its loop, or to integer operations."""
     dtype, value = dtype_of(call), call.args[0]
     lanes = dtype.removeprefix("uint16").lstrip("x")
@@ -65,7 +65,7 @@ def format_bfloat16_cast(value: str) -> str:
     return f'T.reinterpret(T.call_intrin("uint16", "{_OPERATOR}", {value}), dtype="bfloat16")'
 
 
-def legalize_astype(builder: Any, call: Any) -> Any:
+def legalize_astype(builder: Any, call: Call) -> Any:
     """Lower relax.astype to a kernel that FuseOps fuses into the producer of the value."""
     data, dtype = call.args[0], str(call.attrs.dtype)
     if str(type_of(data).dtype) != "float32" or constant_value(data) is not None:
@@ -77,7 +77,7 @@ def legalize_astype(builder: Any, call: Any) -> Any:
     )
 
 
-def link_bfloat16_rounding(mod: Any, target: Any) -> Any:
+def link_bfloat16_rounding(mod: IRModule, target: Any) -> Any:
     """Return a module in which kernels that round include the LLVM functions for it."""
     if not computes_in_bfloat16(target):
         return mod

@@ -15,7 +15,7 @@ import tvm
 from tvm import te, tirx
 
 from tvmflow.ir.tir.custom_operators import register_operator
-from tvmflow.ir.tvm_compat import constant_value, dtype_of, type_of
+from tvmflow.ir.tvm_compat import Call, constant_value, dtype_of, type_of
 from tvmflow.targets.cpu_features import multiplies_by_lane
 
 _LARGER, _SMALLER, _LARGEST = "tvmflow.larger", "tvmflow.smaller", "tvmflow.largest"
@@ -61,7 +61,7 @@ def clip_legalizers() -> dict[str, Legalize]:
 
 
 def _for_arm64_floats(lower: Legalize) -> Legalize:
-    def legalize(builder: Any, call: Any) -> Any:
+    def legalize(builder: Any, call: Call) -> Any:
         is_float = str(type_of(call.args[0]).dtype) in _FLOATS
         found = lower(builder, call) if is_float and multiplies_by_lane(tvm.target.Target.current()) else None
         return call.op.get_attr("FLegalize")(builder, call) if found is None else found
@@ -69,7 +69,7 @@ def _for_arm64_floats(lower: Legalize) -> Legalize:
     return legalize
 
 
-def _relu(builder: Any, call: Any) -> Any:
+def _relu(builder: Any, call: Call) -> Any:
     def relu(x: Any) -> Any:
         return te.compute(
             x.shape, lambda *at: _clamp(x[at], tirx.const(0, x.dtype), _LARGER, str(x.dtype)), name="compute"
@@ -78,7 +78,7 @@ def _relu(builder: Any, call: Any) -> Any:
     return builder.call_te(relu, call.args[0], primfunc_name_hint="relu")
 
 
-def _clip(builder: Any, call: Any) -> Any:
+def _clip(builder: Any, call: Call) -> Any:
     low, high = (float(getattr(argument, "value", argument)) for argument in call.args[1:])
 
     def clip(x: Any) -> Any:
@@ -92,7 +92,7 @@ def _clip(builder: Any, call: Any) -> Any:
 
 
 def _with_constant(name: str) -> Legalize:
-    def legalize(builder: Any, call: Any) -> Any:
+    def legalize(builder: Any, call: Call) -> Any:
         data, limit = call.args
         values = constant_value(limit)
         shape, wanted = [int(d) for d in type_of(data).shape], [int(d) for d in type_of(call).shape]

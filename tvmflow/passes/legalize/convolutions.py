@@ -14,7 +14,7 @@ import tvm
 from tvm import relax, topi
 
 from tvmflow.ir.tir.packed_words import BYTES, words_of_weight
-from tvmflow.ir.tvm_compat import constant_value, operator_of, shape_of, type_of
+from tvmflow.ir.tvm_compat import Call, Expr, IRModule, constant_value, operator_of, shape_of, type_of
 from tvmflow.passes.legalize.packed_convolution import interleave, packed_conv2d
 from tvmflow.passes.legalize.padded_image import pair_columns
 from tvmflow.passes.legalize.winograd import transform_weight, winograd_conv2d
@@ -35,12 +35,12 @@ _HALVED = 16  # channels of a block that is split into halves if the last half i
 _OUT_ELEMENTWISE_FUSABLE = 4  # TVM's OpPatternKind: elementwise operators behind it may be fused
 
 
-def _out_dtype(call: Any) -> str | None:
+def _out_dtype(call: Call) -> str | None:
     dtype = call.attrs.out_dtype
     return str(dtype) if dtype and str(dtype) != "void" else None
 
 
-def convolution_key(call: Any) -> str:
+def convolution_key(call: Call) -> str:
     """Return a key of the properties that decide a packed convolution's algorithm: shapes, padding, type.
 
     '' if there is no alternative algorithm.
@@ -68,11 +68,11 @@ def convolution_key(call: Any) -> str:
     return key if dtype == "float32" else f"{key} {dtype}"
 
 
-def convolutions(mod: Any) -> list[Any]:
+def convolutions(mod: IRModule) -> list[Any]:
     """Return the conv2d calls of a module's main."""
     calls: list[Any] = []
 
-    def visit(expression: Any) -> None:
+    def visit(expression: Expr) -> None:
         if isinstance(expression, relax.Call) and getattr(expression.op, "name", "") == "relax.nn.conv2d":
             calls.append(expression)
 
@@ -80,13 +80,13 @@ def convolutions(mod: Any) -> list[Any]:
     return calls
 
 
-def count_packed_convolutions(mod: Any) -> tuple[int, int]:
+def count_packed_convolutions(mod: IRModule) -> tuple[int, int]:
     """Return how many convolutions of a module write packed channels, and how many there are."""
     layouts = [str(call.attrs.out_layout) for call in convolutions(mod)]
     return sum(layout not in ("NCHW", "") for layout in layouts), len(layouts)
 
 
-def list_convolution_keys(mod: Any) -> list[str]:
+def list_convolution_keys(mod: IRModule) -> list[str]:
     """Return the unique keys of a module's convolutions that have an alternative algorithm."""
     return [key for key in dict.fromkeys(convolution_key(call) for call in convolutions(mod)) if key]
 
@@ -112,7 +112,7 @@ def legalize_convolutions(winograd: Mapping[str, int]) -> dict[str, Callable[[An
         str, tuple[Any, ...]
     ] = {}  # kernel -> arguments of packed_conv2d, for kernels whose sums can start from a bias
 
-    def pad(builder: Any, call: Any) -> Any:
+    def pad(builder: Any, call: Call) -> Any:
         found = call.op.get_attr("FLegalize")(builder, call)
         widths = [int(w) for w in call.attrs.pad_width]
         if len(widths) == 10 and not any(widths[:4] + widths[8:]) and str(call.attrs.pad_mode) == "constant":
@@ -120,10 +120,10 @@ def legalize_convolutions(winograd: Mapping[str, int]) -> dict[str, Callable[[An
             paddings[_called_kernel(found)] = _Padding((top, left), (bottom, right), float(call.attrs.pad_value))
         return found
 
-    def conv2d(builder: Any, call: Any) -> Any:
+    def conv2d(builder: Any, call: Call) -> Any:
         return _legalize_conv2d(builder, call, winograd, paddings, sums)
 
-    def add(builder: Any, call: Any) -> Any:
+    def add(builder: Any, call: Call) -> Any:
         total, offset = call.args
         made: Any = builder.lookup_binding(total) if isinstance(total, relax.Var) else None
         arguments, shape, values = sums.get(_called_kernel(made)), shape_of(call), constant_value(offset)
@@ -135,14 +135,14 @@ def legalize_convolutions(winograd: Mapping[str, int]) -> dict[str, Callable[[An
     return {"relax.nn.conv2d": conv2d, "relax.nn.pad": pad, "relax.add": add}
 
 
-def _called_kernel(call: Any) -> str:
+def _called_kernel(call: Call) -> str:
     """Return the name of the kernel that a relax.call_tir calls, '' for anything else."""
     return str(call.args[0].name_hint) if operator_of(call) == "relax.call_tir" else ""
 
 
 def _legalize_conv2d(
     builder: Any,
-    call: Any,
+    call: Call,
     winograd: Mapping[str, int],
     paddings: Mapping[str, _Padding],
     sums: dict[str, tuple[Any, ...]],
@@ -263,11 +263,11 @@ def _absorb_padding(
     pad_kernel = paddings.get(_called_kernel(found)) if isinstance(found, relax.Call) else None
     if pad_kernel is None or any(padding):
         return data, padding, 0.0
-    call: Any = found
+    call: Call = found
     return call.args[1][0], [*pad_kernel.before, *pad_kernel.after], pad_kernel.filling
 
 
-def _dot_product_width(call: Any) -> int:
+def _dot_product_width(call: Call) -> int:
     """Return how many neighbouring channels an instruction of the target sums, 0 for none.
 
     4 of int8, 2 where int8 is widened; 2 of bfloat16.
@@ -283,7 +283,7 @@ def _dot_product_width(call: Any) -> int:
     return 0
 
 
-def _uses_words(call: Any, weight: Any) -> bool:
+def _uses_words(call: Call, weight: Any) -> bool:
     """Whether a GPU computes a convolution by dot products of words."""
     if weight is None or len(weight.shape) != 6 or int(weight.shape[4]) != BYTES or not has_word_dot(_target()):
         return False
@@ -294,7 +294,7 @@ def _target() -> Any:
     return tvm.target.Target.current()
 
 
-def _prepare_weight(call: Any, group: int, tiled: bool) -> Any:
+def _prepare_weight(call: Call, group: int, tiled: bool) -> Any:
     """Return the weight of a packed convolution as its kernel reads it: interleaved by `group`, widened, or unchanged.
 
     Depthwise weights become float32 where the result is equal and faster: sums of few int8 products are exact in

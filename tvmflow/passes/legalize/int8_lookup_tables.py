@@ -22,7 +22,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvmflow.ir.relax.graph import Array, Step
 from tvmflow.ir.relax.numpy_interpreter import run_step
 from tvmflow.ir.tir.custom_operators import halves_of, register_operator
-from tvmflow.ir.tvm_compat import constant_value, dtype_of, operator_of, reads_of, type_of
+from tvmflow.ir.tvm_compat import Call, Expr, IRModule, constant_value, dtype_of, operator_of, reads_of, type_of
 from tvmflow.targets.cpu_features import looks_up_bytes, multiplies_by_lane
 
 _BYTES = ("int8", "uint8")
@@ -95,7 +95,7 @@ class _Instructions:
     width: int
     look_up: Callable[[list[Any], Any], Any]
 
-    def lower(self, call: Any) -> Any:
+    def lower(self, call: Call) -> Any:
         """Lower the operator; a scalar is looked up as a vector."""
         value, table = call.args
         dtype, _, lanes = dtype_of(call).partition("x")
@@ -223,11 +223,11 @@ class _Walk:
         return True
 
 
-def _dtype(expression: Any) -> str:
+def _dtype(expression: Expr) -> str:
     return str(getattr(type_of(expression), "dtype", ""))
 
 
-def _evaluate(call: Any, values: dict[Any, Array]) -> Array:
+def _evaluate(call: Call, values: dict[Any, Array]) -> Array:
     name = operator_of(call)
     given: list[Any] = []
     for part in call.args:
@@ -246,7 +246,7 @@ def _evaluate(call: Any, values: dict[Any, Array]) -> Array:
 
 @mutator
 class _TableRewriter(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, mod: Any, operator: str) -> None:
+    def __init__(self, mod: IRModule, operator: str) -> None:
         super().__init__(mod)
         self.operator = operator
         self.found: dict[Any, tuple[Any, bytes]] = {}
@@ -255,7 +255,7 @@ class _TableRewriter(PyExprMutator):  # type: ignore[misc]
         self.found = _ByteFunctions(function).found
         return self.visit_expr(function) if self.found else function
 
-    def visit_call_(self, call: Any) -> Any:
+    def visit_call_(self, call: Call) -> Any:
         if call not in self.found:
             return self.visit_expr_post_order(call)
         source, table = self.found[call]
@@ -274,7 +274,7 @@ class _TableRewriter(PyExprMutator):  # type: ignore[misc]
 class Int8LookupTables:
     """IRModule -> IRModule; needs a current target, and changes nothing without AVX512-VBMI or arm64."""
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         target = tvm.target.Target.current()
         if not looks_up_bytes(target) and not multiplies_by_lane(target):
             return mod

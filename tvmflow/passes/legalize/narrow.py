@@ -22,7 +22,7 @@ from tvm import relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.ir.tir.custom_operators import halves_of, register_operator
-from tvmflow.ir.tvm_compat import constant_value, dtype_of, operator_of, reads_of, type_of
+from tvmflow.ir.tvm_compat import Call, IRModule, constant_value, dtype_of, operator_of, reads_of, type_of
 from tvmflow.targets.cpu_features import has_wide_vectors, multiplies_by_lane
 
 _NEON, _AVX512 = "tvmflow.round_to_byte", "tvmflow.round_to_byte_512"  # arguments: float32, and the zero point as int32
@@ -35,7 +35,7 @@ _NARROW = {"int8": "llvm.aarch64.neon.sqxtn", "uint8": "llvm.aarch64.neon.sqxtun
 Array = np.ndarray[Any, Any]
 
 
-def _lower_neon(call: Any) -> Any:
+def _lower_neon(call: Call) -> Any:
     """Lower the operator: to instructions for vectors of 4 or a multiple of 8 values, to operations for others."""
     value, zero = call.args
     name, _, lanes = dtype_of(call).partition("x")
@@ -70,7 +70,7 @@ def _narrow_generic(value: Any, zero: int, dtype: str, lanes: int, result: str =
     return limited.astype(result if lanes == 1 else f"{result}x{lanes}")
 
 
-def _lower_avx512(call: Any) -> Any:
+def _lower_avx512(call: Call) -> Any:
     """Lower the operator: to instructions for vectors of 16 values, to operations for others."""
     value, zero = call.args[0], int(getattr(call.args[1], "value", call.args[1]))
     dtype, _, lanes = dtype_of(call).partition("x")
@@ -93,7 +93,7 @@ def _round_avx512(value: Any, zero: int, dtype: str) -> Any:
 def _make_integer_lowering(dtype: str) -> Callable[[Any], Any]:
     """Return the lowering to the quantized value in 32 bits. dtype: its 8-bit type."""
 
-    def lower(call: Any) -> Any:
+    def lower(call: Call) -> Any:
         value, zero = call.args[0], int(getattr(call.args[1], "value", call.args[1]))
         _, _, lanes = dtype_of(call).partition("x")
         return (
@@ -134,7 +134,7 @@ class _Quantize:
 
 @mutator
 class _Narrower(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, mod: Any, operator: str) -> None:
+    def __init__(self, mod: IRModule, operator: str) -> None:
         super().__init__(mod)
         self.operator = operator
         self.uses: Counter[Any] = Counter()
@@ -145,7 +145,7 @@ class _Narrower(PyExprMutator):  # type: ignore[misc]
         self.uses = reads_of(function)
         return self.visit_expr(function)
 
-    def visit_call_(self, call: Any) -> Any:
+    def visit_call_(self, call: Call) -> Any:
         given = call.args[0] if call.args else None
         call = self.visit_expr_post_order(call)
         if getattr(call.op, "name", "") != "relax.astype":
@@ -177,7 +177,7 @@ class _Narrower(PyExprMutator):  # type: ignore[misc]
         limits = [relax.const(getattr(found, name).astype(dtype), dtype) for name in names]
         return self.builder_.call_te(narrow, found.value, *limits, primfunc_name_hint="narrow")
 
-    def _match_quantize(self, call: Any) -> _Quantize | None:
+    def _match_quantize(self, call: Call) -> _Quantize | None:
         """Match a cast to 8 bits of a rounded and clamped value, None for anything else."""
         dtype = str(call.attrs.dtype)
         if dtype not in _LIMITS or str(type_of(call.args[0]).dtype) != "float32":
@@ -201,7 +201,7 @@ class _Narrower(PyExprMutator):  # type: ignore[misc]
         narrow = [None if limit is None else limit.astype(dtype) for limit in kept]
         return _Quantize(value.args[0], int(zero), narrow[0], narrow[1], dtype)
 
-    def _match_clip(self, call: Any) -> tuple[Any, Array, Array] | None:
+    def _match_clip(self, call: Call) -> tuple[Any, Array, Array] | None:
         """Match clip, or maximum of minimum with constants; return the value and the limits."""
         if operator_of(call) == "relax.clip":
             low, high = (np.asarray(float(getattr(one, "value", one)), np.float32) for one in call.args[1:])
@@ -233,7 +233,7 @@ def _value_at(limit: Any, index: tuple[Any, ...]) -> Any:
 class NarrowByInstruction:
     """IRModule -> IRModule; needs a current target, and changes nothing without NEON or AVX-512."""
 
-    def transform_module(self, mod: Any, _context: Any) -> Any:
+    def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         target = tvm.target.Target.current()
         if not multiplies_by_lane(target) and not has_wide_vectors(target):
             return mod

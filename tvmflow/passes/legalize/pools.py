@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 from tvm import te
 
-from tvmflow.ir.tvm_compat import type_of
+from tvmflow.ir.tvm_compat import Call, type_of
 from tvmflow.passes.legalize.bfloat16 import cast_float32
 from tvmflow.passes.legalize.clip import reduce_max
 from tvmflow.passes.legalize.padded_image import pad_image
@@ -21,7 +21,7 @@ from tvmflow.targets.cpu_features import multiplies_by_lane
 _LOWEST = -3.4028234663852886e38  # of float32
 
 
-def legalize_max_pool2d(builder: Any, call: Any) -> Any:
+def legalize_max_pool2d(builder: Any, call: Call) -> Any:
     """Lower relax.nn.max_pool2d in NCHW and NCHW{b}c, other layouts as TVM does."""
     attrs, data = call.attrs, call.args[0]
     dtypes = ["bfloat16", "float16"] + ["float32"] * multiplies_by_lane(tvm.target.Target.current())

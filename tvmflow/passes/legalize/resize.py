@@ -12,7 +12,7 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.ir.relax.graph import Array
-from tvmflow.ir.tvm_compat import shape_of, type_of
+from tvmflow.ir.tvm_compat import Call, shape_of, type_of
 from tvmflow.passes.legalize.batch_matmul import OPAQUE, buffer_type, parse_kernel
 from tvmflow.passes.legalize.bfloat16 import legalize_astype
 
@@ -30,7 +30,7 @@ def resize(x: {image}, first: {places}, second: {places}, share: {shares}, out: 
 _FLOATS = {"float32", "float16", "bfloat16"}
 
 
-def legalize_resize2d(builder: Any, call: Any) -> Any:
+def legalize_resize2d(builder: Any, call: Call) -> Any:
     """Lower relax.image.resize2d: linear interpolation in NCHW and NCHW{b}c in float32, others as TVM does."""
     attrs, mode = call.attrs, str(call.attrs.coordinate_transformation_mode)
     linear = str(attrs.method) == "linear" and mode in _PLACES and str(attrs.layout).startswith("NCHW")

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from tvmflow.ir.tir.blocks import classify_blocks, new_schedule
 from tvmflow.ir.tir.workloads import anchor_extents
-from tvmflow.ir.tvm_compat import buffer_of
+from tvmflow.ir.tvm_compat import PrimFunc, buffer_of
 from tvmflow.schedules.cpu.convolution import WINDOW
 from tvmflow.schedules.registry import Knobs
 from tvmflow.targets.core_timing import Core
@@ -54,7 +53,9 @@ class _Window:
         return outputs * self.stride + self.kernel[0] - self.stride
 
 
-def estimate_s(function: Any, template: str, knobs: Knobs, assembly: str, core: Core, threads: int) -> float | None:
+def estimate_s(
+    function: PrimFunc, template: str, knobs: Knobs, assembly: str, core: Core, threads: int
+) -> float | None:
     """Return the estimated seconds of a scheduled kernel, None for kernels that the model does not cover.
 
     assembly: of the scheduled kernel.
@@ -84,7 +85,7 @@ def estimate_s(function: Any, template: str, knobs: Knobs, assembly: str, core: 
     return seconds * math.ceil(tasks / threads) / tasks + _LAUNCH_S
 
 
-def _window(function: Any) -> _Window | None:
+def _window(function: PrimFunc) -> _Window | None:
     extents = anchor_extents(function)
     image = buffer_of(function, function.params[0])
     if image is None or len(extents) not in (7, 8, 9, 10) or len(image.shape) != 5:

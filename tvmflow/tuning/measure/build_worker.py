@@ -18,6 +18,7 @@ from tvmflow.support.tvm_import import prepare_import_of_tvm
 
 if TYPE_CHECKING:
     from tvmflow.backends.backend import Backend
+    from tvmflow.ir.tvm_compat import PrimFunc
 
 _NO_MEMORY = ("bad_alloc", "out of memory", "cannot allocate memory")
 
@@ -97,7 +98,7 @@ def _estimate(file: Path, request: dict[str, Any], built: Any, backend: Backend)
     return estimate_s(function, request["template"], request["knobs"], assembly, core, threads)
 
 
-def _schedule_kernel(function: Any, request: dict[str, Any], backend: Backend) -> tuple[Any, Any]:
+def _schedule_kernel(function: PrimFunc, request: dict[str, Any], backend: Backend) -> tuple[Any, Any]:
     """Return the scheduled kernel and its trace, None for the reference kernel."""
     from tvmflow.passes.kernel.apply_schedules import replay
     from tvmflow.schedules.registry import apply_template, get_template
@@ -115,7 +116,7 @@ def _schedule_kernel(function: Any, request: dict[str, Any], backend: Backend) -
     return schedule.mod["main"], trace_json(schedule)
 
 
-def _digest(function: Any) -> str:
+def _digest(function: PrimFunc) -> str:
     return hashlib.sha256(function.script(show_meta=False).encode()).hexdigest()
 
 

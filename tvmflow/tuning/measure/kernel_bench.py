@@ -13,7 +13,7 @@ import numpy as np
 from tvmflow.devices.session import DeviceSession, RemoteKernel
 from tvmflow.ir.relax.serialization import numpy_dtype
 from tvmflow.ir.tir.workloads import Workload
-from tvmflow.ir.tvm_compat import buffer_of
+from tvmflow.ir.tvm_compat import PrimFunc, buffer_of
 from tvmflow.tuning.records.record import OK, WRONG_OUTPUT
 from tvmflow.tuning.rules import MeasureRules
 
@@ -43,7 +43,7 @@ def inputs_of(workload: Workload) -> list[Array]:
     return [_array(workload, parameter, generator, limits) for parameter in workload.function.params]
 
 
-def _index_limits(function: Any) -> dict[str, int]:
+def _index_limits(function: PrimFunc) -> dict[str, int]:
     """Return buffer -> exclusive upper limit of its values, for buffers that hold the indices of a gather."""
     shapes = {str(buffer.name): [int(extent) for extent in buffer.shape] for buffer in _buffers(function)}
     found: dict[str, int] = {}
@@ -55,7 +55,7 @@ def _index_limits(function: Any) -> dict[str, int]:
     return found
 
 
-def _buffers(function: Any) -> list[Any]:
+def _buffers(function: PrimFunc) -> list[Any]:
     return [buffer for parameter in function.params if (buffer := buffer_of(function, parameter)) is not None]
 
 

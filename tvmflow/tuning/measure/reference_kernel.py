@@ -12,11 +12,12 @@ from typing import Any
 from tvm import s_tir
 
 from tvmflow.ir.tir.blocks import axes, block_ref, extents, new_schedule, parallelize_loops
+from tvmflow.ir.tvm_compat import PrimFunc, Schedule
 
 _LONGEST_VECTOR = 64
 
 
-def schedule_reference(function: Any) -> Any:
+def schedule_reference(function: PrimFunc) -> Any:
     """Return a kernel with its blocks in order, each in parallel; unchanged where a block has other loops."""
     schedule = new_schedule(function)
     root = schedule.get_sblock("root", "main")
@@ -28,7 +29,7 @@ def schedule_reference(function: Any) -> Any:
     return schedule.mod["main"]
 
 
-def _parallelize(schedule: Any, name: str) -> None:
+def _parallelize(schedule: Schedule, name: str) -> None:
     nest = axes(schedule, name)
     if nest is None or nest[1] < 2:
         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.registry import backend_for
@@ -33,6 +33,9 @@ from tvmflow.tuning.records.record import (
     read_records,
     record_of,
 )
+
+if TYPE_CHECKING:
+    from tvmflow.ir.tvm_compat import IRModule
 
 FILES = ("database_workload.json", "database_tuning_record.json")
 _MAX_DATABASE_BYTES, _TIMEOUT_S = 256 << 20, 600.0
@@ -113,7 +116,7 @@ def _record(entry: object, device_kind: str, created: str) -> TuningRecord:
     return record_of({**entry, **ours})
 
 
-def extract_all_variants(packed: Any, backend: Backend) -> list[Workload]:
+def extract_all_variants(packed: IRModule, backend: Backend) -> list[Workload]:
     """Return the kernels of a network, with its convolutions both direct and as Winograd."""
     keys = list_convolution_keys(packed)
     variants = [{}, *({key: m for key in keys} for m in TILES if keys)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tvmflow.ir.tvm_compat import Schedule
 
 
-def trace_json(schedule: Any) -> Any:
+def trace_json(schedule: Schedule) -> Any:
     """Return a schedule's trace as plain lists, numbers and strings."""
     return _plain(schedule.trace.as_json())
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.relax.graph import Graph, Other, Ref, Step, TensorKind
+from tvmflow.ir.relax.graph import Graph, Ref, Step, TensorKind, scalar_of
 from tvmflow.support.errors import ProgramError
 from tvmflow.vta.compiler.compiler import check_operator
 from tvmflow.vta.isa.config import VtaConfig
@@ -284,7 +284,7 @@ class _Extractor:
             elif step.op == "relax.right_shift" and (amount := _number(step)) is not None and not right:
                 right = amount
             elif step.op == "relax.clip":
-                low, high = (int(_scalar(a)) for a in step.args[1:3])
+                low, high = (int(scalar_of(a)) for a in step.args[1:3])
             elif step.op == "relax.astype" and step.dtype == "int8":
                 continue
             else:
@@ -305,8 +305,3 @@ def _number(step: Step) -> int | None:
     """Return the constant that a shift shifts by."""
     array = next((a for a in step.args if isinstance(a, np.ndarray)), None)
     return int(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
-
-
-def _scalar(argument: Any) -> float:
-    expression = argument.expression if isinstance(argument, Other) else argument
-    return float(getattr(expression, "value", expression))

@@ -16,14 +16,14 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.ir.relax.emit import build_main, constant, rebuild_call
 from tvmflow.ir.relax.graph import Graph, Step, read_graph
-from tvmflow.ir.tvm_compat import constant_value, type_arguments
+from tvmflow.ir.tvm_compat import IRModule, constant_value, type_arguments
 from tvmflow.support.errors import ProgramError
 from tvmflow.vta.compiler.partition import Split, split
 from tvmflow.vta.isa.config import RUN_FUNCTION, VtaConfig
 from tvmflow.vta.isa.region import Region, from_blob, packed_shape, region_from, region_to_blob
 
 
-def offload_vta(mod: Any, config: VtaConfig, start: str = "auto", stop: str = "auto") -> tuple[Any, Split]:
+def offload_vta(mod: IRModule, config: VtaConfig, start: str = "auto", stop: str = "auto") -> tuple[Any, Split]:
     """Return the module with its call, and what went where. Raises UnknownNameError, ProgramError.
 
     A plain function: what is raised inside of a TVM pass comes out as another type.
@@ -100,7 +100,7 @@ class _Writer:
         return self.builder.emit(relax.op.reshape(value, own), f"{name}_plain")
 
 
-def blobs_of(mod: Any) -> list[bytes]:
+def blobs_of(mod: IRModule) -> list[bytes]:
     """Return the blobs of an offloaded module, in order. Raises ProgramError when it calls no VTA program."""
     blobs = [
         bytes(constant_value(binding.value.args[1].fields[0]).numpy().tobytes())  # type: ignore[union-attr]
@@ -113,12 +113,12 @@ def blobs_of(mod: Any) -> list[bytes]:
     return blobs
 
 
-def regions_of(mod: Any) -> list[Region]:
+def regions_of(mod: IRModule) -> list[Region]:
     """Return the regions of a module that graph_pack made."""
     return [region_from(*from_blob(blob)) for blob in blobs_of(mod)]
 
 
-def replace_blobs(mod: Any, blobs: dict[bytes, bytes]) -> Any:
+def replace_blobs(mod: IRModule, blobs: dict[bytes, bytes]) -> Any:
     """Return the module with its blobs replaced: old -> new."""
     replace = _ReplaceBlobs()
     replace.blobs = blobs
