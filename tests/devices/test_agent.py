@@ -147,7 +147,7 @@ def test_a_secret_that_others_may_read_is_refused(program: Path, tmp_path: Path)
     path = secret_file(tmp_path, b"s" * 32)
     path.chmod(0o644)
     device = DeviceEntry.model_validate({"transport": "agent", "key": "k", "port": 9, "secret_file": str(path)})
-    with pytest.raises(UsageError, match="may be read by others"), open_session(device, BACKEND, LIMITS):
+    with pytest.raises(UsageError, match="readable by others"), open_session(device, BACKEND, LIMITS):
         pass
     done = subprocess.run(
         [str(program), "--folder", str(tmp_path / "s"), "--secret-file", str(path)],

@@ -93,7 +93,7 @@ def test_two_processes_make_one_system(tmp_path: Path) -> None:
     code = """
 import sys, time
 from pathlib import Path
-from tvmflow.sources import debian_packages as packages
+from tvmflow.toolchain import debian_packages as packages
 def fill(folder):
     with Path(sys.argv[1], "made").open("a") as file:
         file.write("x")

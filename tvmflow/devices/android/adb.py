@@ -143,7 +143,7 @@ def unusable_reason(serial: str, states: Mapping[str, str]) -> DeviceError | Non
         )
     if state != "device":
         return DeviceUnpluggedError(
-            f"phone {serial} is {'not list_phones' if state == 'absent' else state}",
+            f"phone {serial} is {'not attached' if state == 'absent' else state}",
             "a phone that adb devices lists",
             "check its cable and USB debugging, then run the same command again",
         )
