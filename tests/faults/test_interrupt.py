@@ -113,7 +113,7 @@ def test_a_signal_to_the_group_ends_it_once_and_for_all(command: Command, moment
     assert command.process.wait(timeout=200) == 128 + number
     command.reader.join(30)
     text = command.text()
-    assert text.count("interrupted; the same command goes on where it stopped") == 1
+    assert text.count("interrupted; run the same command again to resume") == 1
     assert "Traceback" not in text and "Error" not in text, text
     assert not command.alive()
     if moment != "starting Prefect":
