@@ -80,7 +80,7 @@ MISTAKES = [
     Mistake("no cell named", "run", ("Missing argument", "--help")),
     Mistake("outside a workspace", "OUTSIDE status", ("no params.yaml", "tvmflow new DIR")),
     Mistake(
-        "a workspace without models", "run small", ("names no model yet", "tvmflow add MODEL_FILE"), _text("models:\n")
+        "a workspace without models", "run small", ("has no models yet", "tvmflow add MODEL_FILE"), _text("models:\n")
     ),
     Mistake("a cell misspelled", "run smal", ("no cell 'smal'", "did you mean 'small'?")),
     Mistake(
@@ -122,7 +122,7 @@ MISTAKES = [
         "a framework by another name", "status", ("no 'pytorch'", "did you mean 'torch'?"), _model(framework="pytorch")
     ),
     Mistake("a tab in params.yaml", "status", ("params.yaml is not YAML", "line 2"), _text("models:\n\tsmall: {}\n")),
-    Mistake("a key written twice", "status", ("'models' is written twice",), _text("models: {}\nmodels: {}\n")),
+    Mistake("a key written twice", "status", ("duplicate key 'models'",), _text("models: {}\nmodels: {}\n")),
     Mistake(
         "weights: only a file's name",
         "status",
@@ -203,8 +203,8 @@ MISTAKES = [
         1,
     ),
     Mistake("adding a file that does not exist", "add gone.onnx", ("no file", "gone.onnx"), code=1),
-    Mistake("adding a model twice", "add m.onnx --name small", ("models.small is there already", "--name")),
-    Mistake("a new workspace over another", "new .", ("has a params.yaml already", "tvmflow add")),
+    Mistake("adding a model twice", "add m.onnx --name small", ("models.small already exists", "--name")),
+    Mistake("a new workspace over another", "new .", ("already has a params.yaml", "tvmflow add")),
     Mistake(
         "releasing a cell that was never run",
         "promote small",

@@ -56,7 +56,7 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelFileError, match="do not fit network"):
+    with pytest.raises(ModelFileError, match="do not match network"):
         load_source(tmp_path, _describe("torch", "model.safetensors", "digits_cnn"))
 
 

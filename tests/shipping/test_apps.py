@@ -116,7 +116,7 @@ def test_channels_are_what_a_plain_model_says(
             assert _release(workspace, part).version == plain["beta"][-1]
         elif deed == "promote":
             if not plain["beta"]:
-                with pytest.raises(StoreError, match="demo has nothing on beta"):
+                with pytest.raises(StoreError, match="demo has no release on beta"):
                     promote_app(workspace, "demo", "beta", "stable", _silent)
             else:
                 before = bundle_path(workspace, "demo", plain["beta"][-1]).stat()

@@ -52,7 +52,7 @@ def bundle(
     if not wanted:
         raise UsageError("no cells for the bundle", "at least one", "name them: tvmflow bundle CELL...")
     if group is not None and kind != "aar":
-        raise UsageError("a Maven group for no AAR", "a group with the format aar alone")
+        raise UsageError("a Maven group without an AAR", "a group only with the format aar")
     signer, is_file = signer_of(key, unsigned), kind == "zip"
     name = "-".join(dict.fromkeys(cell.model for cell in wanted))[:64]
     path, request = (
@@ -60,7 +60,7 @@ def bundle(
         BundleRequest(name, abis=tuple(abis) if abis else None),
     )
     if not (path.parent if is_file else path).is_dir():
-        raise UsageError(f"no folder {path.parent if is_file else path}", "one that is there, for the bundle")
+        raise UsageError(f"no folder {path.parent if is_file else path}", "an existing folder for the bundle")
     with parts_of(where, wanted, newest) as parts:
         if kind == "wheel":
             return write_wheel(path, parts, request, signer)
@@ -75,14 +75,14 @@ def signer_of(key: Path | str | None, unsigned: bool) -> Ed25519PrivateKey | Non
 
     if unsigned:
         if key is not None:
-            raise UsageError("a key for a bundle that is not to be signed", "a key, or --unsigned")
+            raise UsageError("a key together with --unsigned", "either a key or --unsigned")
         return None
     private_key = signing_key(Path(key) if key is not None else None)
     if private_key is None:
         raise UsageError(
             "no key to sign with",
             f"--key FILE, or a key in {VARIABLE}",
-            "make a pair with 'tvmflow keys new FILE', or give --unsigned for a bundle that nobody is to trust",
+            "create a key pair with 'tvmflow keys new FILE', or pass --unsigned for a bundle that nobody has to trust",
         )
     return private_key
 
@@ -119,7 +119,7 @@ def _champion(workspace: Workspace, cell: Cell) -> Version:
         raise StoreError(
             f"{cell} has no champion",
             "a library that passed the release gate",
-            f"run 'tvmflow run {cell}' and 'tvmflow promote {cell}'; --newest takes what was built last",
+            f"run 'tvmflow run {cell}' and 'tvmflow promote {cell}'; --newest uses the newest build instead",
         )
     return version
 

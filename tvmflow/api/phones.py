@@ -88,8 +88,8 @@ def prepared_phone(serial: str, target: str, secret_file: Path, workspace: Where
             secret_file.touch(mode=0o600, exist_ok=False)
         except OSError as error:
             raise UsageError(
-                f"{secret_file} cannot be made: {error.strerror}",
-                "a place for the secret that is free",
+                f"{secret_file} cannot be created: {error.strerror}",
+                "a path for the secret that does not exist yet",
                 "name another one with --secret-file",
             ) from None
         try:
@@ -145,7 +145,7 @@ def offer_device(
     registry = _registry(device)
     if registry is None:
         raise UsageError(
-            f"target {target!r}, whose device names no tracker with agents",
+            f"the device of target {target!r} is not reached through a tracker with agents",
             "device: {transport: tracker, key: ..., host: ..., port: ..., secret_file: ...}",
             "correct the target, or name another one",
         )

@@ -34,7 +34,7 @@ class GateResult:
             return f"{self.what}: {self.text} ({self.gate})"
         value = "not measured" if self.value is None else f"{self.value:g}"
         side = "at least" if self.gate.startswith("min_") else "at most"
-        return f"{self.what}: {_NAMES[self.gate]} is {value}, {side} {self.limit:g} is asked for ({self.gate})"
+        return f"{self.what}: {_NAMES[self.gate]} is {value}, {side} {self.limit:g} is required ({self.gate})"
 
 
 _NAMES = {
@@ -132,9 +132,9 @@ def _undecided_reason(gate: str, card: Mapping[str, Any], limit: float) -> str:
     if gate != "max_latency_ms" or not latency["badges"] or (latency["low_ms"] or latency["median_ms"]) > limit:
         return ""
     return (
-        f"its median latency of {latency['median_ms']:g} ms lies in an interval up to "
+        f"its median latency of {latency['median_ms']:g} ms has an interval up to "
         f"{latency['high_ms']:g} ms, at most {limit:g} is "
-        f"asked for, and the measurement was disturbed ({', '.join(latency['badges'])}): measure again with "
+        f"required, and the measurement was disturbed ({', '.join(latency['badges'])}): measure again with "
         "'tvmflow run CELL --again --wait-quiet SECONDS'"
     )
 

@@ -80,7 +80,7 @@ def rollback(workspace: Workspace, cell: Cell) -> tuple[Version, Version]:
         if champion is None or previous is None or champion.version == previous.version:
             raise StoreError(
                 f"{name} has no previous champion",
-                "a champion that replaced another",
+                "a champion that replaced an earlier one",
                 "see 'tvmflow history' for what was released",
             )
         if unfinished == "rollback":  # the one that was cut off is the one that is asked for again

@@ -223,7 +223,7 @@ def _store_error(workspace: Workspace, error: BaseException) -> StoreError:
         return _unusable(
             workspace,
             f"locked by another process for more than {LOCK_WAIT_S:g} s",
-            "end that process ('fuser' on the file names it) and run the same command again; nothing is lost",
+            "stop that process (find it with 'fuser' on the file) and run the same command again; nothing is lost",
         )
     if "readonly database" in said or "Permission denied" in said:
         return _unusable(
@@ -233,7 +233,7 @@ def _store_error(workspace: Workspace, error: BaseException) -> StoreError:
         return _damaged_error(workspace, f"damaged ({said})")
     if "full" in said:
         return _unusable(workspace, f"not writable ({said})", "free some space and run the same command again")
-    return _unusable(workspace, f"not usable ({said})", "see that the address is right and that it responds")
+    return _unusable(workspace, f"not usable ({said})", "check the address and that the server responds")
 
 
 def _cause(error: BaseException) -> str:
@@ -246,7 +246,7 @@ def _cause(error: BaseException) -> str:
 
 def _unusable(workspace: Workspace, what: str, hint: str, kind: type[StoreError] = StoreError) -> StoreError:
     where = sqlite_path(workspace) or mlflow_uri(workspace)
-    return kind(f"the MLflow store {where} is {what}", "a database that MLflow made, to read and to write", hint)
+    return kind(f"the MLflow store {where} is {what}", "a readable and writable MLflow database", hint)
 
 
 def _damaged_error(workspace: Workspace, what: str) -> StoreError:
