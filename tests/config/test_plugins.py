@@ -76,7 +76,7 @@ def test_a_metric_of_a_package_takes_the_place_of_the_accuracy(packages: Path) -
     assert value_of("half", outputs, labels) == 0.5
     with pytest.raises(UsageError, match="metric 'two' gives 2"):
         value_of("two", outputs, labels)
-    with pytest.raises(UsageError, match="plug-in 'none' of metrics does not load"):
+    with pytest.raises(UsageError, match="plug-in 'none' of metrics cannot be loaded"):
         value_of("none", outputs, labels)
     params = load_params(REPOSITORY / "params.yaml")
     model = params.models["digits_torch"].model_copy(update={"metric": "half"})
