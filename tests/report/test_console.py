@@ -171,7 +171,7 @@ def test_live_progress_has_stage_trials_best_and_time_left_in_two_lines(width: i
 def test_the_first_number_stays_and_ends_without_a_line_of_its_own() -> None:
     display, _clock = _display(False)
     text = (
-        "first: 0.21 ms with default schedules, 2.1 times as fast as ONNX Runtime; tuning promises about 10% "
+        "first: 0.21 ms with default schedules, 2.1 times as fast as ONNX Runtime; expected tuning gain: about 10% "
         "in 2 minutes"
     )
     for said in ("started", "building with default schedules", text, "done"):

@@ -61,10 +61,10 @@ def test_a_library_that_is_well(tmp_path: Path, abi: Abi) -> None:
         (
             [],
             "int execve(); int connect(); int g(void) { return execve() + connect(); }",
-            "asks for the functions connect, execve",
+            "imports the functions connect, execve",
         ),
-        (["-Wl,-rpath,/tmp/x"], "", "names folders to search for libraries .DT_RUNPATH"),
-        (["-Wl,-rpath,/tmp/x", "-Wl,--disable-new-dtags"], "", "names folders to search for libraries .DT_RPATH"),
+        (["-Wl,-rpath,/tmp/x"], "", "has library search paths .DT_RUNPATH"),
+        (["-Wl,-rpath,/tmp/x", "-Wl,--disable-new-dtags"], "", "has library search paths .DT_RPATH"),
         (["-Wl,-z,execstack"], "", "requests an executable stack"),
         ([], "int more(void) { return 1; }", "offers more"),
         (["-Wl,--version-script=v.map"], "", "offers tvmflow_network"),
@@ -183,7 +183,7 @@ def test_a_library_of_one_size_where_the_manifest_has_several(part: Part, tmp_pa
     other = copy_of(part, tmp_path / "part")
     manifest = {**part.manifest, "sizes": {"names": ["batch"], "buckets": [[1, 4]], "axes": [], "pads": [0]}}
     other.path("build", "manifest.json").write_text(json.dumps(manifest))
-    _changed(other, tmp_path, ANYBODY, r"says of its sizes: \{\}")
+    _changed(other, tmp_path, ANYBODY, r"reports sizes \{\}")
 
 
 @pytest.mark.parametrize(
