@@ -1,4 +1,4 @@
-"""Mistakes that newcomers make: each is told before anything runs, in words that name the mistake and the way out.
+"""Test common mistakes: each is reported before anything runs, with the mistake and its remedy.
 
 docs/get_started.md has the same list with the messages; a test keeps the two lists equal.
 """
