@@ -1,6 +1,4 @@
-"""Ctrl-C, SIGTERM and kill -9 of the command: the end is told once, nothing stays behind, Prefect knows how it
-ended.
-"""
+"""Test Ctrl-C, SIGTERM and kill -9: the end is reported once, no process is left behind, Prefect has the final state."""
 
 from __future__ import annotations
 

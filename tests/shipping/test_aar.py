@@ -164,7 +164,7 @@ def test_it_is_verified(aar: Path, trust: Trust, tmp_path: Path) -> None:
     beside.write_bytes(aar.with_name(beside.name).read_bytes())
     place = data.index(b"-keep class")  # of a file that the bundle's own statement does not know
     copy.write_bytes(data[:place] + b"#" + data[place + 1 :])
-    with pytest.raises(BundleError, match="was altered: its digest differs from the statement beside it"):
+    with pytest.raises(BundleError, match="was altered: its digest differs from the statement next to it"):
         verify(copy, trust)
 
 

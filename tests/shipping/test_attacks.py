@@ -1,4 +1,4 @@
-"""Whatever is done to a bundle, it is refused, and the error names what it is."""
+"""Test that any manipulation of a bundle is rejected with an error that names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bundle holds: the same bytes each time, files that other tools read, a library that an app links."""
+"""Test bundles: reproducible bytes, files that other tools read, a library that an app links."""
 
 from __future__ import annotations
 

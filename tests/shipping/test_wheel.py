@@ -82,7 +82,7 @@ def test_it_is_verified(wheel: Path, trust: Trust, tmp_path: Path) -> None:
     beside.write_bytes(wheel.with_name(beside.name).read_bytes())
     place = data.index(b"numpy in, numpy out")  # of the module, which the bundle's own statement does not know
     copy.write_bytes(data[:place] + b"N" + data[place + 1 :])
-    with pytest.raises(BundleError, match="was altered: its digest differs from the statement beside it"):
+    with pytest.raises(BundleError, match="was altered: its digest differs from the statement next to it"):
         verify(copy, trust)
 
 

@@ -222,7 +222,7 @@ def _check_script(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             for entry in _entries(path, archive):
                 if entry.filename.endswith("/model.json"):
-                    raise _not_allowed_error(path, "code of before PyTorch 1.3")
+                    raise _not_allowed_error(path, "code from before PyTorch 1.3")
                 if entry.filename.endswith(".py"):
                     unknown |= set(unknown_in_script(_read(path, archive, entry).decode("ascii")))
     except _ARCHIVE_ERRORS as error:

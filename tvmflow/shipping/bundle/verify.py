@@ -122,7 +122,7 @@ def _check_whole(path: Path, trust: Trust) -> None:
         data = beside.read_bytes()
     except OSError:
         raise SignatureError(f"no {beside.name} next to {path.name}", "the envelope that was written with it") from None
-    _compare("the statement beside it", {path.name: sha256_of(path)}, subjects(signing.open_envelope(data, trust.key)))
+    _compare("the statement next to it", {path.name: sha256_of(path)}, subjects(signing.open_envelope(data, trust.key)))
 
 
 def _check_digests(archive: Archive, statement: bytes) -> Manifest:

@@ -39,7 +39,7 @@ class GateResult:
 
 _NAMES = {
     "min_accuracy": "accuracy",
-    "max_accuracy_drop": "accuracy lost beside the source",
+    "max_accuracy_drop": "accuracy drop from the source",
     "min_top1_agreement": "top-1 agreement",
     "min_coverage": "share of measured schedules",
     "max_latency_ms": "median latency in ms",
@@ -48,8 +48,8 @@ _NAMES = {
     "max_memory_mb": "memory of a process in MB",
     "max_library_mb": "library in MB",
     "max_bundle_mb": "bundle in MB",
-    "max_gpu_compile_ms": "opening without kept programs in ms",
-    "max_gpu_open_ms": "opening with kept programs in ms",
+    "max_gpu_compile_ms": "opening without cached programs in ms",
+    "max_gpu_open_ms": "opening with cached programs in ms",
     "max_gpu_copy_out_ms": "copy of the outputs from the GPU in ms",
 }
 
