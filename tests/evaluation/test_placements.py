@@ -1,4 +1,6 @@
-"""Test measurements in many placements in memory, with hidden neighbours: neither a placement nor a neighbour decides."""
+"""Test measurements in many placements in memory, with hidden neighbours: neither a placement nor a neighbour
+decides.
+"""
 
 from __future__ import annotations
 

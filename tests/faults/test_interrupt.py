@@ -1,4 +1,4 @@
-"""Test Ctrl-C, SIGTERM and kill -9: the end is reported once, no process is left behind, Prefect has the final state."""
+"""Test Ctrl-C, SIGTERM and kill -9: the end is reported once, no process remains, Prefect has the final state."""
 
 from __future__ import annotations
 

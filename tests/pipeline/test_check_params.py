@@ -1,4 +1,6 @@
-"""Test the tables: a backend, a transport, a frontend and a tuner are a file and a row; unknown names get a suggestion."""
+"""Test the tables: a backend, a transport, a frontend and a tuner are a file and a row; unknown names get a
+suggestion.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test how a self-contained library chooses the threads of each kernel: on a simulated machine, and in real networks."""
+"""Test how a self-contained library chooses the threads of each kernel: on a simulated machine and in networks."""
 
 from __future__ import annotations
 
