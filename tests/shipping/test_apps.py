@@ -74,7 +74,7 @@ def test_a_release_is_verified_and_kept_with_its_evidence(
     workspace: Workspace, part: Part, keys: KeyPair, trust: Trust
 ) -> None:
     done = _release(workspace, part, key=signing_key(keys.private))
-    assert done.passed and done.text == "demo version 1 is on beta now (was nothing): release"
+    assert done.passed and done.text == "demo version 1 is now on beta (was nothing): release"
     [version] = _check(workspace).versions
     report = verify(bundle_path(workspace, "demo", 1), replace(trust, at_least=1))
     assert (report.name, report.version, report.signer) == ("demo", 1, version.bundle.signer)
@@ -92,7 +92,7 @@ def test_the_same_libraries_are_released_once(workspace: Workspace, parts: tuple
     assert _release(workspace, parts[0]).what == "release"
     before = (workspace.root / "releases" / "demo.yaml").read_bytes()
     again = _release(workspace, parts[0])
-    assert (again.what, again.version, again.text) == ("none", 1, "demo version 1 is on beta already")
+    assert (again.what, again.version, again.text) == ("none", 1, "demo version 1 is already on beta")
     assert (workspace.root / "releases" / "demo.yaml").read_bytes() == before
 
 

@@ -90,9 +90,9 @@ class InputTensor(Frozen):
     @model_validator(mode="after")
     def _bounded(self) -> InputTensor:
         if self.dtype in ("int32", "int64") and self.high is None:
-            raise ValueError(f"an {self.dtype} input needs high: one more than the largest number that it takes")
+            raise ValueError(f"an {self.dtype} input needs high: one more than its largest value")
         if self.low is not None and self.high is None:
-            raise ValueError("low without high; give both, the numbers are low <= x < high")
+            raise ValueError("low without high; set both: low <= x < high")
         if self.high is not None and not (self.low or 0) < self.high:
             raise ValueError(f"low below high; found {self.low or 0:g} and {self.high:g}")
         top = {"bool": 2.0, "int8": 128.0, "uint8": 256.0}.get(self.dtype, self.high)

@@ -55,7 +55,7 @@ def external_files(path: Path) -> dict[str, Path]:
                 )
             end = int(place.get("offset", "0")) + _size(tensor, place.get("length"))
             if end > file.stat().st_size:
-                raise ValueError(f"it ends at byte {end}, {file.name} holds {file.stat().st_size}")
+                raise ValueError(f"it ends at byte {end}, but {file.name} has {file.stat().st_size}")
         except ValueError as error:
             raise ModelFileError(
                 f"{path.name} has an invalid location for tensor {tensor.name[:100]!r}: {error}",

@@ -137,11 +137,11 @@ def _exists(workspace: Workspace, path: Path) -> bool:
     except FileNotFoundError:
         return False
     except NotADirectoryError:
-        raise _damaged_error(workspace, "no file: its folder is none") from None
+        raise _damaged_error(workspace, "not a file: its parent is not a folder") from None
     except OSError as error:
         raise _store_error(workspace, error) from error
     if not path.is_file():
-        raise _damaged_error(workspace, "no file")
+        raise _damaged_error(workspace, "not a file")
     if not os.access(path, os.R_OK):
         raise _unusable(
             workspace, "not readable", "give this user permission to read it and run the same command again"
