@@ -126,13 +126,13 @@ MISTAKES = [
     Mistake(
         "weights: only a file's name",
         "status",
-        ("models.small.weights: a block", "{file: m.onnx}"),
+        ("models.small.weights: expected a block", "{file: m.onnx}"),
         _model(weights="m.onnx"),
     ),
     Mistake(
         "a shape as text",
         "status",
-        ("models.small.input.shape: a list", "[1, 3, 224, 224]"),
+        ("models.small.input.shape: expected a list", "[1, 3, 224, 224]"),
         _model(input={"shape": "1,3,8,8"}),
     ),
     Mistake(
