@@ -66,8 +66,8 @@ def test_a_library_that_is_well(tmp_path: Path, abi: Abi) -> None:
         (["-Wl,-rpath,/tmp/x"], "", "has library search paths .DT_RUNPATH"),
         (["-Wl,-rpath,/tmp/x", "-Wl,--disable-new-dtags"], "", "has library search paths .DT_RPATH"),
         (["-Wl,-z,execstack"], "", "requests an executable stack"),
-        ([], "int more(void) { return 1; }", "offers more"),
-        (["-Wl,--version-script=v.map"], "", "offers tvmflow_network"),
+        ([], "int more(void) { return 1; }", "exports more"),
+        (["-Wl,--version-script=v.map"], "", "exports tvmflow_network"),
         (["-Wl,--dynamic-list=d.list", "-Wl,-z,initfirst", "-Wl,-z,interpose"], "", None),
         (["-Wl,--auxiliary,libevil.so"], "", "entries of the kind DT_AUXILIARY"),
         (["-Wl,-F,libevil.so"], "", "entries of the kind DT_FILTER"),
@@ -176,7 +176,7 @@ def test_outputs_that_are_not_those_of_the_manifest(part: Part, tmp_path: Path) 
 
 def test_a_library_of_another_network(part: Part, tmp_path: Path) -> None:
     other = Part("other@local-cpu:float32", part.slug, part.records, part.folder, part.version)
-    _changed(other, tmp_path, ANYBODY, f"says of its network: {CELL}")
+    _changed(other, tmp_path, ANYBODY, f"reports network {CELL}")
 
 
 def test_a_library_of_one_size_where_the_manifest_has_several(part: Part, tmp_path: Path) -> None:
