@@ -76,7 +76,7 @@ def test_it_is_verified(wheel: Path, trust: Trust, tmp_path: Path) -> None:
     copy = tmp_path / wheel.name
     data = wheel.read_bytes()
     copy.write_bytes(data)
-    with pytest.raises(SignatureError, match=r"no .*\.whl\.dsse\.json beside "):
+    with pytest.raises(SignatureError, match=r"no .*\.whl\.dsse\.json next to "):
         verify(copy, trust)
     beside = copy.with_name(f"{copy.name}.dsse.json")
     beside.write_bytes(wheel.with_name(beside.name).read_bytes())
