@@ -22,7 +22,9 @@ def notification_block(name: str) -> NotificationBlock:
     except ValueError as error:
         raise UsageError(f"flows.notify is {name!r}: {first_line(error)}", expected, hint) from None
     if not isinstance(block, NotificationBlock):
-        raise UsageError(f"flows.notify is {name!r}, a block of another kind: {type(block).__name__}", expected, hint)
+        raise UsageError(
+            f"flows.notify is {name!r}, which is not a notification block: {type(block).__name__}", expected, hint
+        )
     return block
 
 
@@ -34,7 +36,7 @@ def notify(name: str, subject: str, body: str) -> None:
             block.notify(body=body, subject=subject)
     except Exception as error:  # each service has its own types
         raise StageError(
-            f"the notification {name} was not sent: {first_line(error)}", "a service that takes it"
+            f"the notification {name} was not sent: {first_line(error)}", "a reachable notification service"
         ) from error
 
 

@@ -64,7 +64,7 @@ class PrefectServer:
         raise StageError(
             f"Prefect's server did not start: {words or f'exit code {self.process.poll()}'}",
             f"a server on {self.url} within {START_TIMEOUT_S:g} s",
-            f"run 'tvmflow doctor', look into {self.log}; where {self.log.parent / 'prefect.db'} is "
+            f"run 'tvmflow doctor' and read {self.log}; if {self.log.parent / 'prefect.db'} is "
             f"damaged, move it away: "
             "it holds no results, only Prefect's history of runs",
         )
@@ -140,9 +140,8 @@ def check_server(url: str) -> None:
         reason = "nothing responds" if isinstance(error, requests.ConnectionError) else first_line(error)
     raise StageError(
         f"no Prefect server at {url}: {reason}",
-        "in PREFECT_API_URL the address of a running server, as http://127.0.0.1:4200/api",
-        "start it with 'prefect server start', correct the address, or unset PREFECT_API_URL where no "
-        "schedule is needed",
+        "PREFECT_API_URL to be the address of a running server, e.g. http://127.0.0.1:4200/api",
+        "start it with 'prefect server start', correct the address, or unset PREFECT_API_URL if no schedule is needed",
     )
 
 

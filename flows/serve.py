@@ -38,7 +38,7 @@ def serve_schedule(workspace: Workspace) -> None:
         while isinstance(cause, BaseExceptionGroup):
             cause = cause.exceptions[0]
         raise StageError(
-            f"serving the schedule ended: {first_line(cause)}",
-            f"a Prefect server at {os.environ.get('PREFECT_API_URL')} that keeps running",
-            "see to that server and run 'tvmflow serve' again",
+            f"serving the schedule stopped: {first_line(cause)}",
+            f"a Prefect server at {os.environ.get('PREFECT_API_URL')} that stays up",
+            "restart the server and run 'tvmflow serve' again",
         ) from error

@@ -78,13 +78,13 @@ def run_stage(request: StageRequest, progress: Progress, digests: Digests | None
     if time.monotonic() - started >= request.timeout_s:
         raise errors.StageTimeoutError(
             f"{request.stage} of {request.cell} was killed after {request.timeout_s:g} s",
-            f"an end within flows.timeout_s.{request.stage}",
-            f"raise that limit, or look into {log}; what was measured so far is kept",
+            f"the stage to finish within flows.timeout_s.{request.stage}",
+            f"raise that limit, or read {log}; measurements so far are kept",
         )
     raise errors.StageCrashedError(
         f"{request.stage} of {request.cell} died: {describe_exit(code)}{_tail(log)}",
-        "an end with a result",
-        f"look into {log}",
+        "the stage to finish with a result",
+        f"read {log}",
     )
 
 

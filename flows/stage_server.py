@@ -124,9 +124,9 @@ def start_stage(arguments: list[str], known: list[list[Any]], output: IO[bytes],
         if process is not None:
             return process
     raise StageCrashedError(
-        f"the server of stages did not start {' '.join(arguments[:2])}: {_server_state(server.process)}",
+        f"the stage server did not start {' '.join(arguments[:2])}: {_server_state(server.process)}",
         "a process for the stage",
-        "run 'tvmflow doctor', and look at the system's log for processes that were killed for want of memory",
+        "run 'tvmflow doctor', and check the system log for processes killed for lack of memory",
     )
 
 

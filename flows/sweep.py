@@ -53,7 +53,7 @@ def task_runner(flows: FlowParams) -> TaskRunner[Any]:
         from prefect_dask import DaskTaskRunner
     except ImportError:
         raise UsageError(
-            "flows.runner is dask, and prefect-dask is not installed", hint="pip install 'tvmflow[dask]'"
+            "flows.runner is dask, but prefect-dask is not installed", hint="pip install 'tvmflow[dask]'"
         ) from None
     cluster = {"n_workers": flows.workers, "threads_per_worker": 1, "dashboard_address": None}
     runner: TaskRunner[Any] = (

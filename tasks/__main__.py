@@ -36,10 +36,10 @@ def main(arguments: list[str] | None = None, known: list[list[Any]] | None = Non
     """
     parser = argparse.ArgumentParser(prog="python -m tasks", description="Run one stage of one cell.")
     parser.add_argument("stage", choices=list(STAGES))
-    parser.add_argument("cell", help="model@target:precision, or a name under cells: in params.yaml")
+    parser.add_argument("cell", help="MODEL@TARGET:PRECISION, or a name under cells: in params.yaml")
     parser.add_argument("--root", type=Path, help="the workspace (default: the nearest folder with params.yaml)")
-    parser.add_argument("--again", action="store_true", help="make it even when it is already there")
-    parser.add_argument("--preview", action="store_true", help="only what is said before it runs; nothing is stored")
+    parser.add_argument("--again", action="store_true", help="run it even if its outputs exist")
+    parser.add_argument("--preview", action="store_true", help="print only the messages before the run; store nothing")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument("--events", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

@@ -35,9 +35,9 @@ def _settings(workspace: Workspace, cell: Cell) -> GraphPackSettings:
     backend.check_precision(cell.precision, str(cell))
     if workspace.params.models[cell.model].buckets and not backend.is_cpu:
         raise UsageError(
-            f"{cell}: inputs of several sizes, buckets of models.{cell.model}, on an accelerator or GPU",
+            f"{cell}: buckets of models.{cell.model} (inputs of several sizes) on an accelerator or GPU",
             "a target of kind cpu",
-            f"give models.{cell.model} shapes of numbers alone for this target",
+            f"give models.{cell.model} fixed shapes for this target",
         )
     bound = workspace.params.build.max_relative_error[cell.precision]
     return GraphPackSettings(workspace.params.graph_pack.channel_block, backend.target, bound)

@@ -1,5 +1,5 @@
-"""A headless Chromium, told what to do through its DevTools protocol over a pipe: load a page, ask it, take a
-picture.
+"""Control a headless Chromium through its DevTools protocol over a pipe: load pages, evaluate scripts, take
+screenshots.
 """
 
 from __future__ import annotations

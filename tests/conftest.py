@@ -1,4 +1,4 @@
-"""What tests share: a home of their own, small workspaces, and the digits cell made once."""
+"""Fixtures of all tests: a separate home, small workspaces, and the digits cell, built once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shell completes: cells of params.yaml, as every shell takes a word apart, without loading anything heavy."""
+"""Test shell completion: cells of params.yaml with the word splitting of every shell, without heavy imports."""
 
 from __future__ import annotations
 

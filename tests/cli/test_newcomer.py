@@ -1,4 +1,4 @@
-"""Mistakes that newcomers make: each is told before anything runs, in words that name the mistake and the way out.
+"""Test common mistakes: each is reported before anything runs, with the mistake and its remedy.
 
 docs/get_started.md has the same list with the messages; a test keeps the two lists equal.
 """
@@ -80,7 +80,7 @@ MISTAKES = [
     Mistake("no cell named", "run", ("Missing argument", "--help")),
     Mistake("outside a workspace", "OUTSIDE status", ("no params.yaml", "tvmflow new DIR")),
     Mistake(
-        "a workspace without models", "run small", ("names no model yet", "tvmflow add MODEL_FILE"), _text("models:\n")
+        "a workspace without models", "run small", ("has no models yet", "tvmflow add MODEL_FILE"), _text("models:\n")
     ),
     Mistake("a cell misspelled", "run smal", ("no cell 'smal'", "did you mean 'small'?")),
     Mistake(
@@ -122,17 +122,17 @@ MISTAKES = [
         "a framework by another name", "status", ("no 'pytorch'", "did you mean 'torch'?"), _model(framework="pytorch")
     ),
     Mistake("a tab in params.yaml", "status", ("params.yaml is not YAML", "line 2"), _text("models:\n\tsmall: {}\n")),
-    Mistake("a key written twice", "status", ("'models' is written twice",), _text("models: {}\nmodels: {}\n")),
+    Mistake("a key written twice", "status", ("duplicate key 'models'",), _text("models: {}\nmodels: {}\n")),
     Mistake(
         "weights: only a file's name",
         "status",
-        ("models.small.weights: a block", "{file: m.onnx}"),
+        ("models.small.weights: expected a block", "{file: m.onnx}"),
         _model(weights="m.onnx"),
     ),
     Mistake(
         "a shape as text",
         "status",
-        ("models.small.input.shape: a list", "[1, 3, 224, 224]"),
+        ("models.small.input.shape: expected a list", "[1, 3, 224, 224]"),
         _model(input={"shape": "1,3,8,8"}),
     ),
     Mistake(
@@ -203,8 +203,8 @@ MISTAKES = [
         1,
     ),
     Mistake("adding a file that does not exist", "add gone.onnx", ("no file", "gone.onnx"), code=1),
-    Mistake("adding a model twice", "add m.onnx --name small", ("models.small is there already", "--name")),
-    Mistake("a new workspace over another", "new .", ("has a params.yaml already", "tvmflow add")),
+    Mistake("adding a model twice", "add m.onnx --name small", ("models.small already exists", "--name")),
+    Mistake("a new workspace over another", "new .", ("already has a params.yaml", "tvmflow add")),
     Mistake(
         "releasing a cell that was never run",
         "promote small",

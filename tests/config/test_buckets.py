@@ -55,5 +55,5 @@ def test_axes_that_follow_no_size_are_refused() -> None:
         ModelFileError, match="axis 1 of output y is 1 at length=1, 16 at length=4, 49 at length=7, 100 at length=10"
     ):
         axes_of("y", 0, SIZES, lambda at: (at[0], at[1] ** 2))
-    with pytest.raises(ModelFileError, match="an axis of output y follows two sizes"):
+    with pytest.raises(ModelFileError, match="an axis of output y depends on two sizes"):
         axes_of("y", 0, SIZES, lambda at: (at[0] * at[1],))

@@ -1,4 +1,4 @@
-"""What messages and documents call a key of params.yaml is one."""
+"""Test that the params.yaml keys in messages and documents exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the wheel says of itself: license, types."""
+"""Test the metadata of the wheel: license, types."""
 
 from __future__ import annotations
 

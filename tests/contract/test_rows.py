@@ -1,4 +1,4 @@
-"""Who asks which backend or transport a cell has, asks its row: outside of the rows no code names one."""
+"""Test that code outside the tables' rows names no backend or transport."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_every_command_with_its_options_is_generated() -> None:
     text = _pages().commands_page()
     assert set(re.findall(r"^## tvmflow (\S+)$", text, re.M)) == _commands()
-    assert "`--dry-run`" in text and "`-C, --root" in text and "model@target:precision" in text
+    assert "`--dry-run`" in text and "`-C, --root" in text and "MODEL@TARGET:PRECISION" in text
 
 
 def test_every_parameter_is_generated_with_bounds_and_default() -> None:

@@ -1,4 +1,6 @@
-"""What a stage's row declares is what the stage reads, and DVC and the recipe key see every change of it."""
+"""Test that each stage's row declares all that the stage reads, and that DVC and the recipe key see every change of
+it.
+"""
 
 from __future__ import annotations
 

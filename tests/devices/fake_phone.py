@@ -1,8 +1,7 @@
-"""A phone that speaks adb's device protocol on loopback and runs what it is told as programs of this machine, in its
-own folder.
+"""A simulated phone: speaks adb's device protocol on loopback and runs commands as programs of this machine.
 
-/data/local/tmp is a folder of its own; getprop, dumpsys and svc are scripts. Only what adb 29 to 36 say to it is there:
-shell v2, sync v1, streams to ports.
+/data/local/tmp is a separate folder; getprop, dumpsys and svc are scripts. Only the requests of adb 29 to 36 are
+supported: shell v2, sync v1, streams to ports.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Every family of instructions that arm64 multiplies with: it is in the code, runs under qemu, and equals the numpy
-definition.
+"""Test every family of arm64 multiply instructions: present in the code, run under qemu, equal to the numpy definition.
 
 Convolutions and dense layers of many shapes are one network, so that a family is compiled, linked and run once.
 Integers bit for bit; floats within the rounding of their sums.

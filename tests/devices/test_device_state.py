@@ -1,4 +1,4 @@
-"""What an agent tells of the process of a library and of its machine, and agents that tell nothing."""
+"""Test the state that an agent reports of a library's process and of its machine, and agents that report none."""
 
 from __future__ import annotations
 

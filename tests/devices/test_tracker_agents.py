@@ -1,4 +1,4 @@
-"""Agents behind TVM's tracker: listed, handed out to one host at a time, dropped when they die, told from TVM's
+"""Test agents behind TVM's tracker: listed, assigned to one host at a time, dropped on exit, distinguished from TVM's
 servers.
 """
 

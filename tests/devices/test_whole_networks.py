@@ -1,4 +1,4 @@
-"""Whole networks that are compared while tuning: through an agent as on a device with TVM, remembered with their
+"""Test the comparison of whole networks during tuning: through an agent as on a device with TVM, stored with their
 unit.
 """
 

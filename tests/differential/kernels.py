@@ -1,4 +1,4 @@
-"""What tests of kernels share: small modules, their outputs under every schedule, errors."""
+"""Shared parts of kernel tests: small modules, their outputs under every schedule, errors."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def test_a_softmax_head_and_a_second_epoch(tmp_path: Path) -> None:
     assert _error(source, _x((2, 4))) < BOUND and np.ptp(source.run(_x((2, 4)))[0]) > 0.1
     assert "executor" in _agreeing_variants(source, _x((2, 4)))
     (tmp_path / "alone-symbol.json").write_text("{}")
-    with pytest.raises(ModelFileError, match=r"alone-0000\.params beside"):
+    with pytest.raises(ModelFileError, match=r"alone-0000\.params next to"):
         FRONTENDS["mxnet"].files.companions(tmp_path / "alone-symbol.json")
 
 

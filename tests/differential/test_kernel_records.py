@@ -1,4 +1,6 @@
-"""Workload keys, traces, packing, databases of MetaSchedule and IR files: kernels told apart, kept and brought back."""
+"""Test workload keys, traces, packing, MetaSchedule databases and IR files: kernels are distinguished, stored,
+restored.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Where a kernel's schedule comes from, seen in real searches: one after the other, under one toolchain after the
-other.
-"""
+"""Test the origins of schedules in real searches: one search after another, under one toolchain after another."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Operators of PyTorch, many to a network, from import to a compiled library beside PyTorch, and through ONNX beside
-ONNX Runtime: values and types of every output.
+"""Compare PyTorch operators, many per network, compiled with PyTorch, and through ONNX with ONNX Runtime: values and
+types of every output.
 """
 
 from __future__ import annotations

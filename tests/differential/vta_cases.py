@@ -1,4 +1,4 @@
-"""What the tests of VTA share: designs, random regions, and one check of a compiled region against numpy."""
+"""Shared parts of the VTA tests: designs, random regions, and the comparison of a compiled region with numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What others take of a machine: its share, the processes that are ours, and waiting until it is quiet."""
+"""Test the load by other processes: their share, how tvmflow's own processes are recognized, waiting for an idle
+machine.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What can be seen of a machine beside a measurement: the programs in C that look at it, who uses its processors, what
-a device tells.
+"""Test the machine state sampled during measurements: the C programs that sample it, users of its processors, the
+report of a device.
 """
 
 from __future__ import annotations

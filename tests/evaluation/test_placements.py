@@ -1,4 +1,4 @@
-"""Measure in many placements in memory, beside neighbours that nobody sees: neither one placement nor a neighbour
+"""Test measurements in many placements in memory, with hidden neighbours: neither a placement nor a neighbour
 decides.
 """
 

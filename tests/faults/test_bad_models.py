@@ -37,7 +37,7 @@ def _model(**entry: Any) -> Callable[[dict[str, Any]], None]:
         ({"dataset": "gone.npz"}, ["fetch"], "no dataset file"),
         ({"dataset": "digits", "input": {"shape": [1, 1, 9, 9]}}, ["fetch"], "samples of shape (1, 8, 8)"),
         ({"labels": "labels.txt"}, ["fetch", "import_model"], "2 labels for a model with 10 outputs"),
-        ({"input": {"shape": [1, 3, 8, 8]}}, ["fetch", "import_model"], "refuses inputs of float32 [1, 3, 8, 8]"),
+        ({"input": {"shape": [1, 3, 8, 8]}}, ["fetch", "import_model"], "rejects inputs of float32 [1, 3, 8, 8]"),
         ({"weights": {"file": "w.pt"}}, ["fetch", "import_model"], "damaged or not only tensors"),
         (
             {"framework": "onnx", "network": None, "weights": {"file": "torn.onnx"}},

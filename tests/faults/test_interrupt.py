@@ -1,6 +1,4 @@
-"""Ctrl-C, SIGTERM and kill -9 of the command: the end is told once, nothing stays behind, Prefect knows how it
-ended.
-"""
+"""Test Ctrl-C, SIGTERM and kill -9: the end is reported once, no process remains, Prefect has the final state."""
 
 from __future__ import annotations
 
@@ -113,7 +111,7 @@ def test_a_signal_to_the_group_ends_it_once_and_for_all(command: Command, moment
     assert command.process.wait(timeout=200) == 128 + number
     command.reader.join(30)
     text = command.text()
-    assert text.count("interrupted; the same command goes on where it stopped") == 1
+    assert text.count("interrupted; run the same command again to resume") == 1
     assert "Traceback" not in text and "Error" not in text, text
     assert not command.alive()
     if moment != "starting Prefect":

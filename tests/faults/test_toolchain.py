@@ -1,4 +1,4 @@
-"""What this machine cannot build is never a schedule's fault: compilers that are gone, die, hang or have no room."""
+"""Test toolchain failures: compilers that are missing, crash, hang or lack space are never the fault of a schedule."""
 
 from __future__ import annotations
 

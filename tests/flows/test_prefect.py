@@ -1,6 +1,4 @@
-"""What Prefect does for us: schedules that appear, retries that are worth it, processes that are really killed,
-Dask.
-"""
+"""Test flows under Prefect: schedules, retries of transient errors, killed processes, Dask."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ def test_a_lost_store_is_noticed_and_its_records_come_back(copy_of_finished: Pat
     for command in (("history", "digits"), ("run", "digits"), ("report",), ("promote", "digits")):
         stderr = tvmflow(root, *command, code=1).stderr
         assert stderr.count("init --rebuild") == 1 and "Traceback" not in stderr and len(stderr) < 1000
-    assert "recorded again: 1 measurement(s)" in tvmflow(root, "init", "--rebuild").stdout
+    assert "restored: 1 measurement(s)" in tvmflow(root, "init", "--rebuild").stdout
     assert [row["version"] for row in _json(root, "history", "digits")] == ["1 challenger"]
 
 

@@ -56,7 +56,7 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelFileError, match="do not fit network"):
+    with pytest.raises(ModelFileError, match="do not match network"):
         load_source(tmp_path, _describe("torch", "model.safetensors", "digits_cnn"))
 
 
@@ -132,7 +132,7 @@ def test_a_wrong_input_shape_says_which_key_to_correct(tmp_path: Path) -> None:
     from tvmflow.frontends.pytorch.exported_program import ExportedModel
     from tvmflow.sources.networks.torch_zoo import build
 
-    with pytest.raises(ModelFileError, match=r"refuses inputs of float32 \[1, 3, 8, 8\]") as error:
+    with pytest.raises(ModelFileError, match=r"rejects inputs of float32 \[1, 3, 8, 8\]") as error:
         ExportedModel(build("digits_cnn"), one_input("input", (1, 3, 8, 8))).run(np.zeros((1, 3, 8, 8), np.float32))
     assert "input.shape" in str(error.value)
 

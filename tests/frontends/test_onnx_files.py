@@ -160,7 +160,7 @@ def test_another_process_reads_which_files_belong_to_a_model(tmp_path: Path) -> 
     assert done.stdout == "['mine.onnx.data'] False\n", done.stderr[-2000:]
     link = tmp_path / "links" / "mine.onnx"
     link.symlink_to(tmp_path / "data" / "mine.onnx")
-    with pytest.raises(ModelFileError, match=r"no mine\.onnx\.data beside"):
+    with pytest.raises(ModelFileError, match=r"no mine\.onnx\.data next to"):
         onnx_external_data(link)
     (tmp_path / "links" / "mine.onnx.data").write_bytes((tmp_path / "data" / "mine.onnx.data").read_bytes())
     assert onnx_external_data(link) == {"mine.onnx.data": tmp_path / "links" / "mine.onnx.data"}

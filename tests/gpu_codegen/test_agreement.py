@@ -1,4 +1,4 @@
-"""Every kernel of a network on a GPU beside the same one on the CPU; of one that goes wrong, the name."""
+"""Compare every kernel of a network on a GPU with the same kernel on the CPU; the first faulty one is named."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What CLML, Qualcomm's library for Adreno, could compute of a network: layers of kinds that are known, and what stays
-with our kernels.
-"""
+"""Test which layers CLML, Qualcomm's library for Adreno, could compute, and which stay with tvmflow's kernels."""
 
 from __future__ import annotations
 

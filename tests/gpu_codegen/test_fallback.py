@@ -1,5 +1,5 @@
-"""A library for a GPU beside the CPU's: whatever its driver does, the outputs are right, and the app is told who
-computed them.
+"""Test GPU libraries with CPU fallback: correct outputs whatever the driver does, and the app learns where they were
+computed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What only libraries of GPUs have to measure: opening with and without kept programs, copies to and from the GPU."""
+"""Test measurements that only GPU libraries have: opening with and without cached programs, copies to and from the
+GPU.
+"""
 
 from __future__ import annotations
 

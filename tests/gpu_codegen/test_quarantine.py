@@ -72,7 +72,9 @@ def test_a_release_asks_for_kernels_that_agree_on_a_gpu_that_is_not_in_quarantin
         assert ["never compared" in reason for reason in gpu_reasons(card, ON_GPU, ())] == [True]
     note_agreement(tmp_path, GPU, OTHER, {"kernel": "conv", "error": 0.5})
     held = read_quarantine(tmp_path)
-    assert gpu_reasons(_card(bad), ON_GPU, held) == ["kernel kernel0 computes other values than the CPU on Mali-G72"]
+    assert gpu_reasons(_card(bad), ON_GPU, held) == [
+        "kernel kernel0 computes different values from the CPU on Mali-G72"
+    ]
     [reason] = gpu_reasons(_card(good), ON_GPU, held)
     assert reason.startswith("Mali-G72 (ARM Platform 2.1, opencl) is in quarantine: kernel conv of b@phone:float32")
     assert gpu_reasons(_card(good, NEWER), ON_GPU, held) == [], "another driver"

@@ -1,4 +1,4 @@
-"""Which tensors become textures, of plans drawn from seeds: what kernels are compiled for is what they are given."""
+"""Test the choice of textures in random plans: kernels get the kind of memory that they are compiled for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plan says of a kernel's parallel loops."""
+"""Test the parallel loops of kernels in the plan."""
 
 from __future__ import annotations
 

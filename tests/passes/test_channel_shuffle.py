@@ -1,4 +1,4 @@
-"""Channel shuffles on packed channels: networks drawn from seeds, beside PyTorch in float64."""
+"""Compare channel shuffles on packed channels in random networks with PyTorch in float64."""
 
 from __future__ import annotations
 

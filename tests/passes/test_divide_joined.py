@@ -1,6 +1,4 @@
-"""What follows joined convolutions: networks drawn from seeds beside PyTorch in float64, and what is left of their
-operators.
-"""
+"""Compare random networks around joined convolutions with PyTorch in float64, and check the operators that remain."""
 
 from __future__ import annotations
 

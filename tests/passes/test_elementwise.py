@@ -1,6 +1,4 @@
-"""Operators on single elements between convolutions: drawn chains of any of them on packed channels, beside PyTorch in
-float64.
-"""
+"""Compare random chains of elementwise operators between convolutions, on packed channels, with PyTorch in float64."""
 
 from __future__ import annotations
 

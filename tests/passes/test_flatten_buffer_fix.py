@@ -1,4 +1,4 @@
-"""Indices of drawn quotients and remainders, through all of lowering, beside NumPy's integers."""
+"""Compare indices of random quotients and remainders, through all of lowering, with NumPy's integers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Grouped convolutions of any width, packed as parts of blocks or by merging groups, beside PyTorch in float64 and the
-definition.
+"""Compare grouped convolutions of any width, packed as parts of blocks or by merging groups, with PyTorch in float64
+and the definition.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is looked up of a byte is what the definition computes of it, in vectors of any length."""
+"""Test that lookup tables of int8 functions equal their definition, for vectors of any length."""
 
 from __future__ import annotations
 

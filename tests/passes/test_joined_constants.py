@@ -1,4 +1,4 @@
-"""Concatenations of values and constants, as of coordinates beside an image's channels: no pass may lose the
+"""Test concatenations of values and constants, such as coordinates appended to channels: no pass may lose the
 constants.
 """
 

@@ -1,5 +1,5 @@
-"""Rows, (N, C) and (B, N, C), as images of one row of pixels: networks of dense layers drawn from seeds, beside PyTorch
-in float64.
+"""Compare rows, (N, C) and (B, N, C), as images of one row of pixels with PyTorch in float64: random networks of dense
+layers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Signals, deconvolutions, large dilations, resizes, and pixels that become rows: networks drawn from seeds, beside
+"""Compare signals, deconvolutions, large dilations, resizes, and pixels that become rows in random networks with
 PyTorch in float64.
 """
 

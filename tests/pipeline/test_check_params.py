@@ -1,5 +1,5 @@
-"""Tables: a backend, a transport, a frontend and a tuner are a file and a row; names that are in none are told with
-what is meant.
+"""Test the tables: a backend, a transport, a frontend and a tuner are a file and a row; unknown names get a
+suggestion.
 """
 
 from __future__ import annotations

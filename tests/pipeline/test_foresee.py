@@ -1,4 +1,4 @@
-"""What `--dry-run` says of a cell is what a run then does, whatever was made, changed, damaged or lost before."""
+"""Test that a run does what `--dry-run` printed, whatever was built, changed, damaged or lost before."""
 
 from __future__ import annotations
 

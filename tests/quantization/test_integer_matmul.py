@@ -1,4 +1,4 @@
-"""What sums 8-bit products in C gives the definition's integers, for every shape that a convolution may have."""
+"""Test that the C code for 8-bit products equals the integer definition for every shape of a convolution."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_a_scorecard_of_a_gpu_says_what_it_is_and_whether_it_agrees() -> None:
         "kernel_agreement": {"kernels": 7, "samples": 3, "bound": 1e-3, "largest_error": 7e-7, "first": None},
     }
     card["device"] |= {"gpu": {"api": "opencl", "device": "Mali-G72", "driver": "ARM Platform", "version": "2.1"}}
-    starts = "opened in 25 ms, 812 ms without kept programs; inputs copied in 0.25 ms, outputs in 0.5 ms"
+    starts = "opened in 25 ms, 812 ms without cached programs; inputs copied in 0.25 ms, outputs in 0.5 ms"
     text = scorecard_markdown(card)
     assert "| GPU | Mali-G72, ARM Platform 2.1, opencl |" in text and f"| {starts} |" in text
     assert "| 7 agree, largest error 7e-07 |" in text
@@ -171,7 +171,7 @@ def test_live_progress_has_stage_trials_best_and_time_left_in_two_lines(width: i
 def test_the_first_number_stays_and_ends_without_a_line_of_its_own() -> None:
     display, _clock = _display(False)
     text = (
-        "first: 0.21 ms with default schedules, 2.1 times as fast as ONNX Runtime; tuning promises about 10% "
+        "first: 0.21 ms with default schedules, 2.1 times as fast as ONNX Runtime; expected tuning gain: about 10% "
         "in 2 minutes"
     )
     for said in ("started", "building with default schedules", text, "done"):

@@ -1,4 +1,4 @@
-"""How a self-contained library chooses the threads of each kernel: on a made-up machine, and of networks that run."""
+"""Test how a self-contained library chooses the threads of each kernel: on a simulated machine and in networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hostile code would try: called inside a sandbox by the tests of it."""
+"""Actions of hostile code, called inside a sandbox by its tests."""
 
 from __future__ import annotations
 

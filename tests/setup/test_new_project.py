@@ -73,7 +73,7 @@ def test_new_makes_a_workspace_and_overwrites_nothing(tmp_path: Path) -> None:
     assert load_params(root / "params.yaml").models == {}
     ignored = subprocess.run(["git", "-C", str(root), "status", "--short"], capture_output=True, text=True, check=True)
     assert "artifacts" not in ignored.stdout
-    with pytest.raises(UsageError, match=r"has a params\.yaml already"):
+    with pytest.raises(UsageError, match=r"already has a params\.yaml"):
         make_workspace(root)
 
 
@@ -207,7 +207,7 @@ def _bytes(path: Path, content: bytes) -> Path:
         (lambda f: f / "none.onnx", ModelRequest(), SourceError, "no file"),
         (lambda f: f, ModelRequest(), SourceError, "is a folder"),
         (lambda f: _bytes(f / "a.onnx", b"\x08garbage" * 9), ModelRequest(), ModelFileError, "a.onnx"),
-        (lambda f: _bytes(f / "a.txt", b"hello"), ModelRequest(), ModelFileError, "no model file that is known"),
+        (lambda f: _bytes(f / "a.txt", b"hello"), ModelRequest(), ModelFileError, "not a supported model file"),
         (lambda f: _weights(f / "a.safetensors"), ModelRequest(), ModelFileError, "weights without the network"),
         (lambda f: _state(f / "a.pt"), ModelRequest(), ModelFileError, "weights without the network"),
         (lambda f: onnx_file(f / "a.onnx", [1, 3, "h", "w"]), ModelRequest(), ModelFileError, "--shape 1,3,224,224"),
@@ -243,7 +243,7 @@ def test_an_open_shape_can_be_said(project: Workspace) -> None:
     done = cli(project.root, "add", str(file), "--shape", "1,3,32,32", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["entry"]["input"] == {"shape": [1, 3, 32, 32]}
-    with pytest.raises(UsageError, match="there already"):
+    with pytest.raises(UsageError, match="already exists"):
         add_model(project, file, ModelRequest())
 
 
@@ -265,6 +265,6 @@ def test_the_size_of_a_vocabulary_is_that_of_the_table(project: Workspace) -> No
     added = add_model(project, _text_file(project.root / "t.onnx", 31, True), ModelRequest())
     assert added.entry["input"] == {"shape": [1, 7], "dtype": "int64", "high": 31}
     file = _text_file(project.root / "u.onnx", 31, False)
-    with pytest.raises(ModelFileError, match="the file does not say how large they may be"):
+    with pytest.raises(ModelFileError, match="the file does not specify how large the values may be"):
         add_model(project, file, ModelRequest())
     assert add_model(project, file, ModelRequest(high=9)).entry["input"]["high"] == 9

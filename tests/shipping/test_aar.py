@@ -158,13 +158,13 @@ def test_it_is_verified(aar: Path, trust: Trust, tmp_path: Path) -> None:
     copy = tmp_path / aar.name
     data = aar.read_bytes()
     copy.write_bytes(data)
-    with pytest.raises(SignatureError, match=r"no small-3\.aar\.dsse\.json beside small-3\.aar"):
+    with pytest.raises(SignatureError, match=r"no small-3\.aar\.dsse\.json next to small-3\.aar"):
         verify(copy, trust)
     beside = copy.with_name(f"{copy.name}.dsse.json")
     beside.write_bytes(aar.with_name(beside.name).read_bytes())
     place = data.index(b"-keep class")  # of a file that the bundle's own statement does not know
     copy.write_bytes(data[:place] + b"#" + data[place + 1 :])
-    with pytest.raises(BundleError, match="was altered: its digest is not that of the statement beside it"):
+    with pytest.raises(BundleError, match="was altered: its digest differs from the statement next to it"):
         verify(copy, trust)
 
 

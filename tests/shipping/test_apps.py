@@ -74,7 +74,7 @@ def test_a_release_is_verified_and_kept_with_its_evidence(
     workspace: Workspace, part: Part, keys: KeyPair, trust: Trust
 ) -> None:
     done = _release(workspace, part, key=signing_key(keys.private))
-    assert done.passed and done.text == "demo version 1 is on beta now (was nothing): release"
+    assert done.passed and done.text == "demo version 1 is now on beta (was nothing): release"
     [version] = _check(workspace).versions
     report = verify(bundle_path(workspace, "demo", 1), replace(trust, at_least=1))
     assert (report.name, report.version, report.signer) == ("demo", 1, version.bundle.signer)
@@ -92,7 +92,7 @@ def test_the_same_libraries_are_released_once(workspace: Workspace, parts: tuple
     assert _release(workspace, parts[0]).what == "release"
     before = (workspace.root / "releases" / "demo.yaml").read_bytes()
     again = _release(workspace, parts[0])
-    assert (again.what, again.version, again.text) == ("none", 1, "demo version 1 is on beta already")
+    assert (again.what, again.version, again.text) == ("none", 1, "demo version 1 is already on beta")
     assert (workspace.root / "releases" / "demo.yaml").read_bytes() == before
 
 
@@ -116,7 +116,7 @@ def test_channels_are_what_a_plain_model_says(
             assert _release(workspace, part).version == plain["beta"][-1]
         elif deed == "promote":
             if not plain["beta"]:
-                with pytest.raises(StoreError, match="demo has nothing on beta"):
+                with pytest.raises(StoreError, match="demo has no release on beta"):
                     promote_app(workspace, "demo", "beta", "stable", _silent)
             else:
                 before = bundle_path(workspace, "demo", plain["beta"][-1]).stat()
@@ -261,15 +261,15 @@ def _with(**changes: Any) -> dict[str, Any]:
         (_busy(0.9, 1.3), {"max_latency_ms": 0.5}, "median latency in ms is 1.3, at most 0.5"),
         (CARD, {"min_accuracy": 0.95}, "accuracy is 0.9, at least 0.95"),
         (_with(accuracy=None), {"min_accuracy": 0.5}, "accuracy is not measured"),
-        (_with(accuracy={"built": 0.8, "source": 0.9}), {}, "accuracy lost beside the source is 0.1, at most 0.005"),
+        (_with(accuracy={"built": 0.8, "source": 0.9}), {}, "accuracy drop from the source is 0.1, at most 0.005"),
         (_with(agreement={"top1_agreement": 0.9}), {}, "top-1 agreement is 0.9, at least 0.99"),
         (_with(coverage=0.5), {}, "share of measured schedules is 0.5, at least 0.95"),
         (CARD, {"max_latency_ms": 0.5}, "median latency in ms is 1, at most 0.5"),
         (CARD, {"max_cold_start_ms": 2.0}, "cold start in ms is 3, at most 2"),
         (CARD | {"first_run_ms": [5.0, 9.0, 7.0]}, {"max_first_run_ms": 6.0}, "first run in ms is 7, at most 6"),
         (CARD, {"max_first_run_ms": 6.0}, "first run in ms is not measured, at most 6"),
-        (ON_GPU, {"max_gpu_compile_ms": 90.0}, "opening without kept programs in ms is 100, at most 90"),
-        (ON_GPU, {"max_gpu_open_ms": 9.0}, "opening with kept programs in ms is 10, at most 9"),
+        (ON_GPU, {"max_gpu_compile_ms": 90.0}, "opening without cached programs in ms is 100, at most 90"),
+        (ON_GPU, {"max_gpu_open_ms": 9.0}, "opening with cached programs in ms is 10, at most 9"),
         (ON_GPU, {"max_gpu_copy_out_ms": 0.1}, "copy of the outputs from the GPU in ms is 0.5, at most 0.1"),
         (CARD | {"memory_bytes": 5_000_000}, {"max_memory_mb": 4.0}, "memory of a process in MB is 5, at most 4"),
         (CARD, {"max_library_mb": 0.01}, "library in MB is 0.05, at most 0.01"),

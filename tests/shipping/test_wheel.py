@@ -76,13 +76,13 @@ def test_it_is_verified(wheel: Path, trust: Trust, tmp_path: Path) -> None:
     copy = tmp_path / wheel.name
     data = wheel.read_bytes()
     copy.write_bytes(data)
-    with pytest.raises(SignatureError, match=r"no .*\.whl\.dsse\.json beside "):
+    with pytest.raises(SignatureError, match=r"no .*\.whl\.dsse\.json next to "):
         verify(copy, trust)
     beside = copy.with_name(f"{copy.name}.dsse.json")
     beside.write_bytes(wheel.with_name(beside.name).read_bytes())
     place = data.index(b"numpy in, numpy out")  # of the module, which the bundle's own statement does not know
     copy.write_bytes(data[:place] + b"N" + data[place + 1 :])
-    with pytest.raises(BundleError, match="was altered: its digest is not that of the statement beside it"):
+    with pytest.raises(BundleError, match="was altered: its digest differs from the statement next to it"):
         verify(copy, trust)
 
 

@@ -64,7 +64,7 @@ def test_from_a_champion_to_an_app_and_back(copy_of_finished: Path, tmp_path: Pa
     with pytest.raises(UnknownNameError, match="no app 'camra'") as error:
         api.release_app("camra", workspace, unsigned=True)
     assert "camera" in error.value.hint
-    assert "camera version 1 is on beta now" in tvmflow(root, "release", "camera", "--key", str(keys.private)).stdout
+    assert "camera version 1 is now on beta" in tvmflow(root, "release", "camera", "--key", str(keys.private)).stdout
     [released] = read_releases(workspace, "camera").versions
     data = bundle_path(workspace, "camera", 1).read_bytes()
     bundle_path(workspace, "camera", 1).unlink()  # as in a clone: DVC has it

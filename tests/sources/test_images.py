@@ -150,7 +150,7 @@ def test_classes_of_a_folder_come_from_labels_or_a_table(tmp_path: Path) -> None
     (tmp_path / "labels.csv").write_text("file,class\ncat/a.jpg,dog\ndog/b.jpg,bird\n")
     assert images.classes_of_files(names, ["bird", "dog"], tmp_path / "labels.csv") == [1, 0]
     for wrong, labels, says in (
-        (["a.jpg"], None, "in no folder"),
+        (["a.jpg"], None, "not in a folder"),
         (["cat/a.jpg", "cow/b.jpg"], ["cat"], "'cow'"),
     ):
         with pytest.raises(SourceError, match=says):

@@ -1,5 +1,5 @@
-"""TVM brings neither PyTorch along, which works beside it, whichever comes first, nor its handler of segmentation
-faults.
+"""Test that importing TVM neither imports PyTorch, which works alongside in any order, nor installs its handler of
+segmentation faults.
 """
 
 from __future__ import annotations

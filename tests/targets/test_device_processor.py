@@ -1,4 +1,4 @@
-"""`mcpu: device`: what a device says of itself becomes LLVM's name, is kept, and is what recipe keys have."""
+"""Test `mcpu: device`: the reported processor becomes an LLVM name, is stored, and is part of recipe keys."""
 
 from __future__ import annotations
 

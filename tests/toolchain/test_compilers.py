@@ -1,4 +1,4 @@
-"""Which compiler links for which target, how it is called, and what is said where it lacks."""
+"""Test the choice of the compiler for each target, its command line, and the message if it is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the ledger share."""
+"""Fixtures of the ledger tests."""
 
 from __future__ import annotations
 

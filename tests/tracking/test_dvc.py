@@ -1,4 +1,4 @@
-"""What a team does with DVC: merges of dvc.lock, experiments, plots that draw without network."""
+"""Test DVC in a team: merges of dvc.lock, experiments, plots that render offline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changed between two measurements of a cell, as MLflow's tags and parameters tell it."""
+"""Test the changes between two measurements of a cell, derived from MLflow's tags and parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that was lost, damaged or locked: one clear error, and everything recorded again from artifacts/ and DVC's
+"""Test a store that is lost, damaged or locked: one clear error, and everything restored from artifacts/ and DVC's
 cache.
 """
 

@@ -1,4 +1,4 @@
-"""What tuning says while it works, and where the schedule of each kernel came from."""
+"""Test the progress output of tuning, and the origin of each kernel's schedule."""
 
 from __future__ import annotations
 

@@ -26,13 +26,13 @@ def test_the_line_says_time_peer_and_promise_and_is_read_back() -> None:
     promise = gain_text(0.097, 118.0)
     line = format_first_line(0.2104, "", comparison_text(2.13, 2.0, 2.2, "ONNX Runtime"), promise)
     assert line == (
-        "first: 0.21 ms with default schedules, 2.1 times as fast as ONNX Runtime; tuning promises about "
+        "first: 0.21 ms with default schedules, 2.1 times as fast as ONNX Runtime; expected tuning gain: about "
         "10% in 2 minutes"
     )
     assert first_ms_of(line) == 0.21 and first_ms_of("building with default schedules") is None
     unsure = format_first_line(0.0147, "others used 79%", comparison_text(2.0, None, None, "ONNX Runtime"), "")
     assert unsure == "first: about 0.0147 ms with default schedules (others used 79%)" and first_ms_of(unsure) == 0.0147
-    assert gain_text(0.01, 31.0) == "tuning promises less than 2% in 30 s"
+    assert gain_text(0.01, 31.0) == "expected tuning gain: less than 2% in 30 s"
     assert comparison_text(1.01, 0.98, 1.03, "ONNX Runtime") == "no difference shown to ONNX Runtime"
 
 

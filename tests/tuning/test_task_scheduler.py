@@ -1,4 +1,4 @@
-"""What further candidates promise, and that a search ends when they promise too little."""
+"""Test the expected gain of further candidates, and that a search ends when it is too small."""
 
 from __future__ import annotations
 

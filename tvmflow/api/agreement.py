@@ -25,7 +25,9 @@ def device_agreement(cell: CellName, workspace: Where = None, random: int = 2) -
     entry, params = where.params.targets[wanted.target], where.params
     for stage, name in (("graph_pack", IR_NAME), ("tune", "best.json"), ("fetch", "golden.npz")):
         if not (where.folder(stage, wanted) / name).is_file():
-            raise StoreError(f"{wanted} is not built", f"a file {name} of {stage}", f"run 'tvmflow run {wanted}'")
+            raise StoreError(
+                f"{wanted} is not built", f"the file {name} of stage {stage}", f"run 'tvmflow run {wanted}'"
+            )
     folders = {stage: where.folder(stage, wanted) for stage in ("graph_pack", "tune", "fetch")}
     bound, backend = params.build.max_relative_error[wanted.precision], backend_for(entry)
     built = BuiltNetwork(folders["graph_pack"], folders["tune"] / "best.json", folders["fetch"], bound)

@@ -43,7 +43,7 @@ def release_app(
     entry = where.params.apps[app]
     _check_channel(channel)
     if (rollback or channel not in (None, entry.channel)) and dry_run:
-        raise UsageError("a dry run of a rollback or a promotion", "--dry-run where a bundle would be made")
+        raise UsageError("--dry-run with a rollback or a promotion", "--dry-run only with a new release")
     if rollback:
         done = rollback_app(where, app, channel or entry.channel, tell)
     elif channel is not None and channel != entry.channel:
@@ -63,7 +63,7 @@ def _check_channel(channel: str | None) -> None:
     from tvmflow.config.value_types import NAME_PATTERN
 
     if channel is not None and not re.fullmatch(NAME_PATTERN, channel):
-        raise UsageError(f"no channel {channel!a}", "a name of letters, digits, '-' and '_', as stable")
+        raise UsageError(f"no channel {channel!a}", "a name of letters, digits, '-' and '_', e.g. stable")
 
 
 def _parts(workspace: Workspace, cells: tuple[str, ...], folder: Path) -> tuple[list[Part], tuple[str, ...]]:

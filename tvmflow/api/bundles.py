@@ -35,13 +35,13 @@ def bundle(
     kind: Literal["zip", "wheel", "aar"] = "zip",
     group: str | None = None,
 ) -> tuple[Path, Manifest]:
-    """Write the champions of cells as one signed archive for an app. Returns where it is, and its manifest.
+    """Package the champions of cells as one signed archive for an app. Returns its path and its manifest.
 
-    output: default MODEL.zip in the current folder; abis: that the bundle has to have, those of its cells by default;
-    newest: the libraries in the cells' folders instead of the champions; key: file of the private key, by default what
-    TVMFLOW_SIGNING_KEY holds; unsigned: without a key; kind: `wheel` writes a Python wheel into the folder `output`, of
-    cells for one ABI, `aar` an Android library in a Maven repository there, under `group`. Raises StoreError where a
-    cell has no champion, BundleError for what cannot be in a bundle.
+    output: default: MODEL.zip in the current folder. abis: the required ABIs; default: those of the cells.
+    newest: use the libraries in the cells' folders instead of the champions. key: file of the private key; default: the
+    key in TVMFLOW_SIGNING_KEY. unsigned: do not sign. kind: `wheel` writes a Python wheel for cells of one ABI into the
+    folder `output`; `aar` writes an Android library into a Maven repository there, under `group`. Raises StoreError if
+    a cell has no champion, BundleError if a library cannot be bundled.
     """
     from tvmflow.shipping.bundle.aar import GROUP, write_aar
     from tvmflow.shipping.bundle.wheel import write_wheel
@@ -52,7 +52,7 @@ def bundle(
     if not wanted:
         raise UsageError("no cells for the bundle", "at least one", "name them: tvmflow bundle CELL...")
     if group is not None and kind != "aar":
-        raise UsageError("a Maven group for no AAR", "a group with the format aar alone")
+        raise UsageError("a Maven group without an AAR", "a group only with the format aar")
     signer, is_file = signer_of(key, unsigned), kind == "zip"
     name = "-".join(dict.fromkeys(cell.model for cell in wanted))[:64]
     path, request = (
@@ -60,7 +60,7 @@ def bundle(
         BundleRequest(name, abis=tuple(abis) if abis else None),
     )
     if not (path.parent if is_file else path).is_dir():
-        raise UsageError(f"no folder {path.parent if is_file else path}", "one that is there, for the bundle")
+        raise UsageError(f"no folder {path.parent if is_file else path}", "an existing folder for the bundle")
     with parts_of(where, wanted, newest) as parts:
         if kind == "wheel":
             return write_wheel(path, parts, request, signer)
@@ -70,32 +70,32 @@ def bundle(
 
 
 def signer_of(key: Path | str | None, unsigned: bool) -> Ed25519PrivateKey | None:
-    """Return the signing key, None for an unsigned bundle. Raises UsageError if neither was requested."""
+    """Return the signing key, or None for an unsigned bundle. Raises UsageError if neither is requested."""
     from tvmflow.shipping.bundle.signing import VARIABLE, signing_key
 
     if unsigned:
         if key is not None:
-            raise UsageError("a key for a bundle that is not to be signed", "a key, or --unsigned")
+            raise UsageError("a key together with --unsigned", "either a key or --unsigned")
         return None
     private_key = signing_key(Path(key) if key is not None else None)
     if private_key is None:
         raise UsageError(
             "no key to sign with",
             f"--key FILE, or a key in {VARIABLE}",
-            "make a pair with 'tvmflow keys new FILE', or give --unsigned for a bundle that nobody is to trust",
+            "create a key pair with 'tvmflow keys new FILE', or pass --unsigned for a bundle that nobody has to trust",
         )
     return private_key
 
 
 @contextlib.contextmanager
 def parts_of(workspace: Workspace, cells: Sequence[Cell], newest: bool) -> Iterator[list[Part]]:
-    """Return what a bundle has of each cell: of its champion, or of the library in its folders."""
+    """Yield the bundle part of each cell: its champion, or the library in its folders if `newest`."""
     with tempfile.TemporaryDirectory(prefix="tvmflow-bundle-") as name:
         yield [part_of(workspace, cell, newest, Path(name) / cell.slug) for cell in cells]
 
 
 def part_of(workspace: Workspace, cell: Cell, newest: bool, folder: Path) -> Part:
-    """Copy a cell's files for a bundle into a folder. Raises StoreError without a champion, or if files are missing."""
+    """Copy a cell's files for a bundle into a folder. Raises StoreError if it has no champion or files are missing."""
     from tasks.table import STAGES
     from tvmflow.shipping.bundle.part import FILES, Part
     from tvmflow.tracking.dvc.chains import chain_of, restore_output
@@ -105,13 +105,13 @@ def part_of(workspace: Workspace, cell: Cell, newest: bool, folder: Path) -> Par
     for stage, files in FILES.items():
         for file in files:
             if file == "network.so" and file not in records[stage].outputs:
-                continue  # of a version of before: the bundle says so
+                continue  # an old version without it; write_bundle reports that
             restore_output(workspace, records[stage], file, folder / stage / file)
     return Part(str(cell), cell.slug, records, folder, version.version if version else None)
 
 
 def _champion(workspace: Workspace, cell: Cell) -> Version:
-    """Return a cell's champion. Raises StoreError without one."""
+    """Return a cell's champion. Raises StoreError if there is none."""
     from tvmflow.tracking.mlflow.registry import CHAMPION, version_by_alias
 
     version = version_by_alias(workspace, cell, CHAMPION)
@@ -119,7 +119,7 @@ def _champion(workspace: Workspace, cell: Cell) -> Version:
         raise StoreError(
             f"{cell} has no champion",
             "a library that passed the release gate",
-            f"run 'tvmflow run {cell}' and 'tvmflow promote {cell}'; --newest takes what was built last",
+            f"run 'tvmflow run {cell}' and 'tvmflow promote {cell}'; --newest uses the newest build instead",
         )
     return version
 
@@ -132,10 +132,10 @@ def verify_bundle(
     device: str | None = None,
     workspace: Where = None,
 ) -> Verified:
-    """Verify an untrusted bundle: signature, digests, libraries; run the golden inputs of those for this machine.
+    """Verify an untrusted bundle: signature, digests, libraries; run the golden inputs of libraries for this machine.
 
     key: file of the required signer's public key; unsigned: accept any signature or none; at_least: reject an older
-    release; device: a target of the workspace, or the key of its device, on which the libraries are run too, which
+    release; device: a target of the workspace or the key of its device; also run the libraries there, which
     requires a signature. Raises BundleError.
     """
     from tvmflow.shipping.bundle.signing import public_key
@@ -146,7 +146,7 @@ def verify_bundle(
 
 
 def _device_trial(workspace: Workspace, name: str) -> DeviceTrial:
-    """Return a device by its target's name or its own key. Raises UnknownNameError."""
+    """Return the device with this target name or key. Raises UnknownNameError."""
     from tvmflow.devices.session import SessionLimits
     from tvmflow.shipping.bundle.run_on_device import DeviceTrial
 
@@ -159,7 +159,7 @@ def _device_trial(workspace: Workspace, name: str) -> DeviceTrial:
 
 
 def new_keys(path: Path | str) -> KeyPair:
-    """Write a new pair of keys: FILE (mode 0600) and FILE.pub. Raises UsageError where either is there already."""
+    """Generate a key pair: FILE (mode 0600) and FILE.pub. Raises UsageError if either exists."""
     from tvmflow.shipping.bundle.signing import new_keys as make
 
     return make(Path(path))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def phones() -> tuple[PhoneState, ...]:
-    """Return the phones that adb sees, also those that cannot be used yet; none where there is no adb."""
+    """Return the phones connected through adb, including unauthorized ones; none without adb."""
     from tvmflow.devices.android.adb import Phone, find_adb, list_phones
 
     try:
@@ -54,12 +54,11 @@ def phones() -> tuple[PhoneState, ...]:
 
 @contextlib.contextmanager
 def prepared_phone(serial: str, target: str, secret_file: Path, workspace: Where = None) -> Iterator[ReadyPhone]:
-    """Make a phone ready for `transport: agent`: agent pushed and started, port forwarded, screen kept on; all of it is
-    taken back at the end.
+    """Prepare a phone for `transport: agent`: install and start the agent, forward its port, keep the screen on; undo
+    all of it at the end.
 
-    target: of params.yaml, whose compiler makes the agent. secret_file: is written for as long, unless the target's
-    device is reached through a tracker and names one, which all phones of its key then have. Raises DeviceError,
-    UsageError.
+    target: its compiler builds the agent. secret_file: exists during the context, unless the target's device is
+    reached through a tracker: then its secret_file is shared by all phones of its key. Raises DeviceError, UsageError.
     """
     from tvmflow.backends.registry import resolve
     from tvmflow.devices.android.adb import Phone
@@ -88,8 +87,8 @@ def prepared_phone(serial: str, target: str, secret_file: Path, workspace: Where
             secret_file.touch(mode=0o600, exist_ok=False)
         except OSError as error:
             raise UsageError(
-                f"{secret_file} cannot be made: {error.strerror}",
-                "a place for the secret that is free",
+                f"{secret_file} cannot be created: {error.strerror}",
+                "a path for the secret that does not exist yet",
                 "name another one with --secret-file",
             ) from None
         try:
@@ -100,10 +99,9 @@ def prepared_phone(serial: str, target: str, secret_file: Path, workspace: Where
 
 
 def ask_processor(target: str, workspace: Where = None) -> tuple[str, tuple[str, ...]]:
-    """Ask the device of a target what its processor is, for `mcpu: device`; returns LLVM's name and attributes beside
-    it, and keeps them.
+    """Detect the processor of a target's device and store it for `mcpu: device`; returns its LLVM name and attributes.
 
-    Raises DeviceError, UsageError for a transport that cannot tell.
+    Raises DeviceError, or UsageError if the transport cannot detect it.
     """
     from tvmflow.devices.probe_processor import ask_processor as ask
 
@@ -111,7 +109,7 @@ def ask_processor(target: str, workspace: Where = None) -> tuple[str, tuple[str,
 
 
 def device_gpus(target: str, workspace: Where = None) -> tuple[GpuState, ...]:
-    """Return the GPUs of a target's device, tried there by its agent. Raises DeviceError where it has none,
+    """Return the GPUs of a target's device with the self-tests that its agent ran. Raises DeviceError,
     UnknownNameError.
     """
     from tvmflow.api.inspect import gpu_states
@@ -134,10 +132,10 @@ def offer_device(
     unit: str = "",
     build: str = "",
 ) -> None:
-    """Offer an agent to the tracker that a target's device names, under its key, until `over` is set.
+    """Register an agent with the tracker of a target's device, under its key, until `over` is set.
 
-    host, port: where the agent listens; unit, build: what measurements name it by, where it is not what it says itself.
-    Raises UsageError, DeviceLostError when the agent goes away, TrackerError when the tracker does.
+    host, port: where the agent listens; unit, build: its name and build in measurements, if not those that it reports.
+    Raises UsageError, DeviceLostError if the agent disconnects, TrackerError if the tracker does.
     """
     from tvmflow.devices.agent.registration import Offer, offer_agent
 
@@ -145,7 +143,7 @@ def offer_device(
     registry = _registry(device)
     if registry is None:
         raise UsageError(
-            f"target {target!r}, whose device names no tracker with agents",
+            f"the device of target {target!r} is not reached through a tracker with agents",
             "device: {transport: tracker, key: ..., host: ..., port: ..., secret_file: ...}",
             "correct the target, or name another one",
         )

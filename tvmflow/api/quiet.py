@@ -14,7 +14,7 @@ def wait_for_quiet(workspace: Workspace, limit_s: float, show_progress: bool) ->
     limit below 0.
     """
     if limit_s < 0:
-        raise UsageError(f"{limit_s:g} s to wait for a quiet machine", "a number of seconds, 0 for not at all")
+        raise UsageError(f"{limit_s:g} s to wait for a quiet machine", "a number of seconds; 0: do not wait")
     if limit_s == 0:
         return
     most = workspace.params.evaluate.max_foreign_load

@@ -77,7 +77,7 @@ def rollback(cell: CellName, workspace: Where = None) -> tuple[Version, Version]
 
 
 def releases(cell: CellName, workspace: Where = None) -> list[Release]:
-    """Return every change of a cell's champion, oldest first."""
+    """Return all changes of a cell's champion, oldest first."""
     from tvmflow.tracking.mlflow.releases import releases as changes
 
     where = open_workspace(workspace)

@@ -181,8 +181,8 @@ def serve(workspace: Where = None) -> None:
     where = open_workspace(workspace)
     if not os.environ.get("PREFECT_API_URL"):
         raise UsageError(
-            "no Prefect server: schedules need one that keeps running",
-            "PREFECT_API_URL, as http://127.0.0.1:4200/api",
+            "no Prefect server: schedules need one that stays up",
+            "PREFECT_API_URL, e.g. http://127.0.0.1:4200/api",
             "start one with 'prefect server start' and set PREFECT_API_URL",
         )
     from flows.settings import configure_prefect

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tvmflow.api import Workspace
 
 app = typer.Typer(
-    help="Take a pretrained model to a measured, versioned, releasable library on a device.",
+    help="Compile a pretrained model into a tuned, measured and versioned library for a device.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -25,12 +25,10 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 WaitQuiet = Annotated[
     float,
-    typer.Option(
-        "--wait-quiet", metavar="SECONDS", help="Wait up to so long until other processes leave this machine alone."
-    ),
+    typer.Option("--wait-quiet", metavar="SECONDS", help="Wait up to this long for the machine to become idle."),
 ]
 _CELL = typer.Argument(
-    help="model@target:precision, or a name under cells: in params.yaml", autocompletion=complete_cell
+    help="MODEL@TARGET:PRECISION, or a name under cells: in params.yaml.", autocompletion=complete_cell
 )
 CellName = Annotated[str, _CELL]
 CellNames = Annotated[list[str], _CELL]
@@ -50,10 +48,12 @@ def _version(value: bool) -> None:
 @app.callback()
 def _main(
     root: Annotated[
-        Path | None, typer.Option("--root", "-C", help="The workspace; default: the nearest params.yaml.")
+        Path | None, typer.Option("--root", "-C", help="The workspace; default: the folder of the nearest params.yaml.")
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     _State.root, _State.debug = root, debug
 
@@ -68,7 +68,7 @@ def main() -> None:
     except (SystemExit, KeyboardInterrupt) as end:
         if isinstance(end, SystemExit) and end.code != 130:  # Typer's conversion of KeyboardInterrupt
             raise
-        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
+        print("interrupted; run the same command again to resume", file=sys.stderr)
         sys.exit(exit_code())
     except TvmflowError as error:
         _fail(error, error.exit_code)

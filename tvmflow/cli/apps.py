@@ -19,15 +19,16 @@ AppName = Annotated[str, typer.Argument(metavar="APP", help="A name under apps: 
 def release(
     name: AppName,
     channel: Annotated[
-        str | None, typer.Option("--channel", help="Give this channel the version of the app's own.")
+        str | None,
+        typer.Option("--channel", help="Promote the current version of the app's own channel to this channel."),
     ] = None,
-    rollback: Annotated[bool, typer.Option("--rollback", help="Give the channel back what was replaced.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Judge, and release nothing.")] = False,
+    rollback: Annotated[bool, typer.Option("--rollback", help="Restore the channel's previous version.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the gates without releasing.")] = False,
     key: KeyFile = None,
     unsigned: Unsigned = False,
     as_json: Json = False,
 ) -> None:
-    """Release the champions of an app's cells as one bundle, if they pass its gates; promote or take back a release."""
+    """Release the champions of an app's cells as one bundle if its gates pass; promote or roll back a release."""
     from tvmflow import api
 
     def tell(step: str) -> None:
@@ -43,15 +44,15 @@ def release(
     if not outcome.passed:
         raise GateRefusedError(
             f"{name} is not released:\n  " + "\n  ".join(outcome.reasons),
-            "every gate of the app: passed",
+            "all gates of the app to pass",
             f"the gates are under apps.{name}.gates in params.yaml",
         )
-    suggest(f"tvmflow releases {name}; commit releases/{name}.yaml and what lies beside it to git")
+    suggest(f"tvmflow releases {name}; commit releases/{name}.yaml and the files next to it to git")
 
 
 @app.command()
 def releases(name: AppName, as_json: Json = False) -> None:
-    """List what was released of an app, oldest first, and which version each channel has."""
+    """List the releases of an app, oldest first, and the current version of each channel."""
     from tvmflow import api
 
     history = api.app_releases(name, open_workspace())

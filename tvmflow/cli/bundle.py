@@ -10,8 +10,10 @@ import typer
 from tvmflow.cli.app import CellNames, Json, app, open_workspace
 from tvmflow.report.console import show_json, show_table, suggest
 
-KeyFile = Annotated[Path | None, typer.Option("--key", help="The private key; default: TVMFLOW_SIGNING_KEY.")]
-Unsigned = Annotated[bool, typer.Option("--unsigned", help="Do without a signature.")]
+KeyFile = Annotated[
+    Path | None, typer.Option("--key", help="File of the private key; default: the key in TVMFLOW_SIGNING_KEY.")
+]
+Unsigned = Annotated[bool, typer.Option("--unsigned", help="Proceed without a signature.")]
 
 
 @app.command()
@@ -19,19 +21,20 @@ def bundle(
     cells: CellNames,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The archive, of a wheel or AAR its folder; default: MODEL.zip."),
+        typer.Option("--output", "-o", help="The archive (default: MODEL.zip); for a wheel or AAR, the folder."),
     ] = None,
-    abi: Annotated[list[str], typer.Option("--abi", help="An ABI that the bundle must have, and no other.")] = [],  # noqa: B006
-    newest: Annotated[bool, typer.Option("--newest", help="What was built last instead of the champions.")] = False,
+    abi: Annotated[list[str], typer.Option("--abi", help="Require exactly these ABIs; repeatable.")] = [],  # noqa: B006
+    newest: Annotated[bool, typer.Option("--newest", help="Use the newest builds instead of the champions.")] = False,
     kind: Annotated[
-        Literal["zip", "wheel", "aar"], typer.Option("--format", help="zip, a Python wheel, or an Android library.")
+        Literal["zip", "wheel", "aar"],
+        typer.Option("--format", help="A zip archive, a Python wheel or an Android library (AAR)."),
     ] = "zip",
-    group: Annotated[str | None, typer.Option("--group", help="The Maven group of an AAR, as com.example.")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Maven group of the AAR, e.g. com.example.")] = None,
     key: KeyFile = None,
     unsigned: Unsigned = False,
     as_json: Json = False,
 ) -> None:
-    """Write the champions of cells as one signed archive: libraries, header, manifest, golden data, SBOM,
+    """Package the champions of cells as one signed archive: libraries, header, manifest, golden data, SBOM,
     provenance.
     """
     from tvmflow import api
@@ -58,17 +61,17 @@ def bundle(
 
 @app.command()
 def verify(
-    path: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle, from anybody.")],
-    key: Annotated[Path | None, typer.Option("--key", help="The public key of those who sign your bundles.")] = None,
+    path: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle; it may come from an untrusted source.")],
+    key: Annotated[Path | None, typer.Option("--key", help="File of the trusted signer's public key.")] = None,
     unsigned: Unsigned = False,
-    at_least: Annotated[int | None, typer.Option("--at-least", min=1, help="Refuse an older version.")] = None,
+    at_least: Annotated[int | None, typer.Option("--at-least", min=1, help="Reject versions older than this.")] = None,
     device: Annotated[
-        str | None, typer.Option("--device", help="A target of this workspace to run the golden inputs on too.")
+        str | None, typer.Option("--device", help="Also run the golden inputs on this target's device.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a bundle: signature, every digest, every library; run its golden inputs here, or on a device. Needs no
-    workspace without --device.
+    """Verify a bundle: its signature, all digests and all libraries; run its golden inputs on this machine or on a
+    device. Requires a workspace only with --device.
     """
     from tvmflow import api
 
@@ -78,8 +81,8 @@ def verify(
         show_json(report.to_json())
         return
     version = f" version {report.version}" if report.version else ""
-    signed = f"signed by {report.signer[:16]}" if report.signer else "signature not looked at"
-    print(f"{report.name}{version}: {report.files} files as they were written, {signed}")
+    signed = f"signed by {report.signer[:16]}" if report.signer else "signature not checked"
+    print(f"{report.name}{version}: {report.files} files unaltered, {signed}")
     show_table(
         "",
         ("cell", "ABI", "needs", "golden inputs"),
@@ -87,7 +90,7 @@ def verify(
     )
 
 
-keys = typer.Typer(help="Make keys that sign bundles.", no_args_is_help=True)
+keys = typer.Typer(help="Manage the keys that sign bundles.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
 
 
@@ -98,10 +101,12 @@ def _keys() -> None:
 
 @keys.command("new")
 def new_keys(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The private key; FILE.pub gets the public one.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File for the private key; the public key is written to FILE.pub.")
+    ],
     as_json: Json = False,
 ) -> None:
-    """Make a pair of Ed25519 keys. Keep FILE secret and out of git; give FILE.pub to who verifies."""
+    """Generate an Ed25519 key pair. Keep FILE secret and out of git; give FILE.pub to those who verify bundles."""
     from tvmflow import api
 
     pair = api.new_keys(file)

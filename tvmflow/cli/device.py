@@ -16,22 +16,24 @@ from tvmflow.support.errors import AgreementError, DeviceLostError, TrackerError
 
 _AGAIN_S = 2.0
 
-device = typer.Typer(help="Make a device ready.", no_args_is_help=True)
+device = typer.Typer(help="Prepare, inspect and register devices.", no_args_is_help=True)
 app.add_typer(device, name="device")
 
 
 @device.command()
 def prepare(
-    serial: Annotated[str, typer.Argument(help="The phone, as tvmflow devices lists it.")],
-    target: Annotated[str, typer.Option("--target", help="Of params.yaml: what the agent is compiled for.")],
-    secret_file: Annotated[Path, typer.Option("--secret-file", help="Written for as long as this runs.")] = Path(
-        "agent.secret"
-    ),
+    serial: Annotated[str, typer.Argument(help="Serial number of the phone, as listed by 'tvmflow devices'.")],
+    target: Annotated[
+        str, typer.Option("--target", help="A name under targets: in params.yaml; the agent is compiled for it.")
+    ],
+    secret_file: Annotated[
+        Path, typer.Option("--secret-file", help="File for the agent's secret; deleted at the end.")
+    ] = Path("agent.secret"),
 ) -> None:
-    """Push the agent to a phone, start it, forward its port and keep the phone awake, until Ctrl-C; then take
-    everything back.
+    """Install and start the agent on a phone, forward its port and keep the phone awake until Ctrl-C; then undo all
+    changes.
 
-    Where the target's device is reached through a tracker, that is told of the phone.
+    If the target's device is reached through a tracker, the phone is registered with it.
     """
     from tvmflow import api
 
@@ -39,16 +41,16 @@ def prepare(
     with api.prepared_phone(serial, target, secret_file, workspace) as ready:
         show_text(f"{ready.model} ({ready.serial}) is ready:")
         if ready.is_for_tracker:
-            show_text("the tracker of the target hands it out; Ctrl-C takes everything back")
+            show_text("registered with the target's tracker; Ctrl-C stops the agent and undoes all changes")
             api.offer_device(target, "127.0.0.1", ready.port, workspace, unit=ready.serial, build=ready.build)
         show_text(f"device: {{transport: agent, key: {target}, port: {ready.port}, secret_file: {ready.secret_file}}}")
-        show_text("Ctrl-C takes everything back")
+        show_text("Ctrl-C stops the agent and undoes all changes")
         signal.pause()
 
 
 @device.command()
-def probe(target: Annotated[str, typer.Argument(help="Of params.yaml.")]) -> None:
-    """Ask a target's device what its processor is, and keep it for `mcpu: device`."""
+def probe(target: Annotated[str, typer.Argument(help="A name under targets: in params.yaml.")]) -> None:
+    """Detect the processor of a target's device and store it for `mcpu: device`."""
     from tvmflow import api
 
     mcpu, attributes = api.ask_processor(target, open_workspace())
@@ -57,9 +59,10 @@ def probe(target: Annotated[str, typer.Argument(help="Of params.yaml.")]) -> Non
 
 @device.command()
 def gpus(
-    target: Annotated[str, typer.Argument(help="Of params.yaml: its device has our agent.")], as_json: Json = False
+    target: Annotated[str, typer.Argument(help="A name under targets: whose device runs tvmflow's agent.")],
+    as_json: Json = False,
 ) -> None:
-    """Try the GPUs of a target's device, there."""
+    """List the GPUs of a target's device and run their self-tests on it."""
     from tvmflow import api
 
     found = api.device_gpus(target, open_workspace())
@@ -68,15 +71,15 @@ def gpus(
     elif found:
         show_gpus(f"GPUs of {target}", found)
     else:
-        show_text(f"{target} has no GPU that OpenCL or Vulkan finds")
+        show_text(f"no OpenCL or Vulkan GPU found on {target}")
 
 
 @device.command()
 def agree(
-    cell: Annotated[str, typer.Argument(help="MODEL@TARGET:PRECISION or a name under cells:, built.")],
+    cell: Annotated[str, typer.Argument(help="A built cell: MODEL@TARGET:PRECISION, or a name under cells:.")],
     as_json: Json = False,
 ) -> None:
-    """Compare each kernel of a network on its device with the same kernel on this CPU; names the first that differs."""
+    """Compare each kernel of a network on its device with the same kernel on this CPU; report the first difference."""
     from tvmflow import api
 
     found = api.device_agreement(cell, open_workspace())
@@ -89,37 +92,39 @@ def agree(
         show_table(f"kernels of {cell}", ("kernel", "largest error", "agrees", "outputs"), rows)
     if first := next((kernel for kernel in found if not kernel.agrees), None):
         raise AgreementError(
-            f"{first.kernel} is the first kernel that the device computes otherwise: error {first.error:.2g}",
-            "what this machine's CPU computes, within build.max_relative_error",
-            "try another driver, or float32; 'tvmflow device gpus' says what is known of it",
+            f"{first.kernel} is the first kernel whose result differs on the device: error {first.error:.2g}",
+            "the result of this machine's CPU, within build.max_relative_error",
+            "try another driver, or float32; 'tvmflow device gpus' shows the driver and its self-tests",
         )
 
 
 @device.command()
 def register(
-    target: Annotated[str, typer.Argument(help="Of params.yaml: its device names tracker, key and secret_file.")],
-    agent: Annotated[str, typer.Option("--agent", help="HOST:PORT where the agent listens.")],
+    target: Annotated[
+        str, typer.Argument(help="A name under targets: whose device has a tracker, a key and a secret_file.")
+    ],
+    agent: Annotated[str, typer.Option("--agent", help="HOST:PORT on which the agent listens.")],
     unit: Annotated[
-        str, typer.Option("--unit", help="What measurements call it, instead of what it says itself.")
+        str, typer.Option("--unit", help="Name of the device in measurements; default: the name that it reports.")
     ] = "",
 ) -> None:
-    """Tell a tracker of a device with our agent, until Ctrl-C. A device that goes away is forgotten until it is
-    back.
+    """Register a device that runs tvmflow's agent with a tracker until Ctrl-C. A device that disconnects is removed
+    until it reconnects.
     """
     from tvmflow import api
 
     workspace, (host, port) = open_workspace(), _host_and_port(agent)
     while True:
-        show_text(f"{agent} is offered by the tracker of {target}; Ctrl-C ends that")
+        show_text(f"{agent} is registered with the tracker of {target}; press Ctrl-C to stop")
         try:
             api.offer_device(target, host, port, workspace, unit=unit)
         except (DeviceLostError, TrackerError) as error:
-            show_text(f"{error.found}; tried again")
+            show_text(f"{error.found}; retrying")
             time.sleep(_AGAIN_S)
 
 
 def _host_and_port(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"--agent {text!r}", "HOST:PORT, as 127.0.0.1:9300")
+        raise UsageError(f"--agent {text!r}", "HOST:PORT, e.g. 127.0.0.1:9300")
     return host, int(port)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def why(cell: CellName, as_json: Json = False) -> None:
-    """Print for each stage of a cell whether it is up to date, and which part of its recipe changed."""
+    """Show for each stage of a cell whether it is up to date, and which part of its recipe changed."""
     from tvmflow import api
 
     show_plans(api.plan(cell, workspace=open_workspace()), as_json)
@@ -29,7 +29,7 @@ def why(cell: CellName, as_json: Json = False) -> None:
 
 @app.command()
 def status(as_json: Json = False) -> None:
-    """List models, targets and cells, with the progress of each cell."""
+    """List models, targets and cells, and the progress of each cell."""
     from tvmflow import api
     from tvmflow.report.plans import status_table
 
@@ -46,7 +46,7 @@ def status(as_json: Json = False) -> None:
 
 @app.command()
 def devices(as_json: Json = False) -> None:
-    """List the devices of every target and their state, the phones that adb sees, and this machine's GPUs."""
+    """List the devices of all targets with their state, the phones connected through adb and this machine's GPUs."""
     from tvmflow import api
 
     workspace = open_workspace()
@@ -66,7 +66,7 @@ def devices(as_json: Json = False) -> None:
         show_gpus("GPUs of this machine", gpus)
     if held:
         show_table(
-            "GPUs in quarantine: no release relies on them",
+            "quarantined GPUs: not used for releases",
             ("GPU", "reason"),
             ([one.gpu, one.reason] for one in held),
             ("reason",),
@@ -82,7 +82,7 @@ def show_gpus(title: str, gpus: Sequence[GpuState]) -> None:
 
 @app.command()
 def history(cell: CellName, as_json: Json = False) -> None:
-    """List the measurements of a cell, oldest first, the champion and earlier releases."""
+    """List the measurements of a cell, oldest first, and changes of its champion."""
     from tvmflow import api
 
     workspace = open_workspace()
@@ -133,10 +133,10 @@ def history(cell: CellName, as_json: Json = False) -> None:
 
 @app.command()
 def report(
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the page.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File for the page.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a self-contained HTML page: cells, other runtimes, comparison, history, kernels, tuning, stages."""
+    """Write a self-contained HTML report: cells, baselines, comparison, history, kernels, tuning, stages."""
     from tvmflow import api
 
     workspace = open_workspace()
@@ -144,19 +144,19 @@ def report(
         show_json(api.report_data(workspace))
         return
     print(api.write_report(output, workspace))
-    suggest(f"open that page in a browser; 'mlflow ui --backend-store-uri {workspace.mlflow_uri}' shows every run")
+    suggest(f"open the page in a browser; 'mlflow ui --backend-store-uri {workspace.mlflow_uri}' shows all runs")
 
 
 @app.command()
 def records(
     cell: CellName,
-    merge: Annotated[list[Path], typer.Option("--merge", help="Add the records of another log.")] = [],  # noqa: B006
-    export: Annotated[Path | None, typer.Option("--export", help="Write a MetaSchedule database.")] = None,
-    bring: Annotated[Path | None, typer.Option("--import", help="Read a MetaSchedule database.")] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="List the candidates that failed, and why.")] = False,
+    merge: Annotated[list[Path], typer.Option("--merge", help="Add the records of another log; repeatable.")] = [],  # noqa: B006
+    export: Annotated[Path | None, typer.Option("--export", help="Export to a MetaSchedule database.")] = None,
+    bring: Annotated[Path | None, typer.Option("--import", help="Import a MetaSchedule database.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="List failed candidates and their errors.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the tuning records of a cell; merge logs, exchange schedules with MetaSchedule."""
+    """Show the tuning records of a cell, merge logs, or exchange schedules with MetaSchedule."""
     from tvmflow import api
 
     workspace = open_workspace()
@@ -186,7 +186,7 @@ def _show_failures(cell: str, rows: list[dict[str, Any]], as_json: bool) -> None
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Check package versions, threads, tools, trackers and open ports, with a hint for each problem."""
+    """Check package versions, threads, tools, trackers and open ports; print a hint for each problem."""
     from tvmflow import api
 
     findings = api.examine(chosen_root())
@@ -196,7 +196,7 @@ def doctor(as_json: Json = False) -> None:
         show_table("doctor", ("", "what", "found", "hint"), ((f.level, f.what, f.found, f.hint) for f in findings))
     broken = [finding for finding in findings if finding.level == "broken"]
     if broken:
-        raise TvmflowError(f"{len(broken)} thing(s) broken: {', '.join(f.what for f in broken)}")
+        raise TvmflowError(f"{len(broken)} check(s) failed: {', '.join(f.what for f in broken)}")
     suggest(_first_run())
 
 
@@ -213,10 +213,10 @@ def _first_run() -> str:
 def init(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing on success.")] = False,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Restore in MLflow the measurements in artifacts/ and DVC's cache.")
+        bool, typer.Option("--rebuild", help="Restore MLflow's measurements from artifacts/ and DVC's cache.")
     ] = False,
 ) -> None:
-    """Create the stores of this workspace: DVC with a local remote, MLflow's database. Safe to repeat."""
+    """Create the stores of this workspace: DVC with a local remote, and MLflow's database. Safe to repeat."""
     from tvmflow import api
 
     workspace = open_workspace()
@@ -227,8 +227,8 @@ def init(
         for text in rebuilt.lost:
             print(f"not recorded: {text}", file=sys.stderr)
         print(
-            f"recorded again: {len(rebuilt.recorded)} measurement(s); there already: {rebuilt.known}; "
-            f"champions brought back: {', '.join(rebuilt.champions) or 'none'}"
+            f"restored: {len(rebuilt.recorded)} measurement(s); already present: {rebuilt.known}; "
+            f"champions restored: {', '.join(rebuilt.champions) or 'none'}"
         )
     if not quiet:
         print(f"workspace {workspace.root}: DVC remote {api.DEFAULT_REMOTE}/, MLflow store mlruns/mlflow.db")
@@ -237,7 +237,7 @@ def init(
 
 @app.command()
 def schema() -> None:
-    """Print the JSON schema of params.yaml, for completion and checks in editors."""
+    """Print the JSON schema of params.yaml, for completion and validation in editors."""
     from tvmflow import api
 
     show_json(api.params_schema())

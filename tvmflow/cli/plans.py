@@ -1,4 +1,4 @@
-"""Show what a run would do with each stage of a cell, and what failed."""
+"""Print what a run would do with each stage of a cell, and which cells failed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def show_plans(plans: Sequence[CellPlan], as_json: bool) -> None:
-    """Print a table per cell. Raises what refuses a cell, after the plans of the others."""
+    """Print a table per cell, then raise the errors of cells that cannot be planned."""
     from tvmflow.api import RunResult
     from tvmflow.report.plans import show_plan
 
@@ -26,7 +26,7 @@ def show_plans(plans: Sequence[CellPlan], as_json: bool) -> None:
 
 
 def raise_failures(results: Sequence[RunResult]) -> None:
-    """Name the cells that failed on stderr and raise their errors as one; nothing where none failed."""
+    """Name the failed cells on stderr and raise their errors as one; do nothing if none failed."""
     from tvmflow.api.runs import raise_failures
 
     for result in results:

@@ -1,4 +1,4 @@
-"""Define the command predict, which shows a library's most likely classes for images."""
+"""Define the command predict, which prints the top classes of images."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tvmflow.cli.app import CellName, Json, app, open_workspace
 @app.command()
 def predict(
     cell: CellName,
-    images: Annotated[list[Path], typer.Argument(help="JPEG, PNG, BMP or WebP files")],
-    top: Annotated[int, typer.Option("--top", min=1, help="How many classes of each image.")] = 5,
+    images: Annotated[list[Path], typer.Argument(help="JPEG, PNG, BMP or WebP files.")],
+    top: Annotated[int, typer.Option("--top", min=1, help="Number of classes to print per image.")] = 5,
     as_json: Json = False,
 ) -> None:
-    """Run images through a cell's library on its device; print the likeliest classes of each."""
+    """Classify images with a cell's library on its device; print the top classes of each."""
     from tvmflow import api
     from tvmflow.report.console import show_json, show_table
 

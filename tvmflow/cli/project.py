@@ -1,4 +1,4 @@
-"""Define the commands of projects: new, a workspace; add, a model."""
+"""Define the commands new (create a workspace) and add (add a model)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from tvmflow.support.errors import UsageError
 
 @app.command()
 def new(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder; created if it does not exist.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The workspace's folder; created if it does not exist.")
+    ],
 ) -> None:
-    """Create a workspace: params.yaml, dvc.yaml, a git repository, the DVC store. Overwrites nothing."""
+    """Create a workspace: params.yaml, dvc.yaml, a git repository and the DVC store. Overwrites nothing."""
     from tvmflow import api
 
     print(api.new_workspace(folder).root)
@@ -27,24 +29,30 @@ def new(
 
 @app.command()
 def add(
-    model_file: Annotated[Path, typer.Argument(metavar="MODEL_FILE", help=".onnx, .pt2, .keras, .h5, .tflite, ...")],
-    name: Annotated[str | None, typer.Option("--name", help="default: the file's name")] = None,
+    model_file: Annotated[
+        Path, typer.Argument(metavar="MODEL_FILE", help="A model file: .onnx, .pt2, .keras, .h5, .tflite, ...")
+    ],
+    name: Annotated[str | None, typer.Option("--name", help="Name of the model; default: the file's name.")] = None,
     target: Annotated[
-        str, typer.Option("--target", help="a name under targets:", autocompletion=complete_target)
+        str, typer.Option("--target", help="A name under targets: in params.yaml.", autocompletion=complete_target)
     ] = "local-cpu",
     precision: Annotated[
         str,
-        typer.Option("--precision", help="float32, float16, bfloat16, int8, ...", autocompletion=complete_precision),
+        typer.Option(
+            "--precision",
+            help="Precision of the cell: float32, float16, bfloat16, int8, ...",
+            autocompletion=complete_precision,
+        ),
     ] = "float32",
     shape: Annotated[
-        str | None, typer.Option("--shape", help="of the input, if the file leaves it open: 1,3,224,224")
+        str | None, typer.Option("--shape", help="Shape of the input, if the file does not specify it: 1,3,224,224.")
     ] = None,
     high: Annotated[
-        int | None, typer.Option("--high", min=1, help="integer inputs are below it: the size of the vocabulary")
+        int | None, typer.Option("--high", min=1, help="Exclusive upper bound of integer inputs: the vocabulary size.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Add a model to params.yaml: framework, inputs, shapes and dtypes are read from its file."""
+    """Add a model to params.yaml. Framework, inputs, shapes and dtypes are read from its file."""
     from tvmflow import api
 
     added = api.add_model(model_file, open_workspace(), name, target, precision, _shape(shape), high)
@@ -54,7 +62,7 @@ def add(
         print(f"models.{added.name}: {added.entry}\ncells.{added.cell_name}: {added.cell}")
     if Path(added.entry["weights"]["file"]).is_absolute():
         suggest(
-            f"copy {model_file.name} into the workspace if others are to run it too: it is named by its absolute path"
+            f"to share the workspace, copy {model_file.name} into it: params.yaml has the absolute path of the file"
         )
     suggest(f"tvmflow run {added.cell_name}")
 
@@ -63,5 +71,5 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     if not re.fullmatch(r"[0-9]{1,9}([,x][0-9]{1,9}){0,7}", text):
-        raise UsageError(f"--shape {text}", "up to eight sizes, batch first, as 1,3,224,224")
+        raise UsageError(f"--shape {text}", "up to eight sizes, batch first, e.g. 1,3,224,224")
     return tuple(int(size) for size in re.split("[,x]", text))

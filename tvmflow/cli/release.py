@@ -14,7 +14,7 @@ from tvmflow.support.errors import GateRefusedError
 @app.command()
 def promote(
     cell: CellName,
-    dry_run: Annotated[bool, typer.Option("--dry-run")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the gate without releasing.")] = False,
     wait_quiet: WaitQuiet = 0.0,
     as_json: Json = False,
 ) -> None:
@@ -29,8 +29,10 @@ def promote(
     else:
         print(verdict.text)
     if not verdict.passed:
-        raise GateRefusedError(f"{cell} is not released: {'; '.join(verdict.reasons)}", "every rule under release: met")
-    suggest(f"tvmflow history {cell}; 'tvmflow rollback {cell}' takes it back")
+        raise GateRefusedError(
+            f"{cell} is not released: {'; '.join(verdict.reasons)}", "all rules under release: to pass"
+        )
+    suggest(f"tvmflow history {cell}; 'tvmflow rollback {cell}' undoes it")
 
 
 @app.command()

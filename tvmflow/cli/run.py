@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from tvmflow.api import RunResult, Workspace
 
 TuningLines = Annotated[
-    bool, typer.Option("--tuning-lines", help="A line for each measurement: [Task 3/17] current / best GFLOP/s.")
+    bool, typer.Option("--tuning-lines", help="Print a line per measurement: [Task 3/17] current / best GFLOP/s.")
 ]
 
 
 @app.command()
 def run(
     cells: CellNames,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and why; run nothing.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Measure again even when nothing changed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and why; run nothing.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure again even if nothing changed.")] = False,
     wait_quiet: WaitQuiet = 0.0,
     tuning_lines: TuningLines = False,
     as_json: Json = False,
@@ -37,13 +37,13 @@ def run(
 
 @app.command()
 def sweep(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and why; run nothing.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Measure again even when nothing changed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and why; run nothing.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure again even if nothing changed.")] = False,
     wait_quiet: WaitQuiet = 0.0,
     tuning_lines: TuningLines = False,
     as_json: Json = False,
 ) -> None:
-    """Run every cell under cells: in params.yaml."""
+    """Run all cells under cells: in params.yaml."""
     _run_cells(open_workspace(), [], dry_run, as_json, again=again, wait_quiet_s=wait_quiet, tuning_lines=tuning_lines)
 
 
@@ -56,7 +56,7 @@ def _run_cells(workspace: Workspace, cells: list[str], dry_run: bool, as_json: b
     results = api.run(*cells, workspace=workspace, check=False, show_progress=True, **options)
     _show_results(results, as_json)
     raise_failures(results)
-    suggest("tvmflow report    (a page with everything)   or   tvmflow promote CELL    (release it)")
+    suggest("tvmflow report    (write an HTML report)   or   tvmflow promote CELL    (release it)")
 
 
 def _show_results(results: Sequence[RunResult], as_json: bool) -> None:
@@ -77,13 +77,16 @@ def _show_results(results: Sequence[RunResult], as_json: bool) -> None:
 @app.command()
 def retune(
     cells: Annotated[
-        list[str] | None, typer.Argument(help="default: all under cells:", autocompletion=complete_cell)
+        list[str] | None,
+        typer.Argument(help="Cells to re-tune; default: all under cells:.", autocompletion=complete_cell),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Even when the toolchain did not change.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Re-tune even if the toolchain did not change.")] = False,
     tuning_lines: TuningLines = False,
     as_json: Json = False,
 ) -> None:
-    """After an upgrade of TVM: replay old schedules, tune again where they fail, compare with the champion, promote."""
+    """Re-tune after an upgrade of TVM: replay old schedules, tune where they fail, compare with the champion and
+    promote.
+    """
     from tvmflow import api
     from tvmflow.report.tables import retune_table
 
@@ -105,7 +108,7 @@ def retune(
 
 @app.command()
 def serve() -> None:
-    """Register the scheduled re-tune with a Prefect server (PREFECT_API_URL) and run it on schedule."""
+    """Register the scheduled re-tune with a Prefect server (PREFECT_API_URL) and serve it."""
     from tvmflow import api
 
     api.serve(open_workspace())

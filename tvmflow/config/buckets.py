@@ -175,13 +175,15 @@ def axes_of(name: str, at: int, sizes: Sizes, shape_of: Callable[[Numbers], Numb
                 shown = ", ".join(f"{extent} at {sizes.names[size]}={n}" for n, extent in sorted(known.items()))
                 raise ModelFileError(
                     f"axis {axis} of output {name} is {shown}",
-                    "(n * a + b) / c, rounded up, so that outputs can be cut",
+                    "(n * a + b) / c, rounded up, so that outputs can be cropped",
                     "give the model one shape",
                 )
             found.append(Axis(at, axis, size, *fits))
     if len({one.axis for one in found}) < len(found):
         raise ModelFileError(
-            f"an axis of output {name} follows two sizes", "one size for each", "give the model one of them alone"
+            f"an axis of output {name} depends on two sizes",
+            "at most one size per axis",
+            "make only one of them variable",
         )
     return tuple(found)
 

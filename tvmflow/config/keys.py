@@ -39,7 +39,9 @@ def written_part(key: str) -> str:
     for name in key.split("."):
         part = part_of(kind, name)
         if part is None:
-            raise UnknownNameError(f"no key {key!r} in params.yaml", f"a key below {'.'.join(written) or 'its top'}")
+            raise UnknownNameError(
+                f"no key {key!r} in params.yaml", f"a key under {'.'.join(written) or 'the top level'}"
+            )
         kind, must = part
         # Only entries of models and targets are short; the blocks below are written whole where dvc.yaml names their
         # keys.

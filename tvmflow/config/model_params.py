@@ -60,7 +60,7 @@ class Weights(Frozen):
         if self.url is not None and self.sha256 is None:
             raise ValueError("a url needs its sha256, so that the bytes can be trusted")
         if self.parts and self.url is None:
-            raise ValueError("parts belong to a url; the further files of a local file are found beside it")
+            raise ValueError("parts are only for a url; further files of a local file are found next to it")
         if self.sha256 is not None and given[0] in ("seeded", "train"):
             raise ValueError(f"sha256 has no meaning for weights made by {given[0]}")
         return self
@@ -90,9 +90,9 @@ class InputTensor(Frozen):
     @model_validator(mode="after")
     def _bounded(self) -> InputTensor:
         if self.dtype in ("int32", "int64") and self.high is None:
-            raise ValueError(f"an {self.dtype} input needs high: one more than the largest number that it takes")
+            raise ValueError(f"an {self.dtype} input needs high: one more than its largest value")
         if self.low is not None and self.high is None:
-            raise ValueError("low without high; give both, the numbers are low <= x < high")
+            raise ValueError("low without high; set both: low <= x < high")
         if self.high is not None and not (self.low or 0) < self.high:
             raise ValueError(f"low below high; found {self.low or 0:g} and {self.high:g}")
         top = {"bool": 2.0, "int8": 128.0, "uint8": 256.0}.get(self.dtype, self.high)
@@ -186,11 +186,11 @@ class ModelEntry(Frozen):
     @model_validator(mode="after")
     def _network_or_file(self) -> ModelEntry:
         if self.network is None and self.weights.kind not in ("file", "url"):
-            raise ValueError(f"weights from '{self.weights.kind}' need network: the factory that they belong to")
+            raise ValueError(f"weights from '{self.weights.kind}' need network: the factory of the model")
         if self.weights.kind == "train" and self.dataset is None:
             raise ValueError("weights: {train: ...} need a dataset to train on")
         if self.metric is not None and self.dataset is None:
-            raise ValueError("a metric needs a dataset, whose labels it compares the outputs with")
+            raise ValueError("a metric needs a dataset, to whose labels it compares the outputs")
         return self
 
     @model_validator(mode="after")
@@ -202,7 +202,7 @@ class ModelEntry(Frozen):
         batches = {tensor.shape[0] for tensor in self.inputs.values()}
         if len(batches) > 1:
             raise ValueError(
-                f"one batch, the first size, for all inputs; found {[t.shape[0] for t in self.inputs.values()]}"
+                f"the same batch (first size) for all inputs; found {[t.shape[0] for t in self.inputs.values()]}"
             )
         return self
 
@@ -223,7 +223,7 @@ class ModelEntry(Frozen):
         for name, shape in shapes.items():
             if len(shape) > MAX_AXES or any(shape.count(size) > 1 for size in self.buckets):
                 raise ValueError(
-                    f"a shape of at most {MAX_AXES} sizes, with each name once; found {list(shape)} of {name}"
+                    f"a shape of at most {MAX_AXES} sizes, each name at most once; found {list(shape)} of {name}"
                 )
             check_shape(self.tensors[name].shape)
         return self

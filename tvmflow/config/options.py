@@ -52,10 +52,10 @@ def _line(error: Any, model: type[BaseModel], where: str, beside: tuple[str, ...
             f"{{file: {error['input']}}}" if "file" in keys and isinstance(error["input"], str) else ", ".join(keys)
         )
         message = (
-            f"a block of keys is needed{f', as {example}' if example else ''}; found {reprlib.repr(error['input'])}"
+            f"expected a block of keys{f', e.g. {example}' if example else ''}; found {reprlib.repr(error['input'])}"
         )
     elif error["type"] == "tuple_type":
-        message = f"a list is needed, as [1, 3, 224, 224]; found {reprlib.repr(error['input'])}"
+        message = f"expected a list, e.g. [1, 3, 224, 224]; found {reprlib.repr(error['input'])}"
     elif error["type"] == "literal_error" and isinstance(error["input"], str):
         legal = [part.strip("'") for part in re.split(r", | or ", error["ctx"]["expected"])]
         message = f"{message}; found {reprlib.repr(error['input'])}{did_you_mean(error['input'], legal)}"

@@ -279,11 +279,11 @@ class Params(Frozen):
         cells = ", ".join(sorted(self.cells))
         expected = f"model@target:precision, or one of {cells}" if cells else "model@target:precision"
         if "." in text and "@" not in text:
-            hint = f"a cell is no file; add the model in it with 'tvmflow add {text}'"
+            hint = f"a file is not a cell; add the model in it with 'tvmflow add {text}'"
         elif not self.models:
-            hint = "params.yaml names no model yet; add one with 'tvmflow add MODEL_FILE'"
+            hint = "params.yaml has no models yet; add one with 'tvmflow add MODEL_FILE'"
         elif text in self.models:
-            hint = f"a model is no cell; write {text}@{LOCAL_CPU}:float32"
+            hint = f"a model is not a cell; write {text}@{LOCAL_CPU}:float32"
         else:
             whole = f"{text}:float32" if "@" in text else f"{text}@{LOCAL_CPU}:float32"
             similar = similar_name(text, [*self.cells, *self.models]) or similar_name(
@@ -319,7 +319,7 @@ def load_params(path: Path) -> Params:
         raise ParamsError(
             f"no {path.name} in {path.parent}",
             "a workspace: a folder with params.yaml",
-            "make one with 'tvmflow new DIR', change into yours, or pass it as --root",
+            "create one with 'tvmflow new DIR', change to yours, or pass it as --root",
         ) from None
 
 

@@ -43,7 +43,7 @@ class Table(UserDict[str, Row]):
             row: Row = point.load()
         except Exception as error:  # the package's own code
             raise UsageError(
-                f"plug-in {name!r} of {self.name} does not load: {type(error).__name__}: {first_line(error)}",
+                f"plug-in {name!r} of {self.name} cannot be loaded: {type(error).__name__}: {first_line(error)}",
                 f"{point.value} of {_package(point)}",
                 "fix or uninstall that package",
             ) from error
@@ -64,9 +64,9 @@ class Table(UserDict[str, Row]):
             if point.name in self.data or (other is not None and other.value != point.value):
                 owner = "tvmflow itself" if point.name in self.data or other is None else _package(other)
                 raise UsageError(
-                    f"plug-in {point.name!r} of {self.name} from {_package(point)} has a name that {owner} has",
-                    "a name of its own",
-                    f"uninstall {_package(point)}, or have it renamed",
+                    f"plug-in {point.name!r} of {self.name} from {_package(point)} has the same name as {owner}",
+                    "a unique name",
+                    f"uninstall {_package(point)}, or rename its plug-in",
                 )
             points[point.name] = point
         return points

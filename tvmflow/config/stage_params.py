@@ -147,8 +147,9 @@ _WINOGRAD_ERRORS: dict[Literal["float32", "bfloat16"], float] = {"float32": 2.0e
 class SearchSettings(StageBlock):
     """The keys of `tune:` that can change which schedule is found to be the best.
 
-    early_stopping: trials of a workload without a gain after which it is left. min_gain_per_minute: share of the
-    network's time that a minute has to promise, or the search ends. total_trials: of the whole search, 0 for no limit.
+    early_stopping: trials of a workload without a gain after which it is abandoned. min_gain_per_minute: the search
+    ends when the expected gain of a minute is below this share of the network's time. total_trials: of the whole
+    search; 0: no limit.
     """
 
     tuner: Name = "xgb"

@@ -65,7 +65,7 @@ def _check_open_shape(shape: tuple[int | str, ...]) -> tuple[int | str, ...]:
 
 def _check_ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
     if list(sizes) != sorted(set(sizes)):
-        raise ValueError(f"buckets that ascend, each once; found {list(sizes)}")
+        raise ValueError(f"buckets in strictly ascending order; found {list(sizes)}")
     return sizes
 
 
@@ -76,13 +76,13 @@ def _numbers(text: str, field: tuple[str, int, int, tuple[str, ...]]) -> set[int
     for part in text.split(","):
         match = re.fullmatch(r"(\*|[0-9]{1,2}|[a-z]{3})(?:-([0-9]{1,2}|[a-z]{3}))?(?:/([0-9]{1,2}))?", part.lower())
         if not match or (match[1] == "*" and match[2]):
-            raise ValueError(f"{part!r} is no {what}")
+            raise ValueError(f"{part!r} is not a valid {what}")
         bounds = (str(low), str(high)) if match[1] == "*" else (match[1], match[2] or match[1])
         first, last = (_number(bound, what, names) for bound in bounds)
         if match[3] and match[2] is None:
             last = high
         if not low <= first <= last <= high or match[3] in ("0", "00"):
-            raise ValueError(f"{part!r} is no {what}: {low} to {high}")
+            raise ValueError(f"{part!r} is not a valid {what}: {low} to {high}")
         numbers.update(range(first, last + 1, int(match[3] or 1)))
     return numbers
 
@@ -91,7 +91,7 @@ def _number(text: str, what: str, names: tuple[str, ...]) -> int:
     if text.isdigit():
         return int(text)
     if text not in names:
-        raise ValueError(f"{text!r} is no {what}")
+        raise ValueError(f"{text!r} is not a valid {what}")
     return names.index(text)
 
 
@@ -103,9 +103,9 @@ def _check_cron(text: str) -> str:
     try:
         _, _, days, months, _ = (_numbers(field, row) for field, row in zip(fields, _FIELDS, strict=True))
     except ValueError as error:
-        raise ValueError(f"a cron as '0 3 * * 6'; found {text!r}: {error}") from None
+        raise ValueError(f"a cron such as '0 3 * * 6'; found {text!r}: {error}") from None
     if fields[4] == "*" and min(days) > max(calendar.monthrange(2024, month)[1] for month in months):
-        raise ValueError(f"a day that its months have; found {text!r}")
+        raise ValueError(f"a date that exists; found {text!r}")
     return text
 
 

@@ -67,5 +67,5 @@ def find_workspace(root: Path | None = None) -> Workspace:
     raise UsageError(
         f"no params.yaml in {candidates[0]}" + ("" if len(candidates) == 1 else " or above it"),
         "a workspace: a folder with params.yaml",
-        "make one with 'tvmflow new DIR', change into yours, or pass it as --root",
+        "create one with 'tvmflow new DIR', change to yours, or pass it as --root",
     )

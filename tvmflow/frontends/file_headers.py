@@ -103,7 +103,9 @@ def _zip(file: Path) -> Header | None:
 
 def _json_in(archive: zipfile.ZipFile, name: str) -> Any:
     if archive.getinfo(name).file_size > MAX_HEADER_BYTES:
-        raise ModelFileError(f"{name} in {archive.filename} unpacks to too much", f"at most {MAX_HEADER_BYTES} bytes")
+        raise ModelFileError(
+            f"{name} in {archive.filename} unpacks to too many bytes", f"at most {MAX_HEADER_BYTES} bytes"
+        )
     return json.loads(archive.read(name))
 
 

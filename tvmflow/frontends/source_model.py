@@ -75,7 +75,7 @@ class SourceDescription:
             raise ModelFileError(
                 f"inputs {described} for a model of {self.framework}",
                 "one float32 input, the only kind that this frontend supports",
-                "export the model to ONNX, whose inputs may be several and integers",
+                "export the model to ONNX, which supports several inputs and integer inputs",
             )
         return self.inputs[0]
 
@@ -169,15 +169,15 @@ def by_sample(output: Array, batch: int) -> Array:
         return output[None]
     raise ModelFileError(
         f"an output of shape {list(output.shape)} for a batch of {batch}",
-        "the batch in front of every output",
+        "the batch as the first axis of every output",
         "give the inputs a batch of 1",
     )
 
 
 def wrong_weights(error: Exception, network: str | None) -> ModelFileError:
     return ModelFileError(
-        f"the weights do not fit network {network!r}: {first_line(error)}",
-        "weights of exactly that network",
+        f"the weights do not match network {network!r}: {first_line(error)}",
+        "weights of that network",
         "correct network: or weights: in params.yaml",
     )
 
@@ -192,7 +192,7 @@ def input_positions(what: str, names: Sequence[str], inputs: Sequence[TensorSpec
     if sorted(names) != sorted(spec.name for spec in inputs):
         raise ModelFileError(
             f"{what} has the inputs {', '.join(names)}",
-            f"{', '.join(spec.name for spec in inputs)}, as params.yaml has them",
+            f"{', '.join(spec.name for spec in inputs)}, as in params.yaml",
             "correct inputs: of the model in params.yaml",
         )
     return [list(names).index(spec.name) for spec in inputs]

@@ -280,7 +280,7 @@ def _baseline_notes(card: dict[str, Any]) -> list[str]:
 
 def shown_gpu(numbers: dict[str, float]) -> str:
     """Return a GPU library's times to open and to copy, as text."""
-    opening = f"opened in {numbers['open_ms']:.3g} ms, {numbers['compile_ms']:.3g} ms without kept programs"
+    opening = f"opened in {numbers['open_ms']:.3g} ms, {numbers['compile_ms']:.3g} ms without cached programs"
     return f"{opening}; inputs copied in {numbers['copy_in_ms']:.3g} ms, outputs in {numbers['copy_out_ms']:.3g} ms"
 
 

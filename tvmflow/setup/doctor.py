@@ -48,12 +48,12 @@ def check_versions(versions: dict[str, str]) -> Iterator[Finding]:
     """Check versions by name for combinations that are known to fail."""
     tvm, ffi = versions["apache-tvm"], versions["apache-tvm-ffi"]
     if tvm not in _FFI_FOR_TVM:
-        yield Finding("warning", "apache-tvm", tvm, f"tvmflow was tested with {', '.join(_FFI_FOR_TVM)}")
+        yield Finding("warning", "apache-tvm", tvm, f"tvmflow is tested with {', '.join(_FFI_FOR_TVM)}")
     elif ffi != _FFI_FOR_TVM[tvm]:
         yield Finding(
             "broken",
             "apache-tvm-ffi",
-            f"{ffi} beside apache-tvm {tvm}",
+            f"{ffi} with apache-tvm {tvm}",
             f"pip install apache-tvm-ffi=={_FFI_FOR_TVM[tvm]}",
         )
     else:
@@ -111,7 +111,7 @@ def _threads() -> Iterator[Finding]:
             "warning",
             "TVM_NUM_THREADS",
             f"{named} on {cores} cores",
-            "unset it: tvmflow sets the threads of each target itself",
+            "unset it: tvmflow sets the number of threads per target",
         )
     yield Finding("ok", "cores", str(cores))
 
@@ -159,7 +159,7 @@ def _runtime() -> Iterator[Finding]:
         yield Finding("broken", "TVM starts", first_line(error), "reinstall with constraints.txt")
     missing = [name for name in ("tornado", "psutil", "cloudpickle") if installed_version(name) == "absent"]
     if missing:
-        yield Finding("broken", "TVM RPC", f"without {', '.join(missing)}", "pip install 'apache-tvm[rpc]'")
+        yield Finding("broken", "TVM RPC", f"{', '.join(missing)} missing", "pip install 'apache-tvm[rpc]'")
 
 
 def _sandbox() -> Iterator[Finding]:
@@ -170,7 +170,7 @@ def _sandbox() -> Iterator[Finding]:
         with Sandbox("os:getpid", {}, Policy(60.0)) as sandbox:
             held = sandbox.held
     except TvmflowError as error:
-        yield Finding("broken", "sandbox", first_line(error), "report this with the versions of Linux and Python")
+        yield Finding("broken", "sandbox", first_line(error), "report this, with your versions of Linux and Python")
         return
     yield from judge_sandbox(held)
 
@@ -222,10 +222,10 @@ def _ports() -> Iterator[Finding]:
             "warning",
             "exposed ports",
             ", ".join(map(str, exposed)),
-            "TVM's RPC, Prefect and MLflow have no password as shipped: bind them to 127.0.0.1 and use an SSH tunnel",
+            "TVM's RPC, Prefect and MLflow have no authentication by default: bind them to 127.0.0.1, use SSH tunnels",
         )
     else:
-        yield Finding("ok", "exposed ports", "none of the tracker's, Prefect's and MLflow's")
+        yield Finding("ok", "exposed ports", "none (tracker, Prefect, MLflow)")
 
 
 def _outside(root: Path | None) -> bool:
@@ -248,15 +248,13 @@ def _free_disk(folder: Path) -> Finding:
 def _workspace(root: Path | None) -> Iterator[Finding]:
     if _outside(root):
         yield _free_disk(Path.cwd())
-        yield Finding("ok", "workspace", "none in this folder or above it", "tvmflow new DIR")
+        yield Finding("ok", "workspace", "none in this folder or its parents", "tvmflow new DIR")
         return
     try:
         workspace = find_workspace(root)
         params = workspace.params
     except TvmflowError as error:
-        yield Finding(
-            "broken", "params.yaml", error.found.splitlines()[0], "see 'tvmflow status' for the whole message"
-        )
+        yield Finding("broken", "params.yaml", error.found.splitlines()[0], "run 'tvmflow status' for the full message")
         return
     yield Finding(
         "ok", "params.yaml", f"{len(params.models)} models, {len(params.targets)} targets, {len(params.cells)} cells"
@@ -264,7 +262,7 @@ def _workspace(root: Path | None) -> Iterator[Finding]:
     yield _free_disk(workspace.root)
     for folder in (workspace.root / ".dvc", workspace.root / "mlruns"):
         if not folder.exists():
-            yield Finding("warning", folder.name, "not there yet", "tvmflow init")
+            yield Finding("warning", folder.name, "does not exist yet", "tvmflow init")
     from tvmflow.devices.registry import transport_of
 
     for name, target in params.targets.items():

@@ -81,9 +81,9 @@ def make_workspace(folder: Path) -> Path:
     for name in ("params.yaml", "dvc.yaml"):
         if (folder / name).exists():
             raise UsageError(
-                f"{folder} has a {name} already",
+                f"{folder} already has a {name}",
                 "a new or empty folder, or one without params.yaml and dvc.yaml",
-                "change into it and use 'tvmflow add MODEL_FILE', or name another folder",
+                "change to it and use 'tvmflow add MODEL_FILE', or choose another folder",
             )
     for name, text in new_files(folder).items():
         if not (folder / name).exists():
@@ -122,7 +122,7 @@ def add_model(workspace: Workspace, path: Path, request: ModelRequest) -> Added:
             "letters, digits, '-' and '_', starting with a letter or digit, at most 64",
         )
     if name in params.models:
-        raise UsageError(f"models.{name} is there already", "a name that is not", "choose one with --name")
+        raise UsageError(f"models.{name} already exists", "an unused name", "choose one with --name")
     for word, wanted, legal in (
         ("target", request.target, params.targets),
         ("precision", request.precision, PRECISIONS),
@@ -156,7 +156,7 @@ def _file(path: Path) -> Path:
         raise SourceError(
             f"{path} is a folder",
             "a model file",
-            f"zip it: python -m zipfile -c {path.name}.zip {path.name}/" if is_saved_model else "name the file in it",
+            f"zip it: python -m zipfile -c {path.name}.zip {path.name}/" if is_saved_model else "pass the file in it",
         )
     if not path.is_file():
         raise SourceError(f"no file {path}", "a model file", "correct its name")
@@ -168,11 +168,11 @@ def _entry(name: str, file: Path, root: Path, request: ModelRequest) -> dict[str
     header = read_model_header(file)
     endings = "; ".join(f"{name}: {', '.join(row.files.suffixes)}" for name, row in FRONTENDS.items())
     if header is None:
-        raise ModelFileError(f"{file.name} is no model file that is known here", f"one of {endings}")
+        raise ModelFileError(f"{file.name} is not a supported model file", f"one of {endings}")
     if not header["is_whole"]:
         raise ModelFileError(
             f"{file.name} is {header['kind']}: weights without the network",
-            "a file that holds the whole model",
+            "a file with the whole model",
             "export the model (torch.export.save, model.save('x.keras'), torch.onnx.export), or write the "
             "entry by hand "
             "with network: the function that builds it",
@@ -191,7 +191,7 @@ def _entry(name: str, file: Path, root: Path, request: ModelRequest) -> dict[str
         ModelEntry.model_validate(entry)
     except ValidationError as error:
         lines = "\n".join(explain(error, ModelEntry, f"models.{name}"))
-        raise ModelFileError(f"{file.name} does not make a valid entry:\n{lines}") from None
+        raise ModelFileError(f"no valid entry can be made from {file.name}:\n{lines}") from None
     return entry
 
 
@@ -201,7 +201,7 @@ def _inputs(file: Path, header: dict[str, Any], request: ModelRequest) -> dict[s
     if inputs is None or not all(one["shape"] for one in inputs):
         if shape is None:
             raise ModelFileError(
-                f"{file.name} does not say the shape of its input",
+                f"{file.name} does not specify the shape of its input",
                 "--shape, batch first: --shape 1,3,224,224",
                 "run the same command with --shape",
             )
@@ -221,9 +221,9 @@ def _integers(file: Path, tensor: dict[str, Any], high: int | None) -> dict[str,
     high = high if high is not None else tensor["high"]
     if high is None and tensor["dtype"] in ("int32", "int64"):
         raise ModelFileError(
-            f"input {tensor['name']} of {file.name} takes {tensor['dtype']}, and the file does not say how "
-            f"large they may be",
-            "--high, one more than the largest: the size of the vocabulary",
+            f"input {tensor['name']} of {file.name} takes {tensor['dtype']}, and the file does not specify how "
+            f"large the values may be",
+            "--high, one more than the largest value: the size of the vocabulary",
             "run the same command with --high",
         )
     return {"dtype": tensor["dtype"], **({} if high is None else {"high": high})}
@@ -237,8 +237,8 @@ def _sizes(file: Path, tensor: dict[str, Any], shape: tuple[int, ...] | None) ->
         raise ModelFileError(
             f"input {tensor['name']} of {file.name} leaves sizes open: "
             f"{['?' if size <= 0 else size for size in sizes]}",
-            "every size but the batch fixed",
-            f"say them: --shape {','.join('224' if size <= 0 else str(size) for size in sizes)}; for any "
+            "all sizes except the batch fixed",
+            f"pass them: --shape {','.join('224' if size <= 0 else str(size) for size in sizes)}; for variable "
             f"size write the entry by hand, "
             "with buckets: (docs/params.md)",
         )
@@ -268,9 +268,9 @@ def _check(before: dict[str, Any], after: dict[str, Any], name: str, entry: dict
     expected = {**before, "models": {**(before.get("models") or {}), name: entry}}
     if {**after, "cells": None} != {**expected, "cells": None}:
         raise UsageError(
-            "params.yaml is written in a way that this command cannot add to",
-            "plain blocks",
-            f"put this below models: by hand: {name}: {entry}",
+            "params.yaml has a form that this command cannot edit",
+            "block style",
+            f"add this under models: by hand: {name}: {entry}",
         )
     try:
         Params.model_validate(after)

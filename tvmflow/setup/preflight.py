@@ -77,7 +77,7 @@ def check_cell(workspace: Workspace, cell: Cell, todo: Collection[AnyStage]) -> 
             raise ToolchainError(
                 f"{error.found}, which target {cell.target!r} links with",
                 error.expected,
-                f"{error.hint}; or name another one with targets.{cell.target}.cc",
+                f"{error.hint}; or choose another one with targets.{cell.target}.cc",
             ) from None
     if any(stage.measures_device for stage in todo):
         _check_device(cell.target, target.device)
@@ -86,7 +86,7 @@ def check_cell(workspace: Workspace, cell: Cell, todo: Collection[AnyStage]) -> 
         raise StoreError(
             f"{free >> 20} MiB are free on the disk of {workspace.root}",
             f"at least {MIN_FREE_BYTES >> 20} MiB",
-            "free some space: 'dvc gc --workspace' removes what no commit names",
+            "free some space: 'dvc gc --all-commits' removes cached data that no commit uses",
         )
 
 
@@ -111,7 +111,7 @@ def _check_files(workspace: Workspace, name: str, model: ModelEntry) -> None:
         raise SourceError(
             f"no labels file {workspace.root / path}",
             f"the file that models.{name}.labels names",
-            "correct its name or bring it",
+            "correct its name or add the file",
         )
 
 
@@ -120,9 +120,9 @@ def _check_device(name: str, device: DeviceEntry) -> None:
     if not state.is_there:
         raise DeviceUnknownError(
             f"no device with key {device.key!r} for target {name!r} ({state.text})",
-            "one at least",
+            "at least one",
             (state.hint or f"start the RPC server on the device with --key {device.key}")
-            + "; 'tvmflow devices' shows what is there",
+            + "; 'tvmflow devices' lists the registered devices",
         )
 
 

@@ -41,9 +41,9 @@ def add_entry(text: str, block: str, name: str, entry: dict[str, Any], compact: 
 
 def _not_a_block(what: str, name: str, entry: dict[str, Any]) -> UsageError:
     return UsageError(
-        f"{what} is not written as a block, one name a line",
-        "lines of 'name: ...' below it",
-        "put this in by hand: " + " ".join(line.strip() for line in _lines(name, entry, 0, True)),
+        f"{what} is not in block style, one name per line",
+        "lines of 'name: ...' under it",
+        "add this by hand: " + " ".join(line.strip() for line in _lines(name, entry, 0, True)),
     )
 
 

@@ -56,9 +56,9 @@ class AppRelease:
         if self.reasons:
             return f"{self.app} is not released: {'; '.join(self.reasons)}"
         if self.what == "none":
-            return f"{self.app} version {self.version} is on {self.channel} already"
+            return f"{self.app} version {self.version} is already on {self.channel}"
         was = f"version {self.replaces}" if self.replaces else "nothing"
-        return f"{self.app} version {self.version} is on {self.channel} now (was {was}): {self.what}"
+        return f"{self.app} version {self.version} is now on {self.channel} (was {was}): {self.what}"
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "reasons": list(self.reasons), "bundle": str(self.bundle) if self.bundle else None}
@@ -82,7 +82,7 @@ def release_app(workspace: Workspace, order: Order, tell: Tell) -> AppRelease:
     with ledger.releases_lock(workspace, app):
         known = ledger.read_releases(workspace, app)
         current, number = known.current(channel), known.next_number
-        tell("judging")
+        tell("checking the gates")
         judged = [
             one
             for part in order.parts
@@ -183,16 +183,16 @@ def _keep(
     """Store bundle and evidence in their final places, before anything refers to them."""
     draft, cells = made
     file = describe_file(draft)
-    tell("keeping the evidence")
+    tell("storing the evidence")
     path, text = (
         ledger.evidence_path(workspace, order.app, number),
         json.dumps(evidence, sort_keys=True, indent=1) + "\n",
     )
     write_atomic(path, text)
-    tell("keeping the bundle")
+    tell("storing the bundle")
     place = ledger.bundle_path(workspace, order.app, number)
     os.replace(draft, place)
-    tell("putting the bundle under DVC")
+    tell("adding the bundle to DVC")
     ledger.keep_bundle(workspace, place)
     signer = keyid(order.key.public_key()) if order.key else None
     bundle = ledger.Bundle(sha256=file.sha256, md5=file.md5, size=file.size, signer=signer)
@@ -205,7 +205,9 @@ def promote_app(workspace: Workspace, app: str, source: str, channel: str, tell:
         known = ledger.read_releases(workspace, app)
         version = known.current(source)
         if version is None:
-            raise StoreError(f"{app} has nothing on {source}", "a release there", f"run 'tvmflow release {app}'")
+            raise StoreError(
+                f"{app} has no release on {source}", "a release on that channel", f"run 'tvmflow release {app}'"
+            )
         path = ledger.restore_bundle(workspace, app, version)
         current = known.current(channel)
         if current is not None and current.version == version.version:

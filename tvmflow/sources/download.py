@@ -69,7 +69,7 @@ def download(url: str, target: Path, limits: DownloadLimits, digest: str, progre
         raise DigestError(
             f"{_redact(url)} has {kind} {actual}",
             f"{kind} {digest}",
-            "if the file was changed on purpose, put its new sha256 into params.yaml; otherwise do not use it",
+            "if the file was changed on purpose, write its new sha256 into params.yaml; otherwise do not use it",
         )
     raise DownloadError(
         f"{_redact(url)} could not be downloaded in {limits.attempts} attempts; last: {last}",
@@ -136,8 +136,8 @@ def _check_address(url: str) -> None:
     if parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK):
         return
     raise SourceError(
-        f"address {_redact(url)} is {parts.scheme or 'no'} protocol",
-        "https (http only on loopback), also after a redirect",
+        f"address {_redact(url)} uses protocol {parts.scheme or 'none'}",
+        "https (http only on loopback), also after redirects",
         "use an https address",
     )
 
@@ -149,7 +149,7 @@ def _check_size(url: str, size: int, limits: DownloadLimits, part: Path | None =
         raise SourceError(
             f"{_redact(url)} holds more than {limits.max_bytes} bytes",
             f"at most {limits.max_bytes}",
-            "raise fetch.max_download_mb in params.yaml if that is right",
+            "raise fetch.max_download_mb in params.yaml if that size is expected",
         )
 
 

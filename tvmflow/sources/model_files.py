@@ -110,7 +110,7 @@ def _convert_samples(samples: Samples, model: ModelEntry) -> Samples:
             cast = x.astype(tensor.dtype)
         low, high = tensor.low or 0, tensor.high
         if x.dtype.kind not in "biuf" or not np.isfinite(x).all() or (tensor.dtype != "float32" and (cast != x).any()):
-            raise SourceError(f"{name} of data set {model.dataset} is {x.dtype}", f"numbers that are {tensor.dtype}")
+            raise SourceError(f"{name} of data set {model.dataset} is {x.dtype}", f"values of {tensor.dtype}")
         if high is not None and x.size and not low <= float(x.min()) <= float(x.max()) < high:
             raise SourceError(
                 f"{name} of data set {model.dataset} has numbers from {x.min():g} to {x.max():g}",

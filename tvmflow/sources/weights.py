@@ -71,7 +71,7 @@ def _from_file(request: WeightsRequest, out: Path, _train_on: Samples | None, _p
         raise DigestError(
             f"{path} has sha256 {sha256_of(path)}",
             f"sha256 {pinned}",
-            "if the file was changed on purpose, put its new sha256 into params.yaml",
+            "if the file was changed on purpose, write its new sha256 into params.yaml",
         )
     target = out / ("model" + _suffix(request, path.name))
     shutil.copyfile(path, target)
@@ -93,7 +93,7 @@ def mxnet_parameters(path: Path) -> dict[str, Path]:
     parameters = sorted(path.parent.glob(f"{stem}-[0-9][0-9][0-9][0-9].params"))
     if not parameters:
         raise ModelFileError(
-            f"no {stem}-0000.params beside {path}", "both files of an MXNet export", "bring the parameters too"
+            f"no {stem}-0000.params next to {path}", "both files of an MXNet export", "copy the parameters there too"
         )
     return {"model-0000.params": parameters[-1]}
 
@@ -139,7 +139,7 @@ def _from_zoo(request: WeightsRequest, out: Path, _train_on: Samples | None, pro
         return _mxnet_export(request, "pretrained", out)
     raise SourceError(
         f"network {network!r} has no zoo",
-        "a torchvision network, a keras/NAME one or mxnet/NAME of Gluon's zoo",
+        "a torchvision network, keras/NAME, or mxnet/NAME of Gluon's zoo",
     )
 
 
@@ -154,7 +154,7 @@ def _keras_zoo(request: WeightsRequest, network: str, name: str, out: Path, prog
     if not pinned:
         raise SourceError(
             f"Keras has no hash for the weights of {network}",
-            "sha256 beside zoo:",
+            "sha256 next to zoo:",
             "download them once and add their sha256",
         )
     target = out / ("model" + _suffix(request, url))
@@ -205,7 +205,7 @@ def _from_training(request: WeightsRequest, out: Path, train_on: Samples | None,
     from tvmflow.sources.networks.training import train
 
     if train_on is None or train_on.y is None or train_on.y.ndim != 1:
-        raise SourceError("no labelled data to train on", "a model with dataset: that has a class for each sample")
+        raise SourceError("no labelled training data", "a model with dataset: that has a class for each sample")
     training = request.weights["train"]
     network = _network(request, training["seed"])
     train(network, train_on, training, progress)

@@ -159,7 +159,7 @@ def read_releases(workspace: Workspace, app: str) -> Releases:
             or len(known) < len(releases.versions)
             or {one.version for one in releases.changes} - known
         ):
-            raise ValueError("another app, or versions that are not there")
+            raise ValueError("another app, or missing versions")
         releases.channels  # noqa: B018 (every rollback has what it takes back)
         return releases
     except FileNotFoundError:
@@ -167,8 +167,8 @@ def read_releases(workspace: Workspace, app: str) -> Releases:
     except (ValidationError, ValueError, yaml.YAMLError, RecursionError, IndexError, StopIteration):
         raise StoreError(
             f"{path} is damaged",
-            "the file that tvmflow wrote",
-            f"bring it back with 'git checkout {FOLDER}/{app}.yaml'",
+            "the file as written by tvmflow",
+            f"restore it with 'git checkout {FOLDER}/{app}.yaml'",
         ) from None
 
 

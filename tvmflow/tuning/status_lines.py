@@ -36,7 +36,7 @@ def gain_text(share: float, seconds: float) -> str:
     """Return the expected gain of a search and its duration."""
     when = f"{round(seconds, -1):.0f} s" if seconds < 95 else f"{seconds / 60:.0f} minutes"
     what = f"about {share:.0%}" if share >= _LITTLE else f"less than {_LITTLE:.0%}"
-    return f"tuning promises {what} in {when}"
+    return f"expected tuning gain: {what} in {when}"
 
 
 def won_text(share: float) -> str:

@@ -124,6 +124,6 @@ def _check_class(path: Path, entry: dict[str, Any]) -> None:
 def _not_allowed_error(path: Path, what: str) -> ModelFileError:
     return ModelFileError(
         f"{path.name} holds {what}",
-        "layers of Keras that compute, and arrays of its own (model files are not trusted; no Lambda)",
+        "Keras layers that only compute, and arrays in the file itself (model files are not trusted; no Lambda)",
         "save a model of other layers with model.save('model.keras')",
     )

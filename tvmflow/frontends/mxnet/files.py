@@ -51,7 +51,7 @@ class _Reader:
 
     def take(self, count: int) -> memoryview:
         if count < 0 or count > len(self.data) - self.at:
-            raise ValueError(f"{count} bytes wanted at {self.at}, {len(self.data) - self.at} are left")
+            raise ValueError(f"{count} bytes needed at {self.at}, {len(self.data) - self.at} left")
         part = self.data[self.at : self.at + count]
         self.at += count
         return part
@@ -63,7 +63,7 @@ class _Reader:
         """Return a number of entries that take at least `smallest` bytes each."""
         count = self.number("Q")
         if count * smallest > len(self.data) - self.at:
-            raise ValueError(f"{count} entries announced, {len(self.data) - self.at} bytes are left")
+            raise ValueError(f"{count} entries announced, {len(self.data) - self.at} bytes left")
         return count
 
 
@@ -77,7 +77,7 @@ def read_params(path: Path) -> dict[str, Array]:
     except (OSError, ValueError, struct.error) as error:
         raise ModelFileError(
             f"{path.name} is not a whole MXNet parameter file: {error}",
-            "what MXNet's save wrote",
+            "a file written by MXNet's save",
             "export the model again, or copy the file again",
         ) from error
 
@@ -130,7 +130,7 @@ def read_symbol(path: Path) -> Symbol:
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise ModelFileError(
             f"{path.name} is not an MXNet symbol: {type(error).__name__} {error}",
-            "what MXNet's export wrote",
+            "a file written by MXNet's export",
             "export the model again, or copy the file again",
         ) from error
 
@@ -151,5 +151,5 @@ def _symbol(data: Any) -> Symbol:
 
 def _index(value: Any, limit: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < limit:
-        raise ValueError(f"index {value!r}, legal are 0 to {limit - 1}")
+        raise ValueError(f"index {value!r}; legal: 0 to {limit - 1}")
     return value

@@ -81,8 +81,8 @@ def import_symbol(symbol: Symbol, params: dict[str, Array], data_name: str, shap
     missing = sorted({node.op for node in symbol.nodes if node.op != "null" and node.op not in OPERATORS})
     if missing:
         raise UnsupportedOperatorError(
-            f"tvmflow's MXNet importer does not know: {', '.join(missing)}",
-            "a model made of supported operators",
+            f"tvmflow's MXNet importer does not support: {', '.join(missing)}",
+            "a model of supported operators",
             "replace that operator in the model, or export the model to ONNX",
         )
     if len(symbol.heads) != 1:
@@ -122,9 +122,7 @@ class _Importer:
             return
         used = [source for source in node.inputs if source[0] in self.values]
         if any(output != 0 for _, output in used):
-            raise UnsupportedOperatorError(
-                f"a second output of an operator, read by {node.name!r}", "first outputs only"
-            )
+            raise UnsupportedOperatorError(f"{node.name!r} reads a second output of an operator", "first outputs only")
         operands = Operands(
             node.name,
             node.op,
@@ -139,7 +137,7 @@ class _Importer:
             raise
         except Exception as error:  # TVM's shape checks raise arbitrary errors
             raise ModelFileError(
-                f"{node.op} {node.name!r} does not fit its inputs: {last_line(error)}",
+                f"{node.op} {node.name!r} does not match its inputs: {last_line(error)}",
                 "a graph and parameters of one model",
                 "correct input.shape in params.yaml, or use both files of the same export",
             ) from error

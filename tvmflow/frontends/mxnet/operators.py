@@ -64,7 +64,7 @@ class Operands:
     def unsupported(self, what: str) -> UnsupportedOperatorError:
         return UnsupportedOperatorError(
             f"MXNet operator {self.op} ({self.name!r}) with {what}",
-            "one that tvmflow's importer knows",
+            "one that tvmflow's importer supports",
             "replace it in the model, or export the model to ONNX",
         )
 

@@ -31,10 +31,12 @@ def beside(path: Path, names: object) -> dict[str, Path]:
     """Return the files of these names beside a model. Raises ModelFileError."""
     if not isinstance(names, list) or not all(isinstance(name, str) and is_name(name) for name in names):
         raise ModelFileError(
-            f"{path.name} has external data in no files", "plain files beside the model", "export it again"
+            f"{path.name} has external data, but not in files", "plain files next to the model", "export it again"
         )
     files = {name: path.parent / name for name in names}
     for name, file in files.items():
         if file.is_symlink() or not file.is_file():
-            raise ModelFileError(f"no {name} beside {path.name}", "the external data of the model", "bring it too")
+            raise ModelFileError(
+                f"no {name} next to {path.name}", "the external data of the model", "copy it there too"
+            )
     return files

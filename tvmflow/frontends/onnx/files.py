@@ -36,7 +36,7 @@ def read_proto(path: Path) -> Any:
 def damaged_file_error(path: Path, error: Exception) -> ModelFileError:
     return ModelFileError(
         f"{path.name} is not a whole, valid ONNX file: {first_line(error)}",
-        "an ONNX model, with its external data beside it where it has some",
+        "an ONNX model, with its external data (if any) next to it",
     )
 
 
@@ -51,15 +51,15 @@ def external_files(path: Path) -> dict[str, Path]:
             file = path.parent / place["location"]
             if file.is_symlink() or not file.is_file():
                 raise ModelFileError(
-                    f"no {place['location']} beside {path.name}", "the external data of the model", "bring it too"
+                    f"no {place['location']} next to {path.name}", "the external data of the model", "copy it there too"
                 )
             end = int(place.get("offset", "0")) + _size(tensor, place.get("length"))
             if end > file.stat().st_size:
-                raise ValueError(f"it ends at byte {end}, {file.name} holds {file.stat().st_size}")
+                raise ValueError(f"it ends at byte {end}, but {file.name} has {file.stat().st_size}")
         except ValueError as error:
             raise ModelFileError(
-                f"{path.name} keeps tensor {tensor.name[:100]!r} where it cannot be: {error}",
-                "plain files beside the model",
+                f"{path.name} has an invalid location for tensor {tensor.name[:100]!r}: {error}",
+                "plain files next to the model",
                 "export the model again",
             ) from error
         files[file.name] = file

@@ -76,9 +76,9 @@ class OnnxModel:
 
         if any(_is_antialiased(node) for node in self.graph.graph.node):
             raise UnsupportedOperatorError(
-                "TVM's ONNX importer leaves out the antialias of a Resize",
-                "resizing without it",
-                "export the network without antialias, or as a torch.export program, of which it is known",
+                "TVM's ONNX importer ignores antialias of Resize",
+                "Resize without antialias",
+                "export the network without antialias, or as a torch.export program, for which it is supported",
             )
         try:
             with _import_clip(), _import_pad():
@@ -91,7 +91,7 @@ class OnnxModel:
                 raise unsupported("ONNX", str(error)) from error
             raise ModelFileError(
                 f"TVM cannot import {self.path.name}: {last_line(error)}",
-                "an ONNX model of static shapes",
+                "an ONNX model with static shapes",
             ) from error
 
     def to_onnx(self, path: Path) -> None:
@@ -144,7 +144,7 @@ def rejected_inputs_error(inputs: Sequence[Array], error: Exception) -> ModelFil
     """Return the error of a model that rejects inputs of these shapes."""
     shown = ", ".join(f"{x.dtype} {list(x.shape)}" for x in inputs)
     return ModelFileError(
-        f"the model refuses inputs of {shown}: {first_line(error)}",
+        f"the model rejects inputs of {shown}: {first_line(error)}",
         "the shapes and dtypes of the model",
         "correct input.shape (or inputs) of the model in params.yaml",
     )
@@ -267,6 +267,6 @@ def load(folder: Path, description: SourceDescription) -> OnnxModel:
     opset = max((entry.version for entry in graph.opset_import if entry.domain in ("", "ai.onnx")), default=0)
     if opset < OLDEST_OPSET:
         raise ModelFileError(
-            f"{path.name} is of opset {opset}", f"opset {OLDEST_OPSET} or later", "export it with a later one"
+            f"{path.name} uses opset {opset}", f"opset {OLDEST_OPSET} or later", "export it with a later one"
         )
     return OnnxModel(path, graph, description)

@@ -152,7 +152,7 @@ def _convert_index(node: Any, importer: Any) -> Any:
 
     data, indices = node.args[0], [(axis, one) for axis, one in enumerate(node.args[1]) if one is not None]
     if any(one.meta["val"].dtype in (torch.bool, torch.uint8) for _, one in indices):
-        raise NotImplementedError("aten.index.Tensor by a mask, which gives a shape that depends on values")
+        raise NotImplementedError("aten.index.Tensor with a mask: its shape depends on values")
     if not all(isinstance(extent, int) for extent in data.meta["val"].shape):
         return _default(node, importer)
     r, shape = _Builder(importer), _shape(data)

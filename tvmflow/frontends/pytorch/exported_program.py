@@ -84,7 +84,7 @@ class ExportedModel:
         leaves = torch.utils._pytree.tree_flatten_with_path(outputs)[0]
         if not leaves or not all(isinstance(value, torch.Tensor) for _, value in leaves):
             kinds = ", ".join(dict.fromkeys(type(value).__name__ for _, value in leaves)) or "nothing"
-            raise ModelFileError(f"the model returns {kinds}", "tensors, alone, in tuples, lists or dictionaries")
+            raise ModelFileError(f"the model returns {kinds}", "a tensor, or a tuple, list or dictionary of tensors")
         names = [
             str(getattr(path[0], "key", f"output{index}")) if path else "output"
             for index, (path, _) in enumerate(leaves)
@@ -207,8 +207,8 @@ def unsupported(framework: str, message: str) -> UnsupportedOperatorError:
     names = re.findall(r"['\"]?([A-Za-z_][\w.]*\.default|[a-z_]+\.[\w.]+|[A-Z]\w+)['\"]?", message)
     shown = ", ".join(dict.fromkeys(n for n in names if n not in ("Unsupported",))) or message.strip()[:200]
     return UnsupportedOperatorError(
-        f"TVM's {framework} importer does not know: {shown}",
-        "a model made of supported operators",
+        f"TVM's {framework} importer does not support: {shown}",
+        "a model of supported operators",
         "replace that operator in the model, or export the model in another format",
     )
 
@@ -216,7 +216,7 @@ def unsupported(framework: str, message: str) -> UnsupportedOperatorError:
 def _wrong_shape(error: Exception, inputs: Sequence[TensorSpec]) -> ModelFileError:
     shown = ", ".join(f"{spec.dtype} {list(spec.shape)}" for spec in inputs)
     return ModelFileError(
-        f"the model refuses inputs of {shown}: {first_line(error)}",
+        f"the model rejects inputs of {shown}: {first_line(error)}",
         "the shapes and dtypes of the model",
         "correct input.shape (or inputs) of the model in params.yaml",
     )

@@ -102,7 +102,7 @@ def _check_program(path: Path) -> None:
     except _ARCHIVE_ERRORS as error:
         raise _damaged_file_error(path, error) from error
     if not any(re.search(r"/models/[^/]+\.json$", entry.filename) for entry in programs):
-        raise _damaged_file_error(path, ValueError("no program in it"))
+        raise _damaged_file_error(path, ValueError("it contains no program"))
     _check_known(
         path, unknown_operators(target.split(".")[3] for target in targets if target.startswith("torch.ops.aten."))
     )
@@ -155,7 +155,7 @@ def _check_known(path: Path, unknown: list[str]) -> None:
     if unknown:
         raise UnsupportedOperatorError(
             f"{path.name} calls unknown operators: {', '.join(unknown)[:300]}",
-            "a model made of supported operators",
+            "a model of supported operators",
             "replace that operator in the model, or export the model in another format",
         )
 
@@ -222,7 +222,7 @@ def _check_script(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             for entry in _entries(path, archive):
                 if entry.filename.endswith("/model.json"):
-                    raise _not_allowed_error(path, "code of before PyTorch 1.3")
+                    raise _not_allowed_error(path, "code from before PyTorch 1.3")
                 if entry.filename.endswith(".py"):
                     unknown |= set(unknown_in_script(_read(path, archive, entry).decode("ascii")))
     except _ARCHIVE_ERRORS as error:
@@ -241,6 +241,6 @@ def _not_allowed_error(path: Path, what: str) -> ModelFileError:
 def _damaged_file_error(path: Path, error: Exception) -> ModelFileError:
     return ModelFileError(
         f"{path.name} is not a whole PyTorch model file: {first_line(error)}",
-        "what torch.export.save or torch.jit.save wrote",
+        "a file written by torch.export.save or torch.jit.save",
         "save the model again",
     )

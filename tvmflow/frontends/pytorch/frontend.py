@@ -25,7 +25,7 @@ def load(folder: Path, description: SourceDescription) -> ExportedModel:
     if description.network is None:
         raise ModelFileError(
             "a torch model without network:",
-            "the factory that its weights belong to, or a whole .pt2 or TorchScript file",
+            "the factory that builds the network, or a whole .pt2 or TorchScript file",
         )
     network = build(description.network, folder=folder)
     try:

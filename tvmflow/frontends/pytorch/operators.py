@@ -70,7 +70,7 @@ def unknown_in_script(code: str) -> list[str]:
     An operator can be called as `torch.NAME`, `ops.SPACE.NAME` and as a method of a tensor, so every attribute counts.
     """
     if not re.fullmatch(r"[\x20-\x7e\n\t]*", code) or "\\\n" in code:
-        raise ValueError("code with characters that TorchScript does not write")
+        raise ValueError("code with characters that TorchScript never writes")
     tree = ast.parse(code)
     attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     attributes |= set(re.findall(r"\.\s*([A-Za-z_]\w*)", code))

@@ -49,7 +49,7 @@ class TfliteInput:
         if not self.is_quantized and self.dtype.name != spec.dtype:
             raise ModelFileError(
                 f"input {spec.name} of the model is {self.dtype.name}",
-                f"{spec.dtype}, as params.yaml has it",
+                f"{spec.dtype}, as in params.yaml",
                 "correct input.dtype in params.yaml",
             )
 
@@ -127,7 +127,7 @@ class TfliteModel:
                 self.interpreter.set_tensor(part.detail["index"], part.in_file(x))
             except ValueError as error:
                 raise ModelFileError(
-                    f"the model refuses an input of shape {list(x.shape)}: {first_line(error)}",
+                    f"the model rejects an input of shape {list(x.shape)}: {first_line(error)}",
                     f"input.shape {part.detail['shape'].tolist()}, or the same with channels first",
                     "correct input.shape in params.yaml",
                 ) from error
@@ -218,7 +218,7 @@ def _unpack(path: Path, folder: Path) -> Path:
         raise ModelFileError(f"{path.name} cannot be unpacked: {error}", "a .zip of a SavedModel folder") from error
     models = sorted((folder / "model").rglob("saved_model.pb"))
     if len(models) != 1:
-        raise ModelFileError(f"{path.name} holds {len(models)} files saved_model.pb", "one SavedModel folder")
+        raise ModelFileError(f"{path.name} contains {len(models)} saved_model.pb files", "one SavedModel folder")
     return models[0].parent
 
 
@@ -231,7 +231,7 @@ def _interpreter(path: Path, threads: int = 2, keep: bool = False) -> Any:
     except (ValueError, RuntimeError) as error:
         raise ModelFileError(
             f"{path.name} cannot be loaded by LiteRT: {first_line(error)}",
-            "a whole .tflite file of static shapes",
+            "a whole .tflite file with static shapes",
             "convert the model again",
         ) from error
     return interpreter

@@ -19,7 +19,7 @@ def read_tflite(path: Path) -> bytes:
         raise ModelFileError(f"{path.name} holds {size} bytes", f"at most {MAX_TFLITE_BYTES}")
     content = path.read_bytes()
     if content[4:8] != b"TFL3":
-        raise ModelFileError(f"{path.name} is no TFLite file", "a flatbuffer with the identifier TFL3")
+        raise ModelFileError(f"{path.name} is not a TFLite file", "a flatbuffer with the identifier TFL3")
     try:
         _check_model(flatbuffer(content), len(content))
     except (struct.error, ValueError, TypeError, IndexError, OverflowError, AttributeError) as error:
@@ -40,7 +40,7 @@ def flatbuffer(content: bytes) -> Any:
 
 def _check_model(model: Any, size: int) -> None:
     if model.Version() != 3:
-        raise ValueError(f"version {model.Version()} of the format, 3 is known")
+        raise ValueError(f"version {model.Version()} of the format; only 3 is supported")
     codes = _count(model.OperatorCodesLength(), size, "operator codes")
     buffers = _count(model.BuffersLength(), size, "buffers")
     for index in range(buffers):

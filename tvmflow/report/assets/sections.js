@@ -3,7 +3,7 @@
 
 const NOTES = {
   matrix: "Latency: median of single runs of one batch on the device's clock, copies not included; below it the interval of the median over the rounds, the least time that this machine's ceilings allow for the kernels' arithmetic and for reading the constants, accuracy and how far it is from the source's, and what is released. Where the spread was too wide, other processes took too much of the machine, or something ran on other threads, that stands instead of a number.",
-  peers: "Peers: same input, same threads, on the same machine, in turns with the library. A point says how many times faster the library is, the bar is the 95 % interval over the rounds; grey where it holds 1: no difference is shown then.",
+  peers: "Baselines: same input, same threads, on the same machine, in turns with the library. A point is the speedup of the library, the bar its 95 % interval over the rounds; grey if the interval contains 1: no difference shown.",
   compare: "The latency of B over that of A; the interval is the widest that both intervals allow, and only one that leaves out 1 is a difference. Both were measured at their own time: what a machine does from day to day is not in it. 'tvmflow promote' measures a library in turns with the champion.",
   trend: "A star is the champion; a dashed line is a new version of TVM; the bar at a point is the interval of its median. A step counts as faster or slower only where the intervals of both measurements do not meet.",
   forms: "Accuracy after each stage on the evaluation set, then how the outputs of a stage agree with those of the stage before it: equal top-1, the largest error relative to how the outputs vary over inputs and classes, and the signal-to-noise ratio of the varying part.",
@@ -60,8 +60,8 @@ function peersSection(cells, width) {
     ...Object.entries(card.peer_variants ?? {}).map(([name, way]) => `${card.cell}: ${name} ran as ${way}`),
     ...Object.entries(card.peers_left_out ?? {}).map(([name, why]) => `${card.cell}: ${name} was left out: ${why}`),
   ]);
-  const said = ways.length ? folded("how each peer ran, and which were left out", () => h("ul", {class: "note"}, ways.map((line) => h("li", null, line)))) : "";
-  return [h("h2", null, "Beside peers"), chart("peers", ratioChart(width, rows, "times faster than the peer"), "No peer was measured in turns with these cells."), table(columns, lines), said, note("peers")];
+  const said = ways.length ? folded("how each baseline ran, and which were left out", () => h("ul", {class: "note"}, ways.map((line) => h("li", null, line)))) : "";
+  return [h("h2", null, "Baselines"), chart("peers", ratioChart(width, rows, "times faster than the baseline"), "No baseline was measured in turns with these cells."), table(columns, lines), said, note("peers")];
 }
 
 function measurementsOf(cells) {

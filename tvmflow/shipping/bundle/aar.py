@@ -75,7 +75,7 @@ def write_aar(
     JDK.
     """
     if not _GROUP.fullmatch(group):
-        raise UsageError(f"group {group!a}", "two or more lower-case words with dots between, as com.example")
+        raise UsageError(f"group {group!a}", "two or more lower-case words joined by dots, e.g. com.example")
     manifest, files = contents(parts, request, key)
     triples = {abi_of(part.manifest["target"]["mtriple"]).name: part for part in parts}
     _check(manifest, triples)
@@ -126,11 +126,11 @@ def write_aar(
 def _check(manifest: Manifest, abis: Iterable[str]) -> None:
     for name in abis:
         if abi_named(name).system != "android":
-            raise BundleError(f"an AAR for {name}", "an ABI of Android", "ship cells of a target for Android in it")
+            raise BundleError(f"an AAR for {name}", "an Android ABI", "bundle cells of Android targets")
     if driven := next((one for one in manifest.libraries if one.device), None):
         raise BundleError(
             f"{driven.cell} needs a driver for the accelerator {driven.device}",
-            "cells of CPUs: the class in Java has no drivers",
+            "CPU cells: the Java class has no drivers",
         )
 
 
@@ -150,7 +150,7 @@ def bundle_in(archive: Archive) -> Archive:
     """Return a view of an AAR as its bundle. Raises BundleError for none, or more than one."""
     folders = {name.split("/")[1] for name in archive.entries if re.fullmatch(r"assets/[^/]+/manifest\.json", name)}
     if len(folders) != 1:
-        raise BundleError(f"{len(folders)} bundles in an AAR", "one, as tvmflow writes it")
+        raise BundleError(f"{len(folders)} bundles in an AAR", "exactly one")
     start = f"assets/{folders.pop()}/"
     libraries = [name for name in archive.entries if name.startswith("jni/") and not name.endswith(f"/{NATIVE}")]
     names = {name.removeprefix(start): name for name in archive.entries if name.startswith(start)}
@@ -175,7 +175,7 @@ def _javac() -> str:
     if found is None:
         raise BundleError(
             "no javac on PATH",
-            "a JDK, which compiles the AAR's class",
+            "a JDK to compile the AAR's class",
             "install it (Debian: apt-get install openjdk-17-jdk-headless)",
         )
     return found
@@ -199,7 +199,7 @@ def _classes(folder: Path) -> bytes:
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
-        raise BundleError(f"javac refuses Network.java: {done.stderr.strip()[-400:]}", "a JDK of 9 or later")
+        raise BundleError(f"javac failed on Network.java: {done.stderr.strip()[-400:]}", "JDK 9 or later")
     jar = io.BytesIO()
     with zipfile.ZipFile(jar, "w") as out:  # names of inner classes have a $, which no bundle's files have
         out.writestr(zipfile.ZipInfo("META-INF/MANIFEST.MF"), "Manifest-Version: 1.0\n\n")

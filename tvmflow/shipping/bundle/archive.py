@@ -219,12 +219,12 @@ def _read_table(file: BinaryIO, size: int) -> dict[str, Entry]:
         file.seek(begin)
         if file.read(len(header)) != header:
             raise BundleError(
-                f"the header of {entry.name} is not that of the archive's table", "headers as tvmflow writes them"
+                f"the header of {entry.name} differs from the archive's table", "headers as tvmflow writes them"
             )
         entries[entry.name] = entry
         begin = entry.offset + entry.size
     if at != length or begin != start:
-        raise BundleError("bytes that belong to no file of the archive", "files one behind the other, then the table")
+        raise BundleError("bytes that belong to no file of the archive", "contiguous files, then the table")
     return entries
 
 
@@ -232,7 +232,7 @@ def _read_end(file: BinaryIO, size: int) -> tuple[int, int, int]:
     """Return how many files there are, the size of their table, and where it begins."""
     file.seek(0)
     if file.read(4) not in (_LOCAL, _END[:4]):
-        raise BundleError("no zip archive", "a bundle that tvmflow wrote")
+        raise BundleError("not a zip archive", "a bundle written by tvmflow")
     if size < _END_SIZE:
         raise _cut_off()
     file.seek(size - _END_SIZE)
@@ -241,7 +241,7 @@ def _read_end(file: BinaryIO, size: int) -> tuple[int, int, int]:
         raise _cut_off()
     count, length, start = struct.unpack("<HII", record[10:20])
     if record != _end_record(count, length, start) or start + length + _END_SIZE != size:
-        raise BundleError("the archive's end record is not that of its table", "an end record as tvmflow writes it")
+        raise BundleError("the archive's end record does not match its table", "an end record as tvmflow writes it")
     return count, length, start
 
 
@@ -257,16 +257,16 @@ def _read_entry(table: bytes, at: int, begin: int, known: dict[str, Entry]) -> t
     shown = ascii(name)[:120]
     if not is_name(name):
         raise BundleError(
-            f"a file of the name {shown}, which could lead out of the folder that it is unpacked in",
+            f"file name {shown} could escape the folder that the bundle is unpacked into",
             "names of letters, digits and ._+-, none absolute, none with '..'",
         )
     kind = (mode >> 16) & 0o170000
     if kind in _KINDS:
-        raise BundleError(f"{shown} is {_KINDS[kind]}", "plain files alone")
+        raise BundleError(f"{shown} is {_KINDS[kind]}", "plain files only")
     if method != 0 or packed != size:
         raise BundleError(
             f"{shown} is compressed: {packed} bytes that unpack to {size}",
-            "files stored as they are, as tvmflow writes them",
+            "uncompressed files, as tvmflow writes them",
         )
     if name in known:
         raise BundleError(f"{shown} is in the archive twice", "each file once")
@@ -274,7 +274,7 @@ def _read_entry(table: bytes, at: int, begin: int, known: dict[str, Entry]) -> t
         raise BundleError(f"{shown} is out of order", "files in the order of their names")
     if offset != begin or fields + raw != _central_header(name, size, crc, offset):
         raise BundleError(
-            f"the entry of {shown} in the archive's table is not as tvmflow writes it", "entries as tvmflow writes them"
+            f"the entry of {shown} in the archive's table is not in tvmflow's form", "entries as tvmflow writes them"
         )
     data = begin + _LOCAL_SIZE + length
     return Entry(name, data, size, crc), at + _CENTRAL_SIZE + length
@@ -282,7 +282,7 @@ def _read_entry(table: bytes, at: int, begin: int, known: dict[str, Entry]) -> t
 
 def _cut_off() -> BundleError:
     return BundleError(
-        "the archive is cut off, or something follows it",
-        "a whole bundle and nothing behind it",
-        "fetch the file again",
+        "the archive is truncated or followed by other data",
+        "a whole bundle and nothing after it",
+        "download the file again",
     )

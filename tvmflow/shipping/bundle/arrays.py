@@ -33,7 +33,7 @@ def array_of(data: bytes, name: str, dtype: str, shape: tuple[int, ...]) -> Arra
     expected = len(header) + int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     if len(data) != expected or not data.startswith(header):
         raise BundleError(
-            f"{name} is no array of {dtype} of shape {list(shape)}", "the array that the manifest describes"
+            f"{name} is not an array of {dtype} of shape {list(shape)}", "the array that the manifest describes"
         )
     return np.frombuffer(data, dtype, offset=len(header)).reshape(shape)
 

@@ -49,7 +49,7 @@ def check_shared_object(path: Path, abi: Abi, soname: str, symbol: str) -> dict[
         raise BundleError(f"{soname}: {error.found}", error.expected, error.hint) from None
     except Exception as error:  # pyelftools raises arbitrary errors for damaged files
         raise BundleError(
-            f"{soname} is no shared object that can be read: {first_line(error)}", f"one for {abi.name}"
+            f"{soname} is not a readable shared object: {first_line(error)}", f"one for {abi.name}"
         ) from None
 
 
@@ -81,7 +81,7 @@ def _check(elf: Any, abi: Abi, soname: str, symbol: str) -> dict[str, Any]:
     mask, wanted = abi.flags
     if int(header.e_flags) & mask != wanted:
         raise BundleError(
-            f"the flags {header.e_flags:#x} in its header: another version of EABI, or floats in other registers",
+            f"the flags {header.e_flags:#x} in its header: another EABI version or float ABI",
             f"{wanted:#x} of {mask:#x}, as {abi.name} has them",
         )
     _check_segments(elf, abi)
@@ -91,11 +91,11 @@ def _check(elf: Any, abi: Abi, soname: str, symbol: str) -> dict[str, Any]:
     needed = _check_tags(dynamic[0], abi, soname)
     undefined, defined = _symbols(dynamic[0])
     _raise_not_allowed(
-        undefined - abi.symbols, "asks for the functions", f"those of the C library that a network needs on {abi.name}"
+        undefined - abi.symbols, "imports the functions", f"those of the C library that a network needs on {abi.name}"
     )
     if not {_ENTRY, symbol} <= defined:
-        raise BundleError(f"it offers {', '.join(sorted(defined)) or 'nothing'}", f"{_ENTRY} and {symbol}")
-    _raise_not_allowed(defined - {_ENTRY, symbol, "_init", "_fini"}, "offers", f"{_ENTRY} and {symbol} alone")
+        raise BundleError(f"it exports {', '.join(sorted(defined)) or 'nothing'}", f"{_ENTRY} and {symbol}")
+    _raise_not_allowed(defined - {_ENTRY, symbol, "_init", "_fini"}, "exports", f"only {_ENTRY} and {symbol}")
     return {"needed": sorted(needed), "undefined": sorted(undefined)}
 
 
@@ -105,7 +105,7 @@ def _check_segments(elf: Any, abi: Abi) -> None:
         kind, flags = str(segment["p_type"]), int(segment["p_flags"])
         kinds.append(kind)
         if kind == "PT_GNU_STACK" and flags & _EXECUTE:
-            raise BundleError("it wants a stack that can be executed", "a stack of data")
+            raise BundleError("it requests an executable stack", "a non-executable stack")
         if kind != "PT_LOAD":
             continue
         align = int(segment["p_align"])
@@ -114,10 +114,10 @@ def _check_segments(elf: Any, abi: Abi) -> None:
                 f"a segment aligned to {align} bytes", f"multiples of {abi.page}, the pages of {abi.name}"
             )
         if flags & _EXECUTE and flags & _WRITE:
-            raise BundleError("a segment that can be written and executed", "either")
+            raise BundleError("a segment that is both writable and executable", "at most one of the two")
     _raise_not_allowed(set(kinds) - _SEGMENTS, "has segments of the kind", "those of a shared object")
     if "PT_GNU_STACK" not in kinds:
-        raise BundleError("it does not say that its stack is data", "a segment PT_GNU_STACK")
+        raise BundleError("it does not mark its stack as non-executable", "a PT_GNU_STACK segment")
 
 
 def _check_tags(dynamic: Any, abi: Abi, soname: str) -> set[str]:
@@ -135,11 +135,9 @@ def _check_tags(dynamic: Any, abi: Abi, soname: str) -> set[str]:
         elif kind in _FLAGS:
             flags |= {(kind, 1 << bit) for bit in range(64) if int(tag.entry.d_val) >> bit & 1}
     if "DT_TEXTREL" in tags or ("DT_FLAGS", _TEXTREL) in flags:
-        raise BundleError(
-            "it wants its code changed when it is loaded (DT_TEXTREL)", "code that is the same everywhere"
-        )
+        raise BundleError("it has text relocations (DT_TEXTREL)", "position-independent code")
     if path := tags & {"DT_RPATH", "DT_RUNPATH"}:
-        raise BundleError(f"it names folders to search for libraries ({', '.join(sorted(path))})", "no such path")
+        raise BundleError(f"it has library search paths ({', '.join(sorted(path))})", "no such path")
     _raise_not_allowed(tags - _TAGS, "has entries of the kind", "those of a library that tvmflow links")
     odd = {f"{kind} {value:#x}" for kind, value in flags if not value & _FLAGS[kind]}
     _raise_not_allowed(odd, "has the flags", "bind now, symbolic, static thread-local storage")

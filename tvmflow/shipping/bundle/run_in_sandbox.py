@@ -117,6 +117,6 @@ def _check_description(library: Library, network: Any) -> None:
     ):
         if ours != theirs:
             raise BundleError(
-                f"{library.soname} says of its {what}: {str(theirs)[:200]}",
-                f"{str(ours)[:200]}, as the manifest has it",
+                f"{library.soname} reports {what} {str(theirs)[:200]}",
+                f"{str(ours)[:200]}, as in the manifest",
             )

@@ -52,7 +52,7 @@ def new_keys(path: Path) -> KeyPair:
     key, public = Ed25519PrivateKey.generate(), path.with_name(f"{path.name}.pub")
     for place in (path, public):
         if place.exists() or place.is_symlink():
-            raise UsageError(f"{place} is there already", "a name that is free: keys are never overwritten")
+            raise UsageError(f"{place} already exists", "an unused name: keys are never overwritten")
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     _write_new(path, secret, 0o600)
     _write_new(public, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
@@ -63,7 +63,7 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
-        raise UsageError(f"{path} is there already", "a name that is free: keys are never overwritten") from None
+        raise UsageError(f"{path} already exists", "an unused name: keys are never overwritten") from None
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         os.fsync(file.fileno())
@@ -78,7 +78,9 @@ def signing_key(path: Path | None) -> Ed25519PrivateKey | None:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise UsageError(
-            f"the key {path} can be read by others (mode {mode:03o})", "a file of its owner alone", f"chmod 600 {path}"
+            f"the key {path} can be read by others (mode {mode:03o})",
+            "a file that only its owner can read",
+            f"chmod 600 {path}",
         )
     return _private(data, str(path))
 
@@ -142,13 +144,13 @@ def open_envelope(data: bytes, key: Ed25519PublicKey | None) -> bytes:
         raise SignatureError(
             f"the bundle is signed by another key, {name[:16]}",
             f"a signature of the key {keyid(key)[:16]}",
-            "take bundles from those alone whose key you have",
+            "accept bundles only from signers whose key you trust",
         )
     try:
         key.verify(signature, _to_be_signed(payload))
     except InvalidSignature:
         raise SignatureError(
-            "the signature is not that of the statement: one of them was altered", f"a signature of the key {name[:16]}"
+            "the signature does not match the statement: one of them was altered", f"a signature of the key {name[:16]}"
         ) from None
     return payload
 

@@ -82,14 +82,14 @@ def verify(path: Path, trust: Trust, device: DeviceTrial | None = None) -> Verif
     if trust.key is None and not trust.unsigned:
         raise UsageError(
             "no key to trust",
-            "the public key of those who sign your bundles",
-            "name it with --key FILE.pub; --unsigned checks everything but who made the bundle",
+            "the public key of your signer",
+            "pass it as --key FILE.pub; --unsigned checks everything except who made the bundle",
         )
     if device is not None and trust.key is None:
         raise UsageError(
-            f"running a bundle on {device.name} that nobody has to have signed",
-            "a key: what runs there runs without a sandbox",
-            "name the public key of those who sign your bundles with --key FILE.pub",
+            f"running a bundle on {device.name} without a required signature",
+            "a key: code on a device runs outside the sandbox",
+            "pass your signer's public key as --key FILE.pub",
         )
     try:
         archive = Archive(path)
@@ -121,8 +121,8 @@ def _check_whole(path: Path, trust: Trust) -> None:
             raise BundleError(f"{beside.name} has {beside.stat().st_size} bytes", f"at most {MAX_TEXT_BYTES}")
         data = beside.read_bytes()
     except OSError:
-        raise SignatureError(f"no {beside.name} beside {path.name}", "the envelope that was written with it") from None
-    _compare("the statement beside it", {path.name: sha256_of(path)}, subjects(signing.open_envelope(data, trust.key)))
+        raise SignatureError(f"no {beside.name} next to {path.name}", "the envelope that was written with it") from None
+    _compare("the statement next to it", {path.name: sha256_of(path)}, subjects(signing.open_envelope(data, trust.key)))
 
 
 def _check_digests(archive: Archive, statement: bytes) -> Manifest:
@@ -142,11 +142,11 @@ def _check_digests(archive: Archive, statement: bytes) -> Manifest:
 def _compare(where: str, digests: dict[str, str], named: dict[str, str]) -> None:
     for name in sorted(digests.keys() | named.keys()):
         if name not in named:
-            raise BundleError(f"{name} has no digest in {where}", "no file but those that it names")
+            raise BundleError(f"{name} has no digest in {where}", "only files that it names")
         if name not in digests:
             raise BundleError(f"{name!a} is missing", f"every file that {where} names")
         if digests[name] != named[name]:
-            raise BundleError(f"{name} was altered: its digest is not that of {where}", "the bytes that were written")
+            raise BundleError(f"{name} was altered: its digest differs from {where}", "the bytes that were written")
 
 
 def _check_version(manifest: Manifest, at_least: int | None) -> None:
@@ -155,7 +155,7 @@ def _check_version(manifest: Manifest, at_least: int | None) -> None:
         raise BundleError(
             f"{manifest.name} is {what}",
             f"at least version {at_least}",
-            "an older bundle may have been put in place of a newer one",
+            "a newer bundle may have been replaced by an older one",
         )
 
 
@@ -163,7 +163,7 @@ def _check_library(archive: Archive, library: Library, folder: Path, device: Dev
     """Unpack a library and its golden arrays, inspect it, and run it if it is for this machine, all in a sandbox."""
     abi, place = abi_named(library.abi), folder / library.soname
     if library.file != f"lib/{abi.name}/{library.soname}":
-        raise BundleError(f"{library.cell} lies in {library.file}", f"lib/{abi.name}/{library.soname}")
+        raise BundleError(f"{library.cell} is in {library.file}", f"lib/{abi.name}/{library.soname}")
     arrays = library.golden.inputs + library.golden.outputs
     for name in (library.file, library.scorecard, library.card, *(one.file for one in arrays)):
         if name not in archive.entries:

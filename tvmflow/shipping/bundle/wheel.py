@@ -95,11 +95,11 @@ def _tag(manifest: Manifest) -> str:
         raise BundleError(
             f"cells for {', '.join(manifest.abis)}",
             "one ABI: a wheel is for one platform",
-            "make a wheel for each with --abi",
+            "write one wheel per ABI with --abi",
         )
     abi = abi_named(manifest.abis[0])
     if abi.system != "gnu":
-        raise BundleError(f"a wheel for {abi.name}", "an ABI of Linux with glibc")
+        raise BundleError(f"a wheel for {abi.name}", "a glibc-based Linux ABI")
     versions = [(2, 17), *(_glibc(text) for one in manifest.libraries for text in one.made.system)]
     major, minor = max(versions)
     return f"py3-none-manylinux_{major}_{minor}_{_MACHINES.get(abi.architecture, abi.architecture)}"
@@ -123,5 +123,5 @@ def package_of(names: Sequence[str]) -> str:
     """Return the folder of the bundle's files in a wheel. Raises BundleError for none, or more than one."""
     packages = {f"{name.split('/')[0]}/{INSIDE}/" for name in names if name.split("/")[1:2] == [INSIDE]}
     if len(packages) != 1:
-        raise BundleError(f"{len(packages)} bundles in a wheel", "one, as tvmflow writes it")
+        raise BundleError(f"{len(packages)} bundles in a wheel", "exactly one")
     return packages.pop()

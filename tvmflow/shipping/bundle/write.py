@@ -106,12 +106,12 @@ def _check_abis(parts: Sequence[Part], request: BundleRequest) -> None:
         if network is None or "soname" not in network:
             raise BundleError(
                 f"{part.cell} was built by an older tvmflow",
-                "a library with a SONAME of its own",
+                "a library with its own SONAME",
                 f"run 'tvmflow run {part.cell}' and 'tvmflow promote {part.cell}'",
             )
     cells = [part.cell for part in parts]
     if len(set(cells)) < len(cells):
-        raise BundleError(f"a cell twice among {', '.join(cells)}", "each cell once")
+        raise BundleError(f"a duplicate cell in {', '.join(cells)}", "each cell once")
     found = {part.cell: abi_of(part.manifest["target"]["mtriple"]).name for part in parts}
     if request.abis is None:
         return

@@ -34,12 +34,12 @@ class GateResult:
             return f"{self.what}: {self.text} ({self.gate})"
         value = "not measured" if self.value is None else f"{self.value:g}"
         side = "at least" if self.gate.startswith("min_") else "at most"
-        return f"{self.what}: {_NAMES[self.gate]} is {value}, {side} {self.limit:g} is asked for ({self.gate})"
+        return f"{self.what}: {_NAMES[self.gate]} is {value}, {side} {self.limit:g} is required ({self.gate})"
 
 
 _NAMES = {
     "min_accuracy": "accuracy",
-    "max_accuracy_drop": "accuracy lost beside the source",
+    "max_accuracy_drop": "accuracy drop from the source",
     "min_top1_agreement": "top-1 agreement",
     "min_coverage": "share of measured schedules",
     "max_latency_ms": "median latency in ms",
@@ -48,8 +48,8 @@ _NAMES = {
     "max_memory_mb": "memory of a process in MB",
     "max_library_mb": "library in MB",
     "max_bundle_mb": "bundle in MB",
-    "max_gpu_compile_ms": "opening without kept programs in ms",
-    "max_gpu_open_ms": "opening with kept programs in ms",
+    "max_gpu_compile_ms": "opening without cached programs in ms",
+    "max_gpu_open_ms": "opening with cached programs in ms",
     "max_gpu_copy_out_ms": "copy of the outputs from the GPU in ms",
 }
 
@@ -132,9 +132,9 @@ def _undecided_reason(gate: str, card: Mapping[str, Any], limit: float) -> str:
     if gate != "max_latency_ms" or not latency["badges"] or (latency["low_ms"] or latency["median_ms"]) > limit:
         return ""
     return (
-        f"its median latency of {latency['median_ms']:g} ms lies in an interval up to "
+        f"its median latency of {latency['median_ms']:g} ms has an interval up to "
         f"{latency['high_ms']:g} ms, at most {limit:g} is "
-        f"asked for, and the measurement was disturbed ({', '.join(latency['badges'])}): measure again with "
+        f"required, and the measurement was disturbed ({', '.join(latency['badges'])}): measure again with "
         "'tvmflow run CELL --again --wait-quiet SECONDS'"
     )
 

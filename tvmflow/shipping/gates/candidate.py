@@ -49,7 +49,7 @@ class Candidate:
         for name in LIBRARIES:
             if name in outputs and sha256_of(self.folder / name) != outputs[name].sha256:
                 raise StoreError(
-                    f"{self.folder / name} was altered", "the bytes of its record", f"run 'tvmflow run {cell}' again"
+                    f"{self.folder / name} was altered", "the bytes in its record", f"run 'tvmflow run {cell}' again"
                 )
         network = outputs["network.so"].sha256 if "network.so" in outputs else ""
         version = version_by_sha256(workspace, cell, outputs["library.so"].sha256, network)
@@ -81,7 +81,7 @@ class Candidate:
             comparison = self._compare(self.champion)
         except StoreError as error:
             how = f"; {error.hint}" if error.hint else ""
-            return Verdict(False, (f"the champion cannot be compared with: {error.found}{how}",)), None
+            return Verdict(False, (f"the champion cannot be compared: {error.found}{how}",)), None
         return judge(self.card, accuracy, comparison, rules), comparison
 
     def _compare(self, champion: Version) -> Comparison:
@@ -123,7 +123,7 @@ class Candidate:
         device = self.workspace.params.targets[self.cell.target].device
         if not transport_of(device).has_tvm_on(device):
             raise StoreError(
-                f"version {champion.version} has no network.so that is known, and device {self.cell.target!r} no TVM"
+                f"version {champion.version} has no known network.so, and device {self.cell.target!r} has no TVM"
             )
         _champion_bytes(self.workspace, champion, old)
         return replace(machine, file=old), machine
@@ -141,7 +141,7 @@ class Candidate:
                 raise
             built = champion.tags.get("toolchain_tvm")
             raise StoreError(
-                f"version {champion.version}, built with TVM {built}, does not run any more: {error.found}"
+                f"version {champion.version}, built with TVM {built}, no longer runs: {error.found}"
             ) from error
         return model
 

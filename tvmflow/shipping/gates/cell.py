@@ -38,7 +38,7 @@ def _absolute(card: dict[str, Any], rules: ReleaseParams) -> list[str]:
     agreement = card["agreement"]["top1_agreement"]
     if agreement is not None and agreement < rules.min_top1_agreement:
         reasons.append(
-            f"top-1 agreement with the source is {agreement:.2%}, at least {rules.min_top1_agreement:.2%} is asked for"
+            f"top-1 agreement with the source is {agreement:.2%}, at least {rules.min_top1_agreement:.2%} is required"
         )
     accuracy = card["accuracy"]
     if accuracy and accuracy["built"] < accuracy["source"] - rules.max_accuracy_drop:
@@ -78,6 +78,6 @@ def _how_to_go_on(comparison: Comparison) -> str:
     if comparison.badges:
         return (
             f"the machine was disturbed ({', '.join(comparison.badges)}): promote with --wait-quiet SECONDS, "
-            f"which waits for a quiet one"
+            f"which waits for an idle machine"
         )
     return "more rounds narrow the interval (release.compare_rounds)"

@@ -20,7 +20,7 @@ def gpu_reasons(card: Mapping[str, Any], manifest: Mapping[str, Any], held: Sequ
     if not gpu or not agreement:
         return ["its kernels were never compared with the CPU's on its GPU; run it again"]
     if first := agreement["first"]:
-        return [f"kernel {first['kernel']} computes other values than the CPU on {gpu['device']}"]
+        return [f"kernel {first['kernel']} computes different values from the CPU on {gpu['device']}"]
     return [f"{one.gpu} is in quarantine: {one.reason}" for one in held if one.gpu.to_json() == gpu]
 
 

@@ -87,7 +87,7 @@ def _load_digits() -> Samples:
     file = Path(*(found.submodule_search_locations or ())[:1], _DIGITS) if found else None
     if file is None or not file.is_file():
         raise SourceError(
-            "the data set 'digits' comes with scikit-learn, which is not installed",
+            "the data set 'digits' requires scikit-learn, which is not installed",
             "scikit-learn",
             "pip install 'tvmflow[demo]'",
         )
@@ -112,13 +112,13 @@ def _load_npz(path: Path) -> Samples:
     with np.errstate(over="ignore"):
         x = images.astype(np.float32)
     if not np.isfinite(x).all():
-        raise SourceError(f"data set {path} has images with numbers that are not finite", "float32's range")
+        raise SourceError(f"data set {path} has images with values that are not finite", "finite float32 values")
     return Samples((x,), classes)
 
 
 def _class_numbers(labels: NDArray[Any], path: Path) -> IntArray:
     if labels.dtype.kind not in "iu" or (labels.size and not 0 <= int(labels.min()) <= int(labels.max()) < MAX_CLASSES):
-        raise SourceError(f"data set {path} has labels of {labels.dtype} that are no class numbers", "integers from 0")
+        raise SourceError(f"data set {path} has labels of {labels.dtype} that are not class numbers", "integers from 0")
     return labels.astype(np.int64)
 
 
@@ -147,7 +147,9 @@ def preprocess(x: FloatArray, scale: float, mean: tuple[float, ...], std: tuple[
         scaled = (x * scale - np.reshape(mean, column)) / np.reshape(std, column)
         ready = np.ascontiguousarray(scaled, dtype=np.float32)
     if not np.isfinite(ready).all():
-        raise SourceError("preprocess makes numbers that are not finite", "float32's range", "correct preprocess:")
+        raise SourceError(
+            "preprocess produces values that are not finite", "finite float32 values", "correct preprocess:"
+        )
     return ready
 
 
@@ -197,7 +199,7 @@ def load_named(path: Path, names: Sequence[str]) -> Samples:
     arrays = read_arrays(path, tuple(names), MAX_DATASET_BYTES, optional=("labels",))
     if len({len(arrays[name]) if arrays[name].ndim else -1 for name in arrays}) != 1:
         shown = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-        raise SourceError(f"data set {path} has {shown}", "as many samples in each")
+        raise SourceError(f"data set {path} has {shown}", "the same number of samples in each")
     labels = arrays.get("labels")
     return Samples(tuple(arrays[name] for name in names), None if labels is None else _class_numbers(labels, path))
 

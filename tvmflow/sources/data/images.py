@@ -136,7 +136,7 @@ def classes_of_files(names: Sequence[str], labels: Sequence[str] | None, table: 
     if table is not None or (labels and any(word in known for word in words)):
         strange = next(word for word in words if word not in known)
         raise SourceError(
-            f"class {strange[:60]!r} of a data set is no label of the model", "numbers, or names that labels: has"
+            f"class {strange[:60]!r} of a data set is not a label of the model", "numbers, or names listed in labels:"
         )
     numbers = {word: number for number, word in enumerate(sorted(set(words)))}
     return [numbers[word] for word in words]
@@ -145,7 +145,7 @@ def classes_of_files(names: Sequence[str], labels: Sequence[str] | None, table: 
 def _folder_of(name: str) -> str:
     if "/" not in name:
         raise SourceError(
-            f"{name} lies in no folder of its class",
+            f"{name} is not in a folder of its class",
             "one folder for each class, or dataset.labels: a CSV file",
             "move the images into folders",
         )

@@ -22,15 +22,13 @@ def _imagenet() -> list[str]:
     """Return the 1000 class names of torchvision, from the file that contains them, without importing the package."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or not spec.submodule_search_locations:
-        raise SourceError(
-            "the names of ImageNet's classes come with torchvision, which is not installed", "torchvision"
-        )
+        raise SourceError("ImageNet's class names require torchvision, which is not installed", "torchvision")
     path = Path(spec.submodule_search_locations[0]) / "models" / "_meta.py"
     module = ast.parse(path.read_text(encoding="utf-8"))
     for node in module.body:
         if isinstance(node, ast.Assign) and any(getattr(t, "id", "") == "_IMAGENET_CATEGORIES" for t in node.targets):
             return [str(name) for name in ast.literal_eval(node.value)]
-    raise SourceError(f"no names of classes in {path}", "a torchvision of 0.12 or later")
+    raise SourceError(f"no class names in {path}", "torchvision 0.12 or later")
 
 
 def read_labels(path: Path) -> list[str]:
@@ -71,14 +69,14 @@ def _as_names(value: object, path: Path) -> list[str]:
         try:
             numbered = {_number(key): name for key, name in value.items()}
         except ValueError:
-            raise SourceError(f"labels file {path} has keys that are no numbers", "class numbers as keys") from None
+            raise SourceError(f"labels file {path} has keys that are not numbers", "class numbers as keys") from None
         if len(numbered) < len(value) or sorted(numbered) != list(range(len(numbered))):
             raise SourceError(
-                f"labels file {path} leaves out or repeats class numbers", f"every number from 0 to {len(numbered) - 1}"
+                f"labels file {path} omits or repeats class numbers", f"every number from 0 to {len(numbered) - 1}"
             )
         value = [numbered[i] for i in range(len(numbered))]
     if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
-        raise SourceError(f"labels file {path} holds something else than names", "a non-empty list of strings")
+        raise SourceError(f"labels file {path} contains something other than names", "a non-empty list of strings")
     names = [name.strip() for name in value]
     odd = next((name for name in names if not name.isprintable()), None)
     if odd is not None:
@@ -92,7 +90,7 @@ def _number(key: object) -> int:
         return key
     if isinstance(key, str) and re.fullmatch("[0-9]{1,9}", key):
         return int(key)
-    raise ValueError(f"{key!r} is no class number")
+    raise ValueError(f"{key!r} is not a class number")
 
 
 def class_names(fetched: Path, classes: int) -> list[str] | None:

@@ -32,7 +32,7 @@ def read_arrays(
             wanted = [*names, *(name for name in optional if f"{name}.npy" in entries and name not in names)]
             size = sum(entries[f"{name}.npy"].file_size for name in wanted)
             if size > max_bytes:
-                raise ValueError(f"it unpacks to {size} bytes, legal are {max_bytes}")
+                raise ValueError(f"it unpacks to {size} bytes; at most {max_bytes} are allowed")
             return {name: _array(archive, entries[f"{name}.npy"]) for name in wanted}
     except Exception as error:  # of zip files, of zlib, and of the parsers that numpy gives the header to
         raise SourceError(
@@ -55,7 +55,7 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray[Any, 
             raise ValueError(f"{entry.filename} holds {dtype} of shape {shape}, not real numbers")
         size, left = math.prod(shape) * dtype.itemsize, entry.file_size - file.tell()
         if size != left:
-            raise ValueError(f"{entry.filename} announces {size} bytes of {dtype} {shape}, {left} are there")
+            raise ValueError(f"{entry.filename} announces {size} bytes of {dtype} {shape}, but has {left}")
         data = file.read(size)
     if len(data) != size:
         raise ValueError(f"{entry.filename} ends after {len(data)} of {size} bytes")

@@ -21,7 +21,7 @@ def recipe_for(shapes: Sequence[tuple[int, ...]], how: Preprocess) -> ImageRecip
     if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][1] not in (1, 3):
         shown = ", ".join(str(list(shape)) for shape in shapes)
         raise SourceError(
-            f"inputs of shape {shown} for images", "one input (N, 3, H, W), or (N, 1, H, W) for gray ones"
+            f"inputs of shape {shown} for images", "one input (N, 3, H, W), or (N, 1, H, W) for grayscale"
         )
     channels, height, width = shapes[0][1:]
     resize = round(max(height, width) * 8 / 7) if how.resize is None else how.resize
@@ -39,7 +39,7 @@ def normalize_images(x: Array, how: Preprocess, dtype: str = "float32") -> Array
         cast: Array = ready.astype(dtype)
     if dtype != "float32" and (cast != ready).any():
         raise SourceError(
-            f"preprocess makes numbers from {ready.min():g} to {ready.max():g} of images",
+            f"preprocess produces numbers from {ready.min():g} to {ready.max():g}",
             f"numbers that are {dtype}",
             "correct preprocess: scale 1 and mean 0 leave 0 to 255",
         )

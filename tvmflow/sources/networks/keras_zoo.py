@@ -184,5 +184,5 @@ def zoo_file(name: str) -> tuple[str, str | None]:
     finally:
         file_utils.get_file = before
     if not files:
-        raise UnknownNameError(f"Keras has no weights for {name!r}", hint="bring the weights as a file")
+        raise UnknownNameError(f"Keras has no weights for {name!r}", hint="provide the weights as a file")
     return files[0]

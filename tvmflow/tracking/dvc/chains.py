@@ -122,7 +122,9 @@ def restore_output(workspace: Workspace, record: Record, name: str, target: Path
     """Copy an output to `target`, from its folder or from DVC's cache. Raises StoreError."""
     expected = record.outputs.get(name)
     if expected is None:
-        raise StoreError(f"{record.stage} of {record.cell} made no {name}", hint=f"run 'tvmflow run {record.cell}'")
+        raise StoreError(
+            f"{record.stage} of {record.cell} has no output {name}", hint=f"run 'tvmflow run {record.cell}'"
+        )
     place = workspace.folder(record.stage, cell_of(record)) / name
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -153,7 +155,7 @@ def chain_of(
             break
     what = f"with sha256 {library[0][:12]}" if library else "in its folders"
     raise StoreError(
-        f"the library of {cell} {what} has no measurement that can be found",
+        f"the library of {cell} {what} has no measurement",
         "the records of all its stages",
         f"run 'tvmflow run {cell}'; 'dvc fetch --all-commits' brings older records",
     )

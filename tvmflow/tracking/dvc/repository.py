@@ -50,8 +50,7 @@ def _run(workspace: Workspace, module: list[str], command: str) -> str:
         lines = [line for line in f"{completed.stderr}\n{completed.stdout}".splitlines() if line.strip()]
         raise StoreError(
             f"'{command}' failed: {' '.join(lines)[-500:]}",
-            hint="run it by hand to see more; a damaged dvc.lock, dvc.yaml or .dvc/config comes back with 'git "
-            "checkout'",
+            hint="run it by hand for details; restore a damaged dvc.lock, dvc.yaml or .dvc/config with 'git checkout'",
         )
     return completed.stdout
 
@@ -151,6 +150,6 @@ def file_by_md5(workspace: Workspace, md5: str, sha256: str, target: Path) -> No
             return
     raise StoreError(
         f"the file with sha256 {sha256[:12]} is not in DVC's cache",
-        "every measured library and scorecard under DVC",
+        "all measured libraries and scorecards in DVC",
         "run 'dvc fetch --all-commits'",
     )

@@ -80,5 +80,5 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _damaged_error(path: Path) -> StoreError:
     return StoreError(
-        f"{path} is damaged", "the file that tvmflow wrote", f"bring it back with 'git checkout {path.name}'"
+        f"{path} is damaged", "the file as written by tvmflow", f"restore it with 'git checkout {path.name}'"
     )

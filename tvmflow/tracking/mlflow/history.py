@@ -40,7 +40,7 @@ def champion_accuracy(workspace: Workspace, run_id: str) -> float | None:
         value = open_mlflow(workspace).get_run(run_id).data.metrics.get("accuracy")
     except MlflowException as error:
         raise StoreError(
-            f"the measurement of the champion is gone from MLflow: {first_line(error)}", hint=REBUILD
+            f"MLflow no longer has the measurement of the champion: {first_line(error)}", hint=REBUILD
         ) from None
     return None if value is None else float(value)
 

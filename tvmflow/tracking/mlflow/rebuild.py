@@ -90,7 +90,7 @@ def _record(workspace: Workspace, stages: Mapping[str, AnyStage], records: Recor
     follow(stages, records, scorecard, chain)
     missing = [stage for stage in _FILES if stage not in chain]
     if missing:
-        raise StoreError(f"no record of its {' and '.join(missing)} is left")
+        raise StoreError(f"its records of {' and '.join(missing)} are gone")
     if _lies_in_place(workspace, cell, chain):
         was_missing = not is_recorded(workspace, cell)
         ensure_recorded(workspace, cell)

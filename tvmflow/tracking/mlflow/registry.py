@@ -27,9 +27,9 @@ CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 
 @dataclass(frozen=True)
 class Version:
-    """A registered library. `tags` contain cell, digests, toolchain and its first measurement.
+    """A registered library. `tags` contain its cell, digests, toolchain and first measurement.
 
-    It is identified by both files: sha256 of library.so, which needs TVM, and of network.so ("" for none).
+    It is identified by the sha256 of library.so (requires TVM) and of network.so ("" if it has none).
     """
 
     name: str
@@ -47,8 +47,8 @@ class Version:
 
     @property
     def known_network(self) -> str | None:
-        """Return the sha256 of network.so, "" where the library has none, None for a version of before, which does not
-        say.
+        """Return the sha256 of network.so: "" if the library has none, None for old versions, which do not record
+        it.
         """
         return self.tags.get("network_sha256")
 
@@ -62,13 +62,13 @@ class Version:
 
 
 def registry_name(cell: Cell) -> str:
-    """Return the name under which the libraries of a cell are registered; what is released belongs to a whole cell."""
+    """Return the name under which all libraries of a cell are registered."""
     return f"{cell.model}.{cell.target}.{cell.precision}"
 
 
 @contextlib.contextmanager
 def mlflow_lock(workspace: Workspace) -> Iterator[None]:
-    """Let one process at a time change the store; a process may take it again."""
+    """Hold the store's lock between processes; reentrant within a process."""
     path = workspace.artifacts / ".locks" / "mlflow.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path, is_singleton=True):
@@ -76,7 +76,7 @@ def mlflow_lock(workspace: Workspace) -> Iterator[None]:
 
 
 def register_version(client: MlflowClient, cell: Cell, model_id: str, run_id: str, tags: dict[str, str]) -> str:
-    """Register a library and make it the challenger; a library that is registered already keeps its version."""
+    """Register a library and make it the challenger; an already registered library keeps its version."""
     name = registry_name(cell)
     make_name(client, name)
     known = find_library(client, name, tags["library_sha256"], tags.get("network_sha256", ""))
@@ -95,7 +95,7 @@ def register_version(client: MlflowClient, cell: Cell, model_id: str, run_id: st
 
 
 def make_name(client: MlflowClient, name: str) -> None:
-    """Make a registered model where it is missing."""
+    """Create a registered model if it does not exist."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -106,14 +106,14 @@ def make_name(client: MlflowClient, name: str) -> None:
 
 
 def version_by_alias(workspace: Workspace, cell: Cell, alias: str) -> Version | None:
-    """Return the version that an alias names, None when there is none."""
+    """Return the version with an alias, or None."""
     return find_alias(open_mlflow(workspace), registry_name(cell), alias)
 
 
 def version_by_sha256(
     workspace: Workspace, cell: Cell, sha256: str, network_sha256: str | None = None
 ) -> Version | None:
-    """Return the version of a library, None when it was never registered; see find_library."""
+    """Return the version of a library, or None if it was never registered; see find_library."""
     return find_library(open_mlflow(workspace), registry_name(cell), sha256, network_sha256)
 
 
@@ -125,7 +125,7 @@ def all_aliases(workspace: Workspace) -> dict[str, dict[str, str]]:
 
 
 def all_names(client: MlflowClient) -> Iterator[Any]:
-    """Return every registered model, page by page."""
+    """Yield all registered models, page by page."""
     token: str | None = None
     while True:
         page = client.search_registered_models(page_token=token)
@@ -136,7 +136,7 @@ def all_names(client: MlflowClient) -> Iterator[Any]:
 
 
 def find_alias(client: MlflowClient, name: str, alias: str) -> Version | None:
-    """Return the version that an alias names, None when there is none."""
+    """Return the version with an alias, or None."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -148,10 +148,10 @@ def find_alias(client: MlflowClient, name: str, alias: str) -> Version | None:
 
 
 def find_library(client: MlflowClient, name: str, sha256: str, network_sha256: str | None = None) -> Version | None:
-    """Return the newest version of a library, None when it was never registered under this name.
+    """Return the newest version of a library, or None if it was never registered under this name.
 
-    network_sha256: of network.so, "" where there is none, None for any. Versions of before say nothing of it: they come
-    last.
+    network_sha256: digest of network.so; "": no network.so; None: any. Old versions do not record it and are used only
+    if no other version matches.
     """
     matches = client.search_model_versions(f"name = '{name}' and tags.library_sha256 = '{sha256}'")
     versions = [version for version in map(_version, matches) if network_sha256 in (None, version.known_network)]
@@ -164,7 +164,7 @@ def _version(version: Any) -> Version:
 
 
 def logged_library(workspace: Workspace, version: Version, target: Path) -> None:
-    """Copy a registered library out of MLflow. Raises StoreError when it is not there."""
+    """Copy a registered library out of MLflow. Raises StoreError if it is missing."""
     import shutil
 
     from mlflow import artifacts
@@ -174,16 +174,16 @@ def logged_library(workspace: Workspace, version: Version, target: Path) -> None
     source = client.get_model_version(version.name, version.version).source
     try:
         folder = artifacts.download_artifacts(artifact_uri=source)
-        shutil.copyfile(next(Path(folder).rglob("library.so")), target)  # at the top in models of before
+        shutil.copyfile(next(Path(folder).rglob("library.so")), target)  # at the top level in old models
     except (MlflowException, OSError, StopIteration) as error:
         raise StoreError(
-            f"the library of {version.name} version {version.version} is gone from MLflow: {error}"
+            f"the library of {version.name} version {version.version} is missing in MLflow: {error}"
         ) from error
 
 
 def tag_released(workspace: Workspace, tag: str, values: Mapping[tuple[str, str], str]) -> None:
-    """Give versions of cells a tag with these values, and take it from all others of their names. values: (cell,
-    version) -> text.
+    """Set a tag on versions of cells, and remove it from all other versions of these cells. values: (cell, version)
+    -> text.
     """
     names: dict[str, dict[str, str]] = {}
     for (cell, version), text in values.items():

@@ -43,7 +43,7 @@ _TAG = "release."
 class Release:
     """One change of the champion. what: promote or rollback.
 
-    evidence: sha256 of the file that says what spoke for it; None of changes that were made before there were any.
+    evidence: sha256 of the evidence file; None for old changes without one.
     """
 
     what: str
@@ -56,7 +56,7 @@ class Release:
 
 
 def promote(workspace: Workspace, version: Version, why: str, evidence: Mapping[str, Any] | None = None) -> None:
-    """Make a version the champion of its cell; the champion before becomes `previous`. evidence: what spoke for it, as
+    """Make a version the champion of its cell; the former champion becomes `previous`. evidence: the reasons, as
     JSON.
     """
     with mlflow_lock(workspace):
@@ -69,9 +69,7 @@ def promote(workspace: Workspace, version: Version, why: str, evidence: Mapping[
 
 
 def rollback(workspace: Workspace, cell: Cell) -> tuple[Version, Version]:
-    """Make the previous champion of a cell the champion again. Returns (champion now, champion before). Raises
-    StoreError.
-    """
+    """Restore the previous champion of a cell. Returns (new champion, former champion). Raises StoreError."""
     name = registry_name(cell)
     with mlflow_lock(workspace):
         client = open_mlflow(workspace)
@@ -80,7 +78,7 @@ def rollback(workspace: Workspace, cell: Cell) -> tuple[Version, Version]:
         if champion is None or previous is None or champion.version == previous.version:
             raise StoreError(
                 f"{name} has no previous champion",
-                "a champion that replaced another",
+                "a champion that replaced an earlier one",
                 "see 'tvmflow history' for what was released",
             )
         if unfinished == "rollback":  # the one that was cut off is the one that is asked for again
@@ -90,7 +88,7 @@ def rollback(workspace: Workspace, cell: Cell) -> tuple[Version, Version]:
 
 
 def releases(workspace: Workspace, cell: Cell) -> list[Release]:
-    """Return every change of a cell's champion, oldest first."""
+    """Return all changes of a cell's champion, oldest first."""
     return _trail(open_mlflow(workspace), registry_name(cell))
 
 
@@ -104,7 +102,7 @@ def change(
     when: str = "",
     evidence: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a change of the champion down, and make it."""
+    """Record a change of the champion and apply it."""
     when = when or datetime.now(UTC).isoformat(timespec="seconds")
     known: dict[str, Any] = {
         "what": what,
@@ -130,20 +128,20 @@ def evidence_path(workspace: Workspace, sha256: str) -> Path:
 
 
 def _keep(client: MlflowClient, workspace: Workspace, version: Version, evidence: Mapping[str, Any]) -> str:
-    """Write the evidence of a change, here and beside the library's measurement. Returns its sha256."""
+    """Write the evidence of a change to artifacts/ and to the run of the library's measurement. Returns its sha256."""
     from mlflow.exceptions import MlflowException
 
     text = json.dumps(evidence, sort_keys=True, indent=1) + "\n"
     proof = hashlib.sha256(text.encode()).hexdigest()
     path = evidence_path(workspace, proof)
     write_atomic(path, text)
-    with contextlib.suppress(MlflowException):  # a run that somebody deleted has no room for it
+    with contextlib.suppress(MlflowException):  # the run may have been deleted
         client.log_artifact(version.run_id, str(path), "releases")
     return proof
 
 
 def _record(client: MlflowClient, workspace: Workspace, name: str, number: int, release: Release) -> None:
-    """Add a change to releases.jsonl, unless it is there."""
+    """Append a change to releases.jsonl if it is not there yet."""
     path = workspace.artifacts / ".recorded" / "releases.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     versions = [
@@ -163,7 +161,7 @@ def _record(client: MlflowClient, workspace: Workspace, name: str, number: int, 
 
 
 def restore(client: MlflowClient, workspace: Workspace) -> list[str]:
-    """Give names that have no champion the one of releases.jsonl. Returns the names that got one."""
+    """Restore missing champions from releases.jsonl. Returns the names that got one."""
     path = workspace.artifacts / ".recorded" / "releases.jsonl"
     lines: dict[str, list[dict[str, Any]]] = {}
     try:
@@ -231,7 +229,7 @@ def _apply(client: MlflowClient, name: str, number: int, release: Release) -> No
 
 
 def finish(client: MlflowClient, workspace: Workspace, name: str) -> str | None:
-    """Finish a change that was cut off between two aliases. Returns what it was, None where there was none."""
+    """Complete an interrupted change. Returns its kind, or None if there was none."""
     trail = _trail(client, name)
     if not trail or trail[-1].done:
         return None

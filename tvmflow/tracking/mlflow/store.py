@@ -1,7 +1,7 @@
-"""Open the MLflow store of a workspace: sqlite inside mlruns/, artifacts beside it.
+"""Open the MLflow store of a workspace: sqlite in mlruns/, with artifacts next to it.
 
-Any problem of the store is raised as one StoreError that names it and the solution: before MLflow opens the file, which
-takes minutes with a damaged one, and around every call, since a lock or a full disk can occur at any time.
+Every problem of the store becomes one StoreError with a hint. The file is checked before MLflow opens it, because
+MLflow takes minutes with a damaged one, and every call is wrapped, because a lock or a full disk can occur any time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 LOCK_WAIT_S = 20.0  # as long as MLflow waits
-# Error codes that a caller may expect; everything else is the store's fault.
+# Error codes that callers handle; all others become StoreErrors.
 _EXPECTED = ("RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS")
 REBUILD = (
     "run 'tvmflow init --rebuild': the damaged file is kept under another name, and what artifacts/ and "
@@ -30,12 +30,12 @@ REBUILD = (
 
 
 def mlflow_uri(workspace: Workspace) -> str:
-    """Return the address of the store; TVMFLOW_MLFLOW_URI, where set, names another one than the workspace's."""
+    """Return the address of the store: TVMFLOW_MLFLOW_URI if set, else the workspace's own."""
     return os.environ.get("TVMFLOW_MLFLOW_URI") or workspace.mlflow_uri
 
 
 def sqlite_path(workspace: Workspace) -> Path | None:
-    """Return the file of the store, None where it is a server or a folder."""
+    """Return the file of the store, or None if it is a server or a folder."""
     uri = mlflow_uri(workspace)
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
 
@@ -46,7 +46,7 @@ def _set_environment() -> None:
 
 
 def import_mlflow() -> None:
-    """Import in advance what opening a store and recording in it import; that takes 2 s."""
+    """Import in advance the modules for opening a store and recording in it; that takes 2 s."""
     _set_environment()
     import mlflow.pyfunc
     import mlflow.store.model_registry.sqlalchemy_store
@@ -54,7 +54,7 @@ def import_mlflow() -> None:
 
 
 def open_mlflow(workspace: Workspace) -> MlflowClient:
-    """Return a client of the workspace's store, made where it is missing. Its calls raise StoreError."""
+    """Return a client of the workspace's store, which is created if missing. Its calls raise StoreError."""
     _set_environment()
     check_store(workspace)
     make_folder(workspace)
@@ -77,7 +77,7 @@ def open_mlflow(workspace: Workspace) -> MlflowClient:
 
 
 def make_folder(workspace: Workspace) -> None:
-    """Make the folder of the store, in which MLflow makes its database when it is first opened."""
+    """Create the folder of the store; MLflow creates its database there on first use."""
     try:
         (workspace.root / "mlruns" / "artifacts").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -85,7 +85,7 @@ def make_folder(workspace: Workspace) -> None:
 
 
 class _Client:
-    """MLflow's client, whose failures are raised as StoreErrors."""
+    """A proxy of MLflow's client that converts failures to StoreErrors."""
 
     def __init__(self, workspace: Workspace, client: Any) -> None:
         self._workspace, self._client = workspace, client
@@ -103,7 +103,7 @@ def _with_clear_errors(workspace: Workspace, function: Any) -> Any:
         try:
             return function(*arguments, **named)
         except MlflowException as error:
-            # An alias that nobody gave is an invalid parameter to MLflow.
+            # MLflow reports an unknown alias as an invalid parameter.
             asks_for_alias = getattr(function, "__name__", "") == "get_model_version_by_alias"
             if error.error_code in _EXPECTED or (asks_for_alias and error.error_code == "INVALID_PARAMETER_VALUE"):
                 raise
@@ -115,18 +115,18 @@ def _with_clear_errors(workspace: Workspace, function: Any) -> Any:
 
 
 def check_store(workspace: Workspace) -> None:
-    """Raise StoreError when the store's file is damaged, locked or no database; one that is missing or empty is
-    well.
+    """Raise StoreError if the store's file is damaged, locked or not a database. A missing or empty file is
+    valid.
     """
     path = sqlite_path(workspace)
     if path is not None and _exists(workspace, path) and path.stat().st_size:
         tables = {name for (name,) in ask(workspace, "SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and "alembic_version" not in tables:
-            raise _damaged_error(workspace, "a database of something else")
+            raise _damaged_error(workspace, "a database of another program")
         [(verdict,)] = ask(workspace, "PRAGMA quick_check(1)")
         [(page_bytes,)] = ask(workspace, "PRAGMA page_size")
         if verdict == "ok" and path.stat().st_size % page_bytes:
-            verdict = "cut off in a page"
+            verdict = "truncated within a page"
         if verdict != "ok":
             raise _damaged_error(workspace, f"damaged ({' '.join(str(verdict).split())[:100]})")
 
@@ -137,11 +137,11 @@ def _exists(workspace: Workspace, path: Path) -> bool:
     except FileNotFoundError:
         return False
     except NotADirectoryError:
-        raise _damaged_error(workspace, "no file: its folder is none") from None
+        raise _damaged_error(workspace, "not a file: its parent is not a folder") from None
     except OSError as error:
         raise _store_error(workspace, error) from error
     if not path.is_file():
-        raise _damaged_error(workspace, "no file")
+        raise _damaged_error(workspace, "not a file")
     if not os.access(path, os.R_OK):
         raise _unusable(
             workspace, "not readable", "give this user permission to read it and run the same command again"
@@ -154,7 +154,7 @@ def ask(workspace: Workspace, question: str, *values: str) -> list[tuple[Any, ..
     path = sqlite_path(workspace)
     assert path is not None
     try:
-        # rw, because a transaction that a crash left behind has to be taken back before anybody can read
+        # rw: a transaction left by a crash must be rolled back before the file can be read
         with sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=LOCK_WAIT_S) as connection:
             try:
                 return connection.execute(question, values).fetchall()
@@ -165,7 +165,7 @@ def ask(workspace: Workspace, question: str, *values: str) -> list[tuple[Any, ..
 
 
 def holds_measurement(workspace: Workspace, run_id: str) -> bool:
-    """Say whether the store has this finished measurement; needs no MLflow. A store on a server is believed to."""
+    """Return whether the store has this finished measurement, without MLflow; assumed true for a store on a server."""
     path = sqlite_path(workspace)
     if path is None:
         return True
@@ -185,7 +185,7 @@ def holds_measurement(workspace: Workspace, run_id: str) -> bool:
 
 
 def experiment_of(workspace: Workspace, run_id: str) -> str:
-    """Return the experiment of a run; only of a store on a server it is asked through MLflow."""
+    """Return the experiment of a run. Only a store on a server is queried through MLflow."""
     if sqlite_path(workspace) is None:
         return str(open_mlflow(workspace).get_run(run_id).info.experiment_id)
     rows = ask(workspace, "SELECT experiment_id FROM runs WHERE run_uuid = ?", run_id)
@@ -195,9 +195,9 @@ def experiment_of(workspace: Workspace, run_id: str) -> str:
 
 
 def champion_with(workspace: Workspace, name: str, sha256: str, network_sha256: str) -> str | None:
-    """Return the version that is champion of a registry name if it is this library, else None; needs no MLflow.
+    """Return the champion version of a registry name if it is this library, else None; does not use MLflow.
 
-    None too for a store on a server: that one has to be asked through MLflow. Raises StoreError.
+    Also None for a store on a server, which can only be queried through MLflow. Raises StoreError.
     """
     path = sqlite_path(workspace)
     if path is None or not _exists(workspace, path) or not path.stat().st_size:
@@ -217,13 +217,13 @@ def champion_with(workspace: Workspace, name: str, sha256: str, network_sha256: 
 
 
 def _store_error(workspace: Workspace, error: BaseException) -> StoreError:
-    """Say which store, what is wrong with it, and what to do."""
+    """Return a StoreError with the store, the problem and a hint."""
     said = _cause(error)
     if "database is locked" in said:
         return _unusable(
             workspace,
             f"locked by another process for more than {LOCK_WAIT_S:g} s",
-            "end that process ('fuser' on the file names it) and run the same command again; nothing is lost",
+            "stop that process (find it with 'fuser' on the file) and run the same command again; nothing is lost",
         )
     if "readonly database" in said or "Permission denied" in said:
         return _unusable(
@@ -233,11 +233,11 @@ def _store_error(workspace: Workspace, error: BaseException) -> StoreError:
         return _damaged_error(workspace, f"damaged ({said})")
     if "full" in said:
         return _unusable(workspace, f"not writable ({said})", "free some space and run the same command again")
-    return _unusable(workspace, f"not usable ({said})", "see that the address is right and that it responds")
+    return _unusable(workspace, f"not usable ({said})", "check the address and that the server responds")
 
 
 def _cause(error: BaseException) -> str:
-    """Return what the database said, without the SQL and the addresses that are wrapped around it."""
+    """Return the database's own message, without the SQL and addresses around it."""
     original = getattr(error, "orig", None) or error.__cause__
     if isinstance(original, BaseException) and original is not error:
         return _cause(original)
@@ -246,7 +246,7 @@ def _cause(error: BaseException) -> str:
 
 def _unusable(workspace: Workspace, what: str, hint: str, kind: type[StoreError] = StoreError) -> StoreError:
     where = sqlite_path(workspace) or mlflow_uri(workspace)
-    return kind(f"the MLflow store {where} is {what}", "a database that MLflow made, to read and to write", hint)
+    return kind(f"the MLflow store {where} is {what}", "a readable and writable MLflow database", hint)
 
 
 def _damaged_error(workspace: Workspace, what: str) -> StoreError:
@@ -254,7 +254,7 @@ def _damaged_error(workspace: Workspace, what: str) -> StoreError:
 
 
 def experiment_id(client: MlflowClient, workspace: Workspace, model: str) -> str:
-    """Return the experiment of a model, made where it is missing: one experiment per model."""
+    """Return the experiment of a model; create it if missing."""
     experiment = client.get_experiment_by_name(model)
     if experiment is not None:
         return str(experiment.experiment_id)
