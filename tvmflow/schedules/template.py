@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
-from tvmflow.ir.tir.tvm_script import parsed
 from tvmflow.ir.tvm_compat import linear_factors
 from tvmflow.targets.cpu_features import CpuFeatures
 
@@ -40,6 +40,12 @@ class Template:
 def divisors(number: int, limit: int) -> list[int]:
     """Return the divisors of a number up to a limit, ascending."""
     return [d for d in range(1, min(number, limit) + 1) if number % d == 0]
+
+
+def tile_sizes(sizes: tuple[int, int, int], limits: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+    """Return the tiles (blocks of channels, rows, columns) that divide outputs of these sizes, up to limits."""
+    c, h, w = (divisors(size, limit) for size, limit in zip(sizes, limits, strict=True))
+    return list(itertools.product(c, h, w))
 
 
 def packed_loops(schedule: Any, block: Any) -> list[Any]:
@@ -246,65 +252,11 @@ def stride_and_dilation(image: Any, axis: int, block: Any, variables: tuple[int,
     return linear_factors(image.region[axis].min, [block.iter_vars[index].var for index in variables])
 
 
-def tensorize_tile(schedule: Any, anchor: Any, intrinsic: str, start: str = "") -> None:
-    """Tensorize the nine innermost loops of a convolution: four over outputs, five over the reduction.
-
-    start: the intrinsic that initializes the sums; vectors of zeros if it is empty. Unit loops are left out of the
-    intrinsic: TVM drops them on one side of its comparison only.
-    """
-    loops = schedule.get_loops(anchor)[-9:]
-    sizes = extents(schedule, loops)
-    once = [loop for loop, size in zip(loops, sizes, strict=True) if size == 1]
-    summed_once = [loop for loop, size in zip(loops[4:], sizes[4:], strict=True) if size == 1]
-    inner = [loop for loop, size in zip(loops, sizes, strict=True) if size > 1]
-    schedule.reorder(*once, *inner)
-    init = decompose_init(schedule, anchor, [*summed_once, *inner][0])
-    if start:
-        starting = schedule.get_loops(init)[-sum(size > 1 for size in sizes[:4]) :]
-        schedule.tensorize(starting[0], start)
-    else:
-        schedule.vectorize(schedule.get_loops(init)[-1])
-    schedule.tensorize(inner[0], intrinsic)
-
-
-def describe_axes(names: str, sizes: Sequence[int]) -> dict[str, str]:
-    """Return the parts of an intrinsic's description that depend on its axes; unit axes have no loop and the index 0.
-
-    names: a letter for each axis, four of outputs, and five of the reduction or none.
-    """
-    axes = list(zip(names, sizes, "SSSSRRRRR"[: len(names)], strict=True))
-    looped = [axis for axis in axes if axis[1] > 1]
-    return {
-        **{f"v{name}": f"v{name}" if size > 1 else "0" for name, size, _ in axes},
-        "loops": ", ".join(name for name, _, _ in looped),
-        "axes": ", ".join(f"v{name}" for name, _, _ in looped),
-        "extents": ", ".join(str(size) for _, size, _ in looped),
-        "kinds": "".join(kind for _, _, kind in looped),
-    }
-
-
 def remove_duplicates(knobs: list[Knobs]) -> list[Knobs]:
     """Return the candidates without duplicates, in order."""
     return list({tuple(sorted(k.items())): k for k in knobs}.values())
 
 
-def register_intrinsic(name: str, source: str, meaning: str, instructions: str, values: dict[str, Any]) -> str:
-    """Register a tensor intrinsic with TVM and return its name.
-
-    source: TVMScript with {body} for the description and the implementation; values: replacements of its {names}.
-    """
-    from tvm.s_tir import TensorIntrin
-
-    parts = [parsed(source.replace("{body}", body).format(**values)) for body in (meaning, instructions)]
-    TensorIntrin.register(name, parts[0], parts[1], override=True)
-    return name
-
-
 def leaves_idle(tasks: int, threads: int) -> bool:
     """Whether threads idle too long at the end, if each gets the same number of consecutive tasks."""
     return 1 - tasks / (threads * -(-tasks // threads)) > _MOST_IDLE
-
-
-def is_named_in(name: str, trace: str) -> bool:
-    """Whether a trace contains the name of an intrinsic, in single or double quotes."""
-    return f'"{name}"' in trace or f"'{name}'" in trace

@@ -11,29 +11,23 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvmflow.ir.tir.blocks import IMPORTED_LLVM, Kernel, block_ref, buffer_bytes, extents, region_buffer
+from tvmflow.ir.tir.blocks import Kernel, block_ref, buffer_bytes, extents, region_buffer
 from tvmflow.schedules.cpu.amx_convolution import amx_tile_candidates, copy_channels_last, tensorize_amx
 from tvmflow.schedules.intrinsics.arm_first_layer import (
+    COLUMN_DOTS,
     find_column_dot,
-    get_column_dot,
     rank_column_tiles,
     tensorize_columns,
 )
-from tvmflow.schedules.intrinsics.arm_lane_mla import (
-    LaneMla,
-    find_lane_mla,
-    get_lane_mla,
-    rank_lane_tiles,
-    register_lane_mla,
-)
-from tvmflow.schedules.intrinsics.arm_mmla import find_mmla, get_mmla, rank_mmla_tiles, tensorize_mmla
-from tvmflow.schedules.intrinsics.dot_product import find_dot, get_dot, tensorize_dot
+from tvmflow.schedules.intrinsics.arm_lane_mla import LANES, LaneMla, find_lane_mla, rank_lane_tiles
+from tvmflow.schedules.intrinsics.arm_mmla import PAIRS, find_mmla, rank_mmla_tiles, tensorize_mmla
+from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot, tensorize_dot
+from tvmflow.schedules.intrinsics.intrinsic import instruction_of
 from tvmflow.schedules.template import (
     PREFETCHED,
     SMALL_WORK,
     Knobs,
     Template,
-    decompose_init,
     divisors,
     image_bytes,
     leaves_idle,
@@ -47,6 +41,7 @@ from tvmflow.schedules.template import (
     remove_duplicates,
     stride_and_dilation,
     tile_image,
+    tile_sizes,
     weight_bytes,
     work_of,
 )
@@ -116,7 +111,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
             "w_tile": w,
             "rows_first": rows,
             "pad_inside": inside,
-            "chunk": _round_up_rows(chunk, h, height) if get_mmla(number) else max(chunk, h),
+            "chunk": _round_up_rows(chunk, h, height) if instruction_of(PAIRS, {"dot": number}) else max(chunk, h),
             "unroll": unroll,
             "parallel": parallel,
             "dot": number,
@@ -182,9 +177,7 @@ def _rank_variants(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tupl
     most, fewer = cpu.accumulators(held), cpu.accumulators(held, spare=max(cpu.registers * 3 // 16, 4))
     points = [
         (c, h, w)
-        for c in ([1] if by_channel or part < lanes else divisors(channels, 8))
-        for h in divisors(height, 4)
-        for w in divisors(width, 28)
+        for c, h, w in tile_sizes((channels, height, width), (1 if by_channel or part < lanes else 8, 4, 28))
         if c * h * w <= (fewer if by_channel or c > 1 or part < lanes else most)
     ]
     points = rank_register_tiles(points, cpu, held, by_channel)
@@ -325,24 +318,24 @@ def _pad(schedule: Any, name: str, place: Any, knobs: Knobs) -> None:
 
 def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs, part: int) -> None:
     """Sum a tile in registers, in vectors of at most `part` channels or by an instruction."""
-    pairs = get_mmla(knobs.get("dot", 0))
+    pairs = instruction_of(PAIRS, knobs)
     if pairs:
         tensorize_mmla(schedule, pairs, anchor, rows)
         return
     inner = schedule.get_loops(anchor)[-5 - reduced :]
     n, c_inner, h_inner, w_inner, c_lane = inner[:5]
     steps = inner[5:]
-    columns = get_column_dot(knobs.get("dot", 0))
+    columns = instruction_of(COLUMN_DOTS, knobs)
     if columns:
         tensorize_columns(schedule, columns, anchor, inner, rows)
         return
-    row = get_lane_mla(knobs.get("dot", 0))
+    row = instruction_of(LANES, knobs)
     if row:
         _sum_by_lane(schedule, row, anchor, inner, rows)
         if knobs["unroll"]:
             schedule.unroll(steps[2])  # the columns of the filter
         return
-    dot = get_dot(knobs["dot"]) if knobs.get("dot") else None
+    dot = instruction_of(DOTS, knobs)
     byte = [steps.pop()] if dot else []
     schedule.reorder(*steps, n, *order_tile_loops(knobs, c_inner, (h_inner, w_inner)), c_lane, *byte)
     for tile in (c_inner, h_inner, w_inner):
@@ -369,10 +362,7 @@ def _sum_by_lane(schedule: Any, row: LaneMla, anchor: Any, inner: list[Any], out
     schedule.reorder(*steps, n, words, c_inner, block, h_inner, w_inner, lane, word, *of_group)
     for tile in (c_inner, block, h_inner, w_inner):
         schedule.unroll(tile)
-    init = decompose_init(schedule, anchor, steps[0])
-    schedule.vectorize(schedule.get_loops(init)[-1])
-    schedule.tensorize(lane, register_lane_mla(row))
-    schedule.annotate(outermost, IMPORTED_LLVM, row.imports)
+    row.intrinsic.tensorize(schedule, anchor, steps[0], lane, outermost)
 
 
 WINDOW = Template("packed_conv", lambda schedule, kernel: _window(schedule, kernel) is not None, _candidates, _apply)

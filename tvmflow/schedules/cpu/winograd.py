@@ -5,19 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvmflow.ir.tir.blocks import IMPORTED_LLVM, Kernel, block_ref, dilation_of, extents
-from tvmflow.schedules.intrinsics.arm_lane_mla import (
-    LaneMla,
-    find_lane_mla,
-    get_lane_mla,
-    rank_lane_tiles,
-    register_lane_mla,
-)
-from tvmflow.schedules.intrinsics.dot_product import find_dot, get_dot, tensorize_dot
+from tvmflow.ir.tir.blocks import Kernel, block_ref, dilation_of, extents
+from tvmflow.schedules.intrinsics.arm_lane_mla import LANES, LaneMla, find_lane_mla, rank_lane_tiles
+from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot, tensorize_dot
+from tvmflow.schedules.intrinsics.intrinsic import instruction_of
 from tvmflow.schedules.template import (
     Knobs,
     Template,
-    divisors,
     fuse_parallel_loops,
     leaves_idle,
     order_tile_loops,
@@ -26,6 +20,7 @@ from tvmflow.schedules.template import (
     pixels_first_knob,
     rank_register_tiles,
     remove_duplicates,
+    tile_sizes,
     weight_bytes,
 )
 from tvmflow.targets.cpu_features import CpuFeatures
@@ -51,8 +46,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     assert sizes is not None
     _, _, channels, rows, columns, lanes = sizes[:6]
     dilation = dilation_of(schedule, kernel.after[2])
-    points = [(c, y, x) for c in divisors(channels, 4) for y in divisors(rows, 4) for x in divisors(columns, 16)]
-    points = rank_register_tiles(points, cpu, lanes)
+    points = rank_register_tiles(tile_sizes((channels, rows, columns), (4, 4, 16)), cpu, lanes)
     dot = find_dot(cpu, "bfloat16", lanes) if len(sizes) == 9 else None
     with_dot = {"dot": dot.number} if dot else {}
     row = find_lane_mla(cpu, ("float32",) * 3, lanes, (sizes[7], 1)) if len(sizes) == 8 else None
@@ -105,12 +99,12 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     assert kernel.anchor is not None
     outermost, channels = _transform_back(schedule, kernel, knobs)
     product = _multiply(schedule, kernel.anchor, channels, knobs)
-    row = get_lane_mla(knobs.get("dot", 0))
+    row = instruction_of(LANES, knobs)
     if row:
         _transform(schedule, kernel, outermost, knobs)
         _multiply_by_lane(schedule, row, product, outermost)
         return
-    dot = get_dot(knobs["dot"]) if knobs.get("dot") else None
+    dot = instruction_of(DOTS, knobs)
     axes = list(schedule.get_loops(product))
     dot_axis = [axes.pop()] if dot else []
     e, j, o, ty, tx, lane, ic, ic_lane = axes[-8:]
@@ -133,10 +127,7 @@ def _multiply_by_lane(schedule: Any, row: LaneMla, product: Any, outermost: Any)
     schedule.reorder(ic, words, e, j, o, block, ty, tx, lane, word)
     for axis in (o, block, ty, tx):
         schedule.unroll(axis)
-    init = schedule.decompose_reduction(product, ic)
-    schedule.vectorize(schedule.get_loops(init)[-1])
-    schedule.tensorize(lane, register_lane_mla(row))
-    schedule.annotate(outermost, IMPORTED_LLVM, row.imports)
+    row.intrinsic.tensorize(schedule, product, ic, lane, outermost)
 
 
 def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, Any]:

@@ -8,14 +8,14 @@ epilogue see plain channels. An odd pixel is paired with itself.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, fields
-from functools import cache
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
 
-from tvmflow.ir.tir.blocks import IMPORTED_LLVM, Kernel, block_ref, extents, region_buffer
-from tvmflow.schedules.template import describe_axes, divisors, register_intrinsic, stride_and_dilation, tensorize_tile
+from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
+from tvmflow.schedules.intrinsics.intrinsic import Instruction, Intrinsic, Operand, Sized, find_instruction
+from tvmflow.schedules.template import stride_and_dilation, tile_sizes
 from tvmflow.targets.cpu_features import PAIRS_FOR, CpuFeatures
 
 PAIRED_CONVOLUTION = "conv2d_paired"  # block whose weights are (OC, IC, KH, KW, words, 8, 8 bytes)
@@ -25,27 +25,6 @@ _REGISTERS = 32
 _MOST_UNROLLED = 11  # columns of a filter that are unrolled
 _MOST_PLACES = 9  # taps of a filter that LLVM unrolls completely
 
-_SOURCE = """
-@T.prim_func(s_tir=True)
-def function(a: T.handle, b: T.handle, c: T.handle) -> None:
-    block, row, sums, line = T.int64(), T.int64(), T.int64(), T.int64()
-    A = T.match_buffer(a, ({blocks}, {high}, {wide}, 8), "{data}", strides=[block, row, 8, 1], offset_factor=1)
-    B = T.match_buffer(b, ({c}, {blocks}, {kh}, {kw}, {words}, 8, {group}), "{weight}", offset_factor=1)
-    C = T.match_buffer(c, ({c}, {h}, {w}, 8), "{total}", strides=[sums, line, 8, 1], offset_factor=1, scope="local")
-    with T.sblock("root"):
-        T.reads(C[0:{c}, 0:{h}, 0:{w}, 0:8], A[0:{blocks}, 0:{high}, 0:{wide}, 0:8],
-                B[0:{c}, 0:{blocks}, 0:{kh}, 0:{kw}, 0:{words}, 0:8, 0:{group}])
-        T.writes(C[0:{c}, 0:{h}, 0:{w}, 0:8])
-{body}
-"""
-_MEANING = """
-        for {loops} in T.grid({extents}):
-            with T.sblock("update"):
-                {axes} = T.axis.remap("{kinds}", [{loops}])
-                C[{vo}, {vh}, {vw}, {vv}] = C[{vo}, {vh}, {vw}, {vv}] + T.Cast(
-                    "{total}", A[{vi}, {vh} * {sh} + {vy} * {dh}, {vw} * {sw} + {vx} * {dw}, {vu} * {group} + {vq}]
-                ) * T.Cast("{total}", B[{vo}, {vi}, {vy}, {vx}, {vu}, {vv}, {vq}])
-"""
 _SHUFFLES = """
 define weak_odr <4 x i32> @tvmflow_pairs_low(<4 x i32> %a, <4 x i32> %b) alwaysinline nounwind {
   %r = shufflevector <4 x i32> %a, <4 x i32> %b, <4 x i32> <i32 0, i32 1, i32 4, i32 5>
@@ -75,15 +54,12 @@ declare {sum} @{llvm}({sum}, {packed}, {packed})
 
 
 @dataclass(frozen=True)
-class Mmla:
+class Mmla(Instruction):
     """A matrix multiply-accumulate instruction.
 
-    number: value of the knob `dot`; data, weight, total: dtypes; llvm: name of the intrinsic; sum, packed: its types.
+    weight, total: dtypes; llvm: name of LLVM's intrinsic; sum, packed: its types.
     """
 
-    number: int
-    name: str
-    data: str
     weight: str
     total: str
     llvm: str
@@ -102,19 +78,31 @@ class Mmla:
 
 
 PAIRS = (
-    Mmla(14, "smmla", "int8", "int8", "int32", "llvm.aarch64.neon.smmla.v4i32.v16i8"),
-    Mmla(15, "usmmla", "uint8", "int8", "int32", "llvm.aarch64.neon.usmmla.v4i32.v16i8"),
-    Mmla(16, "bfmmla", "bfloat16", "bfloat16", "float32", "llvm.aarch64.neon.bfmmla", "<4 x float>", "<8 x bfloat>"),
+    Mmla(14, "smmla", PAIRS_FOR["int8"], "int8", "int8", "int32", "llvm.aarch64.neon.smmla.v4i32.v16i8"),
+    Mmla(15, "usmmla", PAIRS_FOR["uint8"], "uint8", "int8", "int32", "llvm.aarch64.neon.usmmla.v4i32.v16i8"),
+    Mmla(
+        16,
+        "bfmmla",
+        PAIRS_FOR["bfloat16"],
+        "bfloat16",
+        "bfloat16",
+        "float32",
+        "llvm.aarch64.neon.bfmmla",
+        "<4 x float>",
+        "<8 x bfloat>",
+    ),
 )
 
 
 @dataclass(frozen=True)
-class _Tile:
+class PairTile(Sized):
     """A tile of outputs: c blocks of channels x h rows x w pixels, reduced over blocks of input channels x kh x kw.
 
     number: of the instruction.
     """
 
+    PREFIX: ClassVar[str] = "tvmflow.pairs"
+    SIZES: ClassVar[str] = r"(?:_\d{1,6}){11}"
     number: int
     c: int
     h: int
@@ -132,8 +120,30 @@ class _Tile:
         return next(row for row in PAIRS if row.number == self.number)
 
     @property
-    def intrinsic_name(self) -> str:
-        return "tvmflow.pairs_" + "_".join(str(value) for value in astuple(self))
+    def is_possible(self) -> bool:
+        known = any(row.number == self.number for row in PAIRS)
+        return known and 0 < self.c * self.h * self.w and self.c * (self.h * self.w + 1) * 2 <= _REGISTERS
+
+    @cached_property
+    def intrinsic(self) -> Intrinsic:
+        """Return the intrinsic on data (blocks, rows, columns, 8), weights (c, blocks, kh, kw, words, 8, group) and
+        sums (c, h, w, 8).
+        """
+        row, lanes = self.row, PAIRED_LANES
+        high = (self.h - 1) * self.sh + (self.kh - 1) * self.dh + 1
+        wide = (self.w - 1) * self.sw + (self.kw - 1) * self.dw + 1
+        place = f"vh * {self.sh} + vy * {self.dh}, vw * {self.sw} + vx * {self.dw}, vu * {row.group} + vq"
+        weights = (self.c, self.blocks, self.kh, self.kw, self.words, lanes, row.group)
+        return Intrinsic(
+            self.name,
+            "ohwviyxuq",
+            (self.c, self.h, self.w, lanes, self.blocks, self.kh, self.kw, self.words, row.group),
+            Operand(row.data, (self.blocks, high, wide, lanes), f"vi, {place}", "block, row, 8, 1"),
+            Operand(row.weight, weights, "vo, vi, vy, vx, vu, vv, vq"),
+            Operand(row.total, (self.c, self.h, self.w, lanes), "vo, vh, vw, vv", "sums, line, 8, 1"),
+            self._body(),
+            row.imports,
+        )
 
     @property
     def words(self) -> int:
@@ -147,8 +157,7 @@ class _Tile:
         for at, place in enumerate(places):
             yield at, *place
 
-    def instructions(self) -> str:
-        """Return the TVMScript body."""
+    def _body(self) -> str:
         sums = list(self.sums())
         lines = [f'        S = T.alloc_local(({len(sums)}, 4), "int32")']
         lines += [f"        {_sum_register(at)} = {self._initial_sums(o, j, p)}" for at, o, j, p in sums]
@@ -222,16 +231,12 @@ def _extern_call(name: str, *arguments: str) -> str:
     return f'T.call_extern("int32x4", "tvmflow_pairs_{name}", {", ".join(arguments)})'
 
 
-def get_mmla(number: int) -> Mmla | None:
-    return next((row for row in PAIRS if row.number == number), None)
-
-
 def find_mmla(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> Mmla | None:
     """Return the instruction for a convolution with paired weights, None for others."""
     if kernel.anchor is None or not kernel.anchor.startswith(PAIRED_CONVOLUTION):
         return None
     data = str(region_buffer(list(schedule.get(block_ref(schedule, kernel.anchor)).reads)[-2]).dtype)
-    return next((row for row in PAIRS if row.data == data and PAIRS_FOR[data] in cpu.dots), None)
+    return find_instruction(PAIRS, cpu, data)
 
 
 def _pixel_pairs(h: int, w: int) -> list[list[tuple[int, int]]]:
@@ -278,14 +283,7 @@ def rank_mmla_tiles(schedule: Any, kernel: Kernel, row: Mmla) -> list[tuple[int,
         of_tap = sums * words + (c - 0.5) * (PAIRED_LANES // 2) * words + apart
         return ((of_tap * kh * kw + image) / (c * h * w) / min(sums, 8), h, -w)
 
-    points = [
-        (c, h, w)
-        for c in divisors(channels, 4)
-        for h in divisors(height, 4)
-        for w in divisors(width, 28)
-        if fits((c, h, w))
-    ]
-    return sorted(points, key=cost)[:24]
+    return sorted(filter(fits, tile_sizes((channels, height, width), (4, 4, 28))), key=cost)[:24]
 
 
 def tensorize_mmla(schedule: Any, row: Mmla, anchor: Any, outermost: Any) -> None:
@@ -293,42 +291,5 @@ def tensorize_mmla(schedule: Any, row: Mmla, anchor: Any, outermost: Any) -> Non
     block = schedule.get(anchor)
     (sh, dh), (sw, dw) = _strides_and_dilations(block)
     c, h, w, _, blocks, kh, kw, _, _ = extents(schedule, schedule.get_loops(anchor)[-9:])
-    tile = _Tile(row.number, c, h, w, blocks, kh, kw, sh, sw, dh, dw)
-    tensorize_tile(schedule, anchor, _register_tile(tile))
-    schedule.annotate(outermost, IMPORTED_LLVM, row.imports)
-
-
-def register_mmla_tiles_in(trace: str) -> None:
-    """Register the intrinsics that a trace names."""
-    for tile in mmla_tiles_in(trace):
-        _register_tile(tile)
-
-
-def mmla_tiles_in(trace: str) -> list[_Tile]:
-    """Return the tiles that a trace names, without impossible ones."""
-    names = set(re.findall(r"tvmflow\.pairs((?:_\d{1,6}){11})\b", trace))
-    tiles = [_Tile(*(int(value) for value in sizes.split("_")[1:])) for sizes in names]
-    return [
-        tile
-        for tile in tiles
-        if get_mmla(tile.number) and 0 < tile.c * tile.h * tile.w and tile.c * (tile.h * tile.w + 1) * 2 <= _REGISTERS
-    ]
-
-
-@cache
-def _register_tile(tile: _Tile) -> str:
-    """Register the intrinsic of a tile with TVM and return its name."""
-    row = tile.row
-    sizes = (tile.c, tile.h, tile.w, PAIRED_LANES, tile.blocks, tile.kh, tile.kw, tile.words, row.group)
-    values = {
-        **describe_axes("ohwviyxuq", sizes),
-        **{field.name: getattr(tile, field.name) for field in fields(tile)},
-        "high": (tile.h - 1) * tile.sh + (tile.kh - 1) * tile.dh + 1,
-        "wide": (tile.w - 1) * tile.sw + (tile.kw - 1) * tile.dw + 1,
-        "words": tile.words,
-        "group": row.group,
-        "data": row.data,
-        "weight": row.weight,
-        "total": row.total,
-    }
-    return register_intrinsic(tile.intrinsic_name, _SOURCE, _MEANING, tile.instructions(), values)
+    tile = PairTile(row.number, c, h, w, blocks, kh, kw, sh, sw, dh, dw)
+    tile.intrinsic.tensorize_tile(schedule, anchor, outermost)
