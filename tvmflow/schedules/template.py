@@ -42,6 +42,11 @@ def divisors(number: int, limit: int) -> list[int]:
     return [d for d in range(1, min(number, limit) + 1) if number % d == 0]
 
 
+def unroll_loops(schedule: Any, *loops: Any) -> None:
+    for loop in loops:
+        schedule.unroll(loop)
+
+
 def tile_sizes(sizes: tuple[int, int, int], limits: tuple[int, int, int]) -> list[tuple[int, int, int]]:
     """Return the tiles (blocks of channels, rows, columns) that divide outputs of these sizes, up to limits."""
     c, h, w = (divisors(size, limit) for size, limit in zip(sizes, limits, strict=True))
@@ -229,7 +234,17 @@ def image_bytes(schedule: Any, kernel: Kernel) -> int:
 def _regions(schedule: Any, kernel: Kernel) -> list[Any]:
     assert kernel.anchor is not None
     block = schedule.get(block_ref(schedule, kernel.anchor))
-    return [*block.writes, *list(block.reads)[-2:]]
+    return [*block.writes, *operands_of(block)]
+
+
+def operands_of(block: Any) -> list[Any]:
+    """Return the image and the weights of a convolution; a bias is read before them."""
+    return list(block.reads)[-2:]
+
+
+def dtypes_of(schedule: Any, kernel: Kernel) -> list[str]:
+    """Return the dtypes of a convolution's sums, image and weights."""
+    return [str(region_buffer(region).dtype) for region in _regions(schedule, kernel)]
 
 
 def _bytes_of(region: Any) -> int:
@@ -250,6 +265,11 @@ def stride_and_dilation(image: Any, axis: int, block: Any, variables: tuple[int,
     image: the region that the block reads; variables: indices of the block's axes of outputs and of the filter.
     """
     return linear_factors(image.region[axis].min, [block.iter_vars[index].var for index in variables])
+
+
+def window_steps(block: Any) -> list[list[int]]:
+    """Return stride and dilation of a convolution's rows, and of its columns, on packed channels."""
+    return [stride_and_dilation(operands_of(block)[0], axis, block, (axis, axis + 4)) for axis in (2, 3)]
 
 
 def remove_duplicates(knobs: list[Knobs]) -> list[Knobs]:

@@ -13,7 +13,15 @@ from tvmflow.ir.tvm_compat import load_class
 from tvmflow.schedules.cpu.batch_matmul import copy_rows, matmul_tiles, row_blocks, sum_in_registers, tile_block
 from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot
 from tvmflow.schedules.intrinsics.intrinsic import instruction_of
-from tvmflow.schedules.template import Knobs, Template, parallel_candidates, parallelize, remove_duplicates, work_of
+from tvmflow.schedules.template import (
+    Knobs,
+    Template,
+    parallel_candidates,
+    parallelize,
+    remove_duplicates,
+    unroll_loops,
+    work_of,
+)
 from tvmflow.targets.cpu_features import CpuFeatures
 
 _NAME = "attention"
@@ -97,8 +105,7 @@ def _split_rows(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any]:
     rows = schedule.fuse(batch, outer)
     if knobs["parallel"]:
         schedule.parallel(rows)
-    for axis in (row, block):
-        schedule.unroll(axis)
+    unroll_loops(schedule, row, block)
     schedule.vectorize(lane)
     return rows, blocks
 

@@ -19,7 +19,7 @@ from tvmflow.schedules.intrinsics.arm_first_layer import (
     rank_column_tiles,
     tensorize_columns,
 )
-from tvmflow.schedules.intrinsics.arm_lane_mla import LANES, LaneMla, find_lane_mla, rank_lane_tiles
+from tvmflow.schedules.intrinsics.arm_lane_mla import LANES, LaneMla, find_lane_mla, rank_lane_tiles, tensorize_lane_mla
 from tvmflow.schedules.intrinsics.arm_mmla import PAIRS, find_mmla, rank_mmla_tiles, tensorize_mmla
 from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot, tensorize_dot
 from tvmflow.schedules.intrinsics.intrinsic import instruction_of
@@ -29,9 +29,11 @@ from tvmflow.schedules.template import (
     Knobs,
     Template,
     divisors,
+    dtypes_of,
     image_bytes,
     leaves_idle,
     merge_epilogue,
+    operands_of,
     order_tile_loops,
     parallel_candidates,
     parallelize_pixels,
@@ -39,10 +41,11 @@ from tvmflow.schedules.template import (
     pixels_first_knob,
     rank_register_tiles,
     remove_duplicates,
-    stride_and_dilation,
     tile_image,
     tile_sizes,
+    unroll_loops,
     weight_bytes,
+    window_steps,
     work_of,
 )
 from tvmflow.targets.cpu_features import CpuFeatures
@@ -183,8 +186,7 @@ def _rank_variants(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tupl
     points = rank_register_tiles(points, cpu, held, by_channel)
     dot = None
     if reduced == 5:
-        image = _operands(schedule.get(block_ref(schedule, kernel.anchor)))[0]
-        dot = find_dot(cpu, str(region_buffer(image).dtype), part)
+        dot = find_dot(cpu, dtypes_of(schedule, kernel)[1], part)
     unrolls = (0,) if dot else (1, 0) if part < lanes else (0, 1)
     variants = [(unroll, dot.number if dot else 0, point) for unroll in unrolls for point in points[:24]]
     row = _find_lane_mla(schedule, kernel, cpu, lanes, reduced)
@@ -195,7 +197,9 @@ def _rank_variants(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tupl
         ]
     elif row:
         unrolls = (1, 0) if row.group > 1 else (0, 1)
-        tried = rank_lane_tiles(row, channels, height, width, lanes, _filter_columns(schedule, kernel))[:12]
+        block = block_ref(schedule, kernel.anchor)
+        columns_and_step = extents(schedule, schedule.get_loops(block))[7], window_steps(schedule.get(block))[1][0]
+        tried = rank_lane_tiles(row, channels, height, width, lanes, columns_and_step)[:12]
         variants = [(unroll, row.number, point) for point in tried for unroll in unrolls] + variants[:24]
     return variants
 
@@ -204,22 +208,9 @@ def _find_lane_mla(schedule: Any, kernel: Kernel, cpu: CpuFeatures, lanes: int, 
     """Return the lane multiply-accumulate of a convolution of packed channels, None if the processor has none."""
     if reduced not in (4, 5) or kernel.anchor is None:
         return None
-    block = schedule.get(block_ref(schedule, kernel.anchor))
-    sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
-    inner = sizes[-1 if reduced == 4 else -2 :]
-    data, weight = (str(region_buffer(region).dtype) for region in _operands(block))
-    dtypes = (data, weight, str(region_buffer(block.writes[0]).dtype))
-    grouped = (inner[0], inner[1] if reduced == 5 else 1)
-    return find_lane_mla(cpu, dtypes, lanes, grouped)
-
-
-def _filter_columns(schedule: Any, kernel: Kernel) -> tuple[int, int]:
-    """Return the columns of a filter on packed channels, and the stride between windows."""
-    assert kernel.anchor is not None
-    block = block_ref(schedule, kernel.anchor)
-    node = schedule.get(block)
-    step, _ = stride_and_dilation(_operands(node)[0], 3, node, (3, 7))
-    return extents(schedule, schedule.get_loops(block))[7], step
+    words, group = [*extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor))), 1][8:10]
+    total, data, weight = dtypes_of(schedule, kernel)
+    return find_lane_mla(cpu, (data, weight, total), lanes, (words, group))
 
 
 def _channels_per_group(schedule: Any, anchor: str, reduced: int) -> int:
@@ -234,14 +225,9 @@ def _channels_per_group(schedule: Any, anchor: str, reduced: int) -> int:
         return sizes[4]
     read, inside = (
         math.prod(sizes[-1 if reduced == 4 else -2 :]),
-        int(region_buffer(_operands(schedule.get(block))[0]).shape[-1]),
+        int(region_buffer(operands_of(schedule.get(block))[0]).shape[-1]),
     )
     return sizes[4] if read == inside or sizes[5] > 1 else read
-
-
-def _operands(block: Any) -> list[Any]:
-    """Return the image and the weights of a convolution; a bias is read before them."""
-    return list(block.reads)[-2:]
 
 
 def _row_chunks(height: int, threads: int) -> list[int]:
@@ -288,8 +274,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     for name in before:
         # A depthwise convolution pads the rows of one block of channels at a time.
         _pad(schedule, name, c_outer if reduced == 2 and knobs["rows_first"] else rows, knobs)
-    for tile in [] if tiles else schedule.get_loops(out)[-4:-1]:
-        schedule.unroll(tile)
+    unroll_loops(schedule, *([] if tiles else schedule.get_loops(out)[-4:-1]))
     if after is not None:
         parallelize_rows(schedule, after, knobs["parallel"] or int(work_of(schedule, after) > SMALL_WORK))
     if behind is not None:  # a row is computed in whole tiles, then cropped
@@ -331,15 +316,15 @@ def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs, part
         return
     row = instruction_of(LANES, knobs)
     if row:
-        _sum_by_lane(schedule, row, anchor, inner, rows)
+        outer, summed = (steps[:3], steps[3:])
+        tensorize_lane_mla(schedule, row, anchor, (*outer, n), (c_inner, h_inner, w_inner, c_lane, *summed), rows)
         if knobs["unroll"]:
             schedule.unroll(steps[2])  # the columns of the filter
         return
     dot = instruction_of(DOTS, knobs)
     byte = [steps.pop()] if dot else []
     schedule.reorder(*steps, n, *order_tile_loops(knobs, c_inner, (h_inner, w_inner)), c_lane, *byte)
-    for tile in (c_inner, h_inner, w_inner):
-        schedule.unroll(tile)
+    unroll_loops(schedule, c_inner, h_inner, w_inner)
     if dot:
         tensorize_dot(schedule, dot, anchor, c_lane, steps[0], rows)
         return
@@ -348,21 +333,8 @@ def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs, part
         schedule.unroll(parts)
     schedule.vectorize(c_lane)
     if knobs["unroll"]:
-        for step in steps[-1:] if reduced >= 4 else steps[-2:]:
-            schedule.unroll(step)
+        unroll_loops(schedule, *(steps[-1:] if reduced >= 4 else steps[-2:]))
     schedule.decompose_reduction(anchor, steps[0])
-
-
-def _sum_by_lane(schedule: Any, row: LaneMla, anchor: Any, inner: list[Any], outermost: Any) -> None:
-    """Sum a tile in registers; each register of weights is multiplied by all pixels before the next."""
-    n, c_inner, h_inner, w_inner, c_lane, *steps = inner
-    of_group = [steps.pop()] if row.group > 1 else []
-    words, word = schedule.split(steps.pop(), [None, row.words])
-    block, lane = schedule.split(c_lane, [None, row.lanes])
-    schedule.reorder(*steps, n, words, c_inner, block, h_inner, w_inner, lane, word, *of_group)
-    for tile in (c_inner, block, h_inner, w_inner):
-        schedule.unroll(tile)
-    row.intrinsic.tensorize(schedule, anchor, steps[0], lane, outermost)
 
 
 WINDOW = Template("packed_conv", lambda schedule, kernel: _window(schedule, kernel) is not None, _candidates, _apply)

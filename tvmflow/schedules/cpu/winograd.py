@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, dilation_of, extents
-from tvmflow.schedules.intrinsics.arm_lane_mla import LANES, LaneMla, find_lane_mla, rank_lane_tiles
+from tvmflow.schedules.intrinsics.arm_lane_mla import LANES, find_lane_mla, rank_lane_tiles, tensorize_lane_mla
 from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot, tensorize_dot
 from tvmflow.schedules.intrinsics.intrinsic import instruction_of
 from tvmflow.schedules.template import (
@@ -21,6 +21,7 @@ from tvmflow.schedules.template import (
     rank_register_tiles,
     remove_duplicates,
     tile_sizes,
+    unroll_loops,
     weight_bytes,
 )
 from tvmflow.targets.cpu_features import CpuFeatures
@@ -102,32 +103,21 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     row = instruction_of(LANES, knobs)
     if row:
         _transform(schedule, kernel, outermost, knobs)
-        _multiply_by_lane(schedule, row, product, outermost)
+        *inner, ic, ic_lane = schedule.get_loops(product)[-8:]
+        tensorize_lane_mla(schedule, row, product, (ic,), (*inner, ic_lane), outermost)
         return
     dot = instruction_of(DOTS, knobs)
     axes = list(schedule.get_loops(product))
     dot_axis = [axes.pop()] if dot else []
     e, j, o, ty, tx, lane, ic, ic_lane = axes[-8:]
     schedule.reorder(ic, ic_lane, e, j, *order_tile_loops(knobs, o, (ty, tx)), lane, *dot_axis)
-    for axis in (o, ty, tx):
-        schedule.unroll(axis)
+    unroll_loops(schedule, o, ty, tx)
     _transform(schedule, kernel, outermost, knobs)
     if dot:
         tensorize_dot(schedule, dot, product, lane, ic, outermost)
     else:
         schedule.vectorize(lane)
         schedule.decompose_reduction(product, ic)
-
-
-def _multiply_by_lane(schedule: Any, row: LaneMla, product: Any, outermost: Any) -> None:
-    """Sum a tile of the matmul in registers; each register of weights is multiplied by all tiles before the next."""
-    e, j, o, ty, tx, lane, ic, ic_lane = schedule.get_loops(product)[-8:]
-    words, word = schedule.split(ic_lane, [None, row.words])
-    block, lane = schedule.split(lane, [None, row.lanes])
-    schedule.reorder(ic, words, e, j, o, block, ty, tx, lane, word)
-    for axis in (o, block, ty, tx):
-        schedule.unroll(axis)
-    row.intrinsic.tensorize(schedule, product, ic, lane, outermost)
 
 
 def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, Any]:
@@ -153,8 +143,7 @@ def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, A
     schedule.compute_at(back_half, tx, preserve_unit_loops=True)
     for block in (back, back_half):
         schedule.set_scope(block, 0, "local")
-    for axis in (e, j, *((dy, dx) if dilation == 1 else ())):
-        schedule.unroll(axis)
+    unroll_loops(schedule, e, j, *((dy, dx) if dilation == 1 else ()))
     schedule.vectorize(schedule.get_loops(back)[-1])
     unroll_columns(schedule, back_half)
     return outermost, c_outer
@@ -171,8 +160,7 @@ def _multiply(schedule: Any, anchor: str, channels: Any, knobs: Knobs) -> Any:
     ty_outer, ty_inner = schedule.split(ty, [None, knobs["y_tile"]])
     tx_outer, tx_inner = schedule.split(tx, [None, knobs["x_tile"]])
     schedule.reorder(o_outer, e, j, ty_outer, tx_outer, o_inner, ty_inner, tx_inner, v)
-    for axis in (o_inner, ty_inner, tx_inner):
-        schedule.unroll(axis)
+    unroll_loops(schedule, o_inner, ty_inner, tx_inner)
     schedule.vectorize(v)
     schedule.compute_at(product, tx_outer, preserve_unit_loops=True)
     return product
@@ -185,8 +173,7 @@ def unroll_columns(schedule: Any, half: Any) -> Any:
     """
     row, column, *_, lanes = schedule.get_loops(half)[-6:]
     schedule.reorder(column, row)
-    schedule.unroll(row)
-    schedule.unroll(column)
+    unroll_loops(schedule, row, column)
     schedule.vectorize(lanes)
     return column
 
@@ -201,8 +188,7 @@ def _transform(schedule: Any, kernel: Kernel, outermost: Any, knobs: Knobs) -> N
     schedule.reorder(i, ty, tx, e, j, v)
     schedule.compute_at(half, tx, preserve_unit_loops=True)
     schedule.set_scope(half, 0, "local")
-    for axis in (e, j):
-        schedule.unroll(axis)
+    unroll_loops(schedule, e, j)
     schedule.vectorize(v)
     unroll_columns(schedule, half)
     for name in paddings:

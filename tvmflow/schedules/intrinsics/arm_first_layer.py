@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
+from tvmflow.ir.tir.blocks import Kernel, block_ref, extents
 from tvmflow.schedules.intrinsics.intrinsic import Instruction, Intrinsic, Operand, Sized, find_instruction
-from tvmflow.schedules.template import stride_and_dilation, tile_sizes
+from tvmflow.schedules.template import dtypes_of, tile_sizes, unroll_loops, window_steps
 from tvmflow.targets.cpu_features import CpuFeatures
 
 _LANES = 4  # outputs, or columns of the image, in a register
@@ -41,9 +41,8 @@ class ColumnDot(Instruction):
     @property
     def imports(self) -> str:
         """Return LLVM code of the functions that the kernel calls."""
-        factors = (
-            "%x, <16 x i8> %b" if self.data == "uint8" else "%b, <16 x i8> %x"
-        )  # usdot takes the unsigned operand first
+        # usdot takes the unsigned operand first
+        factors = "%x, <16 x i8> %b" if self.data == "uint8" else "%b, <16 x i8> %x"
         functions = [_FUNCTION.format(name=self.name, lane=lane, factors=factors) for lane in range(_LANES)]
         return "".join(functions) + _DECLARE.format(name=self.name)
 
@@ -121,14 +120,8 @@ def find_column_dot(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> ColumnDo
     *_, lanes, groups, _, columns, words, group = extents(schedule, loops)
     if (groups, words, group) != (1, 1, 4) or lanes % _LANES or len(loops) != 10:
         return None
-    data = str(region_buffer(list(block.reads)[-2]).dtype)
-    found = find_instruction(COLUMN_DOTS, cpu, data, lambda row: row.columns == columns)
-    return found if found and _stride_and_dilation(block)[1] == 1 else None
-
-
-def _stride_and_dilation(block: Any) -> list[int]:
-    """Return the stride and dilation of columns."""
-    return stride_and_dilation(list(block.reads)[-2], 3, block, (3, 7))
+    found = find_instruction(COLUMN_DOTS, cpu, dtypes_of(schedule, kernel)[1], lambda row: row.columns == columns)
+    return found if found and window_steps(block)[1][1] == 1 else None
 
 
 def rank_column_tiles(schedule: Any, kernel: Kernel, row: ColumnDot) -> list[tuple[int, int, int]]:
@@ -136,7 +129,7 @@ def rank_column_tiles(schedule: Any, kernel: Kernel, row: ColumnDot) -> list[tup
     assert kernel.anchor is not None
     block = block_ref(schedule, kernel.anchor)
     _, channels, height, width, lanes, *_ = extents(schedule, schedule.get_loops(block))
-    stride, registers = _stride_and_dilation(schedule.get(block))[0], lanes // _LANES
+    stride, registers = window_steps(schedule.get(block))[1][0], lanes // _LANES
 
     def loads(w: int) -> int:
         return -(-ColumnRow(row.number, w, stride).reach // _LANES)
@@ -160,11 +153,10 @@ def rank_column_tiles(schedule: Any, kernel: Kernel, row: ColumnDot) -> list[tup
 def tensorize_columns(schedule: Any, row: ColumnDot, anchor: Any, inner: list[Any], outermost: Any) -> None:
     """Sum a tile in registers, one row of its pixels at a time."""
     n, c_inner, h_inner, w_inner, c_lane, i, y, x, u, q = inner
-    stride = _stride_and_dilation(schedule.get(anchor))[0]
+    stride = window_steps(schedule.get(anchor))[1][0]
     block, lane = schedule.split(c_lane, [None, _LANES])
     schedule.reorder(i, y, n, u, c_inner, block, h_inner, w_inner, lane, x, q)
-    for tile in (c_inner, block, h_inner):
-        schedule.unroll(tile)
+    unroll_loops(schedule, c_inner, block, h_inner)
     pixels = extents(schedule, [w_inner])[0]
     loop = w_inner if pixels > 1 else lane
     ColumnRow(row.number, pixels, stride).intrinsic.tensorize(schedule, anchor, i, loop, outermost)

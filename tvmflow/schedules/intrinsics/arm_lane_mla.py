@@ -8,11 +8,13 @@ splats of a lane become that operand.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from tvmflow.schedules.intrinsics.intrinsic import Instruction, Intrinsic, Operand, find_instruction
-from tvmflow.schedules.template import tile_sizes
+from tvmflow.schedules.template import tile_sizes, unroll_loops
 from tvmflow.targets.cpu_features import CpuFeatures
 
 _BODY = """
@@ -199,3 +201,20 @@ def rank_lane_tiles(
         return c * per_block * h * w + h * w + row.words + row.working <= 32
 
     return sorted(filter(fits, tile_sizes((channels, height, width), (4, 4, 28))), key=cost)[:24]
+
+
+def tensorize_lane_mla(
+    schedule: Any, row: LaneMla, block: Any, outer: Sequence[Any], inner: Sequence[Any], outermost: Any
+) -> None:
+    """Sum a tile in registers; each register of weights is multiplied by all pixels before the next.
+
+    outer: loops around the tile, the first over the reduction. inner: others, then those over blocks of channels, rows,
+    columns, lanes, words and, if an instruction sums several channels, these.
+    """
+    several = row.group > 1
+    *others, c, h, w, lane, word = inner[:-1] if several else inner
+    words, word = schedule.split(word, [None, row.words])
+    part, lane = schedule.split(lane, [None, row.lanes])
+    schedule.reorder(*outer, words, *others, c, part, h, w, lane, word, *inner[len(inner) - several :])
+    unroll_loops(schedule, c, part, h, w)
+    row.intrinsic.tensorize(schedule, block, outer[0], lane, outermost)

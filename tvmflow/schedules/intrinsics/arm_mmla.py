@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
+from tvmflow.ir.tir.blocks import Kernel, block_ref, extents
 from tvmflow.schedules.intrinsics.intrinsic import Instruction, Intrinsic, Operand, Sized, find_instruction
-from tvmflow.schedules.template import stride_and_dilation, tile_sizes
+from tvmflow.schedules.template import dtypes_of, tile_sizes, window_steps
 from tvmflow.targets.cpu_features import PAIRS_FOR, CpuFeatures
 
 PAIRED_CONVOLUTION = "conv2d_paired"  # block whose weights are (OC, IC, KH, KW, words, 8, 8 bytes)
@@ -235,8 +235,7 @@ def find_mmla(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> Mmla | None:
     """Return the instruction for a convolution with paired weights, None for others."""
     if kernel.anchor is None or not kernel.anchor.startswith(PAIRED_CONVOLUTION):
         return None
-    data = str(region_buffer(list(schedule.get(block_ref(schedule, kernel.anchor)).reads)[-2]).dtype)
-    return find_instruction(PAIRS, cpu, data)
+    return find_instruction(PAIRS, cpu, dtypes_of(schedule, kernel)[1])
 
 
 def _pixel_pairs(h: int, w: int) -> list[list[tuple[int, int]]]:
@@ -250,18 +249,12 @@ def _are_neighbours(pair: list[tuple[int, int]], stride: int) -> bool:
     return len(pair) == 2 and stride == 1 and pair[0][0] == pair[1][0]
 
 
-def _strides_and_dilations(block: Any) -> list[list[int]]:
-    """Return stride and dilation of rows, and of columns."""
-    image = list(block.reads)[-2]
-    return [stride_and_dilation(image, 2, block, (2, 6)), stride_and_dilation(image, 3, block, (3, 7))]
-
-
 def rank_mmla_tiles(schedule: Any, kernel: Kernel, row: Mmla) -> list[tuple[int, int, int]]:
     """Return the register tiles (blocks of channels, rows, columns), those with the fewest instructions first."""
     assert kernel.anchor is not None
     block = block_ref(schedule, kernel.anchor)
     _, channels, height, width, _, _, kh, kw, words, _ = extents(schedule, schedule.get_loops(block))
-    (sh, _), (sw, _) = _strides_and_dilations(schedule.get(block))
+    (sh, _), (sw, _) = window_steps(schedule.get(block))
 
     def fits(point: tuple[int, int, int]) -> bool:
         weights, pairs = point[0] * PAIRED_LANES // 2, len(_pixel_pairs(*point[1:]))
@@ -289,7 +282,7 @@ def rank_mmla_tiles(schedule: Any, kernel: Kernel, row: Mmla) -> list[tuple[int,
 def tensorize_mmla(schedule: Any, row: Mmla, anchor: Any, outermost: Any) -> None:
     """Tensorize the innermost tile of a convolution's outputs."""
     block = schedule.get(anchor)
-    (sh, dh), (sw, dw) = _strides_and_dilations(block)
+    (sh, dh), (sw, dw) = window_steps(block)
     c, h, w, _, blocks, kh, kw, _, _ = extents(schedule, schedule.get_loops(anchor)[-9:])
     tile = PairTile(row.number, c, h, w, blocks, kh, kw, sh, sw, dh, dw)
     tile.intrinsic.tensorize_tile(schedule, anchor, outermost)

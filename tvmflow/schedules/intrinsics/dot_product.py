@@ -107,32 +107,29 @@ class Dot(Instruction):
         )
 
 
-VNNI = Dot(1, "vnni", "vnni", "uint8", 16)
-SDOT = Dot(2, "sdot", "dotprod", "int8", 4)
-USDOT = Dot(3, "usdot", "i8mm", "uint8", 4)
 AVX512_BF16 = Dot(4, "avx512bf16", "avx512bf16", "bfloat16", 16, "llvm.x86.avx512bf16.dpbf16ps.512")
-BFDOT = Dot(5, "bfdot", "bf16", "bfloat16", 4, "llvm.aarch64.neon.bfdot.v4f32.v8bf16")
-# x86 without AVX-512's VNNI.
-_X86 = (
+_BFDOT = Dot(5, "bfdot", "bf16", "bfloat16", 4, "llvm.aarch64.neon.bfdot.v4f32.v8bf16")
+DOTS = (
+    Dot(1, "vnni", "vnni", "uint8", 16),
+    Dot(2, "sdot", "dotprod", "int8", 4),
+    Dot(3, "usdot", "i8mm", "uint8", 4),
+    AVX512_BF16,
+    _BFDOT,
+    # x86 without AVX-512's VNNI
     Dot(66, "avxvnni", "avxvnni", "uint8", 8),
     Dot(67, "madd512", "madd512", "int16", 16, "llvm.x86.avx512.pmaddw.d.512"),
     Dot(68, "madd256", "madd256", "int16", 8, "llvm.x86.avx2.pmadd.wd"),
     Dot(69, "madd128", "madd128", "int16", 4, "llvm.x86.sse2.pmadd.wd"),
-)
-# For groups of a convolution with fewer channels than a register: registers as wide as a group.
-_FOR_GROUPS = (
+    # registers as wide as a group of a convolution, for groups of fewer channels than a register
     Dot(60, "vnni_by8", "vnni", "uint8", 8),
     Dot(61, "vnni_by4", "vnni", "uint8", 4),
     Dot(70, "avxvnni_by4", "avxvnni", "uint8", 4),
     Dot(62, "avx512bf16_by8", "avx512bf16", "bfloat16", 8, "llvm.x86.avx512bf16.dpbf16ps.256"),
     Dot(63, "avx512bf16_by4", "avx512bf16", "bfloat16", 4, "llvm.x86.avx512bf16.dpbf16ps.128"),
-)
-# For matmuls of two computed operands.
-_FOR_COMPUTED = (
+    # matmuls of two computed operands
     Dot(64, "avx512bf16_made", "avx512bf16", "bfloat16", 16, AVX512_BF16.llvm, both_computed=True),
-    Dot(65, "bfdot_made", "bf16", "bfloat16", 4, BFDOT.llvm, both_computed=True),
+    Dot(65, "bfdot_made", "bf16", "bfloat16", 4, _BFDOT.llvm, both_computed=True),
 )
-DOTS = (VNNI, SDOT, USDOT, AVX512_BF16, BFDOT, *_X86, *_FOR_GROUPS, *_FOR_COMPUTED)
 
 
 def find_dot(cpu: CpuFeatures, data: str, lanes: int, both_computed: bool = False) -> Dot | None:
