@@ -231,9 +231,15 @@ def image_bytes(schedule: Any, kernel: Kernel) -> int:
     return max(_bytes_of(image) for image in images)
 
 
-def _regions(schedule: Any, kernel: Kernel) -> list[Any]:
+def anchor_of(schedule: Any, kernel: Kernel) -> tuple[Any, list[int]]:
+    """Return the block of a kernel's only reduction, and the extents of its loops."""
     assert kernel.anchor is not None
-    block = schedule.get(block_ref(schedule, kernel.anchor))
+    block = block_ref(schedule, kernel.anchor)
+    return schedule.get(block), extents(schedule, schedule.get_loops(block))
+
+
+def _regions(schedule: Any, kernel: Kernel) -> list[Any]:
+    block, _ = anchor_of(schedule, kernel)
     return [*block.writes, *operands_of(block)]
 
 

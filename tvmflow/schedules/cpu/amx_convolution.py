@@ -14,7 +14,7 @@ from typing import Any
 from tvmflow.ir.relax.serialization import bytes_of
 from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.schedules.intrinsics.amx import LANES, REGISTERS, ROW_BYTES, ROWS, Tile, registers_of, tile_depth
-from tvmflow.schedules.template import Knobs, stride_and_dilation, tile_sizes
+from tvmflow.schedules.template import Knobs, anchor_of, stride_and_dilation, tile_sizes
 from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures
 
 TILED_CONVOLUTION = "conv2d_tiles"  # block whose weights are (OC, KH, KW, IC, ...)
@@ -50,13 +50,9 @@ def amx_tile_candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced
     """
     if reduced != 5 or not is_amx_convolution(kernel):
         return []
-    assert kernel.anchor is not None
-    block = schedule.get(block_ref(schedule, kernel.anchor))
+    block, (_, channels, height, width, lanes, _, columns, blocks, words, _) = anchor_of(schedule, kernel)
     image = block.reads[0]
     data = str(region_buffer(image).dtype)
-    _, channels, height, width, lanes, _, columns, blocks, words, _ = extents(
-        schedule, schedule.get_loops(block_ref(schedule, kernel.anchor))
-    )
     if TILES_FOR.get(data, "") not in cpu.dots or lanes != LANES:
         return []
     column, channel = (2, 3) if _is_pixel_major(image, block) else (3, 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, extents
-from tvmflow.schedules.intrinsics.dot_product import Dot, tensorize_dot
+from tvmflow.schedules.intrinsics.dot_product import Dot, sum_lanes
 from tvmflow.schedules.template import (
     Knobs,
     Template,
@@ -57,11 +57,7 @@ def sum_in_registers(schedule: Any, product: Any, loop: Any, dot: Dot | None = N
     row, block, lane, over, *pair = schedule.get_loops(product)[-5 if dot else -4 :]
     schedule.reorder(over, row, block, lane, *pair)
     unroll_loops(schedule, row, block)
-    if dot:
-        tensorize_dot(schedule, dot, product, lane, over, outermost)
-        return
-    schedule.vectorize(lane)
-    schedule.decompose_reduction(product, over)
+    sum_lanes(schedule, dot, product, lane, over, outermost)
 
 
 def copy_rows(schedule: Any, copy: Any, loop: Any, lanes: int) -> None:

@@ -21,13 +21,14 @@ from tvmflow.schedules.intrinsics.arm_first_layer import (
 )
 from tvmflow.schedules.intrinsics.arm_lane_mla import LANES, LaneMla, find_lane_mla, rank_lane_tiles, tensorize_lane_mla
 from tvmflow.schedules.intrinsics.arm_mmla import PAIRS, find_mmla, rank_mmla_tiles, tensorize_mmla
-from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot, tensorize_dot
+from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot, sum_lanes
 from tvmflow.schedules.intrinsics.intrinsic import instruction_of
 from tvmflow.schedules.template import (
     PREFETCHED,
     SMALL_WORK,
     Knobs,
     Template,
+    anchor_of,
     divisors,
     dtypes_of,
     image_bytes,
@@ -154,7 +155,7 @@ def _prefetch_knob(schedule: Any, kernel: Kernel, cpu: CpuFeatures, knobs: Knobs
     (_, channels, height, width, *_), reduced = window
     if reduced < 4 or cpu.lanes < 8 or knobs.get("tiles"):
         return {}
-    size = buffer_bytes(region_buffer(schedule.get(block_ref(schedule, kernel.anchor)).reads[-1]))
+    size = buffer_bytes(region_buffer(operands_of(anchor_of(schedule, kernel)[0])[1]))
     tiles = knobs["chunk"] // knobs["h_tile"] * width // knobs["w_tile"]
     many = size > cpu.l2_bytes // 4 and size * knobs["c_tile"] // channels <= cpu.l2_bytes * 3 // 8
     if not (many and tiles in _PREFETCHING):
@@ -197,8 +198,8 @@ def _rank_variants(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tupl
         ]
     elif row:
         unrolls = (1, 0) if row.group > 1 else (0, 1)
-        block = block_ref(schedule, kernel.anchor)
-        columns_and_step = extents(schedule, schedule.get_loops(block))[7], window_steps(schedule.get(block))[1][0]
+        block, sizes = anchor_of(schedule, kernel)
+        columns_and_step = sizes[7], window_steps(block)[1][0]
         tried = rank_lane_tiles(row, channels, height, width, lanes, columns_and_step)[:12]
         variants = [(unroll, row.number, point) for point in tried for unroll in unrolls] + variants[:24]
     return variants
@@ -208,7 +209,7 @@ def _find_lane_mla(schedule: Any, kernel: Kernel, cpu: CpuFeatures, lanes: int, 
     """Return the lane multiply-accumulate of a convolution of packed channels, None if the processor has none."""
     if reduced not in (4, 5) or kernel.anchor is None:
         return None
-    words, group = [*extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor))), 1][8:10]
+    words, group = [*anchor_of(schedule, kernel)[1], 1][8:10]
     total, data, weight = dtypes_of(schedule, kernel)
     return find_lane_mla(cpu, (data, weight, total), lanes, (words, group))
 
@@ -316,8 +317,8 @@ def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs, part
         return
     row = instruction_of(LANES, knobs)
     if row:
-        outer, summed = (steps[:3], steps[3:])
-        tensorize_lane_mla(schedule, row, anchor, (*outer, n), (c_inner, h_inner, w_inner, c_lane, *summed), rows)
+        tile = (c_inner, h_inner, w_inner, c_lane, *steps[3:])
+        tensorize_lane_mla(schedule, row, anchor, (*steps[:3], n), tile, rows)
         if knobs["unroll"]:
             schedule.unroll(steps[2])  # the columns of the filter
         return
@@ -325,16 +326,12 @@ def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs, part
     byte = [steps.pop()] if dot else []
     schedule.reorder(*steps, n, *order_tile_loops(knobs, c_inner, (h_inner, w_inner)), c_lane, *byte)
     unroll_loops(schedule, c_inner, h_inner, w_inner)
-    if dot:
-        tensorize_dot(schedule, dot, anchor, c_lane, steps[0], rows)
-        return
-    if part < extents(schedule, [c_lane])[0]:
+    if not dot and part < extents(schedule, [c_lane])[0]:
         parts, c_lane = schedule.split(c_lane, [None, part])
         schedule.unroll(parts)
-    schedule.vectorize(c_lane)
-    if knobs["unroll"]:
+    if not dot and knobs["unroll"]:
         unroll_loops(schedule, *(steps[-1:] if reduced >= 4 else steps[-2:]))
-    schedule.decompose_reduction(anchor, steps[0])
+    sum_lanes(schedule, dot, anchor, c_lane, steps[0], rows)
 
 
 WINDOW = Template("packed_conv", lambda schedule, kernel: _window(schedule, kernel) is not None, _candidates, _apply)

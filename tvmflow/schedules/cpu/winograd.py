@@ -7,7 +7,7 @@ from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, dilation_of, extents
 from tvmflow.schedules.intrinsics.arm_lane_mla import LANES, find_lane_mla, rank_lane_tiles, tensorize_lane_mla
-from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot, tensorize_dot
+from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot, sum_lanes
 from tvmflow.schedules.intrinsics.intrinsic import instruction_of
 from tvmflow.schedules.template import (
     Knobs,
@@ -113,11 +113,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     schedule.reorder(ic, ic_lane, e, j, *order_tile_loops(knobs, o, (ty, tx)), lane, *dot_axis)
     unroll_loops(schedule, o, ty, tx)
     _transform(schedule, kernel, outermost, knobs)
-    if dot:
-        tensorize_dot(schedule, dot, product, lane, ic, outermost)
-    else:
-        schedule.vectorize(lane)
-        schedule.decompose_reduction(product, ic)
+    sum_lanes(schedule, dot, product, lane, ic, outermost)
 
 
 def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, Any]:

@@ -95,7 +95,11 @@ class Tile(Sized):
 
     @property
     def is_possible(self) -> bool:
-        fits = min(self.c, self.h, self.w, self.blocks) > 0 and self.w <= ROWS and self.registers <= REGISTERS
+        fits = (
+            min(self.c, self.h, self.w, self.blocks) > 0
+            and self.w <= ROWS
+            and registers_of(self.c, self.h) <= REGISTERS
+        )
         return fits and self.inner in (4, 8, 16) and self.plain <= 1 and self.joined <= 1
 
     @cached_property
@@ -147,11 +151,6 @@ class Tile(Sized):
         """Whether the L1 cache holds the tile's part of the image until the next row of the filter reads it again."""
         high, wide = self.window
         return self.kh * self.kw == 1 or high * wide * self.blocks * self.inner * self.size <= _NEAR
-
-    @property
-    def registers(self) -> int:
-        """Return how many registers a tile needs."""
-        return registers_of(self.c, self.h)
 
     @property
     def run(self) -> int:

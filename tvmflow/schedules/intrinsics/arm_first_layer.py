@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from tvmflow.ir.tir.blocks import Kernel, block_ref, extents
+from tvmflow.ir.tir.blocks import Kernel, extents
 from tvmflow.schedules.intrinsics.intrinsic import Instruction, Intrinsic, Operand, Sized, find_instruction
-from tvmflow.schedules.template import dtypes_of, tile_sizes, unroll_loops, window_steps
+from tvmflow.schedules.template import anchor_of, dtypes_of, tile_sizes, unroll_loops, window_steps
 from tvmflow.targets.cpu_features import CpuFeatures
 
 _LANES = 4  # outputs, or columns of the image, in a register
@@ -114,11 +114,8 @@ class ColumnRow(Sized):
 
 def find_column_dot(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> ColumnDot | None:
     """Return the instruction for a first layer of int8 or uint8 without groups and dilation, None for others."""
-    assert kernel.anchor is not None
-    loops = schedule.get_loops(block_ref(schedule, kernel.anchor))
-    block = schedule.get(block_ref(schedule, kernel.anchor))
-    *_, lanes, groups, _, columns, words, group = extents(schedule, loops)
-    if (groups, words, group) != (1, 1, 4) or lanes % _LANES or len(loops) != 10:
+    block, (*outer, lanes, groups, _, columns, words, group) = anchor_of(schedule, kernel)
+    if (groups, words, group) != (1, 1, 4) or lanes % _LANES or len(outer) != 4:
         return None
     found = find_instruction(COLUMN_DOTS, cpu, dtypes_of(schedule, kernel)[1], lambda row: row.columns == columns)
     return found if found and window_steps(block)[1][1] == 1 else None
@@ -126,10 +123,8 @@ def find_column_dot(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> ColumnDo
 
 def rank_column_tiles(schedule: Any, kernel: Kernel, row: ColumnDot) -> list[tuple[int, int, int]]:
     """Return the register tiles (blocks of channels, rows, columns), those with the fewest instructions first."""
-    assert kernel.anchor is not None
-    block = block_ref(schedule, kernel.anchor)
-    _, channels, height, width, lanes, *_ = extents(schedule, schedule.get_loops(block))
-    stride, registers = window_steps(schedule.get(block))[1][0], lanes // _LANES
+    block, (_, channels, height, width, lanes, *_) = anchor_of(schedule, kernel)
+    stride, registers = window_steps(block)[1][0], lanes // _LANES
 
     def loads(w: int) -> int:
         return -(-ColumnRow(row.number, w, stride).reach // _LANES)

@@ -102,37 +102,36 @@ class LaneMla(Instruction):
 
         Weights are (words, lanes) if the group is one channel.
         """
-        load, bits = f'A.vload([0], dtype="{self.data}x{self.values}")', 8 * self.group
-        pixel = f"<{self.words} x i{bits}>"
-        if self.group == 1:
-            pixel = f"<{self.values} x {_LLVM_TYPES[self.data]}>"
-        else:
-            load = f'T.reinterpret({load}, dtype="int{bits}x{self.words}")'
-        several = self.group > 1
+        group, several, width = self.group, self.group > 1, self.lanes * self.group
+        load, pixel = f'A.vload([0], dtype="{self.data}x{self.values}")', _vector(self.data, self.values)
+        if several:
+            load, pixel = (
+                f'T.reinterpret({load}, dtype="int{8 * group}x{self.words}")',
+                f"<{self.words} x i{8 * group}>",
+            )
+        place = ", 0, 0" if several else ", 0"
+        loads = [f'B.vload([{word}{place}], dtype="{self.weight}x{width}")' for word in range(self.words)]
         texts = {
             **vars(self),
+            "load": load,
+            "loads": ", ".join(loads),
             "pixel": pixel,
-            "sums": f"<{self.lanes} x {_LLVM_TYPES[self.total]}>",
+            "sums": _vector(self.total, self.lanes),
             "bits": self.total.removeprefix("float"),
+            "weights": ", ".join(f"{_vector(self.weight, width)} %b{word}" for word in range(self.words)),
         }
-        width = self.lanes * self.group
-        loads = [f'B.vload([{word}, 0{", 0" * several}], dtype="{self.weight}x{width}")' for word in range(self.words)]
-        weights = [f"<{width} x {_LLVM_TYPES[self.weight]}> %b{word}" for word in range(self.words)]
-        function = {"body": self._function(texts), "weights": ", ".join(weights)}
+        texts |= {"body": self._function(texts), "declare": self.declare.format(**texts)}
+        shape = (self.words, self.lanes, group)[: 2 + several]
+        index, strides = ("vu, vi, vq", f"step, {group}, 1") if several else ("vu, vi", "step, 1")
         return Intrinsic(
             f"tvmflow.lane_{self.name}",
             "iuq",
-            (self.lanes, self.words, self.group),
-            Operand(self.data, (self.values,), f"vu * {self.group} + vq" if several else "vu"),
-            Operand(
-                self.weight,
-                (self.words, self.lanes, self.group) if several else (self.words, self.lanes),
-                "vu, vi, vq" if several else "vu, vi",
-                f"step, {self.group}, 1" if several else "step, 1",
-            ),
+            (self.lanes, self.words, group),
+            Operand(self.data, (self.values,), f"vu * {group} + vq"),
+            Operand(self.weight, shape, index, strides),
             Operand(self.total, (self.lanes,), "vi"),
-            _BODY.format(**texts, load=load, loads=", ".join(loads)),
-            _FUNCTION.format(**{**texts, **function, "declare": self.declare.format(**texts)}),
+            _BODY.format(**texts),
+            _FUNCTION.format(**texts),
         )
 
     def _function(self, texts: dict[str, object]) -> str:
@@ -141,10 +140,15 @@ class LaneMla(Instruction):
         for k in range(self.words):
             step, found = self.steps[k % len(self.steps)], "%r" if k == self.words - 1 else f"%r{k}"
             mask, mask_of_half = (", ".join([f"i32 {lane}"] * self.lanes) for lane in (k, k % 4))
-            places = {"k": k, "before": k - 1, "half": k // 4, "mask": mask, "mask_of_half": mask_of_half}
-            lines.append(step.format(**{**texts, **places, "found": found, "total": total}))
+            values = {**texts, "k": k, "before": k - 1, "half": k // 4, "mask": mask, "mask_of_half": mask_of_half}
+            lines.append(step.format(**{**values, "found": found, "total": total}))
             total = found if "{found}" in step else total
         return self.start + "\n".join(lines)
+
+
+def _vector(dtype: str, lanes: int) -> str:
+    """Return a vector type of LLVM."""
+    return f"<{lanes} x {_LLVM_TYPES[dtype]}>"
 
 
 _PAIR = (_SMULL, _SMULL + _SADDLP)

@@ -8,14 +8,14 @@ epilogue see plain channels. An odd pixel is paired with itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from tvmflow.ir.tir.blocks import Kernel, block_ref, extents
+from tvmflow.ir.tir.blocks import Kernel, extents
 from tvmflow.schedules.intrinsics.intrinsic import Instruction, Intrinsic, Operand, Sized, find_instruction
-from tvmflow.schedules.template import dtypes_of, tile_sizes, window_steps
+from tvmflow.schedules.template import anchor_of, dtypes_of, tile_sizes, window_steps
 from tvmflow.targets.cpu_features import PAIRS_FOR, CpuFeatures
 
 PAIRED_CONVOLUTION = "conv2d_paired"  # block whose weights are (OC, IC, KH, KW, words, 8, 8 bytes)
@@ -150,54 +150,36 @@ class PairTile(Sized):
         """Return how many registers hold a pair of pixels."""
         return PAIRED_LANES // self.row.group
 
-    def sums(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield the registers of sums: number, block of channels, pair of channels, pair of pixels."""
-        pairs = range((self.h * self.w + 1) // 2)
-        places = ((o, j, p) for o in range(self.c) for j in range(PAIRED_LANES // 2) for p in pairs)
-        for at, place in enumerate(places):
-            yield at, *place
-
     def _body(self) -> str:
-        sums = list(self.sums())
-        lines = [f'        S = T.alloc_local(({len(sums)}, 4), "int32")']
-        lines += [f"        {_sum_register(at)} = {self._initial_sums(o, j, p)}" for at, o, j, p in sums]
+        row, pairs = self.row, _pixel_pairs(self.h, self.w)
+        weights = list(itertools.product(range(self.c), range(PAIRED_LANES // 2)))  # blocks, pairs of channels
+        sums = {place: at for at, place in enumerate((o, j, p) for o, j in weights for p in range(len(pairs)))}
+        lines = [f'S = T.alloc_local(({len(sums)}, 4), "int32")']
+        for (o, j, p), at in sums.items():
+            loads = [f'C.vload([{o}, {y}, {x}, {j // 2 * 4}], dtype="{row.total}x4")' for y, x in pairs[p]]
+            values = [_cast_to_words(load, row.total) for load in loads]
+            lines.append(
+                f"S[{at}, T.ramp(0, 1, 4)] = {_extern_call('high' if j % 2 else 'low', values[0], values[-1])}"
+            )
         lines += [
-            f"        for i, y in T.grid({self.blocks}, {self.kh}):",
-            f"            for x in {'T.unroll' if self.kw <= _MOST_UNROLLED else 'T.serial'}({self.kw}):",
+            f"for i, y in T.grid({self.blocks}, {self.kh}):",
+            f"    for x in {'T.unroll' if self.kw <= _MOST_UNROLLED else 'T.serial'}({self.kw}):",
         ]
-        lines += [" " * 16 + line for line in self._reduction_step(sums)]
-        for at, o, j, p in sums:
-            if j % 2 == 0:  # combined with the register of the next pair of channels of the same pixels
-                for side, (y, x) in zip(("low", "high"), _pixel_pairs(self.h, self.w)[p], strict=False):
-                    other = at + len(_pixel_pairs(self.h, self.w))
-                    value = _extern_call(side, _sum_register(at, True), _sum_register(other, True))
-                    if self.row.total != "int32":
-                        value = f'T.reinterpret({value}, dtype="{self.row.total}x4")'
-                    lines.append(f"        C[{o}, {y}, {x}, T.ramp({2 * j}, 1, 4)] = {value}")
-        return "\n".join(lines)
-
-    def _initial_sums(self, o: int, j: int, p: int) -> str:
-        """Return the initial sums of a pair of channels and a pair of pixels."""
-        values = [
-            _cast_to_words(f'C.vload([{o}, {y}, {x}, {j // 2 * 4}], dtype="{self.row.total}x4")', self.row.total)
-            for y, x in _pixel_pairs(self.h, self.w)[p]
-        ]
-        return _extern_call("high" if j % 2 else "low", values[0], values[-1])
-
-    def _reduction_step(self, sums: list[tuple[int, int, int, int]]) -> list[str]:
-        """Return the statements for each block of input channels at each tap of the filter."""
-        lines = [line for p, pair in enumerate(_pixel_pairs(self.h, self.w)) for line in self._load_pixels(p, pair)]
-        for o in range(self.c):
-            for j in range(PAIRED_LANES // 2):
-                for u in range(self.words):
-                    load = f'B.vload([{o}, i, y, x, {u}, {2 * j}, 0], dtype="{self.row.weight}x{2 * self.row.group}")'
-                    lines.append(f"b{o}_{j}_{u} = {_cast_to_words(load, self.row.weight)}")
-                    for at, _, _, p in (one for one in sums if one[1:3] == (o, j)):
-                        value = _extern_call(
-                            self.row.name, _sum_register(at, True), f"a{p}_{u}", f"b{o}_{j}_{u}", "A.data"
-                        )
-                        lines.append(f"{_sum_register(at)} = {value}")
-        return lines
+        lines += [" " * 8 + line for p, pair in enumerate(pairs) for line in self._load_pixels(p, pair)]
+        for (o, j), u in itertools.product(weights, range(self.words)):
+            load = f'B.vload([{o}, i, y, x, {u}, {2 * j}, 0], dtype="{row.weight}x{2 * row.group}")'
+            lines.append(f"        b{o}_{j}_{u} = {_cast_to_words(load, row.weight)}")
+            for p in range(len(pairs)):
+                at = sums[o, j, p]
+                value = _extern_call(row.name, _load_sums(at), f"a{p}_{u}", f"b{o}_{j}_{u}", "A.data")
+                lines.append(f"        S[{at}, T.ramp(0, 1, 4)] = {value}")
+        for (o, j, p), at in sums.items():
+            for side, (y, x) in zip(("low", "high"), () if j % 2 else pairs[p], strict=False):
+                # combined with the register of the next pair of channels of the same pixels
+                value = _extern_call(side, _load_sums(at), _load_sums(sums[o, j + 1, p]))
+                value = value if row.total == "int32" else f'T.reinterpret({value}, dtype="{row.total}x4")'
+                lines.append(f"C[{o}, {y}, {x}, T.ramp({2 * j}, 1, 4)] = {value}")
+        return "\n".join(" " * 8 + line for line in lines)
 
     def _load_pixels(self, number: int, pair: list[tuple[int, int]]) -> list[str]:
         """Return the loads of a pair of pixels."""
@@ -219,8 +201,8 @@ class PairTile(Sized):
         return [*lines, f"a{number}_0 = {_extern_call('join', f'p{number}_0', f'p{number}_{len(pair) - 1}')}"]
 
 
-def _sum_register(at: int, is_read: bool = False) -> str:
-    return f'S.vload([{at}, 0], dtype="int32x4")' if is_read else f"S[{at}, T.ramp(0, 1, 4)]"
+def _load_sums(at: int) -> str:
+    return f'S.vload([{at}, 0], dtype="int32x4")'
 
 
 def _cast_to_words(value: str, dtype: str) -> str:
@@ -251,10 +233,8 @@ def _are_neighbours(pair: list[tuple[int, int]], stride: int) -> bool:
 
 def rank_mmla_tiles(schedule: Any, kernel: Kernel, row: Mmla) -> list[tuple[int, int, int]]:
     """Return the register tiles (blocks of channels, rows, columns), those with the fewest instructions first."""
-    assert kernel.anchor is not None
-    block = block_ref(schedule, kernel.anchor)
-    _, channels, height, width, _, _, kh, kw, words, _ = extents(schedule, schedule.get_loops(block))
-    (sh, _), (sw, _) = window_steps(schedule.get(block))
+    block, (_, channels, height, width, _, _, kh, kw, words, _) = anchor_of(schedule, kernel)
+    (sh, _), (sw, _) = window_steps(block)
 
     def fits(point: tuple[int, int, int]) -> bool:
         weights, pairs = point[0] * PAIRED_LANES // 2, len(_pixel_pairs(*point[1:]))

@@ -137,8 +137,14 @@ def find_dot(cpu: CpuFeatures, data: str, lanes: int, both_computed: bool = Fals
     return find_instruction(DOTS, cpu, data, lambda dot: dot.both_computed == both_computed and lanes % dot.lanes == 0)
 
 
-def tensorize_dot(schedule: Any, dot: Dot, block: Any, lane: Any, reduction: Any, outermost: Any) -> None:
-    """Tensorize the loop `lane` of a block; sums are initialized before the loop `reduction`."""
+def sum_lanes(schedule: Any, dot: Dot | None, block: Any, lane: Any, reduction: Any, outermost: Any) -> None:
+    """Compute the loop `lane` of a block in vectors, by an instruction if one is given; sums are initialized before the
+    loop `reduction`.
+    """
+    if dot is None:
+        schedule.vectorize(lane)
+        schedule.decompose_reduction(block, reduction)
+        return
     groups, summed = schedule.split(lane, [None, dot.lanes])
     schedule.unroll(groups)
     dot.intrinsic.tensorize(schedule, block, reduction, summed, outermost)
