@@ -95,12 +95,8 @@ class Tile(Sized):
 
     @property
     def is_possible(self) -> bool:
-        fits = (
-            min(self.c, self.h, self.w, self.blocks) > 0
-            and self.w <= ROWS
-            and registers_of(self.c, self.h) <= REGISTERS
-        )
-        return fits and self.inner in (4, 8, 16) and self.plain <= 1 and self.joined <= 1
+        fits = min(self.c, self.h, self.w, self.blocks) > 0 and registers_of(self.c, self.h) <= REGISTERS
+        return fits and self.w <= ROWS and self.inner in (4, 8, 16) and max(self.plain, self.joined) <= 1
 
     @cached_property
     def intrinsic(self) -> Intrinsic:
@@ -112,21 +108,15 @@ class Tile(Sized):
         weight, total, group = ("bfloat16", "float32", 2) if self.data == "bfloat16" else ("int8", "int32", 4)
         words, (high, wide) = self.inner // group, self.window
         place = f"vh * {self.sh} + vy * {self.dh}, vw * {self.sw} + vx * {self.dw} + vh * {self.ph} + vy * {self.py}"
-        data = Operand(
-            self.data,
-            (high, wide, self.blocks, self.inner),
-            f"{place}, vi, vu * {group} + vq",
-            f"row, pixel, {self.inner}, 1",
-        )
+        shape, index, strides = (high, wide, self.blocks, self.inner), f"{place}, vi", f"row, pixel, {self.inner}"
         if self.plain:
-            shape = (self.blocks, high, wide, self.inner)
-            data = Operand(self.data, shape, f"vi, {place}, vu * {group} + vq", "unit, row, pixel, 1")
+            shape, index, strides = (self.blocks, high, wide, self.inner), f"vi, {place}", "unit, row, pixel"
         weights = (self.c, self.kh, self.kw, self.blocks, words, LANES, group)
         return Intrinsic(
             self.name,
             "ohwvyxiuq",
             (self.c, self.h, self.w, LANES, self.kh, self.kw, self.blocks, words, group),
-            data,
+            Operand(self.data, shape, f"{index}, vu * {group} + vq", f"{strides}, 1"),
             Operand(weight, weights, "vo, vy, vx, vi, vu, vv, vq"),
             Operand(total, (self.c, self.h, self.w, LANES), "vo, vh, vw, vv", "sums, line, 16, 1"),
             self._body(),

@@ -105,10 +105,8 @@ class LaneMla(Instruction):
         group, several, width = self.group, self.group > 1, self.lanes * self.group
         load, pixel = f'A.vload([0], dtype="{self.data}x{self.values}")', _vector(self.data, self.values)
         if several:
-            load, pixel = (
-                f'T.reinterpret({load}, dtype="int{8 * group}x{self.words}")',
-                f"<{self.words} x i{8 * group}>",
-            )
+            load = f'T.reinterpret({load}, dtype="int{8 * group}x{self.words}")'
+            pixel = f"<{self.words} x i{8 * group}>"
         place = ", 0, 0" if several else ", 0"
         loads = [f'B.vload([{word}{place}], dtype="{self.weight}x{width}")' for word in range(self.words)]
         texts = {

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from tvmflow.ir.tir.blocks import Kernel, extents
 from tvmflow.schedules.intrinsics.intrinsic import Instruction, Intrinsic, Operand, Sized, find_instruction
 from tvmflow.schedules.template import anchor_of, dtypes_of, tile_sizes, window_steps
-from tvmflow.targets.cpu_features import PAIRS_FOR, CpuFeatures
+from tvmflow.targets.cpu_features import CpuFeatures
 
 PAIRED_CONVOLUTION = "conv2d_paired"  # block whose weights are (OC, IC, KH, KW, words, 8, 8 bytes)
 PAIRED_LANES = 8  # channels of a block of the image and of the outputs
@@ -55,16 +55,11 @@ declare {sum} @{llvm}({sum}, {packed}, {packed})
 
 @dataclass(frozen=True)
 class Mmla(Instruction):
-    """A matrix multiply-accumulate instruction.
-
-    weight, total: dtypes; llvm: name of LLVM's intrinsic; sum, packed: its types.
-    """
+    """A matrix multiply-accumulate instruction. weight, total: dtypes; llvm: name of LLVM's intrinsic."""
 
     weight: str
     total: str
     llvm: str
-    sum: str = "<4 x i32>"
-    packed: str = "<16 x i8>"
 
     @property
     def group(self) -> int:
@@ -74,23 +69,14 @@ class Mmla(Instruction):
     @property
     def imports(self) -> str:
         """Return LLVM code of the functions that the body calls."""
-        return _SHUFFLES + _MULTIPLY.format(name=self.name, llvm=self.llvm, sum=self.sum, packed=self.packed)
+        sums, packed = ("<4 x float>", "<8 x bfloat>") if self.data == "bfloat16" else ("<4 x i32>", "<16 x i8>")
+        return _SHUFFLES + _MULTIPLY.format(name=self.name, llvm=self.llvm, sum=sums, packed=packed)
 
 
 PAIRS = (
-    Mmla(14, "smmla", PAIRS_FOR["int8"], "int8", "int8", "int32", "llvm.aarch64.neon.smmla.v4i32.v16i8"),
-    Mmla(15, "usmmla", PAIRS_FOR["uint8"], "uint8", "int8", "int32", "llvm.aarch64.neon.usmmla.v4i32.v16i8"),
-    Mmla(
-        16,
-        "bfmmla",
-        PAIRS_FOR["bfloat16"],
-        "bfloat16",
-        "bfloat16",
-        "float32",
-        "llvm.aarch64.neon.bfmmla",
-        "<4 x float>",
-        "<8 x bfloat>",
-    ),
+    Mmla(14, "smmla", "i8mm", "int8", "int8", "int32", "llvm.aarch64.neon.smmla.v4i32.v16i8"),
+    Mmla(15, "usmmla", "i8mm", "uint8", "int8", "int32", "llvm.aarch64.neon.usmmla.v4i32.v16i8"),
+    Mmla(16, "bfmmla", "bf16", "bfloat16", "bfloat16", "float32", "llvm.aarch64.neon.bfmmla"),
 )
 
 
@@ -158,9 +144,8 @@ class PairTile(Sized):
         for (o, j, p), at in sums.items():
             loads = [f'C.vload([{o}, {y}, {x}, {j // 2 * 4}], dtype="{row.total}x4")' for y, x in pairs[p]]
             values = [_cast_to_words(load, row.total) for load in loads]
-            lines.append(
-                f"S[{at}, T.ramp(0, 1, 4)] = {_extern_call('high' if j % 2 else 'low', values[0], values[-1])}"
-            )
+            value = _extern_call("high" if j % 2 else "low", values[0], values[-1])
+            lines.append(f"S[{at}, T.ramp(0, 1, 4)] = {value}")
         lines += [
             f"for i, y in T.grid({self.blocks}, {self.kh}):",
             f"    for x in {'T.unroll' if self.kw <= _MOST_UNROLLED else 'T.serial'}({self.kw}):",

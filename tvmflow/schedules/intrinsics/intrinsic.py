@@ -80,9 +80,9 @@ class Intrinsic:
         return self.name
 
     def tensorize(self, schedule: Any, block: Any, reduction: Any, loop: Any, outermost: Any) -> None:
-        """Replace the loop of a block; sums are initialized before the loop `reduction`.
+        """Replace a loop of a block; sums are initialized before the loop `reduction`.
 
-        outermost: the loop around all functions that the body calls.
+        outermost: the loop that is annotated with the LLVM IR that the body calls.
         """
         init = decompose_init(schedule, block, reduction)
         name, spatial = self.register(), self._looped(self.sums.index)
@@ -214,7 +214,5 @@ def instruction_of(table: Iterable[_Row], knobs: Knobs) -> _Row | None:
 def find_instruction(
     table: Iterable[_Row], cpu: CpuFeatures, data: str, fits: Callable[[_Row], bool] = lambda _: True
 ) -> _Row | None:
-    """Return the first instruction of a table for images of a dtype that a CPU has and that fits, None if there is
-    none.
-    """
+    """Return a CPU's first instruction of a table for images of a dtype that fits, None if there is none."""
     return next((row for row in table if row.data == data and row.needs in cpu.dots and fits(row)), None)
