@@ -1,8 +1,8 @@
 """Define what all tensor intrinsics share: their type, the tables of instructions, and how loops are replaced.
 
-TVM's passes replace bfloat16 by 16-bit integers, which LLVM's intrinsics do not accept, and LLVM has no names for some
-operands; so bodies call functions in LLVM IR. Bodies pass A.data to them so that TVM does not widen a buffer of
-bfloat16 or float16 to float32, which it does if it only sees loads and stores.
+TVM's passes replace bfloat16 by 16-bit integers, which LLVM's intrinsics do not accept; so bodies call functions in
+LLVM IR. They pass A.data so that TVM does not widen a buffer of bfloat16 or float16 to float32, which it does if it
+only sees loads and stores.
 """
 
 from __future__ import annotations
