@@ -35,7 +35,7 @@ from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed_precision
 from tvmflow.quantization.post_training import quantize_int8
-from tvmflow.schedules.intrinsics import amx as tile_intrinsics
+from tvmflow.schedules.intrinsics.intrinsic import Intrinsic
 from tvmflow.schedules.registry import apply_template
 from tvmflow.sources.networks.torch_zoo import build
 from tvmflow.targets.resolve import host_target
@@ -140,7 +140,7 @@ def test_every_kind_of_tile_keeps_the_output(
     packed = x.reshape(1, -1, min(channels[0], 16), size, size).transpose(0, 1, 3, 4, 2)
     for knobs in tiled[:: max(len(tiled) // 4, 1)]:
         trace = trace_json(apply_template(workload.function, match[0], knobs))
-        tile_intrinsics.register_tile.cache_clear()  # as in a process that has scheduled nothing
+        Intrinsic.register.cache_clear()  # as in a process that has scheduled nothing
         executable, choices, *_ = build_scheduled(module, BACKEND, {workload.key: {"trace": trace}})
         assert [choice.how for choice in choices] == ["record"]
         before, configured = emulator.amx_executed(), emulator.amx_configured()

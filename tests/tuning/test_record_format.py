@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tvmflow.schedules.intrinsics.amx import tiles_in
-from tvmflow.schedules.intrinsics.arm_first_layer import column_rows_in
-from tvmflow.schedules.intrinsics.arm_mmla import mmla_tiles_in
+from tvmflow.schedules.intrinsics.amx import Tile
+from tvmflow.schedules.intrinsics.arm_first_layer import ColumnRow
+from tvmflow.schedules.intrinsics.arm_mmla import PairTile
 from tvmflow.schedules.intrinsics.dot_product import AVX512_BF16
 from tvmflow.support.errors import StoreError
 from tvmflow.tuning.records.format import MAX_LINE_BYTES, is_cut_off, parse_line
@@ -102,7 +102,7 @@ HOSTILE = {
     "endless trace": _with(trace=[[], [0] * 200_001]),
     "foreign LLVM": _with(trace=_import("define void @x() { ret void }")),
     "foreign C": _with(trace=_import("int x;", "pragma_import_c")),
-    "LLVM of another instruction": _with(trace=_import(AVX512_BF16.imports)),
+    "LLVM of another instruction": _with(trace=_import(AVX512_BF16.intrinsic.imports)),
     "key in a list": _with(trace=[[["Annotate", ["l1", "x"], [["pragma_import_llvm"]], []]], []]),
     "long number": LINE.replace("0.002", "1" * 5000),
     "closed too early": LINE + "}",
@@ -125,29 +125,29 @@ def test_a_line_that_is_no_record_is_one_error_and_nothing_is_stored(tmp_path: P
 
 
 def test_machine_code_of_our_own_is_let_through() -> None:
-    own = _import(AVX512_BF16.imports, name=AVX512_BF16.intrinsic_name)
+    own = _import(AVX512_BF16.intrinsic.imports, name=AVX512_BF16.intrinsic.name)
     tile = "tvmflow.tiles_uint8_2_2_8_3_3_4_16_0_1_1_1_1_1_0_0"
-    tiles = tiles_in(
+    tiles = Tile.named_in(
         tile
         + (
             " tvmflow.tiles_int8_999999_999999_9_1_1_1_16_0_0_1_1_1_1_0_0 "
             "tvmflow.tiles_int8_0_1_1_1_1_1_16_0_0_1_1_1_1_0_0 tvmflow.tiles_int8_1_1_1_1_1_1_5_0_0_1_1_1_1_0_0"
         )
     )
-    assert [one.intrinsic_name for one in tiles] == [tile]
+    assert [one.name for one in tiles] == [tile]
     pair = "tvmflow.pairs_15_2_1_4_8_3_3_1_1_1_1"
-    pairs = mmla_tiles_in(pair + " tvmflow.pairs_15_4_4_7_8_3_3_1_1_1_1 tvmflow.pairs_13_1_1_4_8_3_3_1_1_1_1")
-    assert [one.intrinsic_name for one in pairs] == [pair]
+    pairs = PairTile.named_in(pair + " tvmflow.pairs_15_4_4_7_8_3_3_1_1_1_1 tvmflow.pairs_13_1_1_4_8_3_3_1_1_1_1")
+    assert [one.name for one in pairs] == [pair]
     column = "tvmflow.columns_27_8_2"
-    columns = column_rows_in(
+    columns = ColumnRow.named_in(
         column + " tvmflow.columns_22_1_1 tvmflow.columns_9_8_2 tvmflow.columns_27_99_2 tvmflow.columns_27_0_2"
     )
-    assert [one.intrinsic_name for one in columns] == [column]
+    assert [one.name for one in columns] == [column]
     for trace in (
-        _import(columns[0].of.imports, name=column),
+        _import(columns[0].intrinsic.imports, name=column),
         own,
-        _import(tiles[0].imports, name=tile),
-        _import(pairs[0].row.imports, name=pair),
+        _import(tiles[0].intrinsic.imports, name=tile),
+        _import(pairs[0].intrinsic.imports, name=pair),
     ):
         assert record_of({**asdict(ONE), "trace": trace}).trace == trace
 
@@ -232,5 +232,5 @@ def _read_or_refuse(path: Path, line: bytes) -> None:
 
 
 def test_a_tile_without_further_sums_is_one_of_ours() -> None:
-    assert len(tiles_in("tvmflow.tiles_uint8_1_1_1_1_1_4_16_0_0_0_0_0_0_0_0")) == 1
-    assert not tiles_in("tvmflow.tiles_uint8_0_1_1_1_1_4_16_0_0_0_0_0_0_0_0")
+    assert len(Tile.named_in("tvmflow.tiles_uint8_1_1_1_1_1_4_16_0_0_0_0_0_0_0_0")) == 1
+    assert not Tile.named_in("tvmflow.tiles_uint8_0_1_1_1_1_4_16_0_0_0_0_0_0_0_0")

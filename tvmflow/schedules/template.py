@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
-from tvmflow.ir.tir.tvm_script import parsed
 from tvmflow.ir.tvm_compat import linear_factors
 from tvmflow.targets.cpu_features import CpuFeatures
 
@@ -40,6 +40,17 @@ class Template:
 def divisors(number: int, limit: int) -> list[int]:
     """Return the divisors of a number up to a limit, ascending."""
     return [d for d in range(1, min(number, limit) + 1) if number % d == 0]
+
+
+def unroll_loops(schedule: Any, *loops: Any) -> None:
+    for loop in loops:
+        schedule.unroll(loop)
+
+
+def tile_sizes(sizes: tuple[int, int, int], limits: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+    """Return the tiles (blocks of channels, rows, columns) that divide outputs of these sizes, up to limits."""
+    c, h, w = (divisors(size, limit) for size, limit in zip(sizes, limits, strict=True))
+    return list(itertools.product(c, h, w))
 
 
 def packed_loops(schedule: Any, block: Any) -> list[Any]:
@@ -220,10 +231,26 @@ def image_bytes(schedule: Any, kernel: Kernel) -> int:
     return max(_bytes_of(image) for image in images)
 
 
-def _regions(schedule: Any, kernel: Kernel) -> list[Any]:
+def anchor_of(schedule: Any, kernel: Kernel) -> tuple[Any, list[int]]:
+    """Return the block of a kernel's only reduction, and the extents of its loops."""
     assert kernel.anchor is not None
-    block = schedule.get(block_ref(schedule, kernel.anchor))
-    return [*block.writes, *list(block.reads)[-2:]]
+    block = block_ref(schedule, kernel.anchor)
+    return schedule.get(block), extents(schedule, schedule.get_loops(block))
+
+
+def _regions(schedule: Any, kernel: Kernel) -> list[Any]:
+    block, _ = anchor_of(schedule, kernel)
+    return [*block.writes, *operands_of(block)]
+
+
+def operands_of(block: Any) -> list[Any]:
+    """Return the image and the weights of a convolution; a bias is read before them."""
+    return list(block.reads)[-2:]
+
+
+def dtypes_of(schedule: Any, kernel: Kernel) -> list[str]:
+    """Return the dtypes of a convolution's sums, image and weights."""
+    return [str(region_buffer(region).dtype) for region in _regions(schedule, kernel)]
 
 
 def _bytes_of(region: Any) -> int:
@@ -246,41 +273,9 @@ def stride_and_dilation(image: Any, axis: int, block: Any, variables: tuple[int,
     return linear_factors(image.region[axis].min, [block.iter_vars[index].var for index in variables])
 
 
-def tensorize_tile(schedule: Any, anchor: Any, intrinsic: str, start: str = "") -> None:
-    """Tensorize the nine innermost loops of a convolution: four over outputs, five over the reduction.
-
-    start: the intrinsic that initializes the sums; vectors of zeros if it is empty. Unit loops are left out of the
-    intrinsic: TVM drops them on one side of its comparison only.
-    """
-    loops = schedule.get_loops(anchor)[-9:]
-    sizes = extents(schedule, loops)
-    once = [loop for loop, size in zip(loops, sizes, strict=True) if size == 1]
-    summed_once = [loop for loop, size in zip(loops[4:], sizes[4:], strict=True) if size == 1]
-    inner = [loop for loop, size in zip(loops, sizes, strict=True) if size > 1]
-    schedule.reorder(*once, *inner)
-    init = decompose_init(schedule, anchor, [*summed_once, *inner][0])
-    if start:
-        starting = schedule.get_loops(init)[-sum(size > 1 for size in sizes[:4]) :]
-        schedule.tensorize(starting[0], start)
-    else:
-        schedule.vectorize(schedule.get_loops(init)[-1])
-    schedule.tensorize(inner[0], intrinsic)
-
-
-def describe_axes(names: str, sizes: Sequence[int]) -> dict[str, str]:
-    """Return the parts of an intrinsic's description that depend on its axes; unit axes have no loop and the index 0.
-
-    names: a letter for each axis, four of outputs, and five of the reduction or none.
-    """
-    axes = list(zip(names, sizes, "SSSSRRRRR"[: len(names)], strict=True))
-    looped = [axis for axis in axes if axis[1] > 1]
-    return {
-        **{f"v{name}": f"v{name}" if size > 1 else "0" for name, size, _ in axes},
-        "loops": ", ".join(name for name, _, _ in looped),
-        "axes": ", ".join(f"v{name}" for name, _, _ in looped),
-        "extents": ", ".join(str(size) for _, size, _ in looped),
-        "kinds": "".join(kind for _, _, kind in looped),
-    }
+def window_steps(block: Any) -> list[list[int]]:
+    """Return stride and dilation of a convolution's rows, and of its columns, on packed channels."""
+    return [stride_and_dilation(operands_of(block)[0], axis, block, (axis, axis + 4)) for axis in (2, 3)]
 
 
 def remove_duplicates(knobs: list[Knobs]) -> list[Knobs]:
@@ -288,23 +283,6 @@ def remove_duplicates(knobs: list[Knobs]) -> list[Knobs]:
     return list({tuple(sorted(k.items())): k for k in knobs}.values())
 
 
-def register_intrinsic(name: str, source: str, meaning: str, instructions: str, values: dict[str, Any]) -> str:
-    """Register a tensor intrinsic with TVM and return its name.
-
-    source: TVMScript with {body} for the description and the implementation; values: replacements of its {names}.
-    """
-    from tvm.s_tir import TensorIntrin
-
-    parts = [parsed(source.replace("{body}", body).format(**values)) for body in (meaning, instructions)]
-    TensorIntrin.register(name, parts[0], parts[1], override=True)
-    return name
-
-
 def leaves_idle(tasks: int, threads: int) -> bool:
     """Whether threads idle too long at the end, if each gets the same number of consecutive tasks."""
     return 1 - tasks / (threads * -(-tasks // threads)) > _MOST_IDLE
-
-
-def is_named_in(name: str, trace: str) -> bool:
-    """Whether a trace contains the name of an intrinsic, in single or double quotes."""
-    return f'"{name}"' in trace or f"'{name}'" in trace

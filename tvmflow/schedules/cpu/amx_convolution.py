@@ -12,18 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from tvmflow.ir.relax.serialization import bytes_of
-from tvmflow.ir.tir.blocks import IMPORTED_LLVM, Kernel, block_ref, extents, region_buffer
-from tvmflow.schedules.intrinsics.amx import (
-    LANES,
-    REGISTERS,
-    ROW_BYTES,
-    ROWS,
-    Tile,
-    register_tile,
-    registers_of,
-    tile_depth,
-)
-from tvmflow.schedules.template import Knobs, divisors, stride_and_dilation, tensorize_tile
+from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
+from tvmflow.schedules.intrinsics.amx import LANES, REGISTERS, ROW_BYTES, ROWS, Tile, registers_of, tile_depth
+from tvmflow.schedules.template import Knobs, anchor_of, stride_and_dilation, tile_sizes
 from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures
 
 TILED_CONVOLUTION = "conv2d_tiles"  # block whose weights are (OC, KH, KW, IC, ...)
@@ -59,13 +50,9 @@ def amx_tile_candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced
     """
     if reduced != 5 or not is_amx_convolution(kernel):
         return []
-    assert kernel.anchor is not None
-    block = schedule.get(block_ref(schedule, kernel.anchor))
+    block, (_, channels, height, width, lanes, _, columns, blocks, words, _) = anchor_of(schedule, kernel)
     image = block.reads[0]
     data = str(region_buffer(image).dtype)
-    _, channels, height, width, lanes, _, columns, blocks, words, _ = extents(
-        schedule, schedule.get_loops(block_ref(schedule, kernel.anchor))
-    )
     if TILES_FOR.get(data, "") not in cpu.dots or lanes != LANES:
         return []
     column, channel = (2, 3) if _is_pixel_major(image, block) else (3, 1)
@@ -82,13 +69,8 @@ def amx_tile_candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures, reduced
         slowest = max(c * h * (w + 1), _LATENCY, 0.5 * h * w + 1.3 * c * rows)
         return slowest / (c * h * w) + 0.5 * (c + h) / (c * h)
 
-    tiles = [
-        (c, h, w)
-        for c in divisors(channels, REGISTERS - 2)
-        for h in divisors(height, REGISTERS - 2)
-        for w in divisors(width, ROWS)
-        if registers_of(c, h) <= REGISTERS
-    ]
+    tiles = tile_sizes((channels, height, width), (REGISTERS - 2, REGISTERS - 2, ROWS))
+    tiles = [tile for tile in tiles if registers_of(*tile[:2]) <= REGISTERS]
     line = _blocks_per_line(schedule, kernel)
     tiles.sort(
         key=lambda tile: (channels % line == 0 and tile[0] % line > 0, cycles(tile), -tile[0] * tile[1] * tile[2])
@@ -149,9 +131,7 @@ def tensorize_amx(schedule: Any, anchor: Any, outermost: Any, plain: bool) -> No
         tile = replace(tile, joined=0)
         copy = next(block for block in schedule.get_producers(anchor) if _writes(schedule, block, image))
         schedule.storage_align(copy, 0, 2, 2 * ROW_BYTES // tile.size, ROW_BYTES // tile.size)
-    name = register_tile(tile)
-    tensorize_tile(schedule, anchor, name, f"{name}_zero")
-    schedule.annotate(outermost, IMPORTED_LLVM, tile.imports)
+    tile.intrinsic.tensorize_tile(schedule, anchor, outermost)
 
 
 def _writes(schedule: Any, block: Any, image: Any) -> bool:

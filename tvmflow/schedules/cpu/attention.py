@@ -11,8 +11,17 @@ from typing import Any
 from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.ir.tvm_compat import load_class
 from tvmflow.schedules.cpu.batch_matmul import copy_rows, matmul_tiles, row_blocks, sum_in_registers, tile_block
-from tvmflow.schedules.intrinsics.dot_product import find_dot, get_dot
-from tvmflow.schedules.template import Knobs, Template, parallel_candidates, parallelize, remove_duplicates, work_of
+from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot
+from tvmflow.schedules.intrinsics.intrinsic import instruction_of
+from tvmflow.schedules.template import (
+    Knobs,
+    Template,
+    parallel_candidates,
+    parallelize,
+    remove_duplicates,
+    unroll_loops,
+    work_of,
+)
 from tvmflow.targets.cpu_features import CpuFeatures
 
 _NAME = "attention"
@@ -60,7 +69,7 @@ def _candidates(schedule: Any, _kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]
 
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     rows, blocks = _split_rows(schedule, block_ref(schedule, kernel.after[-1]), knobs)
-    dot = get_dot(knobs["dot"]) if knobs.get("dot") else None
+    dot = instruction_of(DOTS, knobs)
     sum_in_registers(schedule, _block(schedule, "mixed"), blocks, dot, rows)
     schedule.compute_at(_block(schedule, "factor"), rows, preserve_unit_loops=True)
     for name in _SOFTMAX:
@@ -96,8 +105,7 @@ def _split_rows(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any]:
     rows = schedule.fuse(batch, outer)
     if knobs["parallel"]:
         schedule.parallel(rows)
-    for axis in (row, block):
-        schedule.unroll(axis)
+    unroll_loops(schedule, row, block)
     schedule.vectorize(lane)
     return rows, blocks
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, extents
-from tvmflow.schedules.intrinsics.dot_product import Dot, tensorize_dot
+from tvmflow.schedules.intrinsics.dot_product import Dot, sum_lanes
 from tvmflow.schedules.template import (
     Knobs,
     Template,
@@ -17,6 +17,7 @@ from tvmflow.schedules.template import (
     parallel_candidates,
     parallelize,
     remove_duplicates,
+    unroll_loops,
     work_of,
 )
 from tvmflow.targets.cpu_features import CpuFeatures
@@ -44,8 +45,7 @@ def tile_block(schedule: Any, sums: Any, rows: int, blocks: int) -> Any:
     outer, row = schedule.split(row, [None, rows])
     around, block = schedule.split(block, [None, blocks])
     schedule.reorder(outer, around, row, block, lane)
-    for axis in (row, block):
-        schedule.unroll(axis)
+    unroll_loops(schedule, row, block)
     schedule.vectorize(lane)
     return around
 
@@ -56,13 +56,8 @@ def sum_in_registers(schedule: Any, product: Any, loop: Any, dot: Dot | None = N
     schedule.set_scope(product, 0, "local")
     row, block, lane, over, *pair = schedule.get_loops(product)[-5 if dot else -4 :]
     schedule.reorder(over, row, block, lane, *pair)
-    for axis in (row, block):
-        schedule.unroll(axis)
-    if dot:
-        tensorize_dot(schedule, dot, product, lane, over, outermost)
-        return
-    schedule.vectorize(lane)
-    schedule.decompose_reduction(product, over)
+    unroll_loops(schedule, row, block)
+    sum_lanes(schedule, dot, product, lane, over, outermost)
 
 
 def copy_rows(schedule: Any, copy: Any, loop: Any, lanes: int) -> None:

@@ -11,33 +11,30 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvmflow.ir.tir.blocks import IMPORTED_LLVM, Kernel, block_ref, buffer_bytes, extents, region_buffer
+from tvmflow.ir.tir.blocks import Kernel, block_ref, buffer_bytes, extents, region_buffer
 from tvmflow.schedules.cpu.amx_convolution import amx_tile_candidates, copy_channels_last, tensorize_amx
 from tvmflow.schedules.intrinsics.arm_first_layer import (
+    COLUMN_DOTS,
     find_column_dot,
-    get_column_dot,
     rank_column_tiles,
     tensorize_columns,
 )
-from tvmflow.schedules.intrinsics.arm_lane_mla import (
-    LaneMla,
-    find_lane_mla,
-    get_lane_mla,
-    rank_lane_tiles,
-    register_lane_mla,
-)
-from tvmflow.schedules.intrinsics.arm_mmla import find_mmla, get_mmla, rank_mmla_tiles, tensorize_mmla
-from tvmflow.schedules.intrinsics.dot_product import find_dot, get_dot, tensorize_dot
+from tvmflow.schedules.intrinsics.arm_lane_mla import LANES, LaneMla, find_lane_mla, rank_lane_tiles, tensorize_lane_mla
+from tvmflow.schedules.intrinsics.arm_mmla import PAIRS, find_mmla, rank_mmla_tiles, tensorize_mmla
+from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot, sum_lanes
+from tvmflow.schedules.intrinsics.intrinsic import instruction_of
 from tvmflow.schedules.template import (
     PREFETCHED,
     SMALL_WORK,
     Knobs,
     Template,
-    decompose_init,
+    anchor_of,
     divisors,
+    dtypes_of,
     image_bytes,
     leaves_idle,
     merge_epilogue,
+    operands_of,
     order_tile_loops,
     parallel_candidates,
     parallelize_pixels,
@@ -45,9 +42,11 @@ from tvmflow.schedules.template import (
     pixels_first_knob,
     rank_register_tiles,
     remove_duplicates,
-    stride_and_dilation,
     tile_image,
+    tile_sizes,
+    unroll_loops,
     weight_bytes,
+    window_steps,
     work_of,
 )
 from tvmflow.targets.cpu_features import CpuFeatures
@@ -116,7 +115,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
             "w_tile": w,
             "rows_first": rows,
             "pad_inside": inside,
-            "chunk": _round_up_rows(chunk, h, height) if get_mmla(number) else max(chunk, h),
+            "chunk": _round_up_rows(chunk, h, height) if instruction_of(PAIRS, {"dot": number}) else max(chunk, h),
             "unroll": unroll,
             "parallel": parallel,
             "dot": number,
@@ -156,7 +155,7 @@ def _prefetch_knob(schedule: Any, kernel: Kernel, cpu: CpuFeatures, knobs: Knobs
     (_, channels, height, width, *_), reduced = window
     if reduced < 4 or cpu.lanes < 8 or knobs.get("tiles"):
         return {}
-    size = buffer_bytes(region_buffer(schedule.get(block_ref(schedule, kernel.anchor)).reads[-1]))
+    size = buffer_bytes(region_buffer(operands_of(anchor_of(schedule, kernel)[0])[1]))
     tiles = knobs["chunk"] // knobs["h_tile"] * width // knobs["w_tile"]
     many = size > cpu.l2_bytes // 4 and size * knobs["c_tile"] // channels <= cpu.l2_bytes * 3 // 8
     if not (many and tiles in _PREFETCHING):
@@ -182,16 +181,13 @@ def _rank_variants(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tupl
     most, fewer = cpu.accumulators(held), cpu.accumulators(held, spare=max(cpu.registers * 3 // 16, 4))
     points = [
         (c, h, w)
-        for c in ([1] if by_channel or part < lanes else divisors(channels, 8))
-        for h in divisors(height, 4)
-        for w in divisors(width, 28)
+        for c, h, w in tile_sizes((channels, height, width), (1 if by_channel or part < lanes else 8, 4, 28))
         if c * h * w <= (fewer if by_channel or c > 1 or part < lanes else most)
     ]
     points = rank_register_tiles(points, cpu, held, by_channel)
     dot = None
     if reduced == 5:
-        image = _operands(schedule.get(block_ref(schedule, kernel.anchor)))[0]
-        dot = find_dot(cpu, str(region_buffer(image).dtype), part)
+        dot = find_dot(cpu, dtypes_of(schedule, kernel)[1], part)
     unrolls = (0,) if dot else (1, 0) if part < lanes else (0, 1)
     variants = [(unroll, dot.number if dot else 0, point) for unroll in unrolls for point in points[:24]]
     row = _find_lane_mla(schedule, kernel, cpu, lanes, reduced)
@@ -202,7 +198,9 @@ def _rank_variants(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tupl
         ]
     elif row:
         unrolls = (1, 0) if row.group > 1 else (0, 1)
-        tried = rank_lane_tiles(row, channels, height, width, lanes, _filter_columns(schedule, kernel))[:12]
+        block, sizes = anchor_of(schedule, kernel)
+        columns_and_step = sizes[7], window_steps(block)[1][0]
+        tried = rank_lane_tiles(row, channels, height, width, lanes, columns_and_step)[:12]
         variants = [(unroll, row.number, point) for point in tried for unroll in unrolls] + variants[:24]
     return variants
 
@@ -211,22 +209,9 @@ def _find_lane_mla(schedule: Any, kernel: Kernel, cpu: CpuFeatures, lanes: int, 
     """Return the lane multiply-accumulate of a convolution of packed channels, None if the processor has none."""
     if reduced not in (4, 5) or kernel.anchor is None:
         return None
-    block = schedule.get(block_ref(schedule, kernel.anchor))
-    sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
-    inner = sizes[-1 if reduced == 4 else -2 :]
-    data, weight = (str(region_buffer(region).dtype) for region in _operands(block))
-    dtypes = (data, weight, str(region_buffer(block.writes[0]).dtype))
-    grouped = (inner[0], inner[1] if reduced == 5 else 1)
-    return find_lane_mla(cpu, dtypes, lanes, grouped)
-
-
-def _filter_columns(schedule: Any, kernel: Kernel) -> tuple[int, int]:
-    """Return the columns of a filter on packed channels, and the stride between windows."""
-    assert kernel.anchor is not None
-    block = block_ref(schedule, kernel.anchor)
-    node = schedule.get(block)
-    step, _ = stride_and_dilation(_operands(node)[0], 3, node, (3, 7))
-    return extents(schedule, schedule.get_loops(block))[7], step
+    words, group = [*anchor_of(schedule, kernel)[1], 1][8:10]
+    total, data, weight = dtypes_of(schedule, kernel)
+    return find_lane_mla(cpu, (data, weight, total), lanes, (words, group))
 
 
 def _channels_per_group(schedule: Any, anchor: str, reduced: int) -> int:
@@ -241,14 +226,9 @@ def _channels_per_group(schedule: Any, anchor: str, reduced: int) -> int:
         return sizes[4]
     read, inside = (
         math.prod(sizes[-1 if reduced == 4 else -2 :]),
-        int(region_buffer(_operands(schedule.get(block))[0]).shape[-1]),
+        int(region_buffer(operands_of(schedule.get(block))[0]).shape[-1]),
     )
     return sizes[4] if read == inside or sizes[5] > 1 else read
-
-
-def _operands(block: Any) -> list[Any]:
-    """Return the image and the weights of a convolution; a bias is read before them."""
-    return list(block.reads)[-2:]
 
 
 def _row_chunks(height: int, threads: int) -> list[int]:
@@ -295,8 +275,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     for name in before:
         # A depthwise convolution pads the rows of one block of channels at a time.
         _pad(schedule, name, c_outer if reduced == 2 and knobs["rows_first"] else rows, knobs)
-    for tile in [] if tiles else schedule.get_loops(out)[-4:-1]:
-        schedule.unroll(tile)
+    unroll_loops(schedule, *([] if tiles else schedule.get_loops(out)[-4:-1]))
     if after is not None:
         parallelize_rows(schedule, after, knobs["parallel"] or int(work_of(schedule, after) > SMALL_WORK))
     if behind is not None:  # a row is computed in whole tiles, then cropped
@@ -325,54 +304,34 @@ def _pad(schedule: Any, name: str, place: Any, knobs: Knobs) -> None:
 
 def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs, part: int) -> None:
     """Sum a tile in registers, in vectors of at most `part` channels or by an instruction."""
-    pairs = get_mmla(knobs.get("dot", 0))
+    pairs = instruction_of(PAIRS, knobs)
     if pairs:
         tensorize_mmla(schedule, pairs, anchor, rows)
         return
     inner = schedule.get_loops(anchor)[-5 - reduced :]
     n, c_inner, h_inner, w_inner, c_lane = inner[:5]
     steps = inner[5:]
-    columns = get_column_dot(knobs.get("dot", 0))
+    columns = instruction_of(COLUMN_DOTS, knobs)
     if columns:
         tensorize_columns(schedule, columns, anchor, inner, rows)
         return
-    row = get_lane_mla(knobs.get("dot", 0))
+    row = instruction_of(LANES, knobs)
     if row:
-        _sum_by_lane(schedule, row, anchor, inner, rows)
+        tile = (c_inner, h_inner, w_inner, c_lane, *steps[3:])
+        tensorize_lane_mla(schedule, row, anchor, (*steps[:3], n), tile, rows)
         if knobs["unroll"]:
             schedule.unroll(steps[2])  # the columns of the filter
         return
-    dot = get_dot(knobs["dot"]) if knobs.get("dot") else None
+    dot = instruction_of(DOTS, knobs)
     byte = [steps.pop()] if dot else []
     schedule.reorder(*steps, n, *order_tile_loops(knobs, c_inner, (h_inner, w_inner)), c_lane, *byte)
-    for tile in (c_inner, h_inner, w_inner):
-        schedule.unroll(tile)
-    if dot:
-        tensorize_dot(schedule, dot, anchor, c_lane, steps[0], rows)
-        return
-    if part < extents(schedule, [c_lane])[0]:
+    unroll_loops(schedule, c_inner, h_inner, w_inner)
+    if not dot and part < extents(schedule, [c_lane])[0]:
         parts, c_lane = schedule.split(c_lane, [None, part])
         schedule.unroll(parts)
-    schedule.vectorize(c_lane)
-    if knobs["unroll"]:
-        for step in steps[-1:] if reduced >= 4 else steps[-2:]:
-            schedule.unroll(step)
-    schedule.decompose_reduction(anchor, steps[0])
-
-
-def _sum_by_lane(schedule: Any, row: LaneMla, anchor: Any, inner: list[Any], outermost: Any) -> None:
-    """Sum a tile in registers; each register of weights is multiplied by all pixels before the next."""
-    n, c_inner, h_inner, w_inner, c_lane, *steps = inner
-    of_group = [steps.pop()] if row.group > 1 else []
-    words, word = schedule.split(steps.pop(), [None, row.words])
-    block, lane = schedule.split(c_lane, [None, row.lanes])
-    schedule.reorder(*steps, n, words, c_inner, block, h_inner, w_inner, lane, word, *of_group)
-    for tile in (c_inner, block, h_inner, w_inner):
-        schedule.unroll(tile)
-    init = decompose_init(schedule, anchor, steps[0])
-    schedule.vectorize(schedule.get_loops(init)[-1])
-    schedule.tensorize(lane, register_lane_mla(row))
-    schedule.annotate(outermost, IMPORTED_LLVM, row.imports)
+    if not dot and knobs["unroll"]:
+        unroll_loops(schedule, *(steps[-1:] if reduced >= 4 else steps[-2:]))
+    sum_lanes(schedule, dot, anchor, c_lane, steps[0], rows)
 
 
 WINDOW = Template("packed_conv", lambda schedule, kernel: _window(schedule, kernel) is not None, _candidates, _apply)

@@ -20,6 +20,7 @@ from tvmflow.schedules.template import (
     merge_epilogue,
     parallel_candidates,
     parallelize,
+    unroll_loops,
     work_of,
 )
 from tvmflow.targets.cpu_features import CpuFeatures
@@ -195,8 +196,7 @@ def _schedule_rows(schedule: Any, name: str, knobs: Knobs) -> None:
         return
     left, lanes = schedule.split(last, [None, width])
     schedule.reorder(left, *inner, lanes)
-    for axis in inner:
-        schedule.unroll(axis)
+    unroll_loops(schedule, *inner)
     schedule.vectorize(lanes)
 
 

@@ -21,6 +21,7 @@ from tvmflow.schedules.template import (
     remove_duplicates,
     stride_and_dilation,
     tile_image,
+    unroll_loops,
 )
 from tvmflow.targets.cpu_features import CpuFeatures
 
@@ -162,8 +163,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     column = _pad(schedule, padding, knobs["wide_tile"])
     schedule.compute_at(expansion, column, preserve_unit_loops=True)
     schedule.set_scope(expansion, 0, "local")
-    for loop in schedule.get_loops(out)[-4:-1]:
-        schedule.unroll(loop)
+    unroll_loops(schedule, *schedule.get_loops(out)[-4:-1])
     for block, reduced in ((expansion, 4), (depthwise, 2)):
         _sum(schedule, block, reduced)
 
@@ -192,8 +192,7 @@ def _sum(schedule: Any, block: Any, reduced: int) -> None:
     *pixels, lane = schedule.get_loops(block)[-4 - reduced : -reduced]
     steps = schedule.get_loops(block)[-reduced:]
     schedule.reorder(*steps, *pixels, lane)
-    for loop in pixels:
-        schedule.unroll(loop)
+    unroll_loops(schedule, *pixels)
     schedule.vectorize(lane)
     schedule.decompose_reduction(block, steps[0])
 

@@ -5,19 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvmflow.ir.tir.blocks import IMPORTED_LLVM, Kernel, block_ref, dilation_of, extents
-from tvmflow.schedules.intrinsics.arm_lane_mla import (
-    LaneMla,
-    find_lane_mla,
-    get_lane_mla,
-    rank_lane_tiles,
-    register_lane_mla,
-)
-from tvmflow.schedules.intrinsics.dot_product import find_dot, get_dot, tensorize_dot
+from tvmflow.ir.tir.blocks import Kernel, block_ref, dilation_of, extents
+from tvmflow.schedules.intrinsics.arm_lane_mla import LANES, find_lane_mla, rank_lane_tiles, tensorize_lane_mla
+from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot, sum_lanes
+from tvmflow.schedules.intrinsics.intrinsic import instruction_of
 from tvmflow.schedules.template import (
     Knobs,
     Template,
-    divisors,
     fuse_parallel_loops,
     leaves_idle,
     order_tile_loops,
@@ -26,6 +20,8 @@ from tvmflow.schedules.template import (
     pixels_first_knob,
     rank_register_tiles,
     remove_duplicates,
+    tile_sizes,
+    unroll_loops,
     weight_bytes,
 )
 from tvmflow.targets.cpu_features import CpuFeatures
@@ -51,8 +47,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     assert sizes is not None
     _, _, channels, rows, columns, lanes = sizes[:6]
     dilation = dilation_of(schedule, kernel.after[2])
-    points = [(c, y, x) for c in divisors(channels, 4) for y in divisors(rows, 4) for x in divisors(columns, 16)]
-    points = rank_register_tiles(points, cpu, lanes)
+    points = rank_register_tiles(tile_sizes((channels, rows, columns), (4, 4, 16)), cpu, lanes)
     dot = find_dot(cpu, "bfloat16", lanes) if len(sizes) == 9 else None
     with_dot = {"dot": dot.number} if dot else {}
     row = find_lane_mla(cpu, ("float32",) * 3, lanes, (sizes[7], 1)) if len(sizes) == 8 else None
@@ -105,38 +100,20 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     assert kernel.anchor is not None
     outermost, channels = _transform_back(schedule, kernel, knobs)
     product = _multiply(schedule, kernel.anchor, channels, knobs)
-    row = get_lane_mla(knobs.get("dot", 0))
+    row = instruction_of(LANES, knobs)
     if row:
         _transform(schedule, kernel, outermost, knobs)
-        _multiply_by_lane(schedule, row, product, outermost)
+        *inner, ic, ic_lane = schedule.get_loops(product)[-8:]
+        tensorize_lane_mla(schedule, row, product, (ic,), (*inner, ic_lane), outermost)
         return
-    dot = get_dot(knobs["dot"]) if knobs.get("dot") else None
+    dot = instruction_of(DOTS, knobs)
     axes = list(schedule.get_loops(product))
     dot_axis = [axes.pop()] if dot else []
     e, j, o, ty, tx, lane, ic, ic_lane = axes[-8:]
     schedule.reorder(ic, ic_lane, e, j, *order_tile_loops(knobs, o, (ty, tx)), lane, *dot_axis)
-    for axis in (o, ty, tx):
-        schedule.unroll(axis)
+    unroll_loops(schedule, o, ty, tx)
     _transform(schedule, kernel, outermost, knobs)
-    if dot:
-        tensorize_dot(schedule, dot, product, lane, ic, outermost)
-    else:
-        schedule.vectorize(lane)
-        schedule.decompose_reduction(product, ic)
-
-
-def _multiply_by_lane(schedule: Any, row: LaneMla, product: Any, outermost: Any) -> None:
-    """Sum a tile of the matmul in registers; each register of weights is multiplied by all tiles before the next."""
-    e, j, o, ty, tx, lane, ic, ic_lane = schedule.get_loops(product)[-8:]
-    words, word = schedule.split(ic_lane, [None, row.words])
-    block, lane = schedule.split(lane, [None, row.lanes])
-    schedule.reorder(ic, words, e, j, o, block, ty, tx, lane, word)
-    for axis in (o, block, ty, tx):
-        schedule.unroll(axis)
-    init = schedule.decompose_reduction(product, ic)
-    schedule.vectorize(schedule.get_loops(init)[-1])
-    schedule.tensorize(lane, register_lane_mla(row))
-    schedule.annotate(outermost, IMPORTED_LLVM, row.imports)
+    sum_lanes(schedule, dot, product, lane, ic, outermost)
 
 
 def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, Any]:
@@ -162,8 +139,7 @@ def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, A
     schedule.compute_at(back_half, tx, preserve_unit_loops=True)
     for block in (back, back_half):
         schedule.set_scope(block, 0, "local")
-    for axis in (e, j, *((dy, dx) if dilation == 1 else ())):
-        schedule.unroll(axis)
+    unroll_loops(schedule, e, j, *((dy, dx) if dilation == 1 else ()))
     schedule.vectorize(schedule.get_loops(back)[-1])
     unroll_columns(schedule, back_half)
     return outermost, c_outer
@@ -180,8 +156,7 @@ def _multiply(schedule: Any, anchor: str, channels: Any, knobs: Knobs) -> Any:
     ty_outer, ty_inner = schedule.split(ty, [None, knobs["y_tile"]])
     tx_outer, tx_inner = schedule.split(tx, [None, knobs["x_tile"]])
     schedule.reorder(o_outer, e, j, ty_outer, tx_outer, o_inner, ty_inner, tx_inner, v)
-    for axis in (o_inner, ty_inner, tx_inner):
-        schedule.unroll(axis)
+    unroll_loops(schedule, o_inner, ty_inner, tx_inner)
     schedule.vectorize(v)
     schedule.compute_at(product, tx_outer, preserve_unit_loops=True)
     return product
@@ -194,8 +169,7 @@ def unroll_columns(schedule: Any, half: Any) -> Any:
     """
     row, column, *_, lanes = schedule.get_loops(half)[-6:]
     schedule.reorder(column, row)
-    schedule.unroll(row)
-    schedule.unroll(column)
+    unroll_loops(schedule, row, column)
     schedule.vectorize(lanes)
     return column
 
@@ -210,8 +184,7 @@ def _transform(schedule: Any, kernel: Kernel, outermost: Any, knobs: Knobs) -> N
     schedule.reorder(i, ty, tx, e, j, v)
     schedule.compute_at(half, tx, preserve_unit_loops=True)
     schedule.set_scope(half, 0, "local")
-    for axis in (e, j):
-        schedule.unroll(axis)
+    unroll_loops(schedule, e, j)
     schedule.vectorize(v)
     unroll_columns(schedule, half)
     for name in paddings:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, axes, block_ref, extents
 from tvmflow.schedules.cpu.norm import norm_blocks
-from tvmflow.schedules.template import divisors
+from tvmflow.schedules.template import divisors, unroll_loops
 from tvmflow.targets.gpu_features import GpuFeatures
 
 _LANES = 4
@@ -188,8 +188,7 @@ def _share_vectors(schedule: Any, name: str, rows: _Rows, threads: int) -> Any:
     thread, *inner = list(schedule.get_loops(block))[1:]
     schedule.reorder(*inner, thread)
     schedule.bind(thread, "threadIdx.x")
-    for loop in inner:
-        schedule.unroll(loop)
+    unroll_loops(schedule, *inner)
     return group
 
 

@@ -15,7 +15,7 @@ from tvm import s_tir
 
 from tvmflow.ir.tir.blocks import Kernel, axes, block_ref, extents, region_buffer
 from tvmflow.schedules.gpu.shared_reduction import share_sums, threads_to_try
-from tvmflow.schedules.template import MOST_DEFAULTS, Knobs, Template, divisors, merge_epilogue
+from tvmflow.schedules.template import MOST_DEFAULTS, Knobs, Template, divisors, merge_epilogue, unroll_loops
 from tvmflow.targets.gpu_features import GpuFeatures
 
 LANES = 4
@@ -280,8 +280,8 @@ def _schedule_sums(schedule: Any, anchor: Any, data: Any, *, is_row: bool) -> No
     sums, spatial = reorder_reduction_first(schedule, anchor)
     column = _row_reduction(sums)
     read_into_registers(schedule, data, anchor, sums[column - 1 if is_row else column], sums[column])
-    for loop in (*sums[column if is_row else 3 :], *spatial[:-1]):  # the channels of a vector, and the tile
-        schedule.unroll(loop)
+    # the channels of a vector, and the tile
+    unroll_loops(schedule, *sums[column if is_row else 3 :], *spatial[:-1])
     schedule.vectorize(spatial[-1])
     schedule.decompose_reduction(anchor, sums[0])
 
@@ -303,8 +303,7 @@ def bind_tile(schedule: Any, block: Any, knobs: Knobs) -> Any:
     schedule.bind(block_x, "blockIdx.x")
     schedule.bind(thread_y, "threadIdx.y")
     schedule.bind(thread_x, "threadIdx.x")
-    schedule.unroll(together)
-    schedule.unroll(pixel)
+    unroll_loops(schedule, together, pixel)
     schedule.vectorize(lanes)
     return thread_x
 
@@ -324,8 +323,7 @@ def read_into_registers(schedule: Any, data: Any, anchor: Any, data_at: Any, wei
     for block, loop in blocks:
         schedule.compute_at(block, loop, preserve_unit_loops=True)
         inner = list(schedule.get_loops(block))[-len(schedule.get(block).iter_vars) :]
-        for axis in inner[:-1]:
-            schedule.unroll(axis)
+        unroll_loops(schedule, *inner[:-1])
         if extents(schedule, inner[-1:])[0] == LANES and not _is_word_image(schedule, block):
             schedule.vectorize(inner[-1])
         else:

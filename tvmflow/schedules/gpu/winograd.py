@@ -16,7 +16,7 @@ from tvmflow.schedules.gpu.tiled import (
     read_into_registers,
     reorder_reduction_first,
 )
-from tvmflow.schedules.template import Knobs, Template, divisors, remove_duplicates
+from tvmflow.schedules.template import Knobs, Template, divisors, remove_duplicates, unroll_loops
 from tvmflow.targets.gpu_features import GpuFeatures
 
 _AXES = 6  # axes of the matmul: two in the tile, channels, rows and columns of tiles, lane
@@ -75,8 +75,7 @@ def _transform(schedule: Any, kernel: Kernel, group: int) -> None:
     e, j, channel, y, x, lanes = schedule.get_loops(tile)
     schedule.reorder(channel, y, x, e, j, lanes)
     thread = bind_flat(schedule, [channel, y, x], lanes, group)
-    schedule.unroll(e)
-    schedule.unroll(j)
+    unroll_loops(schedule, e, j)
     schedule.set_scope(half, 0, "local")
     schedule.compute_at(half, thread, preserve_unit_loops=True)
     column = unroll_columns(schedule, half)
@@ -87,8 +86,7 @@ def _transform(schedule: Any, kernel: Kernel, group: int) -> None:
 
 def _unroll_and_vectorize(schedule: Any, block: Any) -> None:
     inner = list(schedule.get_loops(block))[-len(schedule.get(block).iter_vars) :]
-    for loop in inner[:-1]:
-        schedule.unroll(loop)
+    unroll_loops(schedule, *inner[:-1])
     schedule.vectorize(inner[-1])
 
 
@@ -99,8 +97,7 @@ def _multiply(schedule: Any, anchor: str, knobs: Knobs) -> None:
     schedule.compute_at(product, thread, preserve_unit_loops=True)
     sums, spatial = reorder_reduction_first(schedule, product)
     read_into_registers(schedule, None, product, sums[0], sums[0])
-    for loop in (*sums[1:], *spatial[:-1]):
-        schedule.unroll(loop)
+    unroll_loops(schedule, *sums[1:], *spatial[:-1])
     schedule.vectorize(spatial[-1])
     schedule.decompose_reduction(product, sums[0])
 
@@ -120,8 +117,7 @@ def _bind_tile(schedule: Any, block: Any, knobs: Knobs) -> Any:
     schedule.bind(block_x, "blockIdx.x")
     schedule.bind(thread_y, "threadIdx.y")
     schedule.bind(thread_x, "threadIdx.x")
-    for loop in (together, tall, tile):
-        schedule.unroll(loop)
+    unroll_loops(schedule, together, tall, tile)
     schedule.vectorize(lanes)
     return thread_x
 
@@ -137,8 +133,7 @@ def _transform_back(schedule: Any, kernel: Kernel, group: int) -> None:
     x, dx = schedule.split(column, [None, m])
     schedule.reorder(batch, channel, y, x, dy, dx, lanes)
     thread = bind_flat(schedule, [batch, channel, y, x], lanes, group)
-    schedule.unroll(dy)
-    schedule.unroll(dx)
+    unroll_loops(schedule, dy, dx)
     for block in (back, half):
         schedule.set_scope(block, 0, "local")
         schedule.compute_at(block, thread, preserve_unit_loops=True)

@@ -5,53 +5,17 @@ Tile registers are configured once for all tiles of a thread's share (HoistAmxCo
 
 from __future__ import annotations
 
-import re
-from dataclasses import astuple, dataclass, fields
-from functools import cache
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
-from tvmflow.schedules.template import describe_axes, divisors, register_intrinsic
+from tvmflow.schedules.intrinsics.intrinsic import Intrinsic, Operand, Sized
+from tvmflow.schedules.template import divisors
 
 LANES = 16  # channels of a block; int32 or float32 values in a row of a tile
 ROWS, ROW_BYTES, REGISTERS = 16, 64, 8
 _NEAR = 48 << 10  # bytes of the L1 cache of processors with AMX
 
-_SOURCE = """
-@T.prim_func(s_tir=True)
-def function(a: T.handle, b: T.handle, c: T.handle) -> None:
-    {unit}row, pixel, sums, line = {unit_type}T.int64(), T.int64(), T.int64(), T.int64()
-    A = T.match_buffer(a, ({image}), "{data}", strides=[{steps}, 1], offset_factor=1)
-    B = T.match_buffer(b, ({c}, {kh}, {kw}, {blocks}, {words}, 16, {group}), "{weight}", offset_factor=1)
-    C = T.match_buffer(c, ({c}, {h}, {w}, 16), "{total}", strides=[sums, line, 16, 1], offset_factor=1, scope="local")
-    with T.sblock("root"):
-        T.reads(C[0:{c}, 0:{h}, 0:{w}, 0:16], A[{whole}],
-                B[0:{c}, 0:{kh}, 0:{kw}, 0:{blocks}, 0:{words}, 0:16, 0:{group}])
-        T.writes(C[0:{c}, 0:{h}, 0:{w}, 0:16])
-{body}
-"""
-_MEANING = """
-        for {loops} in T.grid({extents}):
-            with T.sblock("update"):
-                {axes} = T.axis.remap("{kinds}", [{loops}])
-                C[{vo}, {vh}, {vw}, {vv}] = C[{vo}, {vh}, {vw}, {vv}] + T.Cast(
-                    "{total}", A[{pixel}, {vu} * {group} + {vq}]
-                ) * T.Cast("{total}", B[{vo}, {vy}, {vx}, {vi}, {vu}, {vv}, {vq}])
-"""
-_ZERO = """
-@T.prim_func(s_tir=True)
-def function(c: T.handle) -> None:
-    sums, line = T.int64(), T.int64()
-    C = T.match_buffer(c, ({c}, {h}, {w}, 16), "{total}", strides=[sums, line, 16, 1], offset_factor=1, scope="local")
-    with T.sblock("root"):
-        T.reads()
-        T.writes(C[0:{c}, 0:{h}, 0:{w}, 0:16])
-{body}
-"""
-_ZERO_MEANING = """
-        for {loops} in T.grid({extents}):
-            with T.sblock("init"):
-                {axes} = T.axis.remap("{kinds}", [{loops}])
-                C[{vo}, {vh}, {vw}, {vv}] = T.{total}(0)
-"""
 # A process requests the permission for AMX once (Linux: arch_prctl); without it ldtilecfg traps.
 _CONFIGURE = """
 @tvmflow_tiles_allowed = weak_odr hidden global i32 0
@@ -102,7 +66,7 @@ _INSTRUCTIONS = {"uint8": "tdpbusd", "int8": "tdpbssd", "bfloat16": "tdpbf16ps"}
 
 
 @dataclass(frozen=True)
-class Tile:
+class Tile(Sized):
     """A tile of outputs: c blocks of channels x h rows x w pixels, reduced over kh x kw x blocks of `inner` channels.
 
     plain: 1 if an image of one block is read without a copy, (block, row, pixel, channel); 0: (row, pixel, block,
@@ -110,6 +74,8 @@ class Tile:
     distance in pixels of output rows and of filter rows if the rows of the image are joined, else 0.
     """
 
+    PREFIX: ClassVar[str] = "tvmflow.tiles"
+    SIZES: ClassVar[str] = r"_(?:u?int8|bfloat16)(?:_\d{1,6}){15}"
     data: str
     c: int
     h: int
@@ -128,8 +94,35 @@ class Tile:
     py: int = 0
 
     @property
-    def intrinsic_name(self) -> str:
-        return "tvmflow.tiles_" + "_".join(str(value) for value in astuple(self))
+    def is_possible(self) -> bool:
+        fits = min(self.c, self.h, self.w, self.blocks) > 0 and registers_of(self.c, self.h) <= REGISTERS
+        return fits and self.w <= ROWS and self.inner in (4, 8, 16) and max(self.plain, self.joined) <= 1
+
+    @cached_property
+    def intrinsic(self) -> Intrinsic:
+        """Return the intrinsic on data (rows, columns, blocks, inner), weights (c, kh, kw, blocks, words, 16, group)
+        and sums (c, h, w, 16); if plain, data (blocks, rows, columns, inner).
+
+        The tile is initialized by its second intrinsic; the sums stay in registers.
+        """
+        weight, total, group = ("bfloat16", "float32", 2) if self.data == "bfloat16" else ("int8", "int32", 4)
+        words, (high, wide) = self.inner // group, self.window
+        place = f"vh * {self.sh} + vy * {self.dh}, vw * {self.sw} + vx * {self.dw} + vh * {self.ph} + vy * {self.py}"
+        shape, index, strides = (high, wide, self.blocks, self.inner), f"{place}, vi", f"row, pixel, {self.inner}"
+        if self.plain:
+            shape, index, strides = (self.blocks, high, wide, self.inner), f"vi, {place}", "unit, row, pixel"
+        weights = (self.c, self.kh, self.kw, self.blocks, words, LANES, group)
+        return Intrinsic(
+            self.name,
+            "ohwvyxiuq",
+            (self.c, self.h, self.w, LANES, self.kh, self.kw, self.blocks, words, group),
+            Operand(self.data, shape, f"{index}, vu * {group} + vq", f"{strides}, 1"),
+            Operand(weight, weights, "vo, vy, vx, vi, vu, vv, vq"),
+            Operand(total, (self.c, self.h, self.w, LANES), "vo, vh, vw, vv", "sums, line, 16, 1"),
+            self._body(),
+            self._imports(),
+            self._start(),
+        )
 
     @property
     def size(self) -> int:
@@ -148,11 +141,6 @@ class Tile:
         """Whether the L1 cache holds the tile's part of the image until the next row of the filter reads it again."""
         high, wide = self.window
         return self.kh * self.kw == 1 or high * wide * self.blocks * self.inner * self.size <= _NEAR
-
-    @property
-    def registers(self) -> int:
-        """Return how many registers a tile needs."""
-        return registers_of(self.c, self.h)
 
     @property
     def run(self) -> int:
@@ -180,8 +168,7 @@ class Tile:
             return [(o * self.h + h, held + h, held + self.h + o % spare) for o in range(self.c) for h in range(self.h)]
         return [(o * self.h + h, held + self.c + h % spare, held + o) for h in range(self.h) for o in range(self.c)]
 
-    @property
-    def imports(self) -> str:
+    def _imports(self) -> str:
         """Return LLVM code of the functions that the bodies call."""
         sums, depth = self.c * self.h, self.depth
         pixels, weights = (self.w, 4 * depth), (depth, ROW_BYTES)
@@ -203,12 +190,12 @@ class Tile:
             parts.append(_MULTIPLY.format(name=name, sums=total, pixels=pixel, weights=weight))
         return "".join(parts)
 
-    def zeros(self) -> str:
+    def _start(self) -> str:
         """Return the TVMScript body of the intrinsic that initializes the sums, which stay in registers."""
         lines = [_extern_call(8, self.configure.removeprefix("tvmflow_"))]
         return "\n".join([*lines, *(_extern_call(8, f"tilezero_{tile}") for tile in range(self.c * self.h))])
 
-    def instructions(self) -> str:
+    def _body(self) -> str:
         """Return the TVMScript body of the intrinsic that sums."""
         line, steps = f"T.int64({ROW_BYTES})", self.run // self.depth
         taps = [("y", self.kh)] if self.joined else [("y", self.kh), ("x", self.kw)]
@@ -231,7 +218,6 @@ class Tile:
         for tile in range(self.c * self.h):
             o, h = divmod(tile, self.h)
             lines.append(_extern_call(8, f"tilestored_{tile}", f"T.address_of(C[{o}, {h}, 0, 0])", line))
-        # A.data is passed so that TVM does not widen the buffer to float32, as it does with only loads and stores.
         return "\n".join([*lines, _extern_call(8, RELEASED.removeprefix("tvmflow_"), "A.data")])
 
 
@@ -248,58 +234,3 @@ def registers_of(c: int, h: int) -> int:
 def tile_depth(run: int) -> int:
     """Return how many of `run` words of four bytes one instruction sums."""
     return max(divisors(run, ROW_BYTES // 4))
-
-
-def register_tiles_in(trace: str) -> None:
-    """Register the intrinsics that a trace names."""
-    for tile in tiles_in(trace):
-        register_tile(tile)
-
-
-def tiles_in(trace: str) -> list[Tile]:
-    """Return the tiles that a trace names, without impossible ones."""
-    names = set(re.findall(r"tvmflow\.tiles_(u?int8|bfloat16)((?:_\d{1,6}){15})(?![\d])", trace))
-    tiles = [Tile(data, *(int(value) for value in sizes.split("_")[1:])) for data, sizes in names]
-    return [tile for tile in tiles if _is_possible(tile)]
-
-
-def _is_possible(tile: Tile) -> bool:
-    """Whether the registers suffice for a tile, and its sizes are supported."""
-    fits = min(tile.c, tile.h, tile.w, tile.blocks) > 0 and tile.w <= ROWS and tile.registers <= REGISTERS
-    return fits and tile.inner in (4, 8, 16) and tile.plain <= 1 and tile.joined <= 1
-
-
-@cache
-def register_tile(tile: Tile) -> str:
-    """Register the intrinsics of a tile and return the name; the one with the suffix _zero initializes its sums."""
-    group = 2 if tile.data == "bfloat16" else 4
-    sizes = (tile.c, tile.h, tile.w, LANES, tile.kh, tile.kw, tile.blocks, tile.inner // group, group)
-    axes = describe_axes("ohwvyxiuq", sizes)
-    column = (
-        f"{axes['vw']} * {tile.sw} + {axes['vx']} * {tile.dw} + {axes['vh']} * {tile.ph} + {axes['vy']} * {tile.py}"
-    )
-    place = f"{axes['vh']} * {tile.sh} + {axes['vy']} * {tile.dh}, {column}"
-    high, wide = tile.window
-    image = (tile.blocks, high, wide, tile.inner) if tile.plain else (high, wide, tile.blocks, tile.inner)
-    values = {
-        **axes,
-        **{field.name: getattr(tile, field.name) for field in fields(tile)},
-        "image": ", ".join(map(str, image)),
-        "whole": ", ".join(f"0:{size}" for size in image),
-        "unit": "unit, " if tile.plain else "",
-        "unit_type": "T.int64(), " if tile.plain else "",
-        "steps": "unit, row, pixel" if tile.plain else f"row, pixel, {tile.inner}",
-        "pixel": f"{axes['vi']}, {place}" if tile.plain else f"{place}, {axes['vi']}",
-        "words": tile.inner // group,
-        "group": group,
-        "weight": "bfloat16" if group == 2 else "int8",
-        "total": "float32" if group == 2 else "int32",
-    }
-    register_intrinsic(
-        f"{tile.intrinsic_name}_zero",
-        _ZERO,
-        _ZERO_MEANING,
-        tile.zeros(),
-        {**values, **describe_axes("ohwv", sizes[:4])},
-    )
-    return register_intrinsic(tile.intrinsic_name, _SOURCE, _MEANING, tile.instructions(), values)

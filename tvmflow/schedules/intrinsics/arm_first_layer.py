@@ -7,39 +7,19 @@ offset, so that no pixel or weight is loaded twice.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
-from tvmflow.ir.tir.blocks import IMPORTED_LLVM, Kernel, block_ref, extents, region_buffer
-from tvmflow.schedules.template import decompose_init, divisors, register_intrinsic, stride_and_dilation
+from tvmflow.ir.tir.blocks import Kernel, extents
+from tvmflow.schedules.intrinsics.intrinsic import Instruction, Intrinsic, Operand, Sized, find_instruction
+from tvmflow.schedules.template import anchor_of, dtypes_of, tile_sizes, unroll_loops, window_steps
 from tvmflow.targets.cpu_features import CpuFeatures
 
 _LANES = 4  # outputs, or columns of the image, in a register
 _MOST_COLUMNS = 7
 _REGISTERS = 32
 
-_SOURCE = """
-@T.prim_func(s_tir=True)
-def function(a: T.handle, b: T.handle, c: T.handle) -> None:
-    step, unit, pixel = T.int64(), T.int64(), T.int64()
-    A = T.match_buffer(a, ({reach}, 4), "{data}", strides=[4, 1], offset_factor=1)
-    B = T.match_buffer(b, ({columns}, 1, 4, 4), "int8", strides=[step, unit, 4, 1], offset_factor=1)
-    C = T.match_buffer(c, ({pixels}, 4), "int32", strides=[pixel, 1], offset_factor=1, scope="local")
-    with T.sblock("root"):
-        T.reads(C[0:{pixels}, 0:4], A[0:{reach}, 0:4], B[0:{columns}, 0:1, 0:4, 0:4])
-        T.writes(C[0:{pixels}, 0:4])
-{body}
-"""
-_MEANING = """
-        for {loops}i, x, q in T.grid({extents}4, {columns}, 4):
-            with T.sblock("update"):
-                {axes}vi, vx, vq = T.axis.remap("{kinds}SRR", [{loops}i, x, q])
-                C[{vw}, vi] = C[{vw}, vi] + (
-                    T.Cast("int32", A[{vw} * {stride} + vx, vq]) * T.Cast("int32", B[vx, 0, vi, vq])
-                )
-"""
 _FUNCTION = """
 define weak_odr <4 x i32> @tvmflow_columns_{name}_{lane}\
 (<4 x i32> %sum, <4 x i32> %a, <16 x i8> %b, ptr %0) alwaysinline nounwind {{
@@ -53,30 +33,21 @@ _DECLARE = "declare <4 x i32> @llvm.aarch64.neon.{name}.v4i32.v16i8(<4 x i32>, <
 
 
 @dataclass(frozen=True)
-class ColumnDot:
-    """A dot product instruction for the columns of a filter.
+class ColumnDot(Instruction):
+    """A dot product instruction for the columns of a filter."""
 
-    number: value of the knob `dot`; name: of the instruction; needs: see CpuFeatures.dots; data: dtype of the image;
-    columns: of the filter.
-    """
-
-    number: int
-    name: str
-    needs: str
-    data: str
     columns: int
 
     @property
     def imports(self) -> str:
         """Return LLVM code of the functions that the kernel calls."""
-        factors = (
-            "%x, <16 x i8> %b" if self.data == "uint8" else "%b, <16 x i8> %x"
-        )  # usdot takes the unsigned operand first
+        # usdot takes the unsigned operand first
+        factors = "%x, <16 x i8> %b" if self.data == "uint8" else "%b, <16 x i8> %x"
         functions = [_FUNCTION.format(name=self.name, lane=lane, factors=factors) for lane in range(_LANES)]
         return "".join(functions) + _DECLARE.format(name=self.name)
 
 
-_ROWS = tuple(
+COLUMN_DOTS = tuple(
     ColumnDot(number + columns, name, needs, data, columns)
     for number, name, needs, data in ((20, "sdot", "dotprod", "int8"), (40, "usdot", "i8mm", "uint8"))
     for columns in range(2, _MOST_COLUMNS + 1)
@@ -84,28 +55,45 @@ _ROWS = tuple(
 
 
 @dataclass(frozen=True)
-class _Row:
-    """A row of pixels, whose windows have a distance of `stride` columns."""
+class ColumnRow(Sized):
+    """A row of pixels, whose windows have a distance of `stride` columns; number: of the instruction."""
 
+    PREFIX: ClassVar[str] = "tvmflow.columns"
+    SIZES: ClassVar[str] = r"(?:_\d{1,3}){3}"
     number: int
     pixels: int
     stride: int
 
     @property
     def of(self) -> ColumnDot:
-        return next(row for row in _ROWS if row.number == self.number)
+        return next(row for row in COLUMN_DOTS if row.number == self.number)
 
     @property
-    def intrinsic_name(self) -> str:
-        return f"tvmflow.columns_{self.number}_{self.pixels}_{self.stride}"
+    def is_possible(self) -> bool:
+        known = any(row.number == self.number for row in COLUMN_DOTS)
+        return known and 0 < self.pixels <= _REGISTERS and self.reach >= _LANES
 
     @property
     def reach(self) -> int:
         """Return how many columns of the image the row reads."""
         return (self.pixels - 1) * self.stride + self.of.columns
 
-    def instructions(self) -> str:
-        """Return the body in TVMScript."""
+    @cached_property
+    def intrinsic(self) -> Intrinsic:
+        """Return the intrinsic on int8 or uint8 data (reach, 4), weights (columns, 1, 4, 4), sums (pixels, 4)."""
+        columns = self.of.columns
+        return Intrinsic(
+            self.name,
+            "wixq",
+            (self.pixels, _LANES, columns, 4),
+            Operand(self.of.data, (self.reach, 4), f"vw * {self.stride} + vx, vq", "4, 1"),
+            Operand("int8", (columns, 1, _LANES, 4), "vx, 0, vi, vq", "step, unit, 4, 1"),
+            Operand("int32", (self.pixels, _LANES), "vw, vi", "pixel, 1"),
+            self._body(),
+            self.of.imports,
+        )
+
+    def _body(self) -> str:
         starts = [min(at, self.reach - _LANES) for at in range(0, self.reach, _LANES)]
         lines = [
             f'a{at} = T.reinterpret(A.vload([{start}, 0], dtype="{self.of.data}x16"), dtype="int32x4")'
@@ -124,37 +112,22 @@ class _Row:
         return "\n".join(" " * 8 + line for line in lines)
 
 
-def get_column_dot(number: int) -> ColumnDot | None:
-    return next((row for row in _ROWS if row.number == number), None)
-
-
 def find_column_dot(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> ColumnDot | None:
     """Return the instruction for a first layer of int8 or uint8 without groups and dilation, None for others."""
-    assert kernel.anchor is not None
-    loops = schedule.get_loops(block_ref(schedule, kernel.anchor))
-    block = schedule.get(block_ref(schedule, kernel.anchor))
-    *_, lanes, groups, _, columns, words, group = extents(schedule, loops)
-    if (groups, words, group) != (1, 1, 4) or lanes % _LANES or len(loops) != 10:
+    block, (*outer, lanes, groups, _, columns, words, group) = anchor_of(schedule, kernel)
+    if (groups, words, group) != (1, 1, 4) or lanes % _LANES or len(outer) != 4:
         return None
-    data = str(region_buffer(list(block.reads)[-2]).dtype)
-    found = next((row for row in _ROWS if (row.data, row.columns) == (data, columns) and row.needs in cpu.dots), None)
-    return found if found and _stride_and_dilation(block)[1] == 1 else None
-
-
-def _stride_and_dilation(block: Any) -> list[int]:
-    """Return the stride and dilation of columns."""
-    return stride_and_dilation(list(block.reads)[-2], 3, block, (3, 7))
+    found = find_instruction(COLUMN_DOTS, cpu, dtypes_of(schedule, kernel)[1], lambda row: row.columns == columns)
+    return found if found and window_steps(block)[1][1] == 1 else None
 
 
 def rank_column_tiles(schedule: Any, kernel: Kernel, row: ColumnDot) -> list[tuple[int, int, int]]:
     """Return the register tiles (blocks of channels, rows, columns), those with the fewest instructions first."""
-    assert kernel.anchor is not None
-    block = block_ref(schedule, kernel.anchor)
-    _, channels, height, width, lanes, *_ = extents(schedule, schedule.get_loops(block))
-    stride, registers = _stride_and_dilation(schedule.get(block))[0], lanes // _LANES
+    block, (_, channels, height, width, lanes, *_) = anchor_of(schedule, kernel)
+    stride, registers = window_steps(block)[1][0], lanes // _LANES
 
     def loads(w: int) -> int:
-        return -(-_Row(row.number, w, stride).reach // _LANES)
+        return -(-ColumnRow(row.number, w, stride).reach // _LANES)
 
     def cost(point: tuple[int, int, int]) -> tuple[float, int, int]:
         """Return instructions per multiplication. Too few sums do not hide the latency."""
@@ -163,58 +136,22 @@ def rank_column_tiles(schedule: Any, kernel: Kernel, row: ColumnDot) -> list[tup
         operands = h * loads(w) / 2 + (c - 0.5) * registers * row.columns
         return ((1 + operands / (sums * row.columns)) / min(sums, 8), h, -w)
 
-    points = [
-        (c, h, w)
-        for c in divisors(channels, 4)
-        for h in divisors(height, 4)
-        for w in divisors(width, 28)
-        if c * registers * h * w + h * loads(w) + 2 <= _REGISTERS and _Row(row.number, w, stride).reach >= _LANES
-    ]
-    return sorted(points, key=cost)[:12]
+    def fits(point: tuple[int, int, int]) -> bool:
+        c, h, w = point
+        return (
+            c * registers * h * w + h * loads(w) + 2 <= _REGISTERS and ColumnRow(row.number, w, stride).reach >= _LANES
+        )
+
+    return sorted(filter(fits, tile_sizes((channels, height, width), (4, 4, 28))), key=cost)[:12]
 
 
 def tensorize_columns(schedule: Any, row: ColumnDot, anchor: Any, inner: list[Any], outermost: Any) -> None:
     """Sum a tile in registers, one row of its pixels at a time."""
     n, c_inner, h_inner, w_inner, c_lane, i, y, x, u, q = inner
-    stride = _stride_and_dilation(schedule.get(anchor))[0]
+    stride = window_steps(schedule.get(anchor))[1][0]
     block, lane = schedule.split(c_lane, [None, _LANES])
     schedule.reorder(i, y, n, u, c_inner, block, h_inner, w_inner, lane, x, q)
-    for tile in (c_inner, block, h_inner):
-        schedule.unroll(tile)
+    unroll_loops(schedule, c_inner, block, h_inner)
     pixels = extents(schedule, [w_inner])[0]
-    init = decompose_init(schedule, anchor, i)
-    schedule.vectorize(schedule.get_loops(init)[-1])
-    schedule.tensorize(w_inner if pixels > 1 else lane, _register_row(_Row(row.number, pixels, stride)))
-    schedule.annotate(outermost, IMPORTED_LLVM, row.imports)
-
-
-def register_column_rows_in(trace: str) -> None:
-    """Register the intrinsics that a trace names."""
-    for row in column_rows_in(trace):
-        _register_row(row)
-
-
-def column_rows_in(trace: str) -> list[_Row]:
-    """Return the rows that a trace names, without impossible ones."""
-    names = set(re.findall(r"tvmflow\.columns((?:_\d{1,3}){3})\b", trace))
-    rows = [_Row(*(int(value) for value in sizes.split("_")[1:])) for sizes in names]
-    return [row for row in rows if get_column_dot(row.number) and 0 < row.pixels <= _REGISTERS and row.reach >= _LANES]
-
-
-@cache
-def _register_row(row: _Row) -> str:
-    """Register the intrinsic of a row with TVM and return its name."""
-    several = row.pixels > 1
-    values = {
-        "reach": row.reach,
-        "columns": row.of.columns,
-        "pixels": row.pixels,
-        "stride": row.stride,
-        "data": row.of.data,
-        "loops": "w, " if several else "",
-        "axes": "vw, " if several else "",
-        "kinds": "S" if several else "",
-        "extents": f"{row.pixels}, " if several else "",
-        "vw": "vw" if several else "0",
-    }
-    return register_intrinsic(row.intrinsic_name, _SOURCE, _MEANING, row.instructions(), values)
+    loop = w_inner if pixels > 1 else lane
+    ColumnRow(row.number, pixels, stride).intrinsic.tensorize(schedule, anchor, i, loop, outermost)

@@ -8,15 +8,15 @@ epilogue see plain channels. An odd pixel is paired with itself.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from dataclasses import astuple, dataclass, fields
-from functools import cache
-from typing import Any
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
 
-from tvmflow.ir.tir.blocks import IMPORTED_LLVM, Kernel, block_ref, extents, region_buffer
-from tvmflow.schedules.template import describe_axes, divisors, register_intrinsic, stride_and_dilation, tensorize_tile
-from tvmflow.targets.cpu_features import PAIRS_FOR, CpuFeatures
+from tvmflow.ir.tir.blocks import Kernel, extents
+from tvmflow.schedules.intrinsics.intrinsic import Instruction, Intrinsic, Operand, Sized, find_instruction
+from tvmflow.schedules.template import anchor_of, dtypes_of, tile_sizes, window_steps
+from tvmflow.targets.cpu_features import CpuFeatures
 
 PAIRED_CONVOLUTION = "conv2d_paired"  # block whose weights are (OC, IC, KH, KW, words, 8, 8 bytes)
 PAIRED_LANES = 8  # channels of a block of the image and of the outputs
@@ -25,27 +25,6 @@ _REGISTERS = 32
 _MOST_UNROLLED = 11  # columns of a filter that are unrolled
 _MOST_PLACES = 9  # taps of a filter that LLVM unrolls completely
 
-_SOURCE = """
-@T.prim_func(s_tir=True)
-def function(a: T.handle, b: T.handle, c: T.handle) -> None:
-    block, row, sums, line = T.int64(), T.int64(), T.int64(), T.int64()
-    A = T.match_buffer(a, ({blocks}, {high}, {wide}, 8), "{data}", strides=[block, row, 8, 1], offset_factor=1)
-    B = T.match_buffer(b, ({c}, {blocks}, {kh}, {kw}, {words}, 8, {group}), "{weight}", offset_factor=1)
-    C = T.match_buffer(c, ({c}, {h}, {w}, 8), "{total}", strides=[sums, line, 8, 1], offset_factor=1, scope="local")
-    with T.sblock("root"):
-        T.reads(C[0:{c}, 0:{h}, 0:{w}, 0:8], A[0:{blocks}, 0:{high}, 0:{wide}, 0:8],
-                B[0:{c}, 0:{blocks}, 0:{kh}, 0:{kw}, 0:{words}, 0:8, 0:{group}])
-        T.writes(C[0:{c}, 0:{h}, 0:{w}, 0:8])
-{body}
-"""
-_MEANING = """
-        for {loops} in T.grid({extents}):
-            with T.sblock("update"):
-                {axes} = T.axis.remap("{kinds}", [{loops}])
-                C[{vo}, {vh}, {vw}, {vv}] = C[{vo}, {vh}, {vw}, {vv}] + T.Cast(
-                    "{total}", A[{vi}, {vh} * {sh} + {vy} * {dh}, {vw} * {sw} + {vx} * {dw}, {vu} * {group} + {vq}]
-                ) * T.Cast("{total}", B[{vo}, {vi}, {vy}, {vx}, {vu}, {vv}, {vq}])
-"""
 _SHUFFLES = """
 define weak_odr <4 x i32> @tvmflow_pairs_low(<4 x i32> %a, <4 x i32> %b) alwaysinline nounwind {
   %r = shufflevector <4 x i32> %a, <4 x i32> %b, <4 x i32> <i32 0, i32 1, i32 4, i32 5>
@@ -75,20 +54,12 @@ declare {sum} @{llvm}({sum}, {packed}, {packed})
 
 
 @dataclass(frozen=True)
-class Mmla:
-    """A matrix multiply-accumulate instruction.
+class Mmla(Instruction):
+    """A matrix multiply-accumulate instruction. weight, total: dtypes; llvm: name of LLVM's intrinsic."""
 
-    number: value of the knob `dot`; data, weight, total: dtypes; llvm: name of the intrinsic; sum, packed: its types.
-    """
-
-    number: int
-    name: str
-    data: str
     weight: str
     total: str
     llvm: str
-    sum: str = "<4 x i32>"
-    packed: str = "<16 x i8>"
 
     @property
     def group(self) -> int:
@@ -98,23 +69,26 @@ class Mmla:
     @property
     def imports(self) -> str:
         """Return LLVM code of the functions that the body calls."""
-        return _SHUFFLES + _MULTIPLY.format(name=self.name, llvm=self.llvm, sum=self.sum, packed=self.packed)
+        sums, packed = ("<4 x float>", "<8 x bfloat>") if self.data == "bfloat16" else ("<4 x i32>", "<16 x i8>")
+        return _SHUFFLES + _MULTIPLY.format(name=self.name, llvm=self.llvm, sum=sums, packed=packed)
 
 
 PAIRS = (
-    Mmla(14, "smmla", "int8", "int8", "int32", "llvm.aarch64.neon.smmla.v4i32.v16i8"),
-    Mmla(15, "usmmla", "uint8", "int8", "int32", "llvm.aarch64.neon.usmmla.v4i32.v16i8"),
-    Mmla(16, "bfmmla", "bfloat16", "bfloat16", "float32", "llvm.aarch64.neon.bfmmla", "<4 x float>", "<8 x bfloat>"),
+    Mmla(14, "smmla", "i8mm", "int8", "int8", "int32", "llvm.aarch64.neon.smmla.v4i32.v16i8"),
+    Mmla(15, "usmmla", "i8mm", "uint8", "int8", "int32", "llvm.aarch64.neon.usmmla.v4i32.v16i8"),
+    Mmla(16, "bfmmla", "bf16", "bfloat16", "bfloat16", "float32", "llvm.aarch64.neon.bfmmla"),
 )
 
 
 @dataclass(frozen=True)
-class _Tile:
+class PairTile(Sized):
     """A tile of outputs: c blocks of channels x h rows x w pixels, reduced over blocks of input channels x kh x kw.
 
     number: of the instruction.
     """
 
+    PREFIX: ClassVar[str] = "tvmflow.pairs"
+    SIZES: ClassVar[str] = r"(?:_\d{1,6}){11}"
     number: int
     c: int
     h: int
@@ -132,63 +106,65 @@ class _Tile:
         return next(row for row in PAIRS if row.number == self.number)
 
     @property
-    def intrinsic_name(self) -> str:
-        return "tvmflow.pairs_" + "_".join(str(value) for value in astuple(self))
+    def is_possible(self) -> bool:
+        known = any(row.number == self.number for row in PAIRS)
+        return known and 0 < self.c * self.h * self.w and self.c * (self.h * self.w + 1) * 2 <= _REGISTERS
+
+    @cached_property
+    def intrinsic(self) -> Intrinsic:
+        """Return the intrinsic on data (blocks, rows, columns, 8), weights (c, blocks, kh, kw, words, 8, group) and
+        sums (c, h, w, 8).
+        """
+        row, lanes = self.row, PAIRED_LANES
+        high = (self.h - 1) * self.sh + (self.kh - 1) * self.dh + 1
+        wide = (self.w - 1) * self.sw + (self.kw - 1) * self.dw + 1
+        place = f"vh * {self.sh} + vy * {self.dh}, vw * {self.sw} + vx * {self.dw}, vu * {row.group} + vq"
+        weights = (self.c, self.blocks, self.kh, self.kw, self.words, lanes, row.group)
+        return Intrinsic(
+            self.name,
+            "ohwviyxuq",
+            (self.c, self.h, self.w, lanes, self.blocks, self.kh, self.kw, self.words, row.group),
+            Operand(row.data, (self.blocks, high, wide, lanes), f"vi, {place}", "block, row, 8, 1"),
+            Operand(row.weight, weights, "vo, vi, vy, vx, vu, vv, vq"),
+            Operand(row.total, (self.c, self.h, self.w, lanes), "vo, vh, vw, vv", "sums, line, 8, 1"),
+            self._body(),
+            row.imports,
+        )
 
     @property
     def words(self) -> int:
         """Return how many registers hold a pair of pixels."""
         return PAIRED_LANES // self.row.group
 
-    def sums(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield the registers of sums: number, block of channels, pair of channels, pair of pixels."""
-        pairs = range((self.h * self.w + 1) // 2)
-        places = ((o, j, p) for o in range(self.c) for j in range(PAIRED_LANES // 2) for p in pairs)
-        for at, place in enumerate(places):
-            yield at, *place
-
-    def instructions(self) -> str:
-        """Return the TVMScript body."""
-        sums = list(self.sums())
-        lines = [f'        S = T.alloc_local(({len(sums)}, 4), "int32")']
-        lines += [f"        {_sum_register(at)} = {self._initial_sums(o, j, p)}" for at, o, j, p in sums]
+    def _body(self) -> str:
+        row, pairs = self.row, _pixel_pairs(self.h, self.w)
+        weights = list(itertools.product(range(self.c), range(PAIRED_LANES // 2)))  # blocks, pairs of channels
+        sums = {place: at for at, place in enumerate((o, j, p) for o, j in weights for p in range(len(pairs)))}
+        lines = [f'S = T.alloc_local(({len(sums)}, 4), "int32")']
+        for (o, j, p), at in sums.items():
+            loads = [f'C.vload([{o}, {y}, {x}, {j // 2 * 4}], dtype="{row.total}x4")' for y, x in pairs[p]]
+            values = [_cast_to_words(load, row.total) for load in loads]
+            value = _extern_call("high" if j % 2 else "low", values[0], values[-1])
+            lines.append(f"S[{at}, T.ramp(0, 1, 4)] = {value}")
         lines += [
-            f"        for i, y in T.grid({self.blocks}, {self.kh}):",
-            f"            for x in {'T.unroll' if self.kw <= _MOST_UNROLLED else 'T.serial'}({self.kw}):",
+            f"for i, y in T.grid({self.blocks}, {self.kh}):",
+            f"    for x in {'T.unroll' if self.kw <= _MOST_UNROLLED else 'T.serial'}({self.kw}):",
         ]
-        lines += [" " * 16 + line for line in self._reduction_step(sums)]
-        for at, o, j, p in sums:
-            if j % 2 == 0:  # combined with the register of the next pair of channels of the same pixels
-                for side, (y, x) in zip(("low", "high"), _pixel_pairs(self.h, self.w)[p], strict=False):
-                    other = at + len(_pixel_pairs(self.h, self.w))
-                    value = _extern_call(side, _sum_register(at, True), _sum_register(other, True))
-                    if self.row.total != "int32":
-                        value = f'T.reinterpret({value}, dtype="{self.row.total}x4")'
-                    lines.append(f"        C[{o}, {y}, {x}, T.ramp({2 * j}, 1, 4)] = {value}")
-        return "\n".join(lines)
-
-    def _initial_sums(self, o: int, j: int, p: int) -> str:
-        """Return the initial sums of a pair of channels and a pair of pixels."""
-        values = [
-            _cast_to_words(f'C.vload([{o}, {y}, {x}, {j // 2 * 4}], dtype="{self.row.total}x4")', self.row.total)
-            for y, x in _pixel_pairs(self.h, self.w)[p]
-        ]
-        return _extern_call("high" if j % 2 else "low", values[0], values[-1])
-
-    def _reduction_step(self, sums: list[tuple[int, int, int, int]]) -> list[str]:
-        """Return the statements for each block of input channels at each tap of the filter."""
-        lines = [line for p, pair in enumerate(_pixel_pairs(self.h, self.w)) for line in self._load_pixels(p, pair)]
-        for o in range(self.c):
-            for j in range(PAIRED_LANES // 2):
-                for u in range(self.words):
-                    load = f'B.vload([{o}, i, y, x, {u}, {2 * j}, 0], dtype="{self.row.weight}x{2 * self.row.group}")'
-                    lines.append(f"b{o}_{j}_{u} = {_cast_to_words(load, self.row.weight)}")
-                    for at, _, _, p in (one for one in sums if one[1:3] == (o, j)):
-                        value = _extern_call(
-                            self.row.name, _sum_register(at, True), f"a{p}_{u}", f"b{o}_{j}_{u}", "A.data"
-                        )
-                        lines.append(f"{_sum_register(at)} = {value}")
-        return lines
+        lines += [" " * 8 + line for p, pair in enumerate(pairs) for line in self._load_pixels(p, pair)]
+        for (o, j), u in itertools.product(weights, range(self.words)):
+            load = f'B.vload([{o}, i, y, x, {u}, {2 * j}, 0], dtype="{row.weight}x{2 * row.group}")'
+            lines.append(f"        b{o}_{j}_{u} = {_cast_to_words(load, row.weight)}")
+            for p in range(len(pairs)):
+                at = sums[o, j, p]
+                value = _extern_call(row.name, _load_sums(at), f"a{p}_{u}", f"b{o}_{j}_{u}", "A.data")
+                lines.append(f"        S[{at}, T.ramp(0, 1, 4)] = {value}")
+        for (o, j, p), at in sums.items():
+            for side, (y, x) in zip(("low", "high"), () if j % 2 else pairs[p], strict=False):
+                # combined with the register of the next pair of channels of the same pixels
+                value = _extern_call(side, _load_sums(at), _load_sums(sums[o, j + 1, p]))
+                value = value if row.total == "int32" else f'T.reinterpret({value}, dtype="{row.total}x4")'
+                lines.append(f"C[{o}, {y}, {x}, T.ramp({2 * j}, 1, 4)] = {value}")
+        return "\n".join(" " * 8 + line for line in lines)
 
     def _load_pixels(self, number: int, pair: list[tuple[int, int]]) -> list[str]:
         """Return the loads of a pair of pixels."""
@@ -210,8 +186,8 @@ class _Tile:
         return [*lines, f"a{number}_0 = {_extern_call('join', f'p{number}_0', f'p{number}_{len(pair) - 1}')}"]
 
 
-def _sum_register(at: int, is_read: bool = False) -> str:
-    return f'S.vload([{at}, 0], dtype="int32x4")' if is_read else f"S[{at}, T.ramp(0, 1, 4)]"
+def _load_sums(at: int) -> str:
+    return f'S.vload([{at}, 0], dtype="int32x4")'
 
 
 def _cast_to_words(value: str, dtype: str) -> str:
@@ -222,16 +198,11 @@ def _extern_call(name: str, *arguments: str) -> str:
     return f'T.call_extern("int32x4", "tvmflow_pairs_{name}", {", ".join(arguments)})'
 
 
-def get_mmla(number: int) -> Mmla | None:
-    return next((row for row in PAIRS if row.number == number), None)
-
-
 def find_mmla(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> Mmla | None:
     """Return the instruction for a convolution with paired weights, None for others."""
     if kernel.anchor is None or not kernel.anchor.startswith(PAIRED_CONVOLUTION):
         return None
-    data = str(region_buffer(list(schedule.get(block_ref(schedule, kernel.anchor)).reads)[-2]).dtype)
-    return next((row for row in PAIRS if row.data == data and PAIRS_FOR[data] in cpu.dots), None)
+    return find_instruction(PAIRS, cpu, dtypes_of(schedule, kernel)[1])
 
 
 def _pixel_pairs(h: int, w: int) -> list[list[tuple[int, int]]]:
@@ -245,18 +216,10 @@ def _are_neighbours(pair: list[tuple[int, int]], stride: int) -> bool:
     return len(pair) == 2 and stride == 1 and pair[0][0] == pair[1][0]
 
 
-def _strides_and_dilations(block: Any) -> list[list[int]]:
-    """Return stride and dilation of rows, and of columns."""
-    image = list(block.reads)[-2]
-    return [stride_and_dilation(image, 2, block, (2, 6)), stride_and_dilation(image, 3, block, (3, 7))]
-
-
 def rank_mmla_tiles(schedule: Any, kernel: Kernel, row: Mmla) -> list[tuple[int, int, int]]:
     """Return the register tiles (blocks of channels, rows, columns), those with the fewest instructions first."""
-    assert kernel.anchor is not None
-    block = block_ref(schedule, kernel.anchor)
-    _, channels, height, width, _, _, kh, kw, words, _ = extents(schedule, schedule.get_loops(block))
-    (sh, _), (sw, _) = _strides_and_dilations(schedule.get(block))
+    block, (_, channels, height, width, _, _, kh, kw, words, _) = anchor_of(schedule, kernel)
+    (sh, _), (sw, _) = window_steps(block)
 
     def fits(point: tuple[int, int, int]) -> bool:
         weights, pairs = point[0] * PAIRED_LANES // 2, len(_pixel_pairs(*point[1:]))
@@ -278,57 +241,13 @@ def rank_mmla_tiles(schedule: Any, kernel: Kernel, row: Mmla) -> list[tuple[int,
         of_tap = sums * words + (c - 0.5) * (PAIRED_LANES // 2) * words + apart
         return ((of_tap * kh * kw + image) / (c * h * w) / min(sums, 8), h, -w)
 
-    points = [
-        (c, h, w)
-        for c in divisors(channels, 4)
-        for h in divisors(height, 4)
-        for w in divisors(width, 28)
-        if fits((c, h, w))
-    ]
-    return sorted(points, key=cost)[:24]
+    return sorted(filter(fits, tile_sizes((channels, height, width), (4, 4, 28))), key=cost)[:24]
 
 
 def tensorize_mmla(schedule: Any, row: Mmla, anchor: Any, outermost: Any) -> None:
     """Tensorize the innermost tile of a convolution's outputs."""
     block = schedule.get(anchor)
-    (sh, dh), (sw, dw) = _strides_and_dilations(block)
+    (sh, dh), (sw, dw) = window_steps(block)
     c, h, w, _, blocks, kh, kw, _, _ = extents(schedule, schedule.get_loops(anchor)[-9:])
-    tile = _Tile(row.number, c, h, w, blocks, kh, kw, sh, sw, dh, dw)
-    tensorize_tile(schedule, anchor, _register_tile(tile))
-    schedule.annotate(outermost, IMPORTED_LLVM, row.imports)
-
-
-def register_mmla_tiles_in(trace: str) -> None:
-    """Register the intrinsics that a trace names."""
-    for tile in mmla_tiles_in(trace):
-        _register_tile(tile)
-
-
-def mmla_tiles_in(trace: str) -> list[_Tile]:
-    """Return the tiles that a trace names, without impossible ones."""
-    names = set(re.findall(r"tvmflow\.pairs((?:_\d{1,6}){11})\b", trace))
-    tiles = [_Tile(*(int(value) for value in sizes.split("_")[1:])) for sizes in names]
-    return [
-        tile
-        for tile in tiles
-        if get_mmla(tile.number) and 0 < tile.c * tile.h * tile.w and tile.c * (tile.h * tile.w + 1) * 2 <= _REGISTERS
-    ]
-
-
-@cache
-def _register_tile(tile: _Tile) -> str:
-    """Register the intrinsic of a tile with TVM and return its name."""
-    row = tile.row
-    sizes = (tile.c, tile.h, tile.w, PAIRED_LANES, tile.blocks, tile.kh, tile.kw, tile.words, row.group)
-    values = {
-        **describe_axes("ohwviyxuq", sizes),
-        **{field.name: getattr(tile, field.name) for field in fields(tile)},
-        "high": (tile.h - 1) * tile.sh + (tile.kh - 1) * tile.dh + 1,
-        "wide": (tile.w - 1) * tile.sw + (tile.kw - 1) * tile.dw + 1,
-        "words": tile.words,
-        "group": row.group,
-        "data": row.data,
-        "weight": row.weight,
-        "total": row.total,
-    }
-    return register_intrinsic(tile.intrinsic_name, _SOURCE, _MEANING, tile.instructions(), values)
+    tile = PairTile(row.number, c, h, w, blocks, kh, kw, sh, sw, dh, dw)
+    tile.intrinsic.tensorize_tile(schedule, anchor, outermost)

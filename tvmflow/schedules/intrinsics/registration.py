@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from tvmflow.schedules.intrinsics.amx import register_tiles_in, tiles_in
-from tvmflow.schedules.intrinsics.arm_first_layer import column_rows_in, register_column_rows_in
-from tvmflow.schedules.intrinsics.arm_lane_mla import lanes_in, register_lanes_in
-from tvmflow.schedules.intrinsics.arm_mmla import mmla_tiles_in, register_mmla_tiles_in
-from tvmflow.schedules.intrinsics.dot_product import dots_in, register_dots_in
+import re
+
+from tvmflow.schedules.intrinsics.amx import Tile
+from tvmflow.schedules.intrinsics.arm_first_layer import ColumnRow
+from tvmflow.schedules.intrinsics.arm_lane_mla import LANES
+from tvmflow.schedules.intrinsics.arm_mmla import PairTile
+from tvmflow.schedules.intrinsics.dot_product import DOTS
+from tvmflow.schedules.intrinsics.intrinsic import Intrinsic
+
+
+def _intrinsics_in(trace: str) -> list[Intrinsic]:
+    """Return the intrinsics that a trace names, without impossible ones."""
+    names = set(re.findall(r"tvmflow\.\w+", trace))
+    fixed = [row.intrinsic for row in (*DOTS, *LANES) if row.intrinsic.name in names]
+    return fixed + [one.intrinsic for sizes in (ColumnRow, PairTile, Tile) for one in sizes.named_in(trace)]
 
 
 def register_all_in(trace: str) -> None:
     """Register the intrinsics that a trace names with TVM, which must know them to read the trace."""
-    for register in (
-        register_dots_in,
-        register_lanes_in,
-        register_column_rows_in,
-        register_tiles_in,
-        register_mmla_tiles_in,
-    ):
-        register(trace)
+    for intrinsic in _intrinsics_in(trace):
+        intrinsic.register()
 
 
 def native_code_of(trace: str) -> set[str]:
     """Return LLVM code of the intrinsics that a trace names."""
-    dots = {dot.imports for dot in dots_in(trace) if dot.imports}
-    found = dots | {row.imports for row in lanes_in(trace)} | {tile.imports for tile in tiles_in(trace)}
-    return (
-        found | {row.of.imports for row in column_rows_in(trace)} | {tile.row.imports for tile in mmla_tiles_in(trace)}
-    )
+    return {intrinsic.imports for intrinsic in _intrinsics_in(trace) if intrinsic.imports}
