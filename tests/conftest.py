@@ -54,6 +54,11 @@ PRIVACY = {
 }
 
 
+def examples(count: int) -> int:
+    """Return how many random cases a property is tested with: all by `make test-all`, a third by `make test`."""
+    return count if os.environ.get("HYPOTHESIS_PROFILE") == "default" else max(3, count // 3)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("cpu_budget_loops", "processor time that a whole run may take, in loops of tests/cpu_budget.py")
 

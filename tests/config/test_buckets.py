@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tvmflow.config.buckets import Axis, Sizes, axes_of, shape_at, sizes_from
 from tvmflow.support.errors import ModelFileError
 
@@ -28,7 +29,7 @@ def test_what_is_filled_up_is_cut_again(batch: int, length: int) -> None:
         assert a.dtype == b.dtype and np.array_equal(a, b)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), max_size=3), st.integers(0, 2), st.integers(1, 3))
 def test_axes_of_outputs_follow_strides_windows_and_tokens(
     layers: list[tuple[int, int]], token: int, grows: int

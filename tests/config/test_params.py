@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.conftest import REPOSITORY, small_params
+from tests.conftest import REPOSITORY, examples, small_params
 from tvmflow.config.params import ModelEntry, Params, load_params
 from tvmflow.pipeline.check_params import check_rows
 from tvmflow.support.errors import ParamsError, UnknownNameError
@@ -185,7 +185,7 @@ def test_deep_nesting_and_unfolding_aliases_are_refused(tmp_path: Path, text: st
         load_params(path)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.sampled_from([*"[]{}:,-?&*a1! \n'\"|>%@#<=~.", "!!", "a: ", "- ", "\u2028", "0x", "&a ", "*a"]), max_size=60
@@ -222,7 +222,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data(), value=NUMBERS)
 def test_every_number_has_bounds(data: st.DataObject, value: Any) -> None:
     params = copy.deepcopy(_shipped())

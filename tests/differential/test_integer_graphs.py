@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import LocalRunner
 from tvmflow.config.stage_params import Int8Params, VtaInt8Params
@@ -66,7 +67,7 @@ CHOICES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=list(HealthCheck))
 @given(choice=CHOICES, activations=st.sampled_from(["uint8", "int8", "global", "calibrated"]))
 def test_the_compiled_graph_equals_the_definition(choice: dict[str, Any], activations: str) -> None:
     model = ExportedModel(Net(**choice).eval(), one_input("input", (1, 3, 13, 11)))

@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.differential.kernels import HOST, error_of, imported, run
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.compile import Array, build_scheduled
@@ -138,7 +139,7 @@ def test_rows_and_channels_are_divided_among_any_number_of_threads(threads: int)
     _check(Inverted((16, 96), 3, 1, 1, 1, torch.nn.ReLU6()).eval(), (1, 16, 24, 24), threads)
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.tuples(st.sampled_from([16, 24, 40, 72]), st.sampled_from([16, 32, 56, 96])),
     st.sampled_from([2, 3, 5]),

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tvm import relax, s_tir, tirx
 
+from tests.conftest import examples
 from tests.differential.kernels import BOUND, HOST, error_of, imported, of_one_operator, outputs_of_every_schedule, run
 from tvmflow.codegen.compile import LocalRunner, build_scheduled, compile_lowered
 from tvmflow.codegen.lower import lower
@@ -33,7 +34,7 @@ from tvmflow.tuning.measure.reference_kernel import schedule_reference
 from tvmflow.tuning.records.traces import trace_json
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     channels=st.sampled_from([(3, 16), (16, 16), (16, 48), (32, 8), (24, 24)]),
     kernel=st.sampled_from([1, 3, 5]),
@@ -255,7 +256,7 @@ def test_the_plain_kernels_that_schedules_are_compared_with_are_right(winograd: 
     assert error_of(run(compile_lowered(lowered, target), x), model.run(x)[0]) < (10 if winograd else 1) * BOUND
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     size=st.sampled_from([(8, 8), (14, 14), (7, 7), (9, 13)]),
     channels=st.sampled_from([16, 48]),

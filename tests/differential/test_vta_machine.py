@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.differential.vta_cases import (
     CONFIG,
     ORDERS,
@@ -142,7 +143,7 @@ def programs(draw: st.DrawFn) -> Program:
 _factors = st.tuples(st.integers(0, 3), st.integers(0, 3))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(programs(), st.sampled_from(ORDERS))
 def test_random_programs_run_alike_on_both_machines_in_any_order(program: Program, order: str) -> None:
     assert np.array_equal(run_both(TINY, program), run_both(TINY, program, order))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.differential.vta_cases import BOARD, CONFIG, check_region, image, random_conv, total
 from tvmflow.support.errors import ProgramError
 from tvmflow.vta.compiler.compiler import MODES, Mode, compile_region, conv_workloads
@@ -67,7 +68,7 @@ def convolutions(draw: st.DrawFn, transposed: bool = False) -> Region:
     return Region({"x": (draw(st.integers(1, 2)), inputs, size[0], size[1])}, (conv,), ("c",))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.sampled_from(DESIGNS), convolutions())
 def test_random_convolutions_equal_numpy_and_move_no_more_than_the_reference(config: VtaConfig, region: Region) -> None:
     reference, optimized = (total(check_region(config, region, mode)) for mode in ("reference", "optimized"))
@@ -75,7 +76,7 @@ def test_random_convolutions_equal_numpy_and_move_no_more_than_the_reference(con
     assert optimized.dram_nbytes <= reference.dram_nbytes
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.sampled_from(DESIGNS), convolutions(transposed=True))
 def test_random_transposed_convolutions_equal_numpy(config: VtaConfig, region: Region) -> None:
     optimized, conv = total(check_region(config, region)), region.operators[0]
@@ -108,7 +109,7 @@ def cuts(draw: st.DrawFn) -> tuple[VtaConfig, Region, str, Tile]:
     return config, region, key, tile
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(cuts())
 def test_any_tile_that_fits_is_exact_and_costs_what_the_formula_says(cut: tuple[VtaConfig, Region, str, Tile]) -> None:
     config, region, key, tile = cut

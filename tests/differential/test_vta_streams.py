@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.differential.vta_cases import CONFIG, TINY
 from tests.differential.vta_interpreter import Interpreter
 from tvmflow.support.errors import ProgramError
@@ -86,7 +87,7 @@ def streams(draw: st.DrawFn) -> tuple[VtaConfig, list[Instruction], int]:
     return config, [*(filled(config) if draw(st.booleans()) else []), *stream], draw(st.integers(0, 2**16))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(streams())
 def test_any_stream_gives_the_same_memory_or_an_error_on_both_machines(
     drawn: tuple[VtaConfig, list[Instruction], int],
@@ -115,7 +116,7 @@ def program_of(config: VtaConfig, *stream: Instruction) -> Program:
     return Program(config, (Launch("made", stream),), constants, PAGE, DRAM_BYTES, (), (), ())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(streams())
 def test_the_linter_judges_any_stream_and_passes_only_what_runs(
     drawn: tuple[VtaConfig, list[Instruction], int],

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tvmflow.evaluation.comparison import compare_libraries
 from tvmflow.evaluation.interleaved_timing import TimedModel, Turn, TurnRules, busy_threads, measure_interleaved
 from tvmflow.evaluation.latency import Latency, LatencyRules, Measured, measure_latencies, summarize_turns
@@ -194,7 +195,7 @@ def test_states_that_nobody_sees_make_no_ratio(period_s: float) -> None:
 
 
 @given(st.integers(0, 10_000), st.floats(0.3, 3.0), st.floats(0.0, 0.6), st.floats(0.0, 0.9))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_printed_times_and_the_printed_ratio_agree(seed: int, factor: float, waits: float, far: float) -> None:
     """In whatever state, however disturbed: 0.123 ms beside 0.384 ms are no 3.92 times."""
     generator = np.random.default_rng(seed)

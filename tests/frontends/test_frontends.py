@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import SourceDescription, one_input, run_in_batches
 from tvmflow.support.errors import ModelFileError, TvmflowError, UnsupportedOperatorError
@@ -137,7 +138,7 @@ def test_a_wrong_input_shape_says_which_key_to_correct(tmp_path: Path) -> None:
     assert "input.shape" in str(error.value)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, 200), flip=st.integers(0, 199), value=st.integers(0, 255))
 def test_torn_and_altered_onnx_files_never_raise_anything_else(tmp_path: Path, cut: int, flip: int, value: int) -> None:
     data = bytearray(_onnx(tmp_path).read_bytes())

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tvmflow.frontends.keras.files import check_file
 from tvmflow.sources.networks.keras_zoo import build
 from tvmflow.support.errors import ModelFileError
 
 pytestmark = pytest.mark.heavy
 
-FILES = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FILES = settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

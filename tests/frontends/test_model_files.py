@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.fuzz.seeds import params_bytes, symbol_json
 from tvmflow.frontends.mxnet.files import read_params, read_symbol
 from tvmflow.frontends.mxnet.frontend import import_symbol
@@ -20,7 +21,7 @@ from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import SourceDescription, one_input
 from tvmflow.support.errors import ModelFileError, TvmflowError, UnsupportedOperatorError
 
-FILES = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FILES = settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def _describe(framework: str, file: str, shape: tuple[int, ...] = (1, 1, 8, 8)) -> SourceDescription:

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.conftest import REPOSITORY, stage
+from tests.conftest import REPOSITORY, examples, stage
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.baselines import start_baseline
 from tvmflow.frontends.onnx.external_data import beside, onnx_external_data
@@ -31,7 +31,7 @@ from tvmflow.support.errors import ModelFileError, TvmflowError
 pytestmark = pytest.mark.heavy
 
 MINE = "mine@local-cpu:float32"
-FILES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FILES = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def _describe(file: str, shape: tuple[int, ...]) -> SourceDescription:

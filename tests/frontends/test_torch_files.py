@@ -14,13 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import SourceDescription, one_input
 from tvmflow.support.errors import ModelFileError, TvmflowError, UnsupportedOperatorError
 
 pytestmark = pytest.mark.heavy
 
-FILES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FILES = settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def _describe(framework: str, file: str, network: str | None = None) -> SourceDescription:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
+from tests.conftest import examples
 from tests.differential.vta_cases import CONFIG, image, random_conv
 from tvmflow.support.errors import ParamsError, ProgramError, TvmflowError
 from tvmflow.vta.compiler.compiler import compile_region
@@ -149,7 +150,7 @@ def run(program: Any) -> None:
         program.shapes()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(altered())
 def test_altered_programs_and_regions_are_one_error_or_run(blob: bytes) -> None:
     try:
@@ -158,7 +159,7 @@ def test_altered_programs_and_regions_are_one_error_or_run(blob: bytes) -> None:
         assert "\n" not in error.found and len(error.found) < 2000
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.binary(max_size=300) | st.sampled_from(sorted(BLOBS.values())),
     st.integers(0, 10**6),
@@ -175,7 +176,7 @@ def test_altered_bytes_are_one_error(data: bytes, at: int, patch: bytes) -> None
         pass
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 2**64 - 1))
 def test_altered_instructions_never_break_the_linter_or_the_simulator(at: int, word: int) -> None:
     text, arrays = from_blob(BLOBS["program"])

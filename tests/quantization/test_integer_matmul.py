@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_equal
 
+from tests.conftest import examples
 from tvmflow.config.stage_params import Int8Params
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
@@ -52,7 +53,7 @@ class _Step(NamedTuple):
     call: _Call
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data(), signed=st.booleans(), each=st.booleans())
 def test_sums_are_exact(products: IntegerLibrary, data: st.DataObject, signed: bool, each: bool) -> None:
     def pair(low: int, high: int) -> tuple[int, int]:
@@ -135,7 +136,7 @@ def test_a_value_that_is_watched_stays_and_is_the_same(quantized: tuple[Graph, A
         assert_equal(value, expected[name], name)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(seed=st.integers(0, 99), pixels=st.integers(1, 40), channels=st.integers(1, 9))
 def test_means_are_numpys(products: IntegerLibrary, seed: int, pixels: int, channels: int) -> None:
     generator = np.random.default_rng(seed)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tvmflow.config.stage_params import VtaInt8Params
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
@@ -90,7 +91,7 @@ def test_a_residual_sum_and_its_operands_have_one_scale_where_calibrated() -> No
     assert report.output_sqnr_db > 25
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     bias_size=st.sampled_from([0.001, 0.3, 3.0]),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from flows.display import Display
+from tests.conftest import examples
 from tests.report.report_data import BADGE, card, history, latency, part
 from tvmflow.report.console import Grid, grid, print_to, printable, show_table, show_text
 from tvmflow.report.tables import latency_table, part_table, retune_table, scorecard_markdown, scorecard_table
@@ -107,7 +108,7 @@ def test_a_scorecard_of_a_gpu_says_what_it_is_and_whether_it_agrees() -> None:
     assert "conv2d is the first of 7 that differs" in scorecard_markdown(card)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.lists(st.text(max_size=60), min_size=4, max_size=4), min_size=1, max_size=4), st.sampled_from(WIDTHS)
 )

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tvmflow.sources.data import datasets
 from tvmflow.sources.data.labels import read_labels
 from tvmflow.support.errors import SourceError
 
-FILES = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FILES = settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def _npy(header: dict[str, Any] | str, data: bytes = b"", version: int = 1) -> bytes:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.pipeline.fake_stages import NoSettings
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace, workspace_at
@@ -160,7 +161,7 @@ def _write_inside(path: Path, content: bytes) -> None:
         file.write(content[:1])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from(sorted(EDITS)), st.sampled_from([b"aaaa", b"bbbb", b"abab"])), max_size=12))
 def test_a_digest_is_the_one_of_the_bytes_now(
     tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[str, bytes]]

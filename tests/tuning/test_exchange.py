@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te
 
+from tests.conftest import examples
 from tvmflow.backends.cpu import host_backend
 from tvmflow.ir.tir.blocks import new_schedule
 from tvmflow.ir.tir.workloads import Workload, workload_key
@@ -159,7 +160,7 @@ def test_an_answer_of_the_sandbox_that_no_record_can_hold(entry: object) -> None
         _record(entry, "here", "now")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.sampled_from(sorted(GOOD)),
     st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=5),

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tvmflow.schedules.intrinsics.amx import Tile
 from tvmflow.schedules.intrinsics.arm_first_layer import ColumnRow
 from tvmflow.schedules.intrinsics.arm_mmla import PairTile
@@ -42,7 +43,7 @@ ONE = TuningRecord(
     "ld: \x1b[1mno\nroom",
 )
 LINE = json.dumps(asdict(ONE), sort_keys=True)
-FILES = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FILES = settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def _with(**changed: Any) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tvmflow.tuning.records.record import (
     COMPILE_ERROR,
     OK,
@@ -52,7 +53,7 @@ def test_records_come_back_and_the_fastest_correct_one_wins(tmp_path: Path) -> N
     assert best_of([replace(ONE, seconds=(), status=COMPILE_ERROR)]) == {}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_kill_at_any_byte_loses_at_most_the_last_record(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "log.jsonl"

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.golden.networks import TARGETS, cases
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.ir.tir.workloads import anchor_extents
@@ -139,7 +140,7 @@ _families = st.lists(
 @pytest.mark.parametrize(
     ("name", "loss"), [("xgb", loss) for loss in LOSSES] + [(n, "rank") for n in TUNERS if n != "xgb"]
 )
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=list(HealthCheck))
 @given(families=_families, others=_families, extents=st.lists(st.integers(1, 4096), max_size=12))
 def test_candidates_may_have_any_knobs_in_any_workload(
     name: str, loss: Any, families: list[dict[str, list[int]]], others: list[dict[str, list[int]]], extents: list[int]
