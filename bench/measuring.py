@@ -1,4 +1,4 @@
-"""How well a measurement repeats itself, on a quiet machine and on a busy one, and what it finds.
+"""Measure how well latencies repeat, on a quiet and on a busy machine, and which slowdowns they show.
 
     python -m bench.measuring [--long] [--network NAME ...] [--condition NAME ...] [--repeats N] [--libraries FOLDER]
 

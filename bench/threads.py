@@ -1,4 +1,4 @@
-"""What more threads cost: each network at one thread and at several, in short turns that are mixed.
+"""Compare each network on one and on several threads, in short interleaved turns.
 
     python -m bench.threads [NAME ...] [--threads 2 4 8 16] [--turns 30] [--libraries FOLDER] [--before FOLDER]
 
