@@ -1,4 +1,4 @@
-"""Objects of our own C sources are compiled once per command, sources and compiler, and checked when they are reused."""
+"""Compile our own C sources once per command, sources and compiler; check what is reused."""
 
 from __future__ import annotations
 
