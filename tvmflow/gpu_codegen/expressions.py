@@ -37,14 +37,12 @@ class Expressions:
     def generate(self, node: Expr) -> str:
         """Return a node as an expression of its register type. Raises StageError for unknown nodes."""
         name = type(node).__name__
-        if name in _BINARY:
-            return self._wrap(f"({self.generate(node.a)} {_BINARY[name]} {self.generate(node.b)})", self.kind(node))
+        if sign := _BINARY.get(name) or _BITS.get(name):
+            return self._wrap(f"({self.generate(node.a)} {sign} {self.generate(node.b)})", self.kind(node))
         if name in _COMPARED:
             return self.language.compare(
                 _COMPARED[name], self.kind(node.a), self.generate(node.a), self.generate(node.b)
             )
-        if name in _BITS:
-            return self._wrap(f"({self.generate(node.a)} {_BITS[name]} {self.generate(node.b)})", self.kind(node))
         method = _NODES.get(name)
         if method is None:
             raise StageError(
