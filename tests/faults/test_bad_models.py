@@ -32,7 +32,7 @@ def _model(**entry: Any) -> Callable[[dict[str, Any]], None]:
         ({"weights": {"file": "w.pt", "sha256": "0" * 64}}, ["fetch"], "has sha256"),
         ({"weights": {"file": "gone.pt"}}, ["fetch"], "no weights file"),
         ({"weights": {"url": "http://127.0.0.1:9/w.pt", "sha256": "0" * 64}}, ["fetch"], "could not be downloaded"),
-        ({"weights": {"url": "http://example.com/w.pt", "sha256": "0" * 64}}, ["fetch"], "http protocol"),
+        ({"weights": {"url": "http://example.com/w.pt", "sha256": "0" * 64}}, ["fetch"], "protocol http"),
         ({"network": "nope"}, ["fetch"], "no torch network 'nope'"),
         ({"dataset": "gone.npz"}, ["fetch"], "no dataset file"),
         ({"dataset": "digits", "input": {"shape": [1, 1, 9, 9]}}, ["fetch"], "samples of shape (1, 8, 8)"),
