@@ -179,7 +179,7 @@ def test_redirects_are_followed_and_checked(server: Server, tmp_path: Path) -> N
     with pytest.raises(SourceError, match="protocol http"):
         download(server.url, tmp_path / "n", LIMITS, SHA256)
     server.replies = [status(302, Location="file:///etc/passwd")]
-    with pytest.raises(SourceError, match="file protocol"):
+    with pytest.raises(SourceError, match="protocol file"):
         download(server.url, tmp_path / "n", LIMITS, SHA256)
     server.replies = [status(302, Location="/again")]
     with pytest.raises(SourceError, match="redirects more than"):
