@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.faults.here import here
 from tests.search_rules import QUICK_RULES
 from tvmflow.backends.cpu import CpuBackend
@@ -56,9 +54,10 @@ def test_each_way_to_a_schedule_is_told(tmp_path: Path) -> None:
     assert said[-1].startswith("best ") and "1 of 1 kernels" in said[-1]
     again = _search(tmp_path, "1", said)
     assert (again.origin, again.measured) == (REUSED, 0)
+    times = [seconds for record in read_records(log) for seconds in record.seconds]
     held = _search(tmp_path, "2", said)
     assert (held.origin, held.measured) == (REMEASURED, 1)
-    assert held.before_s == pytest.approx(first.best_s, rel=0.2)  # its best or its median, on a noisy clock
+    assert min(times) <= held.before_s <= max(times)
     _rewrite(log, seconds=(1e-20,), canary_s=0.0)
     slower = _search(tmp_path, "3", said)
     assert slower.origin == RETUNED and slower.measured > 1 and slower.before_s == 1e-20
