@@ -53,6 +53,7 @@ class CpuBudget:
         self.seconds += seconds
         self.loops += seconds / loop
 
+    @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
     def pytest_testnodedown(self, node: Any) -> None:
         self._add(*getattr(node, "workeroutput", {}).get("cpu", (0.0, 1.0)))
 

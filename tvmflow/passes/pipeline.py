@@ -70,8 +70,8 @@ def import_passes() -> list[Pass]:
 def lowering_passes(cpu: CpuFeatures, winograd: Mapping[str, int], has_gpu: bool) -> list[tuple[str, Pass]]:
     """Return name and pass of each step from packed Relax to fused kernels.
 
-    winograd: convolution key -> tile size. has_gpu: no thread has caches of its own, and tensors are not parts of
-    others.
+    winograd: convolution key -> tile size. has_gpu: leave out what relies on per-thread caches, and on tensors
+    that lie inside others.
     """
     has_bfloat16_dot = find_dot(cpu, "bfloat16", cpu.channel_block, both_computed=True) is not None
     has_amx = bool(set(TILES_FOR.values()) & set(cpu.dots))
