@@ -50,3 +50,8 @@ def test_a_build_that_fails_leaves_nothing(built: list[str], tmp_path: Path) -> 
         compile_once(GCC, ["-c", "x.c"], "digest", ".o", refuse)
     assert not [*(tmp_path / "cache" / "compiled").iterdir()]
     assert _compile(built)
+
+
+def test_a_cache_that_cannot_be_written_to_is_replaced(built: list[str], tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file, not a folder")
+    assert _compile(built) == _compile(built) and len(built) == 1

@@ -6,6 +6,7 @@ compiler says of its version. Its name holds the sha256 of its own bytes too, so
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import subprocess
@@ -14,9 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tvmflow.support.files import digest_of, sha256_of
-from tvmflow.support.paths import RUNTIME
-from tvmflow.toolchain import android_linker
-from tvmflow.toolchain.compilers import Command
+from tvmflow.toolchain.compilers import Command, digest_of_stubs
 from tvmflow.toolchain.environments import cache_folder
 
 
@@ -28,8 +27,8 @@ def compile_once(
     arguments: of the compiler, without the names of outputs. sources: digest of all files that it may read. suffix: of
     the file's name.
     """
-    key = digest_of([compiler.line(*arguments), sources, _version(compiler.words), _stubs(), suffix])
-    folder = cache_folder() / "compiled"
+    key = digest_of([compiler.line(*arguments), sources, _version(compiler.words), digest_of_stubs(), suffix])
+    folder = _writable(cache_folder() / "compiled", os.getpid())
     for kept in folder.glob(f"{key}-*{suffix}"):
         if kept.name == f"{key}-{sha256_of(kept)}{suffix}":
             return kept
@@ -44,15 +43,21 @@ def compile_once(
 
 
 @functools.cache
-def _stubs() -> str:
-    """Return the digest of what links libraries for Android without its NDK."""
-    files = sorted(path for path in (RUNTIME / "bionic").rglob("*") if path.is_file())
-    return digest_of([[path.name, sha256_of(path)] for path in (*files, Path(android_linker.__file__))])
+def _writable(folder: Path, _process: int) -> Path:
+    """Return a folder, or a temporary one of this process if the folder cannot be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        temporary = tempfile.TemporaryDirectory(prefix="tvmflow-compiled-")
+        atexit.register(temporary.cleanup)
+        return Path(temporary.name)
 
 
 @functools.cache
 def _version(words: tuple[str, ...]) -> str:
-    """Return what a compiler says of its version; its absence is left to whoever calls it."""
+    """Return the output of a compiler's --version, "absent" if it cannot be started; the compilation then fails."""
     try:
         done = subprocess.run([*words, "--version"], capture_output=True, text=True, timeout=60, check=False)
     except OSError:

@@ -193,9 +193,14 @@ class BionicStubs(Compiler):
 
     def version(self) -> str:
         zig = _zig()
-        files = sorted(path for path in _BIONIC.rglob("*") if path.is_file())
-        own = digest_of([[path.name, sha256_of(path)] for path in (*files, Path(android_linker.__file__))])
-        return f"zig {_first_line(zig, 'version')}, stubs {own[:12]}" if zig else "absent"
+        return f"zig {_first_line(zig, 'version')}, stubs {digest_of_stubs()[:12]}" if zig else "absent"
+
+
+@functools.cache
+def digest_of_stubs() -> str:
+    """Return the digest of the files that link libraries for Android without its NDK."""
+    files = sorted(path for path in _BIONIC.rglob("*") if path.is_file())
+    return digest_of([[path.name, sha256_of(path)] for path in (*files, Path(android_linker.__file__))])
 
 
 def _make_stubs(folder: Path, zig: str, triple: str, api: str) -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from tvmflow.codegen.network.description import Network
-from tvmflow.codegen.network.link import link, runtime_objects
+from tvmflow.codegen.network.link import link
 from tvmflow.codegen.network.plan import Memory, Plan, Step, Value, launch_step
 from tvmflow.codegen.network.textures import choose_textures
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.gpu_codegen.executable import ALIGNMENT, Api, GpuExecutable
+from tvmflow.gpu_codegen.executable import ALIGNMENT, GpuExecutable
 from tvmflow.ir.relax.serialization import bytes_of
 from tvmflow.ir.tvm_compat import PrimFunc, buffer_of
 from tvmflow.targets.resolve import ResolvedTarget
-from tvmflow.toolchain.compilers import Command
 
 
 def write_kernel(path: Path, executable: Any, function: PrimFunc, target: ResolvedTarget) -> None:
@@ -38,8 +35,7 @@ def write_kernel(path: Path, executable: Any, function: PrimFunc, target: Resolv
     steps = _launches(gpu, memories, values) if gpu else [Step("main", tuple(range(len(kinds))), 1)]
     textures = choose_textures([one.size for one in memories], values, steps, (), gpu.may_be_images) if gpu else {}
     plan = Plan(tuple(memories), tuple(values), tuple(steps), tuple(range(last)), (last,), (), (), textures=textures)
-    runtime = _runtime(target.compiler, gpu.api if gpu else None)
-    link(path, () if gpu else [executable.mod], plan, network, target.compiler, runtime, gpu)
+    link(path, () if gpu else [executable.mod], plan, network, target.compiler, gpu)
 
 
 def _launches(gpu: GpuExecutable, memories: list[Memory], values: list[Value]) -> list[Step]:
@@ -53,14 +49,3 @@ def _launches(gpu: GpuExecutable, memories: list[Memory], values: list[Value]) -
         launch_step(one, lambda place: place.index + (0 if place.kind == "parameter" else first))
         for one in kernel.launches
     ]
-
-
-@functools.cache
-def _runtime(compiler: Command, api: Api | None) -> tuple[Path, ...]:
-    """Return the objects of the runtime, compiled once in a process."""
-    folder = tempfile.TemporaryDirectory(prefix="tvmflow-runtime-")
-    _FOLDERS.append(folder)
-    return tuple(runtime_objects(Path(folder.name), compiler, api))
-
-
-_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []  # deleted when the process exits

@@ -119,13 +119,12 @@ def link(
     plan: Plan,
     network: Network,
     compiler: Command,
-    runtime: Sequence[Path] = (),
     gpu: GpuExecutable | None = None,
     others: Sequence[BucketPlan] = (),
 ) -> None:
     """Link kernels, plan, weights and runtime. Raises StageError if the compiler fails.
 
-    kernels: TVM's modules; runtime: compiled objects, if any; gpu: the executable that runs the plan; others: plans of
+    kernels: TVM's modules; gpu: the executable that runs the plan; others: plans of
     smaller buckets, with which the plan shares constants.
     """
     with tempfile.TemporaryDirectory(prefix="tvmflow-link-") as name:
@@ -144,7 +143,7 @@ def link(
             f"{{ global: tvmflow_network; {network.symbol}; local: *; }};\n", encoding="ascii"
         )
         objects += [
-            *(runtime or runtime_objects(folder, compiler, gpu.api if gpu else None)),
+            *_runtime_objects(folder, compiler, gpu.api if gpu else None),
             *(
                 _compile(folder / f"{name}.c", folder, compiler)
                 for name in ("plan", *(f"plan{at}" for at in range(len(others))))
@@ -158,7 +157,7 @@ def link(
         _run(compiler.line(*_LINK, *own, "-o", str(path), *names, *libraries), folder)
 
 
-def runtime_objects(folder: Path, compiler: Command, gpu: Api | None = None) -> list[Path]:
+def _runtime_objects(folder: Path, compiler: Command, gpu: Api | None = None) -> list[Path]:
     """Compile the runtime to object files in a folder. gpu: the API of a GPU. Raises StageError if the
     compiler fails.
     """
