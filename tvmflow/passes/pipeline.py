@@ -36,6 +36,7 @@ from tvmflow.passes.kernel.unaligned_inputs import UnalignedInputs, mark_network
 from tvmflow.passes.kernel.zero_border_only import zero_border_only
 from tvmflow.passes.layout.channels_last_for_amx import ChannelsLastForAmx
 from tvmflow.passes.layout.norm import NORMS, legalize_norm
+from tvmflow.passes.legalize.along_axis import axis_legalizers
 from tvmflow.passes.legalize.bfloat16 import legalize_astype, link_bfloat16_rounding
 from tvmflow.passes.legalize.clip import clip_legalizers
 from tvmflow.passes.legalize.convolutions import legalize_convolutions
@@ -139,6 +140,7 @@ def _legalize_operators(winograd: Mapping[str, int]) -> Pass:
     """Return the pass that lowers each operator to TIR, by our table or else by TVM's."""
     ours = {
         **clip_legalizers(),
+        **axis_legalizers(),
         **legalize_convolutions(winograd),
         **dict.fromkeys(NORMS, legalize_norm),
         "relax.nn.max_pool2d": legalize_max_pool2d,
