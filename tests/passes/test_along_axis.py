@@ -1,4 +1,4 @@
-"""Compare sorts, top-k and cumulative sums with NumPy, and see that libraries without TVM can hold them."""
+"""Compare sorts, top-k, cumulative sums and reductions with NumPy, and see that libraries without TVM can hold them."""
 
 from __future__ import annotations
 
@@ -73,3 +73,11 @@ def test_cumulative_sums_and_products(shape: tuple[int, ...], axis: int) -> None
     expected = [sums, sums - x, np.cumprod(x, axis, dtype=np.int64), np.cumsum(x, dtype=np.int32)]
     for one, reference in zip(found, expected, strict=True):
         assert one.dtype == reference.dtype and np.array_equal(one, reference)
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 24, 24), (4096,), (4099,), (3, 5)])
+def test_reductions_to_one_value(shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(3).integers(-9, 10, shape).astype(np.float32)  # whose sums are exact
+    found = _run(x, lambda v: [relax.op.sum(v), relax.op.max(v, keepdims=True), relax.op.min(v), relax.op.mean(v)])
+    for one, reference in zip(found, (x.sum(), x.max(keepdims=True), x.min(), x.mean()), strict=True):
+        assert one.shape == reference.shape and np.allclose(one, reference, 1e-6)

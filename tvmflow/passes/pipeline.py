@@ -43,6 +43,7 @@ from tvmflow.passes.legalize.convolutions import legalize_convolutions
 from tvmflow.passes.legalize.int8_lookup_tables import Int8LookupTables
 from tvmflow.passes.legalize.narrow import NarrowByInstruction
 from tvmflow.passes.legalize.pools import legalize_max_pool2d
+from tvmflow.passes.legalize.reductions import reduction_legalizers
 from tvmflow.passes.legalize.resize import legalize_resize2d
 from tvmflow.schedules.intrinsics import math_functions
 from tvmflow.schedules.intrinsics.dot_product import find_dot
@@ -141,6 +142,7 @@ def _legalize_operators(winograd: Mapping[str, int]) -> Pass:
     ours = {
         **clip_legalizers(),
         **axis_legalizers(),
+        **reduction_legalizers(),
         **legalize_convolutions(winograd),
         **dict.fromkeys(NORMS, legalize_norm),
         "relax.nn.max_pool2d": legalize_max_pool2d,
