@@ -214,7 +214,7 @@ class GraphImporter:
         if refused := self.refusals[before:]:
             del self.refusals[before:]
             raise RefusedNodeError("; ".join(f"its part {one.op}: {one.reason}" for one in refused))
-        return [inner[name] for name in body.output]
+        return [inner.get(name) for name in body.output]
 
     def _schema(self, node: Any) -> Any:
         import onnx
