@@ -28,9 +28,7 @@ _FIRST_INPUTS = frozenset({"ConstantOfShape", "HannWindow", "HammingWindow", "Bl
 _BY_DATA = frozenset({"NonZero", "Unique", "Compress", "NonMaxSuppression", "ImageDecoder", "RegexFullMatch"})
 _CONTROL_FLOW = frozenset({"Scan", "Loop", "If", "SequenceMap"})
 _RANDOM = frozenset({"Bernoulli", "RandomNormal", "RandomUniform", "Multinomial"})
-_NUMBERS = frozenset(
-    "FLOAT FLOAT16 DOUBLE BFLOAT16 INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL".split()
-)
+_NUMBERS = frozenset("FLOAT FLOAT16 DOUBLE BFLOAT16 INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL".split())
 
 
 @dataclass(frozen=True)

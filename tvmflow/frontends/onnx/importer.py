@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.frontends.onnx import control_flow, tvm_converters
-from tvmflow.frontends.onnx.converters import BODIES, CONVERTERS, REFUSALS
+from tvmflow.frontends.onnx.converters import BODIES, CONVERTERS, RANDOM, REFUSALS
 from tvmflow.frontends.onnx.nodes import Emitter, Node, RefusedNodeError, Value, dims, dtype_of, expression
 from tvmflow.frontends.onnx.reference import evaluate, infer_types, type_of_value
 from tvmflow.frontends.source_model import TensorSpec
@@ -60,7 +60,9 @@ class GraphImporter:
         from tvm import relax
 
         self.graph = model.graph
-        self.versions = {entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in model.opset_import}
+        self.versions = {
+            entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in model.opset_import
+        }
         self.builder = relax.BlockBuilder()
         self.emitter = Emitter(self.builder)
         self.refusals: list[Refusal] = []
@@ -155,7 +157,7 @@ class GraphImporter:
         """Whether to evaluate a node now: constants, or only tensors without elements, and no huge result."""
         if not all(value is None or isinstance(value, np.ndarray) for value in inputs):
             return False
-        if (_domain(node), node.op_type) in REFUSALS:
+        if node.op_type in RANDOM:
             return False
         if node.op_type == "DequantizeLinear" and str(inputs[0].dtype) in ("int8", "uint8", "int32"):
             return False  # a cell in int8 keeps these integers
@@ -281,5 +283,7 @@ def _check_type(value: Value, kind: Any) -> None:
     if dtype is not None and dtype_of(value) != dtype:
         raise RefusedNodeError(f"converted to {dtype_of(value)}, where ONNX says {dtype}")
     found = dims(value)
-    if shape is not None and (len(shape) != len(found) or any(a not in (None, b) for a, b in zip(shape, found, strict=True))):
+    if shape is not None and (
+        len(shape) != len(found) or any(a not in (None, b) for a, b in zip(shape, found, strict=True))
+    ):
         raise RefusedNodeError(f"converted to shape {list(found)}, where ONNX says {list(shape)}")

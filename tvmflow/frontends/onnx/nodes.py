@@ -23,7 +23,7 @@ class RefusedNodeError(Exception):
 
 
 class Emitter:
-    """Emits operators of Relax by their names (`nn__softmax` for relax.op.nn.softmax); constants may be numpy arrays."""
+    """Emits operators of Relax by name (`nn__softmax` for relax.op.nn.softmax); constants may be numpy arrays."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
