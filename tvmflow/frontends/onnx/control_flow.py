@@ -70,6 +70,54 @@ def _loop(importer: Any, node: Any, inputs: list[Value], scope: Any) -> list[Val
     return [*state, *(_stack(importer, [row[place] for row in collected]) for place in range(scans))]
 
 
+def _scan(importer: Any, node: Any, inputs: list[Value], scope: Any) -> list[Value]:
+    """Unroll a Scan: its number of turns is a size, which is known."""
+    body, given = _graph(node, "body"), {one.name: one for one in node.attribute}
+    count = given["num_scan_inputs"].i
+    if importer.versions.get("", 1) < 9:
+        raise RefusedNodeError("Scan of opset 8, with a batch; export the model with a later opset")
+    scanned = inputs[len(inputs) - count :]
+    state, outputs = list(inputs[: len(inputs) - count]), len(node.output) - (len(inputs) - count)
+
+    def of(name: str, number: int) -> list[int]:
+        return list(given[name].ints) if name in given else [0] * number
+
+    axes = [axis % len(dims(value)) for axis, value in zip(of("scan_input_axes", count), scanned, strict=True)]
+    turns = dims(scanned[0])[axes[0]]
+    if turns * len(body.node) > MAX_NODES:
+        raise RefusedNodeError(f"{turns} turns of {len(body.node)} nodes each (at most {MAX_NODES} nodes); {SPLIT}")
+    collected: list[list[Value]] = []
+    for turn in range(turns):
+        parts = []
+        for value, axis, backwards in zip(scanned, axes, of("scan_input_directions", count), strict=True):
+            place = turns - 1 - turn if backwards else turn
+            parts.append(_at(importer, value, axis, place))
+        found = _run_graph(importer, body, scope, [*state, *parts])
+        state = found[: len(state)]
+        collected.append(found[len(state) :])
+    stacked = []
+    options = zip(of("scan_output_axes", outputs), of("scan_output_directions", outputs), strict=True)
+    for place, (axis, backwards) in enumerate(options):
+        row = [values[place] for values in (collected[::-1] if backwards else collected)]
+        stacked.append(_stack(importer, row, axis % (len(dims(row[0])) + 1)))
+    return [*state, *stacked]
+
+
+def _at(importer: Any, value: Value, axis: int, place: int) -> Value:
+    if isinstance(value, np.ndarray):
+        return np.take(value, place, axis)
+    shape = [size for at, size in enumerate(dims(value)) if at != axis]
+    return importer.emitter.reshape_to(importer.emitter.slice_axis(value, axis, place, place + 1), shape)
+
+
+def _has_element(_importer: Any, _node: Any, inputs: list[Value], _scope: Any) -> list[Value]:
+    return [np.asarray(bool(inputs) and inputs[0] is not None)]
+
+
+def _optional(_importer: Any, _node: Any, inputs: list[Value], _scope: Any) -> list[Value]:
+    return [inputs[0] if inputs else None]
+
+
 def _known(value: Value, what: str) -> Any:
     if not isinstance(value, np.ndarray):
         raise RefusedNodeError(f"{what} depends on the data; {SPLIT}")
@@ -193,6 +241,10 @@ SPECIAL: dict[tuple[str, str], Special] = {
     for name, function in {
         "If": _if,
         "Loop": _loop,
+        "Scan": _scan,
+        "Optional": _optional,
+        "OptionalGetElement": _optional,
+        "OptionalHasElement": _has_element,
         "Constant": _constant,
         "Identity": _identity,
         "Shape": _shape,
@@ -206,4 +258,9 @@ SPECIAL: dict[tuple[str, str], Special] = {
         "ConcatFromSequence": _concat_sequence,
         "SplitToSequence": _split_sequence,
     }.items()
+}
+LIMITS = {
+    ("", "If"): "the condition must not depend on the data",
+    ("", "Loop"): "the number of turns must not depend on the data",
+    **{key: "positions must not depend on the data" for key in SPECIAL if "Sequence" in key[1]},
 }

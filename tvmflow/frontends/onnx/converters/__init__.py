@@ -11,6 +11,7 @@ from tvmflow.frontends.onnx.converters.elementwise import ELEMENTWISE
 from tvmflow.frontends.onnx.converters.moves import MOVES
 from tvmflow.frontends.onnx.converters.norms import NORMS, NORMS_CONTRIB
 from tvmflow.frontends.onnx.converters.quantized import QUANTIZED, QUANTIZED_CONTRIB
+from tvmflow.frontends.onnx.converters.reductions import REDUCTIONS
 from tvmflow.frontends.onnx.converters.refusals import BODIES, RANDOM, REFUSALS
 from tvmflow.frontends.onnx.converters.resize import RESIZE
 from tvmflow.frontends.onnx.converters.signal import SIGNAL
@@ -19,8 +20,9 @@ from tvmflow.frontends.onnx.nodes import Converter
 
 CONTRIB_DOMAIN = "com.microsoft"
 
+_PLAIN = ELEMENTWISE | MOVES | NORMS | QUANTIZED | REDUCTIONS | RESIZE | SIGNAL | SPATIAL
 CONVERTERS: dict[tuple[str, str], Converter] = {
-    **{("", op): way for op, way in (ELEMENTWISE | MOVES | NORMS | QUANTIZED | RESIZE | SIGNAL | SPATIAL).items()},
+    **{("", op): way for op, way in _PLAIN.items()},
     **{(CONTRIB_DOMAIN, op): way for op, way in (CONTRIB | NORMS_CONTRIB | QUANTIZED_CONTRIB).items()},
     ("", "SimplifiedLayerNormalization"): NORMS_CONTRIB["SimplifiedLayerNormalization"],
 }

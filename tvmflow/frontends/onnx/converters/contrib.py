@@ -273,11 +273,6 @@ def _embed_layer_norm(node: Node) -> Any:
     return (value, count, total)[: node.outputs]
 
 
-def _bias_add(node: Node) -> Value:
-    x, bias, skip = node.inputs
-    return node.emitter.add(node.emitter.add(x, bias), skip)
-
-
 CONTRIB = {
     "Gelu": _gelu,
     "BiasGelu": _bias_gelu,
@@ -292,5 +287,4 @@ CONTRIB = {
     "MultiHeadAttention": _multi_head_attention,
     "RotaryEmbedding": _rotary,
     "EmbedLayerNormalization": _embed_layer_norm,
-    "BiasAdd": _bias_add,
 }

@@ -9,8 +9,6 @@ import numpy as np
 
 from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of, is_float, numpy_type
 
-_INTEGER_LIMITS = {"float32": 24, "float16": 11, "bfloat16": 8, "float64": 53}
-
 
 def number(value: float, dtype: str) -> np.ndarray[Any, Any]:
     """Return a scalar constant of a TVM dtype."""
@@ -111,19 +109,14 @@ def _mod(node: Node) -> Value:
         if dtype.startswith("u"):
             return r.mod(a, b)
         return r.mod(a, b) if node.attributes["fmod"] else r.floor_mod(a, b)
-    if not node.attributes["fmod"]:
-        raise RefusedNodeError("fmod=0 on floats, which ONNX does not define")
     wide = "float64" if dtype == "float64" else "float32"
     x, y = r.cast(a, wide), r.cast(b, wide)
 
-    def fmod(p: Any, q: Any) -> Any:
-        from tvm import te, tirx, topi
-
-        shape = [int(size) for size in np.broadcast_shapes(dims(a), dims(b))]
-        p, q = topi.broadcast_to(p, shape), topi.broadcast_to(q, shape)
-        return te.compute(shape, lambda *at: tirx.fmod(p[at], q[at]), name="fmod")
-
-    return r.cast(r.te(fmod, x, y, name="fmod"), dtype)
+    rest = r.mod(x, y)  # with the sign of the dividend
+    if not node.attributes["fmod"]:  # the sign of the divisor, as Python's
+        differs = r.less(r.multiply(r.sign(rest), r.sign(y)), like(rest, 0))
+        return r.cast(r.where(differs, r.add(rest, y), rest), dtype)
+    return r.cast(rest, dtype)
 
 
 def _div(node: Node) -> Value:
@@ -152,7 +145,7 @@ def _pow(node: Node) -> Value:
         simple = {1.0: lambda: base, 2.0: lambda: r.multiply(base, base)}
         if is_float(base):
             simple |= {0.5: lambda: r.sqrt(base), -0.5: lambda: r.rsqrt(base)}
-        if value in simple and (value != 0.5 or True):
+        if value in simple:
             return simple[value]()
     if is_float(base):
         return r.power(base, r.cast(exponent, dtype))

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.frontends.onnx.converters.elementwise import cast_to, like
-from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of, is_float
+from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of
 
 _PAD_MODES = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}  # of ONNX, of Relax
 
@@ -285,20 +284,31 @@ def _scatter_elements(node: Node) -> Value:
     return r.scatter_elements(x, places, updates, axis, reduction)
 
 
-def _split_by_number(node: Node) -> Value:
-    x = node.inputs[0]
-    axis = node.attributes.get("axis", 0) % len(dims(x))
-    length = dims(x)[axis]
-    sizes = node.numbers(1, "split")
-    if sizes is None:
-        count = node.attributes.get("num_outputs", node.outputs)
-        each = -(-length // count)
-        sizes = [each] * (count - 1) + [length - each * (count - 1)]
-    ends = np.cumsum(sizes)
-    parts = [node.emitter.slice_axis(x, axis, end - size, end) for size, end in zip(sizes, ends, strict=True)]
-    return tuple(
-        part if size else np.zeros(dims(part), dtype_of(part)) for part, size in zip(parts, sizes, strict=True)
-    )
+def _max_unpool(node: Node) -> Value:
+    """Values go to their places in the flattened output."""
+    x, places, r = node.inputs[0], node.inputs[1], node.emitter
+    kernel, rank = node.attributes["kernel_shape"], len(dims(x)) - 2
+    strides = node.attributes.get("strides") or [1] * rank
+    pads = node.attributes.get("pads") or [0] * (2 * rank)
+    sizes = [
+        (size - 1) * strides[d] + kernel[d] - pads[d] - pads[d + rank] for d, size in enumerate(dims(x)[2:])
+    ]
+    inferred = [*dims(x)[:2], *sizes]
+    shape = inferred
+    if node.input(2) is not None:
+        shape = [int(size) for size in node.constant(2, "output_shape")]
+    count, flat = int(np.prod(shape)), int(np.prod(dims(x)))
+    spots = r.reshape_to(places, [flat])
+    if shape != inferred:  # places count in the inferred shape
+        remaining, parts = spots, []
+        for size in inferred[::-1]:
+            parts.append(r.floor_mod(remaining, np.int64(size)))
+            remaining = r.floor_divide(remaining, np.int64(size))
+        spots = parts[-1]
+        for part, size in zip(parts[-2::-1], shape[1:], strict=True):
+            spots = r.add(r.multiply(spots, np.int64(size)), part)
+    zeros = np.zeros(count, dtype_of(x))
+    return r.reshape_to(r.scatter_elements(zeros, spots, r.reshape_to(x, [flat]), 0, "update"), shape)
 
 
 MOVES = {
@@ -314,8 +324,8 @@ MOVES = {
     "CumSum": _cum_sum,
     "Col2Im": _col2im,
     "Det": _det,
+    "MaxUnpool": _max_unpool,
     "SpaceToDepth": _space_to_depth,
     "ScatterElements": _scatter_elements,
     "Scatter": _scatter_elements,
 }
-_ = (cast_to, like, is_float, _split_by_number)

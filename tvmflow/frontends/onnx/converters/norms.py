@@ -94,17 +94,6 @@ def _lp_norm(node: Node) -> Value:
     return r.divide(x, r.where(r.equal(norm, like(x, 0)), like(x, 1), norm))
 
 
-def _batch_norm(node: Node) -> Any:
-    if node.attributes.get("training_mode", 0) or node.outputs > 1:
-        raise RefusedNodeError("training_mode: export the model for inference")
-    x, scale, bias, mean, variance = node.inputs
-    epsilon, r = node.attributes.get("epsilon", 1e-5), node.emitter
-    dtypes = {dtype_of(value) for value in node.inputs}
-    if len(dtypes) > 1:
-        scale, bias, mean, variance = (r.cast(value, dtype_of(x)) for value in node.inputs[1:])
-    return r.nn__batch_norm(x, scale, bias, mean, variance, 1, epsilon)
-
-
 NORMS = {"LayerNormalization": _layer_norm, "LpNormalization": _lp_norm}
 NORMS_CONTRIB = {
     "LayerNormalization": _layer_norm,
@@ -112,4 +101,3 @@ NORMS_CONTRIB = {
     "SkipSimplifiedLayerNormalization": _skip_rms_norm,
     "SimplifiedLayerNormalization": _simplified_layer_norm,
 }
-_ = _batch_norm

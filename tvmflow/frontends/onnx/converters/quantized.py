@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.frontends.onnx.converters.elementwise import cast_to, like
+from tvmflow.frontends.onnx.converters.elementwise import like
 from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of, is_float
 
 _EIGHT_BITS = frozenset({"int8", "uint8"})
@@ -322,4 +322,3 @@ QUANTIZED_CONTRIB = {
     "DynamicQuantizeMatMul": _dynamic_quantize_matmul,
     "MatMulIntegerToFloat": _matmul_integer_to_float,
 }
-_ = cast_to

@@ -6,8 +6,6 @@ _BY_DATA = "the shape of its output depends on the data; cut the model before it
 _STRINGS = "strings are no tensors of numbers; compute them before the model"
 _RANDOM = "its output is random; give the random numbers as an input"
 _RECURRENT = "recurrent layers of ONNX are not supported yet; Keras and torch.export models with them are"
-_SCAN = "loops over the data are not supported; unroll the loop at export, or split the model there"
-_OPTIONAL = "optional values depend on the caller; export the model with tensors only"
 _IMAGES = "it decodes image files; give the decoded image as an input"
 _TEXT = "it counts words of text; compute it before the model"
 
@@ -28,8 +26,6 @@ REFUSALS: dict[tuple[str, str], str] = {
         ("StringConcat StringNormalizer StringSplit RegexFullMatch", _STRINGS),
         (" ".join(sorted(RANDOM)), _RANDOM),
         ("LSTM GRU RNN", _RECURRENT),
-        ("Scan", _SCAN),
-        ("Optional OptionalGetElement OptionalHasElement", _OPTIONAL),
         ("ImageDecoder", _IMAGES),
         ("TfIdfVectorizer", _TEXT),
     )
