@@ -19,10 +19,9 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from bench.conformance import onnx_nodes
-from bench.conformance.onnx_nodes import Verdict
+from bench.conformance.onnx_nodes import NodeTests, Verdict
 
-FORMATS: dict[str, Any] = {"onnx": onnx_nodes}
+FORMATS: dict[str, Any] = {"onnx": NodeTests.all}
 RESULTS = ("passed", "refused", "refused_otherwise", "wrong", "raw")
 LIMIT_S = 60.0
 
@@ -35,15 +34,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--save", type=Path, help="a JSON file for the verdict of every test")
     options = parser.parse_args()
-    tests = FORMATS[options.format]
+    tests = FORMATS[options.format]()
     chosen = [name for name in tests.names() if options.only in name]
     skipped = {name: why for name in chosen if (why := tests.uncounted(name))}
     verdicts = run_all(tests, [name for name in chosen if name not in skipped], options.constants, options.workers)
     print(table(tests, verdicts))
     print("not counted: " + ", ".join(f"{count} {why}" for why, count in Counter(skipped.values()).most_common()))
     if options.save:
-        rows = {name: [v.result, v.detail, tests.operator_of(name)] for name, v in sorted(verdicts.items())}
-        options.save.write_text(json.dumps(rows, indent=0) + "\n", encoding="utf-8")
+        rows = {name: [verdict.result, tests.operator_of(name)] for name, verdict in sorted(verdicts.items())}
+        lines = (f" {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+        options.save.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def table(tests: Any, verdicts: dict[str, Verdict]) -> str:

@@ -59,5 +59,6 @@ def coverage() -> list[Row]:
 
     plain = sorted({schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == ""})
     contrib = sorted({op for domain, op in CONVERTERS if domain == CONTRIB_DOMAIN} | set(_CONTRIB_REFUSED))
+    plain = sorted({*plain, *(op for domain, op in CONVERTERS if domain == "")})
     keys = [("", op) for op in plain] + [(CONTRIB_DOMAIN, op) for op in contrib]
     return [Row(*key, *way_of(key)) for key in keys]

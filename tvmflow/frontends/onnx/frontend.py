@@ -86,14 +86,20 @@ def rejected_inputs_error(inputs: Sequence[Array], error: Exception) -> ModelFil
 def open_session(path: Path, threads: int = 0) -> Any:
     """Return an ONNX Runtime session of a file on `threads` threads; 0: the default. Raises ModelFileError."""
     import onnxruntime
+    from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernelError
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.add_session_config_entry(
-        "session.x64quantprecision", "1"
-    )  # without VNNI its sums of int8 saturate at 16 bits
-    try:
+    def opened(is_exact: bool) -> Any:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        if is_exact:  # without VNNI its sums of int8 saturate at 16 bits
+            options.add_session_config_entry("session.x64quantprecision", "1")
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    try:
+        try:
+            return opened(is_exact=True)
+        except NoKernelError:  # of QGemm and others, which then have no kernel
+            return opened(is_exact=False)
     except Exception as error:  # its exceptions share no public base
         raise damaged_file_error(path, error) from error
 

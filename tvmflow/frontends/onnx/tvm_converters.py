@@ -13,17 +13,14 @@ from tvmflow.frontends.onnx.nodes import Converter, Node, expression
 # Checked by the node tests (`python -m bench.conformance onnx`).
 CORRECT: frozenset[str] = frozenset(
     """
-    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization BitShift BitwiseAnd
-    BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Clip Concat ConstantOfShape Conv ConvTranspose Cos Cosh CumSum
-    DepthToSpace DequantizeLinear Div DynamicQuantizeLinear Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor Gather
-    GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalLpPool GlobalMaxPool Greater GreaterOrEqual GridSample
-    GroupNormalization HardSigmoid HardSwish Hardmax InstanceNormalization IsInf IsNaN LRN LayerNormalization LeakyRelu
-    Less LessOrEqual Log LogSoftmax LpPool MatMul MatMulInteger Max MaxPool MaxRoiPool MaxUnpool Mean
-    MeanVarianceNormalization Min Mish Mod Mul Neg Not OneHot Or PRelu Pad Pow QuantizeLinear RMSNormalization
-    Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
-    ReduceSumSquare Relu Reshape Resize RoiAlign Round Scatter ScatterElements ScatterND Selu Shrink Sigmoid Sign Sin
-    Sinh Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tan Tanh ThresholdedRelu Tile TopK
-    Transpose Trilu Unsqueeze Upsample Where Xor
+    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh BatchNormalization BitwiseAnd BitwiseNot BitwiseOr
+    BitwiseXor Ceil Concat Cos DepthToSpace Einsum Equal Erf Exp Expand Flatten Floor Gather GatherElements GatherND
+    Gelu Gemm GlobalAveragePool GlobalLpPool GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization
+    HardSigmoid HardSwish Hardmax InstanceNormalization LRN LeakyRelu Less LessOrEqual Log LogSoftmax MatMul
+    MaxRoiPool MeanVarianceNormalization Mish Mul Neg Not Or PRelu RMSNormalization Reciprocal ReduceL1 ReduceL2
+    ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd ReduceSum ReduceSumSquare Reshape Round ScatterND Selu
+    Sigmoid Sin Slice Softmax Softplus Softsign Split Sqrt Sub Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu
+    Where Xor
     """.split()
 )
 
@@ -38,9 +35,12 @@ def _table() -> dict[str, Any]:
 def converter_of(key: tuple[str, str], versions: Mapping[str, int]) -> Converter | None:
     """Return TVM's converter of an operator; None if it has none that is right."""
     domain, op = key
-    if domain or op not in CORRECT:
-        return None
-    return functools.partial(_convert, _table()[op].get_converter(versions.get("", 1)))
+    return None if domain or op not in CORRECT else converter_in_tvm(op, versions.get("", 1))
+
+
+def converter_in_tvm(op: str, version: int) -> Converter:
+    """Return TVM's converter of an operator, also where ours prepares its node."""
+    return functools.partial(_convert, _table()[op].get_converter(version))
 
 
 def _convert(converter: Any, node: Node) -> Any:

@@ -24,7 +24,6 @@ _PLAIN = ELEMENTWISE | MOVES | NORMS | QUANTIZED | REDUCTIONS | RESIZE | SIGNAL 
 CONVERTERS: dict[tuple[str, str], Converter] = {
     **{("", op): way for op, way in _PLAIN.items()},
     **{(CONTRIB_DOMAIN, op): way for op, way in (CONTRIB | NORMS_CONTRIB | QUANTIZED_CONTRIB).items()},
-    ("", "SimplifiedLayerNormalization"): NORMS_CONTRIB["SimplifiedLayerNormalization"],
 }
 
 __all__ = ["BODIES", "CONTRIB_DOMAIN", "CONVERTERS", "RANDOM", "REFUSALS"]

@@ -290,9 +290,7 @@ def _max_unpool(node: Node) -> Value:
     kernel, rank = node.attributes["kernel_shape"], len(dims(x)) - 2
     strides = node.attributes.get("strides") or [1] * rank
     pads = node.attributes.get("pads") or [0] * (2 * rank)
-    sizes = [
-        (size - 1) * strides[d] + kernel[d] - pads[d] - pads[d + rank] for d, size in enumerate(dims(x)[2:])
-    ]
+    sizes = [(size - 1) * strides[d] + kernel[d] - pads[d] - pads[d + rank] for d, size in enumerate(dims(x)[2:])]
     inferred = [*dims(x)[:2], *sizes]
     shape = inferred
     if node.input(2) is not None:

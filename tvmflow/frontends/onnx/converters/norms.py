@@ -94,10 +94,12 @@ def _lp_norm(node: Node) -> Value:
     return r.divide(x, r.where(r.equal(norm, like(x, 0)), like(x, 1), norm))
 
 
-NORMS = {"LayerNormalization": _layer_norm, "LpNormalization": _lp_norm}
-NORMS_CONTRIB = {
+NORMS = {
     "LayerNormalization": _layer_norm,
+    "LpNormalization": _lp_norm,
+    "SimplifiedLayerNormalization": _simplified_layer_norm,  # of ONNX Runtime, in the domain of ONNX
+}
+NORMS_CONTRIB = {
     "SkipLayerNormalization": _skip_layer_norm,
     "SkipSimplifiedLayerNormalization": _skip_rms_norm,
-    "SimplifiedLayerNormalization": _simplified_layer_norm,
 }

@@ -283,9 +283,9 @@ def _pooled(node: Node, x: Value) -> Value:
 
     if node.attributes.get("channels_last", 0):
         raise RefusedNodeError("channels_last")
-    pool = tvm_converters.converter_of(("", "AveragePool"), {"": 19})
-    assert pool is not None
-    return pool(Node(**{**vars(node), "inputs": (x,), "op": "AveragePool"}))
+    return tvm_converters.converter_in_tvm("AveragePool", 19)(
+        Node(**{**vars(node), "inputs": (x,), "op": "AveragePool"})
+    )
 
 
 def _softmax(node: Node, x: Value) -> Value:

@@ -107,75 +107,51 @@ def _pool(operator: str) -> Converter:
         strides, dilations, pads = _window(node, kernel)
         resolved = node.attributes | {"strides": strides, "dilations": dilations, "pads": pads}
         resolved["auto_pad"] = b"NOTSET"
-        if node.outputs > 1:
-            return _max_pool_with_indices(node, kernel, strides, dilations, pads)
-        converter = tvm_converters.converter_of(("", operator), {"": node.version})
-        assert converter is not None
-        return converter(Node(**{**vars(node), "attributes": resolved}))
+        way = tvm_converters.converter_in_tvm(operator, node.version)
+        values = way(Node(**{**vars(node), "attributes": resolved, "outputs": 1}))
+        if node.outputs == 1:
+            return values
+        return _max_pool_with_indices(node, node.emitter.builder.emit(values), kernel, strides, dilations, pads)
 
     return convert
 
 
 def _max_pool_with_indices(
-    node: Node, kernel: tuple[int, ...], strides: list[int], dilations: list[int], pads: list[int]
+    node: Node, values: Value, kernel: tuple[int, ...], strides: list[int], dilations: list[int], pads: list[int]
 ) -> tuple[Value, Value]:
-    """Return the maxima and their places in the flattened tensor."""
+    """Return the maxima and the place of the first of each in the flattened tensor."""
     x, rank = node.inputs[0], len(kernel)
     shape = dims(x)
-    ceil = bool(node.attributes.get("ceil_mode", 0))
-    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    out = []
-    for size, begin, end, span, stride in zip(shape[2:], pads[:rank], pads[rank:], spans, strides, strict=True):
-        room = size + begin + end - span
-        count = (-(-room // stride) if ceil else room // stride) + 1
-        if ceil and (count - 1) * stride >= size + begin:
-            count -= 1
-        out.append(count)
-    columns_first = bool(node.attributes.get("storage_order", 0))
-    order = list(range(rank))[::-1] if not columns_first else list(range(rank))
-    weights, step = [0] * rank, 1
-    for axis in order:
-        weights[axis], step = step, step * shape[2 + axis]
+    weights = [math.prod(shape[3 + axis :]) for axis in range(rank)]
+    columns_first = [math.prod(shape[2 : 2 + axis]) for axis in range(rank)]
+    by_columns = bool(node.attributes.get("storage_order", 0))
     image = math.prod(shape[2:])
 
-    def compute(value: Any) -> Any:
+    def compute(data: Any, best: Any) -> Any:
         from tvm import te, tirx
 
-        low = tirx.min_value(str(value.dtype))
-        best = te.comm_reducer(
-            lambda a, b: (
-                tirx.Select(tirx.any(a[0] < 0, b[1] > a[1]), b[0], a[0]),
-                tirx.Select(tirx.any(a[0] < 0, b[1] > a[1]), b[1], a[1]),
-            ),
-            lambda index, number: (tirx.const(-1, index), tirx.min_value(number)),
-            name="best",
-        )
         taps = [te.reduce_axis((0, k), name=f"k{axis}") for axis, k in enumerate(kernel)]
 
-        def places(*at: Any) -> list[Any]:
-            return [at[2 + d] * strides[d] + taps[d] * dilations[d] - pads[d] for d in range(rank)]
+        def first(*at: Any) -> Any:
+            places = [at[2 + d] * strides[d] + taps[d] * dilations[d] - pads[d] for d in range(rank)]
+            inside = tirx.all(*(tirx.all(p >= 0, p < shape[2 + d]) for d, p in enumerate(places)))
+            kept = [tirx.max(tirx.min(p, shape[2 + d] - 1), 0) for d, p in enumerate(places)]
+            is_best = tirx.all(inside, data[(at[0], at[1], *kept)] == best[at])
+            flat = sum(p * w for p, w in zip(kept, weights, strict=True))
+            return te.min(tirx.Select(is_best, tirx.Cast("int64", flat), tirx.const(image, "int64")), axis=taps)
 
-        def pair(*at: Any) -> Any:
-            found = places(*at)
-            inside = tirx.all(*(tirx.all(p >= 0, p < shape[2 + d]) for d, p in enumerate(found)))
-            kept = [tirx.max(tirx.min(p, shape[2 + d] - 1), 0) for d, p in enumerate(found)]
-            number = tirx.if_then_else(inside, value[(at[0], at[1], *kept)], low)
-            flat = sum((p * w for p, w in zip(kept, weights, strict=True)), (at[0] * shape[1] + at[1]) * image)
-            return best(
-                (tirx.if_then_else(inside, tirx.Cast("int64", flat), tirx.const(-1, "int64")), number), axis=taps
-            )
+        found = te.compute(dims(values), first, name="first")
 
-        index, number = te.compute((*shape[:2], *out), pair, name="best")
-        return [number, index]
+        def place(*at: Any) -> Any:
+            flat = found[at]
+            if by_columns:
+                parts = [tirx.floormod(tirx.floordiv(flat, w), shape[2 + d]) for d, w in enumerate(weights)]
+                flat = sum(p * w for p, w in zip(parts, columns_first, strict=True))
+            return flat + tirx.Cast("int64", at[0] * shape[1] + at[1]) * image
 
-    found = node.emitter.te(compute, x, name="max_pool_with_indices")
-    return _fields(node, found, 2)
+        return te.compute(dims(values), place, name="place")
 
-
-def _fields(node: Node, value: Value, count: int) -> tuple[Value, ...]:
-    from tvm import relax
-
-    return tuple(node.emitter.builder.emit(relax.TupleGetItem(value, place)) for place in range(count))
+    return values, node.emitter.te(compute, x, values, name="places_of_maxima")
 
 
 def _roi_align(node: Node) -> Value:
