@@ -105,22 +105,21 @@ class NodeTests:
         """Return the names of the graph's inputs that are constants."""
         import onnx
 
-        if all_after_first:
-            return {value.name for value in self._tests[name].model.graph.input[1:]}
+        later = {value.name for value in self._tests[name].model.graph.input[1:]} if all_after_first else set()
         model = self._tests.get(name.split("_expanded")[0], self._tests[name]).model
         node = model.graph.node[0]
         versions = {entry.domain: entry.version for entry in model.opset_import}
         try:
             schema = onnx.defs.get_schema(node.op_type, versions.get(node.domain, 1), node.domain)
         except onnx.defs.SchemaError:
-            return set()
+            return later
         formal = [one.name for one in schema.inputs]
         constants = {
             actual
             for place, actual in enumerate(node.input)
             if actual and formal[min(place, len(formal) - 1)] in SHAPE_INPUTS
         }
-        return constants | set(node.input if node.op_type in _FIRST_INPUTS else ())
+        return later | constants | set(node.input if node.op_type in _FIRST_INPUTS else ())
 
     def model_of(self, name: str, all_after_first: bool = False) -> tuple[Any, dict[str, Any], list[Any]]:
         """Return the model with its constants, the other inputs by name, and the expected outputs."""

@@ -145,9 +145,9 @@ class GraphImporter:
         schema = self._schema(node)
         types = infer_types(schema, node, inputs, self.versions) if schema else {}
         if schema and self._folds(node, inputs, types):
-            values = evaluate(node, inputs, self.versions)
-            if values is not None:
-                return values
+            folded = evaluate(node, inputs, self.versions)
+            if folded is not None:
+                return folded
         values = self._convert(node, inputs, schema)
         for name, value in zip(node.output, values, strict=False):
             if name and name in types and node.op_type not in _WRONG_INFERENCE:
@@ -164,7 +164,7 @@ class GraphImporter:
             return False  # a cell in int8 keeps these integers
         largest = max((value.size for value in inputs if value is not None), default=0)
         shapes = [shape for kind in types.values() if (shape := type_of_value(kind)[1]) is not None]
-        sizes = [math.prod(shape) for shape in shapes if None not in shape]
+        sizes = [math.prod(size or 0 for size in shape) for shape in shapes if None not in shape]
         return all(size <= max(MAX_FOLDED_ELEMENTS, largest) for size in sizes)
 
     def _way_of(self, node: Any) -> Any:

@@ -14,7 +14,7 @@ from tvmflow.frontends.onnx.nodes import Converter, Node, expression
 CORRECT: frozenset[str] = frozenset(
     """
     Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh BatchNormalization BitwiseAnd BitwiseNot BitwiseOr
-    BitwiseXor Ceil Concat Cos DepthToSpace Einsum Equal Erf Exp Expand Flatten Floor Gather GatherElements GatherND
+    BitwiseXor Ceil Concat Cos DepthToSpace Equal Erf Exp Expand Flatten Floor Gather GatherElements GatherND
     Gelu Gemm GlobalAveragePool GlobalLpPool GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization
     HardSigmoid HardSwish Hardmax InstanceNormalization LRN LeakyRelu Less LessOrEqual Log LogSoftmax MatMul
     MaxRoiPool MeanVarianceNormalization Mish Mul Neg Not Or PRelu RMSNormalization Reciprocal ReduceL1 ReduceL2

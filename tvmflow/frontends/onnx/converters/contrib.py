@@ -61,16 +61,12 @@ def _fused_gemm(node: Node) -> Value:
 def activated(node: Node, x: Value, name: str, alpha: float) -> Value:
     """Return the activation of a fused operator."""
     r = node.emitter
-    known = {
-        "": lambda: x,
-        "Relu": lambda: r.nn__relu(x),
-        "Sigmoid": lambda: r.sigmoid(x),
-        "Tanh": lambda: r.tanh(x),
-        "LeakyRelu": lambda: r.nn__leakyrelu(x, alpha),
-    }
-    if name not in known:
+    if name == "LeakyRelu":
+        return r.nn__leakyrelu(x, alpha)
+    operators = {"Relu": "nn__relu", "Sigmoid": "sigmoid", "Tanh": "tanh"}
+    if name and name not in operators:
         raise RefusedNodeError(f"activation {name}")
-    return known[name]()
+    return getattr(r, operators[name])(x) if name else x
 
 
 def _fused_conv(node: Node) -> Value:

@@ -92,7 +92,7 @@ def _isinf(node: Node) -> Value:
         return r.isinf(x)
     if not positive and not negative:
         return np.zeros(dims(x), bool)
-    largest = np.finfo(dtype_of(x)).max
+    largest = float(np.finfo(dtype_of(x)).max)
     # Compared with the largest number: comparisons with infinity are folded away.
     return r.greater(x, like(x, largest)) if positive else r.less(x, like(x, -largest))
 
@@ -142,11 +142,12 @@ def _pow(node: Node) -> Value:
     r, dtype = node.emitter, dtype_of(base)
     if isinstance(exponent, np.ndarray) and exponent.size == 1 and (exponent.ndim <= len(dims(base))):
         value = float(exponent.reshape(-1)[0])
-        simple = {1.0: lambda: base, 2.0: lambda: r.multiply(base, base)}
-        if is_float(base):
-            simple |= {0.5: lambda: r.sqrt(base), -0.5: lambda: r.rsqrt(base)}
-        if value in simple:
-            return simple[value]()
+        if value == 1.0:
+            return base
+        if value == 2.0:
+            return r.multiply(base, base)
+        if is_float(base) and value in (0.5, -0.5):
+            return r.sqrt(base) if value > 0 else r.rsqrt(base)
     if is_float(base):
         return r.power(base, r.cast(exponent, dtype))
     # Integers: exact up to 2**53, beyond which doubles have no odd numbers.

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.frontends.onnx import tvm_converters
 from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of
 
 _PAD_MODES = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}  # of ONNX, of Relax
@@ -89,7 +90,8 @@ def _eye_like(node: Node) -> Value:
     x = node.inputs[0]
     number = node.attributes.get("dtype")
     dtype = dtype_of(x) if number is None else str(onnx.helper.tensor_dtype_to_np_dtype(number))
-    return np.eye(*dims(x), k=node.attributes["k"], dtype=dtype)
+    rows, columns = dims(x)
+    return np.eye(rows, columns, node.attributes["k"], np.dtype(dtype))
 
 
 def _constant_of_shape(node: Node) -> Value:
@@ -309,7 +311,17 @@ def _max_unpool(node: Node) -> Value:
     return r.reshape_to(r.scatter_elements(zeros, spots, r.reshape_to(x, [flat]), 0, "update"), shape)
 
 
+def _einsum(node: Node) -> Value:
+    """Sums of 16-bit floats are in float32."""
+    dtype, r = dtype_of(node.inputs[0]), node.emitter
+    narrow = dtype in ("float16", "bfloat16")
+    inputs = tuple(r.cast(value, "float32") if narrow else value for value in node.inputs)
+    found = tvm_converters.converter_in_tvm("Einsum", node.version)(Node(**{**vars(node), "inputs": inputs}))
+    return r.cast(found, dtype)
+
+
 MOVES = {
+    "Einsum": _einsum,
     "Pad": _pad,
     "EyeLike": _eye_like,
     "ConstantOfShape": _constant_of_shape,

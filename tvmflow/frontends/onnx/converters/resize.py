@@ -80,7 +80,7 @@ def _axes_of(node: Node, shape: tuple[int, ...]) -> list[_Axis]:
         numbers = node.constant(1, "roi").astype(np.float64)
         roi = {axis: (numbers[at], numbers[at + len(axes)]) for at, axis in enumerate(axes)}
     scales, sizes = node.input(1 if old else 2), node.input(3)
-    if scales is not None and math.prod(dims(scales)):
+    if scales is not None and 0 not in dims(scales):
         return _scaled(shape, axes, node.constant(1 if old else 2, "scales"), roi)
     if sizes is None:
         raise RefusedNodeError("neither scales nor sizes")
@@ -182,9 +182,10 @@ def _coordinates(one: _Axis, way: _Way) -> tuple[Array, Array]:
         return (y + 0.5) / one.scale, none
     if way.coordinates == "tf_crop_and_resize":
         begin, end = one.roi
-        moved = (end - begin) * (length - 1) / 2 if width == 1 else y * (end - begin) * (length - 1) / (width - 1)
+        span = (end - begin) * (length - 1)
+        moved = np.full(one.out, span / 2) if width == 1 else y * span / (width - 1)
         places = moved + begin * (length - 1)
-        return places, (places < 0) | (places > length - 1)
+        return places, np.asarray((places < 0) | (places > length - 1))
     raise RefusedNodeError(f"coordinate_transformation_mode {way.coordinates}")
 
 
