@@ -215,5 +215,12 @@ def read_graph(mod: IRModule) -> Graph:
             graph.steps.append(Step(name_of(binding.var), op, args, value, shape, dtype, kernel=kernel))
     output = function.body.body
     fields = tuple(output.fields) if isinstance(output, relax.Tuple) else tuples.get(output, (output,))
+    for kept in fields:
+        if not isinstance(kept, relax.Var):  # an output that depends on no input
+            tensor = constant_value(kept)
+            assert tensor is not None
+            value = np.asarray(tensor.numpy())
+            names[kept] = f"output_{len(graph.steps)}"
+            graph.steps.append(Step(names[kept], "constant", (value,), kept, value.shape, str(value.dtype)))
     graph.outputs = tuple(names[field] for field in fields)
     return graph
