@@ -215,5 +215,10 @@ def read_graph(mod: IRModule) -> Graph:
             graph.steps.append(Step(name_of(binding.var), op, args, value, shape, dtype, kernel=kernel))
     output = function.body.body
     fields = tuple(output.fields) if isinstance(output, relax.Tuple) else tuples.get(output, (output,))
+    for place, field in enumerate(fields):
+        if (constant := constant_value(field)) is not None and field not in names:
+            shape, dtype = static_shape(field)
+            names[field] = f"constant_output.{place}"
+            graph.steps.append(Step(names[field], "constant", (np.asarray(constant.numpy()),), field, shape, dtype))
     graph.outputs = tuple(names[field] for field in fields)
     return graph
