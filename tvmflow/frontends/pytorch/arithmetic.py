@@ -411,6 +411,7 @@ ARITHMETIC: dict[str, Convert] = {
     "abs.default": _absolute,
     "sign.default": _sign,
     "neg.default": lambda call: call.r.negative(call.value("self")),
+    "_neg_view.default": lambda call: call.r.negative(call.value("self")),
     "isnan.default": _is("isnan"),
     "isinf.default": _is("isinf"),
     "isfinite.default": _is("isfinite"),

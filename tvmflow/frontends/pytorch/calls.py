@@ -6,7 +6,8 @@ Sizes are numbers; a call with dynamic sizes is converted by TVM's importer, thr
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,17 @@ class Call:
         """Return several results."""
         return values
 
+    @contextmanager
+    def replacing(self, change: Callable[[Any], Any]) -> Iterator[None]:
+        """Change the values of the arguments within a context."""
+        env, nodes = self._importer.env, self.node.all_input_nodes
+        before = {node: env[node] for node in nodes}
+        try:
+            env.update({node: change(value) for node, value in before.items()})
+            yield
+        finally:
+            env.update(before)
+
     def by_tvm(self) -> Any:
         """Convert as TVM's importer does."""
         importer = self._importer
@@ -141,7 +153,9 @@ class Call:
 
 
 def _name(value: Any) -> str:
-    return str(value.dtype).removeprefix("torch.")
+    """Return the element type of a tensor; of a complex one, that of its parts."""
+    name = str(value.dtype).removeprefix("torch.")
+    return {"complex64": "float32", "complex128": "float64"}.get(name, name)
 
 
 def node_type(node: Any) -> str:

@@ -71,7 +71,7 @@ def _find_known_values(program: Any) -> dict[Any, Any]:
                     known[node] = held[spec.target]
             elif _is_computed(node) and all(part in known for part in node.all_input_nodes):
                 value = _value(node, known)
-                if value is not None:
+                if value is not None and not getattr(value, "is_complex", bool)():
                     known[node] = value
     return known
 

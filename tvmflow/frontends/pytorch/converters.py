@@ -13,6 +13,7 @@ from typing import Any
 
 from tvmflow.frontends.pytorch.arithmetic import ARITHMETIC
 from tvmflow.frontends.pytorch.calls import Call, Convert, constant, has_dynamic_sizes, shape_of, type_name
+from tvmflow.frontends.pytorch.complex_numbers import complex_converter, is_complex, names_of_complex
 from tvmflow.frontends.pytorch.images import IMAGES
 from tvmflow.frontends.pytorch.indexing import INDEXING
 from tvmflow.frontends.pytorch.layers import LAYERS
@@ -24,7 +25,6 @@ Converter = Callable[[Any, Any], Any]
 _BY_VALUES = "its shape depends on values"
 _RANDOM = "random numbers"
 _TRAINING = "training"
-_COMPLEX = "complex numbers"
 REFUSED = {
     "nonzero": _BY_VALUES,
     "masked_select": _BY_VALUES,
@@ -38,7 +38,6 @@ REFUSED = {
     **dict.fromkeys(("rand", "randn", "randperm", "bernoulli", "native_dropout", "exponential"), _RANDOM),
     **dict.fromkeys(("randn_like", "rand_like", "multinomial", "normal", "uniform"), _RANDOM),
     **dict.fromkeys(("_native_batch_norm_legit", "_native_batch_norm_legit_functional"), _TRAINING),
-    **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c", "view_as_complex", "complex"), _COMPLEX),
     **dict.fromkeys(("_sparse_mm", "_sparse_addmm", "to_sparse"), "sparse tensors"),
 }  # by name without overload: why an operator is refused, whatever its arguments
 _NO_CONVERTER = "it has no converter"
@@ -90,7 +89,7 @@ def reason_against(name: str) -> str | None:
     stem = name.split(".")[0]
     if stem in REFUSED:
         return REFUSED[stem]
-    if name in converters() or name in operators_of_tvm():
+    if name in converters() or name in operators_of_tvm() or stem in names_of_complex():
         return None
     if "backward" in stem:
         return _TRAINING
@@ -113,6 +112,7 @@ def _convert(name: str, refused: list[Refusal], node: Any, importer: Any) -> Any
             raise NotImplementedError(reason)
         call = Call(node, importer)
         own = None if has_dynamic_sizes(node) else converters().get(name)
+        own = complex_converter(name, own) if is_complex(node) else own
         value = call.by_tvm() if own is None else own(call)
         return _as_described(call, value)
     except (AssertionError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -247,3 +247,8 @@ _OWN: dict[str, Callable[..., Any]] = {
     "put": _put,
     "round.decimals": _round_to_decimals,
 }
+
+
+def decomposed_names() -> frozenset[str]:
+    """Return the names, without overloads, of the operators decomposed here."""
+    return frozenset(name.split(".")[0] for name in _OWN)
