@@ -55,6 +55,10 @@ def type_name(value: Any) -> str:
     return str(getattr(found, "dtype", found))
 
 
+def is_float(dtype: str) -> bool:
+    return "float" in dtype
+
+
 def shape_of(value: Any) -> tuple[int, ...]:
     """Return the shape of a Relax value. Raises NotImplementedError for a dynamic size."""
     sizes = tuple(type_of(value).shape)
@@ -78,7 +82,9 @@ class Call:
         return {
             parameter.name: self.node.args[place]
             if place < len(self.node.args)
-            else self.node.kwargs.get(parameter.name, parameter.default_value if parameter.has_default_value() else None)
+            else self.node.kwargs.get(
+                parameter.name, parameter.default_value if parameter.has_default_value() else None
+            )
             for place, parameter in enumerate(self.node.target._schema.arguments)
         }
 
@@ -129,7 +135,9 @@ class Call:
 
     def uses(self, place: int) -> bool:
         """Return whether the program reads this part of a result of several."""
-        return any(user.args[1] == place for user in self.node.users if getattr(user.target, "__name__", "") == "getitem")
+        return any(
+            user.args[1] == place for user in self.node.users if getattr(user.target, "__name__", "") == "getitem"
+        )
 
     def pack(self, *values: Any) -> tuple[Any, ...]:
         """Return several results."""
@@ -174,9 +182,9 @@ def has_dynamic_sizes(node: Any) -> bool:
     """Return whether a size of a node's result or tensors is no number."""
     found = [part.meta.get("val") for part in (node, *node.all_input_nodes)]
     parts = [part for one in found for part in (one if isinstance(one, (tuple, list)) else [one])]
-    return any(
-        not isinstance(extent, int) for part in parts if hasattr(part, "shape") for extent in part.shape
-    ) or any(hasattr(part, "node") and not hasattr(part, "shape") for part in parts)
+    return any(not isinstance(extent, int) for part in parts if hasattr(part, "shape") for extent in part.shape) or any(
+        hasattr(part, "node") and not hasattr(part, "shape") for part in parts
+    )
 
 
 Convert = Callable[[Call], Any]

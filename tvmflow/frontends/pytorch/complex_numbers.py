@@ -255,7 +255,8 @@ def by_parts(own: Convert | None) -> Convert:
 
 _ALIKE = """
 view reshape _unsafe_view permute transpose slice select squeeze unsqueeze expand clone cat stack constant_pad_nd index
-index_select flip roll repeat diagonal unfold as_strided sum mean alias neg _neg_view gather split_with_sizes lift_fresh_copy
+index_select flip roll repeat diagonal unfold as_strided sum mean alias neg _neg_view gather split_with_sizes
+lift_fresh_copy
 """.split()
 
 _BY_NAME: dict[str, Callable[[Call], Any]] = {

@@ -14,6 +14,8 @@ from typing import Any
 from tvmflow.frontends.pytorch.arithmetic import ARITHMETIC
 from tvmflow.frontends.pytorch.calls import Call, Convert, constant, has_dynamic_sizes, shape_of, type_name
 from tvmflow.frontends.pytorch.complex_numbers import complex_converter, is_complex, names_of_complex
+from tvmflow.frontends.pytorch.convolutions import CONVOLUTIONS
+from tvmflow.frontends.pytorch.functions import FUNCTIONS
 from tvmflow.frontends.pytorch.images import IMAGES
 from tvmflow.frontends.pytorch.indexing import INDEXING
 from tvmflow.frontends.pytorch.layers import LAYERS
@@ -31,15 +33,14 @@ REFUSED = {
     "unique_dim": _BY_VALUES,
     "_unique2": _BY_VALUES,
     "unique_consecutive": _BY_VALUES,
-    "masked_scatter": "the places read depend on values",
     "_local_scalar_dense": "a number that depends on values",
     "item": "a number that depends on values",
     "resize_": "it changes a tensor in place",
     **dict.fromkeys(("rand", "randn", "randperm", "bernoulli", "native_dropout", "exponential"), _RANDOM),
     **dict.fromkeys(("randn_like", "rand_like", "multinomial", "normal", "uniform"), _RANDOM),
-    **dict.fromkeys(("_native_batch_norm_legit", "_native_batch_norm_legit_functional"), _TRAINING),
+    **dict.fromkeys(("_native_batch_norm_legit.default", "_native_batch_norm_legit_functional.default"), _TRAINING),
     **dict.fromkeys(("_sparse_mm", "_sparse_addmm", "to_sparse"), "sparse tensors"),
-}  # by name without overload: why an operator is refused, whatever its arguments
+}  # by name, without overload if it holds for all: why an operator is refused, whatever its arguments
 _NO_CONVERTER = "it has no converter"
 _OF_SIZES = "it depends on sizes that are open"
 
@@ -76,7 +77,7 @@ def operators_of_tvm() -> frozenset[str]:
 @functools.cache
 def converters() -> dict[str, Convert]:
     """Return our converters by the names of operators, with overloads."""
-    return {**ARITHMETIC, **REDUCTIONS, **INDEXING, **IMAGES, **LAYERS}
+    return {**ARITHMETIC, **FUNCTIONS, **REDUCTIONS, **INDEXING, **IMAGES, **LAYERS, **CONVOLUTIONS}
 
 
 def is_converted(name: str) -> bool:
@@ -87,8 +88,8 @@ def is_converted(name: str) -> bool:
 def reason_against(name: str) -> str | None:
     """Return why an operator is refused whatever its arguments; None if it is not."""
     stem = name.split(".")[0]
-    if stem in REFUSED:
-        return REFUSED[stem]
+    if (known := REFUSED.get(name, REFUSED.get(stem))) is not None:
+        return known
     if name in converters() or name in operators_of_tvm() or stem in names_of_complex():
         return None
     if "backward" in stem:

@@ -111,7 +111,7 @@ def _nearest(call: Call) -> Any:
     return value
 
 
-def _windows(call: Call, value: Any, sizes: Sequence[Any], padding: float) -> tuple[Any, Any]:
+def windows_of(call: Call, value: Any, sizes: Sequence[Any], padding: float) -> tuple[Any, Any]:
     """Return the windows of the spatial axes as last axes, one for all, and the places read, -1 outside.
 
     value: (..., *spatial); sizes: for each axis (kernel, stride, padding, dilation, windows).
@@ -161,7 +161,7 @@ def _max_pool(spatial: int) -> Convert:
             return call.by_tvm()
         sizes = _pool_sizes(call, spatial, out)
         lowest = -np.inf if "float" in kind else np.iinfo(kind).min
-        windows, places = _windows(call, x, sizes, lowest)
+        windows, places = windows_of(call, x, sizes, lowest)
         best = call.r.max(windows, [-1], False)
         assert len(whole) == spatial
         if not call.uses(1):
@@ -184,7 +184,7 @@ def _average_pool(spatial: int) -> Convert:
             return call.by_tvm()
         shape = call.shape("self")[-spatial:]
         sizes = _pool_sizes(call, spatial, call.out_shape)
-        windows, places = _windows(call, x, sizes, 0)
+        windows, places = windows_of(call, x, sizes, 0)
         total = call.r.sum(windows, [-1], False)
         if divisor := call.given.get("divisor_override"):
             counts: Any = np.full(places.shape[:-1], divisor)

@@ -114,14 +114,34 @@ def _index_put(call: Call) -> Any:
 def _put_by_mask(call: Call) -> Any:
     r, kind, indices = call.r, call.dtype, call["indices"]
     lead, mask = next((place, one) for place, one in enumerate(indices) if one is not None)
-    if math.prod(call.shape("values")) != 1:
-        raise NotImplementedError("a mask as index: the places depend on values")
-    shape = call.shape("self")
-    extents = (*([1] * lead), *node_shape(mask), *([1] * (len(shape) - lead - len(node_shape(mask)))))
-    work = _work_type(kind)
-    x, value = call.value("self", work), r.reshape(call.value("values", work), ())
-    value = r.add(x, value) if call["accumulate"] else value
-    return r.cast(r.where(r.reshape(call.of(mask), extents), value, x), kind)
+    work, shape = _work_type(kind), call.shape("self")
+    x, chosen = call.value("self", work), call.of(mask)
+    rest = shape[lead + len(node_shape(mask)) :]
+    if math.prod(call.shape("values")) == 1:
+        values = r.reshape(call.value("values", work), ())
+    else:
+        count = math.prod(node_shape(mask))
+        rows = r.expanded(call.value("values", work), (*shape[:lead], call.shape("values")[-1 - len(rest)], *rest))
+        values = r.take(rows, r.reshape(_ranks(call, chosen), (count,)), axis=lead)
+        values = r.reshape(values, shape)
+    values = r.add(x, values) if call["accumulate"] else values
+    extents = (*([1] * lead), *node_shape(mask), *([1] * len(rest)))
+    return r.cast(r.where(r.reshape(chosen, extents), values, x), kind)
+
+
+def _ranks(call: Call, mask: Any) -> Any:
+    """Return how many places of a mask before each one are set: where its value lies among those that are read."""
+    r = call.r
+    flat = r.cumsum(r.astype(r.reshape(mask, (-1,)), "int64"), 0, "int64")
+    return r.maximum(r.subtract(flat, constant(1, "int64")), constant(0, "int64"))
+
+
+def _masked_scatter(call: Call) -> Any:
+    r, kind, work = call.r, call.dtype, _work_type(call.dtype)
+    mask = r.expanded(call.value("mask"), call.out_shape)
+    values = r.take(r.reshape(call.value("source", work), (-1,)), _ranks(call, mask), axis=0)
+    x = r.expanded(call.value("self", work), call.out_shape)
+    return r.cast(r.where(mask, r.reshape(values, call.out_shape), x), kind)
 
 
 def _work_type(dtype: str) -> str:
@@ -166,14 +186,14 @@ def _reduce_into(call: Call, x: Any, index: Any, values: Any, axis: int, reducti
     r, dtype = call.r, type_name(x)
     if call.given.get("include_self") is False:
         neutral = {"prod": 1, "amax": _lowest(dtype), "amin": _highest(dtype)}.get(reduction, 0)
-        start = r.full_like(values, constant(neutral, dtype))
+        start = r.expanded(constant(neutral, dtype), shape_of(values))
         x = _scatter_into(call, x, index, start, axis, "")
     if reduction != "mean":
         return _scatter_into(call, x, index, values, axis, _REDUCTIONS.get(reduction, ""))
     total = _scatter_into(call, x, index, values, axis, "add")
-    ones = r.full_like(values, constant(1, dtype))
+    ones = r.expanded(constant(1, dtype), shape_of(values))
     include = call.given.get("include_self") is not False
-    count = _scatter_into(call, r.full_like(x, constant(int(include), dtype)), index, ones, axis, "add")
+    count = _scatter_into(call, r.expanded(constant(int(include), dtype), shape_of(x)), index, ones, axis, "add")
     count = r.maximum(count, constant(1, dtype))
     return r.divide(total, count) if "float" in dtype else r.floor_divide(total, count)
 
@@ -215,9 +235,7 @@ def _as_strided(call: Call) -> Any:
 def _diagonal(call: Call) -> Any:
     shape = call.shape("self")
     places = np.arange(math.prod(shape)).reshape(shape)
-    return _take_constant(
-        call, call.value("self"), places.diagonal(call["offset"], call["dim1"], call["dim2"])
-    )
+    return _take_constant(call, call.value("self"), places.diagonal(call["offset"], call["dim1"], call["dim2"]))
 
 
 def _flip(call: Call) -> Any:
@@ -282,7 +300,7 @@ def _cat(call: Call) -> Any:
 def _pad(call: Call) -> Any:
     """Convert constant_pad_nd, also with a negative number of places, which cuts."""
     r, kind, shape = call.r, call.dtype, call.shape("self")
-    value, work = call.value("self", _work_type(kind)), _work_type(kind)
+    value = call.value("self", _work_type(kind))
     pairs = [call["pad"][at : at + 2] for at in range(0, len(call["pad"]), 2)][::-1]
     pairs = [(0, 0)] * (len(shape) - len(pairs)) + pairs
     cut = [axis for axis, pair in enumerate(pairs) if min(pair) < 0]
@@ -333,6 +351,7 @@ INDEXING: dict[str, Convert] = {
     "scatter.value_reduce": _scatter,
     "scatter_add.default": _scatter,
     "scatter_reduce.two": _scatter,
+    "masked_scatter.default": _masked_scatter,
     "gather.default": _gather,
     "as_strided.default": _as_strided,
     "diagonal.default": _diagonal,

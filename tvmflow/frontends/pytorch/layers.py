@@ -44,15 +44,6 @@ def _added_product(first: str, second: str) -> Convert:
     return convert
 
 
-def _convolution(call: Call) -> Any:
-    if "float" not in call.dtype:
-        raise NotImplementedError("a convolution of integers")
-    spatial = len(call.shape("input")) - 2
-    if call["transposed"] and spatial == 3:
-        raise NotImplementedError("a transposed convolution of three axes")
-    return call.by_tvm()
-
-
 def _layer_norm(call: Call) -> Any:
     """Convert native_layer_norm, with mean and reciprocal deviation if they are read."""
     r, x, rank = call.r, call.value("input"), len(call["normalized_shape"])
@@ -94,6 +85,21 @@ def _group_norm(call: Call) -> Any:
     )
     rows = r.reshape(x, (shape[0], groups, math.prod(shape[1:]) // groups)) if call.uses(1) or call.uses(2) else x
     return call.pack(found, *_moments(call, rows, [-1], float(call["eps"])))
+
+
+def _batch_norm_of_batch(call: Call) -> Any:
+    """Convert the batch norm that instance norms are made of: by the mean and variance of its own input."""
+    if call.uses(1) or call.uses(2):
+        raise NotImplementedError("the statistics of a batch")
+    r, x = call.r, call.value("input")
+    shape, dtype = shape_of(x), type_name(x)
+    factor, offset = (
+        constant(np.full(shape[1], otherwise), dtype) if call[name] is None else call.value(name)
+        for name, otherwise in (("weight", 1.0), ("bias", 0.0))
+    )
+    axes = [axis for axis in range(len(shape)) if axis != 1]
+    found = r.nn__instance_norm(x, factor, offset, channel_axis=1, axes=axes, epsilon=float(call["eps"]))
+    return call.pack(found, constant(0.0, dtype), constant(0.0, dtype))
 
 
 def _softmax(name: str) -> Convert:
@@ -151,9 +157,9 @@ LAYERS: dict[str, Convert] = {
     "bmm.default": _product("self", "mat2"),
     "addmm.default": _added_product("mat1", "mat2"),
     "baddbmm.default": _added_product("batch1", "batch2"),
-    "convolution.default": _convolution,
     "native_layer_norm.default": _layer_norm,
     "native_group_norm.default": _group_norm,
+    "_native_batch_norm_legit.no_stats": _batch_norm_of_batch,
     "_softmax.default": _softmax("nn__softmax"),
     "_log_softmax.default": _softmax("nn__log_softmax"),
     "_cdist_forward.default": _cdist,

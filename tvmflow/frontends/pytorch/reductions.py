@@ -136,9 +136,7 @@ def _running_extreme(name: str) -> Convert:
         before = np.tril(np.ones((extent, extent), bool))
         spread = r.where(constant(before, "bool"), r.expand_dims(x, -2), constant(worst, dtype))
         best = getattr(r, name)(spread, [-1], False)
-        is_best = r.logical_and(
-            r.equal(r.expand_dims(x, -2), r.expand_dims(best, -1)), constant(before, "bool")
-        )
+        is_best = r.logical_and(r.equal(r.expand_dims(x, -2), r.expand_dims(best, -1)), constant(before, "bool"))
         place = r.max(r.where(is_best, constant(np.arange(extent), "int64"), constant(-1, "int64")), [-1], False)
         if axis != len(shape) - 1:
             back = [*range(axis), len(shape) - 1, *range(axis, len(shape) - 1)]
@@ -277,8 +275,6 @@ REDUCTIONS: dict[str, Convert] = {
     "kthvalue.default": lambda call: _kth(call, int(call["k"]) - 1),
     "median.dim": _median_of_axis,
     "median.default": _median,
-    **_each(
-        ("bucketize.Tensor", "bucketize.Scalar", "searchsorted.Tensor", "searchsorted.Scalar"), _bucketize
-    ),
+    **_each(("bucketize.Tensor", "bucketize.Scalar", "searchsorted.Tensor", "searchsorted.Scalar"), _bucketize),
     "linalg_vector_norm.default": _norm,
 }
