@@ -36,7 +36,10 @@ def decide(workspace: Workspace, cell: Cell, dry_run: bool = False) -> dict[str,
     else:
         text = f"{name} {'would be' if dry_run else 'is'} the champion now (was {before}{ratio})"
         if not dry_run:
-            evidence = {"comparison": comparison.to_json() if comparison else None, "scorecard": candidate.card}
+            evidence = {
+                "comparison": comparison.to_json() if comparison else None,
+                "scorecard": candidate.card.to_json(),
+            }
             promote(workspace, candidate.version, text, {**evidence, "rules": workspace.params.release.model_dump()})
     return {
         "passed": verdict.passed,

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.scorecards import CELL as CELL
+from tests.scorecards import scorecard
 from tvmflow.backends.cpu import CpuBackend, host_backend
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.description import Network
@@ -27,7 +29,7 @@ from tvmflow.support.files import describe_file, digest_of, save_arrays
 from tvmflow.targets.resolve import host_target
 from tvmflow.toolchain.compilers import Command, Ndk
 
-CELL, SLUG = "small@local-cpu:float32", "small.local-cpu.float32"
+SLUG = "small.local-cpu.float32"
 LABELS = ("cat", "dog", "eel", "fox", "gnu")
 SPEC = TensorSpec("image", (1, 3, 12, 12))
 _STAGES = ("fetch", "import_model", "quantize", "graph_pack", "tune", "build", "evaluate")
@@ -40,7 +42,6 @@ TARGET = {
     "cc": "gcc",
     "options": {},
 }
-LATENCY = {"median_ms": 1.0, "low_ms": 0.99, "high_ms": 1.01, "p90_ms": 1.2, "badges": [], "is_time": True}
 
 
 def small_scheduled(mcpu: str = "host", mtriple: str = "") -> Any:
@@ -137,7 +138,7 @@ def written(folder: Path, network: dict[str, Any], target: dict[str, Any], label
     for name, value in {
         "build/manifest.json": manifest,
         "fetch/labels.json": list(labels),
-        "evaluate/scorecard.json": scorecard(),
+        "evaluate/scorecard.json": scorecard().to_json(),
         "fetch/source.json": {
             "framework": "torch",
             "network": "small",
@@ -151,20 +152,6 @@ def written(folder: Path, network: dict[str, Any], target: dict[str, Any], label
         (folder / name).write_text(json.dumps(value))
     params = {"fetch": {"model": entry}, "build": {"max_relative_error": 1e-3, "runtime": digest_of_runtime()}}
     return Part(CELL, SLUG, {stage: _record(folder / stage, params.get(stage, {})) for stage in _STAGES}, folder, "3")
-
-
-def scorecard() -> dict[str, Any]:
-    return {
-        "cell": CELL,
-        "device": {"key": "local-cpu", "kind": "cpu-test-t2", "threads": 2},
-        "accuracy": {"built": 0.9, "source": 0.9, "samples": 8},
-        "agreement": {"top1_agreement": 1.0, "max_relative_error": 1e-6},
-        "latency": {"compute": LATENCY},
-        "coverage": 1.0,
-        "cold_start_ms": [3.0],
-        "library_bytes": 50_000,
-        "part": None,
-    }
 
 
 def _record(folder: Path, params: dict[str, Any]) -> Record:

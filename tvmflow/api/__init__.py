@@ -14,7 +14,6 @@ from tvmflow.api.results import (
     DeviceState,
     GpuState,
     KernelState,
-    Latency,
     Measurement,
     PhoneState,
     QuarantineState,
@@ -38,6 +37,7 @@ from tvmflow.api.stores import (
 )
 from tvmflow.api.workspace import find_workspace, names, open_workspace
 from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation.latency_summary import Latency
 
 __all__ = [
     "DEFAULT_REMOTE",

@@ -6,7 +6,6 @@ One file per workspace. A device includes its driver's version: another version 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +16,14 @@ from filelock import FileLock
 from tvmflow.devices.gpu_facts import GpuFacts
 from tvmflow.support.errors import StoreError
 from tvmflow.support.files import write_atomic
+
+
+@dataclass(frozen=True)
+class DifferingKernel:
+    """A kernel whose outputs differ from the CPU's. error: None if not finite."""
+
+    kernel: str
+    error: float | None
 
 
 @dataclass(frozen=True)
@@ -59,10 +66,8 @@ def read_quarantine(root: Path) -> tuple[Quarantined, ...]:
         ) from None
 
 
-def note_agreement(root: Path, gpu: GpuFacts, cell: str, first: Mapping[str, Any] | None) -> None:
-    """Quarantine a GPU for a cell, or lift the quarantine. first: `kernel` and `error` of the first kernel that
-    differs, None for none.
-    """
+def note_agreement(root: Path, gpu: GpuFacts, cell: str, first: DifferingKernel | None) -> None:
+    """Quarantine a GPU for a cell, or lift the quarantine. first: the first kernel that differs."""
     path, lock = _path(root), root / "artifacts" / ".locks" / "quarantine.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):
@@ -70,7 +75,7 @@ def note_agreement(root: Path, gpu: GpuFacts, cell: str, first: Mapping[str, Any
         after = [one for one in before if (one.gpu, one.cell) != (gpu, cell)]
         if first is not None:
             when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-            after.append(Quarantined(gpu, cell, first["kernel"], first["error"], when))
+            after.append(Quarantined(gpu, cell, first.kernel, first.error, when))
         if after != list(before):
             write_atomic(path, json.dumps([asdict(one) for one in after], indent=1) + "\n")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.pipeline.record import Record
 
 # stage -> files that a bundle is made from
@@ -41,8 +42,8 @@ class Part:
         return self._json("build", "manifest.json")
 
     @functools.cached_property
-    def card(self) -> Mapping[str, Any]:
-        return self._json("evaluate", "scorecard.json")
+    def card(self) -> Scorecard:
+        return Scorecard.from_json(self._json("evaluate", "scorecard.json"))
 
     @functools.cached_property
     def source(self) -> Mapping[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tvmflow.config.params import ReleaseParams
 from tvmflow.evaluation.comparison import Comparison
+from tvmflow.evaluation.scorecard import Scorecard
 
 
 @dataclass(frozen=True)
@@ -18,43 +18,43 @@ class Verdict:
 
 
 def judge(
-    card: dict[str, Any], champion_accuracy: float | None, comparison: Comparison | None, rules: ReleaseParams
+    card: Scorecard, champion_accuracy: float | None, comparison: Comparison | None, rules: ReleaseParams
 ) -> Verdict:
     """Apply the rules to a scorecard, and compare it with the champion, if there is one."""
     reasons = [*_absolute(card, rules), *_against_champion(card, champion_accuracy, comparison, rules)]
     return Verdict(not reasons, tuple(reasons))
 
 
-def _absolute(card: dict[str, Any], rules: ReleaseParams) -> list[str]:
+def _absolute(card: Scorecard, rules: ReleaseParams) -> list[str]:
     reasons = []
-    estimated = card.get("coverage_estimated", 0.0)
-    if card.get("coverage", 0.0) + (estimated if rules.count_estimates else 0.0) < rules.min_coverage:
+    estimated = card.coverage_estimated
+    if card.coverage + (estimated if rules.count_estimates else 0.0) < rules.min_coverage:
         beside = f" and estimated for {estimated:.1%}" if estimated else ""
         reasons.append(
-            f"schedules were measured for {card.get('coverage', 0.0):.1%} of its operations{beside}, at "
+            f"schedules were measured for {card.coverage:.1%} of its operations{beside}, at "
             f"least {rules.min_coverage:.1%} "
             "is asked for; tune it on a device of this kind"
         )
-    agreement = card["agreement"]["top1_agreement"]
+    agreement = card.agreement.top1_agreement
     if agreement is not None and agreement < rules.min_top1_agreement:
         reasons.append(
             f"top-1 agreement with the source is {agreement:.2%}, at least {rules.min_top1_agreement:.2%} is required"
         )
-    accuracy = card["accuracy"]
-    if accuracy and accuracy["built"] < accuracy["source"] - rules.max_accuracy_drop:
+    accuracy = card.accuracy
+    if accuracy and accuracy.built < accuracy.source - rules.max_accuracy_drop:
         reasons.append(
-            f"accuracy {accuracy['built']:.2%} is more than {rules.max_accuracy_drop:.2%} below the "
-            f"source's {accuracy['source']:.2%}"
+            f"accuracy {accuracy.built:.2%} is more than {rules.max_accuracy_drop:.2%} below the "
+            f"source's {accuracy.source:.2%}"
         )
     return reasons
 
 
 def _against_champion(
-    card: dict[str, Any], champion_accuracy: float | None, comparison: Comparison | None, rules: ReleaseParams
+    card: Scorecard, champion_accuracy: float | None, comparison: Comparison | None, rules: ReleaseParams
 ) -> list[str]:
     reasons = []
-    if champion_accuracy is not None and card["accuracy"]:
-        accuracy = card["accuracy"]["built"]
+    if champion_accuracy is not None and card.accuracy:
+        accuracy = card.accuracy.built
         if accuracy < champion_accuracy - rules.max_accuracy_drop:
             reasons.append(
                 f"accuracy {accuracy:.2%} is more than {rules.max_accuracy_drop:.2%} below the champion's "
