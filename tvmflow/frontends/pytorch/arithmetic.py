@@ -66,7 +66,7 @@ def extreme_of(call: Call, name: str, a: Any, b: Any) -> Any:
     if not is_float(dtype):
         return getattr(r, name)(a, b)
     first = (r.greater if name == "maximum" else r.less)(a, b)
-    return r.where(r.logical_or(first, r.not_equal(a, a)), a, b)
+    return r.where(r.logical_or(first, r.isnan(a)), a, b)
 
 
 def _quotient(call: Call) -> Any:
