@@ -146,17 +146,10 @@ class TfliteModel:
 
     def to_relax(self) -> Any:
         from tvm import relax
-        from tvm.relax.frontend.tflite import from_tflite
 
-        try:
-            module = from_tflite(flatbuffer(self.content))
-        except Exception as error:
-            if type(error).__name__ in ("OpNotImplemented", "NotImplementedError", "KeyError"):
-                raise unsupported("TFLite", str(error)) from error
-            raise ModelFileError(
-                f"TVM cannot import {self.path.name}: {last_line(error)}", "a float or int8 model"
-            ) from error
-        return relax.transform.CanonicalizeBindings()(_float_ends(module, self))
+        from tvmflow.frontends.tensorflow.tflite_import import import_tflite
+
+        return relax.transform.CanonicalizeBindings()(_float_ends(import_tflite(self.content), self))
 
     def to_onnx(self, path: Path) -> None:
         raise NoOnnxError(f"no exporter writes {path.name} from TFLite models")
