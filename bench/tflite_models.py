@@ -14,6 +14,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 FORMATS = ("float", "float16 weights", "int8", "int16x8", "dynamic range", "sparse")
+_VERSIONS = {"BROADCAST_TO": 2}  # of operators whose first version LiteRT does not run any more
 _INTEGERS = {"int8": "INT8", "int16x8": "INT16"}
 
 
@@ -125,7 +126,7 @@ class FileWriter:
             self.schema.OperatorCodeT(
                 builtinCode=code,
                 deprecatedBuiltinCode=min(code, 127),
-                version=_version(name, self.graph.tensors, inputs),
+                version=_VERSIONS.get(name, 1),
                 customCode=name.split(":")[1] if ":" in name else None,
             )
         )
@@ -157,11 +158,6 @@ class FileWriter:
         builder = flatbuffers.Builder(1024)
         builder.Finish(self.model.Pack(builder), file_identifier=b"TFL3")
         return bytes(builder.Output())
-
-
-def _version(name: str, tensors: list[Any], inputs: Sequence[int]) -> int:
-    """Return a version of the operator that allows all types; only few operators look at it."""
-    return 1
 
 
 def quantize_weight(values: Array, axis: int) -> tuple[Array, Array]:

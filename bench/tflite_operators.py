@@ -61,7 +61,7 @@ def _one() -> list[Description]:
         _of_one("LOG", None, 0.1, 8),
         _of_one("LOGISTIC", None, -8, 8, ranges=sigmoid),
         _of_one("LOG_SOFTMAX", "LogSoftmaxOptions", -6, 6, ranges=((16 / 256, 127), 16 / 32768)),
-        _of_one("NEG", "NegOptions"),
+        _of_one("NEG", "NegOptions", ranges="same"),
         _of_one("RELU"),
         _of_one("RELU6", None, -3, 9),
         _of_one("RELU_0_TO_1"),
@@ -82,7 +82,7 @@ def _one() -> list[Description]:
             "LocalResponseNormalizationOptions",
             fields={"radius": 2, "bias": 1.0, "alpha": 0.5, "beta": 0.75},
         ),
-        _of_one("FAKE_QUANT", "FakeQuantOptions", fields={"min": -1.0, "max": 1.5, "numBits": 8, "narrowRange": False}),
+        _of_one("FAKE_QUANT", "FakeQuantOptions", fields={"min": -1.0, "max": 1.5, "numBits": 8, "narrowRange": False}, formats=("float",)),
         Description("LOGICAL_NOT", (_flags(3, 4),), "LogicalNotOptions", outputs=("BOOL",)),
         Description("ABS", (_ints(3, 4),), "AbsOptions", outputs=("INT32",), label="int32"),
         Description("NEG", (_ints(3, 4),), "NegOptions", outputs=("INT32",), label="int32"),
@@ -112,8 +112,8 @@ def _two() -> list[Description]:
         _pair("MAXIMUM", "MaximumMinimumOptions", ranges="same"),
         _pair("MINIMUM", "MaximumMinimumOptions", ranges="same"),
         _pair("POW", "PowOptions", left=positive),
-        _pair("FLOOR_DIV", "FloorDivOptions", right=positive),
-        _pair("FLOOR_MOD", "FloorModOptions", right=positive),
+        _pair("FLOOR_DIV", "FloorDivOptions", right=positive, formats=("float",)),
+        _pair("FLOOR_MOD", "FloorModOptions", right=positive, formats=("float",)),
         _pair("SQUARED_DIFFERENCE", "SquaredDifferenceOptions"),
         _pair("ATAN2", "ATan2Options"),
         Description("PRELU", (_x(1, 5, 7, 6), _weight(1, 1, 6, axis=-1)), formats=(*_PLAIN, "float16 weights")),
@@ -218,7 +218,8 @@ def _windows() -> list[Description]:
     for name in ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD"):
         ranges = "same" if name in ("REDUCE_MAX", "REDUCE_MIN") else "own"
         for label, axes, keeps in (("", [1, 2], True), ("last", [-1], False)):
-            inputs = (_x(1, 4, 5, 6, low=-1.5, high=1.5), _plain(axes))
+            low = 0.5 if name == "REDUCE_PROD" else -1.5
+            inputs = (_x(1, 3, 2, 6, low=low, high=1.5), _plain(axes))
             made.append(Description(name, inputs, "ReducerOptions", {"keepDims": keeps}, ranges=ranges, label=label))
     made.append(Description("SUM", (_ints(3, 4), _plain([1])), "ReducerOptions", {}, ("INT32",), label="int32"))
     made.append(Description("MEAN", (_ints(3, 4), _plain([1])), "ReducerOptions", {}, ("INT32",), label="int32"))

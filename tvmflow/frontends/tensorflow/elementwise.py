@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvmflow.frontends.tensorflow.lookup_tables import by_table
 from tvmflow.frontends.tensorflow.operation import Convert, Operation
 from tvmflow.ir.tvm_compat import type_of
 
@@ -107,19 +108,26 @@ def _truncated_quotient(o: Operation, x: Any, y: Any) -> Any:
     return _RELAX.add(floor, _RELAX.astype(o.emit(is_between), _dtype(x)))
 
 
+def _check_not_quantized(o: Operation) -> None:
+    if o.tensor(0).is_quantized:
+        raise o.unsupported("of quantized numbers, of which LiteRT divides the integers as they are stored")
+
+
 def _floor_divide(o: Operation) -> Any:
+    _check_not_quantized(o)
     x, y = o.value(0), o.value(1)
     return _RELAX.floor(_RELAX.divide(x, y)) if _is_float(o) else _RELAX.floor_divide(x, y)
 
 
 def _floor_mod(o: Operation) -> Any:
+    _check_not_quantized(o)
     x, y = o.value(0), o.value(1)
     if not _is_float(o):
         return _RELAX.floor_mod(x, y)
     rest = o.emit(_RELAX.subtract(x, _RELAX.multiply(_RELAX.trunc(_RELAX.divide(x, y)), y)))
     zero = o.constant(0, "float32")
     differs = _RELAX.logical_and(
-        _RELAX.not_equal(rest, zero), _RELAX.not_equal(_RELAX.less(rest, zero), _RELAX.less(y, zero))
+        _RELAX.not_equal(rest, zero), _RELAX.logical_xor(_RELAX.less(rest, zero), _RELAX.less(y, zero))
     )
     return _RELAX.where(o.emit(differs), _RELAX.add(rest, y), rest)
 
@@ -165,7 +173,7 @@ def _compare(function: Callable[[Any, Any], Any]) -> Convert:
 
 
 def _zeros_like(o: Operation) -> Any:
-    return np.zeros(o.shape(0), o.output.dtype)
+    return _RELAX.zeros_like(o.stored(0))
 
 
 def _fake_quantize(o: Operation) -> Any:
@@ -208,19 +216,19 @@ ELEMENTWISE: dict[str, Convert] = {
     "DIV": _divide,
     "ELU": _elu,
     "EQUAL": _compare(_RELAX.equal),
-    "EXP": _unary(_RELAX.exp),
+    "EXP": by_table(_unary(_RELAX.exp)),
     "FAKE_QUANT": _fake_quantize,
     "FLOOR": _unary(_RELAX.floor),
     "FLOOR_DIV": _floor_divide,
     "FLOOR_MOD": _floor_mod,
-    "GELU": _gelu,
+    "GELU": by_table(_gelu),
     "GREATER": _compare(_RELAX.greater),
     "GREATER_EQUAL": _compare(_RELAX.greater_equal),
     "HARD_SWISH": _hard_swish,
     "LEAKY_RELU": _leaky_relu,
     "LESS": _compare(_RELAX.less),
     "LESS_EQUAL": _compare(_RELAX.less_equal),
-    "LOG": _unary(_RELAX.log),
+    "LOG": by_table(_unary(_RELAX.log)),
     "LOGICAL_AND": _compare(_RELAX.logical_and),
     "LOGICAL_NOT": _unary(_RELAX.logical_not),
     "LOGICAL_OR": _compare(_RELAX.logical_or),
@@ -239,7 +247,7 @@ ELEMENTWISE: dict[str, Convert] = {
     "RELU_N1_TO_1": _clip(-1, 1),
     "RIGHT_SHIFT": _binary(_RELAX.right_shift),
     "ROUND": _unary(_RELAX.round),
-    "RSQRT": _unary(_RELAX.rsqrt),
+    "RSQRT": by_table(_unary(_RELAX.rsqrt)),
     "SELECT": _select,
     "SELECT_V2": _select,
     "SIGN": _sign,

@@ -74,10 +74,34 @@ def _l2_pool(o: Operation) -> Any:
 def _resize_linear(o: Operation) -> Any:
     mode = "align_corners" if o.options.alignCorners else "half_pixel" if o.options.halfPixelCenters else "asymmetric"
     size = o.integers(1)
+    if o.tensor(0).dtype == "int16":
+        return _resize_in_integers(o, size)
     if o.options.alignCorners and 1 in size:
         mode = "asymmetric"
     image = to_channels_first(o, o.value(0))
     return to_channels_last(o, o.emit(_RELAX.image.resize2d(image, tuple(size), None, "NCHW", "linear", mode)))
+
+
+def _resize_in_integers(o: Operation, size: list[int]) -> Any:
+    """Interpolate as the runtime does between 16-bit integers: weights are multiples of 1 / 1024."""
+    image = o.value(0)
+    for axis, made in zip((1, 2), size, strict=True):
+        extent = o.shape(0)[axis]
+        step = ((1 << 10) * extent + made // 2) // made
+        if o.options.alignCorners and made > 1:
+            step = ((1 << 10) * (extent - 1) + (made - 1) // 2) // (made - 1)
+        places = np.arange(made) * step
+        if o.options.halfPixelCenters:
+            places += step // 2 - (1 << 9)
+        first = np.maximum(places // (1 << 10), 0)
+        second = np.clip(-(-places // (1 << 10)), 0, extent - 1)
+        share = (places - (first << 10)) / (1 << 10)
+        column = np.ones(4, np.int64)
+        column[axis] = made
+        rows = [o.emit(_RELAX.take(image, o.constant(part, "int32"), axis=axis)) for part in (first, second)]
+        change = o.emit(_RELAX.subtract(rows[1], rows[0]))
+        image = o.emit(_RELAX.add(rows[0], _RELAX.multiply(change, o.constant(share.reshape(column), "float32"))))
+    return image
 
 
 def _resize_nearest(o: Operation) -> Any:
