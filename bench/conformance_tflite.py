@@ -117,9 +117,14 @@ def _difference(computed: Sequence[Array], expected: Any, number_format: str) ->
             continue
         if scale:
             steps = np.rint(value / scale) + zero - wanted.astype(np.int64)
-            found, note = float(np.abs(steps).max()) / STEPS[number_format], f"{np.mean(steps != 0):.0%} of values, {np.abs(steps).max():.0f} steps"
+            found, note = (
+                float(np.abs(steps).max()) / STEPS[number_format],
+                f"{np.mean(steps != 0):.0%} of values, {np.abs(steps).max():.0f} steps",
+            )
         elif wanted.dtype.kind == "f":
-            bound = (HYBRID_BOUND if number_format == "dynamic range" else BOUND) * max(float(np.abs(wanted).max()), 1e-6)
+            bound = (HYBRID_BOUND if number_format == "dynamic range" else BOUND) * max(
+                float(np.abs(wanted).max()), 1e-6
+            )
             found = float(np.abs(value - wanted).max()) / bound
             found, note = (0.0 if found < 1e-3 else found), f"{found * bound:.2g}"
         else:
@@ -186,7 +191,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             verdict = judge(description, number_format, run)
             verdicts[description.operator][number_format].append(verdict)
             if arguments.verbose or verdict.state in ("wrong", "raw", "refused"):
-                print(f"{description.name:32} {number_format:16} {verdict.state:8} {verdict.exact!s:6} {verdict.note}", flush=True)
+                print(
+                    f"{description.name:32} {number_format:16} {verdict.state:8} {verdict.exact!s:6} {verdict.note}",
+                    flush=True,
+                )
     return _summarize(verdicts)
 
 

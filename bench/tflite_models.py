@@ -91,7 +91,9 @@ class FileWriter:
         """Add a tensor and return its index. quantization: scales, zero points, axis."""
         buffer = 0
         if data is not None:
-            self.model.buffers.append(self.schema.BufferT(data=np.frombuffer(np.ascontiguousarray(data).tobytes(), np.uint8)))
+            self.model.buffers.append(
+                self.schema.BufferT(data=np.frombuffer(np.ascontiguousarray(data).tobytes(), np.uint8))
+            )
             buffer = len(self.model.buffers) - 1
         made = self.schema.TensorT(
             shape=np.asarray(shape, np.int32),

@@ -76,21 +76,58 @@ def _one() -> list[Description]:
         _of_one("SQUARE", "SquareOptions"),
         _of_one("TANH", None, -4, 4, ranges=tangent),
         _of_one("ZEROS_LIKE", "ZerosLikeOptions"),
-        _of_one("L2_NORMALIZATION", "L2NormOptions", fields={"fusedActivationFunction": 0}, ranges=((1 / 128, 0), 1 / 32768)),
+        _of_one(
+            "L2_NORMALIZATION", "L2NormOptions", fields={"fusedActivationFunction": 0}, ranges=((1 / 128, 0), 1 / 32768)
+        ),
         _of_one(
             "LOCAL_RESPONSE_NORMALIZATION",
             "LocalResponseNormalizationOptions",
             fields={"radius": 2, "bias": 1.0, "alpha": 0.5, "beta": 0.75},
         ),
-        _of_one("FAKE_QUANT", "FakeQuantOptions", fields={"min": -1.0, "max": 1.5, "numBits": 8, "narrowRange": False}, formats=("float",)),
+        _of_one(
+            "FAKE_QUANT",
+            "FakeQuantOptions",
+            fields={"min": -1.0, "max": 1.5, "numBits": 8, "narrowRange": False},
+            formats=("float",),
+        ),
         Description("LOGICAL_NOT", (_flags(3, 4),), "LogicalNotOptions", outputs=("BOOL",)),
         Description("ABS", (_ints(3, 4),), "AbsOptions", outputs=("INT32",), label="int32"),
         Description("NEG", (_ints(3, 4),), "NegOptions", outputs=("INT32",), label="int32"),
-        Description("CAST", (_x(3, 4, low=-9, high=9),), "CastOptions", {"inDataType": 0, "outDataType": 2}, ("INT32",), label="int32", formats=("float",)),
-        Description("CAST", (_ints(3, 4),), "CastOptions", {"inDataType": 2, "outDataType": 0}, label="float", formats=("float",)),
-        Description("CAST", (_ints(3, 4),), "CastOptions", {"inDataType": 2, "outDataType": 6}, ("BOOL",), label="bool"),
-        Description("CAST", (_flags(3, 4),), "CastOptions", {"inDataType": 6, "outDataType": 0}, label="flags", formats=("float",)),
-        Description("BUCKETIZE", (_x(3, 4),), "BucketizeOptions", {"boundaries": np.asarray([-1, 0, 0.5], np.float32)}, ("INT32",)),
+        Description(
+            "CAST",
+            (_x(3, 4, low=-9, high=9),),
+            "CastOptions",
+            {"inDataType": 0, "outDataType": 2},
+            ("INT32",),
+            label="int32",
+            formats=("float",),
+        ),
+        Description(
+            "CAST",
+            (_ints(3, 4),),
+            "CastOptions",
+            {"inDataType": 2, "outDataType": 0},
+            label="float",
+            formats=("float",),
+        ),
+        Description(
+            "CAST", (_ints(3, 4),), "CastOptions", {"inDataType": 2, "outDataType": 6}, ("BOOL",), label="bool"
+        ),
+        Description(
+            "CAST",
+            (_flags(3, 4),),
+            "CastOptions",
+            {"inDataType": 6, "outDataType": 0},
+            label="flags",
+            formats=("float",),
+        ),
+        Description(
+            "BUCKETIZE",
+            (_x(3, 4),),
+            "BucketizeOptions",
+            {"boundaries": np.asarray([-1, 0, 0.5], np.float32)},
+            ("INT32",),
+        ),
     ]
 
 
@@ -131,7 +168,9 @@ def _two() -> list[Description]:
         options = {"FLOOR_DIV": "FloorDivOptions"}.get(name, f"{name.title()}Options")
         made.append(Description(name, (_ints(3, 4, low=-9, high=9), right), options, outputs=("INT32",), label="int32"))
     made += [
-        Description("FLOOR_MOD", (_ints(3, 4, low=-9, high=9), signed), "FloorModOptions", outputs=("INT32",), label="int32"),
+        Description(
+            "FLOOR_MOD", (_ints(3, 4, low=-9, high=9), signed), "FloorModOptions", outputs=("INT32",), label="int32"
+        ),
         Description("POW", (_ints(3, 4), _plain(3)), "PowOptions", outputs=("INT32",), label="int32"),
         Description("MAXIMUM", (_ints(3, 4), signed), "MaximumMinimumOptions", outputs=("INT32",), label="int32"),
     ]
@@ -142,7 +181,12 @@ def _two() -> list[Description]:
     for name in ("ADD", "MULTIPLY", "MAXIMUM", "MINIMUM"):
         made.append(Description(f"STABLEHLO_{name}", (_x(3, 4), _x(3, 4)), formats=("float",)))
     made.append(
-        Description("STABLEHLO_SHIFT_LEFT", (_ints(3, 4, low=0), _ints(3, 4, low=0, high=3)), "StablehloShiftLeftOptions", outputs=("INT32",))
+        Description(
+            "STABLEHLO_SHIFT_LEFT",
+            (_ints(3, 4, low=0), _ints(3, 4, low=0, high=3)),
+            "StablehloShiftLeftOptions",
+            outputs=("INT32",),
+        )
     )
     return made
 
@@ -210,7 +254,10 @@ def _windows() -> list[Description]:
         Description("MAX_POOL_2D", x, options, _pool(0, 3, 2), ranges="same"),
         Description("L2_POOL_2D", x, options, _pool(1, 2, 2)),
     ]
-    for name, table in (("RESIZE_BILINEAR", "ResizeBilinearOptions"), ("RESIZE_NEAREST_NEIGHBOR", "ResizeNearestNeighborOptions")):
+    for name, table in (
+        ("RESIZE_BILINEAR", "ResizeBilinearOptions"),
+        ("RESIZE_NEAREST_NEIGHBOR", "ResizeNearestNeighborOptions"),
+    ):
         for label, fields in (("", {}), ("align", {"alignCorners": True}), ("half", {"halfPixelCenters": True})):
             inputs = (_x(*_IMAGE), _plain([16, 20]))
             made.append(Description(name, inputs, table, fields, ranges="same", label=label))
@@ -230,7 +277,9 @@ def _windows() -> list[Description]:
         made.append(Description(name, (_x(3, 5, 7), _plain(-1)), table, {"outputType": 4}, ("INT64",), label="int64"))
     made += [
         Description("CUMSUM", (_x(3, 5), _plain(1)), "CumsumOptions", {}),
-        Description("CUMSUM", (_x(3, 5), _plain(0)), "CumsumOptions", {"exclusive": True, "reverse": True}, label="back"),
+        Description(
+            "CUMSUM", (_x(3, 5), _plain(0)), "CumsumOptions", {"exclusive": True, "reverse": True}, label="back"
+        ),
         Description("TOPK_V2", (_x(3, 9), _plain(4)), "TopKV2Options", {}, ("FLOAT32", "INT32"), ranges="same"),
     ]
     return made
@@ -239,7 +288,9 @@ def _windows() -> list[Description]:
 def _shapes() -> list[Description]:
     x, flat = _x(1, 4, 6, 8), _x(3, 6)
 
-    def move(name: str, inputs: Sequence[Given], options: str | None = None, fields: Any = None, **more: Any) -> Description:
+    def move(
+        name: str, inputs: Sequence[Given], options: str | None = None, fields: Any = None, **more: Any
+    ) -> Description:
         return Description(name, tuple(inputs), options, fields or {}, ranges="same", **more)
 
     slices = {"beginMask": 1, "endMask": 2, "shrinkAxisMask": 0, "ellipsisMask": 0, "newAxisMask": 0}

@@ -192,8 +192,10 @@ def _same(o: Operation) -> Any:
     """QUANTIZE and DEQUANTIZE: only the type of the output differs."""
     if o.is_known(0) and not o.output.is_quantized:
         return o.array(0).astype(o.output.dtype)
-    return o.value(0) if o.tensor(0).dtype in ("float32", "int8", "uint8", "int16") else _RELAX.astype(
-        o.value(0), "float32"
+    return (
+        o.value(0)
+        if o.tensor(0).dtype in ("float32", "int8", "uint8", "int16")
+        else _RELAX.astype(o.value(0), "float32")
     )
 
 

@@ -135,9 +135,7 @@ def _embedding(o: Operation) -> Any:
 def _update_slice(o: Operation) -> Any:
     """Write a smaller tensor into a larger one at a known place."""
     shape, inner = o.shape(0), o.shape(1)
-    begin = [
-        max(0, min(start, extent - size)) for start, extent, size in zip(o.integers(2), shape, inner, strict=True)
-    ]
+    begin = [max(0, min(start, extent - size)) for start, extent, size in zip(o.integers(2), shape, inner, strict=True)]
     widths = [
         width
         for start, extent, size in zip(begin, shape, inner, strict=True)

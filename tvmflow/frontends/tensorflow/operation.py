@@ -60,6 +60,8 @@ class Operation:
     def value(self, index: int) -> Any:
         """Return an input as a Relax expression of real numbers, or of its own type if it is not quantized."""
         tensor, stored = self.tensor(index), self.stored(index)
+        if self.is_complex(index):
+            raise self.unsupported("of complex numbers")
         if isinstance(stored, np.ndarray):
             return self.constant(tensor.real(stored) if tensor.is_quantized else stored)
         if not tensor.is_quantized:
@@ -83,7 +85,12 @@ class Operation:
 
     def shape(self, index: int) -> tuple[int, ...]:
         stored = self.stored(index)
-        return tuple(stored.shape) if isinstance(stored, np.ndarray) else tuple(int(d) for d in shape_of(stored))
+        shape = tuple(stored.shape) if isinstance(stored, np.ndarray) else shape_of(stored)
+        return shape[:-1] if self.is_complex(index) else shape
+
+    def is_complex(self, index: int) -> bool:
+        """Whether an input is complex: its real and imaginary parts are the last axis of `stored`."""
+        return self.tensor(index).dtype.startswith("complex")
 
     def constant(self, value: Any, dtype: str | None = None) -> Any:
         array = np.asarray(value)

@@ -25,6 +25,8 @@ def _move(in_numpy: Callable[[Array], Array], in_relax: Callable[[], Any], o: Op
 
 def _reshape_to(o: Operation, shape: Sequence[int]) -> Any:
     shape = [int(extent) for extent in shape]
+    if o.is_complex(0):
+        return _RELAX.reshape(o.stored(0), [*shape, 2])
     return _move(lambda x: x.reshape(shape), lambda: _RELAX.reshape(o.value(0), shape), o)
 
 
@@ -124,9 +126,7 @@ def _split_v(o: Operation) -> Any:
 
 def _slice(o: Operation) -> Any:
     begin, sizes = o.integers(1), o.integers(2)
-    end = [
-        extent if size == -1 else start + size for start, size, extent in zip(begin, sizes, o.shape(0), strict=True)
-    ]
+    end = [extent if size == -1 else start + size for start, size, extent in zip(begin, sizes, o.shape(0), strict=True)]
     places = [slice(*pair) for pair in zip(begin, end, strict=True)]
     axes = list(range(len(begin)))
     return _move(
@@ -228,9 +228,7 @@ def _tile(o: Operation) -> Any:
 
 def _broadcast_to(o: Operation) -> Any:
     shape = o.integers(1)
-    return _move(
-        lambda x: np.broadcast_to(x, shape).copy(), lambda: _RELAX.broadcast_to(o.value(0), shape), o
-    )
+    return _move(lambda x: np.broadcast_to(x, shape).copy(), lambda: _RELAX.broadcast_to(o.value(0), shape), o)
 
 
 def _broadcast_arguments(o: Operation) -> Any:

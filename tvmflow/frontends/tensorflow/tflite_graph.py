@@ -63,7 +63,9 @@ class Tensor:
         """Return stored integers as the real numbers that they stand for."""
         if self.quantization is None:
             return stored
-        scale, zero = (self.quantization.column(v, stored.ndim) for v in (self.quantization.scale, self.quantization.zero))
+        scale, zero = (
+            self.quantization.column(v, stored.ndim) for v in (self.quantization.scale, self.quantization.zero)
+        )
         return np.asarray(((stored.astype(np.int64) - zero) * scale.astype(np.float64)).astype(np.float32))
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.frontends.tensorflow.operation import Operation, quantized
-from tvmflow.frontends.tensorflow.operator_table import CONVERTERS, check_operators
-from tvmflow.frontends.tensorflow.tflite_graph import Operator, Tensor, read_subgraphs
+from tvmflow.frontends.tensorflow.operator_table import CONVERTERS
+from tvmflow.frontends.tensorflow.tflite_graph import Operator, Subgraph, Tensor
 from tvmflow.ir.relax.emit import build_main, constant
 from tvmflow.ir.relax.graph import Graph, TensorKind, read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_all
@@ -18,13 +18,10 @@ from tvmflow.ir.tvm_compat import type_of
 from tvmflow.support.errors import TvmflowError, UnsupportedOperatorError, last_line
 
 
-def import_tflite(content: bytes) -> Any:
-    """Return an IRModule whose `main` takes and returns the tensors of a checked file, quantized ones as integers.
-
-    Raises ModelFileError, or UnsupportedOperatorError that names every operator that is not imported.
+def import_tflite(model: Subgraph) -> Any:
+    """Return an IRModule whose `main` takes and returns the tensors of a graph of known operators, quantized ones as
+    integers. Raises UnsupportedOperatorError for a use of an operator that is not imported.
     """
-    model = read_subgraphs(content)[0]
-    check_operators(model.operators)
     names = _unique_names(model.inputs)
     graph = Graph({name: TensorKind(t.shape, t.dtype) for name, t in zip(names, model.inputs, strict=True)})
     builder = relax.BlockBuilder()

@@ -18,11 +18,12 @@ _RELAX = relax.op
 
 def _pool(o: Operation, function: Callable[..., Any], value: Any) -> Any:
     options = o.options
-    kernel, strides = [int(options.filterHeight), int(options.filterWidth)], [int(options.strideH), int(options.strideW)]
-    before, behind = window_padding(int(options.padding), o.shape(0)[1:3], kernel, strides)
-    return o.emit(
-        function(value, pool_size=kernel, strides=strides, padding=[*before, *behind], layout="NHWC")
+    kernel, strides = (
+        [int(options.filterHeight), int(options.filterWidth)],
+        [int(options.strideH), int(options.strideW)],
     )
+    before, behind = window_padding(int(options.padding), o.shape(0)[1:3], kernel, strides)
+    return o.emit(function(value, pool_size=kernel, strides=strides, padding=[*before, *behind], layout="NHWC"))
 
 
 def _average_pool(o: Operation) -> Any:
@@ -235,7 +236,7 @@ def _fourier(o: Operation) -> Any:
 
 def _part(index: int) -> Convert:
     def convert(o: Operation) -> Any:
-        rank = len(o.shape(0)) - 1
+        rank = len(o.shape(0))
         part = _RELAX.strided_slice(o.stored(0), axes=[rank], begin=[index], end=[index + 1])
         return _RELAX.squeeze(o.emit(part), [rank])
 
@@ -244,7 +245,7 @@ def _part(index: int) -> Convert:
 
 def _complex_magnitude(o: Operation) -> Any:
     pair = o.stored(0)
-    return _RELAX.sqrt(_RELAX.sum(_RELAX.multiply(pair, pair), [len(o.shape(0)) - 1]))
+    return _RELAX.sqrt(_RELAX.sum(_RELAX.multiply(pair, pair), [len(o.shape(0))]))
 
 
 WINDOWS: dict[str, Convert] = {
