@@ -11,7 +11,6 @@ from bench.tflite_models import FORMATS, Description, Given
 
 _IMAGE = (1, 8, 10, 6)
 _PLAIN = ("float", "int8", "int16x8")
-_HALF = {"int8": 1 / 256, "int16": 1 / 32768}
 
 
 def _x(*shape: int, low: float = -2.0, high: float = 2.0, kind: str = "FLOAT32") -> Given:
@@ -149,8 +148,8 @@ def _two() -> list[Description]:
         _pair("MAXIMUM", "MaximumMinimumOptions", ranges="same"),
         _pair("MINIMUM", "MaximumMinimumOptions", ranges="same"),
         _pair("POW", "PowOptions", left=positive),
-        _pair("FLOOR_DIV", "FloorDivOptions", right=positive, formats=("float",)),
-        _pair("FLOOR_MOD", "FloorModOptions", right=positive, formats=("float",)),
+        _pair("FLOOR_DIV", "FloorDivOptions", right=positive),
+        _pair("FLOOR_MOD", "FloorModOptions", right=positive),
         _pair("SQUARED_DIFFERENCE", "SquaredDifferenceOptions"),
         _pair("ATAN2", "ATan2Options"),
         Description("PRELU", (_x(1, 5, 7, 6), _weight(1, 1, 6, axis=-1)), formats=(*_PLAIN, "float16 weights")),
@@ -208,31 +207,128 @@ def _products() -> list[Description]:
     x, w, b = _x(*_IMAGE), _weight(8, 3, 3, 6), _bias(8)
     shape3 = (1, 5, 6, 7, 4)
     strides3 = {
-        "padding": 0, "strideD": 1, "strideH": 2, "strideW": 1,
-        "dilationDFactor": 1, "dilationHFactor": 1, "dilationWFactor": 1, "fusedActivationFunction": 0,
-    }  # fmt: skip
+        "padding": 0,
+        "strideD": 1,
+        "strideH": 2,
+        "strideW": 1,
+        "dilationDFactor": 1,
+        "dilationHFactor": 1,
+        "dilationWFactor": 1,
+        "fusedActivationFunction": 0,
+    }
     dense = "FullyConnectedOptions"
     return [
         Description("CONV_2D", (x, w, b), conv, _convolution(0, 1)),
         Description("CONV_2D", (x, w, b), conv, _convolution(0, 2, 1, 3), label="stride-relu6"),
         Description("CONV_2D", (x, w, b), conv, _convolution(1, 1, 2, 1), label="valid-dilated"),
         Description("CONV_2D", (x, _weight(8, 1, 1, 3), b), conv, _convolution(1, 1), label="grouped", formats=_PLAIN),
-        Description("DEPTHWISE_CONV_2D", (x, _weight(1, 3, 3, 6, axis=3), _bias(6)), depthwise, {**_convolution(0, 1), "depthMultiplier": 1}),
-        Description("DEPTHWISE_CONV_2D", (x, _weight(1, 3, 3, 12, axis=3), _bias(12)), depthwise, {**_convolution(0, 2, 1, 1), "depthMultiplier": 2}, label="multiplier"),
-        Description("DEPTHWISE_CONV_2D", (_x(1, 8, 8, 1), _weight(1, 3, 3, 4, axis=3), _bias(4)), depthwise, {**_convolution(1, 1), "depthMultiplier": 4}, label="one-channel"),
-        Description("TRANSPOSE_CONV", (_plain([1, 16, 20, 4]), _weight(4, 3, 3, 6), x, _bias(4)), transposed, {"padding": 0, "strideH": 2, "strideW": 2, "fusedActivationFunction": 0}, shapes=((1, 16, 20, 4),)),
-        Description("TRANSPOSE_CONV", (_plain([1, 17, 21, 4]), _weight(4, 3, 3, 6), x, _bias(4)), transposed, {"padding": 1, "strideH": 2, "strideW": 2, "fusedActivationFunction": 1}, label="valid-relu", shapes=((1, 17, 21, 4),)),
-        Description("TRANSPOSE_CONV", (_plain([1, 16, 20, 4]), _weight(4, 2, 2, 6), x), transposed, {"padding": 0, "strideH": 2, "strideW": 2, "fusedActivationFunction": 0}, label="no-bias", shapes=((1, 16, 20, 4),)),
-        Description("CONV_3D", (_x(*shape3), Given((3, 3, 3, 4, 5), "weight", -1, 1, 4), _bias(5)), "Conv3DOptions", strides3, formats=("float", "float16 weights")),
-        Description("CONV_3D_TRANSPOSE", (_plain([1, 5, 12, 7, 3]), Given((3, 3, 3, 3, 4), "weight", -1, 1, 3), _x(*shape3)), "Conv3DOptions", strides3, formats=("float", "float16 weights"), shapes=((1, 5, 12, 7, 3),)),
-        Description("FULLY_CONNECTED", (_x(3, 16), _weight(8, 16), _bias(8)), dense, {"asymmetricQuantizeInputs": True}),
-        Description("FULLY_CONNECTED", (_x(3, 16), _weight(8, 16, axis=-1), _bias(8)), dense, {"fusedActivationFunction": 1, "asymmetricQuantizeInputs": True}, label="relu"),
-        Description("FULLY_CONNECTED", (_x(2, 3, 16), _weight(8, 16, axis=-1)), dense, {"keepNumDims": True, "asymmetricQuantizeInputs": True}, label="keeps-axes"),
-        Description("BATCH_MATMUL", (_x(2, 3, 5), _x(2, 5, 4)), "BatchMatMulOptions", {"asymmetricQuantizeInputs": True}, formats=_PLAIN),
-        Description("BATCH_MATMUL", (_x(2, 3, 5), _x(2, 4, 5)), "BatchMatMulOptions", {"adjY": True}, label="adjoint", formats=_PLAIN),
-        Description("BATCH_MATMUL", (_x(2, 5, 3), _x(1, 5, 4)), "BatchMatMulOptions", {"adjX": True}, label="broadcast", formats=_PLAIN),
-        Description("EMBEDDING_LOOKUP", (_ints(5, low=0, high=8), _weight(9, 6)), None, formats=("float",)),
-    ]  # fmt: skip
+        Description(
+            "DEPTHWISE_CONV_2D",
+            (x, _weight(1, 3, 3, 6, axis=3), _bias(6)),
+            depthwise,
+            {**_convolution(0, 1), "depthMultiplier": 1},
+        ),
+        Description(
+            "DEPTHWISE_CONV_2D",
+            (x, _weight(1, 3, 3, 12, axis=3), _bias(12)),
+            depthwise,
+            {**_convolution(0, 2, 1, 1), "depthMultiplier": 2},
+            label="multiplier",
+        ),
+        Description(
+            "DEPTHWISE_CONV_2D",
+            (_x(1, 8, 8, 1), _weight(1, 3, 3, 4, axis=3), _bias(4)),
+            depthwise,
+            {**_convolution(1, 1), "depthMultiplier": 4},
+            label="one-channel",
+        ),
+        Description(
+            "TRANSPOSE_CONV",
+            (_plain([1, 16, 20, 4]), _weight(4, 3, 3, 6), x, _bias(4)),
+            transposed,
+            {"padding": 0, "strideH": 2, "strideW": 2, "fusedActivationFunction": 0},
+            shapes=((1, 16, 20, 4),),
+        ),
+        Description(
+            "TRANSPOSE_CONV",
+            (_plain([1, 17, 21, 4]), _weight(4, 3, 3, 6), x, _bias(4)),
+            transposed,
+            {"padding": 1, "strideH": 2, "strideW": 2, "fusedActivationFunction": 1},
+            label="valid-relu",
+            shapes=((1, 17, 21, 4),),
+        ),
+        Description(
+            "TRANSPOSE_CONV",
+            (_plain([1, 16, 20, 4]), _weight(4, 2, 2, 6), x),
+            transposed,
+            {"padding": 0, "strideH": 2, "strideW": 2, "fusedActivationFunction": 0},
+            label="no-bias",
+            shapes=((1, 16, 20, 4),),
+        ),
+        Description(
+            "CONV_3D", (_x(*shape3), Given((3, 3, 3, 4, 5), "weight", -1, 1, 4), _bias(5)), "Conv3DOptions", strides3
+        ),
+        Description(
+            "CONV_3D_TRANSPOSE",
+            (_plain([1, 5, 12, 7, 3]), Given((3, 3, 3, 3, 4), "weight", -1, 1, 3), _x(*shape3)),
+            "Conv3DOptions",
+            strides3,
+            shapes=((1, 5, 12, 7, 3),),
+        ),
+        Description(
+            "FULLY_CONNECTED", (_x(3, 16), _weight(8, 16), _bias(8)), dense, {"asymmetricQuantizeInputs": True}
+        ),
+        Description(
+            "FULLY_CONNECTED",
+            (_x(3, 16), _weight(8, 16, axis=-1), _bias(8)),
+            dense,
+            {"fusedActivationFunction": 1, "asymmetricQuantizeInputs": True},
+            label="relu",
+        ),
+        Description(
+            "FULLY_CONNECTED",
+            (_x(2, 3, 16), _weight(8, 16, axis=-1)),
+            dense,
+            {"keepNumDims": True, "asymmetricQuantizeInputs": True},
+            label="keeps-axes",
+        ),
+        Description(
+            "BATCH_MATMUL",
+            (_x(2, 3, 5), _x(2, 5, 4)),
+            "BatchMatMulOptions",
+            {"asymmetricQuantizeInputs": True},
+            formats=_PLAIN,
+        ),
+        Description(
+            "BATCH_MATMUL",
+            (_x(2, 3, 5), _x(2, 4, 5)),
+            "BatchMatMulOptions",
+            {"adjY": True},
+            label="adjoint",
+            formats=_PLAIN,
+        ),
+        Description(
+            "BATCH_MATMUL",
+            (_x(2, 5, 3), _x(1, 5, 4)),
+            "BatchMatMulOptions",
+            {"adjX": True},
+            label="broadcast",
+            formats=_PLAIN,
+        ),
+        Description(
+            "BATCH_MATMUL",
+            (_x(2, 3, 5), _weight(2, 5, 4, axis=-1)),
+            "BatchMatMulOptions",
+            {"asymmetricQuantizeInputs": True},
+            label="weights",
+        ),
+        Description(
+            "EMBEDDING_LOOKUP",
+            (_ints(5, low=0, high=8), _weight(9, 6)),
+            None,
+            formats=("float", "float16 weights", "dynamic range", "sparse"),
+        ),
+    ]
 
 
 def _pool(padding: int, size: int, stride: int, activation: int = 0) -> dict[str, Any]:
@@ -307,15 +403,39 @@ def _shapes() -> list[Description]:
         move("PACK", (flat, flat), "PackOptions", {"axis": 1, "valuesCount": 2}),
         move("UNPACK", (_x(3, 6),), "UnpackOptions", {"axis": 0, "num": 3}, outputs=("FLOAT32",) * 3),
         move("SPLIT", (_plain(3), x), "SplitOptions", {"numSplits": 2}, outputs=("FLOAT32",) * 2),
-        move("SPLIT_V", (x, _plain([1, -1, 2]), _plain(2)), "SplitVOptions", {"numSplits": 3}, outputs=("FLOAT32",) * 3),
+        move(
+            "SPLIT_V", (x, _plain([1, -1, 2]), _plain(2)), "SplitVOptions", {"numSplits": 3}, outputs=("FLOAT32",) * 3
+        ),
         move("SLICE", (x, _plain([0, 1, 2, 0]), _plain([1, 2, -1, 8])), "SliceOptions"),
         move("STRIDED_SLICE", (flat, _plain([1, 1]), _plain([3, 5]), _plain([1, 2])), "StridedSliceOptions", slices),
-        move("STRIDED_SLICE", (flat, _plain([0, -1]), _plain([3, 0]), _plain([1, -2])), "StridedSliceOptions", {**slices, "beginMask": 0, "endMask": 0}, label="back"),
-        move("STRIDED_SLICE", (flat, _plain([-1, 0]), _plain([0, 6]), _plain([1, 1])), "StridedSliceOptions", {**slices, "shrinkAxisMask": 1, "beginMask": 0}, label="shrink"),
+        move(
+            "STRIDED_SLICE",
+            (flat, _plain([0, -1]), _plain([3, 0]), _plain([1, -2])),
+            "StridedSliceOptions",
+            {**slices, "beginMask": 0, "endMask": 0},
+            label="back",
+        ),
+        move(
+            "STRIDED_SLICE",
+            (flat, _plain([-1, 0]), _plain([0, 6]), _plain([1, 1])),
+            "StridedSliceOptions",
+            {**slices, "shrinkAxisMask": 1, "beginMask": 0},
+            label="shrink",
+        ),
         move("PAD", (x, _plain([[0, 0], [1, 2], [0, 3], [0, 0]])), "PadOptions"),
-        move("PADV2", (flat, _plain([[1, 0], [2, 2]]), Given((1,), "data", -2, 2, values=[1.5], is_constant=True)), "PadV2Options"),
+        move(
+            "PADV2",
+            (flat, _plain([[1, 0], [2, 2]]), Given((1,), "data", -2, 2, values=[1.5], is_constant=True)),
+            "PadV2Options",
+        ),
         move("MIRROR_PAD", (x, _plain([[0, 0], [1, 2], [3, 3], [0, 0]])), "MirrorPadOptions", {"mode": 0}),
-        move("MIRROR_PAD", (x, _plain([[0, 0], [1, 2], [3, 3], [0, 0]])), "MirrorPadOptions", {"mode": 1}, label="symmetric"),
+        move(
+            "MIRROR_PAD",
+            (x, _plain([[0, 0], [1, 2], [3, 3], [0, 0]])),
+            "MirrorPadOptions",
+            {"mode": 1},
+            label="symmetric",
+        ),
         move("TILE", (flat, _plain([1, 2])), "TileOptions"),
         move("BROADCAST_TO", (_x(1, 6), _plain([3, 6])), "BroadcastToOptions"),
         move("FILL", (_plain([2, 3]), _x()), "FillOptions", formats=("float",)),
@@ -324,30 +444,60 @@ def _shapes() -> list[Description]:
         move("DEPTH_TO_SPACE", (x,), "DepthToSpaceOptions", {"blockSize": 2}),
         move("SPACE_TO_BATCH_ND", (x, _plain([2, 3]), _plain([[0, 0], [1, 2]])), "SpaceToBatchNDOptions"),
         move("BATCH_TO_SPACE_ND", (_x(6, 4, 6, 2), _plain([2, 3]), _plain([[0, 0], [1, 2]])), "BatchToSpaceNDOptions"),
-        move("REVERSE_SEQUENCE", (_x(3, 5, 2), _plain([2, 5, 0])), "ReverseSequenceOptions", {"seqDim": 1, "batchDim": 0}),
+        move(
+            "REVERSE_SEQUENCE", (_x(3, 5, 2), _plain([2, 5, 0])), "ReverseSequenceOptions", {"seqDim": 1, "batchDim": 0}
+        ),
         move("MATRIX_DIAG", (flat,), "MatrixDiagOptions"),
         move("MATRIX_SET_DIAG", (_x(2, 4, 4), _x(2, 4)), "MatrixSetDiagOptions"),
         move("DYNAMIC_UPDATE_SLICE", (_x(4, 6), _x(2, 3), _plain([1, 2])), "DynamicUpdateSliceOptions"),
-    ]  # fmt: skip
+    ]
 
 
 def _indexing() -> list[Description]:
     rows = _ints(4, low=0, high=4)
-    half = {"formats": ("float",)}
+    same: dict[str, Any] = {"ranges": "same"}
     return [
         Description("GATHER", (_x(5, 6), rows), "GatherOptions", {"axis": 0}, ranges="same"),
-        Description("GATHER", (_x(2, 3, 5), _ints(4, low=0, high=4)), "GatherOptions", {"axis": -1}, ranges="same", label="last"),
-        Description("GATHER", (_x(2, 5, 3), _ints(2, 4, low=0, high=4)), "GatherOptions", {"axis": 1, "batchDims": 1}, ranges="same", label="batch"),
+        Description(
+            "GATHER", (_x(2, 3, 5), _ints(4, low=0, high=4)), "GatherOptions", {"axis": -1}, ranges="same", label="last"
+        ),
+        Description(
+            "GATHER",
+            (_x(2, 5, 3), _ints(2, 4, low=0, high=4)),
+            "GatherOptions",
+            {"axis": 1, "batchDims": 1},
+            ranges="same",
+            label="batch",
+        ),
         Description("GATHER_ND", (_x(5, 6, 3), _ints(2, 4, 2, low=0, high=4)), "GatherNdOptions", ranges="same"),
-        Description("SCATTER_ND", (_plain([[1], [3], [1]]), _x(3, 2), _plain([5, 2])), "ScatterNdOptions", **half),
-        Description("ONE_HOT", (rows, _plain(5), _plain(2.0, "FLOAT32"), _plain(-1.0, "FLOAT32")), "OneHotOptions", {"axis": -1}, **half),
-        Description("SEGMENT_SUM", (_x(5, 3), _plain([0, 0, 1, 2, 2])), "SegmentSumOptions", **half),
-        Description("UNSORTED_SEGMENT_SUM", (_x(5, 3), _ints(5, low=0, high=3), _plain(4)), "UnsortedSegmentSumOptions", **half),
-        Description("UNSORTED_SEGMENT_MAX", (_x(5, 3), _ints(5, low=0, high=3), _plain(4)), "UnsortedSegmentMaxOptions", **half),
-        Description("UNSORTED_SEGMENT_MIN", (_x(5, 3), _ints(5, low=0, high=3), _plain(4)), "UnsortedSegmentMinOptions", **half),
-        Description("UNSORTED_SEGMENT_PROD", (_x(5, 3), _ints(5, low=0, high=3), _plain(4)), "UnsortedSegmentProdOptions", **half),
+        Description("SCATTER_ND", (_plain([[1], [3], [1]]), _x(3, 2), _plain([5, 2])), "ScatterNdOptions", **same),
+        Description(
+            "ONE_HOT",
+            (rows, _plain(5), _plain(2.0, "FLOAT32"), _plain(-1.0, "FLOAT32")),
+            "OneHotOptions",
+            {"axis": -1},
+            **same,
+        ),
+        Description("SEGMENT_SUM", (_x(5, 3), _plain([0, 0, 1, 2, 2])), "SegmentSumOptions", **same),
+        Description(
+            "UNSORTED_SEGMENT_SUM", (_x(5, 3), _ints(5, low=0, high=3), _plain(4)), "UnsortedSegmentSumOptions", **same
+        ),
+        Description(
+            "UNSORTED_SEGMENT_MAX", (_x(5, 3), _ints(5, low=0, high=3), _plain(4)), "UnsortedSegmentMaxOptions", **same
+        ),
+        Description(
+            "UNSORTED_SEGMENT_MIN", (_x(5, 3), _ints(5, low=0, high=3), _plain(4)), "UnsortedSegmentMinOptions", **same
+        ),
+        Description(
+            "UNSORTED_SEGMENT_PROD",
+            (_x(5, 3), _ints(5, low=0, high=3), _plain(4)),
+            "UnsortedSegmentProdOptions",
+            **same,
+        ),
+        Description("SHAPE", (_x(3, 4),), "ShapeOptions", {"outType": 2}, ("INT32",), formats=("float",)),
+        Description("RANK", (_x(3, 4),), "RankOptions", {}, ("INT32",), formats=("float",)),
         Description("QUANTIZE", (_x(3, 4),), "QuantizeOptions", formats=("int8", "int16x8"), label="again"),
-    ]  # fmt: skip
+    ]
 
 
 def descriptions() -> list[Description]:
