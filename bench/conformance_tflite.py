@@ -82,7 +82,7 @@ def in_type(value: Array, detail: dict[str, Any]) -> Array:
     if dtype.kind not in "iu" or not scale:
         return value.astype(dtype)
     limits = np.iinfo(dtype)
-    return np.clip(np.rint(value / scale) + zero, limits.min, limits.max).astype(dtype)
+    return np.asarray(np.clip(np.rint(value / scale) + zero, limits.min, limits.max), dtype)
 
 
 def inputs_of(description: Description) -> list[Array]:
@@ -264,8 +264,8 @@ def _summarize(verdicts: dict[str, dict[str, list[Verdict]]]) -> int:
         exact = sum(verdict.exact for verdict in found)
         bad += count["wrong"] + count["raw"]
         print(
-            f"{number_format:16} {count['passed']:6} {exact:6} {count['refused']:8} {count['wrong']:6} {count['raw']:4} "
-            f"{count['absent']:14}"
+            f"{number_format:16} {count['passed']:6} {exact:6} {count['refused']:8} {count['wrong']:6} "
+            f"{count['raw']:4} {count['absent']:14}"
         )
     return int(bad > 0)
 

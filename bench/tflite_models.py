@@ -64,7 +64,7 @@ class Description:
 
     @property
     def has_floats(self) -> bool:
-        return any(given.kind == "FLOAT32" for given in self.inputs)
+        return any(given.kind == "FLOAT32" and given.role != "plain" for given in self.inputs)
 
 
 class FileWriter:

@@ -61,7 +61,7 @@ def results_of(function: Function, given: Quantization, made: Quantization) -> A
     base = np.clip(np.nan_to_num(base, nan=0.0), _LOW, _HIGH).astype(np.int64)
     values = np.arange(_LOW, _HIGH + 1)
     index, offset = (_STEPS // 2) + (values >> 7), values & 0x7F
-    return (base[index] + (((base[index + 1] - base[index]) * offset + 64) >> 7)).astype(np.int16)
+    return np.asarray(base[index] + (((base[index + 1] - base[index]) * offset + 64) >> 7), np.int16)
 
 
 def by_table(convert: Convert) -> Convert:

@@ -35,7 +35,7 @@ REFUSED: dict[str, str] = {
     "CALL": _NO_KERNEL,
     "CALL_ONCE": _STATE,
     "CONCAT_EMBEDDINGS": _NO_KERNEL,
-    "CUSTOM": "custom operators are not part of the format; Convolution2DTransposeBias of MediaPipe is imported",
+    "CUSTOM": "custom operators belong to the runtime of their project; Convolution2DTransposeBias is imported",
     "DELEGATE": _DELEGATE,
     "DILATE": "no exporter writes it",
     "EMBEDDING_LOOKUP_SPARSE": _SIZE,
@@ -104,6 +104,6 @@ def check_operators(operators: Sequence[Operator]) -> None:
 
 def _describe(name: str, found: Sequence[Operator]) -> str:
     first = ", ".join(repr(tensor.name) for tensor in found[0].outputs) or "no output"
-    reason = REFUSED.get(name.split(":")[0], "unknown to this version")
+    reason = "a custom operator" if name.startswith("CUSTOM:") else REFUSED.get(name, "unknown to this version")
     count = f"{len(found)} times, first " if len(found) > 1 else ""
     return f"{name.removeprefix('CUSTOM:')} ({count}at {first}: {reason})"

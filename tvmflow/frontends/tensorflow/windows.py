@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmflow.frontends.tensorflow.operation import Convert, Operation, to_channels_first, to_channels_last, transposed
+from tvmflow.frontends.tensorflow.operation import Convert, Operation, to_channels_first, to_channels_last
 from tvmflow.frontends.tensorflow.products import window_padding
 from tvmflow.frontends.tensorflow.tflite_graph import Array
 from tvmflow.ir.tvm_compat import type_of
@@ -219,7 +219,7 @@ def _top_k(o: Operation) -> Any:
 
 
 def _fourier(o: Operation) -> Any:
-    """Return real and imaginary parts of a transform of real signals: two products with tables, parts on a last axis."""
+    """Return a transform of real signals by two products with tables; the last axis is real and imaginary part."""
     height, width = o.integers(1)
     shape = o.shape(0)
     if height != 1 or len(shape) < 2 or shape[-2] != 1:

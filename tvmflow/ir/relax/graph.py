@@ -215,10 +215,10 @@ def read_graph(mod: IRModule) -> Graph:
             graph.steps.append(Step(name_of(binding.var), op, args, value, shape, dtype, kernel=kernel))
     output = function.body.body
     fields = tuple(output.fields) if isinstance(output, relax.Tuple) else tuples.get(output, (output,))
-    for field in fields:
-        if not isinstance(field, relax.Var):  # an output that depends on no input
-            value = np.asarray(constant_value(field).numpy())
-            names[field] = f"output_{len(graph.steps)}"
-            graph.steps.append(Step(names[field], "constant", (value,), field, value.shape, str(value.dtype)))
+    for kept in fields:
+        if (tensor := constant_value(kept)) is not None:  # an output that depends on no input
+            value = np.asarray(tensor.numpy())
+            names[kept] = f"output_{len(graph.steps)}"
+            graph.steps.append(Step(names[kept], "constant", (value,), kept, value.shape, str(value.dtype)))
     graph.outputs = tuple(names[field] for field in fields)
     return graph
