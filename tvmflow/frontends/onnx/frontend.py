@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.frontends.onnx import recurrent
 from tvmflow.frontends.onnx.files import damaged_file_error, external_files, read_proto
 from tvmflow.frontends.pytorch.exported_program import unsupported
 from tvmflow.frontends.source_model import Array, Arrays, PreparedRun, SourceDescription, Variant, input_positions
@@ -81,11 +82,13 @@ class OnnxModel:
                 "export the network without antialias, or as a torch.export program, for which it is supported",
             )
         try:
-            with _import_clip(), _import_pad():
+            with _import_clip(), _import_pad(), _import_recurrent():
                 shapes = {name: list(spec.shape) for name, spec in self.inputs.items()}
                 dtypes = {name: spec.dtype for name, spec in self.inputs.items()}
                 graph = fix_shapes(self.graph, shapes)
                 return reorder_inputs(from_onnx(graph, shape_dict=shapes, dtype_dict=dtypes), self.order)
+        except UnsupportedOperatorError:
+            raise
         except Exception as error:
             if type(error).__name__ in ("OpNotImplemented", "NotImplementedError", "KeyError"):
                 raise unsupported("ONNX", str(error)) from error
@@ -219,6 +222,14 @@ def _import_pad() -> contextlib.AbstractContextManager[None]:
 
     way = vars(onnx_frontend.Pad).get("_lower_pad")
     return _patch_members(onnx_frontend.Pad, {"_lower_pad": classmethod(_pad_converter(way.__func__))} if way else {})
+
+
+def _import_recurrent() -> contextlib.AbstractContextManager[None]:
+    """Make TVM's importer convert LSTM, GRU and RNN, which it lacks."""
+    from tvm.relax.frontend.onnx import onnx_frontend
+
+    table = onnx_frontend._get_convert_map
+    return _patch_members(onnx_frontend, {"_get_convert_map": lambda: {**table(), **recurrent.converters()}})
 
 
 def _pad_converter(original: Callable[..., Any]) -> Callable[..., Any]:

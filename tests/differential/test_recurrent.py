@@ -1,0 +1,101 @@
+"""Recurrent layers against ONNX Runtime: imported, computed in numpy, and as kernels of the library."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.differential.kernels import HOST
+from tests.recurrent_models import Array, RecurrentCase
+from tvmflow.codegen.compile import LocalRunner
+from tvmflow.ir.relax.graph import read_graph
+from tvmflow.ir.relax.numpy_interpreter import run_all
+from tvmflow.ir.relax.serialization import load_module, save_module
+from tvmflow.passes.pipeline import canonicalize
+
+BOUND = 1e-5  # sums in another order, over a few times; activations of both are approximations
+_DIRECTIONS = ("forward", "reverse", "bidirectional")
+
+
+def _cases() -> list[RecurrentCase]:
+    """Return every operator in every direction, layout and kind of states and lengths."""
+    found = []
+    for operator, direction, layout, lengths in itertools.product(
+        ("LSTM", "GRU", "RNN"), _DIRECTIONS, (0, 1), ("none", "full", "constant", "real")
+    ):
+        states = ("h", "c") if operator == "LSTM" else ("h",)
+        for given in [states[:count] for count in range(len(states) + 1)]:
+            for after in (0, 1) if operator == "GRU" else (0,):
+                attributes = {"linear_before_reset": 1} if after else {}
+                peephole = operator == "LSTM" and lengths == "real"
+                samples = 1 if lengths == "none" and not given else 3
+                case = RecurrentCase(operator, samples=samples, direction=direction, layout=layout, states=given)
+                fields = {**vars(case), "lengths": lengths, "has_peephole": peephole, "attributes": attributes}
+                found.append(RecurrentCase(**fields))
+    return found
+
+
+_VARIANTS = (
+    RecurrentCase("LSTM", hidden=1, has_bias=False),
+    RecurrentCase("LSTM", hidden=70, samples=3, attributes={"clip": 0.6}, has_peephole=True, states=("h", "c")),
+    RecurrentCase("LSTM", attributes={"input_forget": 1, "clip": 0.4}, has_peephole=True),
+    RecurrentCase("LSTM", attributes={"activations": ["HardSigmoid", "Softsign", "Elu"]}),
+    RecurrentCase(
+        "LSTM",
+        direction="bidirectional",
+        attributes={"activations": ["Sigmoid", "Tanh", "Tanh", "HardSigmoid", "Relu", "Softplus"]},
+        states=("h", "c"),
+    ),
+    RecurrentCase("GRU", direction="bidirectional", has_bias=False, attributes={"linear_before_reset": 1}),
+    RecurrentCase("GRU", hidden=40, samples=5, attributes={"activations": ["HardSigmoid", "ThresholdedRelu"]}),
+    RecurrentCase("RNN", attributes={"activations": ["Affine"], "activation_alpha": [0.3], "activation_beta": [0.2]}),
+    RecurrentCase(
+        "RNN", attributes={"activations": ["ScaledTanh"], "activation_alpha": [0.3], "activation_beta": [2.0]}
+    ),
+    RecurrentCase("RNN", attributes={"activations": ["LeakyRelu"]}, samples=7, hidden=5),
+)
+
+
+def _difference(found: tuple[Array, ...], expected: list[Array]) -> float:
+    assert [value.shape for value in found] == [value.shape for value in expected]
+    return max(float(np.abs(one - other).max()) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize("case", _cases(), ids=str)
+def test_every_form_is_imported(tmp_path: Path, case: RecurrentCase) -> None:
+    module = canonicalize(case.load(tmp_path).to_relax()) if not case.layout else _imported_without_a_session(case)
+    found = run_all(read_graph(module), tuple(case.inputs().values()))
+    assert _difference(found, case.expected()) < BOUND
+
+
+def _imported_without_a_session(case: RecurrentCase) -> object:
+    """Import a model that ONNX Runtime refuses."""
+    from tvm.relax.frontend.onnx import from_onnx
+
+    from tvmflow.frontends.onnx.frontend import _import_recurrent
+
+    with _import_recurrent():
+        shapes = {name: list(value.shape) for name, value in case.inputs().items()}
+        return canonicalize(from_onnx(case.model(), shapes, {k: str(v.dtype) for k, v in case.inputs().items()}))
+
+
+@pytest.mark.parametrize("case", _VARIANTS, ids=str)
+def test_attributes_are_those_of_onnx_runtime(tmp_path: Path, case: RecurrentCase) -> None:
+    module = canonicalize(case.load(tmp_path).to_relax())
+    found = run_all(read_graph(module), tuple(case.inputs().values()))
+    assert _difference(found, case.expected()) < BOUND
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("case", [*_VARIANTS, *_cases()[::11]], ids=str)
+def test_kernels_compute_the_same(tmp_path: Path, case: RecurrentCase) -> None:
+    if case.layout:
+        case = RecurrentCase(**{**vars(case), "layout": 0})
+    module = canonicalize(case.load(tmp_path).to_relax())
+    save_module(module, tmp_path)
+    found = LocalRunner.of_plain(load_module(tmp_path), HOST).run(*case.inputs().values())
+    assert _difference(found, case.expected()) < BOUND
