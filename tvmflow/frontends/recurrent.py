@@ -66,11 +66,8 @@ def emit_layer(builder: Any, x: Expr, layer: Layer, directions: Sequence[Directi
         x = builder.emit(relax.op.astype(x, "float32"))
     if len({direction.activations for direction in directions}) > 1:
         runs = [_emit(builder, x, layer, [one], _part(builder, states, at)) for at, one in enumerate(directions)]
-        axes = (2, 0, 0)
-        made = [
-            relax.op.concat(list(parts), axis=axis) for axis, parts in zip(axes, zip(*runs, strict=True), strict=False)
-        ]
-        made = [builder.emit(value) for value in made]
+        joined = zip((2, 0, 0), zip(*runs, strict=True), strict=False)
+        made = [builder.emit(relax.op.concat(list(parts), axis=axis)) for axis, parts in joined]
     else:
         made = _emit(builder, x, layer, directions, states)
     if dtype != "float32":
