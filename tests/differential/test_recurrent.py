@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.differential.kernels import HOST
 from tests.recurrent_models import Array, RecurrentCase
 from tvmflow.codegen.compile import LocalRunner
+from tvmflow.frontends.pytorch.exported_program import ExportedModel
+from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_all
+from tvmflow.ir.relax.recurrent import RECURRENT
 from tvmflow.ir.relax.serialization import load_module, save_module
 from tvmflow.passes.pipeline import canonicalize
 
@@ -99,3 +105,48 @@ def test_kernels_compute_the_same(tmp_path: Path, case: RecurrentCase) -> None:
     save_module(module, tmp_path)
     found = LocalRunner.of_plain(load_module(tmp_path), HOST).run(*case.inputs().values())
     assert _difference(found, case.expected()) < BOUND
+
+
+class _WithStates(torch.nn.Module):
+    """A recurrent layer of PyTorch that starts from states computed of its input."""
+
+    def __init__(self, layer: torch.nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        samples = x.shape[0 if self.layer.batch_first else 1]
+        count = self.layer.num_layers * (2 if self.layer.bidirectional else 1)
+        state = torch.tanh(x.sum()) * torch.ones(count, samples, self.layer.hidden_size)
+        outputs, last = self.layer(x, (state, 2 * state) if isinstance(self.layer, torch.nn.LSTM) else state)
+        return (outputs, *last) if isinstance(last, tuple) else (outputs, last)
+
+
+class _Plain(torch.nn.Module):
+    def __init__(self, layer: torch.nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x)[0]
+
+
+_LAYERS: tuple[Callable[[], torch.nn.Module], ...] = (
+    lambda: _Plain(torch.nn.LSTM(6, 20, 2, batch_first=True, bidirectional=True)),
+    lambda: _WithStates(torch.nn.LSTM(6, 9, 2, bias=False)),
+    lambda: _WithStates(torch.nn.GRU(6, 20, 2, bidirectional=True)),
+    lambda: _Plain(torch.nn.GRU(6, 9, batch_first=True)),
+    lambda: _Plain(torch.nn.RNN(6, 9, 2, nonlinearity="relu")),
+    lambda: _WithStates(torch.nn.RNN(6, 9, batch_first=True)),
+    lambda: _Plain(torch.nn.LSTM(6, 8, proj_size=4)),
+)
+
+
+@pytest.mark.parametrize("make", _LAYERS, ids=range(len(_LAYERS)))
+def test_layers_of_pytorch(make: Callable[[], torch.nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = ExportedModel(make().eval(), one_input("x", (3, 4, 6)))
+    x = np.random.default_rng(0).standard_normal((3, 4, 6), dtype=np.float32)
+    graph = read_graph(canonicalize(model.to_relax()))
+    assert _difference(run_all(graph, (x,)), list(model.run(x))) < BOUND
+    assert any(step.op == RECURRENT for step in graph.steps) or make is _LAYERS[-1]  # a projection is unrolled

@@ -9,6 +9,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from tvmflow.frontends.pytorch.recurrent import kept_operators
+
 _MOST_ELEMENTS = 1 << 24  # of a value that is kept: tables of positions and masks have fewer
 
 
@@ -21,7 +23,10 @@ def fold_known_values(program: Any) -> Any:
     tensors = (*program.state_dict.values(), *program.constants.values())
     if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in tensors):
         return program  # PyTorch cannot decompose it
-    program = program.run_decompositions()
+    table = torch.export.default_decompositions()
+    for whole in kept_operators(program):
+        table.pop(whole, None)
+    program = program.run_decompositions(table)
     graph = program.graph_module.graph
     known = _find_known_values(program)
     first, spec = next(iter(graph.nodes)), torch.export.graph_signature

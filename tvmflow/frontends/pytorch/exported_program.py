@@ -12,6 +12,7 @@ import numpy as np
 
 from tvmflow.frontends.pytorch.constant_values import fold_known_values
 from tvmflow.frontends.pytorch.converters import converters
+from tvmflow.frontends.pytorch.recurrent import recurrent_converters
 from tvmflow.frontends.source_model import Array, Arrays, TensorSpec, Variant, input_positions
 from tvmflow.frontends.torch_variants import torch_variants
 from tvmflow.ir.relax.graph import reorder_inputs
@@ -125,10 +126,11 @@ class ExportedModel:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
+                program = fold_known_values(program)
                 module = from_exported_program(
-                    fold_known_values(program),
+                    program,
                     unwrap_unit_return_tuple=True,
-                    custom_convert_map=converters(),
+                    custom_convert_map={**converters(), **recurrent_converters(program)},
                     run_ep_decomposition=False,
                 )
                 if max_batch is not None:
