@@ -17,10 +17,10 @@ from tvmflow.ir.tvm_compat import IRModule
 from tvmflow.passes.canonicalize.canonical_norms import CanonicalNorms
 from tvmflow.passes.canonicalize.channels_first import ChannelsFirst
 from tvmflow.passes.canonicalize.clamp_gather_indices import ClampGatherIndices
-from tvmflow.passes.canonicalize.conv1d_to_conv2d import Conv1dToConv2d
 from tvmflow.passes.canonicalize.flatten_dense import FlattenDense
 from tvmflow.passes.canonicalize.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.canonicalize.fold_constants import FoldConstants
+from tvmflow.passes.canonicalize.signals_to_rows import SignalsToRows
 from tvmflow.passes.canonicalize.simplify_arithmetic import SimplifyArithmetic
 from tvmflow.passes.canonicalize.sink_concat import SinkConcat
 from tvmflow.passes.canonicalize.trim_dilated_kernels import TrimDilatedKernels
@@ -61,7 +61,7 @@ def import_passes() -> list[Pass]:
         SimplifyArithmetic(),
         CanonicalNorms(),
         ChannelsFirst(),
-        Conv1dToConv2d(),
+        SignalsToRows(),
         SinkConcat(),
         FoldBatchNorm(),
         TrimDilatedKernels(),
