@@ -62,6 +62,10 @@ _VARIANTS = (
         "RNN", attributes={"activations": ["ScaledTanh"], "activation_alpha": [0.3], "activation_beta": [2.0]}
     ),
     RecurrentCase("RNN", attributes={"activations": ["LeakyRelu"]}, samples=7, hidden=5),
+    RecurrentCase("LSTM", hidden=48, samples=4, direction="bidirectional", lengths="real", has_peephole=True),
+    RecurrentCase("GRU", hidden=32, direction="reverse", attributes={"linear_before_reset": 1}, states=("h",)),
+    RecurrentCase("GRU", hidden=16, samples=3, direction="bidirectional"),
+    RecurrentCase("LSTM", hidden=176, times=3, samples=1, states=("h", "c")),  # shares of its units over threads
 )
 
 

@@ -9,6 +9,8 @@ reset_bias: (D, H), added to the product of a GRU before it is reset. peephole: 
 hidden and cell: (D, B, H), states at the start, zeros by default. lengths: (B,), times of each sample: outputs behind
 are zeros, and a reverse direction starts at a sample's last time.
 
+Where channels are packed, gates are (1, D * G * H / block, 1, T * B, block), as the dense layer leaves them.
+
 It returns the outputs (T, B, D * H), the last hidden states (D, B, H) and, for an LSTM, the last cells.
 """
 
@@ -50,7 +52,7 @@ class Recurrence:
     reverse: whether each direction runs from the last time to the first. activations: of the gates (i, f, o; z, r),
     then of the candidate, then of an LSTM's output; one for an RNN. clip: limit of what activations take, 0 for none.
     reset_after: a GRU resets the product of its state, not the state. coupled: f = 1 - i. operands: names of the
-    arguments.
+    arguments. packed_times: T, if the gates are packed.
     """
 
     kind: str
@@ -61,10 +63,17 @@ class Recurrence:
     reset_after: bool = False
     coupled: bool = False
     operands: tuple[str, ...] = ("gates", "weight")
+    packed_times: int = 0
 
     @property
     def gates(self) -> int:
         return len(GATES[self.kind])
+
+    def sizes(self, gates: tuple[int, ...]) -> tuple[int, int]:
+        """Return times and samples of gates of a shape."""
+        if self.packed_times:
+            return self.packed_times, gates[3] // self.packed_times
+        return gates[0], gates[1]
 
     @property
     def states(self) -> int:
@@ -108,7 +117,7 @@ def _infer_type(call: Call, _builder: Any) -> Any:
     from tvm import relax
 
     recurrence = recurrence_of(call)
-    times, samples, _ = shape_of(call.args[recurrence.operands.index("gates")])
+    times, samples = recurrence.sizes(shape_of(call.args[recurrence.operands.index("gates")]))
     directions, kind = len(recurrence.reverse), getattr(relax, "TensorType", None) or relax.TensorStructInfo
     state = (directions, samples, recurrence.hidden)
     shapes = [(times, samples, directions * recurrence.hidden), *[state] * recurrence.states]
@@ -121,8 +130,9 @@ def _infer_type(call: Call, _builder: Any) -> Any:
 def run_recurrent(recurrence: Recurrence, arguments: list[Array]) -> tuple[Array, ...]:
     """Compute a recurrent layer in numpy."""
     of = dict(zip(recurrence.operands, arguments, strict=True))
-    times, samples, _ = of["gates"].shape
-    gates = of["gates"].reshape(times, samples, len(recurrence.reverse), recurrence.gates, recurrence.hidden)
+    times, samples = recurrence.sizes(of["gates"].shape)
+    rows = of["gates"].transpose(0, 2, 3, 1, 4) if recurrence.packed_times else of["gates"]
+    gates = rows.reshape(times, samples, len(recurrence.reverse), recurrence.gates, recurrence.hidden)
     runs = [_run_direction(recurrence, direction, gates[:, :, direction], of) for direction in range(gates.shape[2])]
     outputs = np.concatenate([run[0] for run in runs], axis=-1)
     return outputs, *(np.stack([run[at] for run in runs]) for at in range(1, 1 + recurrence.states))

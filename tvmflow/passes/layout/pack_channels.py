@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tvm import relax
 from tvmflow.ir.relax.elementwise import BROADCASTING, DIVISIONS, UNARY, finite_at_zero
 from tvmflow.ir.relax.emit import constant, rebuild_call
 from tvmflow.ir.relax.graph import Argument, Array, Graph, Ref, Step, is_concat, read_graph
+from tvmflow.ir.relax.recurrent import RECURRENT, recurrence_of, recurrent
 from tvmflow.ir.relax.views import keeps_order
 from tvmflow.ir.tvm_compat import IRModule
 from tvmflow.passes.layout.channel_permute import permute_channels
@@ -70,7 +72,7 @@ class _Packer(PackedValues):
         for name in step.refs if not is_permutation or step.op == "relax.concat" else ():
             if name in self.permutations.steps and len(self.shapes[name]) == 4:
                 self._get_packed(name)
-        if is_permutation or self._pack_rows(step) or self._reduce_channels(step):
+        if is_permutation or self._pack_rows(step) or self._reduce_channels(step) or self._pack_gates(step):
             return
         converted = self._convert(step)
         if converted is not None:
@@ -134,6 +136,21 @@ class _Packer(PackedValues):
         for axis in (1, 4):
             value = self.builder.emit(getattr(relax.op, step.op.split(".")[-1])(value, axis=[axis], keepdims=True))
         self.plain[step.name] = self.builder.emit(relax.op.reshape(value, step.shape), step.name)
+        return True
+
+    def _pack_gates(self, step: Step) -> bool:
+        """Let a recurrent layer read its gates as its dense layer packs them; return whether the step was handled."""
+        if step.op != RECURRENT:
+            return False
+        recurrence = recurrence_of(step.call)
+        at = recurrence.operands.index("gates")
+        gates = step.args[at]
+        if not isinstance(gates, Ref) or gates.name not in self.packed or recurrence.hidden % self.block:
+            return False
+        packed = replace(recurrence, packed_times=self.shapes[gates.name][0])
+        call = rebuild_call(step, lambda name: self.packed[name] if name == gates.name else self._get_plain(name))
+        operands = dict(zip(recurrence.operands, call.args, strict=True))
+        self.plain[step.name] = self.builder.emit(recurrent(packed, operands), step.name)
         return True
 
     def _convert(self, step: Step) -> Callable[[], Any] | None:

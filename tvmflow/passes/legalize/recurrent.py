@@ -55,10 +55,12 @@ def legalize_recurrent(builder: Any, call: Call, cpu: CpuFeatures) -> Any:
     weight = constant_value(operands.pop("weight"))
     if weight is None:
         raise StageError("a recurrent layer whose weights are computed", "constant weights", "fold them in the model")
-    times, samples, _ = shape_of(operands["gates"])
-    tiling = choose_tiling(recurrence, times, samples, cpu)
+    times, samples = recurrence.sizes(shape_of(operands["gates"]))
+    block = shape_of(operands["gates"])[4] if recurrence.packed_times else cpu.channel_block
+    tiling = choose_tiling(recurrence, times, samples, cpu, block)
     weights = [constant(one, "float32") for one in _pack(recurrence, weight.numpy(), tiling)]
-    kernel = _Kernel(recurrence, times, samples, tiling, {name: str(type_of(v).dtype) for name, v in operands.items()})
+    dtypes = {name: str(type_of(v).dtype) for name, v in operands.items()}
+    kernel = _Kernel(recurrence, times, samples, tiling, dtypes, shape_of(operands["gates"]))
     function = builder.add_func(parsed(kernel.text()).without_attr("global_symbol"), f"recurrent_{recurrence.kind}")
     return relax.call_tir(function, [*weights, *operands.values()], list(type_of(call).fields))
 
@@ -72,10 +74,10 @@ def refuse_recurrent(_builder: Any, call: Call) -> Any:
     )
 
 
-def choose_tiling(recurrence: Recurrence, times: int, samples: int, cpu: CpuFeatures) -> Tiling:
-    """Return how to compute a layer on a processor."""
+def choose_tiling(recurrence: Recurrence, times: int, samples: int, cpu: CpuFeatures, block: int) -> Tiling:
+    """Return how to compute a layer on a processor; block: the most lanes of a vector."""
     hidden, directions = recurrence.hidden, len(recurrence.reverse)
-    lanes = min(cpu.channel_block, 1 << (hidden.bit_length() - 1))
+    lanes = min(block, 1 << (hidden.bit_length() - 1))
     step = samples * hidden * hidden * recurrence.gates
     chunks, shares = 1, 1
     if cpu.threads > 1 and step * times * directions >= _LEAST_WORK:
@@ -127,8 +129,15 @@ class _Kernel:
     """The TVMScript text of a layer's kernel."""
 
     def __init__(
-        self, recurrence: Recurrence, times: int, samples: int, tiling: Tiling, dtypes: dict[str, str]
+        self,
+        recurrence: Recurrence,
+        times: int,
+        samples: int,
+        tiling: Tiling,
+        dtypes: dict[str, str],
+        gates: tuple[int, ...],
     ) -> None:
+        self.gates = gates
         self.recurrence, self.times, self.samples, self.tiling, self.dtypes = recurrence, times, samples, tiling, dtypes
         self.directions = len(recurrence.reverse)
         self.rows = -(-samples // tiling.chunks)  # of a chunk
@@ -170,7 +179,7 @@ class _Kernel:
         ]
         state = (self.directions, self.samples, of.hidden)
         shapes = {
-            "gates": (self.times, self.samples, self.directions * of.gates * of.hidden),
+            "gates": self.gates,
             "reset_bias": (self.directions, of.hidden),
             "peephole": (self.directions, 3, of.hidden),
             "hidden": state,
@@ -235,11 +244,15 @@ class _Kernel:
         return "r" if last == 0 else f"(T.min(rows * {self.tiling.rows}, {last}) + r)"
 
     def _unit(self) -> str:
+        return f"({self._start_of_vector} + l)"
+
+    @property
+    def _start_of_vector(self) -> str:
         first = f"tile * {self.tiling.units}"
         last = self.recurrence.hidden - self.tiling.units
         if last % self.tiling.units:
             first = f"T.min({first}, {last})"
-        return f"({first} + n * {self.tiling.lanes} + l)"
+        return f"({first} + n * {self.tiling.lanes})"
 
     def _time(self, sample: str) -> str:
         """Return the time of a step of a direction."""
@@ -253,6 +266,15 @@ class _Kernel:
             return f"({backward})"
         reverses = [at for at, reverse in enumerate(self.recurrence.reverse) if reverse]
         return f"T.Select({self._direction} == {reverses[0]}, {backward}, s)"
+
+    def _gate(self, gate: int, sample: str) -> str:
+        """Return the products of the inputs for a gate."""
+        hidden, time = self.recurrence.hidden, self._time(sample)
+        first = f"{self._direction} * {self.recurrence.gates * hidden} + {gate * hidden}"
+        if not self.recurrence.packed_times:
+            return f"gates[{time}, {sample}, {first} + {self._unit()}]"
+        block = self.tiling.lanes  # a vector is a block of channels
+        return f"gates[0, ({first} + {self._start_of_vector}) // {block}, 0, ({time}) * {self.samples} + {sample}, l]"
 
     # -- parts --
 
@@ -289,10 +311,9 @@ class _Kernel:
         row, sample = self._row(), self._sample(self._row())
         for position, gate in enumerate(phase):
             with self._vectors():
-                index = f"{self._direction} * {of.gates * of.hidden} + {gate * of.hidden} + {self._unit()}"
                 # A GRU's candidate resets only the product, so its gate is added behind.
                 starts_empty = of.kind == "gru" and of.reset_after and gate == 2
-                given = f"gates[{self._time(sample)}, {sample}, {index}]"
+                given = self._gate(gate, sample)
                 if starts_empty:
                     bias = f"reset_bias[{self._direction}, {self._unit()}]"
                     given = bias if "reset_bias" in self.dtypes else "T.float32(0)"
@@ -351,8 +372,7 @@ class _Kernel:
             return
         if of.reset_after:
             sample = self._sample(self._row())
-            gate = f"{self._direction} * {3 * of.hidden} + {2 * of.hidden} + {self._unit()}"
-            candidate = f"gates[{self._time(sample)}, {sample}, {gate}] + {r} * sums0[2, r, n, l]"
+            candidate = f"{self._gate(2, sample)} + {r} * sums0[2, r, n, l]"
         else:
             candidate = "sums1[0, r, n, l]"
             z = self._set(1, 1, f"kept[task, 1, {self._row()}, {self._unit()}]")
