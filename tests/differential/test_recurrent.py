@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch
 
 from tests.differential.kernels import HOST
 from tests.recurrent_models import Array, RecurrentCase
+from tvmflow.backends.gpu import OpenClBackend
 from tvmflow.codegen.compile import LocalRunner
+from tvmflow.config.stage_params import DEFAULT_MIXED, Int8Params
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.relax.graph import read_graph
@@ -21,6 +24,10 @@ from tvmflow.ir.relax.numpy_interpreter import run_all
 from tvmflow.ir.relax.recurrent import RECURRENT
 from tvmflow.ir.relax.serialization import load_module, save_module
 from tvmflow.passes.pipeline import canonicalize
+from tvmflow.quantization.precisions import PrecisionRequest, to_precision
+from tvmflow.sources.data.datasets import Samples
+from tvmflow.support.errors import StageError
+from tvmflow.support.progress import silent
 
 BOUND = 1e-5  # sums in another order, over a few times; activations of both are approximations
 _DIRECTIONS = ("forward", "reverse", "bidirectional")
@@ -109,6 +116,25 @@ def test_kernels_compute_the_same(tmp_path: Path, case: RecurrentCase) -> None:
     save_module(module, tmp_path)
     found = LocalRunner.of_plain(load_module(tmp_path), HOST).run(*case.inputs().values())
     assert _difference(found, case.expected()) < BOUND
+
+
+def test_a_gpu_is_refused(tmp_path: Path) -> None:
+    module = canonicalize(RecurrentCase("LSTM").load(tmp_path).to_relax())
+    target = replace(HOST.target, kind="opencl", options={"software": False, "kind": "generic"})
+    with pytest.raises(StageError, match="1 recurrent layers"):
+        OpenClBackend(target).pack(module, None)
+
+
+@pytest.mark.parametrize("precision", ["int8", "bfloat16"])
+def test_the_product_with_inputs_is_quantized(tmp_path: Path, precision: str) -> None:
+    case = RecurrentCase("LSTM", hidden=32, features=32, samples=4)
+    module, x = canonicalize(case.load(tmp_path).to_relax()), case.inputs()["X"]
+    calibration = np.random.default_rng(2).standard_normal((20, *x.shape[1:]), dtype=np.float32)
+    rules = Int8Params(max_drop=None) if precision == "int8" else DEFAULT_MIXED
+    converted = to_precision(module, precision, PrecisionRequest(rules, Samples((calibration,)), silent))[0]
+    low = [step.op for step in read_graph(converted).steps if step.dtype in ("int32", "bfloat16")]
+    assert any("matmul" in op for op in low) or precision == "bfloat16"
+    assert _difference(LocalRunner.of_plain(converted, HOST).run(x), case.expected()) < 0.1
 
 
 class _WithStates(torch.nn.Module):

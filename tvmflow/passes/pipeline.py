@@ -43,7 +43,7 @@ from tvmflow.passes.legalize.convolutions import legalize_convolutions
 from tvmflow.passes.legalize.int8_lookup_tables import Int8LookupTables
 from tvmflow.passes.legalize.narrow import NarrowByInstruction
 from tvmflow.passes.legalize.pools import legalize_max_pool2d
-from tvmflow.passes.legalize.recurrent import legalize_recurrent, refuse_recurrent
+from tvmflow.passes.legalize.recurrent import legalize_recurrent
 from tvmflow.passes.legalize.resize import legalize_resize2d
 from tvmflow.schedules.intrinsics import math_functions
 from tvmflow.schedules.intrinsics.dot_product import find_dot
@@ -82,7 +82,7 @@ def lowering_passes(cpu: CpuFeatures, winograd: Mapping[str, int], has_gpu: bool
         ("int8_lookup_tables", Int8LookupTables(), True),
         ("narrow_by_instruction", NarrowByInstruction(), True),
         ("fuse_attention", FuseAttention(cpu.channel_block, has_bfloat16_dot), not has_gpu),
-        ("legalize_operators", _legalize_operators(winograd, cpu, has_gpu), True),
+        ("legalize_operators", _legalize_operators(winograd, cpu), True),
         ("annotate_patterns", relax.transform.AnnotateTIROpPattern(), True),
         ("fold_constants", relax.transform.FoldConstant(), True),
         ("limit_inlining", LimitInlining(), True),
@@ -137,11 +137,11 @@ def kernel_pipeline() -> tuple[Any, Any, Any]:
     return lower_with_fixed_indices(lower), lambda: Sequential([*host_passes(), for_host()]), for_device
 
 
-def _legalize_operators(winograd: Mapping[str, int], cpu: CpuFeatures, has_gpu: bool) -> Pass:
+def _legalize_operators(winograd: Mapping[str, int], cpu: CpuFeatures) -> Pass:
     """Return the pass that lowers each operator to TIR, by our table or else by TVM's."""
     register_recurrent()
     ours = {
-        RECURRENT: refuse_recurrent if has_gpu else functools.partial(legalize_recurrent, cpu=cpu),
+        RECURRENT: functools.partial(legalize_recurrent, cpu=cpu),
         **clip_legalizers(),
         **legalize_convolutions(winograd),
         **dict.fromkeys(NORMS, legalize_norm),

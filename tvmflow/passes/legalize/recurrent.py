@@ -65,15 +65,6 @@ def legalize_recurrent(builder: Any, call: Call, cpu: CpuFeatures) -> Any:
     return relax.call_tir(function, [*weights, *operands.values()], list(type_of(call).fields))
 
 
-def refuse_recurrent(_builder: Any, call: Call) -> Any:
-    """Raise StageError for a GPU, which would run one launch of a kernel for each time."""
-    raise StageError(
-        f"the network has a recurrent layer ({recurrence_of(call).kind}), which has no kernels for a GPU",
-        "a target of kind llvm",
-        "compile it for the CPU",
-    )
-
-
 def choose_tiling(recurrence: Recurrence, times: int, samples: int, cpu: CpuFeatures, block: int) -> Tiling:
     """Return how to compute a layer on a processor; block: the most lanes of a vector."""
     hidden, directions = recurrence.hidden, len(recurrence.reverse)
