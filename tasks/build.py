@@ -10,6 +10,7 @@ it; manifest.json (what they are,
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, l
 from tvmflow.pipeline.stage import Stage, StageContext, no_limits
 from tvmflow.sources.data.labels import class_names
 from tvmflow.sources.data.preprocessing import recipe_for, value_table
-from tvmflow.support.errors import SourceError
+from tvmflow.support.errors import SourceError, UsageError
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.toolchain.versions import versions
 
@@ -36,20 +37,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """runtime: digest of the C sources linked into a library without TVM; preprocess: its image preprocessing."""
+    """runtime: digest of the C sources linked into a library without TVM; preprocess: its image preprocessing; state:
+    inputs that it carries from run to run, with the outputs that they are.
+    """
 
     target: ResolvedTarget
     max_relative_error: float
     precision: str
     runtime: str
     preprocess: Preprocess
+    state: Mapping[str, str]
 
 
 def _settings(workspace: Workspace, cell: Cell) -> BuildSettings:
     params = workspace.params
     bound = params.build.max_relative_error[cell.precision]
-    preprocess = params.models[cell.model].preprocess
-    return BuildSettings(resolve(params.targets[cell.target]), bound, cell.precision, digest_of_runtime(), preprocess)
+    model = params.models[cell.model]
+    return BuildSettings(
+        resolve(params.targets[cell.target]), bound, cell.precision, digest_of_runtime(), model.preprocess, model.state
+    )
 
 
 def _toolchain(settings: BuildSettings) -> tuple[str, ...]:
@@ -150,7 +156,24 @@ def _network_of(
         image,
         settings.max_relative_error,
         SizedOutputs(description.sizes, axes_from(outputs)) if description.sizes else None,
+        _states(settings.state, description.inputs, outputs),
     )
+
+
+def _states(
+    state: Mapping[str, str], inputs: tuple[TensorSpec, ...], outputs: list[dict[str, Any]]
+) -> tuple[tuple[str, str], ...]:
+    """Return the states in the order of the inputs. Raises UsageError for an output that is not like its input."""
+    made = {one["name"]: (tuple(one["shape"]), one["dtype"]) for one in outputs}
+    for spec in inputs:
+        if spec.name in state and made.get(state[spec.name]) != (spec.shape, spec.dtype):
+            raise UsageError(
+                f"state: {{{spec.name}: {state[spec.name]}}}: no output {state[spec.name]} of {spec.dtype} "
+                f"{list(spec.shape)}",
+                "an output like the input: one of "
+                + ", ".join(f"{name} ({dtype} {list(shape)})" for name, (shape, dtype) in made.items()),
+            )
+    return tuple((spec.name, state[spec.name]) for spec in inputs if spec.name in state)
 
 
 def _image_input(inputs: tuple[TensorSpec, ...], how: Preprocess) -> Any:
@@ -179,5 +202,5 @@ STAGE = Stage(
         "graph_pack": (IR_NAME, WEIGHTS_NAME),
         "tune": ("best.json",),
     },
-    reads=(*TARGET_READS, "build.max_relative_error.{precision}", "models.{model}.preprocess"),
+    reads=(*TARGET_READS, "build.max_relative_error.{precision}", "models.{model}.preprocess", "models.{model}.state"),
 )

@@ -86,6 +86,10 @@ def write_network(
     executable = scheduled.executable
     others: list[BucketPlan] = []
     if isinstance(executable, GpuExecutable):
+        if network.states:
+            raise StageError(
+                "a network with states for a GPU", "a target of kind llvm", "give its states with each run"
+            )
         plan = plan_of(scheduled.module, scheduled.backend.device_program, executable, GPU_ALIGNMENT)
         link(path, (), plan, network, compiler, gpu=executable)
     else:

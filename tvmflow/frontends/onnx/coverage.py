@@ -15,7 +15,6 @@ FOLDED = {("", "MelWeightMatrix"): "of constants only"}
 _CONTRIB_REFUSED = {
     "GroupQueryAttention": "its caches are state of the caller; export the model without cache",
     "QAttention": "export with quantize and dequantize operators (QDQ)",
-    "DynamicQuantizeLSTM": "recurrent layers of ONNX are not supported yet",
     "BeamSearch": "a search by data; export the decoder alone",
     "GreedySearch": "a search by data; export the decoder alone",
     "Sampling": "its output is random",

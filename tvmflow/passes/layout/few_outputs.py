@@ -21,7 +21,10 @@ _MOST_WORK = 2.0  # multiplications of shifted kernels, relative to those needed
 
 def convolves_to_few(step: Step, weight: Array, block: int) -> bool:
     """Whether a convolution in float32 has so few outputs that its packed form would be mostly padding."""
-    return int(step.call.attrs.groups) == 1 and step.dtype == "float32" and weight.shape[0] * _SHARE <= block
+    attrs = step.call.attrs
+    if (str(attrs.data_layout), str(attrs.kernel_layout)) != ("NCHW", "OIHW"):
+        return False
+    return int(attrs.groups) == 1 and step.dtype == "float32" and weight.shape[0] * _SHARE <= block
 
 
 def convolve_by_lanes(builder: Any, step: Step, weight: Array, padding: list[int], data: Any, block: int) -> Any:

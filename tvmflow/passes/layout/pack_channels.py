@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tvm import relax
 from tvmflow.ir.relax.elementwise import BROADCASTING, DIVISIONS, UNARY, finite_at_zero
 from tvmflow.ir.relax.emit import constant, rebuild_call
 from tvmflow.ir.relax.graph import Argument, Array, Graph, Ref, Step, is_concat, read_graph
+from tvmflow.ir.relax.recurrent import RECURRENT, recurrence_of, recurrent
 from tvmflow.ir.relax.views import keeps_order
 from tvmflow.ir.tvm_compat import IRModule
 from tvmflow.passes.layout.channel_permute import permute_channels
@@ -71,7 +73,8 @@ class _Packer(PackedValues):
         for name in step.refs if not is_permutation or step.op == "relax.concat" else ():
             if name in self.permutations.steps and len(self.shapes[name]) == 4:
                 self._get_packed(name)
-        if is_permutation or self._pack_rows(step) or self._reduce_channels(step) or self._convolve_to_few(step):
+        handled = is_permutation or self._pack_rows(step) or self._reduce_channels(step)
+        if handled or self._convolve_to_few(step) or self._pack_gates(step):
             return
         converted = self._convert(step)
         if converted is not None:
@@ -142,18 +145,30 @@ class _Packer(PackedValues):
         weight = step.args[1] if step.op == "relax.nn.conv2d" else None
         if not isinstance(weight, np.ndarray) or not convolves_to_few(step, weight, self.block):
             return False
-        data, padding = absorb_padding(step, self.steps)
-        if str(step.call.attrs.data_layout) != "NCHW" or str(step.call.attrs.kernel_layout) != "OIHW":
-            return False
+        (data, padding), made = absorb_padding(step, self.steps), None
         if data in self.packed or weight.shape[1] >= self.block:
-            packed = self._get_packed(data)
-            self.plain[step.name] = convolve_by_lanes(self.builder, step, weight, padding, packed, self.block)
-            return True
-        image = (self._get_plain(data), self.shapes[data])
-        made = convolve_columns(self.builder, step, weight, padding, *image, self.block)
+            made = convolve_by_lanes(self.builder, step, weight, padding, self._get_packed(data), self.block)
+        else:
+            image = (self._get_plain(data), self.shapes[data])
+            made = convolve_columns(self.builder, step, weight, padding, *image, self.block)
         if made is not None:
             self.plain[step.name] = made
         return made is not None
+
+    def _pack_gates(self, step: Step) -> bool:
+        """Let a recurrent layer read its gates as its dense layer packs them; return whether the step was handled."""
+        if step.op != RECURRENT:
+            return False
+        recurrence = recurrence_of(step.call)
+        at = recurrence.operands.index("gates")
+        gates = step.args[at]
+        if not isinstance(gates, Ref) or gates.name not in self.packed or recurrence.hidden % self.block:
+            return False
+        packed = replace(recurrence, packed_times=self.shapes[gates.name][0])
+        call = rebuild_call(step, lambda name: self.packed[name] if name == gates.name else self._get_plain(name))
+        operands = dict(zip(recurrence.operands, call.args, strict=True))
+        self.plain[step.name] = self.builder.emit(recurrent(packed, operands), step.name)
+        return True
 
     def _convert(self, step: Step) -> Callable[[], Any] | None:
         """Return a function that emits the step on packed channels, None if it is computed in the plain layout."""

@@ -11,6 +11,7 @@ from tvmflow.frontends.onnx.converters.elementwise import ELEMENTWISE
 from tvmflow.frontends.onnx.converters.moves import MOVES
 from tvmflow.frontends.onnx.converters.norms import NORMS, NORMS_CONTRIB
 from tvmflow.frontends.onnx.converters.quantized import QUANTIZED, QUANTIZED_CONTRIB
+from tvmflow.frontends.onnx.converters.recurrent import RECURRENT, RECURRENT_CONTRIB
 from tvmflow.frontends.onnx.converters.reductions import REDUCTIONS
 from tvmflow.frontends.onnx.converters.refusals import BODIES, RANDOM, REFUSALS
 from tvmflow.frontends.onnx.converters.resize import RESIZE
@@ -20,10 +21,13 @@ from tvmflow.frontends.onnx.nodes import Converter
 
 CONTRIB_DOMAIN = "com.microsoft"
 
-_PLAIN = ELEMENTWISE | MOVES | NORMS | QUANTIZED | REDUCTIONS | RESIZE | SIGNAL | SPATIAL
+_PLAIN = ELEMENTWISE | MOVES | NORMS | QUANTIZED | RECURRENT | REDUCTIONS | RESIZE | SIGNAL | SPATIAL
 CONVERTERS: dict[tuple[str, str], Converter] = {
     **{("", op): way for op, way in _PLAIN.items()},
-    **{(CONTRIB_DOMAIN, op): way for op, way in (CONTRIB | NORMS_CONTRIB | QUANTIZED_CONTRIB).items()},
+    **{
+        (CONTRIB_DOMAIN, op): way
+        for op, way in (CONTRIB | NORMS_CONTRIB | QUANTIZED_CONTRIB | RECURRENT_CONTRIB).items()
+    },
 }
 
 __all__ = ["BODIES", "CONTRIB_DOMAIN", "CONVERTERS", "RANDOM", "REFUSALS"]

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.frontends.einsum import einsum
 from tvmflow.frontends.onnx import tvm_converters
-from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of
+from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of, expression
 
 _PAD_MODES = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}  # of ONNX, of Relax
 
@@ -316,7 +317,11 @@ def _einsum(node: Node) -> Value:
     dtype, r = dtype_of(node.inputs[0]), node.emitter
     narrow = dtype in ("float16", "bfloat16")
     inputs = tuple(r.cast(value, "float32") if narrow else value for value in node.inputs)
-    found = tvm_converters.converter_in_tvm("Einsum", node.version)(Node(**{**vars(node), "inputs": inputs}))
+    found = None
+    if narrow or dtype == "float32":
+        found = einsum(r.builder, node.text("equation"), [expression(value) for value in inputs])
+    if found is None:  # a plain loop
+        found = tvm_converters.converter_in_tvm("Einsum", node.version)(Node(**{**vars(node), "inputs": inputs}))
     return r.cast(found, dtype)
 
 

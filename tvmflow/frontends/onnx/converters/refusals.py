@@ -5,7 +5,6 @@ from __future__ import annotations
 _BY_DATA = "the shape of its output depends on the data; cut the model before it, and compute the rest in your program"
 _STRINGS = "strings are no tensors of numbers; compute them before the model"
 _RANDOM = "its output is random; give the random numbers as an input"
-_RECURRENT = "recurrent layers of ONNX are not supported yet; Keras and torch.export models with them are"
 _IMAGES = "it decodes image files; give the decoded image as an input"
 _TEXT = "it counts words of text; compute it before the model"
 
@@ -25,7 +24,6 @@ REFUSALS: dict[tuple[str, str], str] = {
         ("NonZero Unique Compress NonMaxSuppression", _BY_DATA),
         ("StringConcat StringNormalizer StringSplit RegexFullMatch", _STRINGS),
         (" ".join(sorted(RANDOM)), _RANDOM),
-        ("LSTM GRU RNN", _RECURRENT),
         ("ImageDecoder", _IMAGES),
         ("TfIdfVectorizer", _TEXT),
     )
