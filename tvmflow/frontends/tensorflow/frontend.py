@@ -26,7 +26,6 @@ from tvmflow.frontends.source_model import (
     input_positions,
 )
 from tvmflow.frontends.tensorflow.custom_operators import replace_custom_operators
-from tvmflow.frontends.tensorflow.operator_table import check_operators
 from tvmflow.frontends.tensorflow.tflite_files import read_tflite
 from tvmflow.frontends.tensorflow.tflite_graph import read_subgraphs
 from tvmflow.frontends.tool_variants import tool_variants
@@ -93,6 +92,8 @@ class TfliteModel:
         self.path = path
         self.content = replace_custom_operators(read_tflite(path))
         self.graph = read_subgraphs(self.content)[0]
+        from tvmflow.frontends.tensorflow.operator_table import check_operators  # loads TVM
+
         check_operators(self.graph.operators)
         self.interpreter = self._interpreter()
         details = self.interpreter.get_input_details()
