@@ -14,32 +14,26 @@ import numpy as np
 
 from tvmflow.backends.cpu import CpuBackend, host_backend
 from tvmflow.codegen.compile import build_scheduled
+from tvmflow.codegen.manifest import MANIFEST_NAME, LibraryFile, Manifest, NetworkFile
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import OpenedNetwork, write_network
 from tvmflow.codegen.network.runtime_sources import digest_of_runtime
+from tvmflow.config.params import Cell
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
-from tvmflow.frontends.source_model import TensorSpec, run_in_batches
+from tvmflow.frontends.source_model import OutputSpec, SourceDescription, TensorSpec, run_in_batches
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.pipeline.record import Record
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.support.files import describe_file, digest_of, save_arrays
-from tvmflow.targets.resolve import host_target
+from tvmflow.support.json_values import to_json, write_json
+from tvmflow.targets.resolve import ResolvedTarget, host_target
 from tvmflow.toolchain.compilers import Command, Ndk
 
 CELL, SLUG = "small@local-cpu:float32", "small.local-cpu.float32"
 LABELS = ("cat", "dog", "eel", "fox", "gnu")
 SPEC = TensorSpec("image", (1, 3, 12, 12))
 _STAGES = ("fetch", "import_model", "quantize", "graph_pack", "tune", "build", "evaluate")
-TARGET = {
-    "kind": "llvm",
-    "mcpu": "x86-64",
-    "mattr": [],
-    "mtriple": "x86_64-linux-gnu",
-    "threads": 2,
-    "cc": "gcc",
-    "options": {},
-}
 LATENCY = {"median_ms": 1.0, "low_ms": 0.99, "high_ms": 1.01, "p90_ms": 1.2, "badges": [], "is_time": True}
 
 
@@ -77,7 +71,7 @@ def small_part(folder: Path, labels: tuple[str, ...] = LABELS, version: str = "3
     save_arrays(folder / "fetch" / "golden.npz", x=(x,))
     outputs = run_in_batches(OpenedNetwork(folder / "build" / "network.so", 2), (x,), 1)
     save_arrays(folder / "quantize" / "reference.npz", golden=outputs)
-    return replace(written(folder, built, host_mcpu(backend), labels), version=version)
+    return replace(written(folder, built, replace(backend.target, cc="gcc", threads=2), labels), version=version)
 
 
 def android_part(folder: Path, mtriple: str) -> Part:
@@ -91,33 +85,13 @@ def android_part(folder: Path, mtriple: str) -> Part:
         Network(CELL, (SPEC,), ("scores",), 2, LABELS),
         Ndk().command(mtriple),
     )
-    target = {**part.manifest["target"], "mtriple": mtriple, "cc": "ndk"}
+    target = replace(part.manifest.target, mtriple=mtriple, cc="ndk")
     return written(folder, built, target, LABELS)
 
 
-def host_mcpu(backend: Any) -> dict[str, Any]:
-    """Return the target that the library was compiled for."""
-    return {
-        **TARGET,
-        "mcpu": backend.target.mcpu,
-        "mattr": list(backend.target.mattr),
-        "mtriple": backend.target.mtriple,
-    }
-
-
-def written(folder: Path, network: dict[str, Any], target: dict[str, Any], labels: tuple[str, ...]) -> Part:
+def written(folder: Path, network: NetworkFile, target: ResolvedTarget, labels: tuple[str, ...]) -> Part:
     """Write what else the stages say, and the records."""
-    tensors = {
-        "inputs": [{"name": "image", "shape": [1, 3, 12, 12], "dtype": "float32"}],
-        "outputs": [{"name": "scores", "shape": [1, len(LABELS)], "dtype": "float32"}],
-    }
-    manifest = {
-        **tensors,
-        "network": network,
-        "target": target,
-        "toolchain": {"tvm": "0.27", "cc:gcc": "gcc 12"},
-        "part": None,
-    }
+    write_json(folder / "build" / MANIFEST_NAME, manifest_of(network, target))
     entry = {
         "framework": "torch",
         "network": "small",
@@ -135,15 +109,9 @@ def written(folder: Path, network: dict[str, Any], target: dict[str, Any], label
         },
     }
     for name, value in {
-        "build/manifest.json": manifest,
         "fetch/labels.json": list(labels),
         "evaluate/scorecard.json": scorecard(),
-        "fetch/source.json": {
-            "framework": "torch",
-            "network": "small",
-            "weights_file": "model.safetensors",
-            "task": None,
-        },
+        "fetch/source.json": to_json(SourceDescription("torch", "small", "model.safetensors", (SPEC,))),
         "graph_pack/weights.safetensors": "weights",
         "import_model/weights.safetensors": "weights",
         "tune/best.json": {},
@@ -151,6 +119,23 @@ def written(folder: Path, network: dict[str, Any], target: dict[str, Any], label
         (folder / name).write_text(json.dumps(value))
     params = {"fetch": {"model": entry}, "build": {"max_relative_error": 1e-3, "runtime": digest_of_runtime()}}
     return Part(CELL, SLUG, {stage: _record(folder / stage, params.get(stage, {})) for stage in _STAGES}, folder, "3")
+
+
+def manifest_of(network: NetworkFile, target: ResolvedTarget) -> Manifest:
+    """Return the manifest of the network without kernels."""
+    return Manifest(
+        cell=Cell(model="small", target="local-cpu", precision="float32"),
+        library=LibraryFile("library.so", "0" * 64, 1, "main"),
+        network=network,
+        inputs=(SPEC,),
+        outputs=(OutputSpec("scores", (1, len(LABELS))),),
+        target=target,
+        coverage=1.0,
+        coverage_estimated=0.0,
+        toolchain={"tvm": "0.27", "cc:gcc": "gcc 12"},
+        kernels=(),
+        part=None,
+    )
 
 
 def scorecard() -> dict[str, Any]:

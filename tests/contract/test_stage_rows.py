@@ -17,9 +17,10 @@ from tests.conftest import REPOSITORY
 from tests.recording import general_key, keys_read, leaves
 from tvmflow.config.params import Cell, Params, load_params
 from tvmflow.pipeline.recipe_key import code_of
-from tvmflow.pipeline.stage import settings_from, settings_json
+from tvmflow.pipeline.stage import settings_json
 from tvmflow.support.digests import Digests
 from tvmflow.support.errors import TvmflowError
+from tvmflow.support.json_values import from_json
 from tvmflow.toolchain.compilers import compiler_for
 
 URL = {"url": "https://example.org/model", "sha256": "0" * 64}
@@ -93,7 +94,7 @@ def test_settings_survive_a_round_trip_through_json(text: str, root: Path) -> No
     workspace, cell = _workspace(root, _raw()), Params.model_validate(_raw()).cell(text)
     for stage in STAGES.values():
         settings = stage.settings(workspace, cell)
-        assert settings_from(type(settings), settings_json(settings)) == settings
+        assert from_json(type(settings), settings_json(settings)) == settings
 
 
 def _workspace(root: Path, raw: dict[str, Any]) -> Any:

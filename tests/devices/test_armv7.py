@@ -119,11 +119,11 @@ def test_two_outputs_on_three_threads_and_what_a_loader_looks_at(
     module = canonicalize(ExportedModel(Branches(3).eval(), (TensorSpec("x", (1, 3, 24, 24)),)).to_relax())
     path, made = linked(tmp_path, module, triple, ("scores", "features"))
     assert abi_of(triple).name == LINUX
-    facts = check_shared_object(path, abi_of(triple), made["soname"], made["symbol"])
+    facts = check_shared_object(path, abi_of(triple), made.soname, made.symbol)
     assert "libc.so.6" in facts["needed"] and versions_of(path)
     for other, says in (("arm64-v8a", "of 64 bits for EM_AARCH64"), ("armeabi-v7a", "flags 0x5000400")):
         with pytest.raises(BundleError, match=says):
-            check_shared_object(path, replace(abi_named(other), page=4096), made["soname"], made["symbol"])
+            check_shared_object(path, replace(abi_named(other), page=4096), made.soname, made.symbol)
     link_rpc(tmp_path / "rpc.so", backend(triple).target.compiler)
     x = np.random.default_rng(0).standard_normal((RUNS, 1, 3, 24, 24), dtype=np.float32)
     here = expected(module, x)

@@ -20,6 +20,7 @@ from tvmflow.shipping.bundle.abis import ABIS
 from tvmflow.shipping.bundle.elf import check_shared_object
 from tvmflow.support.errors import BundleError, UsageError
 from tvmflow.support.files import sha256_of
+from tvmflow.support.json_values import to_json
 from tvmflow.toolchain.compilers import Command, compiler_for, compiler_named
 
 
@@ -37,7 +38,7 @@ def test_a_network_of_a_gpu_asks_for_no_more_than_its_list(api: str, abi: str, t
     path = tmp_path / network.soname
     compiler = compiler_named(compiler_for(triple)).command(triple) if "android" in triple else Command(("g++",))
     made = write_network(path, scheduled, network, compiler)
-    assert made["gpu"] == api
+    assert made.gpu == api
     found = ABIS[abi]
     facts = check_shared_object(path, found.with_gpu, network.soname, network.symbol)
     assert "dlopen" in facts["undefined"]
@@ -52,7 +53,7 @@ def test_a_network_of_a_gpu_is_not_loaded_as_one_of_the_cpu(tmp_path: Path) -> N
     cell = {"model": "any", "target": "local-vulkan", "precision": "float32"}
     manifest = {
         "library": {"sha256": sha256_of(library)},
-        "target": gpu_backend("vulkan").target.to_json(),
+        "target": to_json(gpu_backend("vulkan").target),
         "cell": cell,
         "inputs": [{"name": "x", "shape": [1, 3, 16, 16], "dtype": "float32"}],
     }

@@ -47,7 +47,7 @@ def test_any_length_up_to_the_largest(tmp_path: Path) -> None:
     specs = (TensorSpec("ids", (1, 40), "int64"), TensorSpec("mask", (1, 40), "int64"))
     model, names = Encoder(), ("states", "first")
     made = _library(model, specs, SizedOutputs(sizes, (Axis(0, 1, 0),)), names, tmp_path / "network.so")
-    assert made["constant_bytes"] < 1.1 * sum(p.nbytes for p in model.parameters()), "weights lie once"
+    assert made.constant_bytes < 1.1 * sum(p.nbytes for p in model.parameters()), "weights lie once"
     network = OpenedNetwork(tmp_path / "network.so", 2)
     assert network.network.sizes == (("length", (16, 40)),)
     draw = np.random.default_rng(0)
@@ -70,7 +70,7 @@ def test_any_batch_up_to_the_largest(tmp_path: Path) -> None:
     sizes = Sizes(("batch",), ((1, 4),), (Axis(0, 0, 0),), (0,))
     specs = (TensorSpec("x", (4, 3, 16, 16)),)
     made = _library(model, specs, SizedOutputs(sizes, (Axis(0, 0, 0),)), ("scores",), tmp_path / "network.so")
-    assert made["constant_bytes"] < 1.1 * sum(p.nbytes for p in model.parameters())
+    assert made.constant_bytes < 1.1 * sum(p.nbytes for p in model.parameters())
     network = OpenedNetwork(tmp_path / "network.so", 2)
     for batch in (3, 1, 4, 2, 1):
         x = np.random.default_rng(batch).standard_normal((batch, 3, 16, 16), dtype=np.float32)

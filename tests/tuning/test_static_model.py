@@ -14,7 +14,6 @@ from tests.search_rules import QUICK_RULES
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.compile import build_scheduled, compile_module
 from tvmflow.codegen.lower import lower
-from tvmflow.codegen.manifest import count_coverage
 from tvmflow.config.params import ReleaseParams
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
@@ -22,6 +21,7 @@ from tvmflow.ir.tir.workloads import Workload, anchor_extents, extract_workloads
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.passes.pipeline import canonicalize
+from tvmflow.schedules.kernel_schedules import count_coverage
 from tvmflow.schedules.registry import Knobs, apply_template
 from tvmflow.shipping.gates.cell import judge
 from tvmflow.support.progress import silent
@@ -156,8 +156,8 @@ def test_a_network_without_a_device(tmp_path: Path) -> None:
     assert (
         len(best) >= 3 and {record.status for record in best.values()} == {"estimated"} and not tuning_log.path.exists()
     )
-    built = build_scheduled(packed, backend, {key: {"trace": r.trace, "status": r.status} for key, r in best.items()})
-    facts = count_coverage(built.choices)
+    built = build_scheduled(packed, backend, best)
+    facts = count_coverage(built.kernels)
     assert facts["coverage"] == 0.0 and facts["kernels_estimated"] >= 3 and facts["kernels_tuned"] == 0
     card = {
         "latency": {"compute": {"badges": []}},

@@ -1,69 +1,80 @@
-"""Write the manifest of a library: its cell, target, kernels and toolchain."""
+"""Describe what build leaves of a network in manifest.json: its cell, target, libraries, kernels and toolchain."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from tvmflow.config.buckets import Sizes
 from tvmflow.config.params import Cell
-from tvmflow.frontends.source_model import SourceDescription
-from tvmflow.passes.kernel.apply_schedules import Choice, coverage
-from tvmflow.support.files import describe_file
+from tvmflow.frontends.source_model import OutputSpec, TensorSpec
+from tvmflow.schedules.kernel_schedules import KernelSchedule
+from tvmflow.support.errors import StoreError, first_line
+from tvmflow.support.json_values import OPTIONAL, read_json
 from tvmflow.targets.resolve import ResolvedTarget
 
-MANIFEST_SCHEMA = 2
+MANIFEST_NAME = "manifest.json"
 
 
-def count_coverage(choices: list[Choice]) -> dict[str, Any]:
-    """Return the number of kernels by the source of their schedules, and the measured share of operations."""
-    counts = {how: sum(choice.how == how for choice in choices) for how in ("record", "estimate", "default", "none")}
-    return {
-        "kernels": len(choices),
-        "coverage": coverage(choices),
-        "kernels_tuned": counts["record"],
-        "kernels_default": counts["default"],
-        "kernels_estimated": counts["estimate"],
-        "kernels_unscheduled": counts["none"],
-    }
+@dataclass(frozen=True)
+class LibraryFile:
+    """library.so, for TVM's virtual machine. entry: its function."""
+
+    file: str
+    sha256: str
+    size: int
+    entry: str
 
 
-def manifest_of(
-    cell: Cell,
-    library: Path,
-    description: SourceDescription,
-    target: ResolvedTarget,
-    choices: list[Choice],
-    outputs: list[dict[str, Any]],
-    toolchain: dict[str, str],
-) -> dict[str, Any]:
-    """Return the manifest of a library file as a JSON-able value."""
-    file = describe_file(library)
-    return {
-        "schema": MANIFEST_SCHEMA,
-        "cell": {"model": cell.model, "target": cell.target, "precision": cell.precision},
-        "library": {"file": library.name, "sha256": file.sha256, "size": file.size, "entry": "main"},
-        "inputs": [{"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype} for spec in description.inputs],
-        "outputs": outputs,
-        "target": target.to_json(),
-        "coverage": coverage(choices),
-        "coverage_estimated": coverage(choices, "estimate"),
-        "toolchain": toolchain,
-        "kernels": kernels_of(choices),
-    }
+@dataclass(frozen=True)
+class NetworkFile:
+    """network.so, the library for apps. symbol: its function; device: the design of its accelerator, gpu: the API of
+    its GPU, None without one.
+    """
+
+    file: str
+    sha256: str
+    size: int
+    abi_version: int
+    symbol: str
+    soname: str
+    arena_bytes: int
+    constant_bytes: int
+    kernel_calls: int
+    device: str | None
+    gpu: str | None
+    textures: int
 
 
-def kernels_of(choices: list[Choice]) -> list[dict[str, Any]]:
-    """Return a row per kernel, by name: its schedule, and the operations and constants of all its calls."""
-    rows = (
-        {
-            "name": c.kernel,
-            "workload": c.workload,
-            "schedule": c.how,
-            "template": c.template,
-            "operations": c.work,
-            "dtype": c.dtype,
-            "constant_bytes": c.constant_bytes,
-        }
-        for c in choices
-    )
-    return sorted(rows, key=lambda row: str(row["name"]))
+@dataclass(frozen=True)
+class Manifest:
+    """The content of manifest.json. coverage, coverage_estimated: shares of operations whose schedules are measured and
+    estimated; kernels: by name; part: what an accelerator computes, as its backend describes it.
+    """
+
+    cell: Cell
+    library: LibraryFile
+    network: NetworkFile
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    target: ResolvedTarget
+    coverage: float
+    coverage_estimated: float
+    toolchain: dict[str, str]
+    kernels: tuple[KernelSchedule, ...]
+    part: dict[str, Any] | None
+    sizes: Sizes | None = field(default=None, metadata=OPTIONAL)
+    schema: Literal[2] = 2
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a build folder. Raises StoreError."""
+    try:
+        return read_json(Manifest, folder / MANIFEST_NAME)
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(
+            f"no library in {folder}: {first_line(error)}",
+            f"library.so and its {MANIFEST_NAME}, of this version of tvmflow",
+            "build it again",
+        ) from None

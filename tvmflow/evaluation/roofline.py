@@ -23,6 +23,7 @@ import numpy as np
 
 from tvmflow.devices.programs import run_compiler
 from tvmflow.evaluation.machine_load import CpuReading, foreign_share, read_cpu
+from tvmflow.schedules.kernel_schedules import KernelSchedule
 from tvmflow.support.errors import StageError
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -60,13 +61,13 @@ class Work:
     constant_bytes: int
 
     @classmethod
-    def of(cls, kernels: Iterable[Mapping[str, Any]]) -> Work:
+    def of(cls, kernels: Iterable[KernelSchedule]) -> Work:
         """Return the sum over the kernels of manifest.json."""
         operations: dict[str, float] = {}
         constants = 0
         for kernel in kernels:
-            operations[kernel["dtype"]] = operations.get(kernel["dtype"], 0.0) + kernel["operations"]
-            constants += kernel["constant_bytes"]
+            operations[kernel.dtype] = operations.get(kernel.dtype, 0.0) + kernel.operations
+            constants += kernel.constant_bytes
         return cls({dtype: count for dtype, count in sorted(operations.items()) if count}, constants)
 
 
@@ -116,21 +117,19 @@ def bounds_of(work: Work, ceilings: Ceilings, median_ms: float | None) -> dict[s
 
 
 def kernel_bounds(
-    kernels: Iterable[Mapping[str, Any]], ceilings: Ceilings, times_ms: Mapping[str, float]
+    kernels: Iterable[KernelSchedule], ceilings: Ceilings, times_ms: Mapping[str, float]
 ) -> list[dict[str, Any]]:
     """Return a row per kernel with a known time, sorted by the time lost against the arithmetic bound."""
     rows = []
     for kernel in kernels:
-        if took := times_ms.get(kernel["name"]):
-            least_ms = (
-                1e3 * kernel["operations"] / ceilings.operations[kernel["dtype"]] if kernel["operations"] else 0.0
-            )
-            rows.append({"name": kernel["name"], "ms": took, "least_ms": least_ms, "share": least_ms / took})
+        if took := times_ms.get(kernel.name):
+            least_ms = 1e3 * kernel.operations / ceilings.operations[kernel.dtype] if kernel.operations else 0.0
+            rows.append({"name": kernel.name, "ms": took, "least_ms": least_ms, "share": least_ms / took})
     return sorted(rows, key=lambda row: row["least_ms"] - row["ms"])
 
 
 def measure_bounds(
-    kernels: Sequence[Mapping[str, Any]],
+    kernels: Sequence[KernelSchedule],
     target: ResolvedTarget,
     median_ms: float | None,
     times_ms: Mapping[str, float],

@@ -15,10 +15,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tvmflow.codegen.manifest import read_manifest
 from tvmflow.config.buckets import metric_of
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.evaluation.loaded_library import input_specs
 from tvmflow.evaluation.scorecard import bound_metrics, has_no_time
 from tvmflow.pipeline.record import RECORD_NAME, Record, read_record
 from tvmflow.support.errors import StoreError
@@ -326,7 +326,7 @@ class _Recording:
         library.mkdir()
         for name in ("library.so", "manifest.json"):
             shutil.copyfile(self.measurement.path("build", name), library / name)
-        names = [spec.name for spec in input_specs(json.loads(self._text("build", "manifest.json")))]
+        names = [spec.name for spec in read_manifest(library).inputs]
         path = self.measurement.path
         inputs, outputs = golden.golden(path("fetch", "golden.npz"), path("quantize", "reference.npz"), names)
         golden.save(folder / "golden.npz", inputs, outputs)
