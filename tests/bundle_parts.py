@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from tests.manifests import manifest_of
 from tvmflow.backends.cpu import CpuBackend, host_backend
 from tvmflow.codegen.compile import build_scheduled
-from tvmflow.codegen.manifest import MANIFEST_NAME, LibraryFile, Manifest, NetworkFile
+from tvmflow.codegen.manifest import MANIFEST_NAME, NetworkFile
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import OpenedNetwork, write_network
 from tvmflow.codegen.network.runtime_sources import digest_of_runtime
-from tvmflow.config.params import Cell
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
-from tvmflow.frontends.source_model import OutputSpec, SourceDescription, TensorSpec, run_in_batches
+from tvmflow.frontends.source_model import SourceDescription, TensorSpec, run_in_batches
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.pipeline.record import Record
@@ -91,7 +91,7 @@ def android_part(folder: Path, mtriple: str) -> Part:
 
 def written(folder: Path, network: NetworkFile, target: ResolvedTarget, labels: tuple[str, ...]) -> Part:
     """Write what else the stages say, and the records."""
-    write_json(folder / "build" / MANIFEST_NAME, manifest_of(network, target))
+    write_json(folder / "build" / MANIFEST_NAME, manifest_of(network=network, target=target))
     entry = {
         "framework": "torch",
         "network": "small",
@@ -119,23 +119,6 @@ def written(folder: Path, network: NetworkFile, target: ResolvedTarget, labels: 
         (folder / name).write_text(json.dumps(value))
     params = {"fetch": {"model": entry}, "build": {"max_relative_error": 1e-3, "runtime": digest_of_runtime()}}
     return Part(CELL, SLUG, {stage: _record(folder / stage, params.get(stage, {})) for stage in _STAGES}, folder, "3")
-
-
-def manifest_of(network: NetworkFile, target: ResolvedTarget) -> Manifest:
-    """Return the manifest of the network without kernels."""
-    return Manifest(
-        cell=Cell(model="small", target="local-cpu", precision="float32"),
-        library=LibraryFile("library.so", "0" * 64, 1, "main"),
-        network=network,
-        inputs=(SPEC,),
-        outputs=(OutputSpec("scores", (1, len(LABELS))),),
-        target=target,
-        coverage=1.0,
-        coverage_estimated=0.0,
-        toolchain={"tvm": "0.27", "cc:gcc": "gcc 12"},
-        kernels=(),
-        part=None,
-    )
 
 
 def scorecard() -> dict[str, Any]:
