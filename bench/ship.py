@@ -29,7 +29,7 @@ import numpy as np
 
 from bench.litert import write_tflite
 from bench.peers import module_of
-from tvmflow.codegen.manifest import Manifest, read_manifest
+from tvmflow.backends.manifest import Manifest, read_manifest
 from tvmflow.codegen.network.runtime_sources import RUNTIME
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace, find_workspace

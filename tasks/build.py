@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.golden import GOLDEN, check_any_size, check_outputs, golden_outputs
 from tvmflow.backends.backend import Backend
+from tvmflow.backends.manifest import MANIFEST_NAME, LibraryFile, Manifest, NetworkFile
 from tvmflow.backends.registry import backend_of, resolve
-from tvmflow.codegen.manifest import MANIFEST_NAME, LibraryFile, Manifest, NetworkFile
 from tvmflow.codegen.network.runtime_sources import digest_of_runtime
 from tvmflow.config.params import Cell, Preprocess
 from tvmflow.config.workspace import Workspace
@@ -31,8 +31,8 @@ from tvmflow.frontends.source_model import (
     read_outputs,
 )
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others
+from tvmflow.ir.tir.kernel_schedules import BestSchedule, BestSchedules, count_coverage, coverage
 from tvmflow.pipeline.stage import Stage, StageContext, no_limits
-from tvmflow.schedules.kernel_schedules import BestSchedule, BestSchedules, count_coverage, coverage
 from tvmflow.sources.data.labels import class_names
 from tvmflow.sources.data.preprocessing import recipe_for, value_table
 from tvmflow.support.errors import SourceError

@@ -14,8 +14,8 @@ from typing import Any
 
 from tasks.agreement import INPUTS, add_first_kernel, agreement_on
 from tasks.device import LIMIT_READS, DeviceLimits, device_limits, session_of
+from tvmflow.backends.manifest import Manifest, read_manifest
 from tvmflow.backends.registry import backend_of, resolve
-from tvmflow.codegen.manifest import Manifest, read_manifest
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.devices.network_forms import network_library, vm_library

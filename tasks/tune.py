@@ -18,8 +18,8 @@ from tvmflow.config.stage_params import SearchLimits, SearchSettings
 from tvmflow.config.workspace import Workspace
 from tvmflow.devices.registry import transport_of
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others
+from tvmflow.ir.tir.kernel_schedules import BestSchedules
 from tvmflow.pipeline.stage import Output, Stage, StageContext, settings_from_block
-from tvmflow.schedules.kernel_schedules import BestSchedules
 from tvmflow.support.json_values import write_json
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.toolchain.versions import versions

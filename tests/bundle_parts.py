@@ -14,8 +14,8 @@ import numpy as np
 
 from tests.manifests import manifest_of
 from tvmflow.backends.cpu import CpuBackend, host_backend
+from tvmflow.backends.manifest import MANIFEST_NAME, NetworkFile
 from tvmflow.codegen.compile import build_scheduled
-from tvmflow.codegen.manifest import MANIFEST_NAME, NetworkFile
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import OpenedNetwork, write_network
 from tvmflow.codegen.network.runtime_sources import digest_of_runtime

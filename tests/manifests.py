@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tvmflow.codegen.manifest import LibraryFile, Manifest, NetworkFile
+from tvmflow.backends.manifest import LibraryFile, Manifest, NetworkFile
 from tvmflow.config.params import Cell
 from tvmflow.frontends.source_model import OutputSpec, TensorSpec
 from tvmflow.targets.resolve import ResolvedTarget

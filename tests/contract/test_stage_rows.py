@@ -262,6 +262,7 @@ def test_dvc_finds_every_key_that_it_is_told_of() -> None:
 CHECK = (
     "tasks/golden.py",
     "tvmflow/support/files.py",
+    "tvmflow/support/json_values.py",
     "tvmflow/evaluation/agreement.py",
     "tvmflow/evaluation/buckets.py",
     "tvmflow/frontends/source_model.py",
@@ -300,6 +301,7 @@ DEVICE = (  # the agent and the emulated system lie in the cache folder
 )
 KERNELS = (  # beside the CPU's: what compiles them is left out, what reads them from their files is not
     "tasks/agreement.py",
+    "tvmflow/ir/tir/kernel_schedules.py",
     "tvmflow/ir/relax/serialization.py",
     "tvmflow/ir/relax/tensors.py",
     "tvmflow/ir/tvm_compat.py",
@@ -308,6 +310,7 @@ FRONTEND = (*IR, "tvmflow/frontends", "tvmflow/sources")
 CODE = {
     "fetch": (
         "tvmflow/support/files.py",
+        "tvmflow/support/json_values.py",
         "tvmflow/frontends/source_model.py",
         "tvmflow/frontends/registry.py",
         "tvmflow/config/buckets.py",
@@ -339,6 +342,7 @@ CODE = {
         "tvmflow/evaluation/turn_statistics.py",
         "tvmflow/evaluation/interleaved_timing.py",
         "tvmflow/support/files.py",
+        "tvmflow/support/json_values.py",
         "tvmflow/frontends/source_model.py",
         "tvmflow/sources/data/images.py",
         "tvmflow/tuning",

@@ -27,9 +27,9 @@ from tvmflow.evaluation.machine_load import CpuReading
 from tvmflow.evaluation.roofline import Ceilings, Work, bounds_of, measure_bounds, measure_ceilings
 from tvmflow.evaluation.scorecard import bound_metrics
 from tvmflow.ir.relax.emit import constant
+from tvmflow.ir.tir.kernel_schedules import KernelSchedule
 from tvmflow.ir.tir.workloads import extract_workloads, multiplied, operations
 from tvmflow.report.tables import shown_bound
-from tvmflow.schedules.kernel_schedules import KernelSchedule
 from tvmflow.support.errors import StageError
 from tvmflow.targets.resolve import ResolvedTarget, host_target
 

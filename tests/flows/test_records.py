@@ -17,7 +17,7 @@ import yaml
 
 from flows.stage_process import StageRequest, run_stage
 from tests.conftest import CELL, SLUG, stage, tvmflow
-from tvmflow.codegen.manifest import read_manifest
+from tvmflow.backends.manifest import read_manifest
 from tvmflow.config.params import STAGE_NAMES
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.roofline import Work

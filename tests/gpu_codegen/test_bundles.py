@@ -9,8 +9,8 @@ import pytest
 from tests.gpu_codegen.test_networks import gpu_backend
 from tests.manifests import manifest_of
 from tests.runtime.test_network import Branches
+from tvmflow.backends.manifest import MANIFEST_NAME, LibraryFile
 from tvmflow.codegen.compile import build_scheduled
-from tvmflow.codegen.manifest import MANIFEST_NAME, LibraryFile
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import write_network
 from tvmflow.config.params import Cell

@@ -13,7 +13,7 @@ import yaml
 
 from tasks.table import STAGES
 from tvmflow import api
-from tvmflow.codegen.manifest import read_manifest
+from tvmflow.backends.manifest import read_manifest
 from tvmflow.config.workspace import find_workspace
 from tvmflow.devices.gpu.quarantine import read_quarantine
 from tvmflow.gpu_codegen import opencl

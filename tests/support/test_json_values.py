@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.conftest import examples
 from tests.manifests import manifest_of
-from tvmflow.codegen.manifest import MANIFEST_NAME, read_manifest
+from tvmflow.backends.manifest import MANIFEST_NAME, read_manifest
 from tvmflow.config.buckets import Sizes
 from tvmflow.frontends.source_model import OutputSpec, SourceDescription, read_outputs, write_outputs
-from tvmflow.schedules.kernel_schedules import BestSchedule, BestSchedules, KernelSchedule
+from tvmflow.ir.tir.kernel_schedules import BestSchedule, BestSchedules, KernelSchedule
 from tvmflow.support.errors import StoreError
 from tvmflow.support.json_values import from_json, to_json, write_json
 from tvmflow.targets.resolve import ResolvedTarget

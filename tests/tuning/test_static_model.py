@@ -17,11 +17,11 @@ from tvmflow.codegen.lower import lower
 from tvmflow.config.params import ReleaseParams
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import one_input
+from tvmflow.ir.tir.kernel_schedules import count_coverage
 from tvmflow.ir.tir.workloads import Workload, anchor_extents, extract_workloads
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.schedules.kernel_schedules import count_coverage
 from tvmflow.schedules.registry import Knobs, apply_template
 from tvmflow.shipping.gates.cell import judge
 from tvmflow.support.progress import silent

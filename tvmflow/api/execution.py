@@ -36,8 +36,8 @@ def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
     Raises StoreError if the cell is not built, DeviceError if the device is not available.
     """
     from tasks.device import device_limits, session_of
+    from tvmflow.backends.manifest import read_manifest
     from tvmflow.backends.registry import resolve
-    from tvmflow.codegen.manifest import read_manifest
     from tvmflow.devices.network_forms import network_library
     from tvmflow.evaluation.loaded_library import order_inputs
     from tvmflow.frontends.source_model import run_in_batches

@@ -13,11 +13,11 @@ import numpy as np
 from tvmflow.backends.backend import Backend
 from tvmflow.codegen.lower import lower
 from tvmflow.codegen.parallel_codegen import compile_in_pieces, compile_machine_code, replace_by_objects
+from tvmflow.ir.tir.kernel_schedules import KernelSchedule, Schedule
 from tvmflow.passes import run_pass
 from tvmflow.passes.kernel.apply_schedules import ApplySchedules
 from tvmflow.passes.kernel.rename_kernels import RenameKernels
 from tvmflow.passes.pipeline import KERNEL_PIPELINE, prepare_kernels
-from tvmflow.schedules.kernel_schedules import KernelSchedule, Schedule
 from tvmflow.support.errors import StageError, last_line
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from tvmflow.codegen.network.link import write_network
 from tvmflow.devices.session import Arrays, DeviceSession
 from tvmflow.frontends.source_model import OutputSpec, TensorSpec, read_description
 from tvmflow.ir.relax.serialization import load_module
+from tvmflow.ir.tir.kernel_schedules import BestSchedules, Schedule
 from tvmflow.ir.tvm_compat import IRModule, operator_of, tuple_type, type_of
-from tvmflow.schedules.kernel_schedules import BestSchedules, Schedule
 from tvmflow.support.files import load_arrays
 from tvmflow.support.json_values import read_json
 

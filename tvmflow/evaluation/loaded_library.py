@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmflow.codegen.manifest import Manifest, read_manifest
+from tvmflow.backends.manifest import Manifest, read_manifest
 from tvmflow.frontends.source_model import TensorSpec, run_in_batches
 from tvmflow.support.errors import StoreError, TvmflowError, UsageError
 from tvmflow.support.files import sha256_of

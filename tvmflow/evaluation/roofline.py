@@ -23,7 +23,7 @@ import numpy as np
 
 from tvmflow.devices.programs import run_compiler
 from tvmflow.evaluation.machine_load import CpuReading, foreign_share, read_cpu
-from tvmflow.schedules.kernel_schedules import KernelSchedule
+from tvmflow.ir.tir.kernel_schedules import KernelSchedule
 from tvmflow.support.errors import StageError
 from tvmflow.targets.resolve import ResolvedTarget
 

@@ -9,8 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from tvmflow.ir.tir.kernel_schedules import BestSchedule
 from tvmflow.ir.tir.workloads import Workload, least_bytes, multiplied
-from tvmflow.schedules.kernel_schedules import BestSchedule
 from tvmflow.tuning.records.origins import ORIGINS
 from tvmflow.tuning.records.record import Clock, TuningRecord
 from tvmflow.tuning.search.state import TuneReport, fastest_kernel

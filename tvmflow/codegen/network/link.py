@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tvmflow.backends.manifest import NetworkFile
 from tvmflow.backends.registry import simulated_driver
 from tvmflow.codegen.compile import Scheduled
-from tvmflow.codegen.manifest import NetworkFile
 from tvmflow.codegen.network.api_table import arena_bytes, constant_bytes, write_plan_tables, write_tables
 from tvmflow.codegen.network.bucket_tables import Bucket, BucketPlan, share_constants
 from tvmflow.codegen.network.description import Network

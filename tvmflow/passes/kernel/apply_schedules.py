@@ -11,10 +11,10 @@ from tvm import s_tir, tirx
 from tvm_ffi import WalkResult, structural_walk
 
 from tvmflow.ir.tir.blocks import new_schedule, region_buffer
+from tvmflow.ir.tir.kernel_schedules import ESTIMATED, KernelSchedule, Schedule
 from tvmflow.ir.tir.workloads import constants_of, count_calls, multiplied, operations, workload_key
 from tvmflow.ir.tvm_compat import IRModule, PrimFunc, block_class, load_class
 from tvmflow.schedules.intrinsics.registration import register_all_in
-from tvmflow.schedules.kernel_schedules import ESTIMATED, KernelSchedule, Schedule
 from tvmflow.schedules.registry import Knobs, Template, apply_template
 from tvmflow.schedules.template import MOST_DEFAULTS
 

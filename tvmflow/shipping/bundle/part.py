@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tvmflow.codegen.manifest import Manifest, read_manifest
+from tvmflow.backends.manifest import Manifest, read_manifest
 from tvmflow.frontends.source_model import SourceDescription, read_description
 from tvmflow.pipeline.record import Record
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tvmflow.backends.backend import Backend
+from tvmflow.backends.manifest import read_manifest
 from tvmflow.backends.registry import backend_for
-from tvmflow.codegen.manifest import read_manifest
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.devices.gpu.quarantine import read_quarantine

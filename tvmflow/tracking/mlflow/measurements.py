@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tvmflow.codegen.manifest import read_manifest
+from tvmflow.backends.manifest import read_manifest
 from tvmflow.config.buckets import metric_of
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace

@@ -1,4 +1,4 @@
-"""Describe what build leaves of a network in manifest.json: its cell, target, libraries, kernels and toolchain."""
+"""Describe a built library in manifest.json: its cell, target, files, kernels and toolchain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from tvmflow.config.buckets import Sizes
 from tvmflow.config.params import Cell
 from tvmflow.frontends.source_model import OutputSpec, TensorSpec
-from tvmflow.schedules.kernel_schedules import KernelSchedule
+from tvmflow.ir.tir.kernel_schedules import KernelSchedule
 from tvmflow.support.errors import StoreError, first_line
 from tvmflow.support.json_values import OPTIONAL, read_json
 from tvmflow.targets.resolve import ResolvedTarget
