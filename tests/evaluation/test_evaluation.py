@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from tvmflow.backends.vta import VtaBackend
 from tvmflow.config.params import ReleaseParams
-from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_libraries
+from tvmflow.evaluation.comparison import compare_exact, compare_libraries
 from tvmflow.evaluation.interleaved_timing import TimedModel, Turn
 from tvmflow.evaluation.latency import LatencyRules, measure, summarize_turns
+from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.regression import change_between, comparable_before
 from tvmflow.report.tables import part_table
 from tvmflow.shipping.gates.candidate import cost_of_one_run

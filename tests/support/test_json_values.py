@@ -14,8 +14,10 @@ from tests.conftest import examples
 from tests.manifests import manifest_of
 from tvmflow.backends.manifest import MANIFEST_NAME, read_manifest
 from tvmflow.config.buckets import Sizes
+from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.frontends.source_model import OutputSpec, SourceDescription, read_outputs, write_outputs
 from tvmflow.ir.tir.kernel_schedules import BestSchedule, BestSchedules, KernelSchedule
+from tvmflow.pipeline.results import CellResult, RetuneResult, Verdict
 from tvmflow.support.errors import StoreError
 from tvmflow.support.json_values import from_json, to_json, write_json
 from tvmflow.targets.resolve import ResolvedTarget
@@ -27,6 +29,7 @@ OUTPUTS = st.lists(st.from_type(OutputSpec), max_size=2).map(tuple)
 SIZES = st.none() | st.builds(Sizes, pads=st.lists(NUMBERS, max_size=2).map(tuple))
 TARGETS = st.builds(ResolvedTarget, options=OBJECTS)
 SCHEDULES = st.builds(BestSchedule, trace=OBJECTS, seconds=st.lists(NUMBERS, max_size=2).map(tuple), flops=NUMBERS)
+COMPARISONS = st.none() | st.builds(Comparison, ratio=NUMBERS, low=NUMBERS, high=NUMBERS, confidence=NUMBERS)
 VALUES = {
     "manifest": st.builds(
         manifest_of,
@@ -42,6 +45,8 @@ VALUES = {
     ),
     "source": st.builds(SourceDescription, sizes=SIZES),
     "target": TARGETS,
+    "verdict": st.builds(Verdict, comparison=COMPARISONS),
+    "re-tune": st.builds(RetuneResult, tuning=OBJECTS, comparison=COMPARISONS, error=st.none()),
 }
 
 
@@ -59,6 +64,12 @@ def test_outputs_survive_a_round_trip(outputs: tuple[OutputSpec, ...], tmp_path_
     folder = tmp_path_factory.mktemp("outputs")
     write_outputs(folder, outputs)
     assert read_outputs(folder) == outputs
+
+
+def test_an_error_keeps_its_type() -> None:
+    result = CellResult("a@b:c", {"fetch": "hit"}, StoreError("gone", "here", "look"), "tune")
+    read = from_json(CellResult, json.loads(json.dumps(to_json(result))))
+    assert isinstance(read.error, StoreError) and to_json(read) == to_json(result)
 
 
 def test_members_that_are_left_out() -> None:

@@ -19,12 +19,10 @@ from tvmflow.api.results import (
     PhoneState,
     QuarantineState,
     ReadyPhone,
-    RetuneResult,
     RunResult,
     Scorecard,
     StagePlan,
     Status,
-    Verdict,
 )
 from tvmflow.api.runs import retune, run, serve
 from tvmflow.api.stores import (
@@ -38,6 +36,7 @@ from tvmflow.api.stores import (
 )
 from tvmflow.api.workspace import find_workspace, names, open_workspace
 from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.results import RetuneResult, Verdict
 
 __all__ = [
     "DEFAULT_REMOTE",

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tvmflow.pipeline.results import CellResult
 from tvmflow.support.errors import TvmflowError
 
 StageState = Literal["hit", "restore", "miss", "waits", "refused"]
@@ -264,63 +265,14 @@ class RunResult:
     scorecard: Scorecard | None = field(default=None, repr=False)
 
     @staticmethod
-    def of(result: Mapping[str, Any], card: Mapping[str, Any] | None) -> RunResult:
+    def of(result: CellResult, card: Mapping[str, Any] | None) -> RunResult:
         """Return what a flow returned, with the scorecard that the cell has now."""
-        from tvmflow.support.errors import from_json
-
-        error = result["error"]
-        return RunResult(
-            result["cell"],
-            result["outcomes"],
-            from_json(error) if error else None,
-            result.get("failed_stage"),
-            Scorecard.of(card) if card else None,
-        )
+        known = Scorecard.of(card) if card else None
+        return RunResult(result.cell, result.outcomes, result.error, result.failed_stage, known)
 
     def to_json(self) -> dict[str, Any]:
         error = self.error.to_json() if self.error else None
         return {"cell": self.cell, "outcomes": dict(self.outcomes), "error": error, "failed_stage": self.failed_stage}
-
-
-@dataclass(frozen=True)
-class RetuneResult:
-    """The result of a re-tune for one cell. before, now: versions of the toolchain; kernels: numbers of replayed, lost,
-    searched ones; outcomes: stage -> hit, restored or made; comparison: of the new library with the champion, None
-    without one.
-    """
-
-    cell: str
-    verdict: str
-    promoted: bool
-    outcomes: Mapping[str, str]
-    before: Mapping[str, str] | None
-    now: Mapping[str, str]
-    kernels: Mapping[str, Any]
-    comparison: Mapping[str, Any] | None
-    error: TvmflowError | None
-    raw: Mapping[str, Any] = field(repr=False)
-
-    @staticmethod
-    def of(result: Mapping[str, Any]) -> RetuneResult:
-        """Return what the flow returned for a cell."""
-        from tvmflow.support.errors import from_json
-
-        error = result["error"]
-        return RetuneResult(
-            cell=result["cell"],
-            verdict=result["verdict"],
-            promoted=result["promoted"],
-            outcomes=result["outcomes"],
-            before=result.get("before"),
-            now=result.get("now", {}),
-            kernels=result.get("tuning", {}),
-            comparison=result.get("comparison"),
-            error=from_json(error) if error else None,
-            raw=result,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(self.raw)
 
 
 @dataclass(frozen=True)
@@ -350,25 +302,3 @@ class Measurement:
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.row)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The verdict of the gate. promoted: the champion changed; reasons: against the release; comparison: with the
-    champion.
-    """
-
-    passed: bool
-    promoted: bool
-    reasons: tuple[str, ...]
-    text: str
-    comparison: Mapping[str, Any] | None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "passed": self.passed,
-            "promoted": self.promoted,
-            "reasons": list(self.reasons),
-            "text": self.text,
-            "comparison": dict(self.comparison) if self.comparison else None,
-        }

@@ -12,15 +12,19 @@ from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from tvmflow.support.errors import TvmflowError
+
 T = TypeVar("T")
 OPTIONAL = MappingProxyType({"left out while empty": True})  # metadata of a dataclass field that JSON may lack
 
 
 def to_json(value: Any) -> Any:
-    """Return a dataclass, a model of pydantic, or a collection of them as a JSON-able value."""
+    """Return a dataclass, a model of pydantic, an error, or a collection of them as a JSON-able value."""
     if is_dataclass(value):
         members = ((one, getattr(value, one.name)) for one in fields(value))
         return {one.name: to_json(held) for one, held in members if held or one.metadata != OPTIONAL}
+    if isinstance(value, TvmflowError):
+        return value.to_json()
     if isinstance(value, Mapping):
         return {name: to_json(held) for name, held in value.items()}
     if isinstance(value, (list, tuple)):

@@ -22,9 +22,10 @@ from tvmflow.devices.network_forms import LibraryForm, network_library, vm_libra
 from tvmflow.devices.registry import open_session, transport_of
 from tvmflow.devices.restartable import Restartable
 from tvmflow.devices.session import DeviceSession, RemoteModel, SessionLimits
-from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_libraries
+from tvmflow.evaluation.comparison import compare_exact, compare_libraries
 from tvmflow.evaluation.interleaved_timing import TimedModel
 from tvmflow.evaluation.latency import LatencyRules
+from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.machine_state import host_watch
 from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, read_record
 from tvmflow.report.tables import scorecard

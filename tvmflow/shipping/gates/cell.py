@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmflow.config.params import ReleaseParams
-from tvmflow.evaluation.comparison import Comparison
+from tvmflow.evaluation.latency_ratio import Comparison
 
 
 @dataclass(frozen=True)
