@@ -86,8 +86,7 @@ def _show(name: str, speeds: Mapping[str, float], target: ResolvedTarget, option
         print(f"{name:31} {error.found}", flush=True)
         return
     print(
-        f"{name:31}{1e3 * median(times):9.2f}{found['arithmetic_ms']:11.2f}"
-        f"{found['memory_ms']:8.2f}{found['share']:7.0%}",
+        f"{name:31}{1e3 * median(times):9.2f}{found.arithmetic_ms:11.2f}{found.memory_ms:8.2f}{found.share or 0:7.0%}",
         flush=True,
     )
     instance.profile(True)
@@ -100,7 +99,7 @@ def _show(name: str, speeds: Mapping[str, float], target: ResolvedTarget, option
         spent[kernel] = spent.get(kernel, 0.0) + nanoseconds / max(calls, 1) / 1e6
     for row in kernel_bounds(scheduled.kernels, ceilings, spent)[: options.kernels]:
         print(
-            f"  {row['name'][:60]:60} {row['ms']:8.3f} ms, at least {row['least_ms']:8.3f} ({row['share']:4.0%})",
+            f"  {row.name[:60]:60} {row.ms:8.3f} ms, at least {row.least_ms:8.3f} ({row.share:4.0%})",
             flush=True,
         )
 

@@ -24,17 +24,17 @@ def decide(workspace: Workspace, cell: Cell, dry_run: bool = False) -> Verdict:
     name = f"{candidate.version.name} version {candidate.version.version}"
     if candidate.is_champion:
         return Verdict(passed=True, promoted=False, reasons=(), text=f"{name} is the champion already")
-    verdict, comparison = candidate.judge()
+    reasons, comparison = candidate.judge()
     before = f"version {candidate.champion.version}" if candidate.champion else "no champion"
     ratio = f"; latency ratio to it {comparison}" if comparison else ""
-    if not verdict.passed:
-        text = f"{name} is refused, {before} stays: {'; '.join(verdict.reasons)}"
+    if reasons:
+        text = f"{name} is refused, {before} stays: {'; '.join(reasons)}"
     else:
         text = f"{name} {'would be' if dry_run else 'is'} the champion now (was {before}{ratio})"
         if not dry_run:
-            evidence = {"comparison": to_json(comparison), "scorecard": candidate.card}
+            evidence = {"comparison": to_json(comparison), "scorecard": to_json(candidate.card)}
             promote(workspace, candidate.version, text, {**evidence, "rules": workspace.params.release.model_dump()})
-    return Verdict(verdict.passed, verdict.passed and not dry_run, verdict.reasons, text, comparison)
+    return Verdict(not reasons, not reasons and not dry_run, reasons, text, comparison)
 
 
 @flow(name="release_model", flow_run_name=run_name)

@@ -9,7 +9,6 @@ Out: deployed.json: which device, under which name, how its outputs agree. Never
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from tvmflow.evaluation.agreement import check_equal
 from tvmflow.pipeline.stage import Stage, StageContext
 from tvmflow.support.errors import AgreementError
 from tvmflow.support.files import sha256_of
+from tvmflow.support.json_values import to_json, write_json
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 
 
@@ -74,13 +74,13 @@ def deploy(context: Context) -> dict[str, Any]:
         "device_kind": transport_of(context.limits.device).kind_of(backend.device_kind),
         "unit": session.unit,
         "build": session.build or None,
-        "gpu": session.gpu.to_json() if session.gpu else None,
+        "gpu": to_json(session.gpu),
         "remote_path": remote_path,
         "sha256": sha256_of(ships.file),
         "smoke": smoke.to_json(),
         **sizes,
     }
-    (context.out / "deployed.json").write_text(json.dumps(deployed, sort_keys=True, indent=1), encoding="utf-8")
+    write_json(context.out / "deployed.json", deployed)
     return deployed
 
 

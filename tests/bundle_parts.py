@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from tests.manifests import manifest_of
+from tests.scorecards import CELL as CELL
+from tests.scorecards import scorecard
 from tvmflow.backends.cpu import CpuBackend, host_backend
 from tvmflow.backends.manifest import MANIFEST_NAME, NetworkFile
 from tvmflow.codegen.compile import build_scheduled
@@ -30,11 +32,10 @@ from tvmflow.support.json_values import to_json, write_json
 from tvmflow.targets.resolve import ResolvedTarget, host_target
 from tvmflow.toolchain.compilers import Command, Ndk
 
-CELL, SLUG = "small@local-cpu:float32", "small.local-cpu.float32"
+SLUG = "small.local-cpu.float32"
 LABELS = ("cat", "dog", "eel", "fox", "gnu")
 SPEC = TensorSpec("image", (1, 3, 12, 12))
 _STAGES = ("fetch", "import_model", "quantize", "graph_pack", "tune", "build", "evaluate")
-LATENCY = {"median_ms": 1.0, "low_ms": 0.99, "high_ms": 1.01, "p90_ms": 1.2, "badges": [], "is_time": True}
 
 
 def small_scheduled(mcpu: str = "host", mtriple: str = "") -> Any:
@@ -110,7 +111,7 @@ def written(folder: Path, network: NetworkFile, target: ResolvedTarget, labels: 
     }
     for name, value in {
         "fetch/labels.json": list(labels),
-        "evaluate/scorecard.json": scorecard(),
+        "evaluate/scorecard.json": to_json(scorecard()),
         "fetch/source.json": to_json(SourceDescription("torch", "small", "model.safetensors", (SPEC,))),
         "graph_pack/weights.safetensors": "weights",
         "import_model/weights.safetensors": "weights",
@@ -119,20 +120,6 @@ def written(folder: Path, network: NetworkFile, target: ResolvedTarget, labels: 
         (folder / name).write_text(json.dumps(value))
     params = {"fetch": {"model": entry}, "build": {"max_relative_error": 1e-3, "runtime": digest_of_runtime()}}
     return Part(CELL, SLUG, {stage: _record(folder / stage, params.get(stage, {})) for stage in _STAGES}, folder, "3")
-
-
-def scorecard() -> dict[str, Any]:
-    return {
-        "cell": CELL,
-        "device": {"key": "local-cpu", "kind": "cpu-test-t2", "threads": 2},
-        "accuracy": {"built": 0.9, "source": 0.9, "samples": 8},
-        "agreement": {"top1_agreement": 1.0, "max_relative_error": 1e-6},
-        "latency": {"compute": LATENCY},
-        "coverage": 1.0,
-        "cold_start_ms": [3.0],
-        "library_bytes": 50_000,
-        "part": None,
-    }
 
 
 def _record(folder: Path, params: dict[str, Any]) -> Record:

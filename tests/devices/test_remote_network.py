@@ -4,7 +4,6 @@ own.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -97,16 +96,16 @@ def test_its_numbers_are_those_of_the_card(session: DeviceSession, built: tuple[
     rules = DeviceRules(LatencyRules(1, 6, 1.0, 0.1, 1.0), 2, 2, on_this_host=False)
     ships, machine = network_library(folder, outputs, None), vm_library(folder)
     numbers = measure_on_device(session, ships, machine, samples_for(name).inputs, 1, rules, lambda *_: None)
-    card = json.loads(json.dumps(numbers.to_json()))
-    assert len(card["cold_start_ms"]) == 2 and card["peers"] == {} and card["advantages"] == {}
-    assert all(0 < first < whole for first, whole in zip(card["first_run_ms"], card["cold_start_ms"], strict=True))
+    card = numbers.measured
+    assert len(card.cold_start_ms) == 2 and card.peers == {} and card.advantages == {}
+    assert all(0 < first < whole for first, whole in zip(card.first_run_ms, card.cold_start_ms, strict=True))
     size = (folder / "network.so").stat().st_size
     # Linux counts pages late, by up to some 100 kB: a library as small as this may be as good as none.
-    assert (card["memory_bytes"] or 0) < size + 50e6, "what it holds, and not what the process held before"
-    assert card["latency"]["compute"]["runs"] > 0 and card["machine"]["latency"]["runs"] > 0
+    assert (card.memory_bytes or 0) < size + 50e6, "what it holds, and not what the process held before"
+    assert card.latency.compute.runs > 0 and card.machine is not None and card.machine.latency.runs > 0
     assert numbers.outputs[0].shape[0] == len(samples_for(name).inputs[0])
     alone = measure_on_device(session, machine, machine, samples_for(name).inputs, 1, rules, lambda *_: None)
-    assert alone.to_json()["machine"] is None, "a cell that has no other form"
+    assert alone.measured.machine is None, "a cell that has no other form"
     assert [x.tobytes() for x in alone.outputs] == [x.tobytes() for x in numbers.outputs]
 
 

@@ -74,6 +74,49 @@ def test_signals_are_images(seed: int) -> None:
     assert not {name for name in found if "1d" in name} and "nn.conv2d_transpose" not in found
 
 
+class Columns(Signals):
+    """The same over images of one column, as exporters of TensorFlow and networks for audio write signals."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        for name, layer in list(self.named_modules()):
+            if isinstance(layer, nn.Conv1d | nn.ConvTranspose1d):
+                setattr(self, name, _as_column(layer))
+        self.norm, self.before = nn.BatchNorm2d(self.first.out_channels), nn.ZeroPad2d((0, 0, seed % 3, 2))
+        self.pool = [nn.MaxPool2d((3, 1), (2, 1), (1, 0)), nn.AvgPool2d((2, 1)), nn.Identity()][seed % 3]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = nn.functional.gelu(self.norm(self.first(self.before(x[..., None]))))
+        y = self.pool(y + torch.sigmoid(self.each(y)) * self.shift[..., None])
+        z = self.wider(torch.cat([y, y.relu()], 1))
+        return self.head(z[..., 0].transpose(1, 2)), z, y.mean(2)
+
+
+def _as_column(layer: Any) -> nn.Module:
+    """Return a 1-D convolution as one of images of one column, with the same weights."""
+    options = {name: (getattr(layer, name)[0], 1) for name in ("stride", "dilation")}
+    options["padding"] = (layer.padding[0], 0)
+    if isinstance(layer, nn.ConvTranspose1d):
+        options["output_padding"] = (layer.output_padding[0], 0)
+    kind = nn.ConvTranspose2d if isinstance(layer, nn.ConvTranspose1d) else nn.Conv2d
+    sizes = (layer.in_channels, layer.out_channels, (layer.kernel_size[0], 1))
+    made = kind(*sizes, groups=layer.groups, **options)
+    made.load_state_dict(
+        {name: value[..., None] if value.ndim == 3 else value for name, value in layer.state_dict().items()}
+    )
+    return made
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("seed", range(6))
+def test_images_of_one_column_are_rows(seed: int) -> None:
+    shape = (1 + seed // 3, 6, 40)
+    module = canonicalize(ExportedModel(Columns(seed).eval(), (TensorSpec("x", shape),)).to_relax())
+    convolved = [step for step in read_graph(module).steps if step.op.startswith("relax.nn.conv2d")]
+    assert len(convolved) == 3 and all(step.shape[2] == 1 for step in convolved)
+    operators_of(Columns(seed), shape)
+
+
 @pytest.mark.parametrize("network", [Signals(1), nn.Conv1d(6, 24, 3, padding=12, dilation=12)])
 def test_signals_in_sixteen_bits(network: nn.Module) -> None:
     assert "nn.conv2d" in operators_of(network, (1, 6, 14), "bfloat16")

@@ -21,6 +21,7 @@ from tests.conftest import small_params
 from tests.manifests import manifest_of
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation.agreement import Agreement
 from tvmflow.pipeline.record import RECORD_NAME, Record, describe_folder, record_text
 from tvmflow.support.files import digest_of
 from tvmflow.support.json_values import to_json
@@ -140,7 +141,7 @@ class LedgerBench:
             "part": None,
             "latency": {name: self.latency for name in ("compute", "copy_in", "copy_out")},
             "quantization": {},
-            "agreement": {"top1_agreement": 1.0, "max_relative_error": 0.0, "sqnr_db": 200.0, "samples": 8},
+            "agreement": Agreement(1.0, 0.0, 0.0, 200.0, 1.0, 8).to_json(),
             "agreement_by_step": {},
             "accuracy": {**dict.fromkeys(FORMS, 0.9), "samples": 8},
             "minute": self.minute,

@@ -25,8 +25,17 @@ Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
 # State of a process and its device, in the order of runtime/measure/process_state.h.
 STATE = ("wall_s", "own_s", "waited_s", "switches", "busy_s", "processors", "khz", "loop_ns", "round_trip_ns")
-# Counters of an emulated device, in the order of runtime/emulator/count.c.
-EXECUTED = ("instructions", "multiply_add_instructions", "multiply_adds", "loaded_bytes", "stored_bytes")
+
+
+@dataclass(frozen=True)
+class Executed:
+    """Counters of a run on an emulated device, in the order of runtime/emulator/count.c."""
+
+    instructions: int
+    multiply_add_instructions: int
+    multiply_adds: int
+    loaded_bytes: int
+    stored_bytes: int
 
 
 def decode_state(numbers: Iterable[float]) -> dict[str, float]:
@@ -140,8 +149,8 @@ class RemoteModel(ABC):
         """
         return []
 
-    def executed(self) -> dict[str, int] | None:
-        """Run once on the current inputs and return the counters of EXECUTED; None without counters."""
+    def executed(self) -> Executed | None:
+        """Run once on the current inputs and return its counters; None without counters."""
         return None
 
     def last_run_ms(self) -> float | None:

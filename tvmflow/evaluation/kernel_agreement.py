@@ -16,7 +16,9 @@ from tvmflow.codegen.compile import make_runner, schedule_lowered
 from tvmflow.codegen.lower import lower
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import write_network
+from tvmflow.devices.gpu.quarantine import DifferingKernel
 from tvmflow.devices.session import Arrays, DeviceSession
+from tvmflow.evaluation.scorecard import GpuAgreement
 from tvmflow.frontends.source_model import OutputSpec, TensorSpec, read_description
 from tvmflow.ir.relax.serialization import load_module
 from tvmflow.ir.tir.kernel_schedules import BestSchedules, Schedule
@@ -54,17 +56,12 @@ class NetworkAgreement:
         """Return the first kernel that disagrees."""
         return next((one for one in self.kernels if one.error > self.bound), None)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the agreement for the scorecard; an infinite error is None."""
-        errors = [one.error for one in self.kernels]
-        first = self.first
-        return {
-            "kernels": len(errors),
-            "samples": self.samples,
-            "bound": self.bound,
-            "largest_error": _number(max(errors, default=0.0)),
-            "first": {"kernel": first.kernel, "error": _number(first.error)} if first else None,
-        }
+    @property
+    def summary(self) -> GpuAgreement:
+        """Return the agreement for the scorecard."""
+        largest, first = max((one.error for one in self.kernels), default=0.0), self.first
+        differing = DifferingKernel(first.kernel, _number(first.error)) if first else None
+        return GpuAgreement(len(self.kernels), self.samples, self.bound, _number(largest), differing)
 
 
 def _number(error: float) -> float | None:

@@ -16,10 +16,10 @@ from tvmflow.ir.tvm_compat import IRModule
 from tvmflow.passes.canonicalize.canonical_norms import CanonicalNorms
 from tvmflow.passes.canonicalize.channels_first import ChannelsFirst
 from tvmflow.passes.canonicalize.clamp_gather_indices import ClampGatherIndices
-from tvmflow.passes.canonicalize.conv1d_to_conv2d import Conv1dToConv2d
 from tvmflow.passes.canonicalize.flatten_dense import FlattenDense
 from tvmflow.passes.canonicalize.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.canonicalize.fold_constants import FoldConstants
+from tvmflow.passes.canonicalize.signals_to_rows import SignalsToRows
 from tvmflow.passes.canonicalize.simplify_arithmetic import SimplifyArithmetic
 from tvmflow.passes.canonicalize.sink_concat import SinkConcat
 from tvmflow.passes.canonicalize.trim_dilated_kernels import TrimDilatedKernels
@@ -36,12 +36,14 @@ from tvmflow.passes.kernel.unaligned_inputs import UnalignedInputs, mark_network
 from tvmflow.passes.kernel.zero_border_only import zero_border_only
 from tvmflow.passes.layout.channels_last_for_amx import ChannelsLastForAmx
 from tvmflow.passes.layout.norm import NORMS, legalize_norm
+from tvmflow.passes.legalize.along_axis import axis_legalizers
 from tvmflow.passes.legalize.bfloat16 import legalize_astype, link_bfloat16_rounding
 from tvmflow.passes.legalize.clip import clip_legalizers
 from tvmflow.passes.legalize.convolutions import legalize_convolutions
 from tvmflow.passes.legalize.int8_lookup_tables import Int8LookupTables
 from tvmflow.passes.legalize.narrow import NarrowByInstruction
 from tvmflow.passes.legalize.pools import legalize_max_pool2d
+from tvmflow.passes.legalize.reductions import reduction_legalizers
 from tvmflow.passes.legalize.resize import legalize_resize2d
 from tvmflow.schedules.intrinsics import math_functions
 from tvmflow.schedules.intrinsics.dot_product import find_dot
@@ -59,7 +61,7 @@ def import_passes() -> list[Pass]:
         SimplifyArithmetic(),
         CanonicalNorms(),
         ChannelsFirst(),
-        Conv1dToConv2d(),
+        SignalsToRows(),
         SinkConcat(),
         FoldBatchNorm(),
         TrimDilatedKernels(),
@@ -139,6 +141,8 @@ def _legalize_operators(winograd: Mapping[str, int]) -> Pass:
     """Return the pass that lowers each operator to TIR, by our table or else by TVM's."""
     ours = {
         **clip_legalizers(),
+        **axis_legalizers(),
+        **reduction_legalizers(),
         **legalize_convolutions(winograd),
         **dict.fromkeys(NORMS, legalize_norm),
         "relax.nn.max_pool2d": legalize_max_pool2d,

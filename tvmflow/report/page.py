@@ -23,6 +23,7 @@ from tvmflow.config.params import STAGE_NAMES, Cell, Precision
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.machine_state import APART
 from tvmflow.evaluation.regression import BETWEEN
+from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.pipeline.record import RECORD_NAME, Record, read_record
 from tvmflow.report.tables import FORMS, STEPS, scorecard, stage_times, trusted_bytes, trusted_json
 from tvmflow.support.errors import StoreError, UsageError
@@ -82,12 +83,12 @@ def _web_address(address: str) -> str:
 
 
 def _facts_of(
-    workspace: Workspace, cell: Cell, card: dict[str, Any], history: list[dict[str, Any]], beside: Path
+    workspace: Workspace, cell: Cell, card: Scorecard, history: list[dict[str, Any]], beside: Path
 ) -> dict[str, Any]:
     manifest = _manifest(workspace, cell)
     records = _records(workspace, cell)
     return {
-        "card": card,
+        "card": card.to_json(),
         "stage_s": stage_times(workspace, cell),
         "curve": _curve(workspace, cell),
         "kernels": to_json(manifest.kernels) if manifest else [],

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from tvmflow.ir.tir.blocks import NotCoveredError, classify_blocks, new_schedule
+from tvmflow.ir.tir.blocks import NO_BLOCKS, NotCoveredError, classify_blocks, new_schedule
 from tvmflow.schedules.cpu.amx_narrow_image import FLAT_TILES
 from tvmflow.schedules.cpu.attention import ATTENTION
 from tvmflow.schedules.cpu.batch_matmul import BATCH_MATMUL
@@ -30,12 +30,14 @@ __all__ = ["TEMPLATES", "Knobs", "Template", "apply_template", "template_for", "
 
 
 def template_for(function: Any, features: Any, templates: tuple[Template, ...]) -> tuple[Template, list[Knobs]] | None:
-    """Return the first template that covers a kernel, with its candidates; None if none does (dynamic shapes).
+    """Return the first template that covers a kernel, with its candidates; None if none does.
 
     features: of the processor: CpuFeatures or GpuFeatures.
     """
     schedule = new_schedule(function)
     kernel = classify_blocks(schedule)
+    if kernel == NO_BLOCKS:
+        return None
     for template in templates:
         with contextlib.suppress(NotCoveredError):
             if template.covers(schedule, kernel):

@@ -8,7 +8,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,11 +19,11 @@ from tvmflow.backends.backend import Backend
 from tvmflow.config.buckets import Numbers, shape_at
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.session import (
-    EXECUTED,
     STATE,
     Array,
     Arrays,
     DeviceSession,
+    Executed,
     RemoteKernel,
     RemoteModel,
     SessionLimits,
@@ -286,14 +286,14 @@ class RemoteNetwork(RemoteModel):
             timer = self._server.time_evaluator("run", self.session.device, number=1, repeat=repeat)
             return [float(s) for s in timer(self._handle, *self._inputs, *self._outputs, self._error).results]
 
-    def executed(self) -> dict[str, int] | None:
-        counters = self.session.tensor(np.zeros(len(EXECUTED), np.int64))
+    def executed(self) -> Executed | None:
+        counters = self.session.tensor(np.zeros(len(fields(Executed)), np.int64))
         with convert_errors(self.session.name, "counting instructions"):
             status = int(self._server["count"](self._handle, *self._inputs, *self._outputs, counters, self._error))
             found = counters.numpy()
         if status:
             raise self._library_error("run")
-        return dict(zip(EXECUTED, map(int, found), strict=True)) if found[0] else None
+        return Executed(*map(int, found)) if found[0] else None
 
     def profile(self, runs: int) -> list[tuple[str, int, int]]:
         name, counts = self._text(" " * (_ERROR_BYTES - 1)), self.session.tensor(np.zeros(2, np.int64))

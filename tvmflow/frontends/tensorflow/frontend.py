@@ -265,7 +265,7 @@ def _float_ends(module: IRModule, model: TfliteModel) -> Any:
     import tvm
     from tvm import relax
 
-    inner = read_graph(tvm.IRModule({"main": module["main"]}))
+    inner = read_graph(module)
     builder = relax.BlockBuilder()
     described = {
         name: TensorKind(part.spec.shape, part.spec.dtype)
@@ -279,7 +279,7 @@ def _float_ends(module: IRModule, model: TfliteModel) -> Any:
         outputs = _inline(builder, inner, values)
         return [_in_float(builder, value, output) for value, output in zip(outputs, model.outputs, strict=True)]
 
-    return tvm.IRModule(build_main(builder, Graph(described), body).functions, attrs=module.attrs)
+    return tvm.IRModule(build_main(builder, Graph(described, inner.steps), body).functions, attrs=module.attrs)
 
 
 def _in_float(builder: Any, value: Any, output: dict[str, Any]) -> Any:

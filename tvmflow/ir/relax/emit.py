@@ -249,8 +249,10 @@ class Writer:
 def build_main(builder: Any, graph: Graph, body: Callable[[dict[str, Any]], Sequence[Any]]) -> Any:
     """Return a module whose main has the inputs of a graph and returns body(inputs), without unused bindings.
 
-    A single output is returned as it is, several as a tuple.
+    The module keeps the TIR functions that the graph's steps call. A single output is returned as it is, several as a
+    tuple.
     """
+    import tvm
     from tvm import relax
 
     parameters = {
@@ -261,7 +263,8 @@ def build_main(builder: Any, graph: Graph, body: Callable[[dict[str, Any]], Sequ
             outputs = [builder.emit_output(value, "output") for value in body(parameters)]
             output = outputs[0] if len(outputs) == 1 else builder.emit_output(relax.Tuple(outputs), "outputs")
         builder.emit_func_output(output)
-    return relax.transform.DeadCodeElimination(["main"])(builder.get())
+    mod = tvm.IRModule({**dict(builder.get().functions.items()), **graph.kernels()})
+    return relax.transform.DeadCodeElimination(["main"])(mod)
 
 
 def rebuild_call(step: Step, value_of: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.tvm_compat import Call, Expr, IRModule, constant_value, type_of, variable_name
+from tvmflow.ir.tvm_compat import Call, Expr, IRModule, PrimFunc, constant_value, type_of, variable_name
 from tvmflow.support.errors import UnsupportedOperatorError
 
 Array = np.ndarray[Any, Any]
@@ -44,7 +44,10 @@ Argument = Ref | Array | Other | tuple["Argument", ...]
 
 @dataclass(frozen=True)
 class Step:
-    """An operator call. shape is empty for a tuple (`split`); `call` is the original Relax expression."""
+    """An operator call. shape is empty for a tuple (`split`); `call` is the original Relax expression.
+
+    kernel: the TIR function of a call_tir, which importers emit for operators that Relax lacks.
+    """
 
     name: str
     op: str
@@ -52,6 +55,7 @@ class Step:
     call: Call
     shape: tuple[int, ...]
     dtype: str
+    kernel: PrimFunc | None = field(default=None, kw_only=True)
 
     @property
     def refs(self) -> tuple[str, ...]:
@@ -115,6 +119,14 @@ class Graph:
                 users[name].append(step)
         return users
 
+    def kernels(self) -> dict[Expr, PrimFunc]:
+        """Return the TIR functions that steps call, by their GlobalVar."""
+        return {
+            step.args[0].expression: step.kernel
+            for step in self.steps
+            if step.kernel is not None and isinstance(step.args[0], Other)
+        }
+
     def step(self, name: str) -> Step:
         return next(step for step in self.steps if step.name == name)
 
@@ -144,7 +156,7 @@ def reorder_inputs(mod: IRModule, order: Sequence[int]) -> Any:
     function = mod["main"]
     parameters = [function.params[index] for index in order]
     main = relax.Function(parameters, function.body, None, function.is_pure, function.attrs)
-    return tvm.IRModule({"main": main})
+    return tvm.IRModule({**dict(mod.functions.items()), mod.get_global_var("main"): main}, attrs=mod.attrs)
 
 
 def read_graph(mod: IRModule) -> Graph:
@@ -199,7 +211,8 @@ def read_graph(mod: IRModule) -> Graph:
                     f"{type(value).__name__} in the model", "operator calls, one after the other"
                 )
             shape, dtype = static_shape(binding.var)
-            graph.steps.append(Step(name_of(binding.var), op, args, value, shape, dtype))
+            kernel = mod[value.args[0]] if op == "relax.call_tir" else None
+            graph.steps.append(Step(name_of(binding.var), op, args, value, shape, dtype, kernel=kernel))
     output = function.body.body
     fields = tuple(output.fields) if isinstance(output, relax.Tuple) else tuples.get(output, (output,))
     graph.outputs = tuple(names[field] for field in fields)

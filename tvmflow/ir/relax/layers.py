@@ -265,6 +265,8 @@ def _limits(step: Step) -> tuple[float, float]:
 
 def channel_vector(constant: Array, shape: tuple[int, ...]) -> Array | None:
     """Return a constant that broadcasts over all axes of (N, C, ...) but C as (C,), None for any other."""
+    if len(shape) < 2:
+        return None
     full = (1,) * (len(shape) - constant.ndim) + constant.shape
     if constant.size == 1:
         return np.full(shape[1], constant.reshape(-1)[0], constant.dtype)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.relax.graph import Array, Step
+from tvmflow.ir.relax.graph import Array, Graph, Step
 from tvmflow.ir.tvm_compat import type_arguments
 
 _MAX_LIBRARIES = 256
@@ -49,6 +49,7 @@ def _arrays(argument: Any) -> Iterator[Array]:
 
 def _module(step: Step, arguments: list[Any]) -> Any:
     """Return a module whose main computes the step with a parameter for each array."""
+    import tvm
     from tvm import relax
 
     variables: list[Any] = []
@@ -58,13 +59,13 @@ def _module(step: Step, arguments: list[Any]) -> Any:
             kind = relax.TensorType(argument.shape, str(argument.dtype))
             variables.append(relax.Var(f"a{len(variables)}", kind))
             return variables[-1]
-        if isinstance(argument, tuple):
+        if isinstance(argument, list | tuple):
             return relax.Tuple([place(item) for item in argument])
         return argument.expression
 
     placed = [place(argument) for argument in arguments]
     call = relax.Call(step.call.op, placed, step.call.attrs, type_arguments(step.call))
-    builder = relax.BlockBuilder()
+    builder = relax.BlockBuilder(tvm.IRModule(Graph({}, [step]).kernels()))
     with builder.function("main", variables):
         with builder.dataflow():
             output = builder.emit_output(builder.emit(call))

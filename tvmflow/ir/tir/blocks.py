@@ -34,6 +34,9 @@ class Kernel:
     reductions: tuple[str, ...]
 
 
+NO_BLOCKS = Kernel((), None, (), ())
+
+
 def block_ref(schedule: Schedule, name: str) -> Any:
     return schedule.get_sblock(name, "main")
 
@@ -48,7 +51,12 @@ def dilation_of(schedule: Schedule, name: str) -> int:
 
 
 def classify_blocks(schedule: Schedule) -> Kernel:
-    """Return the blocks of a schedule's `main`, in program order."""
+    """Return the blocks of a schedule's `main`, in program order.
+
+    There are none in a kernel that is a single block of statements, as TVM's scatter and sort are.
+    """
+    if schedule.mod["main"].body.block.name_hint != "root":
+        return NO_BLOCKS
     root = schedule.get_sblock("root", "main")
     names = [schedule.get(block).name_hint for block in schedule.get_child_blocks(root)]
     reductions = tuple(name for name in names if is_reduction(schedule, block_ref(schedule, name)))

@@ -120,6 +120,7 @@ def batch_matmul_kernel(of: BatchMatmul) -> Any:
     """Return the PrimFunc of a, b and the output."""
     (batch, rows, depth, columns), lanes = of.sizes, of.lanes
     filled, blocks = round_up_rows(rows, lanes), -(-columns // lanes)
+    extents = {"G": batch, "M": filled, "K": depth, "L": lanes, "NB": blocks}
     names = [f"i{axis}" for axis in range(len(of.shape))]
     axes = [f"v{name}" for name in names]
     group = "0"
@@ -135,17 +136,14 @@ def batch_matmul_kernel(of: BatchMatmul) -> Any:
             "a_buffer": of.a.buffer,
             "b_buffer": of.b.buffer,
             "out_buffer": buffer_type(of.shape, of.dtype),
-            "G": batch,
-            "M": filled,
-            "K": depth,
-            "L": lanes,
-            "NB": blocks,
+            # int64 like the loops of fused epilogues: TVM fails on bounds that mix the two.
+            **{name: f"T.int64({extent})" for name, extent in extents.items()},
             "column": select_inside(
                 column, columns, blocks * lanes, of.b.read("b", "vg", "vk", column), "T.float32(0)"
             ),
             "row": of.a.read("a", "vg", row, "vk") + factor,
             "loops": ", ".join(names),
-            "extents": ", ".join(map(str, of.shape)),
+            "extents": ", ".join(f"T.int64({extent})" for extent in of.shape),
             "axes": ", ".join(axes),
             "kinds": "S" * len(axes),
             "value": value if of.dtype == "float32" else f'T.Cast("{of.dtype}", {value})',

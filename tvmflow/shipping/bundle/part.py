@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow.backends.manifest import Manifest, read_manifest
+from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.frontends.source_model import SourceDescription, read_description
 from tvmflow.pipeline.record import Record
 
@@ -43,9 +44,9 @@ class Part:
         return read_manifest(self.folder / "build")
 
     @functools.cached_property
-    def card(self) -> Mapping[str, Any]:
-        card: Mapping[str, Any] = json.loads(self.path("evaluate", "scorecard.json").read_text(encoding="utf-8"))
-        return card
+    def card(self) -> Scorecard:
+        """Return what evaluate measured. Raises StoreError."""
+        return Scorecard.from_json(json.loads(self.path("evaluate", "scorecard.json").read_text(encoding="utf-8")))
 
     @functools.cached_property
     def source(self) -> SourceDescription:

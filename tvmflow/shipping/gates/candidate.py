@@ -29,7 +29,7 @@ from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.machine_state import host_watch
 from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, read_record
 from tvmflow.report.tables import scorecard
-from tvmflow.shipping.gates.cell import Verdict, judge
+from tvmflow.shipping.gates.cell import judge
 from tvmflow.shipping.gates.gpu import gpu_reasons
 from tvmflow.sources.data.datasets import Arrays, RandomInput, random_inputs
 from tvmflow.support.errors import DeviceLostError, StageError, StoreError
@@ -65,11 +65,13 @@ class Candidate:
     def is_champion(self) -> bool:
         return self.champion is not None and self.champion.version == self.version.version
 
-    def judge(self) -> tuple[Verdict, Comparison | None]:
-        """Measure against the champion, if there is one, and apply the rules of params.yaml."""
+    def judge(self) -> tuple[tuple[str, ...], Comparison | None]:
+        """Measure against the champion, if there is one; return the reasons against a release by the rules of
+        params.yaml, and the comparison.
+        """
         api = read_manifest(self.folder).network.gpu
         if reasons := gpu_reasons(self.card, api, read_quarantine(self.workspace.root)):
-            return Verdict(False, tuple(reasons)), None
+            return tuple(reasons), None
         rules = self.workspace.params.release
         if self.champion is None:
             return judge(self.card, None, None, rules), None
@@ -78,7 +80,7 @@ class Candidate:
             comparison = self._compare(self.champion)
         except StoreError as error:
             how = f"; {error.hint}" if error.hint else ""
-            return Verdict(False, (f"the champion cannot be compared: {error.found}{how}",)), None
+            return (f"the champion cannot be compared: {error.found}{how}",), None
         return judge(self.card, accuracy, comparison, rules), comparison
 
     def _compare(self, champion: Version) -> Comparison:

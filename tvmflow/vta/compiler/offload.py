@@ -122,7 +122,9 @@ def replace_blobs(mod: IRModule, blobs: dict[bytes, bytes]) -> Any:
     """Return the module with its blobs replaced: old -> new."""
     replace = _ReplaceBlobs()
     replace.blobs = blobs
-    builder = relax.BlockBuilder(tvm.IRModule({"main": replace.visit_expr(mod["main"])}))
+    builder = relax.BlockBuilder(
+        tvm.IRModule({**dict(mod.functions.items()), mod.get_global_var("main"): replace.visit_expr(mod["main"])})
+    )
     return relax.transform.Normalize()(builder.get())
 
 
