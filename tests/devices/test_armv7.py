@@ -23,6 +23,7 @@ from tests.devices.test_arm64 import BOUNDS, RUNS, expected, in_precision
 from tests.runtime.test_c import _sources
 from tests.runtime.test_network import Branches, _network
 from tvmflow.backends.backend import Backend
+from tvmflow.backends.manifest import NetworkFile
 from tvmflow.backends.registry import backend_of
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.link import link_rpc, write_network
@@ -70,7 +71,7 @@ def backend(triple: str) -> Backend:
     return backend_of(ResolvedTarget("llvm", PROCESSORS[triple], triple, (), 2, compiler_for(triple)))
 
 
-def linked(folder: Path, module: Any, triple: str, outputs: tuple[str, ...]) -> tuple[Path, dict[str, Any]]:
+def linked(folder: Path, module: Any, triple: str, outputs: tuple[str, ...]) -> tuple[Path, NetworkFile]:
     found = backend(triple)
     packed = PackChannels(found.cpu_features().channel_block)(module)
     path = folder / f"{triple}.so"

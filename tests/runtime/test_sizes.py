@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from torch import nn
 
 from tests.sized_models import TOKENS, Encoder, Images
 from tvmflow.backends.cpu import host_backend
+from tvmflow.backends.manifest import NetworkFile
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.bucket_tables import Bucket, SizedOutputs
 from tvmflow.codegen.network.description import Network
@@ -30,7 +30,7 @@ BACKEND = host_backend()
 
 def _library(
     model: nn.Module, specs: tuple[TensorSpec, ...], sized: SizedOutputs, outputs: tuple[str, ...], path: Path
-) -> dict[str, Any]:
+) -> NetworkFile:
     scheduled = []
     for at, sizes in enumerate(sized.sizes.all):
         shapes = sized.sizes.shapes([spec.shape for spec in specs], sizes)
