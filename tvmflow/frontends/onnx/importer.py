@@ -89,11 +89,15 @@ class GraphImporter:
 
     def _output(self, value: Any, scope: Scope) -> Value:
         found = scope.get(value.name)
-        if found is None or isinstance(found, list):
+        what = "left out" if found is None else "a sequence" if isinstance(found, list) else ""
+        if not what and 0 in dims(found):
+            what = f"without elements (shape {list(dims(found))})"
+        if what:
+            maker = next((node.op_type for node in self.graph.node if value.name in node.output), "the graph")
             raise UnsupportedOperatorError(
-                f"the output {value.name!r} is {'a sequence' if isinstance(found, list) else 'left out'}",
-                "tensors as outputs",
-                "export the model with tensors as outputs",
+                f"the output {value.name!r} of {maker} is {what}",
+                "tensors with elements as outputs",
+                "export the model without this output",
             )
         return found
 
