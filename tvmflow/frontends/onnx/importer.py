@@ -21,7 +21,7 @@ from tvmflow.frontends.onnx.converters import BODIES, CONVERTERS, RANDOM, REFUSA
 from tvmflow.frontends.onnx.nodes import Emitter, Node, RefusedNodeError, Value, dims, dtype_of, expression
 from tvmflow.frontends.onnx.reference import evaluate, infer_types, type_of_value
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line
+from tvmflow.support.errors import UnsupportedOperatorError, first_line
 
 MAX_FOLDED_ELEMENTS = 1 << 24  # of a constant that is larger than the constants it is made of
 _WRONG_INFERENCE = frozenset({"STFT"})  # onnx 1.23 forgets that `onesided` is the default
@@ -89,11 +89,15 @@ class GraphImporter:
 
     def _output(self, value: Any, scope: Scope) -> Value:
         found = scope.get(value.name)
-        if found is None or isinstance(found, list):
+        what = "left out" if found is None else "a sequence" if isinstance(found, list) else ""
+        if not what and 0 in dims(found):
+            what = f"without elements (shape {list(dims(found))})"
+        if what:
+            maker = next((node.op_type for node in self.graph.node if value.name in node.output), "the graph")
             raise UnsupportedOperatorError(
-                f"the output {value.name!r} is {'a sequence' if isinstance(found, list) else 'left out'}",
-                "tensors as outputs",
-                "export the model with tensors as outputs",
+                f"the output {value.name!r} of {maker} is {what}",
+                "tensors with elements as outputs",
+                "export the model without this output",
             )
         return found
 
@@ -108,6 +112,9 @@ class GraphImporter:
                 values = self._run_node(node, inputs, scope)
             except RefusedNodeError as error:
                 self._refuse(node, str(error))
+                values = (_UNKNOWN,) * len(node.output)
+            except Exception as error:  # TVM and ONNX raise anything, and a converter meets anything in a file
+                self._refuse(node, f"{type(error).__name__}: {first_line(error)}")
                 values = (_UNKNOWN,) * len(node.output)
             scope.update((name, value) for name, value in zip(node.output, values, strict=False) if name)
 
@@ -193,12 +200,7 @@ class GraphImporter:
         given = Node(
             node.op_type, key[0], version, node.name, tuple(inputs), attributes, len(node.output), self.emitter
         )
-        try:
-            found = converter(given)
-        except (RefusedNodeError, ModelFileError):
-            raise
-        except Exception as error:  # TVM raises anything, and a converter meets anything in a file
-            raise RefusedNodeError(f"{type(error).__name__}: {first_line(error)}") from error
+        found = converter(given)
         values = found if isinstance(found, tuple) else (found,)
         return tuple(self.builder.normalize(v) if _is_expression(v) else v for v in values)
 

@@ -312,6 +312,12 @@ def _max_unpool(node: Node) -> Value:
     return r.reshape_to(r.scatter_elements(zeros, spots, r.reshape_to(x, [flat]), 0, "update"), shape)
 
 
+def _top_k(node: Node) -> Any:
+    if dtype_of(node.inputs[0]) == "uint64":
+        raise RefusedNodeError("values of uint64, which TVM does not sort")
+    return tvm_converters.converter_in_tvm("TopK", node.version)(node)
+
+
 def _einsum(node: Node) -> Value:
     """Sums of 16-bit floats are in float32."""
     dtype, r = dtype_of(node.inputs[0]), node.emitter
@@ -327,6 +333,7 @@ def _einsum(node: Node) -> Value:
 
 MOVES = {
     "Einsum": _einsum,
+    "TopK": _top_k,
     "Pad": _pad,
     "EyeLike": _eye_like,
     "ConstantOfShape": _constant_of_shape,
