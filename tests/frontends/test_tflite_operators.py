@@ -24,7 +24,7 @@ from bench.tflite_operators import descriptions, formats_of
 from tvmflow.config.stage_params import Int8Params
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec
-from tvmflow.frontends.tensorflow.operator_table import CONVERTERS, REFUSED
+from tvmflow.frontends.tensorflow.operator_table import CONVERTERS, INLINED, REFUSED
 from tvmflow.frontends.tensorflow.tflite_graph import read_subgraphs
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.passes.pipeline import canonicalize
@@ -44,7 +44,7 @@ def test_the_table_has_every_operator_of_the_format() -> None:
     from ai_edge_litert import schema_py_generated as schema
 
     names = {name for kind in (tflite.BuiltinOperator, schema.BuiltinOperator) for name in vars(kind) if name.isupper()}
-    assert set(CONVERTERS) | set(REFUSED) == names
+    assert set(CONVERTERS) | set(REFUSED) | INLINED == names
     assert not set(CONVERTERS) & set(REFUSED)
 
 
@@ -57,7 +57,7 @@ def test_the_documented_table_is_current() -> None:
     text = DOCS.read_text(encoding="utf-8")
     states = parse(text)
     assert render(states) == text
-    assert set(states) == set(CONVERTERS)
+    assert set(states) == set(CONVERTERS) | INLINED
     assert not [row for row, cells in states.items() if {"wrong", "raw"} & set(cells.values())]
 
 
@@ -170,6 +170,31 @@ def test_sparse_weights_in_blocks() -> None:
     writer.operator("ADD", [x, full], [out], "AddOptions")
     (made,) = _equals(writer.content([x], [out]), [np.zeros((4, 6), np.float32)])
     assert np.array_equal(made, dense)
+
+
+def test_composites_are_replaced_by_their_operators() -> None:
+    """Two calls of one graph: each has tensors of its own."""
+    from flatbuffers import flexbuffers
+
+    writer = FileWriter()
+    schema, main = writer.schema, writer.graph
+    inner = schema.SubGraphT(tensors=[], inputs=[], outputs=[], operators=[], name="inner")
+    writer.model.subgraphs.append(inner)
+    writer.graph = inner
+    a, squared, made = (writer.tensor(name, (2, 3), "FLOAT32") for name in ("a", "squared", "made"))
+    half = writer.tensor("half", (1,), "FLOAT32", np.asarray([0.5], np.float32))
+    writer.operator("MUL", [a, a], [squared], "MulOptions")
+    writer.operator("ADD", [squared, half], [made], "AddOptions")
+    inner.inputs, inner.outputs = np.asarray([a], np.int32), np.asarray([made], np.int32)
+    writer.graph = main
+    x, once, twice = (writer.tensor(name, (2, 3), "FLOAT32") for name in ("x", "once", "twice"))
+    attributes = np.frombuffer(flexbuffers.Dumps({}), np.uint8)
+    fields = {"name": "test.square", "decompositionSubgraphIndex": 1, "compositeAttributes": attributes}
+    for given, result in ((x, once), (once, twice)):
+        writer.operator("STABLEHLO_COMPOSITE", [given], [result], "StableHLOCompositeOptions", fields)
+    values = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
+    (made_value,) = _equals(writer.content([x], [twice]), [values])
+    assert np.allclose(made_value, (values**2 + 0.5) ** 2 + 0.5)
 
 
 def _custom_file() -> tuple[bytes, Array]:
