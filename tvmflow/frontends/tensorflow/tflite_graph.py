@@ -5,6 +5,7 @@ Sparse constants are made dense, 4-bit and 2-bit ones are unpacked. It knows not
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -102,7 +103,16 @@ def read_subgraphs(content: bytes) -> list[Subgraph]:
     try:
         model = schema.ModelT.InitFromPackedBuf(content, 0)
         return [_read_subgraph(model, graph) for graph in model.subgraphs]
-    except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+    except (
+        TypeError,
+        ValueError,
+        IndexError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        MemoryError,
+        struct.error,
+    ) as error:
         raise ModelFileError(f"the TFLite file cannot be read: {error}", "a whole .tflite file") from error
 
 
