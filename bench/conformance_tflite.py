@@ -50,6 +50,7 @@ _REFUSED = "All refused operators of a file are listed in one error, with the na
 _ELSEWHERE = {  # operators that other tests cover -> their number formats
     **dict.fromkeys("BITCAST BROADCAST_ARGS COMPLEX_ABS IMAG RANGE REAL RFFT2D SPARSE_TO_DENSE".split(), ("float",)),
     "DENSIFY": ("sparse",),
+    "STABLEHLO_COMPOSITE": ("float",),
     "DEQUANTIZE": ("float16 weights", "int8"),
 }
 Runner = Callable[[Any, Sequence[Array]], Sequence[Array]]
@@ -235,10 +236,10 @@ def cell_of(found: Sequence[Verdict]) -> str:
 
 def render(states: dict[str, dict[str, str]]) -> str:
     """Return the text of docs/tflite_operators.md. states: operator -> number format -> cell."""
-    from tvmflow.frontends.tensorflow.operator_table import CONVERTERS, REFUSED
+    from tvmflow.frontends.tensorflow.operator_table import CONVERTERS, INLINED, REFUSED
 
     lines = [_HEADER, f"| operator | {' | '.join(FORMATS)} |", f"|---|{'---|' * len(FORMATS)}"]
-    for name in sorted(CONVERTERS):
+    for name in sorted({*CONVERTERS, *INLINED}):
         cells = [
             "other tests" if number_format in _ELSEWHERE.get(name, ()) else states.get(name, {}).get(number_format, "-")
             for number_format in FORMATS

@@ -22,13 +22,14 @@ from bench.conformance_tflite import (
 from bench.tflite_models import Description, FileWriter, quantize_weight
 from bench.tflite_operators import descriptions, formats_of
 from tvmflow.config.stage_params import Int8Params
+from tvmflow.frontends.file_headers import read_header
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec
-from tvmflow.frontends.tensorflow.operator_table import CONVERTERS, REFUSED
-from tvmflow.frontends.tensorflow.tflite_graph import read_subgraphs
+from tvmflow.frontends.tensorflow.operator_table import CONVERTERS, INLINED, REFUSED
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.post_training import quantize_int8
+from tvmflow.setup.preflight import MAX_BYTES
 from tvmflow.support.errors import UnsupportedOperatorError
 
 Array = np.ndarray[Any, Any]
@@ -44,7 +45,7 @@ def test_the_table_has_every_operator_of_the_format() -> None:
     from ai_edge_litert import schema_py_generated as schema
 
     names = {name for kind in (tflite.BuiltinOperator, schema.BuiltinOperator) for name in vars(kind) if name.isupper()}
-    assert set(CONVERTERS) | set(REFUSED) == names
+    assert set(CONVERTERS) | set(REFUSED) | INLINED == names
     assert not set(CONVERTERS) & set(REFUSED)
 
 
@@ -57,7 +58,7 @@ def test_the_documented_table_is_current() -> None:
     text = DOCS.read_text(encoding="utf-8")
     states = parse(text)
     assert render(states) == text
-    assert set(states) == set(CONVERTERS)
+    assert set(states) == set(CONVERTERS) | INLINED
     assert not [row for row, cells in states.items() if {"wrong", "raw"} & set(cells.values())]
 
 
@@ -172,6 +173,31 @@ def test_sparse_weights_in_blocks() -> None:
     assert np.array_equal(made, dense)
 
 
+def test_composites_are_replaced_by_their_operators() -> None:
+    """Two calls of one graph: each has tensors of its own."""
+    from flatbuffers import flexbuffers
+
+    writer = FileWriter()
+    schema, main = writer.schema, writer.graph
+    inner = schema.SubGraphT(tensors=[], inputs=[], outputs=[], operators=[], name="inner")
+    writer.model.subgraphs.append(inner)
+    writer.graph = inner
+    a, squared, made = (writer.tensor(name, (2, 3), "FLOAT32") for name in ("a", "squared", "made"))
+    half = writer.tensor("half", (1,), "FLOAT32", np.asarray([0.5], np.float32))
+    writer.operator("MUL", [a, a], [squared], "MulOptions")
+    writer.operator("ADD", [squared, half], [made], "AddOptions")
+    inner.inputs, inner.outputs = np.asarray([a], np.int32), np.asarray([made], np.int32)
+    writer.graph = main
+    x, once, twice = (writer.tensor(name, (2, 3), "FLOAT32") for name in ("x", "once", "twice"))
+    attributes = np.frombuffer(flexbuffers.Dumps({}), np.uint8)
+    fields = {"name": "test.square", "decompositionSubgraphIndex": 1, "compositeAttributes": attributes}
+    for given, result in ((x, once), (once, twice)):
+        writer.operator("STABLEHLO_COMPOSITE", [given], [result], "StableHLOCompositeOptions", fields)
+    values = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
+    (made_value,) = _equals(writer.content([x], [twice]), [values])
+    assert np.allclose(made_value, (values**2 + 0.5) ** 2 + 0.5)
+
+
 def _custom_file() -> tuple[bytes, Array]:
     writer = FileWriter()
     generator = np.random.default_rng(0)
@@ -194,7 +220,8 @@ def test_the_transposed_convolution_of_mediapipe(tmp_path: Path) -> None:
     assert made.shape == (1, 8, 8, 2)
 
 
-def test_all_refused_operators_are_in_one_error() -> None:
+def test_all_refused_operators_are_in_one_error(tmp_path: Path) -> None:
+    """LiteRT cannot load the file: it is not asked. `tvmflow add` reads no more than the header."""
     writer = FileWriter()
     x = writer.tensor("x", (2, 3), "FLOAT32")
     outputs = [writer.tensor(f"made{at}", (2, 3), "FLOAT32") for at in range(4)]
@@ -202,14 +229,14 @@ def test_all_refused_operators_are_in_one_error() -> None:
     writer.operator("RELU", [x], [outputs[1]])
     writer.operator("WHERE", [x], [outputs[2]], "WhereOptions")
     writer.operator("WHERE", [x], [outputs[3]], "WhereOptions")
-    with pytest.raises(UnsupportedOperatorError, match=r"Landmarks \(at 'made0'.*WHERE \(2 times, first at 'made2'"):
-        run_file_without_litert(writer.content([x], outputs))
-
-
-def run_file_without_litert(content: bytes) -> None:
-    from tvmflow.frontends.tensorflow.operator_table import check_operators
-
-    check_operators(read_subgraphs(content)[0].operators)
+    path = tmp_path / "model.tflite"
+    path.write_bytes(writer.content([x], outputs))
+    described = SourceDescription("tensorflow", None, path.name, (TensorSpec("x", (2, 3)),))
+    message = r"Landmarks \(at 'made0'.*WHERE \(2 times, first at 'made2'"
+    with pytest.raises(UnsupportedOperatorError, match=message):
+        load_source(tmp_path, described)
+    with pytest.raises(UnsupportedOperatorError, match=message):
+        read_header(str(path), MAX_BYTES)
 
 
 def test_a_refused_use_names_its_node() -> None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tvmflow.support.errors import ModelFileError, first_line
+from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line
 
 MAX_HEADER_BYTES = 256 << 20
 _TORCH_DTYPES = (
@@ -73,7 +73,7 @@ def read_header(path: str, size: int) -> dict[str, Any] | None:
                     return None
                 header = read(file)
                 return asdict(header) if header is not None else None
-    except ModelFileError:
+    except (ModelFileError, UnsupportedOperatorError):
         raise
     except Exception as error:  # each reader has its own
         raise ModelFileError(
@@ -154,9 +154,14 @@ def _hdf5(file: Path) -> Header:
 
 
 def _tflite(file: Path) -> Header:
+    """Read the inputs. Raises UnsupportedOperatorError that names all operators that are not imported."""
     import tflite
 
+    from tvmflow.frontends.tensorflow.frontend import read_graph_of
+    from tvmflow.frontends.tensorflow.operator_table import check_operators
+
     graph = tflite.Model.GetRootAsModel(file.read_bytes(), 0).Subgraphs(0)
+    check_operators(read_graph_of(file)[1].operators)
     inputs = []
     for index in graph.InputsAsNumpy():
         tensor = graph.Tensors(int(index))

@@ -27,7 +27,7 @@ from tvmflow.frontends.source_model import (
 )
 from tvmflow.frontends.tensorflow.custom_operators import replace_custom_operators
 from tvmflow.frontends.tensorflow.tflite_files import read_tflite
-from tvmflow.frontends.tensorflow.tflite_graph import read_subgraphs
+from tvmflow.frontends.tensorflow.tflite_graph import Subgraph, inline_composites, read_subgraphs
 from tvmflow.frontends.tool_variants import tool_variants
 from tvmflow.ir.relax.emit import build_main, constant, rebuild_call
 from tvmflow.ir.relax.graph import Graph, TensorKind, read_graph
@@ -90,8 +90,7 @@ class TfliteModel:
 
     def __init__(self, path: Path, inputs: tuple[TensorSpec, ...]) -> None:
         self.path = path
-        self.content = replace_custom_operators(read_tflite(path))
-        self.graph = read_subgraphs(self.content)[0]
+        self.content, self.graph = read_graph_of(path)
         from tvmflow.frontends.tensorflow.operator_table import check_operators  # loads TVM
 
         check_operators(self.graph.operators)
@@ -118,7 +117,8 @@ class TfliteModel:
         model._set(inputs)
         model.interpreter.invoke()
         details = {detail["index"]: detail for detail in model.interpreter.get_tensor_details()}
-        for output in (output for operator in self.graph.operators for output in operator.outputs):
+        outputs = (output for operator in self.graph.operators for output in operator.outputs)
+        for output in (output for output in outputs if output.index in details):
             value = model.interpreter.get_tensor(output.index)
             if value.dtype.kind in "fiu" and value.size > 1:
                 yield output.name, _dequantize(value, details[output.index])
@@ -171,6 +171,12 @@ class TfliteModel:
 
     def to_onnx(self, path: Path) -> None:
         raise NoOnnxError(f"no exporter writes {path.name} from TFLite models")
+
+
+def read_graph_of(path: Path) -> tuple[bytes, Subgraph]:
+    """Return a checked file and its graph, without custom and composite operators that others replace."""
+    content = replace_custom_operators(read_tflite(path))
+    return content, inline_composites(read_subgraphs(content))
 
 
 class SavedModel(TfliteModel):

@@ -18,6 +18,9 @@ from tvmflow.support.errors import UnsupportedOperatorError
 
 CONVERTERS: dict[str, Convert] = {**ELEMENTWISE, **INDEXING, **PRODUCTS, **SHAPES, **WINDOWS}
 
+INLINED = frozenset({"STABLEHLO_COMPOSITE"})
+"""Operators that are replaced by those that they stand for (`tflite_graph.inline_composites`)."""
+
 _STATE = "the model keeps a state between runs"
 _RECURRENT = "recurrent layers of TFLite are not imported"
 _CONTROL = "which operators run depends on data"
@@ -58,7 +61,6 @@ REFUSED: dict[str, str] = {
     "RNN": _RECURRENT,
     "SKIP_GRAM": _TEXT,
     "STABLEHLO_CASE": _CONTROL,
-    "STABLEHLO_COMPOSITE": "it calls another graph of the file",
     "STABLEHLO_GATHER": "its dimension numbers are not converted; the converter writes GATHER and GATHER_ND",
     "STABLEHLO_PAD": "its interior padding is not converted; the converter writes PAD and DILATE",
     "STABLEHLO_REDUCE_WINDOW": "its windows are not converted; the converter writes pools and REDUCE_WINDOW",

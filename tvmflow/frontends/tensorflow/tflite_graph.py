@@ -5,8 +5,11 @@ Sparse constants are made dense, 4-bit and 2-bit ones are unpacked. It knows not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError
 
 Array = np.ndarray[Any, Any]
 _QUANTIZED = ("int8", "uint8", "int16")
+_MAX_DEPTH = 8
 _BITS = {"INT4": 4, "INT2": 2}
 
 
@@ -99,8 +103,57 @@ def read_subgraphs(content: bytes) -> list[Subgraph]:
     try:
         model = schema.ModelT.InitFromPackedBuf(content, 0)
         return [_read_subgraph(model, graph) for graph in model.subgraphs]
-    except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+    except (
+        TypeError,
+        ValueError,
+        IndexError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        MemoryError,
+        struct.error,
+    ) as error:
         raise ModelFileError(f"the TFLite file cannot be read: {error}", "a whole .tflite file") from error
+
+
+def inline_composites(graphs: Sequence[Subgraph]) -> Subgraph:
+    """Return the first graph with each STABLEHLO_COMPOSITE replaced by the operators that it stands for.
+
+    Raises ModelFileError for composites that contain each other.
+    """
+    numbers = count(1 << 20)  # of the tensors of composites, behind those of the file
+
+    def expand(operators: Iterable[Operator], depth: int) -> Iterator[Operator]:
+        if depth > _MAX_DEPTH:
+            raise ModelFileError("composite operators of the file contain each other", "a whole .tflite file")
+        for operator in operators:
+            if operator.name != "STABLEHLO_COMPOSITE":
+                yield operator
+                continue
+            graph = graphs[int(operator.options.decompositionSubgraphIndex)]
+            outer = [
+                *zip(graph.outputs, operator.outputs, strict=True),
+                *zip(graph.inputs, operator.inputs, strict=True),
+            ]
+            places: dict[int, Tensor | None] = {tensor.index: given for tensor, given in outer}
+            for inner in expand(graph.operators, depth + 1):
+                yield replace(
+                    inner, inputs=_moved(inner.inputs, places, numbers), outputs=_moved(inner.outputs, places, numbers)
+                )
+
+    return replace(graphs[0], operators=tuple(expand(graphs[0].operators, 0)))
+
+
+def _moved(
+    tensors: Iterable[Tensor | None], places: dict[int, Tensor | None], numbers: Iterator[int]
+) -> tuple[Any, ...]:
+    """Return tensors of a composite as tensors of its caller; `places` is extended by those inside."""
+    moved = []
+    for tensor in tensors:
+        if tensor is not None and tensor.index not in places:
+            places[tensor.index] = replace(tensor, index=next(numbers))
+        moved.append(None if tensor is None else places[tensor.index])
+    return tuple(moved)
 
 
 @cache
