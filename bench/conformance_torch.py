@@ -228,8 +228,8 @@ def _difference(found: Sequence[Any], wanted: Sequence[Any]) -> str | None:
         if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
             return f"output {place}: {ours.dtype} {list(ours.shape)}, not {theirs.dtype} {list(theirs.shape)}"
         if not _equal(ours, theirs):
-            at = np.argwhere(~np.isclose(ours, theirs, rtol=1e-4, atol=1e-5, equal_nan=True))
-            at = tuple(at[0]) if len(at) else (0,) * ours.ndim
+            apart = np.argwhere(~np.isclose(ours, theirs, rtol=1e-4, atol=1e-5, equal_nan=True))
+            at = tuple(apart[0]) if len(apart) else (0,) * ours.ndim
             return f"output {place} at {[int(x) for x in at]}: {ours[at]}, not {theirs[at]}"
     return None
 

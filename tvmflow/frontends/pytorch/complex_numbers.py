@@ -89,6 +89,10 @@ def _conjugate(call: Call) -> Complex:
     return Complex(a.real, call.r.negative(a.imaginary))
 
 
+def _resolved(call: Call) -> Complex:
+    return _part(call, call["self"])
+
+
 def _absolute(call: Call) -> Any:
     r, a = call.r, _part(call, call["self"])
     return r.sqrt(r.add(r.multiply(a.real, a.real), r.multiply(a.imaginary, a.imaginary)))
@@ -277,7 +281,7 @@ _BY_NAME: dict[str, Callable[[Call], Any]] = {
     "mm": _matmul,
     "bmm": _matmul,
     **dict.fromkeys(("_conj", "conj_physical", "_conj_physical"), _conjugate),
-    **dict.fromkeys(("resolve_conj", "resolve_neg"), lambda call: _part(call, call["self"])),
+    **dict.fromkeys(("resolve_conj", "resolve_neg"), _resolved),
     "_to_copy": _copy,
 }
 
