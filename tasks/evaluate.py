@@ -14,6 +14,7 @@ from typing import Any
 
 from tasks.agreement import INPUTS, add_first_kernel, agreement_on
 from tasks.device import LIMIT_READS, DeviceLimits, device_limits, session_of
+from tvmflow.backends.manifest import Manifest, read_manifest
 from tvmflow.backends.registry import backend_of, resolve
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
@@ -90,8 +91,8 @@ def evaluate(context: Context) -> dict[str, Any]:
     settings, backend = context.settings, backend_of(context.settings.target)
     samples = Samples.load(context.inputs["fetch"] / "evaluation.npz")
     folder = context.inputs["build"]
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    ships = network_library(folder, manifest)
+    manifest = read_manifest(folder)
+    ships = network_library(folder, manifest.outputs, manifest.network.device)
     description = read_description(context.inputs["fetch"])
     batch, task = description.batch, description.task
     with _baselines(context) as loaded, session_of(context.limits, settings.target) as session:
@@ -108,7 +109,7 @@ def evaluate(context: Context) -> dict[str, Any]:
         )
         machine = vm_library(folder) if session.has_tvm and backend.has_machine else ships
         numbers = measure_on_device(session, ships, machine, samples.inputs, batch, rules, context.progress)
-        part, unit = backend.verify(manifest["part"], session.call), session.unit
+        part, unit = backend.verify(manifest.part, session.call), session.unit
         agreement = agreement_on(session, context, backend)
     try:
         quality = measure_quality(
@@ -122,8 +123,8 @@ def evaluate(context: Context) -> dict[str, Any]:
         device=Device(settings.device_key, kind, threads, unit, session.build, session.gpu),
         batch=batch,
         library_bytes=ships.file.stat().st_size,
-        coverage=manifest["coverage"],
-        coverage_estimated=manifest["coverage_estimated"],
+        coverage=manifest.coverage,
+        coverage_estimated=manifest.coverage_estimated,
         **vars(numbers.measured),
         **vars(quality),
         peer_variants=peers.variants,
@@ -146,16 +147,14 @@ def has_bounds(settings: EvaluateSettings) -> bool:
     return _is_this_cpu(settings) and not settings.emulated
 
 
-def _bounds(context: Context, manifest: dict[str, Any], numbers: DeviceNumbers) -> Bounds | NoBounds | None:
+def _bounds(context: Context, manifest: Manifest, numbers: DeviceNumbers) -> Bounds | NoBounds | None:
     """Return the roofline bounds on this machine's CPU; None for another device."""
     settings, latency = context.settings, numbers.measured.latency.compute
     if not has_bounds(settings):
         return None
     context.progress("measuring what the machine does at most", 0, 0)
     median_ms = latency.median_ms if latency.is_time else None
-    return measure_bounds(
-        manifest["kernels"], settings.target, median_ms, numbers.kernels_ms, settings.max_foreign_load
-    )
+    return measure_bounds(manifest.kernels, settings.target, median_ms, numbers.kernels_ms, settings.max_foreign_load)
 
 
 def _baselines(context: Context) -> contextlib.AbstractContextManager[Callable[[], Baselines]]:

@@ -223,6 +223,15 @@ typedef struct tvmflow_api {
   /* Return the number of threads of an instance's next run: as many as requested, or as there are CPUs for; after the first runs as many as make it
    * faster, 1 if none do; each kernel has its own number of these. It is tried again from time to time. 0 for NULL. */
   uint32_t (*threads_of)(tvmflow_instance *instance);
+
+  /* Number of inputs that are states: each has an output of its shape, whose value is the input of the next run. A run whose inputs[i] is NULL
+   * for a state takes what the instance carries: zeros at first, and then the output of its last run, whoever gave that run's state. outputs[i] may
+   * be NULL for the output of a state. 0: the network has none. */
+  uint32_t states;
+  /* Find input and output of state i. */
+  tvmflow_status (*state_of)(uint32_t i, uint32_t *input, uint32_t *output);
+  /* Set all states that the instance carries to zeros, as for the beginning of another stream. */
+  tvmflow_status (*state_reset)(tvmflow_instance *instance);
 } tvmflow_api;
 
 typedef const tvmflow_api *(*tvmflow_entry)(void);

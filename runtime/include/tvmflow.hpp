@@ -70,6 +70,14 @@ class network {
   // The number of threads of the next run, chosen for the lowest latency; 0 if the library's version does not report it.
   uint32_t threads() const { return api_->size > offsetof(tvmflow_api, threads_of) ? api_->threads_of(instance_.get()) : 0; }
 
+  // The number of states, inputs that are carried from run to run where their pointer is null.
+  uint32_t states() const { return api_->size > offsetof(tvmflow_api, states) ? api_->states : 0; }
+
+  // Set all carried states to zeros, for the beginning of another stream.
+  void reset_states() {
+    if (states()) check(api_->state_reset(instance_.get()));
+  }
+
   // The number of dynamic sizes; 0 if all shapes are fixed.
   uint32_t sizes() const { return api_->size > offsetof(tvmflow_api, sizes) ? api_->sizes : 0; }
 

@@ -124,6 +124,7 @@ class _Profile(ctypes.Structure):
 _Info = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(_Tensor))
 _Pointers = ctypes.POINTER(ctypes.c_void_p)
 _Numbers = ctypes.POINTER(ctypes.c_int64)
+_Number = ctypes.POINTER(ctypes.c_uint32)
 
 
 class _Api(ctypes.Structure):
@@ -179,6 +180,9 @@ class _Api(ctypes.Structure):
         ("shape_of", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint32, _Numbers, _Numbers)),
         ("run_sized", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _Numbers, _Pointers, _Pointers)),
         ("threads_of", ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p)),
+        ("states", ctypes.c_uint32),
+        ("state_of", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, _Number, _Number)),
+        ("state_reset", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)),
     )
 
 
@@ -250,6 +254,7 @@ class Network:
         self.inputs = tuple(self._tensor(self._api.input, i) for i in range(self._api.inputs))
         self.outputs = tuple(self._tensor(self._api.output, i) for i in range(self._api.outputs))
         self.sizes = self._open_sizes()
+        self.states = self._open_states()
         self.labels = tuple(self._api.labels[i].decode() for i in range(self._api.label_count))
         options = _Options(threads=threads, cpu_mask=cpu_mask)
         self._driver = driver(self.device) if callable(driver) and self.device else None if callable(driver) else driver
@@ -297,18 +302,35 @@ class Network:
     def __call__(self, *arrays: Any) -> Any:
         """Run once. arrays: one per input, exactly of its shape; numbers are converted to its dtype.
 
-        Where the network has `sizes`, inputs may be smaller in these, and outputs are what they make of it.
+        The instance carries an input of `states` that is None; without an array for any of them, it carries all. Where
+        the network has `sizes`, inputs may be smaller in these, and outputs are what they make of it.
         """
+        arrays = self._with_states(arrays)
         if len(arrays) != len(self.inputs):
             raise ValueError(
                 f"{len(arrays)} arrays for {len(self.inputs)} inputs: {', '.join(x.name for x in self.inputs)}"
             )
         if self.sizes:
             return self._run_sized(arrays)
-        given = [self._input(array, spec) for array, spec in zip(arrays, self.inputs, strict=True)]
+        given = [
+            None if array is None and spec.name in self.states else self._input(array, spec)
+            for array, spec in zip(arrays, self.inputs, strict=True)
+        ]
         found = [_aligned(spec) for spec in self.outputs]
         self._check(self._api.run(self._handle, _pointers(given), _pointers(found)))
         return found[0] if len(found) == 1 else tuple(found)
+
+    def reset_states(self) -> None:
+        """Set all states that the instance carries to zeros, for the beginning of another stream."""
+        if self.states:
+            self._check(self._api.state_reset(self._handle))
+
+    def _with_states(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arrays with None for each state if there are arrays for all other inputs only."""
+        if not self.states or len(arrays) != len(self.inputs) - len(self.states):
+            return arrays
+        others = iter(arrays)
+        return tuple(None if spec.name in self.states else next(others) for spec in self.inputs)
 
     def _run_sized(self, arrays: Sequence[Any]) -> Any:
         sizes = self._sizes_of(arrays)
@@ -345,6 +367,14 @@ class Network:
             self._check(self._api.size_of(i, ctypes.byref(one)))
             found.append(Size(one.name.decode(), tuple(one.buckets[: one.count])))
         return tuple(found)
+
+    def _open_states(self) -> dict[str, str]:
+        """Return the inputs that the instance carries from run to run, with the outputs that they are."""
+        found, given, made = {}, ctypes.c_uint32(), ctypes.c_uint32()
+        for i in range(self._api.states if self._api.size > _Api.states.offset else 0):
+            self._check(self._api.state_of(i, ctypes.byref(given), ctypes.byref(made)))
+            found[self.inputs[given.value].name] = self.outputs[made.value].name
+        return found
 
     @property
     def device(self) -> str:
@@ -504,5 +534,5 @@ def _address(array: np.ndarray[Any, Any]) -> int:
     return int(array.__array_interface__["data"][0])  # a fifth of the time of array.ctypes.data
 
 
-def _pointers(arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
-    return (ctypes.c_void_p * len(arrays))(*map(_address, arrays))
+def _pointers(arrays: Sequence[np.ndarray[Any, Any] | None]) -> Any:
+    return (ctypes.c_void_p * len(arrays))(*(None if array is None else _address(array) for array in arrays))

@@ -64,6 +64,7 @@ struct tvmflow_instance {
   void *image_memory;    /* workspace to resize images, sized for the largest so far */
   size_t image_size;
   float *scores;         /* of the first output, allocated on first use */
+  unsigned char *states; /* that the instance carries, one after the other; NULL: none */
   workspace workspaces[TVMFLOW_MAX_THREADS][MAX_WORKSPACES]; /* of each thread */
 };
 
@@ -209,6 +210,30 @@ static void bind_values(tvmflow_instance *made) {
   }
 }
 
+static size_t aligned_size(size_t size) { return (size + TVMFLOW_ALIGNMENT - 1) / TVMFLOW_ALIGNMENT * TVMFLOW_ALIGNMENT; }
+
+/* Return the bytes of the first `count` states. */
+static size_t state_bytes(uint32_t count) {
+  size_t size = 0;
+  for (uint32_t i = 0; i < count; ++i) size += aligned_size(plan.inputs[plan.states[i].input].size);
+  return size;
+}
+
+/* Return the state of an input, or of an output; plan_api.states if it is none. */
+static uint32_t state_at(int is_output, uint32_t at) {
+  uint32_t i = 0;
+  while (i < plan_api.states && (is_output ? plan.states[i].output : plan.states[i].input) != at) ++i;
+  return i;
+}
+
+static int make_states(tvmflow_instance *made) {
+  if (!plan_api.states) return 0;
+  made->states = allocate(made, state_bytes(plan_api.states));
+  if (!made->states) return -1;
+  memset(made->states, 0, state_bytes(plan_api.states));
+  return 0;
+}
+
 static void free_memory(tvmflow_instance *freed) {
   fallback_close(&freed->gpu_library);
   for (uint32_t thread = 0; thread < TVMFLOW_MAX_THREADS; ++thread)
@@ -223,6 +248,7 @@ static void free_memory(tvmflow_instance *freed) {
   release(freed, freed->buffers);
   release(freed, freed->image_memory);
   release(freed, freed->scores);
+  release(freed, freed->states);
   release(freed, freed->calls);
   release(freed, freed->all_arguments);
   release(freed, freed->all_tensors);
@@ -338,6 +364,7 @@ tvmflow_status tvmflow_create_with_gpu(const tvmflow_options *options, const tvm
   current.error[0] = 0;
   if (!instance) return fail(TVMFLOW_BAD_ARGUMENT, "no place for the instance", NULL);
   if (fault) return fail(TVMFLOW_BAD_ARGUMENT, "%s", fault);
+  if (plan_api.states) return fail(TVMFLOW_BAD_ARGUMENT, "a library for a GPU beside a network with states", NULL);
   tvmflow_status status = create(options, NULL, NULL, &made);
   if (status) return status;
   if (fallback_start(&made->gpu_library, other, gpu, made, sample)) {
@@ -366,7 +393,7 @@ static tvmflow_status create(const tvmflow_options *options, const tvmflow_drive
   memset(made, 0, sizeof *made);
   made->options = requested;
   tvmflow_status status = TVMFLOW_OK;
-  if (make_memory(made)) status = fail(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
+  if (make_memory(made) || make_states(made)) status = fail(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
   if (!status) status = load_device(made, driver);
   if (!status) status = open_gpu(made, gpu);
   if (status) {
@@ -423,10 +450,11 @@ static tvmflow_status prepare_inputs(tvmflow_instance *instance, const int64_t *
     io_buffer *at = &instance->buffers[i];
     const tvmflow_tensor *requested = &instance->tables->inputs[i];
     const int exact = sizes_are_exact(i, requested, sizes);
-    tvmflow_status status = use_buffer(instance, at, exact ? inputs[i] : NULL, plan.inputs[i].size, input_alignment(instance, requested));
+    const void *given = inputs[i] ? inputs[i] : instance->states + state_bytes(state_at(0, i));
+    tvmflow_status status = use_buffer(instance, at, exact ? given : NULL, plan.inputs[i].size, input_alignment(instance, requested));
     if (status) return status;
-    if (!exact) sizes_pad(i, requested, sizes, inputs[i], at->memory);
-    else if (at->memory != inputs[i]) memcpy(at->memory, inputs[i], requested->size);
+    if (!exact) sizes_pad(i, requested, sizes, given, at->memory);
+    else if (at->memory != given) memcpy(at->memory, given, requested->size);
   }
   return TVMFLOW_OK;
 }
@@ -503,6 +531,14 @@ static tvmflow_status run_on_gpu(tvmflow_instance *instance) {
   return TVMFLOW_OK;
 }
 
+/* Keep the outputs of a run that are states for the next one. */
+static void keep_states(tvmflow_instance *instance) {
+  for (uint32_t i = 0; i < plan_api.states; ++i) {
+    const plan_state *state = &plan.states[i];
+    memcpy(instance->states + state_bytes(i), instance->buffers[plan_api.inputs + state->output].memory, plan.outputs[state->output].size);
+  }
+}
+
 /* Run on prepared inputs; sizes and outputs: see prepare_outputs. */
 static tvmflow_status run_prepared(tvmflow_instance *instance, const int64_t *sizes, void *const *outputs) {
   tvmflow_status status = prepare_outputs(instance, sizes, outputs);
@@ -513,8 +549,9 @@ static tvmflow_status run_prepared(tvmflow_instance *instance, const int64_t *si
     const io_buffer *at = &instance->buffers[plan_api.inputs + i];
     const tvmflow_tensor *found = &instance->tables->outputs[i];
     if (!sizes_are_exact(plan_api.inputs + i, found, sizes)) sizes_cut(plan_api.inputs + i, found, sizes, at->memory, outputs[i]);
-    else if (at->memory != outputs[i]) memcpy(outputs[i], at->memory, found->size);
+    else if (outputs[i] && at->memory != outputs[i]) memcpy(outputs[i], at->memory, found->size);
   }
+  if (!status) keep_states(instance);
   return status;
 }
 
@@ -539,14 +576,14 @@ static tvmflow_status unlock_instance(tvmflow_instance *instance, tvmflow_status
 
 static tvmflow_status check_outputs(void *const *outputs) {
   for (uint32_t i = 0; i < plan_api.outputs; ++i)
-    if (!outputs[i]) return fail(TVMFLOW_BAD_ARGUMENT, "output %s is NULL", plan.outputs[i].name);
+    if (!outputs[i] && state_at(1, i) == plan_api.states) return fail(TVMFLOW_BAD_ARGUMENT, "output %s is NULL", plan.outputs[i].name);
   return TVMFLOW_OK;
 }
 
 static tvmflow_status check_run(const tvmflow_instance *instance, const void *const *inputs, void *const *outputs) {
   if (!instance || !inputs || !outputs) return fail(TVMFLOW_BAD_ARGUMENT, "instance, inputs or outputs are NULL", NULL);
   for (uint32_t i = 0; i < plan_api.inputs; ++i)
-    if (!inputs[i]) return fail(TVMFLOW_BAD_ARGUMENT, "input %s is NULL", plan.inputs[i].name);
+    if (!inputs[i] && state_at(0, i) == plan_api.states) return fail(TVMFLOW_BAD_ARGUMENT, "input %s is NULL", plan.inputs[i].name);
   return check_outputs(outputs);
 }
 
@@ -672,6 +709,21 @@ tvmflow_status tvmflow_input(uint32_t i, tvmflow_tensor *info) {
 tvmflow_status tvmflow_output(uint32_t i, tvmflow_tensor *info) {
   if (i >= plan_api.outputs || !info) return TVMFLOW_BAD_ARGUMENT;
   *info = plan.outputs[i];
+  return TVMFLOW_OK;
+}
+
+tvmflow_status tvmflow_state_of(uint32_t i, uint32_t *input, uint32_t *output) {
+  if (i >= plan_api.states || !input || !output) return TVMFLOW_BAD_ARGUMENT;
+  *input = plan.states[i].input;
+  *output = plan.states[i].output;
+  return TVMFLOW_OK;
+}
+
+tvmflow_status tvmflow_state_reset(tvmflow_instance *instance) {
+  if (!instance) return TVMFLOW_BAD_ARGUMENT;
+  pthread_mutex_lock(&instance->mutex);
+  if (instance->states) memset(instance->states, 0, state_bytes(plan_api.states));
+  pthread_mutex_unlock(&instance->mutex);
   return TVMFLOW_OK;
 }
 

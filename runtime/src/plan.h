@@ -123,6 +123,11 @@ typedef struct {
   int64_t times, plus, over;
 } plan_axis;
 
+/* An input that an instance carries from run to run, and the output that it is. */
+typedef struct {
+  uint32_t input, output;
+} plan_state;
+
 /* The network at one of its sizes, with its own steps and values; constants are shared. */
 typedef struct {
   const struct plan_tables *plan;
@@ -152,6 +157,7 @@ typedef struct plan_tables {
   uint32_t program_count;
   const plan_gpu *gpu; /* NULL: the CPU, perhaps with an accelerator, runs all steps */
   const plan_sizes *sizes; /* NULL: all inputs have one shape */
+  const plan_state *states; /* as many as plan_api.states */
 } plan_tables;
 
 extern const plan_tables plan;
@@ -170,6 +176,8 @@ tvmflow_status tvmflow_size_of(uint32_t i, tvmflow_size *info);
 tvmflow_status tvmflow_sizes_of(const int64_t *const *shapes, int64_t *sizes);
 tvmflow_status tvmflow_shape_of(int is_output, uint32_t i, const int64_t *sizes, int64_t *shape);
 tvmflow_status tvmflow_run_sized(tvmflow_instance *instance, const int64_t *sizes, const void *const *inputs, void *const *outputs);
+tvmflow_status tvmflow_state_of(uint32_t i, uint32_t *input, uint32_t *output);
+tvmflow_status tvmflow_state_reset(tvmflow_instance *instance);
 uint32_t tvmflow_threads_of(tvmflow_instance *instance);
 void tvmflow_destroy(tvmflow_instance *instance);
 const char *tvmflow_last_error(void);

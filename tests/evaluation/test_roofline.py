@@ -20,13 +20,13 @@ from tests.differential.test_attention import Case, imported
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.lower import lower
-from tvmflow.codegen.manifest import kernels_of
 from tvmflow.config.params import load_params
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation import roofline as bounds
 from tvmflow.evaluation.machine_load import CpuReading
 from tvmflow.evaluation.roofline import Ceilings, NoBounds, Work, bounds_of, measure_bounds, measure_ceilings
 from tvmflow.ir.relax.emit import constant
+from tvmflow.ir.tir.kernel_schedules import KernelSchedule
 from tvmflow.ir.tir.workloads import extract_workloads, multiplied, operations
 from tvmflow.report.tables import shown_bound
 from tvmflow.support.errors import StageError
@@ -61,8 +61,8 @@ def test_operations_and_constants_are_those_that_a_run_needs() -> None:
             once = builder.emit(relax.op.matmul(rows, weight))
             twice = builder.emit_output(relax.op.matmul(once, weight))
         builder.emit_func_output(twice)
-    choices = build_scheduled(builder.get(), BACKEND, {}).choices
-    assert Work.of(kernels_of(choices)) == Work({"float32": 5 * 16 + 2 * (2 * 5 * 16 * 16)}, 4 * 5 * 16 + 4 * 16 * 16)
+    kernels = build_scheduled(builder.get(), BACKEND, {}).kernels
+    assert Work.of(kernels) == Work({"float32": 5 * 16 + 2 * (2 * 5 * 16 * 16)}, 4 * 5 * 16 + 4 * 16 * 16)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_kernels_that_lose_most_come_first() -> None:
     one without a time no row.
     """
     kernels = [
-        {"name": name, "operations": operations, "dtype": dtype}
+        KernelSchedule(name, "", "default", "any", operations, dtype, 0)
         for name, operations, dtype in (
             ("near", 2e9, "float32"),
             ("far", 4e9, "int8"),

@@ -84,7 +84,7 @@ def test_keys_without_a_value_are_left_out_and_those_of_a_backend_kept() -> None
         (None, "read: Input should be a dictionary"),
         ([], "read: Input should be a dictionary"),
         ({}, "read: cold_start_ms: Field required"),
-        (scorecard().to_json() | {"latency": {"compute": {"median_ms": 1.0}}}, "latency.compute"),
+        (scorecard().to_json() | {"latency": {"compute": {"median_ms": 1.0}}}, "latency: compute"),
         (scorecard().to_json() | {"batch": "many"}, "batch"),
     ],
 )

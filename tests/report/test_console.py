@@ -19,7 +19,9 @@ from tests.report.report_data import BADGE, card, history, latency, part
 from tests.scorecards import DEVICE
 from tvmflow.devices.gpu.quarantine import DifferingKernel
 from tvmflow.devices.gpu_facts import GpuFacts
+from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.scorecard import AcceleratorPart, GpuAgreement, GpuNumbers, Scorecard
+from tvmflow.pipeline.results import RetuneResult
 from tvmflow.report.console import Grid, grid, print_to, printable, show_table, show_text
 from tvmflow.report.tables import latency_table, part_table, retune_table, scorecard_markdown, scorecard_table
 from tvmflow.tuning.records.origins import ORIGINS
@@ -38,21 +40,21 @@ def _card(name: str, **more: Any) -> Scorecard:
 
 
 NAMES = [f"digits_torch@local-cpu:{precision}" for precision in ("float32", "int8", "bfloat16")]
-RETUNED = {
-    "cell": NAMES[0],
-    "before": {"tvm": "0.26.0"},
-    "now": {"tvm": "0.27.0"},
-    "tuning": {"kernels": dict(zip(ORIGINS, range(5), strict=True))},
-    "comparison": {"ratio": 0.9, "low": 0.88, "high": 0.93},
-    "verdict": "digits_torch.local-cpu.float32 version 2 is the champion now (was version 1)",
-}
+RETUNED = RetuneResult(
+    NAMES[0],
+    before={"tvm": "0.26.0"},
+    now={"tvm": "0.27.0"},
+    tuning={"kernels": dict(zip(ORIGINS, range(5), strict=True))},
+    comparison=Comparison(0.9, 0.88, 0.93, 60, 0.95),
+    verdict="digits_torch.local-cpu.float32 version 2 is the champion now (was version 1)",
+)
 TABLES: dict[str, Callable[[], Grid]] = {
     "scorecard": lambda: scorecard_table([_card(NAMES[0])]),
     "scorecards": lambda: scorecard_table([_card(name) for name in NAMES]),
     "latency": lambda: latency_table(_card(NAMES[0])),
     "busy": lambda: latency_table(_card(NAMES[0], peers={"onnxruntime": latency(1.0, badges=(BADGE,))})),
     "accelerator": lambda: part_table(AcceleratorPart(**part(), launches=3)),
-    "retune": lambda: retune_table([RETUNED, {"cell": NAMES[1], "verdict": "failed, the champion stays: no device"}]),
+    "retune": lambda: retune_table([RETUNED, RetuneResult(NAMES[1], "failed, the champion stays: no device")]),
     "history": lambda: grid(
         "measurements",
         ("when", "tvm", "device", "latency", "version", "changed"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tvmflow.evaluation.latency_summary import Latency
+from tvmflow.pipeline.results import CellResult
 from tvmflow.support.errors import TvmflowError
 
 if TYPE_CHECKING:
@@ -222,63 +223,14 @@ class RunResult:
     scorecard: Scorecard | None = field(default=None, repr=False)
 
     @staticmethod
-    def of(result: Mapping[str, Any], card: card_types.Scorecard | None) -> RunResult:
+    def of(result: CellResult, card: card_types.Scorecard | None) -> RunResult:
         """Return what a flow returned, with the scorecard that the cell has now."""
-        from tvmflow.support.errors import from_json
-
-        error = result["error"]
-        return RunResult(
-            result["cell"],
-            result["outcomes"],
-            from_json(error) if error else None,
-            result.get("failed_stage"),
-            Scorecard.of(card) if card else None,
-        )
+        known = Scorecard.of(card) if card else None
+        return RunResult(result.cell, result.outcomes, result.error, result.failed_stage, known)
 
     def to_json(self) -> dict[str, Any]:
         error = self.error.to_json() if self.error else None
         return {"cell": self.cell, "outcomes": dict(self.outcomes), "error": error, "failed_stage": self.failed_stage}
-
-
-@dataclass(frozen=True)
-class RetuneResult:
-    """The result of a re-tune for one cell. before, now: versions of the toolchain; kernels: numbers of replayed, lost,
-    searched ones; outcomes: stage -> hit, restored or made; comparison: of the new library with the champion, None
-    without one.
-    """
-
-    cell: str
-    verdict: str
-    promoted: bool
-    outcomes: Mapping[str, str]
-    before: Mapping[str, str] | None
-    now: Mapping[str, str]
-    kernels: Mapping[str, Any]
-    comparison: Mapping[str, Any] | None
-    error: TvmflowError | None
-    raw: Mapping[str, Any] = field(repr=False)
-
-    @staticmethod
-    def of(result: Mapping[str, Any]) -> RetuneResult:
-        """Return what the flow returned for a cell."""
-        from tvmflow.support.errors import from_json
-
-        error = result["error"]
-        return RetuneResult(
-            cell=result["cell"],
-            verdict=result["verdict"],
-            promoted=result["promoted"],
-            outcomes=result["outcomes"],
-            before=result.get("before"),
-            now=result.get("now", {}),
-            kernels=result.get("tuning", {}),
-            comparison=result.get("comparison"),
-            error=from_json(error) if error else None,
-            raw=result,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(self.raw)
 
 
 @dataclass(frozen=True)
@@ -308,16 +260,3 @@ class Measurement:
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.row)
-
-
-@dataclass(frozen=True)
-class Verdict(_Value):
-    """The verdict of the gate. promoted: the champion changed; reasons: against the release; comparison: with the
-    champion.
-    """
-
-    passed: bool
-    promoted: bool
-    reasons: tuple[str, ...]
-    text: str
-    comparison: Mapping[str, Any] | None

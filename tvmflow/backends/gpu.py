@@ -105,6 +105,15 @@ class GpuBackend(CpuBackend):
         )
 
     def pack(self, mod: IRModule, block: int | None) -> tuple[Any, dict[str, Any]]:
+        from tvmflow.ir.relax.graph import read_graph
+        from tvmflow.ir.relax.recurrent import RECURRENT
+
+        layers = [step.name for step in read_graph(mod).steps if step.op == RECURRENT]
+        if layers:
+            raise StageError(
+                f"{len(layers)} recurrent layers (LSTM, GRU or RNN) in the network, which have no kernels for GPUs",
+                "a network without them, or a target of kind llvm",
+            )
         return super().pack(mod, block or _CHANNELS)
 
     def lowering_passes(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:

@@ -103,7 +103,7 @@ def retune(
     if as_json:
         show_json([result.to_json() for result in results])
     else:
-        show(retune_table([dict(result.raw) for result in results]))
+        show(retune_table(results))
     raise_failures([api.RunResult(result.cell, result.outcomes, result.error, "retune") for result in results])
     suggest("tvmflow report")
 

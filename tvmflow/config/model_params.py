@@ -177,6 +177,7 @@ class ModelEntry(Frozen):
     input: Input | None = None
     inputs: dict[Line, InputTensor] = Field(default_factory=dict)
     buckets: dict[Name, Buckets] = Field(default_factory=dict)
+    state: dict[Line, Line] = Field(default_factory=dict)
     task: Task | None = None
     metric: Name | None = None
     preprocess: Preprocess = Preprocess()
@@ -226,6 +227,17 @@ class ModelEntry(Frozen):
                     f"a shape of at most {MAX_AXES} sizes, each name at most once; found {list(shape)} of {name}"
                 )
             check_shape(self.tensors[name].shape)
+        return self
+
+    @model_validator(mode="after")
+    def _has_states(self) -> ModelEntry:
+        unknown = sorted(set(self.state) - set(self.inputs))
+        if unknown or len(set(self.state.values())) < len(self.state):
+            raise ValueError(
+                f"state: names of inputs, each with an output of its own; found {unknown or list(self.state.values())}"
+            )
+        if self.state and self.buckets:
+            raise ValueError("state in a model of one size; found buckets, too")
         return self
 
     @property

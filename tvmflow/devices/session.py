@@ -14,6 +14,7 @@ import numpy as np
 
 from tvmflow.config.buckets import Numbers
 from tvmflow.devices.gpu_facts import GpuFacts
+from tvmflow.frontends.source_model import OutputSpec
 from tvmflow.support.errors import DeviceError, DeviceLostError, last_line
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -63,11 +64,11 @@ class DeviceSession(ABC):
 
     @abstractmethod
     def network(
-        self, remote_name: str, beside: Path, outputs: list[dict[str, Any]], design: str | None = None
+        self, remote_name: str, beside: Path, outputs: Sequence[OutputSpec], design: str | None = None
     ) -> RemoteModel:
         """Start an uploaded library without TVM.
 
-        beside: the build folder. outputs: shape and dtype of each, as in manifest.json. design: of the accelerator that
+        beside: the build folder. outputs: in its order. design: of the accelerator that
         computes a part of it, None for none. Raises StageError if the library fails.
         """
 

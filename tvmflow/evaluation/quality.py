@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tvmflow.evaluation.metrics import value_of
 from tvmflow.evaluation.scorecard import Accuracy, Quality, Scorecard
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.files import load_arrays
+from tvmflow.support.json_values import write_json
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
@@ -79,8 +79,8 @@ def _reference(inputs: Mapping[str, Path], stage: str) -> dict[str, Arrays]:
 
 def write_scorecard(out: Path, card: Scorecard, outputs: Arrays, samples: Samples, task: str | None) -> None:
     """Write scorecard.json, metrics.json, confusion.csv and latency.csv."""
-    for name, value in (("scorecard.json", card.to_json()), ("metrics.json", card.metrics)):
-        (out / name).write_text(json.dumps(value, sort_keys=True, indent=1), encoding="utf-8")
+    write_json(out / "scorecard.json", card)
+    write_json(out / "metrics.json", card.metrics)
     classes = classes_of(outputs[0], task)
     has_pairs = samples.y is not None and samples.y.ndim == 1 and classes is not None
     confusion = list(zip(samples.y.tolist(), classes.tolist(), strict=True)) if has_pairs else []  # type: ignore[union-attr]

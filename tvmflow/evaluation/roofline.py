@@ -17,12 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tvmflow.devices.programs import run_compiler
 from tvmflow.evaluation.machine_load import CpuReading, foreign_share, read_cpu
+from tvmflow.ir.tir.kernel_schedules import KernelSchedule
 from tvmflow.support.errors import StageError
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -60,13 +60,13 @@ class Work:
     constant_bytes: int
 
     @classmethod
-    def of(cls, kernels: Iterable[Mapping[str, Any]]) -> Work:
+    def of(cls, kernels: Iterable[KernelSchedule]) -> Work:
         """Return the sum over the kernels of manifest.json."""
         operations: dict[str, float] = {}
         constants = 0
         for kernel in kernels:
-            operations[kernel["dtype"]] = operations.get(kernel["dtype"], 0.0) + kernel["operations"]
-            constants += kernel["constant_bytes"]
+            operations[kernel.dtype] = operations.get(kernel.dtype, 0.0) + kernel.operations
+            constants += kernel.constant_bytes
         return cls({dtype: count for dtype, count in sorted(operations.items()) if count}, constants)
 
 
@@ -147,21 +147,19 @@ def bounds_of(work: Work, ceilings: Ceilings, median_ms: float | None) -> Bounds
 
 
 def kernel_bounds(
-    kernels: Iterable[Mapping[str, Any]], ceilings: Ceilings, times_ms: Mapping[str, float]
+    kernels: Iterable[KernelSchedule], ceilings: Ceilings, times_ms: Mapping[str, float]
 ) -> tuple[KernelBound, ...]:
     """Return a row per kernel with a known time, sorted by the time lost against the arithmetic bound."""
     rows = []
     for kernel in kernels:
-        if took := times_ms.get(kernel["name"]):
-            least_ms = (
-                1e3 * kernel["operations"] / ceilings.operations[kernel["dtype"]] if kernel["operations"] else 0.0
-            )
-            rows.append(KernelBound(kernel["name"], took, least_ms, least_ms / took))
+        if took := times_ms.get(kernel.name):
+            least_ms = 1e3 * kernel.operations / ceilings.operations[kernel.dtype] if kernel.operations else 0.0
+            rows.append(KernelBound(kernel.name, took, least_ms, least_ms / took))
     return tuple(sorted(rows, key=lambda row: row.least_ms - row.ms))
 
 
 def measure_bounds(
-    kernels: Sequence[Mapping[str, Any]],
+    kernels: Sequence[KernelSchedule],
     target: ResolvedTarget,
     median_ms: float | None,
     times_ms: Mapping[str, float],

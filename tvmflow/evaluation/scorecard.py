@@ -5,12 +5,11 @@ The names of the fields are the keys of the file. Keys that cards of older versi
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from tvmflow.config.buckets import metric_of
 from tvmflow.devices.gpu.quarantine import DifferingKernel
@@ -20,8 +19,7 @@ from tvmflow.evaluation.agreement import Agreement
 from tvmflow.evaluation.latency_summary import Advantage, Latency
 from tvmflow.evaluation.roofline import Bounds, NoBounds
 from tvmflow.support.errors import StoreError
-
-_IF_ANY = Field(exclude_if=lambda value: not value)  # the file has the key only if there is a value
+from tvmflow.support.json_values import OPTIONAL, from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -124,8 +122,8 @@ class Device:
     kind: str
     threads: int
     unit: str = ""
-    build: Annotated[str, _IF_ANY] = ""
-    gpu: Annotated[GpuFacts | None, _IF_ANY] = None
+    build: str = field(default="", metadata=OPTIONAL)
+    gpu: GpuFacts | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -170,7 +168,7 @@ class Scorecard(Quality, OnDevice):
     coverage_estimated: float = 0.0
     peer_variants: Mapping[str, str] = field(default_factory=dict)
     peers_left_out: Mapping[str, str] = field(default_factory=dict)
-    bounds: Annotated[Bounds | NoBounds | None, _IF_ANY] = None
+    bounds: Bounds | NoBounds | None = field(default=None, metadata=OPTIONAL)
     part: AcceleratorPart | None
     kernel_agreement: GpuAgreement | None = None
     quantization: Mapping[str, Any] = field(default_factory=dict)
@@ -179,16 +177,13 @@ class Scorecard(Quality, OnDevice):
     def from_json(value: Any) -> Scorecard:
         """Read the content of scorecard.json. Raises StoreError, also for a card from before latencies had badges."""
         try:
-            return _converter().validate_python(value)
-        except ValidationError as error:
-            first = error.errors()[0]
-            why = ": ".join([*filter(None, [".".join(map(str, first["loc"]))]), first["msg"]])
-            raise StoreError(f"a scorecard that cannot be read: {why}", "one of this version of tvmflow") from None
+            return from_json(Scorecard, value)
+        except ValueError as error:
+            raise StoreError(f"a scorecard that cannot be read: {error}", "one of this version of tvmflow") from None
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of scorecard.json."""
-        value: dict[str, Any] = _converter().dump_python(self)
-        return value
+        return dict(to_json(self))
 
     @property
     def has_time(self) -> bool:
@@ -213,8 +208,3 @@ class Scorecard(Quality, OnDevice):
         metrics |= self.part.metrics if self.part else {}
         metrics |= {name: one.built for name in ("accuracy", "top5") if (one := getattr(self, name))}
         return metrics
-
-
-@functools.cache
-def _converter() -> TypeAdapter[Scorecard]:
-    return TypeAdapter(Scorecard)

@@ -11,6 +11,7 @@ from tvm import relax
 from tvm.ir.transform import Sequential
 from tvm.tirx import compilation_pipeline
 
+from tvmflow.ir.relax.recurrent import RECURRENT, register_recurrent
 from tvmflow.ir.tir.flatten_buffer_fix import lower_with_fixed_indices
 from tvmflow.ir.tvm_compat import IRModule
 from tvmflow.passes.canonicalize.canonical_norms import CanonicalNorms
@@ -43,6 +44,7 @@ from tvmflow.passes.legalize.convolutions import legalize_convolutions
 from tvmflow.passes.legalize.int8_lookup_tables import Int8LookupTables
 from tvmflow.passes.legalize.narrow import NarrowByInstruction
 from tvmflow.passes.legalize.pools import legalize_max_pool2d
+from tvmflow.passes.legalize.recurrent import legalize_recurrent
 from tvmflow.passes.legalize.reductions import reduction_legalizers
 from tvmflow.passes.legalize.resize import legalize_resize2d
 from tvmflow.schedules.intrinsics import math_functions
@@ -82,7 +84,7 @@ def lowering_passes(cpu: CpuFeatures, winograd: Mapping[str, int], has_gpu: bool
         ("int8_lookup_tables", Int8LookupTables(), True),
         ("narrow_by_instruction", NarrowByInstruction(), True),
         ("fuse_attention", FuseAttention(cpu.channel_block, has_bfloat16_dot), not has_gpu),
-        ("legalize_operators", _legalize_operators(winograd), True),
+        ("legalize_operators", _legalize_operators(winograd, cpu), True),
         ("annotate_patterns", relax.transform.AnnotateTIROpPattern(), True),
         ("fold_constants", relax.transform.FoldConstant(), True),
         ("limit_inlining", LimitInlining(), True),
@@ -137,9 +139,11 @@ def kernel_pipeline() -> tuple[Any, Any, Any]:
     return lower_with_fixed_indices(lower), lambda: Sequential([*host_passes(), for_host()]), for_device
 
 
-def _legalize_operators(winograd: Mapping[str, int]) -> Pass:
+def _legalize_operators(winograd: Mapping[str, int], cpu: CpuFeatures) -> Pass:
     """Return the pass that lowers each operator to TIR, by our table or else by TVM's."""
+    register_recurrent()
     ours = {
+        RECURRENT: functools.partial(legalize_recurrent, cpu=cpu),
         **clip_legalizers(),
         **axis_legalizers(),
         **reduction_legalizers(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tvmflow.evaluation.latency_summary import Latency
 from tvmflow.evaluation.roofline import Bounds, NoBounds
 from tvmflow.evaluation.scorecard import AcceleratorPart, GpuAgreement, GpuNumbers, Scorecard
 from tvmflow.pipeline.record import RECORD_NAME, read_record
+from tvmflow.pipeline.results import RetuneResult
 from tvmflow.report.console import Grid, grid
 from tvmflow.support.errors import StoreError
 from tvmflow.tuning.records.origins import ORIGINS
@@ -260,17 +262,17 @@ def shown_kernels(agreement: GpuAgreement) -> str:
     return f"{agreement.kernels} agree, largest error {agreement.largest_error:.2g}"
 
 
-def retune_table(results: list[dict[str, Any]]) -> Grid:
+def retune_table(results: Sequence[RetuneResult]) -> Grid:
     """Return what a re-tune did with the kernels of each cell, and its verdict."""
     columns = ("cell", "TVM", *ORIGINS, "latency beside the champion", "verdict")
     rows = []
     for result in results:
-        before, now = (result.get(name) or {} for name in ("before", "now"))
-        tvm = " -> ".join(dict.fromkeys(toolchain["tvm"] for toolchain in (before, now) if "tvm" in toolchain)) or "-"
-        kernels, ratio = result.get("tuning", {}).get("kernels", {}), result.get("comparison")
-        shown = f"{ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]" if ratio else "-"
+        toolchains = (toolchain for toolchain in (result.before, result.now) if toolchain)
+        tvm = " -> ".join(dict.fromkeys(toolchain["tvm"] for toolchain in toolchains)) or "-"
+        kernels, ratio = result.tuning.get("kernels", {}), result.comparison
+        shown = f"{ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]" if ratio else "-"
         counts = [kernels.get(origin, "-") for origin in ORIGINS]
-        rows.append([result["cell"], tvm, *counts, shown, result["verdict"]])
+        rows.append([result.cell, tvm, *counts, shown, result.verdict])
     caption = (
         "kernels: reused or re-measured as they were; re-tuned because they got slower, or their schedule was lost"
     )

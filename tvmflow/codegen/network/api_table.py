@@ -49,7 +49,8 @@ def write_tables(
         f"{c_string(gpu.api) if gpu else '(void *)0'}, tvmflow_create_on_gpu, tvmflow_processor_of, "
         f"{network.tolerance!r}, tvmflow_create_with_gpu,",
         f"  {len(network.sized.sizes.names) if network.sized else 0}, tvmflow_size_of, tvmflow_sizes_of, "
-        f"tvmflow_shape_of, tvmflow_run_sized, tvmflow_threads_of}};",
+        f"tvmflow_shape_of, tvmflow_run_sized, tvmflow_threads_of, {len(network.states)}, tvmflow_state_of, "
+        "tvmflow_state_reset};",
     ]
     for name in ("tvmflow_network", network.symbol):
         lines += [
@@ -74,6 +75,7 @@ def write_plan_tables(
     loops = accumulate((len(step.loops) for step in plan.steps), initial=0)
     is_largest = name == "plan"
     image, sized = (network.image, network.sized) if is_largest else (None, None)
+    states = [f"{{{given}, {made}}}" for given, made in network.state_places()] if is_largest else []
     lines = ['#include "plan.h"', "", "extern const unsigned char plan_constants[];"]
     lines += [f"int __tvm_ffi_{name}(void *, const plan_any *, int32_t, plan_any *);" for name in kernels]
     for at, value in enumerate(plan.values):
@@ -108,11 +110,13 @@ def write_plan_tables(
         *_program_tables(plan),
         *(gpu_tables(plan, gpu, code, c_string) if gpu and code else ()),
         *(size_tables(plan, sized, others) if sized else ()),
+        *([_table("plan_state", "states", states)] if states else ()),
         f"const plan_tables {name} = {{values, arguments, steps, copies, inputs, outputs, plan_constants, "
         f"{len(plan.values)}, "
         f"{len(arguments)}, {len(plan.steps)}, {len(plan.copies)}, {'&image' if image else '(void *)0'}, "
         f"{'programs' if plan.programs else '(void *)0'}, {len(plan.programs)}, "
-        f"{'&gpu' if gpu else '(void *)0'}, {'&sizes' if sized else '(void *)0'}}};",
+        f"{'&gpu' if gpu else '(void *)0'}, {'&sizes' if sized else '(void *)0'}, "
+        f"{'states' if states else '(void *)0'}}};",
     ]
 
 

@@ -16,7 +16,8 @@ class Network:
 
     cell: model@target:precision; threads: of the tuning; labels: of classes, or none. image: how images become its
     input, None if it takes none. tolerance: error of an output that the precision allows, relative to its spread.
-    sized: the dynamic sizes, None if all inputs have one shape.
+    sized: the dynamic sizes, None if all inputs have one shape. states: names of inputs that an instance carries from
+    run to run, with those of the outputs that they are.
     """
 
     cell: str
@@ -27,6 +28,12 @@ class Network:
     image: ImageInput | None = None
     tolerance: float = 2.0e-3
     sized: SizedOutputs | None = None
+    states: tuple[tuple[str, str], ...] = ()
+
+    def state_places(self) -> list[tuple[int, int]]:
+        """Return the positions of each state among the inputs and among the outputs."""
+        inputs = [spec.name for spec in self.inputs]
+        return [(inputs.index(given), self.outputs.index(made)) for given, made in self.states]
 
     @property
     def symbol(self) -> str:

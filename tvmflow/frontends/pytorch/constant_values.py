@@ -10,6 +10,7 @@ import operator
 from typing import Any
 
 from tvmflow.frontends.pytorch.decompositions import decompositions
+from tvmflow.frontends.pytorch.recurrent import kept_operators
 
 _MOST_ELEMENTS = 1 << 24  # of a value that is kept: tables of positions and masks have fewer
 
@@ -23,7 +24,10 @@ def fold_known_values(program: Any) -> Any:
     tensors = (*program.state_dict.values(), *program.constants.values())
     if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in tensors):
         return program  # PyTorch cannot decompose it
-    program = program.run_decompositions(decompositions())
+    table = decompositions()
+    for whole in kept_operators(program):
+        table.pop(whole, None)
+    program = program.run_decompositions(table)
     graph = program.graph_module.graph
     known = _find_known_values(program)
     first, spec = next(iter(graph.nodes)), torch.export.graph_signature

@@ -12,6 +12,7 @@ import numpy as np
 
 from tvmflow.frontends.pytorch.constant_values import fold_known_values
 from tvmflow.frontends.pytorch.converters import Refusal, recording_converters
+from tvmflow.frontends.pytorch.recurrent import recurrent_converters
 from tvmflow.frontends.source_model import Array, Arrays, TensorSpec, Variant, input_positions
 from tvmflow.frontends.torch_variants import torch_variants
 from tvmflow.ir.relax.graph import reorder_inputs
@@ -126,10 +127,11 @@ class ExportedModel:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
+                program = fold_known_values(program)
                 module = from_exported_program(
                     program,
                     unwrap_unit_return_tuple=True,
-                    custom_convert_map=recording_converters(program, refused),
+                    custom_convert_map={**recording_converters(program, refused), **recurrent_converters(program)},
                     run_ep_decomposition=False,
                 )
         except (AssertionError, NotImplementedError, KeyError) as error:

@@ -24,6 +24,7 @@ from tvmflow.ir.relax.numpy_convolution import (
     sliding_windows,
 )
 from tvmflow.ir.relax.numpy_operators import run_compiled
+from tvmflow.ir.relax.recurrent import RECURRENT, recurrence_of, run_recurrent
 
 Operator = Callable[[list[Any], Step], Any]
 Compute = Callable[[Step, list[Any]], Any]
@@ -51,6 +52,8 @@ def run_all(
     for step in graph.steps:
         arguments = [value_of(argument, values) for argument in step.args]
         value = compute(step, arguments)
+        if isinstance(value, np.generic):  # numpy's result for tensors without axes
+            value = np.asarray(value)
         if watch is not None and not isinstance(value, tuple):
             replaced = watch(step, value)
             value = value if replaced is None else replaced
@@ -68,7 +71,8 @@ def scales_with_batch(graph: Graph) -> bool:
     """Whether the batch is the first axis of every value, so that more samples may run at once."""
     batch = graph.batch
     return all(kind.shape[:1] == (batch,) for kind in graph.inputs.values()) and all(
-        step.dtype == "tuple" or (len(step.shape) > 0 and step.shape[0] == batch and _keeps_batch(step, batch))
+        (step.dtype == "tuple" and step.op != RECURRENT)
+        or (len(step.shape) > 0 and step.shape[0] == batch and _keeps_batch(step, batch))
         for step in graph.steps
         if step.op != "constant"
     )
@@ -313,4 +317,5 @@ _OPERATORS: dict[str, Operator] = {
     "relax.permute_dims": _permute,
     "relax.concat": lambda a, s: np.concatenate(a[0], axis=int(s.call.attrs.axis)),
     "relax.split": _split,
+    RECURRENT: lambda a, s: run_recurrent(recurrence_of(s.call), a),
 }

@@ -123,8 +123,10 @@ def _damaged(folder: Path, error: Exception) -> ModelFileError:
 def _module_of(graph: dict[str, Any], weights: Mapping[str, np.ndarray[Any, Any]], folder: Path) -> Any:
     import tvm
 
+    from tvmflow.ir.relax.recurrent import register_recurrent
     from tvmflow.ir.relax.tensors import replace_tensors
 
+    register_recurrent()  # TVM reads calls of registered operators only
     arrays: list[np.ndarray[Any, Any]] = []
     try:
         for node in graph["nodes"]:

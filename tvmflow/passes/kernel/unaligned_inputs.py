@@ -34,7 +34,10 @@ def mark_network_inputs(mod: IRModule) -> Any:
         for binding in block.bindings:
             call = called(binding.value)
             if call is not None:
-                input_positions[call[0]].update(at for at, argument in enumerate(call[1]) if argument in inputs)
+                positions = [at for at, argument in enumerate(call[1]) if argument in inputs]
+                input_positions[call[0]].update(positions)
+                if positions and relax.analysis.has_reshape_pattern(mod[call[0]]):
+                    inputs.add(binding.var)  # TVM will replace the call by a view
             elif any(variable in inputs for variable in relax.analysis.free_vars(binding.value)):
                 inputs.add(binding.var)  # aliases an input in another shape
     functions = dict(mod.functions.items())

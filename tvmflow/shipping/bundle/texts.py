@@ -183,7 +183,7 @@ def _facts(library: Library, part: Part) -> list[tuple[str, str]]:
     )
     data = entry["dataset"] or "none: inputs made from a seed, no accuracy"
     return [
-        ("network", f"{entry['framework']}, {entry['network'] or part.weights_file}"),
+        ("network", f"{entry['framework']}, {entry['network'] or part.source.weights_file}"),
         ("weights", _plain(weights)),
         ("data set", _plain(str(data))),
         ("library", f"`{library.file}`, {library.abi}, for {made.mcpu}, {library.threads} threads"),

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tvmflow.config.params import ReleaseParams
-from tvmflow.evaluation.comparison import Comparison
+from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.scorecard import Scorecard
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The verdict on a challenger: whether it may replace the champion, and all reasons against it."""
-
-    passed: bool
-    reasons: tuple[str, ...]
 
 
 def judge(
     card: Scorecard, champion_accuracy: float | None, comparison: Comparison | None, rules: ReleaseParams
-) -> Verdict:
-    """Apply the rules to a scorecard, and compare it with the champion, if there is one."""
-    reasons = [*_absolute(card, rules), *_against_champion(card, champion_accuracy, comparison, rules)]
-    return Verdict(not reasons, tuple(reasons))
+) -> tuple[str, ...]:
+    """Return all reasons against a challenger by its scorecard and its comparison with the champion, if there is one;
+    empty if it may be released.
+    """
+    return (*_absolute(card, rules), *_against_champion(card, champion_accuracy, comparison, rules))
 
 
 def _absolute(card: Scorecard, rules: ReleaseParams) -> list[str]:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from tvmflow.backends.manifest import read_manifest
 from tvmflow.config.buckets import metric_of
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.agreement import Agreement
-from tvmflow.evaluation.loaded_library import input_specs
 from tvmflow.evaluation.roofline import Bounds
 from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.pipeline.record import RECORD_NAME, Record, read_record
@@ -179,7 +179,7 @@ class _Recording:
             "device.kind": device.kind,
             "device.unit": device.unit,
             "device.build": device.build,
-            **{f"gpu.{name}": text for name, text in (device.gpu.to_json() if device.gpu else {}).items()},
+            **{f"gpu.{name}": text for name, text in (vars(device.gpu) if device.gpu else {}).items()},
             "library.sha256": library.sha256,
             "library.dvc_md5": library.md5,
             "network.sha256": network.sha256 if network else "",
@@ -310,7 +310,7 @@ class _Recording:
         library.mkdir()
         for name in ("library.so", "manifest.json"):
             shutil.copyfile(self.measurement.path("build", name), library / name)
-        names = [spec.name for spec in input_specs(json.loads(self._text("build", "manifest.json")))]
+        names = [spec.name for spec in read_manifest(library).inputs]
         path = self.measurement.path
         inputs, outputs = golden.golden(path("fetch", "golden.npz"), path("quantize", "reference.npz"), names)
         golden.save(folder / "golden.npz", inputs, outputs)
