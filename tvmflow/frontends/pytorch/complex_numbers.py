@@ -244,13 +244,17 @@ def _to_real(call: Call) -> Any:
     return call.r.permute_dims(found, back) if back else found
 
 
+def _part_at(place: int, value: Any) -> Any:
+    return value[place] if isinstance(value, Complex) else value
+
+
 def by_parts(own: Convert | None) -> Convert:
     """Return a converter that treats real and imaginary part alike."""
 
     def convert(call: Call) -> Complex:
         found = []
         for place in (0, 1):
-            with call.replacing(lambda value, at=place: value[at] if isinstance(value, Complex) else value):
+            with call.replacing(functools.partial(_part_at, place)):
                 found.append(call.by_tvm() if own is None else own(call))
         return Complex(*found)
 

@@ -149,8 +149,7 @@ def _leaky_relu(call: Call) -> Any:
 
 
 _FLOAT_FUNCTIONS = {
-    name: name
-    for name in "acos acosh asin asinh atan atanh cos erf exp log sigmoid sin sqrt rsqrt tan tanh".split()
+    name: name for name in "acos acosh asin asinh atan atanh cos erf exp log sigmoid sin sqrt rsqrt tan tanh".split()
 }
 
 FUNCTIONS: dict[str, Convert] = {
