@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import selectors
 import subprocess
 import sys
-import time
+import threading
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -228,8 +228,8 @@ def _difference(found: Sequence[Any], wanted: Sequence[Any]) -> str | None:
         if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
             return f"output {place}: {ours.dtype} {list(ours.shape)}, not {theirs.dtype} {list(theirs.shape)}"
         if not _equal(ours, theirs):
-            at = np.argwhere(~np.isclose(ours, theirs, rtol=1e-4, atol=1e-5, equal_nan=True))
-            at = tuple(at[0]) if len(at) else (0,) * ours.ndim
+            apart = np.argwhere(~np.isclose(ours, theirs, rtol=1e-4, atol=1e-5, equal_nan=True))
+            at = tuple(apart[0]) if len(apart) else (0,) * ours.ndim
             return f"output {place} at {[int(x) for x in at]}: {ours[at]}, not {theirs[at]}"
     return None
 
@@ -265,22 +265,41 @@ def _work() -> None:
 class _Worker:
     """A process that judges operators; one that dies or takes too long is replaced."""
 
-    def __init__(self) -> None:
-        self.process: subprocess.Popen[str] | None = None
-        self.name, self.records, self.until = "", [], 0.0  # type: ignore[var-annotated]
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, name: str, seconds: float) -> None:
-        if self.process is None or self.process.poll() is not None:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "bench.conformance_torch", "--worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-        assert self.process.stdin is not None
-        self.name, self.records, self.until = name, [], time.monotonic() + seconds
-        print(name, file=self.process.stdin, flush=True)
+    def judge(self, name: str) -> list[dict[str, Any]]:
+        """Return the records of an operator."""
+        process = self.process or self._start()
+        assert process.stdin is not None and process.stdout is not None
+        records: list[dict[str, Any]] = []
+        timer = threading.Timer(self.seconds, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(f"{name}\n".encode())
+            process.stdin.flush()
+            for line in process.stdout:
+                if line == b"done\n":
+                    return records
+                records.append(json.loads(line))
+        except BrokenPipeError:
+            pass
+        finally:
+            timer.cancel()
+        self.stop()
+        reason = f"its process died, or took more than {self.seconds:.0f} s"
+        lost = {"operator": name, "sample": f"after {len(records)}", "verdict": "raw", "reason": reason}
+        return [*records, lost | {"calls": [], "core": True}]
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bench.conformance_torch", "--worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        return self.process
 
     def stop(self) -> None:
         if self.process is not None:
@@ -288,45 +307,25 @@ class _Worker:
             self.process.wait()
             self.process = None
 
-    def broken(self, reason: str) -> dict[str, Any]:
-        self.stop()
-        found = {"operator": self.name, "sample": f"after {len(self.records)}", "verdict": "raw", "reason": reason}
-        return found | {"calls": [], "core": True}
-
 
 def judge_all(names: Iterable[str], workers: int, seconds: float) -> Iterator[dict[str, Any]]:
     """Yield the records of operators, judged in processes of their own."""
-    todo, selector = list(names)[::-1], selectors.DefaultSelector()
-    busy: set[_Worker] = set()
-    idle = [_Worker() for _ in range(max(1, min(workers, len(todo))))]
-    while todo or busy:
-        while todo and idle:
-            worker = idle.pop()
-            fresh = worker.process is None
-            worker.start(todo.pop(), seconds)
-            assert worker.process is not None and worker.process.stdout is not None
-            if fresh:
-                selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
-            busy.add(worker)
-        for key, _ in selector.select(1.0):
-            line = key.fileobj.readline()  # type: ignore[union-attr]
-            if line == "done\n" or not line:
-                if not line:
-                    selector.unregister(key.fileobj)
-                    key.data.records.append(key.data.broken("its process died"))
-                yield from key.data.records
-                busy.discard(key.data)
-                idle.append(key.data)
-            else:
-                key.data.records.append(json.loads(line))
-        for worker in [one for one in busy if time.monotonic() > one.until]:
-            assert worker.process is not None and worker.process.stdout is not None
-            selector.unregister(worker.process.stdout)
-            yield from [*worker.records, worker.broken(f"more than {seconds:.0f} s")]
-            busy.discard(worker)
-            idle.append(worker)
-    for worker in idle:
-        worker.stop()
+    local = threading.local()
+    started: list[_Worker] = []
+
+    def judge_one(name: str) -> list[dict[str, Any]]:
+        if not hasattr(local, "worker"):
+            local.worker = _Worker(seconds)
+            started.append(local.worker)
+        return local.worker.judge(name)  # type: ignore[no-any-return]
+
+    try:
+        with ThreadPoolExecutor(max_workers=workers) as pool:
+            for records in pool.map(judge_one, names):
+                yield from records
+    finally:
+        for worker in started:
+            worker.stop()
 
 
 def show(records: Sequence[dict[str, Any]]) -> str:

@@ -49,7 +49,7 @@ def specs_of(inputs: Sequence[torch.Tensor]) -> tuple[TensorSpec, ...]:
     )
 
 
-class Call(torch.nn.Module):
+class Call(torch.nn.Module):  # type: ignore[misc]
     """A call of a function or module with tensors in the places of its arguments."""
 
     def __init__(self, function: Any, leaves: Sequence[Any], structure: Any) -> None:
@@ -66,7 +66,7 @@ class Call(torch.nn.Module):
         return self.function(*args, **kwargs)
 
 
-class Together(torch.nn.Module):
+class Together(torch.nn.Module):  # type: ignore[misc]
     """Several samples in one program, since a program is compiled at about the price of one."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:

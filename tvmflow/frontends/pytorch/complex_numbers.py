@@ -89,6 +89,10 @@ def _conjugate(call: Call) -> Complex:
     return Complex(a.real, call.r.negative(a.imaginary))
 
 
+def _resolved(call: Call) -> Complex:
+    return _part(call, call["self"])
+
+
 def _absolute(call: Call) -> Any:
     r, a = call.r, _part(call, call["self"])
     return r.sqrt(r.add(r.multiply(a.real, a.real), r.multiply(a.imaginary, a.imaginary)))
@@ -240,13 +244,17 @@ def _to_real(call: Call) -> Any:
     return call.r.permute_dims(found, back) if back else found
 
 
+def _part_at(place: int, value: Any) -> Any:
+    return value[place] if isinstance(value, Complex) else value
+
+
 def by_parts(own: Convert | None) -> Convert:
     """Return a converter that treats real and imaginary part alike."""
 
     def convert(call: Call) -> Complex:
         found = []
         for place in (0, 1):
-            with call.replacing(lambda value, at=place: value[at] if isinstance(value, Complex) else value):
+            with call.replacing(functools.partial(_part_at, place)):
                 found.append(call.by_tvm() if own is None else own(call))
         return Complex(*found)
 
@@ -277,7 +285,7 @@ _BY_NAME: dict[str, Callable[[Call], Any]] = {
     "mm": _matmul,
     "bmm": _matmul,
     **dict.fromkeys(("_conj", "conj_physical", "_conj_physical"), _conjugate),
-    **dict.fromkeys(("resolve_conj", "resolve_neg"), lambda call: _part(call, call["self"])),
+    **dict.fromkeys(("resolve_conj", "resolve_neg"), _resolved),
     "_to_copy": _copy,
 }
 

@@ -43,6 +43,25 @@ def _expm1(call: Call) -> Any:
     return r.where(near, r.multiply(series, x), r.subtract(r.exp(x), constant(1, dtype)))
 
 
+def _cosh(call: Call) -> Any:
+    """Convert cosh, which TVM has no code for."""
+    r, dtype = call.r, call.dtype
+    x = call.value("self", dtype)
+    return r.multiply(r.add(r.exp(x), r.exp(r.negative(x))), constant(0.5, dtype))
+
+
+def _sinh(call: Call) -> Any:
+    """Convert sinh, which TVM has no code for; near zero by its series."""
+    r, dtype = call.r, call.dtype
+    x = call.value("self", dtype)
+    square = r.multiply(x, x)
+    series = constant(1 / 5040, dtype)
+    for factor in (1 / 120, 1 / 6, 1.0):
+        series = r.add(r.multiply(series, square), constant(factor, dtype))
+    far = r.multiply(r.subtract(r.exp(x), r.exp(r.negative(x))), constant(0.5, dtype))
+    return r.where(r.less(r.abs(x), constant(0.5, dtype)), r.multiply(series, x), far)
+
+
 def _scaled_log(base: float) -> Convert:
     return lambda call: call.r.multiply(
         call.r.log(call.value("self", call.dtype)), constant(1 / math.log(base), call.dtype)
@@ -130,12 +149,13 @@ def _leaky_relu(call: Call) -> Any:
 
 
 _FLOAT_FUNCTIONS = {
-    name: name
-    for name in "acos acosh asin asinh atan atanh cos cosh erf exp log sigmoid sin sinh sqrt rsqrt tan tanh".split()
+    name: name for name in "acos acosh asin asinh atan atanh cos erf exp log sigmoid sin sqrt rsqrt tan tanh".split()
 }
 
 FUNCTIONS: dict[str, Convert] = {
     **{f"{name}.default": _of_floats(operator) for name, operator in _FLOAT_FUNCTIONS.items()},
+    "cosh.default": _cosh,
+    "sinh.default": _sinh,
     "erfc.default": lambda call: call.r.subtract(constant(1.0, call.dtype), call.r.erf(call.value("self", call.dtype))),
     "log1p.default": _log1p,
     "expm1.default": _expm1,

@@ -31,31 +31,30 @@ def _along_axes(call: Call, value: Any, first: int, matrices: Sequence[Any]) -> 
 
 
 def _probe(call: Call, axis: int, unit: Any) -> Any:
-    """Return what the operator itself makes of rows along one spatial axis of an image, the others of extent 1.
+    """Return what the operator itself makes of rows along one spatial axis.
 
-    unit: (rows, extent). Sizes and scales of the other axes are 1.
+    unit: (rows, extent). The rows stand along another axis, which the operator leaves: PyTorch's antialiasing is wrong
+    for images of one column.
     """
     import torch
 
     node, spatial = call.node, len(call.out_shape) - 2
-    wanted = call.out_shape[axis + 2]
-    shape = [1] * spatial
-    shape[axis] = unit.shape[1]
+    wanted, other = call.out_shape[axis + 2], (axis + 1) % spatial
     given: dict[str, Any] = dict(call.given)
-    sizes = [1] * spatial
-    sizes[axis] = wanted
+    beside = [len(unit) if at == other else 1 for at in range(spatial) if at != axis]
+    lead = (1, 1) if beside else (len(unit), 1)
+    image = torch.as_tensor(unit).reshape(*lead, *beside, unit.shape[1]).movedim(-1, axis + 2)
+    given[node.target._schema.arguments[0].name] = image.contiguous()
     scales = given.get("scale_factors")
-    first = node.target._schema.arguments[0].name
-    given[first] = torch.as_tensor(unit).reshape(1, -1, *shape)
     if given.get("output_size") is not None:
-        given["output_size"] = sizes
+        given["output_size"] = [wanted if at == axis else extent for at, extent in enumerate(image.shape[2:])]
     elif scales is not None:
-        given["scale_factors"] = [scales[axis] if at == axis else 1.0 for at in range(spatial)]
+        given["scale_factors"] = [scales[at] if at == axis else 1.0 for at in range(spatial)]
     for place, name in enumerate(("scales_d", "scales_h", "scales_w")[3 - spatial :]):
         if given.get(name) is not None and place != axis:
             given[name] = 1.0
     found = node.target(**given) if "self" not in given else node.target(given.pop("self"), **given)
-    return found.reshape(-1, wanted).numpy()
+    return found.movedim(axis + 2, -1).reshape(-1, wanted).numpy()
 
 
 def _resize(call: Call) -> Any:
