@@ -19,10 +19,9 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from bench.conformance.onnx_nodes import NodeTests, Verdict
+from bench.conformance.onnx_nodes import RESULTS, NodeTests, Verdict
 
 FORMATS: dict[str, Any] = {"onnx": NodeTests.all}
-RESULTS = ("passed", "refused", "refused_otherwise", "wrong", "raw")
 LIMIT_S = 60.0
 
 

@@ -32,6 +32,9 @@ _RANDOM = frozenset({"Bernoulli", "RandomNormal", "RandomUniform", "Multinomial"
 _NUMBERS = frozenset("FLOAT FLOAT16 DOUBLE BFLOAT16 INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL".split())
 
 
+RESULTS = ("passed", "refused", "refused_otherwise", "wrong", "raw")
+
+
 @dataclass(frozen=True)
 class Verdict:
     """result: passed, refused (names the operator), refused_otherwise, wrong or raw; detail: the first line why."""
