@@ -73,7 +73,8 @@ def _direction(kind: str, activations: tuple[Activation, ...], arrays: Sequence[
     """Return a direction from its arrays: (G * H, I), (G * H, H) and perhaps two biases."""
     order = _ORDER[kind]
     given, state, *biases = (array.reshape(len(order), -1, *array.shape[1:])[order] for array in arrays)
-    return Direction(given, state, *(biases or [None, None]), None, activations, reverse)
+    first, second = biases or (None, None)
+    return Direction(given, state, first, second, None, activations, reverse)
 
 
 def _part(builder: Any, state: Any, begin: int, end: int) -> Any:
@@ -87,15 +88,24 @@ def _has_projection(node: Any) -> bool:
     if node.target.__name__ != "lstm.input":
         return False
     weights, has_biases, layers, bidirectional = node.args[2], node.args[3], node.args[4], node.args[7]
-    return len(weights) != (4 if has_biases else 2) * layers * (2 if bidirectional else 1)
+    return bool(len(weights) != (4 if has_biases else 2) * layers * (2 if bidirectional else 1))
 
 
 def _value_of(program: Any, node: Any) -> Any:
-    """Return the tensor of a placeholder of a program, None for an input or a computed value."""
-    for spec in program.graph_signature.input_specs:
-        if getattr(spec.arg, "name", None) == node.name and spec.target is not None:
-            return program.state_dict.get(spec.target, program.constants.get(spec.target))
-    return None
+    """Return the tensor of a value that does not depend on inputs, as a transposed parameter; None for any other."""
+    import torch
+
+    if node.op == "placeholder":
+        for spec in program.graph_signature.input_specs:
+            if getattr(spec.arg, "name", None) == node.name and spec.target is not None:
+                return program.state_dict.get(spec.target, program.constants.get(spec.target))
+        return None
+    values = {part: _value_of(program, part) for part in node.all_input_nodes}
+    if node.op != "call_function" or any(value is None for value in values.values()):
+        return None
+    arguments, options = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+    with torch.no_grad():
+        return node.target(*arguments, **options)
 
 
 def _is_zero(program: Any, node: Any) -> bool:
