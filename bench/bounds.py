@@ -23,7 +23,6 @@ from bench.zoo import NETWORKS, network_named
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.compile import schedule_lowered
 from tvmflow.codegen.lower import lower
-from tvmflow.codegen.manifest import kernels_of
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import write_network
 from tvmflow.evaluation.roofline import Ceilings, Work, bounds_of, kernel_bounds, measure_ceilings
@@ -79,8 +78,7 @@ def _show(name: str, speeds: Mapping[str, float], target: ResolvedTarget, option
             begin = time.perf_counter()
             instance(*inputs)
             times.append(time.perf_counter() - begin)
-    kernels = kernels_of(scheduled.choices)
-    work = Work.of(kernels)
+    work = Work.of(scheduled.kernels)
     read = measure_ceilings(target, (), work.constant_bytes, _ANY_LOAD).read
     try:
         found = bounds_of(work, ceilings := Ceilings(speeds, read), 1e3 * median(times))
@@ -88,8 +86,7 @@ def _show(name: str, speeds: Mapping[str, float], target: ResolvedTarget, option
         print(f"{name:31} {error.found}", flush=True)
         return
     print(
-        f"{name:31}{1e3 * median(times):9.2f}{found['arithmetic_ms']:11.2f}"
-        f"{found['memory_ms']:8.2f}{found['share']:7.0%}",
+        f"{name:31}{1e3 * median(times):9.2f}{found.arithmetic_ms:11.2f}{found.memory_ms:8.2f}{found.share or 0:7.0%}",
         flush=True,
     )
     instance.profile(True)
@@ -100,9 +97,9 @@ def _show(name: str, speeds: Mapping[str, float], target: ResolvedTarget, option
     spent: dict[str, float] = {}
     for kernel, calls, nanoseconds in profiled:
         spent[kernel] = spent.get(kernel, 0.0) + nanoseconds / max(calls, 1) / 1e6
-    for row in kernel_bounds(kernels, ceilings, spent)[: options.kernels]:
+    for row in kernel_bounds(scheduled.kernels, ceilings, spent)[: options.kernels]:
         print(
-            f"  {row['name'][:60]:60} {row['ms']:8.3f} ms, at least {row['least_ms']:8.3f} ({row['share']:4.0%})",
+            f"  {row.name[:60]:60} {row.ms:8.3f} ms, at least {row.least_ms:8.3f} ({row.share:4.0%})",
             flush=True,
         )
 

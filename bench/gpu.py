@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -162,13 +162,14 @@ def _make_tvmflow(subject: Subject, name: str = "tvmflow", textures: bool | None
     tuned = tune_network(
         [packed], backend, rules, TuningLog(log, backend.kernel_kind, versions(_TOOLS)), session, lambda *_: None
     )
-    records = {key: asdict(record) for key, record in tuned.report.best.items()}
-    scheduled = build_scheduled(packed, backend, records, winograd=tuned.winograd)
+    scheduled = build_scheduled(packed, backend, tuned.report.best, winograd=tuned.winograd)
     _write(scheduled, subject.folder / f"{name}.so")
     took = time.monotonic() - start
     x = (np.random.default_rng(0).standard_normal(SHAPE, dtype=np.float32),)
     with session() as opened:
-        found = kernel_agreement(lower(packed, backend, winograd=tuned.winograd), backend, records, [x], opened)
+        found = kernel_agreement(
+            lower(packed, backend, winograd=tuned.winograd), backend, tuned.report.best, [x], opened
+        )
     worst = max(found, key=lambda one: one.error)
     different = next((one.kernel for one in found if not one.error <= _MOST_ERROR[subject.precision]), "none")
     print(
@@ -195,7 +196,7 @@ def _make_untuned_tvm(subject: Subject) -> bool:
     )
     with backend.tvm_target():
         scheduled = dlight.ApplyDefaultSchedule(*rules)(lowered)
-    _write(Scheduled(compile_lowered(scheduled, backend), [], scheduled, backend), subject.folder / "untuned_tvm.so")
+    _write(Scheduled(compile_lowered(scheduled, backend), (), scheduled, backend), subject.folder / "untuned_tvm.so")
     return True
 
 

@@ -86,7 +86,7 @@ def _measure(case: RecurrentCase, folder: Path, options: argparse.Namespace) -> 
     specs = tuple(TensorSpec(name, value.shape, str(value.dtype)) for name, value in case.inputs().items())
     described = Network("bench@cpu:float32", specs, source.output_names(), options.threads)
     write_network(folder / _LIBRARY, build_scheduled(packed, backend, {}), described, Command(("gcc",)))
-    np.savez(folder / "inputs.npz", **case.inputs())
+    np.savez(folder / "inputs.npz", **case.inputs())  # type: ignore[arg-type]
     arguments = ["bench.recurrent", "--threads", str(options.threads), "--serve"]
     starts = {
         runner: partial(Peer, runner, [*arguments, runner, str(folder)], environment(options.threads))

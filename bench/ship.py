@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import shutil
 import statistics
@@ -25,12 +24,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bench.litert import write_tflite
 from bench.peers import module_of
+from tvmflow.backends.manifest import Manifest, read_manifest
 from tvmflow.codegen.network.runtime_sources import RUNTIME
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace, find_workspace
@@ -177,18 +176,18 @@ def starts(
     }
 
 
-def latencies(folder: Path, manifest: dict[str, Any], rounds: int) -> tuple[float, float, list[float]]:
+def latencies(folder: Path, manifest: Manifest, rounds: int) -> tuple[float, float, list[float]]:
     """Return the median seconds of a run of network.so and of library.so, and the ratio of each round; both timed by
     TVM in C++.
     """
-    threads = manifest["target"]["threads"]
+    threads = manifest.target.threads
     os.environ["TVM_NUM_THREADS"] = str(threads)
     prepare_import_of_tvm()
     import tvm
     from tvm import relax
 
-    inputs = [tvm.runtime.tensor(np.ones(spec["shape"], spec["dtype"])) for spec in manifest["inputs"]]
-    outputs = [tvm.runtime.empty(tuple(spec["shape"]), spec["dtype"], tvm.cpu()) for spec in manifest["outputs"]]
+    inputs = [tvm.runtime.tensor(np.ones(spec.shape, spec.dtype)) for spec in manifest.inputs]
+    outputs = [tvm.runtime.empty(spec.shape, spec.dtype, tvm.cpu()) for spec in manifest.outputs]
     machine = relax.VirtualMachine(tvm.runtime.load_module(str(folder / "library.so")), tvm.cpu())
     machine.set_input("main", *inputs)
     server, error = tvm.runtime.load_module(str(folder / "rpc.so")), tvm.runtime.tensor(np.zeros(512, np.uint8))
@@ -218,13 +217,13 @@ def main() -> None:
     for name in options.cells:
         cell = workspace.params.cell(name)
         folder = workspace.folder("build", cell)
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        specs = [(tuple(spec["shape"]), spec["dtype"]) for spec in manifest["inputs"]]
-        threads, made = manifest["target"]["threads"], manifest["network"]
+        manifest = read_manifest(folder)
+        specs = [(spec.shape, spec.dtype) for spec in manifest.inputs]
+        threads, made = manifest.target.threads, manifest.network
         print(
-            f"\n{cell}: network.so {made['size']:,} bytes, of it weights {made['constant_bytes']:,}; arena "
-            f"{made['arena_bytes']:,}; "
-            f"library.so {manifest['library']['size']:,}"
+            f"\n{cell}: network.so {made.size:,} bytes, of it weights {made.constant_bytes:,}; arena "
+            f"{made.arena_bytes:,}; "
+            f"library.so {manifest.library.size:,}"
         )
         measured = starts(workspace, cell, specs, threads, options.rounds)
         base_s, base_mb = measured.pop("numpy alone")

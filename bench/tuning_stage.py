@@ -115,9 +115,7 @@ def _stage(name: str, folder: Path, options: argparse.Namespace) -> float:
     }
     for label, (best, winograd) in builds.items():
         described = Network("bench@cpu:float32", entry.inputs, ("output0",), options.threads)
-        scheduled = build_scheduled(
-            packed, backend, {key: {"trace": record.trace} for key, record in best.items()}, winograd=winograd
-        )
+        scheduled = build_scheduled(packed, backend, best, winograd=winograd)
         write_network(folder / f"{label}.so", scheduled, described, Command(("gcc",)))
     np.savez(folder / "inputs.npz", *entry.samples())
     arguments = ["bench.networks", name, "--threads", str(options.threads), "--serve"]

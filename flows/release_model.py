@@ -12,39 +12,29 @@ from flows.run_page import run_name, show_cell, tag_run
 from flows.stage_tasks import workspace_of
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.results import Verdict
 from tvmflow.shipping.gates.candidate import Candidate
+from tvmflow.support.json_values import from_json, to_json
 from tvmflow.tracking.mlflow.releases import promote
 
 
-def decide(workspace: Workspace, cell: Cell, dry_run: bool = False) -> dict[str, Any]:
+def decide(workspace: Workspace, cell: Cell, dry_run: bool = False) -> Verdict:
     """Apply the gate to a cell's newest library and promote it if it passes. Returns the verdict."""
     candidate = Candidate(workspace, cell)
     name = f"{candidate.version.name} version {candidate.version.version}"
     if candidate.is_champion:
-        return {
-            "passed": True,
-            "promoted": False,
-            "reasons": [],
-            "text": f"{name} is the champion already",
-            "comparison": None,
-        }
-    verdict, comparison = candidate.judge()
+        return Verdict(passed=True, promoted=False, reasons=(), text=f"{name} is the champion already")
+    reasons, comparison = candidate.judge()
     before = f"version {candidate.champion.version}" if candidate.champion else "no champion"
     ratio = f"; latency ratio to it {comparison}" if comparison else ""
-    if not verdict.passed:
-        text = f"{name} is refused, {before} stays: {'; '.join(verdict.reasons)}"
+    if reasons:
+        text = f"{name} is refused, {before} stays: {'; '.join(reasons)}"
     else:
         text = f"{name} {'would be' if dry_run else 'is'} the champion now (was {before}{ratio})"
         if not dry_run:
-            evidence = {"comparison": comparison.to_json() if comparison else None, "scorecard": candidate.card}
+            evidence = {"comparison": to_json(comparison), "scorecard": to_json(candidate.card)}
             promote(workspace, candidate.version, text, {**evidence, "rules": workspace.params.release.model_dump()})
-    return {
-        "passed": verdict.passed,
-        "promoted": verdict.passed and not dry_run,
-        "reasons": list(verdict.reasons),
-        "text": text,
-        "comparison": comparison.to_json() if comparison else None,
-    }
+    return Verdict(not reasons, not reasons and not dry_run, reasons, text, comparison)
 
 
 @flow(name="release_model", flow_run_name=run_name)
@@ -54,14 +44,14 @@ def release_model(cell: str, root: str = "", dry_run: bool = False) -> Any:
     wanted = workspace.params.cell(cell)
     tag_run([str(wanted)])
     verdict = decide(workspace, wanted, dry_run)
-    create_markdown_artifact(verdict["text"], key="release", description=f"release of {wanted}")
+    create_markdown_artifact(verdict.text, key="release", description=f"release of {wanted}")
     show_cell(workspace, wanted)
-    return verdict if verdict["passed"] else Failed(name="Refused", message=verdict["text"][:500], data=verdict)
+    data = verdict.to_json()
+    return data if verdict.passed else Failed(name="Refused", message=verdict.text[:500], data=data)
 
 
-def run_release(workspace: Workspace, cell: Cell, dry_run: bool) -> dict[str, Any]:
+def run_release(workspace: Workspace, cell: Cell, dry_run: bool) -> Verdict:
     """Run the flow. Returns the verdict, also if the gate refused."""
     state: Any = release_model(str(cell), str(workspace.root), dry_run, return_state=True)
     result = state.result(raise_on_failure=False)
-    verdict: dict[str, Any] = result if isinstance(result, dict) else state.result()
-    return verdict
+    return from_json(Verdict, result if isinstance(result, dict) else state.result())

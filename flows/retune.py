@@ -6,6 +6,7 @@ are lost or slower; then the new library is compared with the champion on the sa
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from prefect import flow
@@ -19,10 +20,11 @@ from flows.release_model import decide
 from flows.run_page import run_name, tag_run
 from flows.stage_tasks import cells_of, workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
-from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, WalkResult, walk
+from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, walk
 from tasks.tune import TOOLS
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.results import CellResult, RetuneResult
 from tvmflow.report.tables import retune_table
 from tvmflow.support.errors import StoreError, TvmflowError
 from tvmflow.toolchain.versions import versions
@@ -36,30 +38,25 @@ def toolchain_before(workspace: Workspace, cell: Cell) -> dict[str, str] | None:
     return None if champion is None else {tool: champion.tags.get(f"toolchain_{tool}", "?") for tool in TOOLS}
 
 
-def retune_cell(workspace: Workspace, name: str, force: bool) -> dict[str, Any]:
-    """Re-tune one cell with the installed toolchain. Returns the changes, outcomes and verdict; `error` if it
-    failed.
-    """
-    result: dict[str, Any] = {"cell": name, "outcomes": {}, "promoted": False, "error": None}
-    walked = WalkResult(name)
+def retune_cell(workspace: Workspace, name: str, force: bool) -> RetuneResult:
+    """Re-tune one cell with the installed toolchain."""
+    walked = CellResult(name)
+    result = RetuneResult(name, outcomes=walked.outcomes)
     try:
         cell = workspace.params.cell(name)
         before, now = toolchain_before(workspace, cell), versions(TOOLS)
-        result |= {"before": before, "now": now, "outcomes": walked.outcomes}
+        result = replace(result, before=before, now=now)
         if before == now and not force:
-            return result | {"verdict": f"the champion was built with this toolchain (TVM {now['tvm']}): nothing to do"}
+            verdict = f"the champion was built with this toolchain (TVM {now['tvm']}): nothing to do"
+            return replace(result, verdict=verdict)
         stages = (*COMPILE_STAGES, *EVALUATE_STAGES)
         walk(workspace, cell, stages, result=walked)
         publish(workspace, [cell], stages)
-        result["tuning"] = _tuning(workspace, cell)
+        result = replace(result, tuning=_tuning(workspace, cell))
         decision = decide(workspace, cell)
     except TvmflowError as error:
-        return result | {"verdict": f"failed, the champion stays: {error.found}", "error": error.to_json()}
-    return result | {
-        "verdict": decision["text"],
-        "promoted": decision["promoted"],
-        "comparison": decision["comparison"],
-    }
+        return replace(result, verdict=f"failed, the champion stays: {error.found}", error=error)
+    return replace(result, verdict=decision.text, promoted=decision.promoted, comparison=decision.comparison)
 
 
 def _tuning(workspace: Workspace, cell: Cell) -> dict[str, Any]:
@@ -91,12 +88,12 @@ def retune(cells: list[str] | None = None, root: str = "", force: bool = False) 
     return final_state(results, _send_table(workspace, results))
 
 
-def _send_table(workspace: Workspace, results: list[dict[str, Any]]) -> str:
+def _send_table(workspace: Workspace, results: list[RetuneResult]) -> str:
     """Send the table if this run belongs to a deployment. Returns an error message, '' for success."""
     name = workspace.params.flows.notify
     if name is None or deployment.id is None:
         return ""
-    failed, promoted = sum(r["error"] is not None for r in results), sum(r["promoted"] for r in results)
+    failed, promoted = sum(r.error is not None for r in results), sum(r.promoted for r in results)
     subject = f"tvmflow re-tune: {len(results)} cells, {promoted} promoted, {failed} failed"
     try:
         notify(name, subject, as_text(retune_table(results)))
@@ -105,6 +102,6 @@ def _send_table(workspace: Workspace, results: list[dict[str, Any]]) -> str:
     return ""
 
 
-def run_retune(workspace: Workspace, cells: list[str], force: bool) -> list[dict[str, Any]]:
+def run_retune(workspace: Workspace, cells: list[str], force: bool) -> list[RetuneResult]:
     with cancels_flow():
-        return results_of(retune(cells, str(workspace.root), force, return_state=True))
+        return results_of(retune(cells, str(workspace.root), force, return_state=True), RetuneResult)

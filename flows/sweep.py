@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from prefect import flow, task
@@ -16,10 +15,12 @@ from flows.pipeline import refresh
 from flows.run_page import run_name, show_cell, tag_run
 from flows.stage_tasks import cells_of, workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
-from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, WalkResult, walk
+from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, walk
 from tvmflow.config.params import FlowParams
 from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.results import CellResult
 from tvmflow.support.errors import TvmflowError, UsageError
+from tvmflow.support.json_values import from_json, to_json
 from tvmflow.tracking.dvc.repository import publish
 
 
@@ -29,20 +30,21 @@ def run_cell(
 ) -> Any:
     """Run one cell; a failure is part of the result. refused: the result of a cell that cannot be run."""
     if refused is not None:
-        return _failed_state(refused)
+        return _failed_state(from_json(CellResult, refused))
     workspace = workspace_of(root)
-    result = WalkResult(cell)
+    result = CellResult(cell)
     try:
         walk(workspace, workspace.params.cell(cell), stages, again, result)
     except TvmflowError as error:
-        result.error = error.to_json()
-        return _failed_state(asdict(result))
+        result.error = error
+        return _failed_state(result)
     show_cell(workspace, workspace.params.cell(cell))
-    return asdict(result)
+    return to_json(result)
 
 
-def _failed_state(result: dict[str, Any]) -> Any:
-    return Failed(message=f"{result['failed_stage']}: {result['error']['found'][:500]}", data=result)
+def _failed_state(result: CellResult) -> Any:
+    found = result.error.found[:500] if result.error else ""
+    return Failed(message=f"{result.failed_stage}: {found}", data=to_json(result))
 
 
 def task_runner(flows: FlowParams) -> TaskRunner[Any]:
@@ -71,7 +73,7 @@ def sweep(
 ) -> Any:
     """Run every stage of the cells (default: all of params.yaml) in the workspace `root` (default: the nearest).
 
-    Returns one WalkResult per cell, as a mapping, in the order of `cells`. again: stages to run even when nothing
+    Returns one CellResult per cell, as JSON, in the order of `cells`. again: stages to run even when nothing
     changed. refused: results of cells that cannot be run, which are skipped.
     """
     workspace = workspace_of(root)
@@ -82,16 +84,17 @@ def sweep(
         running = [
             run_cell.submit(cell, str(workspace.root), stages, again, (refused or {}).get(cell)) for cell in cells
         ]
-        results: list[dict[str, Any]] = [future.result(raise_on_failure=False) for future in running]
+        returned = [future.result(raise_on_failure=False) for future in running]
     if is_stopping():
         return Cancelled(message="interrupted by the user")
-    done = [workspace.params.cell(result["cell"]) for result in results if result["error"] is None]
+    results = [from_json(CellResult, one) for one in returned]
+    done = [workspace.params.cell(result.cell) for result in results if result.error is None]
     try:
         publish(workspace, done, stages)
     except TvmflowError as error:
         for result in results:
-            if result["error"] is None:
-                result |= {"error": error.to_json(), "failed_stage": "publish"}
+            if result.error is None:
+                result.error, result.failed_stage = error, "publish"
     create_table_artifact(key="sweep", table=[_row(result) for result in results], description="cells and stages")
     return final_state(results)
 
@@ -100,17 +103,18 @@ def run_sweep(
     workspace: Workspace,
     cells: list[str],
     again: tuple[str, ...] = (),
-    refused: dict[str, dict[str, Any]] | None = None,
-) -> list[dict[str, Any]]:
+    refused: dict[str, CellResult] | None = None,
+) -> list[CellResult]:
     """Run the sweep flow with the task runner of params.yaml."""
     runner = task_runner(workspace.params.flows)
     refresh(workspace)  # DVC must know the cells to record them
     with cancels_flow():
-        state = sweep.with_options(task_runner=runner)(cells, str(workspace.root), again, refused, return_state=True)
-        return results_of(state)
+        state = sweep.with_options(task_runner=runner)(
+            cells, str(workspace.root), again, to_json(refused or {}), return_state=True
+        )
+        return results_of(state, CellResult)
 
 
-def _row(result: dict[str, Any]) -> dict[str, str]:
-    error = result["error"]
-    end = "ok" if error is None else f"{result['failed_stage']}: {error['found'][:200]}"
-    return {"cell": result["cell"], **result["outcomes"], "end": end}
+def _row(result: CellResult) -> dict[str, str]:
+    end = "ok" if result.error is None else f"{result.failed_stage}: {result.error.found[:200]}"
+    return {"cell": result.cell, **result.outcomes, "end": end}

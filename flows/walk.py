@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
 
 from flows.stage_tasks import run_stage_task
 from tasks.table import STAGES
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.results import CellResult
 from tvmflow.pipeline.store import Store
 from tvmflow.tracking.mlflow.measurements import ensure_recorded
 
@@ -17,30 +17,18 @@ COMPILE_STAGES = tuple(itertools.takewhile(lambda name: STAGES[name].is_cached, 
 EVALUATE_STAGES = tuple(name for name in STAGES if name not in COMPILE_STAGES)
 
 
-@dataclass
-class WalkResult:
-    """The result of one cell: stage -> hit, restored, made; error text if it failed, and where: a stage, or
-    `record`.
-    """
-
-    cell: str
-    outcomes: dict[str, str] = field(default_factory=dict)
-    error: dict[str, str] | None = None
-    failed_stage: str | None = None
-
-
 def walk(
     workspace: Workspace,
     cell: Cell,
     stages: tuple[str, ...],
     again: tuple[str, ...] = (),
-    result: WalkResult | None = None,
+    result: CellResult | None = None,
 ) -> dict[str, str]:
     """Run the stages of a cell in order. Raises the first error; `result` records the progress.
 
     A stage that is never cached runs only if a later one runs, or if it is the last.
     """
-    result, store = result or WalkResult(str(cell)), Store(workspace, STAGES)
+    result, store = result or CellResult(str(cell)), Store(workspace, STAGES)
     for at, stage in enumerate(stages):
         result.failed_stage = stage
         later = [name for name in stages[at + 1 :] if STAGES[name].is_cached]

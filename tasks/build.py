@@ -9,28 +9,40 @@ it; manifest.json (what they are,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tasks.golden import GOLDEN, check_any_size, check_outputs, golden_outputs
+from tvmflow.backends.backend import Backend
+from tvmflow.backends.manifest import MANIFEST_NAME, LibraryFile, Manifest, NetworkFile
 from tvmflow.backends.registry import backend_of, resolve
 from tvmflow.codegen.network.runtime_sources import digest_of_runtime
-from tvmflow.config.buckets import Sizes, axes_from
 from tvmflow.config.params import Cell, Preprocess
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.agreement import check_equal
-from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, SourceDescription, TensorSpec, read_description
+from tvmflow.frontends.source_model import (
+    OUTPUTS_NAME,
+    OutputSpec,
+    SourceDescription,
+    TensorSpec,
+    dynamic_axes,
+    read_description,
+    read_outputs,
+)
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others
+from tvmflow.ir.tir.kernel_schedules import BestSchedule, BestSchedules, count_coverage, coverage
 from tvmflow.pipeline.stage import Stage, StageContext, no_limits
 from tvmflow.sources.data.labels import class_names
 from tvmflow.sources.data.preprocessing import recipe_for, value_table
 from tvmflow.support.errors import SourceError, UsageError
+from tvmflow.support.files import describe_file
+from tvmflow.support.json_values import read_json, write_json
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.toolchain.versions import versions
 
 if TYPE_CHECKING:
+    from tvmflow.codegen.compile import Scheduled
     from tvmflow.codegen.network.bucket_tables import Bucket
     from tvmflow.codegen.network.description import Network
 
@@ -62,16 +74,67 @@ def _toolchain(settings: BuildSettings) -> tuple[str, ...]:
     return ("tvm", "ffi", "llvm", f"cc:{settings.target.cc}")
 
 
-def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
-    """Compile and export the library, and check it if this machine can run it."""
-    from tvmflow.codegen.compile import LoadedLibrary, build_scheduled, export
-    from tvmflow.codegen.manifest import count_coverage, manifest_of
-    from tvmflow.codegen.network.link import OpenedNetwork, link_rpc, write_network
+Context = StageContext[BuildSettings, None]
 
-    settings, target = context.settings, context.settings.target
-    backend = backend_of(target)
-    best = json.loads((context.inputs["tune"] / "best.json").read_text(encoding="utf-8"))
-    records = {record["workload"]: record for record in best["records"] if best["device_kind"] == backend.kernel_kind}
+
+@dataclass(frozen=True)
+class LibraryDescription:
+    """What the stages before say of the library to build. schedules: workload key -> schedule; winograd: convolution
+    key -> tile size; part: the schedules of what an accelerator computes; labels: of classes, or none.
+    """
+
+    source: SourceDescription
+    outputs: tuple[OutputSpec, ...]
+    schedules: Mapping[str, BestSchedule]
+    winograd: Mapping[str, int]
+    part: list[dict[str, Any]]
+    labels: tuple[str, ...]
+
+
+def _read_library(context: Context, backend: Backend) -> LibraryDescription:
+    best = read_json(BestSchedules, context.inputs["tune"] / "best.json")
+    outputs = read_outputs(context.inputs["import_model"])
+    classes = outputs[0].shape[-1] if len(outputs[0].shape) == 2 else 0
+    labels = class_names(context.inputs["fetch"], classes) if classes else None
+    source = read_description(context.inputs["fetch"])
+    return LibraryDescription(source, outputs, *best.on(backend.kernel_kind), best.part, tuple(labels or ()))
+
+
+def build(context: Context) -> dict[str, Any]:
+    """Compile and export the library, and check it if this machine can run it."""
+    backend = backend_of(context.settings.target)
+    library = _read_library(context, backend)
+    scheduled, part = _compile(context, library, backend)
+    network = _write_libraries(context, library, scheduled)
+    agreement = _check_libraries(context, backend)
+    file = describe_file(context.out / "library.so")
+    manifest = Manifest(
+        cell=context.cell,
+        library=LibraryFile("library.so", file.sha256, file.size, "main"),
+        network=network,
+        inputs=library.source.inputs,
+        outputs=library.outputs,
+        target=context.settings.target,
+        coverage=coverage(scheduled.kernels),
+        coverage_estimated=coverage(scheduled.kernels, "estimate"),
+        toolchain=versions(_toolchain(context.settings)),
+        kernels=scheduled.kernels,
+        part=part,
+        sizes=library.source.sizes,
+    )
+    write_json(context.out / MANIFEST_NAME, manifest)
+    metrics = {"part": part["metrics"]} if part else {}
+    return {**count_coverage(scheduled.kernels), "library_bytes": file.size, **agreement, **metrics}
+
+
+def _compile(
+    context: Context, library: LibraryDescription, backend: Backend
+) -> tuple[Scheduled, dict[str, Any] | None]:
+    """Return the scheduled network, and the description of the accelerator's part. Writes the module after each phase
+    to ir/.
+    """
+    from tvmflow.codegen.compile import build_scheduled
+
     folder = context.out / "ir"
     folder.mkdir()
     phases: list[str] = []
@@ -82,89 +145,84 @@ def build(context: StageContext[BuildSettings, None]) -> dict[str, Any]:
         phases.append(name)
         context.progress(f"building: {name}", len(phases), total)
 
-    winograd = best["winograd"] if best["device_kind"] == backend.kernel_kind else {}
     packed = load_module(context.inputs["graph_pack"])
-    packed, part = backend.compile_part(packed, best["part"], context.out, context.progress)
-    scheduled = build_scheduled(packed, backend, records, dump, winograd)
-    library = context.out / "library.so"
-    if backend.has_machine:
-        export(scheduled, library)
-    facts: dict[str, Any] = dict(count_coverage(scheduled.choices))
-    golden: Arrays | None = None
-    if target.runs_here and backend.has_machine:
-        golden = golden_outputs(context, LoadedLibrary(library, target.threads))
-        facts["golden"] = check_outputs(context, "build", golden, settings.max_relative_error).to_json()
-    description = read_description(context.inputs["fetch"])
-    outputs = json.loads((context.inputs["import_model"] / OUTPUTS_NAME).read_text(encoding="utf-8"))
-    tools = versions(_toolchain(settings))
+    packed, part = backend.compile_part(packed, library.part, context.out, context.progress)
+    return build_scheduled(packed, backend, library.schedules, dump, library.winograd), part
+
+
+def _write_libraries(context: Context, library: LibraryDescription, scheduled: Scheduled) -> NetworkFile:
+    """Write library.so, network.so and rpc.so."""
+    from tvmflow.codegen.compile import export
+    from tvmflow.codegen.network.link import link_rpc, write_network
+
+    compiler, path = context.settings.target.compiler, context.out / "network.so"
+    if scheduled.backend.has_machine:
+        export(scheduled, context.out / "library.so")
     context.progress("building: network.so", 0, 0)
-    path = context.out / "network.so"
-    buckets = _smaller(context, description.sizes, records, winograd)
-    network = write_network(path, scheduled, _network_of(context, description, outputs), target.compiler, buckets)
-    if not backend.has_machine:
-        library.hardlink_to(path)  # the only form there is
-    facts["library_bytes"] = library.stat().st_size
-    manifest = manifest_of(context.cell, library, description, target, scheduled.choices, outputs, tools)
-    manifest |= {"part": part, "network": network}
-    if description.sizes:
-        manifest["sizes"] = description.sizes.to_json()
-    link_rpc(context.out / "rpc.so", target.compiler)
-    if golden is not None:
-        opened = OpenedNetwork(path, target.threads)
-        check_equal("build", golden, golden_outputs(context, opened))
-        facts |= check_any_size(context, "build", lambda _sizes: opened, settings.max_relative_error)
-    (context.out / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=1), encoding="utf-8")
-    return facts | ({"part": part["metrics"]} if part else {})
+    buckets = _compile_smaller(context, library, scheduled.backend)
+    network = write_network(path, scheduled, _describe_network(context, library), compiler, buckets)
+    if not scheduled.backend.has_machine:
+        (context.out / "library.so").hardlink_to(path)  # the only form there is
+    link_rpc(context.out / "rpc.so", compiler)
+    return network
 
 
-def _smaller(
-    context: StageContext[BuildSettings, None], sizes: Sizes | None, records: dict[str, Any], winograd: dict[str, int]
-) -> list[Bucket]:
+def _compile_smaller(context: Context, library: LibraryDescription, backend: Backend) -> list[Bucket]:
     """Return the network scheduled and compiled for each bucket but the largest."""
     from tvmflow.codegen.compile import build_scheduled
     from tvmflow.codegen.network.bucket_tables import Bucket
 
-    backend, modules, found = backend_of(context.settings.target), load_others(context.inputs["graph_pack"]), []
+    modules, found, sizes = load_others(context.inputs["graph_pack"]), [], library.source.sizes
     for at, bucket in enumerate(sizes.all[:-1] if sizes else ()):
         assert sizes is not None
         label = sizes.label(bucket)
         context.progress(f"building: {label}", 0, 0)
-        found.append(
-            Bucket(bucket, build_scheduled(modules[label], backend, records, None, winograd, prefix=f"at{at}_"))
+        scheduled = build_scheduled(
+            modules[label], backend, library.schedules, None, library.winograd, prefix=f"at{at}_"
         )
+        found.append(Bucket(bucket, scheduled))
     return found
 
 
-def _network_of(
-    context: StageContext[BuildSettings, None], description: SourceDescription, outputs: list[dict[str, Any]]
-) -> Network:
+def _check_libraries(context: Context, backend: Backend) -> dict[str, Any]:
+    """Return the agreement of the libraries with the quantized module, empty if they do not run here."""
+    from tvmflow.codegen.compile import LoadedLibrary
+    from tvmflow.codegen.network.link import OpenedNetwork
+
+    target, bound = context.settings.target, context.settings.max_relative_error
+    if not (target.runs_here and backend.has_machine):
+        return {}
+    golden = golden_outputs(context, LoadedLibrary(context.out / "library.so", target.threads))
+    agreement = check_outputs(context, "build", golden, bound)
+    network = OpenedNetwork(context.out / "network.so", target.threads)
+    check_equal("build", golden, golden_outputs(context, network))
+    return {"golden": agreement.to_json(), **check_any_size(context, "build", lambda _sizes: network, bound)}
+
+
+def _describe_network(context: Context, library: LibraryDescription) -> Network:
     """Return the description in the library without TVM."""
     from tvmflow.codegen.network.bucket_tables import SizedOutputs
     from tvmflow.codegen.network.description import Network
 
-    classes = outputs[0]["shape"][-1] if len(outputs[0]["shape"]) == 2 else 0
-    labels = tuple(class_names(context.inputs["fetch"], classes) or ()) if classes else ()
-    names = tuple(one["name"] for one in outputs)
-    image = _image_input(description.inputs, context.settings.preprocess)
-    settings = context.settings
+    source, settings = library.source, context.settings
     return Network(
         str(context.cell),
-        description.inputs,
-        names,
+        source.inputs,
+        tuple(output.name for output in library.outputs),
         settings.target.threads,
-        labels,
-        image,
+        library.labels,
+        _image_input(source.inputs, settings.preprocess),
         settings.max_relative_error,
-        SizedOutputs(description.sizes, axes_from(outputs)) if description.sizes else None,
-        _states(settings.state, description.inputs, outputs),
+        SizedOutputs(source.sizes, dynamic_axes(library.outputs)) if source.sizes else None,
+        _states(settings.state, source.inputs, library.outputs),
     )
 
 
 def _states(
-    state: Mapping[str, str], inputs: tuple[TensorSpec, ...], outputs: list[dict[str, Any]]
+    state: Mapping[str, str], inputs: tuple[TensorSpec, ...], outputs: tuple[OutputSpec, ...]
 ) -> tuple[tuple[str, str], ...]:
     """Return the states in the order of the inputs. Raises UsageError for an output that is not like its input."""
-    made = {one["name"]: (tuple(one["shape"]), one["dtype"]) for one in outputs}
+    made = {one.name: (one.shape, one.dtype) for one in outputs}
     for spec in inputs:
         if spec.name in state and made.get(state[spec.name]) != (spec.shape, spec.dtype):
             raise UsageError(

@@ -9,7 +9,6 @@ Out: deployed.json: which device, under which name, how its outputs agree. Never
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from tasks.agreement import INPUTS, add_first_kernel, agreement_on
 from tasks.device import LIMIT_READS, DeviceLimits, device_limits, session_of
 from tasks.golden import GOLDEN, check_any_size, check_outputs, golden_outputs
+from tvmflow.backends.manifest import read_manifest
 from tvmflow.backends.registry import backend_of, resolve
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
@@ -28,6 +28,7 @@ from tvmflow.evaluation.agreement import check_equal
 from tvmflow.pipeline.stage import Stage, StageContext
 from tvmflow.support.errors import AgreementError
 from tvmflow.support.files import sha256_of
+from tvmflow.support.json_values import to_json, write_json
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 
 
@@ -50,8 +51,8 @@ def deploy(context: Context) -> dict[str, Any]:
     """Upload, load and smoke-test the library; return the facts of deployed.json."""
     settings, target = context.settings, context.settings.target
     folder = context.inputs["build"]
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    ships = network_library(folder, manifest)
+    manifest, backend = read_manifest(folder), backend_of(target)
+    ships = network_library(folder, manifest.outputs, manifest.network.device)
     with session_of(context.limits, target) as session:
         context.progress("uploading", 0, 2)
         remote_path = session.upload(ships.file)
@@ -64,23 +65,22 @@ def deploy(context: Context) -> dict[str, Any]:
                 check_any_size(context, "deploy", model.at, settings.max_relative_error) if model.takes_sizes else {}
             )
         except AgreementError as error:
-            raise add_first_kernel(error, agreement_on(session, context, backend_of(target))) from None
-        in_both = ships.file != vm_library(folder).file and backend_of(target).has_machine
-        expected = _vm_outputs(context, session, folder) if in_both else None
+            raise add_first_kernel(error, agreement_on(session, context, backend)) from None
+        expected = _vm_outputs(context, session, folder) if backend.has_machine else None
         if expected is not None:
             check_equal("deploy", expected, outputs)
     deployed = {
         "device_key": settings.device_key,
-        "device_kind": transport_of(context.limits.device).kind_of(backend_of(target).device_kind),
+        "device_kind": transport_of(context.limits.device).kind_of(backend.device_kind),
         "unit": session.unit,
         "build": session.build or None,
-        "gpu": session.gpu.to_json() if session.gpu else None,
+        "gpu": to_json(session.gpu),
         "remote_path": remote_path,
         "sha256": sha256_of(ships.file),
         "smoke": smoke.to_json(),
         **sizes,
     }
-    (context.out / "deployed.json").write_text(json.dumps(deployed, sort_keys=True, indent=1), encoding="utf-8")
+    write_json(context.out / "deployed.json", deployed)
     return deployed
 
 

@@ -14,18 +14,19 @@ from typing import Any
 
 from tasks.agreement import INPUTS, add_first_kernel, agreement_on
 from tasks.device import LIMIT_READS, DeviceLimits, device_limits, session_of
+from tvmflow.backends.manifest import Manifest, read_manifest
 from tvmflow.backends.registry import backend_of, resolve
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.devices.network_forms import network_library, vm_library
 from tvmflow.devices.registry import transport_of
-from tvmflow.evaluation import machine_state
-from tvmflow.evaluation import roofline as bounds
+from tvmflow.evaluation import machine_state, roofline
 from tvmflow.evaluation.baselines import Baselines, open_baselines
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.on_device import DeviceNumbers, DeviceRules, measure_on_device
-from tvmflow.evaluation.roofline import measure_bounds
-from tvmflow.evaluation.scorecard import measure_quality, write_scorecard
+from tvmflow.evaluation.quality import measure_quality, write_scorecard
+from tvmflow.evaluation.roofline import Bounds, NoBounds, measure_bounds
+from tvmflow.evaluation.scorecard import AcceleratorPart, Device, Scorecard
 from tvmflow.frontends.registry import frontend_named
 from tvmflow.frontends.source_model import read_description
 from tvmflow.pipeline.recipe_key import FRONTENDS
@@ -73,7 +74,7 @@ def _settings(workspace: Workspace, cell: Cell) -> EvaluateSettings:
         framework=model.framework,
         metric=model.metric,
         max_relative_error=workspace.params.build.max_relative_error[cell.precision],
-        ceilings=sha256_of(bounds.SOURCE),
+        ceilings=sha256_of(roofline.SOURCE),
         machine_state=sha256_of(machine_state.SOURCE),
     )
 
@@ -90,8 +91,8 @@ def evaluate(context: Context) -> dict[str, Any]:
     settings, backend = context.settings, backend_of(context.settings.target)
     samples = Samples.load(context.inputs["fetch"] / "evaluation.npz")
     folder = context.inputs["build"]
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    ships = network_library(folder, manifest)
+    manifest = read_manifest(folder)
+    ships = network_library(folder, manifest.outputs, manifest.network.device)
     description = read_description(context.inputs["fetch"])
     batch, task = description.batch, description.task
     with _baselines(context) as loaded, session_of(context.limits, settings.target) as session:
@@ -108,41 +109,33 @@ def evaluate(context: Context) -> dict[str, Any]:
         )
         machine = vm_library(folder) if session.has_tvm and backend.has_machine else ships
         numbers = measure_on_device(session, ships, machine, samples.inputs, batch, rules, context.progress)
-        part, unit = backend.verify(manifest["part"], session.call), session.unit
+        part, unit = backend.verify(manifest.part, session.call), session.unit
         agreement = agreement_on(session, context, backend)
-    device = {
-        "key": settings.device_key,
-        "kind": transport_of(context.limits.device).kind_of(backend.device_kind),
-        "unit": unit,
-        "threads": settings.target.threads,
-    }
-    if session.build:
-        device["build"] = session.build
-    if session.gpu:
-        device["gpu"] = session.gpu.to_json()
     try:
-        outputs = measure_quality(
+        quality = measure_quality(
             context.inputs, numbers.outputs, samples, settings.max_relative_error, task, settings.metric
         )
     except AgreementError as error:
         raise add_first_kernel(error, agreement) from None
-    card = {
-        "cell": str(context.cell),
-        "device": device,
-        "batch": batch,
-        "library_bytes": ships.file.stat().st_size,
-        "coverage": manifest["coverage"],
-        "coverage_estimated": manifest["coverage_estimated"],
-        **numbers.to_json(),
-        **outputs,
-        **peers.to_json(),
-        **_bounds(context, manifest, numbers),
-        "part": part,
-        "kernel_agreement": agreement,
-        "quantization": json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8")),
-    }
+    kind = transport_of(context.limits.device).kind_of(backend.device_kind)
+    card = Scorecard(
+        cell=str(context.cell),
+        device=Device(settings.device_key, kind, threads, unit, session.build, session.gpu),
+        batch=batch,
+        library_bytes=ships.file.stat().st_size,
+        coverage=manifest.coverage,
+        coverage_estimated=manifest.coverage_estimated,
+        **vars(numbers.measured),
+        **vars(quality),
+        peer_variants=peers.variants,
+        peers_left_out=peers.left_out,
+        bounds=_bounds(context, manifest, numbers),
+        part=AcceleratorPart(**part) if part else None,
+        kernel_agreement=agreement.summary if agreement else None,
+        quantization=json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8")),
+    )
     write_scorecard(context.out, card, numbers.outputs, samples, task)
-    return {"badges": list(card["latency"]["compute"]["badges"])}
+    return {"badges": list(card.latency.compute.badges)}
 
 
 def _is_this_cpu(settings: EvaluateSettings) -> bool:
@@ -154,17 +147,14 @@ def has_bounds(settings: EvaluateSettings) -> bool:
     return _is_this_cpu(settings) and not settings.emulated
 
 
-def _bounds(context: Context, manifest: dict[str, Any], numbers: DeviceNumbers) -> dict[str, Any]:
-    """Return the roofline bounds on this machine's CPU; empty for another device."""
-    settings, latency = context.settings, numbers.latency["compute"]
+def _bounds(context: Context, manifest: Manifest, numbers: DeviceNumbers) -> Bounds | NoBounds | None:
+    """Return the roofline bounds on this machine's CPU; None for another device."""
+    settings, latency = context.settings, numbers.measured.latency.compute
     if not has_bounds(settings):
-        return {}
+        return None
     context.progress("measuring what the machine does at most", 0, 0)
     median_ms = latency.median_ms if latency.is_time else None
-    found = measure_bounds(
-        manifest["kernels"], settings.target, median_ms, numbers.kernels_ms, settings.max_foreign_load
-    )
-    return {"bounds": found}
+    return measure_bounds(manifest.kernels, settings.target, median_ms, numbers.kernels_ms, settings.max_foreign_load)
 
 
 def _baselines(context: Context) -> contextlib.AbstractContextManager[Callable[[], Baselines]]:

@@ -20,6 +20,7 @@ from tvmflow.sources.data.datasets import Samples, SplitSizes
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.model_files import copy_network, labels_of, own_files, samples_of
 from tvmflow.sources.weights import WeightsRequest, fetch_weights
+from tvmflow.support.json_values import to_json
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
         task=model.task,
         sizes=model.sizes,
     )
-    (context.out / "source.json").write_text(json.dumps(description.to_json(), sort_keys=True), encoding="utf-8")
+    (context.out / "source.json").write_text(json.dumps(to_json(description), sort_keys=True), encoding="utf-8")
     return {"weights_bytes": weights.stat().st_size, "evaluation_samples": len(parts["evaluation"])}
 
 

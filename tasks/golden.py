@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from tvmflow.config.buckets import axes_from
 from tvmflow.evaluation.agreement import Agreement, check_golden
 from tvmflow.evaluation.buckets import RunnerOf, check_between_buckets, group_of, run_at_any_size, run_between_buckets
-from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, Runner, read_description, run_in_batches
+from tvmflow.frontends.source_model import (
+    OUTPUTS_NAME,
+    Arrays,
+    Runner,
+    dynamic_axes,
+    read_description,
+    read_outputs,
+    run_in_batches,
+)
 from tvmflow.pipeline.stage import StageContext
 from tvmflow.support.files import load_arrays
 
@@ -33,7 +39,7 @@ def check_outputs(context: StageContext[Any, Any], stage: str, outputs: Arrays, 
 
 def sized_outputs(context: StageContext[Any, Any], runner_of: RunnerOf) -> dict[str, Arrays]:
     """Return label -> outputs of each bucket's network for padded golden inputs; empty for fixed shapes."""
-    axes = axes_from(json.loads((context.inputs["import_model"] / OUTPUTS_NAME).read_text(encoding="utf-8")))
+    axes = dynamic_axes(read_outputs(context.inputs["import_model"]))
     return run_between_buckets(read_description(context.inputs["fetch"]), axes, runner_of, golden_inputs(context))
 
 

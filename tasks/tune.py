@@ -18,7 +18,9 @@ from tvmflow.config.stage_params import SearchLimits, SearchSettings
 from tvmflow.config.workspace import Workspace
 from tvmflow.devices.registry import transport_of
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others
+from tvmflow.ir.tir.kernel_schedules import BestSchedules
 from tvmflow.pipeline.stage import Output, Stage, StageContext, settings_from_block
+from tvmflow.support.json_values import write_json
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.toolchain.versions import versions
 
@@ -62,7 +64,7 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     """Tune every workload; return counts of measured and known candidates, and the cost."""
     from tvmflow.tuning.budget import Budget
     from tvmflow.tuning.records.log import TuningLog
-    from tvmflow.tuning.results import summarize_cost, write_best, write_curve, write_kernels
+    from tvmflow.tuning.results import best_schedules, summarize_cost, write_curve, write_kernels
     from tvmflow.tuning.rules import SearchRules
     from tvmflow.tuning.tune_network import tune_network
 
@@ -85,10 +87,9 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
         context.progress,
         budget,
     )
+    schedules = best_schedules(outcome.used, outcome.report.best)
     part = backend.search_part(packed, context.progress)
-    write_best(
-        context.out / "best.json", backend.kernel_kind, outcome.used, outcome.report.best, outcome.winograd, part
-    )
+    write_json(context.out / "best.json", BestSchedules(backend.kernel_kind, outcome.winograd, schedules, part))
     curve = write_curve(context.out / "curve.csv", outcome.used, tuning_log.known())
     kernels = write_kernels(context.out / "workloads.json", outcome.used, outcome.report)
     return {

@@ -12,35 +12,30 @@ from typing import Any
 
 import numpy as np
 
+from tests.manifests import manifest_of
+from tests.scorecards import CELL as CELL
+from tests.scorecards import scorecard
 from tvmflow.backends.cpu import CpuBackend, host_backend
+from tvmflow.backends.manifest import MANIFEST_NAME, NetworkFile
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import OpenedNetwork, write_network
 from tvmflow.codegen.network.runtime_sources import digest_of_runtime
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
-from tvmflow.frontends.source_model import TensorSpec, run_in_batches
+from tvmflow.frontends.source_model import SourceDescription, TensorSpec, run_in_batches
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.pipeline.record import Record
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.support.files import describe_file, digest_of, save_arrays
-from tvmflow.targets.resolve import host_target
+from tvmflow.support.json_values import to_json, write_json
+from tvmflow.targets.resolve import ResolvedTarget, host_target
 from tvmflow.toolchain.compilers import Command, Ndk
 
-CELL, SLUG = "small@local-cpu:float32", "small.local-cpu.float32"
+SLUG = "small.local-cpu.float32"
 LABELS = ("cat", "dog", "eel", "fox", "gnu")
 SPEC = TensorSpec("image", (1, 3, 12, 12))
 _STAGES = ("fetch", "import_model", "quantize", "graph_pack", "tune", "build", "evaluate")
-TARGET = {
-    "kind": "llvm",
-    "mcpu": "x86-64",
-    "mattr": [],
-    "mtriple": "x86_64-linux-gnu",
-    "threads": 2,
-    "cc": "gcc",
-    "options": {},
-}
-LATENCY = {"median_ms": 1.0, "low_ms": 0.99, "high_ms": 1.01, "p90_ms": 1.2, "badges": [], "is_time": True}
 
 
 def small_scheduled(mcpu: str = "host", mtriple: str = "") -> Any:
@@ -77,7 +72,7 @@ def small_part(folder: Path, labels: tuple[str, ...] = LABELS, version: str = "3
     save_arrays(folder / "fetch" / "golden.npz", x=(x,))
     outputs = run_in_batches(OpenedNetwork(folder / "build" / "network.so", 2), (x,), 1)
     save_arrays(folder / "quantize" / "reference.npz", golden=outputs)
-    return replace(written(folder, built, host_mcpu(backend), labels), version=version)
+    return replace(written(folder, built, replace(backend.target, cc="gcc", threads=2), labels), version=version)
 
 
 def android_part(folder: Path, mtriple: str) -> Part:
@@ -91,33 +86,13 @@ def android_part(folder: Path, mtriple: str) -> Part:
         Network(CELL, (SPEC,), ("scores",), 2, LABELS),
         Ndk().command(mtriple),
     )
-    target = {**part.manifest["target"], "mtriple": mtriple, "cc": "ndk"}
+    target = replace(part.manifest.target, mtriple=mtriple, cc="ndk")
     return written(folder, built, target, LABELS)
 
 
-def host_mcpu(backend: Any) -> dict[str, Any]:
-    """Return the target that the library was compiled for."""
-    return {
-        **TARGET,
-        "mcpu": backend.target.mcpu,
-        "mattr": list(backend.target.mattr),
-        "mtriple": backend.target.mtriple,
-    }
-
-
-def written(folder: Path, network: dict[str, Any], target: dict[str, Any], labels: tuple[str, ...]) -> Part:
+def written(folder: Path, network: NetworkFile, target: ResolvedTarget, labels: tuple[str, ...]) -> Part:
     """Write what else the stages say, and the records."""
-    tensors = {
-        "inputs": [{"name": "image", "shape": [1, 3, 12, 12], "dtype": "float32"}],
-        "outputs": [{"name": "scores", "shape": [1, len(LABELS)], "dtype": "float32"}],
-    }
-    manifest = {
-        **tensors,
-        "network": network,
-        "target": target,
-        "toolchain": {"tvm": "0.27", "cc:gcc": "gcc 12"},
-        "part": None,
-    }
+    write_json(folder / "build" / MANIFEST_NAME, manifest_of(network=network, target=target))
     entry = {
         "framework": "torch",
         "network": "small",
@@ -135,15 +110,9 @@ def written(folder: Path, network: dict[str, Any], target: dict[str, Any], label
         },
     }
     for name, value in {
-        "build/manifest.json": manifest,
         "fetch/labels.json": list(labels),
-        "evaluate/scorecard.json": scorecard(),
-        "fetch/source.json": {
-            "framework": "torch",
-            "network": "small",
-            "weights_file": "model.safetensors",
-            "task": None,
-        },
+        "evaluate/scorecard.json": to_json(scorecard()),
+        "fetch/source.json": to_json(SourceDescription("torch", "small", "model.safetensors", (SPEC,))),
         "graph_pack/weights.safetensors": "weights",
         "import_model/weights.safetensors": "weights",
         "tune/best.json": {},
@@ -151,20 +120,6 @@ def written(folder: Path, network: dict[str, Any], target: dict[str, Any], label
         (folder / name).write_text(json.dumps(value))
     params = {"fetch": {"model": entry}, "build": {"max_relative_error": 1e-3, "runtime": digest_of_runtime()}}
     return Part(CELL, SLUG, {stage: _record(folder / stage, params.get(stage, {})) for stage in _STAGES}, folder, "3")
-
-
-def scorecard() -> dict[str, Any]:
-    return {
-        "cell": CELL,
-        "device": {"key": "local-cpu", "kind": "cpu-test-t2", "threads": 2},
-        "accuracy": {"built": 0.9, "source": 0.9, "samples": 8},
-        "agreement": {"top1_agreement": 1.0, "max_relative_error": 1e-6},
-        "latency": {"compute": LATENCY},
-        "coverage": 1.0,
-        "cold_start_ms": [3.0],
-        "library_bytes": 50_000,
-        "part": None,
-    }
 
 
 def _record(folder: Path, params: dict[str, Any]) -> Record:

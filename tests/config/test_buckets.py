@@ -8,14 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import examples
-from tvmflow.config.buckets import Axis, Sizes, axes_of, shape_at, sizes_from
+from tvmflow.config.buckets import Axis, Sizes, axes_of, shape_at
 from tvmflow.support.errors import ModelFileError
+from tvmflow.support.json_values import from_json, to_json
 
 SIZES = Sizes(("batch", "length"), ((1, 3), (4, 10)), (Axis(0, 0, 0), Axis(0, 2, 1), Axis(1, 0, 0)), (7, 0))
 
 
 def test_sizes_are_read_as_they_were_written() -> None:
-    assert sizes_from(SIZES.to_json()) == SIZES and sizes_from(None) is None
+    assert from_json(Sizes, to_json(SIZES)) == SIZES
     assert SIZES.label(SIZES.largest) == "batch=3,length=10"
 
 

@@ -17,9 +17,10 @@ from tests.conftest import REPOSITORY
 from tests.recording import general_key, keys_read, leaves
 from tvmflow.config.params import Cell, Params, load_params
 from tvmflow.pipeline.recipe_key import code_of
-from tvmflow.pipeline.stage import settings_from, settings_json
+from tvmflow.pipeline.stage import settings_json
 from tvmflow.support.digests import Digests
 from tvmflow.support.errors import TvmflowError
+from tvmflow.support.json_values import from_json
 from tvmflow.toolchain.compilers import compiler_for
 
 URL = {"url": "https://example.org/model", "sha256": "0" * 64}
@@ -93,7 +94,7 @@ def test_settings_survive_a_round_trip_through_json(text: str, root: Path) -> No
     workspace, cell = _workspace(root, _raw()), Params.model_validate(_raw()).cell(text)
     for stage in STAGES.values():
         settings = stage.settings(workspace, cell)
-        assert settings_from(type(settings), settings_json(settings)) == settings
+        assert from_json(type(settings), settings_json(settings)) == settings
 
 
 def _workspace(root: Path, raw: dict[str, Any]) -> Any:
@@ -261,6 +262,7 @@ def test_dvc_finds_every_key_that_it_is_told_of() -> None:
 CHECK = (
     "tasks/golden.py",
     "tvmflow/support/files.py",
+    "tvmflow/support/json_values.py",
     "tvmflow/evaluation/agreement.py",
     "tvmflow/evaluation/buckets.py",
     "tvmflow/frontends/source_model.py",
@@ -299,6 +301,7 @@ DEVICE = (  # the agent and the emulated system lie in the cache folder
 )
 KERNELS = (  # beside the CPU's: what compiles them is left out, what reads them from their files is not
     "tasks/agreement.py",
+    "tvmflow/ir/tir/kernel_schedules.py",
     "tvmflow/ir/relax/serialization.py",
     "tvmflow/ir/relax/tensors.py",
     "tvmflow/ir/tvm_compat.py",
@@ -307,6 +310,7 @@ FRONTEND = (*IR, "tvmflow/frontends", "tvmflow/sources")
 CODE = {
     "fetch": (
         "tvmflow/support/files.py",
+        "tvmflow/support/json_values.py",
         "tvmflow/frontends/source_model.py",
         "tvmflow/frontends/registry.py",
         "tvmflow/config/buckets.py",
@@ -338,6 +342,7 @@ CODE = {
         "tvmflow/evaluation/turn_statistics.py",
         "tvmflow/evaluation/interleaved_timing.py",
         "tvmflow/support/files.py",
+        "tvmflow/support/json_values.py",
         "tvmflow/frontends/source_model.py",
         "tvmflow/sources/data/images.py",
         "tvmflow/tuning",

@@ -138,7 +138,7 @@ def test_the_file_is_one_that_a_bundle_may_ship(runner: Path, tmp_path: Path) ->
     """Its machine, what it needs, pages of 16 KiB: all that the reader of bundles looks at."""
     module = canonicalize(ExportedModel(Branches(3).eval(), (TensorSpec("x", (1, 3, 24, 24)),)).to_relax())
     built = Built(tmp_path, module, "cortex-a53", ("scores", "features"))
-    check_shared_object(built.path, replace(abi_named(TRIPLE), page=16384), built.made["soname"], built.made["symbol"])
+    check_shared_object(built.path, replace(abi_named(TRIPLE), page=16384), built.made.soname, built.made.symbol)
 
 
 def test_an_instruction_that_a_processor_lacks_ends_the_program(

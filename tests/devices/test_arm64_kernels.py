@@ -17,6 +17,7 @@ from tvm import relax
 from tests.devices.arm64 import linked, ran, target
 from tests.devices.arm64_families import FAMILIES, Family, drawn
 from tests.differential import test_attention as attention
+from tests.traces import Traced
 from tvmflow.backends.registry import backend_of
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.lower import lower
@@ -110,7 +111,7 @@ def test_a_family_of_instructions_equals_the_definition(
     module, inputs = network(family, family.data, family.total), inputs_of(family)
     backend = backend_of(target(family.compiled))
     scheduled = build_scheduled(PackChannels(backend.cpu_features().channel_block)(module), backend, {})
-    assert all(choice.how == "default" for choice in scheduled.choices)
+    assert all(choice.schedule == "default" for choice in scheduled.kernels)
     code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")
     assert all(re.search(pattern, code) for pattern in family.code), family.code
     path = linked(tmp_path, scheduled, len(CONVOLUTIONS) + len(DENSE), backend)
@@ -144,8 +145,8 @@ def test_attention_equals_float64(
         module = to_mixed_precision(module, MixedPrecision("bfloat16", "float32", ("matmul",), ("softmax",)))
     inputs, backend = attention.inputs_of(case), backend_of(target(processor))
     scheduled = build_scheduled(backend.pack(module, None)[0], backend, {})
-    assert {"attention", "packed_norm"} <= {choice.template for choice in scheduled.choices}
-    counted = {choice.dtype for choice in scheduled.choices if choice.template == "attention"}
+    assert {"attention", "packed_norm"} <= {choice.template for choice in scheduled.kernels}
+    counted = {choice.dtype for choice in scheduled.kernels if choice.template == "attention"}
     assert counted == {"bfloat16" if processor == "neoverse-n2" else "float32"}
     found = np.frombuffer(
         ran(linked(tmp_path, scheduled, 1, backend), runner, emulated, runs, list(inputs)), np.float32
@@ -188,7 +189,7 @@ def test_sums_start_from_the_integers_of_their_own_branch(
         builder.emit_func_output(found)
     module, backend = builder.get(), backend_of(target("cortex-a76"))
     scheduled = build_scheduled(PackChannels(8)(module), backend, {})
-    assert not any("add" in choice.kernel for choice in scheduled.choices)
+    assert not any("add" in choice.name for choice in scheduled.kernels)
     given = bytes_of(1, 16, 9, 9)
     path = linked(tmp_path, scheduled, 5, backend)
     got = np.frombuffer(ran(path, runner, emulated, "cortex-a76", [given]), np.int32)
@@ -277,7 +278,7 @@ def test_winograds_products_are_by_a_lane(m: int, runner: Path, emulated: Emulat
     module, backend = builder.get(), backend_of(target("cortex-a53"))
     packed = PackChannels(8)(module)
     scheduled = build_scheduled(packed, backend, {}, winograd=dict.fromkeys(list_convolution_keys(packed), m))
-    assert {choice.template for choice in scheduled.choices} >= {"winograd"}
+    assert {choice.template for choice in scheduled.kernels} >= {"winograd"}
     code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")
     assert re.search(r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.s\[3\]", code) and "ld1r" not in code
     given = [draw.standard_normal((1, ic, size, size), dtype=np.float32) for ic, _, size in shapes]
@@ -343,9 +344,9 @@ def test_any_schedule_of_products_at_once_equals_the_definition(
         match = backend.template_for(workload.function)
         assert match is not None
         knobs = match[1][int(draw.integers(len(match[1])))]
-        best[workload.key] = {"trace": trace_json(apply_template(workload.function, match[0], knobs))}
+        best[workload.key] = Traced(trace_json(apply_template(workload.function, match[0], knobs)))
     scheduled = build_scheduled(packed, backend, best)
-    assert {choice.how for choice in scheduled.choices} == {"record"}
+    assert {choice.schedule for choice in scheduled.kernels} == {"record"}
     code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")
     assert re.search(family.code[0], code)
     found = ran(linked(tmp_path, scheduled, len(shapes), backend), runner, emulated, family.runs, inputs)

@@ -23,6 +23,7 @@ from tests.devices.test_arm64 import BOUNDS, RUNS, expected, in_precision
 from tests.runtime.test_c import _sources
 from tests.runtime.test_network import Branches, _network
 from tvmflow.backends.backend import Backend
+from tvmflow.backends.manifest import NetworkFile
 from tvmflow.backends.registry import backend_of
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.link import link_rpc, write_network
@@ -70,7 +71,7 @@ def backend(triple: str) -> Backend:
     return backend_of(ResolvedTarget("llvm", PROCESSORS[triple], triple, (), 2, compiler_for(triple)))
 
 
-def linked(folder: Path, module: Any, triple: str, outputs: tuple[str, ...]) -> tuple[Path, dict[str, Any]]:
+def linked(folder: Path, module: Any, triple: str, outputs: tuple[str, ...]) -> tuple[Path, NetworkFile]:
     found = backend(triple)
     packed = PackChannels(found.cpu_features().channel_block)(module)
     path = folder / f"{triple}.so"
@@ -119,11 +120,11 @@ def test_two_outputs_on_three_threads_and_what_a_loader_looks_at(
     module = canonicalize(ExportedModel(Branches(3).eval(), (TensorSpec("x", (1, 3, 24, 24)),)).to_relax())
     path, made = linked(tmp_path, module, triple, ("scores", "features"))
     assert abi_of(triple).name == LINUX
-    facts = check_shared_object(path, abi_of(triple), made["soname"], made["symbol"])
+    facts = check_shared_object(path, abi_of(triple), made.soname, made.symbol)
     assert "libc.so.6" in facts["needed"] and versions_of(path)
     for other, says in (("arm64-v8a", "of 64 bits for EM_AARCH64"), ("armeabi-v7a", "flags 0x5000400")):
         with pytest.raises(BundleError, match=says):
-            check_shared_object(path, replace(abi_named(other), page=4096), made["soname"], made["symbol"])
+            check_shared_object(path, replace(abi_named(other), page=4096), made.soname, made.symbol)
     link_rpc(tmp_path / "rpc.so", backend(triple).target.compiler)
     x = np.random.default_rng(0).standard_normal((RUNS, 1, 3, 24, 24), dtype=np.float32)
     here = expected(module, x)

@@ -21,6 +21,7 @@ from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.registry import open_session
 from tvmflow.devices.rpc.local import local_tracker
 from tvmflow.devices.session import SessionLimits
+from tvmflow.frontends.source_model import OutputSpec
 from tvmflow.support.errors import (
     AgreementError,
     DeviceLostError,
@@ -47,7 +48,7 @@ def _run_there(device: DeviceEntry, program: Program, path: Path, x: Array) -> N
         assert np.array_equal(output, expected(program, x))
         ((digest, found),) = json.loads(session.call(COUNTERS_FUNCTION)).items()
         assert digest == program_to_blob(program)[:32].hex() and found["runs"] == 1
-        outputs = [{"shape": list(output.shape), "dtype": "int8"}]
+        outputs = (OutputSpec("y", output.shape, "int8"),)
         name = session.upload(path.with_name("network.so"))
         ships = session.network(name, path.parent, outputs, program.config.name)
         for seed in (4, 5):

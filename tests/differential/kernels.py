@@ -10,6 +10,7 @@ import torch
 import tvm
 from tvm import relax
 
+from tests.traces import Traced
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import compile_lowered
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
@@ -53,5 +54,5 @@ def outputs_of_every_schedule(
 ) -> Iterator[np.ndarray[Any, Any]]:
     """Run a module of one kernel under each of its candidates."""
     for knobs in candidates:
-        best = {workload.key: {"trace": trace_json(apply_template(workload.function, template, knobs))}}
+        best = {workload.key: Traced(trace_json(apply_template(workload.function, template, knobs)))}
         yield run(compile_lowered(ApplySchedules(best, HOST.template_for)(lowered), HOST), x)

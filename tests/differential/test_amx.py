@@ -18,6 +18,7 @@ from tvm import relax
 
 from tests.differential.kernels import run
 from tests.differential.test_integer_graphs import Net
+from tests.traces import Traced
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.compile import LoadedLibrary, LocalRunner, build_scheduled
 from tvmflow.codegen.lower import lower
@@ -141,8 +142,8 @@ def test_every_kind_of_tile_keeps_the_output(
     for knobs in tiled[:: max(len(tiled) // 4, 1)]:
         trace = trace_json(apply_template(workload.function, match[0], knobs))
         Intrinsic.register.cache_clear()  # as in a process that has scheduled nothing
-        executable, choices, *_ = build_scheduled(module, BACKEND, {workload.key: {"trace": trace}})
-        assert [choice.how for choice in choices] == ["record"]
+        executable, choices, *_ = build_scheduled(module, BACKEND, {workload.key: Traced(trace)})
+        assert [choice.schedule for choice in choices] == ["record"]
         before, configured = emulator.amx_executed(), emulator.amx_configured()
         output = run(executable, np.ascontiguousarray(packed).astype(numpy_dtype(data)))
         assert emulator.amx_executed() > before or "amx_tile" in FLAGS

@@ -196,8 +196,8 @@ def test_any_product_of_matrices_is_one_kernel_and_equals_float64(
     specs = tuple(TensorSpec(name, value.shape, "float32") for name, value in zip("ab", inputs, strict=True))
     module = canonicalize(ExportedModel(Product().eval(), specs).to_relax())
     scheduled = build_scheduled(HOST.pack(module, None)[0], HOST, {})
-    assert "batched_product" in [choice.template for choice in scheduled.choices]
-    assert all(choice.how == "default" for choice in scheduled.choices)
+    assert "batched_product" in [choice.template for choice in scheduled.kernels]
+    assert all(choice.schedule == "default" for choice in scheduled.kernels)
     found = make_runner(scheduled.executable)(inputs)[0]
     assert error_of(found, reference(Product(), inputs)) < BOUND
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import examples
 from tests.differential.kernels import HOST, error_of, imported, run
+from tests.traces import Traced
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.compile import Array, build_scheduled
 from tvmflow.codegen.lower import lower
@@ -110,8 +111,8 @@ def _check(network: torch.nn.Module, shape: tuple[int, ...], threads: int = 2, m
     x, reference = _case(network, shape)
     for knobs in candidates[:: max(len(candidates) // most, 1)]:
         trace = trace_json(apply_template(workload.function, template, knobs))
-        executable, choices, *_ = build_scheduled(packed, backend, {workload.key: {"trace": trace}})
-        assert sum(choice.how == "record" for choice in choices) == 1, knobs
+        executable, choices, *_ = build_scheduled(packed, backend, {workload.key: Traced(trace)})
+        assert sum(choice.schedule == "record" for choice in choices) == 1, knobs
         assert error_of(run(executable, x), reference) < BOUND, knobs
 
 

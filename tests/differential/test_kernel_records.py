@@ -13,6 +13,7 @@ import tvm
 from tvm import te
 
 from tests.differential.kernels import BOUND, HOST, error_of, imported
+from tests.traces import Traced
 from tvmflow.codegen.compile import LocalRunner
 from tvmflow.codegen.lower import lower
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
@@ -44,9 +45,9 @@ def test_a_trace_of_another_kernel_is_refused_and_the_default_is_used() -> None:
     replay(conv.function, trace)
     with pytest.raises(Exception):  # noqa: B017  (TVM raises its own types here; that it does not pass is the point)
         replay(pool.function, trace)
-    step = ApplySchedules({pool.key: {"trace": trace}}, HOST.template_for)
+    step = ApplySchedules({pool.key: Traced(trace)}, HOST.template_for)
     step(lowered)
-    assert {c.how for c in step.choices} == {"default"}
+    assert {c.schedule for c in step.kernels} == {"default"}
 
 
 @pytest.mark.parametrize(("block", "kind"), [("double", "write"), ("add", "read")])

@@ -15,6 +15,7 @@ from tvm import relax, s_tir, tirx
 
 from tests.conftest import examples
 from tests.differential.kernels import BOUND, HOST, error_of, imported, of_one_operator, outputs_of_every_schedule, run
+from tests.traces import Traced
 from tvmflow.codegen.compile import LocalRunner, build_scheduled, compile_lowered
 from tvmflow.codegen.lower import lower
 from tvmflow.ir.relax.emit import constant
@@ -96,7 +97,7 @@ def test_candidates_of_every_template_keep_the_output(dtype: str, winograd: int,
     most = max(len(f[1]) for f in matches.values() if f)
     assert most >= 8
     for index in range(0, most, max(most // 6, 1)):
-        best: dict[str, Any] = {}
+        best: dict[str, Traced] = {}
         for workload in workloads:
             pair = matches[workload.key]
             assert pair is not None, workload.name
@@ -105,11 +106,11 @@ def test_candidates_of_every_template_keep_the_output(dtype: str, winograd: int,
                 schedule = apply_template(workload.function, template, candidates[index % len(candidates)])
             except s_tir.ScheduleError:
                 continue  # an illegal candidate is allowed, a wrong one is not
-            best[workload.key] = {"trace": trace_json(schedule)}
+            best[workload.key] = Traced(trace_json(schedule))
         assert len(best) >= len(workloads) - 1
         step = ApplySchedules(best, HOST.template_for)
         executable = compile_lowered(step(lowered), target)
-        assert sum(choice.how == "record" for choice in step.choices) == len(best)
+        assert sum(choice.schedule == "record" for choice in step.kernels) == len(best)
         assert error_of(run(executable, x), reference) < bound
 
 
@@ -164,7 +165,7 @@ def test_what_is_joined_is_written_in_place(make: Callable[..., torch.Tensor], c
     step = ApplySchedules({}, HOST.template_for)
     scheduled_module = step(lower(PackChannels(16)(module), target))
     calls = [c for name, c in count_calls(scheduled_module).items() if name.startswith("concatenate")]
-    assert sum(calls) == sum(choice.kernel.startswith("concatenate") for choice in step.choices) == copies
+    assert sum(calls) == sum(choice.name.startswith("concatenate") for choice in step.kernels) == copies
     machine = relax.VirtualMachine(compile_lowered(scheduled_module, target), tvm.cpu())
     for seed in (0, 1):  # the second time in memory that has been used
         x = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)

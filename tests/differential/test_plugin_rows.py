@@ -22,6 +22,7 @@ from tvmflow.config.params import DeviceEntry
 from tvmflow.config.workspace import Workspace
 from tvmflow.devices.registry import TRANSPORTS, open_session, transport_of
 from tvmflow.devices.session import SessionLimits
+from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.frontends.registry import FRONTENDS
 from tvmflow.ir.tir.workloads import extract_workloads
 from tvmflow.pipeline.check_params import check_rows
@@ -97,7 +98,11 @@ def test_a_cell_of_new_rows_goes_all_the_way(workspace: Workspace) -> None:
     assert (deployed["device_kind"], deployed["unit"]) == ("pretend-3", "inside-12")
     card = json.loads((workspace.folder("evaluate", cell) / "scorecard.json").read_text())
     assert card["device"] == {"key": "here", "kind": "pretend-3", "unit": "inside-12", "threads": 1}
-    assert card["part"]["threads"] >= 1 and card["peers"] == {} and "2.5 ms, simulated" in shown_compute(card)
+    assert (
+        card["part"]["threads"] >= 1
+        and card["peers"] == {}
+        and "2.5 ms, simulated" in shown_compute(Scorecard.from_json(card))
+    )
     metrics = json.loads((workspace.folder("evaluate", cell) / "metrics.json").read_text())
     assert metrics["pretend.programs"] == 2 and "latency_ms" not in metrics
     assert card["agreement"]["max_relative_error"] < 1e-5

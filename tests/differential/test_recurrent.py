@@ -18,9 +18,10 @@ from tests.recurrent_models import Array, RecurrentCase
 from tvmflow.backends.gpu import OpenClBackend
 from tvmflow.codegen.compile import LocalRunner
 from tvmflow.config.stage_params import DEFAULT_MIXED, Int8Params
+from tvmflow.frontends.onnx.importer import import_model
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.registry import load_source
-from tvmflow.frontends.source_model import SourceDescription, one_input
+from tvmflow.frontends.source_model import SourceDescription, TensorSpec, one_input
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_all
 from tvmflow.ir.relax.recurrent import RECURRENT
@@ -94,13 +95,8 @@ def test_every_form_is_imported(tmp_path: Path, case: RecurrentCase) -> None:
 
 def _imported_without_a_session(case: RecurrentCase) -> object:
     """Import a model that ONNX Runtime refuses."""
-    from tvm.relax.frontend.onnx import from_onnx
-
-    from tvmflow.frontends.onnx.frontend import _import_recurrent
-
-    with _import_recurrent():
-        shapes = {name: list(value.shape) for name, value in case.inputs().items()}
-        return canonicalize(from_onnx(case.model(), shapes, {k: str(v.dtype) for k, v in case.inputs().items()}))
+    specs = [TensorSpec(name, value.shape, str(value.dtype)) for name, value in case.inputs().items()]
+    return canonicalize(import_model(case.model(), specs))
 
 
 @pytest.mark.parametrize("case", _VARIANTS, ids=str)

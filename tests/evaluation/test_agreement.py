@@ -25,7 +25,7 @@ from tvmflow.evaluation.agreement import (
     compare,
     spread_of,
 )
-from tvmflow.evaluation.scorecard import measure_quality
+from tvmflow.evaluation.quality import measure_quality
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import AgreementError
 
@@ -267,7 +267,8 @@ def test_golden_check_and_evaluate_refuse_the_same_products(name: str, tmp_path:
     samples = Samples((np.zeros((12, 1), np.float32),), b.argmax(axis=1))
     if name == "as it is":
         assert check_module(context, "build", _Module(product), 0.05).max_relative_error == 0.0
-        assert measure_quality(inputs, product, samples, 0.05)["accuracy"]["built"] == 1.0
+        accuracy = measure_quality(inputs, product, samples, 0.05).accuracy
+        assert accuracy is not None and accuracy.built == 1.0
         return
     with pytest.raises(AgreementError):
         check_module(context, "build", _Module(product), 0.05)

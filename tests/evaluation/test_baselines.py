@@ -195,7 +195,7 @@ def test_peers_say_how_they_run_and_why_others_do_not(folders: tuple[Path, Path]
         assert peer.relocate is not None
         peer.relocate()
         assert len(peer.time_runs(3)) == 3
-        assert peers.to_json()["peer_variants"]["onnxruntime"] in ("feed", "I/O binding") and not peers.left_out
+        assert peers.variants["onnxruntime"] in ("feed", "I/O binding") and not peers.left_out
 
 
 def test_a_peer_that_computes_another_model_is_left_out(folders: tuple[Path, Path]) -> None:
@@ -220,4 +220,4 @@ def test_a_peer_that_does_not_start_costs_no_measurement(folders: tuple[Path, Pa
     with open_baselines(("onnxruntime",), *folders, 1) as loaded:
         peers = loaded()
     assert peers.models == () and "peer.onnx" in peers.left_out["onnxruntime"]
-    assert peers.to_json() == {"peer_variants": {}, "peers_left_out": dict(peers.left_out)}
+    assert peers.variants == {}

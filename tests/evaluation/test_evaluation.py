@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.scorecards import AGREEMENT, accuracy, latency, latency_by_part, scorecard, simulated_part
 from tvmflow.backends.vta import VtaBackend
 from tvmflow.config.params import ReleaseParams
-from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_libraries
+from tvmflow.evaluation.comparison import compare_exact, compare_libraries
 from tvmflow.evaluation.interleaved_timing import TimedModel, Turn
 from tvmflow.evaluation.latency import LatencyRules, measure, summarize_turns
+from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.regression import change_between, comparable_before
+from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.report.tables import part_table
 from tvmflow.shipping.gates.candidate import cost_of_one_run
 from tvmflow.shipping.gates.cell import judge
@@ -67,35 +70,27 @@ def test_a_comparison_cancels_a_drift() -> None:
         compare_libraries(library("a", 0.01), library("b", 0.01), replace(rules, turns=5), 2, confidence=0.95)
 
 
-def _card(**changes: Any) -> dict[str, Any]:
-    card: dict[str, Any] = {
-        "latency": {"compute": {"badges": []}},
-        "agreement": {"top1_agreement": 1.0},
-        "coverage": 1.0,
-        "accuracy": {"built": 0.99, "source": 0.99},
-    }
-    return card | changes
-
-
 BUSY = ("others used 79%",)
+CARD = scorecard(accuracy=accuracy(0.99, 0.99))
 
 
 @pytest.mark.parametrize(
     ("card", "champion", "ratio", "says"),
     [
-        (_card(), None, None, None),
-        (_card(), 0.99, (1.0, 0.98, 1.02, ()), None),
-        (_card(), 0.99, (1.0, 0.98, 1.02, BUSY), None),  # the interval settles it, on a busy machine too
-        (_card(accuracy=None), None, None, None),
-        (_card(latency={"compute": {"badges": list(BUSY)}}), None, None, None),  # there is nothing to be slower than
-        (_card(agreement={"top1_agreement": 0.9}), None, None, "agreement"),
-        (_card(coverage=0.4), None, None, "schedules were measured for 40.0%"),
-        (_card(accuracy={"built": 0.9, "source": 0.99}), None, None, "below the source"),
-        (_card(accuracy={"built": 0.985, "source": 0.989}), 0.995, None, "below the champion"),
-        (_card(), 0.99, (2.0, 1.9, 2.1, BUSY), "slower than the champion"),
-        (_card(), 0.99, (1.2, 0.8, 1.8, ()), "more rounds narrow the interval (release.compare_rounds)"),
+        (CARD, None, None, None),
+        (CARD, 0.99, (1.0, 0.98, 1.02, ()), None),
+        (CARD, 0.99, (1.0, 0.98, 1.02, BUSY), None),  # the interval settles it, on a busy machine too
+        (replace(CARD, accuracy=None), None, None, None),
+        # There is nothing to be slower than.
+        (replace(CARD, latency=latency_by_part(latency(badges=BUSY))), None, None, None),
+        (replace(CARD, agreement=replace(AGREEMENT, top1_agreement=0.9)), None, None, "agreement"),
+        (replace(CARD, coverage=0.4), None, None, "schedules were measured for 40.0%"),
+        (replace(CARD, accuracy=accuracy(0.9, 0.99)), None, None, "below the source"),
+        (replace(CARD, accuracy=accuracy(0.985, 0.989)), 0.995, None, "below the champion"),
+        (CARD, 0.99, (2.0, 1.9, 2.1, BUSY), "slower than the champion"),
+        (CARD, 0.99, (1.2, 0.8, 1.8, ()), "more rounds narrow the interval (release.compare_rounds)"),
         (
-            _card(),
+            CARD,
             0.99,
             (1.2, 0.8, 1.8, BUSY),
             "at most 1.5 (release.max_slowdown); the machine was disturbed (others used 79%): promote with "
@@ -103,14 +98,12 @@ BUSY = ("others used 79%",)
         ),
     ],
 )
-def test_the_gate(
-    card: dict[str, Any], champion: float | None, ratio: tuple[Any, ...] | None, says: str | None
-) -> None:
+def test_the_gate(card: Scorecard, champion: float | None, ratio: tuple[Any, ...] | None, says: str | None) -> None:
     comparison = Comparison(*ratio[:3], 60, 0.95, badges=ratio[3]) if ratio else None
-    verdict = judge(card, champion, comparison, RELEASE)
-    assert verdict.passed == (says is None), verdict.reasons
+    reasons = judge(card, champion, comparison, RELEASE)
+    assert (reasons == ()) == (says is None), reasons
     if says:
-        assert any(says in reason for reason in verdict.reasons), verdict.reasons
+        assert any(says in reason for reason in reasons), reasons
 
 
 def _row(latency_ms: float | None, **more: Any) -> dict[str, Any]:
@@ -177,9 +170,9 @@ def test_of_a_simulated_accelerator_cycles_count_and_not_the_simulators_time() -
     assert (comparison.low, comparison.ratio, comparison.high) == (1.08, 1.08, 1.08) and str(
         comparison
     ) == "1.0800 of estimated cycles"
-    simulated = _card(part={"simulated": True})
-    verdict = judge(simulated, None, compare_exact(40, 500, "estimated cycles"), RELEASE)
-    assert any("slower than the champion: ratio 12.5000 of estimated cycles" in reason for reason in verdict.reasons)
+    simulated = scorecard(part=simulated_part())
+    reasons = judge(simulated, None, compare_exact(40, 500, "estimated cycles"), RELEASE)
+    assert any("slower than the champion: ratio 12.5000 of estimated cycles" in reason for reason in reasons)
     with pytest.raises(StoreError, match="0 estimated cycles"):
         compare_exact(0, 1, "estimated cycles")
 
@@ -191,9 +184,9 @@ def test_the_table_of_an_accelerator_has_a_row_for_each_region_and_one_for_all()
         {"name": f"vta{at}", "counters": dict.fromkeys(names, 10 * (at + 1)), "cycles": 100 * (at + 1)}
         for at in range(2)
     ]
-    part = {"name": "d", "mode": "optimized", "launches": 2, "counters": dict.fromkeys(names, 30), "cycles": 300}
-    table = part_table({"part": {**part, "regions": regions}})
+    part = {"mode": "optimized", "launches": 2, "counters": dict.fromkeys(names, 30), "cycles": 300}
+    table = part_table(simulated_part(**part, regions=regions))
     columns = list(zip(*table.rows, strict=True))
     assert columns[0] == ("vta0", "vta1", "all") and columns[1] == ("10", "20", "30")
     assert columns[6] == ("50", "100", "150") and columns[-1] == ("10%", "10%", "10%")
-    assert len(part_table({"part": part}).rows) == 1
+    assert len(part_table(simulated_part(**part)).rows) == 1

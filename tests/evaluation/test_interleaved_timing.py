@@ -4,14 +4,12 @@ machine's.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import examples
+from tests.scorecards import latency_by_part, scorecard
 from tvmflow.evaluation.comparison import compare_libraries
 from tvmflow.evaluation.interleaved_timing import TimedModel, Turn, TurnRules, busy_threads, measure_interleaved
 from tvmflow.evaluation.latency import Latency, LatencyRules, Measured, measure_latencies, summarize_turns
 from tvmflow.evaluation.machine_state import TurnState, disturbance, number_states
+from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.evaluation.turn_statistics import LEAST_BLOCKS, estimate_time, ratio_between, sign_interval
-from tvmflow.report.tables import best_baseline, shown_advantage, shown_best, shown_latency, shown_states, times_faster
+from tvmflow.report.tables import best_baseline, shown_advantage, shown_best, shown_latency, shown_states
 
 RULES = LatencyRules(warmup_runs=2, turns=60, turn_ms=50.0, max_seconds=30.0, max_foreign_load=0.1)
 NEAR_NS, FAR_NS = 60.0, 340.0
@@ -339,31 +339,20 @@ def test_between_its_turns_a_process_is_stopped() -> None:
     assert waiting == [True, True]
 
 
-def _card(measured: Measured) -> dict[str, Any]:
-    card: dict[str, Any] = json.loads(
-        json.dumps(
-            {
-                "latency": {"compute": measured.latency["tvmflow"].to_json()},
-                "peers": {"peer": measured.latency["peer"].to_json()},
-                "advantages": {name: ratio.to_json() for name, ratio in measured.advantages.items()},
-                "part": None,
-            }
-        )
-    )
-    return card
+def _card(measured: Measured) -> Scorecard:
+    latency = latency_by_part(measured.latency["tvmflow"])
+    return scorecard(latency=latency, peers={"peer": measured.latency["peer"]}, advantages=measured.advantages)
 
 
 def test_what_is_printed() -> None:
     shown = _card(_measured(Machine(), 0.010, 0.015))
-    assert times_faster(shown, "peer") is not None and shown_advantage(shown, "peer").startswith("1.5")
+    assert shown.advantages["peer"].is_shown and shown_advantage(shown, "peer").startswith("1.5")
     assert best_baseline(shown) == "peer" and shown_best(shown).endswith("(peer)")
-    assert shown_latency(shown["latency"]["compute"]).startswith(("10 ms (9.9", "9.95 ms (9.9"))
-    assert shown_states(shown["latency"]["compute"]) == "cores 60 ns apart"
+    assert shown_latency(shown.latency.compute).startswith(("10 ms (9.9", "9.95 ms (9.9"))
+    assert shown_states(shown.latency.compute) == "cores 60 ns apart"
     same = _card(_measured(Machine(), 0.010, 0.010))
-    assert times_faster(same, "peer") is None and shown_advantage(same, "peer").endswith(": no difference shown")
+    assert not same.advantages["peer"].is_shown and shown_advantage(same, "peer").endswith(": no difference shown")
     busy = _card(_measured(Machine(foreign=1.5), 0.010, 0.080))
-    assert times_faster(busy, "peer") == pytest.approx(8, rel=0.01)
-    assert re.fullmatch(
-        r"9\.9\d ms \(9\.9\d to (10|9\.9\d)\), others used 75%", shown_latency(busy["latency"]["compute"])
-    )
-    assert shown_advantage({"advantages": {}}, "peer") == "-"
+    assert busy.advantages["peer"].times_faster == pytest.approx(8, rel=0.01)
+    assert re.fullmatch(r"9\.9\d ms \(9\.9\d to (10|9\.9\d)\), others used 75%", shown_latency(busy.latency.compute))
+    assert shown_advantage(scorecard(), "peer") == "-"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,13 @@ from tests.differential.test_attention import Case, imported
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.lower import lower
-from tvmflow.codegen.manifest import kernels_of
 from tvmflow.config.params import load_params
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation import roofline as bounds
 from tvmflow.evaluation.machine_load import CpuReading
-from tvmflow.evaluation.roofline import Ceilings, Work, bounds_of, measure_bounds, measure_ceilings
-from tvmflow.evaluation.scorecard import bound_metrics
+from tvmflow.evaluation.roofline import Ceilings, NoBounds, Work, bounds_of, measure_bounds, measure_ceilings
 from tvmflow.ir.relax.emit import constant
+from tvmflow.ir.tir.kernel_schedules import KernelSchedule
 from tvmflow.ir.tir.workloads import extract_workloads, multiplied, operations
 from tvmflow.report.tables import shown_bound
 from tvmflow.support.errors import StageError
@@ -62,8 +61,8 @@ def test_operations_and_constants_are_those_that_a_run_needs() -> None:
             once = builder.emit(relax.op.matmul(rows, weight))
             twice = builder.emit_output(relax.op.matmul(once, weight))
         builder.emit_func_output(twice)
-    choices = build_scheduled(builder.get(), BACKEND, {}).choices
-    assert Work.of(kernels_of(choices)) == Work({"float32": 5 * 16 + 2 * (2 * 5 * 16 * 16)}, 4 * 5 * 16 + 4 * 16 * 16)
+    kernels = build_scheduled(builder.get(), BACKEND, {}).kernels
+    assert Work.of(kernels) == Work({"float32": 5 * 16 + 2 * (2 * 5 * 16 * 16)}, 4 * 5 * 16 + 4 * 16 * 16)
 
 
 @pytest.mark.parametrize(
@@ -91,16 +90,16 @@ def test_all_products_of_attention_count() -> None:
 
 def test_the_least_time_is_the_larger_of_arithmetic_and_memory() -> None:
     found = bounds_of(WORK, CEILINGS, 5.0)
-    assert found["arithmetic_ms"] == pytest.approx(2.25) and found["memory_ms"] == pytest.approx(2.5)
-    assert found["least_ms"] == found["memory_ms"] and found["share"] == pytest.approx(0.5)
-    assert bound_metrics(found) == {
-        "bound_ms.arithmetic": found["arithmetic_ms"],
-        "bound_ms.memory": found["memory_ms"],
-        "bound_share": found["share"],
+    assert found.arithmetic_ms == pytest.approx(2.25) and found.memory_ms == pytest.approx(2.5)
+    assert found.least_ms == found.memory_ms and found.share == pytest.approx(0.5)
+    assert found.metrics == {
+        "bound_ms.arithmetic": found.arithmetic_ms,
+        "bound_ms.memory": found.memory_ms,
+        "bound_share": found.share,
     }
-    assert shown_bound({"bounds": found}) == "2.5 ms (50% reached)"
+    assert shown_bound(found) == "2.5 ms (50% reached)"
     without = bounds_of(replace(WORK, constant_bytes=0), replace(CEILINGS, read=None), 4.5)
-    assert (without["memory_ms"], without["share"]) == (0, pytest.approx(0.5))
+    assert (without.memory_ms, without.share) == (0, pytest.approx(0.5))
 
 
 def test_kernels_that_lose_most_come_first() -> None:
@@ -108,7 +107,7 @@ def test_kernels_that_lose_most_come_first() -> None:
     one without a time no row.
     """
     kernels = [
-        {"name": name, "operations": operations, "dtype": dtype}
+        KernelSchedule(name, "", "default", "any", operations, dtype, 0)
         for name, operations, dtype in (
             ("near", 2e9, "float32"),
             ("far", 4e9, "int8"),
@@ -117,7 +116,7 @@ def test_kernels_that_lose_most_come_first() -> None:
         )
     ]
     rows = bounds.kernel_bounds(kernels, CEILINGS, {"near": 2.5, "far": 4.0, "copy": 0.75, "another": 1.0})
-    assert [tuple(row.values()) for row in rows] == [
+    assert [astuple(row) for row in rows] == [
         ("far", 4.0, pytest.approx(1.0), pytest.approx(0.25)),
         ("copy", 0.75, 0.0, 0.0),
         ("near", 2.5, pytest.approx(2.0), pytest.approx(0.8)),
@@ -126,8 +125,8 @@ def test_kernels_that_lose_most_come_first() -> None:
 
 def test_an_unsteady_latency_has_no_share() -> None:
     found = bounds_of(WORK, CEILINGS, None)
-    assert found["share"] is None and set(bound_metrics(found)) == {"bound_ms.arithmetic", "bound_ms.memory"}
-    assert shown_bound({"bounds": found}) == "2.5 ms"
+    assert found.share is None and set(found.metrics) == {"bound_ms.arithmetic", "bound_ms.memory"}
+    assert shown_bound(found) == "2.5 ms"
 
 
 @pytest.mark.parametrize("speed", [0.0, -1e9, float("inf"), float("nan")])
@@ -159,8 +158,8 @@ def test_a_busy_machine_has_no_ceilings() -> None:
 
 def test_a_processor_without_ceilings_says_so() -> None:
     found = measure_bounds([], ResolvedTarget("llvm", "cortex-a72", "aarch64-linux-gnu", (), 2, "g++"), 1.0, {}, 0.1)
-    assert found == {"reason": "ceilings are not measured on cortex-a72"} and bound_metrics(found) == {}
-    assert shown_bound({"bounds": found}) == found["reason"] and shown_bound({}) == "-"
+    assert found == NoBounds("ceilings are not measured on cortex-a72")
+    assert shown_bound(found) == found.reason and shown_bound(None) == "-"
 
 
 def test_only_this_machines_processor_has_bounds() -> None:

@@ -17,6 +17,7 @@ import yaml
 
 from flows.stage_process import StageRequest, run_stage
 from tests.conftest import CELL, SLUG, stage, tvmflow
+from tvmflow.backends.manifest import read_manifest
 from tvmflow.config.params import STAGE_NAMES
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.roofline import Work
@@ -56,14 +57,14 @@ def test_the_manifest_counts_operations_and_constants(finished: Path) -> None:
     """Convolutions of 3x3 over 8x8 and 4x4 pixels, a pool of 2x2, the mean, and a dense layer whose 10 outputs fill a
     register of 16.
     """
-    manifest = json.loads((finished / "artifacts" / "build" / SLUG / "manifest.json").read_text())
+    manifest = read_manifest(finished / "artifacts" / "build" / SLUG)
     products = 2 * 9 * (1 * 32 * 64 + 32 * 32 * 64 + 32 * 64 * 16) + 2 * 64 * 16
     others = 2 * 4 * 32 * 16 + 2 * 64 * 16 + 10
     constants = 9 * (1 * 32 + 32 * 32 + 32 * 64) + 64 * 16 + 32 + 32 + 64 + 16
-    names = {kernel["name"] for kernel in manifest["kernels"]}
+    names = {kernel.name for kernel in manifest.kernels}
     timed = json.loads((finished / "artifacts" / "evaluate" / SLUG / "scorecard.json").read_text())["bounds"]
     assert timed["reason"] or {row["name"] for row in timed["kernels"] if row["ms"] > 0} == names
-    assert Work.of(manifest["kernels"]) == Work({"float32": products + others}, 4 * constants)
+    assert Work.of(manifest.kernels) == Work({"float32": products + others}, 4 * constants)
 
 
 def test_a_second_run_starts_nothing(finished: Path) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.gpu_codegen.test_networks import gpu_backend
+from tests.manifests import manifest_of
 from tests.runtime.test_network import Branches
+from tvmflow.backends.manifest import MANIFEST_NAME, LibraryFile
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import write_network
+from tvmflow.config.params import Cell
 from tvmflow.evaluation.loaded_library import LoadedLibrary
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
@@ -20,6 +22,7 @@ from tvmflow.shipping.bundle.abis import ABIS
 from tvmflow.shipping.bundle.elf import check_shared_object
 from tvmflow.support.errors import BundleError, UsageError
 from tvmflow.support.files import sha256_of
+from tvmflow.support.json_values import write_json
 from tvmflow.toolchain.compilers import Command, compiler_for, compiler_named
 
 
@@ -37,7 +40,7 @@ def test_a_network_of_a_gpu_asks_for_no_more_than_its_list(api: str, abi: str, t
     path = tmp_path / network.soname
     compiler = compiler_named(compiler_for(triple)).command(triple) if "android" in triple else Command(("g++",))
     made = write_network(path, scheduled, network, compiler)
-    assert made["gpu"] == api
+    assert made.gpu == api
     found = ABIS[abi]
     facts = check_shared_object(path, found.with_gpu, network.soname, network.symbol)
     assert "dlopen" in facts["undefined"]
@@ -49,13 +52,11 @@ def test_a_network_of_a_gpu_is_not_loaded_as_one_of_the_cpu(tmp_path: Path) -> N
     """No GPU is looked for: the library's form says it."""
     library = tmp_path / "library.so"
     library.write_bytes(b"any")
-    cell = {"model": "any", "target": "local-vulkan", "precision": "float32"}
-    manifest = {
-        "library": {"sha256": sha256_of(library)},
-        "target": gpu_backend("vulkan").target.to_json(),
-        "cell": cell,
-        "inputs": [{"name": "x", "shape": [1, 3, 16, 16], "dtype": "float32"}],
-    }
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    manifest = manifest_of(
+        Cell(model="any", target="local-vulkan", precision="float32"),
+        library=LibraryFile("library.so", sha256_of(library), 3, "main"),
+        target=gpu_backend("vulkan").target,
+    )
+    write_json(tmp_path / MANIFEST_NAME, manifest)
     with pytest.raises(UsageError, match=r"any@local-vulkan:float32 runs on a GPU"):
         LoadedLibrary(tmp_path)

@@ -13,8 +13,10 @@ import yaml
 
 from tasks.table import STAGES
 from tvmflow import api
+from tvmflow.backends.manifest import read_manifest
 from tvmflow.config.workspace import find_workspace
 from tvmflow.devices.gpu.quarantine import read_quarantine
+from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.gpu_codegen import opencl
 from tvmflow.pipeline.store import Store
 from tvmflow.shipping.gates.gpu import gpu_reasons
@@ -35,13 +37,12 @@ def test_a_gpu_that_computes_other_values_is_in_quarantine_until_it_agrees(
     store, cell = Store(workspace, STAGES), workspace.params.cell(CELL)
     for name in STAGES:
         store.ensure(name, cell, progress=silent)
-    card, manifest = (
-        json.loads((workspace.folder(stage, cell) / name).read_text())
-        for stage, name in (("evaluate", "scorecard.json"), ("build", "manifest.json"))
-    )
+    card = json.loads((workspace.folder("evaluate", cell) / "scorecard.json").read_text())
+    gpu = read_manifest(workspace.folder("build", cell)).network.gpu
+    assert gpu == "opencl"
     assert card["device"]["gpu"]["driver"] == "Portable Computing Language" and card["gpu"]["open_ms"] > 0
     assert card["kernel_agreement"]["first"] is None and card["kernel_agreement"]["kernels"] > 3
-    assert gpu_reasons(card, manifest, read_quarantine(workspace.root)) == []
+    assert gpu_reasons(Scorecard.from_json(card), gpu, read_quarantine(workspace.root)) == []
 
     whole = opencl.opencl_of
 
@@ -57,7 +58,7 @@ def test_a_gpu_that_computes_other_values_is_in_quarantine_until_it_agrees(
             store.ensure("deploy", cell, progress=silent)
     [held] = api.quarantine(workspace)
     assert held.cell == CELL and "Portable Computing Language" in held.gpu
-    [reason] = gpu_reasons(card, manifest, read_quarantine(workspace.root))
+    [reason] = gpu_reasons(Scorecard.from_json(card), gpu, read_quarantine(workspace.root))
     assert "is in quarantine" in reason and held.kernel in reason
     assert all(kernel.agrees for kernel in api.device_agreement(CELL, workspace))
     assert api.quarantine(workspace) == ()

@@ -69,7 +69,7 @@ def _check(module: Any, inputs: tuple[Any, ...], drivers: SoftwareDrivers, folde
     ways = (("opencl", drivers.pocl, False), ("opencl", drivers.pocl, True), ("vulkan", drivers.lavapipe, False))
     for api, driver, textures in ways:
         made = write_on_gpu(module, api, folder / f"{api}.so", len(expected), textures=textures)
-        assert bool(made["textures"]) == textures
+        assert bool(made.textures) == textures
         found = run_on(driver, folder / f"{api}.so", inputs, folder)
         assert len(found) == 2 * len(expected)
         _compare(expected, found, precision)

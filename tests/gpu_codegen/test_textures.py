@@ -79,7 +79,7 @@ def test_a_driver_without_images_is_named(tmp_path: Path) -> None:
     module = canonicalize(ExportedModel(Branches(0).eval(), INPUTS).to_relax())
     scheduled = build_scheduled(backend.pack(module, None)[0], backend, {})
     network = Network("any@opencl:any", INPUTS, ("scores", "features"), 1)
-    assert write_network(tmp_path / "network.so", scheduled, network, Command(("g++",)))["textures"] > 4
+    assert write_network(tmp_path / "network.so", scheduled, network, Command(("g++",))).textures > 4
     binding = network_binding()
     with pytest.raises(
         binding.NetworkError, match=r"no image of [0-9]+ x [0-9]+ vectors of four numbers of 32 bits: error -10"

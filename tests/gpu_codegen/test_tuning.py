@@ -83,9 +83,8 @@ def test_records_of_a_gpu_are_measured_and_used(api: str, tmp_path: Path) -> Non
     report, records = _tuned(backend, packed, 3, tmp_path)
     assert report.measured == 3 and {record.status for record in records} == {OK}
     assert {record.device_kind for record in records} == {backend.device_kind}
-    best = {key: {"trace": record.trace} for key, record in report.best.items()}
-    chosen = build_scheduled(packed, backend, best).choices
-    assert Counter(one.how for one in chosen if one.workload in best) == Counter(["record"])
+    chosen = build_scheduled(packed, backend, report.best).kernels
+    assert Counter(one.schedule for one in chosen if one.workload in report.best) == Counter(["record"])
 
 
 def test_a_driver_that_fails_costs_the_candidate_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

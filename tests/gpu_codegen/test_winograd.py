@@ -57,7 +57,7 @@ def test_outputs_are_those_of_the_source(api: str, tmp_path: Path) -> None:
         packed, _ = backend.pack(canonicalize(model.to_relax()), None)
         chosen = dict(zip(list_convolution_keys(packed), (4, 2), strict=True))
         scheduled = build_scheduled(packed, backend, {}, winograd=chosen)
-        assert [one.template for one in scheduled.choices].count("gpu_winograd") == 2
+        assert [one.template for one in scheduled.kernels].count("gpu_winograd") == 2
         network = Network("any@gpu:any", model.inputs, ("y",), 1)
         write_network(tmp_path / f"{size}.so", scheduled, network, Command(("g++",)))
         (wanted,) = model.run(x)

@@ -156,7 +156,7 @@ def test_kernels_of_several_outputs_have_a_schedule(split: Values) -> None:
     network, shape = _Of(lambda x: split(torch.tanh(x.transpose(2, 3)))).eval(), (1, 26, 10, 6)
     exported, backend = ExportedModel(network, (TensorSpec("x", shape),)), host_backend()
     packed, _ = backend.pack(canonicalize(exported.to_relax()), None)
-    assert "none" not in {choice.how for choice in build_scheduled(packed, backend, {}).choices}
+    assert "none" not in {choice.schedule for choice in build_scheduled(packed, backend, {}).kernels}
     x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     for ours, theirs in zip(LocalRunner(packed, backend).run(x), exported.run(x), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -47,6 +47,7 @@ def card(
     name: str, median_ms: float, badges: tuple[str, ...] = (), part: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     agreement = {"top1_agreement": 0.9975, "max_relative_error": 3e-5, "sqnr_db": 72.0, "samples": 400}
+    agreement |= {"max_absolute_error": 3e-5, "spread": 1.0}
     peers = (
         {}
         if part
@@ -76,7 +77,7 @@ def card(
         "device": {"key": "local-cpu", "kind": "cpu-znver4-t2", "threads": 2},
         "batch": 1,
         "coverage": 1.0,
-        "latency": {"compute": latency(median_ms, badges=badges)},
+        "latency": {"compute": latency(median_ms, badges=badges), "copy_in": latency(0.05), "copy_out": latency(0.04)},
         "peers": peers,
         "cold_start_ms": [9.0, 8.0, 10.0],
         "advantages": {}
@@ -207,6 +208,7 @@ def part() -> dict[str, Any]:
         "mode": "optimized",
         "simulated": True,
         "estimated_ms": 0.5,
+        "metrics": {},
         "counters": counters,
         "cycles": 50_000,
         "layers": layers,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,12 @@ from rich.console import Console
 from flows.display import Display
 from tests.conftest import examples
 from tests.report.report_data import BADGE, card, history, latency, part
+from tests.scorecards import DEVICE
+from tvmflow.devices.gpu.quarantine import DifferingKernel
+from tvmflow.devices.gpu_facts import GpuFacts
+from tvmflow.evaluation.latency_ratio import Comparison
+from tvmflow.evaluation.scorecard import AcceleratorPart, GpuAgreement, GpuNumbers, Scorecard
+from tvmflow.pipeline.results import RetuneResult
 from tvmflow.report.console import Grid, grid, print_to, printable, show_table, show_text
 from tvmflow.report.tables import latency_table, part_table, retune_table, scorecard_markdown, scorecard_table
 from tvmflow.tuning.records.origins import ORIGINS
@@ -28,28 +35,26 @@ def _printed(value: Grid, width: int) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())  # type: ignore[attr-defined]
 
 
-def _card(name: str, **more: Any) -> dict[str, Any]:
-    made = card(name, 0.0181) | more
-    made["latency"] |= {"copy_in": latency(0.05), "copy_out": latency(0.04)}
-    return made
+def _card(name: str, **more: Any) -> Scorecard:
+    return Scorecard.from_json(card(name, 0.0181) | more)
 
 
 NAMES = [f"digits_torch@local-cpu:{precision}" for precision in ("float32", "int8", "bfloat16")]
-RETUNED = {
-    "cell": NAMES[0],
-    "before": {"tvm": "0.26.0"},
-    "now": {"tvm": "0.27.0"},
-    "tuning": {"kernels": dict(zip(ORIGINS, range(5), strict=True))},
-    "comparison": {"ratio": 0.9, "low": 0.88, "high": 0.93},
-    "verdict": "digits_torch.local-cpu.float32 version 2 is the champion now (was version 1)",
-}
+RETUNED = RetuneResult(
+    NAMES[0],
+    before={"tvm": "0.26.0"},
+    now={"tvm": "0.27.0"},
+    tuning={"kernels": dict(zip(ORIGINS, range(5), strict=True))},
+    comparison=Comparison(0.9, 0.88, 0.93, 60, 0.95),
+    verdict="digits_torch.local-cpu.float32 version 2 is the champion now (was version 1)",
+)
 TABLES: dict[str, Callable[[], Grid]] = {
     "scorecard": lambda: scorecard_table([_card(NAMES[0])]),
     "scorecards": lambda: scorecard_table([_card(name) for name in NAMES]),
     "latency": lambda: latency_table(_card(NAMES[0])),
     "busy": lambda: latency_table(_card(NAMES[0], peers={"onnxruntime": latency(1.0, badges=(BADGE,))})),
-    "accelerator": lambda: part_table({"part": part() | {"launches": 3}}),
-    "retune": lambda: retune_table([RETUNED, {"cell": NAMES[1], "verdict": "failed, the champion stays: no device"}]),
+    "accelerator": lambda: part_table(AcceleratorPart(**part(), launches=3)),
+    "retune": lambda: retune_table([RETUNED, RetuneResult(NAMES[1], "failed, the champion stays: no device")]),
     "history": lambda: grid(
         "measurements",
         ("when", "tvm", "device", "latency", "version", "changed"),
@@ -76,8 +81,7 @@ def test_tables_fit_and_break_no_number(name: str, width: int) -> None:
 
 
 def test_on_a_busy_machine_the_numbers_stay_and_have_a_badge() -> None:
-    measured = _card(NAMES[0])
-    measured["latency"]["compute"] = latency(1.0, badges=(BADGE,))
+    measured = Scorecard.from_json(card(NAMES[0], 1.0, (BADGE,)))
     table = scorecard_table([measured])
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert row["latency"] == f"1 ms (0.99 to 1.01), {BADGE}" and row["vs best peer"] == "0.70x, 0.66 to 0.73 (source)"
@@ -93,19 +97,20 @@ def test_on_a_busy_machine_the_numbers_stay_and_have_a_badge() -> None:
 
 
 def test_a_scorecard_of_a_gpu_says_what_it_is_and_whether_it_agrees() -> None:
-    card = _card(NAMES[0]) | {
-        "gpu": {"compile_ms": 812.0, "open_ms": 25.0, "copy_in_ms": 0.25, "copy_out_ms": 0.5},
-        "first_run_ms": [3.0],
-        "kernel_agreement": {"kernels": 7, "samples": 3, "bound": 1e-3, "largest_error": 7e-7, "first": None},
-    }
-    card["device"] |= {"gpu": {"api": "opencl", "device": "Mali-G72", "driver": "ARM Platform", "version": "2.1"}}
+    card = replace(
+        _card(NAMES[0]),
+        gpu=GpuNumbers(compile_ms=812.0, open_ms=25.0, copy_in_ms=0.25, copy_out_ms=0.5),
+        first_run_ms=(3.0,),
+        kernel_agreement=GpuAgreement(7, 3, 1e-3, 7e-7, None),
+        device=replace(DEVICE, gpu=GpuFacts("opencl", "Mali-G72", "ARM Platform", "2.1")),
+    )
     starts = "opened in 25 ms, 812 ms without cached programs; inputs copied in 0.25 ms, outputs in 0.5 ms"
     text = scorecard_markdown(card)
     assert "| GPU | Mali-G72, ARM Platform 2.1, opencl |" in text and f"| {starts} |" in text
     assert "| 7 agree, largest error 7e-07 |" in text
     assert f"first run 3.00 ms; GPU: {starts}" in str(latency_table(card).caption)
-    card["kernel_agreement"]["first"] = {"kernel": "conv2d", "error": None}
-    assert "conv2d is the first of 7 that differs" in scorecard_markdown(card)
+    differs = GpuAgreement(7, 3, 1e-3, None, DifferingKernel("conv2d", None))
+    assert "conv2d is the first of 7 that differs" in scorecard_markdown(replace(card, kernel_agreement=differs))
 
 
 @settings(max_examples=examples(60), deadline=None)

@@ -55,7 +55,7 @@ def _built(config: VtaConfig, module: Any) -> tuple[Any, Scheduled]:
 def _linked(path: Path, scheduled: Scheduled, shape: tuple[int, ...]) -> Path:
     network = Network(f"{path.stem}@vta:vta_int8", (TensorSpec("x", shape),), ("y",), 2)
     manifest = write_network(path, scheduled, network, Command(("g++",)))
-    assert find_design(manifest["device"])
+    assert find_design(manifest.device)
     return path
 
 

@@ -170,14 +170,14 @@ def test_the_file_needs_the_c_library_alone_and_is_the_same_each_time(scheduled:
         needed <= {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"} and "libc.so.6" in needed
     )
     exported = [line.split()[-1] for line in read("nm", "-D", "--defined-only").splitlines()]
-    assert sorted(exported) == ["tvmflow_network", made["symbol"]]
+    assert sorted(exported) == ["tvmflow_network", made.symbol]
     assert "TEXTREL" not in dynamic and not [
         line for line in segments.splitlines() if "GNU_STACK" in line and "E" in line.split()[-2]
     ]
     assert all(
         int(line.split()[-1], 16) % 16384 == 0 for line in segments.splitlines() if line.strip().startswith("LOAD")
     )
-    assert made["constant_bytes"] + made["arena_bytes"] > 0 and made["kernel_calls"] == len(
+    assert made.constant_bytes + made.arena_bytes > 0 and made.kernel_calls == len(
         plan_of(scheduled.module, scheduled.backend.device_program).steps
     )
 
@@ -247,7 +247,7 @@ def test_an_app_in_c_needs_a_compiler_and_the_header_alone(scheduled: Scheduled,
             _network(scheduled.module, ("scores", "features")), cell=f"{name}@host:float32", labels=("cat", "dog")
         )
         made = write_network(tmp_path / f"lib{name}_host_float32.so", scheduled, network, Command(("g++",)))
-        assert made["soname"] == f"lib{name}_host_float32.so"  # of its own, or a process could have but one of them
+        assert made.soname == f"lib{name}_host_float32.so"  # of its own, or a process could have but one of them
     (tmp_path / "app.c").write_text(_APP)
     command = [
         "gcc",

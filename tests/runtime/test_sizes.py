@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from torch import nn
 
 from tests.sized_models import TOKENS, Encoder, Images
 from tvmflow.backends.cpu import host_backend
+from tvmflow.backends.manifest import NetworkFile
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.bucket_tables import Bucket, SizedOutputs
 from tvmflow.codegen.network.description import Network
@@ -30,7 +30,7 @@ BACKEND = host_backend()
 
 def _library(
     model: nn.Module, specs: tuple[TensorSpec, ...], sized: SizedOutputs, outputs: tuple[str, ...], path: Path
-) -> dict[str, Any]:
+) -> NetworkFile:
     scheduled = []
     for at, sizes in enumerate(sized.sizes.all):
         shapes = sized.sizes.shapes([spec.shape for spec in specs], sizes)
@@ -47,7 +47,7 @@ def test_any_length_up_to_the_largest(tmp_path: Path) -> None:
     specs = (TensorSpec("ids", (1, 40), "int64"), TensorSpec("mask", (1, 40), "int64"))
     model, names = Encoder(), ("states", "first")
     made = _library(model, specs, SizedOutputs(sizes, (Axis(0, 1, 0),)), names, tmp_path / "network.so")
-    assert made["constant_bytes"] < 1.1 * sum(p.nbytes for p in model.parameters()), "weights lie once"
+    assert made.constant_bytes < 1.1 * sum(p.nbytes for p in model.parameters()), "weights lie once"
     network = OpenedNetwork(tmp_path / "network.so", 2)
     assert network.network.sizes == (("length", (16, 40)),)
     draw = np.random.default_rng(0)
@@ -70,7 +70,7 @@ def test_any_batch_up_to_the_largest(tmp_path: Path) -> None:
     sizes = Sizes(("batch",), ((1, 4),), (Axis(0, 0, 0),), (0,))
     specs = (TensorSpec("x", (4, 3, 16, 16)),)
     made = _library(model, specs, SizedOutputs(sizes, (Axis(0, 0, 0),)), ("scores",), tmp_path / "network.so")
-    assert made["constant_bytes"] < 1.1 * sum(p.nbytes for p in model.parameters())
+    assert made.constant_bytes < 1.1 * sum(p.nbytes for p in model.parameters())
     network = OpenedNetwork(tmp_path / "network.so", 2)
     for batch in (3, 1, 4, 2, 1):
         x = np.random.default_rng(batch).standard_normal((batch, 3, 16, 16), dtype=np.float32)

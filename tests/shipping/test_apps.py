@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.bundle_parts import CELL, scorecard, sha256, small_part
+from tests.bundle_parts import CELL, sha256, small_part
+from tests.scorecards import AGREEMENT, accuracy, latency, latency_by_part, scorecard
 from tvmflow.config.params import AppEntry, Gates, load_params
 from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation.scorecard import GpuNumbers, Scorecard
 from tvmflow.shipping import release_app as apps
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.signing import KeyPair, signing_key
@@ -242,16 +244,12 @@ def test_killed_inside_dvc_the_former_release_is_whole_and_the_next_one_works(
 
 
 CARD = scorecard()
-ON_GPU = CARD | {"gpu": {"compile_ms": 100.0, "open_ms": 10.0, "copy_in_ms": 0.25, "copy_out_ms": 0.5}}
+ON_GPU = replace(CARD, gpu=GpuNumbers(compile_ms=100.0, open_ms=10.0, copy_in_ms=0.25, copy_out_ms=0.5))
 
 
-def _busy(low_ms: float, high_ms: float) -> dict[str, Any]:
-    busy = {"low_ms": low_ms, "high_ms": high_ms, "badges": ["others used 79%"]}
-    return {**CARD, "latency": {"compute": {**CARD["latency"]["compute"], **busy}}}
-
-
-def _with(**changes: Any) -> dict[str, Any]:
-    return {**CARD, **changes}
+def _busy(low_ms: float, high_ms: float) -> Scorecard:
+    busy = replace(latency(badges=("others used 79%",)), low_ms=low_ms, high_ms=high_ms)
+    return replace(CARD, latency=latency_by_part(busy))
 
 
 @pytest.mark.parametrize(
@@ -260,22 +258,22 @@ def _with(**changes: Any) -> dict[str, Any]:
         (_busy(0.9, 1.3), {"max_latency_ms": 1.1}, "disturbed (others used 79%): measure again with 'tvmflow run CELL"),
         (_busy(0.9, 1.3), {"max_latency_ms": 0.5}, "median latency in ms is 1.3, at most 0.5"),
         (CARD, {"min_accuracy": 0.95}, "accuracy is 0.9, at least 0.95"),
-        (_with(accuracy=None), {"min_accuracy": 0.5}, "accuracy is not measured"),
-        (_with(accuracy={"built": 0.8, "source": 0.9}), {}, "accuracy drop from the source is 0.1, at most 0.005"),
-        (_with(agreement={"top1_agreement": 0.9}), {}, "top-1 agreement is 0.9, at least 0.99"),
-        (_with(coverage=0.5), {}, "share of measured schedules is 0.5, at least 0.95"),
+        (replace(CARD, accuracy=None), {"min_accuracy": 0.5}, "accuracy is not measured"),
+        (replace(CARD, accuracy=accuracy(0.8, 0.9)), {}, "accuracy drop from the source is 0.1, at most 0.005"),
+        (replace(CARD, agreement=replace(AGREEMENT, top1_agreement=0.9)), {}, "top-1 agreement is 0.9, at least 0.99"),
+        (replace(CARD, coverage=0.5), {}, "share of measured schedules is 0.5, at least 0.95"),
         (CARD, {"max_latency_ms": 0.5}, "median latency in ms is 1, at most 0.5"),
         (CARD, {"max_cold_start_ms": 2.0}, "cold start in ms is 3, at most 2"),
-        (CARD | {"first_run_ms": [5.0, 9.0, 7.0]}, {"max_first_run_ms": 6.0}, "first run in ms is 7, at most 6"),
+        (replace(CARD, first_run_ms=(5.0, 9.0, 7.0)), {"max_first_run_ms": 6.0}, "first run in ms is 7, at most 6"),
         (CARD, {"max_first_run_ms": 6.0}, "first run in ms is not measured, at most 6"),
         (ON_GPU, {"max_gpu_compile_ms": 90.0}, "opening without cached programs in ms is 100, at most 90"),
         (ON_GPU, {"max_gpu_open_ms": 9.0}, "opening with cached programs in ms is 10, at most 9"),
         (ON_GPU, {"max_gpu_copy_out_ms": 0.1}, "copy of the outputs from the GPU in ms is 0.5, at most 0.1"),
-        (CARD | {"memory_bytes": 5_000_000}, {"max_memory_mb": 4.0}, "memory of a process in MB is 5, at most 4"),
+        (replace(CARD, memory_bytes=5_000_000), {"max_memory_mb": 4.0}, "memory of a process in MB is 5, at most 4"),
         (CARD, {"max_library_mb": 0.01}, "library in MB is 0.05, at most 0.01"),
     ],
 )
-def test_each_gate_refuses_by_itself(card: dict[str, Any], gates: dict[str, float], said: str) -> None:
+def test_each_gate_refuses_by_itself(card: Scorecard, gates: dict[str, float], said: str) -> None:
     assert all(one.passed for one in judge_cell(CELL, CARD, 50_000, Gates()))
     failed = [one for one in judge_cell(CELL, card, 50_000, Gates(**gates)) if not one.passed]  # type: ignore[arg-type]
     assert len(failed) == 1 and said in failed[0].reason and CELL in failed[0].reason

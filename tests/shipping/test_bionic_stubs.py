@@ -97,7 +97,7 @@ def test_an_app_library_for_phones_of_64_and_of_32_bits(
         network = replace(NETWORK, cell=f"small@{mcpu}:float32")
         command = compiler_named("bionic-stubs").command(mtriple)
         built = write_network(tmp_path / abi / "build" / "network.so", small_scheduled(mcpu, mtriple), network, command)
-        target = {**made.manifest["target"], "mtriple": mtriple, "mcpu": mcpu, "mattr": [], "cc": "bionic-stubs"}
+        target = replace(made.manifest.target, mtriple=mtriple, mcpu=mcpu, mattr=(), cc="bionic-stubs")
         parts.append(replace(written(tmp_path / abi, built, target, LABELS), cell=network.cell))
     path, manifest = write_aar(tmp_path / "maven", parts, REQUEST, signing_key(keys.private))
     assert sorted(manifest.abis) == sorted(phones)

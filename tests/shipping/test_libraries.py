@@ -4,15 +4,16 @@ when it runs.
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.bundle_parts import CELL, copy_of
 from tests.shipping.conftest import REQUEST
+from tvmflow.config.buckets import Sizes
 from tvmflow.shipping.bundle.abis import ABIS, Abi, abi_of
 from tvmflow.shipping.bundle.elf import check_shared_object
 from tvmflow.shipping.bundle.part import Part
@@ -20,6 +21,7 @@ from tvmflow.shipping.bundle.verify import Trust, verify
 from tvmflow.shipping.bundle.write import write_bundle
 from tvmflow.support.errors import BundleError
 from tvmflow.support.files import save_arrays
+from tvmflow.support.json_values import write_json
 
 SONAME, SYMBOL = "libx.so", "tvmflow_network_x"
 SOURCE = "int tvmflow_network(void) { return 0; }\nint tvmflow_network_x(void) { return 0; }\n"
@@ -28,7 +30,7 @@ PAGES = ("-Wl,-z,max-page-size=16384", "-Wl,-z,common-page-size=16384")
 
 @pytest.fixture(scope="module")
 def abi(part: Part) -> Abi:
-    return abi_of(part.manifest["target"]["mtriple"])
+    return abi_of(part.manifest.target.mtriple)
 
 
 def _compiled(folder: Path, *options: str, more: str = "", soname: str = SONAME) -> Path:
@@ -181,8 +183,8 @@ def test_a_library_of_another_network(part: Part, tmp_path: Path) -> None:
 
 def test_a_library_of_one_size_where_the_manifest_has_several(part: Part, tmp_path: Path) -> None:
     other = copy_of(part, tmp_path / "part")
-    manifest = {**part.manifest, "sizes": {"names": ["batch"], "buckets": [[1, 4]], "axes": [], "pads": [0]}}
-    other.path("build", "manifest.json").write_text(json.dumps(manifest))
+    manifest = replace(part.manifest, sizes=Sizes(("batch",), ((1, 4),), (), (0.0,)))
+    write_json(other.path("build", "manifest.json"), manifest)
     _changed(other, tmp_path, ANYBODY, r"reports sizes \{\}")
 
 
@@ -196,10 +198,10 @@ def test_a_library_of_one_size_where_the_manifest_has_several(part: Part, tmp_pa
 )
 def test_a_library_that_does_harm_when_it_is_entered(part: Part, tmp_path: Path, body: str, said: str) -> None:
     """Its process dies; ours goes on."""
-    other, network = copy_of(part, tmp_path / "part"), part.manifest["network"]
+    other, network = copy_of(part, tmp_path / "part"), part.manifest.network
     other.path("build", "network.so").unlink()
     functions = "".join(
-        f"const void *{name}(void) {{ {body} return 0; }}\n" for name in ("tvmflow_network", network["symbol"])
+        f"const void *{name}(void) {{ {body} return 0; }}\n" for name in ("tvmflow_network", network.symbol)
     )
     (tmp_path / "x.c").write_text(functions)
     command = [
@@ -207,7 +209,7 @@ def test_a_library_that_does_harm_when_it_is_entered(part: Part, tmp_path: Path,
         "-shared",
         "-fPIC",
         *PAGES,
-        f"-Wl,-soname,{network['soname']}",
+        f"-Wl,-soname,{network.soname}",
         "-o",
         str(other.path("build", "network.so")),
         str(tmp_path / "x.c"),

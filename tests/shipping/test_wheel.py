@@ -66,7 +66,7 @@ def test_it_is_the_same_each_time_and_names_its_platform(
     again, manifest = write_wheel(tmp_path, [part], REQUEST, signing_key(keys.private))
     assert again.read_bytes() == wheel.read_bytes() and again.name == wheel.name
     newest = max(tuple(map(int, text.split("_")[1].split("."))) for text in manifest.libraries[0].made.system)
-    machine = part.manifest["target"]["mtriple"].split("-")[0]
+    machine = part.manifest.target.mtriple.split("-")[0]
     assert wheel.name == f"small-3-py3-none-manylinux_{newest[0]}_{newest[1]}_{machine}.whl"
 
 
@@ -88,8 +88,8 @@ def test_it_is_verified(wheel: Path, trust: Trust, tmp_path: Path) -> None:
 
 def test_a_wheel_is_for_one_platform(part: Part, tmp_path: Path) -> None:
     other = replace(part, cell="other@arm:float32", slug="other.arm.float32")
-    target = {**part.manifest["target"], "mtriple": "x86_64-linux-android"}
-    other.__dict__["manifest"] = {**part.manifest, "target": target}
+    target = replace(part.manifest.target, mtriple="x86_64-linux-android")
+    other.__dict__["manifest"] = replace(part.manifest, target=target)
     with pytest.raises(BundleError, match=r"libsmall_local_cpu_float32\.so: it|cells for|a wheel for"):
         write_wheel(tmp_path, [part, other], REQUEST, None)
     assert list(tmp_path.iterdir()) == []

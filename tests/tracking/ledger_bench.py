@@ -18,10 +18,13 @@ import yaml
 
 from tasks.table import STAGES
 from tests.conftest import small_params
+from tests.manifests import manifest_of
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation.agreement import Agreement
 from tvmflow.pipeline.record import RECORD_NAME, Record, describe_folder, record_text
 from tvmflow.support.files import digest_of
+from tvmflow.support.json_values import to_json
 from tvmflow.tracking.mlflow.measurements import ensure_recorded
 from tvmflow.tracking.mlflow.registry import register_version
 from tvmflow.tracking.mlflow.store import experiment_id, open_mlflow
@@ -120,7 +123,7 @@ class LedgerBench:
             texts["curve.csv"] = "trial,kernels_ms\n0,2.0\n1,1.0\n"
         if stage == "build":
             texts["library.so"] = library
-            texts["manifest.json"] = json.dumps({"input": {"name": "x", "shape": [1, 4], "dtype": "float32"}})
+            texts["manifest.json"] = json.dumps(to_json(manifest_of(cell)))
         if stage == "evaluate":
             texts |= {"scorecard.json": json.dumps(self._card(cell, library)), "metrics.json": "{}"}
             texts |= {"confusion.csv": "actual,predicted\n", "latency.csv": "what,median_ms\n"}
@@ -138,7 +141,7 @@ class LedgerBench:
             "part": None,
             "latency": {name: self.latency for name in ("compute", "copy_in", "copy_out")},
             "quantization": {},
-            "agreement": {"top1_agreement": 1.0, "max_relative_error": 0.0, "sqnr_db": 200.0, "samples": 8},
+            "agreement": Agreement(1.0, 0.0, 0.0, 200.0, 1.0, 8).to_json(),
             "agreement_by_step": {},
             "accuracy": {**dict.fromkeys(FORMS, 0.9), "samples": 8},
             "minute": self.minute,

@@ -14,17 +14,14 @@ from tvmflow.api.results import (
     DeviceState,
     GpuState,
     KernelState,
-    Latency,
     Measurement,
     PhoneState,
     QuarantineState,
     ReadyPhone,
-    RetuneResult,
     RunResult,
     Scorecard,
     StagePlan,
     Status,
-    Verdict,
 )
 from tvmflow.api.runs import retune, run, serve
 from tvmflow.api.stores import (
@@ -38,11 +35,15 @@ from tvmflow.api.stores import (
 )
 from tvmflow.api.workspace import find_workspace, names, open_workspace
 from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation.latency_ratio import Comparison
+from tvmflow.evaluation.latency_summary import Latency
+from tvmflow.pipeline.results import RetuneResult, Verdict
 
 __all__ = [
     "DEFAULT_REMOTE",
     "CellPlan",
     "CellStatus",
+    "Comparison",
     "DeviceState",
     "GpuState",
     "KernelState",

@@ -35,5 +35,5 @@ def device_agreement(cell: CellName, workspace: Where = None, random: int = 2) -
     with open_session(entry.device, backend, limits) as session:
         found = network_agreement(built, backend, session, random)
     if session.gpu is not None:
-        note_agreement(where.root, session.gpu, str(wanted), found.to_json()["first"])
+        note_agreement(where.root, session.gpu, str(wanted), found.summary.first)
     return tuple(KernelState(one.kernel, one.error, one.varies, one.error <= found.bound) for one in found.kernels)

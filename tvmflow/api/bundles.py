@@ -105,7 +105,7 @@ def part_of(workspace: Workspace, cell: Cell, newest: bool, folder: Path) -> Par
     for stage, files in FILES.items():
         for file in files:
             if file == "network.so" and file not in records[stage].outputs:
-                continue  # an old version without it; write_bundle reports that
+                continue  # an old version without it, which its manifest tells
             restore_output(workspace, records[stage], file, folder / stage / file)
     return Part(str(cell), cell.slug, records, folder, version.version if version else None)
 

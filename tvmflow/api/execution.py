@@ -35,25 +35,22 @@ def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
     inputs: one array, or for several inputs a tuple in order or a dictionary. Returns a tuple for several outputs.
     Raises StoreError if the cell is not built, DeviceError if the device is not available.
     """
-    import json
-
     from tasks.device import device_limits, session_of
+    from tvmflow.backends.manifest import read_manifest
     from tvmflow.backends.registry import resolve
     from tvmflow.devices.network_forms import network_library
-    from tvmflow.evaluation.loaded_library import input_specs, order_inputs
+    from tvmflow.evaluation.loaded_library import order_inputs
     from tvmflow.frontends.source_model import run_in_batches
 
     where = open_workspace(workspace)
     wanted = cell_of(where, cell)
     folder = _build_folder(where, wanted)
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    specs = input_specs(manifest)
-    samples = order_inputs(specs, inputs, str(wanted))
+    manifest = read_manifest(folder)
+    samples = order_inputs(manifest.inputs, inputs, str(wanted))
+    ships = network_library(folder, manifest.outputs, manifest.network.device)
     target = resolve(where.params.targets[wanted.target])
     with session_of(device_limits(where, wanted), target) as session:
-        outputs = run_in_batches(
-            network_library(folder, manifest).upload_and_start(session), samples, specs[0].shape[0]
-        )
+        outputs = run_in_batches(ships.upload_and_start(session), samples, manifest.inputs[0].shape[0])
     return outputs[0] if len(outputs) == 1 else outputs
 
 

@@ -140,6 +140,9 @@ def scorecard(cell: CellName, workspace: Where = None) -> Scorecard:
     return Scorecard.of(card)
 
 
+_FACTS = ("cell", "when", "tvm", "device", "unit", "build", "latency_ms", "badges", "library", "run_id", "url")
+
+
 def history(cell: CellName, workspace: Where = None) -> tuple[Measurement, ...]:
     """Return every measurement of a cell that MLflow holds, oldest first. Raises StoreError."""
     from tvmflow.tracking.mlflow.history import measurements
@@ -147,20 +150,10 @@ def history(cell: CellName, workspace: Where = None) -> tuple[Measurement, ...]:
     where = open_workspace(workspace)
     return tuple(
         Measurement(
-            cell=row["cell"],
-            when=row["when"],
-            tvm=row["tvm"],
-            device=row["device"],
-            unit=row["unit"],
-            build=row["build"],
+            **{name: row[name] for name in _FACTS},
             accuracy=row["accuracy_share"],
-            latency_ms=row["latency_ms"],
-            badges=row["badges"],
-            library=row["library"],
             version=row["version_number"],
             roles=tuple(row["roles"]),
-            run_id=row["run_id"],
-            url=row["url"],
             row=row,
         )
         for row in measurements(where, cell_of(where, cell))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tvmflow.api.quiet import wait_for_quiet
-from tvmflow.api.results import Verdict
 from tvmflow.api.workspace import CellName, Where, cell_of, open_workspace
+from tvmflow.pipeline.results import Verdict
 from tvmflow.support.errors import StoreError
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ def promote(
     from flows.release_model import run_release
 
     wait_for_prefect()
-    verdict = run_release(where, chosen, dry_run)
-    return Verdict(**{**verdict, "reasons": tuple(verdict["reasons"])})
+    return run_release(where, chosen, dry_run)
 
 
 def _champion_already(workspace: Workspace, cell: Cell) -> Verdict | None:
@@ -65,7 +64,7 @@ def _champion_already(workspace: Workspace, cell: Cell) -> Verdict | None:
     if version is None:
         return None
     text = f"{cell.slug} version {version} is the champion already"
-    return Verdict(passed=True, promoted=False, reasons=(), text=text, comparison=None)
+    return Verdict(passed=True, promoted=False, reasons=(), text=text)
 
 
 def rollback(cell: CellName, workspace: Where = None) -> tuple[Version, Version]:

@@ -5,24 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from tvmflow.evaluation.latency_summary import Latency
+from tvmflow.pipeline.results import CellResult
 from tvmflow.support.errors import TvmflowError
+
+if TYPE_CHECKING:
+    from tvmflow.evaluation import scorecard as card_types
 
 StageState = Literal["hit", "restore", "miss", "waits", "refused"]
 
 
+class _Value:
+    """A frozen dataclass whose fields are the keys of its JSON form."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)  # type: ignore[call-overload,no-any-return]
+
+
 @dataclass(frozen=True)
-class StagePlan:
+class StagePlan(_Value):
     """The plan of a stage. key: the first digits of its recipe key, '' if it is not known yet."""
 
     stage: str
     state: StageState
     why: str
     key: str
-
-    def to_json(self) -> dict[str, str]:
-        return {"stage": self.stage, "state": self.state, "why": self.why, "key": self.key}
 
 
 @dataclass(frozen=True)
@@ -38,12 +47,12 @@ class CellPlan:
         """Return the stages that are not done."""
         return () if self.error else tuple(stage.stage for stage in self.stages if stage.state != "hit")
 
-    def to_json(self) -> list[dict[str, str]]:
+    def to_json(self) -> list[dict[str, Any]]:
         return [stage.to_json() for stage in self.stages]
 
 
 @dataclass(frozen=True)
-class CellStatus:
+class CellStatus(_Value):
     """The progress of a listed cell. name: under `cells:`; error: why it cannot be run."""
 
     name: str
@@ -52,24 +61,12 @@ class CellStatus:
     measured: bool
     error: str | None
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "cell": self.cell,
-            "todo": list(self.todo),
-            "measured": self.measured,
-            "error": self.error,
-        }
-
 
 @dataclass(frozen=True)
-class Status:
+class Status(_Value):
     models: tuple[str, ...]
     targets: tuple[str, ...]
     cells: tuple[CellStatus, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"models": list(self.models), "targets": list(self.targets), "cells": [c.to_json() for c in self.cells]}
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ class GpuState:
 
 
 @dataclass(frozen=True)
-class KernelState:
+class KernelState(_Value):
     """A kernel of a network on a device. error: relative to its largest output on this machine's CPU; varies: its
     outputs differ between inputs.
     """
@@ -116,9 +113,6 @@ class KernelState:
     error: float
     varies: bool
     agrees: bool
-
-    def to_json(self) -> dict[str, Any]:
-        return {"kernel": self.kernel, "error": self.error, "varies": self.varies, "agrees": self.agrees}
 
 
 @dataclass(frozen=True)
@@ -138,7 +132,7 @@ class QuarantineState:
 
 
 @dataclass(frozen=True)
-class PhoneState:
+class PhoneState(_Value):
     """A phone at this machine. state: authorized, or why it cannot be used; cores: values for mcpu; battery: percent.
     "" and None: unknown.
     """
@@ -154,9 +148,6 @@ class PhoneState:
     battery: int | None = None
     celsius: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class ReadyPhone:
@@ -171,40 +162,6 @@ class ReadyPhone:
     secret_file: Path
     build: str = ""
     is_for_tracker: bool = False
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Times of one run in milliseconds; low_ms to high_ms: the interval of the median (None: too few turns).
-
-    badges: descriptions of disturbances. round_trip_ns: of a cache line between the computing cores, if known:
-    measurements are comparable if it is similar.
-    """
-
-    median_ms: float
-    mean_ms: float
-    p90_ms: float
-    min_ms: float
-    max_ms: float
-    std_ms: float
-    runs: int
-    low_ms: float | None = None
-    high_ms: float | None = None
-    badges: tuple[str, ...] = ()
-    round_trip_ns: float | None = None
-
-    @staticmethod
-    def of(entry: Mapping[str, Any]) -> Latency:
-        """Return the latency of a scorecard's entry."""
-        numbers = {f"{k}_ms": float(entry[f"{k}_ms"]) for k in ("median", "mean", "p90", "min", "max", "std")}
-        return Latency(
-            **numbers,
-            runs=int(entry["runs"]),
-            low_ms=entry["low_ms"],
-            high_ms=entry["high_ms"],
-            badges=tuple(entry["badges"]),
-            round_trip_ns=entry["round_trip_ns"],
-        )
 
 
 @dataclass(frozen=True)
@@ -226,29 +183,31 @@ class Scorecard:
     cold_start_ms: float
     library_bytes: int
     coverage: float
-    raw: Mapping[str, Any] = field(repr=False)
+    card: card_types.Scorecard = field(repr=False)
 
     @staticmethod
-    def of(card: Mapping[str, Any]) -> Scorecard:
-        """Return a scorecard as scorecard.json holds it."""
-        accuracy = card["accuracy"]
-        cold = sorted(card["cold_start_ms"])
+    def of(card: card_types.Scorecard) -> Scorecard:
+        """Return the summary of a scorecard."""
         return Scorecard(
-            cell=card["cell"],
-            device=card["device"]["kind"],
-            batch=card["batch"],
-            accuracy={k: float(v) for k, v in accuracy.items() if k != "samples"} if accuracy else None,
-            max_relative_error=float(card["agreement"]["max_relative_error"]),
-            latency=Latency.of(card["latency"]["compute"]),
-            peers={name: Latency.of(peer) for name, peer in card["peers"].items()},
-            cold_start_ms=cold[len(cold) // 2],
-            library_bytes=card["library_bytes"],
-            coverage=card["coverage"],
-            raw=card,
+            cell=card.cell,
+            device=card.device.kind,
+            batch=card.batch,
+            accuracy=card.accuracy.by_form if card.accuracy else None,
+            max_relative_error=card.agreement.max_relative_error,
+            latency=card.latency.compute,
+            peers=card.peers,
+            cold_start_ms=card.median_cold_start_ms,
+            library_bytes=card.library_bytes,
+            coverage=card.coverage,
+            card=card,
         )
 
+    @property
+    def raw(self) -> Mapping[str, Any]:
+        return self.card.to_json()
+
     def to_json(self) -> dict[str, Any]:
-        return dict(self.raw)
+        return self.card.to_json()
 
 
 @dataclass(frozen=True)
@@ -264,63 +223,14 @@ class RunResult:
     scorecard: Scorecard | None = field(default=None, repr=False)
 
     @staticmethod
-    def of(result: Mapping[str, Any], card: Mapping[str, Any] | None) -> RunResult:
+    def of(result: CellResult, card: card_types.Scorecard | None) -> RunResult:
         """Return what a flow returned, with the scorecard that the cell has now."""
-        from tvmflow.support.errors import from_json
-
-        error = result["error"]
-        return RunResult(
-            result["cell"],
-            result["outcomes"],
-            from_json(error) if error else None,
-            result.get("failed_stage"),
-            Scorecard.of(card) if card else None,
-        )
+        known = Scorecard.of(card) if card else None
+        return RunResult(result.cell, result.outcomes, result.error, result.failed_stage, known)
 
     def to_json(self) -> dict[str, Any]:
         error = self.error.to_json() if self.error else None
         return {"cell": self.cell, "outcomes": dict(self.outcomes), "error": error, "failed_stage": self.failed_stage}
-
-
-@dataclass(frozen=True)
-class RetuneResult:
-    """The result of a re-tune for one cell. before, now: versions of the toolchain; kernels: numbers of replayed, lost,
-    searched ones; outcomes: stage -> hit, restored or made; comparison: of the new library with the champion, None
-    without one.
-    """
-
-    cell: str
-    verdict: str
-    promoted: bool
-    outcomes: Mapping[str, str]
-    before: Mapping[str, str] | None
-    now: Mapping[str, str]
-    kernels: Mapping[str, Any]
-    comparison: Mapping[str, Any] | None
-    error: TvmflowError | None
-    raw: Mapping[str, Any] = field(repr=False)
-
-    @staticmethod
-    def of(result: Mapping[str, Any]) -> RetuneResult:
-        """Return what the flow returned for a cell."""
-        from tvmflow.support.errors import from_json
-
-        error = result["error"]
-        return RetuneResult(
-            cell=result["cell"],
-            verdict=result["verdict"],
-            promoted=result["promoted"],
-            outcomes=result["outcomes"],
-            before=result.get("before"),
-            now=result.get("now", {}),
-            kernels=result.get("tuning", {}),
-            comparison=result.get("comparison"),
-            error=from_json(error) if error else None,
-            raw=result,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(self.raw)
 
 
 @dataclass(frozen=True)
@@ -350,25 +260,3 @@ class Measurement:
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.row)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The verdict of the gate. promoted: the champion changed; reasons: against the release; comparison: with the
-    champion.
-    """
-
-    passed: bool
-    promoted: bool
-    reasons: tuple[str, ...]
-    text: str
-    comparison: Mapping[str, Any] | None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "passed": self.passed,
-            "promoted": self.promoted,
-            "reasons": list(self.reasons),
-            "text": self.text,
-            "comparison": dict(self.comparison) if self.comparison else None,
-        }

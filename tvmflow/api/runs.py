@@ -6,11 +6,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tvmflow.api.quiet import wait_for_quiet
-from tvmflow.api.results import RetuneResult, RunResult
+from tvmflow.api.results import RunResult
 from tvmflow.api.workspace import CellName, Where, cells_of, open_workspace
+from tvmflow.pipeline.results import CellResult, RetuneResult
 from tvmflow.support.errors import TvmflowError, UsageError
 
 if TYPE_CHECKING:
@@ -55,12 +56,12 @@ def run(
                 sys.stderr.write("starting Prefect ...\n")
             cell_results = _sweep(where, wanted, refused, again, _display(len(wanted), show_progress, tuning_lines))
     else:
-        cell_results = [{"cell": str(cell), "outcomes": {}, "error": None} for cell in wanted]
+        cell_results = [CellResult(str(cell)) for cell in wanted]
         if show_progress:
             sys.stderr.write("nothing to do: every stage is up to date\n")
     results = []
     for cell, result in zip(wanted, cell_results, strict=True):
-        is_finished = result["error"] is None or result["failed_stage"] == "publish"
+        is_finished = result.error is None or result.failed_stage == "publish"
         results.append(RunResult.of(result, scorecard(where, cell) if is_finished else None))
     if check:
         raise_failures(results)
@@ -92,7 +93,7 @@ def _is_done(workspace: Workspace, cell: Cell) -> bool:
 
 def _preflight(
     workspace: Workspace, cells: list[Cell], unknown: dict[str, TvmflowError], show_progress: bool
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, CellResult]:
     """Return the results of cells that cannot be run, before Prefect is started.
 
     A problem that may be temporary, such as a tracker that does not respond, is only reported, since earlier stages
@@ -104,7 +105,7 @@ def _preflight(
     refused = {}
     for name, error in {**plan_cells(workspace, cells, STAGES, look=True)[1], **unknown}.items():
         if name in unknown or not error.retryable:
-            refused[name] = {"cell": name, "outcomes": {}, "error": error.to_json(), "failed_stage": "preflight"}
+            refused[name] = CellResult(name, error=error, failed_stage="preflight")
         elif show_progress:
             sys.stderr.write(f"{name}: {error}\n")
     return refused
@@ -113,10 +114,10 @@ def _preflight(
 def _sweep(
     workspace: Workspace,
     cells: list[Cell],
-    refused: dict[str, dict[str, Any]],
+    refused: dict[str, CellResult],
     again: bool,
     display: contextlib.AbstractContextManager[None],
-) -> list[dict[str, Any]]:
+) -> list[CellResult]:
     from flows.settings import configure_prefect, wait_for_prefect
     from flows.stage_server import stage_server
 
@@ -167,8 +168,7 @@ def retune(
     with stage_server():
         wait_for_prefect()
         with _display(len(wanted), show_progress, tuning_lines):
-            retuned = run_retune(where, [str(cell) for cell in wanted], force)
-    results = tuple(RetuneResult.of(result) for result in retuned)
+            results = tuple(run_retune(where, [str(cell) for cell in wanted], force))
     if check:
         raise_failures([RunResult(r.cell, r.outcomes, r.error, "retune") for r in results])
     return results

@@ -60,18 +60,20 @@ def _run_cells(workspace: Workspace, cells: list[str], dry_run: bool, as_json: b
 
 
 def _show_results(results: Sequence[RunResult], as_json: bool) -> None:
-    from tvmflow.report.tables import has_counters, latency_table, part_table, scorecard_table
+    from tvmflow.report.tables import latency_table, part_table, scorecard_table
 
-    cards = [result.scorecard.to_json() for result in results if result.scorecard]
+    cards = [result.scorecard.card for result in results if result.scorecard]
     if as_json:
-        show_json({"results": [result.to_json() for result in results], "scorecards": cards})
+        show_json(
+            {"results": [result.to_json() for result in results], "scorecards": [card.to_json() for card in cards]}
+        )
         return
     if cards:
         show(scorecard_table(cards))
     if len(cards) == 1:
         show(latency_table(cards[0]))
-        if has_counters(cards[0]):
-            show(part_table(cards[0]))
+        if (part := cards[0].part) and "counters" in part.details:
+            show(part_table(part))
 
 
 @app.command()
@@ -101,7 +103,7 @@ def retune(
     if as_json:
         show_json([result.to_json() for result in results])
     else:
-        show(retune_table([dict(result.raw) for result in results]))
+        show(retune_table(results))
     raise_failures([api.RunResult(result.cell, result.outcomes, result.error, "retune") for result in results])
     suggest("tvmflow report")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,8 +13,9 @@ import numpy as np
 from tvmflow.backends.backend import Backend
 from tvmflow.codegen.lower import lower
 from tvmflow.codegen.parallel_codegen import compile_in_pieces, compile_machine_code, replace_by_objects
+from tvmflow.ir.tir.kernel_schedules import KernelSchedule, Schedule
 from tvmflow.passes import run_pass
-from tvmflow.passes.kernel.apply_schedules import ApplySchedules, Choice
+from tvmflow.passes.kernel.apply_schedules import ApplySchedules
 from tvmflow.passes.kernel.rename_kernels import RenameKernels
 from tvmflow.passes.pipeline import KERNEL_PIPELINE, prepare_kernels
 from tvmflow.support.errors import StageError, last_line
@@ -29,11 +30,11 @@ Arrays = tuple[Array, ...]
 class Scheduled(NamedTuple):
     """A compiled module.
 
-    executable: TVM's or the backend's; choices: the schedule of each kernel; module: the scheduled kernels.
+    executable: TVM's or the backend's; kernels: by name; module: the scheduled kernels.
     """
 
     executable: Any
-    choices: list[Choice]
+    kernels: tuple[KernelSchedule, ...]
     module: Any
     backend: Backend
 
@@ -66,9 +67,9 @@ def compile_lowered(lowered: IRModule, backend: Backend) -> Any:
 def build_scheduled(
     packed: IRModule,
     backend: Backend,
-    best: dict[str, Any],
+    best: Mapping[str, Schedule],
     dump: Any = None,
-    winograd: dict[str, int] | None = None,
+    winograd: Mapping[str, int] | None = None,
     prefix: str = "",
 ) -> Scheduled:
     """Lower, schedule and compile a packed module. Raises StageError.
@@ -79,13 +80,14 @@ def build_scheduled(
     return schedule_lowered(run_pass(RenameKernels(prefix), lowered) if prefix else lowered, backend, best, dump)
 
 
-def schedule_lowered(lowered: IRModule, backend: Backend, best: dict[str, Any], dump: Any = None) -> Scheduled:
+def schedule_lowered(lowered: IRModule, backend: Backend, best: Mapping[str, Schedule], dump: Any = None) -> Scheduled:
     """Schedule and compile a module of kernels. Raises StageError."""
     step = ApplySchedules(best, backend.template_for)
     scheduled = run_pass(step, lowered)
     if dump is not None:
         dump("schedule_kernels", scheduled)
-    return Scheduled(compile_lowered(scheduled, backend), list(step.choices), scheduled, backend)
+    kernels = tuple(sorted(step.kernels, key=lambda kernel: kernel.name))
+    return Scheduled(compile_lowered(scheduled, backend), kernels, scheduled, backend)
 
 
 class LocalRunner:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -99,36 +99,10 @@ class Sizes:
             shape_at(shape, [a for a in self.axes if a.tensor == at], sizes) for at, shape in enumerate(shapes)
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able value that `sizes_from` reads."""
-        return {
-            "names": self.names,
-            "buckets": self.buckets,
-            "axes": [vars(axis) for axis in self.axes],
-            "pads": self.pads,
-        }
-
 
 def metric_of(label: str) -> str:
     """Return the metric name of the latency in a bucket, such as latency_ms.length_16."""
     return f"latency_ms.{label.replace('=', '_').replace(',', '_')}"
-
-
-def sizes_from(data: Mapping[str, Any] | None) -> Sizes | None:
-    """Return the sizes from the value of `to_json`."""
-    if data is None:
-        return None
-    return Sizes(
-        tuple(data["names"]),
-        tuple(map(tuple, data["buckets"])),
-        tuple(Axis(**axis) for axis in data["axes"]),
-        tuple(data["pads"]),
-    )
-
-
-def axes_from(outputs: Sequence[Mapping[str, Any]]) -> tuple[Axis, ...]:
-    """Return the dynamic axes of the outputs in outputs.json."""
-    return tuple(Axis(**axis) for output in outputs for axis in output.get("axes", ()))
 
 
 def shape_at(shape: Sequence[int], axes: Sequence[Axis], sizes: Numbers) -> Numbers:

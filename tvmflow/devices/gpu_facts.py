@@ -7,7 +7,7 @@ import json
 import re
 import signal
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from tvmflow.devices.known_bad_gpus import KnownBad, known_bad
@@ -136,6 +136,3 @@ class GpuFacts:
 
     def __str__(self) -> str:
         return f"{self.device} ({self.driver} {self.version}, {self.api})"
-
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)

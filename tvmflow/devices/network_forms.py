@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tvmflow.devices.session import DeviceSession, RemoteModel
+from tvmflow.frontends.source_model import OutputSpec
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,6 @@ def vm_library(folder: Path) -> LibraryForm:
     return LibraryForm(folder / "library.so", lambda session, name: session.model_on_device(name))
 
 
-def network_library(folder: Path, manifest: dict[str, Any]) -> LibraryForm:
-    """Return network.so, the library for apps, which needs no TVM; library.so for builds without network.so."""
-    network = manifest.get("network")
-    if not network:
-        return vm_library(folder)
-    outputs, design = manifest["outputs"], network.get("device")
+def network_library(folder: Path, outputs: Sequence[OutputSpec], design: str | None) -> LibraryForm:
+    """Return network.so of a build folder, the library for apps, which needs no TVM. design: of its accelerator."""
     return LibraryForm(folder / "network.so", lambda session, name: session.network(name, folder, outputs, design))

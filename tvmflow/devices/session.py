@@ -14,6 +14,7 @@ import numpy as np
 
 from tvmflow.config.buckets import Numbers
 from tvmflow.devices.gpu_facts import GpuFacts
+from tvmflow.frontends.source_model import OutputSpec
 from tvmflow.support.errors import DeviceError, DeviceLostError, last_line
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -24,8 +25,17 @@ Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
 # State of a process and its device, in the order of runtime/measure/process_state.h.
 STATE = ("wall_s", "own_s", "waited_s", "switches", "busy_s", "processors", "khz", "loop_ns", "round_trip_ns")
-# Counters of an emulated device, in the order of runtime/emulator/count.c.
-EXECUTED = ("instructions", "multiply_add_instructions", "multiply_adds", "loaded_bytes", "stored_bytes")
+
+
+@dataclass(frozen=True)
+class Executed:
+    """Counters of a run on an emulated device, in the order of runtime/emulator/count.c."""
+
+    instructions: int
+    multiply_add_instructions: int
+    multiply_adds: int
+    loaded_bytes: int
+    stored_bytes: int
 
 
 def decode_state(numbers: Iterable[float]) -> dict[str, float]:
@@ -54,11 +64,11 @@ class DeviceSession(ABC):
 
     @abstractmethod
     def network(
-        self, remote_name: str, beside: Path, outputs: list[dict[str, Any]], design: str | None = None
+        self, remote_name: str, beside: Path, outputs: Sequence[OutputSpec], design: str | None = None
     ) -> RemoteModel:
         """Start an uploaded library without TVM.
 
-        beside: the build folder. outputs: shape and dtype of each, as in manifest.json. design: of the accelerator that
+        beside: the build folder. outputs: in its order. design: of the accelerator that
         computes a part of it, None for none. Raises StageError if the library fails.
         """
 
@@ -139,8 +149,8 @@ class RemoteModel(ABC):
         """
         return []
 
-    def executed(self) -> dict[str, int] | None:
-        """Run once on the current inputs and return the counters of EXECUTED; None without counters."""
+    def executed(self) -> Executed | None:
+        """Run once on the current inputs and return its counters; None without counters."""
         return None
 
     def last_run_ms(self) -> float | None:

@@ -49,12 +49,9 @@ class Baselines:
     models: tuple[TimedBaseline, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the entries of the scorecard."""
-        return {
-            "peer_variants": {baseline.name: baseline.variant for baseline in self.models},
-            "peers_left_out": dict(self.left_out),
-        }
+    @property
+    def variants(self) -> dict[str, str]:
+        return {baseline.name: baseline.variant for baseline in self.models}
 
 
 @contextlib.contextmanager

@@ -2,38 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
-
 from tvmflow.evaluation.interleaved_timing import TimedModel, classify_turns, measure_interleaved, ratio_of
 from tvmflow.evaluation.latency import LatencyRules, summarize_turns
+from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.machine_state import Watch
 from tvmflow.support.errors import StoreError
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """ratio: latency of B / latency of A (above 1: B is slower), with its confidence interval [low, high].
-
-    For simulated accelerators: the ratio of estimated cycles, which are the same in every run. badges: what disturbed
-    the measurement.
-    """
-
-    ratio: float
-    low: float
-    high: float
-    rounds: int
-    confidence: float
-    of: str = "latency"
-    badges: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def __str__(self) -> str:
-        if self.of != "latency":
-            return f"{self.ratio:.4f} of {self.of}"
-        return f"{self.ratio:.4f} [{self.low:.4f}, {self.high:.4f}] at {self.confidence:.0%} over {self.rounds} rounds"
 
 
 def compare_exact(a: int, b: int, of: str) -> Comparison:

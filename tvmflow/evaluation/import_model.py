@@ -14,17 +14,19 @@ from tvmflow.evaluation.agreement import check_golden, classes_of
 from tvmflow.evaluation.import_buckets import BucketedImport, import_buckets
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import (
-    OUTPUTS_NAME,
     Array,
     Arrays,
+    OutputSpec,
     SourceModel,
     batch_at,
     read_description,
     run_in_batches,
+    write_outputs,
 )
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import AgreementError, ModelFileError, TvmflowError, first_line
 from tvmflow.support.files import save_arrays
+from tvmflow.support.json_values import to_json
 from tvmflow.support.progress import Progress
 
 if TYPE_CHECKING:
@@ -70,7 +72,9 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     reference |= {"imported": run_in_batches(runner, evaluation.inputs, batch), "imported_golden": computed}
     save_arrays(out / "reference.npz", **reference)
     progress("exporting for baselines", 3, 4)
-    facts: dict[str, Any] = {"golden": agreement.to_json(), "outputs": _describe_outputs(source, module, sized, out)}
+    described = _describe_outputs(source, module, sized)
+    write_outputs(out, described)
+    facts: dict[str, Any] = {"golden": agreement.to_json(), "outputs": to_json(described)}
     if sized:
         facts["sizes"] = {label: agreement.to_json() for label, agreement in sized.agreement.items()}
     try:
@@ -92,22 +96,16 @@ def _with_layer(error: AgreementError, source: SourceModel, inputs: Arrays, boun
     return AgreementError(difference, error.expected, error.hint)
 
 
-def _describe_outputs(
-    source: SourceModel, module: IRModule, sized: BucketedImport | None, out: Path
-) -> list[dict[str, Any]]:
-    """Write name, shape, dtype and dynamic axes of every output to outputs.json, and return them."""
+def _describe_outputs(source: SourceModel, module: IRModule, sized: BucketedImport | None) -> list[OutputSpec]:
+    """Return name, shape, dtype and dynamic axes of every output."""
     from tvmflow.ir.relax.graph import read_graph
 
     graph = read_graph(module)
-    kinds = [graph.kind(name) for name in graph.outputs]
-    described: list[dict[str, Any]] = [
-        {"name": name, "shape": list(kind.shape), "dtype": kind.dtype}
-        for name, kind in zip(source.output_names(), kinds, strict=True)
+    kinds, axes = [graph.kind(name) for name in graph.outputs], sized.axes if sized else ()
+    return [
+        OutputSpec(name, kind.shape, kind.dtype, tuple(axis for axis in axes if axis.tensor == at))
+        for at, (name, kind) in enumerate(zip(source.output_names(), kinds, strict=True))
     ]
-    for axis in sized.axes if sized else ():
-        described[axis.tensor].setdefault("axes", []).append(vars(axis))
-    (out / OUTPUTS_NAME).write_text(json.dumps(described), encoding="utf-8")
-    return described
 
 
 def _check_outputs(outputs: Arrays, labels: list[str] | None, y: Array | None, task: str | None) -> None:

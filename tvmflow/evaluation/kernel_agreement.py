@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,15 @@ from tvmflow.codegen.compile import make_runner, schedule_lowered
 from tvmflow.codegen.lower import lower
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import write_network
+from tvmflow.devices.gpu.quarantine import DifferingKernel
 from tvmflow.devices.session import Arrays, DeviceSession
-from tvmflow.frontends.source_model import TensorSpec, read_description
+from tvmflow.evaluation.scorecard import GpuAgreement
+from tvmflow.frontends.source_model import OutputSpec, TensorSpec, read_description
 from tvmflow.ir.relax.serialization import load_module
+from tvmflow.ir.tir.kernel_schedules import BestSchedules, Schedule
 from tvmflow.ir.tvm_compat import IRModule, operator_of, tuple_type, type_of
 from tvmflow.support.files import load_arrays
+from tvmflow.support.json_values import read_json
 
 _MOST_OUTPUTS = 48  # outputs of a library that an agent runs
 _MOST_ERROR = 0.25  # per kernel, whatever the bound of the outputs: all zeros have an error of 1
@@ -53,17 +56,12 @@ class NetworkAgreement:
         """Return the first kernel that disagrees."""
         return next((one for one in self.kernels if one.error > self.bound), None)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the agreement for the scorecard; an infinite error is None."""
-        errors = [one.error for one in self.kernels]
-        first = self.first
-        return {
-            "kernels": len(errors),
-            "samples": self.samples,
-            "bound": self.bound,
-            "largest_error": _number(max(errors, default=0.0)),
-            "first": {"kernel": first.kernel, "error": _number(first.error)} if first else None,
-        }
+    @property
+    def summary(self) -> GpuAgreement:
+        """Return the agreement for the scorecard."""
+        largest, first = max((one.error for one in self.kernels), default=0.0), self.first
+        differing = DifferingKernel(first.kernel, _number(first.error)) if first else None
+        return GpuAgreement(len(self.kernels), self.samples, self.bound, _number(largest), differing)
 
 
 def _number(error: float) -> float | None:
@@ -86,24 +84,22 @@ def network_agreement(
     built: BuiltNetwork, backend: Backend, session: DeviceSession, random: int = 2
 ) -> NetworkAgreement:
     """Compare on the first golden inputs and `random` permutations of their values. Raises StageError, DeviceError."""
-    best = json.loads(built.best.read_text(encoding="utf-8"))
-    matches_device = best["device_kind"] == backend.kernel_kind
-    records = {one["workload"]: one for one in best["records"] if matches_device}
-    lowered = lower(load_module(built.packed), backend, winograd=best["winograd"] if matches_device else {})
+    schedules, winograd = read_json(BestSchedules, built.best).on(backend.kernel_kind)
+    lowered = lower(load_module(built.packed), backend, winograd=winograd)
     draw, batch = np.random.default_rng(0), read_description(built.fetched).batch
     first = tuple(x[:batch] for x in load_arrays(built.fetched / "golden.npz", "x"))
     samples = [first] + [tuple(draw.permutation(x.reshape(-1)).reshape(x.shape) for x in first) for _ in range(random)]
-    found = kernel_agreement(lowered, backend, records, samples, session)
+    found = kernel_agreement(lowered, backend, schedules, samples, session)
     return NetworkAgreement(tuple(found), min(built.bound, _MOST_ERROR), len(samples))
 
 
 def kernel_agreement(
-    lowered: IRModule, backend: Backend, best: dict[str, Any], samples: Sequence[Arrays], session: DeviceSession
+    lowered: IRModule, backend: Backend, best: Mapping[str, Schedule], samples: Sequence[Arrays], session: DeviceSession
 ) -> list[KernelAgreement]:
     """Run a module on a device and on the CPU with all intermediate tensors as outputs; return the agreement in call
     order.
 
-    best: workload key -> tuning record; samples: inputs of one run each. Raises StageError, DeviceError.
+    best: workload key -> schedule; samples: inputs of one run each. Raises StageError, DeviceError.
     """
     found: list[KernelAgreement] = []
     for module, names in with_all_outputs(lowered, _MOST_OUTPUTS):
@@ -116,13 +112,16 @@ def kernel_agreement(
 
 
 def _on_device(
-    module: IRModule, backend: Backend, best: dict[str, Any], samples: Sequence[Arrays], session: DeviceSession
+    module: IRModule, backend: Backend, best: Mapping[str, Schedule], samples: Sequence[Arrays], session: DeviceSession
 ) -> Iterator[Arrays]:
     kinds = [(tuple(int(x) for x in type_of(one).shape), str(type_of(one).dtype)) for one in module["main"].params]
     held = type_of(module["main"].body)
-    outputs = [{"shape": [int(x) for x in one.shape], "dtype": str(one.dtype)} for one in held.fields]
+    outputs = tuple(
+        OutputSpec(f"output {at}", tuple(int(x) for x in one.shape), str(one.dtype))
+        for at, one in enumerate(held.fields)
+    )
     inputs = tuple(TensorSpec(f"input {at}", *kind) for at, kind in enumerate(kinds))
-    names = tuple(f"output {at}" for at in range(len(outputs)))
+    names = tuple(output.name for output in outputs)
     with tempfile.TemporaryDirectory(prefix="tvmflow-kernels-") as folder:
         path = Path(folder) / "kernels.so"
         network = Network("kernels@device:any", inputs, names, backend.target.threads)

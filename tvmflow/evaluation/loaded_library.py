@@ -6,7 +6,6 @@ compared with the manifest's sha256, and its target with this machine, before it
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmflow.backends.manifest import Manifest, read_manifest
 from tvmflow.frontends.source_model import TensorSpec, run_in_batches
 from tvmflow.support.errors import StoreError, TvmflowError, UsageError
 from tvmflow.support.files import sha256_of
@@ -38,11 +38,10 @@ class LoadedLibrary:
     def __init__(self, folder: Path) -> None:
         manifest = _manifest(folder)
         from tvmflow.backends.registry import backend_of
-        from tvmflow.targets.resolve import from_json
 
-        target = from_json(manifest["target"])
-        self.cell = "{model}@{target}:{precision}".format(**manifest["cell"])
-        self.inputs = input_specs(manifest)
+        target = manifest.target
+        self.cell = str(manifest.cell)
+        self.inputs = manifest.inputs
         backend = backend_of(target)
         if not backend.has_machine:
             raise UsageError(
@@ -103,12 +102,6 @@ class LoadedLibrary:
         return f"LoadedLibrary({self.cell}, {inputs}, threads={self.threads})"
 
 
-def input_specs(manifest: dict[str, Any]) -> tuple[TensorSpec, ...]:
-    """Return the inputs listed in a manifest."""
-    inputs = manifest["inputs"] if "inputs" in manifest else [manifest["input"]]
-    return tuple(TensorSpec(x["name"], tuple(x["shape"]), x["dtype"]) for x in inputs)
-
-
 def order_inputs(specs: tuple[TensorSpec, ...], inputs: Any, cell: str) -> list[Array]:
     """Return an array, a tuple or list of arrays, or a dictionary by name as checked inputs in order. Raises
     UsageError.
@@ -149,14 +142,14 @@ def _convert_input(spec: TensorSpec, value: Any, cell: str) -> Array:
     return np.ascontiguousarray(array, dtype=spec.dtype)
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
+def _manifest(folder: Path) -> Manifest:
     """Return the manifest of a folder after checking the library's digest. Raises StoreError."""
+    manifest = read_manifest(folder)
     try:
-        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        expected, actual = manifest["library"]["sha256"], sha256_of(folder / "library.so")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        actual = sha256_of(folder / "library.so")
+    except OSError as error:
         raise StoreError(f"no library in {folder}: {error}", "library.so and its manifest.json") from None
-    if actual != expected:
+    if actual != manifest.library.sha256:
         raise StoreError(
             f"{folder / 'library.so'} was altered", "the bytes with the digest in its manifest", "build it again"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -14,8 +14,10 @@ from tvmflow.devices.network_forms import LibraryForm
 from tvmflow.devices.restartable import Restartable
 from tvmflow.devices.session import DeviceSession, RemoteModel
 from tvmflow.evaluation.interleaved_timing import TimedModel
-from tvmflow.evaluation.latency import LIBRARY, Latency, LatencyRules, Measured, make_timer, measure, measure_latencies
+from tvmflow.evaluation.latency import LIBRARY, LatencyRules, Measured, make_timer, measure, measure_latencies
+from tvmflow.evaluation.latency_summary import Latency
 from tvmflow.evaluation.machine_state import DeviceWatch, ReportsState, Watch, host_watch
+from tvmflow.evaluation.scorecard import GpuNumbers, LatencyByPart, MachineForm, OnDevice
 from tvmflow.frontends.source_model import batch_at, run_in_batches
 from tvmflow.support.progress import Progress
 
@@ -50,65 +52,14 @@ class DeviceRules:
 
 
 @dataclass(frozen=True)
-class ColdStart:
-    """total_ms: from the uploaded file to the first output, through the transport; first_run_ms: its first run, on the
-    device's clock if available.
-
-    memory_bytes: growth of the device's process, None if unknown. It is smaller for later starts, which reuse memory.
-    """
-
-    total_ms: float
-    first_run_ms: float
-    memory_bytes: int | None
-
-
-@dataclass(frozen=True)
-class GpuNumbers:
-    """Milliseconds of the shipped library on a GPU: open with a cold program cache (compile_ms) and with a warm one
-    (open_ms), and copies of inputs and outputs between host and GPU.
-    """
-
-    compile_ms: float
-    open_ms: float
-    copy_in_ms: float
-    copy_out_ms: float
-
-
-@dataclass(frozen=True)
 class DeviceNumbers:
-    """latency: of compute, copy_in and copy_out; beside: the library, its baselines and, if it is another file, its
-    form in TVM's virtual machine.
-
-    outputs: of all samples, each (N, ...). executed: counters of one run, if available. sizes: latency per bucket.
-    kernels_ms: time of all calls of a kernel in a run, by name, on this machine's CPU.
+    """measured: for the scorecard. outputs: of all samples, each (N, ...). kernels_ms: time of all calls of a kernel in
+    a run, by name, on this machine's CPU.
     """
 
-    cold_starts: list[ColdStart]
-    latency: dict[str, Latency]
-    beside: Measured
+    measured: OnDevice
     outputs: Arrays
-    executed: dict[str, int] | None = None
-    gpu: GpuNumbers | None = None
-    sizes: dict[str, Latency] = field(default_factory=dict)
     kernels_ms: dict[str, float] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the numbers for the scorecard, without the outputs."""
-        beside = {name: latency.to_json() for name, latency in self.beside.latency.items() if name != LIBRARY}
-        advantages = {name: advantage.to_json() for name, advantage in self.beside.advantages.items()}
-        machine, over_machine = beside.pop(MACHINE, None), advantages.pop(MACHINE, None)
-        return {
-            "cold_start_ms": [one.total_ms for one in self.cold_starts],
-            "first_run_ms": [one.first_run_ms for one in self.cold_starts],
-            "memory_bytes": max((one.memory_bytes or 0 for one in self.cold_starts), default=0) or None,
-            "latency": {name: latency.to_json() for name, latency in self.latency.items()},
-            "peers": beside,
-            "executed": self.executed,
-            "gpu": self.gpu and asdict(self.gpu),
-            "sizes": {label: latency.to_json() for label, latency in self.sizes.items()},
-            "advantages": advantages,
-            "machine": machine and {"latency": machine, "advantage": over_machine},
-        }
 
 
 def measure_on_device(
@@ -126,9 +77,7 @@ def measure_on_device(
     beside it if it is another file.
     """
     first = batch_at(inputs, 0, batch)
-    cold = _cold_starts(session, shipped, first, rules.cold_starts)
-    if rules.emulated:
-        cold = [replace(one, memory_bytes=None) for one in cold]  # it would include the emulator's memory
+    cold_start_ms, first_run_ms, memory_bytes = _cold_starts(session, shipped, first, rules.cold_starts)
     progress("measuring latency, interleaved with the baselines" if rules.peers else "measuring latency", 0, 0)
     library = Restartable(lambda: _start(session, shipped, first))
     session.rest()
@@ -145,18 +94,28 @@ def measure_on_device(
         beside.advantages[MACHINE] = vm_result.advantages[MACHINE]
     if rules.emulated:
         beside = Measured({name: _mark_not_a_time(found) for name, found in beside.latency.items()}, {})
-    model = library.model
-    latency = {"compute": beside.latency[LIBRARY], **_copy_latency(model, first, rules.latency)}
-    if rules.emulated:
-        latency = {name: _mark_not_a_time(found) for name, found in latency.items()}
+    model, compute = library.model, beside.latency.pop(LIBRARY)
+    latency = LatencyByPart(compute, *(_copy_latency(model, first, rules)))
     kernels_ms = _kernels_ms(model) if rules.on_this_host else {}
     gpu = _gpu_numbers(session, shipped, model, rules.cold_starts)
     executed = model.executed()
     outputs = run_in_batches(
         model, inputs, batch, lambda done, total: progress("evaluating on the device", done, total)
     )
-    by_size = _by_size(model, first, rules, latency["compute"])
-    return DeviceNumbers(cold, latency, beside, outputs, executed, gpu, by_size, kernels_ms)
+    vm_latency, over_vm = beside.latency.pop(MACHINE, None), beside.advantages.pop(MACHINE, None)
+    measured = OnDevice(
+        cold_start_ms=cold_start_ms,
+        first_run_ms=first_run_ms,
+        memory_bytes=None if rules.emulated else memory_bytes,  # it would include the emulator's memory
+        latency=latency,
+        peers=beside.latency,
+        executed=executed,
+        gpu=gpu,
+        sizes=_by_size(model, first, rules, compute),
+        advantages=beside.advantages,
+        machine=MachineForm(vm_latency, over_vm) if vm_latency else None,
+    )
+    return DeviceNumbers(measured, outputs, kernels_ms)
 
 
 def _start(session: DeviceSession, form: LibraryForm, inputs: Arrays) -> RemoteModel:
@@ -203,13 +162,11 @@ def _mark_not_a_time(latency: Latency) -> Latency:
     return replace(latency, badges=(NOT_A_TIME,), is_time=False)
 
 
-def _copy_latency(model: RemoteModel, inputs: Arrays, rules: LatencyRules) -> dict[str, Latency]:
-    """Return copy_in and copy_out on the host's clock, through the transport; compute uses the device's clock."""
-    copies = LatencyRules(3, _COPY_TURNS, _COPY_TURN_MS, 2.0, rules.max_foreign_load)
-    return {
-        "copy_in": measure(make_timer(lambda: model.set_inputs(*inputs)), copies),
-        "copy_out": measure(make_timer(model.outputs), copies),
-    }
+def _copy_latency(model: RemoteModel, inputs: Arrays, rules: DeviceRules) -> list[Latency]:
+    """Return the latency of copies in and out, on the host's clock, through the transport."""
+    copies = LatencyRules(3, _COPY_TURNS, _COPY_TURN_MS, 2.0, rules.latency.max_foreign_load)
+    found = [measure(make_timer(copy), copies) for copy in (lambda: model.set_inputs(*inputs), model.outputs)]
+    return [_mark_not_a_time(latency) if rules.emulated else latency for latency in found]
 
 
 def _gpu_numbers(session: DeviceSession, form: LibraryForm, model: RemoteModel, starts: int) -> GpuNumbers | None:
@@ -223,8 +180,14 @@ def _gpu_numbers(session: DeviceSession, form: LibraryForm, model: RemoteModel, 
     return GpuNumbers(compiled, opened[len(opened) // 2], *copies)
 
 
-def _cold_starts(session: DeviceSession, form: LibraryForm, inputs: Arrays, count: int) -> list[ColdStart]:
-    """Start the library several times, each from a newly uploaded file."""
+def _cold_starts(
+    session: DeviceSession, form: LibraryForm, inputs: Arrays, count: int
+) -> tuple[tuple[float, ...], tuple[float, ...], int | None]:
+    """Start the library several times, each from a newly uploaded file.
+
+    Return the milliseconds from the file to the first output, through the transport; those of the first run, on the
+    device's clock if available; and the most that the device's process grew (later starts reuse memory).
+    """
     starts = []
     for _ in range(count):
         name = session.upload(form.file)
@@ -236,5 +199,6 @@ def _cold_starts(session: DeviceSession, form: LibraryForm, inputs: Arrays, coun
         ran = time.perf_counter()
         first_ms = model.last_run_ms() or (ran - ready) * 1e3
         model.outputs()
-        starts.append(ColdStart((time.perf_counter() - started) * 1e3, first_ms, model.memory_bytes()))
-    return starts
+        starts.append(((time.perf_counter() - started) * 1e3, first_ms, model.memory_bytes() or 0))
+    total_ms, first_run_ms, memory_bytes = zip(*starts, strict=True)
+    return total_ms, first_run_ms, max(memory_bytes) or None

@@ -14,15 +14,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tvmflow.devices.programs import run_compiler
 from tvmflow.evaluation.machine_load import CpuReading, foreign_share, read_cpu
+from tvmflow.ir.tir.kernel_schedules import KernelSchedule
 from tvmflow.support.errors import StageError
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -60,13 +60,13 @@ class Work:
     constant_bytes: int
 
     @classmethod
-    def of(cls, kernels: Iterable[Mapping[str, Any]]) -> Work:
+    def of(cls, kernels: Iterable[KernelSchedule]) -> Work:
         """Return the sum over the kernels of manifest.json."""
         operations: dict[str, float] = {}
         constants = 0
         for kernel in kernels:
-            operations[kernel["dtype"]] = operations.get(kernel["dtype"], 0.0) + kernel["operations"]
-            constants += kernel["constant_bytes"]
+            operations[kernel.dtype] = operations.get(kernel.dtype, 0.0) + kernel.operations
+            constants += kernel.constant_bytes
         return cls({dtype: count for dtype, count in sorted(operations.items()) if count}, constants)
 
 
@@ -92,8 +92,47 @@ class Ceilings:
         return arithmetic, work.constant_bytes / self.read if self.read else 0.0
 
 
-def bounds_of(work: Work, ceilings: Ceilings, median_ms: float | None) -> dict[str, Any]:
-    """Return the bounds of the scorecard. median_ms: of a run, None if it is not a time; the share is then unknown.
+@dataclass(frozen=True)
+class KernelBound:
+    """ms: of all its calls in a run; least_ms: of its arithmetic."""
+
+    name: str
+    ms: float
+    least_ms: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """operations, constant_bytes: the least work of a run. share: of the least time in the measured one, None if that
+    is not a time.
+    """
+
+    operations: Mapping[str, float]
+    constant_bytes: int
+    ceilings: Ceilings
+    arithmetic_ms: float
+    memory_ms: float
+    least_ms: float
+    share: float | None
+    kernels: tuple[KernelBound, ...] = ()
+    reason: None = None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        numbers = {"bound_ms.arithmetic": self.arithmetic_ms, "bound_ms.memory": self.memory_ms}
+        return numbers if self.share is None else numbers | {"bound_share": self.share}
+
+
+@dataclass(frozen=True)
+class NoBounds:
+    """reason: why the peaks were not measured."""
+
+    reason: str
+
+
+def bounds_of(work: Work, ceilings: Ceilings, median_ms: float | None) -> Bounds:
+    """Return the bounds of a run. median_ms: of a run, None if it is not a time; the share is then unknown.
 
     Raises StageError if a run was faster than its bound, since the peaks are then too low.
     """
@@ -103,49 +142,39 @@ def bounds_of(work: Work, ceilings: Ceilings, median_ms: float | None) -> dict[s
         raise StageError(
             f"a run took {median_ms:.4g} ms, less than its bound of {least_ms:.4g} ms: ceilings were not reached"
         )
-    return {
-        "operations": dict(work.operations),
-        "constant_bytes": work.constant_bytes,
-        "ceilings": {"operations": dict(ceilings.operations), "read": ceilings.read},
-        "arithmetic_ms": arithmetic_ms,
-        "memory_ms": memory_ms,
-        "least_ms": least_ms,
-        "share": None if median_ms is None else least_ms / median_ms,
-        "reason": None,
-    }
+    share = None if median_ms is None else least_ms / median_ms
+    return Bounds(work.operations, work.constant_bytes, ceilings, arithmetic_ms, memory_ms, least_ms, share)
 
 
 def kernel_bounds(
-    kernels: Iterable[Mapping[str, Any]], ceilings: Ceilings, times_ms: Mapping[str, float]
-) -> list[dict[str, Any]]:
+    kernels: Iterable[KernelSchedule], ceilings: Ceilings, times_ms: Mapping[str, float]
+) -> tuple[KernelBound, ...]:
     """Return a row per kernel with a known time, sorted by the time lost against the arithmetic bound."""
     rows = []
     for kernel in kernels:
-        if took := times_ms.get(kernel["name"]):
-            least_ms = (
-                1e3 * kernel["operations"] / ceilings.operations[kernel["dtype"]] if kernel["operations"] else 0.0
-            )
-            rows.append({"name": kernel["name"], "ms": took, "least_ms": least_ms, "share": least_ms / took})
-    return sorted(rows, key=lambda row: row["least_ms"] - row["ms"])
+        if took := times_ms.get(kernel.name):
+            least_ms = 1e3 * kernel.operations / ceilings.operations[kernel.dtype] if kernel.operations else 0.0
+            rows.append(KernelBound(kernel.name, took, least_ms, least_ms / took))
+    return tuple(sorted(rows, key=lambda row: row.least_ms - row.ms))
 
 
 def measure_bounds(
-    kernels: Sequence[Mapping[str, Any]],
+    kernels: Sequence[KernelSchedule],
     target: ResolvedTarget,
     median_ms: float | None,
     times_ms: Mapping[str, float],
     max_foreign_load: float,
-) -> dict[str, Any]:
-    """Measure the peaks and return the bounds of the scorecard; only the reason if there are none.
+) -> Bounds | NoBounds:
+    """Measure the peaks and return the bounds of a run, or why there are none.
 
     times_ms: kernel name -> time of all its calls in a run, if known.
     """
     work = Work.of(kernels)
     try:
         ceilings = measure_ceilings(target, work.operations, work.constant_bytes, max_foreign_load)
-        return bounds_of(work, ceilings, median_ms) | {"kernels": kernel_bounds(kernels, ceilings, times_ms)}
+        return replace(bounds_of(work, ceilings, median_ms), kernels=kernel_bounds(kernels, ceilings, times_ms))
     except StageError as error:
-        return {"reason": error.found}
+        return NoBounds(error.found)
 
 
 def measure_ceilings(

@@ -1,149 +1,210 @@
-"""Make the scorecard of a cell: agreement and accuracy of each stage, and the files that record them."""
+"""Define the scorecard: what evaluate measured of a cell, as scorecard.json holds it.
+
+The names of the fields are the keys of the file. Keys that cards of older versions lack have a default here.
+"""
 
 from __future__ import annotations
 
-import csv
-import itertools
-import json
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
+from pydantic import BaseModel, ConfigDict
 
 from tvmflow.config.buckets import metric_of
-from tvmflow.evaluation.agreement import as_outputs, check_outputs, classes_of, compare_all, worst_of
-from tvmflow.evaluation.metrics import value_of
-from tvmflow.sources.data.datasets import Samples
-from tvmflow.support.files import load_arrays
-
-Array = np.ndarray[Any, Any]
-Arrays = tuple[Array, ...]
-_TOP = 5
-_SHARES = ("pixel_agreement", "cosine", "equal")
-# Stage -> version of the model -> name of its outputs in the stage's reference.npz, in stage order.
-_REFERENCES = {
-    "import_model": {"source": "evaluation", "imported": "imported"},
-    "quantize": {"quantized": "evaluation"},
-}
+from tvmflow.devices.gpu.quarantine import DifferingKernel
+from tvmflow.devices.gpu_facts import GpuFacts
+from tvmflow.devices.session import Executed
+from tvmflow.evaluation.agreement import Agreement
+from tvmflow.evaluation.latency_summary import Advantage, Latency
+from tvmflow.evaluation.roofline import Bounds, NoBounds
+from tvmflow.support.errors import StoreError
+from tvmflow.support.json_values import OPTIONAL, from_json, to_json
 
 
-def measure_quality(
-    inputs: Mapping[str, Path],
-    outputs: Array | Arrays,
-    samples: Samples,
-    bound: float,
-    task: str | None = None,
-    metric: str | None = None,
-) -> dict[str, Any]:
-    """Return the agreement of the built library with the source, step by step, and the accuracy if there are labels.
-
-    With several outputs, the agreement is the worst of each number, and `outputs` lists all. accuracy: share of the
-    samples (of maps: pixels) whose most likely class is the label, or the value of `metric`; top5: share with the label
-    among five. Raises AgreementError if an output is further than `bound` from the quantized version's.
+@dataclass(frozen=True)
+class Accuracy:
+    """The share after each stage of samples (of maps: pixels) whose most likely class is the label, or with the label
+    among five, or the value of the model's metric.
     """
-    built = as_outputs(outputs)
-    versions = {**_reference(inputs, "import_model"), **_reference(inputs, "quantize"), "built": built}
-    check_outputs("evaluate", "evaluation", built, versions["quantized"], bound, task)
-    steps, every = list(versions.items()), compare_all(built, versions["source"], task)
-    card: dict[str, Any] = {
-        "agreement": worst_of(every).to_json(),
-        "agreement_by_step": {
-            f"{before}-{after}": worst_of(compare_all(b, a, task)).to_json()
-            for (before, a), (after, b) in itertools.pairwise(steps)
-        },
-        "accuracy": None,
-        "top5": None,
-        "metric": metric,
-        "outputs": [one.to_json() for one in every] if len(every) > 1 else [],
-    }
-    if samples.y is not None:
-        card |= {
-            name: shares | {"samples": len(samples.y)}
-            for name, shares in _accuracies(steps, samples.y, task, metric).items()
-        }
-    return card
+
+    source: float
+    imported: float
+    quantized: float
+    built: float
+    samples: int
+
+    @property
+    def by_form(self) -> dict[str, float]:
+        """Return form of the network -> share, in the order of the stages."""
+        return {name: share for name, share in vars(self).items() if name != "samples"}
 
 
-def _accuracies(
-    steps: list[tuple[str, Arrays]], y: Array, task: str | None, metric: str | None
-) -> dict[str, dict[str, Any]]:
-    """Return accuracy and, with more than five classes, top5 of every version; empty if the first output has no
-    classes.
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """The outputs of a library beside the source framework's and the labels.
+
+    agreement: with several outputs the worst of each number, and `outputs` lists all. top5: None for fewer than six
+    classes; accuracy: None without labels. metric: of the model, in place of the accuracy.
     """
-    if metric is not None:
-        return {"accuracy": {name: value_of(metric, outputs, y) for name, outputs in steps}}
-    shares: dict[str, dict[str, Any]] = {}
-    for name, outputs in steps:
-        classes = classes_of(outputs[0], task)
-        if classes is None:
-            return {}
-        shares.setdefault("accuracy", {})[name] = float((classes == y).mean())
-        if outputs[0].ndim == 2 and outputs[0].shape[1] > _TOP:
-            best = np.argpartition(-outputs[0], _TOP, axis=1)[:, :_TOP]
-            shares.setdefault("top5", {})[name] = float((best == y[:, None]).any(axis=1).mean())
-    return shares
+
+    agreement: Agreement
+    agreement_by_step: Mapping[str, Agreement] = field(default_factory=dict)
+    accuracy: Accuracy | None
+    top5: Accuracy | None = None
+    metric: str | None = None
+    outputs: tuple[Agreement, ...] = ()
 
 
-def _reference(inputs: Mapping[str, Path], stage: str) -> dict[str, Arrays]:
-    return {version: load_arrays(inputs[stage] / "reference.npz", name) for version, name in _REFERENCES[stage].items()}
+@dataclass(frozen=True)
+class LatencyByPart:
+    """copy_in and copy_out: through the transport, on the clock of this machine."""
+
+    compute: Latency
+    copy_in: Latency
+    copy_out: Latency
 
 
-def write_scorecard(out: Path, card: dict[str, Any], outputs: Arrays, samples: Samples, task: str | None) -> None:
-    """Write scorecard.json, metrics.json, confusion.csv and latency.csv."""
-    (out / "scorecard.json").write_text(json.dumps(card, sort_keys=True, indent=1), encoding="utf-8")
-    (out / "metrics.json").write_text(json.dumps(_metrics(card), sort_keys=True, indent=1), encoding="utf-8")
-    classes = classes_of(outputs[0], task)
-    has_pairs = samples.y is not None and samples.y.ndim == 1 and classes is not None
-    confusion = list(zip(samples.y.tolist(), classes.tolist(), strict=True)) if has_pairs else []  # type: ignore[union-attr]
-    _write_rows(out / "confusion.csv", [("actual", "predicted"), *confusion])
-    baselines = [(name, latency["median_ms"]) for name, latency in sorted(card["peers"].items())]
-    ours = [] if card.get("executed") else [("tvmflow", card["latency"]["compute"]["median_ms"])]
-    latency = [("what", "median_ms"), *ours, *baselines]
-    _write_rows(out / "latency.csv", latency)
+@dataclass(frozen=True)
+class MachineForm:
+    """The same kernels in TVM's virtual machine. advantage: of network.so over it; None if the clock is not a time."""
+
+    latency: Latency
+    advantage: Advantage | None
 
 
-def has_no_time(card: Mapping[str, Any]) -> bool:
-    """Return whether the device of a scorecard is simulated or emulated, so that its clock is not a time."""
-    return bool(card.get("executed") or (card.get("part") or {}).get("simulated"))
+@dataclass(frozen=True)
+class GpuNumbers:
+    """Milliseconds of the shipped library on a GPU: open with a cold program cache (compile_ms) and with a warm one
+    (open_ms), and copies of inputs and outputs between host and GPU.
+    """
+
+    compile_ms: float
+    open_ms: float
+    copy_in_ms: float
+    copy_out_ms: float
 
 
-def bound_metrics(bounds: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return a scorecard's bounds as metrics; empty without bounds; without a share if the latency is not a time."""
-    if not bounds or bounds["reason"]:
-        return {}
-    numbers = {f"bound_ms.{name}": bounds[f"{name}_ms"] for name in ("arithmetic", "memory")}
-    return numbers if bounds["share"] is None else numbers | {"bound_share": bounds["share"]}
+@dataclass(frozen=True, kw_only=True)
+class OnDevice:
+    """The costs of a library on its device.
+
+    cold_start_ms, first_run_ms: of each cold start; memory_bytes: growth of the process, None if unknown. peers,
+    advantages: by baseline; sizes: by bucket. executed: None on a device with a clock; gpu: None on others; machine:
+    None if that form is not another file.
+    """
+
+    cold_start_ms: tuple[float, ...]
+    first_run_ms: tuple[float, ...] = ()
+    memory_bytes: int | None = None
+    latency: LatencyByPart
+    peers: Mapping[str, Latency]
+    executed: Executed | None = None
+    gpu: GpuNumbers | None = None
+    sizes: Mapping[str, Latency] = field(default_factory=dict)
+    advantages: Mapping[str, Advantage] = field(default_factory=dict)
+    machine: MachineForm | None = None
+
+    @property
+    def median_cold_start_ms(self) -> float:
+        return sorted(self.cold_start_ms)[len(self.cold_start_ms) // 2]
+
+    @property
+    def median_first_run_ms(self) -> float | None:
+        return sorted(self.first_run_ms)[len(self.first_run_ms) // 2] if self.first_run_ms else None
 
 
-def _metrics(card: dict[str, Any]) -> dict[str, Any]:
-    metrics: dict[str, Any] = {
-        "latency_ms": card["latency"]["compute"]["median_ms"],
-        "library_bytes": card["library_bytes"],
-        **{
-            name: card["agreement"][name]
-            for name in ("top1_agreement", "max_relative_error", "sqnr_db", *_SHARES)
-            if name == "top1_agreement" or card["agreement"][name] is not None
-        },
-    }
-    compute = card["latency"]["compute"]
-    if compute["low_ms"] is not None:
-        metrics |= {"latency_ms_low": compute["low_ms"], "latency_ms_high": compute["high_ms"]}
-    metrics["latency_ms_badges"] = ", ".join(compute["badges"])
-    for label, latency in card.get("sizes", {}).items():
-        metrics[metric_of(label)] = latency["median_ms"]
-    if has_no_time(card):
-        metrics = {name: value for name, value in metrics.items() if not name.startswith("latency_ms")}
-    metrics |= bound_metrics(card.get("bounds")) | (card.get("executed") or {})
-    if card["part"]:
-        metrics |= card["part"]["metrics"]
-    if card["accuracy"]:
-        metrics["accuracy"] = card["accuracy"]["built"]
-    if card["top5"]:
-        metrics["top5"] = card["top5"]["built"]
-    return metrics
+@dataclass(frozen=True)
+class Device:
+    """unit: the device of its kind; build: of its system; gpu: the one that computes."""
+
+    key: str
+    kind: str
+    threads: int
+    unit: str = ""
+    build: str = field(default="", metadata=OPTIONAL)
+    gpu: GpuFacts | None = field(default=None, metadata=OPTIONAL)
 
 
-def _write_rows(path: Path, rows: list[tuple[Any, ...]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(rows)
+@dataclass(frozen=True)
+class GpuAgreement:
+    """The agreement of a GPU's kernels with the CPU's. kernels: how many; first: that differs; largest_error: None if
+    not finite.
+    """
+
+    kernels: int
+    samples: int
+    bound: float
+    largest_error: float | None
+    first: DifferingKernel | None
+
+
+class AcceleratorPart(BaseModel):
+    """What an accelerator computes. simulated: measured times are meaningless, `estimated_ms` is used."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+    simulated: bool
+    estimated_ms: float
+    metrics: Mapping[str, int | float]
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """Return the other keys, which belong to the backend."""
+        return self.model_extra or {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scorecard(Quality, OnDevice):
+    """coverage: share of the operations whose schedules were measured. bounds: on this machine's CPU. quantization:
+    quantization.json.
+    """
+
+    cell: str
+    device: Device
+    batch: int
+    library_bytes: int
+    coverage: float
+    coverage_estimated: float = 0.0
+    peer_variants: Mapping[str, str] = field(default_factory=dict)
+    peers_left_out: Mapping[str, str] = field(default_factory=dict)
+    bounds: Bounds | NoBounds | None = field(default=None, metadata=OPTIONAL)
+    part: AcceleratorPart | None
+    kernel_agreement: GpuAgreement | None = None
+    quantization: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def from_json(value: Any) -> Scorecard:
+        """Read the content of scorecard.json. Raises StoreError, also for a card from before latencies had badges."""
+        try:
+            return from_json(Scorecard, value)
+        except ValueError as error:
+            raise StoreError(f"a scorecard that cannot be read: {error}", "one of this version of tvmflow") from None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of scorecard.json."""
+        return dict(to_json(self))
+
+    @property
+    def has_time(self) -> bool:
+        """Return whether the device's clock is a time: the device is neither simulated nor emulated."""
+        return not (self.executed or (self.part and self.part.simulated))
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Return the numbers of metrics.json."""
+        compute = self.latency.compute
+        metrics: dict[str, Any] = {}
+        if self.has_time:
+            metrics |= {"latency_ms": compute.median_ms, "latency_ms_badges": ", ".join(compute.badges)}
+            if compute.low_ms is not None:
+                metrics |= {"latency_ms_low": compute.low_ms, "latency_ms_high": compute.high_ms}
+            metrics |= {metric_of(label): latency.median_ms for label, latency in self.sizes.items()}
+        shares = ("max_relative_error", "sqnr_db", "pixel_agreement", "cosine", "equal")
+        metrics |= {name: value for name in shares if (value := getattr(self.agreement, name)) is not None}
+        metrics |= {"library_bytes": self.library_bytes, "top1_agreement": self.agreement.top1_agreement}
+        metrics |= self.bounds.metrics if isinstance(self.bounds, Bounds) else {}
+        metrics |= vars(self.executed) if self.executed else {}
+        metrics |= self.part.metrics if self.part else {}
+        metrics |= {name: one.built for name in ("accuracy", "top5") if (one := getattr(self, name))}
+        return metrics

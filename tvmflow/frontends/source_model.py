@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmflow.config.buckets import Numbers, Sizes, sizes_from
+from tvmflow.config.buckets import Axis, Numbers, Sizes
 from tvmflow.support.errors import ModelFileError, first_line
+from tvmflow.support.json_values import OPTIONAL, read_json, to_json
 
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]
@@ -26,6 +27,13 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
     dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class OutputSpec(TensorSpec):
+    """An output of a model. axes: those that depend on a size that a run chooses."""
+
+    axes: tuple[Axis, ...] = field(default=(), metadata=OPTIONAL)
 
 
 def one_input(name: str, shape: tuple[int, ...], dtype: str = "float32") -> tuple[TensorSpec, ...]:
@@ -46,7 +54,7 @@ class SourceDescription:
     weights_file: str
     inputs: tuple[TensorSpec, ...]
     task: str | None = None
-    sizes: Sizes | None = None
+    sizes: Sizes | None = field(default=None, metadata=OPTIONAL)
 
     def at(self, sizes: Numbers) -> SourceDescription:
         """Return the same model for inputs of these fixed sizes."""
@@ -54,13 +62,6 @@ class SourceDescription:
         shapes = self.sizes.shapes([spec.shape for spec in self.inputs], sizes)
         inputs = tuple(replace(spec, shape=shape) for spec, shape in zip(self.inputs, shapes, strict=True))
         return replace(self, inputs=inputs, sizes=None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able value for `read_description`, without sizes if there are none."""
-        data = asdict(self)
-        return (
-            {**data, "sizes": self.sizes.to_json()} if self.sizes else {k: v for k, v in data.items() if k != "sizes"}
-        )
 
     @property
     def batch(self) -> int:
@@ -82,9 +83,22 @@ class SourceDescription:
 
 def read_description(fetched: Path) -> SourceDescription:
     """Read the description that fetch wrote."""
-    data = json.loads((fetched / "source.json").read_text(encoding="utf-8"))
-    inputs = tuple(TensorSpec(spec["name"], tuple(spec["shape"]), spec["dtype"]) for spec in data["inputs"])
-    return SourceDescription(**{**data, "inputs": inputs, "sizes": sizes_from(data.get("sizes"))})
+    return read_json(SourceDescription, fetched / "source.json")
+
+
+def write_outputs(folder: Path, outputs: Sequence[OutputSpec]) -> None:
+    """Write outputs.json, the description of a model's outputs."""
+    (folder / OUTPUTS_NAME).write_text(json.dumps(to_json(outputs)), encoding="utf-8")
+
+
+def read_outputs(imported: Path) -> tuple[OutputSpec, ...]:
+    """Read the description of the outputs that import_model wrote."""
+    return read_json(tuple[OutputSpec, ...], imported / OUTPUTS_NAME)
+
+
+def dynamic_axes(outputs: Sequence[OutputSpec]) -> tuple[Axis, ...]:
+    """Return the axes of the outputs that depend on a size."""
+    return tuple(axis for output in outputs for axis in output.axes)
 
 
 class Runner(Protocol):

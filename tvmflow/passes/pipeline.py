@@ -37,6 +37,7 @@ from tvmflow.passes.kernel.unaligned_inputs import UnalignedInputs, mark_network
 from tvmflow.passes.kernel.zero_border_only import zero_border_only
 from tvmflow.passes.layout.channels_last_for_amx import ChannelsLastForAmx
 from tvmflow.passes.layout.norm import NORMS, legalize_norm
+from tvmflow.passes.legalize.along_axis import axis_legalizers
 from tvmflow.passes.legalize.bfloat16 import legalize_astype, link_bfloat16_rounding
 from tvmflow.passes.legalize.clip import clip_legalizers
 from tvmflow.passes.legalize.convolutions import legalize_convolutions
@@ -44,6 +45,7 @@ from tvmflow.passes.legalize.int8_lookup_tables import Int8LookupTables
 from tvmflow.passes.legalize.narrow import NarrowByInstruction
 from tvmflow.passes.legalize.pools import legalize_max_pool2d
 from tvmflow.passes.legalize.recurrent import legalize_recurrent
+from tvmflow.passes.legalize.reductions import reduction_legalizers
 from tvmflow.passes.legalize.resize import legalize_resize2d
 from tvmflow.schedules.intrinsics import math_functions
 from tvmflow.schedules.intrinsics.dot_product import find_dot
@@ -143,6 +145,8 @@ def _legalize_operators(winograd: Mapping[str, int], cpu: CpuFeatures) -> Pass:
     ours = {
         RECURRENT: functools.partial(legalize_recurrent, cpu=cpu),
         **clip_legalizers(),
+        **axis_legalizers(),
+        **reduction_legalizers(),
         **legalize_convolutions(winograd),
         **dict.fromkeys(NORMS, legalize_norm),
         "relax.nn.max_pool2d": legalize_max_pool2d,

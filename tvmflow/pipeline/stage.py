@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.recipe_key import TABLES
+from tvmflow.support.json_values import adapter
 from tvmflow.support.progress import Progress, silent
 
 S = TypeVar("S")  # a frozen dataclass of the parameters that can change the outputs
@@ -109,16 +109,5 @@ def settings_from_block(kind: type[T], block: Any, **given: Any) -> T:
 
 def settings_json(settings: Any) -> dict[str, Any]:
     """Return settings as a JSON-able value that is equal exactly when the settings are."""
-    plain: dict[str, Any] = _adapter(cast(Any, type(settings))).dump_python(settings, mode="json")
+    plain: dict[str, Any] = adapter(cast(Any, type(settings))).dump_python(settings, mode="json")
     return plain
-
-
-def settings_from(kind: type[T], data: Mapping[str, Any]) -> T:
-    """Return the settings from the value of `settings_json`."""
-    settings: T = _adapter(cast(Any, kind)).validate_python(data)
-    return settings
-
-
-@functools.cache
-def _adapter(kind: Any) -> Any:
-    return TypeAdapter(kind)

@@ -24,6 +24,8 @@ _ON_INTEGERS = {
     "relax.squeeze",
     "relax.flatten",
 }
+_MOVES = {"relax.reshape", "relax.permute_dims", "relax.squeeze", "relax.flatten"}
+_ROUNDING = {f"relax.{name}" for name in ("add", "divide", "multiply", "round", "sign", "subtract", "trunc")}
 _CAN_CLIP = {"relax.nn.conv2d", "relax.matmul", "relax.add"}
 
 
@@ -42,6 +44,8 @@ class _Stripper:
         self.quantized: dict[str, tuple[Ref, Scale]] = {}
         self.scales: dict[str, Scale] = {}
         self.ops: dict[str, str] = {}
+        self.steps: dict[str, Step] = {}
+        self.users = graph.users()
 
     def rewrite(self) -> tuple[Graph, dict[str, Scale]]:
         for step in self.graph.steps:
@@ -71,14 +75,43 @@ class _Stripper:
         if not any(isinstance(a, Ref | tuple) for a in args) and any(isinstance(a, np.ndarray) for a in args):
             self.alias[step.name] = np.asarray(run_step(step, list(args)))  # all arguments are constants now
             return
-        self.rewritten.steps.append(replace(step, args=args))
+        self.steps[step.name] = replace(step, args=args)
+        self.rewritten.steps.append(self.steps[step.name])
         self.ops[step.name] = step.op
 
     def _quantize(self, step: Step, value: Ref, scale: Scale) -> None:
+        value = self._before_rounding(value)
+        self._quantize_sources(value, scale)
         if self.ops.get(value.name) in _CAN_CLIP:
             value = self._add_clip(step, value, scale)
         self.scales[value.name] = scale
         self.quantized[step.name] = (value, scale)
+
+    def _before_rounding(self, value: Ref) -> Ref:
+        """Return the mean whose rounding to integers a value is: the integer form of a mean rounds itself."""
+        chain: dict[str, str] = {}  # name of each step of the rounding -> its operator
+        names, sources = [value.name], set()
+        while names:
+            name = names.pop()
+            step = self.steps.get(name)
+            if step is not None and step.op in _ROUNDING:
+                chain[name] = step.op
+                names += step.refs
+            else:
+                sources.add(name)
+        mean = sources.pop()
+        if sources or self.ops.get(mean) != "relax.nn.avg_pool2d" or "relax.trunc" not in chain.values():
+            return value
+        self.rewritten.steps = [step for step in self.rewritten.steps if step.name not in chain]
+        return Ref(mean)
+
+    def _quantize_sources(self, value: Ref, scale: Scale) -> None:
+        """Give the value that is moved only, before it is quantized, the same scale."""
+        while (step := self.steps.get(value.name)) is not None and step.op in _MOVES and isinstance(step.args[0], Ref):
+            value = step.args[0]
+            if len(self.users.get(value.name, ())) != 1 or value.name in self.scales:
+                return
+            self.scales[value.name] = scale
 
     def _move_to_float(self, step: Step, args: tuple[Argument, ...]) -> None:
         """Apply an operator that only moves or clamps integers to their float values."""

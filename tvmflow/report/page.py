@@ -18,14 +18,17 @@ from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import urlsplit
 
+from tvmflow.backends.manifest import MANIFEST_NAME, Manifest, read_manifest
 from tvmflow.config.params import STAGE_NAMES, Cell, Precision
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.machine_state import APART
 from tvmflow.evaluation.regression import BETWEEN
+from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.pipeline.record import RECORD_NAME, Record, read_record
 from tvmflow.report.tables import FORMS, STEPS, scorecard, stage_times, trusted_bytes, trusted_json
 from tvmflow.support.errors import StoreError, UsageError
 from tvmflow.support.files import write_atomic
+from tvmflow.support.json_values import to_json
 from tvmflow.support.version import __version__
 from tvmflow.tracking.mlflow.links import DEFAULT_UI, mlflow_ui
 from tvmflow.tracking.mlflow.registry import registry_name
@@ -80,19 +83,19 @@ def _web_address(address: str) -> str:
 
 
 def _facts_of(
-    workspace: Workspace, cell: Cell, card: dict[str, Any], history: list[dict[str, Any]], beside: Path
+    workspace: Workspace, cell: Cell, card: Scorecard, history: list[dict[str, Any]], beside: Path
 ) -> dict[str, Any]:
-    manifest = trusted_json(workspace.folder("build", cell), "manifest.json") or {}
+    manifest = _manifest(workspace, cell)
     records = _records(workspace, cell)
     return {
-        "card": card,
+        "card": card.to_json(),
         "stage_s": stage_times(workspace, cell),
         "curve": _curve(workspace, cell),
-        "kernels": manifest.get("kernels", []),
-        "coverage": manifest.get("coverage"),
+        "kernels": to_json(manifest.kernels) if manifest else [],
+        "coverage": manifest.coverage if manifest else None,
         "workloads": trusted_json(workspace.folder("tune", cell), "workloads.json") or [],
         "ledger": records["tune"].facts if "tune" in records else {},
-        "toolchain": manifest.get("toolchain", {}),
+        "toolchain": manifest.toolchain if manifest else {},
         "history": history,
         "releases": [asdict(release) for release in releases(workspace, cell)],
         "registered": registry_name(cell),
@@ -104,6 +107,15 @@ def _facts_of(
             for name, output in sorted(record.outputs.items())
         ],
     }
+
+
+def _manifest(workspace: Workspace, cell: Cell) -> Manifest | None:
+    """Return the manifest of the build, None if it is missing or damaged."""
+    folder = workspace.folder("build", cell)
+    try:
+        return read_manifest(folder) if trusted_bytes(folder, MANIFEST_NAME) else None
+    except StoreError:
+        return None
 
 
 def _records(workspace: Workspace, cell: Cell) -> dict[str, Record]:

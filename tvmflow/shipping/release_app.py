@@ -24,7 +24,7 @@ from tvmflow.shipping.bundle.signing import keyid
 from tvmflow.shipping.bundle.verify import Trust, Verified, verify
 from tvmflow.shipping.bundle.write import BundleRequest, write_bundle
 from tvmflow.shipping.gates.app import GateResult, judge_bundle, judge_cell, judge_gpu
-from tvmflow.shipping.gates.gpu import gpu_reasons, is_on_gpu
+from tvmflow.shipping.gates.gpu import gpu_reasons
 from tvmflow.support.errors import BundleError, StoreError
 from tvmflow.support.files import describe_file, write_atomic
 from tvmflow.tracking import app_releases as ledger
@@ -89,13 +89,13 @@ def release_app(workspace: Workspace, order: Order, tell: Tell) -> AppRelease:
             for one in judge_cell(
                 part.cell,
                 part.card,
-                part.records["build"].outputs["network.so"].size if part.manifest.get("network") else 0,
+                part.manifest.network.size,
                 order.entry.gates,
             )
         ]
         held = read_quarantine(workspace.root)
-        for part in filter(lambda part: is_on_gpu(part.manifest), order.parts):
-            judged += judge_gpu(part.cell, gpu_reasons(part.card, part.manifest, held))
+        for part in (part for part in order.parts if part.manifest.network.gpu):
+            judged += judge_gpu(part.cell, gpu_reasons(part.card, part.manifest.network.gpu, held))
         reasons = [*order.missing, *(one.reason for one in judged if not one.passed)]
         if reasons:
             return AppRelease(app, "release", channel, None, current.version if current else None, tuple(reasons))

@@ -6,7 +6,7 @@ Its backend resolves it; nothing is left to be guessed later.
 from __future__ import annotations
 
 import platform
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from tvmflow.config.params import TargetEntry
@@ -77,9 +77,6 @@ class ResolvedTarget:
         """Return the command of the target's compiler, which also links. Raises ToolchainError."""
         return compiler_named(self.cc).command(self.mtriple)
 
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "mattr": list(self.mattr)}
-
     def tvm_target(self) -> Any:
         """Return the tvm.target.Target of its CPU, which runs the network's main function; its host is itself."""
         import tvm
@@ -96,11 +93,6 @@ class ResolvedTarget:
         if triple.architecture == ARM32:  # calling convention of floats
             options["mfloat-abi"] = "soft" if triple.system == "android" else "hard"
         return tvm.target.Target(options, host=dict(options))
-
-
-def from_json(data: dict[str, Any]) -> ResolvedTarget:
-    """Return the target that `to_json` wrote."""
-    return ResolvedTarget(**{**data, "mattr": tuple(data["mattr"])})
 
 
 def host_target() -> ResolvedTarget:

@@ -23,7 +23,7 @@ from tvmflow.devices.restartable import Restartable
 from tvmflow.devices.session import DeviceSession, RemoteModel
 from tvmflow.evaluation.interleaved_timing import TimedModel, TurnRules, classify_turns, measure_interleaved, ratio_of
 from tvmflow.evaluation.machine_state import Watch
-from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.frontends.source_model import OutputSpec, TensorSpec
 from tvmflow.ir.relax.graph import TensorKind, read_graph
 from tvmflow.ir.tir.workloads import extract_workloads, kernel_keys
 from tvmflow.tuning.measure.jobs import OpenSession
@@ -199,14 +199,12 @@ class NetworkComparison:
 
     def _make_starter(self, session: DeviceSession, form: NetworkConfig, library: Path) -> Callable[[], RemoteModel]:
         """Build a configuration to a file and return a function that starts it."""
-        records = {key: {"trace": record.trace} for key, record in form.schedules.items()}
-        scheduled = schedule_lowered(self.lowered(form), self.backend, records)
+        scheduled = schedule_lowered(self.lowered(form), self.backend, form.schedules)
         graph, target = read_graph(self.packed), self.backend.target
         inputs = tuple(TensorSpec(name, kind.shape, kind.dtype) for name, kind in graph.inputs.items())
-        outputs = [
-            {"shape": list(kind.shape), "dtype": kind.dtype} for kind in (graph.kind(name) for name in graph.outputs)
-        ]
-        names = tuple(f"output{at}" for at in range(len(outputs)))
+        kinds = [graph.kind(name) for name in graph.outputs]
+        outputs = tuple(OutputSpec(f"output{at}", kind.shape, kind.dtype) for at, kind in enumerate(kinds))
+        names = tuple(output.name for output in outputs)
         write_network(library, scheduled, Network("network", inputs, names, target.threads), target.compiler)
         if session.has_tvm and not (self.folder / "rpc.so").exists():
             link_rpc(self.folder / "rpc.so", target.compiler)

@@ -1,42 +1,31 @@
-"""Write the results of tuning: best records for build, the curve, the kernel table, and the cost."""
+"""Write the results of tuning: best schedules for build, the curve, the kernel table, and the cost."""
 
 from __future__ import annotations
 
 import csv
 import json
 import math
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from tvmflow.ir.tir.kernel_schedules import BestSchedule
 from tvmflow.ir.tir.workloads import Workload, least_bytes, multiplied
 from tvmflow.tuning.records.origins import ORIGINS
 from tvmflow.tuning.records.record import Clock, TuningRecord
 from tvmflow.tuning.search.state import TuneReport, fastest_kernel
 
-_NOT_FOR_BUILD = ("created", "canary_s", "error", "unit", "build")
 _ENOUGH_TRIALS = 20  # fewer give no estimate of the time per trial
 
 
-def write_best(
-    path: Path,
-    device_kind: str,
-    workloads: list[Workload],
-    best: dict[str, TuningRecord],
-    winograd: dict[str, int],
-    part: list[dict[str, Any]] | None = None,
-) -> None:
-    """Write best.json, which build reads: the best record of each workload in a fixed order.
-
-    part: the schedules of what an accelerator computes.
-    """
-    records = [
-        {key: value for key, value in asdict(best[w.key]).items() if key not in _NOT_FOR_BUILD} | {"calls": w.calls}
+def best_schedules(workloads: list[Workload], best: dict[str, TuningRecord]) -> tuple[BestSchedule, ...]:
+    """Return the best record of each workload in a fixed order, as build reads it."""
+    names = [one.name for one in fields(BestSchedule) if one.name != "calls"]
+    return tuple(
+        BestSchedule(**{name: getattr(best[w.key], name) for name in names}, calls=w.calls)
         for w in sorted(workloads, key=lambda w: w.key)
         if w.key in best
-    ]
-    document = {"device_kind": device_kind, "winograd": winograd, "records": records, "part": part or []}
-    path.write_text(json.dumps(document, sort_keys=True, indent=1), encoding="utf-8")
+    )
 
 
 def write_curve(path: Path, workloads: list[Workload], records: list[TuningRecord]) -> dict[str, float]:

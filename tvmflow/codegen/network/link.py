@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tvmflow.backends.manifest import NetworkFile
 from tvmflow.backends.registry import simulated_driver
 from tvmflow.codegen.compile import Scheduled
 from tvmflow.codegen.network.api_table import arena_bytes, constant_bytes, write_plan_tables, write_tables
@@ -78,8 +79,8 @@ _LINK = (
 
 def write_network(
     path: Path, scheduled: Scheduled, network: Network, compiler: Command, buckets: Sequence[Bucket] = ()
-) -> dict[str, Any]:
-    """Write the shared object of a network; return its manifest entries. Raises StageError if that is impossible.
+) -> NetworkFile:
+    """Write the shared object of a network; return its entry in the manifest. Raises StageError if that is impossible.
 
     buckets: the smaller ones of a network with dynamic sizes, in the order of `Sizes.all`.
     """
@@ -101,20 +102,20 @@ def write_network(
         ]
         link(path, kernels, plan, network, compiler, others=others)
     file = describe_file(path)
-    return {
-        "file": path.name,
-        "sha256": file.sha256,
-        "size": file.size,
-        "abi_version": ABI_VERSION,
-        "symbol": network.symbol,
-        "soname": network.soname,
-        "arena_bytes": arena_bytes(plan, others),
-        "constant_bytes": constant_bytes(plan, others),
-        "kernel_calls": len(plan.steps),
-        "device": plan.design or None,
-        "gpu": executable.api if isinstance(executable, GpuExecutable) else None,
-        "textures": len(plan.textures),
-    }
+    return NetworkFile(
+        file=path.name,
+        sha256=file.sha256,
+        size=file.size,
+        abi_version=ABI_VERSION,
+        symbol=network.symbol,
+        soname=network.soname,
+        arena_bytes=arena_bytes(plan, others),
+        constant_bytes=constant_bytes(plan, others),
+        kernel_calls=len(plan.steps),
+        device=plan.design or None,
+        gpu=executable.api if isinstance(executable, GpuExecutable) else None,
+        textures=len(plan.textures),
+    )
 
 
 def link(

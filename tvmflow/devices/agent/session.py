@@ -26,6 +26,7 @@ from tvmflow.devices.session import (
     WorkloadBench,
     decode_state,
 )
+from tvmflow.frontends.source_model import OutputSpec
 from tvmflow.support.errors import DeviceHotError, DeviceLostError, StageError
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -53,7 +54,7 @@ class AgentSession(DeviceSession):
         return self.connection.upload(library, library.name)
 
     def network(
-        self, remote_name: str, beside: Path, outputs: list[dict[str, Any]], design: str | None = None
+        self, remote_name: str, beside: Path, outputs: Sequence[OutputSpec], design: str | None = None
     ) -> AgentNetwork:
         return AgentNetwork(self, remote_name)
 

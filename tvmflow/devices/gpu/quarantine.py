@@ -6,8 +6,7 @@ One file per workspace. A device includes its driver's version: another version 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,15 @@ from filelock import FileLock
 from tvmflow.devices.gpu_facts import GpuFacts
 from tvmflow.support.errors import StoreError
 from tvmflow.support.files import write_atomic
+from tvmflow.support.json_values import read_json, to_json
+
+
+@dataclass(frozen=True)
+class DifferingKernel:
+    """A kernel whose outputs differ from the CPU's. error: None if not finite."""
+
+    kernel: str
+    error: float | None
 
 
 @dataclass(frozen=True)
@@ -38,20 +46,17 @@ class Quarantined:
         return f"kernel {self.kernel} of {self.cell} computes other values than the CPU ({size}, {self.when})"
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "reason": self.reason}
+        return {**to_json(self), "reason": self.reason}
 
 
 def read_quarantine(root: Path) -> tuple[Quarantined, ...]:
     """Return the quarantined GPUs of a workspace. Raises StoreError for a damaged file."""
     path = _path(root)
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(
-            Quarantined(GpuFacts(**row["gpu"]), row["cell"], row["kernel"], row["error"], row["when"]) for row in rows
-        )
+        return read_json(tuple[Quarantined, ...], path)
     except FileNotFoundError:
         return ()
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StoreError(
             f"{path} cannot be read: {error}",
             "the GPUs in quarantine, as tvmflow wrote them",
@@ -59,10 +64,8 @@ def read_quarantine(root: Path) -> tuple[Quarantined, ...]:
         ) from None
 
 
-def note_agreement(root: Path, gpu: GpuFacts, cell: str, first: Mapping[str, Any] | None) -> None:
-    """Quarantine a GPU for a cell, or lift the quarantine. first: `kernel` and `error` of the first kernel that
-    differs, None for none.
-    """
+def note_agreement(root: Path, gpu: GpuFacts, cell: str, first: DifferingKernel | None) -> None:
+    """Quarantine a GPU for a cell, or lift the quarantine. first: the first kernel that differs."""
     path, lock = _path(root), root / "artifacts" / ".locks" / "quarantine.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):
@@ -70,9 +73,9 @@ def note_agreement(root: Path, gpu: GpuFacts, cell: str, first: Mapping[str, Any
         after = [one for one in before if (one.gpu, one.cell) != (gpu, cell)]
         if first is not None:
             when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-            after.append(Quarantined(gpu, cell, first["kernel"], first["error"], when))
+            after.append(Quarantined(gpu, cell, first.kernel, first.error, when))
         if after != list(before):
-            write_atomic(path, json.dumps([asdict(one) for one in after], indent=1) + "\n")
+            write_atomic(path, json.dumps(to_json(after), indent=1) + "\n")
 
 
 def _path(root: Path) -> Path:

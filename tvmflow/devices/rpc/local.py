@@ -21,6 +21,7 @@ from tvmflow.devices.this_host import lock_device, this_unit
 from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.devices.transport import DeviceState, Link
 from tvmflow.support.errors import DeviceError, TrackerError, last_words
+from tvmflow.support.json_values import to_json
 from tvmflow.support.paths import CODE_ROOT
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -65,7 +66,7 @@ def local_tracker(
     target: the server provides the functions that libraries of this target call. served: the Python that runs it, by
     default this one. Raises TrackerError.
     """
-    provided = ["--target", json.dumps(target.to_json())] if target is not None else []
+    provided = ["--target", json.dumps(to_json(target))] if target is not None else []
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             [

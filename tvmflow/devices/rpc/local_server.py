@@ -53,9 +53,11 @@ def main() -> None:
     keep_serving_after_a_crash()
     if options.target:
         from tvmflow.backends.registry import backend_of
-        from tvmflow.targets.resolve import from_json
+        from tvmflow.support.json_values import from_json
+        from tvmflow.targets.resolve import ResolvedTarget
 
-        backend_of(from_json(json.loads(options.target))).provide()  # sessions are forked, and inherit it
+        target = from_json(ResolvedTarget, json.loads(options.target))
+        backend_of(target).provide()  # sessions are forked, and inherit it
     # Both are threads of this process: no orphaned children, and TVM is imported once.
     tracker = PopenTrackerServerState("127.0.0.1", 19190, 19990, silent=True)
     PopenRPCServerState(

@@ -8,7 +8,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from tvmflow.backends.backend import Backend
-from tvmflow.config.buckets import Numbers, axes_from, shape_at
+from tvmflow.config.buckets import Numbers, shape_at
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.session import (
-    EXECUTED,
     STATE,
     Array,
     Arrays,
     DeviceSession,
+    Executed,
     RemoteKernel,
     RemoteModel,
     SessionLimits,
@@ -32,6 +32,7 @@ from tvmflow.devices.session import (
     decode_state,
 )
 from tvmflow.devices.transport import Link, Transport
+from tvmflow.frontends.source_model import OutputSpec
 from tvmflow.support.errors import DeviceError, StageError
 from tvmflow.support.runtime_binding import DRIVER_ERROR_FUNCTION, DRIVER_FUNCTION
 from tvmflow.targets.resolve import ResolvedTarget
@@ -103,7 +104,7 @@ class RpcSession(DeviceSession):
             return self.remote.load_module(remote_name)
 
     def network(
-        self, remote_name: str, beside: Path, outputs: list[dict[str, Any]], design: str | None = None
+        self, remote_name: str, beside: Path, outputs: Sequence[OutputSpec], design: str | None = None
     ) -> RemoteModel:
 
         server = beside / "rpc.so"
@@ -230,14 +231,14 @@ _ERROR_BYTES = 512  # ERROR_SIZE of runtime/rpc/rpc.c
 class RemoteNetwork(RemoteModel):
     """A library without TVM, opened through runtime/rpc/rpc.c, which the device has loaded as `server`.
 
-    outputs: shape and dtype of each, as in manifest.json. design: of its accelerator, whose driver the server provides,
+    outputs: in its order. design: of its accelerator, whose driver the server provides,
     or None. Raises StageError with the library's message.
     """
 
     takes_sizes = True
 
     def __init__(
-        self, session: RpcSession, server: Any, remote_name: str, outputs: list[dict[str, Any]], design: str | None
+        self, session: RpcSession, server: Any, remote_name: str, outputs: Sequence[OutputSpec], design: str | None
     ) -> None:
         self.session, self._design = session, design
         self._run = server["run"]
@@ -252,7 +253,7 @@ class RemoteNetwork(RemoteModel):
             raise self._library_error("opened")
         self._inputs: list[Any] = []
         self._described = outputs
-        self._outputs = [session.empty(one["shape"], one["dtype"]) for one in outputs]
+        self._outputs = [session.empty(one.shape, one.dtype) for one in outputs]
 
     def _text(self, text: str) -> Any:
         return self.session.tensor(np.frombuffer(text.encode() + b"\0", np.uint8))
@@ -268,10 +269,7 @@ class RemoteNetwork(RemoteModel):
 
     def set_sized(self, sizes: Numbers, *inputs: Array) -> None:
         self.set_inputs(*inputs)
-        shapes = (shape_at(one["shape"], axes_from([one]), sizes) for one in self._described)
-        self._outputs = [
-            self.session.empty(shape, one["dtype"]) for shape, one in zip(shapes, self._described, strict=True)
-        ]
+        self._outputs = [self.session.empty(shape_at(one.shape, one.axes, sizes), one.dtype) for one in self._described]
 
     def invoke(self) -> None:
         with convert_errors(self.session.name, "running the library"):
@@ -288,14 +286,14 @@ class RemoteNetwork(RemoteModel):
             timer = self._server.time_evaluator("run", self.session.device, number=1, repeat=repeat)
             return [float(s) for s in timer(self._handle, *self._inputs, *self._outputs, self._error).results]
 
-    def executed(self) -> dict[str, int] | None:
-        counters = self.session.tensor(np.zeros(len(EXECUTED), np.int64))
+    def executed(self) -> Executed | None:
+        counters = self.session.tensor(np.zeros(len(fields(Executed)), np.int64))
         with convert_errors(self.session.name, "counting instructions"):
             status = int(self._server["count"](self._handle, *self._inputs, *self._outputs, counters, self._error))
             found = counters.numpy()
         if status:
             raise self._library_error("run")
-        return dict(zip(EXECUTED, map(int, found), strict=True)) if found[0] else None
+        return Executed(*map(int, found)) if found[0] else None
 
     def profile(self, runs: int) -> list[tuple[str, int, int]]:
         name, counts = self._text(" " * (_ERROR_BYTES - 1)), self.session.tensor(np.zeros(2, np.int64))

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tvmflow.frontends.onnx import recurrent
 from tvmflow.frontends.onnx.files import damaged_file_error, external_files, read_proto
-from tvmflow.frontends.pytorch.exported_program import unsupported
 from tvmflow.frontends.source_model import Array, Arrays, PreparedRun, SourceDescription, Variant, input_positions
-from tvmflow.ir.relax.graph import reorder_inputs
-from tvmflow.ir.tvm_compat import constant_value
-from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line, last_line
+from tvmflow.support.errors import ModelFileError, first_line
 
-OLDEST_OPSET = 9
-_PAD_MODES = {
-    b"constant": "constant",
-    b"reflect": "reflect",
-    b"edge": "replicate",
-    b"wrap": "circular",
-}  # of ONNX, of Relax
+OLDEST_OPSET = 7
 
 
 class OnnxModel:
@@ -73,74 +63,14 @@ class OnnxModel:
         return session_variants(self.session, self._feed(inputs))
 
     def to_relax(self) -> Any:
-        from tvm.relax.frontend.onnx import from_onnx
+        from tvmflow.frontends.onnx.importer import import_model
 
-        if any(_is_antialiased(node) for node in self.graph.graph.node):
-            raise UnsupportedOperatorError(
-                "TVM's ONNX importer ignores antialias of Resize",
-                "Resize without antialias",
-                "export the network without antialias, or as a torch.export program, for which it is supported",
-            )
-        try:
-            with _import_clip(), _import_pad(), _import_recurrent():
-                shapes = {name: list(spec.shape) for name, spec in self.inputs.items()}
-                dtypes = {name: spec.dtype for name, spec in self.inputs.items()}
-                graph = fix_shapes(self.graph, shapes)
-                return reorder_inputs(from_onnx(graph, shape_dict=shapes, dtype_dict=dtypes), self.order)
-        except UnsupportedOperatorError:
-            raise
-        except Exception as error:
-            if type(error).__name__ in ("OpNotImplemented", "NotImplementedError", "KeyError"):
-                raise unsupported("ONNX", str(error)) from error
-            raise ModelFileError(
-                f"TVM cannot import {self.path.name}: {last_line(error)}",
-                "an ONNX model with static shapes",
-            ) from error
+        return import_model(self.graph, [replace(spec, name=name) for name, spec in self.inputs.items()])
 
     def to_onnx(self, path: Path) -> None:
         shutil.copyfile(self.path, path)
         for name, file in external_files(self.path).items():
             shutil.copyfile(file, path.parent / name)
-
-
-def _is_antialiased(node: Any) -> bool:
-    """Return whether a node resizes with antialiasing, which TVM's importer silently ignores."""
-    return node.op_type == "Resize" and any(part.name == "antialias" and part.i for part in node.attribute)
-
-
-def fix_shapes(graph: Any, shapes: Mapping[str, Sequence[int]]) -> Any:
-    """Return a graph with these input shapes and with constants for all shape computations; unchanged if it has no
-    dynamic size.
-
-    Exporters write values that depend on a dynamic size as operators on shapes, which TVM's importer cannot follow.
-    """
-    import onnx
-    from onnxscript import optimizer
-
-    sizes = [value.type.tensor_type.shape.dim for value in graph.graph.input if value.name in shapes]
-    if all(size.HasField("dim_value") for dimensions in sizes for size in dimensions):
-        return graph
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(graph)
-    for value in fixed.graph.input:
-        if value.name in shapes:
-            del value.type.tensor_type.shape.dim[:]
-            value.type.tensor_type.shape.dim.extend(
-                onnx.TensorShapeProto.Dimension(dim_value=size) for size in shapes[value.name]
-            )
-    for value in fixed.graph.output:  # their dynamic sizes have names, too
-        value.type.tensor_type.ClearField("shape")
-    del fixed.graph.value_info[:]
-    optimizer.fold_constants(fixed, onnx_shape_inference=True)
-    for node in fixed.graph.node:
-        if (
-            node.op_type == "Constant" and node.attribute[0].name != "value"
-        ):  # numbers, which TVM's importer wants as tensors
-            numbers = onnx.helper.get_attribute_value(node.attribute[0])
-            kind = np.int64 if node.attribute[0].name.startswith("value_int") else np.float32
-            tensor = onnx.numpy_helper.from_array(np.asarray(numbers, kind))
-            node.attribute[0].CopyFrom(onnx.helper.make_attribute("value", tensor))
-    return fixed
 
 
 def rejected_inputs_error(inputs: Sequence[Array], error: Exception) -> ModelFileError:
@@ -156,14 +86,20 @@ def rejected_inputs_error(inputs: Sequence[Array], error: Exception) -> ModelFil
 def open_session(path: Path, threads: int = 0) -> Any:
     """Return an ONNX Runtime session of a file on `threads` threads; 0: the default. Raises ModelFileError."""
     import onnxruntime
+    from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernelError
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.add_session_config_entry(
-        "session.x64quantprecision", "1"
-    )  # without VNNI its sums of int8 saturate at 16 bits
-    try:
+    def opened(is_exact: bool) -> Any:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        if is_exact:  # without VNNI its sums of int8 saturate at 16 bits
+            options.add_session_config_entry("session.x64quantprecision", "1")
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    try:
+        try:
+            return opened(is_exact=True)
+        except NoKernelError:  # of QGemm and others, which then have no kernel
+            return opened(is_exact=False)
     except Exception as error:  # its exceptions share no public base
         raise damaged_file_error(path, error) from error
 
@@ -185,82 +121,6 @@ def session_variants(session: Any, feed: Mapping[str, Array]) -> tuple[Variant, 
         return PreparedRun(lambda: session.run(None, dict(feed)), lambda outputs: tuple(map(np.asarray, outputs)))
 
     return Variant("feed", fed), Variant("I/O binding", bound)
-
-
-@contextlib.contextmanager
-def _patch_members(owner: Any, members: Mapping[str, Any]) -> Iterator[None]:
-    """Replace members of a class within a context."""
-    originals = {name: vars(owner)[name] for name in members}
-    for name, member in members.items():
-        setattr(owner, name, member)
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(owner, name, original)
-
-
-def _import_clip() -> contextlib.AbstractContextManager[None]:
-    """Make TVM's importer emit `clip` for a Clip with constant bounds.
-
-    By default it emits comparisons that also handle NaN bounds at run time, which no later pass recognizes as an
-    activation.
-    """
-    from tvm.relax.frontend.onnx import onnx_frontend
-
-    variants = {name: way for name, way in vars(onnx_frontend.Clip).items() if name.startswith("_impl_v")}
-    members = {name: classmethod(_clip_converter(way.__func__)) for name, way in variants.items()}
-    return _patch_members(onnx_frontend.Clip, members)
-
-
-def _import_pad() -> contextlib.AbstractContextManager[None]:
-    """Make TVM's importer emit `pad` for a Pad, and nothing for one without padding.
-
-    By default it emits a kernel that no later pass recognizes, or fails.
-    """
-    from tvm.relax.frontend.onnx import onnx_frontend
-
-    way = vars(onnx_frontend.Pad).get("_lower_pad")
-    return _patch_members(onnx_frontend.Pad, {"_lower_pad": classmethod(_pad_converter(way.__func__))} if way else {})
-
-
-def _import_recurrent() -> contextlib.AbstractContextManager[None]:
-    """Make TVM's importer convert LSTM, GRU and RNN, which it lacks."""
-    from tvm.relax.frontend.onnx import onnx_frontend
-
-    table = onnx_frontend._get_convert_map
-    return _patch_members(onnx_frontend, {"_get_convert_map": lambda: {**table(), **recurrent.converters()}})
-
-
-def _pad_converter(original: Callable[..., Any]) -> Callable[..., Any]:
-    def convert(cls: Any, builder: Any, inputs: Any, attrs: Any, params: Any, modes: Any) -> Any:
-        from tvm import relax
-
-        mode = _PAD_MODES.get(attrs.get("mode", b"constant"))
-        if mode is None:
-            return original(cls, builder, inputs, attrs, params, modes)
-        before, after, value = cls._parse_pads_and_axes(inputs, params)
-        widths = [int(width) for pair in zip(before, after, strict=True) for width in pair]
-        return relax.op.nn.pad(inputs[0], widths, mode, float(value)) if any(widths) else inputs[0]
-
-    return convert
-
-
-def _clip_converter(original: Callable[..., Any]) -> Callable[..., Any]:
-    def convert(cls: Any, builder: Any, inputs: Any, attrs: Any, params: Any) -> Any:
-        from tvm import relax
-
-        given = [inputs[index] if index < len(inputs) else None for index in (1, 2)]
-        bounds = []
-        for bound, name, default in zip(given, ("min", "max"), (-np.inf, np.inf), strict=True):
-            tensor = None if bound is None else constant_value(bound)
-            if bound is not None and tensor is None:
-                return original(cls, builder, inputs, attrs, params)
-            value = float(attrs.get(name, default)) if tensor is None else float(tensor.numpy().reshape(-1)[0])
-            bounds.append(default if np.isnan(value) else value)
-        return relax.op.nn.relu(inputs[0]) if bounds == [0.0, np.inf] else relax.op.clip(inputs[0], *bounds)
-
-    return convert
 
 
 def load(folder: Path, description: SourceDescription) -> OnnxModel:

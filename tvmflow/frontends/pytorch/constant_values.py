@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from tvmflow.frontends.pytorch.decompositions import decompositions
 from tvmflow.frontends.pytorch.recurrent import kept_operators
 
 _MOST_ELEMENTS = 1 << 24  # of a value that is kept: tables of positions and masks have fewer
@@ -23,7 +24,7 @@ def fold_known_values(program: Any) -> Any:
     tensors = (*program.state_dict.values(), *program.constants.values())
     if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in tensors):
         return program  # PyTorch cannot decompose it
-    table = torch.export.default_decompositions()
+    table = decompositions()
     for whole in kept_operators(program):
         table.pop(whole, None)
     program = program.run_decompositions(table)
@@ -65,16 +66,28 @@ def _find_known_values(program: Any) -> dict[Any, Any]:
     known: dict[Any, Any] = {}
     with torch.no_grad():
         for node in program.graph_module.graph.nodes:
-            if node.op == "placeholder":
+            if _is_empty(node):
+                known[node] = torch.empty(node.meta["val"].shape, dtype=node.meta["val"].dtype)
+            elif node.op == "placeholder":
                 spec = specs.get(node.name)
                 if spec and spec.kind in (kinds.BUFFER, kinds.CONSTANT_TENSOR) and spec.target not in changed:
                     held = program.constants if spec.target in program.constants else program.state_dict
                     known[node] = held[spec.target]
             elif _is_computed(node) and all(part in known for part in node.all_input_nodes):
                 value = _value(node, known)
-                if value is not None:
+                if value is not None and not getattr(value, "is_complex", bool)():
                     known[node] = value
     return known
+
+
+def _is_empty(node: Any) -> bool:
+    """Return whether a node's value has no elements: there is one such value."""
+    import torch
+
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not all(isinstance(extent, int) for extent in value.shape):
+        return False
+    return value.numel() == 0 and value.layout is torch.strided
 
 
 def _is_computed(node: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.frontends.pytorch.constant_values import fold_known_values
-from tvmflow.frontends.pytorch.converters import converters
+from tvmflow.frontends.pytorch.converters import Refusal, recording_converters
 from tvmflow.frontends.pytorch.recurrent import recurrent_converters
 from tvmflow.frontends.source_model import Array, Arrays, TensorSpec, Variant, input_positions
 from tvmflow.frontends.torch_variants import torch_variants
@@ -42,7 +42,7 @@ class ExportedModel:
         """Return the inputs as tensors in the order of the module's parameters."""
         import torch
 
-        return tuple(torch.from_numpy(np.ascontiguousarray(inputs[index])) for index in self.order)
+        return tuple(torch.from_numpy(np.asarray(inputs[index], order="C")) for index in self.order)
 
     def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         """Yield the value of every operator of the exported program, in order."""
@@ -122,7 +122,8 @@ class ExportedModel:
         """Return the IRModule for the input shapes or, for one input, for any batch from 1 to max_batch."""
         from tvm.relax.frontend.torch import from_exported_program
 
-        program = self.exported() if max_batch is None else self._any_batch(max_batch)
+        program = fold_known_values(self.exported() if max_batch is None else self._any_batch(max_batch))
+        refused: list[Refusal] = []
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -130,25 +131,19 @@ class ExportedModel:
                 module = from_exported_program(
                     program,
                     unwrap_unit_return_tuple=True,
-                    custom_convert_map={**converters(), **recurrent_converters(program)},
+                    custom_convert_map={**recording_converters(program, refused), **recurrent_converters(program)},
                     run_ep_decomposition=False,
-                )
-                if max_batch is not None:
-                    return module
-                shapes = [self.inputs[index].shape for index in self.order]
-                return reorder_inputs(
-                    _bind_sizes(module, shapes), [self.order.index(place) for place in range(len(self.order))]
                 )
         except (AssertionError, NotImplementedError, KeyError) as error:
             raise unsupported("PyTorch", str(error)) from error
-        except (TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
-            if (node := _failed_node(error)) is None:
-                raise
-            raise UnsupportedOperatorError(
-                f"TVM's PyTorch importer cannot convert {node.target} ({node.name}): {first_line(error)}",
-                "a supported use of this operator",
-                "replace that operator in the model, or export the model in another format",
-            ) from error
+        if refused:
+            raise _refused(refused)
+        if max_batch is not None:
+            return module
+        shapes = [self.inputs[index].shape for index in self.order]
+        return reorder_inputs(
+            _bind_sizes(module, shapes), [self.order.index(place) for place in range(len(self.order))]
+        )
 
     def _any_batch(self, max_batch: int) -> Any:
         import torch
@@ -177,16 +172,18 @@ class ExportedModel:
             )
 
 
-def _failed_node(error: BaseException) -> Any:
-    """Return the node at which TVM's importer failed, None if it was at none."""
-    import torch
+_MOST_NAMED = 20  # operators in one message
 
-    trace, found = error.__traceback__, None
-    while trace is not None:
-        node = trace.tb_frame.f_locals.get("node")
-        found = node if isinstance(node, torch.fx.Node) else found
-        trace = trace.tb_next
-    return found
+
+def _refused(refused: Sequence[Refusal]) -> UnsupportedOperatorError:
+    """Return an error that names all operators that cannot be converted."""
+    shown = [str(one) for one in refused[:_MOST_NAMED]]
+    more = len(refused) - len(shown)
+    return UnsupportedOperatorError(
+        "the PyTorch importer does not support " + "; ".join(shown) + (f"; and {more} more" if more else ""),
+        "a model of supported operators",
+        "replace these operators in the model, or export the model in another format",
+    )
 
 
 def _bind_sizes(module: Any, shapes: Sequence[tuple[int, ...]]) -> Any:

@@ -11,7 +11,9 @@ import functools
 import re
 from collections.abc import Iterable
 
+from tvmflow.frontends.pytorch.complex_numbers import names_of_complex
 from tvmflow.frontends.pytorch.converters import converters, operators_of_tvm
+from tvmflow.frontends.pytorch.decompositions import decomposed_names
 
 # Operators on sizes, lists and texts in TorchScript; tracing removes all of them.
 _SCRIPT_ONLY = frozenset(
@@ -44,6 +46,7 @@ def known_operators() -> frozenset[str]:
     from torch._decomp import core_aten_decompositions
 
     known = {name.split(".")[0] for name in (*operators_of_tvm(), *converters())}
+    known |= names_of_complex() | decomposed_names()
     known |= {op._schema.name.split("::")[1] for op in core_aten_decompositions() if hasattr(op, "_schema")}
     composite = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
     known |= {re.split("::|[.]", name)[1] for name in composite if name.startswith("aten::")}

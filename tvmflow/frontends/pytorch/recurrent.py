@@ -73,8 +73,8 @@ def _direction(kind: str, activations: tuple[Activation, ...], arrays: Sequence[
     """Return a direction from its arrays: (G * H, I), (G * H, H) and perhaps two biases."""
     order = _ORDER[kind]
     given, state, *biases = (array.reshape(len(order), -1, *array.shape[1:])[order] for array in arrays)
-    first, second = biases or (None, None)
-    return Direction(given, state, first, second, None, activations, reverse)
+    of_inputs, of_states = biases or (None, None)
+    return Direction(given, state, of_inputs, of_states, None, activations, reverse)
 
 
 def _part(builder: Any, state: Any, begin: int, end: int) -> Any:

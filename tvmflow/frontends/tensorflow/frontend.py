@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmflow.frontends.pytorch.exported_program import unsupported
 from tvmflow.frontends.source_model import (
     Array,
     Arrays,
@@ -26,11 +25,13 @@ from tvmflow.frontends.source_model import (
     Variant,
     input_positions,
 )
-from tvmflow.frontends.tensorflow.tflite_files import flatbuffer, read_tflite
+from tvmflow.frontends.tensorflow.custom_operators import replace_custom_operators
+from tvmflow.frontends.tensorflow.tflite_files import read_tflite
+from tvmflow.frontends.tensorflow.tflite_graph import read_subgraphs
 from tvmflow.frontends.tool_variants import tool_variants
 from tvmflow.ir.relax.emit import build_main, constant, rebuild_call
 from tvmflow.ir.relax.graph import Graph, TensorKind, read_graph
-from tvmflow.support.errors import ModelFileError, first_line, last_line
+from tvmflow.support.errors import ModelFileError, first_line
 from tvmflow.toolchain.environments import ToolProcess, run_tool
 
 if TYPE_CHECKING:
@@ -89,8 +90,12 @@ class TfliteModel:
 
     def __init__(self, path: Path, inputs: tuple[TensorSpec, ...]) -> None:
         self.path = path
-        self.content = read_tflite(path)
-        self.interpreter = _interpreter(path)
+        self.content = replace_custom_operators(read_tflite(path))
+        self.graph = read_subgraphs(self.content)[0]
+        from tvmflow.frontends.tensorflow.operator_table import check_operators  # loads TVM
+
+        check_operators(self.graph.operators)
+        self.interpreter = self._interpreter()
         details = self.interpreter.get_input_details()
         self.order = input_positions(path.name, [_plain_name(detail) for detail in details], inputs)
         self.inputs = [TfliteInput(details[index], spec) for index, spec in zip(self.order, inputs, strict=True)]
@@ -109,17 +114,14 @@ class TfliteModel:
 
     def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         model = TfliteModel.__new__(TfliteModel)
-        model.__dict__ |= self.__dict__ | {"interpreter": _interpreter(self.path, keep=True)}
+        model.__dict__ |= self.__dict__ | {"interpreter": self._interpreter(keep=True)}
         model._set(inputs)
         model.interpreter.invoke()
         details = {detail["index"]: detail for detail in model.interpreter.get_tensor_details()}
-        graph = flatbuffer(self.content).Subgraphs(0)
-        for number in range(graph.OperatorsLength()):
-            operator = graph.Operators(number)
-            for index in (int(operator.Outputs(i)) for i in range(operator.OutputsLength())):
-                value = model.interpreter.get_tensor(index)
-                if value.dtype.kind in "fiu" and value.size > 1:
-                    yield str(details[index]["name"]), _dequantize(value, details[index])
+        for output in (output for operator in self.graph.operators for output in operator.outputs):
+            value = model.interpreter.get_tensor(output.index)
+            if value.dtype.kind in "fiu" and value.size > 1:
+                yield output.name, _dequantize(value, details[output.index])
 
     def _set(self, inputs: Sequence[Array]) -> None:
         for part, x in zip(self.inputs, inputs, strict=True):
@@ -133,7 +135,7 @@ class TfliteModel:
                 ) from error
 
     def use_threads(self, threads: int) -> None:
-        self.interpreter = _interpreter(self.path, threads)
+        self.interpreter = self._interpreter(threads)
 
     def variants(self, *inputs: Array) -> Sequence[Variant]:
         """Return the single variant: LiteRT uses XNNPACK where possible and keeps the inputs."""
@@ -144,19 +146,28 @@ class TfliteModel:
 
         return (Variant("LiteRT, XNNPACK", prepare),)
 
-    def to_relax(self) -> Any:
-        from tvm import relax
-        from tvm.relax.frontend.tflite import from_tflite
+    def _interpreter(self, threads: int = 2, keep: bool = False) -> Any:
+        from ai_edge_litert.interpreter import Interpreter
 
         try:
-            module = from_tflite(flatbuffer(self.content))
-        except Exception as error:
-            if type(error).__name__ in ("OpNotImplemented", "NotImplementedError", "KeyError"):
-                raise unsupported("TFLite", str(error)) from error
+            interpreter = Interpreter(
+                model_content=self.content, num_threads=threads, experimental_preserve_all_tensors=keep
+            )
+            interpreter.allocate_tensors()
+        except (ValueError, RuntimeError) as error:
             raise ModelFileError(
-                f"TVM cannot import {self.path.name}: {last_line(error)}", "a float or int8 model"
+                f"{self.path.name} cannot be loaded by LiteRT: {first_line(error)}",
+                "a whole .tflite file with static shapes",
+                "convert the model again",
             ) from error
-        return relax.transform.CanonicalizeBindings()(_float_ends(module, self))
+        return interpreter
+
+    def to_relax(self) -> Any:
+        from tvm import relax
+
+        from tvmflow.frontends.tensorflow.tflite_import import import_tflite
+
+        return relax.transform.CanonicalizeBindings()(_float_ends(import_tflite(self.graph), self))
 
     def to_onnx(self, path: Path) -> None:
         raise NoOnnxError(f"no exporter writes {path.name} from TFLite models")
@@ -220,21 +231,6 @@ def _unpack(path: Path, folder: Path) -> Path:
     if len(models) != 1:
         raise ModelFileError(f"{path.name} contains {len(models)} saved_model.pb files", "one SavedModel folder")
     return models[0].parent
-
-
-def _interpreter(path: Path, threads: int = 2, keep: bool = False) -> Any:
-    from ai_edge_litert.interpreter import Interpreter
-
-    try:
-        interpreter = Interpreter(str(path), num_threads=threads, experimental_preserve_all_tensors=keep)
-        interpreter.allocate_tensors()
-    except (ValueError, RuntimeError) as error:
-        raise ModelFileError(
-            f"{path.name} cannot be loaded by LiteRT: {first_line(error)}",
-            "a whole .tflite file with static shapes",
-            "convert the model again",
-        ) from error
-    return interpreter
 
 
 def _is_channels_first(in_file: tuple[int, ...], expected: tuple[int, ...]) -> bool:

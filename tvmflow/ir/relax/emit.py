@@ -280,6 +280,8 @@ def rebuild_call(step: Step, value_of: Any) -> Any:
             return argument.expression
         return constant(argument, str(argument.dtype))
 
+    if step.op == "constant":
+        return constant(step.args[0], step.dtype)
     if step.op.startswith("get_item."):
         return relax.TupleGetItem(build(step.args[0]), int(step.op.split(".")[1]))
     return relax.Call(step.call.op, [build(a) for a in step.args], step.call.attrs, type_arguments(step.call))

@@ -215,5 +215,10 @@ def read_graph(mod: IRModule) -> Graph:
             graph.steps.append(Step(name_of(binding.var), op, args, value, shape, dtype, kernel=kernel))
     output = function.body.body
     fields = tuple(output.fields) if isinstance(output, relax.Tuple) else tuples.get(output, (output,))
-    graph.outputs = tuple(names[field] for field in fields)
+    for place, value in enumerate(fields):
+        if (constant := constant_value(value)) is not None and value not in names:
+            shape, dtype = static_shape(value)
+            names[value] = f"constant_output.{place}"
+            graph.steps.append(Step(names[value], "constant", (np.asarray(constant.numpy()),), value, shape, dtype))
+    graph.outputs = tuple(names[value] for value in fields)
     return graph

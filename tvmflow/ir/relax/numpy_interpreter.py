@@ -52,6 +52,8 @@ def run_all(
     for step in graph.steps:
         arguments = [value_of(argument, values) for argument in step.args]
         value = compute(step, arguments)
+        if isinstance(value, np.generic):  # numpy's result for tensors without axes
+            value = np.asarray(value)
         if watch is not None and not isinstance(value, tuple):
             replaced = watch(step, value)
             value = value if replaced is None else replaced

@@ -97,7 +97,7 @@ class _Rewriter(LayoutRewriter):
             return lambda: rebuild_call(step, self._get_first)
         if step.op in BROADCASTING:
             return self._convert_binary(step)
-        if step.op in ("relax.mean", "relax.sum", "relax.max"):
+        if step.op in ("relax.mean", "relax.sum", "relax.max", "relax.min"):
             return self._convert_reduction(step)
         if len(step.shape) == 4 and is_concat(step):
             axis = {0: 0, 1: 2, 2: 3, 3: 1}[int(step.call.attrs.axis) % 4]
@@ -161,10 +161,10 @@ class _Rewriter(LayoutRewriter):
         if attrs.axis is None or len(self.shapes[step.refs[0]]) != 4:
             return None
         axes = sorted(int(a) % 4 for a in attrs.axis)
-        if axes != [1, 2]:
+        if axes not in ([1, 2], [1, 2, 3]) and not attrs.keepdims:
             return None
-        operator = getattr(relax.op, step.op.split(".")[-1])
-        return lambda: operator(self._get_first(step.refs[0]), axis=[2, 3], keepdims=bool(attrs.keepdims))
+        operator, moved = getattr(relax.op, step.op.split(".")[-1]), sorted(_TO_LAST[axis] for axis in axes)
+        return lambda: operator(self._get_first(step.refs[0]), axis=moved, keepdims=bool(attrs.keepdims))
 
     def _convert_pad(self, step: Step) -> Any:
         attrs = step.call.attrs

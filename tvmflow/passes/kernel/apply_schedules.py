@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tvm
@@ -12,40 +11,17 @@ from tvm import s_tir, tirx
 from tvm_ffi import WalkResult, structural_walk
 
 from tvmflow.ir.tir.blocks import new_schedule, region_buffer
+from tvmflow.ir.tir.kernel_schedules import ESTIMATED, KernelSchedule, Schedule
 from tvmflow.ir.tir.workloads import constants_of, count_calls, multiplied, operations, workload_key
 from tvmflow.ir.tvm_compat import IRModule, PrimFunc, block_class, load_class
 from tvmflow.schedules.intrinsics.registration import register_all_in
 from tvmflow.schedules.registry import Knobs, Template, apply_template
 from tvmflow.schedules.template import MOST_DEFAULTS
 
-ESTIMATED = "estimated"  # status of a record from a cost model, not from a device
 _NOT_APPLICABLE = (s_tir.ScheduleError, RuntimeError, ValueError, TypeError)
 _HIDES = "UnsafeHideBufferAccess"
 
 Match = tuple[Template, list[Knobs]]  # a template that covers a kernel, and its candidates
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The source of a kernel's schedule: `record`, `estimate`, `default` or `none`.
-
-    work: operations of all calls in the network; dtype: type of the multiplied values; constant_bytes: lower bound of
-    the constants that all calls read.
-    """
-
-    kernel: str
-    workload: str
-    how: str
-    template: str
-    work: float
-    dtype: str
-    constant_bytes: int
-
-
-def coverage(choices: list[Choice], how: str = "record") -> float:
-    """Return the share (0 to 1) of operations whose kernels have a measured schedule, or one from `how`."""
-    total = sum(choice.work for choice in choices)
-    return sum(choice.work for choice in choices if choice.how == how) / total if total else 0.0
 
 
 def replay(function: PrimFunc, trace: Any) -> Any:
@@ -107,14 +83,14 @@ def default_schedule(function: PrimFunc, match: Match | None) -> tuple[Any, Knob
 
 @tvm.transform.module_pass(opt_level=0, name="ApplySchedules")
 class ApplySchedules:
-    """IRModule -> IRModule; records a Choice for each kernel in `choices`.
+    """IRModule -> IRModule; records the schedule of each kernel in `kernels`.
 
-    best: workload key -> tuning record; template_for: the backend's function.
+    best: workload key -> schedule; template_for: the backend's function.
     """
 
-    def __init__(self, best: dict[str, Any], template_for: Callable[[Any], Match | None]) -> None:
+    def __init__(self, best: Mapping[str, Schedule], template_for: Callable[[Any], Match | None]) -> None:
         self.best, self.template_for = best, template_for
-        self.choices: list[Choice] = []
+        self.kernels: list[KernelSchedule] = []
 
     def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         self._calls, self._constants = count_calls(mod), constants_of(mod)
@@ -130,21 +106,21 @@ class ApplySchedules:
         how, schedule = "none", None
         if key in self.best:
             with contextlib.suppress(*_NOT_APPLICABLE):
-                schedule = replay(function, self.best[key]["trace"])
-                how = "estimate" if self.best[key].get("status") == ESTIMATED else "record"
+                schedule = replay(function, self.best[key].trace)
+                how = "estimate" if self.best[key].status == ESTIMATED else "record"
         if schedule is None and (default := default_schedule(function, match)):
             how, schedule = "default", default[0]
-        self._record_choice(name, key, how, template, function)
+        self._add_kernel(name, key, how, template, function)
         return function if schedule is None else copy_attributes(schedule.mod["main"], function)
 
-    def _record_choice(self, name: str, key: str, how: str, template: str, function: PrimFunc) -> None:
+    def _add_kernel(self, name: str, key: str, how: str, template: str, function: PrimFunc) -> None:
         work = operations(function)
         # Each operation reads at most one element of a constant: a gather does not read its whole table.
         constants = (
             min(nbytes, round(work * nbytes / max(values, 1))) for values, nbytes in self._constants.get(name, [])
         )
-        self.choices.append(
-            Choice(name, key, how, template, self._calls[name] * work, multiplied(function), sum(constants))
+        self.kernels.append(
+            KernelSchedule(name, key, how, template, self._calls[name] * work, multiplied(function), sum(constants))
         )
 
 

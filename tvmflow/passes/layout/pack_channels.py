@@ -27,6 +27,7 @@ from tvmflow.ir.tvm_compat import IRModule
 from tvmflow.passes.layout.channel_permute import permute_channels
 from tvmflow.passes.layout.dense import is_dense, pixels_as_rows, rows_as_pixels
 from tvmflow.passes.layout.dilated_convolution import convolve_by_taps, multiplies_mostly_padding
+from tvmflow.passes.layout.few_outputs import convolve_by_lanes, convolve_columns, convolves_to_few
 from tvmflow.passes.layout.first_layer import choose_row_combination, pack_image
 from tvmflow.passes.layout.grouped_convolution import spread_groups
 from tvmflow.passes.layout.norm import NORMS, pack_norm
@@ -72,7 +73,8 @@ class _Packer(PackedValues):
         for name in step.refs if not is_permutation or step.op == "relax.concat" else ():
             if name in self.permutations.steps and len(self.shapes[name]) == 4:
                 self._get_packed(name)
-        if is_permutation or self._pack_rows(step) or self._reduce_channels(step) or self._pack_gates(step):
+        handled = is_permutation or self._pack_rows(step) or self._reduce_channels(step)
+        if handled or self._convolve_to_few(step) or self._pack_gates(step):
             return
         converted = self._convert(step)
         if converted is not None:
@@ -137,6 +139,21 @@ class _Packer(PackedValues):
             value = self.builder.emit(getattr(relax.op, step.op.split(".")[-1])(value, axis=[axis], keepdims=True))
         self.plain[step.name] = self.builder.emit(relax.op.reshape(value, step.shape), step.name)
         return True
+
+    def _convolve_to_few(self, step: Step) -> bool:
+        """Emit a convolution to few channels, whose result is plain; return whether the step was handled."""
+        weight = step.args[1] if step.op == "relax.nn.conv2d" else None
+        if not isinstance(weight, np.ndarray) or not convolves_to_few(step, weight, self.block):
+            return False
+        (data, padding), made = absorb_padding(step, self.steps), None
+        if data in self.packed or weight.shape[1] >= self.block:
+            made = convolve_by_lanes(self.builder, step, weight, padding, self._get_packed(data), self.block)
+        else:
+            image = (self._get_plain(data), self.shapes[data])
+            made = convolve_columns(self.builder, step, weight, padding, *image, self.block)
+        if made is not None:
+            self.plain[step.name] = made
+        return made is not None
 
     def _pack_gates(self, step: Step) -> bool:
         """Let a recurrent layer read its gates as its dense layer packs them; return whether the step was handled."""

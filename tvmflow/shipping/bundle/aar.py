@@ -77,13 +77,13 @@ def write_aar(
     if not _GROUP.fullmatch(group):
         raise UsageError(f"group {group!a}", "two or more lower-case words joined by dots, e.g. com.example")
     manifest, files = contents(parts, request, key)
-    triples = {abi_of(part.manifest["target"]["mtriple"]).name: part for part in parts}
+    triples = {abi_of(part.manifest.target.mtriple).name: part for part in parts}
     _check(manifest, triples)
     artifact, version = (
         re.sub(r"[^a-z0-9]+", "-", manifest.name.lower()).strip("-") or "networks",
         str(manifest.version or 0),
     )
-    api = max(triple_of(part.manifest["target"]["mtriple"]).level for part in triples.values())
+    api = max(triple_of(part.manifest.target.mtriple).level for part in triples.values())
     names = {
         "uses": _uses(manifest),
         "package": f"{group}.{artifact.replace('-', '_')}",
@@ -160,9 +160,9 @@ def bundle_in(archive: Archive) -> Archive:
 def _native(folder: Path, part: Part) -> bytes:
     """Return the native part of the class, linked like the library of a cell."""
     folder.mkdir()
-    target = part.manifest["target"]
-    row = compiler_named(target["cc"])
-    command = row.command(target["mtriple"])
+    target = part.manifest.target
+    row = compiler_named(target.cc)
+    command = row.command(target.mtriple)
     if not row.has_jni:  # a JDK's says the same but for the size of types, which C knows
         headers = Path(_javac()).resolve().parent.parent / "include"
         command = replace(command, words=(*command.words, f"-I{headers}", f"-I{headers / 'linux'}"))

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tvmflow.backends.manifest import Manifest, read_manifest
+from tvmflow.evaluation.scorecard import Scorecard
+from tvmflow.frontends.source_model import SourceDescription, read_description
 from tvmflow.pipeline.record import Record
 
 # stage -> files that a bundle is made from
@@ -36,28 +39,21 @@ class Part:
         return self.folder / stage / name
 
     @functools.cached_property
-    def manifest(self) -> Mapping[str, Any]:
-        """Return build's manifest of the library."""
-        return self._json("build", "manifest.json")
+    def manifest(self) -> Manifest:
+        """Return build's manifest of the library. Raises StoreError."""
+        return read_manifest(self.folder / "build")
 
     @functools.cached_property
-    def card(self) -> Mapping[str, Any]:
-        return self._json("evaluate", "scorecard.json")
+    def card(self) -> Scorecard:
+        """Return what evaluate measured. Raises StoreError."""
+        return Scorecard.from_json(json.loads(self.path("evaluate", "scorecard.json").read_text(encoding="utf-8")))
 
     @functools.cached_property
-    def source(self) -> Mapping[str, Any]:
-        return self._json("fetch", "source.json")
-
-    @property
-    def weights_file(self) -> str:
-        return str(self.source["weights_file"])
+    def source(self) -> SourceDescription:
+        return read_description(self.folder / "fetch")
 
     @property
     def entry(self) -> Mapping[str, Any]:
         """Return the model's entry in params.yaml at the time of fetch."""
         model: Mapping[str, Any] = self.records["fetch"].recipe["params"]["model"]
         return model
-
-    def _json(self, stage: str, name: str) -> Mapping[str, Any]:
-        value: Mapping[str, Any] = json.loads(self.path(stage, name).read_text(encoding="utf-8"))
-        return value

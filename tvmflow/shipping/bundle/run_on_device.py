@@ -13,7 +13,7 @@ from tvmflow.codegen.network.link import link_rpc
 from tvmflow.config.params import TargetEntry
 from tvmflow.devices.registry import open_session
 from tvmflow.devices.session import DeviceSession, SessionLimits
-from tvmflow.frontends.source_model import run_in_batches
+from tvmflow.frontends.source_model import OutputSpec, run_in_batches
 from tvmflow.shipping.bundle.abis import abi_of
 from tvmflow.shipping.bundle.manifest import Library
 from tvmflow.shipping.bundle.run_in_sandbox import golden_arrays, missing_features_of, outcome
@@ -56,5 +56,5 @@ class DeviceTrial:
     def _start(self, session: DeviceSession, library: Library, folder: Path) -> Any:
         if session.has_tvm:  # its server reaches a library through functions that lie beside it
             link_rpc(folder / "rpc.so", self.backend.target.compiler)
-        outputs = [{"name": one.name, "shape": list(one.shape), "dtype": one.dtype} for one in library.outputs]
+        outputs = tuple(OutputSpec(one.name, one.shape, one.dtype) for one in library.outputs)
         return session.network(session.upload(folder / library.soname), folder, outputs, library.device)

@@ -46,7 +46,7 @@ def _components(library: Library, part: Part, manifest: Manifest) -> list[dict[s
     """Return a library and its parts: kernels, weights, runtime."""
     name, made = library.soname, library.made
     weights = part.records["graph_pack"].outputs["weights.safetensors"].sha256
-    source = part.records["fetch"].outputs.get(part.weights_file)
+    source = part.records["fetch"].outputs.get(part.source.weights_file)
     return [
         {
             "type": "library",
@@ -68,11 +68,11 @@ def _components(library: Library, part: Part, manifest: Manifest) -> list[dict[s
         {
             "type": "machine-learning-model",
             "bom-ref": f"{name}#weights",
-            "name": part.source["network"] or part.weights_file,
+            "name": part.source.network or part.source.weights_file,
             "description": f"weights, {library.constant_bytes} bytes in the library",
             "hashes": _sha256(weights),
             "properties": _properties(
-                {"framework": str(part.source["framework"]), "source.sha256": source.sha256 if source else "unknown"}
+                {"framework": part.source.framework, "source.sha256": source.sha256 if source else "unknown"}
             ),
         },
         {

@@ -60,7 +60,7 @@ def statement(manifest: Manifest, files: Mapping[str, File], parts: Sequence[Par
 
 
 def _dependencies(part: Part) -> list[dict[str, Any]]:
-    sources = {**_SOURCES, "fetch": (*_SOURCES["fetch"], part.weights_file)}
+    sources = {**_SOURCES, "fetch": (*_SOURCES["fetch"], part.source.weights_file)}
     return [
         {
             "name": f"{part.cell} {stage}/{name}",

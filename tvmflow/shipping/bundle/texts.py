@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.shipping.bundle.manifest import Library, Manifest
 from tvmflow.shipping.bundle.part import Part
 
@@ -152,14 +152,13 @@ def example(library: Library) -> bytes:
 
 def card(library: Library, part: Part) -> bytes:
     """Return the model card of a cell: description, measurements and provenance."""
-    scorecard, made = part.card, library.made
+    device, made = part.card.device, library.made
     lines = [f"# {library.cell}", "", *_table(("what", "value"), _facts(library, part)), "", "## Measured", ""]
     lines += [
-        f"On {scorecard['device']['kind']} ({scorecard['device']['key']}), with "
-        f"{scorecard['device']['threads']} threads.",
+        f"On {device.kind} ({device.key}), with {device.threads} threads.",
         "",
     ]
-    lines += _table(("what", "value"), _measured(scorecard))
+    lines += _table(("what", "value"), _measured(part.card))
     lines += ["", "## Inputs and outputs", ""]
     tensors = [("input", one) for one in library.inputs] + [("output", one) for one in library.outputs]
     lines += _table(
@@ -184,7 +183,7 @@ def _facts(library: Library, part: Part) -> list[tuple[str, str]]:
     )
     data = entry["dataset"] or "none: inputs made from a seed, no accuracy"
     return [
-        ("network", f"{entry['framework']}, {entry['network'] or part.weights_file}"),
+        ("network", f"{entry['framework']}, {entry['network'] or part.source.weights_file}"),
         ("weights", _plain(weights)),
         ("data set", _plain(str(data))),
         ("library", f"`{library.file}`, {library.abi}, for {made.mcpu}, {library.threads} threads"),
@@ -200,28 +199,22 @@ def _facts(library: Library, part: Part) -> list[tuple[str, str]]:
     ]
 
 
-def _measured(scorecard: Any) -> list[tuple[str, str]]:
+def _measured(scorecard: Scorecard) -> list[tuple[str, str]]:
     rows = []
-    if scorecard["accuracy"]:
-        shares = scorecard["accuracy"]
-        rows.append(
-            (
-                "accuracy",
-                f"{shares['built']:.2%} of {shares['samples']} samples; the source framework {shares['source']:.2%}",
-            )
-        )
-    agreement = scorecard["agreement"]
-    if agreement["top1_agreement"] is not None:
-        rows.append(("top-1 agreement with the source", f"{agreement['top1_agreement']:.2%}"))
-    rows.append(("largest error, relative to the spread of the outputs", f"{agreement['max_relative_error']:.2g}"))
-    latency = scorecard["latency"]["compute"]
-    badges = f" ({', '.join(latency['badges'])})" if latency["badges"] else ""
-    executed = scorecard.get("executed")
+    if shares := scorecard.accuracy:
+        text = f"{shares.built:.2%} of {shares.samples} samples; the source framework {shares.source:.2%}"
+        rows.append(("accuracy", text))
+    agreement = scorecard.agreement
+    if agreement.top1_agreement is not None:
+        rows.append(("top-1 agreement with the source", f"{agreement.top1_agreement:.2%}"))
+    rows.append(("largest error, relative to the spread of the outputs", f"{agreement.max_relative_error:.2g}"))
+    latency, executed = scorecard.latency.compute, scorecard.executed
+    badges = f" ({', '.join(latency.badges)})" if latency.badges else ""
     if executed:
-        rows.append(("executed instructions, of an emulated device", f"{executed['instructions'] / 1e6:.4g} M"))
+        rows.append(("executed instructions, of an emulated device", f"{executed.instructions / 1e6:.4g} M"))
     else:
-        rows.append(("latency, median", f"{latency['median_ms']:.4g} ms{badges}"))
-    rows.append(("operations whose schedules were measured", f"{scorecard['coverage']:.1%}"))
+        rows.append(("latency, median", f"{latency.median_ms:.4g} ms{badges}"))
+    rows.append(("operations whose schedules were measured", f"{scorecard.coverage:.1%}"))
     return rows
 
 

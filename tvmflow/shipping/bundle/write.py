@@ -12,6 +12,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tvmflow.codegen.network.runtime_sources import ABI_VERSION, RUNTIME
+from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.shipping.bundle import texts
 from tvmflow.shipping.bundle.abis import abi_named, abi_of
 from tvmflow.shipping.bundle.archive import write_archive
@@ -100,19 +101,11 @@ def describe_content(content: bytes | Path) -> File:
 
 
 def _check_abis(parts: Sequence[Part], request: BundleRequest) -> None:
-    """Raise BundleError for cells without a library, duplicates, and ABIs other than the requested ones."""
-    for part in parts:
-        network = part.manifest.get("network")
-        if network is None or "soname" not in network:
-            raise BundleError(
-                f"{part.cell} was built by an older tvmflow",
-                "a library with its own SONAME",
-                f"run 'tvmflow run {part.cell}' and 'tvmflow promote {part.cell}'",
-            )
+    """Raise BundleError for duplicate cells, and ABIs other than the requested ones."""
     cells = [part.cell for part in parts]
     if len(set(cells)) < len(cells):
         raise BundleError(f"a duplicate cell in {', '.join(cells)}", "each cell once")
-    found = {part.cell: abi_of(part.manifest["target"]["mtriple"]).name for part in parts}
+    found = {part.cell: abi_of(part.manifest.target.mtriple).name for part in parts}
     if request.abis is None:
         return
     for name in request.abis:
@@ -128,44 +121,43 @@ def _check_abis(parts: Sequence[Part], request: BundleRequest) -> None:
 
 def _add(part: Part, files: Content) -> Library:
     """Add a cell's files; return its entry in the manifest."""
-    built, network = part.manifest, part.manifest["network"]
-    abi = abi_of(built["target"]["mtriple"])
+    built, network, target = part.manifest, part.manifest.network, part.manifest.target
+    abi = abi_of(target.mtriple)
     library, folder = part.path("build", "network.so"), f"cells/{part.slug}"
-    gpu = network.get("gpu")
-    check_shared_object(library, abi.with_gpu if gpu else abi, network["soname"], network["symbol"])
-    files[f"lib/{abi.name}/{network['soname']}"] = library
+    check_shared_object(library, abi.with_gpu if network.gpu else abi, network.soname, network.symbol)
+    files[f"lib/{abi.name}/{network.soname}"] = library
     files[f"{folder}/scorecard.json"] = part.path("evaluate", "scorecard.json")
-    outputs = tuple(_tensor(one) for one in built["outputs"])
+    outputs = tuple(_tensor(one) for one in built.outputs)
     build = part.records["build"]
     made = Made(
         version=part.version,
         library_sha256=build.outputs["library.so"].sha256,
         recipe={stage: record.key for stage, record in part.records.items()},
-        toolchain=dict(built["toolchain"]),
+        toolchain=built.toolchain,
         runtime=build.recipe["params"]["runtime"],
-        mcpu=built["target"]["mcpu"],
-        mattr=tuple(built["target"]["mattr"]),
-        mtriple=built["target"]["mtriple"],
+        mcpu=target.mcpu,
+        mattr=target.mattr,
+        mtriple=target.mtriple,
         system=versions_of(library),
     )
     return Library(
         cell=part.cell,
         abi=abi.name,
-        file=f"lib/{abi.name}/{network['soname']}",
-        soname=network["soname"],
-        symbol=network["symbol"],
+        file=f"lib/{abi.name}/{network.soname}",
+        soname=network.soname,
+        symbol=network.symbol,
         abi_version=ABI_VERSION,
-        threads=built["target"]["threads"],
-        arena_bytes=network["arena_bytes"],
-        constant_bytes=network["constant_bytes"],
-        kernel_calls=network["kernel_calls"],
-        device=network.get("device"),
-        gpu=gpu,
-        inputs=tuple(_tensor(one) for one in built["inputs"]),
+        threads=target.threads,
+        arena_bytes=network.arena_bytes,
+        constant_bytes=network.constant_bytes,
+        kernel_calls=network.kernel_calls,
+        device=network.device,
+        gpu=network.gpu,
+        inputs=tuple(_tensor(one) for one in built.inputs),
         outputs=outputs,
-        sizes=_sizes(built.get("sizes")),
+        sizes=dict(zip(built.sizes.names, built.sizes.buckets, strict=True)) if built.sizes else {},
         preprocessing=_preprocessing(part),
-        task=part.source["task"],
+        task=part.source.task,
         labels=_labels(part, outputs[0]),
         golden=_golden(part, files),
         scorecard=f"{folder}/scorecard.json",
@@ -174,18 +166,14 @@ def _add(part: Part, files: Content) -> Library:
     )
 
 
-def _tensor(found: dict[str, Any]) -> Tensor:
-    return Tensor(name=found["name"], shape=tuple(found["shape"]), dtype=found["dtype"])
-
-
-def _sizes(found: dict[str, Any] | None) -> dict[str, tuple[int, ...]]:
-    return dict(zip(found["names"], map(tuple, found["buckets"]), strict=True)) if found else {}
+def _tensor(spec: TensorSpec) -> Tensor:
+    return Tensor.model_validate({"name": spec.name, "shape": spec.shape, "dtype": spec.dtype})
 
 
 def _preprocessing(part: Part) -> Preprocessing | None:
     """Return the preprocessing of the image input, None for other inputs."""
-    inputs = part.manifest["inputs"]
-    if len(inputs) != 1 or len(inputs[0]["shape"]) != 4 or inputs[0]["shape"][1] not in (1, 3):
+    inputs = part.manifest.inputs
+    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].shape[1] not in (1, 3):
         return None
     how = part.entry["preprocess"]
     names = ("scale", "white", "channels", "fit", "resize", "interpolation")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tvmflow.config.params import Gates
-from tvmflow.evaluation.scorecard import has_no_time
+from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.shipping.gates.gpu import GATE
 
 
@@ -54,61 +54,33 @@ _NAMES = {
 }
 
 
-def _accuracy(card: Mapping[str, Any]) -> float | None:
-    return float(card["accuracy"]["built"]) if card["accuracy"] else None
-
-
-def _drop(card: Mapping[str, Any]) -> float | None:
-    return float(card["accuracy"]["source"] - card["accuracy"]["built"]) if card["accuracy"] else None
-
-
-def _latency(card: Mapping[str, Any]) -> float | None:
+def _latency(card: Scorecard) -> float | None:
     """Return the median; for a disturbed measurement the upper end of its interval, to be safe."""
-    latency = card["latency"]["compute"]
-    if has_no_time(card) or not latency["is_time"]:
+    latency = card.latency.compute
+    if not card.has_time or not latency.is_time:
         return None
-    return float((latency["badges"] and latency["high_ms"]) or latency["median_ms"])
-
-
-def _median_of(name: str) -> Callable[[Mapping[str, Any]], float | None]:
-    def median(card: Mapping[str, Any]) -> float | None:
-        values = sorted(card.get(name) or ()) if not has_no_time(card) else []
-        return float(values[len(values) // 2]) if values else None
-
-    return median
-
-
-def _of_gpu(name: str) -> Callable[[Mapping[str, Any]], float | None]:
-    def number(card: Mapping[str, Any]) -> float | None:
-        return float(card["gpu"][name]) if card.get("gpu") else None
-
-    return number
-
-
-def _memory(card: Mapping[str, Any]) -> float | None:
-    memory_bytes = card.get("memory_bytes")
-    return None if memory_bytes is None else float(memory_bytes) / 1e6
+    return (latency.high_ms if latency.badges else None) or latency.median_ms
 
 
 # Gate -> its value in a scorecard. The gates of `_OPTIONAL` do not apply to a model without labels or top-1, or to a
 # network that is not on a GPU.
-_VALUES: dict[str, Callable[[Mapping[str, Any]], float | bool | None]] = {
-    "min_accuracy": _accuracy,
-    "max_accuracy_drop": _drop,
-    "min_top1_agreement": lambda card: card["agreement"]["top1_agreement"],
-    "min_coverage": lambda card: float(card.get("coverage", 0.0)),
+_VALUES: dict[str, Callable[[Scorecard], float | bool | None]] = {
+    "min_accuracy": lambda card: card.accuracy.built if card.accuracy else None,
+    "max_accuracy_drop": lambda card: card.accuracy.source - card.accuracy.built if card.accuracy else None,
+    "min_top1_agreement": lambda card: card.agreement.top1_agreement,
+    "min_coverage": lambda card: card.coverage,
     "max_latency_ms": _latency,
-    "max_cold_start_ms": _median_of("cold_start_ms"),
-    "max_first_run_ms": _median_of("first_run_ms"),
-    "max_memory_mb": _memory,
-    "max_gpu_compile_ms": _of_gpu("compile_ms"),
-    "max_gpu_open_ms": _of_gpu("open_ms"),
-    "max_gpu_copy_out_ms": _of_gpu("copy_out_ms"),
+    "max_cold_start_ms": lambda card: card.median_cold_start_ms if card.has_time else None,
+    "max_first_run_ms": lambda card: card.median_first_run_ms if card.has_time else None,
+    "max_memory_mb": lambda card: None if card.memory_bytes is None else card.memory_bytes / 1e6,
+    "max_gpu_compile_ms": lambda card: card.gpu.compile_ms if card.gpu else None,
+    "max_gpu_open_ms": lambda card: card.gpu.open_ms if card.gpu else None,
+    "max_gpu_copy_out_ms": lambda card: card.gpu.copy_out_ms if card.gpu else None,
 }
 _OPTIONAL = ("max_accuracy_drop", "min_top1_agreement", "max_gpu_compile_ms", "max_gpu_open_ms", "max_gpu_copy_out_ms")
 
 
-def judge_cell(cell: str, card: Mapping[str, Any], library_bytes: int, gates: Gates) -> list[GateResult]:
+def judge_cell(cell: str, card: Scorecard, library_bytes: int, gates: Gates) -> list[GateResult]:
     """Return the results of all gates for a cell."""
     limits = gates.model_dump()
     judged = []
@@ -126,15 +98,15 @@ def judge_cell(cell: str, card: Mapping[str, Any], library_bytes: int, gates: Ga
     return [*judged, *_size("max_library_mb", cell, library_bytes, gates.max_library_mb)]
 
 
-def _undecided_reason(gate: str, card: Mapping[str, Any], limit: float) -> str:
+def _undecided_reason(gate: str, card: Scorecard, limit: float) -> str:
     """Return a reason if a disturbed latency's interval contains the limit; "" otherwise."""
-    latency = card["latency"]["compute"]
-    if gate != "max_latency_ms" or not latency["badges"] or (latency["low_ms"] or latency["median_ms"]) > limit:
+    latency = card.latency.compute
+    if gate != "max_latency_ms" or not latency.badges or (latency.low_ms or latency.median_ms) > limit:
         return ""
     return (
-        f"its median latency of {latency['median_ms']:g} ms has an interval up to "
-        f"{latency['high_ms']:g} ms, at most {limit:g} is "
-        f"required, and the measurement was disturbed ({', '.join(latency['badges'])}): measure again with "
+        f"its median latency of {latency.median_ms:g} ms has an interval up to "
+        f"{latency.high_ms:g} ms, at most {limit:g} is "
+        f"required, and the measurement was disturbed ({', '.join(latency.badges)}): measure again with "
         "'tvmflow run CELL --again --wait-quiet SECONDS'"
     )
 

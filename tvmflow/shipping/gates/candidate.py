@@ -1,20 +1,19 @@
 """Compare a cell's newest library with the champion on the cell's device, and apply the release gate.
 
 The shipped form is compared: network.so with network.so, through any transport; library.so with library.so in TVM's
-virtual machine if one of them has no network.so.
+virtual machine if the champion has no network.so.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tvmflow.backends.backend import Backend
+from tvmflow.backends.manifest import read_manifest
 from tvmflow.backends.registry import backend_for
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
@@ -23,13 +22,14 @@ from tvmflow.devices.network_forms import LibraryForm, network_library, vm_libra
 from tvmflow.devices.registry import open_session, transport_of
 from tvmflow.devices.restartable import Restartable
 from tvmflow.devices.session import DeviceSession, RemoteModel, SessionLimits
-from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_libraries
+from tvmflow.evaluation.comparison import compare_exact, compare_libraries
 from tvmflow.evaluation.interleaved_timing import TimedModel
 from tvmflow.evaluation.latency import LatencyRules
+from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.machine_state import host_watch
 from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, read_record
 from tvmflow.report.tables import scorecard
-from tvmflow.shipping.gates.cell import Verdict, judge
+from tvmflow.shipping.gates.cell import judge
 from tvmflow.shipping.gates.gpu import gpu_reasons
 from tvmflow.sources.data.datasets import Arrays, RandomInput, random_inputs
 from tvmflow.support.errors import DeviceLostError, StageError, StoreError
@@ -62,17 +62,16 @@ class Candidate:
         self.champion = version_by_alias(workspace, cell, CHAMPION)
 
     @property
-    def _manifest(self) -> dict[str, Any]:
-        return dict(json.loads((self.folder / "manifest.json").read_text(encoding="utf-8")))
-
-    @property
     def is_champion(self) -> bool:
         return self.champion is not None and self.champion.version == self.version.version
 
-    def judge(self) -> tuple[Verdict, Comparison | None]:
-        """Measure against the champion, if there is one, and apply the rules of params.yaml."""
-        if reasons := gpu_reasons(self.card, self._manifest, read_quarantine(self.workspace.root)):
-            return Verdict(False, tuple(reasons)), None
+    def judge(self) -> tuple[tuple[str, ...], Comparison | None]:
+        """Measure against the champion, if there is one; return the reasons against a release by the rules of
+        params.yaml, and the comparison.
+        """
+        api = read_manifest(self.folder).network.gpu
+        if reasons := gpu_reasons(self.card, api, read_quarantine(self.workspace.root)):
+            return tuple(reasons), None
         rules = self.workspace.params.release
         if self.champion is None:
             return judge(self.card, None, None, rules), None
@@ -81,7 +80,7 @@ class Candidate:
             comparison = self._compare(self.champion)
         except StoreError as error:
             how = f"; {error.hint}" if error.hint else ""
-            return Verdict(False, (f"the champion cannot be compared: {error.found}{how}",)), None
+            return (f"the champion cannot be compared: {error.found}{how}",), None
         return judge(self.card, accuracy, comparison, rules), comparison
 
     def _compare(self, champion: Version) -> Comparison:
@@ -114,10 +113,10 @@ class Candidate:
         """Fetch the champion into a folder; return its library and the candidate's, both of one kind. Raises
         StoreError.
         """
-        new = network_library(self.folder, self._manifest)
+        manifest = read_manifest(self.folder)
+        new = network_library(self.folder, manifest.outputs, manifest.network.device)
         old = folder / "champion.so"
-        machine = vm_library(self.folder)
-        if new.file != machine.file and champion.network_sha256:
+        if champion.network_sha256:
             dvc.file_by_md5(self.workspace, champion.network_dvc_md5, champion.network_sha256, old)
             return replace(new, file=old), new
         device = self.workspace.params.targets[self.cell.target].device
@@ -125,6 +124,7 @@ class Candidate:
             raise StoreError(
                 f"version {champion.version} has no known network.so, and device {self.cell.target!r} has no TVM"
             )
+        machine = vm_library(self.folder)
         _champion_bytes(self.workspace, champion, old)
         return replace(machine, file=old), machine
 

@@ -2,59 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 from tvmflow.config.params import ReleaseParams
-from tvmflow.evaluation.comparison import Comparison
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The verdict on a challenger: whether it may replace the champion, and all reasons against it."""
-
-    passed: bool
-    reasons: tuple[str, ...]
+from tvmflow.evaluation.latency_ratio import Comparison
+from tvmflow.evaluation.scorecard import Scorecard
 
 
 def judge(
-    card: dict[str, Any], champion_accuracy: float | None, comparison: Comparison | None, rules: ReleaseParams
-) -> Verdict:
-    """Apply the rules to a scorecard, and compare it with the champion, if there is one."""
-    reasons = [*_absolute(card, rules), *_against_champion(card, champion_accuracy, comparison, rules)]
-    return Verdict(not reasons, tuple(reasons))
+    card: Scorecard, champion_accuracy: float | None, comparison: Comparison | None, rules: ReleaseParams
+) -> tuple[str, ...]:
+    """Return all reasons against a challenger by its scorecard and its comparison with the champion, if there is one;
+    empty if it may be released.
+    """
+    return (*_absolute(card, rules), *_against_champion(card, champion_accuracy, comparison, rules))
 
 
-def _absolute(card: dict[str, Any], rules: ReleaseParams) -> list[str]:
+def _absolute(card: Scorecard, rules: ReleaseParams) -> list[str]:
     reasons = []
-    estimated = card.get("coverage_estimated", 0.0)
-    if card.get("coverage", 0.0) + (estimated if rules.count_estimates else 0.0) < rules.min_coverage:
+    estimated = card.coverage_estimated
+    if card.coverage + (estimated if rules.count_estimates else 0.0) < rules.min_coverage:
         beside = f" and estimated for {estimated:.1%}" if estimated else ""
         reasons.append(
-            f"schedules were measured for {card.get('coverage', 0.0):.1%} of its operations{beside}, at "
+            f"schedules were measured for {card.coverage:.1%} of its operations{beside}, at "
             f"least {rules.min_coverage:.1%} "
             "is asked for; tune it on a device of this kind"
         )
-    agreement = card["agreement"]["top1_agreement"]
+    agreement = card.agreement.top1_agreement
     if agreement is not None and agreement < rules.min_top1_agreement:
         reasons.append(
             f"top-1 agreement with the source is {agreement:.2%}, at least {rules.min_top1_agreement:.2%} is required"
         )
-    accuracy = card["accuracy"]
-    if accuracy and accuracy["built"] < accuracy["source"] - rules.max_accuracy_drop:
+    accuracy = card.accuracy
+    if accuracy and accuracy.built < accuracy.source - rules.max_accuracy_drop:
         reasons.append(
-            f"accuracy {accuracy['built']:.2%} is more than {rules.max_accuracy_drop:.2%} below the "
-            f"source's {accuracy['source']:.2%}"
+            f"accuracy {accuracy.built:.2%} is more than {rules.max_accuracy_drop:.2%} below the "
+            f"source's {accuracy.source:.2%}"
         )
     return reasons
 
 
 def _against_champion(
-    card: dict[str, Any], champion_accuracy: float | None, comparison: Comparison | None, rules: ReleaseParams
+    card: Scorecard, champion_accuracy: float | None, comparison: Comparison | None, rules: ReleaseParams
 ) -> list[str]:
     reasons = []
-    if champion_accuracy is not None and card["accuracy"]:
-        accuracy = card["accuracy"]["built"]
+    if champion_accuracy is not None and card.accuracy:
+        accuracy = card.accuracy.built
         if accuracy < champion_accuracy - rules.max_accuracy_drop:
             reasons.append(
                 f"accuracy {accuracy:.2%} is more than {rules.max_accuracy_drop:.2%} below the champion's "

@@ -9,17 +9,18 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
+from tvmflow.backends.manifest import read_manifest
 from tvmflow.config.buckets import metric_of
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.evaluation.loaded_library import input_specs
-from tvmflow.evaluation.scorecard import bound_metrics, has_no_time
+from tvmflow.evaluation.agreement import Agreement
+from tvmflow.evaluation.roofline import Bounds
+from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.pipeline.record import RECORD_NAME, Record, read_record
 from tvmflow.support.errors import StoreError
 from tvmflow.support.files import digest_of, write_atomic
@@ -125,7 +126,7 @@ class _Recording:
         self.cell, self.records, self.digest = measurement.cell, measurement.records, measurement.digest
         self.client = open_mlflow(workspace)
         self.experiment = experiment_id(self.client, workspace, self.cell.model)
-        self.card = json.loads(self._text("evaluate", "scorecard.json"))
+        self.card = Scorecard.from_json(json.loads(self._text("evaluate", "scorecard.json")))
 
     def _text(self, stage: str, name: str) -> str:
         return self.measurement.path(stage, name).read_text(encoding="utf-8")
@@ -165,7 +166,7 @@ class _Recording:
 
     @functools.cached_property
     def _tags(self) -> dict[str, str]:
-        device, build = self.card["device"], self.records["build"]
+        device, build = self.card.device, self.records["build"]
         library, network = build.outputs["library.so"], build.outputs.get("network.so")
         return {
             "tvmflow.kind": "measurement",
@@ -174,17 +175,17 @@ class _Recording:
             "model": self.cell.model,
             "target": self.cell.target,
             "precision": self.cell.precision,
-            "device.key": device["key"],
-            "device.kind": device["kind"],
-            "device.unit": device.get("unit", ""),
-            "device.build": device.get("build", ""),
-            **{f"gpu.{name}": text for name, text in (device.get("gpu") or {}).items()},
+            "device.key": device.key,
+            "device.kind": device.kind,
+            "device.unit": device.unit,
+            "device.build": device.build,
+            **{f"gpu.{name}": text for name, text in (vars(device.gpu) if device.gpu else {}).items()},
             "library.sha256": library.sha256,
             "library.dvc_md5": library.md5,
             "network.sha256": network.sha256 if network else "",
             "network.dvc_md5": network.md5 if network else "",
             "git.commit": self.commit,
-            "latency.badges": ", ".join(self.card["latency"]["compute"]["badges"]),
+            "latency.badges": ", ".join(self.card.latency.compute.badges),
             **{f"toolchain.{name}": text for name, text in self._toolchain.items()},
             **{f"recipe.{name}": record.key for name, record in self.records.items()},
             **{f"code.{name}": digest_of(record.recipe["code"])[:12] for name, record in self.records.items()},
@@ -232,57 +233,40 @@ class _Recording:
     def _numbers(self) -> dict[str, float]:
         """Return the metrics of the scorecard; the badges of latencies are in the tag `latency.badges`."""
         card = self.card
-        numbers = _agreement("agreement", card["agreement"])
-        if card["accuracy"]:
-            numbers |= {"accuracy": card["accuracy"]["built"]}
-            numbers |= {
-                f"accuracy.{version}": value
-                for version, value in card["accuracy"].items()
-                if version not in ("built", "samples")
-            }
-        for step, agreement in card["agreement_by_step"].items():
+        numbers = _agreement("agreement", card.agreement)
+        if card.accuracy:
+            shares = card.accuracy.by_form
+            numbers |= {"accuracy" if form == "built" else f"accuracy.{form}": share for form, share in shares.items()}
+        for step, agreement in card.agreement_by_step.items():
             numbers |= _agreement(f"agreement.{step}", agreement)
         numbers |= {
             f"quantization.{name}": float(value)
-            for name, value in card["quantization"].items()
+            for name, value in card.quantization.items()
             if name in ("output_sqnr_db", "float_score", "quantized_score") and value is not None
         }
-        for name, latency in card["latency"].items():
-            numbers[f"undisturbed.{name}"] = latency["undisturbed"] / latency["turns"]
-            for state in ("foreign_load", "round_trip_ns"):
-                if latency[state] is not None:
-                    numbers[f"{state}.{name}"] = latency[state]
-            if latency["is_time"]:
-                prefix = f"{name}_ms" if name != "compute" else ("simulator_ms" if has_no_time(card) else "latency_ms")
-                numbers |= {
-                    f"{prefix}.{stat}": latency[f"{stat}_ms"]
-                    for stat in ("median", "mean", "p90", "min", "max", "std", "low", "high")
-                    if latency.get(f"{stat}_ms") is not None
-                }
-        for name, peer in card["peers"].items():
-            if peer["is_time"]:
-                numbers[f"peer_ms.{name}"] = peer["median_ms"]
-        for name, advantage in card.get("advantages", {}).items():
-            numbers |= {
-                f"advantage.{name}.{k}": advantage[k]
-                for k in ("times_faster", "low", "high")
-                if advantage[k] is not None
-            }
-        if card.get("machine") and card["machine"]["latency"]["is_time"]:
-            numbers["machine_ms.median"] = card["machine"]["latency"]["median_ms"]
-        executed = card.get("executed") or {}
-        numbers |= {name: float(value) for name, value in executed.items()}
-        if not executed:
-            numbers["cold_start_ms"] = sorted(card["cold_start_ms"])[len(card["cold_start_ms"]) // 2]
-        if card.get("first_run_ms") and not executed:
-            numbers["first_run_ms"] = sorted(card["first_run_ms"])[len(card["first_run_ms"]) // 2]
-        if card.get("memory_bytes"):
-            numbers["memory_bytes"] = float(card["memory_bytes"])
-        numbers |= _of_gpu(card) | _of_sizes(card) | bound_metrics(card.get("bounds"))
-        numbers["library_bytes"] = float(card["library_bytes"])
-        numbers["tuning.coverage"] = float(card["coverage"])
-        if card.get("part"):
-            numbers |= {name: float(value) for name, value in card["part"]["metrics"].items()}
+        for name, latency in vars(card.latency).items():
+            numbers[f"undisturbed.{name}"] = latency.undisturbed / latency.turns
+            numbers |= _known(latency, {f"{state}.{name}": state for state in ("foreign_load", "round_trip_ns")})
+            if latency.is_time:
+                prefix = f"{name}_ms" if name != "compute" else ("latency_ms" if card.has_time else "simulator_ms")
+                stats = ("median", "mean", "p90", "min", "max", "std", "low", "high")
+                numbers |= _known(latency, {f"{prefix}.{stat}": f"{stat}_ms" for stat in stats})
+        numbers |= {f"peer_ms.{name}": peer.median_ms for name, peer in card.peers.items() if peer.is_time}
+        for name, advantage in card.advantages.items():
+            numbers |= _known(advantage, {f"advantage.{name}.{k}": k for k in ("times_faster", "low", "high")})
+        if card.machine and card.machine.latency.is_time:
+            numbers["machine_ms.median"] = card.machine.latency.median_ms
+        if card.executed:
+            numbers |= {name: float(value) for name, value in vars(card.executed).items()}
+        else:
+            numbers |= _known(card, {f"{start}_ms": f"median_{start}_ms" for start in ("cold_start", "first_run")})
+        if card.memory_bytes:
+            numbers["memory_bytes"] = float(card.memory_bytes)
+        numbers |= _of_gpu(card) | {metric_of(k): one.median_ms for k, one in card.sizes.items() if one.is_time}
+        numbers |= card.bounds.metrics if isinstance(card.bounds, Bounds) else {}
+        numbers["library_bytes"] = float(card.library_bytes)
+        numbers["tuning.coverage"] = float(card.coverage)
+        numbers |= {name: float(value) for name, value in (card.part.metrics if card.part else {}).items()}
         tuned = self.records["tune"].facts if "tune" in self.records else {}
         numbers |= {f"tuning.{name}": float(tuned[name]) for name in _TUNING if name in tuned}
         kernels = tuned.get("kernels", {})
@@ -326,7 +310,7 @@ class _Recording:
         library.mkdir()
         for name in ("library.so", "manifest.json"):
             shutil.copyfile(self.measurement.path("build", name), library / name)
-        names = [spec.name for spec in input_specs(json.loads(self._text("build", "manifest.json")))]
+        names = [spec.name for spec in read_manifest(library).inputs]
         path = self.measurement.path
         inputs, outputs = golden.golden(path("fetch", "golden.npz"), path("quantize", "reference.npz"), names)
         golden.save(folder / "golden.npz", inputs, outputs)
@@ -339,7 +323,7 @@ class _Recording:
 
         file = self.records["fetch"].outputs.get("evaluation.npz")
         if file is not None:
-            count = self.card["agreement"]["samples"]
+            count = self.card.agreement.samples
             dataset = Dataset(
                 name=f"{self.cell.model} evaluation set",
                 digest=file.sha256[:12],
@@ -350,20 +334,21 @@ class _Recording:
             self.client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "evaluation")])])
 
 
-def _of_sizes(card: dict[str, Any]) -> dict[str, float]:
-    return {metric_of(label): one["median_ms"] for label, one in card.get("sizes", {}).items() if one["is_time"]}
-
-
-def _of_gpu(card: dict[str, Any]) -> dict[str, float]:
+def _of_gpu(card: Scorecard) -> dict[str, float]:
     """Return the numbers that only libraries of a GPU have."""
-    numbers = {f"gpu.{name}": float(value) for name, value in (card.get("gpu") or {}).items()}
-    largest = (card.get("kernel_agreement") or {}).get("largest_error")
-    return numbers | ({} if largest is None else {"kernel_agreement.largest_error": float(largest)})
+    numbers = {f"gpu.{name}": float(value) for name, value in (vars(card.gpu) if card.gpu else {}).items()}
+    return numbers | _known(card.kernel_agreement, {"kernel_agreement.largest_error": "largest_error"})
 
 
-def _agreement(prefix: str, agreement: dict[str, float | None]) -> dict[str, float]:
+def _agreement(prefix: str, agreement: Agreement) -> dict[str, float]:
     """Return the numbers of one comparison under their names; a model with one output has no top-1."""
-    return {f"{prefix}.{k}": float(v) for k, v in agreement.items() if k != "samples" and v is not None}
+    return _known(agreement, {f"{prefix}.{name}": name for name in vars(agreement) if name != "samples"})
+
+
+def _known(part: object, names: Mapping[str, str]) -> dict[str, float]:
+    """Return metric -> number, for those that a part of a scorecard has. names: metric -> attribute."""
+    found = {metric: getattr(part, name, None) for metric, name in names.items()}
+    return {metric: float(value) for metric, value in found.items() if value is not None}
 
 
 def git_commit(root: Path) -> str:

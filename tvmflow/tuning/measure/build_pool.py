@@ -21,6 +21,7 @@ from typing import Any
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.schedules.registry import Knobs
 from tvmflow.support.errors import ToolchainError
+from tvmflow.support.json_values import to_json
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.tuning.measure.build_process import BuildProcess
 from tvmflow.tuning.measure.canary import canary_workload
@@ -172,7 +173,7 @@ class BuildPool:
             "template": request.template,
             "knobs": request.knobs,
             "trace": request.trace,
-            "target": self.target.to_json(),
+            "target": to_json(self.target),
             "path": str(library),
             "self_contained": self.self_contained,
             "estimate": request.estimate,

@@ -38,12 +38,13 @@ def build_kernel(request: dict[str, Any]) -> dict[str, Any]:
     from tvmflow.backends.registry import backend_of
     from tvmflow.codegen.compile import compile_module
     from tvmflow.codegen.network.kernel_library import write_kernel
-    from tvmflow.targets.resolve import from_json
+    from tvmflow.support.json_values import from_json
+    from tvmflow.targets.resolve import ResolvedTarget
     from tvmflow.tuning.records.record import COMPILE_ERROR, ILLEGAL_SCHEDULE, OK, UNKNOWN
 
     try:
         function = _function(request["function"])
-        backend = backend_of(from_json(request["target"]))
+        backend = backend_of(from_json(ResolvedTarget, request["target"]))
         if request.get("trace") is None and not request.get("template"):
             backend = backend.plain
     except Exception as error:  # a missing or truncated file

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tvmflow.backends.backend import Backend
+from tvmflow.ir.tir.kernel_schedules import ESTIMATED
 from tvmflow.ir.tir.workloads import Workload, anchor_extents, operations
-from tvmflow.passes.kernel.apply_schedules import ESTIMATED
 from tvmflow.schedules.registry import Knobs
 from tvmflow.support.progress import Progress
 from tvmflow.tuning.budget import Budget

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, expression
 from tvmflow.frontends.recurrent import ACTIVATIONS, Direction, Layer, States, emit_layer
 from tvmflow.ir.relax.recurrent import Activation, Array
-from tvmflow.ir.tvm_compat import constant_value, shape_of
-from tvmflow.support.errors import UnsupportedOperatorError
+from tvmflow.ir.tvm_compat import shape_of
 
 _ORDER = {"LSTM": [0, 2, 3, 1], "GRU": [0, 1, 2], "RNN": [0]}  # our gates among ONNX's: i, o, f, c; z, r, h
 _PEEPHOLES = [0, 2, 1]  # i, f, o among i, o, f
@@ -29,32 +28,18 @@ _NAMES = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
 _SCALES = ("W_scale", "W_zero_point", "R_scale", "R_zero_point")
 
 
-class RecurrentConverter:
-    """A converter of one operator, in the shape that TVM's importer calls."""
-
-    def __init__(self, operator: str) -> None:
-        self.operator = operator
-
-    def get_converter(self, _opset: int) -> Callable[..., Any]:
-        return partial(convert, self.operator)
-
-
-def converters() -> dict[str, RecurrentConverter]:
-    """Return the converters of this file by operator."""
-    return {name: RecurrentConverter(name) for name in (*_ORDER, "DynamicQuantizeLSTM")}
-
-
-def convert(operator: str, builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any], params: Any) -> Any:
+def _convert(node: Node) -> tuple[Value, ...]:
     """Return the outputs of a node: Y, Y_h and, for an LSTM, Y_c."""
     from tvm import relax
 
+    operator, builder, attrs = node.op, node.emitter.builder, node.attributes
     names = (*_NAMES, *_SCALES)
-    of = {name: value for name, value in zip(names, inputs, strict=False) if value is not None}
-    arrays = {name: _array(operator, name, of[name], params) for name in ("W", "R", "B", "P", *_SCALES) if name in of}
+    of = {name: value for name, value in zip(names, node.inputs, strict=False) if value is not None}
+    arrays = {name: _array(name, of[name]) for name in ("W", "R", "B", "P", *_SCALES) if name in of}
     if operator == "DynamicQuantizeLSTM":
         operator, arrays = "LSTM", _dequantize(arrays)
-    x, by_samples = of["X"], bool(attrs.get("layout", 0))
-    states = [of.get(name) for name in ("initial_h", "initial_c")]
+    x, by_samples = expression(of["X"]), bool(attrs.get("layout", 0))
+    states = [expression(of.get(name)) for name in ("initial_h", "initial_c")]
     if by_samples:
         x, *states = [_swap(builder, value) for value in (x, *states)]
     times, samples, _ = shape_of(x)
@@ -69,7 +54,7 @@ def convert(operator: str, builder: Any, inputs: Sequence[Any], attrs: Mapping[s
             bool(attrs.get("input_forget", 0)),
         ),
         directions,
-        States(states[0], states[1], _lengths(of.get("sequence_lens"), times, params)),
+        States(states[0], states[1], _lengths(of.get("sequence_lens"), times)),
     )
     hidden = shape_of(last[0])[2]
     outputs = builder.emit(relax.op.reshape(outputs, (times, samples, len(directions), hidden)))
@@ -78,24 +63,14 @@ def convert(operator: str, builder: Any, inputs: Sequence[Any], attrs: Mapping[s
         outputs = builder.emit(relax.op.permute_dims(outputs, order))
     else:
         outputs = builder.emit(relax.op.reshape(outputs, (times, len(directions), samples, hidden)))
-    return relax.Tuple([outputs, *((_swap(builder, value) for value in last) if by_samples else last)])
+    return (outputs, *((_swap(builder, value) for value in last) if by_samples else last))
 
 
-def _array(operator: str, name: str, value: Any, params: Any) -> Array:
-    """Return a constant input. Raises UnsupportedOperatorError if it is computed."""
-    tensor = _constant(value, params)
-    if tensor is None:
-        raise UnsupportedOperatorError(
-            f"{operator} whose input {name} is computed in the model", "constant weights", "export it with its weights"
-        )
-    return tensor
-
-
-def _constant(value: Any, params: Any) -> Array | None:
-    from tvm.relax.frontend.onnx.onnx_frontend import get_constant
-
-    tensor = constant_value(get_constant(value, params))
-    return None if tensor is None else np.asarray(tensor.numpy())
+def _array(name: str, value: Value) -> Array:
+    """Return a constant input. Raises RefusedNodeError if it is computed."""
+    if not isinstance(value, np.ndarray):
+        raise RefusedNodeError(f"its input {name} is computed in the model; export it with its weights")
+    return value
 
 
 def _dequantize(arrays: dict[str, Array]) -> dict[str, Array]:
@@ -116,14 +91,11 @@ def _swap(builder: Any, value: Any) -> Any:
     return None if value is None else builder.emit(relax.op.permute_dims(value, [1, 0, 2]))
 
 
-def _lengths(value: Any, times: int, params: Any) -> Any:
+def _lengths(value: Value, times: int) -> Any:
     """Return the times of each sample, None if all are of full length."""
-    from tvm import relax
-
-    tensor = None if value is None else _constant(value, params)
-    if tensor is None:
+    if not isinstance(value, np.ndarray):
         return value
-    return None if np.all(tensor == times) else relax.const(tensor.astype(np.int32), "int32")
+    return None if np.all(value == times) else expression(value.astype(np.int32))
 
 
 def _directions(operator: str, arrays: Mapping[str, Array], attrs: Mapping[str, Any]) -> list[Direction]:
@@ -171,3 +143,7 @@ def _activations(operator: str, directions: int, attrs: Mapping[str, Any]) -> li
         ]
         found.append(Activation(name, *values))
     return [tuple(found[at * len(default) : (at + 1) * len(default)]) for at in range(directions)]
+
+
+RECURRENT = dict.fromkeys(_ORDER, _convert)
+RECURRENT_CONTRIB = {"DynamicQuantizeLSTM": _convert}

@@ -1,0 +1,1 @@
+"""Run the operator tests that a framework ships with its format through import and build."""

@@ -1,0 +1,377 @@
+"""PyTorch operators: import, build and run the samples of PyTorch's own operator database, compared with PyTorch.
+
+    python -m bench.conformance_torch [--only NAME ...] [--results FILE] [--workers N] [--seconds S]
+
+Counted are samples whose program, decomposed by PyTorch, has core ATen operators only (`torch.Tag.core`) and real
+numbers; `other` are those with further operators. Not countable: shapes that depend on values, random numbers, complex
+and sparse tensors, training, control flow by values. A sample passes with the dtypes, shapes and values of PyTorch; it
+is refused by an error that names an operator; it is raw by any other error, or when its process dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+VERDICTS = ("passed", "refused", "wrong", "raw", "uncountable")
+_SECONDS = 300.0  # for all samples of an operator
+
+
+def judge_operator(name: str) -> Iterator[dict[str, Any]]:
+    """Yield a record for each sample of an operator: operator, sample, verdict, reason, calls, core."""
+    from bench.torch_samples import samples_of
+
+    samples = list(samples_of(name))
+    together = _judge_together(samples)
+    for place, sample in enumerate(samples):
+        verdict, reason, calls = (together or {}).get(place) or judge(sample)
+        yield {
+            "operator": name,
+            "sample": sample.label,
+            "verdict": verdict,
+            "reason": reason,
+            "calls": sorted(calls),
+            "core": all(_is_core(call) for call in calls),
+        }
+
+
+def _judge_together(samples: Sequence[Any]) -> dict[int, tuple[str, str, set[str]]] | None:
+    """Judge samples in one program; None if that fails, so that each is judged by itself."""
+    from bench.torch_samples import Together
+
+    if len(samples) < 2 or any(_uncountable_inputs(one) for one in samples):
+        return None
+    try:
+        inputs = [tensor for one in samples for tensor in one.inputs]
+        wanted = [_outputs_of(one) for one in samples]
+        found, calls = _compute(Together(samples).eval(), inputs)
+        if any(isinstance(one, str) for one in wanted) or len(found) != sum(len(one) for one in wanted):
+            return None
+    except Exception:
+        return None
+    verdicts, first = {}, 0
+    for place, expected in enumerate(wanted):
+        difference = _difference(found[first : first + len(expected)], expected)
+        first += len(expected)
+        if difference is None:
+            verdicts[place] = ("passed", "", calls)
+    if not all(_is_core(call) for call in calls):  # whose they are is not known
+        return {place: (verdict, reason, _calls_of(samples[place])) for place, (verdict, reason, _) in verdicts.items()}
+    return verdicts
+
+
+def _calls_of(sample: Any) -> set[str]:
+    model = _model(sample.module, sample.inputs)
+    return _calls(model.exported().run_decompositions())
+
+
+def judge(sample: Any) -> tuple[str, str, set[str]]:
+    """Return verdict, reason, and the operators of the decomposed program of a sample."""
+    from tvmflow.support.errors import TvmflowError
+
+    if reason := _uncountable_inputs(sample):
+        return "uncountable", reason, set()
+    wanted = _outputs_of(sample)
+    if isinstance(wanted, str):
+        return "uncountable", wanted, set()
+    try:
+        program = _model(sample.module, sample.inputs).exported().run_decompositions()
+    except Exception as error:  # whatever the exporter raises
+        return "uncountable", f"torch.export: {_first_line(error)}", set()
+    calls = _calls(program)
+    if reason := _uncountable_program(program):
+        return "uncountable", reason, calls
+    try:
+        found, _ = _compute(sample.module, sample.inputs)
+    except TvmflowError as error:
+        named = any(call.split(".")[1] in str(error) for call in calls)
+        return ("refused" if named else "raw"), f"{type(error).__name__}: {_first_line(error)}", calls
+    except Exception as error:
+        return "raw", f"{type(error).__name__}: {_first_line(error)}", calls
+    difference = _difference(_with_places(sample, found, wanted, calls), wanted)
+    return ("passed", "", calls) if difference is None else ("wrong", difference, calls)
+
+
+def _model(module: Any, inputs: Sequence[Any]) -> Any:
+    from bench.torch_samples import specs_of
+    from tvmflow.frontends.pytorch.exported_program import ExportedModel
+
+    return ExportedModel(module, specs_of(inputs))
+
+
+def _compute(module: Any, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], set[str]]:
+    """Import, build and run a module; return its outputs and the operators of its decomposed program."""
+    from tvmflow.backends.cpu import host_backend
+    from tvmflow.codegen.compile import LocalRunner
+    from tvmflow.passes.pipeline import canonicalize
+
+    model = _model(module, inputs)
+    runner = LocalRunner.of_plain(canonicalize(model.to_relax()), host_backend())
+    calls = _calls(model.exported().run_decompositions())
+    return runner.run(*(one.numpy() for one in inputs)), calls
+
+
+def _calls(program: Any) -> set[str]:
+    return {
+        str(node.target)
+        for node in program.graph_module.graph.nodes
+        if node.op == "call_function" and hasattr(node.target, "_schema")
+    }
+
+
+def _is_core(call: str) -> bool:
+    import torch
+
+    space, name, overload = call.split(".")
+    if space != "aten":
+        return False
+    return torch.Tag.core in getattr(getattr(torch.ops.aten, name), overload).tags or name in _NEAR_CORE
+
+
+# What decompositions leave beside core operators: checks, copies, and a few that every exporter writes.
+_NEAR_CORE = frozenset({"_assert_tensor_metadata", "lift_fresh_copy", "empty_like", "_assert_async", "_assert_scalar"})
+
+
+def _uncountable_inputs(sample: Any) -> str:
+    import torch
+
+    for one in sample.inputs:
+        if one.layout is not torch.strided:
+            return "sparse"
+        if one.is_complex():
+            return "complex"
+        if str(one.dtype).removeprefix("torch.") not in ("float32", "float64", "int64", "int32", "bool", "uint8"):
+            return f"input of {one.dtype}"
+    return "" if sample.inputs else "no input"
+
+
+def _outputs_of(sample: Any) -> tuple[Any, ...] | str:
+    """Return PyTorch's outputs, or why they cannot be compared."""
+    import torch
+    from torch.utils import _pytree
+
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            leaves = _pytree.tree_leaves(sample.module(*(one.clone() for one in sample.inputs)))
+    except Exception as error:
+        return f"PyTorch: {_first_line(error)}"
+    if not leaves or not all(isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided for leaf in leaves):
+        return "an output that is no tensor"
+    if any(leaf.is_complex() for leaf in leaves):
+        return "complex"
+    if any(leaf.dtype in (torch.bfloat16, torch.float16) or leaf.is_quantized for leaf in leaves):
+        return "narrow floats"
+    return tuple(leaf.numpy() for leaf in leaves)
+
+
+def _uncountable_program(program: Any) -> str:
+    import torch
+
+    for node in program.graph_module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        tags = getattr(node.target, "tags", ())
+        if torch.Tag.nondeterministic_seeded in tags:
+            return "random numbers"
+        values = node.meta.get("val")
+        for value in values if isinstance(values, (tuple, list)) else [values]:
+            if isinstance(value, torch.Tensor) and not all(isinstance(extent, int) for extent in value.shape):
+                return "a shape that depends on values"
+            if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                return "a number that depends on values"
+        name = str(node.target)
+        if name.startswith(("aten.empty", "aten.new_empty")) and node.users:
+            return "uninitialized memory"
+        if name.startswith(("aten._native_batch_norm_legit.default", "aten._native_batch_norm_legit_functional")):
+            return "training"
+    return ""
+
+
+_OF_ANY_PLACE = {"aten.topk.default", "aten.kthvalue.default", "aten.median.dim", "aten.mode.default"}
+
+
+def _with_places(sample: Any, found: Sequence[Any], wanted: Sequence[Any], calls: set[str]) -> Sequence[Any]:
+    """Return outputs with PyTorch's places of equal values, where ours hold the same: it promises none of them."""
+    if not calls & _OF_ANY_PLACE or len(found) != 2 or found[1].shape != wanted[1].shape or not found[1].ndim:
+        return found
+    data = sample.inputs[0].numpy()
+    for axis in range(data.ndim):
+        lone = np.expand_dims(found[0], axis) if found[0].ndim < data.ndim else found[0]
+        places = np.expand_dims(found[1], axis) if found[1].ndim < data.ndim else found[1]
+        around = [extent for at, extent in enumerate(data.shape) if at != axis]
+        if [extent for at, extent in enumerate(lone.shape) if at != axis] != around or places.max() >= data.shape[axis]:
+            continue
+        if np.array_equal(np.take_along_axis(data, places, axis), lone):
+            return (found[0], wanted[1])
+    return found
+
+
+def _difference(found: Sequence[Any], wanted: Sequence[Any]) -> str | None:
+    """Return how outputs differ from PyTorch's; None if they do not."""
+    if len(found) != len(wanted):
+        return f"{len(found)} outputs, not {len(wanted)}"
+    for place, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
+        if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
+            return f"output {place}: {ours.dtype} {list(ours.shape)}, not {theirs.dtype} {list(theirs.shape)}"
+        if not _equal(ours, theirs):
+            at = np.argwhere(~np.isclose(ours, theirs, rtol=1e-4, atol=1e-5, equal_nan=True))
+            at = tuple(at[0]) if len(at) else (0,) * ours.ndim
+            return f"output {place} at {[int(x) for x in at]}: {ours[at]}, not {theirs[at]}"
+    return None
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    if theirs.dtype.kind != "f":
+        return bool(np.array_equal(ours, theirs))
+    finite = np.abs(theirs[np.isfinite(theirs)])
+    scale = min(1.0, float(finite.max())) if finite.size else 1.0
+    return bool(np.allclose(ours, theirs, rtol=1e-4, atol=1e-5 * max(scale, 0.1), equal_nan=True))
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+    return (lines[0] if len(lines) < 2 or len(lines[0]) > 30 else f"{lines[0]} {lines[1]}")[:240]
+
+
+def _work() -> None:
+    """Judge the operators named on standard input, one a line; write a record a line, and `done` behind each."""
+    warnings.simplefilter("ignore")
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        try:
+            for record in judge_operator(line.rstrip("\n")):
+                print(json.dumps(record), file=out, flush=True)
+        except Exception as error:  # samples that cannot be made
+            record = {"operator": line.strip(), "sample": "", "reason": f"samples: {error}"[:200]}
+            print(json.dumps(record | {"verdict": "uncountable", "calls": [], "core": False}), file=out, flush=True)
+        print("done", file=out, flush=True)
+
+
+class _Worker:
+    """A process that judges operators; one that dies or takes too long is replaced."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+        self.name, self.records, self.until = "", [], 0.0  # type: ignore[var-annotated]
+
+    def start(self, name: str, seconds: float) -> None:
+        if self.process is None or self.process.poll() is not None:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "bench.conformance_torch", "--worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        assert self.process.stdin is not None
+        self.name, self.records, self.until = name, [], time.monotonic() + seconds
+        print(name, file=self.process.stdin, flush=True)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def broken(self, reason: str) -> dict[str, Any]:
+        self.stop()
+        found = {"operator": self.name, "sample": f"after {len(self.records)}", "verdict": "raw", "reason": reason}
+        return found | {"calls": [], "core": True}
+
+
+def judge_all(names: Iterable[str], workers: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield the records of operators, judged in processes of their own."""
+    todo, selector = list(names)[::-1], selectors.DefaultSelector()
+    busy: set[_Worker] = set()
+    idle = [_Worker() for _ in range(max(1, min(workers, len(todo))))]
+    while todo or busy:
+        while todo and idle:
+            worker = idle.pop()
+            fresh = worker.process is None
+            worker.start(todo.pop(), seconds)
+            assert worker.process is not None and worker.process.stdout is not None
+            if fresh:
+                selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+            busy.add(worker)
+        for key, _ in selector.select(1.0):
+            line = key.fileobj.readline()  # type: ignore[union-attr]
+            if line == "done\n" or not line:
+                if not line:
+                    selector.unregister(key.fileobj)
+                    key.data.records.append(key.data.broken("its process died"))
+                yield from key.data.records
+                busy.discard(key.data)
+                idle.append(key.data)
+            else:
+                key.data.records.append(json.loads(line))
+        for worker in [one for one in busy if time.monotonic() > one.until]:
+            assert worker.process is not None and worker.process.stdout is not None
+            selector.unregister(worker.process.stdout)
+            yield from [*worker.records, worker.broken(f"more than {seconds:.0f} s")]
+            busy.discard(worker)
+            idle.append(worker)
+    for worker in idle:
+        worker.stop()
+
+
+def show(records: Sequence[dict[str, Any]]) -> str:
+    """Return the counts by operator, what does not pass, and the totals."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for record in records:
+        counts[record["operator"]][record["verdict"]] += 1
+    lines = [f"{'operator':44s}" + "".join(f"{one:>12s}" for one in VERDICTS)]
+    lines += [f"{name:44s}" + "".join(f"{row[one] or '':>12}" for one in VERDICTS) for name, row in counts.items()]
+    lines += [
+        f"{one['verdict']}: {one['operator']} {one['sample']}: {one['reason']}"
+        for one in records
+        if one["verdict"] in ("refused", "wrong", "raw")
+    ]
+    for title, chosen in (("core", True), ("other", False)):
+        total = Counter(one["verdict"] for one in records if one["core"] is chosen)
+        countable = sum(total[one] for one in VERDICTS[:4])
+        share = f" ({100 * total['passed'] / countable:.1f} % of {countable} pass)" if countable else ""
+        lines.append(f"{title}: " + ", ".join(f"{total[one]} {one}" for one in VERDICTS) + share)
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Judge the operators; return 1 if one is wrong or raw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[], help="operators, with wildcards")
+    parser.add_argument("--results", type=Path, help="write the records here, as JSON")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=_SECONDS, help="for all samples of an operator")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.worker:
+        _work()
+        return 0
+    from bench.torch_samples import operator_names
+
+    names = [name for name in operator_names() if not options.only or any(fnmatch(name, one) for one in options.only)]
+    records = []
+    for record in judge_all(names, options.workers, options.seconds):
+        records.append(record)
+        if options.results:
+            options.results.write_text(json.dumps(records), encoding="utf-8")
+    print(show(records))
+    return int(any(one["verdict"] in ("wrong", "raw") for one in records))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""ReduceMax and ReduceMin. TVM's start at the largest finite number, which they return for rows of infinities."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tvmflow.frontends.onnx.nodes import Converter, Node, Value, dims, dtype_of, is_float, numpy_type
+
+
+def reduced_axes(node: Node) -> list[int]:
+    """Return the axes that a reduction removes; none where `noop_with_empty_axes` says so."""
+    rank = len(dims(node.inputs[0]))
+    axes = node.numbers(1, "axes")
+    if not axes:
+        return [] if node.attributes.get("noop_with_empty_axes", 0) else list(range(rank))
+    return sorted(axis % rank for axis in axes)
+
+
+def _extreme(operator: str) -> Converter:
+    def convert(node: Node) -> Value:
+        x, r = node.inputs[0], node.emitter
+        axes, keepdims = reduced_axes(node), bool(node.attributes.get("keepdims", 1))
+        if not axes:
+            return x
+        dtype = dtype_of(x)
+        if dtype == "bool":
+            found = getattr(r, operator)(r.cast(x, "uint8"), axes, keepdims)
+            return r.not_equal(found, np.uint8(0))
+        found = getattr(r, operator)(x, axes, keepdims)
+        if not is_float(x):
+            return found
+        limit = np.asarray((-1 if operator == "max" else 1) * _largest(dtype)).astype(numpy_type(dtype))
+        # Then all values are the limit or the infinity beyond: the first one says which.
+        first = r.strided_slice(x, axes, [0] * len(axes), [1] * len(axes))
+        return r.where(r.equal(found, limit), r.reshape_to(first, dims(found)), found)
+
+    return convert
+
+
+def _largest(dtype: str) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(numpy_type(dtype)).max)
+
+
+REDUCTIONS = {"ReduceMax": _extreme("max"), "ReduceMin": _extreme("min")}

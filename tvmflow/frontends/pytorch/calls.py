@@ -1,0 +1,190 @@
+"""Describe a call of a PyTorch operator to its converter: arguments by name, shapes, types, and a builder of Relax.
+
+Sizes are numbers; a call with dynamic sizes is converted by TVM's importer, through `Call.by_tvm`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from tvmflow.ir.tvm_compat import type_of
+
+
+class Builder:
+    """Emits operators of Relax, by their names; `nn__pad` is `nn.pad`."""
+
+    def __init__(self, importer: Any) -> None:
+        self._builder = importer.block_builder
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        from tvm import relax
+
+        operator = relax.op
+        for part in name.split("__"):
+            operator = getattr(operator, part)
+        return lambda *args, **options: self._builder.emit(operator(*args, **options))
+
+    def cast(self, value: Any, dtype: str) -> Any:
+        """Return a value in a type; numbers other than zero are true."""
+        found = type_name(value)
+        if found == dtype:
+            return value
+        return self.not_equal(value, constant(0, found)) if dtype == "bool" else self.astype(value, dtype)
+
+    def shaped(self, value: Any, shape: Sequence[int]) -> Any:
+        return value if shape_of(value) == tuple(shape) else self.reshape(value, tuple(shape))
+
+    def expanded(self, value: Any, shape: Sequence[int]) -> Any:
+        return value if shape_of(value) == tuple(shape) else self.broadcast_to(value, tuple(shape))
+
+
+def constant(value: Any, dtype: str) -> Any:
+    from tvm import relax
+
+    return relax.const(np.asarray(value).astype(dtype), dtype)
+
+
+def type_name(value: Any) -> str:
+    """Return the element type of a Relax value."""
+    found = type_of(value).dtype
+    return str(getattr(found, "dtype", found))
+
+
+def is_float(dtype: str) -> bool:
+    return "float" in dtype
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Return the shape of a Relax value. Raises NotImplementedError for a dynamic size."""
+    sizes = tuple(type_of(value).shape)
+    if not all(hasattr(size, "value") for size in sizes):
+        raise NotImplementedError("dynamic sizes")
+    return tuple(int(size.value) for size in sizes)
+
+
+class Call:
+    """A call of an operator in a torch.export program.
+
+    node: the torch.fx.Node; r: the builder of Relax.
+    """
+
+    def __init__(self, node: Any, importer: Any) -> None:
+        self.node, self._importer, self.r = node, importer, Builder(importer)
+
+    @functools.cached_property
+    def given(self) -> dict[str, Any]:
+        """Return the arguments by the names of the operator's schema, with its defaults."""
+        return {
+            parameter.name: self.node.args[place]
+            if place < len(self.node.args)
+            else self.node.kwargs.get(
+                parameter.name, parameter.default_value if parameter.has_default_value() else None
+            )
+            for place, parameter in enumerate(self.node.target._schema.arguments)
+        }
+
+    def __getitem__(self, name: str) -> Any:
+        return self.given.get(name)
+
+    def is_tensor(self, name: str) -> bool:
+        return hasattr(self[name], "meta")
+
+    def value(self, name: str, dtype: str | None = None) -> Any:
+        """Return the Relax value of an argument, a tensor or a number, in a type."""
+        return self.of(self[name], dtype)
+
+    def of(self, argument: Any, dtype: str | None = None) -> Any:
+        """Return the Relax value of a node or number, in a type."""
+        if not hasattr(argument, "meta"):
+            return constant(argument, dtype or self.dtype)
+        value = self._importer.env[argument]
+        return value if dtype is None else self.r.cast(value, dtype)
+
+    def values(self, name: str) -> list[Any]:
+        """Return the Relax values of a list of tensors."""
+        return [self.of(one) for one in self[name]]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return node_shape(self[name])
+
+    def type(self, name: str) -> str:
+        return node_type(self[name])
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        return node_shape(self.node)
+
+    @property
+    def dtype(self) -> str:
+        """Return the element type of the result, of the first for several."""
+        found = self.node.meta["val"]
+        return _name(found[0] if isinstance(found, (tuple, list)) else found)
+
+    @property
+    def promoted(self) -> str:
+        """Return the common type of `self` and `other`."""
+        import torch
+
+        values = [part.meta["val"] if hasattr(part, "meta") else part for part in (self["self"], self["other"])]
+        return str(torch.result_type(*values)).removeprefix("torch.")
+
+    def uses(self, place: int) -> bool:
+        """Return whether the program reads this part of a result of several."""
+        return any(
+            user.args[1] == place for user in self.node.users if getattr(user.target, "__name__", "") == "getitem"
+        )
+
+    def pack(self, *values: Any) -> tuple[Any, ...]:
+        """Return several results."""
+        return values
+
+    @contextmanager
+    def replacing(self, change: Callable[[Any], Any]) -> Iterator[None]:
+        """Change the values of the arguments within a context."""
+        env, nodes = self._importer.env, self.node.all_input_nodes
+        before = {node: env[node] for node in nodes}
+        try:
+            env.update({node: change(value) for node, value in before.items()})
+            yield
+        finally:
+            env.update(before)
+
+    def by_tvm(self) -> Any:
+        """Convert as TVM's importer does."""
+        importer = self._importer
+        return type(importer).create_convert_map(importer)[self.node.target.__name__](self.node)
+
+
+def _name(value: Any) -> str:
+    """Return the element type of a tensor; of a complex one, that of its parts."""
+    name = str(value.dtype).removeprefix("torch.")
+    return {"complex64": "float32", "complex128": "float64"}.get(name, name)
+
+
+def node_type(node: Any) -> str:
+    return _name(node.meta["val"])
+
+
+def node_shape(node: Any) -> tuple[int, ...]:
+    """Return the shape of a node's value. Raises NotImplementedError for a dynamic size."""
+    shape = tuple(node.meta["val"].shape)
+    if not all(isinstance(extent, int) for extent in shape):
+        raise NotImplementedError("dynamic sizes")
+    return shape
+
+
+def has_dynamic_sizes(node: Any) -> bool:
+    """Return whether a size of a node's result or tensors is no number."""
+    found = [part.meta.get("val") for part in (node, *node.all_input_nodes)]
+    parts = [part for one in found for part in (one if isinstance(one, (tuple, list)) else [one])]
+    return any(not isinstance(extent, int) for part in parts if hasattr(part, "shape") for extent in part.shape) or any(
+        hasattr(part, "node") and not hasattr(part, "shape") for part in parts
+    )
+
+
+Convert = Callable[[Call], Any]

@@ -1,0 +1,254 @@
+"""Write operators that have no converter in terms of others, in PyTorch: these run while a program is decomposed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def decompositions() -> Any:
+    """Return PyTorch's table of decompositions into core operators, with ours."""
+    import torch
+
+    table = torch.export.default_decompositions()
+    for name, function in _OWN.items():
+        table.update(dict.fromkeys(_overloads(name), function))
+    return table
+
+
+def _overloads(name: str) -> Iterator[Any]:
+    """Yield the overloads of an operator that do not write into an argument, or the one that is named."""
+    import torch
+
+    name, _, wanted = name.partition(".")
+    packet = getattr(torch.ops.aten, name)
+    if wanted:
+        yield getattr(packet, wanted)
+        return
+    for overload in packet.overloads():
+        found = getattr(packet, overload)
+        if not found._schema.is_mutable and not overload.endswith("out"):
+            yield found
+
+
+def _float(x: Any) -> Any:
+    """Return integers as floats."""
+    import torch
+
+    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+
+
+def _addmv(x: Any, matrix: Any, vector: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    product = _times((matrix @ vector.unsqueeze(-1)).squeeze(-1), alpha)
+    return product if beta == 0 else product + _times(x, beta)
+
+
+def _addbmm(x: Any, one: Any, other: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    product = _times((one @ other).sum(0), alpha)
+    return product if beta == 0 else product + _times(x, beta)
+
+
+def _times(x: Any, factor: Any) -> Any:
+    return x if factor == 1 else x * factor
+
+
+def _dot(one: Any, other: Any) -> Any:
+    return (one * other).sum()
+
+
+def _mv(matrix: Any, vector: Any) -> Any:
+    return (matrix * vector).sum(-1)
+
+
+def _is_negative(x: Any) -> Any:
+    """Return whether the sign is set, also that of zero."""
+    if not x.is_floating_point():
+        return x < 0
+    return (x < 0) | ((x == 0) & (1 / x < 0))
+
+
+def _signbit(x: Any) -> Any:
+    import torch
+
+    return torch.zeros_like(x) if x.dtype == torch.bool else _is_negative(x)
+
+
+def _copysign(x: Any, other: Any) -> Any:
+    import torch
+
+    sign = other if isinstance(other, torch.Tensor) else torch.full((), other)
+    size = _float(x).abs()
+    return torch.where(_is_negative(sign), -size, size)
+
+
+def _ignoring_nan(choose: str) -> Callable[..., Any]:
+    def extreme(one: Any, other: Any) -> Any:
+        import torch
+
+        found = getattr(torch, choose)(one, other)
+        if not found.is_floating_point():
+            return found
+        return torch.where(one.isnan(), other, torch.where(other.isnan(), one, found))
+
+    return extreme
+
+
+def _exp2(x: Any) -> Any:
+    import torch
+
+    return torch.pow(2.0, _float(x))
+
+
+_STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680)
+_SHIFT = 8  # from which on Stirling's series is exact in float32
+
+
+def _lgamma(x: Any) -> Any:
+    """Return log |gamma(x)| by Stirling's series; below 8 by recursion, below 1/2 by reflection."""
+    import torch
+
+    x = _float(x)
+    reflected = x < 0.5
+    y = torch.where(reflected, 1 - x, x)
+    small = y < _SHIFT
+    product = torch.ones_like(y)
+    for step in range(_SHIFT):
+        product = product * torch.where(small, y + step, 1.0)
+    z = torch.where(small, y + _SHIFT, y)
+    series = sum(factor * z ** -(2 * place + 1) for place, factor in enumerate(_STIRLING))
+    found = (z - 0.5) * z.log() - z + 0.5 * math.log(2 * math.pi) + series - product.log()
+    found = torch.where(y == math.inf, y, found)
+    sine = (math.pi * (x - x.round())).sin().abs()
+    found = torch.where(reflected, math.log(math.pi) - sine.log() - found, found)
+    return torch.where(x == -math.inf, math.inf, found)
+
+
+_DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240)
+
+
+def _digamma(x: Any) -> Any:
+    """Return the derivative of log gamma by its series; below 8 by recursion, below zero by reflection."""
+    import torch
+
+    x = _float(x)
+    reflected = x < 0
+    y = torch.where(reflected, 1 - x, x)
+    small = y < _SHIFT
+    steps = torch.zeros_like(y)
+    for step in range(_SHIFT):
+        steps = steps + torch.where(small, 1 / (y + step), 0.0)
+    z = torch.where(small, y + _SHIFT, y)
+    series = sum(factor * z ** -(2 * place + 2) for place, factor in enumerate(_DIGAMMA))
+    found = z.log() - 0.5 / z - series - steps
+    turned = math.pi * (x - x.round())
+    found = torch.where(reflected, found - math.pi * turned.cos() / turned.sin(), found)
+    return torch.where(reflected & (x == x.round()), math.nan, found)
+
+
+# M. Giles, Approximating the erfinv function, 2010: single precision.
+_ERFINV_CENTRE = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087)
+_ERFINV_CENTRE += (-0.00125372503, -0.00417768164, 0.246640727, 1.50140941)
+_ERFINV_TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773)
+_ERFINV_TAIL += (-0.0076224613, 0.00943887047, 1.00167406, 2.83297682)
+
+
+def _erfinv(x: Any) -> Any:
+    import torch
+
+    x = _float(x)
+    w = -((1 - x) * (1 + x)).log()
+    centre, tail = w - 2.5, w.clamp(min=5).sqrt() - 3
+    near = torch.full_like(x, _ERFINV_CENTRE[0])
+    far = torch.full_like(x, _ERFINV_TAIL[0])
+    for one, other in zip(_ERFINV_CENTRE[1:], _ERFINV_TAIL[1:], strict=True):
+        near, far = one + near * centre, other + far * tail
+    found = torch.where(w < 5, near, far) * x
+    return torch.where(x.abs() == 1, x * math.inf, found)
+
+
+def _logcumsumexp(x: Any, axis: int) -> Any:
+    """Return the logarithm of the running sum of exponentials, each sum by itself."""
+    import torch
+
+    if not x.ndim:
+        return x.clone()
+    moved = x.movedim(axis, -1)
+    extent = moved.shape[-1]
+    before = torch.ones(extent, extent, dtype=torch.bool).tril()
+    spread = torch.where(before, moved.unsqueeze(-2), -math.inf)
+    return spread.logsumexp(-1).movedim(-1, axis)
+
+
+def _embedding_bag(
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    """Return the sum, mean (1) or maximum (2) of the rows of each bag: by which bag every index belongs to."""
+    import torch
+
+    bags = offsets.shape[0] - include_last_offset
+    places = torch.arange(indices.shape[0])
+    bag = (places[:, None] >= offsets[:bags]).sum(-1) - 1
+    member = bag == torch.arange(bags)[:, None]  # (bags, indices)
+    if padding_idx >= 0:
+        member = member & (indices != padding_idx)
+    rows = weight.index_select(0, indices)
+    count = member.sum(-1)
+    if mode == 2:
+        found = torch.where(member[..., None], rows, -math.inf).amax(1)
+        found = torch.where(count[:, None] > 0, found, 0.0)
+    else:
+        rows = rows if per_sample_weights is None else rows * per_sample_weights[:, None]
+        found = member.to(rows.dtype) @ rows
+        found = found / count.clamp(min=1)[:, None] if mode == 1 else found
+    return found, bag, count, torch.zeros_like(offsets)
+
+
+def _put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
+    import torch
+
+    flat = torch.index_put(x.reshape(-1), [index.reshape(-1)], source.reshape(-1), accumulate)
+    return flat.reshape(x.shape)
+
+
+def _round_to_decimals(x: Any, *, decimals: int = 0) -> Any:
+    """Round to a number of decimals."""
+    if not x.is_floating_point():
+        return x.clone()
+    scale = 10.0 ** abs(decimals)
+    return (x * scale).round() / scale if decimals > 0 else (x / scale).round() * scale
+
+
+_OWN: dict[str, Callable[..., Any]] = {
+    "addmv": _addmv,
+    "addbmm": _addbmm,
+    "dot": _dot,
+    "vdot": _dot,
+    "mv": _mv,
+    "signbit": _signbit,
+    "copysign": _copysign,
+    "fmax": _ignoring_nan("maximum"),
+    "fmin": _ignoring_nan("minimum"),
+    "exp2": _exp2,
+    "lgamma": _lgamma,
+    "digamma": _digamma,
+    "erfinv": _erfinv,
+    "logcumsumexp": _logcumsumexp,
+    "_embedding_bag": _embedding_bag,
+    "_embedding_bag_forward_only": _embedding_bag,
+    "put": _put,
+    "round.decimals": _round_to_decimals,
+}
+
+
+def decomposed_names() -> frozenset[str]:
+    """Return the names, without overloads, of the operators decomposed here."""
+    return frozenset(name.split(".")[0] for name in _OWN)

@@ -1,0 +1,176 @@
+"""Convert elementwise functions of one tensor of PyTorch, choices between values, and casts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvmflow.frontends.pytorch.arithmetic import extreme_of
+from tvmflow.frontends.pytorch.calls import Call, Convert, constant, is_float, shape_of, type_name
+
+
+def _of_floats(name: str) -> Convert:
+    """Return a converter of a function whose result is a float also for integers."""
+    return lambda call: getattr(call.r, name)(call.value("self", call.dtype))
+
+
+def _rounding(name: str) -> Convert:
+    """Return a converter of a rounding function, which leaves integers as they are."""
+    return lambda call: (
+        getattr(call.r, name)(call.value("self")) if is_float(call.dtype) else call.value("self", call.dtype)
+    )
+
+
+def _log1p(call: Call) -> Any:
+    """Convert log1p, near zero by its series: compilers take 1 + x - 1 for x."""
+    r, dtype = call.r, call.dtype
+    x = call.value("self", dtype)
+    series = constant(-1 / 8, dtype)
+    for power in range(7, 0, -1):
+        series = r.add(r.multiply(series, x), constant((-1) ** (power + 1) / power, dtype))
+    near = r.less(r.abs(x), constant(0.1, dtype))
+    return r.where(near, r.multiply(series, x), r.log(r.add(x, constant(1, dtype))))
+
+
+def _expm1(call: Call) -> Any:
+    """Convert expm1, near zero by its series."""
+    r, dtype = call.r, call.dtype
+    x = call.value("self", dtype)
+    series = constant(1 / 120, dtype)
+    for factor in (1 / 24, 1 / 6, 1 / 2, 1.0):
+        series = r.add(r.multiply(series, x), constant(factor, dtype))
+    near = r.less(r.abs(x), constant(0.1, dtype))
+    return r.where(near, r.multiply(series, x), r.subtract(r.exp(x), constant(1, dtype)))
+
+
+def _scaled_log(base: float) -> Convert:
+    return lambda call: call.r.multiply(
+        call.r.log(call.value("self", call.dtype)), constant(1 / math.log(base), call.dtype)
+    )
+
+
+def _absolute(call: Call) -> Any:
+    x = call.value("self")
+    return x if type_name(x) in ("bool", "uint8") else call.r.abs(x)
+
+
+def _sign(call: Call) -> Any:
+    x, r = call.value("self"), call.r
+    dtype = type_name(x)
+    if dtype == "bool":
+        return x
+    zero = constant(0, dtype)
+    return r.subtract(r.astype(r.greater(x, zero), dtype), r.astype(r.less(x, zero), dtype))
+
+
+def _is(test: str) -> Convert:
+    """Return a converter of isnan, isinf and isfinite, which are known for integers."""
+
+    def convert(call: Call) -> Any:
+        r, x = call.r, call.value("self")
+        if not is_float(type_name(x)):
+            return r.expanded(constant(test == "isfinite", "bool"), call.out_shape)
+        if test == "isnan":
+            return r.isnan(x)
+        dtype = type_name(x)
+        is_infinite = r.equal(r.abs(x), constant(math.inf, dtype))
+        if test == "isinf":
+            return is_infinite
+        return r.less(r.abs(x), constant(math.inf, dtype))
+
+    return convert
+
+
+def _relu(call: Call) -> Any:
+    x = call.value("self")
+    return call.r.nn__relu(x) if is_float(type_name(x)) else call.r.maximum(x, constant(0, type_name(x)))
+
+
+def _clamp(call: Call) -> Any:
+    """Convert clamp, also hardtanh; its upper bound wins, and NaN stays."""
+    r, dtype = call.r, call.dtype
+    x = call.value("self", dtype)
+    names = ("min_val", "max_val") if "min_val" in call.given else ("min", "max")
+    low, high = (call[name] for name in names)
+    numbers = not any(hasattr(bound, "meta") for bound in (low, high))
+    if numbers and is_float(dtype):
+        if low is not None and high is not None and low > high:
+            return r.expanded(constant(high, dtype), shape_of(x))
+        if not any(bound is not None and math.isnan(bound) for bound in (low, high)):
+            return r.clip(x, -math.inf if low is None else low, math.inf if high is None else high)
+    if low is not None:
+        x = extreme_of(call, "maximum", x, call.of(low, dtype))
+    return x if high is None else extreme_of(call, "minimum", x, call.of(high, dtype))
+
+
+def _where(call: Call) -> Any:
+    dtype, r = call.dtype, call.r
+    condition = call.value("condition", "bool")
+    a, b = call.value("self", dtype), call.value("other", dtype)
+    if dtype != "bool":
+        return r.where(condition, a, b)
+    return r.cast(r.where(condition, r.astype(a, "int8"), r.astype(b, "int8")), "bool")
+
+
+def _copy(call: Call) -> Any:
+    """Convert a copy to another type."""
+    return call.value("self", call.dtype)
+
+
+def _elu(call: Call) -> Any:
+    """Convert elu, also for selu and celu, with its factors, which TVM ignores."""
+    r, dtype, x = call.r, call.dtype, call.value("self")
+    alpha, scale, inner = (constant(call[name], dtype) for name in ("alpha", "scale", "input_scale"))
+    below = r.multiply(r.subtract(r.exp(r.multiply(x, inner)), constant(1.0, dtype)), alpha)
+    return r.multiply(r.where(r.greater(x, constant(0.0, dtype)), x, below), scale)
+
+
+def _leaky_relu(call: Call) -> Any:
+    return call.r.nn__leakyrelu(call.value("self"), float(call["negative_slope"]))
+
+
+_FLOAT_FUNCTIONS = {
+    name: name
+    for name in "acos acosh asin asinh atan atanh cos cosh erf exp log sigmoid sin sinh sqrt rsqrt tan tanh".split()
+}
+
+FUNCTIONS: dict[str, Convert] = {
+    **{f"{name}.default": _of_floats(operator) for name, operator in _FLOAT_FUNCTIONS.items()},
+    "erfc.default": lambda call: call.r.subtract(constant(1.0, call.dtype), call.r.erf(call.value("self", call.dtype))),
+    "log1p.default": _log1p,
+    "expm1.default": _expm1,
+    "log2.default": _scaled_log(2),
+    "log10.default": _scaled_log(10),
+    "reciprocal.default": lambda call: call.r.divide(constant(1, call.dtype), call.value("self", call.dtype)),
+    "floor.default": _rounding("floor"),
+    "ceil.default": _rounding("ceil"),
+    "trunc.default": _rounding("trunc"),
+    "round.default": _rounding("round"),
+    "abs.default": _absolute,
+    "sign.default": _sign,
+    "neg.default": lambda call: call.r.negative(call.value("self")),
+    "_neg_view.default": lambda call: call.r.negative(call.value("self")),
+    "isnan.default": _is("isnan"),
+    "isinf.default": _is("isinf"),
+    "isfinite.default": _is("isfinite"),
+    "logical_not.default": lambda call: call.r.logical_not(call.value("self", "bool")),
+    "bitwise_not.default": lambda call: (
+        call.r.logical_not(call.value("self")) if call.dtype == "bool" else call.r.bitwise_not(call.value("self"))
+    ),
+    "relu.default": _relu,
+    "clamp.default": _clamp,
+    "clamp.Tensor": _clamp,
+    "clamp_min.default": _clamp,
+    "clamp_min.Tensor": _clamp,
+    "clamp_max.default": _clamp,
+    "clamp_max.Tensor": _clamp,
+    "hardtanh.default": _clamp,
+    "where.self": _where,
+    "where.ScalarOther": _where,
+    "where.ScalarSelf": _where,
+    "where.Scalar": _where,
+    "_to_copy.default": _copy,
+    "to.dtype": _copy,
+    "elu.default": _elu,
+    "leaky_relu.default": _leaky_relu,
+}

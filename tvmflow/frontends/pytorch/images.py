@@ -1,0 +1,347 @@
+"""Convert operators of PyTorch on images and signals: resizing, pooling, sampling."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tvmflow.frontends.pytorch.calls import Call, Convert, constant, node_shape, shape_of, type_name
+
+
+def _along_axes(call: Call, value: Any, first: int, matrices: Sequence[Any]) -> Any:
+    """Return a product of each axis from `first` on with a constant matrix (extent, wanted); None leaves an axis."""
+    r = call.r
+    for axis, matrix in enumerate(matrices, first):
+        if matrix is None:
+            continue
+        shape = shape_of(value)
+        rank = len(shape)
+        last = axis == rank - 1
+        order = [at for at in range(rank) if at != axis] + [axis]
+        value = value if last else r.permute_dims(value, order)
+        rows = r.reshape(value, (math.prod(shape) // shape[axis], shape[axis]))
+        rows = r.matmul(rows, constant(matrix, type_name(value)))
+        value = r.reshape(rows, (*(shape[at] for at in order[:-1]), matrix.shape[1]))
+        value = value if last else r.permute_dims(value, [order.index(at) for at in range(rank)])
+    return value
+
+
+def _probe(call: Call, axis: int, unit: Any) -> Any:
+    """Return what the operator itself makes of rows along one spatial axis of an image, the others of extent 1.
+
+    unit: (rows, extent). Sizes and scales of the other axes are 1.
+    """
+    import torch
+
+    node, spatial = call.node, len(call.out_shape) - 2
+    wanted = call.out_shape[axis + 2]
+    shape = [1] * spatial
+    shape[axis] = unit.shape[1]
+    given: dict[str, Any] = dict(call.given)
+    sizes = [1] * spatial
+    sizes[axis] = wanted
+    scales = given.get("scale_factors")
+    first = node.target._schema.arguments[0].name
+    given[first] = torch.as_tensor(unit).reshape(1, -1, *shape)
+    if given.get("output_size") is not None:
+        given["output_size"] = sizes
+    elif scales is not None:
+        given["scale_factors"] = [scales[axis] if at == axis else 1.0 for at in range(spatial)]
+    for place, name in enumerate(("scales_d", "scales_h", "scales_w")[3 - spatial :]):
+        if given.get(name) is not None and place != axis:
+            given[name] = 1.0
+    found = node.target(**given) if "self" not in given else node.target(given.pop("self"), **given)
+    return found.reshape(-1, wanted).numpy()
+
+
+def _resize(call: Call) -> Any:
+    """Convert a linear or cubic resize, along each axis by a product with the matrix that PyTorch applies."""
+    shape, wanted = call.shape(call.node.target._schema.arguments[0].name), call.out_shape
+    matrices = [
+        None if _leaves(call, axis) else _probe(call, axis, np.eye(shape[axis + 2], dtype=np.float32))
+        for axis in range(len(shape) - 2)
+    ]
+    found = _along_axes(call, call.of(call.node.args[0]), 2, matrices)
+    assert shape_of(found) == wanted
+    return found
+
+
+def _leaves(call: Call, axis: int) -> bool:
+    """Return whether a resize leaves an axis as it is."""
+    shape = node_shape(call.node.args[0])
+    scales = call.given.get("scale_factors")
+    return shape[axis + 2] == call.out_shape[axis + 2] and (scales is None or scales[axis] == 1.0)
+
+
+def _resize_by_sizes(call: Call) -> Any:
+    """Convert a linear or cubic resize: by TVM where only the sizes matter, by matrices for another scale."""
+    shape, wanted, scales = node_shape(call.node.args[0])[2:], call.out_shape[2:], call.given.get("scale_factors")
+    by_sizes = scales is None or all(
+        extent * scale == size for extent, scale, size in zip(shape, scales, wanted, strict=True)
+    )
+    if by_sizes and type_name(call.of(call.node.args[0])) == "float32":
+        return call.by_tvm()
+    return _resize(call)
+
+
+def _nearest(call: Call) -> Any:
+    """Convert a nearest resize; TVM selects the pixel nearest to the center, PyTorch the one to the upper left."""
+    r, value = call.r, call.of(call.node.args[0])
+    shape, wanted, scales = shape_of(value), call.out_shape, call.given.get("scale_factors")
+    plain = scales is None or all(
+        extent * scale == size for extent, scale, size in zip(shape[2:], scales, wanted[2:], strict=True)
+    )
+    if call.node.target.__name__ == "upsample_nearest2d.vec" and plain:
+        return r.image__resize2d(
+            value,
+            tuple(wanted[2:]),
+            layout="NCHW",
+            method="nearest_neighbor",
+            coordinate_transformation_mode="asymmetric",
+            rounding_method="floor",
+        )
+    for axis in range(len(shape) - 2):
+        if not _leaves(call, axis):
+            places = _probe(call, axis, np.arange(shape[axis + 2], dtype=np.float32)[None])
+            value = r.take(value, constant(places[0], "int64"), axis=axis + 2)
+    return value
+
+
+def windows_of(call: Call, value: Any, sizes: Sequence[Any], padding: float) -> tuple[Any, Any]:
+    """Return the windows of the spatial axes as last axes, one for all, and the places read, -1 outside.
+
+    value: (..., *spatial); sizes: for each axis (kernel, stride, padding, dilation, windows).
+    """
+    r, shape = call.r, shape_of(value)
+    spatial = shape[-len(sizes) :]
+    reads = []
+    for extent, (kernel, stride, before, dilation, count) in zip(spatial, sizes, strict=True):
+        places = np.arange(count)[:, None] * stride - before + np.arange(kernel) * dilation
+        reads.append(np.where((places >= 0) & (places < extent), places, -1))
+    flat = np.zeros((1,) * (2 * len(sizes)), np.int64)
+    outside = np.zeros_like(flat, bool)
+    for axis, (extent, places) in enumerate(zip(spatial, reads, strict=True)):
+        form = [1] * (2 * len(sizes))
+        form[axis], form[len(sizes) + axis] = places.shape
+        flat = flat * extent + np.maximum(places, 0).reshape(form)
+        outside = outside | (places < 0).reshape(form)
+    windows, inside = flat.shape[: len(sizes)], math.prod(flat.shape[len(sizes) :])
+    flat = np.where(outside, -1, flat).reshape(*windows, inside)
+    rows = r.reshape(value, (*shape[: -len(sizes)], math.prod(spatial)))
+    found = r.take(rows, constant(np.maximum(flat, 0), "int64"), axis=len(shape) - len(sizes))
+    if (flat < 0).any():
+        found = r.where(constant(flat >= 0, "bool"), found, constant(padding, type_name(value)))
+    return found, flat
+
+
+def _list(value: Any, count: int) -> list[int]:
+    given = [value] if isinstance(value, int) else list(value)
+    return given * count if len(given) == 1 else given
+
+
+def _pool_sizes(call: Call, spatial: int, out: Sequence[int]) -> list[Any]:
+    kernel = _list(call["kernel_size"], spatial)
+    stride = _list(call["stride"] or kernel, spatial)
+    padding, dilation = _list(call["padding"], spatial), _list(call.given.get("dilation", 1), spatial)
+    return list(zip(kernel, stride, padding, dilation, out[-spatial:], strict=True))
+
+
+def _max_pool(spatial: int) -> Convert:
+    """Return a converter of max pools and their places."""
+
+    def convert(call: Call) -> Any:
+        x, kind = call.value("self"), type_name(call.value("self"))
+        out = tuple(call.node.meta["val"][0].shape)
+        whole = _list(call["padding"], spatial)
+        if spatial <= 2 and kind == "float32" and not call["ceil_mode"] and not call.uses(1):
+            return call.by_tvm()
+        sizes = _pool_sizes(call, spatial, out)
+        lowest = -np.inf if "float" in kind else np.iinfo(kind).min
+        windows, places = windows_of(call, x, sizes, lowest)
+        best = call.r.max(windows, [-1], False)
+        assert len(whole) == spatial
+        if not call.uses(1):
+            return call.pack(best, call.r.zeros_like(best))
+        chosen = call.r.argmax(windows, len(shape_of(windows)) - 1, True)
+        table = call.r.expanded(constant(places, "int64"), shape_of(windows))
+        found = call.r.gather_elements(table, chosen, len(shape_of(windows)) - 1)
+        return call.pack(best, call.r.shaped(found, out))
+
+    return convert
+
+
+def _average_pool(spatial: int) -> Convert:
+    """Return a converter of average pools, which counts padding as PyTorch does."""
+
+    def convert(call: Call) -> Any:
+        x, dtype = call.value("self"), type_name(call.value("self"))
+        special = call["ceil_mode"] or call.given.get("divisor_override") or spatial == 3
+        if not special and dtype == "float32":
+            return call.by_tvm()
+        shape = call.shape("self")[-spatial:]
+        sizes = _pool_sizes(call, spatial, call.out_shape)
+        windows, places = windows_of(call, x, sizes, 0)
+        total = call.r.sum(windows, [-1], False)
+        if divisor := call.given.get("divisor_override"):
+            counts: Any = np.full(places.shape[:-1], divisor)
+        elif call["count_include_pad"]:
+            counts = np.ones(())
+            for axis, (extent, (kernel, stride, before, _, count)) in enumerate(zip(shape, sizes, strict=True)):
+                begin = np.arange(count) * stride - before
+                inside = np.minimum(begin + kernel, extent + before) - begin
+                counts = counts[..., None] * inside.reshape([1] * axis + [-1])
+        else:
+            counts = (places >= 0).sum(-1)
+        if "float" in dtype:
+            return call.r.divide(total, constant(counts, dtype))
+        size = call.r.floor_divide(call.r.abs(total), constant(counts, dtype))
+        return call.r.where(call.r.less(total, constant(0, dtype)), call.r.negative(size), size)
+
+    return convert
+
+
+def _bounds(extent: int, wanted: int) -> list[tuple[int, int]]:
+    """Return the first place and the end of each part of an adaptive pool."""
+    return [(at * extent // wanted, -(-(at + 1) * extent // wanted)) for at in range(wanted)]
+
+
+def _adaptive_max_pool(call: Call) -> Any:
+    """Convert adaptive_max_pool: the maximum over the parts of each axis, one after the other."""
+    x, wanted = call.value("self"), call["output_size"]
+    shape = shape_of(x)
+    spatial = len(wanted)
+    if call.uses(1):
+        return _adaptive_max_places(call, x, wanted)
+    for axis, count in enumerate(wanted, len(shape) - spatial):
+        parts = [
+            call.r.max(call.r.strided_slice(x, axes=[axis], begin=[begin], end=[end]), [axis], True)
+            for begin, end in _bounds(shape[axis], count)
+        ]
+        x = call.r.concat(parts, axis=axis) if count > 1 else parts[0]
+    return call.pack(x, call.r.zeros_like(x))
+
+
+def _adaptive_max_places(call: Call, x: Any, wanted: Sequence[int]) -> Any:
+    r, shape = call.r, shape_of(x)
+    spatial = shape[-len(wanted) :]
+    lead = shape[: -len(wanted)]
+    rows = r.reshape(x, (*lead, math.prod(spatial)))
+    numbers = np.arange(math.prod(spatial)).reshape(spatial)
+    best, chosen = [], []
+    bounds = [_bounds(extent, count) for extent, count in zip(spatial, wanted, strict=True)]
+    for part in itertools.product(*bounds):
+        places = numbers[tuple(slice(begin, end) for begin, end in part)].reshape(-1)
+        window = r.take(rows, constant(places, "int64"), axis=len(lead))
+        best.append(r.max(window, [len(lead)], True))
+        at = r.argmax(window, len(lead), True)
+        chosen.append(r.take(constant(places, "int64"), at, axis=0))
+    out = (*lead, *wanted)
+    values = r.concat(best, axis=len(lead)) if len(best) > 1 else best[0]
+    places = r.concat(chosen, axis=len(lead)) if len(chosen) > 1 else chosen[0]
+    return call.pack(r.shaped(values, out), r.shaped(places, out))
+
+
+def _adaptive_average_pool(call: Call) -> Any:
+    """Convert adaptive_avg_pool: by TVM if all parts are equal, else by a product along each axis."""
+    x, wanted = call.value("self"), list(call["output_size"])
+    shape = shape_of(x)
+    extents = shape[-len(wanted) :]
+    equal = all(extent % count == 0 for extent, count in zip(extents, wanted, strict=True))
+    if equal and len(wanted) < 3 and type_name(x) == "float32":
+        return call.by_tvm()
+    matrices = []
+    for extent, count in zip(extents, wanted, strict=True):
+        matrix = np.zeros((extent, count))
+        for at, (begin, end) in enumerate(_bounds(extent, count)):
+            matrix[begin:end, at] = 1 / (end - begin)
+        matrices.append(None if extent == count else matrix)
+    return _along_axes(call, x, len(shape) - len(wanted), matrices)
+
+
+def _grid_sample(call: Call) -> Any:
+    """Convert grid_sampler_2d; PyTorch's grid has its coordinates last, TVM's first."""
+    r = call.r
+    grid = r.permute_dims(call.value("grid"), [0, 3, 1, 2])
+    return r.image__grid_sample(
+        call.value("input"),
+        grid,
+        method=("bilinear", "nearest", "bicubic")[call["interpolation_mode"]],
+        layout="NCHW",
+        padding_mode=("zeros", "border", "reflection")[call["padding_mode"]],
+        align_corners=bool(call["align_corners"]),
+    )
+
+
+def _affine_grid(call: Call) -> Any:
+    """Convert affine_grid_generator: a matmul with the constant coordinates of pixels, x first."""
+    r, theta = call.r, call.value("theta")
+    batch, _, *spatial = call["size"]
+
+    def along(extent: int) -> Any:
+        edge = 1.0 if call["align_corners"] else 1.0 - 1.0 / extent
+        return np.linspace(-edge, edge, extent) if extent > 1 else np.zeros(1)
+
+    axes = np.meshgrid(*(along(extent) for extent in spatial), indexing="ij")
+    pixels = np.stack([*(axis.ravel() for axis in axes[::-1]), np.ones(math.prod(spatial))])
+    placed = r.matmul(theta, constant(pixels, type_name(theta)))
+    return r.reshape(r.permute_dims(placed, [0, 2, 1]), (batch, *spatial, len(spatial)))
+
+
+def _col2im(call: Call) -> Any:
+    """Convert col2im: a transposed convolution of each channel with one filter for each place of a window."""
+    r, x = call.r, call.value("self")
+    kernel, dtype = list(call["kernel_size"]), type_name(x)
+    shape = shape_of(x)
+    lead = shape[0] if len(shape) == 3 else 1
+    height, width = call["output_size"]
+    (up, left), (stride_y, stride_x), (dilation_y, dilation_x) = call["padding"], call["stride"], call["dilation"]
+    rows = (height + 2 * up - dilation_y * (kernel[0] - 1) - 1) // stride_y + 1
+    columns = (width + 2 * left - dilation_x * (kernel[1] - 1) - 1) // stride_x + 1
+    count = kernel[0] * kernel[1]
+    channels = shape[-2] // count
+    places = np.full((height + 2 * up, width + 2 * left, count), -1)
+    numbers = np.arange(rows * columns).reshape(rows, columns)
+    for at, (y, x0) in enumerate(itertools.product(range(kernel[0]), range(kernel[1]))):
+        begin_y, begin_x = y * dilation_y, x0 * dilation_x
+        places[
+            begin_y : begin_y + rows * stride_y : stride_y, begin_x : begin_x + columns * stride_x : stride_x, at
+        ] = at * rows * columns + numbers
+    places = places[up : up + height, left : left + width].reshape(-1, count)
+    flat = r.reshape(x, (lead, channels, count * rows * columns))
+    terms = r.take(flat, constant(np.maximum(places, 0), "int64"), axis=2)
+    terms = r.where(constant(places >= 0, "bool"), terms, constant(0, dtype))
+    return r.shaped(r.sum(terms, [-1], False), call.out_shape)
+
+
+IMAGES: dict[str, Convert] = {
+    "upsample_nearest1d.vec": _nearest,
+    "upsample_nearest2d.vec": _nearest,
+    "upsample_nearest3d.vec": _nearest,
+    "_upsample_nearest_exact1d.vec": _nearest,
+    "_upsample_nearest_exact2d.vec": _nearest,
+    "_upsample_nearest_exact3d.vec": _nearest,
+    "upsample_linear1d.vec": _resize,
+    "upsample_bilinear2d.vec": _resize_by_sizes,
+    "upsample_trilinear3d.vec": _resize,
+    "upsample_bicubic2d.vec": _resize,
+    "_upsample_bilinear2d_aa.default": _resize,
+    "_upsample_bicubic2d_aa.default": _resize,
+    "max_pool1d_with_indices.default": _max_pool(1),
+    "max_pool2d_with_indices.default": _max_pool(2),
+    "max_pool3d_with_indices.default": _max_pool(3),
+    "avg_pool1d.default": _average_pool(1),
+    "avg_pool2d.default": _average_pool(2),
+    "avg_pool3d.default": _average_pool(3),
+    "adaptive_max_pool2d.default": _adaptive_max_pool,
+    "adaptive_max_pool3d.default": _adaptive_max_pool,
+    "adaptive_avg_pool1d.default": _adaptive_average_pool,
+    "_adaptive_avg_pool2d.default": _adaptive_average_pool,
+    "_adaptive_avg_pool3d.default": _adaptive_average_pool,
+    "grid_sampler_2d.default": _grid_sample,
+    "affine_grid_generator.default": _affine_grid,
+    "col2im.default": _col2im,
+}

@@ -1,0 +1,280 @@
+"""Convert reductions, scans and sorts of PyTorch: axes by any sign, of numbers without axes, in PyTorch's types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tvmflow.frontends.pytorch.calls import Call, Convert, constant, shape_of, type_name
+
+_MOST_COMPARED = 1 << 22  # elements of a scan that compares every pair of places
+
+
+def _axes(call: Call, rank: int) -> list[int]:
+    """Return the reduced axes; all for none."""
+    axes = call["dim"]
+    axes = [axes] if isinstance(axes, int) else list(axes or range(rank))
+    return sorted({axis % rank for axis in axes}) if rank else []
+
+
+def _operand(call: Call, dtype: str | None = None) -> Any:
+    """Return the argument, a number as a row of one."""
+    value = call.value("self", dtype)
+    return value if shape_of(value) else call.r.reshape(value, (1,))
+
+
+def _reduce(call: Call, name: str, value: Any) -> Any:
+    rank = len(shape_of(value))
+    axes = _axes(call, rank)
+    return call.r.shaped(getattr(call.r, name)(value, axes, bool(call["keepdim"])), call.out_shape)
+
+
+def _reduction(name: str) -> Convert:
+    """Return a converter of sum, prod, amax and amin, in the type of the result."""
+
+    def convert(call: Call) -> Any:
+        dtype = call.dtype
+        if dtype != "bool":
+            return _reduce(call, name, _operand(call, dtype))
+        name_of_bits = {"sum": "max", "prod": "min"}.get(name, name)
+        return call.r.cast(_reduce(call, name_of_bits, call.r.astype(_operand(call), "int8")), "bool")
+
+    return convert
+
+
+def _any_or_all(name: str) -> Convert:
+    def convert(call: Call) -> Any:
+        bits = call.r.astype(_operand(call, "bool"), "int8")
+        return call.r.cast(_reduce(call, name, bits), call.dtype)
+
+    return convert
+
+
+def _mean(call: Call) -> Any:
+    return _reduce(call, "mean", _operand(call, call.dtype))
+
+
+def _variance(call: Call) -> Any:
+    """Convert var, with its correction of the number of values."""
+    x, r, dtype = _operand(call, call.dtype), call.r, call.dtype
+    count = math.prod(shape_of(x)[axis] for axis in _axes(call, len(shape_of(x))))
+    correction = 1 if call.given.get("correction", 1) is None else call.given.get("correction", 1)
+    if call.given.get("unbiased") is False:
+        correction = 0
+    found = _reduce(call, "variance", x)
+    if not correction:
+        return found
+    return r.multiply(found, constant(count / (count - correction) if count > correction else math.nan, dtype))
+
+
+def _argument(name: str) -> Convert:
+    """Return a converter of argmax and argmin: the first of equal values."""
+
+    def convert(call: Call) -> Any:
+        x, r = _sortable(call, _operand(call)), call.r
+        if call["dim"] is None:
+            x = r.reshape(x, (-1,))
+            return r.shaped(getattr(r, name)(x, 0, False), call.out_shape)
+        return r.shaped(getattr(r, name)(x, call["dim"] % len(shape_of(x)), bool(call["keepdim"])), call.out_shape)
+
+    return convert
+
+
+def _sortable(call: Call, value: Any) -> Any:
+    return call.r.astype(value, "int32") if type_name(value) in ("bool", "uint8", "int8", "int16") else value
+
+
+def _extreme_and_place(name: str) -> Convert:
+    """Return a converter of max and min along an axis: values, and the places of the first."""
+
+    def convert(call: Call) -> Any:
+        r, kind = call.r, type_name(call.value("self"))
+        x = _sortable(call, _operand(call))
+        shape = node_shapes(call)[0]
+        axis, keep = call["dim"] % len(shape_of(x)), bool(call["keepdim"])
+        value = r.cast(r.shaped(getattr(r, name)(x, [axis], keep), shape), kind)
+        return call.pack(value, r.shaped(getattr(r, f"arg{name}")(x, axis, keep), shape))
+
+    return convert
+
+
+def node_shapes(call: Call) -> list[tuple[int, ...]]:
+    """Return the shapes of a call's several results."""
+    return [tuple(one.shape) for one in call.node.meta["val"]]
+
+
+def _cumulative(name: str) -> Convert:
+    """Return a converter of cumsum and cumprod, in the type of the result: int64 for booleans and small integers."""
+
+    def convert(call: Call) -> Any:
+        x = _operand(call, call.dtype)
+        axis = call["dim"] % len(shape_of(x))
+        return call.r.shaped(getattr(call.r, name)(x, axis, call.dtype), call.out_shape)
+
+    return convert
+
+
+def _running_extreme(name: str) -> Convert:
+    """Return a converter of cummax and cummin: the extreme of each beginning, and the place of its last occurrence."""
+
+    def convert(call: Call) -> Any:
+        r, kind = call.r, type_name(call.value("self"))
+        x, shapes = _sortable(call, _operand(call)), node_shapes(call)
+        shape = shape_of(x)
+        axis = call["dim"] % len(shape)
+        extent = shape[axis]
+        if math.prod(shape) * extent > _MOST_COMPARED:
+            raise NotImplementedError(f"a scan of {extent} places over {math.prod(shape)} values")
+        if axis != len(shape) - 1:
+            order = [at for at in range(len(shape)) if at != axis] + [axis]
+            x = r.permute_dims(x, order)
+        dtype = type_name(x)
+        worst = _lowest(dtype) if name == "max" else _highest(dtype)
+        before = np.tril(np.ones((extent, extent), bool))
+        spread = r.where(constant(before, "bool"), r.expand_dims(x, -2), constant(worst, dtype))
+        best = getattr(r, name)(spread, [-1], False)
+        is_best = r.logical_and(r.equal(r.expand_dims(x, -2), r.expand_dims(best, -1)), constant(before, "bool"))
+        place = r.max(r.where(is_best, constant(np.arange(extent), "int64"), constant(-1, "int64")), [-1], False)
+        if axis != len(shape) - 1:
+            back = [*range(axis), len(shape) - 1, *range(axis, len(shape) - 1)]
+            best, place = r.permute_dims(best, back), r.permute_dims(place, back)
+        return call.pack(r.cast(r.shaped(best, shapes[0]), kind), r.shaped(place, shapes[1]))
+
+    return convert
+
+
+def _lowest(dtype: str) -> Any:
+    return -np.inf if "float" in dtype else np.iinfo(dtype).min
+
+
+def _highest(dtype: str) -> Any:
+    return np.inf if "float" in dtype else np.iinfo(dtype).max
+
+
+def _sort(call: Call) -> Any:
+    """Convert sort: stable, of any type."""
+    r, kind = call.r, type_name(call.value("self"))
+    x, shapes = _sortable(call, _operand(call)), node_shapes(call)
+    axis = call["dim"] % len(shape_of(x))
+    places = r.argsort(x, axis, bool(call["descending"]), dtype="int64")
+    values = r.cast(r.gather_elements(x, places, axis), kind)
+    return call.pack(r.shaped(values, shapes[0]), r.shaped(places, shapes[1]))
+
+
+def _argsort(call: Call) -> Any:
+    x = _sortable(call, _operand(call))
+    axis = call["dim"] % len(shape_of(x))
+    return call.r.shaped(call.r.argsort(x, axis, bool(call["descending"]), dtype="int64"), call.out_shape)
+
+
+def _topk(call: Call) -> Any:
+    r, kind = call.r, type_name(call.value("self"))
+    x, shapes = _sortable(call, _operand(call)), node_shapes(call)
+    axis = call["dim"] % len(shape_of(x))
+    places = r.argsort(x, axis, bool(call["largest"]), dtype="int64")
+    places = r.strided_slice(places, axes=[axis], begin=[0], end=[int(call["k"])])
+    values = r.cast(r.gather_elements(x, places, axis), kind)
+    return call.pack(r.shaped(values, shapes[0]), r.shaped(places, shapes[1]))
+
+
+def _kth(call: Call, place: int) -> Any:
+    """Return the value at a place of the sorted values along an axis, and its place before."""
+    r, kind = call.r, type_name(call.value("self"))
+    x, shapes = _sortable(call, _operand(call)), node_shapes(call)
+    axis = call["dim"] % len(shape_of(x))
+    places = r.argsort(x, axis, False, dtype="int64")
+    places = r.strided_slice(places, axes=[axis], begin=[place], end=[place + 1])
+    values = r.cast(r.gather_elements(x, places, axis), kind)
+    return call.pack(r.shaped(values, shapes[0]), r.shaped(places, shapes[1]))
+
+
+def _median_of_axis(call: Call) -> Any:
+    shape = call.shape("self") or (1,)
+    return _kth(call, (shape[call["dim"] % len(shape)] - 1) // 2)
+
+
+def _median(call: Call) -> Any:
+    r, kind = call.r, call.dtype
+    x = r.reshape(_sortable(call, call.value("self")), (-1,))
+    places = r.argsort(x, 0, False, dtype="int64")
+    middle = (shape_of(x)[0] - 1) // 2
+    place = r.strided_slice(places, axes=[0], begin=[middle], end=[middle + 1])
+    return r.cast(r.shaped(r.take(x, place, axis=0), call.out_shape), kind)
+
+
+def _bucketize(call: Call) -> Any:
+    """Convert bucketize and searchsorted: how many borders lie below each value."""
+    r = call.r
+    if call.given.get("sorter") is not None:
+        raise NotImplementedError("a sorter")
+    of_rows = "sorted_sequence" in call.given
+    borders = call["sorted_sequence" if of_rows else "boundaries"]
+    values = call["self"]
+    right = bool(call["right"]) or call.given.get("side") == "right"
+    dtype = _wider(call, borders, values)
+    count = call.shape("sorted_sequence" if of_rows else "boundaries")
+    a = r.expand_dims(call.of(values, dtype), -1)
+    b = call.of(borders, dtype)
+    b = r.expand_dims(b, -2) if len(count) > 1 else b
+    if math.prod(call.out_shape) * count[-1] > _MOST_COMPARED:
+        raise NotImplementedError(f"{count[-1]} borders of {math.prod(call.out_shape)} values")
+    below = (r.less_equal if right else r.less)(b, a)
+    return r.shaped(r.sum(r.astype(below, call.dtype), [-1], False), call.out_shape)
+
+
+def _wider(call: Call, one: Any, other: Any) -> str:
+    import torch
+
+    values = [part.meta["val"] if hasattr(part, "meta") else part for part in (one, other)]
+    return str(torch.result_type(*values)).removeprefix("torch.")
+
+
+def _norm(call: Call) -> Any:
+    """Convert linalg_vector_norm: of any order, and the count of values other than zero for order 0."""
+    r, dtype, order = call.r, call.dtype, float(call["ord"])
+    x = r.abs(_operand(call, dtype))
+    if math.isinf(order):
+        return _reduce(call, "max" if order > 0 else "min", x)
+    if order == 0:
+        return _reduce(call, "sum", r.astype(r.not_equal(x, constant(0, dtype)), dtype))
+    if order == 1:
+        return _reduce(call, "sum", x)
+    if order == 2:
+        return r.sqrt(_reduce(call, "sum", r.multiply(x, x)))
+    total = _reduce(call, "sum", r.power(x, constant(order, dtype)))
+    return r.power(total, constant(1 / order, dtype))
+
+
+def _each(names: Sequence[str], convert: Convert) -> dict[str, Convert]:
+    return dict.fromkeys(names, convert)
+
+
+REDUCTIONS: dict[str, Convert] = {
+    **_each(("sum.default", "sum.dim_IntList"), _reduction("sum")),
+    **_each(("prod.default", "prod.dim_int"), _reduction("prod")),
+    **_each(("amax.default", "max.default"), _reduction("max")),
+    **_each(("amin.default", "min.default"), _reduction("min")),
+    **_each(("any.default", "any.dim", "any.dims"), _any_or_all("max")),
+    **_each(("all.default", "all.dim", "all.dims"), _any_or_all("min")),
+    **_each(("mean.default", "mean.dim"), _mean),
+    **_each(("var.correction", "var.dim", "var.default"), _variance),
+    "argmax.default": _argument("argmax"),
+    "argmin.default": _argument("argmin"),
+    "max.dim": _extreme_and_place("max"),
+    "min.dim": _extreme_and_place("min"),
+    "cumsum.default": _cumulative("cumsum"),
+    "cumprod.default": _cumulative("cumprod"),
+    "cummax.default": _running_extreme("max"),
+    "cummin.default": _running_extreme("min"),
+    **_each(("sort.default", "sort.stable"), _sort),
+    **_each(("argsort.default", "argsort.stable"), _argsort),
+    "topk.default": _topk,
+    "kthvalue.default": lambda call: _kth(call, int(call["k"]) - 1),
+    "median.dim": _median_of_axis,
+    "median.default": _median,
+    **_each(("bucketize.Tensor", "bucketize.Scalar", "searchsorted.Tensor", "searchsorted.Scalar"), _bucketize),
+    "linalg_vector_norm.default": _norm,
+}
