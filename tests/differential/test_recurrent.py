@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +20,8 @@ from tvmflow.codegen.compile import LocalRunner
 from tvmflow.config.stage_params import DEFAULT_MIXED, Int8Params
 from tvmflow.frontends.onnx.importer import import_model
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
-from tvmflow.frontends.source_model import TensorSpec, one_input
+from tvmflow.frontends.registry import load_source
+from tvmflow.frontends.source_model import SourceDescription, TensorSpec, one_input
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_all
 from tvmflow.ir.relax.recurrent import RECURRENT
@@ -27,6 +29,7 @@ from tvmflow.ir.relax.serialization import load_module, save_module
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
 from tvmflow.sources.data.datasets import Samples
+from tvmflow.sources.networks.keras_zoo import keras_on_torch
 from tvmflow.support.errors import StageError
 from tvmflow.support.progress import silent
 
@@ -176,3 +179,28 @@ def test_layers_of_pytorch(make: Callable[[], torch.nn.Module]) -> None:
     graph = read_graph(canonicalize(model.to_relax()))
     assert _difference(run_all(graph, (x,)), list(model.run(x))) < BOUND
     assert any(step.op == RECURRENT for step in graph.steps) or make is _LAYERS[-1]  # a projection is unrolled
+
+
+def test_layers_of_keras(tmp_path: Path) -> None:
+    keras, x = keras_on_torch(), np.random.default_rng(0).standard_normal((1, 9, 6), dtype=np.float32)
+    layers = [
+        keras.layers.LSTM(8, return_sequences=True, go_backwards=True),
+        keras.layers.Bidirectional(keras.layers.GRU(4)),
+    ]
+    model = keras.Sequential([keras.Input((9, 6)), *layers])
+    for weight in model.weights:
+        weight.assign(np.random.default_rng(1).uniform(-0.5, 0.5, weight.shape))
+    model.save(tmp_path / "model.keras")
+    source = load_source(tmp_path, SourceDescription("keras", None, "model.keras", one_input("x", x.shape)))
+    loops = importlib.import_module("keras.src.backend.torch.rnn")
+    whole = {name: getattr(loops, name) for name in ("_fallback_lstm", "_fallback_gru")}
+    graph = read_graph(canonicalize(source.to_relax()))
+    try:
+        for name, function in whole.items():
+            setattr(loops, name, function.__wrapped__)
+        expected = [model(x).detach().numpy()]
+    finally:
+        for name, function in whole.items():
+            setattr(loops, name, function)
+    assert sum(step.op == RECURRENT for step in graph.steps) == 3
+    assert _difference(run_all(graph, (x,)), expected) < BOUND

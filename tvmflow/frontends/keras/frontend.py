@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow.frontends.keras.files import check_file, damaged_file_error
+from tvmflow.frontends.keras.recurrent import keep_layers_whole
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import SourceDescription, input_positions, wrong_weights
 
@@ -13,6 +14,7 @@ from tvmflow.frontends.source_model import SourceDescription, input_positions, w
 def load(folder: Path, description: SourceDescription) -> ExportedModel:
     """Load a model. Code in model files (Lambda layers) is rejected. Raises ModelFileError."""
     model = source_model(folder, description)
+    keep_layers_whole()
     if len(model.inputs) > 1:
         return ExportedModel(_with_separate_inputs(model, description).eval(), description.inputs)
     shape, expected = tuple(model.inputs[0].shape), description.inputs[0].shape

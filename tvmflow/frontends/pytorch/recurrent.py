@@ -92,11 +92,20 @@ def _has_projection(node: Any) -> bool:
 
 
 def _value_of(program: Any, node: Any) -> Any:
-    """Return the tensor of a placeholder of a program, None for an input or a computed value."""
-    for spec in program.graph_signature.input_specs:
-        if getattr(spec.arg, "name", None) == node.name and spec.target is not None:
-            return program.state_dict.get(spec.target, program.constants.get(spec.target))
-    return None
+    """Return the tensor of a value that does not depend on inputs, as a transposed parameter; None for any other."""
+    import torch
+
+    if node.op == "placeholder":
+        for spec in program.graph_signature.input_specs:
+            if getattr(spec.arg, "name", None) == node.name and spec.target is not None:
+                return program.state_dict.get(spec.target, program.constants.get(spec.target))
+        return None
+    values = {part: _value_of(program, part) for part in node.all_input_nodes}
+    if node.op != "call_function" or any(value is None for value in values.values()):
+        return None
+    arguments, options = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+    with torch.no_grad():
+        return node.target(*arguments, **options)
 
 
 def _is_zero(program: Any, node: Any) -> bool:

@@ -25,7 +25,7 @@ from tvmflow.ir.tvm_compat import Call, constant_value, shape_of, type_of
 from tvmflow.support.errors import StageError
 from tvmflow.targets.cpu_features import CpuFeatures
 
-_MOST_SUMS = 12  # vectors of sums that hide the latency of a multiplication
+_LEAST_SUMS, _MOST_SUMS = 8, 12  # vectors of sums that hide the latency of a multiplication
 _LEAST_WORK = 50_000  # multiplications of a layer below which threads cost more than they save
 _LEAST_SHARED = 100_000  # the same of one time, if threads wait for each other after it
 
@@ -85,13 +85,15 @@ def choose_tiling(recurrence: Recurrence, times: int, samples: int, cpu: CpuFeat
         if rows * vectors * gates <= most
     ] or [(1, 1)]
 
-    def loads(tile: tuple[int, int]) -> float:
+    def cost(tile: tuple[int, int]) -> float:
+        """Return the time of a multiplication: as many loads as multiplications fit in; tiles at the end overlap."""
         rows, vectors = tile
-        whole = math.ceil(rows_at_a_time / rows) * rows / rows_at_a_time  # tiles overlap
-        tiles = math.ceil(hidden / (vectors * lanes)) * vectors * lanes / hidden
-        return whole * tiles * (2 / rows + 1 / (gates * vectors)) * max(1.0, 8 / (rows * vectors * gates))
+        computed = math.ceil(rows_at_a_time / rows) * rows / rows_at_a_time
+        computed *= math.ceil(hidden / (vectors * lanes)) * vectors * lanes / hidden
+        slowest = max(1.0, 1 / rows + 1 / (gates * vectors), _LEAST_SUMS / (rows * vectors * gates))
+        return computed * slowest + 0.1 / rows  # weights come from L2
 
-    rows, vectors = min(found, key=loads)
+    rows, vectors = min(found, key=cost)
     return Tiling(lanes, vectors, rows, chunks, min(shares, -(-hidden // (lanes * vectors))))
 
 
