@@ -1,6 +1,7 @@
 """Run a format's own operator tests through import, packing, build and run.
 
     python -m bench.conformance onnx [--only NAME] [--constants] [--workers 1] [--save FILE]
+    python -m bench.conformance tflite|torch [options of bench/conformance/tflite.py or torch.py]
 
 Prints, per operator, how many tests passed, were refused by name, were refused otherwise, gave a wrong result, or
 ended in a raw error of Python or TVM. --only: tests with this in their name. --constants: all inputs after the first
@@ -11,6 +12,7 @@ than the limit.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
@@ -21,19 +23,21 @@ from typing import Any
 
 from bench.conformance.onnx_nodes import RESULTS, NodeTests, Verdict
 
-FORMATS: dict[str, Any] = {"onnx": NodeTests.all}
 LIMIT_S = 60.0
 
 
-def main() -> None:
+def main() -> int:
+    if sys.argv[1:2] in (["tflite"], ["torch"]):
+        runner: Any = importlib.import_module(f"bench.conformance.{sys.argv[1]}")
+        return int(runner.main(sys.argv[2:]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("format", choices=FORMATS)
+    parser.add_argument("format", choices=("onnx", "tflite", "torch"))
     parser.add_argument("--only", default="")
     parser.add_argument("--constants", action="store_true")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--save", type=Path, help="a JSON file for the verdict of every test")
     options = parser.parse_args()
-    tests = FORMATS[options.format]()
+    tests = NodeTests.all()
     chosen = [name for name in tests.names() if options.only in name]
     skipped = {name: why for name in chosen if (why := tests.uncounted(name))}
     verdicts = run_all(tests, [name for name in chosen if name not in skipped], options.constants, options.workers)
@@ -43,6 +47,7 @@ def main() -> None:
         rows = {name: [verdict.result, tests.operator_of(name)] for name, verdict in sorted(verdicts.items())}
         lines = (f" {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
         options.save.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    return int(any(verdict.result in ("wrong", "raw") for verdict in verdicts.values()))
 
 
 def table(tests: Any, verdicts: dict[str, Verdict]) -> str:
@@ -123,4 +128,4 @@ def _serve(tests: Any, names: list[str], constants: bool, results: Any) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

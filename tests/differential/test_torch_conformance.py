@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench import conformance_torch
-from bench.torch_coverage import DOCUMENT, core_operators, import_of, rows_of
+from bench.conformance import torch as conformance_torch
+from bench.conformance.torch_coverage import DOCUMENT, core_operators, import_of, rows_of
 
 FAST = ("floor_divide", "clamp", "cumsum", "index_add", "scatter_add")
 PARTS = 40
@@ -31,21 +31,21 @@ def test_operators_of_the_database_are_right(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_operator_of_the_database_is_wrong_or_fails_without_its_name(part: int) -> None:
-    from bench.torch_samples import operator_names
+    from bench.conformance.torch_samples import operator_names
 
     _check(operator_names()[part::PARTS])
 
 
 def test_the_table_of_core_operators_is_current() -> None:
     rows = rows_of(DOCUMENT.read_text(encoding="utf-8"))
-    assert list(rows) == core_operators(), "python -m bench.torch_coverage"
+    assert list(rows) == core_operators(), "python -m bench.conformance.torch_coverage"
     assert {name: how for name, (how, _) in rows.items()} == {name: import_of(name) for name in rows}
 
 
 def test_a_wrong_value_a_wrong_type_and_a_missing_output_are_found() -> None:
     import numpy as np
 
-    from bench.conformance_torch import _difference
+    from bench.conformance.torch import _difference
 
     right = (np.array([1.0, np.nan, np.inf], np.float32),)
     assert _difference(right, right) is None

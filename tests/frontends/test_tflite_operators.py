@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.conformance_tflite import (
+from bench.conformance.tflite import (
     CELLS,
     DOCS,
     interpret,
@@ -19,8 +19,8 @@ from bench.conformance_tflite import (
     render,
     run_file,
 )
-from bench.tflite_models import Description, FileWriter, quantize_weight
-from bench.tflite_operators import descriptions, formats_of
+from bench.conformance.tflite_models import Description, FileWriter, quantize_weight
+from bench.conformance.tflite_operators import descriptions, formats_of
 from tvmflow.config.stage_params import Int8Params
 from tvmflow.frontends.file_headers import read_header
 from tvmflow.frontends.registry import load_source

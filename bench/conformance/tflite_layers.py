@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.tflite_inputs import IMAGE, PLAIN, bias_data, constant_data, flag_data, float_data, integer_data, weight_data
-from bench.tflite_models import Description, Given
+from bench.conformance.tflite_inputs import (
+    IMAGE,
+    PLAIN,
+    bias_data,
+    constant_data,
+    flag_data,
+    float_data,
+    integer_data,
+    weight_data,
+)
+from bench.conformance.tflite_models import Description, Given
 
 
 def _convolution(padding: int, stride: int, dilation: int = 1, activation: int = 0) -> dict[str, Any]:

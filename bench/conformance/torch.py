@@ -1,6 +1,6 @@
 """PyTorch operators: import, build and run the samples of PyTorch's own operator database, compared with PyTorch.
 
-    python -m bench.conformance_torch [--only NAME ...] [--results FILE] [--workers N] [--seconds S]
+    python -m bench.conformance torch [--only NAME ...] [--results FILE] [--workers N] [--seconds S]
 
 Counted are samples whose program, decomposed by PyTorch, has core ATen operators only (`torch.Tag.core`) and real
 numbers; `other` are those with further operators. Not countable: shapes that depend on values, random numbers, complex
@@ -32,7 +32,7 @@ _SECONDS = 300.0  # for all samples of an operator
 
 def judge_operator(name: str) -> Iterator[dict[str, Any]]:
     """Yield a record for each sample of an operator: operator, sample, verdict, reason, calls, core."""
-    from bench.torch_samples import samples_of
+    from bench.conformance.torch_samples import samples_of
 
     samples = list(samples_of(name))
     together = _judge_together(samples)
@@ -50,7 +50,7 @@ def judge_operator(name: str) -> Iterator[dict[str, Any]]:
 
 def _judge_together(samples: Sequence[Any]) -> dict[int, tuple[str, str, set[str]]] | None:
     """Judge samples in one program; None if that fails, so that each is judged by itself."""
-    from bench.torch_samples import Together
+    from bench.conformance.torch_samples import Together
 
     if len(samples) < 2 or any(_uncountable_inputs(one) for one in samples):
         return None
@@ -106,7 +106,7 @@ def judge(sample: Any) -> tuple[str, str, set[str]]:
 
 
 def _model(module: Any, inputs: Sequence[Any]) -> Any:
-    from bench.torch_samples import specs_of
+    from bench.conformance.torch_samples import specs_of
     from tvmflow.frontends.pytorch.exported_program import ExportedModel
 
     return ExportedModel(module, specs_of(inputs))
@@ -294,7 +294,7 @@ class _Worker:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench.conformance_torch", "--worker"],
+            [sys.executable, "-m", "bench.conformance.torch", "--worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -360,7 +360,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.worker:
         _work()
         return 0
-    from bench.torch_samples import operator_names
+    from bench.conformance.torch_samples import operator_names
 
     names = [name for name in operator_names() if not options.only or any(fnmatch(name, one) for one in options.only)]
     records = []

@@ -7,9 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from bench.tflite_inputs import PLAIN, constant_data, flag_data, float_data, integer_data, of_one, weight_data
-from bench.tflite_layers import products, windows
-from bench.tflite_models import FORMATS, Description, Given
+from bench.conformance.tflite_inputs import (
+    PLAIN,
+    constant_data,
+    flag_data,
+    float_data,
+    integer_data,
+    of_one,
+    weight_data,
+)
+from bench.conformance.tflite_layers import products, windows
+from bench.conformance.tflite_models import FORMATS, Description, Given
 
 
 def _one() -> list[Description]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.tflite_models import Description, Given
+from bench.conformance.tflite_models import Description, Given
 
 IMAGE = (1, 8, 10, 6)
 PLAIN = ("float", "int8", "int16x8")
