@@ -199,5 +199,6 @@ def _compare(found: Any, expected: list[Any], rtol: float, atol: float) -> Verdi
         floor = max(atol, (narrow or 0) / 4, 1e-6 * largest)
         if not np.allclose(left, right, rtol=bound, atol=floor, equal_nan=True):
             with np.errstate(all="ignore"):
-                return Verdict("wrong", f"output {place}: differs by {np.nanmax(np.abs(left - right)):.3g}")
+                difference = np.abs(left.astype(np.float64) - right.astype(np.float64))
+                return Verdict("wrong", f"output {place}: differs by {np.nanmax(difference):.3g}")
     return Verdict("passed")

@@ -26,7 +26,7 @@ WRONG = {
     "Pad": ("pad", "test_constant_pad"),
     "Pow": ("pow", "test_pow_types_float32_int64"),
     "Resize": ("resize", "test_resize_downsample_scales_linear"),
-    "RoiAlign": ("roialign", "test_roialign_aligned_true"),
+    "RoiAlign": ("roialign", "test_roialign_mode_max"),
 }
 
 

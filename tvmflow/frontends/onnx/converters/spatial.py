@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tvmflow.frontends.onnx import tvm_converters
-from tvmflow.frontends.onnx.nodes import Converter, Node, RefusedNodeError, Value, dims, dtype_of
+from tvmflow.frontends.onnx.converters.elementwise import like
+from tvmflow.frontends.onnx.nodes import Converter, Node, RefusedNodeError, Value, dims, dtype_of, expression
 
 _LAYOUTS = {1: ("NCW", "OIW", "IOW"), 2: ("NCHW", "OIHW", "IOHW"), 3: ("NCDHW", "OIDHW", "IODHW")}
 
@@ -159,8 +160,12 @@ def _roi_align(node: Node) -> Value:
     r = node.emitter
     mode = node.text("coordinate_transformation_mode", "half_pixel" if node.version >= 16 else "output_half_pixel")
     column = r.expand_dims(r.cast(batch, dtype_of(rois)), 1)
-    boxes = r.concat([_expr(column), _expr(rois)], 1)
     given = node.attributes
+    if node.text("mode", "avg") == "max":
+        raise RefusedNodeError("mode max: Relax takes the maximum after interpolation, ONNX before")
+    if mode == "half_pixel":  # Relax's `aligned` only leaves out the smallest size of a region
+        rois = r.subtract(rois, like(rois, 0.5 / given["spatial_scale"]))
+    boxes = r.concat([expression(column), expression(rois)], 1)
     return r.vision__roi_align(
         x,
         boxes,
@@ -169,14 +174,8 @@ def _roi_align(node: Node) -> Value:
         sample_ratio=given["sampling_ratio"],
         aligned=mode == "half_pixel",
         layout="NCHW",
-        mode=node.text("mode", "avg"),
+        mode="avg",
     )
-
-
-def _expr(value: Value) -> Any:
-    from tvmflow.frontends.onnx.nodes import expression
-
-    return expression(value)
 
 
 def _deform_conv(node: Node) -> Value:
