@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch.nn import functional as F
 
@@ -78,6 +79,7 @@ FLOATS: Functions = {
 }
 
 
+@pytest.mark.slow
 def test_integers() -> None:
     a = torch.tensor([7, -7, 7, -7, 0, 5, 1, -1])
     b = torch.tensor([2, 2, -2, -2, 3, -5, -3, 3])
@@ -90,6 +92,7 @@ def test_floats() -> None:
     _check(FLOATS, a, b)
 
 
+@pytest.mark.slow
 def test_ties_and_orders() -> None:
     x = torch.tensor([[3, 1, 3, 2, 1], [5, 5, 5, 5, 5]])
     functions: Functions = {
@@ -141,6 +144,7 @@ def test_writes_by_places() -> None:
     _check(functions, x, places)
 
 
+@pytest.mark.slow
 def test_distances_and_transforms() -> None:
     x = torch.randn(2, 6, 10, generator=torch.Generator().manual_seed(1))
     functions: Functions = {
@@ -155,6 +159,7 @@ def test_distances_and_transforms() -> None:
     _check(functions, x)
 
 
+@pytest.mark.slow
 def test_resizes_follow_a_given_scale() -> None:
     x = torch.arange(1.0, 41.0).reshape(1, 2, 4, 5)
     functions: Functions = {
@@ -167,6 +172,7 @@ def test_resizes_follow_a_given_scale() -> None:
     _check(functions, x)
 
 
+@pytest.mark.slow
 def test_pools() -> None:
     x = torch.randn(1, 2, 7, 9, generator=torch.Generator().manual_seed(2))
     functions: Functions = {

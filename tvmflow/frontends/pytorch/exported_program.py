@@ -134,8 +134,8 @@ class ExportedModel:
                     custom_convert_map={**recording_converters(program, refused), **recurrent_converters(program)},
                     run_ep_decomposition=False,
                 )
-        except (AssertionError, NotImplementedError, KeyError) as error:
-            raise unsupported("PyTorch", str(error)) from error
+        except (AssertionError, KeyError, TypeError, ValueError, RuntimeError) as error:  # RuntimeError: also TVM's
+            raise (_refused(refused) if refused else unsupported("PyTorch", str(error))) from error
         if refused:
             raise _refused(refused)
         if max_batch is not None:
