@@ -175,7 +175,7 @@ STAGE = Stage(
     inputs={
         **GOLDEN,
         "fetch": (*GOLDEN["fetch"], "labels.json"),
-        "import_model": (OUTPUTS_NAME,),
+        "import_model": GOLDEN["import_model"],
         "graph_pack": (IR_NAME, WEIGHTS_NAME),
         "tune": ("best.json",),
     },

@@ -1,7 +1,7 @@
 """fetch: collect weights, labels and data of a model in one folder.
 
 In:  the model's entry in params.yaml
-Out: model.* (weights or whole model), source.json, labels.json, calibration.npz, evaluation.npz, golden.npz
+Out: model.* (weights or whole model), source.json, labels.json, calibration.npz, evaluation.npz, golden.npz, edges.npz
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from tvmflow.frontends.registry import frontend_named
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec
 from tvmflow.pipeline.stage import Stage, StageContext
 from tvmflow.sandbox.images import read_in_sandbox
+from tvmflow.sources.data import datasets
 from tvmflow.sources.data.datasets import Samples, SplitSizes
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.model_files import copy_network, labels_of, own_files, samples_of
 from tvmflow.sources.weights import WeightsRequest, fetch_weights
+from tvmflow.support.files import save_arrays
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
     for name in ("calibration", "evaluation"):
         parts[name].save(context.out / f"{name}.npz")
     Samples(parts["evaluation"].part(slice(settings.golden_samples)).inputs).save(context.out / "golden.npz")
+    specs = [datasets.RandomInput(t.shape[1:], t.dtype, t.low, t.high) for t in model.tensors.values()]
+    save_arrays(context.out / "edges.npz", **datasets.edge_inputs(parts["evaluation"], specs))
     (context.out / "labels.json").write_text(json.dumps(labels_of(model, root)), encoding="utf-8")
     description = SourceDescription(
         framework=model.framework,

@@ -183,7 +183,8 @@ def _missing_onnx_reason(imported: Path) -> str:
 
 
 def _onnxruntime(onnx_file: Path, inputs: Arrays, description: SourceDescription, threads: int) -> tuple[Variant, ...]:
-    from tvmflow.frontends.onnx.frontend import open_session, session_variants
+    from tvmflow.frontends.onnx.frontend import session_variants
+    from tvmflow.frontends.onnx.session import open_session
 
     session = open_session(onnx_file, threads)
     names = [entry.name for entry in session.get_inputs()]

@@ -14,6 +14,7 @@ import numpy as np
 from tvmflow.config.buckets import metric_of
 from tvmflow.evaluation.agreement import as_outputs, check_outputs, classes_of, compare_all, worst_of
 from tvmflow.evaluation.metrics import value_of
+from tvmflow.evaluation.source_noise import read_noise
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.files import load_arrays
 
@@ -44,7 +45,8 @@ def measure_quality(
     """
     built = as_outputs(outputs)
     versions = {**_reference(inputs, "import_model"), **_reference(inputs, "quantize"), "built": built}
-    check_outputs("evaluate", "evaluation", built, versions["quantized"], bound, task)
+    noise = read_noise(inputs["import_model"])
+    check_outputs("evaluate", "evaluation", built, versions["quantized"], bound, task, noise)
     steps, every = list(versions.items()), compare_all(built, versions["source"], task)
     card: dict[str, Any] = {
         "agreement": worst_of(every).to_json(),

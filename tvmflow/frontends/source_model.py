@@ -130,6 +130,9 @@ class SourceModel(Runner, Protocol):
     def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         """Yield name and float value of every layer for one batch, in order, to find the first that differs."""
 
+    def other_roundings(self) -> Iterator[Runner]:
+        """Yield the same model with other kernels or in float64, to see how much its own rounding matters."""
+
     def to_relax(self) -> Any:
         """Return an IRModule with `main(inputs) -> output`, or a tuple of outputs. Raises UnsupportedOperatorError."""
 

@@ -15,8 +15,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][\w .+@=()-]{0,199}", re.ASCII)
 # Names of other files of the stages and of the recipe key.
 _RESERVED = frozenset(
     """
-    source.json labels.json calibration.npz evaluation.npz golden.npz record.json network.py model.onnx model.json
-    weights.safetensors reference.npz import.json peer.onnx weights network dataset labels
+    source.json labels.json calibration.npz evaluation.npz golden.npz edges.npz conditioning.json record.json
+    network.py model.onnx model.json weights.safetensors reference.npz import.json peer.onnx weights network dataset labels
     """.split()
 )
 

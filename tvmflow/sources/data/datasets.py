@@ -25,6 +25,7 @@ _DIGITS = "datasets/data/digits.csv.gz"
 _COARSE = 4  # sizes of the coarse patterns in an input, along each axis
 MAX_DATASET_BYTES = 4 << 30
 MAX_CLASSES = 1 << 24
+EDGES = ("zero", "negative", "large", "small")
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 Arrays = tuple[NDArray[Any], ...]
@@ -186,12 +187,54 @@ def _random(one: RandomInput, count: int, generator: np.random.Generator) -> NDA
         if one.high is None:
             return varied_inputs(count, one.shape, generator)
         return generator.uniform(one.low or 0.0, one.high, shape).astype(dtype)
-    limits = (0, 2) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max + 1)
-    low, high = limits if one.high is None else (int(one.low or 0), int(one.high))
+    low, high = (int(bound) for bound in _bounds(one))
     if high - low == 2 and one.shape:
         lengths = generator.integers(1, one.shape[-1] + 1, (*shape[:-1], 1))
         return (low + (np.arange(one.shape[-1]) < lengths)).astype(dtype)
     return generator.integers(low, high, shape, dtype=np.int64).astype(dtype)
+
+
+def _bounds(one: RandomInput) -> tuple[float, float]:
+    """Return the bounds of an input's values, low <= x < high."""
+    dtype = np.dtype(one.dtype)
+    if one.high is not None:
+        return one.low or 0, one.high
+    if dtype.kind == "f":
+        return -np.inf, np.inf
+    return (0, 2) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max + 1)
+
+
+def edge_inputs(samples: Samples, inputs: Sequence[RandomInput]) -> dict[str, Arrays]:
+    """Return name -> inputs (1, ...) at the edges of what a model may get, all within the bounds of its inputs.
+
+    Floats: zero, the other sign, a hundred times as large, a thousandth. Integers and booleans: the lowest, the
+    highest, both in turn.
+    """
+    first, second = (Samples(samples.part(slice(at, at + 1)).inputs) for at in (0, min(1, len(samples) - 1)))
+    bases = zip(EDGES, (first, first, second, first), (0.0, -1.0, 1e2, 1e-3), strict=True)
+    return {
+        name: tuple(_edge(one, x, factor) for one, x in zip(inputs, base.inputs, strict=True))
+        for name, base, factor in bases
+    }
+
+
+def _edge(one: RandomInput, x: NDArray[Any], factor: float) -> NDArray[Any]:
+    low, high = _bounds(one)
+    if x.dtype.kind == "f":
+        below = np.nextafter(np.asarray(high, x.dtype), np.asarray(low, x.dtype)) if one.high is not None else high
+        return np.asarray(np.clip(x * factor, low, below), x.dtype)
+    lowest, highest = x.dtype.type(low), x.dtype.type(int(high) - 1)
+    if factor == 0.0:
+        return np.full_like(x, lowest)
+    if factor < 0.0:
+        return np.full_like(x, highest)
+    in_turn = np.arange(x.size).reshape(x.shape) % 2
+    return np.where(in_turn == 0, lowest, highest).astype(x.dtype) if factor < 1.0 else x
+
+
+def load_edges(path: Path) -> dict[str, Arrays]:
+    """Return what `edge_inputs` made; empty without such a file."""
+    return {name: load_arrays(path, name) for name in EDGES} if path.is_file() else {}
 
 
 def load_named(path: Path, names: Sequence[str]) -> Samples:
