@@ -41,29 +41,30 @@ def _options(threads: int, optimized: bool, precise: bool) -> Any:
 
 
 def _open(model: Any, options: Any) -> Any:
-    """Open a session of a file, or of a serialized model.
+    """Open a session of a file, or of a ModelProto.
 
     A model of an IR version that only the onnx package knows is opened as the latest that ONNX Runtime knows: each IR
     version adds to the one before, and what ONNX Runtime does not know of the newer one it refuses by itself.
     """
+    import onnx
     import onnxruntime
 
     try:
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        content = model if isinstance(model, Path) else model.SerializeToString()
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         latest = _LATEST_IR.search(str(error))
-        if latest is None or not isinstance(model, Path):
+        if latest is None:
             raise
-        import onnx
-
-        lowered = onnx.load(model)
+        lowered = onnx.ModelProto()
+        lowered.CopyFrom(onnx.load(model) if isinstance(model, Path) else model)
         lowered.ir_version = int(latest[1])
-        return _open(lowered.SerializeToString(), options)
+        return _open(lowered, options)
 
 
 def session_of(graph: Any) -> Any:
     """Return a session of a ModelProto without graph optimizations. Raises any error of ONNX Runtime."""
-    return _open(graph.SerializeToString(), _options(0, optimized=False, precise=True))
+    return _open(graph, _options(0, optimized=False, precise=True))
 
 
 def session_error(path: Path, error: Exception) -> ModelFileError | UnsupportedOperatorError:

@@ -243,10 +243,13 @@ def _bind_sizes(module: Any, shapes: Sequence[tuple[int, ...]]) -> Any:
 
 def unsupported(framework: str, message: str) -> UnsupportedOperatorError:
     """Return an error with the operators of an importer's message."""
-    names = re.findall(r"['\"]?([A-Za-z_][\w.]*\.default|[a-z_]+\.[\w.]+|[A-Z]\w+)['\"]?", message)
-    shown = ", ".join(dict.fromkeys(n for n in names if n not in ("Unsupported",))) or message.strip()[:200]
+    listed = message.rpartition(":")[2] if "not supported" in message else message
+    names = re.findall(r"['\"]?([A-Za-z_][\w.]*\.default|[a-z_]+\.[\w.]+|[A-Z]\w+)['\"]?", listed)
+    shown = ", ".join(dict.fromkeys(n for n in names if n not in ("Unsupported",)))
     return UnsupportedOperatorError(
-        f"TVM's {framework} importer does not support: {shown}",
+        f"TVM's {framework} importer does not support: {shown}"
+        if shown
+        else f"TVM's {framework} importer failed: {message.strip()[:200]}",
         "a model of supported operators",
         "replace that operator in the model, or export the model in another format",
     )
