@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tasks.agreement import INPUTS, add_first_kernel, agreement_on
@@ -26,6 +26,7 @@ from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.on_device import DeviceNumbers, DeviceRules, measure_on_device
 from tvmflow.evaluation.roofline import measure_bounds
 from tvmflow.evaluation.scorecard import measure_quality, write_scorecard
+from tvmflow.evaluation.source_noise import read_warnings
 from tvmflow.frontends.registry import frontend_named
 from tvmflow.frontends.source_model import read_description
 from tvmflow.pipeline.recipe_key import FRONTENDS
@@ -126,6 +127,8 @@ def evaluate(context: Context) -> dict[str, Any]:
         )
     except AgreementError as error:
         raise add_first_kernel(error, agreement) from None
+    quantization = json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8"))
+    warnings = [asdict(one) for one in read_warnings(context.inputs["import_model"])]
     card = {
         "cell": str(context.cell),
         "device": device,
@@ -139,7 +142,8 @@ def evaluate(context: Context) -> dict[str, Any]:
         **_bounds(context, manifest, numbers),
         "part": part,
         "kernel_agreement": agreement,
-        "quantization": json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8")),
+        "quantization": quantization,
+        "warnings": [*warnings, *quantization.get("warnings", [])],
     }
     write_scorecard(context.out, card, numbers.outputs, samples, task)
     return {"badges": list(card["latency"]["compute"]["badges"])}

@@ -89,6 +89,7 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
         inputs=tuple(TensorSpec(name, tensor.shape, tensor.dtype) for name, tensor in model.tensors.items()),
         task=model.task,
         sizes=model.sizes,
+        has_data=model.dataset is not None,
     )
     (context.out / "source.json").write_text(json.dumps(description.to_json(), sort_keys=True), encoding="utf-8")
     return {"weights_bytes": weights.stat().st_size, "evaluation_samples": len(parts["evaluation"])}

@@ -11,7 +11,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -22,11 +22,14 @@ from tvmflow.config.stage_params import Int8Params, MixedOperators, VtaInt8Param
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.agreement import check_golden
 from tvmflow.evaluation.buckets import check_between_buckets, group_of, runners_of
+from tvmflow.evaluation.quality_warnings import CALIBRATED_ON_NOISE
 from tvmflow.evaluation.source_noise import CONDITIONING_NAME, read_noise
 from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, Runner, read_description, run_in_batches
+from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
 from tvmflow.pipeline.stage import Stage, StageContext, no_limits
 from tvmflow.quantization.integer_matmul import SOURCE
+from tvmflow.quantization.qdq import is_quantized
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import AgreementError
 from tvmflow.support.files import load_arrays, save_arrays, sha256_of
@@ -83,13 +86,17 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     if settings.precision == "float32" and not read_description(fetched).sizes:
         return _pass_through(context)
     request = PrecisionRequest(options_of(settings), Samples.load(fetched / "calibration.npz"), context.progress)
+    imported = load_module(context.inputs["import_model"])
     module, smaller, report = all_to_precision(
-        load_module(context.inputs["import_model"]),
+        imported,
         load_others(context.inputs["import_model"]),
         settings.precision,
         request,
     )
     save_module(module, context.out, smaller)
+    if settings.precision in INTEGER and not read_description(fetched).has_data:
+        if not is_quantized(read_graph(imported)):
+            report["warnings"] = [asdict(CALIBRATED_ON_NOISE)]
     (context.out / REPORT_NAME).write_text(json.dumps(report, sort_keys=True, indent=1), encoding="utf-8")
     description, golden = read_description(fetched), golden_inputs(context)
     batch, task = description.batch, description.task

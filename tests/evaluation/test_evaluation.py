@@ -16,6 +16,7 @@ from tvmflow.config.params import ReleaseParams
 from tvmflow.evaluation.comparison import Comparison, compare_exact, compare_libraries
 from tvmflow.evaluation.interleaved_timing import TimedModel, Turn
 from tvmflow.evaluation.latency import LatencyRules, measure, summarize_turns
+from tvmflow.evaluation.quality_warnings import CALIBRATED_ON_NOISE
 from tvmflow.evaluation.regression import change_between, comparable_before
 from tvmflow.report.tables import part_table
 from tvmflow.shipping.gates.candidate import cost_of_one_run
@@ -89,6 +90,7 @@ BUSY = ("others used 79%",)
         (_card(accuracy=None), None, None, None),
         (_card(latency={"compute": {"badges": list(BUSY)}}), None, None, None),  # there is nothing to be slower than
         (_card(agreement={"top1_agreement": 0.9}), None, None, "agreement"),
+        (_card(warnings=[vars(CALIBRATED_ON_NOISE)]), None, None, "random inputs"),
         (_card(coverage=0.4), None, None, "schedules were measured for 40.0%"),
         (_card(accuracy={"built": 0.9, "source": 0.99}), None, None, "below the source"),
         (_card(accuracy={"built": 0.985, "source": 0.989}), 0.995, None, "below the champion"),

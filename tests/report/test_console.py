@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from rich.console import Console
 from flows.display import Display
 from tests.conftest import examples
 from tests.report.report_data import BADGE, card, history, latency, part
+from tvmflow.evaluation.quality_warnings import CALIBRATED_ON_NOISE
 from tvmflow.report.console import Grid, grid, print_to, printable, show_table, show_text
+from tvmflow.report.plans import status_table
 from tvmflow.report.tables import latency_table, part_table, retune_table, scorecard_markdown, scorecard_table
 from tvmflow.tuning.records.origins import ORIGINS
 
@@ -60,6 +63,16 @@ TABLES: dict[str, Callable[[], Grid]] = {
         ("device", "version", "changed"),
     ),
 }
+
+
+def test_a_warning_is_on_every_line_that_shows_the_cell() -> None:
+    made = _card(NAMES[1], warnings=[vars(CALIBRATED_ON_NOISE)])
+    table = scorecard_table([_card(NAMES[0]), made])
+    assert [CALIBRATED_ON_NOISE.badge in row[0] for row in table.rows] == [False, True]
+    for text in (table.caption, latency_table(made).caption, scorecard_markdown(made)):
+        assert CALIBRATED_ON_NOISE.text in text
+    cell = {"name": "a", "cell": NAMES[1], "todo": [], "error": None, "warnings": [CALIBRATED_ON_NOISE.badge]}
+    assert status_table(Path(), [cell]).rows[0][2] == "up to date, calibrated on noise"
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -49,6 +49,7 @@ def _plans(workspace: Workspace, cells: Sequence[Cell], look: bool) -> tuple[Cel
 
 def status(workspace: Where = None) -> Status:
     """Return the models, targets and cells of a workspace, and how far each cell is."""
+    from tvmflow.evaluation.quality_warnings import badges_of
     from tvmflow.report.tables import scorecard as card_of
 
     where = open_workspace(workspace)
@@ -58,7 +59,8 @@ def status(workspace: Where = None) -> Status:
     for name, cell in listed.items():
         plan = plans[str(cell)]
         why = plan.error.found if plan.error else None
-        rows.append(CellStatus(name, str(cell), plan.todo, card_of(where, cell) is not None, why))
+        card = card_of(where, cell)
+        rows.append(CellStatus(name, str(cell), plan.todo, card is not None, why, tuple(badges_of(card or {}))))
     return Status(tuple(sorted(where.params.models)), tuple(sorted(where.params.targets)), tuple(rows))
 
 

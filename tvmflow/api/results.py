@@ -44,13 +44,16 @@ class CellPlan:
 
 @dataclass(frozen=True)
 class CellStatus:
-    """The progress of a listed cell. name: under `cells:`; error: why it cannot be run."""
+    """The progress of a listed cell. name: under `cells:`; error: why it cannot be run; warnings: badges of its
+    scorecard.
+    """
 
     name: str
     cell: str
     todo: tuple[str, ...]
     measured: bool
     error: str | None
+    warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -59,6 +62,7 @@ class CellStatus:
             "todo": list(self.todo),
             "measured": self.measured,
             "error": self.error,
+            "warnings": list(self.warnings),
         }
 
 

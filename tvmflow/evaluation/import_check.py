@@ -19,6 +19,7 @@ from tvmflow.evaluation.agreement import (
     scale_of,
     why_still,
 )
+from tvmflow.evaluation.quality_warnings import QualityWarning
 from tvmflow.evaluation.source_noise import measure_noise
 from tvmflow.frontends.source_model import Array, Arrays, Runner, SourceModel, run_in_batches
 from tvmflow.support.errors import AgreementError, ModelFileError
@@ -36,7 +37,7 @@ class ImportCheck:
     task: str | None
     bound: float
     noise: tuple[Noise, ...] = ()
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[QualityWarning] = field(default_factory=list)
 
     def on_samples(self, inputs: Arrays, computed: Arrays, reference: Arrays) -> Agreement:
         """Compare outputs for inputs (N, ...) with the source's. Raises AgreementError."""
@@ -96,11 +97,14 @@ def _largest(output: Array) -> float:
     return float(np.abs(output.astype(np.float64)).max(initial=0.0))
 
 
-def _warnings(names: tuple[str, ...], reference: Arrays, noise: tuple[Noise, ...]) -> Iterator[str]:
+def _warnings(names: tuple[str, ...], reference: Arrays, noise: tuple[Noise, ...]) -> Iterator[QualityWarning]:
     """Yield what no later check can notice."""
     still = [why_still(output) for output in reference]
     if still and all(still):
-        yield f"{still[0]}: no check could notice a fault; use trained weights, and a data set on which they vary"
+        yield QualityWarning(
+            "outputs do not vary",
+            f"{still[0]}: no check could notice a fault; use trained weights, and a data set on which they vary",
+        )
     for name, own in zip(names, noise, strict=False):
         if own.hides_faults:
             moved = (
@@ -108,7 +112,8 @@ def _warnings(names: tuple[str, ...], reference: Arrays, noise: tuple[Noise, ...
                 if own.equal < 1
                 else f"it by {own.max_relative_error:.2g} of its spread ({own.sqnr_db:.0f} dB)"
             )
-            yield (
-                f"output {name!r} cannot be judged: the source's own rounding changes {moved}; "
-                "use trained weights, and a data set on which it varies"
+            yield QualityWarning(
+                f"{name} cannot be judged",
+                f"output {name!r} cannot be judged: the source's own rounding changes {moved}; use trained weights, "
+                "and a data set on which it varies",
             )

@@ -75,7 +75,7 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     save_arrays(out / "reference.npz", **reference)
     progress("exporting for baselines", 3, 4)
     facts: dict[str, Any] = {"golden": agreement.to_json(), "outputs": _describe_outputs(source, module, sized, out)}
-    facts |= {"noise": [asdict(one) for one in check.noise], "warnings": check.warnings}
+    facts |= {"noise": [asdict(one) for one in check.noise], "warnings": [asdict(one) for one in check.warnings]}
     if sized:
         facts["sizes"] = {label: agreement.to_json() for label, agreement in sized.agreement.items()}
     try:

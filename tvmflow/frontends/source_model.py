@@ -38,7 +38,7 @@ class SourceDescription:
     """The description of a model in source.json: framework, network factory or None, weights file, inputs in order.
 
     task: of its outputs, None if their shapes determine it (`evaluation.agreement`). sizes: the dynamic sizes, of which
-    `inputs` have the largest; None if inputs have fixed shapes.
+    `inputs` have the largest; None if inputs have fixed shapes. has_data: its samples are of a data set, not random.
     """
 
     framework: str
@@ -47,6 +47,7 @@ class SourceDescription:
     inputs: tuple[TensorSpec, ...]
     task: str | None = None
     sizes: Sizes | None = None
+    has_data: bool = True
 
     def at(self, sizes: Numbers) -> SourceDescription:
         """Return the same model for inputs of these fixed sizes."""

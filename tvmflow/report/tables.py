@@ -10,6 +10,7 @@ from typing import Any
 
 from tvmflow.config.params import STAGE_NAMES, Cell
 from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation.quality_warnings import badges_of, warnings_of
 from tvmflow.pipeline.record import RECORD_NAME, read_record
 from tvmflow.report.console import Grid, grid
 from tvmflow.support.errors import StoreError
@@ -191,13 +192,24 @@ def scorecard_table(cards: list[dict[str, Any]]) -> Grid:
     rows = []
     for card in cards:
         accuracy = card["accuracy"]
-        cells = [card["cell"], f"{card['device']['kind']}", shown_best(card), shown_compute(card)]
+        cells = [
+            ", ".join([card["cell"], *badges_of(card)]),
+            f"{card['device']['kind']}",
+            shown_best(card),
+            shown_compute(card),
+        ]
         cells += [shown_bound(card) for _ in bound]
         cells += [_shown_beside(card, peer) if peer in card["peers"] else "-" for peer in peers]
         cells += [f"{accuracy[k]:.2%}" if accuracy and k in accuracy else "-" for k in FORMS]
         cells += [shown_top1(card["agreement"]), shown_error(card["agreement"])]
         rows.append([*cells, f"{card['library_bytes'] / 1e6:.2f} MB"])
-    return grid("scorecards", columns, rows, ("cell", "device", "vs best peer", "latency", *bound, *beside))
+    wide = ("cell", "device", "vs best peer", "latency", *bound, *beside)
+    return grid("scorecards", columns, rows, wide, "; ".join(dict.fromkeys(map(shown_warnings, cards))).strip("; "))
+
+
+def shown_warnings(card: dict[str, Any]) -> str:
+    """Return what makes the quality of a cell doubtful; "" without a doubt."""
+    return "; ".join(f"{card['cell']}: {one.text}" for one in warnings_of(card))
 
 
 def has_counters(card: dict[str, Any]) -> bool:
@@ -265,7 +277,8 @@ def latency_table(card: dict[str, Any]) -> Grid:
     if card.get("gpu"):
         first = sorted(card["first_run_ms"])
         caption += f", first run {first[len(first) // 2]:.2f} ms; GPU: {shown_gpu(card['gpu'])}"
-    badges = [f"{name}: {', '.join(latency['badges'])}" for name, latency in measured.items() if latency["badges"]]
+    badges = [one.text for one in warnings_of(card)]
+    badges += [f"{name}: {', '.join(latency['badges'])}" for name, latency in measured.items() if latency["badges"]]
     states = shown_states(card["latency"]["compute"])
     return grid(
         title, columns, rows, (), "; ".join([caption, *([states] if states else []), *badges, *_baseline_notes(card)])
@@ -311,6 +324,7 @@ def retune_table(results: list[dict[str, Any]]) -> Grid:
 def scorecard_markdown(card: dict[str, Any]) -> str:
     """Return a scorecard as Markdown: accuracy of every stage, agreement, latency beside the baselines."""
     rows = [("device", card["device"]["kind"]), ("vs best peer", shown_best(card)), ("latency", shown_compute(card))]
+    rows += [("warning", one.text) for one in warnings_of(card)]
     rows += [("at least", shown_bound(card))] if card.get("bounds") else []
     rows += [
         (f"{card.get('metric') or 'accuracy'}, {form}", f"{card['accuracy'][form]:.2%}")

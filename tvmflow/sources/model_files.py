@@ -68,7 +68,8 @@ def prepare_images(x: Any, model: ModelEntry) -> Any:
 def _folder_samples(model: ModelEntry, dataset: ImageFolder, root: Path, read_images: ReadImages) -> Samples:
     files = image_files(root / dataset.folder, MAX_IMAGES)
     table = None if dataset.labels is None else root / dataset.labels
-    y = np.asarray(classes_of_files(list(files), labels_of(model, root), table), np.int64)
+    has_classes = table is not None or any("/" in name for name in files)  # or the images lie in the folder itself
+    y = np.asarray(classes_of_files(list(files), labels_of(model, root), table), np.int64) if has_classes else None
     recipe = image_recipe(model)
     size = len(files) * 3 * 4 * recipe.height * recipe.width
     if size > datasets.MAX_DATASET_BYTES:
@@ -95,6 +96,12 @@ def samples_of(
         raw = datasets.load_dataset(model.dataset, root)
         is_flipped = model.preprocess.channels == "BGR" and raw.x.ndim == 4 and raw.x.shape[1] == 3
         ready = Samples((prepare_images(raw.x[:, ::-1] if is_flipped else raw.x, model),), raw.y)
+    if model.metric is not None and ready.y is None:
+        raise SourceError(
+            f"data set {model.dataset} has no labels",
+            f"labels, for metric: {model.metric}",
+            "add them, or remove metric:",
+        )
     datasets.check_fits(ready, [t.shape for t in tensors.values()], f"data set {model.dataset}")
     split = datasets.split(ready, sizes)
     return {"train": split.train, "calibration": split.calibration, "evaluation": split.evaluation}

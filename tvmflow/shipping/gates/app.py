@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tvmflow.config.params import Gates
+from tvmflow.evaluation.quality_warnings import warnings_of
 from tvmflow.evaluation.scorecard import has_no_time
 from tvmflow.shipping.gates.gpu import GATE
 
@@ -111,7 +112,7 @@ _OPTIONAL = ("max_accuracy_drop", "min_top1_agreement", "max_gpu_compile_ms", "m
 def judge_cell(cell: str, card: Mapping[str, Any], library_bytes: int, gates: Gates) -> list[GateResult]:
     """Return the results of all gates for a cell."""
     limits = gates.model_dump()
-    judged = []
+    judged = [GateResult("no_warnings", cell, False, True, False, one.text) for one in warnings_of(card)]
     for gate, value_of in _VALUES.items():
         limit = limits[gate]
         if limit is None or limit is False:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tvmflow.config.params import ReleaseParams
 from tvmflow.evaluation.comparison import Comparison
+from tvmflow.evaluation.quality_warnings import warnings_of
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ def judge(
 
 
 def _absolute(card: dict[str, Any], rules: ReleaseParams) -> list[str]:
-    reasons = []
+    reasons = [one.text for one in warnings_of(card)]
     estimated = card.get("coverage_estimated", 0.0)
     if card.get("coverage", 0.0) + (estimated if rules.count_estimates else 0.0) < rules.min_coverage:
         beside = f" and estimated for {estimated:.1%}" if estimated else ""

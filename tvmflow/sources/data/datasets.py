@@ -1,8 +1,8 @@
 """Load data sets, split them deterministically, and apply a model's preprocessing.
 
 `digits` comes with scikit-learn. Any other data set is an .npz file with `images` (N, C, H, W) or (N, H, W), real
-numbers, and `labels` (N,), integers. A model without a data set gets seeded random inputs: enough to compare versions
-of the model with each other, but without an accuracy.
+numbers, and `labels` (N,), integers, if there are any. A model without a data set gets seeded random inputs: enough to
+compare versions of the model with each other, but without an accuracy.
 """
 
 from __future__ import annotations
@@ -99,16 +99,16 @@ def _load_digits() -> Samples:
 def _load_npz(path: Path) -> Samples:
     if not path.is_file():
         raise SourceError(
-            f"no data set {path}", "'digits', or an .npz file with images and labels", "correct dataset: in params.yaml"
+            f"no data set {path}",
+            "'digits', or an .npz file with images (and labels)",
+            "correct dataset: in params.yaml",
         )
-    arrays = read_arrays(path, ("images", "labels"), MAX_DATASET_BYTES)
-    images, labels = arrays["images"], arrays["labels"]
-    if images.ndim not in (3, 4) or labels.ndim != 1 or len(images) != len(labels):
-        raise SourceError(
-            f"data set {path} has images {images.shape} and labels {labels.shape}",
-            "(N, C, H, W) or (N, H, W), and (N,)",
-        )
-    classes = _class_numbers(labels, path)
+    arrays = read_arrays(path, ("images",), MAX_DATASET_BYTES, optional=("labels",))
+    images, labels = arrays["images"], arrays.get("labels")
+    if images.ndim not in (3, 4) or (labels is not None and labels.shape != (len(images),)):
+        beside = "" if labels is None else f" and labels {labels.shape}"
+        raise SourceError(f"data set {path} has images {images.shape}{beside}", "(N, C, H, W) or (N, H, W), and (N,)")
+    classes = None if labels is None else _class_numbers(labels, path)
     images = images[:, None] if images.ndim == 3 else images
     with np.errstate(over="ignore"):
         x = images.astype(np.float32)
