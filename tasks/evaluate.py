@@ -132,7 +132,7 @@ def evaluate(context: Context) -> dict[str, Any]:
     card = {
         "cell": str(context.cell),
         "device": device,
-        "batch": batch,
+        "batch": batch or 1,
         "library_bytes": ships.file.stat().st_size,
         "coverage": manifest["coverage"],
         "coverage_estimated": manifest["coverage_estimated"],

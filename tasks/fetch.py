@@ -16,10 +16,9 @@ from tvmflow.frontends.registry import frontend_named
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec
 from tvmflow.pipeline.stage import Stage, StageContext
 from tvmflow.sandbox.images import read_in_sandbox
-from tvmflow.sources.data import datasets
-from tvmflow.sources.data.datasets import Samples, SplitSizes
+from tvmflow.sources.data.datasets import Samples, SplitSizes, edge_inputs
 from tvmflow.sources.download import DownloadLimits
-from tvmflow.sources.model_files import copy_network, labels_of, own_files, samples_of
+from tvmflow.sources.model_files import copy_network, labels_of, own_files, random_specs, samples_of
 from tvmflow.sources.weights import WeightsRequest, fetch_weights
 from tvmflow.support.files import save_arrays
 
@@ -79,8 +78,7 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
     for name in ("calibration", "evaluation"):
         parts[name].save(context.out / f"{name}.npz")
     Samples(parts["evaluation"].part(slice(settings.golden_samples)).inputs).save(context.out / "golden.npz")
-    specs = [datasets.RandomInput(t.shape[1:], t.dtype, t.low, t.high) for t in model.tensors.values()]
-    save_arrays(context.out / "edges.npz", **datasets.edge_inputs(parts["evaluation"], specs))
+    save_arrays(context.out / "edges.npz", **edge_inputs(parts["evaluation"], random_specs(model)))
     (context.out / "labels.json").write_text(json.dumps(labels_of(model, root)), encoding="utf-8")
     description = SourceDescription(
         framework=model.framework,

@@ -40,7 +40,7 @@ def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
     from tasks.device import device_limits, session_of
     from tvmflow.backends.registry import resolve
     from tvmflow.devices.network_forms import network_library
-    from tvmflow.evaluation.loaded_library import input_specs, order_inputs
+    from tvmflow.evaluation.loaded_library import batch_of_specs, input_specs, order_inputs
     from tvmflow.frontends.source_model import run_in_batches
 
     where = open_workspace(workspace)
@@ -52,7 +52,7 @@ def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
     target = resolve(where.params.targets[wanted.target])
     with session_of(device_limits(where, wanted), target) as session:
         outputs = run_in_batches(
-            network_library(folder, manifest).upload_and_start(session), samples, specs[0].shape[0]
+            network_library(folder, manifest).upload_and_start(session), samples, batch_of_specs(specs)
         )
     return outputs[0] if len(outputs) == 1 else outputs
 

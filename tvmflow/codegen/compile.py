@@ -136,7 +136,7 @@ def _create_machine(executable: Any) -> Any:
 def _call(machine: Any, inputs: Arrays) -> Arrays:
     import tvm
 
-    found = machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(x)) for x in inputs))
+    found = machine["main"](*(tvm.runtime.tensor(np.asarray(x, order="C")) for x in inputs))
     return tuple(np.asarray(tensor.numpy()) for tensor in ([found] if hasattr(found, "numpy") else found))
 
 

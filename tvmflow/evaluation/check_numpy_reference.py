@@ -24,7 +24,7 @@ def check_numpy_reference(
     Raises AgreementError.
     """
     graph, count = read_graph(module), len(inputs[0])
-    batches = [run_all(graph, batch_at(inputs, start, batch)) for start in range(0, count, batch)]
+    batches = [run_all(graph, batch_at(inputs, start, batch)) for start in range(0, count, batch or 1)]
     parts = [[by_sample(output, batch) for output in outputs] for outputs in batches]
     expected = tuple(np.concatenate(same)[:count] for same in zip(*parts, strict=True))
     return check_golden("quantize: compiled against the numpy reference", outputs, expected, _BOUND, None, noise)

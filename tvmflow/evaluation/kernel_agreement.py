@@ -18,7 +18,7 @@ from tvmflow.codegen.lower import lower
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import write_network
 from tvmflow.devices.session import Arrays, DeviceSession
-from tvmflow.frontends.source_model import TensorSpec, read_description
+from tvmflow.frontends.source_model import TensorSpec, batch_at, read_description
 from tvmflow.ir.relax.serialization import load_module
 from tvmflow.ir.tvm_compat import IRModule, operator_of, tuple_type, type_of
 from tvmflow.support.files import load_arrays
@@ -91,7 +91,7 @@ def network_agreement(
     records = {one["workload"]: one for one in best["records"] if matches_device}
     lowered = lower(load_module(built.packed), backend, winograd=best["winograd"] if matches_device else {})
     draw, batch = np.random.default_rng(0), read_description(built.fetched).batch
-    first = tuple(x[:batch] for x in load_arrays(built.fetched / "golden.npz", "x"))
+    first = batch_at(load_arrays(built.fetched / "golden.npz", "x"), 0, batch)
     samples = [first] + [tuple(draw.permutation(x.reshape(-1)).reshape(x.shape) for x in first) for _ in range(random)]
     found = kernel_agreement(lowered, backend, records, samples, session)
     return NetworkAgreement(tuple(found), min(built.bound, _MOST_ERROR), len(samples))

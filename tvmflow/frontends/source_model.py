@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tvmflow.config.buckets import Numbers, Sizes, sizes_from
 from tvmflow.support.errors import ModelFileError, first_line
+from tvmflow.support.samples import WHOLE, batch_of
 
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]
@@ -65,8 +66,8 @@ class SourceDescription:
 
     @property
     def batch(self) -> int:
-        """Return the number of samples per run."""
-        return self.inputs[0].shape[0]
+        """Return the number of samples per run, or WHOLE."""
+        return batch_of([spec.shape for spec in self.inputs])
 
     @property
     def only_input(self) -> TensorSpec:
@@ -142,7 +143,11 @@ class SourceModel(Runner, Protocol):
 
 
 def batch_at(inputs: Sequence[Array], start: int, batch: int) -> Arrays:
-    """Return x[start : start + batch] of each input, padded with its last sample to `batch` samples."""
+    """Return x[start : start + batch] of each input, padded with its last sample to `batch` samples; for WHOLE
+    x[start], which has no axis of samples.
+    """
+    if batch == WHOLE:
+        return tuple(np.asarray(x[start]) for x in inputs)
     parts = [x[start : start + batch] for x in inputs]
     return tuple(np.concatenate([x, np.repeat(x[-1:], batch - len(x), axis=0)]) if len(x) < batch else x for x in parts)
 
@@ -158,15 +163,18 @@ def run_in_batches(
     Returns each output as (N, ...). Raises ModelFileError for an output without the batch as its first axis.
     """
     parts, count = [], len(inputs[0])
-    for start in range(0, count, batch):
+    step = batch or 1
+    for start in range(0, count, step):
         outputs = model.run(*batch_at(inputs, start, batch))
         parts.append([by_sample(output, batch)[: count - start] for output in outputs])
-        progress(min(start + batch, count), count)
+        progress(min(start + step, count), count)
     return tuple(np.concatenate(same) for same in zip(*parts, strict=True))
 
 
 def by_sample(output: Array, batch: int) -> Array:
     """Return an output with the batch first; with a single sample, every output belongs to it."""
+    if batch == WHOLE:
+        return output[None]
     if output.ndim and len(output) == batch:
         return output
     if batch == 1:

@@ -210,8 +210,10 @@ def _compare_input(what: str, found: dict[str, Any], key: str, wanted: Tensor, f
         )
         raise ModelFileError(f"{what} is {found['dtype']}", f"{wanted.dtype}, as {key}.dtype says", fix)
     shape, sizes = found["shape"], wanted.shape
+    if shape is None:
+        return
     fits = len(shape) == len(sizes) and all(have in (-1, want) for have, want in zip(shape, sizes, strict=False))
-    if framework in _CHANNELS_FIRST and shape and not fits:
+    if framework in _CHANNELS_FIRST and not fits:
         raise ModelFileError(
             f"{what} has shape {['?' if size < 0 else size for size in shape]}",
             f"{list(sizes)}, as {key}.shape says",

@@ -17,6 +17,7 @@ from tvmflow.sources.data.labels import BUILT_IN, read_labels
 from tvmflow.sources.data.preprocessing import normalize_images, recipe_for
 from tvmflow.sources.weights import WeightFiles, factory_file, local_file
 from tvmflow.support.errors import SourceError
+from tvmflow.support.samples import sample_shape
 
 MAX_IMAGES = 100_000
 ReadImages = Callable[[list[Path], ImageRecipe], Any]  # files -> (N, C, height, width) float32
@@ -79,14 +80,20 @@ def _folder_samples(model: ModelEntry, dataset: ImageFolder, root: Path, read_im
     return Samples((prepare_images(read_images(list(files.values()), recipe), model),), y)
 
 
+def random_specs(model: ModelEntry) -> list[datasets.RandomInput]:
+    """Return one sample of each input of a model: shape, dtype and bounds."""
+    return [
+        datasets.RandomInput(sample_shape(t.shape, model.batch), t.dtype, t.low, t.high) for t in model.tensors.values()
+    ]
+
+
 def samples_of(
     model: ModelEntry, sizes: SplitSizes, random_samples: int, root: Path, read_images: ReadImages
 ) -> dict[str, Samples]:
     """Return calibration and evaluation samples, and training samples if the model has a data set."""
     tensors = model.tensors
     if model.dataset is None:
-        specs = [datasets.RandomInput(t.shape[1:], t.dtype, t.low, t.high) for t in tensors.values()]
-        inputs = datasets.random_inputs(random_samples, specs, sizes.seed)
+        inputs = datasets.random_inputs(random_samples, random_specs(model), sizes.seed)
         return {"calibration": inputs, "evaluation": inputs}
     if isinstance(model.dataset, ImageFolder):
         ready = _folder_samples(model, model.dataset, root, read_images)
@@ -102,7 +109,8 @@ def samples_of(
             f"labels, for metric: {model.metric}",
             "add them, or remove metric:",
         )
-    datasets.check_fits(ready, [t.shape for t in tensors.values()], f"data set {model.dataset}")
+    shapes = [sample_shape(t.shape, model.batch) for t in tensors.values()]
+    datasets.check_fits(ready, shapes, f"data set {model.dataset}")
     split = datasets.split(ready, sizes)
     return {"train": split.train, "calibration": split.calibration, "evaluation": split.evaluation}
 

@@ -184,7 +184,7 @@ def session_variants(session: Any, feed: Mapping[str, Array]) -> tuple[Variant, 
     def bound() -> PreparedRun:
         binding = session.io_binding()
         for name, x in feed.items():
-            binding.bind_cpu_input(name, np.ascontiguousarray(x))
+            binding.bind_cpu_input(name, np.asarray(x, order="C"))
         for output in session.get_outputs():
             binding.bind_output(output.name)
         return PreparedRun(

@@ -43,7 +43,7 @@ class ExportedModel:
         """Return the inputs as tensors in the order of the module's parameters."""
         import torch
 
-        return tuple(torch.from_numpy(np.ascontiguousarray(inputs[index])) for index in self.order)
+        return tuple(torch.from_numpy(np.array(inputs[index], order="C")) for index in self.order)
 
     def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         """Yield the value of every operator of the exported program, in order."""

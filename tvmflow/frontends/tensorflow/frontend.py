@@ -56,7 +56,7 @@ class TfliteInput:
 
     def in_file(self, x: Array) -> Array:
         """Return a value of this input in the file's layout and type."""
-        value = np.ascontiguousarray(x.transpose(0, 2, 3, 1) if self.channels_first else x)
+        value = np.asarray(x.transpose(0, 2, 3, 1) if self.channels_first else x, order="C")
         if not self.is_quantized:
             return value
         scale, zero = self.detail["quantization"]

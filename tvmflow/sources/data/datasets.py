@@ -270,11 +270,11 @@ def _interpolation_matrix(points: int, size: int) -> FloatArray:
 
 
 def check_fits(samples: Samples, shapes: Sequence[tuple[int, ...]], what: str) -> None:
-    """Raise SourceError unless samples have the shapes of the model's inputs without batch."""
+    """Raise SourceError unless samples have these shapes, which are without batch."""
     for x, shape in zip(samples.inputs, shapes, strict=True):
-        if x.shape[1:] != shape[1:]:
+        if x.shape[1:] != shape:
             raise SourceError(
                 f"{what} has samples of shape {x.shape[1:]}",
-                f"{shape[1:]}, from input.shape {list(shape)} without its batch",
+                f"{shape}, from input.shape without its batch",
                 "correct input.shape or the data set",
             )
