@@ -76,17 +76,16 @@ class Noise:
 
     @property
     def hides_faults(self) -> bool:
-        """Return whether a module that is wrong could be within the multiple of this noise."""
-        return self.sqnr_db - _MULTIPLE_DB < LEAST_SQNR_DB or self.least_equal(LEAST_EQUAL) < LEAST_EQUAL
+        """Return whether a module that no bound would accept could be within the multiple of this noise."""
+        return self.sqnr_db - _MULTIPLE_DB < LEAST_SQNR_DB or 1 - NOISE_MULTIPLE * (1 - self.equal) < LEAST_EQUAL
 
-    def largest_error(self, bound: float) -> float:
-        return max(bound, NOISE_MULTIPLE * self.max_relative_error)
-
-    def least_sqnr_db(self, bound: float) -> float:
-        return min(bound, self.sqnr_db - _MULTIPLE_DB)
-
-    def least_equal(self, bound: float) -> float:
-        return min(bound, 1 - NOISE_MULTIPLE * (1 - self.equal))
+    def covers(self, agreement: Agreement) -> bool:
+        """Return whether an error is within the multiple of this noise, at its largest and on average."""
+        return (
+            agreement.max_relative_error <= NOISE_MULTIPLE * self.max_relative_error
+            and agreement.sqnr_db >= self.sqnr_db - _MULTIPLE_DB
+            and (agreement.equal is None or 1 - agreement.equal <= NOISE_MULTIPLE * (1 - self.equal))
+        )
 
 
 NO_NOISE = Noise()
@@ -280,12 +279,9 @@ def check_outputs(
 
 
 def is_within(agreement: Agreement, bound: float, noise: Noise = NO_NOISE) -> bool:
-    """Return whether an output agrees with its reference, as far as the noise of the source lets one tell."""
-    return (
-        agreement.max_relative_error <= noise.largest_error(bound)
-        and agreement.sqnr_db >= noise.least_sqnr_db(LEAST_SQNR_DB)
-        and (agreement.equal is None or agreement.equal >= noise.least_equal(LEAST_EQUAL))
-    )
+    """Return whether an output agrees with its reference: within the bounds, or as far as the source with itself."""
+    is_near = agreement.max_relative_error <= bound and agreement.sqnr_db >= LEAST_SQNR_DB
+    return (is_near and (agreement.equal is None or agreement.equal >= LEAST_EQUAL)) or noise.covers(agreement)
 
 
 def _difference(

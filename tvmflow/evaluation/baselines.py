@@ -145,7 +145,7 @@ class BaselineProcess:
         else:
             self._left_out[""] = _missing_onnx_reason(file.parent)
             return
-        expected = batch_at(load_arrays(file.parent / "reference.npz", "evaluation"), 0, description.batch)
+        expected = batch_at(load_arrays(file.parent / "reference.npz", "evaluation"), 0, description.batch or 1)
         self._fastest = FastestVariant(
             self._variants_of(), expected, lambda outputs: _by_sample(outputs, description.batch)
         )
