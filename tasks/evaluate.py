@@ -22,11 +22,11 @@ from tvmflow.devices.registry import transport_of
 from tvmflow.evaluation import machine_state
 from tvmflow.evaluation import roofline as bounds
 from tvmflow.evaluation.baselines import Baselines, open_baselines
+from tvmflow.evaluation.conditioning import read_warnings
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.on_device import DeviceNumbers, DeviceRules, measure_on_device
 from tvmflow.evaluation.roofline import measure_bounds
 from tvmflow.evaluation.scorecard import measure_quality, write_scorecard
-from tvmflow.evaluation.source_noise import read_warnings
 from tvmflow.frontends.registry import frontend_named
 from tvmflow.frontends.source_model import read_description
 from tvmflow.pipeline.recipe_key import FRONTENDS
@@ -127,8 +127,6 @@ def evaluate(context: Context) -> dict[str, Any]:
         )
     except AgreementError as error:
         raise add_first_kernel(error, agreement) from None
-    quantization = json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8"))
-    warnings = [asdict(one) for one in read_warnings(context.inputs["import_model"])]
     card = {
         "cell": str(context.cell),
         "device": device,
@@ -142,11 +140,17 @@ def evaluate(context: Context) -> dict[str, Any]:
         **_bounds(context, manifest, numbers),
         "part": part,
         "kernel_agreement": agreement,
-        "quantization": quantization,
-        "warnings": [*warnings, *quantization.get("warnings", [])],
+        **_quantization(context),
     }
     write_scorecard(context.out, card, numbers.outputs, samples, task)
     return {"badges": list(card["latency"]["compute"]["badges"])}
+
+
+def _quantization(context: Context) -> dict[str, Any]:
+    """Return the report of quantize, and what makes the quality doubtful."""
+    report = json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8"))
+    warnings = [asdict(one) for one in read_warnings(context.inputs["import_model"])]
+    return {"quantization": report, "warnings": [*warnings, *report.get("warnings", [])]}
 
 
 def _is_this_cpu(settings: EvaluateSettings) -> bool:

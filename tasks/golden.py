@@ -8,7 +8,7 @@ from typing import Any
 from tvmflow.config.buckets import axes_from
 from tvmflow.evaluation.agreement import Agreement, check_golden
 from tvmflow.evaluation.buckets import RunnerOf, check_between_buckets, group_of, run_at_any_size, run_between_buckets
-from tvmflow.evaluation.source_noise import CONDITIONING_NAME, read_noise
+from tvmflow.evaluation.conditioning import CONDITIONING_NAME, read_noise
 from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, Runner, read_description, run_in_batches
 from tvmflow.pipeline.stage import StageContext
 from tvmflow.support.files import load_arrays

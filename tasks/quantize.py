@@ -22,8 +22,8 @@ from tvmflow.config.stage_params import Int8Params, MixedOperators, VtaInt8Param
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.agreement import check_golden
 from tvmflow.evaluation.buckets import check_between_buckets, group_of, runners_of
+from tvmflow.evaluation.conditioning import CONDITIONING_NAME, read_noise
 from tvmflow.evaluation.quality_warnings import CALIBRATED_ON_NOISE
-from tvmflow.evaluation.source_noise import CONDITIONING_NAME, read_noise
 from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, Runner, read_description, run_in_batches
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module

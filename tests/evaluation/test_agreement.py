@@ -26,8 +26,8 @@ from tvmflow.evaluation.agreement import (
     spread_of,
     why_still,
 )
+from tvmflow.evaluation.conditioning import write_conditioning
 from tvmflow.evaluation.scorecard import measure_quality
-from tvmflow.evaluation.source_noise import write_conditioning
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import AgreementError
 

@@ -15,9 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from tvmflow.evaluation.agreement import NO_NOISE, Noise, check_golden
+from tvmflow.evaluation.conditioning import CONDITIONING_NAME
 from tvmflow.evaluation.import_check import ImportCheck
 from tvmflow.evaluation.import_model import read_model
-from tvmflow.evaluation.source_noise import CONDITIONING_NAME, measure_noise, move_by_a_rounding
+from tvmflow.evaluation.source_noise import measure_noise, move_by_a_rounding
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec, one_input, run_in_batches

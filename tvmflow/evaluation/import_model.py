@@ -12,9 +12,9 @@ import numpy as np
 
 from tvmflow.backends.cpu import host_backend
 from tvmflow.evaluation.agreement import classes_of
+from tvmflow.evaluation.conditioning import write_conditioning
 from tvmflow.evaluation.import_buckets import BucketedImport, import_buckets
 from tvmflow.evaluation.import_check import LEAST_INPUTS, ImportCheck
-from tvmflow.evaluation.source_noise import write_conditioning
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import (
     OUTPUTS_NAME,

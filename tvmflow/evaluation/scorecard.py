@@ -13,8 +13,8 @@ import numpy as np
 
 from tvmflow.config.buckets import metric_of
 from tvmflow.evaluation.agreement import as_outputs, check_outputs, classes_of, compare_all, worst_of
+from tvmflow.evaluation.conditioning import read_noise
 from tvmflow.evaluation.metrics import value_of
-from tvmflow.evaluation.source_noise import read_noise
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.files import load_arrays
 

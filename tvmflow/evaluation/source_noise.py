@@ -7,20 +7,14 @@ by one rounding. What differs then is no property of the network: an import is n
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tvmflow.evaluation.agreement import NO_NOISE, Noise, compare_all
-from tvmflow.evaluation.quality_warnings import QualityWarning
 from tvmflow.frontends.source_model import Array, Arrays, SourceModel, run_in_batches
 from tvmflow.support.errors import AgreementError, ModelFileError
 
-CONDITIONING_NAME = "conditioning.json"  # noise and warnings of the source, written by import_model
 ROUNDING = 2.0**-23  # between 1 and the next float32
 
 
@@ -64,23 +58,3 @@ def move_by_a_rounding(x: Array) -> Array:
         return x
     signs = np.random.default_rng(0).choice([-1.0, 1.0], x.shape)
     return np.asarray((x + signs * ROUNDING * np.where(x == 0, 1.0, np.abs(x))).astype(x.dtype))
-
-
-def write_conditioning(folder: Path, noise: Sequence[Noise], warnings: Sequence[QualityWarning]) -> None:
-    """Write what later stages and readers of the scorecard need to know of the source."""
-    content = {"noise": [asdict(one) for one in noise], "warnings": [asdict(one) for one in warnings]}
-    (folder / CONDITIONING_NAME).write_text(json.dumps(content, indent=1), encoding="utf-8")
-
-
-def read_noise(folder: Path) -> tuple[Noise, ...]:
-    """Return the noise of each output of the source; empty if its rounding did not matter."""
-    return tuple(Noise(**one) for one in _read(folder)["noise"])
-
-
-def read_warnings(folder: Path) -> list[QualityWarning]:
-    """Return the warnings of the import."""
-    return [QualityWarning(**one) for one in _read(folder)["warnings"]]
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / CONDITIONING_NAME).read_text(encoding="utf-8")))
