@@ -25,6 +25,7 @@ from tvmflow.frontends.source_model import SourceDescription, TensorSpec, one_in
 from tvmflow.sources.data.datasets import EDGES, RandomInput, Samples, edge_inputs, load_edges, random_inputs
 from tvmflow.support.errors import AgreementError
 from tvmflow.support.files import save_arrays
+from tvmflow.support.json_values import to_json
 from tvmflow.support.progress import silent
 
 Array = np.ndarray[Any, Any]
@@ -41,7 +42,7 @@ def _fetched(
     Samples(samples.part(slice(4)).inputs).save(folder / "golden.npz")
     save_arrays(folder / "edges.npz", **edge_inputs(samples, specs))
     (folder / "labels.json").write_text("null")
-    (folder / "source.json").write_text(json.dumps(SourceDescription(framework, None, file, inputs).to_json()))
+    (folder / "source.json").write_text(json.dumps(to_json(SourceDescription(framework, None, file, inputs))))
     return folder
 
 

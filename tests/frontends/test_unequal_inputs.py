@@ -18,6 +18,7 @@ from tvmflow.frontends.source_model import SourceDescription, TensorSpec, batch_
 from tvmflow.sources.data.datasets import Samples, edge_inputs, random_inputs
 from tvmflow.sources.model_files import random_specs, samples_of
 from tvmflow.support.files import load_arrays, save_arrays
+from tvmflow.support.json_values import to_json
 from tvmflow.support.progress import silent
 from tvmflow.support.samples import WHOLE, batch_of, sample_shape
 
@@ -77,7 +78,7 @@ def test_a_network_of_unequal_inputs_is_imported(tmp_path: Path) -> None:
     (tmp_path / "labels.json").write_text("null")
     inputs = tuple(TensorSpec(name, one.shape, one.dtype) for name, one in model.tensors.items())
     description = SourceDescription("onnx", None, "m.onnx", inputs, task="other")
-    (tmp_path / "source.json").write_text(json.dumps(description.to_json()))
+    (tmp_path / "source.json").write_text(json.dumps(to_json(description)))
     (tmp_path / "out").mkdir()
     facts = read_model(str(tmp_path), str(tmp_path / "out"), 1e-3, silent)
     assert facts["golden"]["samples"] == 8
