@@ -22,7 +22,6 @@ from tvmflow.config.params import Cell, Preprocess
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.agreement import check_equal
 from tvmflow.frontends.source_model import (
-    OUTPUTS_NAME,
     OutputSpec,
     SourceDescription,
     TensorSpec,
@@ -256,7 +255,7 @@ STAGE = Stage(
     inputs={
         **GOLDEN,
         "fetch": (*GOLDEN["fetch"], "labels.json"),
-        "import_model": (OUTPUTS_NAME,),
+        "import_model": GOLDEN["import_model"],
         "graph_pack": (IR_NAME, WEIGHTS_NAME),
         "tune": ("best.json",),
     },

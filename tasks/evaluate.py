@@ -22,9 +22,11 @@ from tvmflow.devices.network_forms import network_library, vm_library
 from tvmflow.devices.registry import transport_of
 from tvmflow.evaluation import machine_state, roofline
 from tvmflow.evaluation.baselines import Baselines, open_baselines
+from tvmflow.evaluation.conditioning import read_warnings
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.on_device import DeviceNumbers, DeviceRules, measure_on_device
 from tvmflow.evaluation.quality import measure_quality, write_scorecard
+from tvmflow.evaluation.quality_warnings import QualityWarning
 from tvmflow.evaluation.roofline import Bounds, NoBounds, measure_bounds
 from tvmflow.evaluation.scorecard import AcceleratorPart, Device, Scorecard
 from tvmflow.frontends.registry import frontend_named
@@ -34,6 +36,7 @@ from tvmflow.pipeline.stage import Output, Stage, StageContext, settings_from_bl
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import AgreementError
 from tvmflow.support.files import sha256_of
+from tvmflow.support.json_values import from_json
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.toolchain.versions import probe
 
@@ -118,10 +121,11 @@ def evaluate(context: Context) -> dict[str, Any]:
     except AgreementError as error:
         raise add_first_kernel(error, agreement) from None
     kind = transport_of(context.limits.device).kind_of(backend.device_kind)
+    quantization = json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8"))
     card = Scorecard(
         cell=str(context.cell),
         device=Device(settings.device_key, kind, threads, unit, session.build, session.gpu),
-        batch=batch,
+        batch=batch or 1,
         library_bytes=ships.file.stat().st_size,
         coverage=manifest.coverage,
         coverage_estimated=manifest.coverage_estimated,
@@ -132,10 +136,17 @@ def evaluate(context: Context) -> dict[str, Any]:
         bounds=_bounds(context, manifest, numbers),
         part=AcceleratorPart(**part) if part else None,
         kernel_agreement=agreement.summary if agreement else None,
-        quantization=json.loads((context.inputs["quantize"] / "quantization.json").read_text(encoding="utf-8")),
+        quantization=quantization,
+        warnings=_warnings(context, quantization),
     )
     write_scorecard(context.out, card, numbers.outputs, samples, task)
     return {"badges": list(card.latency.compute.badges)}
+
+
+def _warnings(context: Context, quantization: dict[str, Any]) -> tuple[QualityWarning, ...]:
+    """Return what makes the quality doubtful: since the import, and since quantization."""
+    since = (from_json(QualityWarning, one) for one in quantization.get("warnings", []))
+    return (*read_warnings(context.inputs["import_model"]), *since)
 
 
 def _is_this_cpu(settings: EvaluateSettings) -> bool:

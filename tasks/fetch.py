@@ -1,7 +1,7 @@
 """fetch: collect weights, labels and data of a model in one folder.
 
 In:  the model's entry in params.yaml
-Out: model.* (weights or whole model), source.json, labels.json, calibration.npz, evaluation.npz, golden.npz
+Out: model.* (weights or whole model), source.json, labels.json, calibration.npz, evaluation.npz, golden.npz, edges.npz
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from tvmflow.frontends.registry import frontend_named
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec
 from tvmflow.pipeline.stage import Stage, StageContext
 from tvmflow.sandbox.images import read_in_sandbox
-from tvmflow.sources.data.datasets import Samples, SplitSizes
+from tvmflow.sources.data.datasets import Samples, SplitSizes, edge_inputs
 from tvmflow.sources.download import DownloadLimits
-from tvmflow.sources.model_files import copy_network, labels_of, own_files, samples_of
+from tvmflow.sources.model_files import copy_network, labels_of, own_files, random_specs, samples_of
 from tvmflow.sources.weights import WeightsRequest, fetch_weights
+from tvmflow.support.files import save_arrays
 from tvmflow.support.json_values import to_json
 
 
@@ -78,6 +79,7 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
     for name in ("calibration", "evaluation"):
         parts[name].save(context.out / f"{name}.npz")
     Samples(parts["evaluation"].part(slice(settings.golden_samples)).inputs).save(context.out / "golden.npz")
+    save_arrays(context.out / "edges.npz", **edge_inputs(parts["evaluation"], random_specs(model)))
     (context.out / "labels.json").write_text(json.dumps(labels_of(model, root)), encoding="utf-8")
     description = SourceDescription(
         framework=model.framework,
@@ -86,6 +88,7 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
         inputs=tuple(TensorSpec(name, tensor.shape, tensor.dtype) for name, tensor in model.tensors.items()),
         task=model.task,
         sizes=model.sizes,
+        has_data=model.dataset is not None,
     )
     (context.out / "source.json").write_text(json.dumps(to_json(description), sort_keys=True), encoding="utf-8")
     return {"weights_bytes": weights.stat().st_size, "evaluation_samples": len(parts["evaluation"])}

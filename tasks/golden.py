@@ -6,6 +6,7 @@ from typing import Any
 
 from tvmflow.evaluation.agreement import Agreement, check_golden
 from tvmflow.evaluation.buckets import RunnerOf, check_between_buckets, group_of, run_at_any_size, run_between_buckets
+from tvmflow.evaluation.conditioning import CONDITIONING_NAME, read_noise
 from tvmflow.frontends.source_model import (
     OUTPUTS_NAME,
     Arrays,
@@ -18,7 +19,11 @@ from tvmflow.frontends.source_model import (
 from tvmflow.pipeline.stage import StageContext
 from tvmflow.support.files import load_arrays
 
-GOLDEN = {"fetch": ("golden.npz", "source.json"), "import_model": (OUTPUTS_NAME,), "quantize": ("reference.npz",)}
+GOLDEN = {
+    "fetch": ("golden.npz", "source.json"),
+    "import_model": (OUTPUTS_NAME, CONDITIONING_NAME),
+    "quantize": ("reference.npz",),
+}
 
 
 def golden_inputs(context: StageContext[Any, Any]) -> Arrays:
@@ -34,7 +39,8 @@ def golden_outputs(context: StageContext[Any, Any], model: Runner) -> Arrays:
 def check_outputs(context: StageContext[Any, Any], stage: str, outputs: Arrays, bound: float) -> Agreement:
     """Compare outputs for the golden inputs with the quantized module's. Raises AgreementError naming the stage."""
     reference = load_arrays(context.inputs["quantize"] / "reference.npz", "golden")
-    return check_golden(stage, outputs, reference, bound, read_description(context.inputs["fetch"]).task)
+    task, noise = read_description(context.inputs["fetch"]).task, read_noise(context.inputs["import_model"])
+    return check_golden(stage, outputs, reference, bound, task, noise)
 
 
 def sized_outputs(context: StageContext[Any, Any], runner_of: RunnerOf) -> dict[str, Arrays]:
@@ -56,7 +62,8 @@ def check_any_size(context: StageContext[Any, Any], stage: str, runner_at: Runne
 
 def _check(context: StageContext[Any, Any], stage: str, outputs: dict[str, Arrays], bound: float) -> dict[str, Any]:
     file, task = context.inputs["quantize"] / "reference.npz", read_description(context.inputs["fetch"]).task
-    found = check_between_buckets(stage, outputs, lambda label: load_arrays(file, group_of(label)), bound, task)
+    noise = read_noise(context.inputs["import_model"])
+    found = check_between_buckets(stage, outputs, lambda label: load_arrays(file, group_of(label)), bound, task, noise)
     return {"sizes": {label: agreement.to_json() for label, agreement in found.items()}} if found else {}
 
 

@@ -11,7 +11,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -22,10 +22,14 @@ from tvmflow.config.stage_params import Int8Params, MixedOperators, VtaInt8Param
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.agreement import check_golden
 from tvmflow.evaluation.buckets import check_between_buckets, group_of, runners_of
+from tvmflow.evaluation.conditioning import CONDITIONING_NAME, read_noise
+from tvmflow.evaluation.quality_warnings import CALIBRATED_ON_NOISE
 from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, Runner, read_description, run_in_batches
+from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
 from tvmflow.pipeline.stage import Stage, StageContext, no_limits
 from tvmflow.quantization.integer_matmul import SOURCE
+from tvmflow.quantization.qdq import is_quantized
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import AgreementError
 from tvmflow.support.files import load_arrays, save_arrays, sha256_of
@@ -82,13 +86,17 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     if settings.precision == "float32" and not read_description(fetched).sizes:
         return _pass_through(context)
     request = PrecisionRequest(options_of(settings), Samples.load(fetched / "calibration.npz"), context.progress)
+    imported = load_module(context.inputs["import_model"])
     module, smaller, report = all_to_precision(
-        load_module(context.inputs["import_model"]),
+        imported,
         load_others(context.inputs["import_model"]),
         settings.precision,
         request,
     )
     save_module(module, context.out, smaller)
+    if settings.precision in INTEGER and not read_description(fetched).has_data:
+        if not is_quantized(read_graph(imported)):
+            report["warnings"] = [asdict(CALIBRATED_ON_NOISE)]
     (context.out / REPORT_NAME).write_text(json.dumps(report, sort_keys=True, indent=1), encoding="utf-8")
     description, golden = read_description(fetched), golden_inputs(context)
     batch, task = description.batch, description.task
@@ -96,11 +104,12 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     runner = LocalRunner.of_plain(module, host_backend())
     outputs = run_in_batches(runner, golden, batch)
     reference = load_arrays(context.inputs["import_model"] / "reference.npz", "golden")
+    noise = read_noise(context.inputs["import_model"])
     with _hint_of_scale(settings, report):
-        agreement = check_golden("quantize", outputs, reference, settings.max_relative_error, task)
+        agreement = check_golden("quantize", outputs, reference, settings.max_relative_error, task, noise)
     facts: dict[str, Any] = {"golden": agreement.to_json()}
     if settings.precision in INTEGER:
-        facts["definition"] = check_numpy_reference(module, golden, batch, outputs).to_json()
+        facts["definition"] = check_numpy_reference(module, golden, batch, outputs, noise).to_json()
         facts |= {
             name: report[name] for name in ("output_sqnr_db", "worst", "moved_to_float", "goal_met") if name in report
         }
@@ -120,7 +129,8 @@ def _pass_through(context: StageContext[QuantizeSettings, None]) -> dict[str, An
         load_arrays(imported / "reference.npz", name) for name in ("golden", "imported_golden", "imported")
     )
     task = read_description(context.inputs["fetch"]).task
-    agreement = check_golden("quantize", golden, source, context.settings.max_relative_error, task)
+    noise = read_noise(imported)
+    agreement = check_golden("quantize", golden, source, context.settings.max_relative_error, task, noise)
     save_arrays(context.out / "reference.npz", golden=golden, evaluation=evaluation)
     return {"golden": agreement.to_json()}
 
@@ -135,8 +145,9 @@ def _sized_references(
     start = partial(LocalRunner.of_plain, backend=host_backend())
     outputs = sized_outputs(context, runners_of(description.sizes, largest, smaller, start))
     file, bound = context.inputs["import_model"] / "reference.npz", context.settings.max_relative_error
+    noise = read_noise(context.inputs["import_model"])
     check_between_buckets(
-        "quantize", outputs, lambda label: load_arrays(file, group_of(label)), bound, description.task
+        "quantize", outputs, lambda label: load_arrays(file, group_of(label)), bound, description.task, noise
     )
     return {group_of(label): found for label, found in outputs.items()}
 
@@ -169,7 +180,7 @@ STAGE = Stage(
     run=quantize,
     inputs={
         "fetch": ("golden.npz", "source.json", "calibration.npz", "evaluation.npz"),
-        "import_model": (IR_NAME, WEIGHTS_NAME, "reference.npz", OUTPUTS_NAME),
+        "import_model": (IR_NAME, WEIGHTS_NAME, "reference.npz", OUTPUTS_NAME, CONDITIONING_NAME),
     },
     reads=(
         "targets.{target}.kind",

@@ -265,6 +265,8 @@ CHECK = (
     "tvmflow/support/json_values.py",
     "tvmflow/evaluation/agreement.py",
     "tvmflow/evaluation/buckets.py",
+    "tvmflow/evaluation/conditioning.py",
+    "tvmflow/evaluation/quality_warnings.py",
     "tvmflow/frontends/source_model.py",
     "tvmflow/config/buckets.py",
 )
@@ -323,7 +325,9 @@ CODE = {
         *FRONTEND,
         "tvmflow/evaluation/first_difference.py",
         "tvmflow/evaluation/import_buckets.py",
+        "tvmflow/evaluation/import_check.py",
         "tvmflow/evaluation/import_model.py",
+        "tvmflow/evaluation/source_noise.py",
     ),
     "quantize": (
         *CHECK,

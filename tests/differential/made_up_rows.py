@@ -105,6 +105,9 @@ class Numbers:
     def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         yield "matmul", inputs[0] @ self.weights
 
+    def other_roundings(self) -> Iterator[Numbers]:
+        yield from ()
+
     def to_relax(self) -> Any:
         from tvm import relax
 

@@ -18,6 +18,7 @@ from tvmflow.evaluation.comparison import compare_exact, compare_libraries
 from tvmflow.evaluation.interleaved_timing import TimedModel, Turn
 from tvmflow.evaluation.latency import LatencyRules, measure, summarize_turns
 from tvmflow.evaluation.latency_ratio import Comparison
+from tvmflow.evaluation.quality_warnings import CALIBRATED_ON_NOISE
 from tvmflow.evaluation.regression import change_between, comparable_before
 from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.report.tables import part_table
@@ -84,6 +85,7 @@ CARD = scorecard(accuracy=accuracy(0.99, 0.99))
         # There is nothing to be slower than.
         (replace(CARD, latency=latency_by_part(latency(badges=BUSY))), None, None, None),
         (replace(CARD, agreement=replace(AGREEMENT, top1_agreement=0.9)), None, None, "agreement"),
+        (replace(CARD, warnings=(CALIBRATED_ON_NOISE,)), None, None, "random inputs"),
         (replace(CARD, coverage=0.4), None, None, "schedules were measured for 40.0%"),
         (replace(CARD, accuracy=accuracy(0.9, 0.99)), None, None, "below the source"),
         (replace(CARD, accuracy=accuracy(0.985, 0.989)), 0.995, None, "below the champion"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import examples
+from tvmflow.frontends.pytorch.exported_program import unsupported
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import SourceDescription, one_input, run_in_batches
 from tvmflow.support.errors import ModelFileError, TvmflowError, UnsupportedOperatorError
@@ -116,6 +118,18 @@ def test_an_operator_that_tvm_does_not_know_is_named(tmp_path: Path) -> None:
         model.to_relax()
 
 
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ("The following operators are not supported for frontend ONNX: LSTM, Scan", "does not support: LSTM, Scan"),
+        ("Unsupported function types ['erfinv.default', 'fft_fft.default']", ": erfinv.default, fft_fft.default"),
+        ("'num_heads'", "importer failed: 'num_heads'"),
+    ],
+)
+def test_only_operators_are_named_as_operators(message: str, says: str) -> None:
+    assert unsupported("ONNX", message).found.endswith(says)
+
+
 def test_a_torch_operator_that_tvm_does_not_know_is_named() -> None:
     import torch
 
@@ -136,6 +150,56 @@ def test_a_wrong_input_shape_says_which_key_to_correct(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"rejects inputs of float32 \[1, 3, 8, 8\]") as error:
         ExportedModel(build("digits_cnn"), one_input("input", (1, 3, 8, 8))).run(np.zeros((1, 3, 8, 8), np.float32))
     assert "input.shape" in str(error.value)
+
+
+def _save(folder: Path, nodes: list[Any], opset: int, ir_version: int, shape: list[int] | None, *weights: Any) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, 2])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)
+    graph = helper.make_graph(nodes, "g", [x], [y], list(weights))
+    opsets = [helper.make_opsetid("", opset)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=ir_version), folder / "model.onnx")
+
+
+@pytest.mark.parametrize("case", ["the newest IR version", "an output without a shape", "a deprecated operator"])
+def test_valid_onnx_files_are_read(tmp_path: Path, case: str) -> None:
+    import onnx
+    from onnx import helper
+
+    nodes, weights, opset = [helper.make_node("Relu", ["x"], ["y"])], [], 17
+    if case == "a deprecated operator":
+        weights = [helper.make_tensor(name, onnx.TensorProto.FLOAT, [2], [1.0, 2.0]) for name in ("s", "b")]
+        nodes, opset = [helper.make_node("GroupNormalization", ["x", "s", "b"], ["y"], num_groups=2)], 18
+    shape = None if case == "an output without a shape" else [1, 4, 2]
+    newest = onnx.IR_VERSION if case == "the newest IR version" else 8
+    _save(tmp_path, nodes, opset, newest, shape, *weights)
+    model = load_source(tmp_path, _describe("onnx", "model.onnx", shape=(1, 4, 2)))
+    (output,) = model.run(np.arange(8, dtype=np.float32).reshape(1, 4, 2))
+    assert output.shape == (1, 4, 2)
+    assert [name for name, _ in model.layers(np.ones((1, 4, 2), np.float32))] == ["y"]
+    assert len(list(model.other_roundings())) == 1
+
+
+@pytest.mark.parametrize(
+    ("operator", "kind", "says"),
+    [
+        ("Nonsense", UnsupportedOperatorError, "does not support Nonsense"),
+        ("Det", ModelFileError, "ONNX Runtime cannot load model.onnx: Node"),
+    ],
+)
+def test_onnx_runtime_says_why_it_cannot_load_a_file(
+    tmp_path: Path, operator: str, kind: type[TvmflowError], says: str
+) -> None:
+    from onnx import helper
+
+    from tvmflow.frontends.onnx.session import open_session
+
+    _save(tmp_path, [helper.make_node(operator, ["x"], ["y"])], 17, 8, [1, 4, 2])
+    with pytest.raises(kind) as error:
+        open_session(tmp_path / "model.onnx")
+    assert says in error.value.found and "onnxruntime_src" not in error.value.found
 
 
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

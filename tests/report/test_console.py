@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +21,11 @@ from tests.scorecards import DEVICE
 from tvmflow.devices.gpu.quarantine import DifferingKernel
 from tvmflow.devices.gpu_facts import GpuFacts
 from tvmflow.evaluation.latency_ratio import Comparison
+from tvmflow.evaluation.quality_warnings import CALIBRATED_ON_NOISE
 from tvmflow.evaluation.scorecard import AcceleratorPart, GpuAgreement, GpuNumbers, Scorecard
 from tvmflow.pipeline.results import RetuneResult
 from tvmflow.report.console import Grid, grid, print_to, printable, show_table, show_text
+from tvmflow.report.plans import status_table
 from tvmflow.report.tables import latency_table, part_table, retune_table, scorecard_markdown, scorecard_table
 from tvmflow.tuning.records.origins import ORIGINS
 
@@ -65,6 +68,16 @@ TABLES: dict[str, Callable[[], Grid]] = {
         ("device", "version", "changed"),
     ),
 }
+
+
+def test_a_warning_is_on_every_line_that_shows_the_cell() -> None:
+    made = _card(NAMES[1], warnings=[vars(CALIBRATED_ON_NOISE)])
+    table = scorecard_table([_card(NAMES[0]), made])
+    assert [CALIBRATED_ON_NOISE.badge in row[0] for row in table.rows] == [False, True]
+    for text in (table.caption, latency_table(made).caption, scorecard_markdown(made)):
+        assert CALIBRATED_ON_NOISE.text in text
+    cell = {"name": "a", "cell": NAMES[1], "todo": [], "error": None, "warnings": [CALIBRATED_ON_NOISE.badge]}
+    assert status_table(Path(), [cell]).rows[0][2] == "up to date, calibrated on noise"
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -118,6 +118,10 @@ def refuse() -> None:
     raise ModelFileError("bad \x1b[2Jmodel", "a good one")
 
 
+def stumble(over: str = "") -> None:
+    raise RuntimeError(over) if over else KeyError("num_heads")
+
+
 def leave_a_link(out: str) -> None:
     (Path(out) / "model.json").symlink_to("/etc/passwd")
 

@@ -104,6 +104,14 @@ def test_a_crash_is_told_and_control_characters_reach_no_terminal() -> None:
             _run(deed)
 
 
+def test_an_internal_error_is_told_as_one() -> None:
+    with pytest.raises(ModelFileError, match=r"failed at .*: KeyError: 'num_heads'") as error:
+        _run("stumble")
+    assert "memory" not in str(error.value) and "complete" not in str(error.value)
+    with pytest.raises(ModelFileError, match=r"needs too much memory: RuntimeError: std::bad_alloc"):
+        _run("stumble", arguments={"over": "std::bad_alloc"})
+
+
 def test_links_that_it_left_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError):
         _run("leave_a_link", out=tmp_path, without=("landlock", "namespaces"), arguments={"out": str(tmp_path)})

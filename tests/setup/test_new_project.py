@@ -268,3 +268,22 @@ def test_the_size_of_a_vocabulary_is_that_of_the_table(project: Workspace) -> No
     with pytest.raises(ModelFileError, match="the file does not specify how large the values may be"):
         add_model(project, file, ModelRequest())
     assert add_model(project, file, ModelRequest(high=9)).entry["input"]["high"] == 9
+
+
+@pytest.mark.heavy
+def test_add_names_all_operators_that_cannot_be_imported(project: Workspace) -> None:
+    domain = "ai.onnx.ml"
+    nodes = [
+        helper.make_node("Normalizer", ["x"], ["a"], domain=domain, norm="L2"),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Binarizer", ["b"], ["y"], domain=domain, threshold=0.5),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in ("x", "y")]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(domain, 3)]
+    model = helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:]), opset_imports=opsets, ir_version=8)
+    onnx.save(model, project.root / "m.onnx")
+    before = project.params_path.read_text()
+    done = cli(project.root, "add", str(project.root / "m.onnx"))
+    said = str(done.exception)
+    assert done.exit_code == 1 and "Normalizer" in said and "Binarizer" in said, said
+    assert "Relu" not in said and project.params_path.read_text() == before

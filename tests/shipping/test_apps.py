@@ -21,6 +21,7 @@ from tests.bundle_parts import CELL, sha256, small_part
 from tests.scorecards import AGREEMENT, accuracy, latency, latency_by_part, scorecard
 from tvmflow.config.params import AppEntry, Gates, load_params
 from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation.quality_warnings import CALIBRATED_ON_NOISE
 from tvmflow.evaluation.scorecard import GpuNumbers, Scorecard
 from tvmflow.shipping import release_app as apps
 from tvmflow.shipping.bundle.part import Part
@@ -279,6 +280,12 @@ def test_each_gate_refuses_by_itself(card: Scorecard, gates: dict[str, float], s
     assert len(failed) == 1 and said in failed[0].reason and CELL in failed[0].reason
     off = Gates(max_accuracy_drop=None, min_top1_agreement=None, min_coverage=None)
     assert judge_cell(CELL, card, 50_000, off) == []
+
+
+def test_a_doubtful_cell_is_never_released() -> None:
+    off = Gates(max_accuracy_drop=None, min_top1_agreement=None, min_coverage=None)
+    (failed,) = judge_cell(CELL, replace(CARD, warnings=(CALIBRATED_ON_NOISE,)), 50_000, off)
+    assert not failed.passed and failed.reason == f"{CELL}: {CALIBRATED_ON_NOISE.text} (no_warnings)"
 
 
 def test_the_bundle_has_a_gate(workspace: Workspace, part: Part, not_run: None) -> None:

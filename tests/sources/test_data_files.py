@@ -54,6 +54,14 @@ def test_what_numpy_writes_is_read(tmp_path: Path, savez: Any, dtype: str) -> No
     )
 
 
+def test_images_need_no_labels(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", images=np.zeros((3, 2, 2)))
+    samples = datasets.load_dataset("d.npz", tmp_path)
+    assert samples.y is None and samples.x.shape == (3, 1, 2, 2)
+    parts = datasets.split(samples, datasets.SplitSizes(1, 1, 0))
+    assert parts.calibration.y is None
+
+
 @pytest.mark.parametrize(
     ("images", "says"),
     [

@@ -39,7 +39,7 @@ def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
     from tvmflow.backends.manifest import read_manifest
     from tvmflow.backends.registry import resolve
     from tvmflow.devices.network_forms import network_library
-    from tvmflow.evaluation.loaded_library import order_inputs
+    from tvmflow.evaluation.loaded_library import batch_of_specs, order_inputs
     from tvmflow.frontends.source_model import run_in_batches
 
     where = open_workspace(workspace)
@@ -50,7 +50,7 @@ def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
     ships = network_library(folder, manifest.outputs, manifest.network.device)
     target = resolve(where.params.targets[wanted.target])
     with session_of(device_limits(where, wanted), target) as session:
-        outputs = run_in_batches(ships.upload_and_start(session), samples, manifest.inputs[0].shape[0])
+        outputs = run_in_batches(ships.upload_and_start(session), samples, batch_of_specs(manifest.inputs))
     return outputs[0] if len(outputs) == 1 else outputs
 
 

@@ -58,7 +58,9 @@ def status(workspace: Where = None) -> Status:
     for name, cell in listed.items():
         plan = plans[str(cell)]
         why = plan.error.found if plan.error else None
-        rows.append(CellStatus(name, str(cell), plan.todo, card_of(where, cell) is not None, why))
+        card = card_of(where, cell)
+        badges = tuple(one.badge for one in card.warnings) if card else ()
+        rows.append(CellStatus(name, str(cell), plan.todo, card is not None, why, badges))
     return Status(tuple(sorted(where.params.models)), tuple(sorted(where.params.targets)), tuple(rows))
 
 

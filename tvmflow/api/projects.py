@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmflow.api.workspace import Where, open_workspace
+from tvmflow.support.files import write_atomic
 
 if TYPE_CHECKING:
     from tvmflow.config.workspace import Workspace
@@ -49,13 +50,21 @@ def add_model(
     file's.
 
     shape: of the input, where the file leaves it open. high: one more than the largest of its integers, where the file
-    has no table in which they are looked up. Raises ModelFileError for what cannot be read; then nothing is written.
+    has no table in which they are looked up. Raises ModelFileError for what cannot be read and UnsupportedOperatorError
+    for what cannot be imported, with all operators; then nothing is written.
     """
     from flows.pipeline import refresh
     from tvmflow.setup.new_project import ModelRequest
     from tvmflow.setup.new_project import add_model as add
+    from tvmflow.setup.preflight import check_operators
 
     where = open_workspace(workspace)
+    before = where.params_path.read_text(encoding="utf-8")
     added = add(where, Path(model_file), ModelRequest(name, target, precision, shape, high))
+    try:
+        check_operators(where, added.name)
+    except BaseException:
+        write_atomic(where.params_path, before)
+        raise
     refresh(where)
     return added

@@ -53,13 +53,16 @@ class CellPlan:
 
 @dataclass(frozen=True)
 class CellStatus(_Value):
-    """The progress of a listed cell. name: under `cells:`; error: why it cannot be run."""
+    """The progress of a listed cell. name: under `cells:`; error: why it cannot be run; warnings: badges of its
+    scorecard.
+    """
 
     name: str
     cell: str
     todo: tuple[str, ...]
     measured: bool
     error: str | None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from tvmflow.config.value_types import (
     Sha256,
     check_shape,
 )
+from tvmflow.support.samples import batch_of
 
 
 class Training(Frozen):
@@ -75,7 +76,7 @@ DTYPES: tuple[str, ...] = get_args(Dtype)
 
 
 class InputTensor(Frozen):
-    """An input: shape (batch first, NCHW for images), dtype, and range low <= x < high.
+    """An input: shape (batch first, NCHW for images; [] for a scalar), dtype, and range low <= x < high.
 
     Integer inputs of types int32 and int64 need `high`, such as the size of a vocabulary. A name in the shape is one of
     the model's `buckets`; pad: the padding value up to a bucket.
@@ -200,11 +201,6 @@ class ModelEntry(Frozen):
             raise ValueError(
                 "exactly one of input, for a model of one input, and inputs, by the names of the model's own"
             )
-        batches = {tensor.shape[0] for tensor in self.inputs.values()}
-        if len(batches) > 1:
-            raise ValueError(
-                f"the same batch (first size) for all inputs; found {[t.shape[0] for t in self.inputs.values()]}"
-            )
         return self
 
     @model_validator(mode="after")
@@ -216,6 +212,8 @@ class ModelEntry(Frozen):
         sizes = self.sizes
         if sizes is None:
             return self
+        if len({shape[:1] for shape in shapes.values()} | {()}) > 2 or () in shapes.values():
+            raise ValueError(f"buckets need the same batch (first size) of all inputs; found {list(shapes.values())}")
         if len(self.buckets) > MAX_SIZES or len(sizes.all) > MAX_BUCKETS:
             raise ValueError(
                 f"at most {MAX_SIZES} names with {MAX_BUCKETS} buckets in all; found {len(self.buckets)} "
@@ -254,6 +252,11 @@ class ModelEntry(Frozen):
 
     def _largest(self, shape: tuple[int | str, ...]) -> tuple[int, ...]:
         return tuple(self.buckets[size][-1] if isinstance(size, str) else size for size in shape)
+
+    @property
+    def batch(self) -> int:
+        """Return how many samples a run takes, or WHOLE."""
+        return batch_of([tensor.shape for tensor in self.tensors.values()])
 
     @property
     def sizes(self) -> Sizes | None:

@@ -127,9 +127,9 @@ Finite = Annotated[float, Field(ge=-1e9, le=1e9)]
 PositiveFloat = Annotated[float, Field(ge=1e-30, le=1e9)]  # seconds too: the system's timers end near 9e9
 NotNegativeFloat = Annotated[float, Field(ge=0, le=1e9)]
 Size = Annotated[int, Field(gt=0, le=MAX_INPUT_VALUES)]
-OpenShape = Annotated[  # sizes, and names of buckets
+OpenShape = Annotated[  # sizes, and names of buckets; none for a scalar
     tuple[Size | Name, ...],
-    Field(min_length=1, max_length=8, strict=False),
+    Field(max_length=8, strict=False),
     AfterValidator(_check_open_shape),
 ]
 Buckets = Annotated[

@@ -14,11 +14,14 @@ The differences a - b are not centred: a constant offset is an error. Both numbe
 added to outputs and reference, or both are scaled. The smaller spread is used because neither replaces the other:
 outputs that vary by class only hide an ignored input, outputs that vary by input only hide permuted classes. Classes
 are pooled: a class with by far the largest variation sets the scale (as in a saturated softmax, where the others do not
-matter), a constant class (padding) only dilutes it. A reference whose spread is below RESOLUTION of its largest output
-is rejected, since float32 rounding would hide any error.
+matter), a constant class (padding) only dilutes it. A reference does not vary if its spread is below
+RESOLUTION of its largest output: float32 rounding would hide any error relative to it.
 
-Each output of a model is compared separately. If a model has several, a constant one (such as anchor boxes) is compared
-relative to its largest number, as long as another one varies. Integers are compared by the share of equal values. A
+A source framework rounds, too. An error above the bound is accepted up to NOISE_MULTIPLE times the difference of the
+source from itself when only its rounding changes (`source_noise`): then no product could be shown to be wrong by it.
+
+Each output of a model is compared separately. A constant one (such as anchor boxes) is compared relative to its largest
+number; import_model warns if no output varies. Integers are compared by the share of equal values. A
 task metric is added where it is defined: top-1 of class scores (N, C), the share of equal classes over the pixels of a
 map (N, C, H, W), the cosine of embeddings. The shape or the `task` of the model selects it.
 """
@@ -39,6 +42,10 @@ RESOLUTION = 1e-5  # a hundred float32 roundings: outputs of a deep network that
 NO_NOISE_DB = 200.0
 LEAST_SQNR_DB = 6.0  # whatever the bound: noise of half the spread; outputs that ignore the input reach at most 3 dB
 LEAST_EQUAL = 0.9  # of integers, whatever the bound: the class of a near tie may change
+# Two results that round independently differ from the exact one by as much each, so from each other by twice that. The
+# largest of a few thousand differences varies by a factor of two between two draws. So two bits, 12 dB, on the noise.
+NOISE_MULTIPLE = 4.0
+_MULTIPLE_DB = 20 * float(np.log10(NOISE_MULTIPLE))
 _BOUND_OF = {
     "import_model": "import_model.max_relative_error",
     "quantize": "quantize.max_relative_error",
@@ -57,6 +64,31 @@ class Spread:
     @property
     def smaller(self) -> float:
         return min((s for s in (self.inputs, self.classes) if s is not None), default=0.0)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How far one output of the source is from itself with other roundings, measured as in Agreement."""
+
+    max_relative_error: float = 0.0
+    sqnr_db: float = NO_NOISE_DB
+    equal: float = 1.0
+
+    @property
+    def hides_faults(self) -> bool:
+        """Return whether a module that no bound would accept could be within the multiple of this noise."""
+        return self.sqnr_db - _MULTIPLE_DB < LEAST_SQNR_DB or 1 - NOISE_MULTIPLE * (1 - self.equal) < LEAST_EQUAL
+
+    def covers(self, agreement: Agreement) -> bool:
+        """Return whether an error is within the multiple of this noise, at its largest and on average."""
+        return (
+            agreement.max_relative_error <= NOISE_MULTIPLE * self.max_relative_error
+            and agreement.sqnr_db >= self.sqnr_db - _MULTIPLE_DB
+            and (agreement.equal is None or 1 - agreement.equal <= NOISE_MULTIPLE * (1 - self.equal))
+        )
+
+
+NO_NOISE = Noise()
 
 
 @dataclass(frozen=True)
@@ -95,23 +127,27 @@ def spread_of(outputs: Array) -> Spread:
     return Spread(inputs=scaled[0], classes=scaled[1], largest=largest)
 
 
-def check_varies(reference: Array, what: str = "the source") -> Spread:
-    """Return the spread of the reference. Raises AgreementError if it does not vary, since then no later check could
-    fail.
-    """
+def why_still(reference: Array, what: str = "the source") -> str | None:
+    """Return why a reference does not vary, so that no later check could fail; None if it varies."""
     spread = spread_of(reference)
-    for varies, over in ((spread.inputs, "inputs"), (spread.classes, "classes")):
-        if varies is not None and varies <= RESOLUTION * spread.largest:
-            raise AgreementError(
-                f"the outputs of {what} do not vary over {over}: standard deviation {varies:.2g} over "
-                f"{len(reference)} inputs, "
-                f"the largest output is {spread.largest:.3g}",
-                f"more than {RESOLUTION:g} of the largest, or no fault of a later stage could be detected",
-                "use trained weights, and a data set on which the outputs vary",
+    for deviation, over in ((spread.inputs, "inputs"), (spread.classes, "classes")):
+        if deviation is not None and deviation <= RESOLUTION * spread.largest:
+            return (
+                f"the outputs of {what} do not vary over {over}: standard deviation {deviation:.2g} over "
+                f"{len(reference)} inputs, the largest output is {spread.largest:.3g}"
             )
-    if spread.inputs is None and spread.classes is None:
-        raise AgreementError(f"a single output value of {what}", "two inputs or two classes, to see how it varies")
-    return spread
+    return f"a single output value of {what}" if spread.inputs is None and spread.classes is None else None
+
+
+def check_varies(reference: Array, what: str = "the source") -> Spread:
+    """Return the spread of the reference. Raises AgreementError if it does not vary."""
+    if (why := why_still(reference, what)) is not None:
+        raise AgreementError(
+            why,
+            f"more than {RESOLUTION:g} of the largest, or no fault of a later stage could be detected",
+            "use trained weights, and a data set on which the outputs vary",
+        )
+    return spread_of(reference)
 
 
 def compare(outputs: Array, reference: Array, task: str | None = None) -> Agreement:
@@ -122,16 +158,23 @@ def compare(outputs: Array, reference: Array, task: str | None = None) -> Agreem
     return _compare(outputs, reference, check_varies(reference).smaller, task)
 
 
-def compare_all(outputs: Array | Arrays, references: Array | Arrays, task: str | None = None) -> list[Agreement]:
-    """Compare all outputs of two modules, each with its reference. Raises AgreementError like `compare`."""
+def compare_all(
+    outputs: Array | Arrays,
+    references: Array | Arrays,
+    task: str | None = None,
+    scales: Sequence[float] | None = None,
+) -> list[Agreement]:
+    """Compare all outputs of two modules, each with its reference. scales: what errors are relative to; default: of the
+    references. Raises AgreementError for other shapes or values that are not finite.
+    """
     computed, expected = as_outputs(outputs), as_outputs(references)
     if len(computed) != len(expected):
         raise AgreementError(f"{len(computed)} outputs", f"{len(expected)}, as the source framework gives")
     for a, b in zip(computed, expected, strict=True):
         _check_shapes(a, b)
     return [
-        _equal_integers(a, b) if b.dtype.kind in "iub" else _compare(a, b, spread, task)
-        for a, b, spread in zip(computed, expected, _spreads(expected), strict=True)
+        _equal_integers(a, b) if b.dtype.kind in "iub" else _compare(a, b, scale, task)
+        for a, b, scale in zip(computed, expected, scales or map(scale_of, expected), strict=True)
     ]
 
 
@@ -172,24 +215,13 @@ def _check_shapes(outputs: Array, reference: Array) -> None:
         raise AgreementError(f"outputs of shape {outputs.shape}", f"{reference.shape}, as the source framework gives")
 
 
-def _spreads(references: Arrays) -> list[float]:
-    """Return the scale of the errors of each output. Raises AgreementError if no output varies."""
-    spreads: list[float | None] = []
-    refusal: AgreementError | None = None
-    for reference in references:
-        try:
-            spreads.append(None if reference.dtype.kind in "iub" else check_varies(reference).smaller)
-        except AgreementError as error:
-            if len(references) == 1 or not np.isfinite(reference).all():
-                raise
-            refusal = refusal or error
-            spreads.append(None)
-    if refusal is not None and all(spread is None for spread in spreads):
-        raise refusal
-    return [
-        (float(np.abs(b).max(initial=0.0)) or 1.0) if spread is None else spread
-        for spread, b in zip(spreads, references, strict=True)
-    ]
+def scale_of(reference: Array) -> float:
+    """Return the scale of an output's errors: its spread, or its largest number if it does not vary. Raises
+    AgreementError for values that are not finite.
+    """
+    if reference.dtype.kind not in "iub" and why_still(reference) is None:
+        return spread_of(reference).smaller
+    return float(np.abs(reference.astype(np.float64)).max(initial=0.0)) or 1.0
 
 
 def _equal_integers(outputs: Array, reference: Array) -> Agreement:
@@ -224,30 +256,55 @@ def _cosine(a: Array, b: Array) -> float:
 
 
 def check_outputs(
-    stage: str, inputs: str, outputs: Array | Arrays, reference: Array | Arrays, bound: float, task: str | None = None
+    stage: str,
+    inputs: str,
+    outputs: Array | Arrays,
+    reference: Array | Arrays,
+    bound: float,
+    task: str | None = None,
+    noise: Sequence[Noise] = (),
+    scales: Sequence[float] | None = None,
 ) -> Agreement:
     """Compare a stage's outputs with those of the stage before, output by output; return the worst agreement.
 
-    Raises AgreementError above the bound.
+    noise: of the source, for each output; empty for none. scales: of `compare_all`. Raises AgreementError above the
+    bound and the noise.
     """
-    every = compare_all(outputs, reference, task)
-    for index, agreement in enumerate(every):
-        few = agreement.equal is not None and agreement.equal < LEAST_EQUAL
-        if agreement.max_relative_error > bound or agreement.sqnr_db < LEAST_SQNR_DB or few:
-            named = f" ({_BOUND_OF[stage]} in params.yaml)" if stage in _BOUND_OF else ""
+    every = compare_all(outputs, reference, task, scales)
+    for index, (agreement, own) in enumerate(zip(every, noise or [NO_NOISE] * len(every), strict=True)):
+        if not is_within(agreement, bound, own):
             where = f" of output {index}" if len(every) > 1 else ""
-            error = (
-                f"the largest error is {agreement.max_relative_error:.3g} of the spread of the outputs, SQNR "
-                f"{agreement.sqnr_db:.1f} dB"
-            )
-            share = f"{agreement.equal or 0:.1%} of the integers are equal"
-            raise AgreementError(
-                f"{stage} changes the outputs{where}: on the {agreement.samples} {inputs} inputs "
-                f"{share if few else error}",
-                f"at least {LEAST_EQUAL:.0%}" if few else f"at most {bound:g}{named}, and {LEAST_SQNR_DB:g} dB",
-                "compare the network before and after this stage; raise the bound only if you know why",
-            )
+            raise _difference(stage, f"the {agreement.samples} {inputs} inputs", where, agreement, bound, own)
     return worst_of(every)
+
+
+def is_within(agreement: Agreement, bound: float, noise: Noise = NO_NOISE) -> bool:
+    """Return whether an output agrees with its reference: within the bounds, or as far as the source with itself."""
+    is_near = agreement.max_relative_error <= bound and agreement.sqnr_db >= LEAST_SQNR_DB
+    return (is_near and (agreement.equal is None or agreement.equal >= LEAST_EQUAL)) or noise.covers(agreement)
+
+
+def _difference(
+    stage: str, inputs: str, where: str, agreement: Agreement, bound: float, noise: Noise
+) -> AgreementError:
+    named = f" ({_BOUND_OF[stage]} in params.yaml)" if stage in _BOUND_OF else ""
+    if agreement.equal is not None:
+        found, expected = f"{agreement.equal:.1%} of the integers are equal", f"at least {LEAST_EQUAL:.0%}"
+        own = f"{1 - noise.equal:.1%} of them differ" if noise.equal < 1 else ""
+    else:
+        found = (
+            f"the largest error is {agreement.max_relative_error:.3g} of the spread of the outputs, SQNR "
+            f"{agreement.sqnr_db:.1f} dB"
+        )
+        expected = f"at most {bound:g}{named}, and {LEAST_SQNR_DB:g} dB"
+        own = f"{noise.max_relative_error:.3g}, {noise.sqnr_db:.1f} dB" if noise != NO_NOISE else ""
+    if own:
+        expected += f"; or {NOISE_MULTIPLE:g} times the source's own rounding ({own})"
+    return AgreementError(
+        f"{stage} changes the outputs{where}: on {inputs} {found}",
+        expected,
+        "compare the network before and after this stage; raise the bound only if you know why",
+    )
 
 
 def check_equal(stage: str, outputs: Arrays, reference: Arrays) -> None:
@@ -263,7 +320,12 @@ def check_equal(stage: str, outputs: Arrays, reference: Arrays) -> None:
 
 
 def check_golden(
-    stage: str, outputs: Array | Arrays, reference: Array | Arrays, bound: float, task: str | None = None
+    stage: str,
+    outputs: Array | Arrays,
+    reference: Array | Arrays,
+    bound: float,
+    task: str | None = None,
+    noise: Sequence[Noise] = (),
 ) -> Agreement:
     """Compare a stage's golden outputs with those of the stage before. Raises AgreementError."""
     if len(as_outputs(reference)[0]) < 2:
@@ -272,7 +334,7 @@ def check_golden(
             "at least 2, or a network that ignores its input would pass",
             "raise fetch.golden_samples in params.yaml",
         )
-    return check_outputs(stage, "golden", outputs, reference, bound, task)
+    return check_outputs(stage, "golden", outputs, reference, bound, task, noise)
 
 
 def _matrix(outputs: Array, what: str) -> Array:

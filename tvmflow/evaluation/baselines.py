@@ -142,7 +142,7 @@ class BaselineProcess:
         else:
             self._left_out[""] = _missing_onnx_reason(file.parent)
             return
-        expected = batch_at(load_arrays(file.parent / "reference.npz", "evaluation"), 0, description.batch)
+        expected = batch_at(load_arrays(file.parent / "reference.npz", "evaluation"), 0, description.batch or 1)
         self._fastest = FastestVariant(
             self._variants_of(), expected, lambda outputs: _by_sample(outputs, description.batch)
         )
@@ -180,7 +180,8 @@ def _missing_onnx_reason(imported: Path) -> str:
 
 
 def _onnxruntime(onnx_file: Path, inputs: Arrays, description: SourceDescription, threads: int) -> tuple[Variant, ...]:
-    from tvmflow.frontends.onnx.frontend import open_session, session_variants
+    from tvmflow.frontends.onnx.frontend import session_variants
+    from tvmflow.frontends.onnx.session import open_session
 
     session = open_session(onnx_file, threads)
     names = [entry.name for entry in session.get_inputs()]

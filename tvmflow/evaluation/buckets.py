@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tvmflow.config.buckets import Axis, Numbers, Sizes, cut
-from tvmflow.evaluation.agreement import Agreement, check_outputs
+from tvmflow.evaluation.agreement import Agreement, Noise, check_outputs
 from tvmflow.frontends.source_model import Array, Arrays, Runner, SourceDescription, run_in_batches
 
 RunnerOf = Callable[[Numbers], Runner]
@@ -80,10 +80,15 @@ def run_at_any_size(description: SourceDescription, runner_at: RunnerOf, samples
 
 
 def check_between_buckets(
-    stage: str, outputs: dict[str, Arrays], reference_of: Callable[[str], Arrays], bound: float, task: str | None
+    stage: str,
+    outputs: dict[str, Arrays],
+    reference_of: Callable[[str], Arrays],
+    bound: float,
+    task: str | None,
+    noise: tuple[Noise, ...] = (),
 ) -> dict[str, Agreement]:
     """Compare outputs of `run_between_buckets` with those of the stage before. Raises AgreementError."""
     return {
-        label: check_outputs(stage, f"golden, padded to {label},", found, reference_of(label), bound, task)
+        label: check_outputs(stage, f"golden, padded to {label},", found, reference_of(label), bound, task, noise)
         for label, found in outputs.items()
     }

@@ -17,7 +17,8 @@ _LAYOUTS = ((0, 2, 3, 1), (0, 3, 1, 2))
 
 
 def first_differing_layer(source: SourceModel, inputs: Array | Arrays, bound: float) -> str | None:
-    """Return the name of the framework's first layer whose value has no equal in the import; None if all agree.
+    """Return the name of the framework's first layer whose value has no equal in the import, or of the first output
+    that differs; None if all agree.
 
     inputs: one batch of each input. bound: largest error relative to the layer's largest number. Runs the numpy
     interpreter, which is slow and exact.
@@ -35,14 +36,18 @@ def first_differing_layer(source: SourceModel, inputs: Array | Arrays, bound: fl
     for x in batch:
         by_size[x.size].append(x)
     fold: Any = FoldConstants()
-    run_all(read_graph(fold(source.to_relax())), batch, keep)
+    outputs = run_all(read_graph(fold(source.to_relax())), batch, keep)
     for name, value in source.layers(*batch):
         if not any(_equal(value, candidate, bound) for candidate in by_size[value.size]):
             return name
+    for name, value, output in zip(source.output_names(), source.run(*batch), outputs, strict=True):
+        if value.shape != output.shape or not _equal(value, output, bound):
+            return f"output {name!r}"
     return None
 
 
 def _equal(value: Array, candidate: Array, bound: float) -> bool:
+    value, candidate = value.astype(np.float64), candidate.astype(np.float64)
     limit = bound * max(float(np.abs(value).max(initial=0.0)), 1e-30)
     layouts = [candidate]
     if candidate.ndim == 4:

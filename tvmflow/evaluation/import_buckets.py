@@ -9,7 +9,7 @@ from typing import Any
 
 from tvmflow.backends.cpu import host_backend
 from tvmflow.config.buckets import Axis, Numbers, axes_of
-from tvmflow.evaluation.agreement import Agreement, check_outputs
+from tvmflow.evaluation.agreement import Agreement, Noise, check_outputs
 from tvmflow.evaluation.buckets import Padded, check_between_buckets, group_of, run_at, run_between_buckets, runners_of
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import Arrays, Runner, SourceDescription, SourceModel, batch_at
@@ -29,13 +29,19 @@ class BucketedImport:
 
 
 def import_buckets(
-    fetched: Path, description: SourceDescription, source: SourceModel, largest: Runner, golden: Arrays, bound: float
+    fetched: Path,
+    description: SourceDescription,
+    source: SourceModel,
+    largest: Runner,
+    golden: Arrays,
+    bound: float,
+    noise: tuple[Noise, ...] = (),
 ) -> BucketedImport:
     """Import all buckets but the largest; check each, at sizes in its middle, against the source at exactly these
     sizes.
 
-    largest: the imported network of the largest bucket. Raises ModelFileError if padding changes the outputs of the
-    source itself.
+    largest: the imported network of the largest bucket. noise: of the source's outputs there. Raises ModelFileError if
+    padding changes the outputs of the source itself.
     """
     from tvmflow.codegen.compile import LocalRunner
     from tvmflow.passes.pipeline import canonicalize
@@ -53,14 +59,14 @@ def import_buckets(
             except ModelFileError:
                 continue  # smaller than the source accepts
             padded = run_at(Padded(source, sizes, bucket, other, axes), description, other, golden)
-            _check_masked(description, bucket, other, padded, exact, bound)
+            _check_masked(description, bucket, other, padded, exact, bound, noise)
     modules = {
         sizes.label(bucket): canonicalize(load_source(fetched, description.at(bucket)).to_relax())
         for bucket in sizes.all[:-1]
     }
     runner_of = runners_of(sizes, largest, modules, partial(LocalRunner.of_plain, backend=host_backend()))
     outputs = run_between_buckets(description, axes, runner_of, golden)
-    agreement = check_between_buckets("import_model", outputs, reference.__getitem__, bound, description.task)
+    agreement = check_between_buckets("import_model", outputs, reference.__getitem__, bound, description.task, noise)
     return BucketedImport(modules, axes, {group_of(label): found for label, found in reference.items()}, agreement)
 
 
@@ -96,12 +102,18 @@ def _output_axes(description: SourceDescription, source: SourceModel, golden: Ar
 
 
 def _check_masked(
-    description: SourceDescription, bucket: Numbers, at: Numbers, padded: Arrays, exact: Arrays, bound: float
+    description: SourceDescription,
+    bucket: Numbers,
+    at: Numbers,
+    padded: Arrays,
+    exact: Arrays,
+    bound: float,
+    noise: tuple[Noise, ...],
 ) -> None:
     sizes = description.sizes
     assert sizes is not None
     try:
-        check_outputs("import_model", "golden", padded, exact, bound, description.task)
+        check_outputs("import_model", "golden", padded, exact, bound, description.task, noise)
     except AgreementError as error:
         raise ModelFileError(
             f"this network does not mask the padding of its inputs: at {sizes.label(at)}, padded to "

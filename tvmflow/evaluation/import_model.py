@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmflow.backends.cpu import host_backend
-from tvmflow.evaluation.agreement import check_golden, classes_of
+from tvmflow.evaluation.agreement import classes_of
+from tvmflow.evaluation.conditioning import write_conditioning
 from tvmflow.evaluation.import_buckets import BucketedImport, import_buckets
+from tvmflow.evaluation.import_check import LEAST_INPUTS, ImportCheck
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import (
     Array,
@@ -23,7 +25,7 @@ from tvmflow.frontends.source_model import (
     run_in_batches,
     write_outputs,
 )
-from tvmflow.sources.data.datasets import Samples
+from tvmflow.sources.data.datasets import Samples, load_edges
 from tvmflow.support.errors import AgreementError, ModelFileError, TvmflowError, first_line
 from tvmflow.support.files import save_arrays
 from tvmflow.support.json_values import to_json
@@ -49,32 +51,34 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     source = load_source(fetched, description)
     evaluation = Samples.load(fetched / "evaluation.npz")
     golden = Samples.load(fetched / "golden.npz").inputs
-    reference = {
-        "golden": run_in_batches(source, golden, batch),
-        "evaluation": run_in_batches(source, evaluation.inputs, batch),
-    }
-    _check_outputs(reference["evaluation"], json.loads((fetched / "labels.json").read_text()), evaluation.y, task)
+    expected = run_in_batches(source, evaluation.inputs, batch)
+    reference = {"golden": _first(expected, len(golden[0])), "evaluation": expected}
+    _check_outputs(expected, json.loads((fetched / "labels.json").read_text()), evaluation.y, task)
     progress("importing", 1, 4)
     module = canonicalize(source.to_relax())
     progress("checking against the source", 2, 4)
     runner = LocalRunner.of_plain(module, host_backend())
-    computed = run_in_batches(runner, golden, batch)
+    imported = run_in_batches(runner, evaluation.inputs, batch)
+    check, count = ImportCheck(source, batch, task, max_relative_error), max(LEAST_INPUTS, len(golden[0]))
     try:
-        agreement = check_golden("import_model", computed, reference["golden"], max_relative_error, task)
+        agreement = check.on_samples(*(_first(values, count) for values in (evaluation.inputs, imported, expected)))
+        check.at_edges(load_edges(fetched / "edges.npz"), runner, expected)
     except AgreementError as error:
         raise _with_layer(error, source, batch_at(golden, 0, batch), max_relative_error) from error
     sized = None
     if description.sizes:
         progress("importing the smaller sizes", 2, 4)
-        sized = import_buckets(fetched, description, source, runner, golden, max_relative_error)
+        sized = import_buckets(fetched, description, source, runner, golden, max_relative_error, check.noise)
         reference |= sized.reference
     save_module(module, out, sized.modules if sized else None)
-    reference |= {"imported": run_in_batches(runner, evaluation.inputs, batch), "imported_golden": computed}
+    write_conditioning(out, check.noise, check.warnings)
+    reference |= {"imported": imported, "imported_golden": _first(imported, len(golden[0]))}
     save_arrays(out / "reference.npz", **reference)
     progress("exporting for baselines", 3, 4)
     described = _describe_outputs(source, module, sized)
     write_outputs(out, described)
     facts: dict[str, Any] = {"golden": agreement.to_json(), "outputs": to_json(described)}
+    facts |= {"noise": to_json(check.noise), "warnings": to_json(check.warnings)}
     if sized:
         facts["sizes"] = {label: agreement.to_json() for label, agreement in sized.agreement.items()}
     try:
@@ -90,10 +94,21 @@ def _with_layer(error: AgreementError, source: SourceModel, inputs: Arrays, boun
     """Return the error extended by the first layer that differs."""
     from tvmflow.evaluation.first_difference import first_differing_layer
 
-    layer = first_differing_layer(source, inputs, bound)
-    where = "every layer agrees before constant folding: a later pass changes the outputs"
-    difference = f"{error.found}; " + (where if layer is None else f"the first layer that differs is {layer}")
-    return AgreementError(difference, error.expected, error.hint)
+    try:
+        layer = first_differing_layer(source, inputs, bound)
+    except Exception as failure:  # it runs any graph, in numpy
+        where = f"its layers cannot be compared ({type(failure).__name__}: {first_line(failure)})"
+    else:
+        where = (
+            "every layer and output agrees on the first golden input before the passes"
+            if layer is None
+            else f"the first layer that differs is {layer}"
+        )
+    return AgreementError(f"{error.found}; {where}", error.expected, error.hint)
+
+
+def _first(values: Arrays, count: int) -> Arrays:
+    return tuple(x[:count] for x in values)
 
 
 def _describe_outputs(source: SourceModel, module: IRModule, sized: BucketedImport | None) -> list[OutputSpec]:

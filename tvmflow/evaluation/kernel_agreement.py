@@ -19,7 +19,7 @@ from tvmflow.codegen.network.link import write_network
 from tvmflow.devices.gpu.quarantine import DifferingKernel
 from tvmflow.devices.session import Arrays, DeviceSession
 from tvmflow.evaluation.scorecard import GpuAgreement
-from tvmflow.frontends.source_model import OutputSpec, TensorSpec, read_description
+from tvmflow.frontends.source_model import OutputSpec, TensorSpec, batch_at, read_description
 from tvmflow.ir.relax.serialization import load_module
 from tvmflow.ir.tir.kernel_schedules import BestSchedules, Schedule
 from tvmflow.ir.tvm_compat import IRModule, operator_of, tuple_type, type_of
@@ -87,7 +87,7 @@ def network_agreement(
     schedules, winograd = read_json(BestSchedules, built.best).on(backend.kernel_kind)
     lowered = lower(load_module(built.packed), backend, winograd=winograd)
     draw, batch = np.random.default_rng(0), read_description(built.fetched).batch
-    first = tuple(x[:batch] for x in load_arrays(built.fetched / "golden.npz", "x"))
+    first = batch_at(load_arrays(built.fetched / "golden.npz", "x"), 0, batch)
     samples = [first] + [tuple(draw.permutation(x.reshape(-1)).reshape(x.shape) for x in first) for _ in range(random)]
     found = kernel_agreement(lowered, backend, schedules, samples, session)
     return NetworkAgreement(tuple(found), min(built.bound, _MOST_ERROR), len(samples))

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from tvmflow.backends.manifest import Manifest, read_manifest
 from tvmflow.frontends.source_model import TensorSpec, run_in_batches
 from tvmflow.support.errors import StoreError, TvmflowError, UsageError
 from tvmflow.support.files import sha256_of
+from tvmflow.support.samples import batch_of, sample_shape
 
 if TYPE_CHECKING:
     from tvmflow.targets.resolve import ResolvedTarget
@@ -73,7 +74,9 @@ class LoadedLibrary:
         that the library was built for; the last batch is padded. Returns an array (N, ...), or a tuple for several
         outputs.
         """
-        outputs = run_in_batches(self, _check_inputs(self.inputs, arrays, named, self.cell), self.inputs[0].shape[0])
+        outputs = run_in_batches(
+            self, _check_inputs(self.inputs, arrays, named, self.cell), batch_of_specs(self.inputs)
+        )
         return outputs[0] if len(outputs) == 1 else outputs
 
     def run(self, *inputs: Array) -> tuple[Array, ...]:
@@ -102,6 +105,11 @@ class LoadedLibrary:
         return f"LoadedLibrary({self.cell}, {inputs}, threads={self.threads})"
 
 
+def batch_of_specs(specs: Sequence[TensorSpec]) -> int:
+    """Return how many samples a run of these inputs takes, or WHOLE."""
+    return batch_of([spec.shape for spec in specs])
+
+
 def order_inputs(specs: tuple[TensorSpec, ...], inputs: Any, cell: str) -> list[Array]:
     """Return an array, a tuple or list of arrays, or a dictionary by name as checked inputs in order. Raises
     UsageError.
@@ -121,25 +129,26 @@ def _check_inputs(
             f"{cell} was called with {len(arrays)} arrays" + (f" and {', '.join(named)}" if named else ""),
             f"{len(names)}: {', '.join(names)}",
         )
-    inputs = [_convert_input(spec, given[spec.name], cell) for spec in specs]
+    batch = batch_of_specs(specs)
+    inputs = [_convert_input(spec, given[spec.name], cell, batch) for spec in specs]
     if len({len(array) for array in inputs}) > 1:
         raise UsageError(f"{cell} was called with {[len(a) for a in inputs]} samples", "as many of every input")
     return inputs
 
 
-def _convert_input(spec: TensorSpec, value: Any, cell: str) -> Array:
+def _convert_input(spec: TensorSpec, value: Any, cell: str, batch: int) -> Array:
     """Return a value as an array (N, ...) for this input. Raises UsageError."""
-    array = np.asarray(value)
+    array, shape = np.asarray(value), sample_shape(spec.shape, batch)
     is_number = array.dtype.kind in "biuf" or array.dtype == np.dtype(spec.dtype)
-    if array.ndim != len(spec.shape) or array.shape[1:] != spec.shape[1:] or not len(array):
+    if not array.ndim or array.shape[1:] != shape or not len(array):
         raise UsageError(
             f"input {spec.name} of {cell} got an array of shape {array.shape}",
-            f"(N, {', '.join(map(str, spec.shape[1:]))}), any N from 1",
+            f"(N, {', '.join(map(str, shape))}), any N from 1",
             "for one sample add the first axis: x[None]",
         )
     if not is_number or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
         raise UsageError(f"input {spec.name} of {cell} got an array of {array.dtype}", f"{spec.dtype}, or what fits it")
-    return np.ascontiguousarray(array, dtype=spec.dtype)
+    return np.asarray(array, spec.dtype, order="C")
 
 
 def _manifest(folder: Path) -> Manifest:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.evaluation.agreement import as_outputs, check_outputs, classes_of, compare_all, worst_of
+from tvmflow.evaluation.conditioning import read_noise
 from tvmflow.evaluation.metrics import value_of
 from tvmflow.evaluation.scorecard import Accuracy, Quality, Scorecard
 from tvmflow.sources.data.datasets import Samples
@@ -41,7 +42,8 @@ def measure_quality(
     """
     built = as_outputs(outputs)
     versions = {**_reference(inputs, "import_model"), **_reference(inputs, "quantize"), "built": built}
-    check_outputs("evaluate", "evaluation", built, versions["quantized"], bound, task)
+    noise = read_noise(inputs["import_model"])
+    check_outputs("evaluate", "evaluation", built, versions["quantized"], bound, task, noise)
     steps, every = list(versions.items()), compare_all(built, versions["source"], task)
     return Quality(
         agreement=worst_of(every),

@@ -17,6 +17,7 @@ from tvmflow.devices.gpu_facts import GpuFacts
 from tvmflow.devices.session import Executed
 from tvmflow.evaluation.agreement import Agreement
 from tvmflow.evaluation.latency_summary import Advantage, Latency
+from tvmflow.evaluation.quality_warnings import QualityWarning
 from tvmflow.evaluation.roofline import Bounds, NoBounds
 from tvmflow.support.errors import StoreError
 from tvmflow.support.json_values import OPTIONAL, from_json, to_json
@@ -157,7 +158,7 @@ class AcceleratorPart(BaseModel):
 @dataclass(frozen=True, kw_only=True)
 class Scorecard(Quality, OnDevice):
     """coverage: share of the operations whose schedules were measured. bounds: on this machine's CPU. quantization:
-    quantization.json.
+    quantization.json. warnings: what makes the quality doubtful.
     """
 
     cell: str
@@ -172,6 +173,7 @@ class Scorecard(Quality, OnDevice):
     part: AcceleratorPart | None
     kernel_agreement: GpuAgreement | None = None
     quantization: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[QualityWarning, ...] = ()
 
     @staticmethod
     def from_json(value: Any) -> Scorecard:

@@ -37,10 +37,12 @@ _TFLITE_DTYPES = {0: "float32", 1: "float16", 2: "int32", 3: "uint8", 4: "int64"
 
 @dataclass(frozen=True)
 class Input:
-    """shape: -1 for a dynamic size; dtype: "" if unknown; high: rows of the table that integers index."""
+    """shape: -1 for a dynamic size, None if unknown; dtype: "" if unknown; high: rows of the table that integers
+    index.
+    """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
     dtype: str
     high: int | None = None
 
@@ -118,8 +120,9 @@ def _program_inputs(program: Any) -> tuple[Input, ...] | None:
     ]
     inputs = []
     for name in names:
-        value = graph["tensor_values"].get(name, {"sizes": [], "dtype": 0})
-        shape = tuple(size["as_int"] if "as_int" in size else -1 for size in value["sizes"])
+        value = graph["tensor_values"].get(name, {"sizes": None, "dtype": 0})
+        sizes = value["sizes"]
+        shape = None if sizes is None else tuple(size["as_int"] if "as_int" in size else -1 for size in sizes)
         known = 0 <= value["dtype"] < len(_TORCH_DTYPES)
         inputs.append(Input(name, shape, _TORCH_DTYPES[value["dtype"]] if known else ""))
     return tuple(inputs)
@@ -130,9 +133,9 @@ def _keras_inputs(model: Any) -> tuple[Input, ...] | None:
     inputs = []
     for layer in layers:
         config = layer["config"]
-        shape = config.get("batch_shape") or config.get("batch_input_shape") or []
+        shape = config.get("batch_shape") or config.get("batch_input_shape")
         dtype = config.get("dtype")
-        sizes = tuple(-1 if size is None else int(size) for size in shape)
+        sizes = None if shape is None else tuple(-1 if size is None else int(size) for size in shape)
         inputs.append(Input(str(config["name"]), sizes, dtype if isinstance(dtype, str) else ""))
     return tuple(inputs) or None
 
@@ -165,7 +168,7 @@ def _tflite(file: Path) -> Header:
     inputs = []
     for index in graph.InputsAsNumpy():
         tensor = graph.Tensors(int(index))
-        shape = tuple(int(size) for size in tensor.ShapeAsNumpy())
+        shape = tuple(int(tensor.Shape(axis)) for axis in range(tensor.ShapeLength()))
         inputs.append(Input(tensor.Name().decode(errors="replace"), shape, _TFLITE_DTYPES.get(tensor.Type(), "")))
     return Header("a TFLite file", ("tensorflow",), tuple(inputs), channels_last=True)
 
@@ -191,12 +194,12 @@ def _onnx(file: Path) -> Header:
         if value.name in weights:
             continue
         kind = value.type.tensor_type
-        sizes = (size.dim_value if size.HasField("dim_value") else -1 for size in kind.shape.dim)
+        sizes = tuple(size.dim_value if size.HasField("dim_value") else -1 for size in kind.shape.dim)
         dtype = onnx.TensorProto.DataType.Name(kind.elem_type).lower() if kind.elem_type else ""
         dtype, high = {"float": "float32", "double": "float64"}.get(dtype, dtype), None
         if dtype in ("int32", "int64"):
             high = _gathered_rows(model.graph, value.name, weights)
-        inputs.append(Input(value.name, tuple(sizes), dtype, high))
+        inputs.append(Input(value.name, sizes if kind.HasField("shape") else None, dtype, high))
     return Header("an ONNX model", ("onnx",), tuple(inputs))
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tvmflow.config.buckets import Axis, Numbers, Sizes
 from tvmflow.support.errors import ModelFileError, first_line
 from tvmflow.support.json_values import OPTIONAL, read_json, to_json
+from tvmflow.support.samples import WHOLE, batch_of
 
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]
@@ -46,7 +47,7 @@ class SourceDescription:
     """The description of a model in source.json: framework, network factory or None, weights file, inputs in order.
 
     task: of its outputs, None if their shapes determine it (`evaluation.agreement`). sizes: the dynamic sizes, of which
-    `inputs` have the largest; None if inputs have fixed shapes.
+    `inputs` have the largest; None if inputs have fixed shapes. has_data: its samples are of a data set, not random.
     """
 
     framework: str
@@ -55,6 +56,7 @@ class SourceDescription:
     inputs: tuple[TensorSpec, ...]
     task: str | None = None
     sizes: Sizes | None = field(default=None, metadata=OPTIONAL)
+    has_data: bool = True
 
     def at(self, sizes: Numbers) -> SourceDescription:
         """Return the same model for inputs of these fixed sizes."""
@@ -65,8 +67,8 @@ class SourceDescription:
 
     @property
     def batch(self) -> int:
-        """Return the number of samples per run."""
-        return self.inputs[0].shape[0]
+        """Return the number of samples per run, or WHOLE."""
+        return batch_of([spec.shape for spec in self.inputs])
 
     @property
     def only_input(self) -> TensorSpec:
@@ -144,6 +146,9 @@ class SourceModel(Runner, Protocol):
     def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         """Yield name and float value of every layer for one batch, in order, to find the first that differs."""
 
+    def other_roundings(self) -> Iterator[Runner]:
+        """Yield the same model with other kernels or in float64, to see how much its own rounding matters."""
+
     def to_relax(self) -> Any:
         """Return an IRModule with `main(inputs) -> output`, or a tuple of outputs. Raises UnsupportedOperatorError."""
 
@@ -152,7 +157,11 @@ class SourceModel(Runner, Protocol):
 
 
 def batch_at(inputs: Sequence[Array], start: int, batch: int) -> Arrays:
-    """Return x[start : start + batch] of each input, padded with its last sample to `batch` samples."""
+    """Return x[start : start + batch] of each input, padded with its last sample to `batch` samples; for WHOLE
+    x[start], which has no axis of samples.
+    """
+    if batch == WHOLE:
+        return tuple(np.asarray(x[start]) for x in inputs)
     parts = [x[start : start + batch] for x in inputs]
     return tuple(np.concatenate([x, np.repeat(x[-1:], batch - len(x), axis=0)]) if len(x) < batch else x for x in parts)
 
@@ -168,15 +177,18 @@ def run_in_batches(
     Returns each output as (N, ...). Raises ModelFileError for an output without the batch as its first axis.
     """
     parts, count = [], len(inputs[0])
-    for start in range(0, count, batch):
+    step = batch or 1
+    for start in range(0, count, step):
         outputs = model.run(*batch_at(inputs, start, batch))
         parts.append([by_sample(output, batch)[: count - start] for output in outputs])
-        progress(min(start + batch, count), count)
+        progress(min(start + step, count), count)
     return tuple(np.concatenate(same) for same in zip(*parts, strict=True))
 
 
 def by_sample(output: Array, batch: int) -> Array:
     """Return an output with the batch first; with a single sample, every output belongs to it."""
+    if batch == WHOLE:
+        return output[None]
     if output.ndim and len(output) == batch:
         return output
     if batch == 1:

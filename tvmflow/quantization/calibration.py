@@ -20,6 +20,7 @@ from tvmflow.quantization.observers import OBSERVERS, Observed, noise_share
 from tvmflow.quantization.parallel import on_processors
 from tvmflow.support.errors import UnknownNameError
 from tvmflow.support.progress import Progress
+from tvmflow.support.samples import WHOLE
 
 CHUNK_BYTES = 64 << 20
 _SHARES = 8  # least number of pieces, if there are enough samples, so that all processors have some
@@ -127,12 +128,16 @@ def outputs_of(graph: Graph, pieces: Sequence[Arrays], count: int) -> Arrays:
 
 def concatenate_outputs(parts: Sequence[Arrays], count: int) -> Arrays:
     """Return the outputs of all pieces, each as one array of `count` samples."""
-    return tuple(np.concatenate(same)[:count] for same in zip(*parts, strict=True))
+    return tuple(np.concatenate([np.atleast_1d(part) for part in same])[:count] for same in zip(*parts, strict=True))
 
 
 def split_batches(samples: Arrays, batch: int, batches: int) -> list[Arrays]:
-    """Split samples into pieces of whole batches; the last sample is repeated to fill the last batch."""
+    """Split samples into pieces of whole batches, or samples that are WHOLE; the last sample is repeated to fill the
+    last batch.
+    """
     count = len(samples[0])
+    if batch == WHOLE:
+        return [tuple(np.asarray(x[at]) for x in samples) for at in range(count)]
     missing = -count % batch
     full = tuple(np.concatenate([x, np.repeat(x[-1:], missing, axis=0)]) if missing else x for x in samples)
     return [

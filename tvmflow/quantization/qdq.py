@@ -29,9 +29,14 @@ _ROUNDING = {f"relax.{name}" for name in ("add", "divide", "multiply", "round", 
 _CAN_CLIP = {"relax.nn.conv2d", "relax.matmul", "relax.add"}
 
 
+def is_quantized(graph: Graph) -> bool:
+    """Return whether a graph brings scales of its own."""
+    return any(step.op == _QUANTIZE for step in graph.steps)
+
+
 def strip_qdq(graph: Graph) -> tuple[Graph, dict[str, Scale]]:
     """Return the float graph and the scale of each quantized value; the graph itself and no scales without pairs."""
-    if not any(step.op == _QUANTIZE for step in graph.steps):
+    if not is_quantized(graph):
         return graph, {}
     return _Stripper(graph).rewrite()
 

@@ -70,6 +70,8 @@ def status_table(root: Path, cells: list[dict[str, object]]) -> Grid:
         state = (
             f"to do: {', '.join(todo) if few else f'{len(todo)} stages from {todo[0]} on'}" if todo else "up to date"
         )
-        rows.append((cell["name"], cell["cell"], f"cannot be run: {error}" if error else state))
+        warnings = cell["warnings"]
+        assert isinstance(warnings, list)
+        rows.append((cell["name"], cell["cell"], ", ".join([f"cannot be run: {error}" if error else state, *warnings])))
     columns = ("name", "cell", "state")
     return grid(f"cells of {root}", columns, rows, columns)

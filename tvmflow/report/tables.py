@@ -171,13 +171,24 @@ def scorecard_table(cards: list[Scorecard]) -> Grid:
     )
     rows = []
     for card in cards:
-        cells = [card.cell, card.device.kind, shown_best(card), shown_compute(card)]
+        cells = [
+            ", ".join([card.cell, *(one.badge for one in card.warnings)]),
+            card.device.kind,
+            shown_best(card),
+            shown_compute(card),
+        ]
         cells += [shown_bound(card.bounds) for _ in bound]
         cells += [_shown_beside(card, peer) if peer in card.peers else "-" for peer in peers]
         cells += [f"{share:.2%}" for share in card.accuracy.by_form.values()] if card.accuracy else ["-"] * len(FORMS)
         cells += [shown_top1(card.agreement), shown_error(card.agreement)]
         rows.append([*cells, f"{card.library_bytes / 1e6:.2f} MB"])
-    return grid("scorecards", columns, rows, ("cell", "device", "vs best peer", "latency", *bound, *beside))
+    wide = ("cell", "device", "vs best peer", "latency", *bound, *beside)
+    return grid("scorecards", columns, rows, wide, "; ".join(dict.fromkeys(map(shown_warnings, cards))).strip("; "))
+
+
+def shown_warnings(card: Scorecard) -> str:
+    """Return what makes the quality of a cell doubtful; "" without a doubt."""
+    return "; ".join(f"{card.cell}: {one.text}" for one in card.warnings)
 
 
 _COUNTED = ("dram_nbytes", "gemm_counter", "alu_counter", "insn_count")
@@ -236,7 +247,8 @@ def latency_table(card: Scorecard) -> Grid:
         caption += f", arithmetic {card.bounds.arithmetic_ms:.3g} ms, constants {card.bounds.memory_ms:.3g} ms"
     if card.gpu:
         caption += f", first run {card.median_first_run_ms:.2f} ms; GPU: {shown_gpu(card.gpu)}"
-    badges = [f"{name}: {', '.join(latency.badges)}" for name, latency in measured.items() if latency.badges]
+    badges = [one.text for one in card.warnings]
+    badges += [f"{name}: {', '.join(latency.badges)}" for name, latency in measured.items() if latency.badges]
     states = shown_states(card.latency.compute)
     return grid(
         title, columns, rows, (), "; ".join([caption, *([states] if states else []), *badges, *_baseline_notes(card)])
@@ -282,6 +294,7 @@ def retune_table(results: Sequence[RetuneResult]) -> Grid:
 def scorecard_markdown(card: Scorecard) -> str:
     """Return a scorecard as Markdown: accuracy of every stage, agreement, latency beside the baselines."""
     rows = [("device", card.device.kind), ("vs best peer", shown_best(card)), ("latency", shown_compute(card))]
+    rows += [("warning", one.text) for one in card.warnings]
     rows += [("at least", shown_bound(card.bounds))] if card.bounds else []
     shares = card.accuracy.by_form if card.accuracy else {}
     rows += [(f"{card.metric or 'accuracy'}, {form}", f"{share:.2%}") for form, share in shares.items()]

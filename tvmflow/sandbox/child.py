@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tvmflow.sandbox import syscalls
-from tvmflow.support.errors import TvmflowError
+from tvmflow.support.errors import TvmflowError, cause
 from tvmflow.support.tvm_import import prepare_import_of_tvm
 
 
@@ -38,6 +38,17 @@ def drop_privileges(policy: dict[str, Any]) -> list[str]:
         except OSError:
             pass  # an older kernel; `held` says so
     return held
+
+
+def place_of(error: BaseException) -> str:
+    """Return file and line of tvmflow's own code in which an error came about."""
+    place, trace = "an unknown place", error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if (at := file.rfind("/tvmflow/")) >= 0:
+            place = f"{file[at + 1 :]}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
 
 
 def main() -> None:
@@ -70,14 +81,12 @@ def main() -> None:
             tell({"reply": reply})
         except TvmflowError as error:
             tell({"error": error.to_json()})
-        except MemoryError:
-            tell({"broke": "MemoryError"})
         except Exception as error:
             if "TVMFLOW_DEBUG" in os.environ:
                 import traceback
 
                 traceback.print_exc()
-            tell({"broke": f"{type(error).__name__}: {str(error)[:300]}"})
+            tell({"broke": cause(error), "at": place_of(error)})
         line = sys.stdin.buffer.readline()
         if not line:
             return

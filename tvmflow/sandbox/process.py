@@ -29,6 +29,14 @@ from tvmflow.toolchain.environments import cache_folder, environments_folder, to
 
 MAX_REPLY_BYTES = 256 << 20
 MIN_MEMORY_BYTES = 6 << 30
+_OUT_OF_MEMORY = (
+    "MemoryError",
+    "bad_alloc",
+    "annot allocate memory",
+    "an't allocate memory",
+    "Failed to allocate memory",
+    "Unable to allocate",
+)
 _ENVIRONMENT = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "KERAS_BACKEND")
 _ENVIRONMENT_PREFIXES = ("LC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "TVM_", "TVMFLOW_")
 _SYSTEM = (
@@ -186,7 +194,7 @@ class Sandbox:
                 elif "error" in event:
                     raise errors.from_json({key: _printable(text) for key, text in event["error"].items()})
                 elif "broke" in event:
-                    raise self._broken_error(_printable(event["broke"]))
+                    raise self._internal_error(_printable(event["broke"]), _printable(event["at"]))
                 elif "reply" in event:
                     return event["reply"]
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
@@ -202,17 +210,51 @@ class Sandbox:
         raise self._broken_error(_describe_exit(self._process.wait()))
 
     def _broken_error(self, how: str) -> errors.ModelFileError:
-        with contextlib.suppress(OSError):
-            said = (self._own / "stderr").read_bytes()[-20_000:]
-            if "TVMFLOW_DEBUG" in os.environ:
-                print(_printable(said.decode("utf-8", "replace"), "\n"), file=sys.stderr)
-            words = errors.last_words(said)
-            how += f"; its last output: {words}" if words else ""
+        """Return the error of a process that ended, or said nothing sensible."""
+        said = self._said()
+        words = errors.last_words(said)
+        how += f"; its last output: {words}" if words else ""
+        if is_out_of_memory(said.decode("utf-8", "replace")) or signal.SIGKILL.name in how:
+            return self._memory_error(how)
         return errors.ModelFileError(
             f"reading {self.policy.what} failed: {how}",
-            f"one that loads in {self.policy.memory_bytes >> 20} MiB of memory, without files or network of its own",
+            "one that its own framework loads",
             "check whether the file is complete, and whether its own framework loads it",
         )
+
+    def _internal_error(self, what: str, place: str) -> errors.ModelFileError:
+        """Return the error of a function that raised one that nobody expected. place: in tvmflow's code."""
+        self._said()
+        if is_out_of_memory(what):
+            return self._memory_error(what)
+        return errors.ModelFileError(
+            f"reading {self.policy.what} failed at {place}: {what}",
+            "a model that tvmflow supports, or an error that names what it does not",
+            "this is a gap in tvmflow: report it with the model; TVMFLOW_DEBUG=1 prints the whole trace",
+        )
+
+    def _memory_error(self, how: str) -> errors.ModelFileError:
+        return errors.ModelFileError(
+            f"reading {self.policy.what} needs too much memory: {how}",
+            f"one that loads in {self.policy.memory_bytes >> 20} MiB of memory",
+            "sixteen times the size of the files, at least 6 GiB, at most 90 % of the machine's memory: use a smaller "
+            "model or batch, or a machine with more memory",
+        )
+
+    def _said(self) -> bytes:
+        """Return the last output of the process; print it for TVMFLOW_DEBUG."""
+        try:
+            said = (self._own / "stderr").read_bytes()[-20_000:]
+        except OSError:
+            return b""
+        if "TVMFLOW_DEBUG" in os.environ:
+            print(_printable(said.decode("utf-8", "replace"), "\n"), file=sys.stderr)
+        return said
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Return whether an error's text says that memory ran out, as Python, C++ and the frameworks say it."""
+    return any(words in text for words in _OUT_OF_MEMORY)
 
 
 def run_in_sandbox(

@@ -198,7 +198,7 @@ def _entry(name: str, file: Path, root: Path, request: ModelRequest) -> dict[str
 def _inputs(file: Path, header: dict[str, Any], request: ModelRequest) -> dict[str, Any]:
     """Return `input:` of the entry, or `inputs:` if there are several."""
     inputs, shape = header["inputs"], request.shape
-    if inputs is None or not all(one["shape"] for one in inputs):
+    if inputs is None or any(one["shape"] is None for one in inputs):
         if shape is None:
             raise ModelFileError(
                 f"{file.name} does not specify the shape of its input",

@@ -5,6 +5,7 @@ Only what the pending stages need is checked. Starts neither Prefect nor TVM.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -18,13 +19,14 @@ from tvmflow.devices.probe_processor import ask_processor
 from tvmflow.devices.registry import transport_of
 from tvmflow.frontends.registry import FRONTENDS
 from tvmflow.pipeline.stage import AnyStage
-from tvmflow.sandbox.process import Policy, run_in_sandbox
+from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
 from tvmflow.sources.weights import local_file
 from tvmflow.support.errors import (
     DeviceError,
     DeviceUnknownError,
     ModelFileError,
     SourceError,
+    StageTimeoutError,
     StoreError,
     ToolchainError,
     TvmflowError,
@@ -146,6 +148,26 @@ def read_model_header(file: Path) -> dict[str, Any] | None:
     return found
 
 
+def check_operators(workspace: Workspace, name: str) -> None:
+    """Convert a local model file of an entry. Raises UnsupportedOperatorError with all that its importer lacks.
+
+    A SavedModel is left to the import, which makes an environment for TensorFlow.
+    """
+    entry = workspace.params.models[name]
+    if entry.weights.file is None or entry.network is not None or entry.weights.file.endswith(".zip"):
+        return
+    file = local_file(entry.weights.file, workspace.root)
+    if file.stat().st_size > MAX_BYTES:
+        return
+    inputs = [
+        {"name": name, "shape": list(tensor.shape), "dtype": tensor.dtype} for name, tensor in entry.tensors.items()
+    ]
+    arguments = {"folder": str(file.parent), "framework": entry.framework, "file": file.name, "inputs": inputs}
+    policy = Policy(_TIMEOUT_S, reads=(file.parent, file.resolve()), memory_bytes=memory_for(file))
+    with contextlib.suppress(ModelFileError, StageTimeoutError):  # the import, which takes longer, says what is wrong
+        run_in_sandbox("tvmflow.frontends.operator_check:check_operators", arguments, policy)
+
+
 def _compare(name: str, file: Path, header: dict[str, Any], entry: ModelEntry) -> None:
     framework = entry.framework
     if framework not in header["frameworks"]:
@@ -188,8 +210,10 @@ def _compare_input(what: str, found: dict[str, Any], key: str, wanted: Tensor, f
         )
         raise ModelFileError(f"{what} is {found['dtype']}", f"{wanted.dtype}, as {key}.dtype says", fix)
     shape, sizes = found["shape"], wanted.shape
+    if shape is None:
+        return
     fits = len(shape) == len(sizes) and all(have in (-1, want) for have, want in zip(shape, sizes, strict=False))
-    if framework in _CHANNELS_FIRST and shape and not fits:
+    if framework in _CHANNELS_FIRST and not fits:
         raise ModelFileError(
             f"{what} has shape {['?' if size < 0 else size for size in shape]}",
             f"{list(sizes)}, as {key}.shape says",

@@ -17,6 +17,7 @@ from tvmflow.sources.data.labels import BUILT_IN, read_labels
 from tvmflow.sources.data.preprocessing import normalize_images, recipe_for
 from tvmflow.sources.weights import WeightFiles, factory_file, local_file
 from tvmflow.support.errors import SourceError
+from tvmflow.support.samples import sample_shape
 
 MAX_IMAGES = 100_000
 ReadImages = Callable[[list[Path], ImageRecipe], Any]  # files -> (N, C, height, width) float32
@@ -68,7 +69,8 @@ def prepare_images(x: Any, model: ModelEntry) -> Any:
 def _folder_samples(model: ModelEntry, dataset: ImageFolder, root: Path, read_images: ReadImages) -> Samples:
     files = image_files(root / dataset.folder, MAX_IMAGES)
     table = None if dataset.labels is None else root / dataset.labels
-    y = np.asarray(classes_of_files(list(files), labels_of(model, root), table), np.int64)
+    has_classes = table is not None or any("/" in name for name in files)  # or the images lie in the folder itself
+    y = np.asarray(classes_of_files(list(files), labels_of(model, root), table), np.int64) if has_classes else None
     recipe = image_recipe(model)
     size = len(files) * 3 * 4 * recipe.height * recipe.width
     if size > datasets.MAX_DATASET_BYTES:
@@ -78,14 +80,20 @@ def _folder_samples(model: ModelEntry, dataset: ImageFolder, root: Path, read_im
     return Samples((prepare_images(read_images(list(files.values()), recipe), model),), y)
 
 
+def random_specs(model: ModelEntry) -> list[datasets.RandomInput]:
+    """Return one sample of each input of a model: shape, dtype and bounds."""
+    return [
+        datasets.RandomInput(sample_shape(t.shape, model.batch), t.dtype, t.low, t.high) for t in model.tensors.values()
+    ]
+
+
 def samples_of(
     model: ModelEntry, sizes: SplitSizes, random_samples: int, root: Path, read_images: ReadImages
 ) -> dict[str, Samples]:
     """Return calibration and evaluation samples, and training samples if the model has a data set."""
     tensors = model.tensors
     if model.dataset is None:
-        specs = [datasets.RandomInput(t.shape[1:], t.dtype, t.low, t.high) for t in tensors.values()]
-        inputs = datasets.random_inputs(random_samples, specs, sizes.seed)
+        inputs = datasets.random_inputs(random_samples, random_specs(model), sizes.seed)
         return {"calibration": inputs, "evaluation": inputs}
     if isinstance(model.dataset, ImageFolder):
         ready = _folder_samples(model, model.dataset, root, read_images)
@@ -95,7 +103,14 @@ def samples_of(
         raw = datasets.load_dataset(model.dataset, root)
         is_flipped = model.preprocess.channels == "BGR" and raw.x.ndim == 4 and raw.x.shape[1] == 3
         ready = Samples((prepare_images(raw.x[:, ::-1] if is_flipped else raw.x, model),), raw.y)
-    datasets.check_fits(ready, [t.shape for t in tensors.values()], f"data set {model.dataset}")
+    if model.metric is not None and ready.y is None:
+        raise SourceError(
+            f"data set {model.dataset} has no labels",
+            f"labels, for metric: {model.metric}",
+            "add them, or remove metric:",
+        )
+    shapes = [sample_shape(t.shape, model.batch) for t in tensors.values()]
+    datasets.check_fits(ready, shapes, f"data set {model.dataset}")
     split = datasets.split(ready, sizes)
     return {"train": split.train, "calibration": split.calibration, "evaluation": split.evaluation}
 

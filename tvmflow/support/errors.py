@@ -275,14 +275,27 @@ def did_you_mean(name: str, legal: Iterable[str]) -> str:
 
 def first_line(error: BaseException, limit: int = 300) -> str:
     """Return the first non-empty line of an error's text, or else the error's type."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = _lines(error)
     return lines[0][:limit] if lines else type(error).__name__
 
 
 def last_line(error: BaseException, limit: int = 300) -> str:
     """Return the last line of an error's text, where TVM puts the cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = _lines(error)
     return lines[-1][:limit] if lines else type(error).__name__
+
+
+def cause(error: BaseException, limit: int = 300) -> str:
+    """Return an unexpected error as one line: its type, and the first and last line of its text."""
+    lines = _lines(error)
+    shown = dict.fromkeys(line[:limit] for line in (*lines[:1], *lines[-1:]))
+    return ": ".join([type(error).__name__, " ... ".join(shown)] if lines else [type(error).__name__])
+
+
+def _lines(error: BaseException) -> list[str]:
+    """Return the lines of an error's text, without what TVM's printer adds below a module."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return [line for line in lines if line and not line.startswith("# Metadata omitted")]
 
 
 def last_words(said: bytes, limit: int = 300) -> str:

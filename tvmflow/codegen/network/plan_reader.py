@@ -109,7 +109,7 @@ class _Reader:
         return self.known[expression] if constant is None else self._constant(constant.numpy(), type_of(expression))
 
     def _constant(self, array: np.ndarray[Any, Any], held: Any) -> int:
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array, order="C")
         key = (f"{held.dtype}{array.shape}", array.tobytes())
         if key not in self.by_bytes:
             memory = self._add_memory("constant", array.nbytes, len(self.constants))

@@ -126,7 +126,7 @@ class RpcSession(DeviceSession):
         import tvm
 
         with convert_errors(self.name, "copying an input"):
-            return tvm.runtime.tensor(np.ascontiguousarray(array), self.device)
+            return tvm.runtime.tensor(np.asarray(array, order="C"), self.device)
 
     def empty(self, shape: Sequence[int], dtype: str) -> Any:
         """Return uninitialized memory on the device for an output."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from tvmflow.frontends.mxnet.files import Node, Symbol, read_params, read_symbol
 from tvmflow.frontends.mxnet.operators import OPERATORS, Operands
-from tvmflow.frontends.source_model import Array, Arrays, NoOnnxError, SourceDescription, Variant
+from tvmflow.frontends.source_model import Array, Arrays, NoOnnxError, Runner, SourceDescription, Variant
 from tvmflow.frontends.tool_variants import tool_variants
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, last_line
 from tvmflow.toolchain.environments import ToolProcess
@@ -42,6 +42,9 @@ class MxnetModel:
 
     def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         yield from self._oracle().arrays("layers", inputs[0])
+
+    def other_roundings(self) -> Iterator[Runner]:
+        yield from ()
 
     def use_threads(self, threads: int) -> None:
         self._process, self._threads = None, threads

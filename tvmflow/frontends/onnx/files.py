@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tvmflow.support.errors import ModelFileError, first_line
+from tvmflow.support.errors import ModelFileError
 
 MAX_ONNX_BYTES = 2 << 30  # protobuf's own limit
 MAX_EXTERNAL_BYTES = 8 << 30
@@ -15,8 +15,9 @@ _NAME = re.compile(r"[A-Za-z0-9_][\w .+@=()-]{0,199}", re.ASCII)
 # Names of other files of the stages and of the recipe key.
 _RESERVED = frozenset(
     """
-    source.json labels.json calibration.npz evaluation.npz golden.npz record.json network.py model.onnx model.json
-    weights.safetensors reference.npz import.json peer.onnx weights network dataset labels
+    source.json labels.json calibration.npz evaluation.npz golden.npz edges.npz conditioning.json record.json
+    network.py model.onnx model.json weights.safetensors reference.npz import.json peer.onnx weights network dataset
+    labels
     """.split()
 )
 
@@ -35,7 +36,7 @@ def read_proto(path: Path) -> Any:
 
 def damaged_file_error(path: Path, error: Exception) -> ModelFileError:
     return ModelFileError(
-        f"{path.name} is not a whole, valid ONNX file: {first_line(error)}",
+        f"{path.name} is not a whole, valid ONNX file: {' '.join(str(error).split())[:300] or type(error).__name__}",
         "an ONNX model, with its external data (if any) next to it",
     )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy as np
 from tvmflow.frontends.pytorch.constant_values import fold_known_values
 from tvmflow.frontends.pytorch.converters import Refusal, recording_converters
 from tvmflow.frontends.pytorch.recurrent import recurrent_converters
-from tvmflow.frontends.source_model import Array, Arrays, TensorSpec, Variant, input_positions
+from tvmflow.frontends.source_model import Array, Arrays, Runner, TensorSpec, Variant, input_positions
 from tvmflow.frontends.torch_variants import torch_variants
 from tvmflow.ir.relax.graph import reorder_inputs
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line
@@ -42,7 +44,7 @@ class ExportedModel:
         """Return the inputs as tensors in the order of the module's parameters."""
         import torch
 
-        return tuple(torch.from_numpy(np.asarray(inputs[index], order="C")) for index in self.order)
+        return tuple(torch.from_numpy(np.array(inputs[index], order="C")) for index in self.order)
 
     def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         """Yield the value of every operator of the exported program, in order."""
@@ -50,16 +52,24 @@ class ExportedModel:
 
         values: list[tuple[str, Array]] = []
 
+        depending: set[Any] = set()  # on the inputs: constants are folded by any importer
+
         class Recorder(torch.fx.Interpreter):  # type: ignore[misc]
             def run_node(self, node: Any) -> Any:
                 value = super().run_node(node)
-                if node.op == "call_function" and isinstance(value, torch.Tensor) and value.is_floating_point():
-                    values.append((f"{node.name} ({node.target})", value.detach().numpy().copy()))
+                if node.op == "placeholder" or depending.intersection(node.all_input_nodes):
+                    depending.add(node)
+                    if node.op == "call_function" and isinstance(value, torch.Tensor) and value.is_floating_point():
+                        values.append((f"{node.name} ({node.target})", value.detach().float().numpy().copy()))
                 return value
 
         with torch.no_grad():
             Recorder(self.exported().module()).run(*self._arguments(inputs))
         yield from values
+
+    def other_roundings(self) -> Iterator[Runner]:
+        yield _InFloat64(self)
+        yield _WithoutOneDnn(self)
 
     def run(self, *inputs: Array) -> Arrays:
         return tuple(np.asarray(value.detach().cpu().numpy()) for _, value in self._outputs(inputs))
@@ -172,6 +182,35 @@ class ExportedModel:
             )
 
 
+class _InFloat64:
+    """A model in float64. A module with fixed float32 inside cannot run so: ModelFileError."""
+
+    def __init__(self, model: ExportedModel) -> None:
+        self.model = model
+        self.module: Any = None
+
+    def run(self, *inputs: Array) -> Arrays:
+        if self.module is None:
+            self.module = copy.deepcopy(self.model.module).double()
+        exact = ExportedModel(self.module, self.model.inputs, self.model.order)
+        return exact.run(*(x.astype(np.float64) if x.dtype.kind == "f" else x for x in inputs))
+
+
+@dataclass(frozen=True)
+class _WithoutOneDnn:
+    """A model computed by PyTorch's own kernels only."""
+
+    model: ExportedModel
+
+    def run(self, *inputs: Array) -> Arrays:
+        import torch
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about GPUs
+            with torch.backends.mkldnn.flags(enabled=False):
+                return self.model.run(*inputs)
+
+
 _MOST_NAMED = 20  # operators in one message
 
 
@@ -203,10 +242,13 @@ def _bind_sizes(module: Any, shapes: Sequence[tuple[int, ...]]) -> Any:
 
 def unsupported(framework: str, message: str) -> UnsupportedOperatorError:
     """Return an error with the operators of an importer's message."""
-    names = re.findall(r"['\"]?([A-Za-z_][\w.]*\.default|[a-z_]+\.[\w.]+|[A-Z]\w+)['\"]?", message)
-    shown = ", ".join(dict.fromkeys(n for n in names if n not in ("Unsupported",))) or message.strip()[:200]
+    listed = message.rpartition(":")[2] if "not supported" in message else message
+    names = re.findall(r"['\"]?([A-Za-z_][\w.]*\.default|[a-z_]+\.[\w.]+|[A-Z]\w+)['\"]?", listed)
+    shown = ", ".join(dict.fromkeys(n for n in names if n not in ("Unsupported",)))
     return UnsupportedOperatorError(
-        f"TVM's {framework} importer does not support: {shown}",
+        f"TVM's {framework} importer does not support: {shown}"
+        if shown
+        else f"TVM's {framework} importer failed: {message.strip()[:200]}",
         "a model of supported operators",
         "replace that operator in the model, or export the model in another format",
     )

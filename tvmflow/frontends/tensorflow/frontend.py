@@ -20,6 +20,7 @@ from tvmflow.frontends.source_model import (
     Arrays,
     NoOnnxError,
     PreparedRun,
+    Runner,
     SourceDescription,
     TensorSpec,
     Variant,
@@ -56,7 +57,7 @@ class TfliteInput:
 
     def in_file(self, x: Array) -> Array:
         """Return a value of this input in the file's layout and type."""
-        value = np.ascontiguousarray(x.transpose(0, 2, 3, 1) if self.channels_first else x)
+        value = np.asarray(x.transpose(0, 2, 3, 1) if self.channels_first else x, order="C")
         if not self.is_quantized:
             return value
         scale, zero = self.detail["quantization"]
@@ -111,9 +112,19 @@ class TfliteModel:
     def output_names(self) -> tuple[str, ...]:
         return tuple(_plain_name(output) for output in self.outputs)
 
-    def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
+    def other_roundings(self) -> Iterator[Runner]:
+        from ai_edge_litert.interpreter import OpResolverType
+
+        for kernels in (OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES, OpResolverType.BUILTIN_REF):
+            yield self._with(self._interpreter(kernels=kernels))
+
+    def _with(self, interpreter: Any) -> TfliteModel:
         model = TfliteModel.__new__(TfliteModel)
-        model.__dict__ |= self.__dict__ | {"interpreter": self._interpreter(keep=True)}
+        model.__dict__ |= self.__dict__ | {"interpreter": interpreter}
+        return model
+
+    def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
+        model = self._with(self._interpreter(keep=True))
         model._set(inputs)
         model.interpreter.invoke()
         details = {detail["index"]: detail for detail in model.interpreter.get_tensor_details()}
@@ -146,12 +157,16 @@ class TfliteModel:
 
         return (Variant("LiteRT, XNNPACK", prepare),)
 
-    def _interpreter(self, threads: int = 2, keep: bool = False) -> Any:
-        from ai_edge_litert.interpreter import Interpreter
+    def _interpreter(self, threads: int = 2, keep: bool = False, kernels: Any = None) -> Any:
+        """Return LiteRT's interpreter. keep: all tensors. kernels: an OpResolverType; None: the fastest."""
+        from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
         try:
             interpreter = Interpreter(
-                model_content=self.content, num_threads=threads, experimental_preserve_all_tensors=keep
+                model_content=self.content,
+                num_threads=threads,
+                experimental_op_resolver_type=OpResolverType.AUTO if kernels is None else kernels,
+                experimental_preserve_all_tensors=keep,
             )
             interpreter.allocate_tensors()
         except (ValueError, RuntimeError) as error:
@@ -192,6 +207,9 @@ class SavedModel(TfliteModel):
 
     def run(self, *inputs: Array) -> Arrays:
         return (self._oracle().arrays("run", self._in_file(inputs))[0][1],)
+
+    def other_roundings(self) -> Iterator[Runner]:
+        yield from ()  # LiteRT's kernels would compare the conversion, too
 
     def use_threads(self, threads: int) -> None:
         self._process, self._threads = None, threads

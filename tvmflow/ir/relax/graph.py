@@ -14,6 +14,7 @@ import numpy as np
 
 from tvmflow.ir.tvm_compat import Call, Expr, IRModule, PrimFunc, constant_value, type_of, variable_name
 from tvmflow.support.errors import UnsupportedOperatorError
+from tvmflow.support.samples import batch_of
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
@@ -96,9 +97,8 @@ class Graph:
 
     @property
     def batch(self) -> int:
-        """Return the number of samples of the first input."""
-        shape = next(iter(self.inputs.values())).shape
-        return shape[0] if shape else 1
+        """Return how many samples a run takes, or WHOLE."""
+        return batch_of([kind.shape for kind in self.inputs.values()])
 
     def kinds(self) -> dict[str, TensorKind]:
         """Return shape and dtype of every value."""

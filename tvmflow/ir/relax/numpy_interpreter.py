@@ -25,6 +25,7 @@ from tvmflow.ir.relax.numpy_convolution import (
 )
 from tvmflow.ir.relax.numpy_operators import run_compiled
 from tvmflow.ir.relax.recurrent import RECURRENT, recurrence_of, run_recurrent
+from tvmflow.support.samples import WHOLE
 
 Operator = Callable[[list[Any], Step], Any]
 Compute = Callable[[Step, list[Any]], Any]
@@ -70,11 +71,15 @@ def run_all(
 def scales_with_batch(graph: Graph) -> bool:
     """Whether the batch is the first axis of every value, so that more samples may run at once."""
     batch = graph.batch
-    return all(kind.shape[:1] == (batch,) for kind in graph.inputs.values()) and all(
-        (step.dtype == "tuple" and step.op != RECURRENT)
-        or (len(step.shape) > 0 and step.shape[0] == batch and _keeps_batch(step, batch))
-        for step in graph.steps
-        if step.op != "constant"
+    return (
+        batch != WHOLE
+        and all(kind.shape[:1] == (batch,) for kind in graph.inputs.values())
+        and all(
+            (step.dtype == "tuple" and step.op != RECURRENT)
+            or (len(step.shape) > 0 and step.shape[0] == batch and _keeps_batch(step, batch))
+            for step in graph.steps
+            if step.op != "constant"
+        )
     )
 
 

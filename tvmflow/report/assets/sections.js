@@ -16,6 +16,9 @@ const NOTES = {
 };
 const note = (name) => h("p", {class: "note"}, NOTES[name]);
 
+// What makes the quality of a cell doubtful.
+const warningsOf = (card) => (card.warnings ?? []).map((one) => h("small", {class: "warn", title: one.text}, one.badge));
+
 function matrixCell(cell) {
   if (!cell) return "";
   if (!cell.card) return h("span", {class: "tie"}, "not measured");
@@ -23,6 +26,7 @@ function matrixCell(cell) {
   const simulated = Boolean(card.part?.simulated || card.executed), undisturbed = !compute.badges.length || simulated;
   const champion = cell.history.findLast((row) => row.roles.includes("champion"));
   const lines = [h("b", {class: undisturbed ? "" : "warn"}, computeText(card))];
+  lines.push(...warningsOf(card));
   if (!simulated && typeof compute.low_ms === "number") lines.push(h("small", null, rangeText(compute)));
   if (!simulated && statesText(compute)) lines.push(h("small", null, statesText(compute)));
   if (card.bounds && !card.bounds.reason) lines.push(h("small", null, boundText(card)));
@@ -51,7 +55,7 @@ function peersSection(cells, width) {
   const names = [...new Set(cells.flatMap((cell) => Object.keys(cell.card.peers)))].sort();
   const columns = [["cell", "left name"], ["device", "left"], ["accuracy", ""], ["top-1 agreement", ""], ["error", ""], ["latency", ""], ["bound", "wrap"], ...names.map((name) => [name, ""]), ["cold start", ""], ["library", ""]];
   const lines = cells.map(({card}) => [
-    code(card.cell), card.device.kind, percent(card.accuracy?.built), percent(card.agreement.top1_agreement), number(card.agreement.max_relative_error, 2),
+    [code(card.cell), ...warningsOf(card)], card.device.kind, percent(card.accuracy?.built), percent(card.agreement.top1_agreement), number(card.agreement.max_relative_error, 2),
     h("b", {class: card.latency.compute.badges.length ? "warn" : ""}, computeText(card)), boundText(card),
     ...names.map((name) => (card.peers[name] ? [latencyText(card.peers[name]), peerOf(card, name) ? h("small", {class: peerOf(card, name).verdict}, peerOf(card, name).text) : ""] : "–")),
     ms(card.cold_start_ms.toSorted((a, b) => a - b)[card.cold_start_ms.length >> 1]), megabytes(card.library_bytes),

@@ -14,6 +14,7 @@ from tvmflow.shipping.bundle.arrays import array_of
 from tvmflow.shipping.bundle.elf import check_shared_object
 from tvmflow.shipping.bundle.manifest import Library, StoredArray
 from tvmflow.support.errors import AgreementError, BundleError, first_line
+from tvmflow.support.samples import batch_of
 
 Arrays = tuple[np.ndarray[Any, Any], ...]
 
@@ -44,7 +45,7 @@ def _run(library: Library, folder: Path) -> str:
     try:
         network = OpenedNetwork(folder / library.soname, library.threads)
         _check_description(library, network.network)
-        results = run_in_batches(network, inputs, library.inputs[0].shape[0])
+        results = run_in_batches(network, inputs, batch_of([one.shape for one in library.inputs]))
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         raise BundleError(
             f"{library.soname} does not run: {first_line(error)}", "a library that runs its golden inputs"

@@ -18,6 +18,7 @@ from tvmflow.shipping.bundle.abis import abi_of
 from tvmflow.shipping.bundle.manifest import Library
 from tvmflow.shipping.bundle.run_in_sandbox import golden_arrays, missing_features_of, outcome
 from tvmflow.support.errors import BundleError, StageError
+from tvmflow.support.samples import batch_of
 from tvmflow.targets.cpu_features import features_of
 
 
@@ -44,7 +45,8 @@ class DeviceTrial:
         inputs, outputs = golden_arrays(library, folder)
         with open_session(self.entry.device, self.backend, self.limits) as session:
             try:
-                results = run_in_batches(self._start(session, library, folder), inputs, library.inputs[0].shape[0])
+                model = self._start(session, library, folder)
+                results = run_in_batches(model, inputs, batch_of([one.shape for one in library.inputs]))
             except StageError as error:
                 raise BundleError(
                     f"{library.soname} does not run on {self.name}: {error.found}",

@@ -83,7 +83,7 @@ _OPTIONAL = ("max_accuracy_drop", "min_top1_agreement", "max_gpu_compile_ms", "m
 def judge_cell(cell: str, card: Scorecard, library_bytes: int, gates: Gates) -> list[GateResult]:
     """Return the results of all gates for a cell."""
     limits = gates.model_dump()
-    judged = []
+    judged = [GateResult("no_warnings", cell, False, True, False, one.text) for one in card.warnings]
     for gate, value_of in _VALUES.items():
         limit = limits[gate]
         if limit is None or limit is False:

@@ -27,11 +27,13 @@ from tvmflow.evaluation.interleaved_timing import TimedModel
 from tvmflow.evaluation.latency import LatencyRules
 from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.machine_state import host_watch
+from tvmflow.frontends.source_model import batch_at
 from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, read_record
 from tvmflow.report.tables import scorecard
 from tvmflow.shipping.gates.cell import judge
 from tvmflow.shipping.gates.gpu import gpu_reasons
-from tvmflow.sources.data.datasets import Arrays, RandomInput, random_inputs
+from tvmflow.sources.data.datasets import Arrays, random_inputs
+from tvmflow.sources.model_files import random_specs
 from tvmflow.support.errors import DeviceLostError, StageError, StoreError
 from tvmflow.support.files import sha256_of
 from tvmflow.tracking.dvc import repository as dvc
@@ -146,9 +148,8 @@ class Candidate:
         return model
 
     def _inputs(self) -> Arrays:
-        tensors = list(self.workspace.params.models[self.cell.model].tensors.values())
-        specs = [RandomInput(t.shape[1:], t.dtype, t.low, t.high) for t in tensors]
-        return random_inputs(tensors[0].shape[0], specs, seed=0).inputs
+        model = self.workspace.params.models[self.cell.model]
+        return batch_at(random_inputs(model.batch or 1, random_specs(model), seed=0).inputs, 0, model.batch)
 
 
 def cost_of_one_run(backend: Backend, session: DeviceSession, model: RemoteModel) -> int | None:

@@ -17,7 +17,7 @@ def judge(
 
 
 def _absolute(card: Scorecard, rules: ReleaseParams) -> list[str]:
-    reasons = []
+    reasons = [one.text for one in card.warnings]
     estimated = card.coverage_estimated
     if card.coverage + (estimated if rules.count_estimates else 0.0) < rules.min_coverage:
         beside = f" and estimated for {estimated:.1%}" if estimated else ""

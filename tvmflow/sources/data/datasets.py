@@ -1,8 +1,8 @@
 """Load data sets, split them deterministically, and apply a model's preprocessing.
 
 `digits` comes with scikit-learn. Any other data set is an .npz file with `images` (N, C, H, W) or (N, H, W), real
-numbers, and `labels` (N,), integers. A model without a data set gets seeded random inputs: enough to compare versions
-of the model with each other, but without an accuracy.
+numbers, and `labels` (N,), integers, if there are any. A model without a data set gets seeded random inputs: enough to
+compare versions of the model with each other, but without an accuracy.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _DIGITS = "datasets/data/digits.csv.gz"
 _COARSE = 4  # sizes of the coarse patterns in an input, along each axis
 MAX_DATASET_BYTES = 4 << 30
 MAX_CLASSES = 1 << 24
+EDGES = ("zero", "negative", "large", "small")
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 Arrays = tuple[NDArray[Any], ...]
@@ -98,16 +99,16 @@ def _load_digits() -> Samples:
 def _load_npz(path: Path) -> Samples:
     if not path.is_file():
         raise SourceError(
-            f"no data set {path}", "'digits', or an .npz file with images and labels", "correct dataset: in params.yaml"
+            f"no data set {path}",
+            "'digits', or an .npz file with images (and labels)",
+            "correct dataset: in params.yaml",
         )
-    arrays = read_arrays(path, ("images", "labels"), MAX_DATASET_BYTES)
-    images, labels = arrays["images"], arrays["labels"]
-    if images.ndim not in (3, 4) or labels.ndim != 1 or len(images) != len(labels):
-        raise SourceError(
-            f"data set {path} has images {images.shape} and labels {labels.shape}",
-            "(N, C, H, W) or (N, H, W), and (N,)",
-        )
-    classes = _class_numbers(labels, path)
+    arrays = read_arrays(path, ("images",), MAX_DATASET_BYTES, optional=("labels",))
+    images, labels = arrays["images"], arrays.get("labels")
+    if images.ndim not in (3, 4) or (labels is not None and labels.shape != (len(images),)):
+        beside = "" if labels is None else f" and labels {labels.shape}"
+        raise SourceError(f"data set {path} has images {images.shape}{beside}", "(N, C, H, W) or (N, H, W), and (N,)")
+    classes = None if labels is None else _class_numbers(labels, path)
     images = images[:, None] if images.ndim == 3 else images
     with np.errstate(over="ignore"):
         x = images.astype(np.float32)
@@ -186,12 +187,54 @@ def _random(one: RandomInput, count: int, generator: np.random.Generator) -> NDA
         if one.high is None:
             return varied_inputs(count, one.shape, generator)
         return generator.uniform(one.low or 0.0, one.high, shape).astype(dtype)
-    limits = (0, 2) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max + 1)
-    low, high = limits if one.high is None else (int(one.low or 0), int(one.high))
+    low, high = (int(bound) for bound in _bounds(one))
     if high - low == 2 and one.shape:
         lengths = generator.integers(1, one.shape[-1] + 1, (*shape[:-1], 1))
         return (low + (np.arange(one.shape[-1]) < lengths)).astype(dtype)
     return generator.integers(low, high, shape, dtype=np.int64).astype(dtype)
+
+
+def _bounds(one: RandomInput) -> tuple[float, float]:
+    """Return the bounds of an input's values, low <= x < high."""
+    dtype = np.dtype(one.dtype)
+    if one.high is not None:
+        return one.low or 0, one.high
+    if dtype.kind == "f":
+        return -np.inf, np.inf
+    return (0, 2) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max + 1)
+
+
+def edge_inputs(samples: Samples, inputs: Sequence[RandomInput]) -> dict[str, Arrays]:
+    """Return name -> inputs (1, ...) at the edges of what a model may get, all within the bounds of its inputs.
+
+    Floats: zero, the other sign, a hundred times as large, a thousandth. Integers and booleans: the lowest, the
+    highest, both in turn.
+    """
+    first, second = (Samples(samples.part(slice(at, at + 1)).inputs) for at in (0, min(1, len(samples) - 1)))
+    bases = zip(EDGES, (first, first, second, first), (0.0, -1.0, 1e2, 1e-3), strict=True)
+    return {
+        name: tuple(_edge(one, x, factor) for one, x in zip(inputs, base.inputs, strict=True))
+        for name, base, factor in bases
+    }
+
+
+def _edge(one: RandomInput, x: NDArray[Any], factor: float) -> NDArray[Any]:
+    low, high = _bounds(one)
+    if x.dtype.kind == "f":
+        below = np.nextafter(np.asarray(high, x.dtype), np.asarray(low, x.dtype)) if one.high is not None else high
+        return np.asarray(np.clip(x * factor, low, below), x.dtype)
+    lowest, highest = x.dtype.type(low), x.dtype.type(int(high) - 1)
+    if factor == 0.0:
+        return np.full_like(x, lowest)
+    if factor < 0.0:
+        return np.full_like(x, highest)
+    in_turn = np.arange(x.size).reshape(x.shape) % 2
+    return np.where(in_turn == 0, lowest, highest).astype(x.dtype) if factor < 1.0 else x
+
+
+def load_edges(path: Path) -> dict[str, Arrays]:
+    """Return what `edge_inputs` made; empty without such a file."""
+    return {name: load_arrays(path, name) for name in EDGES} if path.is_file() else {}
 
 
 def load_named(path: Path, names: Sequence[str]) -> Samples:
@@ -227,11 +270,11 @@ def _interpolation_matrix(points: int, size: int) -> FloatArray:
 
 
 def check_fits(samples: Samples, shapes: Sequence[tuple[int, ...]], what: str) -> None:
-    """Raise SourceError unless samples have the shapes of the model's inputs without batch."""
+    """Raise SourceError unless samples have these shapes, which are without batch."""
     for x, shape in zip(samples.inputs, shapes, strict=True):
-        if x.shape[1:] != shape[1:]:
+        if x.shape[1:] != shape:
             raise SourceError(
                 f"{what} has samples of shape {x.shape[1:]}",
-                f"{shape[1:]}, from input.shape {list(shape)} without its batch",
+                f"{shape}, from input.shape without its batch",
                 "correct input.shape or the data set",
             )
