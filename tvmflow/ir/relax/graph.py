@@ -168,8 +168,7 @@ def read_graph(mod: IRModule) -> Graph:
     taken: set[str] = set()
 
     def name_of(variable: Any) -> str:
-        stem = variable_name(variable)
-        name, count = stem, 1
+        name, stem, count = variable_name(variable), variable_name(variable), 1
         while name in taken:
             name, count = f"{stem}.{count}", count + 1
         taken.add(name)
