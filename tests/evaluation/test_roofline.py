@@ -28,7 +28,7 @@ from tvmflow.evaluation.roofline import Ceilings, NoBounds, Work, bounds_of, mea
 from tvmflow.ir.relax.emit import constant
 from tvmflow.ir.tir.kernel_schedules import KernelSchedule
 from tvmflow.ir.tir.workloads import extract_workloads, multiplied, operations
-from tvmflow.report.tables import shown_bound
+from tvmflow.report.tables import shown_bound, shown_slowest
 from tvmflow.support.errors import StageError
 from tvmflow.targets.resolve import ResolvedTarget, host_target
 
@@ -107,20 +107,28 @@ def test_kernels_that_lose_most_come_first() -> None:
     one without a time no row.
     """
     kernels = [
-        KernelSchedule(name, "", "default", "any", operations, dtype, 0)
-        for name, operations, dtype in (
-            ("near", 2e9, "float32"),
-            ("far", 4e9, "int8"),
-            ("copy", 0.0, "bfloat16"),
-            ("unseen", 1.0, "float32"),
+        KernelSchedule(name, "", schedule, "any", operations, dtype, 0)
+        for name, operations, dtype, schedule in (
+            ("near", 2e9, "float32", "record"),
+            ("far", 4e9, "int8", "default"),
+            ("transpose", 0.0, "bfloat16", "default"),
+            ("scan", 0.0, "float32", "none"),
+            ("unseen", 1.0, "float32", "default"),
         )
     ]
-    rows = bounds.kernel_bounds(kernels, CEILINGS, {"near": 2.5, "far": 4.0, "copy": 0.75, "another": 1.0})
+    times = {"near": 2.5, "far": 4.0, "transpose": 0.75, "scan": 0.6, "another": 1.0}
+    rows = bounds.kernel_bounds(kernels, CEILINGS, times)
     assert [astuple(row) for row in rows] == [
-        ("far", 4.0, pytest.approx(1.0), pytest.approx(0.25)),
-        ("copy", 0.75, 0.0, 0.0),
-        ("near", 2.5, pytest.approx(2.0), pytest.approx(0.8)),
+        ("far", 4.0, pytest.approx(1.0), pytest.approx(0.25), "any, not tuned"),
+        ("transpose", 0.75, 0.0, 0.0, "changes the layout"),
+        ("scan", 0.6, 0.0, 0.0, "no schedule template takes it: a plain loop"),
+        ("near", 2.5, pytest.approx(2.0), pytest.approx(0.8), "any, tuned"),
     ]
+    slow, fast = (replace(bounds_of(WORK, CEILINGS, ms), kernels=rows) for ms in (8.0, 5.0))
+    assert slow.slowest == rows[:3] and not fast.slowest and not replace(slow, share=None).slowest
+    assert shown_slowest(slow).startswith(
+        "far 4 ms (25% of its bound; any, not tuned), transpose"
+    ) and not shown_slowest(fast)
 
 
 def test_an_unsteady_latency_has_no_share() -> None:

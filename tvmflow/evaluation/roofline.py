@@ -48,6 +48,9 @@ _ROUNDS = 6_000_000  # 10 ms: long compared with starting threads, short enough 
 _READ_BYTES = 1 << 30
 _STEP = 192  # values per step of ceiling_read
 _LINE = 64
+_SLOW_SHARE, _NAMED = 1 / 3, 3  # of its bound, below which the kernels that lose most are named, and how many
+_MOVES = ("transpose", "reshape", "concat", "strided_slice", "permute", "move_channels", "layout")
+_SCHEDULES = {"default": "not tuned", "estimate": "tuned by estimates", "record": "tuned"}
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,13 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class KernelBound:
-    """ms: of all its calls in a run; least_ms: of its arithmetic."""
+    """ms: of all its calls in a run; least_ms: of its arithmetic. why: what keeps it from its bound, in words."""
 
     name: str
     ms: float
     least_ms: float
     share: float
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,12 @@ class Bounds:
     share: float | None
     kernels: tuple[KernelBound, ...] = ()
     reason: None = None
+
+    @property
+    def slowest(self) -> tuple[KernelBound, ...]:
+        """Return the kernels that lose most, of a network that reaches less than a third of its bound; else none."""
+        is_slow = self.share is not None and self.share < _SLOW_SHARE
+        return self.kernels[:_NAMED] if is_slow else ()
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -154,8 +164,17 @@ def kernel_bounds(
     for kernel in kernels:
         if took := times_ms.get(kernel.name):
             least_ms = 1e3 * kernel.operations / ceilings.operations[kernel.dtype] if kernel.operations else 0.0
-            rows.append(KernelBound(kernel.name, took, least_ms, least_ms / took))
+            rows.append(KernelBound(kernel.name, took, least_ms, least_ms / took, _why_slow(kernel)))
     return tuple(sorted(rows, key=lambda row: row.least_ms - row.ms))
+
+
+def _why_slow(kernel: KernelSchedule) -> str:
+    """Return what limits a kernel as far as its schedule says it."""
+    if kernel.schedule == "none":
+        return "no schedule template takes it: a plain loop"
+    if any(move in kernel.name for move in _MOVES):
+        return "changes the layout"
+    return f"{kernel.template}, {_SCHEDULES[kernel.schedule]}"
 
 
 def measure_bounds(

@@ -152,6 +152,12 @@ def _times(factor: float) -> str:
     return f"{factor:.2f}" if factor < _LARGE else f"{factor:,.0f}"
 
 
+def shown_slowest(bounds: Bounds | NoBounds | None) -> str:
+    """Return the kernels that keep a network below a third of its bound, with the reasons; "" if there are none."""
+    kernels = bounds.slowest if isinstance(bounds, Bounds) else ()
+    return ", ".join(f"{one.name} {one.ms:.3g} ms ({one.share:.0%} of its bound; {one.why})" for one in kernels)
+
+
 def scorecard_table(cards: list[Scorecard]) -> Grid:
     """Return a row per cell, with columns for the accuracy after every stage, agreement, latency and every baseline."""
     peers = sorted({name for card in cards for name in card.peers})
@@ -245,6 +251,7 @@ def latency_table(card: Scorecard) -> Grid:
         caption += f"; at least: {shown_bound(card.bounds)}"
     if isinstance(card.bounds, Bounds):
         caption += f", arithmetic {card.bounds.arithmetic_ms:.3g} ms, constants {card.bounds.memory_ms:.3g} ms"
+        caption += f"; slowest kernels: {slowest}" if (slowest := shown_slowest(card.bounds)) else ""
     if card.gpu:
         caption += f", first run {card.median_first_run_ms:.2f} ms; GPU: {shown_gpu(card.gpu)}"
     badges = [one.text for one in card.warnings]
@@ -296,6 +303,7 @@ def scorecard_markdown(card: Scorecard) -> str:
     rows = [("device", card.device.kind), ("vs best peer", shown_best(card)), ("latency", shown_compute(card))]
     rows += [("warning", one.text) for one in card.warnings]
     rows += [("at least", shown_bound(card.bounds))] if card.bounds else []
+    rows += [("slowest kernels", slowest)] if (slowest := shown_slowest(card.bounds)) else []
     shares = card.accuracy.by_form if card.accuracy else {}
     rows += [(f"{card.metric or 'accuracy'}, {form}", f"{share:.2%}") for form, share in shares.items()]
     rows += [("top-1 agreement", shown_top1(card.agreement)), ("error", shown_error(card.agreement))]
