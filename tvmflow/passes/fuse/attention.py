@@ -247,9 +247,9 @@ class _Function:
         call, safe = self.resolve(self._skip_reshapes(value)), False
         if operator_of(call) == "relax.where":
             condition, zeros = call.args[0], self.resolve(call.args[1])
-            zero = _number(zeros.args[1] if operator_of(zeros) == "relax.full_like" else zeros)
+            zeros = zeros.args[1] if operator_of(zeros) == "relax.full_like" else zeros
             call, safe = self.resolve(call.args[2]), True
-            if zero != 0.0 or not self._tests_for_masked_rows(condition, call):
+            if not _is_zero(zeros) or not self._tests_for_masked_rows(condition, call):
                 return None, False
         if operator_of(call) != "relax.nn.softmax" or int(call.attrs.axis) not in (-1, len(shape_of(call)) - 1):
             return None, False
@@ -259,7 +259,7 @@ class _Function:
         """Whether a condition tests that a row of the softmax's input is all minus infinity."""
         for name in _MASKED:
             call = self.resolve(condition)
-            if operator_of(call) != name or (name == "relax.max" and [int(axis) for axis in call.attrs.axis] != [-1]):
+            if operator_of(call) != name or (name == "relax.max" and not _is_over_last_axis(call)):
                 return False
             condition = call.args[0]
         return (
@@ -306,6 +306,17 @@ class _Function:
 def _compose_views(places: Any, inner: Any) -> Any:
     """Return the element indices of a view of a view, relative to the innermost source."""
     return np.where(places < 0, places, inner.ravel()[places])
+
+
+def _is_zero(value: Any) -> bool:
+    """Return whether a value is a constant of zeros only."""
+    tensor = constant_value(value)
+    return tensor is not None and not tensor.numpy().any()
+
+
+def _is_over_last_axis(call: Call) -> bool:
+    (*others, axis) = (int(one) for one in call.attrs.axis)
+    return not others and axis in (-1, len(shape_of(call.args[0])) - 1)
 
 
 def _number(value: Any) -> float | None:
