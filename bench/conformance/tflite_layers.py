@@ -29,21 +29,13 @@ def _convolution(padding: int, stride: int, dilation: int = 1, activation: int =
 
 
 def products() -> list[Description]:
+    """Return dense layers, convolutions and products of matrices."""
+    return [*_convolutions(), *_transposed_and_volumes(), *_dense_layers(), *_matrix_products()]
+
+
+def _convolutions() -> list[Description]:
     conv, depthwise = "Conv2DOptions", "DepthwiseConv2DOptions"
-    transposed = "TransposeConvOptions"
     x, w, b = float_data(*IMAGE), weight_data(8, 3, 3, 6), bias_data(8)
-    shape3 = (1, 5, 6, 7, 4)
-    strides3 = {
-        "padding": 0,
-        "strideD": 1,
-        "strideH": 2,
-        "strideW": 1,
-        "dilationDFactor": 1,
-        "dilationHFactor": 1,
-        "dilationWFactor": 1,
-        "fusedActivationFunction": 0,
-    }
-    dense = "FullyConnectedOptions"
     return [
         Description("CONV_2D", (x, w, b), conv, _convolution(0, 1)),
         Description("CONV_2D", (x, w, b), conv, _convolution(0, 2, 1, 3), label="stride-relu6"),
@@ -71,6 +63,22 @@ def products() -> list[Description]:
             {**_convolution(1, 1), "depthMultiplier": 4},
             label="one-channel",
         ),
+    ]
+
+
+def _transposed_and_volumes() -> list[Description]:
+    transposed, x, shape3 = "TransposeConvOptions", float_data(*IMAGE), (1, 5, 6, 7, 4)
+    strides3 = {
+        "padding": 0,
+        "strideD": 1,
+        "strideH": 2,
+        "strideW": 1,
+        "dilationDFactor": 1,
+        "dilationHFactor": 1,
+        "dilationWFactor": 1,
+        "fusedActivationFunction": 0,
+    }
+    return [
         Description(
             "TRANSPOSE_CONV",
             (constant_data([1, 16, 20, 4]), weight_data(4, 3, 3, 6), x, bias_data(4)),
@@ -107,6 +115,12 @@ def products() -> list[Description]:
             strides3,
             shapes=((1, 5, 12, 7, 3),),
         ),
+    ]
+
+
+def _dense_layers() -> list[Description]:
+    dense = "FullyConnectedOptions"
+    return [
         Description(
             "FULLY_CONNECTED",
             (float_data(3, 16), weight_data(8, 16), bias_data(8)),
@@ -127,6 +141,11 @@ def products() -> list[Description]:
             {"keepNumDims": True, "asymmetricQuantizeInputs": True},
             label="keeps-axes",
         ),
+    ]
+
+
+def _matrix_products() -> list[Description]:
+    return [
         Description(
             "BATCH_MATMUL",
             (float_data(2, 3, 5), float_data(2, 5, 4)),

@@ -67,6 +67,12 @@ def _one() -> list[Description]:
             fields={"min": -1.0, "max": 1.5, "numBits": 8, "narrowRange": False},
             formats=("float",),
         ),
+    ]
+
+
+def _one_of_any_type() -> list[Description]:
+    """Return elementwise operators of one input that read or make integers or flags."""
+    return [
         Description("LOGICAL_NOT", (flag_data(3, 4),), "LogicalNotOptions", outputs=("BOOL",)),
         Description("ABS", (integer_data(3, 4),), "AbsOptions", outputs=("INT32",), label="int32"),
         Description("NEG", (integer_data(3, 4),), "NegOptions", outputs=("INT32",), label="int32"),
@@ -151,6 +157,14 @@ def _two() -> list[Description]:
             outputs=("INT32",),
         ),
     ]
+    for name in ("ADD", "MULTIPLY", "MAXIMUM", "MINIMUM"):
+        made.append(Description(f"STABLEHLO_{name}", (float_data(3, 4), float_data(3, 4)), formats=("float",)))
+    return made
+
+
+def _two_of_any_type() -> list[Description]:
+    """Return elementwise operators of integers, and comparisons."""
+    made: list[Description] = []
     signed = constant_data([[1, -2, 3, -4]])
     for name, right in (("ADD", signed), ("SUB", signed), ("MUL", signed), ("DIV", signed), ("FLOOR_DIV", signed)):
         options = {"FLOOR_DIV": "FloorDivOptions"}.get(name, f"{name.title()}Options")
@@ -176,8 +190,6 @@ def _two() -> list[Description]:
         made.append(
             Description(name, (integer_data(3, 4), integer_data(1, 4)), options, outputs=("BOOL",), label="int32")
         )
-    for name in ("ADD", "MULTIPLY", "MAXIMUM", "MINIMUM"):
-        made.append(Description(f"STABLEHLO_{name}", (float_data(3, 4), float_data(3, 4)), formats=("float",)))
     made.append(
         Description(
             "STABLEHLO_SHIFT_LEFT",
@@ -189,14 +201,15 @@ def _two() -> list[Description]:
     return made
 
 
+def move(
+    name: str, inputs: Sequence[Given], options: str | None = None, fields: Any = None, **more: Any
+) -> Description:
+    """Describe an operator that moves values, whose output has the scale of its input."""
+    return Description(name, tuple(inputs), options, fields or {}, ranges="same", **more)
+
+
 def _shapes() -> list[Description]:
     x, flat = float_data(1, 4, 6, 8), float_data(3, 6)
-
-    def move(
-        name: str, inputs: Sequence[Given], options: str | None = None, fields: Any = None, **more: Any
-    ) -> Description:
-        return Description(name, tuple(inputs), options, fields or {}, ranges="same", **more)
-
     slices = {"beginMask": 1, "endMask": 2, "shrinkAxisMask": 0, "ellipsisMask": 0, "newAxisMask": 0}
     return [
         move("RESHAPE", (x, constant_data([2, -1])), "ReshapeOptions", {"newShape": np.asarray([2, -1], np.int32)}),
@@ -239,6 +252,12 @@ def _shapes() -> list[Description]:
             {**slices, "shrinkAxisMask": 1, "beginMask": 0},
             label="shrink",
         ),
+    ]
+
+
+def _spreads() -> list[Description]:
+    x, flat = float_data(1, 4, 6, 8), float_data(3, 6)
+    return [
         move("PAD", (x, constant_data([[0, 0], [1, 2], [0, 3], [0, 0]])), "PadOptions"),
         move(
             "PADV2",
@@ -318,6 +337,15 @@ def _indexing() -> list[Description]:
             {"axis": -1},
             **same,
         ),
+        Description("SHAPE", (float_data(3, 4),), "ShapeOptions", {"outType": 2}, ("INT32",), formats=("float",)),
+        Description("RANK", (float_data(3, 4),), "RankOptions", {}, ("INT32",), formats=("float",)),
+        Description("QUANTIZE", (float_data(3, 4),), "QuantizeOptions", formats=("int8", "int16x8"), label="again"),
+    ]
+
+
+def _segments() -> list[Description]:
+    same: dict[str, Any] = {"ranges": "same"}
+    return [
         Description("SEGMENT_SUM", (float_data(5, 3), constant_data([0, 0, 1, 2, 2])), "SegmentSumOptions", **same),
         Description(
             "UNSORTED_SEGMENT_SUM",
@@ -343,15 +371,13 @@ def _indexing() -> list[Description]:
             "UnsortedSegmentProdOptions",
             **same,
         ),
-        Description("SHAPE", (float_data(3, 4),), "ShapeOptions", {"outType": 2}, ("INT32",), formats=("float",)),
-        Description("RANK", (float_data(3, 4),), "RankOptions", {}, ("INT32",), formats=("float",)),
-        Description("QUANTIZE", (float_data(3, 4),), "QuantizeOptions", formats=("int8", "int16x8"), label="again"),
     ]
 
 
 def descriptions() -> list[Description]:
     """Return all descriptions; their names are unique."""
-    made = [*_one(), *_two(), *products(), *windows(), *_shapes(), *_indexing()]
+    made = [*_one(), *_one_of_any_type(), *_two(), *_two_of_any_type(), *products(), *windows()]
+    made += [*_shapes(), *_spreads(), *_indexing(), *_segments()]
     names = [description.name for description in made]
     assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
     return made

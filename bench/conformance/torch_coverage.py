@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "torch_operators.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "torch_operators.md"
 _MOST_NAMED = 3
 _HEAD = """# PyTorch operators
 

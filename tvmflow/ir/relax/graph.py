@@ -168,8 +168,7 @@ def read_graph(mod: IRModule) -> Graph:
     taken: set[str] = set()
 
     def name_of(variable: Any) -> str:
-        stem = variable_name(variable)
-        name, count = stem, 1
+        name, stem, count = variable_name(variable), variable_name(variable), 1
         while name in taken:
             name, count = f"{stem}.{count}", count + 1
         taken.add(name)
@@ -207,18 +206,25 @@ def read_graph(mod: IRModule) -> Graph:
                 names[binding.var] = names[value.fields[0]]
                 continue
             else:
-                raise UnsupportedOperatorError(
-                    f"{type(value).__name__} in the model", "operator calls, one after the other"
-                )
+                found = f"{type(value).__name__} in the model"
+                raise UnsupportedOperatorError(found, "operator calls, one after the other")
             shape, dtype = static_shape(binding.var)
             kernel = mod[value.args[0]] if op == "relax.call_tir" else None
             graph.steps.append(Step(name_of(binding.var), op, args, value, shape, dtype, kernel=kernel))
     output = function.body.body
     fields = tuple(output.fields) if isinstance(output, relax.Tuple) else tuples.get(output, (output,))
     for place, value in enumerate(fields):
-        if (constant := constant_value(value)) is not None and value not in names:
-            shape, dtype = static_shape(value)
-            names[value] = f"constant_output.{place}"
-            graph.steps.append(Step(names[value], "constant", (np.asarray(constant.numpy()),), value, shape, dtype))
+        if value not in names and (made := _constant_output(value, place)) is not None:
+            names[value] = made.name
+            graph.steps.append(made)
     graph.outputs = tuple(names[value] for value in fields)
     return graph
+
+
+def _constant_output(value: Expr, place: int) -> Step | None:
+    """Return a step for an output that depends on no input, None for any other."""
+    tensor = constant_value(value)
+    if tensor is None:
+        return None
+    shape, dtype = static_shape(value)
+    return Step(f"constant_output.{place}", "constant", (np.asarray(tensor.numpy()),), value, shape, dtype)
