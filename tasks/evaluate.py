@@ -83,7 +83,7 @@ def _settings(workspace: Workspace, cell: Cell) -> EvaluateSettings:
 
 
 def _toolchain(settings: EvaluateSettings) -> tuple[str, ...]:
-    return ("tvm", "ffi", "onnxruntime", *frontend_named(settings.framework).tools)
+    return ("tvm", "ffi", "llvm", "onnxruntime", *frontend_named(settings.framework).tools)
 
 
 Context = StageContext[EvaluateSettings, DeviceLimits]

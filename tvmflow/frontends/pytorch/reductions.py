@@ -48,7 +48,7 @@ def _reduction(name: str) -> Convert:
 def _any_or_all(name: str) -> Convert:
     def convert(call: Call) -> Any:
         bits = call.r.astype(_operand(call, "bool"), "int8")
-        return call.r.cast(_reduce(call, name, bits), call.dtype)
+        return call.r.astype(_reduce(call, name, bits), call.dtype)  # of 0 or 1; FuseAttention knows it by this cast
 
     return convert
 

@@ -23,7 +23,7 @@ from tvmflow.passes.legalize.attention import Attention, Step, attention_kernel,
 from tvmflow.passes.legalize.batch_matmul import BatchMatmul, Operand, batch_matmul_kernel
 
 # The operators that test for rows of nothing but minus infinity, from the condition upward.
-_MASKED = ("relax.logical_not", "relax.max", "relax.logical_not", "relax.equal")  # but for casts to and from integers
+_MASKED = ("relax.logical_not", "relax.astype", "relax.max", "relax.astype", "relax.logical_not", "relax.equal")
 
 _SAME_ORDER = {"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.broadcast_to"}
 _MOST_PLACES = 1 << 25  # elements of a matrix that is added to the scores: its index map is fitted to an array of them
@@ -247,9 +247,9 @@ class _Function:
         call, safe = self.resolve(self._skip_reshapes(value)), False
         if operator_of(call) == "relax.where":
             condition, zeros = call.args[0], self.resolve(call.args[1])
-            zero = _repeated(zeros.args[1] if operator_of(zeros) == "relax.full_like" else zeros)
+            zeros = zeros.args[1] if operator_of(zeros) == "relax.full_like" else zeros
             call, safe = self.resolve(call.args[2]), True
-            if zero != 0.0 or not self._tests_for_masked_rows(condition, call):
+            if not _is_zero(zeros) or not self._tests_for_masked_rows(condition, call):
                 return None, False
         if operator_of(call) != "relax.nn.softmax" or int(call.attrs.axis) not in (-1, len(shape_of(call)) - 1):
             return None, False
@@ -258,9 +258,8 @@ class _Function:
     def _tests_for_masked_rows(self, condition: Any, softmax: Any) -> bool:
         """Whether a condition tests that a row of the softmax's input is all minus infinity."""
         for name in _MASKED:
-            call = self._skip_casts(condition)
-            last = len(shape_of(call.args[0])) - 1 if operator_of(call) == name else 0
-            if operator_of(call) != name or (name == "relax.max" and int(call.attrs.axis[0]) not in (-1, last)):
+            call = self.resolve(condition)
+            if operator_of(call) != name or (name == "relax.max" and not _is_over_last_axis(call)):
                 return False
             condition = call.args[0]
         return (
@@ -268,15 +267,6 @@ class _Function:
             and operator_of(softmax) == "relax.nn.softmax"
             and condition.same_as(softmax.args[0])
         )
-
-    def _skip_casts(self, value: Any) -> Any:
-        """Return the first operator of a chain that is no cast between booleans and integers."""
-        call = self.resolve(value)
-        while operator_of(call) == "relax.astype" or (
-            operator_of(call) == "relax.not_equal" and _number(call.args[1]) == 0.0
-        ):
-            call = self.resolve(call.args[0])
-        return call
 
     def _find_scores(self, value: Any) -> _Scores | None:
         if value not in self.scores:
@@ -318,16 +308,20 @@ def _compose_views(places: Any, inner: Any) -> Any:
     return np.where(places < 0, places, inner.ravel()[places])
 
 
+def _is_zero(value: Any) -> bool:
+    """Return whether a value is a constant of zeros only."""
+    tensor = constant_value(value)
+    return tensor is not None and not tensor.numpy().any()
+
+
+def _is_over_last_axis(call: Call) -> bool:
+    (*others, axis) = (int(one) for one in call.attrs.axis)
+    return not others and axis in (-1, len(shape_of(call.args[0])) - 1)
+
+
 def _number(value: Any) -> float | None:
     tensor = constant_value(value)
     return float(tensor.numpy().reshape(())) if tensor is not None and tensor.numpy().size == 1 else None
-
-
-def _repeated(value: Any) -> float | None:
-    """Return the number that a constant of any shape repeats, None for any other value."""
-    tensor = constant_value(value)
-    values = None if tensor is None else tensor.numpy()
-    return float(values.flat[0]) if values is not None and values.size and (values == values.flat[0]).all() else None
 
 
 def _factor(call: Call) -> float | None:
