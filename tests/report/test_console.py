@@ -18,6 +18,7 @@ from flows.display import Display
 from tests.conftest import examples
 from tests.report.report_data import BADGE, card, history, latency, part
 from tests.scorecards import DEVICE
+from tvmflow.api.results import CellStatus
 from tvmflow.devices.gpu.quarantine import DifferingKernel
 from tvmflow.devices.gpu_facts import GpuFacts
 from tvmflow.evaluation.latency_ratio import Comparison
@@ -76,7 +77,7 @@ def test_a_warning_is_on_every_line_that_shows_the_cell() -> None:
     assert [CALIBRATED_ON_NOISE.badge in row[0] for row in table.rows] == [False, True]
     for text in (table.caption, latency_table(made).caption, scorecard_markdown(made)):
         assert CALIBRATED_ON_NOISE.text in text
-    cell = {"name": "a", "cell": NAMES[1], "todo": [], "error": None, "warnings": [CALIBRATED_ON_NOISE.badge]}
+    cell = CellStatus("a", NAMES[1], (), True, None, (CALIBRATED_ON_NOISE.badge,))
     assert status_table(Path(), [cell]).rows[0][2] == "up to date, calibrated on noise"
 
 

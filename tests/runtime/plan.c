@@ -94,9 +94,9 @@ static const tvmflow_tensor inputs[] = {{"x", shape, 2, TVMFLOW_FLOAT32, SIZE * 
 static const tvmflow_tensor outputs[] = {
     {"y", shape, 2, TVMFLOW_FLOAT32, SIZE * sizeof(float)}, {"z", shape, 2, TVMFLOW_FLOAT32, SIZE * sizeof(float)}};
 
-const plan_tables plan = {values, arguments, steps, copies, inputs, outputs, (const unsigned char *)constants, 5, 5, 2, 1, NULL, NULL, 0, NULL, NULL};
+const plan_tables plan = {values, arguments, steps, copies, inputs, outputs, (const unsigned char *)constants, 5, 5, 2, 1, NULL, NULL, 0, NULL, NULL, NULL};
 const tvmflow_api plan_api = {
     TVMFLOW_ABI_VERSION, sizeof(tvmflow_api), "by-hand", 1, 2, 2, 2, 64 + SIZE * sizeof(float), sizeof constants,
     tvmflow_input, tvmflow_output, tvmflow_create, tvmflow_run, tvmflow_destroy, tvmflow_last_error, tvmflow_set_profiling,
     tvmflow_profile_of, NULL, 0, tvmflow_top_k, 0, tvmflow_run_image, tvmflow_classify, NULL, tvmflow_create_on, NULL, tvmflow_create_on_gpu, tvmflow_processor_of, 2e-3, tvmflow_create_with_gpu,
-    0, tvmflow_size_of, tvmflow_sizes_of, tvmflow_shape_of, tvmflow_run_sized, tvmflow_threads_of};
+    0, tvmflow_size_of, tvmflow_sizes_of, tvmflow_shape_of, tvmflow_run_sized, tvmflow_threads_of, 0, tvmflow_state_of, tvmflow_state_reset};

@@ -38,7 +38,7 @@ def status(as_json: Json = False) -> None:
     if as_json:
         show_json(state.to_json())
         return
-    show(status_table(workspace.root, [row.to_json() for row in state.cells]))
+    show(status_table(workspace.root, state.cells))
     show_text(f"models: {', '.join(state.models)}")
     show_text(f"targets: {', '.join(state.targets)}")
     suggest("tvmflow sweep")

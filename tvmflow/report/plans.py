@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
@@ -60,18 +61,31 @@ def show_plan(name: str, rows: Rows) -> None:
     show_table(name, PLAN_COLUMNS, ([row[column] for column in PLAN_COLUMNS] for row in rows))
 
 
-def status_table(root: Path, cells: list[dict[str, object]]) -> Grid:
+class ListedCell(Protocol):
+    """The progress of a cell under `cells:`: the stages to do, and what is wrong with it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def cell(self) -> str: ...
+    @property
+    def todo(self) -> tuple[str, ...]: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+
+
+def status_table(root: Path, cells: Sequence[ListedCell]) -> Grid:
     """Return the progress of each cell as a table."""
     rows = []
     for cell in cells:
-        todo, error = cell["todo"], cell["error"]
-        assert isinstance(todo, list)
+        todo, error = cell.todo, cell.error
         few = len(todo) <= _FEW
         state = (
             f"to do: {', '.join(todo) if few else f'{len(todo)} stages from {todo[0]} on'}" if todo else "up to date"
         )
-        warnings = cell["warnings"]
-        assert isinstance(warnings, list)
-        rows.append((cell["name"], cell["cell"], ", ".join([f"cannot be run: {error}" if error else state, *warnings])))
+        shown = [f"cannot be run: {error}" if error else state, *cell.warnings]
+        rows.append((cell.name, cell.cell, ", ".join(shown)))
     columns = ("name", "cell", "state")
     return grid(f"cells of {root}", columns, rows, columns)

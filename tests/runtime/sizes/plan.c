@@ -38,7 +38,7 @@ enum { SHORT = 3, LONG = 7, FEW = 1, MANY = 4 };
   static const tvmflow_tensor name##_outputs[] = {{"y", name##_y, 2, TVMFLOW_INT32, (batch) * (length)*4},                               \
                                                   {"z", name##_z, 2, TVMFLOW_INT32, (batch) * ((length + 1) / 2) * 4}};                  \
   const plan_tables name = {name##_values, arguments, steps, copies, name##_inputs, name##_outputs, (const unsigned char *)constants, 4, \
-                            5, 2, 0, NULL, NULL, 0, NULL, plan_sizes_of}
+                            5, 2, 0, NULL, NULL, 0, NULL, plan_sizes_of, NULL}
 
 extern const plan_tables few_short, few_long, many_short;
 static const int64_t sizes_few_short[] = {FEW, SHORT}, sizes_few_long[] = {FEW, LONG}, sizes_many_short[] = {MANY, SHORT}, sizes_all[] = {MANY, LONG};
@@ -59,4 +59,4 @@ const tvmflow_api plan_api = {
     TVMFLOW_ABI_VERSION, sizeof(tvmflow_api), "by-hand", 1, 2, 2, 1, 64, sizeof constants,
     tvmflow_input, tvmflow_output, tvmflow_create, tvmflow_run, tvmflow_destroy, tvmflow_last_error, tvmflow_set_profiling,
     tvmflow_profile_of, NULL, 0, tvmflow_top_k, 0, tvmflow_run_image, tvmflow_classify, NULL, tvmflow_create_on, NULL, tvmflow_create_on_gpu, tvmflow_processor_of, 2e-3, tvmflow_create_with_gpu,
-    2, tvmflow_size_of, tvmflow_sizes_of, tvmflow_shape_of, tvmflow_run_sized, tvmflow_threads_of};
+    2, tvmflow_size_of, tvmflow_sizes_of, tvmflow_shape_of, tvmflow_run_sized, tvmflow_threads_of, 0, tvmflow_state_of, tvmflow_state_reset};
