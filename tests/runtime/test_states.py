@@ -16,7 +16,7 @@ from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import write_network
 from tvmflow.config.model_params import ModelEntry
-from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.frontends.source_model import OutputSpec, TensorSpec
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.support.errors import UsageError
 from tvmflow.support.runtime_binding import network_binding
@@ -89,7 +89,7 @@ def test_states_are_checked() -> None:
         with pytest.raises(ValueError, match="state: names of inputs"):
             ModelEntry.model_validate({**entry, "state": wrong})
     specs = (TensorSpec("x", (1, 4)), TensorSpec("h", (1, 4)))
-    outputs = [{"name": "hn", "shape": [1, 4], "dtype": "float32"}, {"name": "y", "shape": [1, 3], "dtype": "float32"}]
+    outputs = (OutputSpec("hn", (1, 4)), OutputSpec("y", (1, 3)))
     assert _states({"h": "hn"}, specs, outputs) == (("h", "hn"),)
     for name in ("y", "none"):
         with pytest.raises(UsageError, match=f"no output {name} of float32"):
