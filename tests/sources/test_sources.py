@@ -74,7 +74,7 @@ def test_a_data_set_of_ones_own(tmp_path: Path) -> None:
         datasets.split(datasets.load_dataset("d.npz", tmp_path), SplitSizes(20, 20, 0))
 
 
-@pytest.mark.parametrize("damage", ["no file", "not a zip", "pickled", "no labels", "lengths", "floats"])
+@pytest.mark.parametrize("damage", ["no file", "not a zip", "pickled", "no images", "lengths", "floats"])
 def test_a_bad_data_set_is_one_error(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "d.npz"
     images, labels = np.zeros((3, 2, 2)), np.arange(3)
@@ -82,8 +82,8 @@ def test_a_bad_data_set_is_one_error(tmp_path: Path, damage: str) -> None:
         path.write_bytes(b"PK\x03\x04 not really")
     elif damage == "pickled":
         np.savez(path, images=np.array([{"a": 1}], dtype=object), labels=labels)
-    elif damage == "no labels":
-        np.savez(path, images=images)
+    elif damage == "no images":
+        np.savez(path, labels=labels)
     elif damage == "lengths":
         np.savez(path, images=images, labels=np.arange(4))
     elif damage == "floats":
