@@ -18,7 +18,7 @@ import numpy as np
 
 from tvmflow.frontends.onnx import control_flow, tvm_converters
 from tvmflow.frontends.onnx.converters import BODIES, CONVERTERS, RANDOM, REFUSALS
-from tvmflow.frontends.onnx.nodes import Emitter, Node, RefusedNodeError, Value, dims, dtype_of, expression
+from tvmflow.frontends.onnx.nodes import Node, NodeEmitter, RefusedNodeError, Value, dims, dtype_of, expression
 from tvmflow.frontends.onnx.reference import evaluate, infer_types, type_of_value
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.support.errors import UnsupportedOperatorError, first_line
@@ -65,7 +65,7 @@ class GraphImporter:
             entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in model.opset_import
         }
         self.builder = relax.BlockBuilder()
-        self.emitter = Emitter(self.builder)
+        self.emitter = NodeEmitter(self.builder)
         self.refusals: list[Refusal] = []
 
     def convert(self, inputs: Sequence[TensorSpec]) -> Any:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.tvm_compat import shape_of, type_of
+from tvmflow.frontends.emitter import Emitter, type_name
+from tvmflow.ir.tvm_compat import shape_of
 
 Array = np.ndarray[Any, Any]
 Value = Any
@@ -22,19 +23,11 @@ class RefusedNodeError(Exception):
     """A node cannot be converted: the reason, without the operator's name."""
 
 
-class Emitter:
-    """Emits operators of Relax by name (`nn__softmax` for relax.op.nn.softmax); constants may be numpy arrays."""
+class NodeEmitter(Emitter):
+    """Emits operators of Relax; constants may be numpy arrays."""
 
-    def __init__(self, builder: Any) -> None:
-        self.builder = builder
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        from tvm import relax
-
-        operator = relax.op
-        for part in name.split("__"):
-            operator = getattr(operator, part)
-        return lambda *args, **options: self.builder.emit(operator(*map(expression, args), **options))
+    def operand(self, value: Any) -> Any:
+        return expression(value)
 
     def te(self, function: Callable[..., Any], *args: Any, name: str) -> Any:
         """Emit a kernel written as a tensor expression."""
@@ -88,8 +81,7 @@ def dims(value: Value) -> tuple[int, ...]:
 def dtype_of(value: Value) -> str:
     if isinstance(value, np.ndarray):
         return str(value.dtype)
-    kind = type_of(value).dtype
-    return str(getattr(kind, "dtype", kind))
+    return type_name(value)
 
 
 def is_float(value: Value) -> bool:
@@ -107,7 +99,7 @@ class Node:
     inputs: tuple[Value, ...]
     attributes: dict[str, Any]
     outputs: int
-    emitter: Emitter
+    emitter: NodeEmitter
 
     def input(self, place: int) -> Value | None:
         return self.inputs[place] if place < len(self.inputs) else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvmflow.frontends.pytorch.calls import Call, Convert, constant, is_float, type_name
+from tvmflow.frontends.emitter import type_name
+from tvmflow.frontends.pytorch.calls import Call, Convert, constant, is_float
 from tvmflow.ir.tvm_compat import constant_value
 
 _OVERLOADS = ("Tensor", "Scalar", "Tensor_Scalar", "Tensor_Tensor", "default")

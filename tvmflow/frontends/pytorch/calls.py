@@ -12,22 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.frontends.emitter import Emitter, type_name
 from tvmflow.ir.tvm_compat import type_of
 
 
-class Builder:
-    """Emits operators of Relax, by their names; `nn__pad` is `nn.pad`."""
-
-    def __init__(self, importer: Any) -> None:
-        self._builder = importer.block_builder
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        from tvm import relax
-
-        operator = relax.op
-        for part in name.split("__"):
-            operator = getattr(operator, part)
-        return lambda *args, **options: self._builder.emit(operator(*args, **options))
+class Builder(Emitter):
+    """Emits operators of Relax, with conversions that do nothing where nothing changes."""
 
     def cast(self, value: Any, dtype: str) -> Any:
         """Return a value in a type; numbers other than zero are true."""
@@ -49,12 +39,6 @@ def constant(value: Any, dtype: str) -> Any:
     return relax.const(np.asarray(value).astype(dtype), dtype)
 
 
-def type_name(value: Any) -> str:
-    """Return the element type of a Relax value."""
-    found = type_of(value).dtype
-    return str(getattr(found, "dtype", found))
-
-
 def is_float(dtype: str) -> bool:
     return "float" in dtype
 
@@ -74,7 +58,7 @@ class Call:
     """
 
     def __init__(self, node: Any, importer: Any) -> None:
-        self.node, self._importer, self.r = node, importer, Builder(importer)
+        self.node, self._importer, self.r = node, importer, Builder(importer.block_builder)
 
     @functools.cached_property
     def given(self) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvmflow.frontends.pytorch.calls import Call, Convert, constant, shape_of, type_name
+from tvmflow.frontends.emitter import type_name
+from tvmflow.frontends.pytorch.calls import Call, Convert, constant, shape_of
 
 _LONGEST = 4096  # of a transform: its matrix has as many rows
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tvmflow.frontends.emitter import type_name
 from tvmflow.frontends.pytorch.arithmetic import ARITHMETIC
-from tvmflow.frontends.pytorch.calls import Call, Convert, constant, has_dynamic_sizes, shape_of, type_name
+from tvmflow.frontends.pytorch.calls import Call, Convert, constant, has_dynamic_sizes, shape_of
 from tvmflow.frontends.pytorch.complex_numbers import complex_converter, is_complex, names_of_complex
 from tvmflow.frontends.pytorch.convolutions import CONVOLUTIONS
 from tvmflow.frontends.pytorch.functions import FUNCTIONS

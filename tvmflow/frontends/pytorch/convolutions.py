@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.frontends.pytorch.calls import Call, Convert, constant, is_float, shape_of, type_name
+from tvmflow.frontends.emitter import type_name
+from tvmflow.frontends.pytorch.calls import Call, Convert, constant, is_float, shape_of
 from tvmflow.frontends.pytorch.images import windows_of
 
 

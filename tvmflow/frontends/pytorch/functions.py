@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tvmflow.frontends.emitter import type_name
 from tvmflow.frontends.pytorch.arithmetic import extreme_of
-from tvmflow.frontends.pytorch.calls import Call, Convert, constant, is_float, shape_of, type_name
+from tvmflow.frontends.pytorch.calls import Call, Convert, constant, is_float, shape_of
 
 
 def _of_floats(name: str) -> Convert:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.frontends.pytorch.calls import Call, Convert, constant, node_shape, shape_of, type_name
+from tvmflow.frontends.emitter import type_name
+from tvmflow.frontends.pytorch.calls import Call, Convert, constant, node_shape, shape_of
 
 
 def _along_axes(call: Call, value: Any, first: int, matrices: Sequence[Any]) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.frontends.pytorch.calls import Call, Convert, constant, node_shape, node_type, shape_of, type_name
+from tvmflow.frontends.emitter import type_name
+from tvmflow.frontends.pytorch.calls import Call, Convert, constant, node_shape, node_type, shape_of
 
 _SMALL = ("bool", "uint8", "int8", "int16")
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.frontends.pytorch.calls import Call, Convert, constant, shape_of, type_name
+from tvmflow.frontends.emitter import type_name
+from tvmflow.frontends.pytorch.calls import Call, Convert, constant, shape_of
 
 _MOST_TERMS = 1 << 24  # of the distances of all pairs
 

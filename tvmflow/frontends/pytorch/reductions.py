@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.frontends.pytorch.calls import Call, Convert, constant, shape_of, type_name
+from tvmflow.frontends.emitter import type_name
+from tvmflow.frontends.pytorch.calls import Call, Convert, constant, shape_of
 
 _MOST_COMPARED = 1 << 22  # elements of a scan that compares every pair of places
 

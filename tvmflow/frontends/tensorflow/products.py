@@ -116,41 +116,34 @@ def _bias_value(o: Operation, index: int, data: int, weight: int) -> Any:
 
 
 def _convolution(o: Operation) -> Any:
-    options, kernel = o.options, _weight(o, 1)  # (O, KH, KW, I / groups)
-    _, *image, channels = o.shape(0)
-    strides = [int(options.strideH), int(options.strideW)]
-    dilation = [int(options.dilationHFactor), int(options.dilationWFactor)]
-    extents = [(size - 1) * step + 1 for size, step in zip(kernel.shape[1:3], dilation, strict=True)]
-    before, behind = window_padding(int(options.padding), image, extents, strides)
-    made = _RELAX.nn.conv2d(
-        _data(o, 0, 1),
-        o.constant(kernel.transpose(1, 2, 3, 0)),
-        strides=strides,
-        padding=[*before, *behind],
-        dilation=dilation,
-        groups=channels // kernel.shape[3],
-        data_layout="NHWC",
-        kernel_layout="HWIO",
-    )
-    return _finish(o, made, 2, 0, 1)
+    kernel = _weight(o, 1)  # (O, KH, KW, I / groups)
+    groups = o.shape(0)[3] // kernel.shape[3]
+    return _slide(o, kernel.shape[1:3], kernel.transpose(1, 2, 3, 0), "HWIO", groups)
 
 
 def _depthwise(o: Operation) -> Any:
-    options, kernel = o.options, _weight(o, 1)  # (1, KH, KW, C * multiplier)
-    _, *image, channels = o.shape(0)
+    kernel, channels = _weight(o, 1), o.shape(0)[3]  # (1, KH, KW, C * multiplier)
+    if channels > 1:
+        return _slide(o, kernel.shape[1:3], kernel.transpose(1, 2, 3, 0), "HWOI", channels)
+    return _slide(o, kernel.shape[1:3], kernel.transpose(1, 2, 0, 3), "HWIO", channels)
+
+
+def _slide(o: Operation, window: tuple[int, ...], kernel: Array, layout: str, groups: int) -> Any:
+    """Return a convolution of input 0 by a kernel, with the strides, dilation, padding and bias of the operator."""
+    options, image = o.options, o.shape(0)[1:3]
     strides = [int(options.strideH), int(options.strideW)]
     dilation = [int(options.dilationHFactor), int(options.dilationWFactor)]
-    extents = [(size - 1) * step + 1 for size, step in zip(kernel.shape[1:3], dilation, strict=True)]
+    extents = [(size - 1) * step + 1 for size, step in zip(window, dilation, strict=True)]
     before, behind = window_padding(int(options.padding), image, extents, strides)
     made = _RELAX.nn.conv2d(
         _data(o, 0, 1),
-        o.constant(kernel.transpose(1, 2, 3, 0) if channels > 1 else kernel.transpose(1, 2, 0, 3)),
+        o.constant(kernel),
         strides=strides,
         padding=[*before, *behind],
         dilation=dilation,
-        groups=channels,
+        groups=groups,
         data_layout="NHWC",
-        kernel_layout="HWOI" if channels > 1 else "HWIO",
+        kernel_layout=layout,
     )
     return _finish(o, made, 2, 0, 1)
 
