@@ -202,7 +202,14 @@ class GraphImporter:
         )
         found = converter(given)
         values = found if isinstance(found, tuple) else (found,)
-        return tuple(self.builder.normalize(v) if _is_expression(v) else v for v in values)
+        return tuple(self._bound(value) if _is_expression(value) else value for value in values)
+
+    def _bound(self, value: Any) -> Any:
+        """Return a value as a variable: TVM's converters read the kind of their inputs."""
+        from tvm import relax
+
+        value = self.builder.normalize(value)
+        return self.builder.emit(value) if isinstance(value, relax.Call | relax.TupleGetItem) else value
 
     def run_body(self, node: Any, inputs: list[Value], schema: Any) -> Sequence[Value]:
         """Convert a node by the function body in ONNX's definition of the operator."""
