@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import weakref
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +22,12 @@ from tvmflow.frontends.source_model import (
     PreparedRun,
     Runner,
     SourceDescription,
+    State,
     TensorSpec,
     Variant,
     input_positions,
 )
-from tvmflow.frontends.tensorflow.custom_operators import replace_custom_operators
-from tvmflow.frontends.tensorflow.tflite_files import read_tflite
-from tvmflow.frontends.tensorflow.tflite_graph import Subgraph, inline_composites, read_subgraphs
+from tvmflow.frontends.tensorflow.tflite_states import read_file
 from tvmflow.frontends.tool_variants import tool_variants
 from tvmflow.ir.relax.emit import build_main, constant, rebuild_call
 from tvmflow.ir.relax.graph import Graph, TensorKind, read_graph
@@ -77,29 +76,40 @@ class TfliteInput:
         return value
 
 
-def _plain_name(detail: dict[str, Any]) -> str:
+def _plain_name(name: str) -> str:
     """Return the name of a tensor without the exporter's decoration."""
-    return str(detail["name"]).removeprefix("serving_default_").split(":")[0]
+    return name.removeprefix("serving_default_").split(":")[0]
 
 
 class TfliteModel:
-    """A .tflite model; quantized inputs and outputs are converted from and to float32.
+    """A .tflite model; quantized inputs and outputs are converted from and to float32, states are not.
 
     Images are channels-last in the file. An input described as channels-first is transposed, and its kernels are
-    channels-first after import.
+    channels-first after import. specs: the inputs as described, then the states that the file declares.
     """
 
     def __init__(self, path: Path, inputs: tuple[TensorSpec, ...]) -> None:
         self.path = path
-        self.content, self.graph = read_graph_of(path)
+        self.file = read_file(path)
+        self.graph = self.file.graph
         from tvmflow.frontends.tensorflow.operator_table import check_operators  # loads TVM
 
         check_operators(self.graph.operators)
         self.interpreter = self._interpreter()
-        details = self.interpreter.get_input_details()
-        self.order = input_positions(path.name, [_plain_name(detail) for detail in details], inputs)
-        self.inputs = [TfliteInput(details[index], spec) for index, spec in zip(self.order, inputs, strict=True)]
-        self.outputs = self.interpreter.get_output_details()
+        self.details = {detail["index"]: detail for detail in self.interpreter.get_tensor_details()}
+        declared = {one.input for one in self.states}
+        plain = tuple(spec for spec in inputs if spec.name not in declared)
+        ends = self.graph.inputs
+        names = [_plain_name(tensor.name) for tensor in ends[: len(ends) - len(declared)]]
+        self.specs = (*plain, *self.file.specs)
+        self.order = [*input_positions(path.name, names, plain), *range(len(names), len(ends))]
+        places = zip(self.order, self.specs, strict=True)
+        self.inputs = [TfliteInput(self.details[ends[at].index], spec) for at, spec in places]
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """Return the states that the file declares."""
+        return self.file.declared
 
     def run(self, *inputs: Array) -> Arrays:
         self._set(inputs)
@@ -107,10 +117,24 @@ class TfliteModel:
         return self._outputs()
 
     def _outputs(self) -> Arrays:
-        return tuple(_dequantize(self.interpreter.get_tensor(output["index"]), output) for output in self.outputs)
+        """Return the outputs and the next states."""
+        plain = (_dequantize(self.interpreter.get_tensor(one["index"]), one) for one in self.outputs)
+        return (*plain, *(self.interpreter.get_tensor(index) for index in self._next_states()))
+
+    @property
+    def outputs(self) -> list[dict[str, Any]]:
+        """Return LiteRT's details of the outputs without states."""
+        plain = self.graph.outputs[: len(self.graph.outputs) - len(self.states)]
+        return [self.details[tensor.index] for tensor in plain]
+
+    def _next_states(self) -> list[int]:
+        """Return where LiteRT has the next states: in outputs, and where it had those that it keeps itself."""
+        given, made = (ends[len(ends) - len(self.states) :] for ends in (self.graph.inputs, self.graph.outputs))
+        own = len(self.states) - self.file.kept
+        return [tensor.index for tensor in (*made[:own], *given[own:])]
 
     def output_names(self) -> tuple[str, ...]:
-        return tuple(_plain_name(output) for output in self.outputs)
+        return (*(_plain_name(output["name"]) for output in self.outputs), *(one.output for one in self.states))
 
     def other_roundings(self) -> Iterator[Runner]:
         from ai_edge_litert.interpreter import OpResolverType
@@ -127,12 +151,11 @@ class TfliteModel:
         model = self._with(self._interpreter(keep=True))
         model._set(inputs)
         model.interpreter.invoke()
-        details = {detail["index"]: detail for detail in model.interpreter.get_tensor_details()}
         outputs = (output for operator in self.graph.operators for output in operator.outputs)
-        for output in (output for output in outputs if output.index in details):
+        for output in (output for output in outputs if output.index in self.details):
             value = model.interpreter.get_tensor(output.index)
             if value.dtype.kind in "fiu" and value.size > 1:
-                yield output.name, _dequantize(value, details[output.index])
+                yield output.name, _dequantize(value, self.details[output.index])
 
     def _set(self, inputs: Sequence[Array]) -> None:
         for part, x in zip(self.inputs, inputs, strict=True):
@@ -145,6 +168,17 @@ class TfliteModel:
                     "correct input.shape in params.yaml",
                 ) from error
 
+    def _invoke(self, inputs: Sequence[Array]) -> Callable[[], Any]:
+        """Return what runs these inputs again: LiteRT changes the states that it keeps itself."""
+        if not self.file.kept:
+            return self.interpreter.invoke
+
+        def run() -> None:
+            self._set(inputs)
+            self.interpreter.invoke()
+
+        return run
+
     def use_threads(self, threads: int) -> None:
         self.interpreter = self._interpreter(threads)
 
@@ -153,7 +187,7 @@ class TfliteModel:
 
         def prepare() -> PreparedRun:
             self._set(inputs)
-            return PreparedRun(self.interpreter.invoke, lambda _: self._outputs())
+            return PreparedRun(self._invoke(inputs), lambda _: self._outputs())
 
         return (Variant("LiteRT, XNNPACK", prepare),)
 
@@ -163,7 +197,7 @@ class TfliteModel:
 
         try:
             interpreter = Interpreter(
-                model_content=self.content,
+                model_content=self.file.content,
                 num_threads=threads,
                 experimental_op_resolver_type=OpResolverType.AUTO if kernels is None else kernels,
                 experimental_preserve_all_tensors=keep,
@@ -188,12 +222,6 @@ class TfliteModel:
         raise NoOnnxError(f"no exporter writes {path.name} from TFLite models")
 
 
-def read_graph_of(path: Path) -> tuple[bytes, Subgraph]:
-    """Return a checked file and its graph, without custom and composite operators that others replace."""
-    content = replace_custom_operators(read_tflite(path))
-    return content, inline_composites(read_subgraphs(content))
-
-
 class SavedModel(TfliteModel):
     """A SavedModel: outputs come from TensorFlow itself, the graph from its conversion to .tflite."""
 
@@ -202,6 +230,12 @@ class SavedModel(TfliteModel):
         converted = folder.parent / "model.tflite"
         run_tool("tensorflow", ["convert", str(folder), str(converted)])
         super().__init__(converted, (spec,))
+        if self.states:
+            raise ModelFileError(
+                f"a SavedModel with variables that a run changes: {', '.join(one.input for one in self.states)}",
+                "a .tflite file of it, or a SavedModel without such variables",
+                "convert it to .tflite",
+            )
         self._process: ToolProcess | None = None
         self._threads: int | None = None
 
@@ -297,7 +331,8 @@ def _float_ends(module: IRModule, model: TfliteModel) -> Any:
             name: part.in_relax(builder, parameters[name]) for name, part in zip(described, model.inputs, strict=True)
         }
         outputs = _inline(builder, inner, values)
-        return [_in_float(builder, value, output) for value, output in zip(outputs, model.outputs, strict=True)]
+        plain = [_in_float(builder, value, output) for value, output in zip(outputs, model.outputs, strict=False)]
+        return [*plain, *outputs[len(plain) :]]
 
     return tvm.IRModule(build_main(builder, Graph(described, inner.steps), body).functions, attrs=module.attrs)
 

@@ -13,13 +13,15 @@ from tvmflow.frontends.tensorflow.operation import Convert
 from tvmflow.frontends.tensorflow.products import PRODUCTS
 from tvmflow.frontends.tensorflow.shapes import SHAPES
 from tvmflow.frontends.tensorflow.tflite_graph import Operator
+from tvmflow.frontends.tensorflow.variables import VARIABLE_OPERATORS
 from tvmflow.frontends.tensorflow.windows import WINDOWS
 from tvmflow.support.errors import UnsupportedOperatorError
 
 CONVERTERS: dict[str, Convert] = {**ELEMENTWISE, **INDEXING, **PRODUCTS, **SHAPES, **WINDOWS}
 
-INLINED = frozenset({"STABLEHLO_COMPOSITE"})
-"""Operators that are replaced by those that they stand for (`tflite_graph.inline_composites`)."""
+INLINED = VARIABLE_OPERATORS | {"STABLEHLO_COMPOSITE"}
+"""Operators that are replaced before any is converted: composites by those that they stand for
+(`tflite_graph.inline_composites`), variables by inputs and outputs (`variables.make_variables_explicit`)."""
 
 _STATE = "the model keeps a state between runs"
 _RECURRENT = "recurrent layers of TFLite are not imported"
@@ -32,11 +34,9 @@ _NO_KERNEL = "LiteRT itself cannot run it"
 _DELEGATE = "it is made while a model runs, not written to files"
 
 REFUSED: dict[str, str] = {
-    "ASSIGN_VARIABLE": _STATE,
     "BIDIRECTIONAL_SEQUENCE_LSTM": _RECURRENT,
     "BIDIRECTIONAL_SEQUENCE_RNN": _RECURRENT,
     "CALL": _NO_KERNEL,
-    "CALL_ONCE": _STATE,
     "CONCAT_EMBEDDINGS": _NO_KERNEL,
     "CUSTOM": "custom operators belong to the runtime of their project; Convolution2DTransposeBias is imported",
     "DELEGATE": _DELEGATE,
@@ -56,7 +56,6 @@ REFUSED: dict[str, str] = {
     "PLACEHOLDER_FOR_GREATER_OP_CODES": _DELEGATE,
     "RANDOM_STANDARD_NORMAL": _RANDOM,
     "RANDOM_UNIFORM": _RANDOM,
-    "READ_VARIABLE": _STATE,
     "REDUCE_WINDOW": "no exporter writes it",
     "RNN": _RECURRENT,
     "SKIP_GRAM": _TEXT,
@@ -71,7 +70,6 @@ REFUSED: dict[str, str] = {
     "UNIDIRECTIONAL_SEQUENCE_LSTM": _RECURRENT,
     "UNIDIRECTIONAL_SEQUENCE_RNN": _RECURRENT,
     "UNIQUE": _SIZE,
-    "VAR_HANDLE": _STATE,
     "WHERE": _SIZE,
     "WHILE": _CONTROL,
     **dict.fromkeys(
@@ -86,6 +84,8 @@ REFUSED: dict[str, str] = {
         _NO_KERNEL,
     ),
 }
+
+_REASONS = {**REFUSED, **dict.fromkeys(VARIABLE_OPERATORS, "a variable inside of a composite operator")}
 
 
 def check_operators(operators: Sequence[Operator]) -> None:
@@ -106,6 +106,6 @@ def check_operators(operators: Sequence[Operator]) -> None:
 
 def _describe(name: str, found: Sequence[Operator]) -> str:
     first = ", ".join(repr(tensor.name) for tensor in found[0].outputs) or "no output"
-    reason = "a custom operator" if name.startswith("CUSTOM:") else REFUSED.get(name, "unknown to this version")
+    reason = "a custom operator" if name.startswith("CUSTOM:") else _REASONS.get(name, "unknown to this version")
     count = f"{len(found)} times, first " if len(found) > 1 else ""
     return f"{name.removeprefix('CUSTOM:')} ({count}at {first}: {reason})"
