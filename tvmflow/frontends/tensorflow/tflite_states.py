@@ -28,12 +28,14 @@ _UPDATED = {  # operators -> inputs that they change, of tensors that LiteRT kee
 
 @dataclass(frozen=True)
 class TfliteFile:
-    """content: the file that LiteRT reads, its custom operators and variables replaced. graph: its states are the last
-    inputs and the last outputs, in the order of `states`; the last `kept` of them are tensors that LiteRT itself keeps,
-    and neither inputs nor outputs of the file.
+    """content: the file that LiteRT reads, its custom operators and variables replaced; original: with its variables.
+
+    graph: its states are the last inputs and the last outputs, in the order of `states`; the last `kept` of them are
+    tensors that LiteRT itself keeps, and neither inputs nor outputs of the file.
     """
 
     content: bytes
+    original: bytes
     graph: Subgraph
     states: tuple[Variable, ...]
     kept: int
@@ -73,9 +75,10 @@ def _numbers(initial: Array | None) -> tuple[float, ...]:
 
 def read_file(path: Path) -> TfliteFile:
     """Return a checked file and its graph, without custom and composite operators that others replace."""
-    content, variables = make_variables_explicit(replace_custom_operators(read_tflite(path)))
+    original = replace_custom_operators(read_tflite(path))
+    content, variables = make_variables_explicit(original)
     graph, kept = _expose_kept_tensors(inline_composites(read_subgraphs(content)))
-    return TfliteFile(content, graph, _distinct((*variables, *kept), graph), len(kept))
+    return TfliteFile(content, original, graph, _distinct((*variables, *kept), graph), len(kept))
 
 
 def _expose_kept_tensors(graph: Subgraph) -> tuple[Subgraph, list[Variable]]:
@@ -94,8 +97,8 @@ def _expose_kept_tensors(graph: Subgraph) -> tuple[Subgraph, list[Variable]]:
         made = tuple(now[tensor.index] for tensor in changed)
         operators.append(replace(operator, inputs=inputs, outputs=(*operator.outputs, *made)))
     kept = [Variable(tensor.name, _reset_value(tensor)) for tensor in given.values()]
-    inputs, outputs = (*graph.inputs, *given.values()), (*graph.outputs, *(now[index] for index in given))
-    return Subgraph(inputs, outputs, tuple(operators)), kept
+    outputs = (*graph.outputs, *(now[index] for index in given))
+    return Subgraph((*graph.inputs, *given.values()), outputs, tuple(operators)), kept
 
 
 def _reset_value(tensor: Tensor) -> Array | None:

@@ -124,7 +124,7 @@ class _Rewriter:
     def _states(self) -> list[Variable]:
         found, inputs, outputs = [], int_list(self.graph.inputs), int_list(self.graph.outputs)
         for name, use in self.uses.items():
-            if use.given is None:
+            if use.given is None or use.now is None:
                 continue  # each run assigns it before it reads it
             self._check_kinds(name, use)
             value = self.initial[name].data if name in self.initial else None
