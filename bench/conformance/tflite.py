@@ -179,10 +179,12 @@ def run_file(content: bytes, inputs: Sequence[Array], run: Runner) -> list[Array
     )
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "model.tflite").write_bytes(content)
-        source = load_source(Path(folder), SourceDescription("tensorflow", None, "model.tflite", specs))
+        source: Any = load_source(Path(folder), SourceDescription("tensorflow", None, "model.tflite", specs))
         module = canonicalize(source.to_relax())
         given = [value.astype(spec.dtype) for value, spec in zip(inputs, specs, strict=True)]
-        return list(run(module, given))
+        first = source.file.first_values()
+        outputs = run(module, [*given, *first])
+        return list(outputs[: len(outputs) - len(first)])
 
 
 def build_and_run(module: Any, inputs: Sequence[Array]) -> Sequence[Array]:

@@ -11,20 +11,19 @@ from tvmflow.frontends.tensorflow.elementwise import ELEMENTWISE
 from tvmflow.frontends.tensorflow.indexing import INDEXING
 from tvmflow.frontends.tensorflow.operation import Convert
 from tvmflow.frontends.tensorflow.products import PRODUCTS
+from tvmflow.frontends.tensorflow.recurrent import RECURRENT
 from tvmflow.frontends.tensorflow.shapes import SHAPES
 from tvmflow.frontends.tensorflow.tflite_graph import Operator
 from tvmflow.frontends.tensorflow.variables import VARIABLE_OPERATORS
 from tvmflow.frontends.tensorflow.windows import WINDOWS
 from tvmflow.support.errors import UnsupportedOperatorError
 
-CONVERTERS: dict[str, Convert] = {**ELEMENTWISE, **INDEXING, **PRODUCTS, **SHAPES, **WINDOWS}
+CONVERTERS: dict[str, Convert] = {**ELEMENTWISE, **INDEXING, **PRODUCTS, **RECURRENT, **SHAPES, **WINDOWS}
 
 INLINED = VARIABLE_OPERATORS | {"STABLEHLO_COMPOSITE"}
 """Operators that are replaced before any is converted: composites by those that they stand for
 (`tflite_graph.inline_composites`), variables by inputs and outputs (`variables.make_variables_explicit`)."""
 
-_STATE = "the model keeps a state between runs"
-_RECURRENT = "recurrent layers of TFLite are not imported"
 _CONTROL = "which operators run depends on data"
 _SIZE = "the size of its output depends on data"
 _RANDOM = "its output is random"
@@ -34,8 +33,6 @@ _NO_KERNEL = "LiteRT itself cannot run it"
 _DELEGATE = "it is made while a model runs, not written to files"
 
 REFUSED: dict[str, str] = {
-    "BIDIRECTIONAL_SEQUENCE_LSTM": _RECURRENT,
-    "BIDIRECTIONAL_SEQUENCE_RNN": _RECURRENT,
     "CALL": _NO_KERNEL,
     "CONCAT_EMBEDDINGS": _NO_KERNEL,
     "CUSTOM": "custom operators belong to the runtime of their project; Convolution2DTransposeBias is imported",
@@ -49,7 +46,6 @@ REFUSED: dict[str, str] = {
     "HASHTABLE_SIZE": _TABLES,
     "IF": _CONTROL,
     "LSH_PROJECTION": _TEXT,
-    "LSTM": _RECURRENT,
     "MULTINOMIAL": _RANDOM,
     "NON_MAX_SUPPRESSION_V4": _SIZE,
     "NON_MAX_SUPPRESSION_V5": _SIZE,
@@ -57,7 +53,6 @@ REFUSED: dict[str, str] = {
     "RANDOM_STANDARD_NORMAL": _RANDOM,
     "RANDOM_UNIFORM": _RANDOM,
     "REDUCE_WINDOW": "no exporter writes it",
-    "RNN": _RECURRENT,
     "SKIP_GRAM": _TEXT,
     "STABLEHLO_CASE": _CONTROL,
     "STABLEHLO_GATHER": "its dimension numbers are not converted; the converter writes GATHER and GATHER_ND",
@@ -66,9 +61,6 @@ REFUSED: dict[str, str] = {
     "STABLEHLO_RNG_BIT_GENERATOR": _RANDOM,
     "STABLEHLO_SCATTER": "its dimension numbers are not converted; the converter writes SCATTER_ND",
     "STABLEHLO_WHILE": _CONTROL,
-    "SVDF": _STATE,
-    "UNIDIRECTIONAL_SEQUENCE_LSTM": _RECURRENT,
-    "UNIDIRECTIONAL_SEQUENCE_RNN": _RECURRENT,
     "UNIQUE": _SIZE,
     "WHERE": _SIZE,
     "WHILE": _CONTROL,
