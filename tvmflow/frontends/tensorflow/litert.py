@@ -19,6 +19,7 @@ from tvmflow.frontends.source_model import (
     Variant,
     input_positions,
 )
+from tvmflow.frontends.tensorflow.tflite_graph import read_subgraphs
 from tvmflow.frontends.tensorflow.tflite_states import TfliteFile
 from tvmflow.support.errors import ModelFileError, first_line
 
@@ -146,11 +147,9 @@ class LitertModel:
 
     def of_original(self) -> LitertModel:
         """Return the file as it is, whose states LiteRT carries; it takes and returns the others."""
-        graph, count = self.graph, len(self.states)
-        inputs, outputs = (ends[: len(ends) - count] for ends in (graph.inputs, graph.outputs))
-        plain = replace(graph, inputs=inputs, outputs=outputs)
-        file = replace(self.file, content=self.file.original, graph=plain, states=(), kept=0)
-        return LitertModel(self.path, file, self.specs[: len(self.specs) - count])
+        graph, original = read_subgraphs(self.file.original)[0], self.file.original
+        file = replace(self.file, content=original, graph=graph, states=(), kept=0)
+        return LitertModel(self.path, file, self.specs[: len(self.specs) - len(self.states)])
 
     def use_threads(self, threads: int) -> None:
         self.interpreter = self._interpreter(threads)

@@ -50,6 +50,9 @@ class _Places:
 
 
 def _weight(o: Operation, index: int) -> Array:
+    quantization = o.tensor(index).quantization
+    if quantization is not None and quantization.scale.size > 1:
+        raise o.unsupported("whose weights have a scale per channel, of which LiteRT reads the first")
     return np.asarray(o.array(index), np.float32)
 
 
