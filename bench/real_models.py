@@ -90,7 +90,8 @@ class RealModel:
             return ExportedModel(self._torch_network(), specs), specs
         path = self.place / str(self.file)
         specs = tuple(_specs(path, self.shapes))
-        return load_source(path.parent, SourceDescription(_FRAMEWORKS[path.suffix], None, path.name, specs)), specs
+        source = load_source(path.parent, SourceDescription(_FRAMEWORKS[path.suffix], None, path.name, specs))
+        return source, getattr(source, "specs", specs)  # a TFLite file declares its states as inputs
 
     def _torch_network(self) -> Any:
         import torch

@@ -315,6 +315,10 @@ KERNELS = (  # beside the CPU's: what compiles them is left out, what reads them
     "tvmflow/ir/tvm_compat.py",
 )
 FRONTEND = (*IR, "tvmflow/frontends", "tvmflow/sources")
+STREAMS = tuple(  # LiteRT runs the samples of a file with states; no converter
+    f"tvmflow/frontends/tensorflow/{name}.py"
+    for name in "custom_operators litert streams tflite_files tflite_graph tflite_states variables".split()
+)
 CODE = {
     "fetch": (
         "tvmflow/support/files.py",
@@ -324,6 +328,7 @@ CODE = {
         "tvmflow/config/buckets.py",
         "tvmflow/sources",
         "tvmflow/toolchain/environments.py",
+        *STREAMS,
     ),
     "import_model": (
         *CHECK,

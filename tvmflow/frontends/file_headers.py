@@ -160,11 +160,11 @@ def _tflite(file: Path) -> Header:
     """Read the inputs. Raises UnsupportedOperatorError that names all operators that are not imported."""
     import tflite
 
-    from tvmflow.frontends.tensorflow.frontend import read_graph_of
     from tvmflow.frontends.tensorflow.operator_table import check_operators
+    from tvmflow.frontends.tensorflow.tflite_states import read_file
 
     graph = tflite.Model.GetRootAsModel(file.read_bytes(), 0).Subgraphs(0)
-    check_operators(read_graph_of(file)[1].operators)
+    check_operators(read_file(file).graph.operators)
     inputs = []
     for index in graph.InputsAsNumpy():
         tensor = graph.Tensors(int(index))

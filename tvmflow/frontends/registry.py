@@ -21,7 +21,8 @@ class Frontend:
 
     tools: tools whose versions can change its outputs, for `toolchain.version`. files: the files of a model.
     has_networks: networks of the framework can be made here, so that weights may be seeded, trained or a zoo's.
-    same_peer: the baseline of `evaluate` that is the same runtime.
+    same_peer: the baseline of `evaluate` that is the same runtime. state_tools: tools with which `fetch` runs a file
+    that declares states itself, to take its samples as a stream; none if no file does.
     """
 
     load: Callable[[Path, SourceDescription], SourceModel]
@@ -29,6 +30,7 @@ class Frontend:
     files: WeightFiles
     has_networks: bool = True
     same_peer: str | None = None
+    state_tools: tuple[str, ...] = ()
 
 
 def _torch(folder: Path, description: SourceDescription) -> SourceModel:
@@ -91,6 +93,7 @@ FRONTENDS: Table[Frontend] = Table(
             ("tflite", "ai-edge-litert", "tool:tensorflow"),
             WeightFiles((".tflite", ".zip")),
             has_networks=False,
+            state_tools=("tflite", "ai-edge-litert"),
         ),
     },
 )

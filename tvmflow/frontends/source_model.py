@@ -37,6 +37,17 @@ class OutputSpec(TensorSpec):
     axes: tuple[Axis, ...] = field(default=(), metadata=OPTIONAL)
 
 
+@dataclass(frozen=True)
+class State:
+    """An input that an instance carries from run to run, and the output that is its next value. initial: its first
+    value, one number for all or one for each element; zeros without any.
+    """
+
+    input: str
+    output: str
+    initial: tuple[float, ...] = ()
+
+
 def one_input(name: str, shape: tuple[int, ...], dtype: str = "float32") -> tuple[TensorSpec, ...]:
     """Return the inputs of a model with one input."""
     return (TensorSpec(name, shape, dtype),)
@@ -48,6 +59,7 @@ class SourceDescription:
 
     task: of its outputs, None if their shapes determine it (`evaluation.agreement`). sizes: the dynamic sizes, of which
     `inputs` have the largest; None if inputs have fixed shapes. has_data: its samples are of a data set, not random.
+    states: those that the model's file declares itself; they are among `inputs`.
     """
 
     framework: str
@@ -57,6 +69,7 @@ class SourceDescription:
     task: str | None = None
     sizes: Sizes | None = field(default=None, metadata=OPTIONAL)
     has_data: bool = True
+    states: tuple[State, ...] = field(default=(), metadata=OPTIONAL)
 
     def at(self, sizes: Numbers) -> SourceDescription:
         """Return the same model for inputs of these fixed sizes."""
