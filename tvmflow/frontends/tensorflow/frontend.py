@@ -18,6 +18,7 @@ import numpy as np
 from tvmflow.frontends.source_model import (
     Array,
     Arrays,
+    FixedSpec,
     NoOnnxError,
     PreparedRun,
     Runner,
@@ -25,6 +26,8 @@ from tvmflow.frontends.source_model import (
     TensorSpec,
     Variant,
     input_positions,
+    no_fixed_inputs,
+    open_names,
 )
 from tvmflow.frontends.tensorflow.custom_operators import replace_custom_operators
 from tvmflow.frontends.tensorflow.tflite_files import read_tflite
@@ -89,7 +92,7 @@ class TfliteModel:
     channels-first after import.
     """
 
-    def __init__(self, path: Path, inputs: tuple[TensorSpec, ...]) -> None:
+    def __init__(self, path: Path, inputs: tuple[TensorSpec, ...], fixed: tuple[FixedSpec, ...] = ()) -> None:
         self.path = path
         self.content, self.graph = read_graph_of(path)
         from tvmflow.frontends.tensorflow.operator_table import check_operators  # loads TVM
@@ -97,8 +100,16 @@ class TfliteModel:
         check_operators(self.graph.operators)
         self.interpreter = self._interpreter()
         details = self.interpreter.get_input_details()
-        self.order = input_positions(path.name, [_plain_name(detail) for detail in details], inputs)
-        self.inputs = [TfliteInput(details[index], spec) for index, spec in zip(self.order, inputs, strict=True)]
+        by_name = {_plain_name(detail): detail for detail in details}
+        names = open_names(path.name, [_plain_name(detail) for detail in details], fixed)
+        self.order = input_positions(path.name, names, inputs)
+        self.inputs = [
+            TfliteInput(by_name[names[index]], spec) for index, spec in zip(self.order, inputs, strict=True)
+        ]
+        self.fixed = {}
+        for spec in fixed:
+            part = TfliteInput(by_name[spec.name], spec)
+            self.fixed[int(part.detail["index"])] = part.in_file(spec.value)
         self.outputs = self.interpreter.get_output_details()
 
     def run(self, *inputs: Array) -> Arrays:
@@ -144,6 +155,8 @@ class TfliteModel:
                     f"input.shape {part.detail['shape'].tolist()}, or the same with channels first",
                     "correct input.shape in params.yaml",
                 ) from error
+        for index, value in self.fixed.items():
+            self.interpreter.set_tensor(index, value)
 
     def use_threads(self, threads: int) -> None:
         self.interpreter = self._interpreter(threads)
@@ -182,7 +195,7 @@ class TfliteModel:
 
         from tvmflow.frontends.tensorflow.tflite_import import import_tflite
 
-        return relax.transform.CanonicalizeBindings()(_float_ends(import_tflite(self.graph), self))
+        return relax.transform.CanonicalizeBindings()(_float_ends(import_tflite(self.graph, self.fixed), self))
 
     def to_onnx(self, path: Path) -> None:
         raise NoOnnxError(f"no exporter writes {path.name} from TFLite models")
@@ -231,7 +244,9 @@ def load(folder: Path, description: SourceDescription) -> TfliteModel:
     """Read and check a .tflite file, or unpack and convert a SavedModel. Raises ModelFileError."""
     path = folder / description.weights_file
     if path.suffix == ".tflite":
-        return TfliteModel(path, description.inputs)
+        return TfliteModel(path, description.inputs, description.fixed)
+    if description.fixed:
+        raise no_fixed_inputs("a SavedModel", description)
     unpacked = Path(tempfile.mkdtemp(prefix="tvmflow-savedmodel-"))
     try:
         model = SavedModel(_unpack(path, unpacked), description)
