@@ -40,7 +40,9 @@ def _line(error: Any, model: type[BaseModel], where: str, beside: tuple[str, ...
     place = ".".join([*filter(None, [where]), *(str(part) for part in error["loc"] if part != "[key]")])
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        legal = sorted([*_legal_keys(model, error["loc"][:-1], error["loc"][-1]), *(beside if len(error["loc"]) == 1 else ())])
+        legal = sorted(
+            [*_legal_keys(model, error["loc"][:-1], error["loc"][-1]), *(beside if len(error["loc"]) == 1 else ())]
+        )
         message = (
             f"unknown key{did_you_mean(str(error['loc'][-1]), legal)}; legal here: {', '.join(legal)}"
             if legal

@@ -11,7 +11,9 @@ from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError
 from tvmflow.support.json_values import from_json
 
 
-def check_operators(folder: str, framework: str, file: str, inputs: list[dict[str, Any]], fixed: list[dict[str, Any]]) -> None:
+def check_operators(
+    folder: str, framework: str, file: str, inputs: list[dict[str, Any]], fixed: list[dict[str, Any]]
+) -> None:
     """Raise UnsupportedOperatorError with all operators that cannot be imported.
 
     What else is wrong with a file is left to the import, which compares it with its framework.

@@ -49,7 +49,7 @@ class FixedSpec(TensorSpec):
         return np.asarray(self.numbers, np.float64).astype(self.dtype).reshape(self.shape)
 
     def check(self, what: str, dtype: str, shape: Sequence[int | None] | None) -> None:
-        """Raise ModelFileError unless the input of a file takes the value. shape: None for what the file leaves open."""
+        """Raise ModelFileError unless the input of a file takes the value. None: left open by the file."""
         fits = shape is None or (
             len(shape) == len(self.shape) and all(a in (None, b) for a, b in zip(shape, self.shape, strict=True))
         )
@@ -64,9 +64,7 @@ class FixedSpec(TensorSpec):
 
 def fixed_specs(fixed: Mapping[str, FixedInput]) -> tuple[FixedSpec, ...]:
     """Return the fixed inputs of an entry of params.yaml."""
-    return tuple(
-        FixedSpec(name, one.shape_of_value, one.dtype_of_value, one.numbers) for name, one in fixed.items()
-    )
+    return tuple(FixedSpec(name, one.shape_of_value, one.dtype_of_value, one.numbers) for name, one in fixed.items())
 
 
 def one_input(name: str, shape: tuple[int, ...], dtype: str = "float32") -> tuple[TensorSpec, ...]:

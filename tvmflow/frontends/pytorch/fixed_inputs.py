@@ -79,7 +79,7 @@ def _fixed_module(module: Any, names: Sequence[str], values: dict[str, Any], pos
     class Fixed(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.inner = module
+            self.inner, self.training = module, False  # a program's module has no eval()
             for at, value in enumerate(values.values()):
                 if isinstance(value, torch.Tensor):
                     self.register_buffer(f"fixed{at}", value, persistent=False)
@@ -94,4 +94,4 @@ def _fixed_module(module: Any, names: Sequence[str], values: dict[str, Any], pos
             rest = iter(given)
             return self.inner(*(set_ones[name] if name in set_ones else next(rest) for name in names))
 
-    return Fixed().eval()
+    return Fixed()

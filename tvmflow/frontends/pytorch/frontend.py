@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
-from tvmflow.frontends.pytorch.fixed_inputs import fix_parameters
 from tvmflow.frontends.pytorch.files import is_torchscript, load_program, load_script
+from tvmflow.frontends.pytorch.fixed_inputs import fix_parameters
 from tvmflow.frontends.source_model import SourceDescription, wrong_weights
 from tvmflow.support.errors import ModelFileError, first_line
 

@@ -103,9 +103,7 @@ class TfliteModel:
         by_name = {_plain_name(detail): detail for detail in details}
         names = open_names(path.name, [_plain_name(detail) for detail in details], fixed)
         self.order = input_positions(path.name, names, inputs)
-        self.inputs = [
-            TfliteInput(by_name[names[index]], spec) for index, spec in zip(self.order, inputs, strict=True)
-        ]
+        self.inputs = [TfliteInput(by_name[names[index]], spec) for index, spec in zip(self.order, inputs, strict=True)]
         self.fixed = {}
         for spec in fixed:
             part = TfliteInput(by_name[spec.name], spec)
