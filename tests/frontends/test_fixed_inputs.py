@@ -199,7 +199,7 @@ def test_torchscript_with_a_value_and_without_gradients(tmp_path: Path) -> None:
     for rate, factor in ((16000, 2), (8000, 3)):
         error, wanted = _differs(tmp_path, _describe("torch", "m.torchscript", rate=rate))
         assert error == 0 and np.array_equal(wanted, X * factor)
-    with pytest.raises(ModelFileError, match="parameter rate of .* is int"):
+    with pytest.raises(ModelFileError, match=r"parameter rate of .* is int"):
         load_source(tmp_path, _describe("torch", "m.torchscript", rate=0.5))
     torch.jit.script(Remembers().eval()).save(str(tmp_path / "s.torchscript"))
     with pytest.raises(UnsupportedOperatorError, match="keeps values between runs: last"):
