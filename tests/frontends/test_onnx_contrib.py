@@ -11,6 +11,8 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
+from tvmflow.backends.cpu import host_backend
+from tvmflow.codegen.compile import LocalRunner
 from tvmflow.frontends.onnx.converters import CONTRIB_DOMAIN, CONVERTERS
 from tvmflow.frontends.onnx.importer import import_model
 from tvmflow.frontends.source_model import TensorSpec
@@ -190,6 +192,15 @@ def test_contrib_operators_equal_onnx_runtime(case: str) -> None:
     assert found.dtype == expected.dtype and found.shape == expected.shape
     bound = 1 if case.partition(",")[0] in _STEPS else 2e-5 * max(float(np.abs(expected.astype(np.float64)).max()), 1.0)
     assert np.abs(found.astype(np.float64) - expected).max() <= bound
+
+
+def test_a_product_of_integers_is_compiled() -> None:
+    """Its weights in int32 are no words of four int8."""
+    model, inputs = _model("QAttention")
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(["y"], inputs)
+    specs = [TensorSpec(name, x.shape, str(x.dtype)) for name, x in inputs.items()]
+    runner = LocalRunner.of_plain(canonicalize(import_model(model, specs)), host_backend())
+    assert np.abs(runner.run(*inputs.values())[0] - expected).max() < 1e-5
 
 
 def test_every_contrib_converter_has_a_case() -> None:
