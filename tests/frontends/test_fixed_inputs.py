@@ -160,10 +160,10 @@ def make():
 def _factory(folder: Path) -> Callable[[], Any]:
     import torch
 
+    from tvmflow.sources.networks.torch_zoo import build
+
     (folder / "network.py").write_text(FACTORY)
-    names: dict[str, Any] = {}
-    exec(FACTORY, names)  # noqa: S102
-    made = names["make"]().eval()
+    made = build("network.py:make", folder=folder).eval()
     torch.save(made.state_dict(), folder / "m.pt")
     return lambda: made
 

@@ -79,7 +79,7 @@ def _fixed_module(module: Any, names: Sequence[str], values: dict[str, Any], pos
     class Fixed(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.inner, self.training = module, False  # a program's module has no eval()
+            self.inner, self.training = module, False  # a program's module cannot be switched
             for at, value in enumerate(values.values()):
                 if isinstance(value, torch.Tensor):
                     self.register_buffer(f"fixed{at}", value, persistent=False)
