@@ -13,7 +13,7 @@ from typing import Any
 from tvmflow.config.params import Cell, ImageFolder, ModelEntry
 from tvmflow.config.workspace import Workspace
 from tvmflow.frontends.registry import frontend_named
-from tvmflow.frontends.source_model import SourceDescription, TensorSpec
+from tvmflow.frontends.source_model import SourceDescription, TensorSpec, fixed_specs
 from tvmflow.frontends.tensorflow.streams import declare_states
 from tvmflow.pipeline.stage import Stage, StageContext
 from tvmflow.sandbox.images import read_in_sandbox
@@ -94,6 +94,7 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
         task=model.task,
         sizes=model.sizes,
         has_data=model.dataset is not None,
+        fixed=fixed_specs(model.fixed),
     )
     (context.out / "source.json").write_text(json.dumps(to_json(description), sort_keys=True), encoding="utf-8")
     if frontend_named(model.framework).state_tools:

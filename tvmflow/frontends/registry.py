@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvmflow.config.plugins import Table
-from tvmflow.frontends.source_model import SourceDescription, SourceModel
+from tvmflow.frontends.source_model import SourceDescription, SourceModel, no_fixed_inputs
 from tvmflow.sources.weights import WeightFiles, mxnet_parameters
 from tvmflow.support.errors import UnknownNameError
 
@@ -21,8 +21,9 @@ class Frontend:
 
     tools: tools whose versions can change its outputs, for `toolchain.version`. files: the files of a model.
     has_networks: networks of the framework can be made here, so that weights may be seeded, trained or a zoo's.
-    same_peer: the baseline of `evaluate` that is the same runtime. state_tools: tools with which `fetch` runs a file
-    that declares states itself, to take its samples as a stream; none if no file does.
+    same_peer: the baseline of `evaluate` that is the same runtime. fixes_inputs: inputs may have a `value`.
+    state_tools: tools with which `fetch` runs a file that declares states itself, to take its samples as a stream; none
+    if no file does.
     """
 
     load: Callable[[Path, SourceDescription], SourceModel]
@@ -31,6 +32,7 @@ class Frontend:
     has_networks: bool = True
     same_peer: str | None = None
     state_tools: tuple[str, ...] = ()
+    fixes_inputs: bool = False
 
 
 def _torch(folder: Path, description: SourceDescription) -> SourceModel:
@@ -76,6 +78,7 @@ FRONTENDS: Table[Frontend] = Table(
             _torch,
             ("torch", "torchvision", "onnxscript"),
             WeightFiles((".safetensors", ".pt2", ".torchscript", ".pt", ".pth")),
+            fixes_inputs=True,
         ),
         "keras": Frontend(_keras, ("keras", "torch", "onnxscript"), WeightFiles((".keras", ".weights.h5", ".h5"))),
         "mxnet": Frontend(
@@ -87,6 +90,7 @@ FRONTENDS: Table[Frontend] = Table(
             WeightFiles((".onnx",), _onnx_external_data),
             has_networks=False,
             same_peer="onnxruntime",
+            fixes_inputs=True,
         ),
         "tensorflow": Frontend(
             _tensorflow,
@@ -94,6 +98,7 @@ FRONTENDS: Table[Frontend] = Table(
             WeightFiles((".tflite", ".zip")),
             has_networks=False,
             state_tools=("tflite", "ai-edge-litert"),
+            fixes_inputs=True,
         ),
     },
 )
@@ -108,4 +113,7 @@ def frontend_named(framework: str) -> Frontend:
 
 def load_source(folder: Path, description: SourceDescription) -> SourceModel:
     """Load a fetched model in its own framework. Raises UnknownNameError or ModelFileError."""
-    return frontend_named(description.framework).load(folder, description)
+    frontend = frontend_named(description.framework)
+    if description.fixed and not frontend.fixes_inputs:
+        raise no_fixed_inputs(f"models of {description.framework}", description)
+    return frontend.load(folder, description)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,12 +46,15 @@ class _Unknown:
 _UNKNOWN = _Unknown()
 
 
-def import_model(model: Any, inputs: Sequence[TensorSpec]) -> Any:
-    """Return an IRModule with `main`, its parameters in the order of `inputs`. Raises UnsupportedOperatorError."""
+def import_model(model: Any, inputs: Sequence[TensorSpec], fixed: Mapping[str, Value] | None = None) -> Any:
+    """Return an IRModule with `main`, its parameters in the order of `inputs`. Raises UnsupportedOperatorError.
+
+    fixed: the inputs that are constants.
+    """
     from onnx import inliner
 
     prepared = inliner.inline_local_functions(model) if model.functions else model
-    return GraphImporter(prepared).convert(inputs)
+    return GraphImporter(prepared).convert(inputs, fixed or {})
 
 
 class GraphImporter:
@@ -68,11 +71,11 @@ class GraphImporter:
         self.emitter = NodeEmitter(self.builder)
         self.refusals: list[Refusal] = []
 
-    def convert(self, inputs: Sequence[TensorSpec]) -> Any:
+    def convert(self, inputs: Sequence[TensorSpec], fixed: Mapping[str, Value]) -> Any:
         from tvm import relax
 
         parameters = _parameters(inputs)
-        scope: Scope = ChainMap(_initializers(self.graph))
+        scope: Scope = ChainMap({**_initializers(self.graph), **fixed})
         for spec, parameter in zip(inputs, parameters, strict=True):
             # Nothing can depend on a tensor without elements.
             scope[spec.name] = parameter if math.prod(spec.shape) else np.zeros(spec.shape, spec.dtype)

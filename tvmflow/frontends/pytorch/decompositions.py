@@ -202,14 +202,16 @@ def _embedding_bag(
         member = member & (indices != padding_idx)
     rows = weight.index_select(0, indices)
     count = member.sum(-1)
+    largest = torch.zeros_like(offsets)  # which rows of the table they are; undefined but for maxima
     if mode == 2:
-        found = torch.where(member[..., None], rows, -math.inf).amax(1)
-        found = torch.where(count[:, None] > 0, found, 0.0)
+        of_bag = torch.where(member[..., None], rows, -math.inf)
+        found = torch.where(count[:, None] > 0, of_bag.amax(1), 0.0)
+        largest = torch.where(count[:, None] > 0, indices[of_bag.argmax(1)], 0)
     else:
         rows = rows if per_sample_weights is None else rows * per_sample_weights[:, None]
         found = member.to(rows.dtype) @ rows
         found = found / count.clamp(min=1)[:, None] if mode == 1 else found
-    return found, bag, count, torch.zeros_like(offsets)
+    return found, bag, count, largest
 
 
 def _put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:

@@ -14,8 +14,18 @@ import numpy as np
 
 from tvmflow.frontends.pytorch.constant_values import fold_known_values
 from tvmflow.frontends.pytorch.converters import Refusal, recording_converters
+from tvmflow.frontends.pytorch.fixed_inputs import fix_places
 from tvmflow.frontends.pytorch.recurrent import recurrent_converters
-from tvmflow.frontends.source_model import Array, Arrays, Runner, TensorSpec, Variant, input_positions
+from tvmflow.frontends.source_model import (
+    Array,
+    Arrays,
+    FixedSpec,
+    Runner,
+    TensorSpec,
+    Variant,
+    input_positions,
+    open_names,
+)
 from tvmflow.frontends.torch_variants import torch_variants
 from tvmflow.ir.relax.graph import reorder_inputs
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line
@@ -33,11 +43,20 @@ class ExportedModel:
         self._program: Any = None
 
     @classmethod
-    def of_program(cls, program: Any, inputs: tuple[TensorSpec, ...], what: str = "the program") -> ExportedModel:
+    def of_program(
+        cls,
+        program: Any,
+        inputs: tuple[TensorSpec, ...],
+        what: str = "the program",
+        fixed: Sequence[FixedSpec] = (),
+    ) -> ExportedModel:
         """Wrap a torch.export program; a dynamic batch is bound to that of `inputs`."""
-        places = input_positions(what, list(program.graph_signature.user_inputs), inputs)
-        model = cls(program.module(), inputs, [places.index(place) for place in range(len(places))])
-        model._program = program
+        names = list(program.graph_signature.user_inputs)
+        places = input_positions(what, open_names(what, names, fixed), inputs)
+        _check_fixed(program, what, fixed)
+        module = fix_places(program.module(), names, fixed)
+        model = cls(module, inputs, [places.index(place) for place in range(len(places))])
+        model._program = None if fixed else program
         return model
 
     def _arguments(self, inputs: Sequence[Array]) -> tuple[Any, ...]:
@@ -180,6 +199,14 @@ class ExportedModel:
                 external_data=False,
                 verbose=False,
             )
+
+
+def _check_fixed(program: Any, what: str, fixed: Sequence[FixedSpec]) -> None:
+    kinds = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    for spec in fixed:
+        kind = kinds[spec.name]
+        sizes = [size if isinstance(size, int) else None for size in kind.shape]
+        spec.check(what, str(kind.dtype).removeprefix("torch."), sizes)
 
 
 class _InFloat64:

@@ -26,7 +26,7 @@ _SCRIPT_ONLY = frozenset(
     max min mod mul ne neg not numel ord percentFormat pop pow prod remainder remove replace reverse rstrip scalar
     setdefault size slice sorted split sqrt startswith stride strip sub sum tensor type unchecked_unwrap_optional update
     upper values warn stack cpu to is_cuda is_quantized is_sparse is_meta is_mkldnn requires_grad data shape ndim T mT H
-    grad name backward_is_none
+    grad name backward_is_none set_grad_enabled
     """.split()
 )
 _PRIMS = frozenset(

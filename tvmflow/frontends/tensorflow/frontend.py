@@ -18,11 +18,13 @@ import numpy as np
 from tvmflow.frontends.source_model import (
     Array,
     Arrays,
+    FixedSpec,
     NoOnnxError,
     Runner,
     SourceDescription,
     TensorSpec,
     Variant,
+    no_fixed_inputs,
 )
 from tvmflow.frontends.tensorflow.litert import LitertModel, TfliteInput, is_quantized
 from tvmflow.frontends.tensorflow.tflite_states import read_file
@@ -41,19 +43,19 @@ MAX_UNPACKED_BYTES = 8 << 30
 class TfliteModel(LitertModel):
     """A .tflite model: LiteRT is its framework, and its operators are converted one by one."""
 
-    def __init__(self, path: Path, inputs: tuple[TensorSpec, ...]) -> None:
+    def __init__(self, path: Path, inputs: tuple[TensorSpec, ...], fixed: tuple[FixedSpec, ...] = ()) -> None:
         from tvmflow.frontends.tensorflow.operator_table import check_operators  # loads TVM
 
         file = read_file(path)
         check_operators(file.graph.operators)
-        super().__init__(path, file, inputs)
+        super().__init__(path, file, inputs, fixed)
 
     def to_relax(self) -> Any:
         from tvm import relax
 
         from tvmflow.frontends.tensorflow.tflite_import import import_tflite
 
-        return relax.transform.CanonicalizeBindings()(_float_ends(import_tflite(self.graph), self))
+        return relax.transform.CanonicalizeBindings()(_float_ends(import_tflite(self.graph, self.fixed), self))
 
     def to_onnx(self, path: Path) -> None:
         raise NoOnnxError(f"no exporter writes {path.name} from TFLite models")
@@ -102,7 +104,9 @@ def load(folder: Path, description: SourceDescription) -> TfliteModel:
     """Read and check a .tflite file, or unpack and convert a SavedModel. Raises ModelFileError."""
     path = folder / description.weights_file
     if path.suffix == ".tflite":
-        return TfliteModel(path, description.inputs)
+        return TfliteModel(path, description.inputs, description.fixed)
+    if description.fixed:
+        raise no_fixed_inputs("a SavedModel", description)
     unpacked = Path(tempfile.mkdtemp(prefix="tvmflow-savedmodel-"))
     try:
         model = SavedModel(_unpack(path, unpacked), description)

@@ -12,12 +12,14 @@ import numpy as np
 from tvmflow.frontends.source_model import (
     Array,
     Arrays,
+    FixedSpec,
     PreparedRun,
     Runner,
     State,
     TensorSpec,
     Variant,
     input_positions,
+    open_names,
 )
 from tvmflow.frontends.tensorflow.tflite_graph import read_subgraphs
 from tvmflow.frontends.tensorflow.tflite_states import TfliteFile
@@ -60,18 +62,26 @@ class LitertModel:
     channels-first after import. specs: the inputs as described, then the states that the file declares.
     """
 
-    def __init__(self, path: Path, file: TfliteFile, inputs: tuple[TensorSpec, ...]) -> None:
+    def __init__(
+        self, path: Path, file: TfliteFile, inputs: tuple[TensorSpec, ...], fixed: tuple[FixedSpec, ...] = ()
+    ) -> None:
         self.path, self.file, self.graph = path, file, file.graph
         self.interpreter = self._interpreter()
         self.details = {detail["index"]: detail for detail in self.interpreter.get_tensor_details()}
         declared = {one.input for one in self.states}
         plain = tuple(spec for spec in inputs if spec.name not in declared)
-        ends = self.graph.inputs
-        names = [_plain_name(tensor.name) for tensor in ends[: len(ends) - len(declared)]]
+        own = self.graph.inputs[: len(self.graph.inputs) - len(declared)]
+        places_of = {_plain_name(tensor.name): tensor for tensor in own}
+        names = open_names(path.name, list(places_of), fixed)
+        ends = [*(places_of[name] for name in names), *self.graph.inputs[len(own) :]]
         self.specs = (*plain, *self.file.specs)
         self.order = [*input_positions(path.name, names, plain), *range(len(names), len(ends))]
         places = zip(self.order, self.specs, strict=True)
         self.inputs = [TfliteInput(self.details[ends[at].index], spec) for at, spec in places]
+        self.fixed_specs, self.fixed = fixed, {}
+        for spec in fixed:
+            part = TfliteInput(self.details[places_of[spec.name].index], spec)
+            self.fixed[int(part.detail["index"])] = part.in_file(spec.value)
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -134,6 +144,8 @@ class LitertModel:
                     f"input.shape {part.detail['shape'].tolist()}, or the same with channels first",
                     "correct input.shape in params.yaml",
                 ) from error
+        for index, value in self.fixed.items():
+            self.interpreter.set_tensor(index, value)
 
     def _invoke(self, inputs: Sequence[Array]) -> Callable[[], Any]:
         """Return what runs these inputs again: LiteRT changes the states that it keeps itself."""
@@ -149,7 +161,7 @@ class LitertModel:
         """Return the file as it is, whose states LiteRT carries; it takes and returns the others."""
         graph, original = read_subgraphs(self.file.original)[0], self.file.original
         file = replace(self.file, content=original, graph=graph, states=(), kept=0)
-        return LitertModel(self.path, file, self.specs[: len(self.specs) - len(self.states)])
+        return LitertModel(self.path, file, self.specs[: len(self.specs) - len(self.states)], self.fixed_specs)
 
     def use_threads(self, threads: int) -> None:
         self.interpreter = self._interpreter(threads)

@@ -35,7 +35,7 @@ def declare_states(folder: str) -> list[str]:
     file = read_file(path)
     if not file.states:
         return []
-    model = LitertModel(path, file, description.inputs)
+    model = LitertModel(path, file, description.inputs, description.fixed)
     declared = replace(description, inputs=model.specs, states=model.states)
     parts = {}
     for name in ("calibration", "evaluation"):
