@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tvm
 from numpy.typing import NDArray
+from tvm import relax
 
 from tvmflow.backends.manifest import Manifest, read_manifest
 from tvmflow.frontends.source_model import TensorSpec, run_in_batches
@@ -54,16 +56,12 @@ class LoadedLibrary:
         _check_runs_here(target, self.cell)
         self.threads = _use_threads(target.threads, self.cell)
         backend.provide()
-        import tvm
 
         self._device: Any = backend.tvm_device(tvm)  # defines the same device names as a session
         self._lock = threading.Lock()
         self._main: Callable[..., Any] | None = self._start(folder / "library.so")
 
     def _start(self, library: Path) -> Callable[..., Any]:
-        import tvm
-        from tvm import relax
-
         machine: Callable[..., Any] = relax.VirtualMachine(tvm.runtime.load_module(str(library)), self._device)["main"]
         return machine
 
@@ -81,8 +79,6 @@ class LoadedLibrary:
 
     def run(self, *inputs: Array) -> tuple[Array, ...]:
         """Run one batch: arrays of exactly the shapes and dtypes of `inputs`, in order. Returns all outputs."""
-        import tvm
-
         with self._lock:
             if self._main is None:
                 raise UsageError(f"the library of {self.cell} is closed", "an open one", "load it again")
@@ -195,8 +191,6 @@ def _request_threads(requested: int) -> None:
 
 def _use_threads(requested: int, cell: str) -> int:
     """Set the number of threads of the runtime to the target's; return the actual number."""
-    import tvm
-
     from tvmflow.codegen.compile import set_threads
 
     set_threads(requested)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from tvm import relax
 
 from tvmflow.ir.relax.emit import Quantized, Writer, constant, convolution, rebuild_call, transposed_convolution
 from tvmflow.ir.relax.graph import Array
@@ -58,8 +59,6 @@ class Int8Arithmetic:
         return any(inputs_are_integer) if layer.kind == ADD else all(inputs_are_integer)
 
     def quantize(self, writer: Writer, name: str, value: Any, scale: Scale) -> Quantized:
-        from tvm import relax
-
         scaled = relax.op.round(relax.op.divide(value, constant(scale.scale, "float32")))
         if scale.zero_point:
             scaled = relax.op.add(scaled, constant(float(scale.zero_point), "float32"))
@@ -85,8 +84,6 @@ class Int8Arithmetic:
         return Quantized(write(writer, layer, inputs, scale), scale)
 
     def _conv(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
-        from tvm import relax
-
         assert layer.weight is not None
         data, zero = inputs[0].value, inputs[0].scale.zero_point
         weight, weight_scales = self._weights(layer, 0, _least_scales(layer, inputs[0].scale))
@@ -109,8 +106,6 @@ class Int8Arithmetic:
         return self._finish(writer, layer, total, inputs[0].scale, weight_scales, sums, out)
 
     def _dense(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
-        from tvm import relax
-
         assert layer.weight is not None
         weight, weight_scales = self._weights(layer, 1, _least_scales(layer, inputs[0].scale))
         total = relax.op.matmul(inputs[0].value, constant(weight, "int8"), out_dtype="int32")
@@ -118,8 +113,6 @@ class Int8Arithmetic:
 
     def _output(self, writer: Writer, layer: Layer, data: Quantized) -> Quantized:
         """Emit the network's output in 32 bits: 8 bits would cost accuracy and save nothing."""
-        from tvm import relax
-
         assert layer.weight is not None
         weight, weight_scales = self._weights(layer, 1)
         scales = np.broadcast_to(data.scale.scale * weight_scales, (weight.shape[1],))
@@ -131,8 +124,6 @@ class Int8Arithmetic:
 
     def _affine(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
         """Emit a separate batch norm in 64 bits: its factor may be 0 with a nonzero bias."""
-        from tvm import relax
-
         assert layer.weight is not None
         data = inputs[0].scale
         multiplier, shift = to_fixed_point(data.scale * layer.weight.astype(np.float64) / out.scale)
@@ -162,8 +153,6 @@ class Int8Arithmetic:
 
     def _rescale(self, writer: Writer, layer: Layer, total: Any, offset: Array, factors: Array, out: Scale) -> Any:
         """Emit clip(round((total + offset) * factor) + zero point); total is int32."""
-        from tvm import relax
-
         if np.any(offset):
             total = relax.op.add(total, constant(writer.column(layer, offset), "int32"))
         value = relax.op.multiply(relax.op.astype(total, "float32"), constant(writer.column(layer, factors), "float32"))
@@ -173,8 +162,6 @@ class Int8Arithmetic:
         return self._clip(writer, layer, writer.emit(value, layer.name + SCALED), out, "float32")
 
     def _clip(self, writer: Writer, layer: Layer, value: Any, out: Scale, dtype: str) -> Any:
-        from tvm import relax
-
         low = np.clip(_limit(layer.low, out), out.low, out.high).astype(np.int64)
         high = np.clip(_limit(layer.high, out), out.low, out.high).astype(np.int64)
         if low.ndim == 0 and high.ndim == 0:
@@ -187,8 +174,6 @@ class Int8Arithmetic:
 
     def _add(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
         """Emit a residual addition; products of 8-bit operands fit into int32."""
-        from tvm import relax
-
         factors = [operand.scale.scale / out.scale for operand in inputs]
         shift = _small_shift(factors)
         multipliers = [round(factor * 2.0**shift) for factor in factors]
@@ -203,8 +188,6 @@ class Int8Arithmetic:
         return self._clip(writer, layer, value, out, "int32")
 
     def _concat(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
-        from tvm import relax
-
         parts = []
         for index, operand in enumerate(inputs):
             if operand.scale == out:
@@ -233,8 +216,6 @@ def window_sums(writer: Writer, layer: Layer, data: Any) -> tuple[Any, Array, Ar
     divisors and counts: numbers, or (1, 1, OH, OW) if windows reach over the edge. Sums of sliding windows are a
     depthwise convolution with ones.
     """
-    from tvm import relax
-
     step = layer.step
     attrs = step.call.attrs
     if step.op == "relax.mean":

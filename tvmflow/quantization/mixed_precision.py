@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tvm import relax
 
 from tvmflow.ir.relax.emit import build_main, constant, convolution, rebuild_call, transposed_convolution
 from tvmflow.ir.relax.graph import Argument, Graph, Ref, Step, read_graph
@@ -119,8 +120,6 @@ def count_low_steps(mod: IRModule, dtype: str) -> tuple[int, int]:
 
 class _MixedPrecisionRewriter:
     def __init__(self, graph: Graph, rules: MixedPrecision) -> None:
-        from tvm import relax
-
         self.graph, self.rules = graph, rules
         self.builder = relax.BlockBuilder()
         self.high: dict[str, Any] = {}
@@ -206,8 +205,6 @@ class _MixedPrecisionRewriter:
         return all(ref in self.low or ref in self.sums for ref in step.refs)
 
     def _cast(self, value: Any, dtype: str, name: str) -> Any:
-        from tvm import relax
-
         return self.builder.emit(relax.op.astype(value, dtype), f"{name}_{dtype}")
 
     def _get_as(self, name: str, dtype: str) -> Any:
@@ -233,8 +230,6 @@ class _MixedPrecisionRewriter:
 
     def _emit_gemm(self, step: Step) -> tuple[Any, str]:
         """Return the accumulated value of a convolution or matmul and its dtype."""
-        from tvm import relax
-
         dtype, total = self.rules.dtype, self.rules.accumulate
         operands = [
             self._get_as(a.name, dtype)

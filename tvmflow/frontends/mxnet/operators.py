@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tvm import relax
 
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError
 
@@ -70,14 +71,10 @@ class Operands:
 
 
 def _const(value: Any) -> Any:
-    from tvm import relax
-
     return relax.const(np.ascontiguousarray(value, np.float32), "float32")
 
 
 def _relax() -> Any:
-    from tvm import relax
-
     return relax.op
 
 
@@ -134,7 +131,6 @@ def _batch_norm(o: Operands) -> Any:
         epsilon=o.number("eps", 1e-3),
         training=False,
     )
-    from tvm import relax
 
     return relax.TupleGetItem(normalized, 0)
 

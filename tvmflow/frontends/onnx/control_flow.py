@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 
 from tvmflow.frontends.onnx.nodes import RefusedNodeError, Value, dims, expression
 
@@ -36,8 +37,6 @@ def _graph(node: Any, name: str) -> Any:
 
 
 def _run_graph(importer: Any, graph: Any, scope: Any, given: Sequence[Value] = ()) -> list[Value]:
-    import onnx
-
     inner = scope.new_child({one.name: np.asarray(onnx.numpy_helper.to_array(one)) for one in graph.initializer})
     inner.update(zip((value.name for value in graph.input), given, strict=False))
     importer.run_nodes(graph.node, inner)
@@ -132,8 +131,6 @@ def _stack(importer: Any, values: list[Value], axis: int = 0) -> Value:
 
 
 def _constant(importer: Any, node: Any, _inputs: list[Value], _scope: Any) -> list[Value]:
-    import onnx
-
     one = node.attribute[0]
     if one.name == "value":
         return [np.asarray(onnx.numpy_helper.to_array(one.t))]
@@ -148,8 +145,6 @@ def _constant(importer: Any, node: Any, _inputs: list[Value], _scope: Any) -> li
 
 def dense_of(sparse: Any) -> Any:
     """Return a sparse tensor as a dense one."""
-    import onnx
-
     values = onnx.numpy_helper.to_array(sparse.values)
     indices = onnx.numpy_helper.to_array(sparse.indices)
     dense = np.zeros(tuple(sparse.dims), values.dtype)

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import inliner
+from tvm import relax
 
 from tvmflow.frontends.onnx import control_flow, tvm_converters
 from tvmflow.frontends.onnx.converters import BODIES, CONVERTERS, RANDOM, REFUSALS
@@ -48,8 +51,6 @@ _UNKNOWN = _Unknown()
 
 def import_model(model: Any, inputs: Sequence[TensorSpec]) -> Any:
     """Return an IRModule with `main`, its parameters in the order of `inputs`. Raises UnsupportedOperatorError."""
-    from onnx import inliner
-
     prepared = inliner.inline_local_functions(model) if model.functions else model
     return GraphImporter(prepared).convert(inputs)
 
@@ -58,8 +59,6 @@ class GraphImporter:
     """Converts the nodes of one model."""
 
     def __init__(self, model: Any) -> None:
-        from tvm import relax
-
         self.graph = model.graph
         self.versions = {
             entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in model.opset_import
@@ -69,8 +68,6 @@ class GraphImporter:
         self.refusals: list[Refusal] = []
 
     def convert(self, inputs: Sequence[TensorSpec]) -> Any:
-        from tvm import relax
-
         parameters = _parameters(inputs)
         scope: Scope = ChainMap(_initializers(self.graph))
         for spec, parameter in zip(inputs, parameters, strict=True):
@@ -223,8 +220,6 @@ class GraphImporter:
         return [inner.get(name) for name in body.output]
 
     def _schema(self, node: Any) -> Any:
-        import onnx
-
         domain = _domain(node)
         try:
             return onnx.defs.get_schema(node.op_type, self.versions.get(domain, 1), domain)
@@ -241,8 +236,6 @@ def _domain(node: Any) -> str:
 
 
 def _parameters(inputs: Sequence[TensorSpec]) -> list[Any]:
-    from tvm import relax
-
     taken: set[str] = set()
     parameters = []
     for spec in inputs:
@@ -258,8 +251,6 @@ def _parameters(inputs: Sequence[TensorSpec]) -> list[Any]:
 
 
 def _initializers(graph: Any) -> dict[str, Value]:
-    import onnx
-
     values: dict[str, Value] = {one.name: np.asarray(onnx.numpy_helper.to_array(one)) for one in graph.initializer}
     for sparse in graph.sparse_initializer:
         values[sparse.values.name] = control_flow.dense_of(sparse)
@@ -268,8 +259,6 @@ def _initializers(graph: Any) -> dict[str, Value]:
 
 def attributes_of(node: Any, schema: Any) -> dict[str, Any]:
     """Return the attributes of a node by name, with the defaults of its schema."""
-    import onnx
-
     defaults = {} if schema is None else schema.attributes
     values = {
         name: onnx.helper.get_attribute_value(one.default_value)

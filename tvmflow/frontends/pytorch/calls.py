@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 
 from tvmflow.frontends.emitter import Emitter, type_name
 from tvmflow.ir.tvm_compat import type_of
@@ -112,8 +113,6 @@ class Call:
     @property
     def promoted(self) -> str:
         """Return the common type of `self` and `other`."""
-        import torch
-
         values = [part.meta["val"] if hasattr(part, "meta") else part for part in (self["self"], self["other"])]
         return str(torch.result_type(*values)).removeprefix("torch.")
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from tvmflow.frontends.emitter import type_name
 from tvmflow.frontends.pytorch.calls import Call, Convert, constant, node_shape, shape_of
@@ -37,8 +38,6 @@ def _probe(call: Call, axis: int, unit: Any) -> Any:
     unit: (rows, extent). The rows stand along another axis, which the operator leaves: PyTorch's antialiasing is wrong
     for images of one column.
     """
-    import torch
-
     node, spatial = call.node, len(call.out_shape) - 2
     wanted, other = call.out_shape[axis + 2], (axis + 1) % spatial
     given: dict[str, Any] = dict(call.given)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from tvmflow.frontends.emitter import type_name
 from tvmflow.frontends.pytorch.calls import Call, Convert, constant, shape_of
@@ -227,8 +228,6 @@ def _bucketize(call: Call) -> Any:
 
 
 def _wider(call: Call, one: Any, other: Any) -> str:
-    import torch
-
     values = [part.meta["val"] if hasattr(part, "meta") else part for part in (one, other)]
     return str(torch.result_type(*values)).removeprefix("torch.")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm import relax, topi
 
 from tvmflow.ir.relax.emit import constant
 from tvmflow.ir.relax.graph import Ref, Step
@@ -81,8 +81,6 @@ def pack_norm(step: Step, packed: IRModule, block: int, axis: int = -1) -> Calla
 
 def _legalize_rms_norm(builder: Any, call: Call) -> Any:
     """Lower an RMS norm over any axes; TVM's own lowering requires the last axes."""
-    from tvm import topi
-
     rank = len(shape_of(call))
     axes = sorted(int(axis) % rank for axis in call.attrs.axes)
     count = math.prod(shape_of(call)[axis] for axis in axes)

@@ -6,6 +6,8 @@ import itertools
 from typing import Any
 
 import numpy as np
+import onnx
+from tvm import te, tirx
 
 from tvmflow.frontends.einsum import einsum
 from tvmflow.frontends.onnx import tvm_converters
@@ -86,8 +88,6 @@ def _as_number(node: Node, value: Value) -> Value:
 
 
 def _eye_like(node: Node) -> Value:
-    import onnx
-
     x = node.inputs[0]
     number = node.attributes.get("dtype")
     dtype = dtype_of(x) if number is None else str(onnx.helper.tensor_dtype_to_np_dtype(number))
@@ -97,8 +97,6 @@ def _eye_like(node: Node) -> Value:
 
 def _constant_of_shape(node: Node) -> Value:
     """A constant too large to be folded."""
-    import onnx
-
     shape = [int(size) for size in node.constant(0, "its shape")]
     given = node.attributes.get("value")
     value = np.zeros(1, np.float32) if given is None else onnx.numpy_helper.to_array(given)
@@ -149,8 +147,6 @@ def _reverse_sequence(node: Node) -> Value:
     batch, time = node.attributes["batch_axis"], node.attributes["time_axis"]
 
     def reverse(value: Any, count: Any) -> Any:
-        from tvm import te, tirx
-
         def at(*index: Any) -> Any:
             length = count[index[batch]].astype("int64")
             here = index[time].astype("int64") if hasattr(index[time], "astype") else index[time]
@@ -172,8 +168,6 @@ def _tensor_scatter(node: Node) -> Value:
     length, size = dims(update)[axis], dims(past)[axis]
 
     def scatter(cache: Any, new: Any, begin: Any) -> Any:
-        from tvm import te, tirx
-
         def at(*index: Any) -> Any:
             place = index[axis].astype("int64") - begin[index[0]].astype("int64")
             place = tirx.floormod(place, tirx.const(size, "int64")) if circular else place
@@ -219,8 +213,6 @@ def _col2im(node: Node) -> Value:
     blocks = node.emitter.reshape_to(x, [batch, channels, *kernel, *turns])
 
     def gather(value: Any) -> Any:
-        from tvm import te, tirx
-
         taps = [te.reduce_axis((0, size), name=f"k{d}") for d, size in enumerate(kernel)]
 
         def at(n: Any, c: Any, *place: Any) -> Any:

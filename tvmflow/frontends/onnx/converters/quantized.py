@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
 
 from tvmflow.frontends.onnx.converters.elementwise import like
 from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of, is_float
@@ -75,8 +76,6 @@ def quantize(node: Node, x: Value, scale: Value, zero: Value | None, dtype: str,
 
 
 def _quantize_linear(node: Node) -> Value:
-    import onnx
-
     x, scale, zero = node.inputs[0], node.inputs[1], node.input(2)
     number = node.attributes.get("output_dtype", 0)
     dtype = str(onnx.helper.tensor_dtype_to_np_dtype(number)) if number else "uint8"
@@ -96,8 +95,6 @@ def _quantize_linear(node: Node) -> Value:
 
 
 def _dequantize_linear(node: Node) -> Value:
-    import onnx
-
     x, scale, zero = node.inputs[0], node.inputs[1], node.input(2)
     axis, r = node.attributes.get("axis", 1), node.emitter
     number = node.attributes.get("output_dtype", 0)

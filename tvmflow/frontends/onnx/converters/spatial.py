@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+from tvm import te, tirx
 
 from tvmflow.frontends.onnx import tvm_converters
 from tvmflow.frontends.onnx.converters.elementwise import like
@@ -129,8 +130,6 @@ def _max_pool_with_indices(
     image = math.prod(shape[2:])
 
     def compute(data: Any, best: Any) -> Any:
-        from tvm import te, tirx
-
         taps = [te.reduce_axis((0, k), name=f"k{axis}") for axis, k in enumerate(kernel)]
 
         def first(*at: Any) -> Any:
@@ -194,8 +193,6 @@ def _deform_conv(node: Node) -> Value:
     )
 
     def sample(data: Any, moves: Any, factor: Any) -> Any:
-        from tvm import te, tirx
-
         def at(b: Any, c: Any, i: Any, j: Any, p: Any, q: Any) -> Any:
             part = c // (channels // parts)
             row = tirx.Cast("float32", p * strides[0] - pads[0] + i * dilations[0]) + moves[b, part, i, j, 0, p, q]
