@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.sym import Analyzer
 
 from tvmflow.gpu_codegen.expressions import Expressions, function_name
-from tvmflow.gpu_codegen.language import Language
+from tvmflow.gpu_codegen.language import KernelParts, Language
 from tvmflow.gpu_codegen.memory import (
     VECTOR,
     Extents,
@@ -53,7 +53,9 @@ def text_of(
     parameters = sorted(
         (memory for memory in buffers.values() if memory.scope == "global"), key=lambda one: one.binding
     )
-    return language.assemble(name, parameters, extents, kernel.shared, kernel.lines, kernel.expressions.used)
+    return language.assemble(
+        KernelParts(name, parameters, extents, kernel.shared, kernel.lines, kernel.expressions.used)
+    )
 
 
 def parameters_in_vectors(function: PrimFunc) -> tuple[bool, ...]:

@@ -20,6 +20,11 @@ Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
 
 
+def operators_named(names: str) -> frozenset[str]:
+    """Return the operators of Relax with these names, which are separated by white space."""
+    return frozenset(f"relax.{name}" for name in names.split())
+
+
 @dataclass(frozen=True)
 class Ref:
     """A reference to the value of an earlier step or of an input."""
