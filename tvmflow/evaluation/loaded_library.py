@@ -20,10 +20,14 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from tvmflow.backends.manifest import Manifest, read_manifest
+from tvmflow.backends.registry import backend_of
+from tvmflow.codegen.compile import set_threads
 from tvmflow.frontends.source_model import TensorSpec, run_in_batches
 from tvmflow.support.errors import StoreError, TvmflowError, UsageError
 from tvmflow.support.files import sha256_of
 from tvmflow.support.samples import batch_of, sample_shape
+from tvmflow.targets.cpu_features import features_of
+from tvmflow.toolchain.versions import missing_features
 
 if TYPE_CHECKING:
     from tvmflow.targets.resolve import ResolvedTarget
@@ -40,7 +44,6 @@ class LoadedLibrary:
 
     def __init__(self, folder: Path) -> None:
         manifest = _manifest(folder)
-        from tvmflow.backends.registry import backend_of
 
         target = manifest.target
         self.cell = str(manifest.cell)
@@ -163,9 +166,6 @@ def _manifest(folder: Path) -> Manifest:
 
 def _check_runs_here(target: ResolvedTarget, cell: str) -> None:
     """Raise UsageError if this processor cannot run code of the target, which would crash the process."""
-    from tvmflow.targets.cpu_features import features_of
-    from tvmflow.toolchain.versions import missing_features
-
     missing: list[str] = []
     if target.runs_here:
         try:
@@ -191,8 +191,6 @@ def _request_threads(requested: int) -> None:
 
 def _use_threads(requested: int, cell: str) -> int:
     """Set the number of threads of the runtime to the target's; return the actual number."""
-    from tvmflow.codegen.compile import set_threads
-
     set_threads(requested)
     threads = int(tvm.get_global_func("runtime.NumThreads")())
     if threads < requested:

@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 import numpy as np
 from tvm import relax
 
-from tvmflow.ir.relax.emit import Quantized, Writer, constant, convolution, rebuild_call, transposed_convolution
+from tvmflow.ir.relax.emit import Quantized, Writer, constant, convolution, transposed_convolution
 from tvmflow.ir.relax.graph import Array
 from tvmflow.ir.relax.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer
 from tvmflow.ir.relax.scales import Scale, power_of_two, round_half_away
-from tvmflow.quantization.int8 import SCALED, window_sums
+from tvmflow.quantization.int8 import SCALED, emit_clipped, emit_move, window_sums
 
 LIMIT = 127
 
@@ -53,8 +53,7 @@ class VtaArithmetic:
 
     def layer(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
         if layer.kind == MOVE:
-            moved = rebuild_call(layer.step, lambda _name: inputs[0].value)
-            return Quantized(writer.emit(moved, f"{layer.name}_q"), inputs[0].scale)
+            return emit_move(writer, layer, inputs[0])
         if layer.kind == MEAN:
             return self._mean(writer, layer, inputs[0])
         if layer.kind == CONCAT:
@@ -149,12 +148,7 @@ def _requantize(writer: Writer, layer: Layer, value: Any, exponent: int, out: Sc
     with np.errstate(invalid="ignore"):
         low = np.clip(round_half_away(np.asarray(layer.low) / out.scale), -LIMIT, LIMIT).astype(np.int64)
         high = np.clip(round_half_away(np.asarray(layer.high) / out.scale), -LIMIT, LIMIT).astype(np.int64)
-    if low.ndim == 0 and high.ndim == 0:
-        value = relax.op.clip(value, int(low), int(high))
-    else:
-        value = relax.op.minimum(value, constant(writer.column(layer, high), "int32"))
-        value = relax.op.maximum(value, constant(writer.column(layer, low), "int32"))
-    return writer.emit(relax.op.astype(value, "int8"), f"{layer.name}_q")
+    return emit_clipped(writer, layer, value, (low, high), "int32", "int8")
 
 
 def _is_plain_activation(layer: Layer) -> bool:

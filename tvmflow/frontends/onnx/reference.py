@@ -12,15 +12,13 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from tvmflow.frontends.onnx.nodes import Value, dims, dtype_of
+from tvmflow.frontends.onnx.nodes import Value, dims, dtype_of, numpy_type
 
 _MAX_INFERRED = 4096  # elements of a constant that can determine a shape
 
 
 def element_type(dtype: str) -> int:
     """Return ONNX's number of a TVM dtype."""
-    from tvmflow.frontends.onnx.nodes import numpy_type
-
     return int(onnx.helper.np_dtype_to_tensor_dtype(numpy_type(dtype)))
 
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import tvm
 
 from tvmflow.ir.tir.tvm_script import parsed
 from tvmflow.support.errors import ProgramError
@@ -183,8 +184,6 @@ _WRONG = (
 @lru_cache(maxsize=16)
 def _kernels(config: VtaConfig) -> dict[str, Any]:
     """Compile the loops for a design: about a second, once in a process."""
-    import tvm
-
     from tvmflow.targets.resolve import host_target
 
     depth = {
@@ -221,8 +220,6 @@ class Simulator:
     """The state of a VTA, as `Interpreter` has it. A failed instruction leaves the machine in an undefined state."""
 
     def __init__(self, config: VtaConfig, dram: Array) -> None:
-        import tvm
-
         def shared(shape: tuple[int, ...], dtype: str) -> tuple[Any, Array]:
             tensor = tvm.runtime.empty(shape, dtype)
             view = np.from_dlpack(tensor)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from tvmflow.frontends.onnx.converters.elementwise import like
+from tvmflow.frontends.onnx.converters.norms import layer_norm
+from tvmflow.frontends.onnx.converters.spatial import convolve
 from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of
 
 
@@ -70,8 +72,6 @@ def activated(node: Node, x: Value, name: str, alpha: float) -> Value:
 
 
 def _fused_conv(node: Node) -> Value:
-    from tvmflow.frontends.onnx.converters.spatial import convolve
-
     found = convolve(node, node.inputs[0], node.inputs[1], node.input(2))
     if node.input(3) is not None:
         found = node.emitter.add(found, node.inputs[3])
@@ -252,8 +252,6 @@ def _const(value: Value) -> Value:
 
 def _embed_layer_norm(node: Node) -> Any:
     """EmbedLayerNormalization(ids, segments, words, positions, segment table, gamma, beta, mask, position ids)."""
-    from tvmflow.frontends.onnx.converters.norms import layer_norm
-
     ids, segments, words, places, table, gamma, beta = node.inputs[:7]
     mask, position_ids, r = node.input(7), node.input(8), node.emitter
     length = dims(ids)[1]

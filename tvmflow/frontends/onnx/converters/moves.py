@@ -72,7 +72,9 @@ def _pad_constant(node: Node, x: Value, widths: list[tuple[int, int]]) -> Value:
     flat = [width for pair in widths for width in pair]
     dtype, r = dtype_of(x), node.emitter
     if dtype == "bool":
-        inner = Node(**{**vars(node), "inputs": (r.cast(x, "uint8"), None, _as_number(node, given))})
+        inner = Node(
+            **{**vars(node), "inputs": (r.cast(x, "uint8"), None, given if given is None else r.cast(given, "uint8"))}
+        )
         return r.not_equal(_pad_constant(inner, inner.inputs[0], widths), np.uint8(0))
     if given is None or isinstance(given, np.ndarray):
         value = float(node.attributes.get("value", 0.0)) if given is None else float(given.reshape(-1)[0])
@@ -81,10 +83,6 @@ def _pad_constant(node: Node, x: Value, widths: list[tuple[int, int]]) -> Value:
     zeros = r.nn__pad(x, flat, "constant", 0.0)
     inside = np.pad(np.ones(dims(x), bool), widths)
     return r.where(inside, zeros, r.reshape_to(given, ()))
-
-
-def _as_number(node: Node, value: Value) -> Value:
-    return None if value is None else node.emitter.cast(value, "uint8")
 
 
 def _eye_like(node: Node) -> Value:
@@ -103,12 +101,8 @@ def _constant_of_shape(node: Node) -> Value:
     return node.emitter.full(tuple(shape), value.reshape(()), str(value.dtype))
 
 
-def _axes_of(node: Node) -> list[int] | None:
-    return node.numbers(1, "axes")
-
-
 def _unsqueeze(node: Node) -> Value:
-    x, axes = node.inputs[0], _axes_of(node) or []
+    x, axes = node.inputs[0], node.numbers(1, "axes") or []
     rank = len(dims(x)) + len(axes)
     rest = iter(dims(x))
     places = {axis % rank for axis in axes}
@@ -116,7 +110,7 @@ def _unsqueeze(node: Node) -> Value:
 
 
 def _squeeze(node: Node) -> Value:
-    x, axes = node.inputs[0], _axes_of(node)
+    x, axes = node.inputs[0], node.numbers(1, "axes")
     shape = dims(x)
     places = [axis % len(shape) for axis in axes] if axes is not None else [a for a, n in enumerate(shape) if n == 1]
     if any(shape[place] != 1 for place in places):
@@ -178,14 +172,6 @@ def _tensor_scatter(node: Node) -> Value:
         return te.compute(cache.shape, at, name="scatter")
 
     return r.te(scatter, past, update, starts, name="tensor_scatter")
-
-
-def _cum_prod(node: Node) -> Value:
-    return _cumulative(node, "cumprod")
-
-
-def _cum_sum(node: Node) -> Value:
-    return _cumulative(node, "cumsum")
 
 
 def _cumulative(node: Node, operator: str) -> Value:
@@ -334,8 +320,8 @@ MOVES = {
     "OneHot": _one_hot,
     "ReverseSequence": _reverse_sequence,
     "TensorScatter": _tensor_scatter,
-    "CumProd": _cum_prod,
-    "CumSum": _cum_sum,
+    "CumProd": lambda node: _cumulative(node, "cumprod"),
+    "CumSum": lambda node: _cumulative(node, "cumsum"),
     "Col2Im": _col2im,
     "Det": _det,
     "MaxUnpool": _max_unpool,

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import onnx
 
+from tvmflow.frontends.onnx import tvm_converters
 from tvmflow.frontends.onnx.converters.elementwise import like
+from tvmflow.frontends.onnx.converters.spatial import convolve
 from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of, is_float
 
 _EIGHT_BITS = frozenset({"int8", "uint8"})
@@ -148,8 +150,6 @@ def _matmul_integer(node: Node) -> Value:
 
 
 def _conv_integer(node: Node) -> Value:
-    from tvmflow.frontends.onnx.converters.spatial import convolve
-
     x = _shifted(node, node.inputs[0], node.input(2), 1)
     weight = _shifted(node, node.inputs[1], node.input(3), 0)
     return convolve(node, x, weight, None)
@@ -179,8 +179,6 @@ def _requantized(node: Node, steps: Value, zero: Value) -> Value:
 
 
 def _qlinear_conv(node: Node) -> Value:
-    from tvmflow.frontends.onnx.converters.spatial import convolve
-
     x, x_scale, x_zero, weight, w_scale, w_zero, y_scale, y_zero = node.inputs[:8]
     bias, r = node.input(8), node.emitter
     if bias is not None:
@@ -276,8 +274,6 @@ def _global_mean(node: Node, x: Value) -> Value:
 
 
 def _pooled(node: Node, x: Value) -> Value:
-    from tvmflow.frontends.onnx import tvm_converters
-
     if node.attributes.get("channels_last", 0):
         raise RefusedNodeError("channels_last")
     return tvm_converters.converter_in_tvm("AveragePool", 19)(
