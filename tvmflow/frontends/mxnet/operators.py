@@ -203,10 +203,6 @@ def _concat(o: Operands) -> Any:
     return relax.op.concat(list(o.values), axis=o.integer("dim", 1))
 
 
-def _clip(o: Operands) -> Any:
-    return relax.op.clip(o.values[0], o.number("a_min", -math.inf), o.number("a_max", math.inf))
-
-
 def _softmax_head(o: Operands) -> Any:
     """Convert SoftmaxOutput, the head used in training; its label input is ignored."""
     return relax.op.nn.softmax(o.values[0], axis=1)
@@ -271,7 +267,7 @@ OPERATORS: dict[str, Callable[[Operands], Any]] = {
     "reshape": _reshape,
     "Concat": _concat,
     "concat": _concat,
-    "clip": _clip,
+    "clip": lambda o: relax.op.clip(o.values[0], o.number("a_min", -math.inf), o.number("a_max", math.inf)),
     "softmax": lambda o: relax.op.nn.softmax(o.values[0], axis=o.integer("axis", -1)),
     "log_softmax": lambda o: relax.op.nn.log_softmax(o.values[0], axis=o.integer("axis", -1)),
     "SoftmaxActivation": _softmax_head,

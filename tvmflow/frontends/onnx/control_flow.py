@@ -155,35 +155,15 @@ def dense_of(sparse: Any) -> Any:
     return dense
 
 
-def _identity(_importer: Any, _node: Any, inputs: list[Value], _scope: Any) -> list[Value]:
-    return [inputs[0]]
-
-
 def _shape(_importer: Any, node: Any, inputs: list[Value], _scope: Any) -> list[Value]:
     given = {one.name: one.i for one in node.attribute}
     return [np.asarray(dims(inputs[0])[given.get("start", 0) : given.get("end")], np.int64)]
-
-
-def _size(_importer: Any, _node: Any, inputs: list[Value], _scope: Any) -> list[Value]:
-    return [np.asarray(np.prod(dims(inputs[0]), dtype=np.int64))]
-
-
-def _sequence_construct(_importer: Any, _node: Any, inputs: list[Value], _scope: Any) -> list[Value]:
-    return [list(inputs)]
-
-
-def _sequence_empty(_importer: Any, _node: Any, _inputs: list[Value], _scope: Any) -> list[Value]:
-    return [[]]
 
 
 def _place(inputs: list[Value], at: int, otherwise: int) -> int:
     if at >= len(inputs) or inputs[at] is None:
         return otherwise
     return int(_known(inputs[at], "its position"))
-
-
-def _sequence_at(_importer: Any, _node: Any, inputs: list[Value], _scope: Any) -> list[Value]:
-    return [inputs[0][_place(inputs, 1, 0)]]
 
 
 def _sequence_insert(_importer: Any, _node: Any, inputs: list[Value], _scope: Any) -> list[Value]:
@@ -197,10 +177,6 @@ def _sequence_erase(_importer: Any, _node: Any, inputs: list[Value], _scope: Any
     values = list(inputs[0])
     del values[_place(inputs, 1, -1)]
     return [values]
-
-
-def _sequence_length(_importer: Any, _node: Any, inputs: list[Value], _scope: Any) -> list[Value]:
-    return [np.asarray(len(inputs[0]), np.int64)]
 
 
 def _concat_sequence(importer: Any, node: Any, inputs: list[Value], _scope: Any) -> list[Value]:
@@ -241,15 +217,15 @@ SPECIAL: dict[tuple[str, str], Special] = {
         "OptionalGetElement": _optional,
         "OptionalHasElement": _has_element,
         "Constant": _constant,
-        "Identity": _identity,
+        "Identity": lambda _importer, _node, inputs, _scope: [inputs[0]],
         "Shape": _shape,
-        "Size": _size,
-        "SequenceConstruct": _sequence_construct,
-        "SequenceEmpty": _sequence_empty,
-        "SequenceAt": _sequence_at,
+        "Size": lambda _importer, _node, inputs, _scope: [np.asarray(np.prod(dims(inputs[0]), dtype=np.int64))],
+        "SequenceConstruct": lambda _importer, _node, inputs, _scope: [list(inputs)],
+        "SequenceEmpty": lambda _importer, _node, _inputs, _scope: [[]],
+        "SequenceAt": lambda _importer, _node, inputs, _scope: [inputs[0][_place(inputs, 1, 0)]],
         "SequenceInsert": _sequence_insert,
         "SequenceErase": _sequence_erase,
-        "SequenceLength": _sequence_length,
+        "SequenceLength": lambda _importer, _node, inputs, _scope: [np.asarray(len(inputs[0]), np.int64)],
         "ConcatFromSequence": _concat_sequence,
         "SplitToSequence": _split_sequence,
     }.items()

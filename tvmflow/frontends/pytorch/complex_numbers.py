@@ -56,10 +56,6 @@ def _multiply(call: Call, a: Complex, b: Complex) -> Complex:
     )
 
 
-def _product(call: Call) -> Complex:
-    return _expanded(call, _multiply(call, *_operands(call)))
-
-
 def _expanded(call: Call, value: Complex) -> Complex:
     return Complex(*(call.r.expanded(part, call.out_shape) for part in value))
 
@@ -112,10 +108,6 @@ def _exponential(call: Call) -> Complex:
 def _polar(call: Call) -> Complex:
     r, size, angle = call.r, call.value("abs"), call.value("angle")
     return Complex(r.multiply(size, r.cos(angle)), r.multiply(size, r.sin(angle)))
-
-
-def _pair(call: Call) -> Complex:
-    return _expanded(call, Complex(call.value("real"), call.value("imag")))
 
 
 def _as_real(call: Call) -> Any:
@@ -255,12 +247,12 @@ _BY_NAME: dict[str, Callable[[Call], Any]] = {
     "_fft_c2r": _to_real,
     "view_as_real": _as_real,
     "view_as_complex": _as_complex,
-    "complex": _pair,
+    "complex": lambda call: _expanded(call, Complex(call.value("real"), call.value("imag"))),
     "polar": _polar,
     "abs": _absolute,
     "angle": _angle,
     "exp": _exponential,
-    "mul": _product,
+    "mul": lambda call: _expanded(call, _multiply(call, *_operands(call))),
     "add": _sum("add"),
     "sub": _sum("subtract"),
     "div": _quotient,

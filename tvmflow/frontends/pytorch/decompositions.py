@@ -53,19 +53,11 @@ def _dot(one: Any, other: Any) -> Any:
     return (one * other).sum()
 
 
-def _mv(matrix: Any, vector: Any) -> Any:
-    return (matrix * vector).sum(-1)
-
-
 def _is_negative(x: Any) -> Any:
     """Return whether the sign is set, also that of zero."""
     if not x.is_floating_point():
         return x < 0
     return (x < 0) | ((x == 0) & (1 / x < 0))
-
-
-def _signbit(x: Any) -> Any:
-    return torch.zeros_like(x) if x.dtype == torch.bool else _is_negative(x)
 
 
 def _copysign(x: Any, other: Any) -> Any:
@@ -82,10 +74,6 @@ def _ignoring_nan(choose: str) -> Callable[..., Any]:
         return torch.where(one.isnan(), other, torch.where(other.isnan(), one, found))
 
     return extreme
-
-
-def _exp2(x: Any) -> Any:
-    return torch.pow(2.0, _float(x))
 
 
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680)
@@ -208,12 +196,12 @@ _OWN: dict[str, Callable[..., Any]] = {
     "addbmm": _addbmm,
     "dot": _dot,
     "vdot": _dot,
-    "mv": _mv,
-    "signbit": _signbit,
+    "mv": lambda matrix, vector: (matrix * vector).sum(-1),
+    "signbit": lambda x: torch.zeros_like(x) if x.dtype == torch.bool else _is_negative(x),
     "copysign": _copysign,
     "fmax": _ignoring_nan("maximum"),
     "fmin": _ignoring_nan("minimum"),
-    "exp2": _exp2,
+    "exp2": lambda x: torch.pow(2.0, _float(x)),
     "lgamma": _lgamma,
     "digamma": _digamma,
     "erfinv": _erfinv,

@@ -143,10 +143,6 @@ def _elu(call: Call) -> Any:
     return r.multiply(r.where(r.greater(x, constant(0.0, dtype)), x, below), scale)
 
 
-def _leaky_relu(call: Call) -> Any:
-    return call.r.nn__leakyrelu(call.value("self"), float(call["negative_slope"]))
-
-
 _FLOAT_FUNCTIONS = "acos acosh asin asinh atan atanh cos erf exp log sigmoid sin sqrt rsqrt tan tanh".split()
 
 FUNCTIONS: dict[str, Convert] = {
@@ -189,5 +185,5 @@ FUNCTIONS: dict[str, Convert] = {
     "_to_copy.default": _copy,
     "to.dtype": _copy,
     "elu.default": _elu,
-    "leaky_relu.default": _leaky_relu,
+    "leaky_relu.default": lambda call: call.r.nn__leakyrelu(call.value("self"), float(call["negative_slope"])),
 }

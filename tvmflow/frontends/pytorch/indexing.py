@@ -299,16 +299,8 @@ def _pad(call: Call) -> Any:
     return r.cast(value, kind)
 
 
-def _expand(call: Call) -> Any:
-    return call.r.expanded(call.value("self"), call.out_shape)
-
-
 def _repeat(call: Call) -> Any:
     return call.r.tile(call.value("self"), list(call["repeats"])) if call["repeats"] else call.value("self")
-
-
-def _unsqueeze(call: Call) -> Any:
-    return call.r.expand_dims(call.value("self"), call["dim"] % len(call.out_shape))
 
 
 def _filled(call: Call) -> Any:
@@ -346,9 +338,9 @@ INDEXING: dict[str, Convert] = {
     "squeeze.dims": _squeeze,
     "cat.default": _cat,
     "constant_pad_nd.default": _pad,
-    "expand.default": _expand,
+    "expand.default": lambda call: call.r.expanded(call.value("self"), call.out_shape),
     "repeat.default": _repeat,
-    "unsqueeze.default": _unsqueeze,
+    "unsqueeze.default": lambda call: call.r.expand_dims(call.value("self"), call["dim"] % len(call.out_shape)),
     "full.default": _filled,
     "full_like.default": _filled,
     "fill.Scalar": _filled,

@@ -165,10 +165,6 @@ def _argsort(call: Call) -> Any:
     return call.r.shaped(call.r.argsort(x, axis, bool(call["descending"]), dtype="int64"), call.out_shape)
 
 
-def _topk(call: Call) -> Any:
-    return _in_order(call, bool(call["largest"]), (0, int(call["k"])))
-
-
 def _kth(call: Call, place: int) -> Any:
     """Return the value at a place of the sorted values along an axis, and its place before."""
     return _in_order(call, False, (place, place + 1))
@@ -249,7 +245,7 @@ REDUCTIONS: dict[str, Convert] = {
     "cummin.default": _running_extreme("min"),
     **dict.fromkeys(("sort.default", "sort.stable"), _sort),
     **dict.fromkeys(("argsort.default", "argsort.stable"), _argsort),
-    "topk.default": _topk,
+    "topk.default": lambda call: _in_order(call, bool(call["largest"]), (0, int(call["k"]))),
     "kthvalue.default": lambda call: _kth(call, int(call["k"]) - 1),
     "median.dim": _median_of_axis,
     "median.default": _median,

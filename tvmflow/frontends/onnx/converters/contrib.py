@@ -13,14 +13,6 @@ from tvmflow.frontends.onnx.converters.spatial import convolve
 from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of
 
 
-def _gelu(node: Node) -> Value:
-    return node.emitter.nn__gelu(node.inputs[0])
-
-
-def _bias_gelu(node: Node) -> Value:
-    return node.emitter.nn__gelu(node.emitter.add(*node.inputs[:2]))
-
-
 def _fast_gelu(node: Node) -> Value:
     x, bias = node.inputs[0], node.input(1)
     return node.emitter.nn__gelu_tanh(x if bias is None else node.emitter.add(x, bias))
@@ -268,8 +260,8 @@ def _embed_layer_norm(node: Node) -> Any:
 
 
 CONTRIB = {
-    "Gelu": _gelu,
-    "BiasGelu": _bias_gelu,
+    "Gelu": lambda node: node.emitter.nn__gelu(node.inputs[0]),
+    "BiasGelu": lambda node: node.emitter.nn__gelu(node.emitter.add(*node.inputs[:2])),
     "FastGelu": _fast_gelu,
     "QuickGelu": _quick_gelu,
     "FusedMatMul": _fused_matmul,

@@ -203,10 +203,6 @@ def _cast(node: Node) -> Value:
     return cast_to(node, node.inputs[0], str(onnx.helper.tensor_dtype_to_np_dtype(node.attributes["to"])))
 
 
-def _cast_like(node: Node) -> Value:
-    return cast_to(node, node.inputs[0], dtype_of(node.inputs[1]))
-
-
 _TYPES = frozenset("float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split())
 
 
@@ -306,7 +302,7 @@ ELEMENTWISE = {
     "BitShift": _bit_shift,
     "BitCast": _bit_cast,
     "Cast": _cast,
-    "CastLike": _cast_like,
+    "CastLike": lambda node: cast_to(node, node.inputs[0], dtype_of(node.inputs[1])),
     "Sinh": _sinh,
     "Cosh": _cosh,
     "Elu": _elu,

@@ -209,10 +209,6 @@ def _qgemm(node: Node) -> Value:
     return found if y_scale is None else quantize(node, found, y_scale, y_zero, dtype_of(y_zero), 1)
 
 
-def _dynamic_quantize(node: Node) -> tuple[Value, Value, Value]:
-    return dynamic_quantize(node, node.inputs[0])
-
-
 def dynamic_quantize(node: Node, x: Value) -> tuple[Value, Value, Value]:
     """Return uint8 values, scale and zero point from the range of the values."""
     r = node.emitter
@@ -294,7 +290,7 @@ def _qlinear_concat(node: Node) -> Value:
 QUANTIZED = {
     "QuantizeLinear": _quantize_linear,
     "DequantizeLinear": _dequantize_linear,
-    "DynamicQuantizeLinear": _dynamic_quantize,
+    "DynamicQuantizeLinear": lambda node: dynamic_quantize(node, node.inputs[0]),
     "MatMulInteger": _matmul_integer,
     "ConvInteger": _conv_integer,
     "QLinearConv": _qlinear_conv,

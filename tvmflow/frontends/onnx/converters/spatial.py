@@ -52,10 +52,6 @@ def _add_bias(node: Node, x: Value, bias: Value, rank: int) -> Value:
     return node.emitter.add(x, node.emitter.reshape_to(bias, [1, dims(bias)[0]] + [1] * rank))
 
 
-def _conv(node: Node) -> Value:
-    return convolve(node, node.inputs[0], node.inputs[1], node.input(2))
-
-
 def _conv_transpose(node: Node) -> Value:
     x, weight, bias = node.inputs[0], node.inputs[1], node.input(2)
     given, sizes = node.attributes, dims(x)[2:]
@@ -223,7 +219,7 @@ def _deform_conv(node: Node) -> Value:
 
 
 SPATIAL = {
-    "Conv": _conv,
+    "Conv": lambda node: convolve(node, node.inputs[0], node.inputs[1], node.input(2)),
     "ConvTranspose": _conv_transpose,
     "MaxPool": _pool("MaxPool"),
     "AveragePool": _pool("AveragePool"),
