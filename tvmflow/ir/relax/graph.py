@@ -76,6 +76,12 @@ def _refs(arguments: tuple[Argument, ...]) -> Iterator[str]:
             yield from _refs(argument)
 
 
+def axes_of_permutation(step: Step) -> list[int]:
+    """Return the axes of a permute_dims, empty for the reverse order."""
+    axes = step.call.attrs.axes
+    return [int(axis) for axis in axes] if axes is not None else []
+
+
 def is_concat(step: Step, axis: int | None = None) -> bool:
     """Whether a step concatenates values only, along `axis` or any; constants would be missing in its `refs`."""
     if step.op != "relax.concat" or not isinstance(step.args[0], tuple):
