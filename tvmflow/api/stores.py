@@ -7,20 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmflow.api.workspace import CellName, Where, cell_of, open_workspace
-from tvmflow.tracking.dvc.repository import DEFAULT_REMOTE
 
 if TYPE_CHECKING:
     from tvmflow.tracking.mlflow.rebuild import Rebuilt
-
-__all__ = [
-    "DEFAULT_REMOTE",
-    "failed_candidates",
-    "initialize",
-    "params_schema",
-    "records",
-    "report_data",
-    "write_report",
-]
 
 
 def initialize(workspace: Where = None, rebuild: bool = False) -> Rebuilt | None:

@@ -16,21 +16,10 @@ from typing import Any
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line
 
 MAX_HEADER_BYTES = 256 << 20
-_TORCH_DTYPES = (
-    "unknown",
-    "uint8",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "float32",
-    "float64",
-    "complex32",
-    "complex64",
-    "complex128",
-    "bool",
-    "bfloat16",
+_TORCH_DTYPES = tuple(
+    """
+    unknown uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16
+    """.split()
 )  # torch/_export/serde/schema.py, ScalarType
 _TFLITE_DTYPES = {0: "float32", 1: "float16", 2: "int32", 3: "uint8", 4: "int64", 6: "bool", 7: "int16", 9: "int8"}
 

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import inliner
+from tvm import relax
 
 from tvmflow.frontends.onnx import control_flow, tvm_converters
 from tvmflow.frontends.onnx.converters import BODIES, CONVERTERS, RANDOM, REFUSALS
@@ -51,8 +54,6 @@ def import_model(model: Any, inputs: Sequence[TensorSpec], fixed: Mapping[str, V
 
     fixed: the inputs that are constants.
     """
-    from onnx import inliner
-
     prepared = inliner.inline_local_functions(model) if model.functions else model
     return GraphImporter(prepared).convert(inputs, fixed or {})
 
@@ -61,8 +62,6 @@ class GraphImporter:
     """Converts the nodes of one model."""
 
     def __init__(self, model: Any) -> None:
-        from tvm import relax
-
         self.graph = model.graph
         self.versions = {
             entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in model.opset_import
@@ -72,8 +71,6 @@ class GraphImporter:
         self.refusals: list[Refusal] = []
 
     def convert(self, inputs: Sequence[TensorSpec], fixed: Mapping[str, Value]) -> Any:
-        from tvm import relax
-
         parameters = _parameters(inputs)
         scope: Scope = ChainMap({**_initializers(self.graph), **fixed})
         for spec, parameter in zip(inputs, parameters, strict=True):
@@ -209,8 +206,6 @@ class GraphImporter:
 
     def _bound(self, value: Any) -> Any:
         """Return a value as a variable: TVM's converters read the kind of their inputs."""
-        from tvm import relax
-
         value = self.builder.normalize(value)
         return self.builder.emit(value) if isinstance(value, relax.Call | relax.TupleGetItem) else value
 
@@ -233,8 +228,6 @@ class GraphImporter:
         return [inner.get(name) for name in body.output]
 
     def _schema(self, node: Any) -> Any:
-        import onnx
-
         domain = _domain(node)
         try:
             return onnx.defs.get_schema(node.op_type, self.versions.get(domain, 1), domain)
@@ -251,8 +244,6 @@ def _domain(node: Any) -> str:
 
 
 def _parameters(inputs: Sequence[TensorSpec]) -> list[Any]:
-    from tvm import relax
-
     taken: set[str] = set()
     parameters = []
     for spec in inputs:
@@ -268,8 +259,6 @@ def _parameters(inputs: Sequence[TensorSpec]) -> list[Any]:
 
 
 def _initializers(graph: Any) -> dict[str, Value]:
-    import onnx
-
     values: dict[str, Value] = {one.name: np.asarray(onnx.numpy_helper.to_array(one)) for one in graph.initializer}
     for sparse in graph.sparse_initializer:
         values[sparse.values.name] = control_flow.dense_of(sparse)
@@ -278,8 +267,6 @@ def _initializers(graph: Any) -> dict[str, Value]:
 
 def attributes_of(node: Any, schema: Any) -> dict[str, Any]:
     """Return the attributes of a node by name, with the defaults of its schema."""
-    import onnx
-
     defaults = {} if schema is None else schema.attributes
     values = {
         name: onnx.helper.get_attribute_value(one.default_value)

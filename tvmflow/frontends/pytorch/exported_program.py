@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from tvmflow.frontends.pytorch.constant_values import fold_known_values
 from tvmflow.frontends.pytorch.converters import Refusal, recording_converters
@@ -61,14 +64,10 @@ class ExportedModel:
 
     def _arguments(self, inputs: Sequence[Array]) -> tuple[Any, ...]:
         """Return the inputs as tensors in the order of the module's parameters."""
-        import torch
-
         return tuple(torch.from_numpy(np.array(inputs[index], order="C")) for index in self.order)
 
     def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         """Yield the value of every operator of the exported program, in order."""
-        import torch
-
         values: list[tuple[str, Array]] = []
 
         depending: set[Any] = set()  # on the inputs: constants are folded by any importer
@@ -98,8 +97,6 @@ class ExportedModel:
 
     def _outputs(self, inputs: Sequence[Array]) -> list[tuple[str, Any]]:
         """Return name and tensor of every output; outputs of a dictionary are named by its keys."""
-        import torch
-
         with torch.no_grad():
             try:
                 outputs = self.module(*self._arguments(inputs))
@@ -126,8 +123,6 @@ class ExportedModel:
         ]
 
     def use_threads(self, threads: int) -> None:
-        import torch
-
         torch.set_num_threads(threads)
 
     def variants(self, *inputs: Array) -> Sequence[Variant]:
@@ -135,8 +130,6 @@ class ExportedModel:
 
     def exported(self) -> Any:
         """Return the torch.export program, computed once."""
-        import torch
-
         if self._program is None:
             try:
                 with warnings.catch_warnings(), torch.no_grad():
@@ -175,8 +168,6 @@ class ExportedModel:
         )
 
     def _any_batch(self, max_batch: int) -> Any:
-        import torch
-
         batch = torch.export.Dim("batch", min=1, max=max_batch)
         example = torch.zeros((2, *self.inputs[0].shape[1:]))
         with warnings.catch_warnings(), torch.no_grad():
@@ -184,11 +175,6 @@ class ExportedModel:
             return torch.export.export(self.module, (example,), dynamic_shapes=({0: batch},))
 
     def to_onnx(self, path: Path) -> None:
-        import contextlib
-        import io
-
-        import torch
-
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             torch.onnx.export(
@@ -230,8 +216,6 @@ class _WithoutOneDnn:
     model: ExportedModel
 
     def run(self, *inputs: Array) -> Arrays:
-        import torch
-
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about GPUs
             with torch.backends.mkldnn.flags(enabled=False):

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tvmflow.frontends.pytorch.operators import unknown_in_script, unknown_operators
 from tvmflow.frontends.pytorch.scripts import prepare_script
 from tvmflow.frontends.source_model import FixedSpec, TensorSpec
@@ -60,8 +62,6 @@ def is_torchscript(path: Path) -> bool:
 
 def load_program(path: Path) -> Any:
     """Return the ExportedProgram of a .pt2 file. Raises ModelFileError."""
-    import torch
-
     _check_program(path)
     try:
         with _weights_only(), warnings.catch_warnings():
@@ -196,7 +196,6 @@ def load_script(path: Path, inputs: Sequence[TensorSpec], fixed: Sequence[FixedS
     """Return the ExportedProgram converted from a TorchScript archive. Raises ModelFileError,
     UnsupportedOperatorError. fixed: parameters that have one value.
     """
-    import torch
     from torch._export.converter import TS2EPConverter
 
     _check_script(path)

@@ -7,6 +7,10 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.pytorch.files import is_torchscript, load_program, load_script
 from tvmflow.frontends.pytorch.fixed_inputs import fix_parameters
@@ -46,10 +50,6 @@ def _add_versions(state: dict[str, Any], network: Any) -> dict[str, Any]:
 
 
 def _state_dict(path: Path) -> dict[str, Any]:
-    import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         if path.suffix == ".safetensors":
             return dict(load_file(path))

@@ -8,16 +8,10 @@ from typing import Any
 import numpy as np
 
 from tvmflow.frontends.onnx.converters.elementwise import like
+from tvmflow.frontends.onnx.converters.norms import layer_norm
 from tvmflow.frontends.onnx.converters.quantized import scaled_product
+from tvmflow.frontends.onnx.converters.spatial import convolve
 from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of
-
-
-def _gelu(node: Node) -> Value:
-    return node.emitter.nn__gelu(node.inputs[0])
-
-
-def _bias_gelu(node: Node) -> Value:
-    return node.emitter.nn__gelu(node.emitter.add(*node.inputs[:2]))
 
 
 def _fast_gelu(node: Node) -> Value:
@@ -71,8 +65,6 @@ def activated(node: Node, x: Value, name: str, alpha: float) -> Value:
 
 
 def _fused_conv(node: Node) -> Value:
-    from tvmflow.frontends.onnx.converters.spatial import convolve
-
     found = convolve(node, node.inputs[0], node.inputs[1], node.input(2))
     if node.input(3) is not None:
         found = node.emitter.add(found, node.inputs[3])
@@ -268,8 +260,6 @@ def _const(value: Value) -> Value:
 
 def _embed_layer_norm(node: Node) -> Any:
     """EmbedLayerNormalization(ids, segments, words, positions, segment table, gamma, beta, mask, position ids)."""
-    from tvmflow.frontends.onnx.converters.norms import layer_norm
-
     ids, segments, words, places, table, gamma, beta = node.inputs[:7]
     mask, position_ids, r = node.input(7), node.input(8), node.emitter
     length = dims(ids)[1]
@@ -286,8 +276,8 @@ def _embed_layer_norm(node: Node) -> Any:
 
 
 CONTRIB = {
-    "Gelu": _gelu,
-    "BiasGelu": _bias_gelu,
+    "Gelu": lambda node: node.emitter.nn__gelu(node.inputs[0]),
+    "BiasGelu": lambda node: node.emitter.nn__gelu(node.emitter.add(*node.inputs[:2])),
     "FastGelu": _fast_gelu,
     "QuickGelu": _quick_gelu,
     "FusedMatMul": _fused_matmul,

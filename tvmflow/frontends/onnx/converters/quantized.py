@@ -10,8 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
 
+from tvmflow.frontends.onnx import tvm_converters
 from tvmflow.frontends.onnx.converters.elementwise import like
+from tvmflow.frontends.onnx.converters.spatial import convolve
 from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of, is_float
 
 _EIGHT_BITS = frozenset({"int8", "uint8"})
@@ -75,8 +78,6 @@ def quantize(node: Node, x: Value, scale: Value, zero: Value | None, dtype: str,
 
 
 def _quantize_linear(node: Node) -> Value:
-    import onnx
-
     x, scale, zero = node.inputs[0], node.inputs[1], node.input(2)
     number = node.attributes.get("output_dtype", 0)
     dtype = str(onnx.helper.tensor_dtype_to_np_dtype(number)) if number else "uint8"
@@ -96,8 +97,6 @@ def _quantize_linear(node: Node) -> Value:
 
 
 def _dequantize_linear(node: Node) -> Value:
-    import onnx
-
     x, scale, zero = node.inputs[0], node.inputs[1], node.input(2)
     axis, r = node.attributes.get("axis", 1), node.emitter
     number = node.attributes.get("output_dtype", 0)
@@ -151,8 +150,6 @@ def _matmul_integer(node: Node) -> Value:
 
 
 def _conv_integer(node: Node) -> Value:
-    from tvmflow.frontends.onnx.converters.spatial import convolve
-
     x = _shifted(node, node.inputs[0], node.input(2), 1)
     weight = _shifted(node, node.inputs[1], node.input(3), 0)
     return convolve(node, x, weight, None)
@@ -182,8 +179,6 @@ def _requantized(node: Node, steps: Value, zero: Value) -> Value:
 
 
 def _qlinear_conv(node: Node) -> Value:
-    from tvmflow.frontends.onnx.converters.spatial import convolve
-
     x, x_scale, x_zero, weight, w_scale, w_zero, y_scale, y_zero = node.inputs[:8]
     bias, r = node.input(8), node.emitter
     if bias is not None:
@@ -212,10 +207,6 @@ def _qgemm(node: Node) -> Value:
         scale = np.asarray(alpha * np.asarray(a_scale) * np.asarray(b_scale), np.float32)
         found = r.add(found, dequantize(node, bias, scale, None, len(dims(bias)) - 1))
     return found if y_scale is None else quantize(node, found, y_scale, y_zero, dtype_of(y_zero), 1)
-
-
-def _dynamic_quantize(node: Node) -> tuple[Value, Value, Value]:
-    return dynamic_quantize(node, node.inputs[0])
 
 
 def dynamic_quantize(node: Node, x: Value) -> tuple[Value, Value, Value]:
@@ -279,8 +270,6 @@ def _global_mean(node: Node, x: Value) -> Value:
 
 
 def _pooled(node: Node, x: Value) -> Value:
-    from tvmflow.frontends.onnx import tvm_converters
-
     if node.attributes.get("channels_last", 0):
         x = _channels_first(node, x)
     way = tvm_converters.converter_in_tvm("AveragePool", 19)
@@ -318,7 +307,7 @@ def _qlinear_concat(node: Node) -> Value:
 QUANTIZED = {
     "QuantizeLinear": _quantize_linear,
     "DequantizeLinear": _dequantize_linear,
-    "DynamicQuantizeLinear": _dynamic_quantize,
+    "DynamicQuantizeLinear": lambda node: dynamic_quantize(node, node.inputs[0]),
     "MatMulInteger": _matmul_integer,
     "ConvInteger": _conv_integer,
     "QLinearConv": _qlinear_conv,

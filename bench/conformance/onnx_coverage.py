@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import onnx
+
 from tvmflow.frontends.onnx import control_flow
 from tvmflow.frontends.onnx.converters import BODIES, CONTRIB_DOMAIN, CONVERTERS, REFUSALS
 from tvmflow.frontends.onnx.tvm_converters import CORRECT
@@ -52,8 +54,6 @@ def way_of(key: tuple[str, str]) -> tuple[str, str]:
 
 def coverage() -> list[Row]:
     """Return a row for every operator of ai.onnx, deprecated ones too, and for the contrib operators."""
-    import onnx
-
     plain = sorted({schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == ""})
     contrib = sorted({op for domain, op in CONVERTERS if domain == CONTRIB_DOMAIN} | set(_CONTRIB_REFUSED))
     plain = sorted({*plain, *(op for domain, op in CONVERTERS if domain == "")})
