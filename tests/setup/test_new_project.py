@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from safetensors.numpy import save_file
 from typer.testing import CliRunner, Result
 
-from flows.pipeline import refresh
+from flows.project_pipeline import refresh
 from tests.conftest import REPOSITORY
 from tvmflow.cli.app import app
 from tvmflow.config.params import load_params
@@ -113,7 +113,7 @@ def test_a_dvc_yaml_of_ones_own_is_not_touched(project: Workspace) -> None:
 
 def test_changed_code_changes_what_dvc_compares(project: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     before = json.loads((project.root / "code.json").read_text())
-    monkeypatch.setattr("flows.pipeline.code_of", lambda module, runs: {"x": module})
+    monkeypatch.setattr("flows.project_pipeline.code_of", lambda module, runs: {"x": module})
     refresh(project)
     after = json.loads((project.root / "code.json").read_text())
     assert set(after) == set(before) and all(after[name] != before[name] for name in before)

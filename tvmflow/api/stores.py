@@ -30,7 +30,7 @@ def initialize(workspace: Where = None, rebuild: bool = False) -> Rebuilt | None
     MLflow makes its database in mlruns/ when it is first opened: with its import that takes six seconds, which a run
     spends beside others. rebuild: record again in MLflow what artifacts/ and DVC's cache hold; returns what that did.
     """
-    from flows.pipeline import refresh
+    from flows.project_pipeline import refresh
     from tvmflow.setup.params_schema import write_schema
     from tvmflow.tracking.dvc import repository as dvc
     from tvmflow.tracking.mlflow.store import make_folder
