@@ -106,7 +106,7 @@ def _save(files: _Files, addresses: Sequence[str], optional: bool = False) -> li
     if optional:
         stages = [stage for stage in stages if all(dep.exists for dep in stage.deps)]
     for stage in stages:
-        stage.save()
+        stage.save(run_cache=False)  # the recipe key finds what was made before
         stage.commit()
     files.add(stages)
     return stages
