@@ -8,9 +8,9 @@ seconds and sizes next to the goals; exits with 1 if a goal is missed.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
-import os
 import shutil
 import sqlite3
 import subprocess
@@ -40,7 +40,15 @@ from tvmflow.tracking.mlflow.store import open_mlflow
 
 _TARGETS = 15
 _START_S = 1_750_000_000
-_LATENCY = {"mean_ms": 1.0, "p90_ms": 1.0, "min_ms": 1.0, "max_ms": 1.0, "std_ms": 0.0, "runs": 30, "turns": 60}
+_LATENCY: dict[str, Any] = {
+    "mean_ms": 1.0,
+    "p90_ms": 1.0,
+    "min_ms": 1.0,
+    "max_ms": 1.0,
+    "std_ms": 0.0,
+    "runs": 30,
+    "turns": 60,
+}
 _LATENCY |= {"undisturbed": 60, "badges": [], "is_time": True, "foreign_load": 0.01, "round_trip_ns": 60.0}
 _AGREEMENT = Agreement(1.0, 0.0, 0.0, 200.0, 1.0, 8).to_json()
 
@@ -205,7 +213,9 @@ class _Rows:
         if number == 1:
             self._put("registered_models", (name, when, when, None, "default"))
             release = {"what": "promote", "version": "1", "before": None, "when": "2026-01-01", "why": "first"}
-            self._put("registered_model_tags", ("release.000001", json.dumps({**release, "done": True}), name, "default"))
+            self._put(
+                "registered_model_tags", ("release.000001", json.dumps({**release, "done": True}), name, "default")
+            )
             self._put("registered_model_aliases", ("champion", 1, name, "default"))
         row = (name, number, when, when, None, None, "None", "", run_id, "READY", None, None, None, "default")
         self._put("model_versions", row)
@@ -289,8 +299,8 @@ def main() -> None:
     report.time("publish one of them after a measurement", lambda: _publish(workspace, cells[:1]), 10)
     for each in options.measurements:
         (workspace.root / "mlruns" / "mlflow.db").unlink(missing_ok=True)
-        report.time(f"making up {each} measurements per cell", lambda each=each: made.measure(records, each))
-        size = os.path.getsize(workspace.root / "mlruns" / "mlflow.db") / 1e6
+        report.time(f"making up {each} measurements per cell", functools.partial(made.measure, records, each))
+        size = (workspace.root / "mlruns" / "mlflow.db").stat().st_size / 1e6
         report.line("  mlflow.db", size, "MB")
         report.time("  sweep with nothing to do, all cells", lambda: _command(workspace, "sweep"))
         first = [str(cell) for cell in cells[:100]]

@@ -14,13 +14,14 @@ from tvmflow.pipeline.recipe_key import code_of
 from tvmflow.pipeline.record import RECORD_NAME
 from tvmflow.pipeline.stage import AnyStage
 
-SLUG = "${item.model}.${item.target}.${item.precision}"
+_SLUG = "${item.model}.${item.target}.${item.precision}"
 HEADER = """\
 # Written by `make pipeline` from the table of stages; do not edit. A test compares it with tasks/. The cells come from
 # nothing but params.yaml: run one with `dvc repro build@NAME`, all with `dvc repro`. foreach and not matrix, because
 # with it a stage is named after its cell (build@digits) and depends on the parameters of its own model and target only;
 # the names of a matrix over records would be build@cell0, build@cell1.
 """
+
 
 def pipeline() -> dict[str, Any]:
     """Return dvc.yaml as a value."""
@@ -33,13 +34,13 @@ def stage_entry(stage: AnyStage, program: str = "python -m tasks") -> dict[str, 
         "deps": [*_code(stage), *inputs_of(stage)],
         "params": params_of(stage),
     }
-    folder = f"artifacts/{stage.name}/{SLUG}"
+    folder = f"artifacts/{stage.name}/{_SLUG}"
     if not stage.outputs:
         return entry | {"outs": [folder]}
     plain = [output.name for output in stage.outputs if not output.is_metric and output.plot is None]
     entry["outs"] = [f"{folder}/{name}" for name in (*plain, RECORD_NAME)]
     if stage.keeps_log:
-        entry["outs"].append({f"artifacts/tuning_log/{SLUG}.jsonl": {"persist": True}})
+        entry["outs"].append({f"artifacts/tuning_log/{_SLUG}.jsonl": {"persist": True}})
     metrics = [f"{folder}/{output.name}" for output in stage.outputs if output.is_metric]
     plots = [{f"{folder}/{output.name}": dict(output.plot)} for output in stage.outputs if output.plot is not None]
     return entry | ({"metrics": metrics} if metrics else {}) | ({"plots": plots} if plots else {})
@@ -57,7 +58,7 @@ def _code(stage: AnyStage) -> list[str]:
 def inputs_of(stage: AnyStage) -> list[str]:
     paths = []
     for source, only in stage.inputs.items():
-        folder = f"artifacts/{source}/{SLUG}"
+        folder = f"artifacts/{source}/{_SLUG}"
         if only is None or not STAGES[source].outputs:
             paths.append(folder)
         else:

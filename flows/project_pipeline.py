@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from flows.pipeline import SLUG, inputs_of, stage_entry
+from flows.pipeline import inputs_of, stage_entry
 from tasks.table import STAGES
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace, find_workspace
@@ -31,7 +31,9 @@ from tvmflow.pipeline.stage import AnyStage
 from tvmflow.support.files import digest_of, write_atomic
 from tvmflow.tracking.dvc import pipelines, unlisted
 
-HEADER = "# Written by tvmflow; do not edit, it is written anew. Run a cell with `dvc repro cell@NAME`, all with `dvc repro`.\n"
+HEADER = """\
+# Written by tvmflow; do not edit, it is written anew. Run a cell with `dvc repro cell@NAME`, all with `dvc repro`.
+"""
 _MODEL_HEADER = "# Written by tvmflow from params.yaml; do not edit, it is written anew.\n"
 _CODE_FILE = "code.json"
 _PROGRAM = "python -P -m"  # -P: do not import a folder tasks/ of the workspace
@@ -57,6 +59,8 @@ def refresh(workspace: Workspace, cells: Sequence[Cell] = ()) -> bool:
     stages = yaml.dump({"stages": _model_stages()}, Dumper=yaml.CSafeDumper, sort_keys=False, width=200)
     for model, of_model in by_model.items():
         _write(pipelines.model_file(workspace, model), f"{_MODEL_HEADER}{_cells_text(of_model)}{stages}")
+        pipelines.drop_stages(pipelines.model_file(workspace, model).with_suffix(".lock"), of_model)
+    pipelines.drop_stages(path.with_suffix(".lock"), params.cells)
     listed = {name: {"cell": str(cell), "slug": cell.slug} for name, cell in params.cells.items()}
     _write(workspace.root / pipelines.FOLDER / "cells.json", json.dumps({"listed": listed}, indent=1) + "\n")
     _write(workspace.root / _CODE_FILE, json.dumps(code_digests(), indent=1) + "\n")
@@ -121,8 +125,7 @@ def _top_pipeline(has_cells: bool) -> dict[str, Any]:
     """Return dvc.yaml of the workspace: it leads to every stage of the listed cells whose outputs no other reads."""
     read = {source for stage in STAGES.values() for source in stage.inputs}
     last = [stage for name, stage in STAGES.items() if name not in read]
-    slug = SLUG.replace("${item.model}.${item.target}.${item.precision}", "${item.slug}")
-    made = [f"artifacts/{stage.name}/{slug}" + (f"/{RECORD_NAME}" if stage.outputs else "") for stage in last]
+    made = [f"artifacts/{stage.name}/${{item.slug}}" + (f"/{RECORD_NAME}" if stage.outputs else "") for stage in last]
     settings = {
         "cmd": f"{_PROGRAM} flows.project_pipeline",
         "deps": ["params.yaml"],

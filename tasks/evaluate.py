@@ -29,7 +29,7 @@ from tvmflow.evaluation.quality import measure_quality, write_scorecard
 from tvmflow.evaluation.quality_warnings import QualityWarning
 from tvmflow.evaluation.roofline import Bounds, NoBounds, measure_bounds
 from tvmflow.evaluation.scorecard import AcceleratorPart, Device, Scorecard
-from tvmflow.frontends.registry import frontend_named
+from tvmflow.frontends.registry import tools_of
 from tvmflow.frontends.source_model import read_description
 from tvmflow.pipeline.recipe_key import FRONTENDS
 from tvmflow.pipeline.stage import Output, Stage, StageContext, settings_from_block
@@ -47,7 +47,7 @@ LATENCY = {"x": "median_ms", "y": "what", "template": "bar_horizontal", "title":
 @dataclass(frozen=True)
 class EvaluateSettings(LatencyRules):
     """emulated: the device is emulated, and its clock is not a time. host_cpu: of this machine, if baselines run on it
-    and it is the device. ceilings, machine_state: digests of the measuring C sources.
+    and it is the device. tools: of the model's framework. ceilings, machine_state: digests of the measuring C sources.
     """
 
     target: ResolvedTarget
@@ -56,6 +56,7 @@ class EvaluateSettings(LatencyRules):
     emulated: bool
     host_cpu: str
     framework: str
+    tools: tuple[str, ...]
     metric: str | None
     max_relative_error: float
     cold_starts: int
@@ -75,6 +76,7 @@ def _settings(workspace: Workspace, cell: Cell) -> EvaluateSettings:
         emulated=transport_of(entry.device).is_emulated,
         host_cpu=probe()["host_cpu"],
         framework=model.framework,
+        tools=tools_of(model.framework, model.network),
         metric=model.metric,
         max_relative_error=workspace.params.build.max_relative_error[cell.precision],
         ceilings=sha256_of(roofline.SOURCE),
@@ -83,7 +85,7 @@ def _settings(workspace: Workspace, cell: Cell) -> EvaluateSettings:
 
 
 def _toolchain(settings: EvaluateSettings) -> tuple[str, ...]:
-    return ("tvm", "ffi", "llvm", "onnxruntime", *frontend_named(settings.framework).tools)
+    return ("tvm", "ffi", "llvm", "onnxruntime", *settings.tools)
 
 
 Context = StageContext[EvaluateSettings, DeviceLimits]
@@ -197,6 +199,7 @@ STAGE = Stage(
     ),
     reads=(
         "models.{model}.framework",
+        "models.{model}.network",
         "models.{model}.metric",
         *TARGET_READS,
         "targets.{target}.device.key",

@@ -12,7 +12,7 @@ from typing import Any
 
 from tvmflow.config.params import Cell, ImageFolder, ModelEntry
 from tvmflow.config.workspace import Workspace
-from tvmflow.frontends.registry import frontend_named
+from tvmflow.frontends.registry import frontend_named, tools_of
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec
 from tvmflow.pipeline.stage import Stage, StageContext
 from tvmflow.sandbox.images import read_in_sandbox
@@ -53,7 +53,7 @@ def _limits(workspace: Workspace, _cell: Cell) -> DownloadLimits:
 def _toolchain(settings: FetchSettings) -> tuple[str, ...]:
     """Return the tools of weights that are made here; fetched weights depend on their bytes only."""
     model = settings.model
-    tools = frontend_named(model.framework).tools if model.weights.kind in ("train", "seeded") else ()
+    tools = tools_of(model.framework, model.network) if model.weights.kind in ("train", "seeded") else ()
     return (
         *tools,
         "numpy",

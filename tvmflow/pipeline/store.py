@@ -85,7 +85,6 @@ class Store:
         self.stages = stages
 
     # -- asking ------------------------------------------------------------------------------------------------------
-
     def plan(self, name: str, cell: Cell, known: Known | None = None) -> Plan | Undecided:
         """Compute the current key of a stage and check whether its outputs are valid.
 
@@ -183,10 +182,12 @@ class Store:
                         hint=f"run 'python -m tasks {plan.waits_for} {cell}' or 'tvmflow run {cell}'",
                     )
                 if plan.record is not None and not again:
+                    self._keep_log(plan)
                     return plan.record, "hit"
                 with self._lock(f"key-{plan.key[:40]}", progress, f"the same {name} of another cell"):
                     restored = self._restore(plan) if plan.stage.is_cached and not again else None
                     if restored is not None:
+                        self._keep_log(plan)
                         return restored, "restored"
                     return self._make(plan, progress), "made"
         except OSError as error:
@@ -270,6 +271,15 @@ class Store:
                 if not self._bring(new / name, expected, self._places(name, expected, elsewhere)):
                     return None
             return self._publish(replace(record, cell=str(plan.cell)), plan.cell, new)
+
+    def _keep_log(self, plan: Plan) -> None:
+        """Give a cell whose stage did not run the log of the cell that ran it, or an empty one, for DVC to version."""
+        log = self.workspace.tuning_log(plan.cell)
+        if not plan.stage.keeps_log or log.exists():
+            return
+        known = self._find_record(plan) or (None, [])
+        others = [log.with_name(f"{folder.name}.jsonl") for folder in known[1]]
+        write_atomic(log, next((other.read_text(encoding="utf-8") for other in others if other.is_file()), ""))
 
     def _places(self, name: str, expected: OutputFile, elsewhere: list[Path]) -> list[Path]:
         cache = self.workspace.root / ".dvc" / "cache" / "files" / "md5"

@@ -14,12 +14,13 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tvmflow.support.files import write_atomic
+from tvmflow.tracking.dvc.pipelines import lock_text
 
 
 def _parse_once() -> None:
@@ -52,7 +53,7 @@ class _Files:
         from dvc.dvcfile import load_file
 
         path, _, name = address.rpartition(":")
-        path = os.path.abspath(path or "dvc.yaml")
+        path = str(Path(path or "dvc.yaml").absolute())
         if path not in self._files:
             self._files[path] = load_file(self._repo, path)
         return self._files[path].stages[name]
@@ -60,7 +61,7 @@ class _Files:
     def add(self, stages: Iterable[Any]) -> None:
         """Remember stages whose content is to be written."""
         for stage in stages:
-            self._saved.setdefault(os.path.abspath(stage.path), []).append(stage)
+            self._saved.setdefault(str(Path(stage.path).absolute()), []).append(stage)
 
     def write(self) -> None:
         """Write the dvc.lock files in DVC's format, without stages that no dvc.yaml names."""
@@ -72,18 +73,11 @@ class _Files:
             entries = {name: entry for name, entry in (lock.get("stages") or {}).items() if name in known}
             for stage in stages:
                 entries |= to_lockfile(stage)
-            _write_lock(os.path.splitext(path)[0] + ".lock", {"schema": "2.0", **lock, "stages": entries})
+            _write_lock(Path(path).with_suffix(".lock"), {"schema": "2.0", **lock, "stages": entries})
 
 
-def _write_lock(path: str, lock: Mapping[str, Any]) -> None:
-    """Write a dvc.lock as DVC does, with libyaml instead of Python: 30 times faster."""
-    from pathlib import Path
-
-    import yaml
-
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    text = yaml.dump(_plain(lock), Dumper=dumper, sort_keys=False, default_flow_style=False, allow_unicode=True)
-    file = Path(path)
+def _write_lock(file: Path, lock: Mapping[str, Any]) -> None:
+    text = lock_text(_plain(lock))
     if not file.exists() or file.read_text(encoding="utf-8") != text:
         write_atomic(file, text)
 

@@ -8,19 +8,23 @@ one dvc.yaml, and unlisted/ for cells that are not under `cells:`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
+from tvmflow.support.files import write_atomic
 from tvmflow.tracking.dvc import unlisted
 
 FOLDER = "pipelines"
 SETTINGS = "_settings"  # no model's name starts with an underscore
 SETTINGS_STAGE = "settings"  # the stage of dvc.yaml that writes pipelines/_settings/
 CELL_STAGE = "cell"  # the stages of dvc.yaml that depend on all stages of a cell
+_NAMES = re.compile(r"^  \w+@([\w.-]+):$", re.MULTILINE)
 _LOCKED = re.compile(r"^  \w+@([\w-]+)\.([\w-]+)\.([\w-]+):$", re.MULTILINE)
 
 
@@ -69,3 +73,23 @@ def locked_cells(workspace: Workspace) -> list[Cell]:
                     continue
                 found[cell.slug] = cell
     return list(found.values())
+
+
+def drop_stages(lock: Path, kept: Container[str]) -> None:
+    """Drop the stages of a dvc.lock whose cell, by its name behind the @, is not kept."""
+    if not lock.is_file():
+        return
+    text = lock.read_text(encoding="utf-8")
+    if all(name in kept for name in _NAMES.findall(text)):
+        return
+    content = yaml.load(text, Loader=yaml.CSafeLoader)
+    stages = content.get("stages") or {}
+    content["stages"] = {name: one for name, one in stages.items() if "@" not in name or name.split("@")[1] in kept}
+    write_atomic(lock, lock_text(content))
+
+
+def lock_text(content: Mapping[str, Any]) -> str:
+    """Return the text of a dvc.lock as DVC writes it, with libyaml instead of Python: 30 times faster."""
+    return str(
+        yaml.dump(content, Dumper=yaml.CSafeDumper, sort_keys=False, default_flow_style=False, allow_unicode=True)
+    )
