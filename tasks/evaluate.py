@@ -47,7 +47,7 @@ LATENCY = {"x": "median_ms", "y": "what", "template": "bar_horizontal", "title":
 @dataclass(frozen=True)
 class EvaluateSettings(LatencyRules):
     """emulated: the device is emulated, and its clock is not a time. host_cpu: of this machine, if baselines run on it
-    and it is the device. tools: of the model's framework. ceilings, machine_state: digests of the measuring C sources.
+    and it is the device. ceilings, machine_state: digests of the measuring C sources.
     """
 
     target: ResolvedTarget
@@ -56,7 +56,7 @@ class EvaluateSettings(LatencyRules):
     emulated: bool
     host_cpu: str
     framework: str
-    tools: tuple[str, ...]
+    network: str | None
     metric: str | None
     max_relative_error: float
     cold_starts: int
@@ -76,7 +76,7 @@ def _settings(workspace: Workspace, cell: Cell) -> EvaluateSettings:
         emulated=transport_of(entry.device).is_emulated,
         host_cpu=probe()["host_cpu"],
         framework=model.framework,
-        tools=tools_of(model.framework, model.network),
+        network=model.network,
         metric=model.metric,
         max_relative_error=workspace.params.build.max_relative_error[cell.precision],
         ceilings=sha256_of(roofline.SOURCE),
@@ -85,7 +85,7 @@ def _settings(workspace: Workspace, cell: Cell) -> EvaluateSettings:
 
 
 def _toolchain(settings: EvaluateSettings) -> tuple[str, ...]:
-    return ("tvm", "ffi", "llvm", "onnxruntime", *settings.tools)
+    return ("tvm", "ffi", "llvm", "onnxruntime", *tools_of(settings.framework, settings.network))
 
 
 Context = StageContext[EvaluateSettings, DeviceLimits]

@@ -22,21 +22,18 @@ from tvmflow.toolchain.environments import make_environments
 
 @dataclass(frozen=True)
 class ImportSettings:
-    """tools: those that load the model."""
-
     framework: str
-    tools: tuple[str, ...]
+    network: str | None
     max_relative_error: float
 
 
 def _settings(workspace: Workspace, cell: Cell) -> ImportSettings:
     params, model = workspace.params, workspace.params.models[cell.model]
-    tools = tools_of(model.framework, model.network)
-    return ImportSettings(model.framework, tools, params.import_model.max_relative_error)
+    return ImportSettings(model.framework, model.network, params.import_model.max_relative_error)
 
 
 def _toolchain(settings: ImportSettings) -> tuple[str, ...]:
-    return ("tvm", "ffi", "llvm", *settings.tools)
+    return ("tvm", "ffi", "llvm", *tools_of(settings.framework, settings.network))
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ def _limits(workspace: Workspace, _cell: Cell) -> ImportLimits:
 def import_model(context: StageContext[ImportSettings, ImportLimits]) -> dict[str, Any]:
     """Import in a sandbox, since the model's file is untrusted; return the facts of import.json."""
     settings, fetched = context.settings, context.inputs["fetch"]
-    make_environments(settings.tools)
+    make_environments(tools_of(settings.framework, settings.network))
     policy = Policy(context.limits.timeout_s, (fetched,), (context.out,), memory_for(*fetched.iterdir()))
     arguments = {
         "inputs": str(fetched),

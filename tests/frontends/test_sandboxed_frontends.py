@@ -20,7 +20,6 @@ import pytest
 from tasks.import_model import ImportLimits, ImportSettings, import_model
 from tests.conftest import REPOSITORY
 from tests.fuzz.seeds import params_bytes, symbol_json
-from tvmflow.frontends.registry import tools_of
 from tvmflow.frontends.source_model import SourceDescription, one_input
 from tvmflow.pipeline.stage import StageContext
 from tvmflow.sandbox.process import Policy, Sandbox
@@ -67,7 +66,7 @@ def _import(folder: Path, framework: str, name: str, files: dict[str, bytes]) ->
     (fetched / "source.json").write_text(json.dumps(asdict(description)))
     context = StageContext(
         cast(Any, None),
-        ImportSettings(framework, tools_of(framework, None), 1e-3),
+        ImportSettings(framework, None, 1e-3),
         ImportLimits(200.0),
         {"fetch": fetched},
         out,

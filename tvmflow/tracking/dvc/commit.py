@@ -6,7 +6,7 @@ Out: standard output: JSON {CELL: why it was not recorded}
 Equivalent to `dvc commit --force` and `dvc push` of the stages. Those read every dvc.yaml and dvc.lock of the
 repository once per stage, so their time grows with the square of the cells; this reads only the files of the stages,
 once, and pushes the objects of their outputs. Stages that no dvc.yaml names any more are dropped from the dvc.lock
-files. A cell is recorded as a whole or not at all. Stages of "also" are left out where a file that they read is missing.
+files. A cell is recorded as a whole or not at all. Stages of "also" are left out if a file that they read is missing.
 """
 
 from __future__ import annotations
