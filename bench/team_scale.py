@@ -290,7 +290,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.team_scale", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cells", type=int, default=600)
-    parser.add_argument("--measurements", type=int, nargs="+", default=[1, 10, 100], help="per cell")
+    parser.add_argument("--measurements", type=int, nargs="*", default=[1, 10, 100], help="per cell")
     options = parser.parse_args()
     report = _Report()
     made = SyntheticWorkspace(options.folder.resolve(), options.cells)

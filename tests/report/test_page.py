@@ -19,7 +19,7 @@ from tests.report.report_data import HOSTILE, card, cell, history, report_data
 from tests.tracking.ledger_bench import LedgerBench
 from tvmflow.report.page import ASSETS, collect, page_of, write_page
 from tvmflow.support.errors import StoreError, UsageError
-from tvmflow.tracking.mlflow.history import all_measurements
+from tvmflow.tracking.mlflow.history import newest_measurements
 from tvmflow.tracking.mlflow.registry import version_by_sha256
 from tvmflow.tracking.mlflow.releases import promote
 
@@ -340,7 +340,7 @@ def test_the_page_is_collected_from_records_and_history(
     promote(ledger.workspace, version, HOSTILE)
     ledger.toolchain = {"tvm": "0.28", "llvm": "20"}
     second = ledger.measure(digits, "new")["build"].outputs["library.so"].sha256
-    data = collect(ledger.workspace, all_measurements(ledger.workspace), tmp_path / "report.html")
+    data = collect(ledger.workspace, *newest_measurements(ledger.workspace, 2), tmp_path / "report.html")
     [cell] = data["cells"]
     assert [row["roles"] for row in cell["history"]] == [["champion"], ["challenger"]]
     assert cell["history"][1]["changed"][0] == "tvm: 0.27 -> 0.28" and cell["releases"][0]["why"] == HOSTILE

@@ -12,6 +12,8 @@ from tvmflow.tracking.dvc.repository import DEFAULT_REMOTE
 if TYPE_CHECKING:
     from tvmflow.tracking.mlflow.rebuild import Rebuilt
 
+_MAX_ROWS, _MIN_ROWS = 2000, 3  # of the report's history: of all cells, of each
+
 __all__ = [
     "DEFAULT_REMOTE",
     "failed_candidates",
@@ -73,10 +75,11 @@ def failed_candidates(cell: CellName, workspace: Where = None) -> list[dict[str,
 def report_data(workspace: Where = None, page: Path | None = None) -> dict[str, Any]:
     """Return what the report shows, as JSON. page: where it will lie, which names folders relative to itself."""
     from tvmflow.report.page import collect
-    from tvmflow.tracking.mlflow.history import all_measurements
+    from tvmflow.tracking.mlflow.history import newest_measurements
 
     where = open_workspace(workspace)
-    return collect(where, all_measurements(where), page)
+    last = max(_MIN_ROWS, _MAX_ROWS // max(len(where.params.cells), 1))
+    return collect(where, *newest_measurements(where, last), page)
 
 
 def write_report(path: Path | None = None, workspace: Where = None) -> Path:
