@@ -333,7 +333,7 @@ def test_the_page_is_collected_from_records_and_history(
 ) -> None:
     digits = ledger.cell("digits_torch")
     with pytest.raises(StoreError, match="nothing has been measured"):
-        collect(ledger.workspace, {})
+        collect(ledger.workspace, {}, {})
     first = ledger.measure(digits, "old")["build"].outputs["library.so"].sha256
     version = version_by_sha256(ledger.workspace, digits, first)
     assert version is not None
@@ -353,7 +353,7 @@ def test_the_page_is_collected_from_records_and_history(
     ].startswith("artifacts/tune/")
     assert data["mlflow_ui"] == "http://127.0.0.1:5000"
     monkeypatch.setenv("TVMFLOW_MLFLOW_UI", "https://mlflow.example/x/")
-    assert collect(ledger.workspace, {})["mlflow_ui"] == "https://mlflow.example/x"
+    assert collect(ledger.workspace, {}, {})["mlflow_ui"] == "https://mlflow.example/x"
     monkeypatch.setenv("TVMFLOW_MLFLOW_UI", "javascript:alert(1)")
     with pytest.raises(UsageError, match="web address"):
-        collect(ledger.workspace, {})
+        collect(ledger.workspace, {}, {})

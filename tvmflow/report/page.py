@@ -53,7 +53,7 @@ def collect(
     of MLflow's UI.
     """
     beside = page.resolve().parent if page else workspace.root
-    cells, unmeasured, changes = [], [], all_releases(workspace)
+    cells, unmeasured = [], []
     for cell in _known_cells(workspace):
         card = scorecard(workspace, cell)
         names = {"model": cell.model, "target": cell.target, "precision": cell.precision}
@@ -61,7 +61,6 @@ def collect(
             unmeasured.append(names)
         else:
             facts = _facts_of(workspace, cell, card, history.get(str(cell), []), beside)
-            facts["releases"] = [asdict(release) for release in changes.get(registry_name(cell), [])]
             cells.append(names | {"measured": measured.get(str(cell), 0)} | facts)
     if not cells:
         cell_name = next(iter(workspace.params.cells), "CELL")
@@ -70,6 +69,9 @@ def collect(
             "at least one scorecard",
             f"run 'tvmflow run {cell_name}'",
         )
+    changes = all_releases(workspace)
+    for one in cells:
+        one["releases"] = [asdict(release) for release in changes.get(one["registered"], [])]
     return {
         "apart": APART,
         "between": BETWEEN,
