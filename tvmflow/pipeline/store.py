@@ -39,7 +39,7 @@ from tvmflow.pipeline.record import (
 from tvmflow.pipeline.stage import AnyStage, StageContext, settings_json
 from tvmflow.support import errors
 from tvmflow.support.digests import OutputFile
-from tvmflow.support.files import write_atomic
+from tvmflow.support.files import sync_folder, write_atomic
 from tvmflow.support.progress import Progress, silent
 from tvmflow.toolchain import versions as toolchain
 
@@ -58,6 +58,7 @@ class Plan:
     record: Record | None
     reason: str
     restorable: Record | None = None  # set if `Store.foresee` found the outputs of this key elsewhere
+    is_checked: bool = False  # all outputs of the record are valid
 
     @property
     def is_hit(self) -> bool:
@@ -91,11 +92,15 @@ class Store:
         All outputs of the stage are checked, and those outputs of earlier stages that it reads. known: collects the
         plans of earlier stages, so that no record is read twice.
         """
-        plan = self._plan_by_records(name, cell, {} if known is None else known)
+        known = {} if known is None else known
+        plan = self._plan_by_records(name, cell, known)
         if isinstance(plan, Undecided) or plan.record is None:
             return plan
         wrong = self._difference(plan, None)
-        return replace(plan, record=None, reason=wrong) if wrong else plan
+        if wrong:
+            return replace(plan, record=None, reason=wrong)
+        known[name] = replace(plan, is_checked=True)
+        return known[name]
 
     def foresee(self, cell: Cell) -> list[Plan | Undecided]:
         """Plan every cached stage like a run, including what it would restore and what follows from that."""
@@ -138,6 +143,8 @@ class Store:
 
     def _difference(self, plan: Plan, only: tuple[str, ...] | None) -> str | None:
         """Return the first invalid file of a record (or of those named), None if all are valid."""
+        if plan.is_checked:
+            return None
         assert plan.record is not None
         folder = self.workspace.folder(plan.stage.name, plan.cell)
         return first_difference(folder, plan.record.outputs, self.workspace.digests, only)
@@ -307,7 +314,7 @@ class Store:
     def _publish(self, record: Record, cell: Cell, new: Path) -> Record:
         """Replace the old folder by a finished one; `_recover` completes this after a crash."""
         (new / RECORD_NAME).write_text(record_text(record), encoding="utf-8")
-        _sync_folder(new)
+        sync_folder(new)
         folder, previous = self.workspace.folder(record.stage, cell), self._previous(record.stage, cell)
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.exists():
@@ -389,12 +396,3 @@ def _check_outputs(stage: AnyStage, files: set[str]) -> None:
         raise errors.StageError(
             f"{stage.name} left {sorted(files)}", f"{sorted(expected) or 'outputs'}, as its row in tasks/ says"
         )
-
-
-def _sync_folder(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
