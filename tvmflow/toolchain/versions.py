@@ -161,9 +161,12 @@ def installed_version(package: str) -> str:
     return _installed_version(package, tuple(_changed_ns(folder) for folder in sys.path))
 
 
+_path = functools.cache(Path)  # making one takes longer than asking for its time
+
+
 def _changed_ns(folder: str) -> int:
     try:
-        return Path(folder).stat().st_mtime_ns
+        return _path(folder).stat().st_mtime_ns
     except OSError:
         return 0
 
