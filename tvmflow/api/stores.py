@@ -12,7 +12,7 @@ from tvmflow.tracking.dvc.repository import DEFAULT_REMOTE
 if TYPE_CHECKING:
     from tvmflow.tracking.mlflow.rebuild import Rebuilt
 
-_MAX_ROWS, _MIN_ROWS = 2000, 3  # of the report's history: of all cells, of each
+_MAX_ROWS, _MIN_ROWS = 2000, 2  # of the report's history: of all cells, of each
 
 __all__ = [
     "DEFAULT_REMOTE",

@@ -60,7 +60,8 @@ def measured_runs(
 ) -> tuple[list[Run], dict[str, int]]:
     """Return finished measurements, oldest first, and how many each cell has.
 
-    cell: of this one only. last: only as many of the newest of each cell, and those of libraries in `kept` (sha256).
+    cell: of this one only. last: only as many of the newest of each cell, and the newest of each
+    library in `kept` (sha256).
     """
     rows = ask(
         workspace,
@@ -76,12 +77,14 @@ def measured_runs(
     for row in rows:
         by_cell.setdefault(row[3], []).append(row)
     counts = {name: len(of_cell) for name, of_cell in by_cell.items()}
-    chosen = [
-        row
-        for of_cell in by_cell.values()
-        for at, row in enumerate(of_cell)
-        if last is None or at >= len(of_cell) - last or row[4] in kept
-    ]
+    chosen = []
+    for of_cell in by_cell.values():
+        newest = {row[4]: row[0] for row in of_cell}  # of each library
+        chosen += [
+            row
+            for at, row in enumerate(of_cell)
+            if last is None or at >= len(of_cell) - last or (row[4] in kept and newest[row[4]] == row[0])
+        ]
     runs = {row[0]: Run(Info(row[0], str(row[1]), row[2]), Data()) for row in sorted(chosen, key=lambda row: row[2])}
     _fill(workspace, runs)
     return list(runs.values()), counts
