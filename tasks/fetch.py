@@ -12,7 +12,7 @@ from typing import Any
 
 from tvmflow.config.params import Cell, ImageFolder, ModelEntry
 from tvmflow.config.workspace import Workspace
-from tvmflow.frontends.registry import frontend_named
+from tvmflow.frontends.registry import frontend_named, tools_of
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec, fixed_specs
 from tvmflow.frontends.tensorflow.streams import declare_states
 from tvmflow.pipeline.stage import Stage, StageContext
@@ -57,10 +57,10 @@ def _limits(workspace: Workspace, _cell: Cell) -> DownloadLimits:
 def _toolchain(settings: FetchSettings) -> tuple[str, ...]:
     """Return the tools of weights that are made here, and of streams; fetched weights depend on their bytes only."""
     model = settings.model
-    frontend = frontend_named(model.framework)
+    tools = tools_of(model.framework, model.network) if model.weights.kind in ("train", "seeded") else ()
     return (
-        *(frontend.tools if model.weights.kind in ("train", "seeded") else ()),
-        *frontend.state_tools,
+        *tools,
+        *frontend_named(model.framework).state_tools,
         "numpy",
         *(("scikit-learn",) if model.dataset == "digits" else ()),
         *(("pillow",) if isinstance(model.dataset, ImageFolder) else ()),

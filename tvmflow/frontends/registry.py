@@ -20,6 +20,7 @@ class Frontend:
     """load: loads the model of a fetched folder in its own framework; raises ModelFileError.
 
     tools: tools whose versions can change its outputs, for `toolchain.version`. files: the files of a model.
+    network_tools: further ones for networks named TOOL/NAME, and for networks of a file, which may import them.
     has_networks: networks of the framework can be made here, so that weights may be seeded, trained or a zoo's.
     same_peer: the baseline of `evaluate` that is the same runtime. fixes_inputs: inputs may have a `value`.
     state_tools: tools with which `fetch` runs a file that declares states itself, to take its samples as a stream; none
@@ -29,6 +30,7 @@ class Frontend:
     load: Callable[[Path, SourceDescription], SourceModel]
     tools: tuple[str, ...]
     files: WeightFiles
+    network_tools: tuple[str, ...] = ()
     has_networks: bool = True
     same_peer: str | None = None
     state_tools: tuple[str, ...] = ()
@@ -76,9 +78,10 @@ FRONTENDS: Table[Frontend] = Table(
     {
         "torch": Frontend(
             _torch,
-            ("torch", "torchvision", "onnxscript"),
+            ("torch", "onnxscript"),
             WeightFiles((".safetensors", ".pt2", ".torchscript", ".pt", ".pth")),
             fixes_inputs=True,
+            network_tools=("torchvision",),
         ),
         "keras": Frontend(_keras, ("keras", "torch", "onnxscript"), WeightFiles((".keras", ".weights.h5", ".h5"))),
         "mxnet": Frontend(
@@ -109,6 +112,12 @@ def frontend_named(framework: str) -> Frontend:
     if framework not in FRONTENDS:
         raise UnknownNameError(f"no frontend for {framework!r}", legal=FRONTENDS)
     return FRONTENDS[framework]
+
+
+def tools_of(framework: str, network: str | None) -> tuple[str, ...]:
+    """Return the tools whose versions can change what a model's framework makes of it. Raises UnknownNameError."""
+    frontend, name = frontend_named(framework), network or ""
+    return (*frontend.tools, *(tool for tool in frontend.network_tools if name.startswith(f"{tool}/") or ":" in name))
 
 
 def load_source(folder: Path, description: SourceDescription) -> SourceModel:

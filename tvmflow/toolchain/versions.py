@@ -158,6 +158,22 @@ def known_processors(architecture: str) -> tuple[frozenset[str], frozenset[str]]
 
 def installed_version(package: str) -> str:
     """Return the version of an installed package, or of another distribution of it; 'absent' without one."""
+    return _installed_version(package, tuple(_changed_ns(folder) for folder in sys.path))
+
+
+_path = functools.cache(Path)  # making one takes longer than asking for its time
+
+
+def _changed_ns(folder: str) -> int:
+    try:
+        return _path(folder).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+@functools.cache
+def _installed_version(package: str, _state_of_path: tuple[int, ...]) -> str:
+    """Read a version again only after an installation: that takes milliseconds, and a sweep needs thousands."""
     for name in (package, *_OTHER_DISTRIBUTIONS.get(package, ())):
         try:
             return metadata.version(name)

@@ -26,11 +26,13 @@ from tvmflow.tracking.mlflow.registry import (
     CHAMPION,
     PREVIOUS,
     Version,
+    all_names,
     find_alias,
     find_library,
     mlflow_lock,
     registry_name,
 )
+from tvmflow.tracking.mlflow.sqlite_reads import is_readable, read_model_tags
 from tvmflow.tracking.mlflow.store import open_mlflow
 
 if TYPE_CHECKING:
@@ -89,7 +91,18 @@ def rollback(workspace: Workspace, cell: Cell) -> tuple[Version, Version]:
 
 def releases(workspace: Workspace, cell: Cell) -> list[Release]:
     """Return all changes of a cell's champion, oldest first."""
+    if is_readable(workspace):
+        return all_releases(workspace).get(registry_name(cell), [])
     return _trail(open_mlflow(workspace), registry_name(cell))
+
+
+def all_releases(workspace: Workspace) -> dict[str, list[Release]]:
+    """Return registry name -> all changes of its champion, oldest first."""
+    if is_readable(workspace):
+        changes = {name: _changes(tags) for name, tags in read_model_tags(workspace).items()}
+    else:
+        changes = {model.name: _changes(model.tags) for model in all_names(open_mlflow(workspace))}
+    return {name: of_name for name, of_name in changes.items() if of_name}
 
 
 def change(
@@ -211,6 +224,10 @@ def _trail(client: MlflowClient, name: str) -> list[Release]:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return []
         raise
+    return _changes(tags)
+
+
+def _changes(tags: Mapping[str, str]) -> list[Release]:
     return [Release(**json.loads(tags[key])) for key in sorted(tags) if key.startswith(_TAG)]
 
 

@@ -6,6 +6,7 @@ MLflow takes minutes with a damaged one, and every call is wrapped, because a lo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sqlite3
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tvmflow.config.workspace import Workspace
 from tvmflow.support.errors import DamagedStoreError, StoreError, first_line, from_os_error
+from tvmflow.support.files import write_atomic
 from tvmflow.support.telemetry import PRIVACY
 
 if TYPE_CHECKING:
@@ -123,12 +125,27 @@ def check_store(workspace: Workspace) -> None:
         tables = {name for (name,) in ask(workspace, "SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and "alembic_version" not in tables:
             raise _damaged_error(workspace, "a database of another program")
+        marker, state = _checked_path(workspace), _state_of(path)
+        if marker.is_file() and marker.read_text(encoding="utf-8") == state:
+            return  # the check reads the whole file: seconds where a team's history is in it
         [(verdict,)] = ask(workspace, "PRAGMA quick_check(1)")
         [(page_bytes,)] = ask(workspace, "PRAGMA page_size")
         if verdict == "ok" and path.stat().st_size % page_bytes:
             verdict = "truncated within a page"
         if verdict != "ok":
             raise _damaged_error(workspace, f"damaged ({' '.join(str(verdict).split())[:100]})")
+        with contextlib.suppress(OSError):  # only saves the next check
+            write_atomic(marker, state)
+
+
+def _checked_path(workspace: Workspace) -> Path:
+    return workspace.artifacts / ".recorded" / "checked-store"
+
+
+def _state_of(path: Path) -> str:
+    """Return what differs when a file was written since."""
+    known = path.stat()
+    return f"{path} {known.st_ino} {known.st_size} {known.st_mtime_ns} {known.st_ctime_ns}"
 
 
 def _exists(workspace: Workspace, path: Path) -> bool:
