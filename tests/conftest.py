@@ -89,6 +89,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (kept,) = cases[0].get_closest_marker("few").args  # type: ignore[union-attr]
         for case in random.Random(name).sample(cases, len(cases) - kept):
             case.add_marker("slow")
+    # One worker makes the finished workspace and goes on with what needs it; the other begins with the rest.
+    items.sort(key=lambda item: "finished" not in getattr(item, "fixturenames", ()))
 
 
 def _leave_to_test_all(config: pytest.Config, items: list[pytest.Item]) -> None:
