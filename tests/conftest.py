@@ -74,11 +74,11 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as heavy what asks for a finished workspace, a server or an emulated system, in whichever folder it is; as
     slow what `few` leaves out, and what left_to_test_all.txt lists.
     """
-    _leave_to_test_all(config, items)
+    _leave_to_test_all(items)
     families: dict[str, list[pytest.Item]] = {}
     for item in items:
         if HEAVY_FIXTURES.intersection(getattr(item, "fixturenames", ())):
@@ -93,19 +93,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: "finished" not in getattr(item, "fixturenames", ()))
 
 
-def _leave_to_test_all(config: pytest.Config, items: list[pytest.Item]) -> None:
+def _leave_to_test_all(items: list[pytest.Item]) -> None:
     """Mark as slow, and as left, what left_to_test_all.txt lists: tests, or functions with all of their cases."""
-    listed = {line for line in LEFT.read_text().splitlines() if not line.startswith("#")}
-    found = set()
+    listed = set(LEFT.read_text(encoding="utf-8").splitlines())
     for item in items:
-        if names := {item.nodeid, item.nodeid.split("[")[0]} & listed:
-            found |= names
+        if listed & {item.nodeid, item.nodeid.split("[")[0]}:
             item.add_marker("left")
             item.add_marker("slow")
-    files = {item.nodeid.split("::")[0] for item in items}
-    if not any("::" in argument for argument in config.args):  # else only parts of a file are collected
-        if gone := sorted(name for name in listed - found if name.split("::")[0] in files):
-            raise pytest.UsageError(f"{LEFT.name} lists tests that are not there, remove their lines: {gone[:5]}")
 
 
 @pytest.fixture(scope="session", autouse=True)
