@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import metadata
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,19 +45,18 @@ def test_a_processor_is_what_linux_says_of_it(features: set[str], flags: str, at
     assert attributes_beside(features, ["Features : asimd"]) == ""  # of arm64 LLVM's names say all
 
 
-def test_a_package_counts_under_either_of_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = {"xgboost": "3.2.0"}
+def test_a_package_counts_under_either_of_its_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def install(name: str, version: str) -> None:
+        folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
-    def version(name: str) -> str:
-        if name not in versions:
-            raise metadata.PackageNotFoundError(name)
-        return versions[name]
-
-    monkeypatch.setattr("tvmflow.toolchain.versions.metadata.version", version)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    install("xgboost", "3.2.0")
     assert installed_version("xgboost-cpu") == toolchain_version("xgboost") == "3.2.0"
     assert installed_version("torch") == "absent"
-    versions |= {"xgboost-cpu": "3.3.0"}
-    assert toolchain_version("xgboost") == "3.3.0"
+    install("xgboost-cpu", "3.3.0")
+    assert toolchain_version("xgboost") == "3.3.0", "an installation is seen"
 
 
 def test_outside_a_workspace_the_machine_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
