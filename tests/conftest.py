@@ -96,7 +96,16 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvmflow-tests"
     before, threads = dict(os.environ), set(threading.enumerate())
     os.environ.update(PRIVACY)
-    for name in ("PREFECT_API_URL", "TVM_TRACKER_HOST", "TVM_TRACKER_PORT", "TVMFLOW_ROOT", "DVC_STAGE", "DVC_ROOT"):
+    for name in (
+        "PREFECT_API_URL",
+        "MLFLOW_TRACKING_URI",
+        "MLFLOW_REGISTRY_URI",
+        "TVM_TRACKER_HOST",
+        "TVM_TRACKER_PORT",
+        "TVMFLOW_ROOT",
+        "DVC_STAGE",
+        "DVC_ROOT",
+    ):
         os.environ.pop(name, None)
     os.environ["HOME"] = str(home)
     # Tool environments take minutes to install: once for all processes.

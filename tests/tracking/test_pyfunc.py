@@ -16,7 +16,8 @@ import pytest
 from tests.conftest import REPOSITORY, SLUG
 from tests.tracking.ledger_bench import LedgerBench
 from tvmflow.config.workspace import Workspace
-from tvmflow.tracking.mlflow.store import experiment_id, open_mlflow
+from tvmflow.tracking.mlflow.experiments import experiment_id
+from tvmflow.tracking.mlflow.store import open_mlflow
 from tvmflow.tracking.mlflow.trend import EXPERIMENT
 
 MODEL = f"models:/{SLUG}@challenger"

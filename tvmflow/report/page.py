@@ -30,10 +30,10 @@ from tvmflow.support.errors import StoreError, UsageError
 from tvmflow.support.files import write_atomic
 from tvmflow.support.json_values import to_json
 from tvmflow.support.version import __version__
+from tvmflow.tracking.mlflow.address import mlflow_uri
 from tvmflow.tracking.mlflow.links import DEFAULT_UI, mlflow_ui
 from tvmflow.tracking.mlflow.registry import registry_name
 from tvmflow.tracking.mlflow.releases import releases
-from tvmflow.tracking.mlflow.store import mlflow_uri
 
 ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "base.js", "charts.js", "sections.js", "main.js")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +13,7 @@ from tvmflow.pipeline.recipe_key import changed_parts
 from tvmflow.support.errors import StoreError, first_line
 from tvmflow.tracking.mlflow.links import run_url
 from tvmflow.tracking.mlflow.registry import all_aliases, registry_name
-from tvmflow.tracking.mlflow.store import REBUILD, open_mlflow
+from tvmflow.tracking.mlflow.store import REBUILD, open_mlflow, pages
 
 _OF_DEVICE = ("unit", "build")  # what differs between devices of one kind
 
@@ -54,7 +53,7 @@ def _rows(workspace: Workspace, where: str) -> list[dict[str, Any]]:
         for version in client.search_model_versions(f"name = '{name}'"):
             digests = (version.tags.get("library_sha256", ""), version.tags.get("network_sha256", ""))
             versions[name, *digests] = str(version.version)
-    runs = _runs(client, experiments, f"tags.`tvmflow.kind` = 'measurement'{where}") if experiments else []
+    runs = pages(client, experiments, f"tags.`tvmflow.kind` = 'measurement'{where}") if experiments else []
     complete = [run for run in runs if run.data.tags.get("tvmflow.complete") == "true"]
     before: dict[str, Any] = {}
     by_cell: dict[str, list[dict[str, Any]]] = {}
@@ -74,16 +73,6 @@ def _rows(workspace: Workspace, where: str) -> list[dict[str, Any]]:
         earlier.append(row)
         rows.append(row)
     return rows
-
-
-def _runs(client: Any, experiments: list[str], where: str) -> Iterator[Any]:
-    token: str | None = None
-    while True:
-        page = client.search_runs(experiments, where, max_results=1000, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
 
 
 def _row(run: Any, aliases: dict[str, dict[str, str]], versions: dict[tuple[str, str, str], str]) -> dict[str, Any]:

@@ -1,0 +1,185 @@
+"""A team's MLflow: a server that all use, moved to, lost, away and used by several machines at once."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.table import STAGES
+from tests.tracking.ledger_bench import LedgerBench
+from tests.tracking.mlflow_server import MlflowServer
+from tests.tracking.test_rebuild import commit_to_dvc, seen
+from tvmflow.api.bundles import part_of
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
+from tvmflow.support.errors import StoreError, UsageError
+from tvmflow.tracking.mlflow.address import TRACKING, identity, without_credentials
+from tvmflow.tracking.mlflow.history import all_measurements
+from tvmflow.tracking.mlflow.rebuild import fill_new_server, rebuild
+from tvmflow.tracking.mlflow.recorded import ensure_recorded, is_recorded, record_kept, record_or_keep
+from tvmflow.tracking.mlflow.registry import CHAMPION, registry_name, version_by_alias, version_by_sha256
+from tvmflow.tracking.mlflow.releases import promote, releases
+from tvmflow.tracking.mlflow.store import open_mlflow
+from tvmflow.tracking.mlflow.trend import EXPERIMENT
+from tvmflow.tracking.mlflow.version_files import version_library
+
+pytestmark = pytest.mark.heavy
+
+
+def _library(ledger: LedgerBench, cell: Cell, library: str) -> str:
+    return ledger.measure(cell, library)["build"].outputs["library.so"].sha256
+
+
+def _promote(ledger: LedgerBench, cell: Cell, sha256: str) -> None:
+    version = version_by_sha256(ledger.workspace, cell, sha256)
+    assert version is not None
+    promote(ledger.workspace, version, "it is good")
+
+
+def test_a_history_moves_to_a_server_and_survives_its_loss(
+    ledger: LedgerBench, server: MlflowServer, empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, and equal; the machine that made it is deleted, and another one compares, bundles and fills a new server."""
+    cell, other = ledger.cell("digits_torch"), ledger.cell("digits_torch", precision="int8")
+    _promote(ledger, cell, _library(ledger, cell, "only the own store has it"))
+    champion = _library(ledger, cell, "champion")
+    _promote(ledger, cell, champion)
+    commit_to_dvc(ledger)
+    ledger.measure(other, "in its folders")
+    before = seen(ledger, cell, other)
+    monkeypatch.setenv(TRACKING, server.uri)
+    assert all_measurements(ledger.workspace) == {} and not is_recorded(ledger.workspace, other)
+    filled = fill_new_server(ledger.workspace, STAGES)
+    assert filled is not None and (len(filled.recorded), filled.lost) == (3, [])
+    assert seen(ledger, cell, other) == before
+    assert fill_new_server(ledger.workspace, STAGES) is None and rebuild(ledger.workspace, STAGES).recorded == []
+    client = open_mlflow(ledger.workspace)
+    places = {one.artifact_location.partition(":")[0] for one in client.search_experiments() if one.name != "Default"}
+    assert places == {"mlflow-artifacts"} and list(server.artifacts.rglob("library.so"))
+
+    clone = tmp_path / "home of another" / "clone"
+    clone.mkdir(parents=True)
+    shutil.copyfile(ledger.root / "params.yaml", clone / "params.yaml")
+    ledger.root.rename(tmp_path / "away")
+    _assert_everyone_has_the_champion(Workspace(clone), cell, champion)
+    (tmp_path / "away").rename(ledger.root)
+
+    server.stop()
+    server.lose(empty_store)
+    server.start()
+    (ledger.root / "mlruns" / "mlflow.db").unlink()
+    shutil.rmtree(ledger.root / "artifacts" / "evaluate" / other.slug)
+    filled = fill_new_server(ledger.workspace, STAGES)
+    assert filled is not None and len(filled.recorded) == 1, "what DVC has"
+    assert [entry.what for entry in releases(ledger.workspace, cell)] == ["promote"]
+    now = version_by_alias(ledger.workspace, cell, CHAMPION)
+    assert now is not None and now.sha256 == champion
+
+
+def _assert_everyone_has_the_champion(clone: Workspace, cell: Cell, sha256: str) -> None:
+    version = version_by_alias(clone, cell, CHAMPION)
+    assert version is not None and version.sha256 == sha256
+    version_library(clone, version, "library.so", clone.root / "library.so")
+    assert (clone.root / "library.so").read_text() == "champion"
+    part = part_of(clone, cell, False, clone.root / "part")
+    assert part.records["build"].outputs["library.so"].sha256 == sha256
+    network = part.path("build", "network.so").read_text()
+    assert network == f"network.so of build of {cell}: champion"
+    altered = next(Path(path) for path in _files_of(clone, version) if path.name == "network.so")
+    altered.write_text("another")
+    with pytest.raises(StoreError, match=r"network.so of .* was altered"):
+        part_of(clone, cell, False, clone.root / "part")
+    altered.write_text(network)
+
+
+def _files_of(workspace: Workspace, version: Any) -> list[Path]:
+    return list(_ROOTS[-1].rglob(f"{version.source.removeprefix('models:/')}/**/*"))
+
+
+_ROOTS: list[Path] = []
+
+
+@pytest.fixture(autouse=True)
+def _root(server: MlflowServer) -> None:
+    _ROOTS.append(server.artifacts)
+
+
+def test_several_machines_record_and_promote_at_once(
+    ledger: LedgerBench, server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TRACKING, server.uri)
+    cell = ledger.cell("digits_keras")
+    one = ledger.make(cell, "one")["build"].outputs["library.so"].sha256
+    machines = [ledger.workspace]
+    for name in ("second", "third"):
+        shutil.copytree(ledger.root, tmp_path / name)
+        machines.append(Workspace(tmp_path / name))
+    with ThreadPoolExecutor(len(machines)) as pool:
+        list(pool.map(lambda machine: ensure_recorded(machine, cell), machines))
+    client, name = open_mlflow(ledger.workspace), registry_name(cell)
+    [row] = all_measurements(ledger.workspace)[str(cell)]
+    [version] = client.search_model_versions(f"name = '{name}'")
+    assert row["version"] == f"{version.version} challenger" and version.run_id == row["run_id"]
+    history = client.get_experiment_by_name(EXPERIMENT).experiment_id
+    [run] = client.search_runs([history], f"tags.cell = '{cell}'")
+    assert len(client.get_metric_history(run.info.run_id, "latency_ms.median")) == 1
+
+    two = _library(ledger, cell, "two")
+    wanted = [version_by_sha256(ledger.workspace, cell, sha256) for sha256 in (one, two)]
+    jobs = [(machine, wanted[number % 2]) for number in range(7) for machine in machines][:20]
+    with ThreadPoolExecutor(len(machines)) as pool:
+        list(pool.map(lambda job: promote(job[0], job[1], "asked for"), jobs))  # type: ignore[arg-type]
+    trail = releases(ledger.workspace, cell)
+    versions = [entry.version for entry in trail]
+    assert all(entry.done for entry in trail) and set(versions) == {v.version for v in wanted if v}
+    assert all(a != b for a, b in zip(versions, versions[1:], strict=False)), "none is there twice"
+    aliases = {str(k): str(v) for k, v in client.get_registered_model(name).aliases.items()}
+    assert (aliases[CHAMPION], aliases["previous"]) == (versions[-1], versions[-2])
+
+
+def test_what_a_server_missed_is_recorded_when_it_is_back(
+    ledger: LedgerBench, server: MlflowServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the cell was measured again meanwhile."""
+    monkeypatch.setenv(TRACKING, server.uri)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    cell = ledger.cell("digits_torch", "rk3399")
+    server.stop()
+    for library in ("one", "two"):
+        ledger.make(cell, library)
+        assert "does not answer" in record_or_keep(ledger.workspace, cell)
+    kept = record_kept(ledger.workspace)
+    assert (kept.done, kept.left) == (0, 2) and server.uri in kept.why and len(kept.why.splitlines()) == 1
+    server.start()
+    assert record_kept(ledger.workspace).done == 2
+    assert [row["version"] for row in all_measurements(ledger.workspace)[str(cell)]] == ["1", "2 challenger"]
+    assert record_kept(ledger.workspace).done == 0 and is_recorded(ledger.workspace, cell)
+
+
+def test_artifacts_are_never_written_into_the_folder_of_another_user(
+    ledger: LedgerBench, server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TRACKING, server.uri)
+    place = tmp_path / "colleague" / "mlruns" / "artifacts" / "digits_mx"
+    open_mlflow(ledger.workspace).create_experiment("digits_mx", artifact_location=str(place))
+    with pytest.raises(StoreError, match="in a folder of one user") as caught:
+        ledger.measure(ledger.cell("digits_mx"), "any")
+    assert "mlflow experiments rename" in caught.value.hint and not place.exists()
+
+
+def test_the_address_of_an_earlier_version_is_refused(ledger: LedgerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVMFLOW_MLFLOW_URI", "http://127.0.0.1:1")
+    with pytest.raises(UsageError, match="no longer names") as caught:
+        open_mlflow(ledger.workspace)
+    assert TRACKING in caught.value.hint
+
+
+def test_credentials_are_in_no_name_of_a_store(ledger: LedgerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert identity(ledger.workspace) == "mlruns/mlflow.db"
+    monkeypatch.setenv(TRACKING, "https://me:secret@host:5000/mlflow/")
+    assert identity(ledger.workspace) == "https://host:5000/mlflow"
+    assert without_credentials("http://host/a@b") == "http://host/a@b"
