@@ -78,10 +78,10 @@ def test_units_of_one_kind_are_told_apart(ledger: LedgerBench) -> None:
     ]
     assert rows[1]["changed"] == ["unit: phone-a -> phone-b"] and rows[2]["changed"] == ["build: 15/1 -> 15/2"]
     runs = client.search_runs([experiment_id(client, ledger.workspace, EXPERIMENT)])
-    steps = {
+    points = {
         run.data.tags["device.unit"]: len(client.get_metric_history(run.info.run_id, "latency_ms.median"))
         for run in runs
     }
-    assert steps == {"phone-a": "2", "phone-b": "2"}
+    assert points == {"phone-a": 2, "phone-b": 2}
     noted, before = _Data({"device.unit": "phone-a", "device.build": "15/1"}, {}), _Data({}, {})
     assert changes(before, noted) == ["nothing: measured again"], "an older version did not note it"

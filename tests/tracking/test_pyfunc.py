@@ -86,4 +86,4 @@ def test_a_history_run_of_before_is_taken_over_with_its_steps(ledger: LedgerBenc
     assert [run.data.tags["tvmflow.kind"] for run in client.search_runs([model])] == ["measurement"]
     [run] = client.search_runs([experiment_id(client, ledger.workspace, EXPERIMENT)])
     steps = client.get_metric_history(run.info.run_id, "latency_ms.median")
-    assert sorted((m.step, m.value) for m in steps) == [(1, 3.0), (2, 2.0), (3, 1.0)]
+    assert sorted((m.step, m.value) for m in steps) == [(1, 3.0), (2, 2.0), (1_750_000_060, 1.0)]

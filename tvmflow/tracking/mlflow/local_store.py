@@ -116,7 +116,7 @@ class LocalRun:
         if self.run.inputs and self.run.inputs.dataset_inputs:
             client.log_inputs(run_id, self.run.inputs.dataset_inputs)
         with tempfile.TemporaryDirectory() as folder:
-            client.log_artifacts(run_id, self._download(Path(folder), f"runs:/{source}"))
+            client.log_artifacts(run_id, self._download(Path(folder), run_id=source))
 
     def _copy_library(self, workspace: Workspace, client: MlflowClient, experiment: str, run_id: str) -> str:
         from mlflow.entities import LoggedModelOutput
@@ -129,14 +129,15 @@ class LocalRun:
             experiment, name=known.name, source_run_id=run_id, model_type=known.model_type, tags=dict(known.tags)
         )
         with tempfile.TemporaryDirectory() as folder:
-            client.log_model_artifacts(model.model_id, self._download(Path(folder), f"models:/{known.model_id}"))
+            files = self._download(Path(folder), artifact_uri=known.artifact_location)
+            client.log_model_artifacts(model.model_id, files)
         client.finalize_logged_model(model.model_id, "READY")
         client.log_outputs(run_id, [LoggedModelOutput(model.model_id, 0)])
         return str(model.model_id)
 
-    def _download(self, folder: Path, uri: str) -> str:
+    def _download(self, folder: Path, **what: str) -> str:
         from mlflow import artifacts
 
         own = self.store.workspace.mlflow_uri
         download = clear_errors(self.store.workspace, artifacts.download_artifacts)
-        return str(download(artifact_uri=uri, dst_path=str(folder), tracking_uri=own, registry_uri=own))
+        return str(download(**what, dst_path=str(folder), tracking_uri=own, registry_uri=own))

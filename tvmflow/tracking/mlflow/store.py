@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import re
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from tvmflow.config.workspace import Workspace
 from tvmflow.support.errors import DamagedStoreError, StoreAwayError, StoreError, first_line, from_os_error
@@ -31,7 +33,14 @@ from tvmflow.tracking.mlflow.address import (
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+_QUIET = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_UV_AUTO_DETECT": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
 LOCK_WAIT_S = 20.0  # as long as MLflow waits
+_ATTEMPTS = 5
 _SERVER_FAILED = 500  # an HTTP status from here on is the trouble of the server or of its database
 _OF_BUCKETS = ("boto", "google.", "azure.")  # modules of errors where artifacts go to a bucket without the server
 _SETTING = threading.Lock()
@@ -45,7 +54,7 @@ REBUILD = (
 
 
 def _set_environment() -> None:
-    for name, value in {**PRIVACY, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_UV_AUTO_DETECT": "false"}.items():
+    for name, value in {**PRIVACY, **_QUIET}.items():
         os.environ.setdefault(name, value)
 
 
@@ -66,6 +75,7 @@ def open_mlflow(workspace: Workspace) -> MlflowClient:
         "alembic",
         "mlflow.store.db.utils",
         "mlflow.tracking",
+        "mlflow.store.model_registry.abstract_store",
         "mlflow.pyfunc",
         "mlflow.utils.requirements_utils",
         "urllib3.connectionpool",
@@ -117,27 +127,41 @@ class _Client:
 
 def clear_errors(workspace: Workspace, function: Any) -> Any:
     """Return a function of MLflow that raises StoreError, StoreAwayError where the server does not answer."""
+    name = getattr(function, "__name__", "")
 
     def call(*arguments: Any, **named: Any) -> Any:
-        from mlflow.exceptions import MlflowException
-        from sqlalchemy.exc import SQLAlchemyError
-
-        try:
-            return function(*arguments, **named)
-        except MlflowException as error:
-            # MLflow reports an unknown alias as an invalid parameter.
-            asks_for_alias = getattr(function, "__name__", "") == "get_model_version_by_alias"
-            if error.error_code in _EXPECTED or (asks_for_alias and error.error_code == "INVALID_PARAMETER_VALUE"):
-                raise
-            raise _store_error(workspace, error) from error
-        except (SQLAlchemyError, sqlite3.Error, OSError) as error:  # OSError: those of requests too
-            raise _store_error(workspace, error) from error
-        except Exception as error:
-            if type(error).__module__.startswith(_OF_BUCKETS):
-                raise _store_error(workspace, error) from error
-            raise
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return function(*arguments, **named)
+            except Exception as error:
+                if attempt < _ATTEMPTS and name.startswith(("set_", "log_")) and _at_once(error):
+                    time.sleep(random.uniform(0, 0.1 * attempt))  # noqa: S311
+                    continue
+                _raise_clear(workspace, name, error)
+        return None
 
     return call
+
+
+def _at_once(error: Exception) -> bool:
+    """Return whether two machines set the same value at the same time: MLflow then fails for one of them."""
+    return "IntegrityError" in str(error) or "UniqueViolation" in str(error)
+
+
+def _raise_clear(workspace: Workspace, name: str, error: Exception) -> NoReturn:
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    if isinstance(error, MlflowException):
+        # MLflow reports an unknown alias as an invalid parameter.
+        asks_for_alias = name == "get_model_version_by_alias"
+        if error.error_code in _EXPECTED or (asks_for_alias and error.error_code == "INVALID_PARAMETER_VALUE"):
+            raise error
+        raise _store_error(workspace, error) from error
+    of_bucket = type(error).__module__.startswith(_OF_BUCKETS)
+    if isinstance(error, SQLAlchemyError | sqlite3.Error | OSError) or of_bucket:  # OSError: those of requests too
+        raise _store_error(workspace, error) from error
+    raise error
 
 
 def check_store(workspace: Workspace) -> None:
@@ -298,16 +322,17 @@ def _server_error(workspace: Workspace, error: BaseException, said: str) -> Stor
 
 
 def _status(error: BaseException) -> int | None:
-    """Return the HTTP status that a server answered with, None where there was no answer."""
-    from mlflow.exceptions import RestException
+    """Return the HTTP status that a server answered with, None where there was no answer, 400 where it was not
+    asked.
+    """
+    from mlflow.exceptions import MlflowException, RestException
 
-    if isinstance(error, RestException):
-        return int(error.get_http_status_code())
     response = getattr(error, "response", None)
-    if response is not None:  # of requests; MLflow's own message otherwise has the code
+    if response is not None:  # of requests
         return int(response.status_code)
-    found = re.search(r"failed with error code (\d{3})|(\d{3}) (?:Client|Server) Error", str(error))
-    return int(found[1] or found[2]) if found else None
+    if isinstance(error, RestException) or (isinstance(error, MlflowException) and "API request to" in str(error)):
+        return int(error.get_http_status_code())
+    return 400 if isinstance(error, MlflowException) else None
 
 
 def _cause(error: BaseException) -> str:
