@@ -44,7 +44,9 @@ def _promote(ledger: LedgerBench, cell: Cell, sha256: str) -> None:
 def test_a_history_moves_to_a_server_and_survives_its_loss(
     ledger: LedgerBench, server: MlflowServer, empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once, and equal. Another machine bundles when the first one is gone; a new server gets what DVC has."""
+    """Once, and equal. Another machine bundles when the first one is gone; a new server gets what DVC has,
+    and what was measured while there was none.
+    """
     cell, other = ledger.cell("digits_torch"), ledger.cell("digits_torch", precision="int8")
     _promote(ledger, cell, _library(ledger, cell, "only the own store has it"))
     champion = _library(ledger, cell, "champion")
@@ -71,7 +73,17 @@ def test_a_history_moves_to_a_server_and_survives_its_loss(
 
     server.stop()
     server.lose(empty_store)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    missed = ledger.cell("digits_torch", "rk3399")
+    for library in ("one", "two"):  # the cell is measured again meanwhile
+        ledger.make(missed, library)
+        assert "does not answer" in record_or_keep(ledger.workspace, missed)
+    kept = record_kept(ledger.workspace)
+    assert (kept.done, kept.left) == (0, 2) and server.uri in kept.why and len(kept.why.splitlines()) == 1
     server.start()
+    assert record_kept(ledger.workspace).done == 2 and record_kept(ledger.workspace).done == 0
+    assert [row["version"] for row in all_measurements(ledger.workspace)[str(missed)]] == ["1", "2 challenger"]
+
     (ledger.root / "mlruns" / "mlflow.db").unlink()
     shutil.rmtree(ledger.root / "artifacts" / "evaluate" / other.slug)
     filled = fill_new_server(ledger.workspace, STAGES)
@@ -129,25 +141,6 @@ def test_several_machines_record_and_promote_at_once(
     assert all(a != b for a, b in itertools.pairwise(versions)), "none is there twice"
     aliases = {str(k): str(v) for k, v in client.get_registered_model(name).aliases.items()}
     assert (aliases[CHAMPION], aliases["previous"]) == (versions[-1], versions[-2])
-
-
-def test_what_a_server_missed_is_recorded_when_it_is_back(
-    ledger: LedgerBench, server: MlflowServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also when the cell was measured again meanwhile."""
-    monkeypatch.setenv(TRACKING, server.uri)
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    cell = ledger.cell("digits_torch", "rk3399")
-    server.stop()
-    for library in ("one", "two"):
-        ledger.make(cell, library)
-        assert "does not answer" in record_or_keep(ledger.workspace, cell)
-    kept = record_kept(ledger.workspace)
-    assert (kept.done, kept.left) == (0, 2) and server.uri in kept.why and len(kept.why.splitlines()) == 1
-    server.start()
-    assert record_kept(ledger.workspace).done == 2
-    assert [row["version"] for row in all_measurements(ledger.workspace)[str(cell)]] == ["1", "2 challenger"]
-    assert record_kept(ledger.workspace).done == 0 and is_recorded(ledger.workspace, cell)
 
 
 def test_artifacts_are_never_written_into_the_folder_of_another_user(

@@ -138,13 +138,14 @@ def report(
 ) -> None:
     """Write a self-contained HTML report: cells, baselines, comparison, history, kernels, tuning, stages."""
     from tvmflow import api
+    from tvmflow.tracking.mlflow.links import ui_command
 
     workspace = open_workspace()
     if as_json:
         show_json(api.report_data(workspace))
         return
     print(api.write_report(output, workspace))
-    suggest(f"open the page in a browser; 'mlflow ui --backend-store-uri {workspace.mlflow_uri}' shows all runs")
+    suggest(f"open the page in a browser; all runs are in MLflow: {ui_command(workspace)}")
 
 
 @app.command()

@@ -30,8 +30,7 @@ from tvmflow.support.errors import StoreError, UsageError
 from tvmflow.support.files import write_atomic
 from tvmflow.support.json_values import to_json
 from tvmflow.support.version import __version__
-from tvmflow.tracking.mlflow.address import mlflow_uri
-from tvmflow.tracking.mlflow.links import DEFAULT_UI, mlflow_ui
+from tvmflow.tracking.mlflow.links import DEFAULT_UI, mlflow_ui, ui_command
 from tvmflow.tracking.mlflow.registry import registry_name
 from tvmflow.tracking.mlflow.releases import releases
 
@@ -70,7 +69,7 @@ def collect(workspace: Workspace, history: dict[str, list[dict[str, Any]]], page
         "steps": STEPS,
         "precisions": get_args(Precision),
         "mlflow_ui": _web_address(mlflow_ui()),
-        "mlflow_command": f"mlflow ui --backend-store-uri {mlflow_uri(workspace)}",
+        "mlflow_command": ui_command(workspace),
         "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": __version__,
     }

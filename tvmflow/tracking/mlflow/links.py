@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 
-from tvmflow.tracking.mlflow.address import TRACKING, is_server, without_credentials
+from tvmflow.config.workspace import Workspace
+from tvmflow.tracking.mlflow.address import TRACKING, is_server, mlflow_uri, without_credentials
 
 DEFAULT_UI = "http://127.0.0.1:5000"
 
@@ -18,6 +19,12 @@ def mlflow_ui() -> str:
     store = os.environ.get(TRACKING, "")
     served = without_credentials(store) if is_server(store) else DEFAULT_UI
     return (os.environ.get("TVMFLOW_MLFLOW_UI") or served).rstrip("/")
+
+
+def ui_command(workspace: Workspace) -> str:
+    """Return how to see the pages of the store: the address of a server, or a command that serves a file."""
+    uri = mlflow_uri(workspace)
+    return mlflow_ui() if is_server(uri) else f"mlflow ui --backend-store-uri {uri}"
 
 
 def run_url(experiment_id: str, run_id: str) -> str:
