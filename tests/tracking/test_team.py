@@ -7,6 +7,7 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,24 +42,33 @@ def _promote(ledger: LedgerBench, cell: Cell, sha256: str) -> None:
     promote(ledger.workspace, version, "it is good")
 
 
+def _seen(ledger: LedgerBench, *cells: Cell) -> Any:
+    """Return what is in the store of these cells: others of the session use the server too."""
+    rows, aliases, changes = seen(ledger, *cells)
+    names = {registry_name(cell) for cell in cells}
+    shown = {cell: row for cell, row in rows.items() if cell in map(str, cells)}
+    return shown, {name: of_name for name, of_name in aliases.items() if name in names}, changes
+
+
 def test_a_history_moves_to_a_server_and_survives_its_loss(
     ledger: LedgerBench, server: MlflowServer, empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, and equal. Another machine bundles when the first one is gone; a new server gets what DVC has,
     and what was measured while there was none.
     """
-    cell, other = ledger.cell("digits_torch"), ledger.cell("digits_torch", precision="int8")
+    cell, other = (ledger.cell("digits_keras", "rk3399", precision) for precision in ("float32", "int8"))
     _promote(ledger, cell, _library(ledger, cell, "only the own store has it"))
     champion = _library(ledger, cell, "champion")
     _promote(ledger, cell, champion)
     commit_to_dvc(ledger)
     ledger.measure(other, "in its folders")
-    before = seen(ledger, cell, other)
+    before = _seen(ledger, cell, other)
+    assert len(before[0][str(cell)]) == 2 and before[1][registry_name(cell)][CHAMPION] == "2"
     monkeypatch.setenv(TRACKING, server.uri)
-    assert all_measurements(ledger.workspace) == {} and not is_recorded(ledger.workspace, other)
+    assert _seen(ledger, cell, other)[:2] == ({}, {}) and not is_recorded(ledger.workspace, other)
     filled = fill_new_server(ledger.workspace, STAGES)
     assert filled is not None and (len(filled.recorded), filled.lost) == (3, [])
-    assert seen(ledger, cell, other) == before
+    assert _seen(ledger, cell, other) == before
     assert fill_new_server(ledger.workspace, STAGES) is None and rebuild(ledger.workspace, STAGES).recorded == []
     made = [one for one in open_mlflow(ledger.workspace).search_experiments() if one.name != "Default"]
     places = {one.artifact_location.partition(":")[0] for one in made}

@@ -7,6 +7,7 @@ restores.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 SUPERSEDED = "superseded_by"  # the tag of a version whose library has another one
+_MODEL = re.compile(r"\bm-[0-9a-f]{32}\b")
 STAGES_FOLDER = "stages"  # of a version's files: what its stages made, with their records
 
 
@@ -93,7 +95,7 @@ def register_version(client: MlflowClient, cell: Cell, model_id: str, run_id: st
         for key, value in tags.items():
             client.set_model_version_tag(name, number, key, value)
     else:
-        made = client.create_model_version(name, f"models:/{model_id}", run_id, tags, model_id=model_id)
+        made = _create_version(client, name, model_id, run_id, tags)
         number = str(made.version)
         if known is not None and is_known:
             client.set_model_version_tag(name, known.version, SUPERSEDED, number)
@@ -107,6 +109,13 @@ def register_version(client: MlflowClient, cell: Cell, model_id: str, run_id: st
     if is_newest and (champion is None or champion.version != number):
         client.set_registered_model_alias(name, CHALLENGER, number)
     return number
+
+
+def _create_version(client: MlflowClient, name: str, model_id: str, run_id: str, tags: dict[str, str]) -> Any:
+    """Create a version of a logged model; a registry apart from the runs does not know that model, only its place."""
+    if client._registry_uri == client.tracking_uri:
+        return client.create_model_version(name, f"models:/{model_id}", run_id, tags, model_id=model_id)
+    return client.create_model_version(name, client.get_logged_model(model_id).artifact_location, run_id, tags)
 
 
 def _has_files(client: MlflowClient, version: Version) -> bool:
@@ -207,7 +216,8 @@ def _version(version: Any) -> Version:
 
 def model_of(version: Version) -> str:
     """Return the id of a version's logged model."""
-    return version.source.removeprefix("models:/")
+    found = _MODEL.search(version.source)
+    return found[0] if found else ""
 
 
 def tag_released(workspace: Workspace, tag: str, values: Mapping[tuple[str, str], str]) -> None:

@@ -290,7 +290,7 @@ def champion_with(workspace: Workspace, name: str, sha256: str, network_sha256: 
 def _store_error(workspace: Workspace, error: BaseException) -> StoreError:
     """Return a StoreError with the store, the problem and a hint."""
     said = _cause(error)
-    if sqlite_path(workspace) is None:
+    if sqlite_path(workspace) is None or "API request to" in str(error):
         return _server_error(workspace, error, said)
     if "database is locked" in said:
         return _unusable(
@@ -312,8 +312,9 @@ def _store_error(workspace: Workspace, error: BaseException) -> StoreError:
 def _server_error(workspace: Workspace, error: BaseException, said: str) -> StoreError:
     """Return what to do about a server: wait for it, log in, or read its answer."""
     status = _status(error)
+    address = mlflow_uri(workspace) if sqlite_path(workspace) is None else registry_uri(workspace)
     if status is None or status >= _SERVER_FAILED:
-        found = f"the MLflow server {without_credentials(mlflow_uri(workspace))} does not answer ({said})"
+        found = f"the MLflow server {without_credentials(address)} does not answer ({said})"
         return StoreAwayError(found, "a server that responds", f"start it, or correct {TRACKING}; nothing is lost")
     if status in (401, 403):
         hint = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
