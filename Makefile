@@ -21,10 +21,10 @@ demo: setup-demo  ## install what the demo needs, run the main job on the embedd
 	$(BIN)/tvmflow run digits
 	$(BIN)/tvmflow report
 
-test: style browser jdk $(OLD_TVM)/.installed  ## all checks and tests, as CI runs them; one of them re-tunes from TVM 0.26.0
+test: style browser jdk  ## all checks, and the tests that together execute nearly all that any test does; CI runs this
 	$(PYTEST) -m "not slow"
 
-test-all: style browser jdk $(OLD_TVM)/.installed  ## the same, and further networks, sizes and random cases of what it covers
+test-all: style browser jdk $(OLD_TVM)/.installed  ## all tests and more random cases; one test re-tunes from TVM 0.26.0
 	HYPOTHESIS_PROFILE=default $(PYTEST)
 
 test-fast: setup  ## what starts no servers, sandboxes or stages: under two minutes

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.tensorflow_models import run_in_environment
 from tvmflow.evaluation.agreement import compare
 from tvmflow.frontends.registry import FRONTENDS, load_source
 from tvmflow.frontends.source_model import SourceDescription, SourceModel, one_input
@@ -95,7 +96,7 @@ def fetched(framework: str, network: str, folder: Path) -> SourceModel:
     """Bring a network with seeded weights and load it in its framework."""
     shape = _shape(framework, network)
     if framework == "tensorflow":
-        run_tool("tensorflow", ["make", "1", str(folder / "saved")])
+        run_in_environment("make", "1", str(folder / "saved"))
         if network == "SavedModel":
             shutil.make_archive(str(folder / "model"), "zip", folder / "saved")
             return load_source(folder, SourceDescription(framework, None, "model.zip", one_input("input", shape)))

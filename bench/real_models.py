@@ -48,11 +48,12 @@ from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import write_network
+from tvmflow.config.fixed_inputs import FixedInput
 from tvmflow.config.stage_params import TuneParams
 from tvmflow.evaluation.interleaved_timing import TurnRules
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.registry import load_source
-from tvmflow.frontends.source_model import Arrays, SourceDescription, SourceModel, TensorSpec
+from tvmflow.frontends.source_model import Arrays, SourceDescription, SourceModel, TensorSpec, fixed_specs
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.support.runtime_binding import network_binding
 from tvmflow.targets.resolve import host_target
@@ -73,6 +74,7 @@ class RealModel:
     file: str | None
     shapes: dict[str, list[int]]
     data: dict[str, Any]
+    fixed: dict[str, Any] = field(default_factory=dict)
     network: str | None = None
     arguments: list[Any] = field(default_factory=list)
     weights: str | None = None
@@ -89,8 +91,11 @@ class RealModel:
             specs = tuple(TensorSpec(name, tuple(shape)) for name, shape in self.shapes.items())
             return ExportedModel(self._torch_network(), specs), specs
         path = self.place / str(self.file)
-        specs = tuple(_specs(path, self.shapes))
-        return load_source(path.parent, SourceDescription(_FRAMEWORKS[path.suffix], None, path.name, specs)), specs
+        fixed = fixed_specs({name: FixedInput(value=value) for name, value in self.fixed.items()})
+        specs = tuple(spec for spec in _specs(path, self.shapes) if spec.name not in self.fixed)
+        described = SourceDescription(_FRAMEWORKS[path.suffix], None, path.name, specs, fixed=fixed)
+        source = load_source(path.parent, described)
+        return source, getattr(source, "specs", specs)  # a TFLite file declares its states as inputs
 
     def _torch_network(self) -> Any:
         import torch
@@ -126,7 +131,7 @@ def _specs(path: Path, shapes: dict[str, list[int]]) -> Iterator[TensorSpec]:
             name = str(one["name"]).removeprefix("serving_default_").split(":")[0]
             yield TensorSpec(name, tuple(int(d) for d in one["shape"]), "float32" if is_quantized else dtype)
     else:
-        yield from (TensorSpec(name, tuple(shape), "float32" if shape else "int64") for name, shape in shapes.items())
+        yield from (TensorSpec(name, tuple(shape)) for name, shape in shapes.items())
 
 
 def _fill(spec: TensorSpec, what: Any) -> np.ndarray[Any, Any]:
@@ -187,7 +192,7 @@ def _model(
     stand_ins: list[str],
     entry: dict[str, Any],
 ) -> RealModel:
-    more = {name: entry[name] for name in ("network", "arguments", "weights") if name in entry}
+    more = {name: entry[name] for name in ("network", "arguments", "weights", "fixed") if name in entry}
     return RealModel(label, place, file, shapes, data, stand_ins=stand_ins, **more)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.recording import record_one
 from flows.run_page import run_name, tag_run
 from flows.stage_tasks import workspace_of
 from flows.walk import COMPILE_STAGES, walk
-from tvmflow.tracking.dvc.repository import publish
 
 
 @flow(name="compile_model", flow_run_name=run_name)
@@ -17,5 +17,5 @@ def compile_model(cell: str, root: str = "") -> dict[str, str]:
     wanted = workspace.params.cell(cell)
     tag_run([str(wanted)])
     outcomes = walk(workspace, wanted, COMPILE_STAGES)
-    publish(workspace, [wanted], COMPILE_STAGES)
+    record_one(workspace, wanted, COMPILE_STAGES)
     return outcomes

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.recording import record_one
 from flows.run_page import run_name, show_cell, tag_run
 from flows.stage_tasks import workspace_of
 from flows.walk import EVALUATE_STAGES, walk
-from tvmflow.tracking.dvc.repository import publish
 
 
 @flow(name="evaluate_model", flow_run_name=run_name)
@@ -18,5 +18,5 @@ def evaluate_model(cell: str, root: str = "", again: bool = False) -> dict[str, 
     tag_run([str(wanted)])
     outcomes = walk(workspace, wanted, EVALUATE_STAGES, again=("evaluate",) if again else ())
     show_cell(workspace, wanted)
-    publish(workspace, [wanted], EVALUATE_STAGES)
+    record_one(workspace, wanted, EVALUATE_STAGES)
     return outcomes

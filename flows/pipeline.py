@@ -1,8 +1,7 @@
-"""Generate dvc.yaml from the table of stages: one DVC stage per stage and cell of params.yaml."""
+"""Generate the dvc.yaml of a clone of the repository from the table of stages: one DVC stage per stage and cell."""
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from typing import Any
@@ -11,12 +10,9 @@ import yaml
 
 from tasks.table import STAGES
 from tvmflow.config.keys import written_part
-from tvmflow.config.params import Params
-from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.recipe_key import code_of
 from tvmflow.pipeline.record import RECORD_NAME
 from tvmflow.pipeline.stage import AnyStage
-from tvmflow.support.files import digest_of, write_atomic
 
 _SLUG = "${item.model}.${item.target}.${item.precision}"
 HEADER = """\
@@ -25,57 +21,17 @@ HEADER = """\
 # with it a stage is named after its cell (build@digits) and depends on the parameters of its own model and target only;
 # the names of a matrix over records would be build@cell0, build@cell1.
 """
-PROJECT_HEADER = """\
-# Written by tvmflow from params.yaml; do not edit, it is written anew. Run a cell with `dvc repro build@NAME`, all with
-# `dvc repro`.
-"""
-CODE_FILE = "code.json"
 
 
 def pipeline() -> dict[str, Any]:
     """Return dvc.yaml as a value."""
-    return {"stages": {name: {"foreach": "${cells}", "do": _stage(stage)} for name, stage in STAGES.items()}}
+    return {"stages": {name: {"foreach": "${cells}", "do": stage_entry(stage)} for name, stage in STAGES.items()}}
 
 
-def project_pipeline(params: Params) -> dict[str, Any]:
-    """Return dvc.yaml of a workspace whose code is installed elsewhere.
-
-    Its params.yaml may omit any key. So the cells are written in dvc.yaml, and a stage depends on all of params.yaml
-    (the recipe key decides what matters) and on the digest of its code in code.json.
-    """
-    cells = {name: cell.model_dump(mode="json") for name, cell in params.cells.items()}
-    stages = {}
-    for name, stage in STAGES.items():
-        do = _stage(stage, "python -P -m tasks")  # -P: do not import a folder tasks/ of the workspace
-        do |= {"deps": _inputs(stage), "params": [{"params.yaml": None}, {CODE_FILE: [name]}]}
-        stages[name] = {"foreach": cells, "do": {key: value for key, value in do.items() if value}}
-    return {"stages": stages if cells else {}}
-
-
-def code_digests() -> dict[str, str]:
-    """Return stage -> digest of its code."""
-    return {name: digest_of(code_of(stage.module, stage.runs)) for name, stage in STAGES.items()}
-
-
-def refresh(workspace: Workspace) -> bool:
-    """Rewrite dvc.yaml and code.json of a workspace if tvmflow generates them; return whether it does.
-
-    It does not in a clone of the repository, nor if a user wrote dvc.yaml by hand.
-    """
-    path = workspace.root / "dvc.yaml"
-    if path.exists() and not path.read_text(encoding="utf-8").startswith(PROJECT_HEADER.splitlines()[0]):
-        return False
-    text = PROJECT_HEADER + yaml.safe_dump(project_pipeline(workspace.params), sort_keys=False, width=200)
-    for file, new in ((path, text), (workspace.root / CODE_FILE, json.dumps(code_digests(), indent=1) + "\n")):
-        if not file.exists() or file.read_text(encoding="utf-8") != new:
-            write_atomic(file, new)
-    return True
-
-
-def _stage(stage: AnyStage, program: str = "python -m tasks") -> dict[str, Any]:
+def stage_entry(stage: AnyStage, program: str = "python -m tasks") -> dict[str, Any]:
     entry: dict[str, Any] = {
         "cmd": f"{program} {stage.name} ${{item.model}}@${{item.target}}:${{item.precision}}",
-        "deps": [*_code(stage), *_inputs(stage)],
+        "deps": [*_code(stage), *inputs_of(stage)],
         "params": params_of(stage),
     }
     folder = f"artifacts/{stage.name}/{_SLUG}"
@@ -99,7 +55,7 @@ def _code(stage: AnyStage) -> list[str]:
     return sorted(places)
 
 
-def _inputs(stage: AnyStage) -> list[str]:
+def inputs_of(stage: AnyStage) -> list[str]:
     paths = []
     for source, only in stage.inputs.items():
         folder = f"artifacts/{source}/{_SLUG}"

@@ -16,6 +16,7 @@ from prefect.states import Cancelled
 
 from flows.notify import as_rows, as_text, notify
 from flows.outcomes import final_state, results_of
+from flows.recording import record_one
 from flows.release_model import decide
 from flows.run_page import run_name, tag_run
 from flows.stage_tasks import cells_of, workspace_of
@@ -28,7 +29,6 @@ from tvmflow.pipeline.results import CellResult, RetuneResult
 from tvmflow.report.tables import retune_table
 from tvmflow.support.errors import StoreError, TvmflowError
 from tvmflow.toolchain.versions import versions
-from tvmflow.tracking.dvc.repository import publish
 from tvmflow.tracking.mlflow.registry import CHAMPION, version_by_alias
 
 
@@ -51,7 +51,7 @@ def retune_cell(workspace: Workspace, name: str, force: bool) -> RetuneResult:
             return replace(result, verdict=verdict)
         stages = (*COMPILE_STAGES, *EVALUATE_STAGES)
         walk(workspace, cell, stages, result=walked)
-        publish(workspace, [cell], stages)
+        record_one(workspace, cell, stages)
         result = replace(result, tuning=_tuning(workspace, cell))
         decision = decide(workspace, cell)
     except TvmflowError as error:

@@ -11,17 +11,17 @@ from prefect.states import Cancelled, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.outcomes import final_state, results_of
-from flows.pipeline import refresh
+from flows.project_pipeline import refresh
+from flows.recording import record
 from flows.run_page import run_name, show_cell, tag_run
 from flows.stage_tasks import cells_of, workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
 from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, walk
-from tvmflow.config.params import FlowParams
+from tvmflow.config.params import Cell, FlowParams
 from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.results import CellResult
 from tvmflow.support.errors import TvmflowError, UsageError
 from tvmflow.support.json_values import from_json, to_json
-from tvmflow.tracking.dvc.repository import publish
 from tvmflow.tracking.mlflow.recorded import record_kept
 
 
@@ -90,13 +90,13 @@ def sweep(
         return Cancelled(message="interrupted by the user")
     record_kept(workspace)  # what MLflow's server missed while it restarted
     results = [from_json(CellResult, one) for one in returned]
-    done = [workspace.params.cell(result.cell) for result in results if result.error is None]
+    done = {workspace.params.cell(result.cell): result for result in results if result.error is None}
     try:
-        publish(workspace, done, stages)
+        failed: dict[Cell, TvmflowError] = {**record(workspace, list(done), stages)}
     except TvmflowError as error:
-        for result in results:
-            if result.error is None:
-                result.error, result.failed_stage = error, "publish"
+        failed = dict.fromkeys(done, error)
+    for cell, reason in failed.items():
+        done[cell].error, done[cell].failed_stage = reason, "publish"
     create_table_artifact(key="sweep", table=[_row(result) for result in results], description="cells and stages")
     return final_state(results)
 

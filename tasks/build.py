@@ -24,6 +24,7 @@ from tvmflow.evaluation.agreement import check_equal
 from tvmflow.frontends.source_model import (
     OutputSpec,
     SourceDescription,
+    State,
     TensorSpec,
     dynamic_axes,
     read_description,
@@ -213,24 +214,25 @@ def _describe_network(context: Context, library: LibraryDescription) -> Network:
         _image_input(source.inputs, settings.preprocess),
         settings.max_relative_error,
         SizedOutputs(source.sizes, dynamic_axes(library.outputs)) if source.sizes else None,
-        _states(settings.state, source.inputs, library.outputs),
+        _states((*source.states, *(State(*pair) for pair in settings.state.items())), source.inputs, library.outputs),
     )
 
 
 def _states(
-    state: Mapping[str, str], inputs: tuple[TensorSpec, ...], outputs: tuple[OutputSpec, ...]
-) -> tuple[tuple[str, str], ...]:
+    states: tuple[State, ...], inputs: tuple[TensorSpec, ...], outputs: tuple[OutputSpec, ...]
+) -> tuple[State, ...]:
     """Return the states in the order of the inputs. Raises UsageError for an output that is not like its input."""
     made = {one.name: (one.shape, one.dtype) for one in outputs}
-    for spec in inputs:
-        if spec.name in state and made.get(state[spec.name]) != (spec.shape, spec.dtype):
+    given = {spec.name: (spec.shape, spec.dtype) for spec in inputs}
+    for state in states:
+        if made.get(state.output) != given[state.input]:
+            shape, dtype = given[state.input]
             raise UsageError(
-                f"state: {{{spec.name}: {state[spec.name]}}}: no output {state[spec.name]} of {spec.dtype} "
-                f"{list(spec.shape)}",
+                f"state: {{{state.input}: {state.output}}}: no output {state.output} of {dtype} {list(shape)}",
                 "an output like the input: one of "
                 + ", ".join(f"{name} ({dtype} {list(shape)})" for name, (shape, dtype) in made.items()),
             )
-    return tuple((spec.name, state[spec.name]) for spec in inputs if spec.name in state)
+    return tuple(sorted(states, key=lambda state: list(given).index(state.input)))
 
 
 def _image_input(inputs: tuple[TensorSpec, ...], how: Preprocess) -> Any:

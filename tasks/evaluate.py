@@ -29,7 +29,7 @@ from tvmflow.evaluation.quality import measure_quality, write_scorecard
 from tvmflow.evaluation.quality_warnings import QualityWarning
 from tvmflow.evaluation.roofline import Bounds, NoBounds, measure_bounds
 from tvmflow.evaluation.scorecard import AcceleratorPart, Device, Scorecard
-from tvmflow.frontends.registry import frontend_named
+from tvmflow.frontends.registry import tools_of
 from tvmflow.frontends.source_model import read_description
 from tvmflow.pipeline.recipe_key import FRONTENDS
 from tvmflow.pipeline.stage import Output, Stage, StageContext, settings_from_block
@@ -56,6 +56,7 @@ class EvaluateSettings(LatencyRules):
     emulated: bool
     host_cpu: str
     framework: str
+    network: str | None
     metric: str | None
     max_relative_error: float
     cold_starts: int
@@ -75,6 +76,7 @@ def _settings(workspace: Workspace, cell: Cell) -> EvaluateSettings:
         emulated=transport_of(entry.device).is_emulated,
         host_cpu=probe()["host_cpu"],
         framework=model.framework,
+        network=model.network,
         metric=model.metric,
         max_relative_error=workspace.params.build.max_relative_error[cell.precision],
         ceilings=sha256_of(roofline.SOURCE),
@@ -83,7 +85,7 @@ def _settings(workspace: Workspace, cell: Cell) -> EvaluateSettings:
 
 
 def _toolchain(settings: EvaluateSettings) -> tuple[str, ...]:
-    return ("tvm", "ffi", "llvm", "onnxruntime", *frontend_named(settings.framework).tools)
+    return ("tvm", "ffi", "llvm", "onnxruntime", *tools_of(settings.framework, settings.network))
 
 
 Context = StageContext[EvaluateSettings, DeviceLimits]
@@ -197,6 +199,7 @@ STAGE = Stage(
     ),
     reads=(
         "models.{model}.framework",
+        "models.{model}.network",
         "models.{model}.metric",
         *TARGET_READS,
         "targets.{target}.device.key",

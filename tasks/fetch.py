@@ -12,16 +12,20 @@ from typing import Any
 
 from tvmflow.config.params import Cell, ImageFolder, ModelEntry
 from tvmflow.config.workspace import Workspace
-from tvmflow.frontends.registry import frontend_named
-from tvmflow.frontends.source_model import SourceDescription, TensorSpec
+from tvmflow.frontends.registry import frontend_named, tools_of
+from tvmflow.frontends.source_model import SourceDescription, TensorSpec, fixed_specs
+from tvmflow.frontends.tensorflow.streams import declare_states
 from tvmflow.pipeline.stage import Stage, StageContext
 from tvmflow.sandbox.images import read_in_sandbox
+from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
 from tvmflow.sources.data.datasets import Samples, SplitSizes, edge_inputs
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.model_files import copy_network, labels_of, own_files, random_specs, samples_of
 from tvmflow.sources.weights import WeightsRequest, fetch_weights
 from tvmflow.support.files import save_arrays
 from tvmflow.support.json_values import to_json
+
+_STREAM_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,12 @@ def _limits(workspace: Workspace, _cell: Cell) -> DownloadLimits:
 
 
 def _toolchain(settings: FetchSettings) -> tuple[str, ...]:
-    """Return the tools of weights that are made here; fetched weights depend on their bytes only."""
+    """Return the tools of weights that are made here, and of streams; fetched weights depend on their bytes only."""
     model = settings.model
-    tools = frontend_named(model.framework).tools if model.weights.kind in ("train", "seeded") else ()
+    tools = tools_of(model.framework, model.network) if model.weights.kind in ("train", "seeded") else ()
     return (
         *tools,
+        *frontend_named(model.framework).state_tools,
         "numpy",
         *(("scikit-learn",) if model.dataset == "digits" else ()),
         *(("pillow",) if isinstance(model.dataset, ImageFolder) else ()),
@@ -89,8 +94,13 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
         task=model.task,
         sizes=model.sizes,
         has_data=model.dataset is not None,
+        fixed=fixed_specs(model.fixed),
     )
     (context.out / "source.json").write_text(json.dumps(to_json(description), sort_keys=True), encoding="utf-8")
+    if frontend_named(model.framework).state_tools:
+        policy = Policy(_STREAM_S, (context.out,), (context.out,), memory_for(weights))
+        function = f"{declare_states.__module__}:{declare_states.__name__}"
+        run_in_sandbox(function, {"folder": str(context.out)}, policy)
     return {"weights_bytes": weights.stat().st_size, "evaluation_samples": len(parts["evaluation"])}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.import_model import read_model
-from tvmflow.frontends.registry import frontend_named
+from tvmflow.frontends.registry import tools_of
 from tvmflow.pipeline.stage import Stage, StageContext
 from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
 from tvmflow.toolchain.environments import make_environments
@@ -23,16 +23,17 @@ from tvmflow.toolchain.environments import make_environments
 @dataclass(frozen=True)
 class ImportSettings:
     framework: str
+    network: str | None
     max_relative_error: float
 
 
 def _settings(workspace: Workspace, cell: Cell) -> ImportSettings:
-    params = workspace.params
-    return ImportSettings(params.models[cell.model].framework, params.import_model.max_relative_error)
+    params, model = workspace.params, workspace.params.models[cell.model]
+    return ImportSettings(model.framework, model.network, params.import_model.max_relative_error)
 
 
 def _toolchain(settings: ImportSettings) -> tuple[str, ...]:
-    return ("tvm", "ffi", "llvm", *frontend_named(settings.framework).tools)
+    return ("tvm", "ffi", "llvm", *tools_of(settings.framework, settings.network))
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def _limits(workspace: Workspace, _cell: Cell) -> ImportLimits:
 def import_model(context: StageContext[ImportSettings, ImportLimits]) -> dict[str, Any]:
     """Import in a sandbox, since the model's file is untrusted; return the facts of import.json."""
     settings, fetched = context.settings, context.inputs["fetch"]
-    make_environments(frontend_named(settings.framework).tools)
+    make_environments(tools_of(settings.framework, settings.network))
     policy = Policy(context.limits.timeout_s, (fetched,), (context.out,), memory_for(*fetched.iterdir()))
     arguments = {
         "inputs": str(fetched),
@@ -67,6 +68,6 @@ STAGE = Stage(
     toolchain=_toolchain,
     run=import_model,
     inputs={"fetch": None},
-    reads=("models.{model}.framework", "import_model.max_relative_error"),
+    reads=("models.{model}.framework", "models.{model}.network", "import_model.max_relative_error"),
     limit_reads=("flows.timeout_s",),
 )

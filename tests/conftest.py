@@ -39,6 +39,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+LEFT = Path(__file__).with_name("left_to_test_all.txt")
 ALLOWED = os.sched_getaffinity(0)
 CELL = "digits_torch@local-cpu:float32"
 SLUG = CELL.replace("@", ".").replace(":", ".")
@@ -83,10 +84,11 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark as heavy what asks for a finished workspace, a server or an emulated system, in whichever folder it is; as
-    slow what `few` leaves out.
+    slow what `few` leaves out, and what left_to_test_all.txt lists.
     """
+    _leave_to_test_all(config, items)
     families: dict[str, list[pytest.Item]] = {}
     for item in items:
         if HEAVY_FIXTURES.intersection(getattr(item, "fixturenames", ())):
@@ -97,6 +99,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         (kept,) = cases[0].get_closest_marker("few").args  # type: ignore[union-attr]
         for case in random.Random(name).sample(cases, len(cases) - kept):
             case.add_marker("slow")
+
+
+def _leave_to_test_all(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as slow, and as left, what left_to_test_all.txt lists: tests, or functions with all of their cases."""
+    listed = {line for line in LEFT.read_text().splitlines() if not line.startswith("#")}
+    found = set()
+    for item in items:
+        if names := {item.nodeid, item.nodeid.split("[")[0]} & listed:
+            found |= names
+            item.add_marker("left")
+            item.add_marker("slow")
+    files = {item.nodeid.split("::")[0] for item in items}
+    if not any("::" in argument for argument in config.args):  # else only parts of a file are collected
+        if gone := sorted(name for name in listed - found if name.split("::")[0] in files):
+            raise pytest.UsageError(f"{LEFT.name} lists tests that are not there, remove their lines: {gone[:5]}")
 
 
 @pytest.fixture(scope="session", autouse=True)

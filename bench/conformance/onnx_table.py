@@ -11,8 +11,8 @@ import json
 from collections import Counter, defaultdict
 from pathlib import Path
 
+from bench.conformance.onnx_coverage import Row, coverage
 from bench.conformance.onnx_nodes import RESULTS
-from tvmflow.frontends.onnx.coverage import Row, coverage
 
 _VERDICTS = Path(__file__).with_name("onnx.json")
 _HEAD = """# ONNX operators

@@ -20,7 +20,8 @@ _INTEGERS = {"int8": "INT8", "int16x8": "INT16"}
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """An input of an operator. role: data, weight, bias, or plain: a constant that no format changes.
+    """An input of an operator. role: data, weight, bias, plain: a constant that no format changes, state: a tensor that
+    LiteRT keeps between runs, or absent: one that is left out.
 
     low, high: of its values; axis: of a weight's channels; values: of a constant, random if None; is_constant: data
     that the file holds.
@@ -87,8 +88,9 @@ class FileWriter:
         data: Array | None = None,
         quantization: tuple[Any, Any, int] | None = None,
         sparsity: Any = None,
+        is_variable: bool = False,
     ) -> int:
-        """Add a tensor and return its index. quantization: scales, zero points, axis."""
+        """Add a tensor and return its index. quantization: scales, zero points, axis. is_variable: LiteRT keeps it."""
         buffer = 0
         if data is not None:
             self.model.buffers.append(
@@ -101,6 +103,7 @@ class FileWriter:
             buffer=buffer,
             name=name,
             sparsity=sparsity,
+            isVariable=is_variable,
             hasRank=True,
         )
         if quantization is not None:
@@ -215,6 +218,9 @@ def _activation(description: Description, given: Given, number_format: str) -> t
 def _add_input(writer: FileWriter, description: Description, number_format: str, at: int) -> tuple[int, bool]:
     """Return an input's index and whether it is an input of the file."""
     given = description.inputs[at]
+    if given.role in ("state", "absent"):
+        is_state = given.role == "state"
+        return writer.tensor(f"state{at}", given.shape, "FLOAT32", is_variable=True) if is_state else -1, False
     name, is_data = f"in{at}", given.role == "data" and not given.is_constant
     values = None if is_data else values_of(given, at)
     if given.kind != "FLOAT32" or given.role == "plain" or number_format == "float":

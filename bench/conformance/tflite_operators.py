@@ -18,6 +18,7 @@ from bench.conformance.tflite_inputs import (
 )
 from bench.conformance.tflite_layers import products, windows
 from bench.conformance.tflite_models import FORMATS, Description, Given
+from bench.conformance.tflite_recurrent import recurrent
 
 
 def _one() -> list[Description]:
@@ -377,7 +378,7 @@ def _segments() -> list[Description]:
 def descriptions() -> list[Description]:
     """Return all descriptions; their names are unique."""
     made = [*_one(), *_one_of_any_type(), *_two(), *_two_of_any_type(), *products(), *windows()]
-    made += [*_shapes(), *_spreads(), *_indexing(), *_segments()]
+    made += [*_shapes(), *_spreads(), *_indexing(), *_segments(), *recurrent()]
     names = [description.name for description in made]
     assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
     return made

@@ -225,12 +225,12 @@ typedef struct tvmflow_api {
   uint32_t (*threads_of)(tvmflow_instance *instance);
 
   /* Number of inputs that are states: each has an output of its shape, whose value is the input of the next run. A run whose inputs[i] is NULL
-   * for a state takes what the instance carries: zeros at first, and then the output of its last run, whoever gave that run's state. outputs[i] may
-   * be NULL for the output of a state. 0: the network has none. */
+   * for a state takes what the instance carries: at first zeros, or what the model's file assigns, and then the output of its last run, whoever gave
+   * that run's state. outputs[i] may be NULL for the output of a state. 0: the network has none. */
   uint32_t states;
   /* Find input and output of state i. */
   tvmflow_status (*state_of)(uint32_t i, uint32_t *input, uint32_t *output);
-  /* Set all states that the instance carries to zeros, as for the beginning of another stream. */
+  /* Set all states that the instance carries to what they are at first, for the beginning of another stream. */
   tvmflow_status (*state_reset)(tvmflow_instance *instance);
 } tvmflow_api;
 

@@ -73,7 +73,7 @@ class network {
   // The number of states, inputs that are carried from run to run where their pointer is null.
   uint32_t states() const { return api_->size > offsetof(tvmflow_api, states) ? api_->states : 0; }
 
-  // Set all carried states to zeros, for the beginning of another stream.
+  // Set all carried states to what they are at first, for the beginning of another stream.
   void reset_states() {
     if (states()) check(api_->state_reset(instance_.get()));
   }

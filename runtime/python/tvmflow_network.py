@@ -321,7 +321,7 @@ class Network:
         return found[0] if len(found) == 1 else tuple(found)
 
     def reset_states(self) -> None:
-        """Set all states that the instance carries to zeros, for the beginning of another stream."""
+        """Set all states that the instance carries to what they are at first, for the beginning of another stream."""
         if self.states:
             self._check(self._api.state_reset(self._handle))
 

@@ -226,11 +226,21 @@ static uint32_t state_at(int is_output, uint32_t at) {
   return i;
 }
 
+static void reset_states(tvmflow_instance *instance) {
+  for (uint32_t i = 0; i < plan_api.states; ++i) {
+    const plan_state *state = &plan.states[i];
+    size_t size = plan.inputs[state->input].size;
+    unsigned char *memory = instance->states + state_bytes(i);
+    if (!state->initial) memset(memory, 0, size);
+    else for (size_t at = 0; at < size; at += state->initial_size) memcpy(memory + at, state->initial, state->initial_size);
+  }
+}
+
 static int make_states(tvmflow_instance *made) {
   if (!plan_api.states) return 0;
   made->states = allocate(made, state_bytes(plan_api.states));
   if (!made->states) return -1;
-  memset(made->states, 0, state_bytes(plan_api.states));
+  reset_states(made);
   return 0;
 }
 
@@ -722,7 +732,7 @@ tvmflow_status tvmflow_state_of(uint32_t i, uint32_t *input, uint32_t *output) {
 tvmflow_status tvmflow_state_reset(tvmflow_instance *instance) {
   if (!instance) return TVMFLOW_BAD_ARGUMENT;
   pthread_mutex_lock(&instance->mutex);
-  if (instance->states) memset(instance->states, 0, state_bytes(plan_api.states));
+  if (instance->states) reset_states(instance);
   pthread_mutex_unlock(&instance->mutex);
   return TVMFLOW_OK;
 }

@@ -123,9 +123,11 @@ typedef struct {
   int64_t times, plus, over;
 } plan_axis;
 
-/* An input that an instance carries from run to run, and the output that it is. */
+/* An input that an instance carries from run to run, and the output that it is. initial: what it begins with, repeated; NULL: zeros. */
 typedef struct {
   uint32_t input, output;
+  const unsigned char *initial;
+  size_t initial_size; /* divides the size of the input */
 } plan_state;
 
 /* The network at one of its sizes, with its own steps and values; constants are shared. */

@@ -1,4 +1,4 @@
-"""Limits of floats on arm64: one instruction each, the same numbers and the same answer to what is no number.
+"""Limits of floats on arm64: one instruction each, the same numbers, and NaN for NaN.
 
 Those of floats that become bytes: none, where they are those of the type, and the same bytes as by the numpy
 definition.
@@ -40,12 +40,12 @@ def test_a_limit_is_one_instruction_and_gives_the_same(
     module, backend = of_one_operator(operator, (1, 24, 20)), backend_of(target("cortex-a53"))
     scheduled = build_scheduled(module, backend, {})
     code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")
-    assert re.search(r"fm(ax|in)nm\tv", code) and not re.search(r"\t(bif|bsl|bit|fcmg.|fcsel)\t", code)
+    assert re.search(r"\tfm(ax|in)\tv", code) and not re.search(r"\t(bif|bsl|bit|fcmg.|fcsel)\t", code)
     x = (10 * np.random.default_rng(0).standard_normal((1, 24, 20))).astype(np.float32)
     x[0, 0, :6] = np.nan, np.inf, -np.inf, -0.0, 0.0, 6.0
     found = np.frombuffer(ran(linked(tmp_path, scheduled, 1, backend), runner, emulated, "cortex-a53", [x]), np.float32)
     here = run(build_scheduled(module, HOST, {}).executable, x)
-    assert np.array_equal(found.reshape(here.shape), here, equal_nan=True)
+    assert np.isnan(found[0]) and np.array_equal(found[1:], here.reshape(-1)[1:])
 
 
 def _byte(x: Any, dtype: str, zero: int, limits: tuple[Any, Any]) -> Any:

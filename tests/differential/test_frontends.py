@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.tensorflow_models import run_in_environment
 from tests.fuzz.seeds import params_bytes, symbol_json
 from tvmflow.config.stage_params import Int8Params
 from tvmflow.evaluation.fastest_variant import difference_of
@@ -201,10 +202,10 @@ def test_the_first_differing_layer_is_named(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_saved_model_and_tflite_float_and_int8(tmp_path: Path) -> None:
-    run_tool("tensorflow", ["make", "1", str(tmp_path / "saved")])
+    run_in_environment("make", "1", str(tmp_path / "saved"))
     shutil.make_archive(str(tmp_path / "model"), "zip", tmp_path / "saved")
     run_tool("tensorflow", ["convert", str(tmp_path / "saved"), str(tmp_path / "model.tflite")])
-    run_tool("tensorflow", ["convert_int8", str(tmp_path / "saved"), str(tmp_path / "int8.tflite")])
+    run_in_environment("convert_int8", str(tmp_path / "saved"), str(tmp_path / "int8.tflite"))
     first, last = (1, 3, 32, 32), (1, 32, 32, 3)
     x = _x(first)
     saved, plain = (

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import examples
-from tests.differential.vta_cases import BOARD, CONFIG, check_region, image, random_conv, total
+from tests.differential.vta_cases import BOARD, CONFIG, check_region, image, layer_values, random_conv, total
 from tvmflow.support.errors import ProgramError
 from tvmflow.vta.compiler.compiler import MODES, Mode, compile_region, conv_workloads
 from tvmflow.vta.compiler.conv_tiling import Tile, count_moved_bytes, count_multiplications, layout_of
@@ -20,7 +20,6 @@ from tvmflow.vta.isa.config import VtaConfig
 from tvmflow.vta.isa.region import Conv, Region, Sum, Tail, run_region
 from tvmflow.vta.machine.counters import count
 from tvmflow.vta.machine.lint import lint
-from tvmflow.vta.runtime.runtime import layer_values
 
 DESIGNS = [
     VtaConfig(log_block=2, log_uop_buff_size=12, log_inp_buff_size=inp, log_wgt_buff_size=wgt, log_acc_buff_size=acc)

@@ -12,6 +12,7 @@ import pytest
 from tests.differential.vta_cases import (
     BOARD,
     image,
+    layer_values,
     random_conv,
 )
 from tvmflow.support.errors import ProgramError
@@ -24,7 +25,6 @@ from tvmflow.vta.machine.execution import order_instructions, run_launch
 from tvmflow.vta.machine.lint import lint
 from tvmflow.vta.machine.simulator import Simulator
 from tvmflow.vta.runtime.device import dram_of
-from tvmflow.vta.runtime.runtime import layer_values
 
 
 def small_program() -> Program:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,12 @@ from tests.differential.vta_interpreter import Interpreter
 from tvmflow.vta.compiler.compiler import Mode, apply_mode, compile_region
 from tvmflow.vta.isa.config import PAGE, Memory, VtaConfig
 from tvmflow.vta.isa.program import Dram, LaunchBuilder, Program, pages
-from tvmflow.vta.isa.region import Conv, Region, Sum, Tail, run_region
+from tvmflow.vta.isa.region import Conv, Region, Shape, Sum, Tail, pack, run_region, unpack
 from tvmflow.vta.machine.counters import Counters, count
 from tvmflow.vta.machine.execution import run_launch
 from tvmflow.vta.machine.lint import DeviceRules, lint
 from tvmflow.vta.machine.simulator import Simulator
-from tvmflow.vta.runtime.device import dram_of
-from tvmflow.vta.runtime.runtime import layer_values
+from tvmflow.vta.runtime.device import dram_of, read_tensor, write_tensor
 
 Array = np.ndarray[Any, Any]
 CONFIG = VtaConfig()
@@ -74,6 +74,21 @@ def total(program: Program) -> Counters:
 
 def image(shape: tuple[int, ...], seed: int = 0, low: int = -128) -> Array:
     return np.random.default_rng(seed).integers(low, 128, shape, dtype=np.int8)
+
+
+def layer_values(program: Program, inputs: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str, Array]:
+    """Return every value that the launches leave in DRAM, unpacked: what tests compare layer by layer."""
+    memory = dram_of(program)
+    machine = Simulator(program.config, memory)
+    tensors = {tensor.name: tensor for tensor in program.values}
+    for tensor in program.inputs:
+        write_tensor(memory, tensor, pack(program.config, inputs[tensor.name]))
+    results: dict[str, Array] = {}
+    for launch in program.launches:
+        machine.forget()
+        run_launch(launch, machine)
+        results[launch.name] = unpack(read_tensor(memory, tensors[launch.name]), shapes[launch.name])
+    return results
 
 
 def check_region(config: VtaConfig, region: Region, mode: Mode = "optimized") -> Program:

@@ -72,7 +72,7 @@ ON_TARGET = {"quantize", "graph_pack", "tune", "build", "deploy", "evaluate"}
         (
             "models/digits_torch/labels",
             None,
-            {"fetch", "graph_pack", "build", "evaluate"},
+            {"fetch", "import_model", "graph_pack", "build", "evaluate"},
         ),  # some of its keys are not there: DVC watches the block
         ("release/confidence", 0.9, set()),
     ],

@@ -157,3 +157,17 @@ def test_resize_follows_the_given_scales(scales: list[float], mode: str, coordin
     module = import_model(model, [TensorSpec("x", x.shape)])
     (found,) = run_all(read_graph(canonicalize(module)), (x,))
     assert np.allclose(found[0, 0], expected, rtol=1e-6)
+
+
+def test_what_follows_a_batch_normalization_imports() -> None:
+    """TVM's converter returns a field of a tuple, from which its converter of Add tried to read a constant."""
+    names = ("scale", "bias", "mean", "variance")
+    line = np.linspace(0.5, 1.5, 3, dtype=np.float32)
+    nodes = [
+        helper.make_node("BatchNormalization", ["x", *names], ["n"]),
+        helper.make_node("Sigmoid", ["n"], ["s"]),
+        helper.make_node("Mul", ["n", "s"], ["m"]),
+        helper.make_node("Add", ["m", "n"], ["y"]),
+    ]
+    n = (_X - line) / np.sqrt(line + 1e-5) * line + line
+    assert _run(_model(nodes, dict.fromkeys(names, line))) == pytest.approx(n / (1 + np.exp(-n)) + n, abs=1e-5)

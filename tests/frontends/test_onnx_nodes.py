@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from bench.conformance.__main__ import run_all
+from bench.conformance.onnx_coverage import coverage
 from bench.conformance.onnx_nodes import NodeTests
 from bench.conformance.onnx_table import page
 from tests.conftest import REPOSITORY
 from tvmflow.frontends.onnx.converters import BODIES, CONVERTERS, REFUSALS
-from tvmflow.frontends.onnx.coverage import coverage
 from tvmflow.frontends.onnx.tvm_converters import CORRECT
 
 # One small test of each kind of converter, by module of onnx.backend.test.case.node.

@@ -66,7 +66,7 @@ def _import(folder: Path, framework: str, name: str, files: dict[str, bytes]) ->
     (fetched / "source.json").write_text(json.dumps(asdict(description)))
     context = StageContext(
         cast(Any, None),
-        ImportSettings(framework, 1e-3),
+        ImportSettings(framework, None, 1e-3),
         ImportLimits(200.0),
         {"fetch": fetched},
         out,

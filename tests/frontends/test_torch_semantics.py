@@ -140,6 +140,7 @@ def test_writes_by_places() -> None:
         "slice": lambda x, p: x.slice_scatter(x[:, :2] * 3, 1, 0, 4, 2),
         "row": lambda x, p: x.select_scatter(x[0] * 2, 0, -1),
         "bags": lambda x, p: F.embedding_bag(p.reshape(-1), x, torch.tensor([0, 3]), mode="mean"),
+        "rows of maxima": lambda x, p: torch.embedding_bag(x, p.reshape(-1), torch.tensor([0, 3, 3]), False, 2)[3],
     }
     _check(functions, x, places)
 

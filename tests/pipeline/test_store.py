@@ -111,6 +111,20 @@ def test_another_cell_with_the_same_recipe_gets_the_same_bytes(bench: Bench) -> 
     assert bench.store.record_of("fetch", bench.other).cell == str(bench.other)
 
 
+def test_a_renamed_cell_has_the_log_of_the_one_before(bench: Bench) -> None:
+    stages = {**STAGES, "fetch": replace(STAGES["fetch"], keeps_log=True)}
+    bench.store = Store(bench.workspace, stages)
+    bench.ensure("fetch")
+    log = bench.workspace.tuning_log(bench.cell)
+    log.parent.mkdir()
+    log.write_text("records")
+    assert bench.ensure("fetch", bench.other) == "restored"
+    assert bench.workspace.tuning_log(bench.other).read_text() == "records"
+    log.unlink()
+    bench.workspace.tuning_log(bench.other).unlink()
+    assert bench.ensure("fetch") == "hit" and log.read_text() == "", "DVC records a log for every cell"
+
+
 @pytest.mark.parametrize("damage", ["altered", "gone", "record torn", "record of something else", "record lies"])
 def test_a_hit_whose_bytes_cannot_be_believed_is_made_again_or_restored(bench: Bench, damage: str) -> None:
     bench.ensure("fetch")

@@ -19,7 +19,7 @@ from tests.report.report_data import HOSTILE, card, cell, history, report_data
 from tests.tracking.ledger_bench import LedgerBench
 from tvmflow.report.page import ASSETS, collect, page_of, write_page
 from tvmflow.support.errors import StoreError, UsageError
-from tvmflow.tracking.mlflow.history import all_measurements
+from tvmflow.tracking.mlflow.history import newest_measurements
 from tvmflow.tracking.mlflow.registry import version_by_sha256
 from tvmflow.tracking.mlflow.releases import promote
 
@@ -333,14 +333,14 @@ def test_the_page_is_collected_from_records_and_history(
 ) -> None:
     digits = ledger.cell("digits_torch")
     with pytest.raises(StoreError, match="nothing has been measured"):
-        collect(ledger.workspace, {})
+        collect(ledger.workspace, {}, {})
     first = ledger.measure(digits, "old")["build"].outputs["library.so"].sha256
     version = version_by_sha256(ledger.workspace, digits, first)
     assert version is not None
     promote(ledger.workspace, version, HOSTILE)
     ledger.toolchain = {"tvm": "0.28", "llvm": "20"}
     second = ledger.measure(digits, "new")["build"].outputs["library.so"].sha256
-    data = collect(ledger.workspace, all_measurements(ledger.workspace), tmp_path / "report.html")
+    data = collect(ledger.workspace, *newest_measurements(ledger.workspace, 2), tmp_path / "report.html")
     [cell] = data["cells"]
     assert [row["roles"] for row in cell["history"]] == [["champion"], ["challenger"]]
     assert cell["history"][1]["changed"][0] == "tvm: 0.27 -> 0.28" and cell["releases"][0]["why"] == HOSTILE
@@ -353,7 +353,7 @@ def test_the_page_is_collected_from_records_and_history(
     ].startswith("artifacts/tune/")
     assert data["mlflow_ui"] == "http://127.0.0.1:5000"
     monkeypatch.setenv("TVMFLOW_MLFLOW_UI", "https://mlflow.example/x/")
-    assert collect(ledger.workspace, {})["mlflow_ui"] == "https://mlflow.example/x"
+    assert collect(ledger.workspace, {}, {})["mlflow_ui"] == "https://mlflow.example/x"
     monkeypatch.setenv("TVMFLOW_MLFLOW_UI", "javascript:alert(1)")
     with pytest.raises(UsageError, match="web address"):
-        collect(ledger.workspace, {})
+        collect(ledger.workspace, {}, {})

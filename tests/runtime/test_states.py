@@ -16,14 +16,14 @@ from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import write_network
 from tvmflow.config.model_params import ModelEntry
-from tvmflow.frontends.source_model import OutputSpec, TensorSpec
+from tvmflow.frontends.source_model import OutputSpec, State, TensorSpec
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.support.errors import UsageError
 from tvmflow.support.runtime_binding import network_binding
 from tvmflow.toolchain.compilers import Command
 
 CASE = RecurrentCase("LSTM", times=2, samples=1, hidden=9, states=("h", "c"))
-STATES = (("h", "Y_h"), ("c", "Y_c"))
+STATES = (State("h", "Y_h"), State("c", "Y_c", (0.25,)))
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,8 @@ def _chunks() -> list[Any]:
 def test_a_run_without_states_takes_those_of_the_run_before(library: Path) -> None:
     zeros = np.zeros_like(CASE.inputs()["h"])
     with network_binding().Network(library) as network:
-        assert network.states == dict(STATES)
-        given, expected = (zeros, zeros), []
+        assert network.states == {state.input: state.output for state in STATES}
+        given, expected = (zeros, zeros + np.float32(0.25)), []
         for x in _chunks():
             outputs = network(x, *given)
             given = outputs[1:]
@@ -90,7 +90,7 @@ def test_states_are_checked() -> None:
             ModelEntry.model_validate({**entry, "state": wrong})
     specs = (TensorSpec("x", (1, 4)), TensorSpec("h", (1, 4)))
     outputs = (OutputSpec("hn", (1, 4)), OutputSpec("y", (1, 3)))
-    assert _states({"h": "hn"}, specs, outputs) == (("h", "hn"),)
+    assert _states((State("h", "hn"),), specs, outputs) == (State("h", "hn"),)
     for name in ("y", "none"):
         with pytest.raises(UsageError, match=f"no output {name} of float32"):
-            _states({"h": name}, specs, outputs)
+            _states((State("h", name),), specs, outputs)

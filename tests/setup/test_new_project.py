@@ -18,14 +18,13 @@ from onnx import TensorProto, helper
 from safetensors.numpy import save_file
 from typer.testing import CliRunner, Result
 
-from flows.pipeline import refresh
+from flows.project_pipeline import refresh
 from tests.conftest import REPOSITORY
 from tvmflow.cli.app import app
 from tvmflow.config.params import load_params
 from tvmflow.config.workspace import Workspace
 from tvmflow.setup.new_project import ModelRequest, add_model, make_workspace
 from tvmflow.support.errors import ModelFileError, SourceError, TvmflowError, UnknownNameError, UsageError
-from tvmflow.tracking.dvc import unlisted
 
 
 def cli(root: Path, *arguments: str) -> Result:
@@ -96,13 +95,9 @@ def test_dvc_understands_the_workspace(project: Workspace) -> None:
         [sys.executable, "-m", "dvc", "status", "--json"], cwd=project.root, capture_output=True, text=True, check=False
     )
     assert said.returncode == 0, said.stderr
-    assert sorted(json.loads(said.stdout)) == sorted(
-        f"{stage}@a" for stage in yaml.safe_load((project.root / "dvc.yaml").read_text())["stages"]
-    )
-    cell = project.params.cell("a@local-cpu:float16")
-    unlisted.keep(project, [cell])
-    kept = yaml.safe_load((project.root / "unlisted" / "dvc.yaml").read_text())["stages"]["fetch"]
-    assert list(kept["foreach"]) == [cell.slug] and kept["do"]["wdir"] == ".."
+    stages = yaml.safe_load((project.root / "pipelines" / "a" / "dvc.yaml").read_text())["stages"]
+    wanted = {f"pipelines/a/dvc.yaml:{stage}@a.local-cpu.float32" for stage in stages}
+    assert set(json.loads(said.stdout)) == {*wanted, "settings", "cell@a"}
 
 
 def test_a_dvc_yaml_of_ones_own_is_not_touched(project: Workspace) -> None:
@@ -113,7 +108,7 @@ def test_a_dvc_yaml_of_ones_own_is_not_touched(project: Workspace) -> None:
 
 def test_changed_code_changes_what_dvc_compares(project: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     before = json.loads((project.root / "code.json").read_text())
-    monkeypatch.setattr("flows.pipeline.code_of", lambda module, runs: {"x": module})
+    monkeypatch.setattr("flows.project_pipeline.code_of", lambda module, runs: {"x": module})
     refresh(project)
     after = json.loads((project.root / "code.json").read_text())
     assert set(after) == set(before) and all(after[name] != before[name] for name in before)

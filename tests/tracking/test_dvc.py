@@ -38,6 +38,8 @@ def test_cells_of_two_branches_come_together() -> None:
     assert merged == _lock(a="2") and conflicts == [], "both found the same"
     merged, conflicts = merge({}, _lock(a="2"), _lock(a="3", b="1"))
     assert merged == _lock(a="2", b="1") and conflicts == ["a"], "a cell is never made of two sides"
+    ours, theirs = ({"stages": {"settings": {"outs": [{"md5": md5}]}}} for md5 in "12")
+    assert merge({}, ours, theirs) == (ours, []), "what follows from params.yaml is written anew"
 
 
 def _git(root: Path, *arguments: str, code: int = 0) -> str:
@@ -57,7 +59,7 @@ def test_git_merges_the_lock_of_a_team(tmp_path: Path) -> None:
     _git(tmp_path, "init", "-q")
     merge_lock.install(tmp_path)
     merge_lock.install(tmp_path)
-    assert (tmp_path / ".gitattributes").read_text() == "dvc.lock merge=tvmflow\n"
+    assert (tmp_path / ".gitattributes").read_text() == merge_lock.ATTRIBUTES
     commit(a="1")
     _git(tmp_path, "checkout", "-qb", "theirs")
     commit(a="1", theirs="1")

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from tvmflow.config.workspace import Workspace
-from tvmflow.support.errors import StoreError
 from tvmflow.tracking.dvc import repository as dvc
 
 
@@ -33,6 +32,7 @@ def root(tmp_path: Path) -> Path:
         "first": {"cmd": "true", "outs": ["made"]},
         "second": {"cmd": "true", "deps": ["made"], "outs": ["result.txt"]},
         "never": {"cmd": "true", "outs": ["missing"]},
+        "above": {"cmd": "true", "deps": ["missing"]},
     }
     (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
     (tmp_path / "others").mkdir()
@@ -55,20 +55,27 @@ def test_the_same_as_dvcs_own_commands(root: Path) -> None:
     for file in (root / dvc.DEFAULT_REMOTE).rglob("*"):
         if file.is_file():
             file.unlink()
-    dvc.commit(Workspace(root), names, push=True)
+    assert dvc.commit(Workspace(root), {"a": names[:2], "b": names[2:]}, push=True) == {}
     assert ([lock.read_bytes() for lock in locks], _files(root / dvc.DEFAULT_REMOTE)) == expected
     (root / "result.txt").unlink()
     (root / "result.txt").write_text("another")
-    dvc.commit(Workspace(root), names[:2], push=False)
+    dvc.commit(Workspace(root), {"a": names[:2]}, push=False)
     assert locks[0].read_bytes() != expected[0][0] and _files(root / dvc.DEFAULT_REMOTE) == expected[1]
     assert "up to date" in _dvc(root, "status", *names)
 
 
-@pytest.mark.parametrize(("name", "says"), [("nothing", "nothing"), ("never", "missing")])
-def test_what_cannot_be_recorded_is_one_error_and_changes_nothing(root: Path, name: str, says: str) -> None:
-    dvc.commit(Workspace(root), ["first"], push=False)
-    before = (root / "dvc.lock").read_bytes()
-    with pytest.raises(StoreError, match=says) as caught:
-        dvc.commit(Workspace(root), ["second", name], push=True)
-    assert "dvc commit --force second" in str(caught.value) and "Traceback" not in str(caught.value)
-    assert (root / "dvc.lock").read_bytes() == before
+def test_what_cannot_be_recorded_fails_its_own_cell_only(root: Path) -> None:
+    dvc.commit(Workspace(root), {"a": ["first"]}, push=False)
+    lock = yaml.safe_load((root / "dvc.lock").read_text())
+    lock["stages"]["gone"] = lock["stages"]["first"]
+    (root / "dvc.lock").write_text(yaml.safe_dump(lock))
+    cells = {"a": ["first", "never"], "b": ["first", "nothing"], "c": ["second"]}
+    failed = dvc.commit(Workspace(root), cells, push=True, also=["above"])
+    assert set(failed) == {"a", "b"} and "missing" in str(failed["a"]) and "nothing" in str(failed["b"])
+    stages = yaml.safe_load((root / "dvc.lock").read_text())["stages"]
+    assert set(stages) == {"first", "second"}, "a stage that dvc.yaml does not name is dropped"
+    (root / ".dvc" / "config").write_text("[core]\n    no_scm = True\n    remote = none\n")
+    failed = dvc.commit(Workspace(root), {"a": ["first"]}, push=True)
+    assert "none" in str(failed["a"]), "a remote that is away"
+    (root / "dvc.yaml").write_text("stages: 3")
+    assert "dvc.yaml" in str(dvc.commit(Workspace(root), {"a": ["first"]}, push=False)["a"])

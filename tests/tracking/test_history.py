@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
 from tests.tracking.ledger_bench import LedgerBench
 from tvmflow.config.params import STAGE_NAMES
+from tvmflow.tracking.mlflow import sqlite_reads
 from tvmflow.tracking.mlflow.experiments import experiment_id
-from tvmflow.tracking.mlflow.history import changes, measurements
+from tvmflow.tracking.mlflow.history import changes, measurements, newest_measurements
+from tvmflow.tracking.mlflow.registry import all_aliases, registry_name, version_by_sha256
+from tvmflow.tracking.mlflow.releases import all_releases, promote
 from tvmflow.tracking.mlflow.store import open_mlflow
 from tvmflow.tracking.mlflow.trend import EXPERIMENT
 
@@ -85,3 +89,32 @@ def test_units_of_one_kind_are_told_apart(ledger: LedgerBench) -> None:
     assert points == {"phone-a": 2, "phone-b": 2}
     noted, before = _Data({"device.unit": "phone-a", "device.build": "15/1"}, {}), _Data({}, {})
     assert changes(before, noted) == ["nothing: measured again"], "an older version did not note it"
+
+
+def test_what_is_read_from_the_file_is_what_mlflow_says(ledger: LedgerBench) -> None:
+    cells = [ledger.cell("digits_torch"), ledger.cell("digits_keras")]
+    for cell, library in ((cells[0], "a"), (cells[1], "b"), (cells[0], "c"), (cells[0], "d")):
+        ledger.measure(cell, library)
+    sha256 = hashlib.sha256(b"a").hexdigest()
+    version = version_by_sha256(ledger.workspace, cells[0], sha256)
+    assert version is not None
+    promote(ledger.workspace, version, "first")
+    client = open_mlflow(ledger.workspace)
+    for run in sqlite_reads.measured_runs(ledger.workspace, None, None, set())[0]:
+        known = client.get_run(run.info.run_id)
+        assert vars(run.data) == {name: getattr(known.data, name) for name in ("tags", "params", "metrics")}
+        assert (run.info.experiment_id, run.info.start_time) == (known.info.experiment_id, known.info.start_time)
+    assert sqlite_reads.read_aliases(ledger.workspace) == all_aliases(ledger.workspace)
+    assert sqlite_reads.read_versions(ledger.workspace) == {
+        (one.name, one.tags["library_sha256"], one.tags["network_sha256"]): str(one.version)
+        for one in client.search_model_versions()
+    }
+    names = {model.name: model.tags for model in client.search_registered_models() if model.tags}
+    assert sqlite_reads.read_model_tags(ledger.workspace) == names
+    [(name, [release])] = all_releases(ledger.workspace).items()
+    assert (name, release.why) == (registry_name(cells[0]), "first")
+    newest, counts = newest_measurements(ledger.workspace, 1)
+    rows = measurements(ledger.workspace, cells[0])
+    assert counts == {str(cells[0]): 3, str(cells[1]): 1}
+    assert [row["when"] for row in newest[str(cells[0])]] == [rows[at]["when"] for at in (0, 2)]
+    assert newest[str(cells[0])][0]["roles"] == ["champion"], "a released library is always shown"

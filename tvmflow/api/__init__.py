@@ -25,7 +25,6 @@ from tvmflow.api.results import (
 )
 from tvmflow.api.runs import retune, run, serve
 from tvmflow.api.stores import (
-    DEFAULT_REMOTE,
     failed_candidates,
     initialize,
     params_schema,
@@ -38,6 +37,7 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.latency_summary import Latency
 from tvmflow.pipeline.results import RetuneResult, Verdict
+from tvmflow.tracking.dvc.repository import DEFAULT_REMOTE
 
 __all__ = [
     "DEFAULT_REMOTE",

@@ -21,7 +21,7 @@ def new_workspace(folder: Path | str) -> Workspace:
 
     MLflow makes its store with the first measurement. Raises UsageError where there is a workspace already.
     """
-    from flows.pipeline import refresh
+    from flows.project_pipeline import refresh
     from tvmflow.config.workspace import workspace_at
     from tvmflow.setup.new_project import make_workspace
     from tvmflow.setup.params_schema import write_schema
@@ -53,7 +53,7 @@ def add_model(
     has no table in which they are looked up. Raises ModelFileError for what cannot be read and UnsupportedOperatorError
     for what cannot be imported, with all operators; then nothing is written.
     """
-    from flows.pipeline import refresh
+    from flows.project_pipeline import refresh
     from tvmflow.setup.new_project import ModelRequest
     from tvmflow.setup.new_project import add_model as add
     from tvmflow.setup.preflight import check_operators

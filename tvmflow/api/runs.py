@@ -71,12 +71,15 @@ def run(
 
 
 def raise_failures(results: Sequence[RunResult]) -> None:
-    """Raise the error of the failed cell; for several, one error that names all of them."""
+    """Raise the error of the failed cell; for several, one error that names all of them, with each reason once."""
     failed = [(result, result.error) for result in results if result.error is not None]
     if len(failed) == 1:
         raise failed[0][1]
+    cells: dict[str, list[str]] = {}
+    for result, error in failed:
+        cells.setdefault(f"({result.failed_stage}): {error}", []).append(result.cell)
     if failed:
-        raise TvmflowError("\n".join(f"{result.cell} ({result.failed_stage}): {error}" for result, error in failed))
+        raise TvmflowError("\n".join(f"{', '.join(names)} {what}" for what, names in cells.items()))
 
 
 def record_late(workspace: Workspace, show_progress: bool) -> None:

@@ -7,20 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmflow.api.workspace import CellName, Where, cell_of, open_workspace
-from tvmflow.tracking.dvc.repository import DEFAULT_REMOTE
 
 if TYPE_CHECKING:
     from tvmflow.tracking.mlflow.rebuild import Rebuilt
 
-__all__ = [
-    "DEFAULT_REMOTE",
-    "failed_candidates",
-    "initialize",
-    "params_schema",
-    "records",
-    "report_data",
-    "write_report",
-]
+_MAX_ROWS, _MIN_ROWS = 2000, 2  # of the report's history: of all cells, of each
 
 
 def initialize(workspace: Where = None, rebuild: bool = False) -> Rebuilt | None:
@@ -30,7 +21,7 @@ def initialize(workspace: Where = None, rebuild: bool = False) -> Rebuilt | None
     MLflow makes its database in mlruns/ when it is first opened: with its import that takes six seconds, which a run
     spends beside others. rebuild: record again in MLflow what artifacts/ and DVC's cache hold; returns what that did.
     """
-    from flows.pipeline import refresh
+    from flows.project_pipeline import refresh
     from tvmflow.setup.params_schema import write_schema
     from tvmflow.tracking.dvc import repository as dvc
     from tvmflow.tracking.mlflow.store import make_folder
@@ -73,10 +64,11 @@ def failed_candidates(cell: CellName, workspace: Where = None) -> list[dict[str,
 def report_data(workspace: Where = None, page: Path | None = None) -> dict[str, Any]:
     """Return what the report shows, as JSON. page: where it will lie, which names folders relative to itself."""
     from tvmflow.report.page import collect
-    from tvmflow.tracking.mlflow.history import all_measurements
+    from tvmflow.tracking.mlflow.history import newest_measurements
 
     where = open_workspace(workspace)
-    return collect(where, all_measurements(where), page)
+    last = max(_MIN_ROWS, _MAX_ROWS // max(len(where.params.cells), 1))
+    return collect(where, *newest_measurements(where, last), page)
 
 
 def write_report(path: Path | None = None, workspace: Where = None) -> Path:

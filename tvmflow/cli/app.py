@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +14,13 @@ from tvmflow.support.errors import TvmflowError
 from tvmflow.support.version import __version__
 
 if TYPE_CHECKING:
+    from tvmflow import api as api
     from tvmflow.api import Workspace
+else:  # imported when a command uses it, so that help and completion are fast
+    _spec = importlib.util.find_spec("tvmflow.api")
+    _spec.loader = importlib.util.LazyLoader(_spec.loader)
+    api = sys.modules["tvmflow.api"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(api)
 
 app = typer.Typer(
     help="Compile a pretrained model into a tuned, measured and versioned library for a device.",
@@ -92,6 +99,4 @@ def chosen_root() -> Path | None:
 
 def open_workspace() -> Workspace:
     """Return the workspace after validating its params.yaml against the registries. Raises UsageError."""
-    from tvmflow import api
-
     return api.open_workspace(_State.root)

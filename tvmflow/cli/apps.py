@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tvmflow.cli.app import Json, app, open_workspace
+from tvmflow.cli.app import Json, api, app, open_workspace
 from tvmflow.cli.bundle import KeyFile, Unsigned
 from tvmflow.report.console import show_json, show_table, suggest
 from tvmflow.support.errors import GateRefusedError
@@ -29,7 +29,6 @@ def release(
     as_json: Json = False,
 ) -> None:
     """Release the champions of an app's cells as one bundle if its gates pass; promote or roll back a release."""
-    from tvmflow import api
 
     def tell(step: str) -> None:
         print(f"{name}: {step}", file=sys.stderr)
@@ -53,8 +52,6 @@ def release(
 @app.command()
 def releases(name: AppName, as_json: Json = False) -> None:
     """List the releases of an app, oldest first, and the current version of each channel."""
-    from tvmflow import api
-
     history = api.app_releases(name, open_workspace())
     if as_json:
         show_json({**history.model_dump(mode="json"), "channels": history.channels})

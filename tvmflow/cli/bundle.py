@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tvmflow.cli.app import CellNames, Json, app, open_workspace
+from tvmflow.cli.app import CellNames, Json, api, app, open_workspace
 from tvmflow.report.console import show_json, show_table, suggest
 
 KeyFile = Annotated[
@@ -37,8 +37,6 @@ def bundle(
     """Package the champions of cells as one signed archive: libraries, header, manifest, golden data, SBOM,
     provenance.
     """
-    from tvmflow import api
-
     path, manifest = api.bundle(
         *cells,
         output=output,
@@ -73,8 +71,6 @@ def verify(
     """Verify a bundle: its signature, all digests and all libraries; run its golden inputs on this machine or on a
     device. Requires a workspace only with --device.
     """
-    from tvmflow import api
-
     workspace = open_workspace() if device is not None else None
     report = api.verify_bundle(path, key, unsigned, at_least, device, workspace)
     if as_json:
@@ -107,8 +103,6 @@ def new_keys(
     as_json: Json = False,
 ) -> None:
     """Generate an Ed25519 key pair. Keep FILE secret and out of git; give FILE.pub to those who verify bundles."""
-    from tvmflow import api
-
     pair = api.new_keys(file)
     if as_json:
         show_json(pair.to_json())

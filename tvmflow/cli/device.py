@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tvmflow.cli.app import Json, app, open_workspace
+from tvmflow.cli.app import Json, api, app, open_workspace
 from tvmflow.cli.inspect import show_gpus
 from tvmflow.report.console import show_json, show_table, show_text
 from tvmflow.support.errors import AgreementError, DeviceLostError, TrackerError, UsageError
@@ -35,8 +35,6 @@ def prepare(
 
     If the target's device is reached through a tracker, the phone is registered with it.
     """
-    from tvmflow import api
-
     workspace = open_workspace()
     with api.prepared_phone(serial, target, secret_file, workspace) as ready:
         show_text(f"{ready.model} ({ready.serial}) is ready:")
@@ -51,8 +49,6 @@ def prepare(
 @device.command()
 def probe(target: Annotated[str, typer.Argument(help="A name under targets: in params.yaml.")]) -> None:
     """Detect the processor of a target's device and store it for `mcpu: device`."""
-    from tvmflow import api
-
     mcpu, attributes = api.ask_processor(target, open_workspace())
     show_text(f"mcpu: {mcpu}" + (f"\nmattr: [{', '.join(attributes)}]" if attributes else ""))
 
@@ -63,8 +59,6 @@ def gpus(
     as_json: Json = False,
 ) -> None:
     """List the GPUs of a target's device and run their self-tests on it."""
-    from tvmflow import api
-
     found = api.device_gpus(target, open_workspace())
     if as_json:
         show_json([gpu.to_json() for gpu in found])
@@ -80,8 +74,6 @@ def agree(
     as_json: Json = False,
 ) -> None:
     """Compare each kernel of a network on its device with the same kernel on this CPU; report the first difference."""
-    from tvmflow import api
-
     found = api.device_agreement(cell, open_workspace())
     if as_json:
         show_json([kernel.to_json() for kernel in found])
@@ -111,8 +103,6 @@ def register(
     """Register a device that runs tvmflow's agent with a tracker until Ctrl-C. A device that disconnects is removed
     until it reconnects.
     """
-    from tvmflow import api
-
     workspace, (host, port) = open_workspace(), _host_and_port(agent)
     while True:
         show_text(f"{agent} is registered with the tracker of {target}; press Ctrl-C to stop")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tvmflow.cli.app import CellName, Json, app, chosen_root, open_workspace
+from tvmflow.cli.app import CellName, Json, api, app, chosen_root, open_workspace
 from tvmflow.cli.plans import show_plans
 from tvmflow.report.console import show, show_json, show_table, show_text, suggest
 from tvmflow.support.errors import TvmflowError
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 @app.command()
 def why(cell: CellName, as_json: Json = False) -> None:
     """Show for each stage of a cell whether it is up to date, and which part of its recipe changed."""
-    from tvmflow import api
-
     show_plans(api.plan(cell, workspace=open_workspace()), as_json)
     suggest(f"tvmflow run {cell}")
 
@@ -30,7 +28,6 @@ def why(cell: CellName, as_json: Json = False) -> None:
 @app.command()
 def status(as_json: Json = False) -> None:
     """List models, targets and cells, and the progress of each cell."""
-    from tvmflow import api
     from tvmflow.report.plans import status_table
 
     workspace = open_workspace()
@@ -47,8 +44,6 @@ def status(as_json: Json = False) -> None:
 @app.command()
 def devices(as_json: Json = False) -> None:
     """List the devices of all targets with their state, the phones connected through adb and this machine's GPUs."""
-    from tvmflow import api
-
     workspace = open_workspace()
     rows = [device.to_json() for device in api.devices(workspace)]
     held = api.quarantine(workspace)
@@ -83,8 +78,6 @@ def show_gpus(title: str, gpus: Sequence[GpuState]) -> None:
 @app.command()
 def history(cell: CellName, as_json: Json = False) -> None:
     """List the measurements of a cell, oldest first, and changes of its champion."""
-    from tvmflow import api
-
     workspace = open_workspace()
     measurements = [measurement.to_json() for measurement in api.history(cell, workspace)]
     if as_json:
@@ -137,8 +130,6 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write a self-contained HTML report: cells, baselines, comparison, history, kernels, tuning, stages."""
-    from tvmflow import api
-
     workspace = open_workspace()
     if as_json:
         show_json(api.report_data(workspace))
@@ -157,8 +148,6 @@ def records(
     as_json: Json = False,
 ) -> None:
     """Show the tuning records of a cell, merge logs, or exchange schedules with MetaSchedule."""
-    from tvmflow import api
-
     workspace = open_workspace()
     if failed:
         _show_failures(cell, api.failed_candidates(cell, workspace), as_json)
@@ -187,8 +176,6 @@ def _show_failures(cell: str, rows: list[dict[str, Any]], as_json: bool) -> None
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Check package versions, threads, tools, trackers and open ports; print a hint for each problem."""
-    from tvmflow import api
-
     findings = api.examine(chosen_root())
     if as_json:
         show_json([finding.to_json() for finding in findings])
@@ -217,8 +204,6 @@ def init(
     ] = False,
 ) -> None:
     """Create the stores of this workspace: DVC with a local remote, and MLflow's database. Safe to repeat."""
-    from tvmflow import api
-
     workspace = open_workspace()
     rebuilt = api.initialize(workspace, rebuild)
     if rebuilt is not None:
@@ -238,6 +223,4 @@ def init(
 @app.command()
 def schema() -> None:
     """Print the JSON schema of params.yaml, for completion and validation in editors."""
-    from tvmflow import api
-
     show_json(api.params_schema())

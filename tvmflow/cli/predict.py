@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tvmflow.cli.app import CellName, Json, app, open_workspace
+from tvmflow.cli.app import CellName, Json, api, app, open_workspace
 
 
 @app.command()
@@ -18,7 +18,6 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Classify images with a cell's library on its device; print the top classes of each."""
-    from tvmflow import api
     from tvmflow.report.console import show_json, show_table
 
     predictions = api.classify(cell, [str(image) for image in images], top, open_workspace())

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tvmflow.cli.app import Json, app, open_workspace
+from tvmflow.cli.app import Json, api, app, open_workspace
 from tvmflow.cli.completion import complete_precision, complete_target
 from tvmflow.report.console import show_json, suggest
 from tvmflow.support.errors import UsageError
@@ -21,8 +21,6 @@ def new(
     ],
 ) -> None:
     """Create a workspace: params.yaml, dvc.yaml, a git repository and the DVC store. Overwrites nothing."""
-    from tvmflow import api
-
     print(api.new_workspace(folder).root)
     suggest(f"cd {folder} && tvmflow add MODEL_FILE")
 
@@ -53,8 +51,6 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Add a model to params.yaml. Framework, inputs, shapes and dtypes are read from its file."""
-    from tvmflow import api
-
     added = api.add_model(model_file, open_workspace(), name, target, precision, _shape(shape), high)
     if as_json:
         show_json({"model": added.name, "entry": added.entry, "cell": str(added.cell), "name": added.cell_name})

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tvmflow.cli.app import CellName, Json, WaitQuiet, app, open_workspace
+from tvmflow.cli.app import CellName, Json, WaitQuiet, api, app, open_workspace
 from tvmflow.report.console import show_json, suggest
 from tvmflow.support.errors import GateRefusedError
 
@@ -19,8 +19,6 @@ def promote(
     as_json: Json = False,
 ) -> None:
     """Make the newest library of a cell the champion, if it passes the release gate."""
-    from tvmflow import api
-
     verdict = api.promote(
         cell, workspace=open_workspace(), dry_run=dry_run, wait_quiet_s=wait_quiet, show_progress=True
     )
@@ -38,8 +36,6 @@ def promote(
 @app.command()
 def rollback(cell: CellName, as_json: Json = False) -> None:
     """Restore the previous champion of a cell."""
-    from tvmflow import api
-
     now, before = api.rollback(cell, workspace=open_workspace())
     if as_json:
         show_json({"champion": now.version, "before": before.version, "name": now.name})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tvmflow.cli.app import CellNames, Json, WaitQuiet, app, open_workspace
+from tvmflow.cli.app import CellNames, Json, WaitQuiet, api, app, open_workspace
 from tvmflow.cli.completion import complete_cell
 from tvmflow.cli.plans import raise_failures, show_plans
 from tvmflow.report.console import show, show_json, suggest
@@ -48,8 +48,6 @@ def sweep(
 
 
 def _run_cells(workspace: Workspace, cells: list[str], dry_run: bool, as_json: bool, **options: Any) -> None:
-    from tvmflow import api
-
     if dry_run:
         show_plans(api.plan(*cells, workspace=workspace, look=True), as_json)
         return
@@ -89,7 +87,6 @@ def retune(
     """Re-tune after an upgrade of TVM: replay old schedules, tune where they fail, compare with the champion and
     promote.
     """
-    from tvmflow import api
     from tvmflow.report.tables import retune_table
 
     results = api.retune(
@@ -111,6 +108,4 @@ def retune(
 @app.command()
 def serve() -> None:
     """Register the scheduled re-tune with a Prefect server (PREFECT_API_URL) and serve it."""
-    from tvmflow import api
-
     api.serve(open_workspace())

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax
 
 from tvmflow.backends.backend import Backend
 from tvmflow.codegen.lower import lower
@@ -41,9 +44,6 @@ class Scheduled(NamedTuple):
 
 def compile_module(mod: IRModule, backend: Backend) -> Any:
     """Return the executable of a module, TVM's or the backend's own; raises whatever TVM raises."""
-    import tvm
-    from tvm import relax
-
     if (own := backend.compile_kernels(mod)) is not None:
         return own
     target = backend.tvm_target()
@@ -111,9 +111,6 @@ class LoadedLibrary:
     """Run an exported library in this process: the check of `build`, if the architecture fits."""
 
     def __init__(self, library: Path, threads: int) -> None:
-        import tvm
-        from tvm import relax
-
         set_threads(threads)
         self.machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
 
@@ -128,16 +125,11 @@ def make_runner(executable: Any) -> Callable[[Arrays], Arrays]:
 
 
 def _create_machine(executable: Any) -> Any:
-    import tvm
-    from tvm import relax
-
     compile_machine_code(executable)
     return relax.VirtualMachine(executable, tvm.cpu())
 
 
 def _call(machine: Any, inputs: Arrays) -> Arrays:
-    import tvm
-
     found = machine["main"](*(tvm.runtime.tensor(np.asarray(x, order="C")) for x in inputs))
     return tuple(np.asarray(tensor.numpy()) for tensor in ([found] if hasattr(found, "numpy") else found))
 
@@ -148,8 +140,6 @@ def set_threads(threads: int) -> None:
     TVM also binds the calling thread to one core. The affinity is restored: threads and processes started later would
     inherit it.
     """
-    import tvm_ffi
-
     allowed = os.sched_getaffinity(0)
     tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)
     os.sched_setaffinity(0, allowed)

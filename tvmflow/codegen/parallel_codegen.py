@@ -12,6 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import tvm
+from tvm import relax, tirx
+
 if TYPE_CHECKING:
     from tvmflow.ir.tvm_compat import IRModule
 
@@ -26,9 +29,6 @@ def compile_in_pieces(mod: IRModule, target: Any, tir_pipeline: str) -> Any:
 
     Raises whatever TVM raises.
     """
-    import tvm
-    from tvm import relax, tirx
-
     with target:
         lowered = relax.get_pipeline("default")(mod)
     kernels = {name: function for name, function in lowered.functions.items() if isinstance(function, tirx.PrimFunc)}
@@ -65,8 +65,6 @@ def replace_by_objects(executable: Any, folder: Path) -> None:
 
     Such pieces do not run.
     """
-    import tvm
-
     parts = list(executable.mod.imports)
     if len(parts) < 2 or any(part.kind not in LLVM_KINDS for part in parts):
         return

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, WrapValidator, model_validator
 
 from tvmflow.config.buckets import MAX_AXES, MAX_BUCKETS, MAX_SIZES, Axis, Sizes
+from tvmflow.config.fixed_inputs import DTYPES as DTYPES
+from tvmflow.config.fixed_inputs import Dtype, FixedInput
 from tvmflow.config.stage_params import Frozen
 from tvmflow.config.value_types import (
     Buckets,
@@ -71,10 +73,6 @@ class Weights(Frozen):
         return next(k for k in ("url", "file", "zoo", "seeded", "train") if getattr(self, k) is not None)
 
 
-Dtype = Literal["float32", "int32", "int64", "int8", "uint8", "bool"]
-DTYPES: tuple[str, ...] = get_args(Dtype)
-
-
 class InputTensor(Frozen):
     """An input: shape (batch first, NCHW for images; [] for a scalar), dtype, and range low <= x < high.
 
@@ -120,6 +118,15 @@ class Input(InputTensor):
     name: Name = "input"
 
 
+def _read_input(block: Any, _handler: Any) -> InputTensor | FixedInput:
+    """Read a block by the one class that it is of, so that errors name only the keys of that class."""
+    if isinstance(block, (InputTensor, FixedInput)):
+        return block
+    kind = FixedInput if isinstance(block, dict) and "value" in block else InputTensor
+    return kind.model_validate(block)
+
+
+NamedInput = Annotated[InputTensor | FixedInput, WrapValidator(_read_input)]
 Task = Literal["classification", "segmentation", "embedding", "detection", "other"]
 
 
@@ -176,7 +183,7 @@ class ModelEntry(Frozen):
     network: Line | None = None
     weights: Weights
     input: Input | None = None
-    inputs: dict[Line, InputTensor] = Field(default_factory=dict)
+    inputs: dict[Line, NamedInput] = Field(default_factory=dict)
     buckets: dict[Name, Buckets] = Field(default_factory=dict)
     state: dict[Line, Line] = Field(default_factory=dict)
     task: Task | None = None
@@ -201,6 +208,8 @@ class ModelEntry(Frozen):
             raise ValueError(
                 "exactly one of input, for a model of one input, and inputs, by the names of the model's own"
             )
+        if not self._given:
+            raise ValueError("an input without value; all inputs are fixed")
         return self
 
     @model_validator(mode="after")
@@ -229,7 +238,7 @@ class ModelEntry(Frozen):
 
     @model_validator(mode="after")
     def _has_states(self) -> ModelEntry:
-        unknown = sorted(set(self.state) - set(self.inputs))
+        unknown = sorted(set(self.state) - (set(self._given) if self.inputs else set()))
         if unknown or len(set(self.state.values())) < len(self.state):
             raise ValueError(
                 f"state: names of inputs, each with an output of its own; found {unknown or list(self.state.values())}"
@@ -240,8 +249,15 @@ class ModelEntry(Frozen):
 
     @property
     def _given(self) -> dict[str, InputTensor]:
-        """Return the inputs by name, in order."""
-        return self.inputs if self.input is None else {self.input.name: self.input}
+        """Return the inputs that a run sets by name, in order."""
+        if self.input is not None:
+            return {self.input.name: self.input}
+        return {name: one for name, one in self.inputs.items() if isinstance(one, InputTensor)}
+
+    @property
+    def fixed(self) -> dict[str, FixedInput]:
+        """Return the inputs of one value by name."""
+        return {name: one for name, one in self.inputs.items() if isinstance(one, FixedInput)}
 
     @property
     def tensors(self) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -40,7 +40,9 @@ def _line(error: Any, model: type[BaseModel], where: str, beside: tuple[str, ...
     place = ".".join([*filter(None, [where]), *(str(part) for part in error["loc"] if part != "[key]")])
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        legal = sorted([*_legal_keys(model, error["loc"][:-1]), *(beside if len(error["loc"]) == 1 else ())])
+        legal = sorted(
+            [*_legal_keys(model, error["loc"][:-1], error["loc"][-1]), *(beside if len(error["loc"]) == 1 else ())]
+        )
         message = (
             f"unknown key{did_you_mean(str(error['loc'][-1]), legal)}; legal here: {', '.join(legal)}"
             if legal
@@ -64,8 +66,8 @@ def _line(error: Any, model: type[BaseModel], where: str, beside: tuple[str, ...
     return f"  - {place}: {message}" if place else f"  - {message}"
 
 
-def _legal_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """Return the legal keys at the location of an error."""
+def _legal_keys(model: type[BaseModel], location: tuple[Any, ...], unknown: Any = None) -> list[str]:
+    """Return the legal keys at the location of an error. unknown: a key that is not legal there."""
     kind: Any = model
     for part in location:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -73,6 +75,11 @@ def _legal_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
             kind = field.annotation if field else None
         elif get_origin(kind) is dict:
             kind = get_args(kind)[1]
+        if get_origin(kind) is Annotated:
+            kind = get_args(kind)[0]
         if get_origin(kind) in (Union, UnionType):
+            blocks = [a for a in get_args(kind) if isinstance(a, type) and issubclass(a, BaseModel)]
+            if len(blocks) > 1:
+                return sorted({key for one in blocks if unknown not in one.model_fields for key in one.model_fields})
             kind = next(a for a in get_args(kind) if a is not type(None))
     return sorted(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []

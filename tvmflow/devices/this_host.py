@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import platform
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -31,6 +33,21 @@ def lock_device(name: str, wait_s: float) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def end_process(process: subprocess.Popen[Any]) -> None:
+    """End a process that ends with its standard input, by force after some seconds, and close its outputs."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
 
 
 def this_unit() -> str:

@@ -53,7 +53,7 @@ class TrackerConnection:
             raise no_tracker(address, error) from error
         try:
             self._socket.sendall(struct.pack("<i", _MAGIC))
-            if struct.unpack("<i", self._read(4))[0] != _MAGIC:
+            if struct.unpack("<i", read_exactly(self._socket, 4))[0] != _MAGIC:
                 raise ValueError("the reply is not from a tracker")
         except (OSError, ValueError) as error:
             self.close()
@@ -68,23 +68,25 @@ class TrackerConnection:
             request = json.dumps(message).encode()
             self._socket.settimeout(within_s)
             self._socket.sendall(struct.pack("<i", len(request)) + request)
-            size = struct.unpack("<i", self._read(4))[0]
+            size = struct.unpack("<i", read_exactly(self._socket, 4))[0]
             if not 0 < size <= MAX_MESSAGE_BYTES:
                 raise ValueError("the reply is not from a tracker")
-            return json.loads(self._read(size))
+            return json.loads(read_exactly(self._socket, size))
         except TimeoutError:
             raise
         except (OSError, ValueError, RecursionError) as error:
             raise no_tracker(self.address, error) from error
 
-    def _read(self, size: int) -> bytes:
-        found = bytearray()
-        while len(found) < size:
-            part = self._socket.recv(min(size - len(found), 1 << 16))
-            if not part:
-                raise OSError("it closed the connection")
-            found += part
-        return bytes(found)
+
+def read_exactly(connection: socket.socket, size: int) -> bytes:
+    """Return the next bytes of a connection. Raises OSError when it is closed before."""
+    found = bytearray()
+    while len(found) < size:
+        part = connection.recv(min(size - len(found), 1 << 16))
+        if not part:
+            raise OSError("it closed the connection")
+        found += part
+    return bytes(found)
 
 
 def no_tracker(address: TrackerAddress, error: Exception) -> TrackerError:

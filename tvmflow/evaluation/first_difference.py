@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 
 from tvmflow.frontends.source_model import Array, Arrays, SourceModel
+from tvmflow.ir.relax.graph import Step, read_graph
+from tvmflow.ir.relax.numpy_interpreter import run_all
+from tvmflow.passes.canonicalize.fold_constants import FoldConstants
 
 _LAYOUTS = ((0, 2, 3, 1), (0, 3, 1, 2))
 
@@ -23,10 +26,6 @@ def first_differing_layer(source: SourceModel, inputs: Array | Arrays, bound: fl
     inputs: one batch of each input. bound: largest error relative to the layer's largest number. Runs the numpy
     interpreter, which is slow and exact.
     """
-    from tvmflow.ir.relax.graph import Step, read_graph
-    from tvmflow.ir.relax.numpy_interpreter import run_all
-    from tvmflow.passes.canonicalize.fold_constants import FoldConstants
-
     by_size: dict[int, list[Array]] = defaultdict(list)
 
     def keep(_step: Step, value: Array) -> None:

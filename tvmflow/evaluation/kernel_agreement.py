@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tvm
+from tvm import relax
 
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.cpu import host_backend
@@ -154,8 +156,6 @@ def with_all_outputs(lowered: IRModule, most: int) -> Iterator[tuple[Any, list[s
 
     most: number of outputs per module.
     """
-    from tvm import relax
-
     plain: Any = relax.transform.ToNonDataflow()(lowered)
     found: list[tuple[str, Any, Any]] = []  # kernel, tensor, its type
     for block in plain["main"].body.blocks:
@@ -175,9 +175,6 @@ def with_all_outputs(lowered: IRModule, most: int) -> Iterator[tuple[Any, list[s
 
 def _with_outputs(mod: IRModule, tensors: Sequence[Any], kinds: Sequence[Any]) -> Any:
     """Return a module whose main returns these tensors instead of its outputs, without dead code."""
-    import tvm
-    from tvm import relax
-
     main = mod["main"]
     body = relax.SeqExpr(main.body.blocks, relax.Tuple(list(tensors)))
     function = relax.Function(main.params, body, tuple_type(list(kinds)), main.is_pure, main.attrs)

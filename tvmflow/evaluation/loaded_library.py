@@ -15,13 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tvm
 from numpy.typing import NDArray
+from tvm import relax
 
 from tvmflow.backends.manifest import Manifest, read_manifest
+from tvmflow.backends.registry import backend_of
+from tvmflow.codegen.compile import set_threads
 from tvmflow.frontends.source_model import TensorSpec, run_in_batches
 from tvmflow.support.errors import StoreError, TvmflowError, UsageError
 from tvmflow.support.files import sha256_of
 from tvmflow.support.samples import batch_of, sample_shape
+from tvmflow.targets.cpu_features import features_of
+from tvmflow.toolchain.versions import missing_features
 
 if TYPE_CHECKING:
     from tvmflow.targets.resolve import ResolvedTarget
@@ -38,7 +44,6 @@ class LoadedLibrary:
 
     def __init__(self, folder: Path) -> None:
         manifest = _manifest(folder)
-        from tvmflow.backends.registry import backend_of
 
         target = manifest.target
         self.cell = str(manifest.cell)
@@ -54,16 +59,12 @@ class LoadedLibrary:
         _check_runs_here(target, self.cell)
         self.threads = _use_threads(target.threads, self.cell)
         backend.provide()
-        import tvm
 
         self._device: Any = backend.tvm_device(tvm)  # defines the same device names as a session
         self._lock = threading.Lock()
         self._main: Callable[..., Any] | None = self._start(folder / "library.so")
 
     def _start(self, library: Path) -> Callable[..., Any]:
-        import tvm
-        from tvm import relax
-
         machine: Callable[..., Any] = relax.VirtualMachine(tvm.runtime.load_module(str(library)), self._device)["main"]
         return machine
 
@@ -81,8 +82,6 @@ class LoadedLibrary:
 
     def run(self, *inputs: Array) -> tuple[Array, ...]:
         """Run one batch: arrays of exactly the shapes and dtypes of `inputs`, in order. Returns all outputs."""
-        import tvm
-
         with self._lock:
             if self._main is None:
                 raise UsageError(f"the library of {self.cell} is closed", "an open one", "load it again")
@@ -167,9 +166,6 @@ def _manifest(folder: Path) -> Manifest:
 
 def _check_runs_here(target: ResolvedTarget, cell: str) -> None:
     """Raise UsageError if this processor cannot run code of the target, which would crash the process."""
-    from tvmflow.targets.cpu_features import features_of
-    from tvmflow.toolchain.versions import missing_features
-
     missing: list[str] = []
     if target.runs_here:
         try:
@@ -195,10 +191,6 @@ def _request_threads(requested: int) -> None:
 
 def _use_threads(requested: int, cell: str) -> int:
     """Set the number of threads of the runtime to the target's; return the actual number."""
-    import tvm
-
-    from tvmflow.codegen.compile import set_threads
-
     set_threads(requested)
     threads = int(tvm.get_global_func("runtime.NumThreads")())
     if threads < requested:

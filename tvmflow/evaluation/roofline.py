@@ -28,21 +28,12 @@ from tvmflow.targets.resolve import ResolvedTarget
 
 SOURCE = Path(__file__).with_name("roofline_peaks.c")
 _NEEDED = {"avx2", "fma"}
-_EXTENSIONS = (
-    "avx2",
-    "fma",
-    "avxvnni",
-    "avx512f",
-    "avx512bw",
-    "avx512vl",
-    "avx512vnni",
-    "avx512bf16",
-    "avx512fp16",
-    "amx-tile",
-    "amx-int8",
-    "amx-bf16",
+_EXTENSIONS = tuple(
+    """
+    avx2 fma avxvnni avx512f avx512bw avx512vl avx512vnni avx512bf16 avx512fp16 amx-tile amx-int8 amx-bf16
+    """.split()
 )
-_COMPILE = ("-x", "c", "-std=c11", "-O3", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
+_COMPILE = tuple("-x c -std=c11 -O3 -Wall -Wextra -Werror -fPIC -shared".split())
 _MEASURE_S = 0.5
 _ROUNDS = 6_000_000  # 10 ms: long compared with starting threads, short enough to be rarely preempted
 _READ_BYTES = 1 << 30

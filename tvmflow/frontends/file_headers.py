@@ -16,21 +16,10 @@ from typing import Any
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line
 
 MAX_HEADER_BYTES = 256 << 20
-_TORCH_DTYPES = (
-    "unknown",
-    "uint8",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "float32",
-    "float64",
-    "complex32",
-    "complex64",
-    "complex128",
-    "bool",
-    "bfloat16",
+_TORCH_DTYPES = tuple(
+    """
+    unknown uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool bfloat16
+    """.split()
 )  # torch/_export/serde/schema.py, ScalarType
 _TFLITE_DTYPES = {0: "float32", 1: "float16", 2: "int32", 3: "uint8", 4: "int64", 6: "bool", 7: "int16", 9: "int8"}
 
@@ -160,11 +149,11 @@ def _tflite(file: Path) -> Header:
     """Read the inputs. Raises UnsupportedOperatorError that names all operators that are not imported."""
     import tflite
 
-    from tvmflow.frontends.tensorflow.frontend import read_graph_of
     from tvmflow.frontends.tensorflow.operator_table import check_operators
+    from tvmflow.frontends.tensorflow.tflite_states import read_file
 
     graph = tflite.Model.GetRootAsModel(file.read_bytes(), 0).Subgraphs(0)
-    check_operators(read_graph_of(file)[1].operators)
+    check_operators(read_file(file).graph.operators)
     inputs = []
     for index in graph.InputsAsNumpy():
         tensor = graph.Tensors(int(index))

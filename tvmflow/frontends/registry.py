@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvmflow.config.plugins import Table
-from tvmflow.frontends.source_model import SourceDescription, SourceModel
+from tvmflow.frontends.source_model import SourceDescription, SourceModel, no_fixed_inputs
 from tvmflow.sources.weights import WeightFiles, mxnet_parameters
 from tvmflow.support.errors import UnknownNameError
 
@@ -20,15 +20,21 @@ class Frontend:
     """load: loads the model of a fetched folder in its own framework; raises ModelFileError.
 
     tools: tools whose versions can change its outputs, for `toolchain.version`. files: the files of a model.
+    network_tools: further ones for networks named TOOL/NAME, and for networks of a file, which may import them.
     has_networks: networks of the framework can be made here, so that weights may be seeded, trained or a zoo's.
-    same_peer: the baseline of `evaluate` that is the same runtime.
+    same_peer: the baseline of `evaluate` that is the same runtime. fixes_inputs: inputs may have a `value`.
+    state_tools: tools with which `fetch` runs a file that declares states itself, to take its samples as a stream; none
+    if no file does.
     """
 
     load: Callable[[Path, SourceDescription], SourceModel]
     tools: tuple[str, ...]
     files: WeightFiles
+    network_tools: tuple[str, ...] = ()
     has_networks: bool = True
     same_peer: str | None = None
+    state_tools: tuple[str, ...] = ()
+    fixes_inputs: bool = False
 
 
 def _torch(folder: Path, description: SourceDescription) -> SourceModel:
@@ -72,8 +78,10 @@ FRONTENDS: Table[Frontend] = Table(
     {
         "torch": Frontend(
             _torch,
-            ("torch", "torchvision", "onnxscript"),
+            ("torch", "onnxscript"),
             WeightFiles((".safetensors", ".pt2", ".torchscript", ".pt", ".pth")),
+            fixes_inputs=True,
+            network_tools=("torchvision",),
         ),
         "keras": Frontend(_keras, ("keras", "torch", "onnxscript"), WeightFiles((".keras", ".weights.h5", ".h5"))),
         "mxnet": Frontend(
@@ -85,12 +93,15 @@ FRONTENDS: Table[Frontend] = Table(
             WeightFiles((".onnx",), _onnx_external_data),
             has_networks=False,
             same_peer="onnxruntime",
+            fixes_inputs=True,
         ),
         "tensorflow": Frontend(
             _tensorflow,
             ("tflite", "ai-edge-litert", "tool:tensorflow"),
             WeightFiles((".tflite", ".zip")),
             has_networks=False,
+            state_tools=("tflite", "ai-edge-litert"),
+            fixes_inputs=True,
         ),
     },
 )
@@ -103,6 +114,15 @@ def frontend_named(framework: str) -> Frontend:
     return FRONTENDS[framework]
 
 
+def tools_of(framework: str, network: str | None) -> tuple[str, ...]:
+    """Return the tools whose versions can change what a model's framework makes of it. Raises UnknownNameError."""
+    frontend, name = frontend_named(framework), network or ""
+    return (*frontend.tools, *(tool for tool in frontend.network_tools if name.startswith(f"{tool}/") or ":" in name))
+
+
 def load_source(folder: Path, description: SourceDescription) -> SourceModel:
     """Load a fetched model in its own framework. Raises UnknownNameError or ModelFileError."""
-    return frontend_named(description.framework).load(folder, description)
+    frontend = frontend_named(description.framework)
+    if description.fixed and not frontend.fixes_inputs:
+        raise no_fixed_inputs(f"models of {description.framework}", description)
+    return frontend.load(folder, description)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmflow.config.buckets import Axis, Numbers, Sizes
+from tvmflow.config.fixed_inputs import FixedInput
 from tvmflow.support.errors import ModelFileError, first_line
 from tvmflow.support.json_values import OPTIONAL, read_json, to_json
 from tvmflow.support.samples import WHOLE, batch_of
@@ -37,6 +38,46 @@ class OutputSpec(TensorSpec):
     axes: tuple[Axis, ...] = field(default=(), metadata=OPTIONAL)
 
 
+@dataclass(frozen=True)
+class State:
+    """An input that an instance carries from run to run, and the output that is its next value. initial: its first
+    value, one number for all or one for each element; zeros without any.
+    """
+
+    input: str
+    output: str
+    initial: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class FixedSpec(TensorSpec):
+    """An input that has one value in every run. numbers: of the value, in row-major order."""
+
+    numbers: tuple[float, ...] = ()
+
+    @property
+    def value(self) -> Array:
+        return np.asarray(self.numbers, np.float64).astype(self.dtype).reshape(self.shape)
+
+    def check(self, what: str, dtype: str, shape: Sequence[int | None] | None) -> None:
+        """Raise ModelFileError unless the input of a file takes the value. None: left open by the file."""
+        fits = shape is None or (
+            len(shape) == len(self.shape) and all(a in (None, b) for a, b in zip(shape, self.shape, strict=True))
+        )
+        if dtype != self.dtype or not fits:
+            shown = "" if shape is None else f" {['?' if size is None else size for size in shape]}"
+            raise ModelFileError(
+                f"input {self.name} of {what} is {dtype}{shown}",
+                f"{self.dtype} {list(self.shape)}, the value in params.yaml",
+                f"correct value, dtype or shape of inputs.{self.name} in params.yaml",
+            )
+
+
+def fixed_specs(fixed: Mapping[str, FixedInput]) -> tuple[FixedSpec, ...]:
+    """Return the fixed inputs of an entry of params.yaml."""
+    return tuple(FixedSpec(name, one.shape_of_value, one.dtype_of_value, one.numbers) for name, one in fixed.items())
+
+
 def one_input(name: str, shape: tuple[int, ...], dtype: str = "float32") -> tuple[TensorSpec, ...]:
     """Return the inputs of a model with one input."""
     return (TensorSpec(name, shape, dtype),)
@@ -48,6 +89,8 @@ class SourceDescription:
 
     task: of its outputs, None if their shapes determine it (`evaluation.agreement`). sizes: the dynamic sizes, of which
     `inputs` have the largest; None if inputs have fixed shapes. has_data: its samples are of a data set, not random.
+    states: those that the model's file declares itself; they are among `inputs`.
+    fixed: the other inputs, which are constants.
     """
 
     framework: str
@@ -57,6 +100,8 @@ class SourceDescription:
     task: str | None = None
     sizes: Sizes | None = field(default=None, metadata=OPTIONAL)
     has_data: bool = True
+    states: tuple[State, ...] = field(default=(), metadata=OPTIONAL)
+    fixed: tuple[FixedSpec, ...] = field(default=(), metadata=OPTIONAL)
 
     def at(self, sizes: Numbers) -> SourceDescription:
         """Return the same model for inputs of these fixed sizes."""
@@ -222,6 +267,27 @@ def input_positions(what: str, names: Sequence[str], inputs: Sequence[TensorSpec
             "correct inputs: of the model in params.yaml",
         )
     return [list(names).index(spec.name) for spec in inputs]
+
+
+def open_names(what: str, names: Sequence[str], fixed: Sequence[FixedSpec]) -> list[str]:
+    """Return the names in a file without those of fixed inputs. Raises ModelFileError for one that is not there."""
+    unknown = [spec.name for spec in fixed if spec.name not in names]
+    if unknown:
+        raise ModelFileError(
+            f"{what} has the inputs {', '.join(names)}",
+            f"{unknown[0]}, whose value params.yaml sets",
+            "correct inputs: of the model in params.yaml",
+        )
+    taken = {spec.name for spec in fixed}
+    return [name for name in names if name not in taken]
+
+
+def no_fixed_inputs(what: str, description: SourceDescription) -> ModelFileError:
+    return ModelFileError(
+        f"a value for input {description.fixed[0].name}, which {what} cannot have",
+        "inputs with a shape",
+        "export the model to ONNX, or without this input",
+    )
 
 
 class NoOnnxError(Exception):

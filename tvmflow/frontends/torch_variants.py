@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from tvmflow.frontends.source_model import Arrays, PreparedRun, Variant
 
@@ -30,8 +31,6 @@ def torch_variants(module: Any, arguments: Sequence[Any], exported: Callable[[],
 
 
 def _prepare(make: Callable[[], Any], arguments: Sequence[Any]) -> PreparedRun:
-    import torch
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated, but still faster for small networks
         function = make()
@@ -44,33 +43,24 @@ def _prepare(make: Callable[[], Any], arguments: Sequence[Any]) -> PreparedRun:
 
 
 def _read(outputs: Any) -> Arrays:
-    import torch
-
     return tuple(np.asarray(value.cpu().numpy()) for value in torch.utils._pytree.tree_leaves(outputs))
 
 
 def _trace(module: Any, arguments: Sequence[Any]) -> Any:
-    import torch
-
     with torch.no_grad():
         return torch.jit.trace(module, tuple(arguments), check_trace=False, strict=False)
 
 
 def _freeze(traced: Any) -> Any:
-    import torch
-
     return torch.jit.freeze(traced)
 
 
 def _optimize(frozen: Any) -> Any:
-    import torch
-
     return torch.jit.optimize_for_inference(frozen)
 
 
 def _compile(graph: Any) -> Any:
     """Return a graph compiled by torch.compile, without compiler processes that would disturb measurements."""
-    import torch
     import torch._inductor.config
 
     torch._inductor.config.compile_threads = 1

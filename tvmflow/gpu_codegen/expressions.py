@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tvm import tirx
+
 from tvmflow.gpu_codegen.language import Language, Used
 from tvmflow.gpu_codegen.memory import VECTOR, Memory, constant_of
 from tvmflow.gpu_codegen.types import FLOAT32, KernelType, type_of
@@ -184,8 +186,6 @@ class Expressions:
 
     def _entry_index(self, memory: Memory, base: Any) -> str:
         """Return the index of the entry that contains an element: a vector of four, if the memory has vectors."""
-        from tvm import tirx
-
         if not memory.in_vectors:
             return self.index(base)
         at = self.analyzer.simplify(tirx.floordiv(base, VECTOR))

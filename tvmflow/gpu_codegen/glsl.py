@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from tvmflow.gpu_codegen.kernel_source import text_of
-from tvmflow.gpu_codegen.language import Language, Used
-from tvmflow.gpu_codegen.memory import SINGLE_TEXELS, VECTOR, Extents, Memory
+from tvmflow.gpu_codegen.language import APPROXIMATE, EXACT, FLOOR_FUNCTIONS, KernelParts, Language, Used
+from tvmflow.gpu_codegen.memory import SINGLE_TEXELS, VECTOR, Memory
 from tvmflow.gpu_codegen.types import FLOAT32, LANES, KernelType
 from tvmflow.ir.tir.erf import ERF_IS_ONE, ERF_LARGE, ERF_SMALL
 
@@ -109,11 +109,7 @@ _SUBGROUPS = ("GL_KHR_shader_subgroup_basic", "GL_KHR_shader_subgroup_arithmetic
 _FUNCTIONS = {
     **_TOTALS,
     "erf": "\n".join([_ERF, *(_ERF4.format(n=n, each=", ".join(f"erf(x.{c})" for c in LANES[:n])) for n in (2, 3, 4))]),
-    "floor_div": "int floor_div(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? q - 1 : q; }",
-    "floor_mod": (
-        "int floor_mod(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? a - (q - 1) "
-        "* b : a - q * b; }"
-    ),
+    **FLOOR_FUNCTIONS,
     "dot4": "int dot4(int a, int b) { return dot_words(a, b, 0); }",
     "dot4_in_4": (
         "ivec4 dot4_in_4(ivec4 a, ivec4 b) { return ivec4(dot4(a.x, b.x), dot4(a.y, b.y), dot4(a.z, b.z), "
@@ -144,30 +140,12 @@ class Glsl(Language):
     name = "GLSL"
     functions = _FUNCTIONS
     exact: ClassVar[Mapping[str, str]] = {
-        "sqrt": "sqrt",
-        "floor": "floor",
-        "ceil": "ceil",
-        "trunc": "trunc",
+        **EXACT,
         "round": "roundEven",
         "nearbyint": "roundEven",
         "fabs": "abs",
     }
-    approximate: ClassVar[Mapping[str, str]] = {
-        "exp": "exp",
-        "exp2": "exp2",
-        "log": "log",
-        "log2": "log2",
-        "rsqrt": "inversesqrt",
-        "sin": "sin",
-        "cos": "cos",
-        "tan": "tan",
-        "atan": "atan",
-        "asin": "asin",
-        "acos": "acos",
-        "sinh": "sinh",
-        "cosh": "cosh",
-        "erf": "erf",
-    }
+    approximate: ClassVar[Mapping[str, str]] = {**APPROXIMATE, "rsqrt": "inversesqrt"}
     axes: ClassVar[Mapping[str, str]] = {
         f"{tag}.{axis}": f"int({builtin}.{axis})"
         for tag, builtin in (("blockIdx", "gl_WorkGroupID"), ("threadIdx", "gl_LocalInvocationID"))
@@ -276,32 +254,25 @@ class Glsl(Language):
     def coordinates(self, x: str, y: str) -> str:
         raise NotImplementedError("texel buffers have a single index")
 
-    def assemble(
-        self,
-        name: str,
-        parameters: Sequence[Memory],
-        extents: Extents,
-        shared: Sequence[str],
-        body: Collection[str],
-        used: Used,
-    ) -> str:
+    def assemble(self, kernel: KernelParts) -> str:
+        parameters, used = kernel.parameters, kernel.used
         names = [one for kind in used.types for one in _arithmetic_extensions(kind)]
         in_buffers = [
             memory for memory in parameters if memory.accesses and not memory.texel_lanes and not memory.in_words
         ]
         names += [one for memory in in_buffers for one in _IN_MEMORY.get(memory.kind.dtype, ())]
         names += _SUBGROUPS if used.functions & _TOTALS.keys() else ()
-        x, y, z = extents.group_size()
+        x, y, z = kernel.extents.group_size()
         lines = [
             "#version 450",
             *(f"#extension {one} : require" for one in sorted(set(names))),
             f"layout(local_size_x = {x}, local_size_y = {y}, local_size_z = {z}) in;",
             *(_block_of(memory) for memory in parameters),
-            *shared,
+            *kernel.shared,
             *([_DOT] if "dot4" in used.functions else []),
             *(self.functions[one] for one in sorted(used.functions)),
         ]
-        return "\n".join([*lines, f"void {name}() {{", *body, "}"]) + "\n"
+        return "\n".join([*lines, f"void {kernel.name}() {{", *kernel.body, "}"]) + "\n"
 
 
 def format_exactly(value: float, kind: KernelType) -> str:

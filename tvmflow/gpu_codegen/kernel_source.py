@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import tvm
+from tvm import tirx
+from tvm.sym import Analyzer
+
 from tvmflow.gpu_codegen.expressions import Expressions, function_name
-from tvmflow.gpu_codegen.language import Language
+from tvmflow.gpu_codegen.language import KernelParts, Language
 from tvmflow.gpu_codegen.memory import (
     VECTOR,
     Extents,
@@ -41,8 +45,6 @@ def text_of(
     parameter -> row length in vectors of the image that replaces it; is_wide: compute float16 in float32. Raises
     StageError for unsupported nodes, with their names.
     """
-    from tvm.sym import Analyzer
-
     function = _unroll_local_loops(function)
     analyzer = Analyzer()
     buffers, extents = memory_of(function, analyzer, most_texels, widths or {}, is_wide=is_wide)
@@ -51,24 +53,21 @@ def text_of(
     parameters = sorted(
         (memory for memory in buffers.values() if memory.scope == "global"), key=lambda one: one.binding
     )
-    return language.assemble(name, parameters, extents, kernel.shared, kernel.lines, kernel.expressions.used)
+    return language.assemble(
+        KernelParts(name, parameters, extents, kernel.shared, kernel.lines, kernel.expressions.used)
+    )
 
 
 def parameters_in_vectors(function: PrimFunc) -> tuple[bool, ...]:
     """Return which parameters of a device function are accessed by whole vectors of four only, so that they may be
     images.
     """
-    from tvm.sym import Analyzer
-
     buffers, _ = memory_of(_unroll_local_loops(function), Analyzer(), 0, {}, is_wide=False)
     found = {memory.binding: memory.may_be_image for memory in buffers.values() if memory.scope == "global"}
     return tuple(found.get(at, False) for at in range(len(function.params)))
 
 
 def _unroll_local_loops(function: PrimFunc) -> Any:
-    import tvm
-    from tvm import tirx
-
     body = unroll_local_loops(function.body)
     if body.same_as(function.body):
         return function

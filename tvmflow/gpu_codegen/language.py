@@ -19,6 +19,30 @@ class Used:
     functions: set[str] = field(default_factory=set)
 
 
+@dataclass(frozen=True)
+class KernelParts:
+    """What a kernel's source is made of. shared: declarations of shared memory; body: lines of statements."""
+
+    name: str
+    parameters: Sequence[Memory]
+    extents: Extents
+    shared: Sequence[str]
+    body: Collection[str]
+    used: Used
+
+
+# Functions that several languages lack, or have by the same name.
+FLOOR_FUNCTIONS = {
+    "floor_div": "int floor_div(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? q - 1 : q; }",
+    "floor_mod": (
+        "int floor_mod(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? a - (q - 1) "
+        "* b : a - q * b; }"
+    ),
+}
+EXACT = {name: name for name in ("sqrt", "floor", "ceil", "trunc")}
+APPROXIMATE = {name: name for name in "exp exp2 log log2 rsqrt sin cos tan atan asin acos sinh cosh erf".split()}
+
+
 class Language(ABC):
     """Generate the parts of a kernel that depend on the language. Expressions are strings, in
     parentheses where needed.
@@ -108,13 +132,5 @@ class Language(ABC):
         """Return the coordinates of an entry of an image."""
 
     @abstractmethod
-    def assemble(
-        self,
-        name: str,
-        parameters: Sequence[Memory],
-        extents: Extents,
-        shared: Sequence[str],
-        body: Collection[str],
-        used: Used,
-    ) -> str:
+    def assemble(self, kernel: KernelParts) -> str:
         """Return the source of a kernel."""

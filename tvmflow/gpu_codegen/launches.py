@@ -7,6 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import tvm
+from tvm import tirx
+from tvm.tirx import compilation_pipeline
+from tvm_ffi import structural_walk
+
 from tvmflow.gpu_codegen.memory import aliased_buffer
 from tvmflow.support.errors import StageError
 
@@ -75,10 +80,6 @@ def lower_for_device(mod: IRModule, target: Any) -> DeviceProgram:
 
     Raises StageError for an unbound loop.
     """
-    import tvm
-    from tvm import tirx
-    from tvm.tirx import compilation_pipeline
-
     from tvmflow.ir.tir.flatten_buffer_fix import lower_with_fixed_indices
 
     kernels = {
@@ -99,9 +100,6 @@ def lower_for_device(mod: IRModule, target: Any) -> DeviceProgram:
 
 
 def _device_kernel(name: str, host: Any, functions: Mapping[str, Any]) -> DeviceKernel:
-    from tvm import tirx
-    from tvm_ffi import structural_walk
-
     places: dict[Any, Argument] = {}
     own: list[tuple[tuple[int, ...], str]] = []
     calls: list[Any] = []
@@ -123,8 +121,6 @@ def _device_kernel(name: str, host: Any, functions: Mapping[str, Any]) -> Device
     def call(expression: Expr) -> None:
         if _operator(expression) == "tirx.call_ffi_kernel":
             calls.append(expression)
-
-    import tvm
 
     callbacks = ((tirx.DeclBuffer, declare), (tirx.AllocBuffer, allocate), (tvm.ir.Call, call))
     structural_walk(host.body, callbacks, order="pre")
@@ -167,9 +163,6 @@ def _three(sizes: list[int]) -> Three:
 
 def _written_parameters(function: PrimFunc) -> Iterable[str]:
     """Return the names of the parameters whose memory a device function writes."""
-    from tvm import tirx
-    from tvm_ffi import structural_walk
-
     memory: dict[Any, str] = {}
     stored: list[Any] = []
     structural_walk(

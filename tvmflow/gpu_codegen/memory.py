@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import tvm
+from tvm import ir, tirx
+from tvm_ffi import structural_map, structural_walk
+
 from tvmflow.gpu_codegen.types import KernelType, type_of
 from tvmflow.support.errors import StageError
 
@@ -120,9 +124,6 @@ def constant_of(expression: Expr) -> int | None:
 
 def unroll_local_loops(body: Any) -> Any:
     """Unroll loops over thread-local arrays, so that these can be variables."""
-    from tvm import tirx
-    from tvm_ffi import structural_map, structural_walk
-
     variables: set[Any] = set()
 
     def note(buffer: Any, indices: Any) -> None:
@@ -153,8 +154,6 @@ def unroll_local_loops(body: Any) -> Any:
 
 
 def _load_type() -> type:
-    import tvm
-
     return tvm.ir.TensorLoad  # type: ignore[no-any-return]
 
 
@@ -164,9 +163,6 @@ def memory_of(
     """Return the buffers of a device function with all accesses, and bind all variables in the analyzer. Raises
     StageError.
     """
-    from tvm import ir, tirx
-    from tvm_ffi import structural_walk
-
     buffers: dict[Any, Memory] = {}
     extents: dict[str, int] = {}
     positions = {parameter.name: i for i, parameter in enumerate(function.params)}
@@ -233,8 +229,6 @@ def _same_memory(statement: Any, buffers: Mapping[Any, Memory]) -> Any:
 
 
 def _bind_range(analyzer: Any, variable: Any, begin: Any, extent: Any) -> None:
-    from tvm import ir
-
     analyzer.bind(variable, ir.Range.from_min_extent(begin, extent), allow_override=True)
 
 

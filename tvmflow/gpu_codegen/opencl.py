@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from tvmflow.gpu_codegen.glsl import format_exactly
 from tvmflow.gpu_codegen.kernel_source import text_of
-from tvmflow.gpu_codegen.language import Language, Used
-from tvmflow.gpu_codegen.memory import VECTOR, Extents, Memory
+from tvmflow.gpu_codegen.language import APPROXIMATE, EXACT, FLOOR_FUNCTIONS, KernelParts, Language, Used
+from tvmflow.gpu_codegen.memory import VECTOR, Memory
 from tvmflow.gpu_codegen.types import LANES, KernelType
 from tvmflow.support.errors import StageError
 
@@ -89,42 +89,15 @@ class OpenClC(Language):
             "int4 dot4_in_4(int4 a, int4 b) { return (int4)(dot4(a.x, b.x), dot4(a.y, b.y), dot4(a.z, b.z), "
             "dot4(a.w, b.w)); }"
         ),
-        "floor_div": (
-            "int floor_div(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? q - 1 : q; }"
-        ),
-        "floor_mod": (
-            "int floor_mod(int a, int b) { int q = a / b; return q * b != a && (a < 0) != (b < 0) ? a - (q - "
-            "1) * b : a - q * b; }"
-        ),
+        **FLOOR_FUNCTIONS,
     }
     exact: ClassVar[Mapping[str, str]] = {
-        "sqrt": "sqrt",
-        "floor": "floor",
-        "ceil": "ceil",
-        "trunc": "trunc",
+        **EXACT,
         "round": "rint",
         "nearbyint": "rint",
         "fabs": "fabs",
     }
-    approximate: ClassVar[Mapping[str, str]] = {
-        name: name
-        for name in (
-            "exp",
-            "exp2",
-            "log",
-            "log2",
-            "rsqrt",
-            "sin",
-            "cos",
-            "tan",
-            "atan",
-            "asin",
-            "acos",
-            "sinh",
-            "cosh",
-            "erf",
-        )
-    }
+    approximate = APPROXIMATE
     axes: ClassVar[Mapping[str, str]] = {
         f"{tag}.{axis}": f"(int){function}({at})"
         for tag, function in (("blockIdx", "get_group_id"), ("threadIdx", "get_local_id"))
@@ -244,22 +217,18 @@ class OpenClC(Language):
     def coordinates(self, x: str, y: str) -> str:
         return f"(int2)({x}, {y})"
 
-    def assemble(
-        self,
-        name: str,
-        parameters: Sequence[Memory],
-        extents: Extents,
-        shared: Sequence[str],
-        body: Collection[str],
-        used: Used,
-    ) -> str:
-        size = ", ".join(str(one) for one in extents.group_size())
+    def assemble(self, kernel: KernelParts) -> str:
+        parameters, used = kernel.parameters, kernel.used
+        size = ", ".join(str(one) for one in kernel.extents.group_size())
         lines = [_HALF] if any(kind.computed == "float16" for kind in used.types) else []
         lines += [_GUARDED.format(name=one, code=self.functions[one]) for one in sorted(used.functions)]
         lines.append(f"__kernel __attribute__((reqd_work_group_size({size})))")
-        lines.append(f"void {name}({', '.join(map(_parameter, parameters))}) {{")
-        local = [*([_SAMPLER] if any(memory.width and not memory.is_written for memory in parameters) else []), *shared]
-        return "\n".join([*lines, *(f"  {line}" for line in local), *body, "}"]) + "\n"
+        lines.append(f"void {kernel.name}({', '.join(map(_parameter, parameters))}) {{")
+        local = [
+            *([_SAMPLER] if any(memory.width and not memory.is_written for memory in parameters) else []),
+            *kernel.shared,
+        ]
+        return "\n".join([*lines, *(f"  {line}" for line in local), *kernel.body, "}"]) + "\n"
 
 
 def _lanes(lanes: int) -> str:

@@ -30,6 +30,7 @@ from tvmflow.passes.fuse.inverted_residual import FuseInvertedResiduals
 from tvmflow.passes.fuse.limit_inlining import LimitInlining
 from tvmflow.passes.fuse.remove_dead_blocks import RemoveDeadBlocks
 from tvmflow.passes.kernel.hoist_amx_config import HoistAmxConfig
+from tvmflow.passes.kernel.keep_nan import KeepNan
 from tvmflow.passes.kernel.normalize_booleans import normalize_booleans
 from tvmflow.passes.kernel.prefetch_weights import prefetch_weights
 from tvmflow.passes.kernel.stack_buffers import StackBuffers
@@ -112,7 +113,7 @@ def kernel_passes(target: Any) -> list[Pass]:
 
 def host_passes() -> list[Pass]:
     """Return our passes over CPU kernels lowered to runtime calls."""
-    return [StackBuffers(), HoistAmxConfig(), UnalignedInputs()]
+    return [StackBuffers(), HoistAmxConfig(), UnalignedInputs(), KeepNan()]
 
 
 def canonicalize(mod: IRModule) -> Any:

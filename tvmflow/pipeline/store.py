@@ -39,7 +39,7 @@ from tvmflow.pipeline.record import (
 from tvmflow.pipeline.stage import AnyStage, StageContext, settings_json
 from tvmflow.support import errors
 from tvmflow.support.digests import OutputFile
-from tvmflow.support.files import write_atomic
+from tvmflow.support.files import sync_folder, write_atomic
 from tvmflow.support.progress import Progress, silent
 from tvmflow.toolchain import versions as toolchain
 
@@ -58,6 +58,7 @@ class Plan:
     record: Record | None
     reason: str
     restorable: Record | None = None  # set if `Store.foresee` found the outputs of this key elsewhere
+    is_checked: bool = False  # all outputs of the record are valid
 
     @property
     def is_hit(self) -> bool:
@@ -85,18 +86,21 @@ class Store:
         self.stages = stages
 
     # -- asking ------------------------------------------------------------------------------------------------------
-
     def plan(self, name: str, cell: Cell, known: Known | None = None) -> Plan | Undecided:
         """Compute the current key of a stage and check whether its outputs are valid.
 
         All outputs of the stage are checked, and those outputs of earlier stages that it reads. known: collects the
         plans of earlier stages, so that no record is read twice.
         """
-        plan = self._plan_by_records(name, cell, {} if known is None else known)
+        known = {} if known is None else known
+        plan = self._plan_by_records(name, cell, known)
         if isinstance(plan, Undecided) or plan.record is None:
             return plan
         wrong = self._difference(plan, None)
-        return replace(plan, record=None, reason=wrong) if wrong else plan
+        if wrong:
+            return replace(plan, record=None, reason=wrong)
+        known[name] = replace(plan, is_checked=True)
+        return known[name]
 
     def foresee(self, cell: Cell) -> list[Plan | Undecided]:
         """Plan every cached stage like a run, including what it would restore and what follows from that."""
@@ -139,6 +143,8 @@ class Store:
 
     def _difference(self, plan: Plan, only: tuple[str, ...] | None) -> str | None:
         """Return the first invalid file of a record (or of those named), None if all are valid."""
+        if plan.is_checked:
+            return None
         assert plan.record is not None
         folder = self.workspace.folder(plan.stage.name, plan.cell)
         return first_difference(folder, plan.record.outputs, self.workspace.digests, only)
@@ -183,10 +189,12 @@ class Store:
                         hint=f"run 'python -m tasks {plan.waits_for} {cell}' or 'tvmflow run {cell}'",
                     )
                 if plan.record is not None and not again:
+                    self._keep_log(plan)
                     return plan.record, "hit"
                 with self._lock(f"key-{plan.key[:40]}", progress, f"the same {name} of another cell"):
                     restored = self._restore(plan) if plan.stage.is_cached and not again else None
                     if restored is not None:
+                        self._keep_log(plan)
                         return restored, "restored"
                     return self._make(plan, progress), "made"
         except OSError as error:
@@ -271,6 +279,15 @@ class Store:
                     return None
             return self._publish(replace(record, cell=str(plan.cell)), plan.cell, new)
 
+    def _keep_log(self, plan: Plan) -> None:
+        """Give a cell whose stage did not run the log of the cell that ran it, or an empty one, for DVC to version."""
+        log = self.workspace.tuning_log(plan.cell)
+        if not plan.stage.keeps_log or log.exists():
+            return
+        known = self._find_record(plan) or (None, [])
+        others = [log.with_name(f"{folder.name}.jsonl") for folder in known[1]]
+        write_atomic(log, next((other.read_text(encoding="utf-8") for other in others if other.is_file()), ""))
+
     def _places(self, name: str, expected: OutputFile, elsewhere: list[Path]) -> list[Path]:
         cache = self.workspace.root / ".dvc" / "cache" / "files" / "md5"
         return [*(place / name for place in elsewhere), cache / expected.md5[:2] / expected.md5[2:]]
@@ -297,7 +314,7 @@ class Store:
     def _publish(self, record: Record, cell: Cell, new: Path) -> Record:
         """Replace the old folder by a finished one; `_recover` completes this after a crash."""
         (new / RECORD_NAME).write_text(record_text(record), encoding="utf-8")
-        _sync_folder(new)
+        sync_folder(new)
         folder, previous = self.workspace.folder(record.stage, cell), self._previous(record.stage, cell)
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.exists():
@@ -379,12 +396,3 @@ def _check_outputs(stage: AnyStage, files: set[str]) -> None:
         raise errors.StageError(
             f"{stage.name} left {sorted(files)}", f"{sorted(expected) or 'outputs'}, as its row in tasks/ says"
         )
-
-
-def _sync_folder(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from tvm import relax
 
 from tvmflow.ir.relax.emit import Quantized, Writer, constant, convolution, rebuild_call, transposed_convolution
-from tvmflow.ir.relax.graph import Array
+from tvmflow.ir.relax.graph import Array, static_shape
 from tvmflow.ir.relax.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer
 from tvmflow.ir.relax.numpy_interpreter import window_counts
 from tvmflow.ir.relax.scales import Scale, find_exact_scales, quantize_weight, to_fixed_point
@@ -58,8 +59,6 @@ class Int8Arithmetic:
         return any(inputs_are_integer) if layer.kind == ADD else all(inputs_are_integer)
 
     def quantize(self, writer: Writer, name: str, value: Any, scale: Scale) -> Quantized:
-        from tvm import relax
-
         scaled = relax.op.round(relax.op.divide(value, constant(scale.scale, "float32")))
         if scale.zero_point:
             scaled = relax.op.add(scaled, constant(float(scale.zero_point), "float32"))
@@ -68,8 +67,7 @@ class Int8Arithmetic:
 
     def layer(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
         if layer.kind == MOVE:
-            moved = rebuild_call(layer.step, lambda _name: inputs[0].value)
-            return Quantized(writer.emit(moved, f"{layer.name}_q"), inputs[0].scale)
+            return emit_move(writer, layer, inputs[0])
         scale = writer.scales[layer.name]
         if layer.kind == DENSE and writer.is_output(layer.name) and not layer.has_activation:
             return self._output(writer, layer, inputs[0])
@@ -85,8 +83,6 @@ class Int8Arithmetic:
         return Quantized(write(writer, layer, inputs, scale), scale)
 
     def _conv(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
-        from tvm import relax
-
         assert layer.weight is not None
         data, zero = inputs[0].value, inputs[0].scale.zero_point
         weight, weight_scales = self._weights(layer, 0, _least_scales(layer, inputs[0].scale))
@@ -109,8 +105,6 @@ class Int8Arithmetic:
         return self._finish(writer, layer, total, inputs[0].scale, weight_scales, sums, out)
 
     def _dense(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
-        from tvm import relax
-
         assert layer.weight is not None
         weight, weight_scales = self._weights(layer, 1, _least_scales(layer, inputs[0].scale))
         total = relax.op.matmul(inputs[0].value, constant(weight, "int8"), out_dtype="int32")
@@ -118,8 +112,6 @@ class Int8Arithmetic:
 
     def _output(self, writer: Writer, layer: Layer, data: Quantized) -> Quantized:
         """Emit the network's output in 32 bits: 8 bits would cost accuracy and save nothing."""
-        from tvm import relax
-
         assert layer.weight is not None
         weight, weight_scales = self._weights(layer, 1)
         scales = np.broadcast_to(data.scale.scale * weight_scales, (weight.shape[1],))
@@ -131,8 +123,6 @@ class Int8Arithmetic:
 
     def _affine(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
         """Emit a separate batch norm in 64 bits: its factor may be 0 with a nonzero bias."""
-        from tvm import relax
-
         assert layer.weight is not None
         data = inputs[0].scale
         multiplier, shift = to_fixed_point(data.scale * layer.weight.astype(np.float64) / out.scale)
@@ -162,8 +152,6 @@ class Int8Arithmetic:
 
     def _rescale(self, writer: Writer, layer: Layer, total: Any, offset: Array, factors: Array, out: Scale) -> Any:
         """Emit clip(round((total + offset) * factor) + zero point); total is int32."""
-        from tvm import relax
-
         if np.any(offset):
             total = relax.op.add(total, constant(writer.column(layer, offset), "int32"))
         value = relax.op.multiply(relax.op.astype(total, "float32"), constant(writer.column(layer, factors), "float32"))
@@ -173,22 +161,12 @@ class Int8Arithmetic:
         return self._clip(writer, layer, writer.emit(value, layer.name + SCALED), out, "float32")
 
     def _clip(self, writer: Writer, layer: Layer, value: Any, out: Scale, dtype: str) -> Any:
-        from tvm import relax
-
         low = np.clip(_limit(layer.low, out), out.low, out.high).astype(np.int64)
         high = np.clip(_limit(layer.high, out), out.low, out.high).astype(np.int64)
-        if low.ndim == 0 and high.ndim == 0:
-            number = float if dtype == "float32" else int
-            value = relax.op.clip(value, number(low), number(high))
-        else:
-            value = relax.op.minimum(value, constant(writer.column(layer, high), dtype))
-            value = relax.op.maximum(value, constant(writer.column(layer, low), dtype))
-        return writer.emit(relax.op.astype(value, out.dtype), f"{layer.name}_q")
+        return emit_clipped(writer, layer, value, (low, high), dtype, out.dtype)
 
     def _add(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
         """Emit a residual addition; products of 8-bit operands fit into int32."""
-        from tvm import relax
-
         factors = [operand.scale.scale / out.scale for operand in inputs]
         shift = _small_shift(factors)
         multipliers = [round(factor * 2.0**shift) for factor in factors]
@@ -203,8 +181,6 @@ class Int8Arithmetic:
         return self._clip(writer, layer, value, out, "int32")
 
     def _concat(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
-        from tvm import relax
-
         parts = []
         for index, operand in enumerate(inputs):
             if operand.scale == out:
@@ -227,23 +203,39 @@ class Int8Arithmetic:
         return self._rescale(writer, layer, total, -data.zero_point * counts, data.scale / out.scale / divisors, out)
 
 
+def emit_move(writer: Writer, layer: Layer, data: Quantized) -> Quantized:
+    """Emit a layer that only moves integers."""
+    moved = rebuild_call(layer.step, lambda _name: data.value)
+    return Quantized(writer.emit(moved, f"{layer.name}_q"), data.scale)
+
+
+def emit_clipped(
+    writer: Writer, layer: Layer, value: Any, limits: tuple[Array, Array], dtype: str, out_dtype: str
+) -> Any:
+    """Emit the end of a layer: a clip of a value of `dtype` to limits, of all or of each channel, and a cast."""
+    low, high = limits
+    if low.ndim == 0 and high.ndim == 0:
+        number = float if dtype == "float32" else int
+        value = relax.op.clip(value, number(low), number(high))
+    else:
+        value = relax.op.minimum(value, constant(writer.column(layer, high), dtype))
+        value = relax.op.maximum(value, constant(writer.column(layer, low), dtype))
+    return writer.emit(relax.op.astype(value, out_dtype), f"{layer.name}_q")
+
+
 def window_sums(writer: Writer, layer: Layer, data: Any) -> tuple[Any, Array, Array]:
     """Emit the int32 sums of an average; return them, the divisors, and the number of elements besides padding of each.
 
     divisors and counts: numbers, or (1, 1, OH, OW) if windows reach over the edge. Sums of sliding windows are a
     depthwise convolution with ones.
     """
-    from tvm import relax
-
     step = layer.step
-    attrs = step.call.attrs
+    attrs, shape = step.call.attrs, static_shape(data)[0]
     if step.op == "relax.mean":
         axes = [int(a) for a in attrs.axis]
-        shape = data_shape(data)
         count = np.asarray(float(shape[2] * shape[3]))
         total = relax.op.sum(relax.op.astype(data, "int32"), axis=axes, keepdims=bool(attrs.keepdims))
         return writer.emit(total, f"{layer.name}_sum"), count, count
-    shape = data_shape(data)
     kernel, strides = [int(k) for k in attrs.pool_size], [int(s) for s in attrs.strides]
     top, left, bottom, right = (int(p) for p in attrs.padding)
     height, width = layer.shape[2:]
@@ -267,12 +259,6 @@ def _bias(layer: Layer, channels: int) -> Array:
 def _least_scales(layer: Layer, data: Scale) -> Array | None:
     """Return the least weight scales with which the bias fits into the sum."""
     return None if layer.bias is None else np.abs(layer.bias.astype(np.float64)) / data.scale / 2.0**_BIAS_BITS
-
-
-def data_shape(value: Any) -> tuple[int, ...]:
-    from tvmflow.ir.relax.graph import static_shape
-
-    return static_shape(value)[0]
 
 
 def _limit(limit: Any, out: Scale) -> Array:

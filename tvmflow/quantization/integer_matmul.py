@@ -31,19 +31,10 @@ INSTRUCTIONS: tuple[tuple[str, ...], ...] = (
     ("avx2",),
     (),
 )  # variants in integer_matmul.c, the fastest first
-_COMPILE = (
-    "-x",
-    "c",
-    "-std=c11",
-    "-O3",
-    "-ffp-contract=off",
-    "-fno-trapping-math",
-    "-fwrapv",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
-    "-fPIC",
-    "-shared",
+_COMPILE = tuple(
+    """
+    -x c -std=c11 -O3 -ffp-contract=off -fno-trapping-math -fwrapv -Wall -Wextra -Werror -fPIC -shared
+    """.split()
 )
 _MOST = 1 << 16  # 8-bit products whose sum fits 32 bits
 

@@ -12,81 +12,40 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tvm import relax
 
 from tvmflow.ir.relax.emit import build_main, constant, convolution, rebuild_call, transposed_convolution
-from tvmflow.ir.relax.graph import Argument, Graph, Ref, Step, read_graph
+from tvmflow.ir.relax.graph import Argument, Graph, Ref, Step, operators_named, read_graph
 from tvmflow.ir.relax.serialization import numpy_dtype
 from tvmflow.ir.tvm_compat import IRModule, type_of
 
 _GEMM = ("relax.nn.conv2d", "relax.matmul", "relax.nn.conv2d_transpose", "relax.nn.conv1d", "relax.nn.conv3d")
 # Operators that may be fused into the kernel of a float32 sum before it is rounded.
-_EPILOGUE = frozenset(
-    f"relax.{name}"
-    for name in (
-        "add",
-        "subtract",
-        "multiply",
-        "divide",
-        "maximum",
-        "minimum",
-        "clip",
-        "sigmoid",
-        "tanh",
-        "nn.relu",
-        "nn.leakyrelu",
-        "nn.silu",
-        "nn.gelu",
-        "nn.gelu_tanh",
-    )
+_EPILOGUE = operators_named(
+    """
+    add subtract multiply divide maximum minimum clip sigmoid tanh nn.relu nn.leakyrelu nn.silu nn.gelu
+    nn.gelu_tanh
+    """
 )
 _RESHAPE = "relax.reshape"
 # Averages accumulate in float32, and TVM 0.27 compiles neither the initial value of a maximum nor a power in bfloat16.
 # Their results are rounded.
-_THROUGH_FLOAT32 = frozenset(
-    f"relax.{name}"
-    for name in (
-        "max",
-        "min",
-        "power",
-        "nn.avg_pool1d",
-        "nn.avg_pool2d",
-        "nn.avg_pool3d",
-        "nn.adaptive_avg_pool1d",
-        "nn.adaptive_avg_pool2d",
-        "nn.adaptive_avg_pool3d",
-        "nn.adaptive_max_pool1d",
-        "nn.adaptive_max_pool2d",
-        "nn.adaptive_max_pool3d",
-    )
+_THROUGH_FLOAT32 = operators_named(
+    """
+    max min power nn.avg_pool1d nn.avg_pool2d nn.avg_pool3d nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d
+    nn.adaptive_avg_pool3d nn.adaptive_max_pool1d nn.adaptive_max_pool2d nn.adaptive_max_pool3d
+    """
 )
 # Operators that compute in 16 bits if all operands do. TVM refuses many others in bfloat16, or sorts incorrectly.
 _FOLLOW_INPUTS = (
     _EPILOGUE
     | _THROUGH_FLOAT32
     | frozenset(_GEMM)
-    | frozenset(
-        f"relax.{name}"
-        for name in (
-            "reshape",
-            "permute_dims",
-            "strided_slice",
-            "concat",
-            "split",
-            "take",
-            "squeeze",
-            "expand_dims",
-            "broadcast_to",
-            "flip",
-            "negative",
-            "abs",
-            "square",
-            "nn.prelu",
-            "nn.pad",
-            "nn.max_pool1d",
-            "nn.max_pool2d",
-            "nn.max_pool3d",
-            "image.resize2d",
-        )
+    | operators_named(
+        """
+        reshape permute_dims strided_slice concat split take squeeze expand_dims broadcast_to flip negative
+        abs square nn.prelu nn.pad nn.max_pool1d nn.max_pool2d nn.max_pool3d image.resize2d
+        """
     )
 )
 _PART = "get_item."  # prefix of the parts of a split
@@ -119,8 +78,6 @@ def count_low_steps(mod: IRModule, dtype: str) -> tuple[int, int]:
 
 class _MixedPrecisionRewriter:
     def __init__(self, graph: Graph, rules: MixedPrecision) -> None:
-        from tvm import relax
-
         self.graph, self.rules = graph, rules
         self.builder = relax.BlockBuilder()
         self.high: dict[str, Any] = {}
@@ -206,8 +163,6 @@ class _MixedPrecisionRewriter:
         return all(ref in self.low or ref in self.sums for ref in step.refs)
 
     def _cast(self, value: Any, dtype: str, name: str) -> Any:
-        from tvm import relax
-
         return self.builder.emit(relax.op.astype(value, dtype), f"{name}_{dtype}")
 
     def _get_as(self, name: str, dtype: str) -> Any:
@@ -233,8 +188,6 @@ class _MixedPrecisionRewriter:
 
     def _emit_gemm(self, step: Step) -> tuple[Any, str]:
         """Return the accumulated value of a convolution or matmul and its dtype."""
-        from tvm import relax
-
         dtype, total = self.rules.dtype, self.rules.accumulate
         operands = [
             self._get_as(a.name, dtype)

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from tvm import relax
 
-from tvmflow.ir.relax.emit import Quantized, Writer, constant, convolution, rebuild_call, transposed_convolution
+from tvmflow.ir.relax.emit import Quantized, Writer, constant, convolution, transposed_convolution
 from tvmflow.ir.relax.graph import Array
 from tvmflow.ir.relax.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer
 from tvmflow.ir.relax.scales import Scale, power_of_two, round_half_away
-from tvmflow.quantization.int8 import SCALED, window_sums
+from tvmflow.quantization.int8 import SCALED, emit_clipped, emit_move, window_sums
 
 LIMIT = 127
 
@@ -42,8 +43,6 @@ class VtaArithmetic:
 
     def quantize(self, writer: Writer, name: str, value: Any, scale: Scale) -> Quantized:
         """Emit clip(round(x / scale)); x / scale is exact for a power of two."""
-        from tvm import relax
-
         scaled = writer.emit(relax.op.multiply(value, constant(1.0 / scale.scale, "float32")), f"{name}_scaled_input")
         whole = writer.emit(relax.op.trunc(scaled), f"{name}_whole")
         rest = relax.op.abs(relax.op.subtract(scaled, whole))
@@ -54,8 +53,7 @@ class VtaArithmetic:
 
     def layer(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
         if layer.kind == MOVE:
-            moved = rebuild_call(layer.step, lambda _name: inputs[0].value)
-            return Quantized(writer.emit(moved, f"{layer.name}_q"), inputs[0].scale)
+            return emit_move(writer, layer, inputs[0])
         if layer.kind == MEAN:
             return self._mean(writer, layer, inputs[0])
         if layer.kind == CONCAT:
@@ -69,8 +67,6 @@ class VtaArithmetic:
         return Quantized(self._gemm(writer, layer, inputs[0], out), out)
 
     def _gemm(self, writer: Writer, layer: Layer, data: Quantized, out: Scale) -> Any:
-        from tvm import relax
-
         assert layer.weight is not None
         weight_scale = power_of_two(float(np.abs(layer.weight).max(initial=0.0)))
         weight = quantize_power_of_two(layer.weight, weight_scale)
@@ -94,8 +90,6 @@ class VtaArithmetic:
         return _requantize(writer, layer, total, exponent, out)
 
     def _add(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
-        from tvm import relax
-
         exponent = min(_exponent(operand.scale) for operand in inputs)
         values = []
         for operand in inputs:
@@ -107,8 +101,6 @@ class VtaArithmetic:
 
     def _concat(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
         """Shift all parts to the coarsest scale."""
-        from tvm import relax
-
         out = max((operand.scale for operand in inputs), key=lambda scale: scale.scale)
         parts = []
         for index, operand in enumerate(inputs):
@@ -124,8 +116,6 @@ class VtaArithmetic:
 
     def _mean(self, writer: Writer, layer: Layer, data: Quantized) -> Quantized:
         """Emit an average in int32 whose division truncates: at most one step of the scale is lost."""
-        from tvm import relax
-
         total, divisors, _ = window_sums(writer, layer, data.value)
         mean = relax.op.divide(total, constant(np.asarray(divisors).astype(np.int32), "int32"))
         wide = Scale(data.scale.scale, 0, "int8", -LIMIT, LIMIT)
@@ -133,8 +123,6 @@ class VtaArithmetic:
 
 
 def _to_int32(operand: Quantized) -> Any:
-    from tvm import relax
-
     return relax.op.astype(operand.value, "int32")
 
 
@@ -149,8 +137,6 @@ def quantize_power_of_two(values: Array, scale: Scale) -> Array:
 
 def _shift_right(value: Any, right: int) -> Any:
     """Return (value + 2^(right - 1)) >> right, or a left shift if `right` is negative."""
-    from tvm import relax
-
     if right > 0:
         return relax.op.right_shift(relax.op.add(value, constant(1 << (right - 1), "int32")), constant(right, "int32"))
     return value if right == 0 else relax.op.left_shift(value, constant(-right, "int32"))
@@ -158,18 +144,11 @@ def _shift_right(value: Any, right: int) -> Any:
 
 def _requantize(writer: Writer, layer: Layer, value: Any, exponent: int, out: Scale) -> Any:
     """Shift int32 in units of 2^exponent to the output's scale, apply the activation, clip and cast."""
-    from tvm import relax
-
     value = writer.emit(_shift_right(value, _exponent(out) - exponent), layer.name + SCALED)
     with np.errstate(invalid="ignore"):
         low = np.clip(round_half_away(np.asarray(layer.low) / out.scale), -LIMIT, LIMIT).astype(np.int64)
         high = np.clip(round_half_away(np.asarray(layer.high) / out.scale), -LIMIT, LIMIT).astype(np.int64)
-    if low.ndim == 0 and high.ndim == 0:
-        value = relax.op.clip(value, int(low), int(high))
-    else:
-        value = relax.op.minimum(value, constant(writer.column(layer, high), "int32"))
-        value = relax.op.maximum(value, constant(writer.column(layer, low), "int32"))
-    return writer.emit(relax.op.astype(value, "int8"), f"{layer.name}_q")
+    return emit_clipped(writer, layer, value, (low, high), "int32", "int8")
 
 
 def _is_plain_activation(layer: Layer) -> bool:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,16 +33,22 @@ from tvmflow.support.json_values import to_json
 from tvmflow.support.version import __version__
 from tvmflow.tracking.mlflow.links import DEFAULT_UI, mlflow_ui, ui_command
 from tvmflow.tracking.mlflow.registry import registry_name
-from tvmflow.tracking.mlflow.releases import releases
+from tvmflow.tracking.mlflow.releases import all_releases
 
 ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "base.js", "charts.js", "sections.js", "main.js")
 
 
-def collect(workspace: Workspace, history: dict[str, list[dict[str, Any]]], page: Path | None = None) -> dict[str, Any]:
+def collect(
+    workspace: Workspace,
+    history: Mapping[str, list[dict[str, Any]]],
+    measured: Mapping[str, int],
+    page: Path | None = None,
+) -> dict[str, Any]:
     """Collect the data of the page as plain values: scorecards, kernels, stages, tuning curves, history.
 
-    page: its location, for relative links. Raises StoreError if nothing was measured, UsageError for an invalid address
+    history: the measurements of each cell that the page shows; measured: how many it has. page: its location, for
+    relative links. Raises StoreError if nothing was measured, UsageError for an invalid address
     of MLflow's UI.
     """
     beside = page.resolve().parent if page else workspace.root
@@ -52,7 +59,8 @@ def collect(workspace: Workspace, history: dict[str, list[dict[str, Any]]], page
         if card is None:
             unmeasured.append(names)
         else:
-            cells.append(names | _facts_of(workspace, cell, card, history.get(str(cell), []), beside))
+            facts = _facts_of(workspace, cell, card, history.get(str(cell), []), beside)
+            cells.append(names | {"measured": measured.get(str(cell), 0)} | facts)
     if not cells:
         cell_name = next(iter(workspace.params.cells), "CELL")
         raise StoreError(
@@ -60,6 +68,9 @@ def collect(workspace: Workspace, history: dict[str, list[dict[str, Any]]], page
             "at least one scorecard",
             f"run 'tvmflow run {cell_name}'",
         )
+    changes = all_releases(workspace)
+    for one in cells:
+        one["releases"] = [asdict(release) for release in changes.get(one["registered"], [])]
     return {
         "apart": APART,
         "between": BETWEEN,
@@ -96,7 +107,6 @@ def _facts_of(
         "ledger": records["tune"].facts if "tune" in records else {},
         "toolchain": manifest.toolchain if manifest else {},
         "history": history,
-        "releases": [asdict(release) for release in releases(workspace, cell)],
         "registered": registry_name(cell),
         "stages": _stages(workspace, cell, records, beside),
         "digests": [

@@ -39,23 +39,11 @@ _OUT_OF_MEMORY = (
 )
 _ENVIRONMENT = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "KERAS_BACKEND")
 _ENVIRONMENT_PREFIXES = ("LC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "TVM_", "TVMFLOW_")
-_SYSTEM = (
-    "/usr",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/bin",
-    "/sbin",
-    "/nix/store",
-    "/proc",
-    "/sys",
-    "/etc/ld.so.cache",
-    "/etc/alternatives",
-    "/etc/localtime",
-    "/dev/null",
-    "/dev/zero",
-    "/dev/random",
-    "/dev/urandom",
+_SYSTEM = tuple(
+    """
+    /usr /lib /lib32 /lib64 /bin /sbin /nix/store /proc /sys /etc/ld.so.cache /etc/alternatives /etc/localtime
+    /dev/null /dev/zero /dev/random /dev/urandom
+    """.split()
 )
 
 

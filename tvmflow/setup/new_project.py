@@ -42,8 +42,8 @@ Models compiled, tuned, measured and released with tvmflow.
     tvmflow report             # a page with everything
     tvmflow promote NAME       # release it, if the gate lets it pass
 
-params.yaml is the only file to edit; dvc.yaml, code.json and params.schema.json are written by tvmflow. After an
-upgrade of tvmflow run 'tvmflow init', so that 'dvc repro' knows of it.
+params.yaml is the only file to edit; dvc.yaml, code.json, pipelines/ and params.schema.json are written by tvmflow.
+After an upgrade of tvmflow run 'tvmflow init', so that 'dvc repro' knows of it.
 """
 _IGNORED = """\
 .venv/

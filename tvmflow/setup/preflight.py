@@ -18,6 +18,7 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.devices.probe_processor import ask_processor
 from tvmflow.devices.registry import transport_of
 from tvmflow.frontends.registry import FRONTENDS
+from tvmflow.frontends.source_model import fixed_specs
 from tvmflow.pipeline.stage import AnyStage
 from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
 from tvmflow.sources.weights import local_file
@@ -32,6 +33,7 @@ from tvmflow.support.errors import (
     TvmflowError,
     UsageError,
 )
+from tvmflow.support.json_values import to_json
 from tvmflow.targets.probed_processors import DEVICE, read_record
 from tvmflow.toolchain.compilers import compiler_named
 from tvmflow.toolchain.versions import version
@@ -162,7 +164,9 @@ def check_operators(workspace: Workspace, name: str) -> None:
     inputs = [
         {"name": name, "shape": list(tensor.shape), "dtype": tensor.dtype} for name, tensor in entry.tensors.items()
     ]
-    arguments = {"folder": str(file.parent), "framework": entry.framework, "file": file.name, "inputs": inputs}
+    fixed = to_json(fixed_specs(entry.fixed))
+    named = {"framework": entry.framework, "file": file.name}
+    arguments = {"folder": str(file.parent), **named, "inputs": inputs, "fixed": fixed}
     policy = Policy(_TIMEOUT_S, reads=(file.parent, file.resolve()), memory_bytes=memory_for(file))
     with contextlib.suppress(ModelFileError, StageTimeoutError):  # the import, which takes longer, says what is wrong
         run_in_sandbox("tvmflow.frontends.operator_check:check_operators", arguments, policy)
@@ -179,7 +183,8 @@ def _compare(name: str, file: Path, header: dict[str, Any], entry: ModelEntry) -
     inputs = header["inputs"]
     if inputs is None:
         return
-    wanted = entry.tensors
+    fixed = {spec.name: Tensor(spec.shape, spec.dtype, None, None) for spec in fixed_specs(entry.fixed)}
+    wanted = entry.tensors | fixed
     if len(inputs) == len(wanted) == 1:
         pairs = [(inputs[0], "input", *wanted.values())]
     else:
@@ -190,11 +195,12 @@ def _compare(name: str, file: Path, header: dict[str, Any], entry: ModelEntry) -
 
 
 def _check_names(name: str, file: Path, found: list[str], entry: ModelEntry) -> None:
-    if sorted(found) != sorted(entry.tensors):
+    wanted = [*entry.tensors, *entry.fixed]
+    if sorted(found) != sorted(wanted):
         key = "input" if entry.input is not None else "inputs"
         raise ModelFileError(
             f"{file.name} has {len(found)} inputs: {', '.join(found)}",
-            f"{', '.join(entry.tensors)}, as models.{name}.{key} says",
+            f"{', '.join(wanted)}, as models.{name}.{key} says",
             f"give models.{name} inputs: with a block of shape and dtype for each",
         )
 

@@ -38,6 +38,9 @@ TvmflowError                 exit 1   the base: what was found, what was expecte
 
 from __future__ import annotations
 
+import difflib
+import errno
+import re
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -231,8 +234,6 @@ def from_json(data: dict[str, str]) -> TvmflowError:
 
 def from_os_error(error: OSError, doing: str) -> StoreError:
     """Convert a full disk or a missing permission to a StoreError."""
-    import errno
-
     path = error.filename or ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreError(
@@ -251,8 +252,6 @@ def from_os_error(error: OSError, doing: str) -> StoreError:
 
 def similar_name(name: str, legal: Iterable[str]) -> str | None:
     """Return the legal name that was probably meant, ignoring case and punctuation; None without a similar one."""
-    import difflib
-
     plain = {_plain(known): known for known in legal}
     if _plain(name) in plain:
         return plain[_plain(name)]
@@ -264,8 +263,6 @@ _SHORT = ((r"^(fp|f)(?=\d)", "float"), (r"^bf(?=\d)", "bfloat"), (r"^i(?=\d)", "
 
 
 def _plain(name: str) -> str:
-    import re
-
     plain = "".join(c for c in name.lower() if c.isalnum())
     for short, whole in _SHORT:
         plain = re.sub(short, whole, plain)

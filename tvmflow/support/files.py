@@ -47,6 +47,16 @@ def write_atomic(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def sync_folder(folder: Path) -> None:
+    """Write all files below a folder to the disk, and the folder."""
+    for path in [*folder.rglob("*"), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
 def save_arrays(path: Path, **groups: Sequence[Any]) -> None:
     """Write groups of numpy arrays to an .npz file: the first of a group as NAME, the others as NAME.1, NAME.2, ..."""
     import numpy as np

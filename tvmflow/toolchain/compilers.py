@@ -95,11 +95,7 @@ class Zig(Compiler):
                 "linux-gnu or linux-musl",
                 f"cc: bionic-stubs of the target, or ndk with {_NDK} set to its folder",
             )
-        zig = _zig()
-        if zig is None:
-            raise ToolchainError(
-                "no zig: neither the package ziglang nor a program", "zig", "pip install 'tvmflow[arm64]'"
-            )
+        zig = _require_zig("pip install 'tvmflow[arm64]'")
         abi = f"{triple.ending}.{_GLIBC}" if triple.system == "gnu" else triple.ending
         words = ("/usr/bin/env", *_zig_places(), zig, "cc", "-target", f"{triple.machine}-linux-{abi}")
         return Command(words, frozenset(["-Wl,-z,text"]))  # which is what its linker does anyway
@@ -160,13 +156,7 @@ class BionicStubs(Compiler):
                 "a triple of Android, as aarch64-linux-android",
                 "cc: of the target",
             )
-        zig = _zig()
-        if zig is None:
-            raise ToolchainError(
-                "no zig: neither the package ziglang nor a program",
-                "zig",
-                "pip install 'tvmflow[arm64]', or set ANDROID_NDK_HOME",
-            )
+        zig = _require_zig("pip install 'tvmflow[arm64]', or set ANDROID_NDK_HOME")
         api = str(wanted.level)
         triple = f"{wanted.machine}-linux-android.{api}"
         folder = cache_folder() / "bionic" / digest_of([self.version(), triple])[:16]
@@ -174,22 +164,7 @@ class BionicStubs(Compiler):
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 _make_stubs(folder, zig, triple, api)
-        script = str(Path(android_linker.__file__))
-        places = _zig_places()
-        return Command(
-            (
-                "/usr/bin/env",
-                *places,
-                sys.executable,
-                "-I",
-                "-S",
-                script,
-                zig,
-                str(folder),
-                str(_BIONIC / "include"),
-                triple,
-            )
-        )
+        return Command((*_android_linker(), zig, str(folder), str(_BIONIC / "include"), triple))
 
     def version(self) -> str:
         zig = _zig()
@@ -208,20 +183,7 @@ def _make_stubs(folder: Path, zig: str, triple: str, api: str) -> None:
         made = Path(name) / "made"
         made.mkdir()
         done = subprocess.run(
-            [
-                "/usr/bin/env",
-                *_zig_places(),
-                sys.executable,
-                "-I",
-                "-S",
-                android_linker.__file__,
-                "--stubs",
-                str(made),
-                zig,
-                str(_BIONIC),
-                triple,
-                api,
-            ],
+            [*_android_linker(), "--stubs", str(made), zig, str(_BIONIC), triple, api],
             capture_output=True,
             text=True,
             check=False,
@@ -231,6 +193,11 @@ def _make_stubs(folder: Path, zig: str, triple: str, api: str) -> None:
                 f"zig does not make stubs for {triple}: {done.stderr.strip()[-300:]}", "the zig of tvmflow[arm64]"
             )
         made.rename(folder)
+
+
+def _android_linker() -> tuple[str, ...]:
+    """Return the command of our linker for Android, which runs zig."""
+    return ("/usr/bin/env", *_zig_places(), sys.executable, "-I", "-S", str(Path(android_linker.__file__)))
 
 
 def _zig_places() -> tuple[str, str]:
@@ -278,6 +245,13 @@ def _zig() -> str | None:
     except metadata.PackageNotFoundError:
         return shutil.which("zig")
     return str(package.locate_file("ziglang/zig"))
+
+
+def _require_zig(hint: str) -> str:
+    zig = _zig()
+    if zig is None:
+        raise ToolchainError("no zig: neither the package ziglang nor a program", "zig", hint)
+    return zig
 
 
 @functools.cache

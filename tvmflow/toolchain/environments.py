@@ -46,9 +46,9 @@ TOOL_ENVIRONMENTS = {
 
 
 def tool_version(name: str) -> str:
-    """Return the version of an environment: its pins and the digest of its worker."""
+    """Return the version of an environment: its pins and the digests of its worker and of what workers share."""
     tool = TOOL_ENVIRONMENTS[name]
-    return " ".join([*tool.packages, sha256_of(_WORKERS / tool.worker)[:16]])
+    return " ".join([*tool.packages, *(sha256_of(_WORKERS / file)[:16] for file in (tool.worker, "serving.py"))])
 
 
 def cache_folder() -> Path:

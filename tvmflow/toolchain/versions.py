@@ -41,8 +41,8 @@ _OTHER_DISTRIBUTIONS = {"xgboost-cpu": ("xgboost",), "mlflow": ("mlflow-skinny",
 # 10: copies of a padding, pixel by pixel. 12: bytes of arm64 by narrowing. 14: sums of arm64 from offsets. 16: max
 # pools of arm64. 18: Winograd of arm64 by lanes. 25: attention, batched products and norms of packed rows, erf as a
 # quotient. 27: tiles of AMX that get their shapes once. 34: norms of packed images. 35: tanh as a quotient, limits by
-# instruction. 37: Winograd's transforms without zeros, by columns.
-_CODEGEN = "38"
+# instruction. 37: Winograd's transforms without zeros, by columns. 39: relu and clip return NaN for NaN.
+_CODEGEN = "39"
 # LLVM features used by schedules and vectors, with their names in Linux.
 _EXTENSIONS = {
     "avx2": "avx2",
@@ -158,6 +158,22 @@ def known_processors(architecture: str) -> tuple[frozenset[str], frozenset[str]]
 
 def installed_version(package: str) -> str:
     """Return the version of an installed package, or of another distribution of it; 'absent' without one."""
+    return _installed_version(package, tuple(_changed_ns(folder) for folder in sys.path))
+
+
+_path = functools.cache(Path)  # making one takes longer than asking for its time
+
+
+def _changed_ns(folder: str) -> int:
+    try:
+        return _path(folder).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+@functools.cache
+def _installed_version(package: str, _state_of_path: tuple[int, ...]) -> str:
+    """Read a version again only after an installation: that takes milliseconds, and a sweep needs thousands."""
     for name in (package, *_OTHER_DISTRIBUTIONS.get(package, ())):
         try:
             return metadata.version(name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
+import numpy as np
+
 from tvmflow.codegen.network.bucket_tables import BucketPlan, size_tables
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.gpu_tables import gpu_tables
@@ -74,8 +76,8 @@ def write_plan_tables(
     starts = accumulate((len(step.arguments) for step in plan.steps), initial=0)
     loops = accumulate((len(step.loops) for step in plan.steps), initial=0)
     is_largest = name == "plan"
+    has_states = is_largest and bool(network.states)
     image, sized = (network.image, network.sized) if is_largest else (None, None)
-    states = [f"{{{given}, {made}}}" for given, made in network.state_places()] if is_largest else []
     lines = ['#include "plan.h"', "", "extern const unsigned char plan_constants[];"]
     lines += [f"int __tvm_ffi_{name}(void *, const plan_any *, int32_t, plan_any *);" for name in kernels]
     for at, value in enumerate(plan.values):
@@ -110,14 +112,25 @@ def write_plan_tables(
         *_program_tables(plan),
         *(gpu_tables(plan, gpu, code, c_string) if gpu and code else ()),
         *(size_tables(plan, sized, others) if sized else ()),
-        *([_table("plan_state", "states", states)] if states else ()),
+        *(_state_tables(network) if has_states else ()),
         f"const plan_tables {name} = {{values, arguments, steps, copies, inputs, outputs, plan_constants, "
         f"{len(plan.values)}, "
         f"{len(arguments)}, {len(plan.steps)}, {len(plan.copies)}, {'&image' if image else '(void *)0'}, "
         f"{'programs' if plan.programs else '(void *)0'}, {len(plan.programs)}, "
         f"{'&gpu' if gpu else '(void *)0'}, {'&sizes' if sized else '(void *)0'}, "
-        f"{'states' if states else '(void *)0'}}};",
+        f"{'states' if has_states else '(void *)0'}}};",
     ]
+
+
+def _state_tables(network: Network) -> Iterable[str]:
+    """Yield the table of states, and the bytes with which they begin."""
+    dtypes, rows = {spec.name: spec.dtype for spec in network.inputs}, []
+    for at, (state, (given, made)) in enumerate(zip(network.states, network.state_places(), strict=True)):
+        first = np.asarray(state.initial).astype(dtypes[state.input]).tobytes() if state.initial else b""
+        if first:
+            yield _table("unsigned char", f"initial{at}", map(str, first))
+        rows.append(f"{{{given}, {made}, {f'initial{at}' if first else '(void *)0'}, {len(first)}}}")
+    yield _table("plan_state", "states", rows)
 
 
 def _function_pointer(step: Step) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tvmflow.codegen.network.bucket_tables import SizedOutputs
 from tvmflow.codegen.network.image_tables import ImageInput
-from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.frontends.source_model import State, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Network:
 
     cell: model@target:precision; threads: of the tuning; labels: of classes, or none. image: how images become its
     input, None if it takes none. tolerance: error of an output that the precision allows, relative to its spread.
-    sized: the dynamic sizes, None if all inputs have one shape. states: names of inputs that an instance carries from
-    run to run, with those of the outputs that they are.
+    sized: the dynamic sizes, None if all inputs have one shape. states: inputs that an instance carries from run to
+    run, with the outputs that they are.
     """
 
     cell: str
@@ -28,12 +28,12 @@ class Network:
     image: ImageInput | None = None
     tolerance: float = 2.0e-3
     sized: SizedOutputs | None = None
-    states: tuple[tuple[str, str], ...] = ()
+    states: tuple[State, ...] = ()
 
     def state_places(self) -> list[tuple[int, int]]:
         """Return the positions of each state among the inputs and among the outputs."""
         inputs = [spec.name for spec in self.inputs]
-        return [(inputs.index(given), self.outputs.index(made)) for given, made in self.states]
+        return [(inputs.index(state.input), self.outputs.index(state.output)) for state in self.states]
 
     @property
     def symbol(self) -> str:

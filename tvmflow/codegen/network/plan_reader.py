@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tvm import relax
 
 from tvmflow.backends.device_program import DeviceProgram
 from tvmflow.codegen.network.plan import Memory, Place, PlacedProgram, Plan, Step, Value, launch_step
@@ -101,8 +102,6 @@ class _Reader:
         return len(self.values) - 1
 
     def _look_up(self, expression: Any) -> Any:
-        from tvm import relax
-
         if isinstance(expression, relax.Tuple):
             return tuple(self._look_up(part) for part in expression.fields)
         constant = constant_value(expression)
@@ -118,8 +117,6 @@ class _Reader:
         return self.by_bytes[key]
 
     def _value(self, value: Any) -> Any:
-        from tvm import relax
-
         if isinstance(value, (relax.Var, relax.Tuple)) or constant_value(value) is not None:
             return self._look_up(value)
         if isinstance(value, relax.TupleGetItem):

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tvmflow.devices.this_host import end_process
 from tvmflow.support.errors import DeviceError, last_words
 
 START_TIMEOUT_S = 30.0
@@ -52,16 +53,7 @@ def start_agent(
     try:
         yield AgentProcess(process, exchange_secret(process, secret), secret)
     finally:
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
-        process.stderr.close()
+        end_process(process)
 
 
 def exchange_secret(process: subprocess.Popen[bytes], secret: bytes) -> int:

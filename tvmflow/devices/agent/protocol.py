@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tvmflow.devices.tracker_protocol import read_exactly
 from tvmflow.support.errors import (
     AgentVersionError,
     DeviceBusyError,
@@ -139,31 +140,22 @@ class AgentConnection:
     def _reply(self) -> tuple[dict[str, Any], bytes]:
         data = bytearray()
         while True:
-            kind, library, zero, size = struct.unpack("<BBHI", self._read(8))
+            kind, library, zero, size = struct.unpack("<BBHI", read_exactly(self._socket, 8))
             if kind not in (_DATA, _REPLY) or zero or size > _MAX_DATA:
                 raise ValueError("the reply is not from an agent")
             if kind == _DATA:
-                data += self._read(size)
+                data += read_exactly(self._socket, size)
                 continue
-            reply = json.loads(self._read(size))
+            reply = json.loads(read_exactly(self._socket, size))
             if not isinstance(reply, dict) or not isinstance(reply.get("status"), str):
                 raise ValueError("the reply is not from an agent")
             return {"library": library, **reply}, bytes(data)
-
-    def _read(self, size: int) -> bytes:
-        found = bytearray()
-        while len(found) < size:
-            part = self._socket.recv(min(size - len(found), 1 << 16))
-            if not part:
-                raise OSError("it closed the connection")
-            found += part
-        return bytes(found)
 
     def _hello(self, secret: bytes) -> None:
         nonce = secrets.token_bytes(_NONCE)
         with self._convert_errors("authenticating"):
             self._socket.sendall(_MAGIC + struct.pack("<I", VERSION) + nonce)
-            answer = self._read(len(_MAGIC) + 4 + _NONCE)
+            answer = read_exactly(self._socket, len(_MAGIC) + 4 + _NONCE)
             if not answer.startswith(_MAGIC):
                 raise ValueError("the reply is not from an agent")
             version = struct.unpack_from("<I", answer, len(_MAGIC))[0]

@@ -50,24 +50,27 @@ class AgentTransport(Transport):
 
     @contextlib.contextmanager
     def open(self, device: DeviceEntry, backend: Backend, limits: SessionLimits) -> Iterator[DeviceSession]:
-        options = read_options(AgentOptions, device.options, "device")
-        secret = read_secret(Path(options.secret_file))
-        connection = connect_agent(options.host, options.port, secret, device.key, limits.wait_s)
-        with contextlib.closing(connection):
+        options, secret = _options_and_secret(device)
+        with contextlib.closing(
+            connect_agent(options.host, options.port, secret, device.key, limits.wait_s)
+        ) as connection:
             yield measuring_session(connection, "", backend, limits, options)
 
     def processor(self, device: DeviceEntry, wait_s: float) -> DeviceFacts:
-        options = read_options(AgentOptions, device.options, "device")
-        secret = read_secret(Path(options.secret_file))
+        options, secret = _options_and_secret(device)
         with contextlib.closing(connect_agent(options.host, options.port, secret, device.key, wait_s)) as connection:
             return processor_facts(connection, options)
 
     def state(self, device: DeviceEntry) -> DeviceState:
-        options = read_options(AgentOptions, device.options, "device")
-        secret = read_secret(Path(options.secret_file))
+        options, secret = _options_and_secret(device)
         with contextlib.closing(AgentConnection(options.host, options.port, secret, device.key)) as connection:
             taken = bool(connection.ask("probe", "reading its description").get("taken"))
         return DeviceState(True, "in use" if taken else "free", {"total": 1, "free": int(not taken)})
+
+
+def _options_and_secret(device: DeviceEntry) -> tuple[AgentOptions, bytes]:
+    options = read_options(AgentOptions, device.options, "device")
+    return options, read_secret(Path(options.secret_file))
 
 
 def connect_agent(host: str, port: int, secret: bytes, name: str, wait_s: float) -> AgentConnection:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tvmflow.devices.agent.process import exchange_secret, new_secret
 from tvmflow.devices.android.adb import Phone, PhoneFacts, find_adb
+from tvmflow.devices.this_host import end_process
 from tvmflow.support.errors import DeviceError, WrongProcessorError
 from tvmflow.support.files import sha256_of
 from tvmflow.targets.resolve import ResolvedTarget
@@ -73,7 +74,7 @@ def prepare_phone(
             raise
         yield PreparedPhone(phone, facts, port, secret)
     finally:
-        _end(process)
+        end_process(process)
         if port:
             with contextlib.suppress(DeviceError):
                 phone.end_forward(port)
@@ -100,16 +101,3 @@ def remove(phone: Phone, folder: str = FOLDER) -> Iterator[None]:
     finally:
         with contextlib.suppress(DeviceError):
             phone.shell(f"rm -rf {folder}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    with contextlib.suppress(OSError):
-        process.stdin.close()
-    try:
-        process.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    process.stdout.close()
-    process.stderr.close()

@@ -17,7 +17,7 @@ from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.rpc.session import RpcTransport
 from tvmflow.devices.rpc.tracker import request_session
 from tvmflow.devices.session import SessionLimits
-from tvmflow.devices.this_host import lock_device, this_unit
+from tvmflow.devices.this_host import end_process, lock_device, this_unit
 from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.devices.transport import DeviceState, Link
 from tvmflow.support.errors import DeviceError, TrackerError, last_words
@@ -97,7 +97,7 @@ def local_tracker(
                 why = f"{error.found}; the local server ended{_describe_exit(process, said)}"
                 raise type(error)(why, error.expected, error.hint) from error
         finally:
-            _end(process)
+            end_process(process)
 
 
 def _describe_exit(process: subprocess.Popen[str], said: IO[bytes]) -> str:
@@ -125,14 +125,3 @@ def _port_of(process: subprocess.Popen[str], said: IO[bytes], timeout_s: float) 
             f"both up within {timeout_s:g} s",
             "run 'tvmflow doctor': it checks TVM's RPC parts and free ports",
         ) from None
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    with contextlib.suppress(OSError):
-        process.stdin.close()
-    try:
-        process.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

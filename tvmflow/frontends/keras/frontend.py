@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tvmflow.frontends.keras.files import check_file, damaged_file_error
 from tvmflow.frontends.keras.recurrent import keep_layers_whole
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
@@ -32,7 +34,6 @@ def source_model(folder: Path, description: SourceDescription) -> Any:
 
 def _from_channels_first(model: Any) -> Any:
     """Wrap a channels-last model to take (N, C, H, W), as data sets here are."""
-    import torch
 
     class FromChannelsFirst(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -47,8 +48,6 @@ def _from_channels_first(model: Any) -> Any:
 
 def _with_separate_inputs(model: Any, description: SourceDescription) -> Any:
     """Wrap a model of several inputs to take them as separate arguments, in the order of the description."""
-    import torch
-
     places = input_positions(
         description.weights_file, [str(tensor.name) for tensor in model.inputs], description.inputs
     )

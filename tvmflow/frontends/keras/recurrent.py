@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
+import torch
+
 
 @cache
 def keep_layers_whole() -> None:
@@ -35,16 +37,12 @@ def _replacement(loop: Callable[..., Any], convert: Callable[..., Any]) -> Calla
 
 
 def _lstm(inputs: Any, states: list[Any], kernel: Any, recurrent: Any, bias: Any, batch_first: bool) -> Any:
-    import torch
-
     weights = [kernel.t(), recurrent.t(), *([] if bias is None else [bias, torch.zeros_like(bias)])]
     given = [state.unsqueeze(0) for state in states]
     return torch.lstm(inputs, given, weights, bias is not None, 1, 0.0, False, False, batch_first)
 
 
 def _gru(inputs: Any, states: list[Any], kernel: Any, recurrent: Any, bias: Any, batch_first: bool) -> Any:
-    import torch
-
     def in_order(rows: Any) -> Any:
         """Return the gates z, r, h in PyTorch's order."""
         z, r, h = torch.chunk(rows, 3, 0)

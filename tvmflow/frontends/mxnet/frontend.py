@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tvm import relax
 
 from tvmflow.frontends.mxnet.files import Node, Symbol, read_params, read_symbol
 from tvmflow.frontends.mxnet.operators import OPERATORS, Operands
 from tvmflow.frontends.source_model import Array, Arrays, NoOnnxError, Runner, SourceDescription, Variant
 from tvmflow.frontends.tool_variants import tool_variants
+from tvmflow.ir.tvm_compat import type_of
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, last_line
 from tvmflow.toolchain.environments import ToolProcess
 
@@ -95,8 +97,6 @@ def import_symbol(symbol: Symbol, params: dict[str, Array], data_name: str, shap
 
 class _Importer:
     def __init__(self, symbol: Symbol, params: dict[str, Array], data_name: str, shape: tuple[int, ...]) -> None:
-        from tvm import relax
-
         self.symbol, self.params, self.data_name = symbol, params, data_name
         self.parameter = relax.Var("data", relax.TensorType(shape, "float32"))
         self.builder = relax.BlockBuilder()
@@ -114,8 +114,6 @@ class _Importer:
         return self.builder.get()
 
     def _node(self, index: int, node: Node) -> None:
-        from tvm import relax
-
         if node.op == "null":
             if node.name == self.data_name:
                 self.values[index] = self.parameter
@@ -147,6 +145,4 @@ class _Importer:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    from tvmflow.ir.tvm_compat import type_of
-
     return tuple(int(size) for size in type_of(value).shape)

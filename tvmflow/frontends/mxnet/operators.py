@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tvm import relax
 
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError
 
@@ -70,61 +71,48 @@ class Operands:
 
 
 def _const(value: Any) -> Any:
-    from tvm import relax
-
     return relax.const(np.ascontiguousarray(value, np.float32), "float32")
 
 
-def _relax() -> Any:
-    from tvm import relax
-
-    return relax.op
+def _window(o: Operands) -> dict[str, Any]:
+    """Return the attributes that both kinds of convolutions have."""
+    pad = o.integers("pad", (0, 0))
+    return {
+        "strides": list(o.integers("stride", (1, 1))),
+        "padding": [*pad, *pad],
+        "dilation": list(o.integers("dilate", (1, 1))),
+        "groups": o.integer("num_group", 1),
+    }
 
 
 def _convolution(o: Operands) -> Any:
     if o.attrs.get("layout", "NCHW") not in ("NCHW", "None") or len(o.integers("kernel", ())) != 2:
         raise o.unsupported(f"layout {o.attrs.get('layout')} and kernel {o.attrs.get('kernel')}")
-    pad = o.integers("pad", (0, 0))
-    value = _relax().nn.conv2d(
-        o.values[0],
-        o.values[1],
-        strides=list(o.integers("stride", (1, 1))),
-        padding=[*pad, *pad],
-        dilation=list(o.integers("dilate", (1, 1))),
-        groups=o.integer("num_group", 1),
-    )
-    return value if o.flag("no_bias") else _relax().add(value, _const(o.array(2).reshape(1, -1, 1, 1)))
+    value = relax.op.nn.conv2d(*o.values[:2], **_window(o))
+    return value if o.flag("no_bias") else relax.op.add(value, _const(o.array(2).reshape(1, -1, 1, 1)))
 
 
 def _deconvolution(o: Operands) -> Any:
-    pad, adjust = o.integers("pad", (0, 0)), o.integers("adj", (0, 0))
     if o.integers("target_shape", ()) or len(o.integers("kernel", ())) != 2:
         raise o.unsupported("target_shape or other than two dimensions")
-    value = _relax().nn.conv2d_transpose(
-        o.values[0],
-        o.values[1],
-        strides=list(o.integers("stride", (1, 1))),
-        padding=[*pad, *pad],
-        output_padding=list(adjust),
-        dilation=list(o.integers("dilate", (1, 1))),
-        groups=o.integer("num_group", 1),
-    )
-    return value if o.flag("no_bias", True) else _relax().add(value, _const(o.array(2).reshape(1, -1, 1, 1)))
+    adjust = list(o.integers("adj", (0, 0)))
+    value = relax.op.nn.conv2d_transpose(*o.values[:2], output_padding=adjust, **_window(o))
+    return value if o.flag("no_bias", True) else relax.op.add(value, _const(o.array(2).reshape(1, -1, 1, 1)))
 
 
 def _fully_connected(o: Operands) -> Any:
     value = o.values[0]
     shape = o.shape_of(value)
     if o.flag("flatten", True) and len(shape) > 2:
-        value = _relax().reshape(value, (shape[0], math.prod(shape[1:])))
-    value = _relax().matmul(value, _const(o.array(1).T))
-    return value if o.flag("no_bias") else _relax().add(value, _const(o.array(2)))
+        value = relax.op.reshape(value, (shape[0], math.prod(shape[1:])))
+    value = relax.op.matmul(value, _const(o.array(1).T))
+    return value if o.flag("no_bias") else relax.op.add(value, _const(o.array(2)))
 
 
 def _batch_norm(o: Operands) -> Any:
     gamma, beta, mean, variance = (o.array(index) for index in (1, 2, 3, 4))
     gamma = np.ones_like(gamma) if o.flag("fix_gamma", True) else gamma
-    normalized = _relax().nn.batch_norm(
+    normalized = relax.op.nn.batch_norm(
         o.values[0],
         _const(gamma),
         _const(beta),
@@ -134,18 +122,17 @@ def _batch_norm(o: Operands) -> Any:
         epsilon=o.number("eps", 1e-3),
         training=False,
     )
-    from tvm import relax
 
     return relax.TupleGetItem(normalized, 0)
 
 
 def _activation(o: Operands) -> Any:
     table = {
-        "relu": lambda x: _relax().nn.relu(x),
-        "sigmoid": lambda x: _relax().sigmoid(x),
-        "tanh": lambda x: _relax().tanh(x),
-        "softrelu": lambda x: _relax().log(_relax().add(_const(1.0), _relax().exp(x))),
-        "softsign": lambda x: _relax().divide(x, _relax().add(_const(1.0), _relax().abs(x))),
+        "relu": relax.op.nn.relu,
+        "sigmoid": relax.op.sigmoid,
+        "tanh": relax.op.tanh,
+        "softrelu": lambda x: relax.op.log(relax.op.add(_const(1.0), relax.op.exp(x))),
+        "softsign": lambda x: relax.op.divide(x, relax.op.add(_const(1.0), relax.op.abs(x))),
     }
     kind = o.attrs.get("act_type", "")
     if kind not in table:
@@ -156,15 +143,15 @@ def _activation(o: Operands) -> Any:
 def _leaky_relu(o: Operands) -> Any:
     kind, slope = o.attrs.get("act_type", "leaky"), o.number("slope", 0.25)
     if kind == "leaky":
-        return _relax().nn.leakyrelu(o.values[0], slope)
+        return relax.op.nn.leakyrelu(o.values[0], slope)
     if kind == "prelu":
-        return _relax().nn.prelu(o.values[0], o.values[1], axis=1)
+        return relax.op.nn.prelu(o.values[0], o.values[1], axis=1)
     if kind == "elu":
         x = o.values[0]
-        negative = _relax().multiply(
-            _const(slope), _relax().subtract(_relax().exp(_relax().minimum(x, _const(0.0))), _const(1.0))
+        negative = relax.op.multiply(
+            _const(slope), relax.op.subtract(relax.op.exp(relax.op.minimum(x, _const(0.0))), _const(1.0))
         )
-        return _relax().add(_relax().nn.relu(x), negative)
+        return relax.op.add(relax.op.nn.relu(x), negative)
     raise o.unsupported(f"act_type={kind}")
 
 
@@ -174,7 +161,7 @@ def _pooling(o: Operands) -> Any:
         raise o.unsupported(f"pool_type={kind}")
     value = o.values[0]
     if o.flag("global_pool"):
-        return (_relax().max if kind == "max" else _relax().mean)(value, axis=[2, 3], keepdims=True)
+        return (relax.op.max if kind == "max" else relax.op.mean)(value, axis=[2, 3], keepdims=True)
     kernel, stride, pad = o.integers("kernel", ()), o.integers("stride", (1, 1)), o.integers("pad", (0, 0))
     if len(kernel) != 2:
         raise o.unsupported(f"kernel={o.attrs.get('kernel')}")
@@ -188,17 +175,17 @@ def _pooling(o: Operands) -> Any:
         "ceil_mode": convention == "full",
     }
     if kind == "max":
-        return _relax().nn.max_pool2d(value, **options)
+        return relax.op.nn.max_pool2d(value, **options)
     sizes = o.shape_of(value)[2:]
     uneven = any((size + 2 * p - k) % s for size, p, k, s in zip(sizes, pad, kernel, stride, strict=True))
     if convention == "full" and uneven:
         raise o.unsupported("an average over windows that reach over the edge")
-    return _relax().nn.avg_pool2d(value, **options, count_include_pad=o.flag("count_include_pad", True))
+    return relax.op.nn.avg_pool2d(value, **options, count_include_pad=o.flag("count_include_pad", True))
 
 
 def _flatten(o: Operands) -> Any:
     shape = o.shape_of(o.values[0])
-    return _relax().reshape(o.values[0], (shape[0], math.prod(shape[1:])))
+    return relax.op.reshape(o.values[0], (shape[0], math.prod(shape[1:])))
 
 
 def _reshape(o: Operands) -> Any:
@@ -209,31 +196,23 @@ def _reshape(o: Operands) -> Any:
     if sizes.count(-1) == 1:
         known = math.prod(size for size in sizes if size != -1)
         sizes[sizes.index(-1)] = math.prod(shape) // max(known, 1)
-    return _relax().reshape(o.values[0], tuple(sizes))
+    return relax.op.reshape(o.values[0], tuple(sizes))
 
 
 def _concat(o: Operands) -> Any:
-    return _relax().concat(list(o.values), axis=o.integer("dim", 1))
-
-
-def _clip(o: Operands) -> Any:
-    return _relax().clip(o.values[0], o.number("a_min", -math.inf), o.number("a_max", math.inf))
-
-
-def _softmax(o: Operands) -> Any:
-    return _relax().nn.softmax(o.values[0], axis=o.integer("axis", -1))
+    return relax.op.concat(list(o.values), axis=o.integer("dim", 1))
 
 
 def _softmax_head(o: Operands) -> Any:
     """Convert SoftmaxOutput, the head used in training; its label input is ignored."""
-    return _relax().nn.softmax(o.values[0], axis=1)
+    return relax.op.nn.softmax(o.values[0], axis=1)
 
 
 def _mean(o: Operands) -> Any:
     axes = o.integers("axis", ())
     if o.flag("exclude"):
         raise o.unsupported("exclude=True")
-    return _relax().mean(o.values[0], axis=list(axes) or None, keepdims=o.flag("keepdims"))
+    return relax.op.mean(o.values[0], axis=list(axes) or None, keepdims=o.flag("keepdims"))
 
 
 def _lrn(o: Operands) -> Any:
@@ -241,32 +220,32 @@ def _lrn(o: Operands) -> Any:
     size, x = o.integer("nsize", 5), o.values[0]
     shape = o.shape_of(x)
     half = size // 2
-    squares = _relax().nn.pad(_relax().multiply(x, x), [0, 0, half, half, 0, 0, 0, 0])
+    squares = relax.op.nn.pad(relax.op.multiply(x, x), [0, 0, half, half, 0, 0, 0, 0])
     total: Any = None
     for start in range(size):
-        part = _relax().strided_slice(squares, axes=[1], begin=[start], end=[start + shape[1]])
-        total = part if total is None else _relax().add(total, part)
-    scale = _relax().add(
-        _const(o.number("knorm", 2.0)), _relax().multiply(_const(o.number("alpha", 1e-4) / size), total)
+        part = relax.op.strided_slice(squares, axes=[1], begin=[start], end=[start + shape[1]])
+        total = part if total is None else relax.op.add(total, part)
+    scale = relax.op.add(
+        _const(o.number("knorm", 2.0)), relax.op.multiply(_const(o.number("alpha", 1e-4) / size), total)
     )
-    return _relax().divide(x, _relax().power(scale, _const(o.number("beta", 0.75))))
+    return relax.op.divide(x, relax.op.power(scale, _const(o.number("beta", 0.75))))
 
 
 def _binary(name: str) -> Callable[[Operands], Any]:
-    return lambda o: getattr(_relax(), name)(o.values[0], o.values[1])
+    return lambda o: getattr(relax.op, name)(o.values[0], o.values[1])
 
 
 def _with_scalar(name: str, reverse: bool = False) -> Callable[[Operands], Any]:
     def build(o: Operands) -> Any:
         scalar = _const(o.number("scalar", 0.0))
         operands = (scalar, o.values[0]) if reverse else (o.values[0], scalar)
-        return getattr(_relax(), name)(*operands)
+        return getattr(relax.op, name)(*operands)
 
     return build
 
 
 def _unary(name: str) -> Callable[[Operands], Any]:
-    return lambda o: getattr(_relax(), name)(o.values[0])
+    return lambda o: getattr(relax.op, name)(o.values[0])
 
 
 def _same(o: Operands) -> Any:
@@ -288,9 +267,9 @@ OPERATORS: dict[str, Callable[[Operands], Any]] = {
     "reshape": _reshape,
     "Concat": _concat,
     "concat": _concat,
-    "clip": _clip,
-    "softmax": _softmax,
-    "log_softmax": lambda o: _relax().nn.log_softmax(o.values[0], axis=o.integer("axis", -1)),
+    "clip": lambda o: relax.op.clip(o.values[0], o.number("a_min", -math.inf), o.number("a_max", math.inf)),
+    "softmax": lambda o: relax.op.nn.softmax(o.values[0], axis=o.integer("axis", -1)),
+    "log_softmax": lambda o: relax.op.nn.log_softmax(o.values[0], axis=o.integer("axis", -1)),
     "SoftmaxActivation": _softmax_head,
     "SoftmaxOutput": _softmax_head,
     "mean": _mean,
@@ -300,15 +279,15 @@ OPERATORS: dict[str, Callable[[Operands], Any]] = {
     "_copy": _same,
     "BlockGrad": _same,
     "MakeLoss": _same,
-    "relu": lambda o: _relax().nn.relu(o.values[0]),
+    "relu": lambda o: relax.op.nn.relu(o.values[0]),
     "sigmoid": _unary("sigmoid"),
     "tanh": _unary("tanh"),
     "exp": _unary("exp"),
     "sqrt": _unary("sqrt"),
-    "transpose": lambda o: _relax().permute_dims(o.values[0], list(o.integers("axes", ())) or None),
-    "expand_dims": lambda o: _relax().expand_dims(o.values[0], o.integer("axis", 0)),
-    "squeeze": lambda o: _relax().squeeze(o.values[0], list(o.integers("axis", ())) or None),
-    "slice_axis": lambda o: _relax().strided_slice(
+    "transpose": lambda o: relax.op.permute_dims(o.values[0], list(o.integers("axes", ())) or None),
+    "expand_dims": lambda o: relax.op.expand_dims(o.values[0], o.integer("axis", 0)),
+    "squeeze": lambda o: relax.op.squeeze(o.values[0], list(o.integers("axis", ())) or None),
+    "slice_axis": lambda o: relax.op.strided_slice(
         o.values[0],
         axes=[o.integer("axis", 0)],
         begin=[o.integer("begin", 0)],

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import onnx
+
 from tvmflow.frontends.onnx.nodes import RefusedNodeError, Value
 from tvmflow.frontends.onnx.reference import type_proto
 
 
 def body_of(node: Any, inputs: Sequence[Value], schema: Any, versions: Mapping[str, int]) -> Any:
     """Return the FunctionProto of a node, its attributes bound. Raises RefusedNodeError."""
-    import onnx
-
     version = versions.get(schema.domain, 1)
     function = onnx.FunctionProto()
     if schema.has_function:
@@ -37,8 +37,6 @@ def body_of(node: Any, inputs: Sequence[Value], schema: Any, versions: Mapping[s
 
 def _bind_attributes(function: Any, node: Any, schema: Any) -> None:
     """Replace references to attributes of the function by the node's values or the schema's defaults."""
-    import onnx
-
     given = {one.name: one for one in node.attribute}
     for name, one in schema.attributes.items():
         if name not in given and one.default_value.type != onnx.AttributeProto.UNDEFINED:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 
 from tvmflow.frontends.onnx.nodes import RefusedNodeError, Value, dims, expression
 
@@ -36,8 +37,6 @@ def _graph(node: Any, name: str) -> Any:
 
 
 def _run_graph(importer: Any, graph: Any, scope: Any, given: Sequence[Value] = ()) -> list[Value]:
-    import onnx
-
     inner = scope.new_child({one.name: np.asarray(onnx.numpy_helper.to_array(one)) for one in graph.initializer})
     inner.update(zip((value.name for value in graph.input), given, strict=False))
     importer.run_nodes(graph.node, inner)
@@ -132,8 +131,6 @@ def _stack(importer: Any, values: list[Value], axis: int = 0) -> Value:
 
 
 def _constant(importer: Any, node: Any, _inputs: list[Value], _scope: Any) -> list[Value]:
-    import onnx
-
     one = node.attribute[0]
     if one.name == "value":
         return [np.asarray(onnx.numpy_helper.to_array(one.t))]
@@ -148,8 +145,6 @@ def _constant(importer: Any, node: Any, _inputs: list[Value], _scope: Any) -> li
 
 def dense_of(sparse: Any) -> Any:
     """Return a sparse tensor as a dense one."""
-    import onnx
-
     values = onnx.numpy_helper.to_array(sparse.values)
     indices = onnx.numpy_helper.to_array(sparse.indices)
     dense = np.zeros(tuple(sparse.dims), values.dtype)
@@ -160,35 +155,15 @@ def dense_of(sparse: Any) -> Any:
     return dense
 
 
-def _identity(_importer: Any, _node: Any, inputs: list[Value], _scope: Any) -> list[Value]:
-    return [inputs[0]]
-
-
 def _shape(_importer: Any, node: Any, inputs: list[Value], _scope: Any) -> list[Value]:
     given = {one.name: one.i for one in node.attribute}
     return [np.asarray(dims(inputs[0])[given.get("start", 0) : given.get("end")], np.int64)]
-
-
-def _size(_importer: Any, _node: Any, inputs: list[Value], _scope: Any) -> list[Value]:
-    return [np.asarray(np.prod(dims(inputs[0]), dtype=np.int64))]
-
-
-def _sequence_construct(_importer: Any, _node: Any, inputs: list[Value], _scope: Any) -> list[Value]:
-    return [list(inputs)]
-
-
-def _sequence_empty(_importer: Any, _node: Any, _inputs: list[Value], _scope: Any) -> list[Value]:
-    return [[]]
 
 
 def _place(inputs: list[Value], at: int, otherwise: int) -> int:
     if at >= len(inputs) or inputs[at] is None:
         return otherwise
     return int(_known(inputs[at], "its position"))
-
-
-def _sequence_at(_importer: Any, _node: Any, inputs: list[Value], _scope: Any) -> list[Value]:
-    return [inputs[0][_place(inputs, 1, 0)]]
 
 
 def _sequence_insert(_importer: Any, _node: Any, inputs: list[Value], _scope: Any) -> list[Value]:
@@ -202,10 +177,6 @@ def _sequence_erase(_importer: Any, _node: Any, inputs: list[Value], _scope: Any
     values = list(inputs[0])
     del values[_place(inputs, 1, -1)]
     return [values]
-
-
-def _sequence_length(_importer: Any, _node: Any, inputs: list[Value], _scope: Any) -> list[Value]:
-    return [np.asarray(len(inputs[0]), np.int64)]
 
 
 def _concat_sequence(importer: Any, node: Any, inputs: list[Value], _scope: Any) -> list[Value]:
@@ -246,15 +217,15 @@ SPECIAL: dict[tuple[str, str], Special] = {
         "OptionalGetElement": _optional,
         "OptionalHasElement": _has_element,
         "Constant": _constant,
-        "Identity": _identity,
+        "Identity": lambda _importer, _node, inputs, _scope: [inputs[0]],
         "Shape": _shape,
-        "Size": _size,
-        "SequenceConstruct": _sequence_construct,
-        "SequenceEmpty": _sequence_empty,
-        "SequenceAt": _sequence_at,
+        "Size": lambda _importer, _node, inputs, _scope: [np.asarray(np.prod(dims(inputs[0]), dtype=np.int64))],
+        "SequenceConstruct": lambda _importer, _node, inputs, _scope: [list(inputs)],
+        "SequenceEmpty": lambda _importer, _node, _inputs, _scope: [[]],
+        "SequenceAt": lambda _importer, _node, inputs, _scope: [inputs[0][_place(inputs, 1, 0)]],
         "SequenceInsert": _sequence_insert,
         "SequenceErase": _sequence_erase,
-        "SequenceLength": _sequence_length,
+        "SequenceLength": lambda _importer, _node, inputs, _scope: [np.asarray(len(inputs[0]), np.int64)],
         "ConcatFromSequence": _concat_sequence,
         "SplitToSequence": _split_sequence,
     }.items()

@@ -15,11 +15,13 @@ from tvmflow.frontends.onnx.session import open_session, session_of
 from tvmflow.frontends.source_model import (
     Array,
     Arrays,
+    FixedSpec,
     PreparedRun,
     Runner,
     SourceDescription,
     Variant,
     input_positions,
+    open_names,
 )
 from tvmflow.support.errors import ModelFileError, first_line
 
@@ -35,6 +37,9 @@ class OnnxModel:
         self.path, self.graph = path, graph
         names = {tensor.name for tensor in graph.graph.initializer}
         in_file = [value.name for value in graph.graph.input if value.name not in names]
+        in_file = open_names(path.name, in_file, description.fixed)
+        self.fixed = {spec.name: spec.value for spec in description.fixed}
+        _check_fixed(path.name, graph, description.fixed)
         self.order = input_positions(path.name, in_file, description.inputs)
         self.inputs = {in_file[index]: spec for index, spec in zip(self.order, description.inputs, strict=True)}
         self.session = open_session(path)
@@ -47,7 +52,7 @@ class OnnxModel:
         return tuple(np.asarray(value) for value in outputs)
 
     def _feed(self, inputs: Sequence[Array]) -> dict[str, Array]:
-        return dict(zip(self.inputs, inputs, strict=True))
+        return dict(zip(self.inputs, inputs, strict=True)) | self.fixed
 
     def output_names(self) -> tuple[str, ...]:
         return tuple(value.name for value in self.graph.graph.output)
@@ -82,12 +87,41 @@ class OnnxModel:
     def to_relax(self) -> Any:
         from tvmflow.frontends.onnx.importer import import_model
 
-        return import_model(self.graph, [replace(spec, name=name) for name, spec in self.inputs.items()])
+        return import_model(self.graph, [replace(spec, name=name) for name, spec in self.inputs.items()], self.fixed)
 
     def to_onnx(self, path: Path) -> None:
-        shutil.copyfile(self.path, path)
+        """Copy the file; where inputs are fixed, write it with them as constants."""
+        if self.fixed:
+            _save_with_constants(self.path, self.fixed, path)
+        else:
+            shutil.copyfile(self.path, path)
         for name, file in external_files(self.path).items():
             shutil.copyfile(file, path.parent / name)
+
+
+def _check_fixed(what: str, graph: Any, fixed: Sequence[FixedSpec]) -> None:
+    import onnx
+
+    kinds = {value.name: value.type.tensor_type for value in graph.graph.input}
+    for spec in fixed:
+        kind = kinds[spec.name]
+        sizes = [size.dim_value if size.HasField("dim_value") else None for size in kind.shape.dim]
+        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)) if kind.elem_type else "no tensor"
+        spec.check(what, dtype, sizes if kind.HasField("shape") else None)
+
+
+def _save_with_constants(source: Path, fixed: Mapping[str, Array], path: Path) -> None:
+    """Write a model whose fixed inputs are constants; its external data stays as it is."""
+    import onnx
+
+    model = read_proto(source)
+    graph = model.graph
+    graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in fixed.items())
+    kept = [value for value in graph.input if value.name not in fixed]
+    if model.ir_version >= 4:  # before, a constant is an input, too
+        del graph.input[:]
+        graph.input.extend(kept)
+    path.write_bytes(model.SerializeToString())
 
 
 def _values_of_inputs(graph: Any, inputs: Iterable[str]) -> list[str]:

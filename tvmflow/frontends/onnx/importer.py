@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import inliner
+from tvm import relax
 
 from tvmflow.frontends.onnx import control_flow, tvm_converters
 from tvmflow.frontends.onnx.converters import BODIES, CONVERTERS, RANDOM, REFUSALS
@@ -46,20 +49,19 @@ class _Unknown:
 _UNKNOWN = _Unknown()
 
 
-def import_model(model: Any, inputs: Sequence[TensorSpec]) -> Any:
-    """Return an IRModule with `main`, its parameters in the order of `inputs`. Raises UnsupportedOperatorError."""
-    from onnx import inliner
+def import_model(model: Any, inputs: Sequence[TensorSpec], fixed: Mapping[str, Value] | None = None) -> Any:
+    """Return an IRModule with `main`, its parameters in the order of `inputs`. Raises UnsupportedOperatorError.
 
+    fixed: the inputs that are constants.
+    """
     prepared = inliner.inline_local_functions(model) if model.functions else model
-    return GraphImporter(prepared).convert(inputs)
+    return GraphImporter(prepared).convert(inputs, fixed or {})
 
 
 class GraphImporter:
     """Converts the nodes of one model."""
 
     def __init__(self, model: Any) -> None:
-        from tvm import relax
-
         self.graph = model.graph
         self.versions = {
             entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in model.opset_import
@@ -68,11 +70,9 @@ class GraphImporter:
         self.emitter = NodeEmitter(self.builder)
         self.refusals: list[Refusal] = []
 
-    def convert(self, inputs: Sequence[TensorSpec]) -> Any:
-        from tvm import relax
-
+    def convert(self, inputs: Sequence[TensorSpec], fixed: Mapping[str, Value]) -> Any:
         parameters = _parameters(inputs)
-        scope: Scope = ChainMap(_initializers(self.graph))
+        scope: Scope = ChainMap({**_initializers(self.graph), **fixed})
         for spec, parameter in zip(inputs, parameters, strict=True):
             # Nothing can depend on a tensor without elements.
             scope[spec.name] = parameter if math.prod(spec.shape) else np.zeros(spec.shape, spec.dtype)
@@ -202,7 +202,12 @@ class GraphImporter:
         )
         found = converter(given)
         values = found if isinstance(found, tuple) else (found,)
-        return tuple(self.builder.normalize(v) if _is_expression(v) else v for v in values)
+        return tuple(self._bound(value) if _is_expression(value) else value for value in values)
+
+    def _bound(self, value: Any) -> Any:
+        """Return a value as a variable: TVM's converters read the kind of their inputs."""
+        value = self.builder.normalize(value)
+        return self.builder.emit(value) if isinstance(value, relax.Call | relax.TupleGetItem) else value
 
     def run_body(self, node: Any, inputs: list[Value], schema: Any) -> Sequence[Value]:
         """Convert a node by the function body in ONNX's definition of the operator."""
@@ -223,8 +228,6 @@ class GraphImporter:
         return [inner.get(name) for name in body.output]
 
     def _schema(self, node: Any) -> Any:
-        import onnx
-
         domain = _domain(node)
         try:
             return onnx.defs.get_schema(node.op_type, self.versions.get(domain, 1), domain)
@@ -241,8 +244,6 @@ def _domain(node: Any) -> str:
 
 
 def _parameters(inputs: Sequence[TensorSpec]) -> list[Any]:
-    from tvm import relax
-
     taken: set[str] = set()
     parameters = []
     for spec in inputs:
@@ -258,8 +259,6 @@ def _parameters(inputs: Sequence[TensorSpec]) -> list[Any]:
 
 
 def _initializers(graph: Any) -> dict[str, Value]:
-    import onnx
-
     values: dict[str, Value] = {one.name: np.asarray(onnx.numpy_helper.to_array(one)) for one in graph.initializer}
     for sparse in graph.sparse_initializer:
         values[sparse.values.name] = control_flow.dense_of(sparse)
@@ -268,8 +267,6 @@ def _initializers(graph: Any) -> dict[str, Value]:
 
 def attributes_of(node: Any, schema: Any) -> dict[str, Any]:
     """Return the attributes of a node by name, with the defaults of its schema."""
-    import onnx
-
     defaults = {} if schema is None else schema.attributes
     values = {
         name: onnx.helper.get_attribute_value(one.default_value)

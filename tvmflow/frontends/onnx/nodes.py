@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+from tvm import relax
 
 from tvmflow.frontends.emitter import Emitter, type_name
 from tvmflow.ir.tvm_compat import shape_of
@@ -56,8 +58,6 @@ class NodeEmitter(Emitter):
 def numpy_type(dtype: str) -> Any:
     """Return numpy's type of a TVM dtype."""
     if dtype == "bfloat16":
-        import ml_dtypes
-
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(dtype)
 
@@ -65,8 +65,6 @@ def numpy_type(dtype: str) -> Any:
 def expression(value: Any) -> Any:
     """Return the Relax expression of a value; lists of values and anything else stay as they are."""
     if isinstance(value, (np.ndarray, np.generic)):
-        from tvm import relax
-
         return relax.const(np.ascontiguousarray(value).reshape(value.shape), str(value.dtype))
     if isinstance(value, (list, tuple)) and any(isinstance(part, np.ndarray) for part in value):
         return type(value)(expression(part) for part in value)

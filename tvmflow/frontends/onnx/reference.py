@@ -9,25 +9,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
 
-from tvmflow.frontends.onnx.nodes import Value, dims, dtype_of
+from tvmflow.frontends.onnx.nodes import Value, dims, dtype_of, numpy_type
 
 _MAX_INFERRED = 4096  # elements of a constant that can determine a shape
 
 
 def element_type(dtype: str) -> int:
     """Return ONNX's number of a TVM dtype."""
-    import onnx
-
-    from tvmflow.frontends.onnx.nodes import numpy_type
-
     return int(onnx.helper.np_dtype_to_tensor_dtype(numpy_type(dtype)))
 
 
 def type_proto(value: Value) -> Any:
     """Return the TypeProto of a value."""
-    import onnx
-
     if isinstance(value, list):
         element = type_proto(value[0]) if value else onnx.helper.make_tensor_type_proto(1, None)
         return onnx.helper.make_sequence_type_proto(element)
@@ -38,8 +34,6 @@ def type_proto(value: Value) -> Any:
 
 def type_of_value(kind: Any) -> tuple[str | None, tuple[int | None, ...] | None]:
     """Return dtype and shape of a TypeProto, as far as known."""
-    import onnx
-
     if not kind.HasField("tensor_type"):
         return None, None
     tensor = kind.tensor_type
@@ -51,8 +45,6 @@ def type_of_value(kind: Any) -> tuple[str | None, tuple[int | None, ...] | None]
 
 def infer_types(schema: Any, node: Any, inputs: Sequence[Value], versions: Mapping[str, int]) -> dict[str, Any]:
     """Return the TypeProto of each output that ONNX can infer; nothing where its inference fails."""
-    import onnx
-
     kinds, data = {}, {}
     for name, value in zip(node.input, inputs, strict=True):
         if not name or value is None:
@@ -69,9 +61,6 @@ def infer_types(schema: Any, node: Any, inputs: Sequence[Value], versions: Mappi
 
 def evaluate(node: Any, inputs: Sequence[Value], versions: Mapping[str, int]) -> tuple[Value, ...] | None:
     """Return the outputs of a node on constants; None if ONNX's reference cannot compute it."""
-    import onnx
-    from onnx.reference import ReferenceEvaluator
-
     given = {name: value for name, value in zip(node.input, inputs, strict=True) if name}
     empty = [onnx.ValueInfoProto(name=name) for name in given]
     outputs = [name for name in node.output if name]

@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnxruntime
+
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError
 
 _LATEST_IR = re.compile(r"max supported IR version: (\d+)")
@@ -29,8 +32,6 @@ def open_session(path: Path, threads: int = 0, *, optimized: bool = True) -> Any
 
 def _options(threads: int, optimized: bool, precise: bool) -> Any:
     """Return session options. precise: sums of int8 never saturate at 16 bits, as they do without VNNI."""
-    import onnxruntime
-
     level = onnxruntime.GraphOptimizationLevel
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -46,9 +47,6 @@ def _open(model: Any, options: Any) -> Any:
     A model of an IR version that only the onnx package knows is opened as the latest that ONNX Runtime knows: each IR
     version adds to the one before, and what ONNX Runtime does not know of the newer one it refuses by itself.
     """
-    import onnx
-    import onnxruntime
-
     try:
         content = model if isinstance(model, Path) else model.SerializeToString()
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])

@@ -8,6 +8,9 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
+from tvm import relax
+from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map, onnx_input
+
 from tvmflow.frontends.onnx.nodes import Converter, Node, expression
 
 # Checked by the node tests (`python -m bench.conformance onnx`).
@@ -27,8 +30,6 @@ CORRECT: frozenset[str] = frozenset(
 
 @functools.cache
 def _table() -> dict[str, Any]:
-    from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
-
     return dict(_get_convert_map())
 
 
@@ -44,9 +45,6 @@ def converter_in_tvm(op: str, version: int) -> Converter:
 
 
 def _convert(converter: Any, node: Node) -> Any:
-    from tvm import relax
-    from tvm.relax.frontend.onnx.onnx_frontend import onnx_input
-
     builder = node.emitter.builder
     attributes = {name: tuple(v) if isinstance(v, list) else v for name, v in node.attributes.items()}
     attributes["tvm_custom"] = {"name": node.name, "num_outputs": node.outputs}

@@ -143,12 +143,8 @@ def _power(call: Call) -> Any:
         if exponent in (0, 1, 2, 3, -1, 0.5, -0.5):
             return _simple_power(call, a, exponent)
         if not float(exponent).is_integer():
-            return _root_power(call, a, exponent)
+            return r.power(a, constant(exponent, dtype))
     return r.power(a, b)
-
-
-def _root_power(call: Call, a: Any, exponent: float) -> Any:
-    return call.r.power(a, constant(exponent, call.dtype))
 
 
 def _simple_power(call: Call, a: Any, exponent: float) -> Any:

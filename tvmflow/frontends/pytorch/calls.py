@@ -6,11 +6,13 @@ Sizes are numbers; a call with dynamic sizes is converted by TVM's importer, thr
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 
 from tvmflow.frontends.emitter import Emitter, type_name
 from tvmflow.ir.tvm_compat import type_of
@@ -32,6 +34,29 @@ class Builder(Emitter):
     def expanded(self, value: Any, shape: Sequence[int]) -> Any:
         return value if shape_of(value) == tuple(shape) else self.broadcast_to(value, tuple(shape))
 
+    def as_row(self, value: Any) -> Any:
+        """Return a number as a row of one, other values as they are."""
+        return value if shape_of(value) else self.reshape(value, (1,))
+
+    def with_axis_last(self, value: Any, axis: int) -> tuple[Any, list[int]]:
+        """Return a value with an axis moved to the end, and the order that moves it back, empty if it was there."""
+        rank = len(shape_of(value))
+        axis %= rank
+        if axis == rank - 1:
+            return value, []
+        order = [at for at in range(rank) if at != axis] + [axis]
+        return self.permute_dims(value, order), [order.index(at) for at in range(rank)]
+
+    def moved_back(self, value: Any, order: list[int]) -> Any:
+        return self.permute_dims(value, order) if order else value
+
+    def rows_times(self, value: Any, matrix: Any) -> Any:
+        """Return the product of the last axis with a constant matrix."""
+        shape = shape_of(value)
+        rows = self.reshape(value, (math.prod(shape[:-1]), shape[-1]))
+        product = self.matmul(rows, constant(matrix, type_name(value)))
+        return self.reshape(product, (*shape[:-1], matrix.shape[1]))
+
 
 def constant(value: Any, dtype: str) -> Any:
     from tvm import relax
@@ -41,6 +66,14 @@ def constant(value: Any, dtype: str) -> Any:
 
 def is_float(dtype: str) -> bool:
     return "float" in dtype
+
+
+def lowest(dtype: str) -> Any:
+    return -np.inf if is_float(dtype) else np.iinfo(dtype).min
+
+
+def highest(dtype: str) -> Any:
+    return np.inf if is_float(dtype) else np.iinfo(dtype).max
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
@@ -112,20 +145,13 @@ class Call:
     @property
     def promoted(self) -> str:
         """Return the common type of `self` and `other`."""
-        import torch
-
-        values = [part.meta["val"] if hasattr(part, "meta") else part for part in (self["self"], self["other"])]
-        return str(torch.result_type(*values)).removeprefix("torch.")
+        return promoted_type(self["self"], self["other"])
 
     def uses(self, place: int) -> bool:
         """Return whether the program reads this part of a result of several."""
         return any(
             user.args[1] == place for user in self.node.users if getattr(user.target, "__name__", "") == "getitem"
         )
-
-    def pack(self, *values: Any) -> tuple[Any, ...]:
-        """Return several results."""
-        return values
 
     @contextmanager
     def replacing(self, change: Callable[[Any], Any]) -> Iterator[None]:
@@ -148,6 +174,12 @@ def _name(value: Any) -> str:
     """Return the element type of a tensor; of a complex one, that of its parts."""
     name = str(value.dtype).removeprefix("torch.")
     return {"complex64": "float32", "complex128": "float64"}.get(name, name)
+
+
+def promoted_type(one: Any, other: Any) -> str:
+    """Return the common type of two nodes or numbers."""
+    values = [part.meta["val"] if hasattr(part, "meta") else part for part in (one, other)]
+    return str(torch.result_type(*values)).removeprefix("torch.")
 
 
 def node_type(node: Any) -> str:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvmflow.frontends.emitter import type_name
 from tvmflow.frontends.pytorch.calls import Call, Convert, constant, shape_of
 
 _LONGEST = 4096  # of a transform: its matrix has as many rows
@@ -55,10 +54,6 @@ def _multiply(call: Call, a: Complex, b: Complex) -> Complex:
         r.subtract(r.multiply(a.real, b.real), r.multiply(a.imaginary, b.imaginary)),
         r.add(r.multiply(a.real, b.imaginary), r.multiply(a.imaginary, b.real)),
     )
-
-
-def _product(call: Call) -> Complex:
-    return _expanded(call, _multiply(call, *_operands(call)))
 
 
 def _expanded(call: Call, value: Complex) -> Complex:
@@ -115,10 +110,6 @@ def _polar(call: Call) -> Complex:
     return Complex(r.multiply(size, r.cos(angle)), r.multiply(size, r.sin(angle)))
 
 
-def _pair(call: Call) -> Complex:
-    return _expanded(call, Complex(call.value("real"), call.value("imag")))
-
-
 def _as_real(call: Call) -> Any:
     return call.r.concat([call.r.expand_dims(part, -1) for part in _part(call, call["self"])], axis=-1)
 
@@ -144,24 +135,6 @@ def _copy(call: Call) -> Any:
     return value if call.node.meta["val"].is_complex() else call.r.cast(value.real, call.dtype)
 
 
-def _last(call: Call, value: Any, axis: int) -> tuple[Any, list[int]]:
-    """Return a value with an axis moved to the end, and the order that moves it back."""
-    rank = len(shape_of(value))
-    axis %= rank
-    if axis == rank - 1:
-        return value, []
-    order = [at for at in range(rank) if at != axis] + [axis]
-    return call.r.permute_dims(value, order), [order.index(at) for at in range(rank)]
-
-
-def _rows_times(call: Call, value: Any, matrix: Any) -> Any:
-    """Return the product of the last axis with a constant matrix."""
-    shape = shape_of(value)
-    rows = call.r.reshape(value, (math.prod(shape[:-1]), shape[-1]))
-    product = call.r.matmul(rows, constant(matrix, type_name(value)))
-    return call.r.reshape(product, (*shape[:-1], matrix.shape[1]))
-
-
 def _halves(call: Call, value: Any) -> list[Any]:
     """Return the two halves of the last axis."""
     shape = shape_of(value)
@@ -185,27 +158,27 @@ def _scale(call: Call, extents: list[int]) -> float:
 
 def _along(call: Call, value: Complex, axis: int, sign: int, scale: float) -> Complex:
     """Return the transform along an axis; sign: -1 forward, 1 inverse."""
-    real, back = _last(call, value.real, axis)
-    imaginary, _ = _last(call, value.imaginary, axis)
+    real, back = call.r.with_axis_last(value.real, axis)
+    imaginary, _ = call.r.with_axis_last(value.imaginary, axis)
     count = shape_of(real)[-1]
     cosine, sine = (scale * part for part in _waves(count, count, count))
     sine = sign * sine
     matrix = np.block([[cosine, sine], [-sine, cosine]])
     joined = call.r.concat([real, imaginary], axis=len(shape_of(real)) - 1)
-    parts = _halves(call, _rows_times(call, joined, matrix))
-    return Complex(*(call.r.permute_dims(part, back) if back else part for part in parts))
+    parts = _halves(call, call.r.rows_times(joined, matrix))
+    return Complex(*(call.r.moved_back(part, back) for part in parts))
 
 
 def _of_real(call: Call) -> Complex:
     """Convert _fft_r2c: the last axis from real numbers, then the others."""
     axes = list(call["dim"])
-    value, back = _last(call, call.value("self"), axes[-1])
+    value, back = call.r.with_axis_last(call.value("self"), axes[-1])
     count = shape_of(value)[-1]
     frequencies = count // 2 + 1 if call["onesided"] else count
     scale = _scale(call, [call.shape("self")[axis] for axis in axes])
     cosine, sine = _waves(count, frequencies, count)
-    parts = _halves(call, _rows_times(call, value, scale * np.concatenate([cosine, -sine], axis=1)))
-    found = Complex(*(call.r.permute_dims(part, back) if back else part for part in parts))
+    parts = _halves(call, call.r.rows_times(value, scale * np.concatenate([cosine, -sine], axis=1)))
+    found = Complex(*(call.r.moved_back(part, back) for part in parts))
     for axis in axes[:-1]:
         found = _along(call, found, axis, -1, 1.0)
     return found
@@ -227,7 +200,7 @@ def _to_real(call: Call) -> Any:
     value = _part(call, call["self"])
     for axis in axes[:-1]:
         value = _along(call, value, axis, 1, 1.0)
-    (real, back), (imaginary, _) = (_last(call, part, axes[-1]) for part in value)
+    (real, back), (imaginary, _) = (call.r.with_axis_last(part, axes[-1]) for part in value)
     frequencies = count // 2 + 1
     axis = len(shape_of(real)) - 1
     if shape_of(real)[-1] > frequencies:
@@ -241,8 +214,8 @@ def _to_real(call: Call) -> Any:
     cosine, sine = _waves(frequencies, count, count)
     scale = _scale(call, [call.out_shape[at] for at in axes])
     matrix = scale * np.concatenate([twice * cosine, -twice * sine])
-    found = _rows_times(call, call.r.concat([real, imaginary], axis=axis), matrix)
-    return call.r.permute_dims(found, back) if back else found
+    found = call.r.rows_times(call.r.concat([real, imaginary], axis=axis), matrix)
+    return call.r.moved_back(found, back)
 
 
 def _part_at(place: int, value: Any) -> Any:
@@ -274,12 +247,12 @@ _BY_NAME: dict[str, Callable[[Call], Any]] = {
     "_fft_c2r": _to_real,
     "view_as_real": _as_real,
     "view_as_complex": _as_complex,
-    "complex": _pair,
+    "complex": lambda call: _expanded(call, Complex(call.value("real"), call.value("imag"))),
     "polar": _polar,
     "abs": _absolute,
     "angle": _angle,
     "exp": _exponential,
-    "mul": _product,
+    "mul": lambda call: _expanded(call, _multiply(call, *_operands(call))),
     "add": _sum("add"),
     "sub": _sum("subtract"),
     "div": _quotient,

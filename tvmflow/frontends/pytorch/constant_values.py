@@ -9,6 +9,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import torch
+
 from tvmflow.frontends.pytorch.decompositions import decompositions
 from tvmflow.frontends.pytorch.recurrent import kept_operators
 
@@ -19,8 +21,6 @@ def fold_known_values(program: Any) -> Any:
     """Return a torch.export program, decomposed into core operators, with such values as constants. Raises PyTorch's
     errors.
     """
-    import torch
-
     tensors = (*program.state_dict.values(), *program.constants.values())
     if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in tensors):
         return program  # PyTorch cannot decompose it
@@ -58,8 +58,6 @@ def _asserts(node: Any) -> bool:
 
 def _find_known_values(program: Any) -> dict[Any, Any]:
     """Return the values that do not depend on inputs or parameters, by node, in order."""
-    import torch
-
     kinds = torch.export.graph_signature.InputKind
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
     changed = {spec.target for spec in program.graph_signature.output_specs}  # buffers that the program writes
@@ -82,8 +80,6 @@ def _find_known_values(program: Any) -> dict[Any, Any]:
 
 def _is_empty(node: Any) -> bool:
     """Return whether a node's value has no elements: there is one such value."""
-    import torch
-
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or not all(isinstance(extent, int) for extent in value.shape):
         return False
@@ -92,8 +88,6 @@ def _is_empty(node: Any) -> bool:
 
 def _is_computed(node: Any) -> bool:
     """Return whether a node is deterministic and has no side effects."""
-    import torch
-
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -108,8 +102,6 @@ def _is_computed(node: Any) -> bool:
 
 def _value(node: Any, known: dict[Any, Any]) -> Any:
     """Return the value of a node; None if PyTorch cannot compute it or it is too large."""
-    import torch
-
     meant = node.meta.get("val")
     if isinstance(meant, torch.Tensor) and not (
         all(isinstance(extent, int) for extent in meant.shape) and meant.numel() <= _MOST_ELEMENTS

@@ -81,11 +81,6 @@ def converters() -> dict[str, Convert]:
     return {**ARITHMETIC, **FUNCTIONS, **REDUCTIONS, **INDEXING, **IMAGES, **LAYERS, **CONVOLUTIONS}
 
 
-def is_converted(name: str) -> bool:
-    """Return whether an operator, named with its overload, has a converter."""
-    return reason_against(name) is None
-
-
 def reason_against(name: str) -> str | None:
     """Return why an operator is refused whatever its arguments; None if it is not."""
     stem = name.split(".")[0]

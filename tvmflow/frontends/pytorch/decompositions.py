@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 
 def decompositions() -> Any:
     """Return PyTorch's table of decompositions into core operators, with ours."""
-    import torch
-
     table = torch.export.default_decompositions()
     for name, function in _OWN.items():
         table.update(dict.fromkeys(_overloads(name), function))
@@ -19,8 +19,6 @@ def decompositions() -> Any:
 
 def _overloads(name: str) -> Iterator[Any]:
     """Yield the overloads of an operator that do not write into an argument, or the one that is named."""
-    import torch
-
     name, _, wanted = name.partition(".")
     packet = getattr(torch.ops.aten, name)
     if wanted:
@@ -34,8 +32,6 @@ def _overloads(name: str) -> Iterator[Any]:
 
 def _float(x: Any) -> Any:
     """Return integers as floats."""
-    import torch
-
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
 
@@ -57,10 +53,6 @@ def _dot(one: Any, other: Any) -> Any:
     return (one * other).sum()
 
 
-def _mv(matrix: Any, vector: Any) -> Any:
-    return (matrix * vector).sum(-1)
-
-
 def _is_negative(x: Any) -> Any:
     """Return whether the sign is set, also that of zero."""
     if not x.is_floating_point():
@@ -68,15 +60,7 @@ def _is_negative(x: Any) -> Any:
     return (x < 0) | ((x == 0) & (1 / x < 0))
 
 
-def _signbit(x: Any) -> Any:
-    import torch
-
-    return torch.zeros_like(x) if x.dtype == torch.bool else _is_negative(x)
-
-
 def _copysign(x: Any, other: Any) -> Any:
-    import torch
-
     sign = other if isinstance(other, torch.Tensor) else torch.full((), other)
     size = _float(x).abs()
     return torch.where(_is_negative(sign), -size, size)
@@ -84,8 +68,6 @@ def _copysign(x: Any, other: Any) -> Any:
 
 def _ignoring_nan(choose: str) -> Callable[..., Any]:
     def extreme(one: Any, other: Any) -> Any:
-        import torch
-
         found = getattr(torch, choose)(one, other)
         if not found.is_floating_point():
             return found
@@ -94,20 +76,12 @@ def _ignoring_nan(choose: str) -> Callable[..., Any]:
     return extreme
 
 
-def _exp2(x: Any) -> Any:
-    import torch
-
-    return torch.pow(2.0, _float(x))
-
-
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680)
 _SHIFT = 8  # from which on Stirling's series is exact in float32
 
 
 def _lgamma(x: Any) -> Any:
     """Return log |gamma(x)| by Stirling's series; below 8 by recursion, below 1/2 by reflection."""
-    import torch
-
     x = _float(x)
     reflected = x < 0.5
     y = torch.where(reflected, 1 - x, x)
@@ -129,8 +103,6 @@ _DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240)
 
 def _digamma(x: Any) -> Any:
     """Return the derivative of log gamma by its series; below 8 by recursion, below zero by reflection."""
-    import torch
-
     x = _float(x)
     reflected = x < 0
     y = torch.where(reflected, 1 - x, x)
@@ -154,8 +126,6 @@ _ERFINV_TAIL += (-0.0076224613, 0.00943887047, 1.00167406, 2.83297682)
 
 
 def _erfinv(x: Any) -> Any:
-    import torch
-
     x = _float(x)
     w = -((1 - x) * (1 + x)).log()
     centre, tail = w - 2.5, w.clamp(min=5).sqrt() - 3
@@ -169,8 +139,6 @@ def _erfinv(x: Any) -> Any:
 
 def _logcumsumexp(x: Any, axis: int) -> Any:
     """Return the logarithm of the running sum of exponentials, each sum by itself."""
-    import torch
-
     if not x.ndim:
         return x.clone()
     moved = x.movedim(axis, -1)
@@ -192,8 +160,6 @@ def _embedding_bag(
     padding_idx: int = -1,
 ) -> Any:
     """Return the sum, mean (1) or maximum (2) of the rows of each bag: by which bag every index belongs to."""
-    import torch
-
     bags = offsets.shape[0] - include_last_offset
     places = torch.arange(indices.shape[0])
     bag = (places[:, None] >= offsets[:bags]).sum(-1) - 1
@@ -202,19 +168,19 @@ def _embedding_bag(
         member = member & (indices != padding_idx)
     rows = weight.index_select(0, indices)
     count = member.sum(-1)
+    largest = torch.zeros_like(offsets)  # which rows of the table they are; undefined but for maxima
     if mode == 2:
-        found = torch.where(member[..., None], rows, -math.inf).amax(1)
-        found = torch.where(count[:, None] > 0, found, 0.0)
+        of_bag = torch.where(member[..., None], rows, -math.inf)
+        found = torch.where(count[:, None] > 0, of_bag.amax(1), 0.0)
+        largest = torch.where(count[:, None] > 0, indices[of_bag.argmax(1)], 0)
     else:
         rows = rows if per_sample_weights is None else rows * per_sample_weights[:, None]
         found = member.to(rows.dtype) @ rows
         found = found / count.clamp(min=1)[:, None] if mode == 1 else found
-    return found, bag, count, torch.zeros_like(offsets)
+    return found, bag, count, largest
 
 
 def _put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
-    import torch
-
     flat = torch.index_put(x.reshape(-1), [index.reshape(-1)], source.reshape(-1), accumulate)
     return flat.reshape(x.shape)
 
@@ -232,12 +198,12 @@ _OWN: dict[str, Callable[..., Any]] = {
     "addbmm": _addbmm,
     "dot": _dot,
     "vdot": _dot,
-    "mv": _mv,
-    "signbit": _signbit,
+    "mv": lambda matrix, vector: (matrix * vector).sum(-1),
+    "signbit": lambda x: torch.zeros_like(x) if x.dtype == torch.bool else _is_negative(x),
     "copysign": _copysign,
     "fmax": _ignoring_nan("maximum"),
     "fmin": _ignoring_nan("minimum"),
-    "exp2": _exp2,
+    "exp2": lambda x: torch.pow(2.0, _float(x)),
     "lgamma": _lgamma,
     "digamma": _digamma,
     "erfinv": _erfinv,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -11,11 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from tvmflow.frontends.pytorch.constant_values import fold_known_values
 from tvmflow.frontends.pytorch.converters import Refusal, recording_converters
+from tvmflow.frontends.pytorch.fixed_inputs import fix_places
 from tvmflow.frontends.pytorch.recurrent import recurrent_converters
-from tvmflow.frontends.source_model import Array, Arrays, Runner, TensorSpec, Variant, input_positions
+from tvmflow.frontends.source_model import (
+    Array,
+    Arrays,
+    FixedSpec,
+    Runner,
+    TensorSpec,
+    Variant,
+    input_positions,
+    open_names,
+)
 from tvmflow.frontends.torch_variants import torch_variants
 from tvmflow.ir.relax.graph import reorder_inputs
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line
@@ -33,23 +46,28 @@ class ExportedModel:
         self._program: Any = None
 
     @classmethod
-    def of_program(cls, program: Any, inputs: tuple[TensorSpec, ...], what: str = "the program") -> ExportedModel:
+    def of_program(
+        cls,
+        program: Any,
+        inputs: tuple[TensorSpec, ...],
+        what: str = "the program",
+        fixed: Sequence[FixedSpec] = (),
+    ) -> ExportedModel:
         """Wrap a torch.export program; a dynamic batch is bound to that of `inputs`."""
-        places = input_positions(what, list(program.graph_signature.user_inputs), inputs)
-        model = cls(program.module(), inputs, [places.index(place) for place in range(len(places))])
-        model._program = program
+        names = list(program.graph_signature.user_inputs)
+        places = input_positions(what, open_names(what, names, fixed), inputs)
+        _check_fixed(program, what, fixed)
+        module = fix_places(program.module(), names, fixed)
+        model = cls(module, inputs, [places.index(place) for place in range(len(places))])
+        model._program = None if fixed else program
         return model
 
     def _arguments(self, inputs: Sequence[Array]) -> tuple[Any, ...]:
         """Return the inputs as tensors in the order of the module's parameters."""
-        import torch
-
         return tuple(torch.from_numpy(np.array(inputs[index], order="C")) for index in self.order)
 
     def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         """Yield the value of every operator of the exported program, in order."""
-        import torch
-
         values: list[tuple[str, Array]] = []
 
         depending: set[Any] = set()  # on the inputs: constants are folded by any importer
@@ -79,8 +97,6 @@ class ExportedModel:
 
     def _outputs(self, inputs: Sequence[Array]) -> list[tuple[str, Any]]:
         """Return name and tensor of every output; outputs of a dictionary are named by its keys."""
-        import torch
-
         with torch.no_grad():
             try:
                 outputs = self.module(*self._arguments(inputs))
@@ -107,8 +123,6 @@ class ExportedModel:
         ]
 
     def use_threads(self, threads: int) -> None:
-        import torch
-
         torch.set_num_threads(threads)
 
     def variants(self, *inputs: Array) -> Sequence[Variant]:
@@ -116,8 +130,6 @@ class ExportedModel:
 
     def exported(self) -> Any:
         """Return the torch.export program, computed once."""
-        import torch
-
         if self._program is None:
             try:
                 with warnings.catch_warnings(), torch.no_grad():
@@ -156,8 +168,6 @@ class ExportedModel:
         )
 
     def _any_batch(self, max_batch: int) -> Any:
-        import torch
-
         batch = torch.export.Dim("batch", min=1, max=max_batch)
         example = torch.zeros((2, *self.inputs[0].shape[1:]))
         with warnings.catch_warnings(), torch.no_grad():
@@ -165,11 +175,6 @@ class ExportedModel:
             return torch.export.export(self.module, (example,), dynamic_shapes=({0: batch},))
 
     def to_onnx(self, path: Path) -> None:
-        import contextlib
-        import io
-
-        import torch
-
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             torch.onnx.export(
@@ -180,6 +185,14 @@ class ExportedModel:
                 external_data=False,
                 verbose=False,
             )
+
+
+def _check_fixed(program: Any, what: str, fixed: Sequence[FixedSpec]) -> None:
+    kinds = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    for spec in fixed:
+        kind = kinds[spec.name]
+        sizes = [size if isinstance(size, int) else None for size in kind.shape]
+        spec.check(what, str(kind.dtype).removeprefix("torch."), sizes)
 
 
 class _InFloat64:
@@ -203,8 +216,6 @@ class _WithoutOneDnn:
     model: ExportedModel
 
     def run(self, *inputs: Array) -> Arrays:
-        import torch
-
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about GPUs
             with torch.backends.mkldnn.flags(enabled=False):

@@ -18,9 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tvmflow.frontends.pytorch.operators import unknown_in_script, unknown_operators
-from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line, last_line
+from tvmflow.frontends.pytorch.scripts import prepare_script
+from tvmflow.frontends.source_model import FixedSpec, TensorSpec
+from tvmflow.support.errors import ModelFileError, TvmflowError, UnsupportedOperatorError, first_line, last_line
 
 MAX_UNPACKED_BYTES = 8 << 30
 MAX_PROGRAM_BYTES = 256 << 20
@@ -59,8 +62,6 @@ def is_torchscript(path: Path) -> bool:
 
 def load_program(path: Path) -> Any:
     """Return the ExportedProgram of a .pt2 file. Raises ModelFileError."""
-    import torch
-
     _check_program(path)
     try:
         with _weights_only(), warnings.catch_warnings():
@@ -191,11 +192,10 @@ def _read(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes
     return archive.read(entry)
 
 
-def load_script(path: Path, inputs: Sequence[TensorSpec]) -> Any:
+def load_script(path: Path, inputs: Sequence[TensorSpec], fixed: Sequence[FixedSpec] = ()) -> Any:
     """Return the ExportedProgram converted from a TorchScript archive. Raises ModelFileError,
-    UnsupportedOperatorError.
+    UnsupportedOperatorError. fixed: parameters that have one value.
     """
-    import torch
     from torch._export.converter import TS2EPConverter
 
     _check_script(path)
@@ -206,8 +206,11 @@ def load_script(path: Path, inputs: Sequence[TensorSpec]) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            script = prepare_script(script, fixed, path.name)
             example = tuple(torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in inputs)
             return TS2EPConverter(script, example, {}).convert()
+    except TvmflowError:
+        raise
     except Exception as error:  # the converter raises arbitrary errors for unknown operators
         raise UnsupportedOperatorError(
             f"the TorchScript model {path.name} cannot be converted: {last_line(error)}",

@@ -7,8 +7,13 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.pytorch.files import is_torchscript, load_program, load_script
+from tvmflow.frontends.pytorch.fixed_inputs import fix_parameters
 from tvmflow.frontends.source_model import SourceDescription, wrong_weights
 from tvmflow.support.errors import ModelFileError, first_line
 
@@ -19,9 +24,10 @@ def load(folder: Path, description: SourceDescription) -> ExportedModel:
 
     path = folder / description.weights_file
     if path.suffix == ".pt2":
-        return ExportedModel.of_program(load_program(path), description.inputs, path.name)
+        return ExportedModel.of_program(load_program(path), description.inputs, path.name, description.fixed)
     if path.suffix == ".torchscript" or is_torchscript(path):
-        return ExportedModel.of_program(load_script(path, description.inputs), description.inputs, path.name)
+        program = load_script(path, description.inputs, description.fixed)
+        return ExportedModel.of_program(program, description.inputs, path.name)
     if description.network is None:
         raise ModelFileError(
             "a torch model without network:",
@@ -32,7 +38,8 @@ def load(folder: Path, description: SourceDescription) -> ExportedModel:
         network.load_state_dict(_add_versions(_state_dict(path), network))
     except (RuntimeError, ValueError) as error:
         raise wrong_weights(error, description.network) from error
-    return ExportedModel(network.eval(), description.inputs)
+    network = fix_parameters(network.eval(), len(description.inputs), description.fixed, str(description.network))
+    return ExportedModel(network, description.inputs)
 
 
 def _add_versions(state: dict[str, Any], network: Any) -> dict[str, Any]:
@@ -43,10 +50,6 @@ def _add_versions(state: dict[str, Any], network: Any) -> dict[str, Any]:
 
 
 def _state_dict(path: Path) -> dict[str, Any]:
-    import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         if path.suffix == ".safetensors":
             return dict(load_file(path))

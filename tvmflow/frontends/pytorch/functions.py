@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from tvmflow.frontends.emitter import type_name
@@ -22,13 +23,19 @@ def _rounding(name: str) -> Convert:
     )
 
 
+def _polynomial(call: Call, x: Any, factors: Sequence[float]) -> Any:
+    """Return a polynomial of x, the factor of its highest power first."""
+    value = constant(factors[0], call.dtype)
+    for factor in factors[1:]:
+        value = call.r.add(call.r.multiply(value, x), constant(factor, call.dtype))
+    return value
+
+
 def _log1p(call: Call) -> Any:
     """Convert log1p, near zero by its series: compilers take 1 + x - 1 for x."""
     r, dtype = call.r, call.dtype
     x = call.value("self", dtype)
-    series = constant(-1 / 8, dtype)
-    for power in range(7, 0, -1):
-        series = r.add(r.multiply(series, x), constant((-1) ** (power + 1) / power, dtype))
+    series = _polynomial(call, x, [(-1) ** (power + 1) / power for power in range(8, 0, -1)])
     near = r.less(r.abs(x), constant(0.1, dtype))
     return r.where(near, r.multiply(series, x), r.log(r.add(x, constant(1, dtype))))
 
@@ -37,9 +44,7 @@ def _expm1(call: Call) -> Any:
     """Convert expm1, near zero by its series."""
     r, dtype = call.r, call.dtype
     x = call.value("self", dtype)
-    series = constant(1 / 120, dtype)
-    for factor in (1 / 24, 1 / 6, 1 / 2, 1.0):
-        series = r.add(r.multiply(series, x), constant(factor, dtype))
+    series = _polynomial(call, x, (1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0))
     near = r.less(r.abs(x), constant(0.1, dtype))
     return r.where(near, r.multiply(series, x), r.subtract(r.exp(x), constant(1, dtype)))
 
@@ -55,10 +60,7 @@ def _sinh(call: Call) -> Any:
     """Convert sinh, which TVM has no code for; near zero by its series."""
     r, dtype = call.r, call.dtype
     x = call.value("self", dtype)
-    square = r.multiply(x, x)
-    series = constant(1 / 5040, dtype)
-    for factor in (1 / 120, 1 / 6, 1.0):
-        series = r.add(r.multiply(series, square), constant(factor, dtype))
+    series = _polynomial(call, r.multiply(x, x), (1 / 5040, 1 / 120, 1 / 6, 1.0))
     far = r.multiply(r.subtract(r.exp(x), r.exp(r.negative(x))), constant(0.5, dtype))
     return r.where(r.less(r.abs(x), constant(0.5, dtype)), r.multiply(series, x), far)
 
@@ -92,11 +94,7 @@ def _is(test: str) -> Convert:
             return r.expanded(constant(test == "isfinite", "bool"), call.out_shape)
         if test == "isnan":
             return r.isnan(x)
-        dtype = type_name(x)
-        is_infinite = r.equal(r.abs(x), constant(math.inf, dtype))
-        if test == "isinf":
-            return is_infinite
-        return r.less(r.abs(x), constant(math.inf, dtype))
+        return (r.equal if test == "isinf" else r.less)(r.abs(x), constant(math.inf, type_name(x)))
 
     return convert
 
@@ -145,16 +143,10 @@ def _elu(call: Call) -> Any:
     return r.multiply(r.where(r.greater(x, constant(0.0, dtype)), x, below), scale)
 
 
-def _leaky_relu(call: Call) -> Any:
-    return call.r.nn__leakyrelu(call.value("self"), float(call["negative_slope"]))
-
-
-_FLOAT_FUNCTIONS = {
-    name: name for name in "acos acosh asin asinh atan atanh cos erf exp log sigmoid sin sqrt rsqrt tan tanh".split()
-}
+_FLOAT_FUNCTIONS = "acos acosh asin asinh atan atanh cos erf exp log sigmoid sin sqrt rsqrt tan tanh".split()
 
 FUNCTIONS: dict[str, Convert] = {
-    **{f"{name}.default": _of_floats(operator) for name, operator in _FLOAT_FUNCTIONS.items()},
+    **{f"{name}.default": _of_floats(name) for name in _FLOAT_FUNCTIONS},
     "cosh.default": _cosh,
     "sinh.default": _sinh,
     "erfc.default": lambda call: call.r.subtract(constant(1.0, call.dtype), call.r.erf(call.value("self", call.dtype))),
@@ -193,5 +185,5 @@ FUNCTIONS: dict[str, Convert] = {
     "_to_copy.default": _copy,
     "to.dtype": _copy,
     "elu.default": _elu,
-    "leaky_relu.default": _leaky_relu,
+    "leaky_relu.default": lambda call: call.r.nn__leakyrelu(call.value("self"), float(call["negative_slope"])),
 }

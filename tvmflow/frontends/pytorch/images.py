@@ -8,26 +8,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from tvmflow.frontends.emitter import type_name
-from tvmflow.frontends.pytorch.calls import Call, Convert, constant, node_shape, shape_of
+from tvmflow.frontends.pytorch.calls import Call, Convert, constant, lowest, node_shape, shape_of
 
 
 def _along_axes(call: Call, value: Any, first: int, matrices: Sequence[Any]) -> Any:
     """Return a product of each axis from `first` on with a constant matrix (extent, wanted); None leaves an axis."""
-    r = call.r
     for axis, matrix in enumerate(matrices, first):
-        if matrix is None:
-            continue
-        shape = shape_of(value)
-        rank = len(shape)
-        last = axis == rank - 1
-        order = [at for at in range(rank) if at != axis] + [axis]
-        value = value if last else r.permute_dims(value, order)
-        rows = r.reshape(value, (math.prod(shape) // shape[axis], shape[axis]))
-        rows = r.matmul(rows, constant(matrix, type_name(value)))
-        value = r.reshape(rows, (*(shape[at] for at in order[:-1]), matrix.shape[1]))
-        value = value if last else r.permute_dims(value, [order.index(at) for at in range(rank)])
+        if matrix is not None:
+            moved, back = call.r.with_axis_last(value, axis)
+            value = call.r.moved_back(call.r.rows_times(moved, matrix), back)
     return value
 
 
@@ -37,8 +29,6 @@ def _probe(call: Call, axis: int, unit: Any) -> Any:
     unit: (rows, extent). The rows stand along another axis, which the operator leaves: PyTorch's antialiasing is wrong
     for images of one column.
     """
-    import torch
-
     node, spatial = call.node, len(call.out_shape) - 2
     wanted, other = call.out_shape[axis + 2], (axis + 1) % spatial
     given: dict[str, Any] = dict(call.given)
@@ -79,26 +69,27 @@ def _leaves(call: Call, axis: int) -> bool:
 
 def _resize_by_sizes(call: Call) -> Any:
     """Convert a linear or cubic resize: by TVM where only the sizes matter, by matrices for another scale."""
-    shape, wanted, scales = node_shape(call.node.args[0])[2:], call.out_shape[2:], call.given.get("scale_factors")
-    by_sizes = scales is None or all(
-        extent * scale == size for extent, scale, size in zip(shape, scales, wanted, strict=True)
-    )
-    if by_sizes and type_name(call.of(call.node.args[0])) == "float32":
+    if _is_by_sizes(call) and type_name(call.of(call.node.args[0])) == "float32":
         return call.by_tvm()
     return _resize(call)
+
+
+def _is_by_sizes(call: Call) -> bool:
+    """Return whether the scales of a resize, if it has some, are the ratios of its sizes."""
+    shape, wanted, scales = node_shape(call.node.args[0])[2:], call.out_shape[2:], call.given.get("scale_factors")
+    return scales is None or all(
+        extent * scale == size for extent, scale, size in zip(shape, scales, wanted, strict=True)
+    )
 
 
 def _nearest(call: Call) -> Any:
     """Convert a nearest resize; TVM selects the pixel nearest to the center, PyTorch the one to the upper left."""
     r, value = call.r, call.of(call.node.args[0])
-    shape, wanted, scales = shape_of(value), call.out_shape, call.given.get("scale_factors")
-    plain = scales is None or all(
-        extent * scale == size for extent, scale, size in zip(shape[2:], scales, wanted[2:], strict=True)
-    )
-    if call.node.target.__name__ == "upsample_nearest2d.vec" and plain:
+    shape = shape_of(value)
+    if call.node.target.__name__ == "upsample_nearest2d.vec" and _is_by_sizes(call):
         return r.image__resize2d(
             value,
-            tuple(wanted[2:]),
+            tuple(call.out_shape[2:]),
             layout="NCHW",
             method="nearest_neighbor",
             coordinate_transformation_mode="asymmetric",
@@ -156,20 +147,16 @@ def _max_pool(spatial: int) -> Convert:
     def convert(call: Call) -> Any:
         x, kind = call.value("self"), type_name(call.value("self"))
         out = tuple(call.node.meta["val"][0].shape)
-        whole = _list(call["padding"], spatial)
         if spatial <= 2 and kind == "float32" and not call["ceil_mode"] and not call.uses(1):
             return call.by_tvm()
-        sizes = _pool_sizes(call, spatial, out)
-        lowest = -np.inf if "float" in kind else np.iinfo(kind).min
-        windows, places = windows_of(call, x, sizes, lowest)
+        windows, places = windows_of(call, x, _pool_sizes(call, spatial, out), lowest(kind))
         best = call.r.max(windows, [-1], False)
-        assert len(whole) == spatial
         if not call.uses(1):
-            return call.pack(best, call.r.zeros_like(best))
+            return best, call.r.zeros_like(best)
         chosen = call.r.argmax(windows, len(shape_of(windows)) - 1, True)
         table = call.r.expanded(constant(places, "int64"), shape_of(windows))
         found = call.r.gather_elements(table, chosen, len(shape_of(windows)) - 1)
-        return call.pack(best, call.r.shaped(found, out))
+        return best, call.r.shaped(found, out)
 
     return convert
 
@@ -222,7 +209,7 @@ def _adaptive_max_pool(call: Call) -> Any:
             for begin, end in _bounds(shape[axis], count)
         ]
         x = call.r.concat(parts, axis=axis) if count > 1 else parts[0]
-    return call.pack(x, call.r.zeros_like(x))
+    return x, call.r.zeros_like(x)
 
 
 def _adaptive_max_places(call: Call, x: Any, wanted: Sequence[int]) -> Any:
@@ -242,7 +229,7 @@ def _adaptive_max_places(call: Call, x: Any, wanted: Sequence[int]) -> Any:
     out = (*lead, *wanted)
     values = r.concat(best, axis=len(lead)) if len(best) > 1 else best[0]
     places = r.concat(chosen, axis=len(lead)) if len(chosen) > 1 else chosen[0]
-    return call.pack(r.shaped(values, out), r.shaped(places, out))
+    return r.shaped(values, out), r.shaped(places, out)
 
 
 def _adaptive_average_pool(call: Call) -> Any:

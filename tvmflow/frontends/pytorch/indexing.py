@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.frontends.emitter import type_name
-from tvmflow.frontends.pytorch.calls import Call, Convert, constant, node_shape, node_type, shape_of
+from tvmflow.frontends.pytorch.calls import Call, Convert, constant, highest, lowest, node_shape, node_type, shape_of
 
 _SMALL = ("bool", "uint8", "int8", "int16")
 
@@ -33,8 +33,7 @@ def _select(call: Call) -> Any:
 
 def _take_rows(call: Call) -> Any:
     """Convert index_select; a number counts as a row of one."""
-    r, x = call.r, call.value("self")
-    x = x if shape_of(x) else r.reshape(x, (1,))
+    r, x = call.r, call.r.as_row(call.value("self"))
     axis = call["dim"] % len(shape_of(x))
     index = r.reshape(_positive(call, call.value("index"), shape_of(x)[axis]), (-1,))
     return r.shaped(r.take(x, index, axis=axis), call.out_shape)
@@ -104,11 +103,10 @@ def _index_put(call: Call) -> Any:
     index_shape = shape_of(places.place)
     values = call.r.expanded(call.value("values", work), (*before, *index_shape, *rest))
     index = r.reshape(places.place, (*([1] * len(before)), *index_shape, *([1] * len(rest))))
-    extent = places.flat_shape[places.first]
     full = (*before, math.prod(index_shape), *rest)
     index = r.shaped(r.expanded(index, (*before, *index_shape, *rest)), full)
-    found = _scatter_into(call, moved, index, r.shaped(values, full), places.first, "add" if call["accumulate"] else "")
-    assert extent == shape_of(found)[places.first]
+    reduction = "add" if call["accumulate"] else "update"
+    found = r.scatter_elements(moved, index, r.shaped(values, full), places.first, reduction)
     return r.cast(places.back(call, found), kind)
 
 
@@ -149,10 +147,6 @@ def _work_type(dtype: str) -> str:
     return "int32" if dtype in _SMALL else dtype
 
 
-def _scatter_into(call: Call, x: Any, index: Any, values: Any, axis: int, reduction: str) -> Any:
-    return call.r.scatter_elements(x, index, values, axis, reduction or "update")
-
-
 _REDUCTIONS = {"add": "add", "multiply": "mul", "sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
 
@@ -160,11 +154,8 @@ def _scatter(call: Call) -> Any:
     """Convert scatter, scatter_add and scatter_reduce; values beyond the indices are not read."""
     r, kind, work = call.r, call.dtype, _work_type(call.dtype)
     name = call.node.target.__name__
-    x, index = call.value("self", work), r.astype(call.value("index"), "int64")
-    if not shape_of(x):
-        x = r.reshape(x, (1,))
+    x, index = r.as_row(call.value("self", work)), r.as_row(r.astype(call.value("index"), "int64"))
     rank = len(shape_of(x))
-    index = index if shape_of(index) else r.reshape(index, (1,))
     extents = shape_of(index)
     if not math.prod(extents):
         return call.value("self")
@@ -172,7 +163,7 @@ def _scatter(call: Call) -> Any:
     values = call.of(source, work)
     if not hasattr(source, "meta"):
         values = r.broadcast_to(values, extents)
-    values = values if shape_of(values) else r.reshape(values, (1,))
+    values = r.as_row(values)
     cut = [axis for axis in range(rank) if shape_of(values)[axis] != extents[axis]]
     if cut:
         values = r.strided_slice(values, axes=cut, begin=[0] * len(cut), end=[extents[axis] for axis in cut])
@@ -186,32 +177,22 @@ def _reduce_into(call: Call, x: Any, index: Any, values: Any, axis: int, reducti
     """Scatter with a reduction; without `include_self` the places written to begin at its neutral value."""
     r, dtype = call.r, type_name(x)
     if call.given.get("include_self") is False:
-        neutral = {"prod": 1, "amax": _lowest(dtype), "amin": _highest(dtype)}.get(reduction, 0)
+        neutral = {"prod": 1, "amax": lowest(dtype), "amin": highest(dtype)}.get(reduction, 0)
         start = r.expanded(constant(neutral, dtype), shape_of(values))
-        x = _scatter_into(call, x, index, start, axis, "")
+        x = r.scatter_elements(x, index, start, axis, "update")
     if reduction != "mean":
-        return _scatter_into(call, x, index, values, axis, _REDUCTIONS.get(reduction, ""))
-    total = _scatter_into(call, x, index, values, axis, "add")
+        return r.scatter_elements(x, index, values, axis, _REDUCTIONS.get(reduction, "update"))
+    total = r.scatter_elements(x, index, values, axis, "add")
     ones = r.expanded(constant(1, dtype), shape_of(values))
     include = call.given.get("include_self") is not False
-    count = _scatter_into(call, r.expanded(constant(int(include), dtype), shape_of(x)), index, ones, axis, "add")
+    count = r.scatter_elements(r.expanded(constant(int(include), dtype), shape_of(x)), index, ones, axis, "add")
     count = r.maximum(count, constant(1, dtype))
     return r.divide(total, count) if "float" in dtype else r.floor_divide(total, count)
 
 
-def _lowest(dtype: str) -> Any:
-    return -np.inf if "float" in dtype else np.iinfo(dtype).min
-
-
-def _highest(dtype: str) -> Any:
-    return np.inf if "float" in dtype else np.iinfo(dtype).max
-
-
 def _gather(call: Call) -> Any:
-    r, x = call.r, call.value("self")
-    index = r.astype(call.value("index"), "int64")
-    x = x if shape_of(x) else r.reshape(x, (1,))
-    index = index if shape_of(index) else r.reshape(index, (1,))
+    r = call.r
+    x, index = r.as_row(call.value("self")), r.as_row(r.astype(call.value("index"), "int64"))
     axis = call["dim"] % len(shape_of(x))
     return r.shaped(r.gather_elements(x, index, axis), call.out_shape)
 
@@ -318,16 +299,8 @@ def _pad(call: Call) -> Any:
     return r.cast(value, kind)
 
 
-def _expand(call: Call) -> Any:
-    return call.r.expanded(call.value("self"), call.out_shape)
-
-
 def _repeat(call: Call) -> Any:
     return call.r.tile(call.value("self"), list(call["repeats"])) if call["repeats"] else call.value("self")
-
-
-def _unsqueeze(call: Call) -> Any:
-    return call.r.expand_dims(call.value("self"), call["dim"] % len(call.out_shape))
 
 
 def _filled(call: Call) -> Any:
@@ -365,9 +338,9 @@ INDEXING: dict[str, Convert] = {
     "squeeze.dims": _squeeze,
     "cat.default": _cat,
     "constant_pad_nd.default": _pad,
-    "expand.default": _expand,
+    "expand.default": lambda call: call.r.expanded(call.value("self"), call.out_shape),
     "repeat.default": _repeat,
-    "unsqueeze.default": _unsqueeze,
+    "unsqueeze.default": lambda call: call.r.expand_dims(call.value("self"), call["dim"] % len(call.out_shape)),
     "full.default": _filled,
     "full_like.default": _filled,
     "fill.Scalar": _filled,

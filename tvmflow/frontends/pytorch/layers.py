@@ -9,6 +9,7 @@ import numpy as np
 
 from tvmflow.frontends.emitter import type_name
 from tvmflow.frontends.pytorch.calls import Call, Convert, constant, shape_of
+from tvmflow.frontends.pytorch.reductions import norm_of
 
 _MOST_TERMS = 1 << 24  # of the distances of all pairs
 
@@ -45,15 +46,23 @@ def _added_product(first: str, second: str) -> Convert:
     return convert
 
 
+def _factor_and_offset(call: Call, shape: tuple[int, ...], dtype: str) -> tuple[Any, Any]:
+    """Return weight and bias of a norm, ones and zeros where they are left out."""
+    weight, bias = (
+        constant(np.full(shape, otherwise), dtype) if call[name] is None else call.value(name)
+        for name, otherwise in (("weight", 1.0), ("bias", 0.0))
+    )
+    return weight, bias
+
+
 def _layer_norm(call: Call) -> Any:
     """Convert native_layer_norm, with mean and reciprocal deviation if they are read."""
     r, x, rank = call.r, call.value("input"), len(call["normalized_shape"])
     dtype, axes = type_name(x), list(range(-rank, 0))
     shape = tuple(call["normalized_shape"])
-    factor = constant(np.ones(shape), dtype) if call["weight"] is None else call.value("weight")
-    offset = constant(np.zeros(shape), dtype) if call["bias"] is None else call.value("bias")
+    factor, offset = _factor_and_offset(call, shape, dtype)
     found = r.nn__layer_norm(x, factor, offset, axes=axes, epsilon=float(call["eps"]))
-    return call.pack(found, *_moments(call, x, axes, float(call["eps"])))
+    return found, *_moments(call, x, axes, float(call["eps"]))
 
 
 def _moments(call: Call, x: Any, axes: list[int], eps: float) -> tuple[Any, Any]:
@@ -71,10 +80,7 @@ def _group_norm(call: Call) -> Any:
     """Convert native_group_norm, whose scale and bias are optional."""
     r, x = call.r, call.value("input")
     shape, dtype, groups = shape_of(x), type_name(x), call["group"]
-    factor, offset = (
-        constant(np.full(shape[1], otherwise), dtype) if call[name] is None else call.value(name)
-        for name, otherwise in (("weight", 1.0), ("bias", 0.0))
-    )
+    factor, offset = _factor_and_offset(call, shape[1:2], dtype)
     found = r.nn__group_norm(
         x,
         factor,
@@ -85,7 +91,7 @@ def _group_norm(call: Call) -> Any:
         epsilon=float(call["eps"]),
     )
     rows = r.reshape(x, (shape[0], groups, math.prod(shape[1:]) // groups)) if call.uses(1) or call.uses(2) else x
-    return call.pack(found, *_moments(call, rows, [-1], float(call["eps"])))
+    return found, *_moments(call, rows, [-1], float(call["eps"]))
 
 
 def _batch_norm_of_batch(call: Call) -> Any:
@@ -94,19 +100,15 @@ def _batch_norm_of_batch(call: Call) -> Any:
         raise NotImplementedError("the statistics of a batch")
     r, x = call.r, call.value("input")
     shape, dtype = shape_of(x), type_name(x)
-    factor, offset = (
-        constant(np.full(shape[1], otherwise), dtype) if call[name] is None else call.value(name)
-        for name, otherwise in (("weight", 1.0), ("bias", 0.0))
-    )
+    factor, offset = _factor_and_offset(call, shape[1:2], dtype)
     axes = [axis for axis in range(len(shape)) if axis != 1]
     found = r.nn__instance_norm(x, factor, offset, channel_axis=1, axes=axes, epsilon=float(call["eps"]))
-    return call.pack(found, constant(0.0, dtype), constant(0.0, dtype))
+    return found, constant(0.0, dtype), constant(0.0, dtype)
 
 
 def _softmax(name: str) -> Convert:
     def convert(call: Call) -> Any:
-        x = call.value("self", call.dtype)
-        row = x if shape_of(x) else call.r.reshape(x, (1,))
+        row = call.r.as_row(call.value("self", call.dtype))
         return call.r.shaped(getattr(call.r, name)(row, call["dim"]), call.out_shape)
 
     return convert
@@ -114,17 +116,7 @@ def _softmax(name: str) -> Convert:
 
 def _distances(call: Call, differences: Any, order: float) -> Any:
     """Return the norm of the last axis."""
-    r, dtype = call.r, type_name(differences)
-    size = r.abs(differences)
-    if order == 0:
-        return r.sum(r.astype(r.not_equal(size, constant(0, dtype)), dtype), [-1], False)
-    if math.isinf(order):
-        return r.max(size, [-1], False)
-    if order == 1:
-        return r.sum(size, [-1], False)
-    if order == 2:
-        return r.sqrt(r.sum(r.multiply(size, size), [-1], False))
-    return r.power(r.sum(r.power(size, constant(order, dtype)), [-1], False), constant(1 / order, dtype))
+    return norm_of(call, differences, order, lambda name, value: getattr(call.r, name)(value, [-1], False))
 
 
 def _cdist(call: Call) -> Any:

@@ -11,6 +11,9 @@ import functools
 import re
 from collections.abc import Iterable
 
+import torch
+from torch._decomp import core_aten_decompositions
+
 from tvmflow.frontends.pytorch.complex_numbers import names_of_complex
 from tvmflow.frontends.pytorch.converters import converters, operators_of_tvm
 from tvmflow.frontends.pytorch.decompositions import decomposed_names
@@ -26,7 +29,7 @@ _SCRIPT_ONLY = frozenset(
     max min mod mul ne neg not numel ord percentFormat pop pow prod remainder remove replace reverse rstrip scalar
     setdefault size slice sorted split sqrt startswith stride strip sub sum tensor type unchecked_unwrap_optional update
     upper values warn stack cpu to is_cuda is_quantized is_sparse is_meta is_mkldnn requires_grad data shape ndim T mT H
-    grad name backward_is_none
+    grad name backward_is_none set_grad_enabled
     """.split()
 )
 _PRIMS = frozenset(
@@ -42,9 +45,6 @@ _NEVER = frozenset({"set_", "set_data", "from_file", "save", "load"})
 @functools.cache
 def known_operators() -> frozenset[str]:
     """Return the names, without overloads, of the tensor operators that a program may call."""
-    import torch
-    from torch._decomp import core_aten_decompositions
-
     known = {name.split(".")[0] for name in (*operators_of_tvm(), *converters())}
     known |= names_of_complex() | decomposed_names()
     known |= {op._schema.name.split("::")[1] for op in core_aten_decompositions() if hasattr(op, "_schema")}
@@ -56,8 +56,6 @@ def known_operators() -> frozenset[str]:
 @functools.cache
 def registered_operators() -> frozenset[str]:
     """Return the names of all operators of this PyTorch, without namespaces and overloads."""
-    import torch
-
     return frozenset(schema.name.split("::")[-1] for schema in torch._C._jit_get_all_schemas())
 
 
@@ -92,8 +90,6 @@ def _declared_attributes(tree: ast.AST) -> set[str]:
     """Return the attributes that classes declare, but those with the name of an operator that takes a text: a file's
     name.
     """
-    import torch
-
     names = {
         node.target.id
         for owner in ast.walk(tree)

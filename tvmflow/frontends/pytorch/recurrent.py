@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from tvmflow.frontends.recurrent import ACTIVATIONS, RELU, Direction, Layer, States, emit_layer
 from tvmflow.ir.relax.recurrent import Activation, Array
@@ -26,8 +27,6 @@ def kept_operators(program: Any) -> list[Any]:
     """Return the recurrent operators of a torch.export program that are not decomposed: all but those with a
     projection of the state.
     """
-    import torch
-
     kept = {getattr(torch.ops.aten, name.partition(".")[0]).input for name in _OPERATORS}
     for node in program.graph_module.graph.nodes:
         if node.op == "call_function" and node.target in kept and _has_projection(node):
@@ -93,8 +92,6 @@ def _has_projection(node: Any) -> bool:
 
 def _value_of(program: Any, node: Any) -> Any:
     """Return the tensor of a value that does not depend on inputs, as a transposed parameter; None for any other."""
-    import torch
-
     if node.op == "placeholder":
         for spec in program.graph_signature.input_specs:
             if getattr(spec.arg, "name", None) == node.name and spec.target is not None:

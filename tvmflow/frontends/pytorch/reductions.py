@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tvmflow.frontends.emitter import type_name
-from tvmflow.frontends.pytorch.calls import Call, Convert, constant, shape_of
+from tvmflow.frontends.pytorch.calls import Call, Convert, constant, highest, lowest, promoted_type, shape_of
 
 _MOST_COMPARED = 1 << 22  # elements of a scan that compares every pair of places
 
@@ -23,8 +24,7 @@ def _axes(call: Call, rank: int) -> list[int]:
 
 def _operand(call: Call, dtype: str | None = None) -> Any:
     """Return the argument, a number as a row of one."""
-    value = call.value("self", dtype)
-    return value if shape_of(value) else call.r.reshape(value, (1,))
+    return call.r.as_row(call.value("self", dtype))
 
 
 def _reduce(call: Call, name: str, value: Any) -> Any:
@@ -97,7 +97,7 @@ def _extreme_and_place(name: str) -> Convert:
         shape = node_shapes(call)[0]
         axis, keep = call["dim"] % len(shape_of(x)), bool(call["keepdim"])
         value = r.cast(r.shaped(getattr(r, name)(x, [axis], keep), shape), kind)
-        return call.pack(value, r.shaped(getattr(r, f"arg{name}")(x, axis, keep), shape))
+        return value, r.shaped(getattr(r, f"arg{name}")(x, axis, keep), shape)
 
     return convert
 
@@ -125,44 +125,38 @@ def _running_extreme(name: str) -> Convert:
         r, kind = call.r, type_name(call.value("self"))
         x, shapes = _sortable(call, _operand(call)), node_shapes(call)
         shape = shape_of(x)
-        axis = call["dim"] % len(shape)
-        extent = shape[axis]
+        extent = shape[call["dim"]]
         if math.prod(shape) * extent > _MOST_COMPARED:
             raise NotImplementedError(f"a scan of {extent} places over {math.prod(shape)} values")
-        if axis != len(shape) - 1:
-            order = [at for at in range(len(shape)) if at != axis] + [axis]
-            x = r.permute_dims(x, order)
+        x, back = r.with_axis_last(x, call["dim"])
         dtype = type_name(x)
-        worst = _lowest(dtype) if name == "max" else _highest(dtype)
+        worst = lowest(dtype) if name == "max" else highest(dtype)
         before = np.tril(np.ones((extent, extent), bool))
         spread = r.where(constant(before, "bool"), r.expand_dims(x, -2), constant(worst, dtype))
         best = getattr(r, name)(spread, [-1], False)
         is_best = r.logical_and(r.equal(r.expand_dims(x, -2), r.expand_dims(best, -1)), constant(before, "bool"))
         place = r.max(r.where(is_best, constant(np.arange(extent), "int64"), constant(-1, "int64")), [-1], False)
-        if axis != len(shape) - 1:
-            back = [*range(axis), len(shape) - 1, *range(axis, len(shape) - 1)]
-            best, place = r.permute_dims(best, back), r.permute_dims(place, back)
-        return call.pack(r.cast(r.shaped(best, shapes[0]), kind), r.shaped(place, shapes[1]))
+        best, place = r.moved_back(best, back), r.moved_back(place, back)
+        return r.cast(r.shaped(best, shapes[0]), kind), r.shaped(place, shapes[1])
 
     return convert
 
 
-def _lowest(dtype: str) -> Any:
-    return -np.inf if "float" in dtype else np.iinfo(dtype).min
-
-
-def _highest(dtype: str) -> Any:
-    return np.inf if "float" in dtype else np.iinfo(dtype).max
+def _in_order(call: Call, descending: bool, kept: tuple[int, int] | None = None) -> Any:
+    """Return the sorted values along an axis and their places before. kept: the range of them that is returned."""
+    r, kind = call.r, type_name(call.value("self"))
+    x, shapes = _sortable(call, _operand(call)), node_shapes(call)
+    axis = call["dim"] % len(shape_of(x))
+    places = r.argsort(x, axis, descending, dtype="int64")
+    if kept is not None:
+        places = r.strided_slice(places, axes=[axis], begin=[kept[0]], end=[kept[1]])
+    values = r.cast(r.gather_elements(x, places, axis), kind)
+    return r.shaped(values, shapes[0]), r.shaped(places, shapes[1])
 
 
 def _sort(call: Call) -> Any:
     """Convert sort: stable, of any type."""
-    r, kind = call.r, type_name(call.value("self"))
-    x, shapes = _sortable(call, _operand(call)), node_shapes(call)
-    axis = call["dim"] % len(shape_of(x))
-    places = r.argsort(x, axis, bool(call["descending"]), dtype="int64")
-    values = r.cast(r.gather_elements(x, places, axis), kind)
-    return call.pack(r.shaped(values, shapes[0]), r.shaped(places, shapes[1]))
+    return _in_order(call, bool(call["descending"]))
 
 
 def _argsort(call: Call) -> Any:
@@ -171,25 +165,9 @@ def _argsort(call: Call) -> Any:
     return call.r.shaped(call.r.argsort(x, axis, bool(call["descending"]), dtype="int64"), call.out_shape)
 
 
-def _topk(call: Call) -> Any:
-    r, kind = call.r, type_name(call.value("self"))
-    x, shapes = _sortable(call, _operand(call)), node_shapes(call)
-    axis = call["dim"] % len(shape_of(x))
-    places = r.argsort(x, axis, bool(call["largest"]), dtype="int64")
-    places = r.strided_slice(places, axes=[axis], begin=[0], end=[int(call["k"])])
-    values = r.cast(r.gather_elements(x, places, axis), kind)
-    return call.pack(r.shaped(values, shapes[0]), r.shaped(places, shapes[1]))
-
-
 def _kth(call: Call, place: int) -> Any:
     """Return the value at a place of the sorted values along an axis, and its place before."""
-    r, kind = call.r, type_name(call.value("self"))
-    x, shapes = _sortable(call, _operand(call)), node_shapes(call)
-    axis = call["dim"] % len(shape_of(x))
-    places = r.argsort(x, axis, False, dtype="int64")
-    places = r.strided_slice(places, axes=[axis], begin=[place], end=[place + 1])
-    values = r.cast(r.gather_elements(x, places, axis), kind)
-    return call.pack(r.shaped(values, shapes[0]), r.shaped(places, shapes[1]))
+    return _in_order(call, False, (place, place + 1))
 
 
 def _median_of_axis(call: Call) -> Any:
@@ -215,7 +193,7 @@ def _bucketize(call: Call) -> Any:
     borders = call["sorted_sequence" if of_rows else "boundaries"]
     values = call["self"]
     right = bool(call["right"]) or call.given.get("side") == "right"
-    dtype = _wider(call, borders, values)
+    dtype = promoted_type(borders, values)
     count = call.shape("sorted_sequence" if of_rows else "boundaries")
     a = r.expand_dims(call.of(values, dtype), -1)
     b = call.of(borders, dtype)
@@ -226,42 +204,37 @@ def _bucketize(call: Call) -> Any:
     return r.shaped(r.sum(r.astype(below, call.dtype), [-1], False), call.out_shape)
 
 
-def _wider(call: Call, one: Any, other: Any) -> str:
-    import torch
-
-    values = [part.meta["val"] if hasattr(part, "meta") else part for part in (one, other)]
-    return str(torch.result_type(*values)).removeprefix("torch.")
-
-
 def _norm(call: Call) -> Any:
-    """Convert linalg_vector_norm: of any order, and the count of values other than zero for order 0."""
-    r, dtype, order = call.r, call.dtype, float(call["ord"])
-    x = r.abs(_operand(call, dtype))
+    """Convert linalg_vector_norm."""
+    return norm_of(call, _operand(call, call.dtype), float(call["ord"]), functools.partial(_reduce, call))
+
+
+def norm_of(call: Call, values: Any, order: float, reduce: Callable[[str, Any], Any]) -> Any:
+    """Return a norm of any order; the count of values other than zero for order 0. reduce: by the name of a
+    reduction.
+    """
+    r, dtype = call.r, type_name(values)
+    x = r.abs(values)
     if math.isinf(order):
-        return _reduce(call, "max" if order > 0 else "min", x)
+        return reduce("max" if order > 0 else "min", x)
     if order == 0:
-        return _reduce(call, "sum", r.astype(r.not_equal(x, constant(0, dtype)), dtype))
+        return reduce("sum", r.astype(r.not_equal(x, constant(0, dtype)), dtype))
     if order == 1:
-        return _reduce(call, "sum", x)
+        return reduce("sum", x)
     if order == 2:
-        return r.sqrt(_reduce(call, "sum", r.multiply(x, x)))
-    total = _reduce(call, "sum", r.power(x, constant(order, dtype)))
-    return r.power(total, constant(1 / order, dtype))
-
-
-def _each(names: Sequence[str], convert: Convert) -> dict[str, Convert]:
-    return dict.fromkeys(names, convert)
+        return r.sqrt(reduce("sum", r.multiply(x, x)))
+    return r.power(reduce("sum", r.power(x, constant(order, dtype))), constant(1 / order, dtype))
 
 
 REDUCTIONS: dict[str, Convert] = {
-    **_each(("sum.default", "sum.dim_IntList"), _reduction("sum")),
-    **_each(("prod.default", "prod.dim_int"), _reduction("prod")),
-    **_each(("amax.default", "max.default"), _reduction("max")),
-    **_each(("amin.default", "min.default"), _reduction("min")),
-    **_each(("any.default", "any.dim", "any.dims"), _any_or_all("max")),
-    **_each(("all.default", "all.dim", "all.dims"), _any_or_all("min")),
-    **_each(("mean.default", "mean.dim"), _mean),
-    **_each(("var.correction", "var.dim", "var.default"), _variance),
+    **dict.fromkeys(("sum.default", "sum.dim_IntList"), _reduction("sum")),
+    **dict.fromkeys(("prod.default", "prod.dim_int"), _reduction("prod")),
+    **dict.fromkeys(("amax.default", "max.default"), _reduction("max")),
+    **dict.fromkeys(("amin.default", "min.default"), _reduction("min")),
+    **dict.fromkeys(("any.default", "any.dim", "any.dims"), _any_or_all("max")),
+    **dict.fromkeys(("all.default", "all.dim", "all.dims"), _any_or_all("min")),
+    **dict.fromkeys(("mean.default", "mean.dim"), _mean),
+    **dict.fromkeys(("var.correction", "var.dim", "var.default"), _variance),
     "argmax.default": _argument("argmax"),
     "argmin.default": _argument("argmin"),
     "max.dim": _extreme_and_place("max"),
@@ -270,12 +243,12 @@ REDUCTIONS: dict[str, Convert] = {
     "cumprod.default": _cumulative("cumprod"),
     "cummax.default": _running_extreme("max"),
     "cummin.default": _running_extreme("min"),
-    **_each(("sort.default", "sort.stable"), _sort),
-    **_each(("argsort.default", "argsort.stable"), _argsort),
-    "topk.default": _topk,
+    **dict.fromkeys(("sort.default", "sort.stable"), _sort),
+    **dict.fromkeys(("argsort.default", "argsort.stable"), _argsort),
+    "topk.default": lambda call: _in_order(call, bool(call["largest"]), (0, int(call["k"]))),
     "kthvalue.default": lambda call: _kth(call, int(call["k"]) - 1),
     "median.dim": _median_of_axis,
     "median.default": _median,
-    **_each(("bucketize.Tensor", "bucketize.Scalar", "searchsorted.Tensor", "searchsorted.Scalar"), _bucketize),
+    **dict.fromkeys(("bucketize.Tensor", "bucketize.Scalar", "searchsorted.Tensor", "searchsorted.Scalar"), _bucketize),
     "linalg_vector_norm.default": _norm,
 }

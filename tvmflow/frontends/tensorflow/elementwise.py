@@ -32,14 +32,6 @@ def _is_float(o: Operation, index: int = 0) -> bool:
     return o.tensor(index).is_quantized or o.tensor(index).dtype.startswith("float")
 
 
-def _absolute(o: Operation) -> Any:
-    return _RELAX.abs(o.value(0))
-
-
-def _relu(o: Operation) -> Any:
-    return _RELAX.nn.relu(o.value(0)) if _is_float(o) else _RELAX.maximum(o.value(0), o.number(0))
-
-
 def _clip(low: float, high: float) -> Convert:
     return lambda o: _RELAX.clip(o.value(0), low, high)
 
@@ -148,10 +140,6 @@ def _squared_difference(o: Operation) -> Any:
     return _RELAX.multiply(difference, difference)
 
 
-def _sign(o: Operation) -> Any:
-    return _RELAX.sign(o.value(0))
-
-
 def _add_n(o: Operation) -> Any:
     total, *others = o.values()
     for value in others:
@@ -170,10 +158,6 @@ def _select(o: Operation) -> Any:
 
 def _compare(function: Callable[[Any, Any], Any]) -> Convert:
     return lambda o: function(o.value(0), o.value(1))
-
-
-def _zeros_like(o: Operation) -> Any:
-    return _RELAX.zeros_like(o.stored(0))
 
 
 def _fake_quantize(o: Operation) -> Any:
@@ -199,12 +183,8 @@ def _same(o: Operation) -> Any:
     )
 
 
-def _densify(o: Operation) -> Any:
-    return o.stored(0)
-
-
 ELEMENTWISE: dict[str, Convert] = {
-    "ABS": _absolute,
+    "ABS": lambda o: _RELAX.abs(o.value(0)),
     "ADD": _binary(_RELAX.add),
     "ADD_N": _add_n,
     "ATAN2": _binary(_RELAX.atan2),
@@ -213,7 +193,7 @@ ELEMENTWISE: dict[str, Convert] = {
     "CAST": _cast,
     "CEIL": _unary(_RELAX.ceil),
     "COS": _unary(_RELAX.cos),
-    "DENSIFY": _densify,
+    "DENSIFY": lambda o: o.stored(0),
     "DEQUANTIZE": _same,
     "DIV": _divide,
     "ELU": _elu,
@@ -243,7 +223,7 @@ ELEMENTWISE: dict[str, Convert] = {
     "POW": _power,
     "PRELU": _prelu,
     "QUANTIZE": _same,
-    "RELU": _relu,
+    "RELU": lambda o: _RELAX.nn.relu(o.value(0)) if _is_float(o) else _RELAX.maximum(o.value(0), o.number(0)),
     "RELU6": _clip(0, 6),
     "RELU_0_TO_1": _clip(0, 1),
     "RELU_N1_TO_1": _clip(-1, 1),
@@ -252,14 +232,14 @@ ELEMENTWISE: dict[str, Convert] = {
     "RSQRT": by_table(_unary(_RELAX.rsqrt)),
     "SELECT": _select,
     "SELECT_V2": _select,
-    "SIGN": _sign,
+    "SIGN": lambda o: _RELAX.sign(o.value(0)),
     "SIN": _unary(_RELAX.sin),
     "SQRT": _unary(_RELAX.sqrt),
     "SQUARE": lambda o: _RELAX.multiply(o.value(0), o.value(0)),
     "SQUARED_DIFFERENCE": _squared_difference,
     "SUB": _binary(_RELAX.subtract),
     "TANH": _unary(_RELAX.tanh),
-    "ZEROS_LIKE": _zeros_like,
+    "ZEROS_LIKE": lambda o: _RELAX.zeros_like(o.stored(0)),
     "STABLEHLO_ADD": _compare(_RELAX.add),
     "STABLEHLO_MAXIMUM": _compare(_RELAX.maximum),
     "STABLEHLO_MINIMUM": _compare(_RELAX.minimum),

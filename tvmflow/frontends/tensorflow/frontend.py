@@ -18,21 +18,20 @@ import numpy as np
 from tvmflow.frontends.source_model import (
     Array,
     Arrays,
+    FixedSpec,
     NoOnnxError,
-    PreparedRun,
     Runner,
     SourceDescription,
     TensorSpec,
     Variant,
-    input_positions,
+    no_fixed_inputs,
 )
-from tvmflow.frontends.tensorflow.custom_operators import replace_custom_operators
-from tvmflow.frontends.tensorflow.tflite_files import read_tflite
-from tvmflow.frontends.tensorflow.tflite_graph import Subgraph, inline_composites, read_subgraphs
+from tvmflow.frontends.tensorflow.litert import LitertModel, TfliteInput, is_quantized
+from tvmflow.frontends.tensorflow.tflite_states import read_file
 from tvmflow.frontends.tool_variants import tool_variants
 from tvmflow.ir.relax.emit import build_main, constant, rebuild_call
 from tvmflow.ir.relax.graph import Graph, TensorKind, read_graph
-from tvmflow.support.errors import ModelFileError, first_line
+from tvmflow.support.errors import ModelFileError
 from tvmflow.toolchain.environments import ToolProcess, run_tool
 
 if TYPE_CHECKING:
@@ -41,157 +40,25 @@ if TYPE_CHECKING:
 MAX_UNPACKED_BYTES = 8 << 30
 
 
-class TfliteInput:
-    """An input of the file (detail: LiteRT's) with its description in params.yaml."""
+class TfliteModel(LitertModel):
+    """A .tflite model: LiteRT is its framework, and its operators are converted one by one."""
 
-    def __init__(self, detail: dict[str, Any], spec: TensorSpec) -> None:
-        self.detail, self.spec, self.dtype = detail, spec, np.dtype(detail["dtype"])
-        self.channels_first = _is_channels_first(tuple(int(d) for d in detail["shape"]), spec.shape)
-        self.is_quantized = self.dtype.name in ("int8", "uint8", "int16") and spec.dtype == "float32"
-        if not self.is_quantized and self.dtype.name != spec.dtype:
-            raise ModelFileError(
-                f"input {spec.name} of the model is {self.dtype.name}",
-                f"{spec.dtype}, as in params.yaml",
-                "correct input.dtype in params.yaml",
-            )
-
-    def in_file(self, x: Array) -> Array:
-        """Return a value of this input in the file's layout and type."""
-        value = np.asarray(x.transpose(0, 2, 3, 1) if self.channels_first else x, order="C")
-        if not self.is_quantized:
-            return value
-        scale, zero = self.detail["quantization"]
-        limits = np.iinfo(self.dtype)
-        return np.asarray(np.clip(np.rint(value / scale) + zero, limits.min, limits.max).astype(self.dtype))
-
-    def in_relax(self, builder: Any, value: Any) -> Any:
-        """Emit the same conversion for a Relax value."""
-        from tvm import relax
-
-        if self.channels_first:
-            value = builder.emit(relax.op.permute_dims(value, [0, 2, 3, 1]))
-        if self.is_quantized:
-            scale, zero = self.detail["quantization"]
-            constants = relax.const(scale, "float32"), relax.const(zero, self.dtype.name)
-            value = builder.emit(relax.op.quantize(value, *constants, out_dtype=self.dtype.name))
-        return value
-
-
-def _plain_name(detail: dict[str, Any]) -> str:
-    """Return the name of a tensor without the exporter's decoration."""
-    return str(detail["name"]).removeprefix("serving_default_").split(":")[0]
-
-
-class TfliteModel:
-    """A .tflite model; quantized inputs and outputs are converted from and to float32.
-
-    Images are channels-last in the file. An input described as channels-first is transposed, and its kernels are
-    channels-first after import.
-    """
-
-    def __init__(self, path: Path, inputs: tuple[TensorSpec, ...]) -> None:
-        self.path = path
-        self.content, self.graph = read_graph_of(path)
+    def __init__(self, path: Path, inputs: tuple[TensorSpec, ...], fixed: tuple[FixedSpec, ...] = ()) -> None:
         from tvmflow.frontends.tensorflow.operator_table import check_operators  # loads TVM
 
-        check_operators(self.graph.operators)
-        self.interpreter = self._interpreter()
-        details = self.interpreter.get_input_details()
-        self.order = input_positions(path.name, [_plain_name(detail) for detail in details], inputs)
-        self.inputs = [TfliteInput(details[index], spec) for index, spec in zip(self.order, inputs, strict=True)]
-        self.outputs = self.interpreter.get_output_details()
-
-    def run(self, *inputs: Array) -> Arrays:
-        self._set(inputs)
-        self.interpreter.invoke()
-        return self._outputs()
-
-    def _outputs(self) -> Arrays:
-        return tuple(_dequantize(self.interpreter.get_tensor(output["index"]), output) for output in self.outputs)
-
-    def output_names(self) -> tuple[str, ...]:
-        return tuple(_plain_name(output) for output in self.outputs)
-
-    def other_roundings(self) -> Iterator[Runner]:
-        from ai_edge_litert.interpreter import OpResolverType
-
-        for kernels in (OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES, OpResolverType.BUILTIN_REF):
-            yield self._with(self._interpreter(kernels=kernels))
-
-    def _with(self, interpreter: Any) -> TfliteModel:
-        model = TfliteModel.__new__(TfliteModel)
-        model.__dict__ |= self.__dict__ | {"interpreter": interpreter}
-        return model
-
-    def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
-        model = self._with(self._interpreter(keep=True))
-        model._set(inputs)
-        model.interpreter.invoke()
-        details = {detail["index"]: detail for detail in model.interpreter.get_tensor_details()}
-        outputs = (output for operator in self.graph.operators for output in operator.outputs)
-        for output in (output for output in outputs if output.index in details):
-            value = model.interpreter.get_tensor(output.index)
-            if value.dtype.kind in "fiu" and value.size > 1:
-                yield output.name, _dequantize(value, details[output.index])
-
-    def _set(self, inputs: Sequence[Array]) -> None:
-        for part, x in zip(self.inputs, inputs, strict=True):
-            try:
-                self.interpreter.set_tensor(part.detail["index"], part.in_file(x))
-            except ValueError as error:
-                raise ModelFileError(
-                    f"the model rejects an input of shape {list(x.shape)}: {first_line(error)}",
-                    f"input.shape {part.detail['shape'].tolist()}, or the same with channels first",
-                    "correct input.shape in params.yaml",
-                ) from error
-
-    def use_threads(self, threads: int) -> None:
-        self.interpreter = self._interpreter(threads)
-
-    def variants(self, *inputs: Array) -> Sequence[Variant]:
-        """Return the single variant: LiteRT uses XNNPACK where possible and keeps the inputs."""
-
-        def prepare() -> PreparedRun:
-            self._set(inputs)
-            return PreparedRun(self.interpreter.invoke, lambda _: self._outputs())
-
-        return (Variant("LiteRT, XNNPACK", prepare),)
-
-    def _interpreter(self, threads: int = 2, keep: bool = False, kernels: Any = None) -> Any:
-        """Return LiteRT's interpreter. keep: all tensors. kernels: an OpResolverType; None: the fastest."""
-        from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
-        try:
-            interpreter = Interpreter(
-                model_content=self.content,
-                num_threads=threads,
-                experimental_op_resolver_type=OpResolverType.AUTO if kernels is None else kernels,
-                experimental_preserve_all_tensors=keep,
-            )
-            interpreter.allocate_tensors()
-        except (ValueError, RuntimeError) as error:
-            raise ModelFileError(
-                f"{self.path.name} cannot be loaded by LiteRT: {first_line(error)}",
-                "a whole .tflite file with static shapes",
-                "convert the model again",
-            ) from error
-        return interpreter
+        file = read_file(path)
+        check_operators(file.graph.operators)
+        super().__init__(path, file, inputs, fixed)
 
     def to_relax(self) -> Any:
         from tvm import relax
 
         from tvmflow.frontends.tensorflow.tflite_import import import_tflite
 
-        return relax.transform.CanonicalizeBindings()(_float_ends(import_tflite(self.graph), self))
+        return relax.transform.CanonicalizeBindings()(_float_ends(import_tflite(self.graph, self.fixed), self))
 
     def to_onnx(self, path: Path) -> None:
         raise NoOnnxError(f"no exporter writes {path.name} from TFLite models")
-
-
-def read_graph_of(path: Path) -> tuple[bytes, Subgraph]:
-    """Return a checked file and its graph, without custom and composite operators that others replace."""
-    content = replace_custom_operators(read_tflite(path))
-    return content, inline_composites(read_subgraphs(content))
 
 
 class SavedModel(TfliteModel):
@@ -202,6 +69,12 @@ class SavedModel(TfliteModel):
         converted = folder.parent / "model.tflite"
         run_tool("tensorflow", ["convert", str(folder), str(converted)])
         super().__init__(converted, (spec,))
+        if self.states:
+            raise ModelFileError(
+                f"a SavedModel with variables that a run changes: {', '.join(one.input for one in self.states)}",
+                "a .tflite file of it, or a SavedModel without such variables",
+                "convert it to .tflite",
+            )
         self._process: ToolProcess | None = None
         self._threads: int | None = None
 
@@ -231,7 +104,9 @@ def load(folder: Path, description: SourceDescription) -> TfliteModel:
     """Read and check a .tflite file, or unpack and convert a SavedModel. Raises ModelFileError."""
     path = folder / description.weights_file
     if path.suffix == ".tflite":
-        return TfliteModel(path, description.inputs)
+        return TfliteModel(path, description.inputs, description.fixed)
+    if description.fixed:
+        raise no_fixed_inputs("a SavedModel", description)
     unpacked = Path(tempfile.mkdtemp(prefix="tvmflow-savedmodel-"))
     try:
         model = SavedModel(_unpack(path, unpacked), description)
@@ -257,29 +132,6 @@ def _unpack(path: Path, folder: Path) -> Path:
     return models[0].parent
 
 
-def _is_channels_first(in_file: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    if in_file == expected:
-        return False
-    if len(in_file) == 4 and expected == (in_file[0], in_file[3], in_file[1], in_file[2]):
-        return True
-    raise ModelFileError(
-        f"the model takes an input of shape {list(in_file)}",
-        f"input.shape {list(expected)}, or the same with channels last",
-        "correct input.shape in params.yaml",
-    )
-
-
-def _is_quantized(detail: dict[str, Any]) -> bool:
-    return np.dtype(detail["dtype"]) != np.float32 and bool(detail["quantization"][0])
-
-
-def _dequantize(value: Array, detail: dict[str, Any]) -> Array:
-    scale, zero = detail["quantization"]
-    if not _is_quantized(detail):
-        return np.asarray(value)
-    return np.asarray((value.astype(np.float32) - np.float32(zero)) * np.float32(scale))
-
-
 def _float_ends(module: IRModule, model: TfliteModel) -> Any:
     """Wrap the imported `main`: inputs as described, in their order, and float32 for quantized outputs."""
     import tvm
@@ -294,18 +146,32 @@ def _float_ends(module: IRModule, model: TfliteModel) -> Any:
 
     def body(parameters: dict[str, Any]) -> list[Any]:
         values = {
-            name: part.in_relax(builder, parameters[name]) for name, part in zip(described, model.inputs, strict=True)
+            name: _in_relax(part, builder, parameters[name]) for name, part in zip(described, model.inputs, strict=True)
         }
         outputs = _inline(builder, inner, values)
-        return [_in_float(builder, value, output) for value, output in zip(outputs, model.outputs, strict=True)]
+        plain = [_in_float(builder, value, output) for value, output in zip(outputs, model.outputs, strict=False)]
+        return [*plain, *outputs[len(plain) :]]
 
     return tvm.IRModule(build_main(builder, Graph(described, inner.steps), body).functions, attrs=module.attrs)
+
+
+def _in_relax(part: TfliteInput, builder: Any, value: Any) -> Any:
+    """Emit the conversion of an input to the file's layout and type."""
+    from tvm import relax
+
+    if part.channels_first:
+        value = builder.emit(relax.op.permute_dims(value, [0, 2, 3, 1]))
+    if part.is_quantized:
+        scale, zero = part.detail["quantization"]
+        constants = relax.const(scale, "float32"), relax.const(zero, part.dtype.name)
+        value = builder.emit(relax.op.quantize(value, *constants, out_dtype=part.dtype.name))
+    return value
 
 
 def _in_float(builder: Any, value: Any, output: dict[str, Any]) -> Any:
     from tvm import relax
 
-    if not _is_quantized(output):
+    if not is_quantized(output):
         return value
     scale, zero = output["quantization"]
     dtype = np.dtype(output["dtype"]).name

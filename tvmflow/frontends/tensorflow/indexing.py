@@ -128,10 +128,6 @@ def _one_hot(o: Operation) -> Any:
     return _RELAX.where(is_on, o.value(2), o.value(3))
 
 
-def _embedding(o: Operation) -> Any:
-    return _RELAX.take(o.value(1), o.value(0), axis=0)
-
-
 def _update_slice(o: Operation) -> Any:
     """Write a smaller tensor into a larger one at a known place."""
     shape, inner = o.shape(0), o.shape(1)
@@ -202,7 +198,7 @@ def _bucketize(o: Operation) -> Any:
 INDEXING: dict[str, Convert] = {
     "BUCKETIZE": _bucketize,
     "DYNAMIC_UPDATE_SLICE": _update_slice,
-    "EMBEDDING_LOOKUP": _embedding,
+    "EMBEDDING_LOOKUP": lambda o: _RELAX.take(o.value(1), o.value(0), axis=0),
     "GATHER": _gather,
     "GATHER_ND": _gather_nd,
     "MATRIX_DIAG": _diagonal,

@@ -25,20 +25,12 @@ def _erf(x: Array) -> Array:
     return np.asarray([math.erf(value) for value in x.reshape(-1)]).reshape(x.shape)
 
 
-def _gelu(x: Array) -> Array:
-    return np.asarray(0.5 * x * (1 + _erf(x / np.sqrt(2))))
-
-
-def _gelu_tanh(x: Array) -> Array:
-    return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
-
-
 FUNCTIONS: dict[str, Function] = {
     "EXP": np.exp,
     "LOG": np.log,
     "RSQRT": lambda x: 1 / np.sqrt(x),
-    "GELU": _gelu,
-    "GELU-tanh": _gelu_tanh,
+    "GELU": lambda x: np.asarray(0.5 * x * (1 + _erf(x / np.sqrt(2)))),
+    "GELU-tanh": lambda x: np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))),
 }
 
 

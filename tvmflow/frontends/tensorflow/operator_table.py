@@ -11,18 +11,19 @@ from tvmflow.frontends.tensorflow.elementwise import ELEMENTWISE
 from tvmflow.frontends.tensorflow.indexing import INDEXING
 from tvmflow.frontends.tensorflow.operation import Convert
 from tvmflow.frontends.tensorflow.products import PRODUCTS
+from tvmflow.frontends.tensorflow.recurrent import RECURRENT
 from tvmflow.frontends.tensorflow.shapes import SHAPES
 from tvmflow.frontends.tensorflow.tflite_graph import Operator
+from tvmflow.frontends.tensorflow.variables import VARIABLE_OPERATORS
 from tvmflow.frontends.tensorflow.windows import WINDOWS
 from tvmflow.support.errors import UnsupportedOperatorError
 
-CONVERTERS: dict[str, Convert] = {**ELEMENTWISE, **INDEXING, **PRODUCTS, **SHAPES, **WINDOWS}
+CONVERTERS: dict[str, Convert] = {**ELEMENTWISE, **INDEXING, **PRODUCTS, **RECURRENT, **SHAPES, **WINDOWS}
 
-INLINED = frozenset({"STABLEHLO_COMPOSITE"})
-"""Operators that are replaced by those that they stand for (`tflite_graph.inline_composites`)."""
+INLINED = VARIABLE_OPERATORS | {"STABLEHLO_COMPOSITE"}
+"""Operators that are replaced before any is converted: composites by those that they stand for
+(`tflite_graph.inline_composites`), variables by inputs and outputs (`variables.make_variables_explicit`)."""
 
-_STATE = "the model keeps a state between runs"
-_RECURRENT = "recurrent layers of TFLite are not imported"
 _CONTROL = "which operators run depends on data"
 _SIZE = "the size of its output depends on data"
 _RANDOM = "its output is random"
@@ -32,11 +33,7 @@ _NO_KERNEL = "LiteRT itself cannot run it"
 _DELEGATE = "it is made while a model runs, not written to files"
 
 REFUSED: dict[str, str] = {
-    "ASSIGN_VARIABLE": _STATE,
-    "BIDIRECTIONAL_SEQUENCE_LSTM": _RECURRENT,
-    "BIDIRECTIONAL_SEQUENCE_RNN": _RECURRENT,
     "CALL": _NO_KERNEL,
-    "CALL_ONCE": _STATE,
     "CONCAT_EMBEDDINGS": _NO_KERNEL,
     "CUSTOM": "custom operators belong to the runtime of their project; Convolution2DTransposeBias is imported",
     "DELEGATE": _DELEGATE,
@@ -49,16 +46,13 @@ REFUSED: dict[str, str] = {
     "HASHTABLE_SIZE": _TABLES,
     "IF": _CONTROL,
     "LSH_PROJECTION": _TEXT,
-    "LSTM": _RECURRENT,
     "MULTINOMIAL": _RANDOM,
     "NON_MAX_SUPPRESSION_V4": _SIZE,
     "NON_MAX_SUPPRESSION_V5": _SIZE,
     "PLACEHOLDER_FOR_GREATER_OP_CODES": _DELEGATE,
     "RANDOM_STANDARD_NORMAL": _RANDOM,
     "RANDOM_UNIFORM": _RANDOM,
-    "READ_VARIABLE": _STATE,
     "REDUCE_WINDOW": "no exporter writes it",
-    "RNN": _RECURRENT,
     "SKIP_GRAM": _TEXT,
     "STABLEHLO_CASE": _CONTROL,
     "STABLEHLO_GATHER": "its dimension numbers are not converted; the converter writes GATHER and GATHER_ND",
@@ -67,11 +61,7 @@ REFUSED: dict[str, str] = {
     "STABLEHLO_RNG_BIT_GENERATOR": _RANDOM,
     "STABLEHLO_SCATTER": "its dimension numbers are not converted; the converter writes SCATTER_ND",
     "STABLEHLO_WHILE": _CONTROL,
-    "SVDF": _STATE,
-    "UNIDIRECTIONAL_SEQUENCE_LSTM": _RECURRENT,
-    "UNIDIRECTIONAL_SEQUENCE_RNN": _RECURRENT,
     "UNIQUE": _SIZE,
-    "VAR_HANDLE": _STATE,
     "WHERE": _SIZE,
     "WHILE": _CONTROL,
     **dict.fromkeys(
@@ -86,6 +76,8 @@ REFUSED: dict[str, str] = {
         _NO_KERNEL,
     ),
 }
+
+_REASONS = {**REFUSED, **dict.fromkeys(VARIABLE_OPERATORS, "a variable inside of a composite operator")}
 
 
 def check_operators(operators: Sequence[Operator]) -> None:
@@ -106,6 +98,6 @@ def check_operators(operators: Sequence[Operator]) -> None:
 
 def _describe(name: str, found: Sequence[Operator]) -> str:
     first = ", ".join(repr(tensor.name) for tensor in found[0].outputs) or "no output"
-    reason = "a custom operator" if name.startswith("CUSTOM:") else REFUSED.get(name, "unknown to this version")
+    reason = "a custom operator" if name.startswith("CUSTOM:") else _REASONS.get(name, "unknown to this version")
     count = f"{len(found)} times, first " if len(found) > 1 else ""
     return f"{name.removeprefix('CUSTOM:')} ({count}at {first}: {reason})"

@@ -242,14 +242,6 @@ def _fill(o: Operation) -> Any:
     return _RELAX.broadcast_to(o.value(1), shape)
 
 
-def _shape(o: Operation) -> Any:
-    return np.asarray(o.shape(0), o.output.dtype)
-
-
-def _rank(o: Operation) -> Any:
-    return np.asarray(len(o.shape(0)), np.int32)
-
-
 def _range(o: Operation) -> Any:
     start, end, step = (o.array(index).reshape(-1)[0] for index in range(3))
     return np.arange(start, end, step).astype(o.output.dtype)
@@ -330,10 +322,10 @@ SHAPES: dict[str, Convert] = {
     "PAD": _pad,
     "PADV2": _pad,
     "RANGE": _range,
-    "RANK": _rank,
+    "RANK": lambda o: np.asarray(len(o.shape(0)), np.int32),
     "RESHAPE": _reshape,
     "REVERSE_V2": _reverse,
-    "SHAPE": _shape,
+    "SHAPE": lambda o: np.asarray(o.shape(0), o.output.dtype),
     "SLICE": _slice,
     "SPACE_TO_BATCH_ND": _space_to_batch,
     "SPACE_TO_DEPTH": _space_to_depth,

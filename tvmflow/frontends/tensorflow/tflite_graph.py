@@ -172,38 +172,41 @@ def _type_names() -> dict[int, str]:
 
 
 def _read_subgraph(model: Any, graph: Any) -> Subgraph:
-    tensors = [_read_tensor(model, tensor, index) for index, tensor in enumerate(graph.tensors)]
+    tensors = [read_tensor(model, tensor, index) for index, tensor in enumerate(graph.tensors)]
     operators = []
     for operator in graph.operators or ():
         code = model.operatorCodes[operator.opcodeIndex]
         name = operator_names()[max(int(code.builtinCode), int(code.deprecatedBuiltinCode))]
         if name == "CUSTOM":
-            name = f"CUSTOM:{_text(code.customCode)}"
+            name = f"CUSTOM:{text_of(code.customCode)}"
         custom = operator.customOptions
         operators.append(
             Operator(
                 name,
-                tuple(tensors[index] if index >= 0 else None for index in _list(operator.inputs)),
-                tuple(tensors[index] for index in _list(operator.outputs)),
+                tuple(tensors[index] if index >= 0 else None for index in int_list(operator.inputs)),
+                tuple(tensors[index] for index in int_list(operator.outputs)),
                 operator.builtinOptions if operator.builtinOptions is not None else operator.builtinOptions2,
                 b"" if custom is None else np.asarray(custom, np.uint8).tobytes(),
             )
         )
-    inputs, outputs = (tuple(tensors[index] for index in _list(ends)) for ends in (graph.inputs, graph.outputs))
+    inputs, outputs = (tuple(tensors[index] for index in int_list(ends)) for ends in (graph.inputs, graph.outputs))
     return Subgraph(inputs, outputs, tuple(operators))
 
 
-def _list(values: Any) -> list[int]:
+def int_list(values: Any) -> list[int]:
+    """Return a vector of the file as a list; None is empty."""
     return [] if values is None else [int(value) for value in values]
 
 
-def _text(value: bytes | str | None) -> str:
+def text_of(value: bytes | str | None) -> str:
+    """Return a string of the file as text."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")
 
 
-def _read_tensor(model: Any, tensor: Any, index: int) -> Tensor:
+def read_tensor(model: Any, tensor: Any, index: int) -> Tensor:
+    """Return a tensor of a file's graph."""
     kind = _type_names()[int(tensor.type)]
-    shape, name = tuple(_list(tensor.shape)), _text(tensor.name)
+    shape, name = tuple(int_list(tensor.shape)), text_of(tensor.name)
     dtype = {"INT4": "int8", "INT2": "int8", "UINT4": "uint8"}.get(kind, kind.lower())
     raw = model.buffers[tensor.buffer].data
     data = None
@@ -264,7 +267,7 @@ def _dense(values: Array, shape: tuple[int, ...], sparsity: Any) -> Array:
     Its axes are traversed in the order of `traversalOrder`; those behind the tensor's own are blocks of the axes in
     `blockMap`. A dense axis counts; a CSR axis lists the indices that have values.
     """
-    order, blocks = _list(sparsity.traversalOrder), _list(sparsity.blockMap)
+    order, blocks = int_list(sparsity.traversalOrder), int_list(sparsity.blockMap)
     coordinates = np.zeros((1, 0), np.int64)  # of the parts that have values, an axis after the other
     for axis in sparsity.dimMetadata:
         if int(axis.format) == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,21 @@ from tvmflow.ir.tvm_compat import type_of
 from tvmflow.support.errors import TvmflowError, UnsupportedOperatorError, last_line
 
 
-def import_tflite(model: Subgraph) -> Any:
+def import_tflite(model: Subgraph, fixed: Mapping[int, Any] | None = None) -> Any:
     """Return an IRModule whose `main` takes and returns the tensors of a graph of known operators, quantized ones as
     integers. Raises UnsupportedOperatorError for a use of an operator that is not imported.
+
+    fixed: the inputs that are constants, by the numbers of their tensors.
     """
-    names = _unique_names(model.inputs)
-    graph = Graph({name: TensorKind(t.shape, t.dtype) for name, t in zip(names, model.inputs, strict=True)})
+    constants = dict(fixed or {})
+    inputs = tuple(tensor for tensor in model.inputs if tensor.index not in constants)
+    names = _unique_names(inputs)
+    graph = Graph({name: TensorKind(t.shape, t.dtype) for name, t in zip(names, inputs, strict=True)})
     builder = relax.BlockBuilder()
 
     def body(parameters: dict[str, Any]) -> list[Any]:
-        stored: dict[int, Any] = {
-            tensor.index: parameters[name] for name, tensor in zip(names, model.inputs, strict=True)
+        stored: dict[int, Any] = constants | {
+            tensor.index: parameters[name] for name, tensor in zip(names, inputs, strict=True)
         }
         for operator in model.operators:
             _convert(builder, operator, stored)

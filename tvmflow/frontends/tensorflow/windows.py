@@ -63,10 +63,6 @@ def _window_counts(o: Operation) -> Array:
     return grid.reshape(-1)[0] if np.all(grid == grid[0, 0]) else grid[None, :, :, None]
 
 
-def _max_pool(o: Operation) -> Any:
-    return o.activated(_pool(o, _RELAX.nn.max_pool2d, o.value(0)))
-
-
 def _l2_pool(o: Operation) -> Any:
     x = o.value(0)
     return o.activated(_RELAX.sqrt(_pool(o, _RELAX.nn.avg_pool2d, o.emit(_RELAX.multiply(x, x)))))
@@ -133,10 +129,6 @@ def _softmax(o: Operation) -> Any:
     if beta not in (0.0, 1.0):
         x = o.emit(_RELAX.multiply(x, o.number(beta)))
     return _RELAX.nn.softmax(x, axis=-1)
-
-
-def _log_softmax(o: Operation) -> Any:
-    return _RELAX.nn.log_softmax(o.value(0), axis=-1)
 
 
 def _l2_normalization(o: Operation) -> Any:
@@ -258,8 +250,8 @@ WINDOWS: dict[str, Convert] = {
     "L2_NORMALIZATION": _l2_normalization,
     "L2_POOL_2D": _l2_pool,
     "LOCAL_RESPONSE_NORMALIZATION": _local_response,
-    "LOG_SOFTMAX": _log_softmax,
-    "MAX_POOL_2D": _max_pool,
+    "LOG_SOFTMAX": lambda o: _RELAX.nn.log_softmax(o.value(0), axis=-1),
+    "MAX_POOL_2D": lambda o: o.activated(_pool(o, _RELAX.nn.max_pool2d, o.value(0))),
     "MEAN": _mean,
     "REAL": _part(0),
     "REDUCE_ALL": _reduction_of_flags(_RELAX.min),

@@ -4,86 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from tvmflow.ir.relax.graph import Step
+from tvmflow.ir.relax.graph import Step, operators_named
 
-UNARY = frozenset(
-    f"relax.{name}"
-    for name in (
-        "abs",
-        "acos",
-        "acosh",
-        "asin",
-        "asinh",
-        "astype",
-        "atan",
-        "atanh",
-        "bitwise_not",
-        "ceil",
-        "clip",
-        "cos",
-        "cosh",
-        "erf",
-        "exp",
-        "floor",
-        "isfinite",
-        "isinf",
-        "isnan",
-        "log",
-        "logical_not",
-        "negative",
-        "nn.gelu",
-        "nn.gelu_tanh",
-        "nn.leakyrelu",
-        "nn.relu",
-        "nn.selu",
-        "nn.silu",
-        "nn.softplus",
-        "round",
-        "rsqrt",
-        "sigmoid",
-        "sign",
-        "sin",
-        "sinh",
-        "sqrt",
-        "square",
-        "tan",
-        "tanh",
-        "trunc",
-    )
+UNARY = operators_named(
+    """
+    abs acos acosh asin asinh astype atan atanh bitwise_not ceil clip cos cosh erf exp floor isfinite isinf isnan
+    log logical_not negative nn.gelu nn.gelu_tanh nn.leakyrelu nn.relu nn.selu nn.silu nn.softplus round rsqrt
+    sigmoid sign sin sinh sqrt square tan tanh trunc
+    """
 )
 """Operators of one tensor; their other arguments are numbers and types."""
 
-BROADCASTING = frozenset(
-    f"relax.{name}"
-    for name in (
-        "add",
-        "atan2",
-        "bitwise_and",
-        "bitwise_or",
-        "bitwise_xor",
-        "divide",
-        "equal",
-        "floor_divide",
-        "floor_mod",
-        "greater",
-        "greater_equal",
-        "left_shift",
-        "less",
-        "less_equal",
-        "log_add_exp",
-        "logical_and",
-        "logical_or",
-        "logical_xor",
-        "maximum",
-        "minimum",
-        "mod",
-        "multiply",
-        "not_equal",
-        "power",
-        "right_shift",
-        "subtract",
-        "where",
-    )
+BROADCASTING = operators_named(
+    """
+    add atan2 bitwise_and bitwise_or bitwise_xor divide equal floor_divide floor_mod greater greater_equal
+    left_shift less less_equal log_add_exp logical_and logical_or logical_xor maximum minimum mod multiply
+    not_equal power right_shift subtract where
+    """
 )
 """Operators of several tensors that are broadcast to one shape."""
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from tvmflow.ir.relax.graph import Argument, Array, Graph, Other, Ref, Step
+from tvmflow.ir.relax.graph import Argument, Array, Graph, Other, Ref, Step, operators_named
 from tvmflow.ir.relax.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer, Network
 from tvmflow.ir.relax.scales import Scale
 from tvmflow.ir.tvm_compat import Expr, type_arguments
@@ -28,32 +28,11 @@ class Quantized:
 
 
 # Operators that compute each element from the same element of their operands.
-_POINTWISE = frozenset(
-    f"relax.{name}"
-    for name in (
-        "add",
-        "subtract",
-        "multiply",
-        "divide",
-        "maximum",
-        "minimum",
-        "clip",
-        "abs",
-        "exp",
-        "log",
-        "negative",
-        "sigmoid",
-        "tanh",
-        "erf",
-        "greater",
-        "less",
-        "where",
-        "nn.relu",
-        "nn.leakyrelu",
-        "nn.silu",
-        "nn.gelu",
-        "nn.gelu_tanh",
-    )
+_POINTWISE = operators_named(
+    """
+    add subtract multiply divide maximum minimum clip abs exp log negative sigmoid tanh erf greater less where
+    nn.relu nn.leakyrelu nn.silu nn.gelu nn.gelu_tanh
+    """
 )
 
 

@@ -20,6 +20,11 @@ Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
 
 
+def operators_named(names: str) -> frozenset[str]:
+    """Return the operators of Relax with these names, which are separated by white space."""
+    return frozenset(f"relax.{name}" for name in names.split())
+
+
 @dataclass(frozen=True)
 class Ref:
     """A reference to the value of an earlier step or of an input."""
@@ -69,6 +74,12 @@ def _refs(arguments: tuple[Argument, ...]) -> Iterator[str]:
             yield argument.name
         elif isinstance(argument, tuple):
             yield from _refs(argument)
+
+
+def axes_of_permutation(step: Step) -> list[int]:
+    """Return the axes of a permute_dims, empty for the reverse order."""
+    axes = step.call.attrs.axes
+    return [int(axis) for axis in axes] if axes is not None else []
 
 
 def is_concat(step: Step, axis: int | None = None) -> bool:

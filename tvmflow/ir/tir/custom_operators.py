@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import tvm
+from tvm import tirx
+from tvm.ir import _ffi_api
+
 from tvmflow.ir.tvm_compat import dtype_of, register_intrin_lowering
 
 
 def register_operator(name: str, meaning: str, inputs: int, lower: Callable[[Any], Any]) -> None:
     """Register a pure operator with TVM once in this process. lower: call, scalar or vector -> expression."""
-    import tvm
-    from tvm import tirx
-    from tvm.ir import _ffi_api
-
     if name in _ffi_api.ListOpNames():
         return
     _ffi_api.RegisterOp(name, meaning)
@@ -26,8 +26,6 @@ def register_operator(name: str, meaning: str, inputs: int, lower: Callable[[Any
 
 def halves_of(value: Any) -> tuple[Any, Any]:
     """Return the lower and the upper half of a vector."""
-    from tvm import tirx
-
     dtype, _, lanes = dtype_of(value).partition("x")
     half = f"{dtype}x{int(lanes) // 2}"
     return tirx.vectorlow(half, value), tirx.vectorhigh(half, value)

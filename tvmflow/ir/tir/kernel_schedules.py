@@ -20,8 +20,11 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True)
-class BestSchedule:
-    """The best schedule of a workload, as its tuning record describes it. calls: of the workload in a run."""
+class MeasuredSchedule:
+    """A schedule of a workload, measured on a device kind. seconds: one mean per repeat; empty unless status is ok.
+
+    trace: the schedule as TVM's trace JSON.
+    """
 
     workload: str
     name: str
@@ -32,6 +35,12 @@ class BestSchedule:
     status: str
     device_kind: str
     toolchain: dict[str, str]
+
+
+@dataclass(frozen=True)
+class BestSchedule(MeasuredSchedule):
+    """The best schedule of a workload, as its tuning record describes it. calls: of the workload in a run."""
+
     flops: float
     extents: tuple[int, ...]
     calls: int

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from tvm import te, tirx
+from tvm_ffi import get_global_func
 
 from tvmflow.ir.tvm_compat import Call
 
@@ -22,8 +23,6 @@ _PURE = 1  # TVM's CallEffectKind
 @cache
 def register() -> None:
     """Register the operators with TVM in this process."""
-    from tvm_ffi import get_global_func
-
     register_operator, set_attribute = get_global_func("ir.RegisterOp"), get_global_func("ir.RegisterOpAttr")
     for name in (WORD, DOT):
         register_operator(name, "see tvmflow.ir.tir.packed_words")

@@ -18,8 +18,8 @@ from tvm import relax
 
 from tvmflow.ir.relax.elementwise import BROADCASTING, UNARY
 from tvmflow.ir.relax.emit import constant, rebuild_call
-from tvmflow.ir.relax.graph import Argument, Array, Graph, Ref, Step, is_concat, read_graph
-from tvmflow.ir.tvm_compat import Expr, IRModule
+from tvmflow.ir.relax.graph import Argument, Array, Graph, Ref, Step, axes_of_permutation, is_concat, read_graph
+from tvmflow.ir.tvm_compat import IRModule
 from tvmflow.passes.layout.layout_rewriter import LayoutRewriter
 
 _TO_FIRST, _TO_LAST = [0, 3, 1, 2], [0, 2, 3, 1]
@@ -39,14 +39,9 @@ class ChannelsFirst:
 
 def _is_channels_last(step: Step) -> bool:
     if step.op == "relax.permute_dims":
-        return _axes(step) in (_TO_FIRST, _TO_LAST)
+        return axes_of_permutation(step) in (_TO_FIRST, _TO_LAST)
     layout = getattr(step.call.attrs, "data_layout", None) if step.op == "relax.nn.conv2d" else None
     return str(layout) == "NHWC"
-
-
-def _axes(step: Step) -> list[int]:
-    axes = step.call.attrs.axes
-    return [int(a) for a in axes] if axes is not None else []
 
 
 class _Rewriter(LayoutRewriter):
@@ -54,30 +49,27 @@ class _Rewriter(LayoutRewriter):
         super().__init__(graph)
         self.first: dict[str, Any] = {}
 
-    def _emit(self, expression: Expr, name: str) -> Any:
-        return self.builder.emit(expression, name)
-
     def _get_plain(self, name: str) -> Any:
         if name not in self.plain:
-            self.plain[name] = self._emit(relax.op.permute_dims(self.first[name], _TO_LAST), f"{name}_last")
+            self.plain[name] = self.builder.emit(relax.op.permute_dims(self.first[name], _TO_LAST), f"{name}_last")
         return self.plain[name]
 
     def _get_first(self, name: str) -> Any:
         """Return a value in NCHW, transposed on first use."""
         if name not in self.first:
-            self.first[name] = self._emit(relax.op.permute_dims(self.plain[name], _TO_FIRST), f"{name}_first")
+            self.first[name] = self.builder.emit(relax.op.permute_dims(self.plain[name], _TO_FIRST), f"{name}_first")
         return self.first[name]
 
     def _rewrite_step(self, step: Step) -> None:
-        if step.op == "relax.permute_dims" and _axes(step) == _TO_FIRST:
+        if step.op == "relax.permute_dims" and axes_of_permutation(step) == _TO_FIRST:
             self.plain[step.name] = self._get_first(step.refs[0])
             return
-        if step.op == "relax.permute_dims" and _axes(step) == _TO_LAST:
+        if step.op == "relax.permute_dims" and axes_of_permutation(step) == _TO_LAST:
             self.first[step.name] = self._get_plain(step.refs[0])
             return
         converted = self._convert(step)
         if converted is not None:
-            result = self._emit(converted(), step.name)
+            result = self.builder.emit(converted(), step.name)
             if len(step.shape) == 4:
                 self.first[step.name] = result
             else:
@@ -91,7 +83,7 @@ class _Rewriter(LayoutRewriter):
             return lambda: self._convert_convolution(step)
         if step.op in ("relax.nn.max_pool2d", "relax.nn.avg_pool2d") and str(step.call.attrs.layout) == "NHWC":
             return lambda: self._convert_pool(step)
-        if not any(self._is_converted(name) for name in step.refs):
+        if not any(name in self.first for name in step.refs):
             return None
         if step.op in UNARY or (step.op in _QUANTIZE and all(_is_scalar(a) for a in step.args[1:])):
             return lambda: rebuild_call(step, self._get_first)
@@ -107,9 +99,6 @@ class _Rewriter(LayoutRewriter):
         if step.op == "relax.reshape" and len(step.shape) == 2 and self._is_pixel(step.refs[0]):
             return lambda: relax.op.reshape(self._get_first(step.refs[0]), step.shape)
         return None
-
-    def _is_converted(self, name: str) -> bool:
-        return name in self.first
 
     def _is_pixel(self, name: str) -> bool:
         return len(self.shapes[name]) == 4 and math.prod(self.shapes[name][1:3]) == 1

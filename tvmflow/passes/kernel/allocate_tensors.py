@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tvm import relax
+
 if TYPE_CHECKING:
     from tvmflow.ir.tvm_compat import IRModule
 
@@ -12,8 +14,6 @@ ALIGNMENT = 64  # bytes: kernels are compiled for buffers aligned to it
 
 def allocate_tensors(mod: IRModule) -> Any:
     """Return an IRModule of kernels whose main allocates their outputs: no dataflow block, no purity, no call_tir."""
-    from tvm import relax
-
     for step in (
         relax.transform.RewriteDataflowReshape(),
         relax.transform.ToNonDataflow(),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm import relax, topi
 
 from tvmflow.ir.relax.emit import constant
 from tvmflow.ir.relax.graph import Ref, Step
@@ -17,40 +17,26 @@ from tvmflow.passes.legalize.batch_matmul import buffer_type, parse_kernel
 AXES = [1, 4]  # the channel axes of packed channels
 NORMS = ("relax.nn.layer_norm", "relax.nn.rms_norm")
 
-_TOTAL = """
-    total_of_lane = T.sblock_alloc_buffer(({N}, {H}, {W}, {L}))
-    total = T.sblock_alloc_buffer(({N}, {H}, {W}))
+_REDUCTION = """
+    {name}_of_lane = T.sblock_alloc_buffer(({N}, {H}, {W}, {L}))
+    {name} = T.sblock_alloc_buffer(({N}, {H}, {W}))
     for n, h, w, l, c in T.grid({N}, {H}, {W}, {L}, {C}):
-        with T.sblock("packed_norm_total_of_lane"):
+        with T.sblock("packed_norm_{name}_of_lane"):
             vn, vh, vw, vl, vc = T.axis.remap("SSSSR", [n, h, w, l, c])
             with T.init():
-                total_of_lane[vn, vh, vw, vl] = T.float32(0)
-            total_of_lane[vn, vh, vw, vl] = total_of_lane[vn, vh, vw, vl] + x[vn, vc, vh, vw, vl]
+                {name}_of_lane[vn, vh, vw, vl] = T.float32(0)
+            {name}_of_lane[vn, vh, vw, vl] = {name}_of_lane[vn, vh, vw, vl] + {value}
     for n, h, w, l in T.grid({N}, {H}, {W}, {L}):
-        with T.sblock("packed_norm_total"):
+        with T.sblock("packed_norm_{name}"):
             vn, vh, vw, vl = T.axis.remap("SSSR", [n, h, w, l])
             with T.init():
-                total[vn, vh, vw] = T.float32(0)
-            total[vn, vh, vw] = total[vn, vh, vw] + total_of_lane[vn, vh, vw, vl] * T.float32({share!r})"""
+                {name}[vn, vh, vw] = T.float32(0)
+            {name}[vn, vh, vw] = {name}[vn, vh, vw] + {name}_of_lane[vn, vh, vw, vl] * T.float32({share!r})"""
 _SOURCE = """
 @T.prim_func(s_tir=True)
 def packed_norm({parameters}, out: {image}) -> None:
-    T.func_attr({{"tirx.noalias": True, "op_pattern": 4}}){total}
-    square_of_lane = T.sblock_alloc_buffer(({N}, {H}, {W}, {L}))
-    square = T.sblock_alloc_buffer(({N}, {H}, {W}))
+    T.func_attr({{"tirx.noalias": True, "op_pattern": 4}}){total}{square}
     factor = T.sblock_alloc_buffer(({N}, {H}, {W}))
-    for n, h, w, l, c in T.grid({N}, {H}, {W}, {L}, {C}):
-        with T.sblock("packed_norm_square_of_lane"):
-            vn, vh, vw, vl, vc = T.axis.remap("SSSSR", [n, h, w, l, c])
-            with T.init():
-                square_of_lane[vn, vh, vw, vl] = T.float32(0)
-            square_of_lane[vn, vh, vw, vl] = square_of_lane[vn, vh, vw, vl] + {value} * {value}
-    for n, h, w, l in T.grid({N}, {H}, {W}, {L}):
-        with T.sblock("packed_norm_square"):
-            vn, vh, vw, vl = T.axis.remap("SSSR", [n, h, w, l])
-            with T.init():
-                square[vn, vh, vw] = T.float32(0)
-            square[vn, vh, vw] = square[vn, vh, vw] + square_of_lane[vn, vh, vw, vl] * T.float32({share!r})
     for n, h, w in T.grid({N}, {H}, {W}):
         with T.sblock("packed_norm_factor"):
             vn, vh, vw = T.axis.remap("SSS", [n, h, w])
@@ -81,8 +67,6 @@ def pack_norm(step: Step, packed: IRModule, block: int, axis: int = -1) -> Calla
 
 def _legalize_rms_norm(builder: Any, call: Call) -> Any:
     """Lower an RMS norm over any axes; TVM's own lowering requires the last axes."""
-    from tvm import topi
-
     rank = len(shape_of(call))
     axes = sorted(int(axis) % rank for axis in call.attrs.axes)
     count = math.prod(shape_of(call)[axis] for axis in axes)
@@ -102,11 +86,10 @@ def _legalize_rms_norm(builder: Any, call: Call) -> Any:
 def legalize_norm(builder: Any, call: Call) -> Any:
     """Lower layer_norm and rms_norm: on packed channels to one kernel, otherwise as TVM does."""
     attrs, shape = call.attrs, shape_of(call)
+    centered = str(call.op.name) == NORMS[0]
     if len(shape) != 5 or [int(axis) for axis in attrs.axes] != AXES or str(type_of(call).dtype) != "float32":
-        centered = str(call.op.name) == NORMS[0]
         return call.op.get_attr("FLegalize")(builder, call) if centered else _legalize_rms_norm(builder, call)
     batch, blocks, height, width, lanes = shape
-    centered = str(call.op.name) == NORMS[0]
     image, weight = buffer_type(shape, "float32"), buffer_type((blocks, lanes), "float32")
     sizes = {
         "N": batch,
@@ -117,6 +100,7 @@ def legalize_norm(builder: Any, call: Call) -> Any:
         "share": 1.0 / (blocks * lanes),
         "epsilon": float(attrs.epsilon),
     }
+    value = "(x[vn, vc, vh, vw, vl] - total[vn, vh, vw])" if centered else "x[vn, vc, vh, vw, vl]"
     parameters = f"x: {image}, scale: {weight}" + (f", shift: {weight}" if centered else "")
     function = parse_kernel(
         _SOURCE,
@@ -124,8 +108,9 @@ def legalize_norm(builder: Any, call: Call) -> Any:
             **sizes,
             "image": image,
             "parameters": parameters,
-            "total": _TOTAL.format(**sizes) if centered else "",
-            "value": "(x[vn, vc, vh, vw, vl] - total[vn, vh, vw])" if centered else "x[vn, vc, vh, vw, vl]",
+            "total": _REDUCTION.format(name="total", value="x[vn, vc, vh, vw, vl]", **sizes) if centered else "",
+            "square": _REDUCTION.format(name="square", value=f"{value} * {value}", **sizes),
+            "value": value,
             "shift": " + shift[vc, vl]" if centered else "",
         },
     )

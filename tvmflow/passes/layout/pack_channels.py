@@ -20,7 +20,7 @@ from tvm import relax
 
 from tvmflow.ir.relax.elementwise import BROADCASTING, DIVISIONS, UNARY, finite_at_zero
 from tvmflow.ir.relax.emit import constant, rebuild_call
-from tvmflow.ir.relax.graph import Argument, Array, Graph, Ref, Step, is_concat, read_graph
+from tvmflow.ir.relax.graph import Argument, Array, Graph, Ref, Step, axes_of_permutation, is_concat, read_graph
 from tvmflow.ir.relax.recurrent import RECURRENT, recurrence_of, recurrent
 from tvmflow.ir.relax.views import keeps_order
 from tvmflow.ir.tvm_compat import IRModule
@@ -113,7 +113,12 @@ class _Packer(PackedValues):
             again = Step(step.name, step.op, self._row_constants(step), step.call, step.shape, step.dtype)
             self.rows[step.name] = self.builder.emit(rebuild_call(again, self.rows.__getitem__), step.name)
             return True
-        if step.op == "relax.permute_dims" and shape[0] == 1 and _axes(step) == [0, 2, 3, 1] and source in self.packed:
+        if (
+            step.op == "relax.permute_dims"
+            and shape[0] == 1
+            and axes_of_permutation(step) == [0, 2, 3, 1]
+            and source in self.packed
+        ):
             self.rows[step.name] = pixels_as_rows(self.builder, self.packed[source])
             return True
         if step.op != "relax.reshape" or shape[-1] != step.shape[-1]:
@@ -359,7 +364,7 @@ class _Packer(PackedValues):
         """Return how to emit a transpose on packed values: one that keeps the order of elements, or one between images
         and rows.
         """
-        source, axes = step.refs[0], _axes(step)
+        source, axes = step.refs[0], axes_of_permutation(step)
         shape = self.shapes[source]
         if source in self.flat and axes == [0, 2, 1]:
             return lambda: pixels_as_rows(self.builder, self.packed[self.flat[source]])
@@ -393,8 +398,3 @@ class _Packer(PackedValues):
             pack_constant(rows_to_image(one, step.shape), self.block, filling) if isinstance(one, np.ndarray) else one
             for one in step.args
         )
-
-
-def _axes(step: Step) -> list[int]:
-    axes = step.call.attrs.axes
-    return [int(axis) for axis in axes] if axes is not None else []

@@ -19,7 +19,7 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmflow.ir.relax.graph import Array, Step
+from tvmflow.ir.relax.graph import Array, Step, operators_named
 from tvmflow.ir.relax.numpy_interpreter import run_step
 from tvmflow.ir.tir.custom_operators import halves_of, register_operator
 from tvmflow.ir.tvm_compat import Call, Expr, IRModule, constant_value, dtype_of, operator_of, reads_of, type_of
@@ -55,32 +55,11 @@ _EXTRA_OPERATORS: dict[str, Callable[..., Array]] = {
     "relax.less": np.less,
     "relax.erf": lambda x: _erf(x).astype(x.dtype),
 }
-_INTERPRETED = frozenset(
-    f"relax.{name}"
-    for name in (
-        "add",
-        "subtract",
-        "multiply",
-        "divide",
-        "maximum",
-        "minimum",
-        "abs",
-        "sign",
-        "floor",
-        "trunc",
-        "round",
-        "sqrt",
-        "exp",
-        "sigmoid",
-        "tanh",
-        "nn.relu",
-        "nn.leakyrelu",
-        "clip",
-        "astype",
-        "left_shift",
-        "right_shift",
-        "greater_equal",
-    )
+_INTERPRETED = operators_named(
+    """
+    add subtract multiply divide maximum minimum abs sign floor trunc round sqrt exp sigmoid tanh nn.relu
+    nn.leakyrelu clip astype left_shift right_shift greater_equal
+    """
 )
 
 

@@ -56,7 +56,7 @@ def packed_conv2d(
     dtype, target = out_dtype or str(data.dtype), tvm.target.Target.current()
     top, left, bottom, right = padding
     (sh, sw), (dh, dw) = strides, dilation
-    words = str(weight.dtype) == "int32"
+    words = str(weight.dtype) == "int32" and str(data.dtype) != "int32"
     if words:
         data, filling = words_of_image(data), word_of(filling)
     depthwise = len(weight.shape) == 5 and len(data.shape) == 5

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tvm import te, tirx, topi
 
 from tvmflow.ir.tir.blocks import DILATION
 
@@ -83,8 +84,6 @@ def _combine_linearly(factors: Iterable[float], terms: Sequence[Any]) -> Any:
 
     Terms with factor 0 are omitted: TVM would multiply by 0 to propagate infinities.
     """
-    from tvm import tirx
-
     known = [float(factor) for factor in factors]
     first = known.index(1.0)  # so that all others are fused multiply-adds
     total: Any = terms[first]
@@ -98,8 +97,6 @@ def _combine_linearly(factors: Iterable[float], terms: Sequence[Any]) -> Any:
 
 def _select(choices: Sequence[Any], index: Any) -> Any:
     """Return choices[index] as a chain of conditions on a loop variable; the loop is unrolled."""
-    from tvm import te
-
     return reduce(
         lambda found, at: te.if_then_else(index == at, choices[at], found), range(1, len(choices)), choices[0]
     )
@@ -139,8 +136,6 @@ def _transform_output(table: Matrix, column: Any, term: Callable[[int], Any]) ->
 
 def _multiply_tiles(tile: Any, weight: Any, shape: tuple[int, ...]) -> Any:
     """Return the te.Tensor (alpha, alpha, OC, rows of tiles, columns of tiles, lane) of tiles times weights."""
-    from tvm import te
-
     i, u = te.reduce_axis((0, int(tile.shape[2])), "ic"), te.reduce_axis((0, int(weight.shape[4])), "ic_lane")
     if len(weight.shape) == 6:
         return te.compute(
@@ -166,8 +161,6 @@ def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int, dilation
     (OC, alpha, alpha, IC, b/2, b, 2); padding: top, left, bottom, right. Transforms and sums are float32. dilation: of
     rows and columns; the pixels of a tile have this distance, so that tiles of different phases are interleaved.
     """
-    from tvm import te, topi
-
     from tvmflow.passes.legalize.bfloat16 import cast_float32
 
     a, b, _ = transform_matrices(m)

@@ -103,12 +103,12 @@ function historyTable(cell, open) {
   const make = () => {
     const lines = cell.history.map((row, at) => [
       row.when, row.tvm, [row.device, h("small", null, row.unit)], [row.latency, h("small", null, rangeText(row)), row.badges ? h("small", {class: "warn"}, row.badges) : ""], beforeOf(cell.history, at) ? ratioText(ratioOf(beforeOf(cell.history, at), row)) : "–", row.accuracy, code(row.library),
-      [versionLink(cell, row), roles(row)], runLink(row), at ? row.changed.map((line) => h("div", null, line)) : "the first",
+      [versionLink(cell, row), roles(row)], runLink(row), at ? row.changed.map((line) => h("div", null, line)) : cell.measured > cell.history.length ? "–" : "the first",
     ]);
     const trail = cell.releases.map((entry) => h("li", null, `${entry.when} ${entry.what}: version ${entry.version}, before ${entry.before ?? "none"}; ${entry.why}`));
     return [table(columns, lines, "not in MLflow"), trail.length ? h("ul", {class: "note"}, trail) : null];
   };
-  return folded([code(nameOf(cell)), `: ${cell.history.length} measurement${cell.history.length === 1 ? "" : "s"}`], make, open && cell.history.length > 1);
+  return folded([code(nameOf(cell)), `: ${cell.measured} measurement${cell.measured === 1 ? "" : "s"}${cell.measured > cell.history.length ? `, the newest here; all: tvmflow history ${nameOf(cell)}` : ""}`], make, open && cell.history.length > 1);
 }
 
 function trendSection(cells, width) {

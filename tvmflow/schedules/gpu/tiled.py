@@ -11,7 +11,8 @@ import itertools
 import math
 from typing import Any
 
-from tvm import s_tir
+from tvm import ir, s_tir
+from tvm_ffi import structural_walk
 
 from tvmflow.ir.tir.blocks import Kernel, axes, block_ref, extents, region_buffer
 from tvmflow.schedules.gpu.shared_reduction import share_sums, threads_to_try
@@ -267,9 +268,6 @@ def reorder_reduction_first(schedule: Any, block: Any) -> tuple[list[Any], list[
 
 
 def _uses(value: Any, variable: Any) -> bool:
-    from tvm import ir
-    from tvm_ffi import structural_walk
-
     found: list[Any] = []
     structural_walk(value, ((ir.Var, lambda one: found.append(one)),))
     return any(one.same_as(variable) for one in found)

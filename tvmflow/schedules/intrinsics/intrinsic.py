@@ -13,6 +13,8 @@ from dataclasses import astuple, dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
+from tvm.s_tir import TensorIntrin
+
 from tvmflow.ir.tir.blocks import IMPORTED_LLVM, extents
 from tvmflow.ir.tir.tvm_script import parsed
 from tvmflow.schedules.template import Knobs, decompose_init
@@ -128,8 +130,6 @@ class Intrinsic:
 
 def _register(name: str, operands: dict[str, Operand], meaning: str, instructions: str) -> None:
     """Register a tensor intrinsic with TVM; C is written, and read unless it is the only operand."""
-    from tvm.s_tir import TensorIntrin
-
     *read, sums = (f"{key}[{', '.join(f'0:{size}' for size in one.shape)}]" for key, one in operands.items())
     names = dict.fromkeys(re.findall("[a-z]+", " ".join(operand.strides for operand in operands.values())))
     parts = [

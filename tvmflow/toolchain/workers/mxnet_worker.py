@@ -4,19 +4,13 @@ mxnet_worker.py export NETWORK SEED|pretrained HEIGHT FOLDER    write FOLDER/mod
 mxnet_worker.py SYMBOL PARAMS DATA_NAME                         serve requests on standard input
 """
 
-import ctypes
-import io
-import json
 import os
 import sys
-import time
 
-ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # killed with its parent
-replies = os.dup(1)
-os.dup2(2, 1)  # MXNet prints to standard output
+import serving  # first: it redirects what MXNet prints
 
-import mxnet as mx  # noqa: E402
-import numpy as np  # noqa: E402
+import mxnet as mx  # isort: skip
+import numpy as np
 
 
 def export(network, source, size, folder):
@@ -103,14 +97,6 @@ class Model:
         data = mx.nd.array(x)
         self.ways[way] = lambda: block(data)
 
-    def time_runs(self, way, count):
-        run, times = self.ways[way], []
-        for _ in range(count):
-            started = time.perf_counter()
-            run().wait_to_read()
-            times.append(time.perf_counter() - started)
-        return np.array(times)
-
     def reply(self, head, x):
         request = head["request"]
         if request == "run":
@@ -121,45 +107,15 @@ class Model:
         if request == "outputs":
             return [("output", self.ways[head["way"]]().asnumpy())]
         if request == "time":
-            return [("times_s", self.time_runs(head["way"], head["count"]))]
+            run = self.ways[head["way"]]
+            return [("times_s", serving.time_runs(lambda: run().wait_to_read(), head["count"]))]
         internals = self.symbol.get_internals()
         names = [n for n in internals.list_outputs() if n.endswith("_output") or n.endswith("_output0")]
         group = mx.sym.Group([internals[n] for n in names])
         return list(zip(names, self.run(x, group)))
 
 
-def send(head, bodies=()):
-    os.write(replies, json.dumps(head).encode() + b"\n")
-    for body in bodies:
-        view = memoryview(body)
-        while view:
-            view = view[os.write(replies, view) :]
-
-
-def serve(symbol, params, data_name):
-    model = None
-    while True:
-        line = sys.stdin.buffer.readline()
-        if not line:
-            return
-        head = json.loads(line)
-        body = sys.stdin.buffer.read(head["bytes"])
-        try:
-            model = model or Model(symbol, params, data_name)
-            x = np.load(io.BytesIO(body), allow_pickle=False) if body else None
-            arrays = model.reply(head, x)
-        except Exception as error:
-            send({"error": (str(error).strip().splitlines() or [type(error).__name__])[-1][:400]})
-            continue
-        bodies = []
-        for _, array in arrays:
-            buffer = io.BytesIO()
-            np.save(buffer, array, allow_pickle=False)
-            bodies.append(buffer.getvalue())
-        send({"arrays": [[name, len(body)] for (name, _), body in zip(arrays, bodies)]}, bodies)
-
-
 if sys.argv[1] == "export":
     export(*sys.argv[2:6])
 else:
-    serve(*sys.argv[1:4])
+    serving.serve(lambda: Model(*sys.argv[1:4]))

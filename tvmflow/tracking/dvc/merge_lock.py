@@ -18,7 +18,16 @@ import yaml
 from tvmflow.support.files import write_atomic
 
 DRIVER = "tvmflow"
-ATTRIBUTES = f"dvc.lock merge={DRIVER}\n"  # in every folder
+KEEP_DRIVER = f"{DRIVER}-written"  # files that the next command writes anew
+ATTRIBUTES = "".join(
+    f"{files} merge={driver}\n"
+    for files, driver in (
+        ("pipelines/cells.json", KEEP_DRIVER),
+        ("pipelines/*/dvc.yaml", KEEP_DRIVER),
+        ("pipelines/_settings/*.json", KEEP_DRIVER),
+        ("dvc.lock", DRIVER),  # in every folder
+    )
+)
 Lock = dict[str, Any]
 
 
@@ -29,8 +38,8 @@ def merge(base: Lock, ours: Lock, theirs: Lock) -> tuple[Lock, list[str]]:
     conflicts = []
     for cell in dict.fromkeys(cell for side in sides for cell in side):
         before, here, there = (side.get(cell) for side in sides)
-        if here not in (before, there) and there != before:
-            conflicts.append(cell)
+        if here not in (before, there) and there != before and any("@" in name for name in here or there or {}):
+            conflicts.append(cell)  # stages of no cell follow from params.yaml
         merged |= (there if here == before else here) or {}
     head = {key: value for key, value in (theirs | ours).items() if key != "stages"}
     return head | {"stages": merged}, conflicts
@@ -46,12 +55,17 @@ def _by_cell(lock: Lock) -> dict[str, Lock]:
 def install(root: Path) -> None:
     """Register the merge driver in a workspace's repository, and list the files in .gitattributes."""
     command = f'"{sys.executable}" -m tvmflow.tracking.dvc.merge_lock %O %A %B'
-    for key, value in (("name", "dvc.lock, cell by cell"), ("driver", command)):
-        subprocess.run(["git", "config", f"merge.{DRIVER}.{key}", value], cwd=root, check=False, capture_output=True)
+    for driver, name, value in (
+        (DRIVER, "dvc.lock, cell by cell", command),
+        (KEEP_DRIVER, "files that tvmflow writes from params.yaml", "true"),  # ours stays until they are written anew
+    ):
+        for key, text in (("name", name), ("driver", value)):
+            subprocess.run(["git", "config", f"merge.{driver}.{key}", text], cwd=root, check=False, capture_output=True)
     path = root / ".gitattributes"
     known = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if f"merge={DRIVER}" not in known:
-        write_atomic(path, known + ATTRIBUTES)
+    missing = [line for line in ATTRIBUTES.splitlines() if line not in known.splitlines()]
+    if missing:
+        write_atomic(path, known + "\n".join(missing) + "\n")
 
 
 def main(arguments: list[str]) -> int:

@@ -6,10 +6,12 @@ A stage that DVC itself runs (`dvc repro`) never calls DVC: DVC_STAGE is set the
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from filelock import FileLock
@@ -21,18 +23,18 @@ from tvmflow.support.errors import StoreError
 from tvmflow.support.files import describe_file, digest_of, sha256_of, write_atomic
 from tvmflow.support.paths import CODE_ROOT
 from tvmflow.support.telemetry import PRIVACY
-from tvmflow.tracking.dvc import merge_lock, offline_plots, unlisted
+from tvmflow.tracking.dvc import merge_lock, offline_plots, pipelines, unlisted
 
 DEFAULT_REMOTE = "dvc_storage"
 
 
 def run_dvc(workspace: Workspace, *arguments: str) -> str:
     """Run one DVC command in the workspace. Returns its output; raises StoreError with its complaint."""
-    return _run(workspace, ["dvc", *arguments], f"dvc {' '.join(arguments)}")
+    return _run(workspace, ["dvc", *arguments], f"'dvc {' '.join(arguments)}'")
 
 
-def _run(workspace: Workspace, module: list[str], command: str) -> str:
-    """Run a module that calls DVC. command: the equivalent command for error messages."""
+def _run(workspace: Workspace, module: list[str], what: str, request: str = "") -> str:
+    """Run a module that calls DVC. what: its name in errors; request: its standard input."""
     lock = workspace.artifacts / ".locks" / "dvc.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     search = os.pathsep.join(filter(None, (str(CODE_ROOT), os.environ.get("PYTHONPATH"))))
@@ -44,15 +46,19 @@ def _run(workspace: Workspace, module: list[str], command: str) -> str:
             text=True,
             check=False,
             env={**os.environ, **PRIVACY, "PYTHONPATH": search},
-            stdin=subprocess.DEVNULL,
+            input=request,
         )
     if completed.returncode:
         lines = [line for line in f"{completed.stderr}\n{completed.stdout}".splitlines() if line.strip()]
-        raise StoreError(
-            f"'{command}' failed: {' '.join(lines)[-500:]}",
-            hint="run it by hand for details; restore a damaged dvc.lock, dvc.yaml or .dvc/config with 'git checkout'",
-        )
+        raise _error(f"{what} failed: {' '.join(lines)[-500:]}")
     return completed.stdout
+
+
+def _error(found: str) -> StoreError:
+    return StoreError(
+        found,
+        hint="run 'dvc status' for details; restore a damaged dvc.lock, dvc.yaml or .dvc/config with 'git checkout'",
+    )
 
 
 def is_initialized(workspace: Workspace) -> bool:
@@ -83,11 +89,17 @@ def initialize(workspace: Workspace) -> None:
         merge_lock.install(workspace.root)
 
 
-def commit(workspace: Workspace, stages: list[str], push: bool) -> None:
-    """Record the folders of these DVC stages in dvc.lock, and copy them to the default remote."""
-    names = " ".join(stages)
-    command = f"dvc commit --force {names}" + (f" && dvc push {names}" if push else "")
-    _run(workspace, ["tvmflow.tracking.dvc.commit", *(["--push"] if push else []), *stages], command)
+def commit(
+    workspace: Workspace, cells: Mapping[str, Sequence[str]], push: bool, also: Sequence[str] = ()
+) -> dict[str, StoreError]:
+    """Record the DVC stages of cells in dvc.lock files, and copy their outputs to the default remote.
+
+    also: stages that follow from them. Returns cell -> why it was not recorded or pushed; the others were. Raises
+    StoreError if nothing could be.
+    """
+    request = json.dumps({"cells": {cell: list(stages) for cell, stages in cells.items()}, "also": also, "push": push})
+    failed = json.loads(_run(workspace, ["tvmflow.tracking.dvc.commit"], "recording with DVC", request))
+    return {cell: _error(f"recording with DVC failed: {reason[-500:]}") for cell, reason in failed.items()}
 
 
 def _published_path(workspace: Workspace, cell: Cell) -> Path:
@@ -100,7 +112,7 @@ def _state_of(workspace: Workspace, cell: Cell) -> str:
     for stage in STAGE_NAMES:
         with contextlib.suppress(StoreError):
             records[stage] = read_record(workspace.folder(stage, cell) / RECORD_NAME).digest()
-    return digest_of({**records, "dvc": unlisted.stage_name(workspace, "", cell)})
+    return digest_of({**records, "dvc": pipelines.stage_name(workspace, "", cell)})
 
 
 def is_published(workspace: Workspace, cell: Cell) -> bool:
@@ -109,7 +121,7 @@ def is_published(workspace: Workspace, cell: Cell) -> bool:
         return True
     try:
         known = _published_path(workspace, cell).read_text(encoding="utf-8")
-        lock = unlisted.lock_path(workspace, cell).read_text(encoding="utf-8")
+        lock = pipelines.lock_path(workspace, cell).read_text(encoding="utf-8")
     except (OSError, ValueError):
         return False
     measured = workspace.folder("evaluate", cell) / RECORD_NAME
@@ -117,22 +129,26 @@ def is_published(workspace: Workspace, cell: Cell) -> bool:
     return is_locked and known == _state_of(workspace, cell)
 
 
-def publish(workspace: Workspace, cells: list[Cell], stages: tuple[str, ...]) -> list[str]:
-    """Record the folders of the cells with DVC. Returns the names of the DVC stages."""
+def publish(workspace: Workspace, cells: list[Cell], stages: tuple[str, ...]) -> dict[Cell, StoreError]:
+    """Record the folders of the cells with DVC. Returns cell -> why it was not recorded; the others were."""
     if not is_initialized(workspace) or is_inside_repro():
-        return []
-    unlisted.keep(workspace, cells)
-    names = [
-        unlisted.stage_name(workspace, stage, cell)
+        return {}
+    unlisted.keep(workspace, [cell for cell in cells if not pipelines.model_file(workspace, cell.model).is_file()])
+    names = {
+        str(cell): [
+            pipelines.stage_name(workspace, stage, cell) for stage in stages if workspace.folder(stage, cell).exists()
+        ]
         for cell in cells
-        for stage in stages
-        if workspace.folder(stage, cell).exists()
-    ]
+    }
+    names = {cell: made for cell, made in names.items() if made}
+    failed: dict[str, StoreError] = {}
     if names:
-        commit(workspace, names, workspace.params.flows.push_to_remote)
+        above = pipelines.stages_above(workspace, cells)
+        failed = commit(workspace, names, workspace.params.flows.push_to_remote, above)
     for cell in cells:
-        write_atomic(_published_path(workspace, cell), _state_of(workspace, cell))
-    return names
+        if str(cell) not in failed:
+            write_atomic(_published_path(workspace, cell), _state_of(workspace, cell))
+    return {cell: failed[str(cell)] for cell in cells if str(cell) in failed}
 
 
 def cache_roots(workspace: Workspace) -> list[Path]:

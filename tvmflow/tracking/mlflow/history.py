@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +13,8 @@ from tvmflow.evaluation.regression import change_between, comparable_before
 from tvmflow.pipeline.recipe_key import changed_parts
 from tvmflow.support.errors import StoreError, first_line
 from tvmflow.tracking.mlflow.links import run_url
-from tvmflow.tracking.mlflow.registry import all_aliases, registry_name
+from tvmflow.tracking.mlflow.registry import Versions, all_aliases, registry_name, versions_by_digests
+from tvmflow.tracking.mlflow.sqlite_reads import is_readable, measured_runs, read_aliases, read_versions
 from tvmflow.tracking.mlflow.store import REBUILD, open_mlflow, pages
 
 _OF_DEVICE = ("unit", "build")  # what differs between devices of one kind
@@ -20,15 +22,26 @@ _OF_DEVICE = ("unit", "build")  # what differs between devices of one kind
 
 def all_measurements(workspace: Workspace) -> dict[str, list[dict[str, Any]]]:
     """Return cell -> its measurements, oldest first."""
+    return newest_measurements(workspace, None)[0]
+
+
+def newest_measurements(
+    workspace: Workspace, last: int | None
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, int]]:
+    """Return cell -> its newest measurements and those of released libraries, oldest first, and cell -> their number.
+
+    last: as many of each cell; None: all.
+    """
+    rows, counts = _rows(workspace, None, last)
     by_cell: dict[str, list[dict[str, Any]]] = {}
-    for row in _rows(workspace, ""):
+    for row in rows:
         by_cell.setdefault(row["cell"], []).append(row)
-    return by_cell
+    return by_cell, counts
 
 
 def measurements(workspace: Workspace, cell: Cell) -> list[dict[str, Any]]:
     """Return the measurements of one cell, oldest first."""
-    return _rows(workspace, f" and tags.cell = '{cell}'")
+    return _rows(workspace, cell, None)[0]
 
 
 def champion_accuracy(workspace: Workspace, run_id: str) -> float | None:
@@ -44,21 +57,12 @@ def champion_accuracy(workspace: Workspace, run_id: str) -> float | None:
     return None if value is None else float(value)
 
 
-def _rows(workspace: Workspace, where: str) -> list[dict[str, Any]]:
-    client = open_mlflow(workspace)
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    aliases = all_aliases(workspace)
-    versions: dict[tuple[str, str, str], str] = {}
-    for name in aliases:
-        for version in client.search_model_versions(f"name = '{name}'"):
-            digests = (version.tags.get("library_sha256", ""), version.tags.get("network_sha256", ""))
-            versions[name, *digests] = str(version.version)
-    runs = pages(client, experiments, f"tags.`tvmflow.kind` = 'measurement'{where}") if experiments else []
-    complete = [run for run in runs if run.data.tags.get("tvmflow.complete") == "true"]
+def _rows(workspace: Workspace, only: Cell | None, last: int | None) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    runs, counts, aliases, versions = _read(workspace, only, last)
     before: dict[str, Any] = {}
     by_cell: dict[str, list[dict[str, Any]]] = {}
     rows = []
-    for run in sorted(complete, key=lambda run: run.info.start_time):
+    for run in runs:
         cell = run.data.tags["cell"]
         row = _row(run, aliases, versions) | {"changed": changes(before.get(cell), run.data)}
         earlier = by_cell.setdefault(cell, [])
@@ -72,10 +76,33 @@ def _rows(workspace: Workspace, where: str) -> list[dict[str, Any]]:
         before[cell] = run.data
         earlier.append(row)
         rows.append(row)
-    return rows
+    return rows, counts
 
 
-def _row(run: Any, aliases: dict[str, dict[str, str]], versions: dict[tuple[str, str, str], str]) -> dict[str, Any]:
+def _read(
+    workspace: Workspace, only: Cell | None, last: int | None
+) -> tuple[list[Any], dict[str, int], dict[str, dict[str, str]], Versions]:
+    """Return the finished measurements, oldest first, their number by cell, aliases, and versions by digests."""
+    if is_readable(workspace):
+        aliases, versions = read_aliases(workspace), read_versions(workspace)
+        released = {(name, number) for name, of_name in aliases.items() for number in of_name.values()}
+        kept = {sha256 for (name, sha256, _), number in versions.items() if (name, number) in released}
+        runs, counts = measured_runs(workspace, None if only is None else str(only), last, kept)
+        return runs, counts, aliases, versions
+    client = open_mlflow(workspace)
+    named = None if only is None else f"name = '{registry_name(only)}'"
+    registered = pages(client.search_model_versions, named)
+    versions = versions_by_digests((one.name, int(one.version), one.tags) for one in registered)
+    where = "" if only is None else f" and tags.cell = '{only}'"
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    found = pages(client.search_runs, experiments, f"tags.`tvmflow.kind` = 'measurement'{where}") if experiments else []
+    complete = sorted(
+        (run for run in found if run.data.tags.get("tvmflow.complete") == "true"), key=lambda run: run.info.start_time
+    )
+    return complete, dict(Counter(run.data.tags["cell"] for run in complete)), all_aliases(workspace), versions
+
+
+def _row(run: Any, aliases: dict[str, dict[str, str]], versions: Versions) -> dict[str, Any]:
     tags, metrics = run.data.tags, run.data.metrics
     name = registry_name(Cell(model=tags["model"], target=tags["target"], precision=tags["precision"]))
     number = versions.get((name, tags["library.sha256"], tags.get("network.sha256", "")), "")

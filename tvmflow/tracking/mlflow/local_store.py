@@ -52,7 +52,7 @@ class LocalStore:
         """Return digest -> the complete run of a measurement."""
         experiments = [e.experiment_id for e in self.client.search_experiments()]
         where = "tags.`tvmflow.kind` = 'measurement' and tags.`tvmflow.complete` = 'true'"
-        runs = pages(self.client, experiments, where) if experiments else ()
+        runs = pages(self.client.search_runs, experiments, where) if experiments else ()
         return {run.data.tags["tvmflow.measurement"]: LocalRun(self, run) for run in runs}
 
     def changes(self) -> list[dict[str, Any]]:

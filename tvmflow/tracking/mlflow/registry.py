@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from filelock import FileLock
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.tracking.mlflow.address import is_server
-from tvmflow.tracking.mlflow.store import open_mlflow
+from tvmflow.tracking.mlflow.store import open_mlflow, pages
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 SUPERSEDED = "superseded_by"  # the tag of a version whose library has another one
 _MODEL = re.compile(r"\bm-[0-9a-f]{32}\b")
+Versions = dict[tuple[str, str, str], str]  # registry name, sha256 of library.so, of network.so -> version
 STAGES_FOLDER = "stages"  # of a version's files: what its stages made, with their records
 
 
@@ -169,14 +170,8 @@ def all_aliases(workspace: Workspace) -> dict[str, dict[str, str]]:
 
 
 def all_names(client: MlflowClient) -> Iterator[Any]:
-    """Yield all registered models, page by page."""
-    token: str | None = None
-    while True:
-        page = client.search_registered_models(page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
+    """Return all registered models."""
+    return pages(client.search_registered_models)
 
 
 def find_alias(client: MlflowClient, name: str, alias: str) -> Version | None:
@@ -204,6 +199,19 @@ def find_library(client: MlflowClient, name: str, sha256: str, network_sha256: s
     same = [version for version in matches if version.known_network == network_sha256]
     old = [version for version in matches if version.known_network is None]
     return min(same, key=_number) if same else max(old, key=_number, default=None)
+
+
+def versions_by_digests(registered: Iterable[tuple[str, int, Mapping[str, str]]]) -> Versions:
+    """Return the version of each library, as find_library does, from name, number and tags of all versions."""
+    versions: Versions = {}
+    decided = set()
+    for name, number, tags in sorted(registered, key=lambda one: one[1]):
+        library = (name, tags.get("library_sha256", ""), tags.get("network_sha256", ""))
+        if SUPERSEDED not in tags and library not in decided:
+            versions[library] = str(number)
+            if "network_sha256" in tags:
+                decided.add(library)
+    return versions
 
 
 def _number(version: Version) -> int:

@@ -33,6 +33,7 @@ from tvmflow.tracking.mlflow.registry import (
     mlflow_lock,
     registry_name,
 )
+from tvmflow.tracking.mlflow.sqlite_reads import is_readable, read_model_tags
 from tvmflow.tracking.mlflow.store import open_mlflow
 
 if TYPE_CHECKING:
@@ -91,7 +92,19 @@ def rollback(workspace: Workspace, cell: Cell) -> tuple[Version, Version]:
 
 def releases(workspace: Workspace, cell: Cell) -> list[Release]:
     """Return all changes of a cell's champion, oldest first."""
+    if is_readable(workspace):
+        return all_releases(workspace).get(registry_name(cell), [])
     return trail(open_mlflow(workspace), registry_name(cell))
+
+
+def all_releases(workspace: Workspace) -> dict[str, list[Release]]:
+    """Return registry name -> all changes of its champion, oldest first."""
+    if is_readable(workspace):
+        tags = read_model_tags(workspace)
+    else:
+        tags = {model.name: model.tags for model in all_names(open_mlflow(workspace))}
+    changes = {name: _trail(of_name, {}).releases for name, of_name in tags.items()}
+    return {name: of_name for name, of_name in changes.items() if of_name}
 
 
 def change(
@@ -224,7 +237,7 @@ def _line(text: str) -> dict[str, Any] | None:
 
 def trail(client: MlflowClient, name: str) -> list[Release]:
     """Return the changes of a name's champion, oldest first."""
-    return [release for _, release in _read(client, name).kept]
+    return _read(client, name).releases
 
 
 @dataclass(frozen=True)
@@ -234,6 +247,10 @@ class _Trail:
     kept: tuple[tuple[str, Release], ...] = ()
     repeated: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def releases(self) -> list[Release]:
+        return [release for _, release in self.kept]
 
     @property
     def keys(self) -> set[str]:
@@ -249,7 +266,11 @@ def _read(client: MlflowClient, name: str) -> _Trail:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return _Trail()
         raise
-    found = [(key, Release(**json.loads(text))) for key, text in model.tags.items() if key.startswith(_TAG)]
+    return _trail(model.tags, model.aliases)
+
+
+def _trail(tags: Mapping[str, str], aliases: Mapping[str, Any]) -> _Trail:
+    found = [(key, Release(**json.loads(text))) for key, text in tags.items() if key.startswith(_TAG)]
     kept: list[tuple[str, Release]] = []
     repeated = []
     for key, release in sorted(found, key=lambda entry: (entry[1].when, entry[0])):
@@ -257,7 +278,7 @@ def _read(client: MlflowClient, name: str) -> _Trail:
             repeated.append(key)
         else:
             kept.append((key, release))
-    return _Trail(tuple(kept), tuple(repeated), {str(k): str(v) for k, v in model.aliases.items()})
+    return _Trail(tuple(kept), tuple(repeated), {str(k): str(v) for k, v in aliases.items()})
 
 
 def _key(number: int, proof: str) -> str:

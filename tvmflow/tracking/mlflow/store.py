@@ -6,6 +6,7 @@ MLflow takes minutes with a damaged one, and every call is wrapped, because a lo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from tvmflow.config.workspace import Workspace
 from tvmflow.support.errors import DamagedStoreError, StoreAwayError, StoreError, first_line, from_os_error
+from tvmflow.support.files import write_atomic
 from tvmflow.support.telemetry import PRIVACY
 from tvmflow.tracking.mlflow.address import (
     REGISTRY,
@@ -173,12 +175,27 @@ def check_store(workspace: Workspace) -> None:
         tables = {name for (name,) in ask(workspace, "SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and "alembic_version" not in tables:
             raise _damaged_error(workspace, "a database of another program")
+        marker, state = _checked_path(workspace), _state_of(path)
+        if marker.is_file() and marker.read_text(encoding="utf-8") == state:
+            return  # the check reads the whole file: seconds where a team's history is in it
         [(verdict,)] = ask(workspace, "PRAGMA quick_check(1)")
         [(page_bytes,)] = ask(workspace, "PRAGMA page_size")
         if verdict == "ok" and path.stat().st_size % page_bytes:
             verdict = "truncated within a page"
         if verdict != "ok":
             raise _damaged_error(workspace, f"damaged ({' '.join(str(verdict).split())[:100]})")
+        with contextlib.suppress(OSError):  # only saves the next check
+            write_atomic(marker, state)
+
+
+def _checked_path(workspace: Workspace) -> Path:
+    return workspace.artifacts / ".recorded" / "checked-store"
+
+
+def _state_of(path: Path) -> str:
+    """Return what differs when a file was written since."""
+    known = path.stat()
+    return f"{path} {known.st_ino} {known.st_size} {known.st_mtime_ns} {known.st_ctime_ns}"
 
 
 def _exists(workspace: Workspace, path: Path) -> bool:
@@ -235,11 +252,11 @@ def measurement_in_file(workspace: Workspace, digest: str, likely: str = "") -> 
     return str(rows[0][0]) if rows else None
 
 
-def pages(client: Any, experiments: list[str], where: str) -> Iterator[Any]:
-    """Yield all runs that match, page by page."""
+def pages(search: Any, *arguments: Any) -> Iterator[Any]:
+    """Yield all that a search of MLflow's client finds, page by page."""
     token: str | None = None
     while True:
-        page = client.search_runs(experiments, where, max_results=1000, page_token=token)
+        page = search(*arguments, page_token=token)
         yield from page
         token = page.token
         if not token:
@@ -250,7 +267,8 @@ def recorded_digests(client: Any) -> set[str]:
     """Return the digests of all measurements in a store."""
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     where = "tags.`tvmflow.kind` = 'measurement' and tags.`tvmflow.complete` = 'true'"
-    return {run.data.tags["tvmflow.measurement"] for run in pages(client, experiments, where)} if experiments else set()
+    runs = pages(client.search_runs, experiments, where) if experiments else ()
+    return {run.data.tags["tvmflow.measurement"] for run in runs}
 
 
 def experiment_of(workspace: Workspace, run_id: str) -> str:

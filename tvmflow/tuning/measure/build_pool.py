@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import tvm
+
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.schedules.registry import Knobs
 from tvmflow.support.errors import ToolchainError
@@ -181,8 +183,6 @@ class BuildPool:
 
     def _function_file(self, workload: Workload) -> Path:
         """Return the file with a workload's function; write it if it is missing."""
-        import tvm
-
         path = self.folder / f"{workload.key}.json"
         with self._lock:
             if not path.exists():

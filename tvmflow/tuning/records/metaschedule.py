@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tvm
+
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.registry import backend_for
 from tvmflow.codegen.lower import lower
@@ -45,7 +47,6 @@ def export_metaschedule(
     workloads: list[Workload], best: Mapping[str, TuningRecord], backend: Backend, folder: Path
 ) -> int:
     """Write a new MetaSchedule database and return its number of records. Raises StoreError if one already exists."""
-    import tvm
     from tvm.s_tir import meta_schedule as ms
 
     if any((folder / name).exists() for name in FILES):

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tvmflow.ir.tir.kernel_schedules import MeasuredSchedule
 from tvmflow.support.errors import StoreError, first_line, from_os_error
 from tvmflow.tuning.records.format import (
     COMPILE_ERROR,
@@ -47,23 +48,14 @@ _ALIKE = 0.04  # relative difference of times that may be noise
 
 
 @dataclass(frozen=True)
-class TuningRecord:
-    """seconds: one mean per repeat; empty unless status is ok. trace: the schedule as TVM's trace JSON.
+class TuningRecord(MeasuredSchedule):
+    """A measurement of a schedule.
 
     canary_s: time of the device's canary around this measurement, 0 without one. flops: per call, 0 if unknown.
     extents: loop extents of the anchor block, for cost models. error: the compiler's message. unit: the device that
     measured it; build: the version of its system. Both are "" if unknown.
     """
 
-    workload: str
-    name: str
-    template: str
-    knobs: dict[str, int]
-    trace: Any
-    seconds: tuple[float, ...]
-    status: str
-    device_kind: str
-    toolchain: dict[str, str]
     created: str
     canary_s: float = 0.0
     flops: float = 0.0

@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
 from tvmflow.support.progress import TASK_LINE, Progress
 from tvmflow.tuning.search.state import TuneReport, Watch, WorkloadSearch, fastest_kernel
 
@@ -24,8 +28,6 @@ def live_table(progress: Progress) -> Iterator[tuple[Watch | None, Progress]]:
     if not sys.stderr.isatty():
         yield None, progress
         return
-    from rich.console import Console, Group
-    from rich.live import Live
 
     parts: list[Any] = ["", ""]  # the table, and the line below it
 
@@ -80,8 +82,6 @@ def describe_stop(report: TuneReport) -> str:
 
 
 def _table(searches: list[WorkloadSearch], report: TuneReport) -> Table:
-    from rich.table import Table
-
     table = Table(title=f"{report.measured} measured, {report.reused} known, {sum(report.failures.values())} failed")
     fastest = fastest_kernel(searches)
     for name in _COLUMNS:

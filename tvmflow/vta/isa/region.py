@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
+from tvmflow.ir.relax.numpy_convolution import convolve, convolve_transposed, pad_image, sliding_windows
 from tvmflow.support.errors import ProgramError, first_line
 from tvmflow.vta.isa import fields
 from tvmflow.vta.isa.config import VtaConfig
@@ -170,8 +173,6 @@ def run_region(region: Region, values: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _run(operator: Operator, data: list[Array]) -> Array:
-    from tvmflow.ir.relax.numpy_convolution import convolve, pad_image, sliding_windows
-
     if isinstance(operator, Sum):
         parts = [x.astype(np.int32) << np.int32(left) for x, left in zip(data, operator.lefts, strict=True)]
         return operator.tail.apply(np.asarray(np.sum(parts, axis=0, dtype=np.int32)))
@@ -185,8 +186,6 @@ def _run(operator: Operator, data: list[Array]) -> Array:
 
 
 def _transposed(operator: Conv, x: Array) -> Array:
-    from tvmflow.ir.relax.numpy_convolution import convolve_transposed
-
     return convolve_transposed(
         x, operator.weight, operator.strides, operator.padding, operator.output_padding, operator.groups
     )
@@ -226,8 +225,6 @@ MAX_BLOB_BYTES = 1 << 30
 
 def to_blob(kind: str, text: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
     """Return a sha256 and, behind it, a description and arrays in the safetensors format, which cannot carry code."""
-    from safetensors.numpy import save
-
     described = np.frombuffer(json.dumps({"kind": kind, **text}, sort_keys=True).encode(), np.uint8)
     payload = save({"description": described, **{k: np.ascontiguousarray(v) for k, v in arrays.items()}})
     return hashlib.sha256(payload).digest() + bytes(payload)
@@ -235,9 +232,6 @@ def to_blob(kind: str, text: Mapping[str, Any], arrays: Mapping[str, Array]) -> 
 
 def from_blob(blob: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return description and arrays. Raises ProgramError when the bytes are not those that were written."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
     if len(blob) > MAX_BLOB_BYTES or hashlib.sha256(blob[_DIGEST_BYTES:]).digest() != blob[:_DIGEST_BYTES]:
         raise ProgramError(
             "a VTA program or region whose bytes were altered", "the bytes that graph_pack or build wrote"

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import tvm
 
 from tvmflow.ir.tir.tvm_script import parsed
 from tvmflow.support.errors import ProgramError
@@ -22,7 +23,11 @@ Array = np.ndarray[Any, Any]
 
 # dims: out, in, uop_bgn, uop_end, dst_out, dst_in, src_out, src_in, wgt_out, wgt_in, mode
 #   mode of check: 0 GEMM, 1 reset, 2 ALU with a second accumulator, 3 ALU with an immediate
-# fields of a micro-op: shifts and masks are constants of the design.
+# dst, src, wgt: indices that a micro-op and the loops give; shifts and masks are constants of the design.
+_INDEX = (
+    '(T.Cast("int32", (uops[dims[2] + u] >> T.uint32({shift})) & T.uint32({mask}))'
+    " + o * dims[{out}] + i * dims[{inner}])"
+)
 _SOURCE = """
 @T.prim_func(s_tir=True)
 def check(uops: T.Buffer(({uop_depth},), "uint32"), has_uop: T.Buffer(({uop_depth},), "int8"),
@@ -48,17 +53,9 @@ def check(uops: T.Buffer(({uop_depth},), "uint32"), has_uop: T.Buffer(({uop_dept
                             fault[0] = 5
                             fault[1] = at
                         else:
-                            dst: T.let[T.int32] = (
-                                T.Cast("int32", uops[at] & T.uint32({dst_mask})) + o * dims[4] + i * dims[5]
-                            )
-                            src: T.let[T.int32] = (
-                                T.Cast("int32", (uops[at] >> T.uint32({src_shift})) & T.uint32({src_mask}))
-                                + o * dims[6] + i * dims[7]
-                            )
-                            wgt: T.let[T.int32] = (
-                                T.Cast("int32", (uops[at] >> T.uint32({wgt_shift})) & T.uint32({wgt_mask}))
-                                + o * dims[8] + i * dims[9]
-                            )
+                            dst: T.let[T.int32] = {dst}
+                            src: T.let[T.int32] = {src}
+                            wgt: T.let[T.int32] = {wgt}
                             if dst >= {acc_depth}:
                                 fault[0] = 2
                                 fault[1] = dst
@@ -104,17 +101,9 @@ def gemm(uops: T.Buffer(({uop_depth},), "uint32"), inp: T.Buffer(({inp_depth}, {
     for o in range(dims[0]):
         for i in range(dims[1]):
             for u in range(dims[3] - dims[2]):
-                dst: T.let[T.int32] = (
-                    T.Cast("int32", uops[dims[2] + u] & T.uint32({dst_mask})) + o * dims[4] + i * dims[5]
-                )
-                src: T.let[T.int32] = (
-                    T.Cast("int32", (uops[dims[2] + u] >> T.uint32({src_shift})) & T.uint32({src_mask}))
-                    + o * dims[6] + i * dims[7]
-                )
-                w: T.let[T.int32] = (
-                    T.Cast("int32", (uops[dims[2] + u] >> T.uint32({wgt_shift})) & T.uint32({wgt_mask}))
-                    + o * dims[8] + i * dims[9]
-                )
+                dst: T.let[T.int32] = {dst}
+                src: T.let[T.int32] = {src}
+                w: T.let[T.int32] = {wgt}
                 for b in range({batch}):
                     for k in T.unroll({block}):
                         for lane in T.vectorized({block}):
@@ -129,9 +118,7 @@ def reset(uops: T.Buffer(({uop_depth},), "uint32"), acc: T.Buffer(({acc_depth}, 
     for o in range(dims[0]):
         for i in range(dims[1]):
             for u in range(dims[3] - dims[2]):
-                dst: T.let[T.int32] = (
-                    T.Cast("int32", uops[dims[2] + u] & T.uint32({dst_mask})) + o * dims[4] + i * dims[5]
-                )
+                dst: T.let[T.int32] = {dst}
                 for b in range({batch}):
                     for lane in T.vectorized({block}):
                         acc[dst, b, lane] = 0
@@ -144,13 +131,8 @@ def alu_{name}(uops: T.Buffer(({uop_depth},), "uint32"), acc: T.Buffer(({acc_dep
     for o in range(dims[0]):
         for i in range(dims[1]):
             for u in range(dims[3] - dims[2]):
-                dst: T.let[T.int32] = (
-                    T.Cast("int32", uops[dims[2] + u] & T.uint32({dst_mask})) + o * dims[4] + i * dims[5]
-                )
-                src: T.let[T.int32] = (
-                    T.Cast("int32", (uops[dims[2] + u] >> T.uint32({src_shift})) & T.uint32({src_mask}))
-                    + o * dims[6] + i * dims[7]
-                )
+                dst: T.let[T.int32] = {dst}
+                src: T.let[T.int32] = {src}
                 for b in range({batch}):
                     for lane in T.vectorized({block}):
                         acc[dst, b, lane] = {value}
@@ -183,24 +165,21 @@ _WRONG = (
 @lru_cache(maxsize=16)
 def _kernels(config: VtaConfig) -> dict[str, Any]:
     """Compile the loops for a design: about a second, once in a process."""
-    import tvm
-
     from tvmflow.targets.resolve import host_target
 
     depth = {
         memory.name.lower() + "_depth": config.depth(memory)
         for memory in (Memory.UOP, Memory.INP, Memory.WGT, Memory.ACC)
     }
-    (_, dst), (src_shift, src), (wgt_shift, wgt) = uop_layout(config)
+    indices = zip(("dst", "src", "wgt"), uop_layout(config), (4, 6, 8), strict=True)
     words = {
         **depth,
         "batch": config.batch,
         "block": config.block,
-        "dst_mask": (1 << dst) - 1,
-        "src_shift": src_shift,
-        "src_mask": (1 << src) - 1,
-        "wgt_shift": wgt_shift,
-        "wgt_mask": (1 << wgt) - 1,
+        **{
+            name: _INDEX.format(shift=at, mask=(1 << width) - 1, out=dim, inner=dim + 1)
+            for name, (at, width), dim in indices
+        },
     }
     sources = {name: "\n@T.prim_func(s_tir=True)\n" + text for name, text in _functions(_SOURCE.format(**words))}
     for name, formula in _FORMULAS.items():
@@ -221,8 +200,6 @@ class Simulator:
     """The state of a VTA, as `Interpreter` has it. A failed instruction leaves the machine in an undefined state."""
 
     def __init__(self, config: VtaConfig, dram: Array) -> None:
-        import tvm
-
         def shared(shape: tuple[int, ...], dtype: str) -> tuple[Any, Array]:
             tensor = tvm.runtime.empty(shape, dtype)
             view = np.from_dlpack(tensor)

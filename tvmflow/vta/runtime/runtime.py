@@ -24,9 +24,7 @@ from tvmflow.vta.isa.instructions import decode_all, encode_all
 from tvmflow.vta.isa.program import Launch, Program, Tensor
 from tvmflow.vta.isa.region import Region, Shape, from_blob, pack, region_from, run_region, to_blob, unpack
 from tvmflow.vta.machine.counters import Counters, estimate
-from tvmflow.vta.machine.execution import run_launch
-from tvmflow.vta.machine.simulator import Simulator
-from tvmflow.vta.runtime.device import Driver, Loaded, Ran, SimulatorDriver, dram_of, read_tensor, write_tensor
+from tvmflow.vta.runtime.device import Driver, Loaded, Ran, SimulatorDriver
 from tvmflow.vta.runtime.driver_bridge import DriverSeam, find_design
 
 Array = np.ndarray[Any, Any]
@@ -236,18 +234,3 @@ def register(config: VtaConfig | None = None, driver: Driver | None = None) -> R
     tvm_ffi.register_global_func(DRIVER_FUNCTION, runtime.seam, override=True)
     tvm_ffi.register_global_func(DRIVER_ERROR_FUNCTION, runtime.seam_error, override=True)
     return runtime
-
-
-def layer_values(program: Program, inputs: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str, Array]:
-    """Return every value that the launches leave in DRAM, unpacked: what tests compare layer by layer."""
-    memory = dram_of(program)
-    machine = Simulator(program.config, memory)
-    tensors = {tensor.name: tensor for tensor in program.values}
-    for tensor in program.inputs:
-        write_tensor(memory, tensor, pack(program.config, inputs[tensor.name]))
-    results: dict[str, Array] = {}
-    for launch in program.launches:
-        machine.forget()
-        run_launch(launch, machine)
-        results[launch.name] = unpack(read_tensor(memory, tensors[launch.name]), shapes[launch.name])
-    return results

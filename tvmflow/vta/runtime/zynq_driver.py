@@ -10,6 +10,7 @@ so a program runs at any memory location without changes.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import time
@@ -133,8 +134,6 @@ class _CmaMemory:
     """Memory of libcma, which pynq's images carry; not cached, so that flushing is nothing to do."""
 
     def __init__(self, library: Any, nbytes: int) -> None:
-        import ctypes
-
         pointer = library.cma_alloc(nbytes, 0)
         if not pointer:
             raise DeviceError(f"no {nbytes} contiguous bytes left", "memory of the CMA pool", "restart the server")
@@ -156,8 +155,6 @@ class _CmaMemory:
 
 def cma_allocator() -> Allocate:
     """Return an allocator over libcma. Raises DeviceError where there is none."""
-    import ctypes
-
     for path in (Path("/usr/lib/libcma.so"), Path("/usr/lib/libsds_lib.so")):
         with contextlib.suppress(OSError):
             library = ctypes.CDLL(str(path))

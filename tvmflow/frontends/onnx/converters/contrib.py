@@ -8,15 +8,10 @@ from typing import Any
 import numpy as np
 
 from tvmflow.frontends.onnx.converters.elementwise import like
+from tvmflow.frontends.onnx.converters.norms import layer_norm
+from tvmflow.frontends.onnx.converters.quantized import scaled_product
+from tvmflow.frontends.onnx.converters.spatial import convolve
 from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of
-
-
-def _gelu(node: Node) -> Value:
-    return node.emitter.nn__gelu(node.inputs[0])
-
-
-def _bias_gelu(node: Node) -> Value:
-    return node.emitter.nn__gelu(node.emitter.add(*node.inputs[:2]))
 
 
 def _fast_gelu(node: Node) -> Value:
@@ -70,8 +65,6 @@ def activated(node: Node, x: Value, name: str, alpha: float) -> Value:
 
 
 def _fused_conv(node: Node) -> Value:
-    from tvmflow.frontends.onnx.converters.spatial import convolve
-
     found = convolve(node, node.inputs[0], node.inputs[1], node.input(2))
     if node.input(3) is not None:
         found = node.emitter.add(found, node.inputs[3])
@@ -80,7 +73,8 @@ def _fused_conv(node: Node) -> Value:
         low, high = node.attributes["activation_params"]
         if node.text("activation") == "Clip":
             return node.emitter.clip(found, low, high)
-        raise RefusedNodeError("activation HardSigmoid")
+        r = node.emitter
+        return r.clip(r.add(r.multiply(found, like(found, low)), like(found, high)), 0.0, 1.0)
     return activated(node, found, node.text("activation", ""), alpha)
 
 
@@ -141,27 +135,46 @@ def _joined(node: Node, x: Value) -> Value:
 def _attention(node: Node) -> Any:
     """Attention(x, weights, bias, mask, past, attention_bias) of com.microsoft."""
     x, weights, bias = node.inputs[0], node.inputs[1], node.input(2)
-    given, r = node.attributes, node.emitter
-    if node.input(4) is not None or node.outputs > 1:
+    _refuse_past(node, 4)
+    made = node.emitter.matmul(x, weights)
+    made = made if bias is None else node.emitter.add(made, bias)
+    return _attend_packed(node, made, node.input(3), node.input(5))
+
+
+def _quantized_attention(node: Node) -> Any:
+    """QAttention(x, weights, bias, x scale, weights' scale, mask, x zero point, weights' zero point, past)."""
+    x, weights, bias, x_scale, scale, mask, x_zero, zero = (node.input(place) for place in range(8))
+    _refuse_past(node, 8)
+    return _attend_packed(node, scaled_product(node, x, weights, x_scale, scale, x_zero, zero, bias), mask, None)
+
+
+def _refuse_past(node: Node, place: int) -> None:
+    if node.input(place) is not None or node.outputs > 1:
         raise RefusedNodeError("past and present")
-    if given.get("do_rotary", 0):
+    if node.attributes.get("do_rotary", 0):
         raise RefusedNodeError("do_rotary")
-    heads = given["num_heads"]
-    total = dims(weights)[1]
-    sizes = list(given.get("qkv_hidden_sizes") or [total // 3] * 3)
-    made = r.matmul(x, weights)
-    made = made if bias is None else r.add(made, bias)
-    q, k, v = _parts(node, made, sizes)
-    size = sizes[0] // heads
-    q, k, v = (_heads(node, part, heads) for part in (q, k, v))
-    scale = given.get("scale") or 1 / math.sqrt(size)
-    added = _mask_bias(node, node.input(3), dims(q), dims(k)[2], given.get("mask_filter_value", -10000.0))
-    if node.input(5) is not None:
-        added = node.inputs[5] if added is None else r.add(added, node.inputs[5])
+
+
+def _attend_packed(node: Node, made: Value, mask: Value | None, bias: Value | None) -> Value:
+    """Return attention of queries, keys and values (B, S, sizes of the three)."""
+    heads = node.attributes["num_heads"]
+    sizes = list(node.attributes.get("qkv_hidden_sizes") or [dims(made)[2] // 3] * 3)
+    q, k, v = (_heads(node, part, heads) for part in _parts(node, made, sizes))
+    return _attend_masked(node, q, k, v, mask, bias)
+
+
+def _attend_masked(node: Node, q: Value, k: Value, v: Value, mask: Value | None, bias: Value | None) -> Value:
+    """Return attention of (B, heads, S, D) as (B, S, heads * D), by the attributes of a node."""
+    given, r = node.attributes, node.emitter
+    added = _mask_bias(node, mask, dims(q), dims(k)[2], given.get("mask_filter_value", -10000.0))
+    if bias is not None:
+        added = bias if added is None else r.add(added, bias)
     if given.get("unidirectional", 0):
         rows, columns = dims(q)[2], dims(k)[2]
-        causal = np.where(np.tril(np.ones((rows, columns), bool), columns - rows), 0.0, -10000.0).astype(dtype_of(q))
+        lowest = np.finfo(np.float32).min if dtype_of(q) == "float32" else -65504.0  # below what a mask adds
+        causal = np.where(np.tril(np.ones((rows, columns), bool), columns - rows), 0.0, lowest).astype(dtype_of(q))
         added = causal if added is None else r.add(added, causal)
+    scale = given.get("scale") or 1 / math.sqrt(dims(q)[3])
     return _joined(node, attend(node, q, k, v, scale, added))
 
 
@@ -193,22 +206,17 @@ def _multi_head_attention(node: Node) -> Any:
     """MultiHeadAttention(q, k, v, bias, key_padding_mask, attention_bias)."""
     q, k, v, bias = (node.input(place) for place in range(4))
     r, heads = node.emitter, node.attributes["num_heads"]
-    if k is None or v is None or len(dims(q)) != 3 or len(dims(k)) != 3:
+    if k is None or v is None or len(dims(q)) != 3 or len(dims(k)) not in (3, 4) or len(dims(k)) != len(dims(v)):
         raise RefusedNodeError("packed queries, keys and values")
     if node.input(6) is not None or node.outputs > 1:
         raise RefusedNodeError("past and present")
     if bias is not None:
+        if len(dims(k)) == 4:
+            raise RefusedNodeError("a bias for keys and values by heads")
         sizes = [dims(value)[2] for value in (q, k, v)]
         q, k, v = (r.add(value, part) for value, part in zip((q, k, v), _parts(node, bias, sizes), strict=True))
-    size = dims(q)[2] // heads
-    q, k, v = (_heads(node, value, heads) for value in (q, k, v))
-    added = _mask_bias(node, node.input(4), dims(q), dims(k)[2], node.attributes.get("mask_filter_value", -10000.0))
-    if node.input(5) is not None:
-        added = node.inputs[5] if added is None else r.add(added, node.inputs[5])
-    if node.attributes.get("unidirectional", 0):
-        raise RefusedNodeError("unidirectional")
-    scale = node.attributes.get("scale") or 1 / math.sqrt(size)
-    return _joined(node, attend(node, q, k, v, scale, added))
+    q, k, v = (value if len(dims(value)) == 4 else _heads(node, value, heads) for value in (q, k, v))
+    return _attend_masked(node, q, k, v, node.input(4), node.input(5))
 
 
 def _rotary(node: Node) -> Value:
@@ -252,8 +260,6 @@ def _const(value: Value) -> Value:
 
 def _embed_layer_norm(node: Node) -> Any:
     """EmbedLayerNormalization(ids, segments, words, positions, segment table, gamma, beta, mask, position ids)."""
-    from tvmflow.frontends.onnx.converters.norms import layer_norm
-
     ids, segments, words, places, table, gamma, beta = node.inputs[:7]
     mask, position_ids, r = node.input(7), node.input(8), node.emitter
     length = dims(ids)[1]
@@ -270,8 +276,8 @@ def _embed_layer_norm(node: Node) -> Any:
 
 
 CONTRIB = {
-    "Gelu": _gelu,
-    "BiasGelu": _bias_gelu,
+    "Gelu": lambda node: node.emitter.nn__gelu(node.inputs[0]),
+    "BiasGelu": lambda node: node.emitter.nn__gelu(node.emitter.add(*node.inputs[:2])),
     "FastGelu": _fast_gelu,
     "QuickGelu": _quick_gelu,
     "FusedMatMul": _fused_matmul,
@@ -280,6 +286,7 @@ CONTRIB = {
     "FusedConv": _fused_conv,
     "MatMulNBits": _matmul_nbits,
     "Attention": _attention,
+    "QAttention": _quantized_attention,
     "MultiHeadAttention": _multi_head_attention,
     "RotaryEmbedding": _rotary,
     "EmbedLayerNormalization": _embed_layer_norm,

@@ -6,6 +6,8 @@ import functools
 from typing import Any
 
 import numpy as np
+import onnx
+from tvm import te, tirx, topi
 
 from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of, is_float, numpy_type
 
@@ -128,8 +130,6 @@ def _div(node: Node) -> Value:
         return r.floor_divide(a, b)
 
     def quotient(p: Any, q: Any) -> Any:
-        from tvm import te, tirx, topi
-
         shape = [int(size) for size in np.broadcast_shapes(dims(a), dims(b))]
         p, q = topi.broadcast_to(p, shape), topi.broadcast_to(q, shape)
         return te.compute(shape, lambda *at: tirx.truncdiv(p[at], q[at]), name="quotient")
@@ -163,8 +163,6 @@ def _bit_shift(node: Node) -> Value:
     width = np.dtype(dtype).itemsize * 8
 
     def shift(p: Any, q: Any) -> Any:
-        from tvm import te, tirx, topi
-
         shape = [int(size) for size in np.broadcast_shapes(dims(a), dims(b))]
         p, q = topi.broadcast_to(p, shape), topi.broadcast_to(q, shape)
         last = tirx.const(width - 1, dtype)
@@ -186,8 +184,6 @@ def _bit_shift(node: Node) -> Value:
 
 
 def _bit_cast(node: Node) -> Value:
-    import onnx
-
     x = node.inputs[0]
     dtype = str(onnx.helper.tensor_dtype_to_np_dtype(node.attributes["to"]))
     if np.dtype(numpy_type(dtype)).itemsize != np.dtype(numpy_type(dtype_of(x))).itemsize:
@@ -198,21 +194,13 @@ def _bit_cast(node: Node) -> Value:
         return node.emitter.not_equal(x, like(x, 0))
 
     def reinterpret(value: Any) -> Any:
-        from tvm import te, tirx
-
         return te.compute(value.shape, lambda *at: tirx.reinterpret(dtype, value[at]), name="reinterpret")
 
     return node.emitter.te(reinterpret, x, name="reinterpret")
 
 
 def _cast(node: Node) -> Value:
-    import onnx
-
     return cast_to(node, node.inputs[0], str(onnx.helper.tensor_dtype_to_np_dtype(node.attributes["to"])))
-
-
-def _cast_like(node: Node) -> Value:
-    return cast_to(node, node.inputs[0], dtype_of(node.inputs[1]))
 
 
 _TYPES = frozenset("float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split())
@@ -314,7 +302,7 @@ ELEMENTWISE = {
     "BitShift": _bit_shift,
     "BitCast": _bit_cast,
     "Cast": _cast,
-    "CastLike": _cast_like,
+    "CastLike": lambda node: cast_to(node, node.inputs[0], dtype_of(node.inputs[1])),
     "Sinh": _sinh,
     "Cosh": _cosh,
     "Elu": _elu,

@@ -6,6 +6,8 @@ import itertools
 from typing import Any
 
 import numpy as np
+import onnx
+from tvm import te, tirx
 
 from tvmflow.frontends.einsum import einsum
 from tvmflow.frontends.onnx import tvm_converters
@@ -70,7 +72,9 @@ def _pad_constant(node: Node, x: Value, widths: list[tuple[int, int]]) -> Value:
     flat = [width for pair in widths for width in pair]
     dtype, r = dtype_of(x), node.emitter
     if dtype == "bool":
-        inner = Node(**{**vars(node), "inputs": (r.cast(x, "uint8"), None, _as_number(node, given))})
+        inner = Node(
+            **{**vars(node), "inputs": (r.cast(x, "uint8"), None, given if given is None else r.cast(given, "uint8"))}
+        )
         return r.not_equal(_pad_constant(inner, inner.inputs[0], widths), np.uint8(0))
     if given is None or isinstance(given, np.ndarray):
         value = float(node.attributes.get("value", 0.0)) if given is None else float(given.reshape(-1)[0])
@@ -81,13 +85,7 @@ def _pad_constant(node: Node, x: Value, widths: list[tuple[int, int]]) -> Value:
     return r.where(inside, zeros, r.reshape_to(given, ()))
 
 
-def _as_number(node: Node, value: Value) -> Value:
-    return None if value is None else node.emitter.cast(value, "uint8")
-
-
 def _eye_like(node: Node) -> Value:
-    import onnx
-
     x = node.inputs[0]
     number = node.attributes.get("dtype")
     dtype = dtype_of(x) if number is None else str(onnx.helper.tensor_dtype_to_np_dtype(number))
@@ -97,20 +95,14 @@ def _eye_like(node: Node) -> Value:
 
 def _constant_of_shape(node: Node) -> Value:
     """A constant too large to be folded."""
-    import onnx
-
     shape = [int(size) for size in node.constant(0, "its shape")]
     given = node.attributes.get("value")
     value = np.zeros(1, np.float32) if given is None else onnx.numpy_helper.to_array(given)
     return node.emitter.full(tuple(shape), value.reshape(()), str(value.dtype))
 
 
-def _axes_of(node: Node) -> list[int] | None:
-    return node.numbers(1, "axes")
-
-
 def _unsqueeze(node: Node) -> Value:
-    x, axes = node.inputs[0], _axes_of(node) or []
+    x, axes = node.inputs[0], node.numbers(1, "axes") or []
     rank = len(dims(x)) + len(axes)
     rest = iter(dims(x))
     places = {axis % rank for axis in axes}
@@ -118,7 +110,7 @@ def _unsqueeze(node: Node) -> Value:
 
 
 def _squeeze(node: Node) -> Value:
-    x, axes = node.inputs[0], _axes_of(node)
+    x, axes = node.inputs[0], node.numbers(1, "axes")
     shape = dims(x)
     places = [axis % len(shape) for axis in axes] if axes is not None else [a for a, n in enumerate(shape) if n == 1]
     if any(shape[place] != 1 for place in places):
@@ -149,8 +141,6 @@ def _reverse_sequence(node: Node) -> Value:
     batch, time = node.attributes["batch_axis"], node.attributes["time_axis"]
 
     def reverse(value: Any, count: Any) -> Any:
-        from tvm import te, tirx
-
         def at(*index: Any) -> Any:
             length = count[index[batch]].astype("int64")
             here = index[time].astype("int64") if hasattr(index[time], "astype") else index[time]
@@ -172,8 +162,6 @@ def _tensor_scatter(node: Node) -> Value:
     length, size = dims(update)[axis], dims(past)[axis]
 
     def scatter(cache: Any, new: Any, begin: Any) -> Any:
-        from tvm import te, tirx
-
         def at(*index: Any) -> Any:
             place = index[axis].astype("int64") - begin[index[0]].astype("int64")
             place = tirx.floormod(place, tirx.const(size, "int64")) if circular else place
@@ -184,14 +172,6 @@ def _tensor_scatter(node: Node) -> Value:
         return te.compute(cache.shape, at, name="scatter")
 
     return r.te(scatter, past, update, starts, name="tensor_scatter")
-
-
-def _cum_prod(node: Node) -> Value:
-    return _cumulative(node, "cumprod")
-
-
-def _cum_sum(node: Node) -> Value:
-    return _cumulative(node, "cumsum")
 
 
 def _cumulative(node: Node, operator: str) -> Value:
@@ -219,8 +199,6 @@ def _col2im(node: Node) -> Value:
     blocks = node.emitter.reshape_to(x, [batch, channels, *kernel, *turns])
 
     def gather(value: Any) -> Any:
-        from tvm import te, tirx
-
         taps = [te.reduce_axis((0, size), name=f"k{d}") for d, size in enumerate(kernel)]
 
         def at(n: Any, c: Any, *place: Any) -> Any:
@@ -342,8 +320,8 @@ MOVES = {
     "OneHot": _one_hot,
     "ReverseSequence": _reverse_sequence,
     "TensorScatter": _tensor_scatter,
-    "CumProd": _cum_prod,
-    "CumSum": _cum_sum,
+    "CumProd": lambda node: _cumulative(node, "cumprod"),
+    "CumSum": lambda node: _cumulative(node, "cumsum"),
     "Col2Im": _col2im,
     "Det": _det,
     "MaxUnpool": _max_unpool,

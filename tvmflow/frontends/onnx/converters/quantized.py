@@ -10,8 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
 
+from tvmflow.frontends.onnx import tvm_converters
 from tvmflow.frontends.onnx.converters.elementwise import like
+from tvmflow.frontends.onnx.converters.spatial import convolve
 from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of, is_float
 
 _EIGHT_BITS = frozenset({"int8", "uint8"})
@@ -75,8 +78,6 @@ def quantize(node: Node, x: Value, scale: Value, zero: Value | None, dtype: str,
 
 
 def _quantize_linear(node: Node) -> Value:
-    import onnx
-
     x, scale, zero = node.inputs[0], node.inputs[1], node.input(2)
     number = node.attributes.get("output_dtype", 0)
     dtype = str(onnx.helper.tensor_dtype_to_np_dtype(number)) if number else "uint8"
@@ -96,8 +97,6 @@ def _quantize_linear(node: Node) -> Value:
 
 
 def _dequantize_linear(node: Node) -> Value:
-    import onnx
-
     x, scale, zero = node.inputs[0], node.inputs[1], node.input(2)
     axis, r = node.attributes.get("axis", 1), node.emitter
     number = node.attributes.get("output_dtype", 0)
@@ -151,8 +150,6 @@ def _matmul_integer(node: Node) -> Value:
 
 
 def _conv_integer(node: Node) -> Value:
-    from tvmflow.frontends.onnx.converters.spatial import convolve
-
     x = _shifted(node, node.inputs[0], node.input(2), 1)
     weight = _shifted(node, node.inputs[1], node.input(3), 0)
     return convolve(node, x, weight, None)
@@ -182,8 +179,6 @@ def _requantized(node: Node, steps: Value, zero: Value) -> Value:
 
 
 def _qlinear_conv(node: Node) -> Value:
-    from tvmflow.frontends.onnx.converters.spatial import convolve
-
     x, x_scale, x_zero, weight, w_scale, w_zero, y_scale, y_zero = node.inputs[:8]
     bias, r = node.input(8), node.emitter
     if bias is not None:
@@ -214,10 +209,6 @@ def _qgemm(node: Node) -> Value:
     return found if y_scale is None else quantize(node, found, y_scale, y_zero, dtype_of(y_zero), 1)
 
 
-def _dynamic_quantize(node: Node) -> tuple[Value, Value, Value]:
-    return dynamic_quantize(node, node.inputs[0])
-
-
 def dynamic_quantize(node: Node, x: Value) -> tuple[Value, Value, Value]:
     """Return uint8 values, scale and zero point from the range of the values."""
     r = node.emitter
@@ -230,17 +221,18 @@ def dynamic_quantize(node: Node, x: Value) -> tuple[Value, Value, Value]:
 def _dynamic_quantize_matmul(node: Node) -> Value:
     x, b, b_scale = node.inputs[:3]
     a, a_scale, a_zero = dynamic_quantize(node, x)
-    return _scaled_product(node, a, b, a_scale, b_scale, a_zero, node.input(3), node.input(4))
+    return scaled_product(node, a, b, a_scale, b_scale, a_zero, node.input(3), node.input(4))
 
 
 def _matmul_integer_to_float(node: Node) -> Value:
     a, b, a_scale, b_scale = node.inputs[:4]
-    return _scaled_product(node, a, b, a_scale, b_scale, node.input(4), node.input(5), node.input(6))
+    return scaled_product(node, a, b, a_scale, b_scale, node.input(4), node.input(5), node.input(6))
 
 
-def _scaled_product(
+def scaled_product(
     node: Node, a: Value, b: Value, a_scale: Value, b_scale: Value, a_zero: Value, b_zero: Value, bias: Value
 ) -> Value:
+    """Return the product of integers with scales, in float."""
     r = node.emitter
     product = r.cast(r.matmul(_shifted(node, a, a_zero, -2), _shifted(node, b, b_zero, -1)), "float32")
     found = r.multiply(product, r.multiply(_flat(node, a_scale), _flat(node, b_scale)))
@@ -273,19 +265,33 @@ def _leaky(node: Node, x: Value) -> Value:
 
 
 def _global_mean(node: Node, x: Value) -> Value:
-    if node.attributes.get("channels_last", 0):
-        raise RefusedNodeError("channels_last")
-    return node.emitter.mean(x, list(range(2, len(dims(x)))), keepdims=True)
+    first = 1 if node.attributes.get("channels_last", 0) else 2
+    return node.emitter.mean(x, [first + axis for axis in range(len(dims(x)) - 2)], keepdims=True)
 
 
 def _pooled(node: Node, x: Value) -> Value:
-    from tvmflow.frontends.onnx import tvm_converters
-
     if node.attributes.get("channels_last", 0):
-        raise RefusedNodeError("channels_last")
-    return tvm_converters.converter_in_tvm("AveragePool", 19)(
-        Node(**{**vars(node), "inputs": (x,), "op": "AveragePool"})
-    )
+        x = _channels_first(node, x)
+    way = tvm_converters.converter_in_tvm("AveragePool", 19)
+    found = node.emitter.builder.emit(way(Node(**{**vars(node), "inputs": (x,), "op": "AveragePool"})))
+    return _channels_last(node, found) if node.attributes.get("channels_last", 0) else found
+
+
+def _channels_first(node: Node, x: Value) -> Value:
+    rank = len(dims(x))
+    return node.emitter.transpose(x, [0, rank - 1, *range(1, rank - 1)])
+
+
+def _channels_last(node: Node, x: Value) -> Value:
+    return node.emitter.transpose(x, [0, *range(2, len(dims(x))), 1])
+
+
+def _max_pool_of_channels_last(node: Node) -> Value:
+    from tvmflow.frontends.onnx.converters.spatial import SPATIAL
+
+    x = _channels_first(node, node.inputs[0])
+    found = SPATIAL["MaxPool"](Node(**{**vars(node), "inputs": (x,), "op": "MaxPool", "version": 12}))
+    return _channels_last(node, node.emitter.builder.emit(found))
 
 
 def _softmax(node: Node, x: Value) -> Value:
@@ -301,7 +307,7 @@ def _qlinear_concat(node: Node) -> Value:
 QUANTIZED = {
     "QuantizeLinear": _quantize_linear,
     "DequantizeLinear": _dequantize_linear,
-    "DynamicQuantizeLinear": _dynamic_quantize,
+    "DynamicQuantizeLinear": lambda node: dynamic_quantize(node, node.inputs[0]),
     "MatMulInteger": _matmul_integer,
     "ConvInteger": _conv_integer,
     "QLinearConv": _qlinear_conv,
@@ -319,6 +325,7 @@ QUANTIZED_CONTRIB = {
     "QLinearAveragePool": _unary(_pooled),
     "QLinearSoftmax": _unary(_softmax),
     "QLinearConcat": _qlinear_concat,
+    "NhwcMaxPool": _max_pool_of_channels_last,
     "DynamicQuantizeMatMul": _dynamic_quantize_matmul,
     "MatMulIntegerToFloat": _matmul_integer_to_float,
 }

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from tvm import relax
 
 from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, expression
 from tvmflow.frontends.recurrent import ACTIVATIONS, Direction, Layer, States, emit_layer
@@ -30,8 +31,6 @@ _SCALES = ("W_scale", "W_zero_point", "R_scale", "R_zero_point")
 
 def _convert(node: Node) -> tuple[Value, ...]:
     """Return the outputs of a node: Y, Y_h and, for an LSTM, Y_c."""
-    from tvm import relax
-
     operator, builder, attrs = node.op, node.emitter.builder, node.attributes
     names = (*_NAMES, *_SCALES)
     of = {name: value for name, value in zip(names, node.inputs, strict=False) if value is not None}
@@ -86,8 +85,6 @@ def _dequantize(arrays: dict[str, Array]) -> dict[str, Array]:
 
 def _swap(builder: Any, value: Any) -> Any:
     """Exchange the axes of samples and times, or of samples and directions."""
-    from tvm import relax
-
     return None if value is None else builder.emit(relax.op.permute_dims(value, [1, 0, 2]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from tvmflow.frontends.onnx.nodes import Converter, Node, Value, dims, dtype_of, is_float, numpy_type
@@ -38,8 +39,6 @@ def _extreme(operator: str) -> Converter:
 
 
 def _largest(dtype: str) -> float:
-    import ml_dtypes
-
     return float(ml_dtypes.finfo(numpy_type(dtype)).max)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tvm import relax
 
 from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of, is_float
 
@@ -158,7 +159,6 @@ def _by_relax(node: Node, x: Value, axes: list[_Axis], way: _Way) -> Value | Non
         }
     else:
         return None
-    from tvm import relax
 
     return node.emitter.image__resize2d(x, relax.ShapeExpr(size), **options)
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+from tvm import te, tirx
 
 from tvmflow.frontends.onnx import tvm_converters
 from tvmflow.frontends.onnx.converters.elementwise import like
@@ -49,10 +50,6 @@ def convolve(node: Node, x: Value, weight: Value, bias: Value | None) -> Value:
 
 def _add_bias(node: Node, x: Value, bias: Value, rank: int) -> Value:
     return node.emitter.add(x, node.emitter.reshape_to(bias, [1, dims(bias)[0]] + [1] * rank))
-
-
-def _conv(node: Node) -> Value:
-    return convolve(node, node.inputs[0], node.inputs[1], node.input(2))
 
 
 def _conv_transpose(node: Node) -> Value:
@@ -129,8 +126,6 @@ def _max_pool_with_indices(
     image = math.prod(shape[2:])
 
     def compute(data: Any, best: Any) -> Any:
-        from tvm import te, tirx
-
         taps = [te.reduce_axis((0, k), name=f"k{axis}") for axis, k in enumerate(kernel)]
 
         def first(*at: Any) -> Any:
@@ -194,8 +189,6 @@ def _deform_conv(node: Node) -> Value:
     )
 
     def sample(data: Any, moves: Any, factor: Any) -> Any:
-        from tvm import te, tirx
-
         def at(b: Any, c: Any, i: Any, j: Any, p: Any, q: Any) -> Any:
             part = c // (channels // parts)
             row = tirx.Cast("float32", p * strides[0] - pads[0] + i * dilations[0]) + moves[b, part, i, j, 0, p, q]
@@ -226,7 +219,7 @@ def _deform_conv(node: Node) -> Value:
 
 
 SPATIAL = {
-    "Conv": _conv,
+    "Conv": lambda node: convolve(node, node.inputs[0], node.inputs[1], node.input(2)),
     "ConvTranspose": _conv_transpose,
     "MaxPool": _pool("MaxPool"),
     "AveragePool": _pool("AveragePool"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import onnx
+
 from tvmflow.frontends.onnx import control_flow
 from tvmflow.frontends.onnx.converters import BODIES, CONTRIB_DOMAIN, CONVERTERS, REFUSALS
 from tvmflow.frontends.onnx.tvm_converters import CORRECT
@@ -14,12 +16,10 @@ FOLDED = {("", "MelWeightMatrix"): "of constants only"}
 # Operators of com.microsoft that exporters write, or ONNX Runtime's optimizers, and that are refused.
 _CONTRIB_REFUSED = {
     "GroupQueryAttention": "its caches are state of the caller; export the model without cache",
-    "QAttention": "export with quantize and dequantize operators (QDQ)",
     "BeamSearch": "a search by data; export the decoder alone",
     "GreedySearch": "a search by data; export the decoder alone",
     "Sampling": "its output is random",
     "Tokenizer": "strings are no tensors of numbers",
-    "NhwcMaxPool": "export without ONNX Runtime's layout optimizations",
 }
 
 
@@ -54,8 +54,6 @@ def way_of(key: tuple[str, str]) -> tuple[str, str]:
 
 def coverage() -> list[Row]:
     """Return a row for every operator of ai.onnx, deprecated ones too, and for the contrib operators."""
-    import onnx
-
     plain = sorted({schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == ""})
     contrib = sorted({op for domain, op in CONVERTERS if domain == CONTRIB_DOMAIN} | set(_CONTRIB_REFUSED))
     plain = sorted({*plain, *(op for domain, op in CONVERTERS if domain == "")})

@@ -1,0 +1,97 @@
+"""Give parameters of PyTorch modules one value: a number as Python's, other values as a tensor."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+from collections.abc import Sequence
+from typing import Any
+
+from tvmflow.frontends.source_model import FixedSpec, open_names
+from tvmflow.support.errors import ModelFileError
+
+
+def fix_parameters(module: Any, inputs: int, fixed: Sequence[FixedSpec], what: str) -> Any:
+    """Return a module whose parameters are the first `inputs` ones of `module` that are not fixed."""
+    if not fixed:
+        return module
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = {name: one for name, one in inspect.signature(module.forward).parameters.items() if one.kind in kinds}
+    names = open_names(what, list(parameters), fixed)
+    return _fixed_module(module, names[:inputs], {spec.name: _value(spec) for spec in fixed})
+
+
+def fix_places(module: Any, names: Sequence[str], fixed: Sequence[FixedSpec]) -> Any:
+    """Return a module without the fixed ones of its positional parameters, which all take tensors."""
+    import torch
+
+    values = {spec.name: torch.from_numpy(spec.value) for spec in fixed}
+    return _fixed_module(module, names, values, positional=True) if fixed else module
+
+
+def fix_script(script: Any, fixed: Sequence[FixedSpec], what: str) -> Any:
+    """Return a TorchScript module without the fixed parameters of its `forward`."""
+    import torch
+
+    if not fixed:
+        return script
+    parameters = [one.name for one in script.forward.schema.arguments[1:]]
+    names = open_names(what, parameters, fixed)
+    if not all(name.isidentifier() and not keyword.iskeyword(name) for name in parameters):
+        raise ModelFileError(f"{what} has parameters {', '.join(parameters)}", "names that are identifiers")
+    holder = torch.nn.Module()
+    holder.inner = script
+    given = [f"{name}={name}" for name in names]
+    kinds = {one.name: str(one.type) for one in script.forward.schema.arguments}
+    for at, spec in enumerate(fixed):
+        if "Tensor" in kinds[spec.name]:
+            holder.register_buffer(f"fixed{at}", torch.from_numpy(spec.value))
+        else:
+            _check_number(spec, kinds[spec.name], what)
+        text = f"self.fixed{at}" if "Tensor" in kinds[spec.name] else repr(spec.value.item())
+        given.append(f"{spec.name}={text}")
+    made = torch.jit.script(holder.eval())
+    signature = ", ".join(["self", *(f"{name}: {kinds[name]}" for name in names)])
+    made.define(f"def forward({signature}):\n    return self.inner.forward({', '.join(given)})\n")
+    return made
+
+
+def _check_number(spec: FixedSpec, kind: str, what: str) -> None:
+    own = {"bool": "bool", "f": "float"}.get(spec.dtype if spec.dtype == "bool" else spec.value.dtype.kind, "int")
+    if spec.shape or kind.removeprefix("Optional[").removesuffix("]") not in (own, "number"):
+        raise ModelFileError(
+            f"parameter {spec.name} of {what} is {kind}",
+            f"{own} of shape {list(spec.shape)}, the value in params.yaml",
+            f"correct the value of inputs.{spec.name} in params.yaml",
+        )
+
+
+def _value(spec: FixedSpec) -> Any:
+    import torch
+
+    return torch.from_numpy(spec.value) if spec.shape else spec.value.item()
+
+
+def _fixed_module(module: Any, names: Sequence[str], values: dict[str, Any], positional: bool = False) -> Any:
+    """Return a module of some parameters. names: of all (positional), or of those that stay."""
+    import torch
+
+    class Fixed(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.training = module, False  # a program's module cannot be switched
+            for at, value in enumerate(values.values()):
+                if isinstance(value, torch.Tensor):
+                    self.register_buffer(f"fixed{at}", value, persistent=False)
+
+        def forward(self, *given: Any) -> Any:
+            set_ones = {
+                name: getattr(self, f"fixed{at}") if isinstance(value, torch.Tensor) else value
+                for at, (name, value) in enumerate(values.items())
+            }
+            if not positional:
+                return self.inner(**dict(zip(names, given, strict=True)), **set_ones)
+            rest = iter(given)
+            return self.inner(*(set_ones[name] if name in set_ones else next(rest) for name in names))
+
+    return Fixed()
