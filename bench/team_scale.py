@@ -34,7 +34,7 @@ from tvmflow.pipeline.record import RECORD_NAME, Record, describe_folder, record
 from tvmflow.pipeline.store import Plan, Store
 from tvmflow.support.errors import StoreError
 from tvmflow.tracking.dvc import repository as dvc
-from tvmflow.tracking.mlflow.measurements import recorded_path
+from tvmflow.tracking.mlflow.markers import write_marker
 from tvmflow.tracking.mlflow.registry import registry_name
 from tvmflow.tracking.mlflow.store import open_mlflow
 
@@ -126,9 +126,8 @@ class SyntheticWorkspace:
             for cell in self.cells:
                 for number in range(each):
                     run_id = rows.add(cell, records[str(cell)], number, each)
-                marker = recorded_path(self.workspace, records[str(cell)]["evaluate"])
-                marker.parent.mkdir(parents=True, exist_ok=True)
-                marker.write_text(json.dumps({"run_id": run_id, "cell": str(cell), "git_commit": "none"}))
+                digest = records[str(cell)]["evaluate"].digest()
+                write_marker(self.workspace, digest, str(cell), "none", run_id)
             rows.flush()
         database.close()
 
@@ -223,7 +222,7 @@ class _Rows:
             self._put("registered_models", (name, when, when, None, "default"))
             release = {"what": "promote", "version": "1", "before": None, "when": "2026-01-01", "why": "first"}
             self._put(
-                "registered_model_tags", ("release.000001", json.dumps({**release, "done": True}), name, "default")
+                "registered_model_tags", ("release.000001.0", json.dumps({**release, "done": True}), name, "default")
             )
             self._put("registered_model_aliases", ("champion", 1, name, "default"))
         row = (name, number, when, when, None, None, "None", "", run_id, "READY", None, None, None, "default")

@@ -16,7 +16,7 @@ from prefect.runtime import flow_run
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.report.tables import scorecard, scorecard_markdown
-from tvmflow.tracking.mlflow.measurements import run_page
+from tvmflow.tracking.mlflow.recorded import run_page
 
 MOST_TAGS = 50
 _MOST_LINES = 500  # per stage

@@ -22,6 +22,7 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.results import CellResult
 from tvmflow.support.errors import TvmflowError, UsageError
 from tvmflow.support.json_values import from_json, to_json
+from tvmflow.tracking.mlflow.recorded import record_kept
 
 
 @task(name="run_cell", task_run_name="{cell}", cache_policy=NO_CACHE, persist_result=False)
@@ -87,6 +88,7 @@ def sweep(
         returned = [future.result(raise_on_failure=False) for future in running]
     if is_stopping():
         return Cancelled(message="interrupted by the user")
+    record_kept(workspace)  # what MLflow's server missed while it restarted
     results = [from_json(CellResult, one) for one in returned]
     done = {workspace.params.cell(result.cell): result for result in results if result.error is None}
     try:

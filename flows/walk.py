@@ -10,7 +10,7 @@ from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.results import CellResult
 from tvmflow.pipeline.store import Store
-from tvmflow.tracking.mlflow.measurements import ensure_recorded
+from tvmflow.tracking.mlflow.recorded import record_or_keep
 
 # A device is needed from the first stage on that is never cached.
 COMPILE_STAGES = tuple(itertools.takewhile(lambda name: STAGES[name].is_cached, STAGES))
@@ -37,6 +37,6 @@ def walk(
         result.outcomes[stage] = run_stage_task(workspace, stage, cell, again=stage in again)
     if any(STAGES[stage].has_metrics for stage in stages):
         result.failed_stage = "record"
-        ensure_recorded(workspace, cell)
+        record_or_keep(workspace, cell)
     result.failed_stage = None
     return result.outcomes

@@ -108,9 +108,10 @@ def _run(
 
 
 def _record_measurement(workspace: Workspace, cell: Cell) -> None:
-    from tvmflow.tracking.mlflow.measurements import ensure_recorded
+    from tvmflow.tracking.mlflow.recorded import record_or_keep
 
-    ensure_recorded(workspace, cell)
+    if away := record_or_keep(workspace, cell):
+        print(f"not recorded yet: {away}; the next command records it", file=sys.stderr)
 
 
 def _teller(descriptor: int | None) -> Callable[[dict[str, Any]], None]:

@@ -26,7 +26,8 @@ from tasks.table import STAGES
 from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.recipe_key import code_of, forget_code
 from tvmflow.support.tvm_import import prepare_import_of_tvm
-from tvmflow.tracking.mlflow.store import import_mlflow, open_mlflow, sqlite_path
+from tvmflow.tracking.mlflow.address import sqlite_path
+from tvmflow.tracking.mlflow.store import import_mlflow, open_mlflow
 
 _IMPORTED = (
     "tvm.relax",

@@ -45,6 +45,16 @@ CELL = "digits_torch@local-cpu:float32"
 SLUG = CELL.replace("@", ".").replace(":", ".")
 MACHINE_MAY_BE_BUSY = 1e9  # limit of what the other tests that run meanwhile decide: one that tests a limit sets it
 HEAVY_FIXTURES = {"finished", "prefect_server", "emulated"}
+NAMES_OF_SERVERS = (
+    "PREFECT_API_URL",
+    "MLFLOW_TRACKING_URI",
+    "MLFLOW_REGISTRY_URI",
+    "TVM_TRACKER_HOST",
+    "TVM_TRACKER_PORT",
+    "TVMFLOW_ROOT",
+    "DVC_STAGE",
+    "DVC_ROOT",
+)
 PRIVACY = {
     "DO_NOT_TRACK": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -109,7 +119,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvmflow-tests"
     before, threads = dict(os.environ), set(threading.enumerate())
     os.environ.update(PRIVACY)
-    for name in ("PREFECT_API_URL", "TVM_TRACKER_HOST", "TVM_TRACKER_PORT", "TVMFLOW_ROOT", "DVC_STAGE", "DVC_ROOT"):
+    for name in NAMES_OF_SERVERS:
         os.environ.pop(name, None)
     os.environ["HOME"] = str(home)
     # Tool environments take minutes to install: once for all processes.

@@ -25,9 +25,10 @@ from tvmflow.evaluation.agreement import Agreement
 from tvmflow.pipeline.record import RECORD_NAME, Record, describe_folder, record_text
 from tvmflow.support.files import digest_of
 from tvmflow.support.json_values import to_json
-from tvmflow.tracking.mlflow.measurements import ensure_recorded
+from tvmflow.tracking.mlflow.experiments import experiment_id
+from tvmflow.tracking.mlflow.recorded import ensure_recorded
 from tvmflow.tracking.mlflow.registry import register_version
-from tvmflow.tracking.mlflow.store import experiment_id, open_mlflow
+from tvmflow.tracking.mlflow.store import open_mlflow
 
 LATENCY = {"median_ms": 1.0, "mean_ms": 1.0, "p90_ms": 1.0, "min_ms": 1.0, "max_ms": 1.0, "std_ms": 0.0}
 LATENCY |= {"low_ms": 0.99, "high_ms": 1.01, "runs": 30, "turns": 60, "undisturbed": 60, "badges": [], "is_time": True}

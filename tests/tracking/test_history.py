@@ -6,13 +6,16 @@ import hashlib
 import json
 from typing import Any
 
+import pytest
+
 from tests.tracking.ledger_bench import LedgerBench
 from tvmflow.config.params import STAGE_NAMES
-from tvmflow.tracking.mlflow import sqlite_reads
+from tvmflow.tracking.mlflow import history, releases, sqlite_reads
+from tvmflow.tracking.mlflow.experiments import experiment_id
 from tvmflow.tracking.mlflow.history import changes, measurements, newest_measurements
-from tvmflow.tracking.mlflow.registry import all_aliases, registry_name, version_by_sha256
+from tvmflow.tracking.mlflow.registry import SUPERSEDED, all_aliases, registry_name, version_by_sha256
 from tvmflow.tracking.mlflow.releases import all_releases, promote
-from tvmflow.tracking.mlflow.store import experiment_id, open_mlflow
+from tvmflow.tracking.mlflow.store import open_mlflow
 from tvmflow.tracking.mlflow.trend import EXPERIMENT
 
 
@@ -81,13 +84,16 @@ def test_units_of_one_kind_are_told_apart(ledger: LedgerBench) -> None:
     ]
     assert rows[1]["changed"] == ["unit: phone-a -> phone-b"] and rows[2]["changed"] == ["build: 15/1 -> 15/2"]
     runs = client.search_runs([experiment_id(client, ledger.workspace, EXPERIMENT)])
-    steps = {run.data.tags["device.unit"]: run.data.tags["tvmflow.steps"] for run in runs}
-    assert steps == {"phone-a": "2", "phone-b": "2"}
+    points = {
+        run.data.tags["device.unit"]: len(client.get_metric_history(run.info.run_id, "latency_ms.median"))
+        for run in runs
+    }
+    assert points == {"phone-a": 2, "phone-b": 2}
     noted, before = _Data({"device.unit": "phone-a", "device.build": "15/1"}, {}), _Data({}, {})
     assert changes(before, noted) == ["nothing: measured again"], "an older version did not note it"
 
 
-def test_what_is_read_from_the_file_is_what_mlflow_says(ledger: LedgerBench) -> None:
+def test_what_is_read_from_the_file_is_what_mlflow_says(ledger: LedgerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [ledger.cell("digits_torch"), ledger.cell("digits_keras")]
     for cell, library in ((cells[0], "a"), (cells[1], "b"), (cells[0], "c"), (cells[0], "d")):
         ledger.measure(cell, library)
@@ -114,3 +120,9 @@ def test_what_is_read_from_the_file_is_what_mlflow_says(ledger: LedgerBench) -> 
     assert counts == {str(cells[0]): 3, str(cells[1]): 1}
     assert [row["when"] for row in newest[str(cells[0])]] == [rows[at]["when"] for at in (0, 2)]
     assert newest[str(cells[0])][0]["roles"] == ["champion"], "a released library is always shown"
+    client.set_model_version_tag(version.name, version.version, SUPERSEDED, "2")
+    read = all_releases(ledger.workspace), measurements(ledger.workspace, cells[0])
+    assert (rows[0]["version_number"], read[1][0]["version_number"]) == (version.version, "")
+    for module in (history, releases):
+        monkeypatch.setattr(module, "is_readable", lambda _: False)
+    assert (all_releases(ledger.workspace), measurements(ledger.workspace, cells[0])) == read, "as from a server"

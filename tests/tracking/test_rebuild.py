@@ -21,8 +21,8 @@ from tvmflow.support.errors import DamagedStoreError, StoreError
 from tvmflow.tracking.dvc.chains import follow, records_in_place
 from tvmflow.tracking.mlflow import store as store_paths
 from tvmflow.tracking.mlflow.history import all_measurements
-from tvmflow.tracking.mlflow.measurements import ensure_recorded, is_recorded
 from tvmflow.tracking.mlflow.rebuild import rebuild
+from tvmflow.tracking.mlflow.recorded import ensure_recorded, is_recorded
 from tvmflow.tracking.mlflow.registry import CHAMPION, all_aliases, version_by_alias, version_by_sha256
 from tvmflow.tracking.mlflow.releases import promote, releases, rollback
 from tvmflow.tracking.mlflow.store import open_mlflow
@@ -64,7 +64,7 @@ GONE: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def _commit(ledger: LedgerBench) -> None:
+def commit_to_dvc(ledger: LedgerBench) -> None:
     """Keep every file by its md5, as `dvc commit` does."""
     import hashlib
 
@@ -82,15 +82,15 @@ def _fill(ledger: LedgerBench) -> tuple[Cell, Cell]:
     cell, other = ledger.cell("digits_torch"), ledger.cell("digits_torch", precision="int8")
     for library in ("one", "two", "two", "three"):
         sha256 = ledger.measure(cell, library)["build"].outputs["library.so"].sha256
-        _commit(ledger)
+        commit_to_dvc(ledger)
         if library != "three":
             promote(ledger.workspace, version_by_sha256(ledger.workspace, cell, sha256), f"{library} is good")  # type: ignore[arg-type]
     ledger.measure(other, "small")
-    _commit(ledger)
+    commit_to_dvc(ledger)
     return cell, other
 
 
-def _seen(ledger: LedgerBench, *cells: Cell) -> Any:
+def seen(ledger: LedgerBench, *cells: Cell) -> Any:
     rows = all_measurements(ledger.workspace)
     shown = {
         cell: [{k: v for k, v in row.items() if k not in ("run_id", "experiment_id", "url")} for row in measurements]
@@ -119,7 +119,7 @@ def test_a_damaged_store_is_one_error_that_names_it_and_the_way_out(ledger: Ledg
 
 def test_everything_is_recorded_again(ledger: LedgerBench) -> None:
     cells = _fill(ledger)
-    before, store = _seen(ledger, *cells), ledger.root / "mlruns" / "mlflow.db"
+    before, store = seen(ledger, *cells), ledger.root / "mlruns" / "mlflow.db"
     done = rebuild(ledger.workspace, STAGES)
     assert (done.recorded, done.known, done.lost, done.set_aside) == ([], 5, [], ""), "nothing was missing"
     damaged = store.read_bytes()[:5000]
@@ -128,7 +128,7 @@ def test_everything_is_recorded_again(ledger: LedgerBench) -> None:
     done = rebuild(ledger.workspace, STAGES)
     assert len(done.recorded) == 5 and done.lost == [] and done.champions == ["digits_torch.local-cpu.float32"]
     assert Path(done.set_aside).read_bytes() == damaged, "nobody's file is deleted"
-    assert _seen(ledger, *cells) == before
+    assert seen(ledger, *cells) == before
     assert all(is_recorded(ledger.workspace, cell) for cell in cells)
     assert rebuild(ledger.workspace, STAGES).recorded == []
     now, _ = rollback(ledger.workspace, cells[0])
@@ -139,21 +139,21 @@ def test_everything_is_recorded_again(ledger: LedgerBench) -> None:
 def test_a_store_that_is_gone_is_noticed_and_the_cell_recorded_again(ledger: LedgerBench, loss: str) -> None:
     cell = ledger.cell("digits_torch")
     ledger.measure(cell, "one")
-    before = _seen(ledger, cell)
+    before = seen(ledger, cell)
     GONE[loss](ledger.root / "mlruns" / "mlflow.db")
     ledger.forget()
     assert not is_recorded(ledger.workspace, cell)
     ensure_recorded(ledger.workspace, cell)
-    assert is_recorded(ledger.workspace, cell) and _seen(ledger, cell) == before
+    assert is_recorded(ledger.workspace, cell) and seen(ledger, cell) == before
 
 
 def test_what_was_deleted_in_mlflow_is_recorded_again_and_what_is_there_is_not_doubled(ledger: LedgerBench) -> None:
     cell = ledger.cell("digits_torch")
     ledger.measure(cell, "one")
     marker = next((ledger.workspace.artifacts / ".recorded").glob("*.json"))
-    for text in ("", "[]", '{"run_id": "no such run"}', None):
+    for text in ("", "[]", '{"runs": {"mlruns/mlflow.db": "no such run"}}', None):
         _ = marker.unlink() if text is None else marker.write_text(text)
-        assert not is_recorded(ledger.workspace, cell)
+        assert is_recorded(ledger.workspace, cell), "the store is asked, not the marker"
         ensure_recorded(ledger.workspace, cell)
         assert len(all_measurements(ledger.workspace)[str(cell)]) == 1
     [row] = all_measurements(ledger.workspace)[str(cell)]
@@ -195,7 +195,7 @@ def test_a_locked_store_is_waited_for_and_then_named(ledger: LedgerBench, monkey
 def test_a_store_that_is_not_there_any_more_as_an_address(ledger: LedgerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = ledger.cell("digits_torch")
     for uri in ("http://127.0.0.1:9", "nonsense://x", f"file://{ledger.root}/old"):
-        monkeypatch.setenv("TVMFLOW_MLFLOW_URI", uri)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
         with pytest.raises(StoreError) as caught:
             version_by_alias(ledger.workspace, cell, CHAMPION)
         assert uri in caught.value.found and len(str(caught.value)) < 700

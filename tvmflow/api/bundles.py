@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from tvmflow.config.params import Cell
     from tvmflow.config.workspace import Workspace
+    from tvmflow.pipeline.record import Record
     from tvmflow.shipping.bundle.manifest import Manifest
     from tvmflow.shipping.bundle.part import Part
     from tvmflow.shipping.bundle.run_on_device import DeviceTrial
@@ -96,18 +97,36 @@ def parts_of(workspace: Workspace, cells: Sequence[Cell], newest: bool) -> Itera
 
 def part_of(workspace: Workspace, cell: Cell, newest: bool, folder: Path) -> Part:
     """Copy a cell's files for a bundle into a folder. Raises StoreError if it has no champion or files are missing."""
-    from tasks.table import STAGES
-    from tvmflow.shipping.bundle.part import FILES, Part
-    from tvmflow.tracking.dvc.chains import chain_of, restore_output
+    from tvmflow.shipping.bundle.part import Part
 
     version = None if newest else _champion(workspace, cell)
-    records = chain_of(workspace, STAGES, cell, (version.sha256, version.network_sha256) if version else None)
-    for stage, files in FILES.items():
-        for file in files:
-            if file == "network.so" and file not in records[stage].outputs:
-                continue  # an old version without it, which its manifest tells
-            restore_output(workspace, records[stage], file, folder / stage / file)
-    return Part(str(cell), cell.slug, records, folder, version.version if version else None)
+    number = version.version if version else None
+    return Part(str(cell), cell.slug, _copy_files(workspace, cell, version, folder), folder, number)
+
+
+def _copy_files(workspace: Workspace, cell: Cell, version: Version | None, folder: Path) -> Mapping[str, Record]:
+    """Copy the files of a version from artifacts/ or DVC's cache, or from the model registry where those lack them."""
+    from tasks.table import STAGES
+    from tvmflow.shipping.bundle.part import FILES
+    from tvmflow.tracking.dvc.chains import chain_of, restore_output
+    from tvmflow.tracking.mlflow.version_files import version_stages
+
+    try:
+        records = chain_of(workspace, STAGES, cell, (version.sha256, version.network_sha256) if version else None)
+        for stage, files in FILES.items():
+            for file in files:
+                if file == "network.so" and file not in records[stage].outputs:
+                    continue  # an old version without it, which its manifest tells
+                restore_output(workspace, records[stage], file, folder / stage / file)
+        return records
+    except StoreError as missing:
+        if version is None:
+            raise
+        try:
+            found = version_stages(workspace, version, folder)
+        except StoreError as error:
+            raise StoreError(f"{missing.found}; {error.found}", missing.expected, missing.hint) from error
+        return {stage: found[stage] for stage in STAGES if stage in found}
 
 
 def _champion(workspace: Workspace, cell: Cell) -> Version:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tvmflow.api.quiet import wait_for_quiet
+from tvmflow.api.runs import record_late
 from tvmflow.api.workspace import CellName, Where, cell_of, open_workspace
 from tvmflow.pipeline.results import Verdict
 from tvmflow.support.errors import StoreError
@@ -34,6 +35,7 @@ def promote(
     from tvmflow.tracking.mlflow.store import check_store
 
     check_store(where)
+    record_late(where, show_progress)
     done = _champion_already(where, chosen)
     if done is not None:
         return done

@@ -45,6 +45,7 @@ def run(
     where = open_workspace(workspace)
     wanted = cells_of(where, cells)
     check_store(where)
+    record_late(where, show_progress)
     unknown = ask_processors(where, wanted)
     if again or unknown or not all(_is_done(where, cell) for cell in wanted):
         refused = _preflight(where, wanted, unknown, show_progress)
@@ -59,6 +60,7 @@ def run(
         cell_results = [CellResult(str(cell)) for cell in wanted]
         if show_progress:
             sys.stderr.write("nothing to do: every stage is up to date\n")
+    record_late(where, show_progress)
     results = []
     for cell, result in zip(wanted, cell_results, strict=True):
         is_finished = result.error is None or result.failed_stage == "publish"
@@ -80,18 +82,48 @@ def raise_failures(results: Sequence[RunResult]) -> None:
         raise TvmflowError("\n".join(f"{', '.join(names)} {what}" for what, names in cells.items()))
 
 
+def record_late(workspace: Workspace, show_progress: bool) -> None:
+    """Record what waits for MLflow's server, and on a new server all that this workspace has. A server that does not
+    answer stops nothing.
+    """
+    from tasks.table import STAGES
+    from tvmflow.support.errors import StoreAwayError
+    from tvmflow.tracking.mlflow.rebuild import fill_new_server
+    from tvmflow.tracking.mlflow.recorded import record_kept
+
+    said = []
+    try:
+        filled = fill_new_server(workspace, STAGES)
+        if filled is not None and (filled.recorded or filled.lost):
+            lost = f", {len(filled.lost)} could not be: see 'tvmflow init --rebuild'" if filled.lost else ""
+            said.append(
+                f"this MLflow server is new to the workspace: recorded {len(filled.recorded)} measurements{lost}"
+            )
+    except StoreAwayError as error:
+        said.append(error.found)
+    kept = record_kept(workspace)
+    if kept.done:
+        said.append(f"recorded in MLflow what waited for its server: {kept.done}")
+    if kept.left:
+        said.append(f"not recorded in MLflow yet: {kept.left}, which the next command does: {kept.why}")
+    if show_progress:
+        sys.stderr.writelines(f"{line}\n" for line in said)
+
+
 def _is_done(workspace: Workspace, cell: Cell) -> bool:
     """Return whether every cached stage is a hit and the measurement is recorded; starts neither Prefect nor TVM."""
     from tasks.table import STAGES
     from tvmflow.pipeline.store import Store
     from tvmflow.tracking.dvc.repository import is_published
-    from tvmflow.tracking.mlflow.measurements import is_recorded
+    from tvmflow.tracking.mlflow.recorded import is_recorded
 
     try:
-        plans = Store(workspace, STAGES).plan_all(cell)
+        if not all(plan.is_hit for plan in Store(workspace, STAGES).plan_all(cell)):
+            return False
+        is_in_mlflow = is_recorded(workspace, cell)
     except TvmflowError:
         return False  # the run reports why, and goes on with the other cells
-    return all(plan.is_hit for plan in plans) and is_recorded(workspace, cell) and is_published(workspace, cell)
+    return is_in_mlflow and is_published(workspace, cell)
 
 
 def _preflight(
@@ -164,6 +196,7 @@ def retune(
     from tvmflow.tracking.mlflow.store import check_store
 
     check_store(where)
+    record_late(where, show_progress)
     configure_prefect(where)
     from flows.retune import run_retune
     from flows.stage_server import stage_server

@@ -135,7 +135,7 @@ def report(
         show_json(api.report_data(workspace))
         return
     print(api.write_report(output, workspace))
-    suggest(f"open the page in a browser; 'mlflow ui --backend-store-uri {workspace.mlflow_uri}' shows all runs")
+    suggest("open the page in a browser; it says how to see all runs in MLflow")
 
 
 @app.command()

@@ -31,10 +31,9 @@ from tvmflow.support.errors import StoreError, UsageError
 from tvmflow.support.files import write_atomic
 from tvmflow.support.json_values import to_json
 from tvmflow.support.version import __version__
-from tvmflow.tracking.mlflow.links import DEFAULT_UI, mlflow_ui
+from tvmflow.tracking.mlflow.links import DEFAULT_UI, mlflow_ui, ui_command
 from tvmflow.tracking.mlflow.registry import registry_name
 from tvmflow.tracking.mlflow.releases import all_releases
-from tvmflow.tracking.mlflow.store import mlflow_uri
 
 ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "base.js", "charts.js", "sections.js", "main.js")
@@ -81,7 +80,7 @@ def collect(
         "steps": STEPS,
         "precisions": get_args(Precision),
         "mlflow_ui": _web_address(mlflow_ui()),
-        "mlflow_command": f"mlflow ui --backend-store-uri {mlflow_uri(workspace)}",
+        "mlflow_command": ui_command(workspace),
         "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": __version__,
     }

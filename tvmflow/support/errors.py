@@ -29,7 +29,8 @@ TvmflowError                 exit 1   the base: what was found, what was expecte
 |  |- WrongProcessorError             a library for another processor, or with instructions that this one lacks
 |  `- AgentVersionError               its agent belongs to another tvmflow
 |- StoreError                         files cannot be written, read or trusted
-|  `- DamagedStoreError               MLflow's database is not one any more
+|  |- DamagedStoreError               MLflow's database is not one any more
+|  `- StoreAwayError                  MLflow's server does not answer; what was measured is kept until it does
 |- BundleError                        a bundle is damaged, was altered, or holds what no bundle may
 |  `- SignatureError                  nobody who is trusted signed it
 `- GateRefusedError          exit 3   a release gate said no
@@ -195,6 +196,10 @@ class AgentVersionError(DeviceError):
 
 
 class StoreError(TvmflowError):
+    pass
+
+
+class StoreAwayError(StoreError):
     pass
 
 

@@ -38,7 +38,8 @@ from tvmflow.support.errors import DeviceLostError, StageError, StoreError
 from tvmflow.support.files import sha256_of
 from tvmflow.tracking.dvc import repository as dvc
 from tvmflow.tracking.mlflow.history import champion_accuracy
-from tvmflow.tracking.mlflow.registry import CHAMPION, Version, logged_library, version_by_alias, version_by_sha256
+from tvmflow.tracking.mlflow.registry import CHAMPION, Version, version_by_alias, version_by_sha256
+from tvmflow.tracking.mlflow.version_files import version_library
 
 
 class Candidate:
@@ -119,7 +120,7 @@ class Candidate:
         new = network_library(self.folder, manifest.outputs, manifest.network.device)
         old = folder / "champion.so"
         if champion.network_sha256:
-            dvc.file_by_md5(self.workspace, champion.network_dvc_md5, champion.network_sha256, old)
+            _champion_bytes(self.workspace, champion, "network.so", old)
             return replace(new, file=old), new
         device = self.workspace.params.targets[self.cell.target].device
         if not transport_of(device).has_tvm_on(device):
@@ -127,7 +128,7 @@ class Candidate:
                 f"version {champion.version} has no known network.so, and device {self.cell.target!r} has no TVM"
             )
         machine = vm_library(self.folder)
-        _champion_bytes(self.workspace, champion, old)
+        _champion_bytes(self.workspace, champion, "library.so", old)
         return replace(machine, file=old), machine
 
     def _start(self, session: DeviceSession, form: LibraryForm, champion: Version | None = None) -> RemoteModel:
@@ -161,10 +162,13 @@ def cost_of_one_run(backend: Backend, session: DeviceSession, model: RemoteModel
     return (backend.cost(session.call) or 0) - before
 
 
-def _champion_bytes(workspace: Workspace, champion: Version, target: Path) -> None:
+def _champion_bytes(workspace: Workspace, champion: Version, name: str, target: Path) -> None:
+    """Copy a library of the champion from DVC's cache, or from the model registry where that lacks it."""
+    digests = {
+        "library.so": (champion.dvc_md5, champion.sha256),
+        "network.so": (champion.network_dvc_md5, champion.network_sha256),
+    }
     try:
-        dvc.file_by_md5(workspace, champion.dvc_md5, champion.sha256, target)
+        dvc.file_by_md5(workspace, *digests[name], target)
     except StoreError:
-        logged_library(workspace, champion, target)
-        if sha256_of(target) != champion.sha256:
-            raise StoreError(f"the champion's library in MLflow was altered (version {champion.version})") from None
+        version_library(workspace, champion, name, target)

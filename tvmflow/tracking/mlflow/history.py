@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,9 +13,9 @@ from tvmflow.evaluation.regression import change_between, comparable_before
 from tvmflow.pipeline.recipe_key import changed_parts
 from tvmflow.support.errors import StoreError, first_line
 from tvmflow.tracking.mlflow.links import run_url
-from tvmflow.tracking.mlflow.registry import all_aliases, registry_name
-from tvmflow.tracking.mlflow.sqlite_reads import Versions, is_readable, measured_runs, read_aliases, read_versions
-from tvmflow.tracking.mlflow.store import REBUILD, open_mlflow
+from tvmflow.tracking.mlflow.registry import Versions, all_aliases, registry_name, versions_by_digests
+from tvmflow.tracking.mlflow.sqlite_reads import is_readable, measured_runs, read_aliases, read_versions
+from tvmflow.tracking.mlflow.store import REBUILD, open_mlflow, pages
 
 _OF_DEVICE = ("unit", "build")  # what differs between devices of one kind
 
@@ -91,38 +90,16 @@ def _read(
         runs, counts = measured_runs(workspace, None if only is None else str(only), last, kept)
         return runs, counts, aliases, versions
     client = open_mlflow(workspace)
-    aliases, versions = all_aliases(workspace), Versions()
-    for version in _pages(client.search_model_versions, None if only is None else f"name = '{registry_name(only)}'"):
-        digests = (version.tags.get("library_sha256", ""), version.tags.get("network_sha256", ""))
-        number = max(int(versions.get((version.name, *digests), 0)), int(version.version))
-        versions[version.name, *digests] = str(number)
+    named = None if only is None else f"name = '{registry_name(only)}'"
+    registered = pages(client.search_model_versions, named)
+    versions = versions_by_digests((one.name, int(one.version), one.tags) for one in registered)
     where = "" if only is None else f" and tags.cell = '{only}'"
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    found = _runs(client, experiments, f"tags.`tvmflow.kind` = 'measurement'{where}") if experiments else []
+    found = pages(client.search_runs, experiments, f"tags.`tvmflow.kind` = 'measurement'{where}") if experiments else []
     complete = sorted(
         (run for run in found if run.data.tags.get("tvmflow.complete") == "true"), key=lambda run: run.info.start_time
     )
-    return complete, dict(Counter(run.data.tags["cell"] for run in complete)), aliases, versions
-
-
-def _pages(search: Any, where: str | None) -> Iterator[Any]:
-    token: str | None = None
-    while True:
-        page = search(where, max_results=10_000, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
-
-
-def _runs(client: Any, experiments: list[str], where: str) -> Iterator[Any]:
-    token: str | None = None
-    while True:
-        page = client.search_runs(experiments, where, max_results=1000, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
+    return complete, dict(Counter(run.data.tags["cell"] for run in complete)), all_aliases(workspace), versions
 
 
 def _row(run: Any, aliases: dict[str, dict[str, str]], versions: Versions) -> dict[str, Any]:

@@ -1,21 +1,30 @@
 """Build addresses of pages in MLflow's UI.
 
-`mlflow ui` serves the workspace's store at DEFAULT_UI. TVMFLOW_MLFLOW_UI sets another address; if TVMFLOW_MLFLOW_URI is
-a server's address, that server is used.
+`mlflow ui` serves the workspace's store at DEFAULT_UI. TVMFLOW_MLFLOW_UI sets another address; if MLFLOW_TRACKING_URI
+is a server's address, that server is used.
 """
 
 from __future__ import annotations
 
 import os
 
+from tvmflow.config.workspace import Workspace
+from tvmflow.tracking.mlflow.address import TRACKING, is_server, mlflow_uri, without_credentials
+
 DEFAULT_UI = "http://127.0.0.1:5000"
 
 
 def mlflow_ui() -> str:
-    """Return the address of MLflow's UI, without a trailing slash."""
-    store = os.environ.get("TVMFLOW_MLFLOW_URI", "")
-    served = store if store.startswith(("http://", "https://")) else DEFAULT_UI
+    """Return the address of MLflow's UI, without credentials and without a trailing slash."""
+    store = os.environ.get(TRACKING, "")
+    served = without_credentials(store) if is_server(store) else DEFAULT_UI
     return (os.environ.get("TVMFLOW_MLFLOW_UI") or served).rstrip("/")
+
+
+def ui_command(workspace: Workspace) -> str:
+    """Return how to see the pages of the store: the address of a server, or a command that serves a file."""
+    uri = mlflow_uri(workspace)
+    return mlflow_ui() if is_server(uri) else f"mlflow ui --backend-store-uri {uri}"
 
 
 def run_url(experiment_id: str, run_id: str) -> str:

@@ -1,4 +1,8 @@
-"""Record a scorecard in MLflow once: parameters, tags, metrics, the tuning curve, the library as a LoggedModel."""
+"""Record a scorecard in MLflow once: parameters, tags, metrics, the tuning curve, the library as a LoggedModel.
+
+Several machines may record one measurement at the same time. Its digest is a tag of its run; whoever finds two complete
+runs of one digest keeps the one that all would keep.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +11,63 @@ import csv
 import functools
 import json
 import shutil
-import subprocess
+import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tvmflow.backends.manifest import read_manifest
-from tvmflow.config.buckets import metric_of
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.evaluation.agreement import Agreement
-from tvmflow.evaluation.roofline import Bounds
 from tvmflow.evaluation.scorecard import Scorecard
-from tvmflow.pipeline.record import RECORD_NAME, Record, read_record
-from tvmflow.support.errors import StoreError
-from tvmflow.support.files import digest_of, write_atomic
+from tvmflow.pipeline.record import RECORD_NAME, Record, record_text
+from tvmflow.support.errors import StoreAwayError, StoreError
+from tvmflow.support.files import digest_of
 from tvmflow.tracking.mlflow import golden
-from tvmflow.tracking.mlflow.links import run_url
+from tvmflow.tracking.mlflow.address import sqlite_path
+from tvmflow.tracking.mlflow.experiments import experiment_id
+from tvmflow.tracking.mlflow.markers import read_marker, write_marker
+from tvmflow.tracking.mlflow.numbers import numbers_of
 from tvmflow.tracking.mlflow.pyfunc import save_model
-from tvmflow.tracking.mlflow.registry import mlflow_lock, register_version
-from tvmflow.tracking.mlflow.store import experiment_id, experiment_of, holds_measurement, open_mlflow
+from tvmflow.tracking.mlflow.registry import (
+    STAGES_FOLDER,
+    find_library,
+    mlflow_lock,
+    model_of,
+    register_version,
+    registry_name,
+)
+from tvmflow.tracking.mlflow.store import open_mlflow
 from tvmflow.tracking.mlflow.trend import Step, add_step
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
 MAX_PARAM_LENGTH = 500
-_TUNING = ("measured", "device_hours", "trials_per_minute", "saved_s", "winograd")
+RECORDER = "tvmflow.recorder"
+# Files of each stage that a recording, a bundle or a comparison reads, where the stage has them.
+RECORDED_FILES = {
+    "evaluate": ("scorecard.json", "confusion.csv", "latency.csv"),
+    "tune": ("curve.csv",),
+    "build": ("library.so", "network.so", "manifest.json"),
+    "fetch": ("golden.npz", "labels.json", "source.json"),
+    "quantize": ("reference.npz",),
+}
+_VERSION_TAGS = (
+    "cell",
+    "precision",
+    "library.sha256",
+    "library.dvc_md5",
+    "network.sha256",
+    "network.dvc_md5",
+    "device.key",
+    "device.kind",
+    "device.unit",
+    "git.commit",
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +75,7 @@ class Measurement:
     """A scorecard, the records of the stages that led to it, and access to their files."""
 
     cell: Cell
-    records: dict[str, Record]
+    records: Mapping[str, Record]
     path: Callable[[str, str], Path]
 
     @property
@@ -50,74 +85,98 @@ class Measurement:
     @property
     def measured_ms(self) -> int:
         """Return the time of the measurement in milliseconds since 1970."""
-        return int(datetime.fromisoformat(self.records["evaluate"].created).timestamp() * 1000)
+        return milliseconds(self.records["evaluate"].created)
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Yield stage and name of each file that is recorded."""
+        for stage, names in RECORDED_FILES.items():
+            yield from ((stage, name) for name in names if name in self.records[stage].outputs)
+
+    def copy_to(self, folder: Path, but: tuple[str, ...] = ()) -> None:
+        """Copy the recorded files and the records into a folder for each stage."""
+        for stage, record in self.records.items():
+            (folder / stage).mkdir(parents=True, exist_ok=True)
+            (folder / stage / RECORD_NAME).write_text(record_text(record), encoding="utf-8")
+        for stage, name in self.files():
+            if name not in but:
+                shutil.copyfile(self.path(stage, name), folder / stage / name)
 
 
-def recorded_path(workspace: Workspace, record: Record) -> Path:
-    """Return the marker file of a recorded measurement, which contains its run."""
-    return workspace.artifacts / ".recorded" / f"{record.digest()}.json"
-
-
-def is_recorded(workspace: Workspace, cell: Cell) -> bool:
-    """Return whether the scorecard in the cell's folder is in MLflow; does not start MLflow. Raises StoreError."""
-    try:
-        record = read_record(workspace.folder("evaluate", cell) / RECORD_NAME)
-    except StoreError:
-        return True  # nothing to record
-    run_id = _marker(workspace, record).get("run_id")
-    return run_id is not None and holds_measurement(workspace, run_id)
-
-
-def run_page(workspace: Workspace, cell: Cell) -> str | None:
-    """Return the address in MLflow's UI of the measurement in the cell's folder, None where it is not recorded."""
-    try:
-        run_id = _marker(workspace, read_record(workspace.folder("evaluate", cell) / RECORD_NAME)).get("run_id")
-    except StoreError:
-        return None
-    return run_id and run_url(experiment_of(workspace, run_id), run_id)
-
-
-def _marker(workspace: Workspace, record: Record) -> dict[str, str]:
-    try:
-        marker = json.loads(recorded_path(workspace, record).read_text(encoding="utf-8"))
-        return {str(key): str(value) for key, value in marker.items()}
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return {}
-
-
-def ensure_recorded(workspace: Workspace, cell: Cell) -> None:
-    """Record the cell's scorecard unless MLflow has it. Safe to repeat after a crash at any point."""
-    if is_recorded(workspace, cell):
-        return
-    records: dict[str, Record] = {}
-    todo = ["evaluate"]
-    while todo:  # what the scorecard was made from: the same stages that a rebuild follows
-        name = todo.pop()
-        if name not in records:
-            with contextlib.suppress(StoreError):
-                records[name] = read_record(workspace.folder(name, cell) / RECORD_NAME)
-                todo += records[name].recipe["inputs"]
-    record_measurement(
-        workspace,
-        Measurement(cell, records, lambda stage, name: workspace.folder(stage, cell) / name),
-        git_commit(workspace.root),
-    )
+def milliseconds(created: str) -> int:
+    return int(datetime.fromisoformat(created).timestamp() * 1000)
 
 
 def record_measurement(workspace: Workspace, measurement: Measurement, commit: str) -> bool:
-    """Record a measurement unless it exists. Returns whether it was missing."""
-    record = measurement.records["evaluate"]
+    """Record a measurement unless the store has it. Returns whether it was missing. Raises StoreError."""
+    digest = measurement.digest
     with mlflow_lock(workspace):
-        marker = _marker(workspace, record)
-        if marker and holds_measurement(workspace, marker["run_id"]):
-            return False
-        commit = marker.get("git_commit", commit)  # known from when it was measured
+        commit = read_marker(workspace, digest).git_commit or commit  # known from when it was measured
         recording = _Recording(workspace, measurement, commit)
         known = recording.find()
-        run_id = known or recording.write()
-        marker = {"run_id": run_id, "cell": str(measurement.cell), "git_commit": commit}
-        write_atomic(recorded_path(workspace, record), json.dumps(marker))
+        write_marker(workspace, digest, str(measurement.cell), commit, known or recording.write())
         return known is None
+
+
+def recorder(workspace: Workspace) -> str:
+    """Return the name of this workspace on this machine, by which it knows the runs that it left unfinished."""
+    return digest_of([socket.gethostname(), str(workspace.root)])[:16]
+
+
+def complete_runs(client: MlflowClient, experiment: str, digest: str) -> list[str]:
+    """Return the complete runs of a measurement."""
+    where = f"tags.`tvmflow.measurement` = '{digest}' and tags.`tvmflow.complete` = 'true'"
+    return sorted(str(run.info.run_id) for run in client.search_runs([experiment], where))
+
+
+def keep_one(client: MlflowClient, experiment: str, cell: Cell, tags: Mapping[str, str]) -> str:
+    """Return the run of a measurement, after deleting those that other machines made meanwhile.
+
+    tags: of the run. It is the run that the library's version refers to, else the first by name: the same one for all.
+    """
+    found = complete_runs(client, experiment, tags["tvmflow.measurement"])
+    if len(found) == 1:
+        return found[0]
+    library = find_library(client, registry_name(cell), tags["library.sha256"], tags.get("network.sha256", ""))
+    kept = library.run_id if library is not None and library.run_id in found else found[0]
+    for run_id in found:
+        if run_id != kept:
+            _delete(client, run_id, but=model_of(library) if library else None)
+    return kept
+
+
+def _delete(client: MlflowClient, run_id: str, but: str | None) -> None:
+    """Delete a run and its model, which another machine may do at the same time; not the model `but`."""
+    for model in client.get_run(run_id).outputs.model_outputs:
+        if model.model_id != but:
+            with _done_already():
+                client.delete_logged_model(model.model_id)
+    with _done_already():
+        client.delete_run(run_id)
+
+
+@contextlib.contextmanager
+def _done_already() -> Iterator[None]:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except StoreAwayError:
+        raise
+    except (StoreError, MlflowException):
+        pass
+
+
+def version_tags(tags: Mapping[str, str], measured: str) -> dict[str, str]:
+    """Return the tags of a library's version from those of the run that measured it."""
+    picked = {name.replace(".", "_"): tags[name] for name in _VERSION_TAGS if name in tags}
+    tools = {name.replace(".", "_", 1): text for name, text in tags.items() if name.startswith("toolchain.")}
+    picked |= {name: text for name, text in tools.items() if ":" not in name}
+    return {
+        **picked,
+        "measurement": tags["tvmflow.measurement"],
+        "measured": measured,
+        "build_key": tags["recipe.build"],
+    }
 
 
 class _Recording:
@@ -133,10 +192,8 @@ class _Recording:
 
     def find(self) -> str | None:
         """Return the complete run of this measurement, if it exists."""
-        runs = self.client.search_runs(
-            [self.experiment], f"tags.`tvmflow.measurement` = '{self.digest}' and tags.`tvmflow.complete` = 'true'"
-        )
-        return str(runs[0].info.run_id) if runs else None
+        runs = complete_runs(self.client, self.experiment, self.digest)
+        return runs[0] if runs else None
 
     def write(self) -> str:
         self._drop_unfinished()
@@ -144,13 +201,15 @@ class _Recording:
         run_id = str(run.info.run_id)
         self._write_numbers(run_id)
         model_id = self._log_library(run_id)
-        register_version(self.client, self.cell, model_id, run_id, self._version_tags())
+        measured = self.records["evaluate"].created
+        register_version(self.client, self.cell, model_id, run_id, version_tags(self._tags, measured))
         self._log_dataset(run_id)
-        step = Step(self.digest, self._tags, self._numbers, self.measurement.measured_ms)
-        add_step(self.client, self.workspace, step)
+        add_step(
+            self.client, self.workspace, Step(self.digest, self._tags, self._numbers, self.measurement.measured_ms)
+        )
         self.client.set_tag(run_id, "tvmflow.complete", "true")
         self.client.set_terminated(run_id)
-        return run_id
+        return keep_one(self.client, self.experiment, self.cell, self._tags)
 
     @property
     def _run_name(self) -> str:
@@ -160,9 +219,10 @@ class _Recording:
         return f"{self.cell.target}:{self.cell.precision} TVM {self._toolchain.get('tvm', '?')} {sha256[:7]} {when}"
 
     def _drop_unfinished(self) -> None:
-        """Delete the incomplete runs of killed attempts to record this measurement."""
+        """Delete the incomplete runs of killed attempts to record this measurement, but not those of others."""
         for run in self.client.search_runs([self.experiment], f"tags.`tvmflow.measurement` = '{self.digest}'"):
-            self.client.delete_run(run.info.run_id)
+            if sqlite_path(self.workspace) is not None or run.data.tags.get(RECORDER) == recorder(self.workspace):
+                self.client.delete_run(run.info.run_id)
 
     @functools.cached_property
     def _tags(self) -> dict[str, str]:
@@ -171,6 +231,7 @@ class _Recording:
         return {
             "tvmflow.kind": "measurement",
             "tvmflow.measurement": self.digest,
+            RECORDER: recorder(self.workspace),
             "cell": str(self.cell),
             "model": self.cell.model,
             "target": self.cell.target,
@@ -196,25 +257,6 @@ class _Recording:
         """Return the toolchain of the schedules and of the library."""
         return {**self.records["tune"].recipe["toolchain"], **self.records["build"].recipe["toolchain"]}
 
-    def _version_tags(self) -> dict[str, str]:
-        tags = self._tags
-        chosen = (
-            "cell",
-            "precision",
-            "library.sha256",
-            "library.dvc_md5",
-            "network.sha256",
-            "network.dvc_md5",
-            "device.key",
-            "device.kind",
-            "device.unit",
-            "git.commit",
-        )
-        picked = {name.replace(".", "_"): tags[name] for name in chosen}
-        picked |= {f"toolchain_{name}": text for name, text in self._toolchain.items() if ":" not in name}
-        measured = self.records["evaluate"].created
-        return {**picked, "measurement": self.digest, "measured": measured, "build_key": self.records["build"].key}
-
     def _write_numbers(self, run_id: str) -> None:
         from mlflow.entities import Metric, Param
 
@@ -231,48 +273,7 @@ class _Recording:
 
     @functools.cached_property
     def _numbers(self) -> dict[str, float]:
-        """Return the metrics of the scorecard; the badges of latencies are in the tag `latency.badges`."""
-        card = self.card
-        numbers = _agreement("agreement", card.agreement)
-        if card.accuracy:
-            shares = card.accuracy.by_form
-            numbers |= {"accuracy" if form == "built" else f"accuracy.{form}": share for form, share in shares.items()}
-        for step, agreement in card.agreement_by_step.items():
-            numbers |= _agreement(f"agreement.{step}", agreement)
-        numbers |= {
-            f"quantization.{name}": float(value)
-            for name, value in card.quantization.items()
-            if name in ("output_sqnr_db", "float_score", "quantized_score") and value is not None
-        }
-        for name, latency in vars(card.latency).items():
-            numbers[f"undisturbed.{name}"] = latency.undisturbed / latency.turns
-            numbers |= _known(latency, {f"{state}.{name}": state for state in ("foreign_load", "round_trip_ns")})
-            if latency.is_time:
-                prefix = f"{name}_ms" if name != "compute" else ("latency_ms" if card.has_time else "simulator_ms")
-                stats = ("median", "mean", "p90", "min", "max", "std", "low", "high")
-                numbers |= _known(latency, {f"{prefix}.{stat}": f"{stat}_ms" for stat in stats})
-        numbers |= {f"peer_ms.{name}": peer.median_ms for name, peer in card.peers.items() if peer.is_time}
-        for name, advantage in card.advantages.items():
-            numbers |= _known(advantage, {f"advantage.{name}.{k}": k for k in ("times_faster", "low", "high")})
-        if card.machine and card.machine.latency.is_time:
-            numbers["machine_ms.median"] = card.machine.latency.median_ms
-        if card.executed:
-            numbers |= {name: float(value) for name, value in vars(card.executed).items()}
-        else:
-            numbers |= _known(card, {f"{start}_ms": f"median_{start}_ms" for start in ("cold_start", "first_run")})
-        if card.memory_bytes:
-            numbers["memory_bytes"] = float(card.memory_bytes)
-        numbers |= _of_gpu(card) | {metric_of(k): one.median_ms for k, one in card.sizes.items() if one.is_time}
-        numbers |= card.bounds.metrics if isinstance(card.bounds, Bounds) else {}
-        numbers["library_bytes"] = float(card.library_bytes)
-        numbers["tuning.coverage"] = float(card.coverage)
-        numbers |= {name: float(value) for name, value in (card.part.metrics if card.part else {}).items()}
-        tuned = self.records["tune"].facts if "tune" in self.records else {}
-        numbers |= {f"tuning.{name}": float(tuned[name]) for name in _TUNING if name in tuned}
-        kernels = tuned.get("kernels", {})
-        numbers |= {f"tuning.kernels.{origin}": float(count) for origin, count in kernels.items()}
-        numbers |= {f"stage_s.{name}": record.elapsed_s for name, record in self.records.items()}
-        return numbers
+        return numbers_of(self.card, self.records)
 
     def _tuning_curve(self) -> Iterator[tuple[int, float]]:
         for row in csv.DictReader(self._text("tune", "curve.csv").splitlines()):
@@ -316,6 +317,7 @@ class _Recording:
         golden.save(folder / "golden.npz", inputs, outputs)
         self.client.log_artifact(run_id, str(folder / "golden.npz"))
         save_model(folder / "model", library, inputs, outputs, self._toolchain["tvm"])
+        self.measurement.copy_to(folder / "model" / STAGES_FOLDER, but=("library.so",))  # the model has it
 
     def _log_dataset(self, run_id: str) -> None:
         """Log the evaluation set as an input of the run."""
@@ -332,34 +334,3 @@ class _Recording:
                 profile=json.dumps({"num_rows": count}),
             )
             self.client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "evaluation")])])
-
-
-def _of_gpu(card: Scorecard) -> dict[str, float]:
-    """Return the numbers that only libraries of a GPU have."""
-    numbers = {f"gpu.{name}": float(value) for name, value in (vars(card.gpu) if card.gpu else {}).items()}
-    return numbers | _known(card.kernel_agreement, {"kernel_agreement.largest_error": "largest_error"})
-
-
-def _agreement(prefix: str, agreement: Agreement) -> dict[str, float]:
-    """Return the numbers of one comparison under their names; a model with one output has no top-1."""
-    return _known(agreement, {f"{prefix}.{name}": name for name in vars(agreement) if name != "samples"})
-
-
-def _known(part: object, names: Mapping[str, str]) -> dict[str, float]:
-    """Return metric -> number, for those that a part of a scorecard has. names: metric -> attribute."""
-    found = {metric: getattr(part, name, None) for metric, name in names.items()}
-    return {metric: float(value) for metric, value in found.items() if value is not None}
-
-
-def git_commit(root: Path) -> str:
-    """Return the commit of the workspace, with '+changes' when files differ from it; 'none' outside of git."""
-    try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
-        if head.returncode:
-            return "none"
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True, check=False
-        )
-        return head.stdout.strip() + ("+changes" if changed.stdout.strip() else "")
-    except OSError:
-        return "none"

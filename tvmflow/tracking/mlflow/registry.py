@@ -7,22 +7,26 @@ restores.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.support.errors import StoreError
-from tvmflow.tracking.mlflow.store import open_mlflow
+from tvmflow.tracking.mlflow.address import is_server
+from tvmflow.tracking.mlflow.store import open_mlflow, pages
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
+SUPERSEDED = "superseded_by"  # the tag of a version whose library has another one
+_MODEL = re.compile(r"\bm-[0-9a-f]{32}\b")
+Versions = dict[tuple[str, str, str], str]  # registry name, sha256 of library.so, of network.so -> version
+STAGES_FOLDER = "stages"  # of a version's files: what its stages made, with their records
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Version:
     version: str
     run_id: str
     tags: dict[str, str]
+    source: str = ""
 
     @property
     def sha256(self) -> str:
@@ -76,22 +81,62 @@ def mlflow_lock(workspace: Workspace) -> Iterator[None]:
 
 
 def register_version(client: MlflowClient, cell: Cell, model_id: str, run_id: str, tags: dict[str, str]) -> str:
-    """Register a library and make it the challenger; an already registered library keeps its version."""
+    """Register a library and make it the challenger; an already registered library keeps its version.
+
+    Of two versions that two machines registered at once, both keep the first. A version whose files lie with one user
+    is replaced by a new one.
+    """
     name = registry_name(cell)
     make_name(client, name)
-    known = find_library(client, name, tags["library_sha256"], tags.get("network_sha256", ""))
-    if known is not None and known.known_network is not None:
-        version = client.get_model_version(name, known.version)
+    digests = (tags["library_sha256"], tags.get("network_sha256", ""))
+    known = find_library(client, name, *digests)
+    is_known = known is not None and known.known_network is not None
+    if known is not None and is_known and _has_files(client, known):
+        number = known.version
         for key, value in tags.items():
-            client.set_model_version_tag(name, version.version, key, value)
+            client.set_model_version_tag(name, number, key, value)
     else:
-        version = client.create_model_version(name, f"models:/{model_id}", run_id, tags, model_id=model_id)
-    number = str(version.version)
+        made = _create_version(client, name, model_id, run_id, tags)
+        number = str(made.version)
+        if known is not None and is_known:
+            client.set_model_version_tag(name, known.version, SUPERSEDED, number)
+            _move_aliases(client, name, known.version, number)
+        first = find_library(client, name, *digests)
+        if first is not None and first.version != number:
+            client.delete_model_version(name, number)
+            number = first.version
     champion, challenger = find_alias(client, name, CHAMPION), find_alias(client, name, CHALLENGER)
     is_newest = challenger is None or challenger.tags.get("measured", "") <= tags["measured"]
     if is_newest and (champion is None or champion.version != number):
         client.set_registered_model_alias(name, CHALLENGER, number)
     return number
+
+
+def _create_version(client: MlflowClient, name: str, model_id: str, run_id: str, tags: dict[str, str]) -> Any:
+    """Create a version of a logged model; a registry apart from the runs does not know that model, only its place."""
+    if client._registry_uri == client.tracking_uri:
+        return client.create_model_version(name, f"models:/{model_id}", run_id, tags, model_id=model_id)
+    return client.create_model_version(name, client.get_logged_model(model_id).artifact_location, run_id, tags)
+
+
+def _has_files(client: MlflowClient, version: Version) -> bool:
+    """Return whether everyone can have the files of a version; an earlier version kept them with the first user."""
+    if not is_server(client.tracking_uri):
+        return True
+    from mlflow.exceptions import MlflowException
+
+    try:
+        location = client.get_logged_model(model_of(version)).artifact_location
+    except MlflowException:
+        return False
+    model = version.tags.get("cell", "").partition("@")[0]
+    return "://" in location or f"/mlruns/artifacts/{model}/" not in location
+
+
+def _move_aliases(client: MlflowClient, name: str, old: str, new: str) -> None:
+    for alias, number in client.get_registered_model(name).aliases.items():
+        if str(number) == old:
+            client.set_registered_model_alias(name, alias, new)
 
 
 def make_name(client: MlflowClient, name: str) -> None:
@@ -125,14 +170,8 @@ def all_aliases(workspace: Workspace) -> dict[str, dict[str, str]]:
 
 
 def all_names(client: MlflowClient) -> Iterator[Any]:
-    """Yield all registered models, page by page."""
-    token: str | None = None
-    while True:
-        page = client.search_registered_models(page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
+    """Return all registered models."""
+    return pages(client.search_registered_models)
 
 
 def find_alias(client: MlflowClient, name: str, alias: str) -> Version | None:
@@ -148,37 +187,45 @@ def find_alias(client: MlflowClient, name: str, alias: str) -> Version | None:
 
 
 def find_library(client: MlflowClient, name: str, sha256: str, network_sha256: str | None = None) -> Version | None:
-    """Return the newest version of a library, or None if it was never registered under this name.
+    """Return the version of a library, or None if it was never registered under this name.
 
-    network_sha256: digest of network.so; "": no network.so; None: any. Old versions do not record it and are used only
-    if no other version matches.
+    network_sha256: digest of network.so; "": no network.so; None: any, the newest. Old versions do not record it and
+    are used only if no other version matches.
     """
-    matches = client.search_model_versions(f"name = '{name}' and tags.library_sha256 = '{sha256}'")
-    versions = [version for version in map(_version, matches) if network_sha256 in (None, version.known_network)]
-    versions = versions or [version for version in map(_version, matches) if version.known_network is None]
-    return max(versions, key=lambda version: int(version.version), default=None)
+    found = client.search_model_versions(f"name = '{name}' and tags.library_sha256 = '{sha256}'")
+    matches = [version for version in map(_version, found) if SUPERSEDED not in version.tags]
+    if network_sha256 is None:
+        return max(matches, key=_number, default=None)
+    same = [version for version in matches if version.known_network == network_sha256]
+    old = [version for version in matches if version.known_network is None]
+    return min(same, key=_number) if same else max(old, key=_number, default=None)
+
+
+def versions_by_digests(registered: Iterable[tuple[str, int, Mapping[str, str]]]) -> Versions:
+    """Return the version of each library, as find_library does, from name, number and tags of all versions."""
+    versions: Versions = {}
+    decided = set()
+    for name, number, tags in sorted(registered, key=lambda one: one[1]):
+        library = (name, tags.get("library_sha256", ""), tags.get("network_sha256", ""))
+        if SUPERSEDED not in tags and library not in decided:
+            versions[library] = str(number)
+            if "network_sha256" in tags:
+                decided.add(library)
+    return versions
+
+
+def _number(version: Version) -> int:
+    return int(version.version)
 
 
 def _version(version: Any) -> Version:
-    return Version(version.name, str(version.version), str(version.run_id), dict(version.tags))
+    return Version(version.name, str(version.version), str(version.run_id), dict(version.tags), str(version.source))
 
 
-def logged_library(workspace: Workspace, version: Version, target: Path) -> None:
-    """Copy a registered library out of MLflow. Raises StoreError if it is missing."""
-    import shutil
-
-    from mlflow import artifacts
-    from mlflow.exceptions import MlflowException
-
-    client = open_mlflow(workspace)
-    source = client.get_model_version(version.name, version.version).source
-    try:
-        folder = artifacts.download_artifacts(artifact_uri=source)
-        shutil.copyfile(next(Path(folder).rglob("library.so")), target)  # at the top level in old models
-    except (MlflowException, OSError, StopIteration) as error:
-        raise StoreError(
-            f"the library of {version.name} version {version.version} is missing in MLflow: {error}"
-        ) from error
+def model_of(version: Version) -> str:
+    """Return the id of a version's logged model."""
+    found = _MODEL.search(version.source)
+    return found[0] if found else ""
 
 
 def tag_released(workspace: Workspace, tag: str, values: Mapping[tuple[str, str], str]) -> None:

@@ -1,9 +1,9 @@
 """Promote and roll back champions, and keep the history of releases.
 
-A change of the champion moves several aliases, one by one. It is recorded before it starts and when it is done; the
-next change completes an interrupted one. The history is in the tags of the registered model, and in
-artifacts/.recorded/releases.jsonl, from which a lost store's champions are restored. Each change has the sha256 of its
-evidence, a file in artifacts/.recorded/evidence/ and in the run of the library's measurement.
+The list of changes decides: each is a tag of the registered model under a name of its own, so that changes from several
+machines are all kept, and the aliases follow from the list. A change moves several aliases, one by one; the next one
+completes an interrupted one. A lost store's champions are restored from artifacts/.recorded/releases.jsonl. Each change
+has the sha256 of its evidence, a file in artifacts/.recorded/evidence/ and in the run of the library's measurement.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.support.errors import StoreError
-from tvmflow.support.files import write_atomic
+from tvmflow.support.files import digest_of, write_atomic
 from tvmflow.tracking.mlflow.registry import (
     CHALLENGER,
     CHAMPION,
     PREVIOUS,
+    SUPERSEDED,
     Version,
     all_names,
     find_alias,
@@ -93,15 +94,16 @@ def releases(workspace: Workspace, cell: Cell) -> list[Release]:
     """Return all changes of a cell's champion, oldest first."""
     if is_readable(workspace):
         return all_releases(workspace).get(registry_name(cell), [])
-    return _trail(open_mlflow(workspace), registry_name(cell))
+    return trail(open_mlflow(workspace), registry_name(cell))
 
 
 def all_releases(workspace: Workspace) -> dict[str, list[Release]]:
     """Return registry name -> all changes of its champion, oldest first."""
     if is_readable(workspace):
-        changes = {name: _changes(tags) for name, tags in read_model_tags(workspace).items()}
+        tags = read_model_tags(workspace)
     else:
-        changes = {model.name: _changes(model.tags) for model in all_names(open_mlflow(workspace))}
+        tags = {model.name: model.tags for model in all_names(open_mlflow(workspace))}
+    changes = {name: _trail(of_name, {}).releases for name, of_name in tags.items()}
     return {name: of_name for name, of_name in changes.items() if of_name}
 
 
@@ -116,7 +118,9 @@ def change(
     evidence: Mapping[str, Any] | None = None,
 ) -> None:
     """Record a change of the champion and apply it."""
+    earlier = trail(client, version.name)
     when = when or datetime.now(UTC).isoformat(timespec="seconds")
+    when = max(when, earlier[-1].when) if earlier else when  # the clock of another machine may be ahead
     known: dict[str, Any] = {
         "what": what,
         "name": version.name,
@@ -129,10 +133,9 @@ def change(
     known |= {"before": before.version if before else None, "before_sha256": before.sha256 if before else None}
     proof = _keep(client, workspace, version, {**known, "evidence": dict(evidence or {})})
     release = Release(what, version.version, before.version if before else None, when, why[:500], evidence=proof)
-    number = len(_trail(client, version.name)) + 1
-    _write(client, version.name, number, release)
-    _apply(client, version.name, number, release)
-    _record(client, workspace, version.name, number, release)
+    _write(client, version.name, _key(len(earlier) + 1, proof), release)
+    settle(client, version.name)
+    _record(client, workspace, version.name, len(earlier) + 1, release)
 
 
 def evidence_path(workspace: Workspace, sha256: str) -> Path:
@@ -173,37 +176,54 @@ def _record(client: MlflowClient, workspace: Workspace, name: str, number: int, 
             file.write(text + "\n")
 
 
-def restore(client: MlflowClient, workspace: Workspace) -> list[str]:
-    """Restore missing champions from releases.jsonl. Returns the names that got one."""
+def kept_changes(workspace: Workspace) -> list[dict[str, Any]]:
+    """Return the changes in releases.jsonl, oldest first."""
     path = workspace.artifacts / ".recorded" / "releases.jsonl"
-    lines: dict[str, list[dict[str, Any]]] = {}
     try:
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            line = _line(text)
-            if line is not None:
-                lines.setdefault(line["name"], []).append(line)
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
+    return [line for text in lines if (line := _line(text)) is not None]
+
+
+def changes_in(client: MlflowClient) -> list[dict[str, Any]]:
+    """Return the changes in a store, as the lines of releases.jsonl."""
+    lines = []
+    for model in all_names(client):
+        digests = {str(v.version): v.tags for v in client.search_model_versions(f"name = '{model.name}'")}
+        for entry in trail(client, model.name):
+            tags = digests.get(entry.version, {})
+            if "library_sha256" in tags:
+                line = {**asdict(entry), "name": model.name, "sha256": tags["library_sha256"]}
+                lines.append({**line, "network_sha256": tags.get("network_sha256")})
+    return lines
+
+
+def restore(client: MlflowClient, lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Add the changes that the store lacks, of libraries that it has. Returns the names that got one."""
     restored = []
-    for name, changes in lines.items():
-        if find_alias(client, name, CHAMPION) is None:
-            for line in changes:
-                version = find_library(client, name, line["sha256"], line.get("network_sha256"))
-                if version is not None:
-                    before = find_alias(client, name, CHAMPION)
-                    release = Release(
-                        line["what"],
-                        version.version,
-                        before.version if before else None,
-                        line["when"],
-                        line["why"],
-                        evidence=line.get("evidence"),
-                    )
-                    number = len(_trail(client, name)) + 1
-                    _write(client, name, number, release)
-                    _apply(client, name, number, release)
-            if find_alias(client, name, CHAMPION) is not None:
-                restored.append(name)
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        by_name.setdefault(line["name"], []).append(line)
+    for name, changes in by_name.items():
+        entries = trail(client, name)
+        known = {(entry.what, entry.version, entry.when) for entry in entries}
+        before, count = None, len(entries)
+        for line in sorted(changes, key=lambda line: line["when"]):
+            version = find_library(client, name, line["sha256"], line.get("network_sha256"))
+            if version is None:
+                continue
+            release = Release(
+                line["what"], version.version, before, line["when"], line["why"], evidence=line.get("evidence")
+            )
+            before = version.version
+            if (release.what, release.version, release.when) not in known:
+                known.add((release.what, release.version, release.when))
+                count += 1
+                _write(client, name, _key(count, release.evidence or digest_of(asdict(release))), release)
+        if count > len(entries):
+            settle(client, name)
+            restored.append(name)
     return restored
 
 
@@ -215,41 +235,103 @@ def _line(text: str) -> dict[str, Any] | None:
         return None
 
 
-def _trail(client: MlflowClient, name: str) -> list[Release]:
+def trail(client: MlflowClient, name: str) -> list[Release]:
+    """Return the changes of a name's champion, oldest first."""
+    return _read(client, name).releases
+
+
+@dataclass(frozen=True)
+class _Trail:
+    """The changes under their tags, oldest first; repeated: tags of changes to what was the champion already."""
+
+    kept: tuple[tuple[str, Release], ...] = ()
+    repeated: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def releases(self) -> list[Release]:
+        return [release for _, release in self.kept]
+
+    @property
+    def keys(self) -> set[str]:
+        return {key for key, _ in self.kept}
+
+
+def _read(client: MlflowClient, name: str) -> _Trail:
     from mlflow.exceptions import MlflowException
 
     try:
-        tags = client.get_registered_model(name).tags
+        model = client.get_registered_model(name)
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return []
+            return _Trail()
         raise
-    return _changes(tags)
+    return _trail(model.tags, model.aliases)
 
 
-def _changes(tags: Mapping[str, str]) -> list[Release]:
-    return [Release(**json.loads(tags[key])) for key in sorted(tags) if key.startswith(_TAG)]
+def _trail(tags: Mapping[str, str], aliases: Mapping[str, Any]) -> _Trail:
+    found = [(key, Release(**json.loads(text))) for key, text in tags.items() if key.startswith(_TAG)]
+    kept: list[tuple[str, Release]] = []
+    repeated = []
+    for key, release in sorted(found, key=lambda entry: (entry[1].when, entry[0])):
+        if kept and kept[-1][1].version == release.version:
+            repeated.append(key)
+        else:
+            kept.append((key, release))
+    return _Trail(tuple(kept), tuple(repeated), {str(k): str(v) for k, v in aliases.items()})
 
 
-def _write(client: MlflowClient, name: str, number: int, release: Release) -> None:
-    client.set_registered_model_tag(name, f"{_TAG}{number:06}", json.dumps(asdict(release), sort_keys=True))
+def _key(number: int, proof: str) -> str:
+    return f"{_TAG}{number:06}.{proof[:12]}"
 
 
-def _apply(client: MlflowClient, name: str, number: int, release: Release) -> None:
-    if release.before is not None:
-        client.set_registered_model_alias(name, PREVIOUS, release.before)
-    client.set_registered_model_alias(name, CHAMPION, release.version)
-    challenger = find_alias(client, name, CHALLENGER)
-    if challenger is not None and challenger.version == release.version:
+def _write(client: MlflowClient, name: str, key: str, release: Release) -> None:
+    client.set_registered_model_tag(name, key, json.dumps(asdict(release), sort_keys=True))
+
+
+def settle(client: MlflowClient, name: str) -> None:
+    """Set the aliases that follow from the changes, until no other machine added one meanwhile."""
+    now = _read(client, name)
+    while True:
+        before = now
+        _set_aliases(client, name, now)
+        for key in now.repeated:
+            client.delete_registered_model_tag(name, key)
+        for key, release in now.kept:
+            if not release.done:
+                _write(client, name, key, replace(release, done=True))
+        now = _read(client, name)
+        if now.keys == before.keys and not now.repeated:
+            return
+
+
+def _set_aliases(client: MlflowClient, name: str, now: _Trail) -> None:
+    if not now.kept:
+        return
+    last = now.kept[-1][1]
+    previous = now.kept[-2][1].version if len(now.kept) > 1 else last.before
+    wanted = {CHAMPION: _successor(client, name, last.version)}
+    if previous is not None:
+        wanted = {PREVIOUS: _successor(client, name, previous), **wanted}
+    for alias, number in wanted.items():
+        if now.aliases.get(alias) != number:
+            client.set_registered_model_alias(name, alias, number)
+    if now.aliases.get(CHALLENGER) == wanted[CHAMPION]:
         client.delete_registered_model_alias(name, CHALLENGER)
-    _write(client, name, number, replace(release, done=True))
+
+
+def _successor(client: MlflowClient, name: str, number: str) -> str:
+    """Return the version that replaced a version, or that version."""
+    return str(client.get_model_version(name, number).tags.get(SUPERSEDED, number))
 
 
 def finish(client: MlflowClient, workspace: Workspace, name: str) -> str | None:
-    """Complete an interrupted change. Returns its kind, or None if there was none."""
-    trail = _trail(client, name)
-    if not trail or trail[-1].done:
+    """Complete interrupted changes. Returns the kind of the last one, or None if there was none."""
+    now = _read(client, name)
+    unfinished = [(at + 1, release) for at, (_, release) in enumerate(now.kept) if not release.done]
+    if not unfinished:
         return None
-    _apply(client, name, len(trail), trail[-1])
-    _record(client, workspace, name, len(trail), trail[-1])
-    return trail[-1].what
+    settle(client, name)
+    for number, release in unfinished:
+        _record(client, workspace, name, number, release)
+    return unfinished[-1][1].what

@@ -12,11 +12,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvmflow.config.workspace import Workspace
-from tvmflow.tracking.mlflow.store import ask, check_store, sqlite_path
+from tvmflow.tracking.mlflow.address import path_of, registry_uri, sqlite_path
+from tvmflow.tracking.mlflow.registry import SUPERSEDED, Versions, versions_by_digests
+from tvmflow.tracking.mlflow.store import ask, check_store
 
-_TABLES = ("runs", "tags", "params", "latest_metrics", "model_versions", "registered_model_aliases")
+_TABLES = (
+    "runs",
+    "tags",
+    "params",
+    "latest_metrics",
+    "model_versions",
+    "model_version_tags",
+    "registered_model_aliases",
+    "registered_model_tags",
+)
 _CHUNK = 500  # values of one query; sqlite takes 32766
-Versions = dict[tuple[str, str, str], str]
 
 
 @dataclass
@@ -46,9 +56,11 @@ class Run:
 
 
 def is_readable(workspace: Workspace) -> bool:
-    """Return whether the store is a file with MLflow's tables. Raises StoreError if it is damaged."""
+    """Return whether runs and registered models are in one file with MLflow's tables. Raises StoreError if it is
+    damaged.
+    """
     path = sqlite_path(workspace)
-    if path is None or not path.exists() or not path.stat().st_size:
+    if path is None or path != path_of(registry_uri(workspace)) or not path.exists() or not path.stat().st_size:
         return False
     check_store(workspace)
     tables = {name for (name,) in ask(workspace, "SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -107,21 +119,19 @@ def _of_runs(workspace: Workspace, question: str, run_ids: Sequence[str]) -> Ite
 
 
 def read_versions(workspace: Workspace) -> Versions:
-    """Return (registry name, sha256 of library.so, of network.so) -> the newest version."""
+    """Return the version of each library."""
     rows = ask(
         workspace,
         "SELECT name, version, tag.key, tag.value FROM model_versions JOIN model_version_tags AS tag "
-        "USING (name, version) WHERE current_stage <> 'Deleted_Internal' AND tag.key IN (?, ?)",
+        "USING (name, version) WHERE current_stage <> 'Deleted_Internal' AND tag.key IN (?, ?, ?)",
         "library_sha256",
         "network_sha256",
+        SUPERSEDED,
     )
     tags: dict[tuple[str, int], dict[str, str]] = {}
     for name, version, key, value in rows:
         tags.setdefault((name, version), {})[key] = value
-    return {
-        (name, one.get("library_sha256", ""), one.get("network_sha256", "")): str(version)
-        for (name, version), one in sorted(tags.items())
-    }
+    return versions_by_digests((name, number, of_version) for (name, number), of_version in tags.items())
 
 
 def read_aliases(workspace: Workspace) -> dict[str, dict[str, str]]:

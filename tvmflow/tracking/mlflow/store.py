@@ -1,4 +1,4 @@
-"""Open the MLflow store of a workspace: sqlite in mlruns/, with artifacts next to it.
+"""Open the MLflow store of a workspace: a server, or sqlite in mlruns/ with artifacts next to it.
 
 Every problem of the store becomes one StoreError with a hint. The file is checked before MLflow opens it, because
 MLflow takes minutes with a damaged one, and every call is wrapped, because a lock or a full disk can occur any time.
@@ -9,19 +9,43 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
+import re
 import sqlite3
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from tvmflow.config.workspace import Workspace
-from tvmflow.support.errors import DamagedStoreError, StoreError, first_line, from_os_error
+from tvmflow.support.errors import DamagedStoreError, StoreAwayError, StoreError, first_line, from_os_error
 from tvmflow.support.files import write_atomic
 from tvmflow.support.telemetry import PRIVACY
+from tvmflow.tracking.mlflow.address import (
+    REGISTRY,
+    TRACKING,
+    mlflow_uri,
+    path_of,
+    registry_uri,
+    sqlite_path,
+    without_credentials,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+_QUIET = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_UV_AUTO_DETECT": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
 LOCK_WAIT_S = 20.0  # as long as MLflow waits
+_ATTEMPTS = 5
+_SERVER_FAILED = 500  # an HTTP status from here on is the trouble of the server or of its database
+_OF_BUCKETS = ("boto", "google.", "azure.")  # modules of errors where artifacts go to a bucket without the server
+_SETTING = threading.Lock()
 # Error codes that callers handle; all others become StoreErrors.
 _EXPECTED = ("RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS")
 REBUILD = (
@@ -31,19 +55,8 @@ REBUILD = (
 )
 
 
-def mlflow_uri(workspace: Workspace) -> str:
-    """Return the address of the store: TVMFLOW_MLFLOW_URI if set, else the workspace's own."""
-    return os.environ.get("TVMFLOW_MLFLOW_URI") or workspace.mlflow_uri
-
-
-def sqlite_path(workspace: Workspace) -> Path | None:
-    """Return the file of the store, or None if it is a server or a folder."""
-    uri = mlflow_uri(workspace)
-    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
-
-
 def _set_environment() -> None:
-    for name, value in {**PRIVACY, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_UV_AUTO_DETECT": "false"}.items():
+    for name, value in {**PRIVACY, **_QUIET}.items():
         os.environ.setdefault(name, value)
 
 
@@ -64,22 +77,39 @@ def open_mlflow(workspace: Workspace) -> MlflowClient:
         "alembic",
         "mlflow.store.db.utils",
         "mlflow.tracking",
+        "mlflow.store.model_registry.abstract_store",
         "mlflow.pyfunc",
         "mlflow.utils.requirements_utils",
         "urllib3.connectionpool",
     ):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)  # what they have to say is in the StoreError
-    import mlflow
     from mlflow import MlflowClient
 
-    uri = mlflow_uri(workspace)
-    mlflow.set_tracking_uri(uri)  # the registry resolves models:/ addresses through it, not through the client
-    client = _with_clear_errors(workspace, MlflowClient)(tracking_uri=uri, registry_uri=uri)
+    runs, models = mlflow_uri(workspace), registry_uri(workspace)
+    _set_default(runs, models)
+    client = clear_errors(workspace, MlflowClient)(tracking_uri=runs, registry_uri=models)
     return cast("MlflowClient", _Client(workspace, client))
 
 
+def _set_default(runs: str, models: str) -> None:
+    """Set the addresses that MLflow uses without a client, as for models:/; its variables stay the user's own."""
+    import mlflow
+
+    with _SETTING:
+        before = {name: os.environ.get(name) for name in (TRACKING, REGISTRY)}
+        mlflow.set_tracking_uri(runs)  # also sets the variable
+        mlflow.set_registry_uri(models)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 def make_folder(workspace: Workspace) -> None:
-    """Create the folder of the store; MLflow creates its database there on first use."""
+    """Create the folder of a store in the workspace; MLflow creates its database there on first use."""
+    if mlflow_uri(workspace) != workspace.mlflow_uri:
+        return
     try:
         (workspace.root / "mlruns" / "artifacts").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -94,26 +124,46 @@ class _Client:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._client, name)
-        return _with_clear_errors(self._workspace, attribute) if callable(attribute) else attribute
+        return clear_errors(self._workspace, attribute) if callable(attribute) else attribute
 
 
-def _with_clear_errors(workspace: Workspace, function: Any) -> Any:
+def clear_errors(workspace: Workspace, function: Any) -> Any:
+    """Return a function of MLflow that raises StoreError, StoreAwayError where the server does not answer."""
+    name = getattr(function, "__name__", "")
+
     def call(*arguments: Any, **named: Any) -> Any:
-        from mlflow.exceptions import MlflowException
-        from sqlalchemy.exc import SQLAlchemyError
-
-        try:
-            return function(*arguments, **named)
-        except MlflowException as error:
-            # MLflow reports an unknown alias as an invalid parameter.
-            asks_for_alias = getattr(function, "__name__", "") == "get_model_version_by_alias"
-            if error.error_code in _EXPECTED or (asks_for_alias and error.error_code == "INVALID_PARAMETER_VALUE"):
-                raise
-            raise _store_error(workspace, error) from error
-        except (SQLAlchemyError, sqlite3.Error, OSError) as error:
-            raise _store_error(workspace, error) from error
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return function(*arguments, **named)
+            except Exception as error:
+                if attempt < _ATTEMPTS and name.startswith(("set_", "log_")) and _at_once(error):
+                    time.sleep(random.uniform(0, 0.1 * attempt))  # noqa: S311
+                    continue
+                _raise_clear(workspace, name, error)
+        return None
 
     return call
+
+
+def _at_once(error: Exception) -> bool:
+    """Return whether two machines set the same value at the same time: MLflow then fails for one of them."""
+    return "IntegrityError" in str(error) or "UniqueViolation" in str(error)
+
+
+def _raise_clear(workspace: Workspace, name: str, error: Exception) -> NoReturn:
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    if isinstance(error, MlflowException):
+        # MLflow reports an unknown alias as an invalid parameter.
+        asks_for_alias = name == "get_model_version_by_alias"
+        if error.error_code in _EXPECTED or (asks_for_alias and error.error_code == "INVALID_PARAMETER_VALUE"):
+            raise error
+        raise _store_error(workspace, error) from error
+    of_bucket = type(error).__module__.startswith(_OF_BUCKETS)
+    if isinstance(error, SQLAlchemyError | sqlite3.Error | OSError) or of_bucket:  # OSError: those of requests too
+        raise _store_error(workspace, error) from error
+    raise error
 
 
 def check_store(workspace: Workspace) -> None:
@@ -181,24 +231,44 @@ def ask(workspace: Workspace, question: str, *values: str) -> list[tuple[Any, ..
         raise _store_error(workspace, error) from error
 
 
-def holds_measurement(workspace: Workspace, run_id: str) -> bool:
-    """Return whether the store has this finished measurement, without MLflow; assumed true for a store on a server."""
+def measurement_in_file(workspace: Workspace, digest: str, likely: str = "") -> str | None:
+    """Return the finished run of a measurement in a sqlite store, without MLflow, None where it has none.
+
+    likely: the run that a marker names, which is looked at first.
+    """
     path = sqlite_path(workspace)
-    if path is None:
-        return True
-    if not _exists(workspace, path) or not path.stat().st_size:
-        return False
+    if path is None or not _exists(workspace, path) or not path.stat().st_size:
+        return None
     check_store(workspace)
     if not ask(workspace, "SELECT 1 FROM sqlite_master WHERE name = 'runs'"):
-        return False
-    return bool(
-        ask(
-            workspace,
-            "SELECT 1 FROM runs JOIN tags USING (run_uuid) WHERE run_uuid = ? AND lifecycle_stage = 'active' "
-            "AND tags.key = 'tvmflow.complete'",
-            run_id,
-        )
+        return None
+    question = (
+        "SELECT run_uuid FROM tags AS digest JOIN runs USING (run_uuid) JOIN tags AS complete USING (run_uuid) "
+        "WHERE digest.key = 'tvmflow.measurement' AND digest.value = ? AND lifecycle_stage = 'active' "
+        "AND complete.key = 'tvmflow.complete'"
     )
+    rows = ask(workspace, f"{question} AND run_uuid = ?", digest, likely) if likely else []
+    rows = rows or ask(workspace, f"{question} LIMIT 1", digest)
+    return str(rows[0][0]) if rows else None
+
+
+def pages(search: Any, *arguments: Any) -> Iterator[Any]:
+    """Yield all that a search of MLflow's client finds, page by page."""
+    token: str | None = None
+    while True:
+        page = search(*arguments, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def recorded_digests(client: Any) -> set[str]:
+    """Return the digests of all measurements in a store."""
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    where = "tags.`tvmflow.kind` = 'measurement' and tags.`tvmflow.complete` = 'true'"
+    runs = pages(client.search_runs, experiments, where) if experiments else ()
+    return {run.data.tags["tvmflow.measurement"] for run in runs}
 
 
 def experiment_of(workspace: Workspace, run_id: str) -> str:
@@ -217,7 +287,9 @@ def champion_with(workspace: Workspace, name: str, sha256: str, network_sha256: 
     Also None for a store on a server, which can only be queried through MLflow. Raises StoreError.
     """
     path = sqlite_path(workspace)
-    if path is None or not _exists(workspace, path) or not path.stat().st_size:
+    if path is None or path != path_of(registry_uri(workspace)):
+        return None
+    if not _exists(workspace, path) or not path.stat().st_size:
         return None
     if not ask(workspace, "SELECT 1 FROM sqlite_master WHERE name = 'registered_model_aliases'"):
         return None
@@ -236,6 +308,8 @@ def champion_with(workspace: Workspace, name: str, sha256: str, network_sha256: 
 def _store_error(workspace: Workspace, error: BaseException) -> StoreError:
     """Return a StoreError with the store, the problem and a hint."""
     said = _cause(error)
+    if sqlite_path(workspace) is None or "API request to" in str(error):
+        return _server_error(workspace, error, said)
     if "database is locked" in said:
         return _unusable(
             workspace,
@@ -253,26 +327,46 @@ def _store_error(workspace: Workspace, error: BaseException) -> StoreError:
     return _unusable(workspace, f"not usable ({said})", "check the address and that the server responds")
 
 
+def _server_error(workspace: Workspace, error: BaseException, said: str) -> StoreError:
+    """Return what to do about a server: wait for it, log in, or read its answer."""
+    status = _status(error)
+    address = mlflow_uri(workspace) if sqlite_path(workspace) is None else registry_uri(workspace)
+    if status is None or status >= _SERVER_FAILED:
+        found = f"the MLflow server {without_credentials(address)} does not answer ({said})"
+        return StoreAwayError(found, "a server that responds", f"start it, or correct {TRACKING}; nothing is lost")
+    if status in (401, 403):
+        hint = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+        return _unusable(workspace, f"not open to this user ({said})", hint)
+    return _unusable(workspace, f"not usable ({said})", f"check {TRACKING} and the server's log")
+
+
+def _status(error: BaseException) -> int | None:
+    """Return the HTTP status that a server answered with, None where there was no answer, 400 where it was not
+    asked.
+    """
+    from mlflow.exceptions import MlflowException, RestException
+
+    response = getattr(error, "response", None)
+    if response is not None:  # of requests
+        return int(response.status_code)
+    if isinstance(error, RestException) or (isinstance(error, MlflowException) and "API request to" in str(error)):
+        return int(error.get_http_status_code())
+    return 400 if isinstance(error, MlflowException) else None
+
+
 def _cause(error: BaseException) -> str:
-    """Return the database's own message, without the SQL and addresses around it."""
+    """Return the database's or the network's own message, without the SQL and addresses around it."""
     original = getattr(error, "orig", None) or error.__cause__
     if isinstance(original, BaseException) and original is not error:
         return _cause(original)
-    return first_line(error, 200)
+    refused = re.search(r"\[Errno -?\d+\] [^')\"]+|[Rr]ead timed out|timed out", str(error))
+    return refused[0] if refused else first_line(error, 200)
 
 
 def _unusable(workspace: Workspace, what: str, hint: str, kind: type[StoreError] = StoreError) -> StoreError:
-    where = sqlite_path(workspace) or mlflow_uri(workspace)
+    where = sqlite_path(workspace) or without_credentials(mlflow_uri(workspace))
     return kind(f"the MLflow store {where} is {what}", "a readable and writable MLflow database", hint)
 
 
 def _damaged_error(workspace: Workspace, what: str) -> StoreError:
     return _unusable(workspace, what, REBUILD, DamagedStoreError)
-
-
-def experiment_id(client: MlflowClient, workspace: Workspace, model: str) -> str:
-    """Return the experiment of a model; create it if missing."""
-    experiment = client.get_experiment_by_name(model)
-    if experiment is not None:
-        return str(experiment.experiment_id)
-    return str(client.create_experiment(model, artifact_location=str(workspace.root / "mlruns" / "artifacts" / model)))

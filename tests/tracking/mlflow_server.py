@@ -1,0 +1,68 @@
+"""A real `mlflow server` on loopback, as a team has one: artifacts go through it into a folder that no client sees."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import requests
+
+from tests.conftest import free_port
+
+
+class MlflowServer:
+    def __init__(self, root: Path) -> None:
+        self.root, self.port = root, free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def artifacts(self) -> Path:
+        return self.root / "artifacts"
+
+    def start(self) -> None:
+        options = [
+            "--backend-store-uri",
+            f"sqlite:///{self.root}/server.db",
+            "--artifacts-destination",
+            str(self.artifacts),
+        ]
+        options += ["--serve-artifacts", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
+        rest = {name: text for name, text in os.environ.items() if not name.startswith("MLFLOW_TRACKING")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", *options],
+            cwd=self.root,
+            env={**rest, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},  # eight processes that no test asks for
+            stdout=(self.root / "log").open("ab"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                if requests.get(f"{self.uri}/health", timeout=2).ok:
+                    return
+            except requests.RequestException:
+                assert time.monotonic() < deadline, (self.root / "log").read_text()
+                time.sleep(0.2)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+    def lose(self, empty: Path) -> None:
+        """Replace what the server has by an empty database; it must be stopped."""
+        for path in self.root.glob("server.db*"):
+            path.unlink()
+        shutil.copyfile(empty, self.root / "server.db")
+        shutil.rmtree(self.artifacts, ignore_errors=True)
