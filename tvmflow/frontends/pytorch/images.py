@@ -141,15 +141,35 @@ def _pool_sizes(call: Call, spatial: int, out: Sequence[int]) -> list[Any]:
     return list(zip(kernel, stride, padding, dilation, out[-spatial:], strict=True))
 
 
+def _pooled(call: Call, kind: str, sizes: list[Any], **options: Any) -> Any:
+    """Emit Relax's pool over the windows of `sizes`: those that ceil_mode adds read padding behind the input."""
+    x, spatial = call.value("self"), len(sizes)
+    extents = call.shape("self")[-spatial:]
+    behind = [
+        max(0, (count - 1) * stride + (kernel - 1) * dilation + 1 - extent - before) if call["ceil_mode"] else before
+        for extent, (kernel, stride, before, dilation, count) in zip(extents, sizes, strict=True)
+    ]
+    kernels, strides, before, dilations, _ = map(list, zip(*sizes, strict=True))
+    operator = getattr(call.r, f"nn__{kind}_pool{spatial}d")
+    return operator(x, kernels, strides, [*before, *behind], dilations, False, **options)
+
+
+def _is_pooled_by_relax(call: Call, spatial: int) -> bool:
+    is_batch = len(call.shape("self")) == spatial + 2
+    return spatial <= 2 and is_batch and type_name(call.value("self")) == "float32"
+
+
 def _max_pool(spatial: int) -> Convert:
     """Return a converter of max pools and their places."""
 
     def convert(call: Call) -> Any:
         x, kind = call.value("self"), type_name(call.value("self"))
         out = tuple(call.node.meta["val"][0].shape)
-        if spatial <= 2 and kind == "float32" and not call["ceil_mode"] and not call.uses(1):
-            return call.by_tvm()
-        windows, places = windows_of(call, x, _pool_sizes(call, spatial, out), lowest(kind))
+        sizes = _pool_sizes(call, spatial, out)
+        if _is_pooled_by_relax(call, spatial) and not call.uses(1):
+            best = _pooled(call, "max", sizes)
+            return best, call.r.zeros_like(best)
+        windows, places = windows_of(call, x, sizes, lowest(kind))
         best = call.r.max(windows, [-1], False)
         if not call.uses(1):
             return best, call.r.zeros_like(best)
@@ -166,29 +186,37 @@ def _average_pool(spatial: int) -> Convert:
 
     def convert(call: Call) -> Any:
         x, dtype = call.value("self"), type_name(call.value("self"))
-        special = call["ceil_mode"] or call.given.get("divisor_override") or spatial == 3
-        if not special and dtype == "float32":
-            return call.by_tvm()
         shape = call.shape("self")[-spatial:]
         sizes = _pool_sizes(call, spatial, call.out_shape)
-        windows, places = windows_of(call, x, sizes, 0)
+        is_plain = not call["ceil_mode"] and not call.given.get("divisor_override")
+        is_pooled = _is_pooled_by_relax(call, spatial)
+        if is_pooled and is_plain:
+            return _pooled(call, "avg", sizes, count_include_pad=bool(call["count_include_pad"]))
+        counts = _divisors(call, shape, sizes)
+        if is_pooled:
+            mean, kernel = _pooled(call, "avg", sizes, count_include_pad=True), math.prod(size[0] for size in sizes)
+            return mean if (counts == kernel).all() else call.r.multiply(mean, constant(kernel / counts, dtype))
+        windows, _ = windows_of(call, x, sizes, 0)
         total = call.r.sum(windows, [-1], False)
-        if divisor := call.given.get("divisor_override"):
-            counts: Any = np.full(places.shape[:-1], divisor)
-        elif call["count_include_pad"]:
-            counts = np.ones(())
-            for axis, (extent, (kernel, stride, before, _, count)) in enumerate(zip(shape, sizes, strict=True)):
-                begin = np.arange(count) * stride - before
-                inside = np.minimum(begin + kernel, extent + before) - begin
-                counts = counts[..., None] * inside.reshape([1] * axis + [-1])
-        else:
-            counts = (places >= 0).sum(-1)
         if "float" in dtype:
             return call.r.divide(total, constant(counts, dtype))
         size = call.r.floor_divide(call.r.abs(total), constant(counts, dtype))
         return call.r.where(call.r.less(total, constant(0, dtype)), call.r.negative(size), size)
 
     return convert
+
+
+def _divisors(call: Call, shape: Sequence[int], sizes: Sequence[Any]) -> Any:
+    """Return by what each sum of an average pool is divided, for all windows or for each."""
+    if divisor := call.given.get("divisor_override"):
+        return np.full((1,) * len(sizes), divisor)
+    counts: Any = np.ones(())
+    for axis, (extent, (kernel, stride, before, _, count)) in enumerate(zip(shape, sizes, strict=True)):
+        begin = np.arange(count) * stride - before
+        end = np.minimum(begin + kernel, extent + before)
+        inside = end - begin if call["count_include_pad"] else np.minimum(end, extent) - np.maximum(begin, 0)
+        counts = counts[..., None] * inside.reshape([1] * axis + [-1])
+    return counts
 
 
 def _bounds(extent: int, wanted: int) -> list[tuple[int, int]]:
