@@ -50,9 +50,7 @@ def refresh(workspace: Workspace, cells: Sequence[Cell] = ()) -> bool:
     if path.exists() and not path.read_text(encoding="utf-8").startswith((HEADER, _OLD_HEADER)):
         return False
     params = workspace.params
-    by_model: dict[str, dict[str, Cell]] = {}
-    for cell in (*params.cells.values(), *pipelines.locked_cells(workspace), *cells):
-        by_model.setdefault(cell.model, {})[cell.slug] = cell
+    by_model = _cells_by_model(workspace, cells)
     for file in (workspace.root / pipelines.FOLDER).glob("*/dvc.yaml"):
         if file.parent.name not in by_model:
             shutil.rmtree(file.parent)
@@ -68,6 +66,14 @@ def refresh(workspace: Workspace, cells: Sequence[Cell] = ()) -> bool:
     _write(path, HEADER + yaml.safe_dump(_top_pipeline(bool(listed)), sort_keys=False, width=200))
     shutil.rmtree(workspace.root / unlisted.FOLDER, ignore_errors=True)  # of an older version: its stages are now here
     return True
+
+
+def _cells_by_model(workspace: Workspace, more: Sequence[Cell] = ()) -> dict[str, dict[str, Cell]]:
+    """Return model -> slug -> cell, of the listed cells, those that were run, and `more`."""
+    by_model: dict[str, dict[str, Cell]] = {}
+    for cell in (*workspace.params.cells.values(), *pipelines.locked_cells(workspace), *more):
+        by_model.setdefault(cell.model, {})[cell.slug] = cell
+    return by_model
 
 
 def write_settings(workspace: Workspace, by_model: Mapping[str, Mapping[str, Cell]]) -> None:
@@ -144,10 +150,7 @@ def _write(path: Path, text: str) -> None:
 def main() -> None:
     """Write the digests of the settings of the cells that the DVC files of the workspace name."""
     workspace = find_workspace()
-    by_model: dict[str, dict[str, Cell]] = {}
-    for cell in (*workspace.params.cells.values(), *pipelines.locked_cells(workspace)):
-        by_model.setdefault(cell.model, {})[cell.slug] = cell
-    write_settings(workspace, by_model)
+    write_settings(workspace, _cells_by_model(workspace))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ ALWAYS = (
     "tests/golden/",
     "tests/differential/test_torch_operators.py",
 )  # checks of the repository, groups of operators
-_HEADER = """# Tests that `make test` leaves to `make test-all`: what they execute, cheaper tests execute too.
+_HEADER = """# Tests that `make test` leaves to `make test-all`: cheaper tests execute nearly all that they do.
 # A test function stands for all of its cases. Written by tests/measure_tests.py.
 """
 _SETTINGS = """[run]
@@ -160,7 +160,7 @@ def left_out(names: set[str], kept: set[str]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--budget", type=float, default=1000.0, help="processor seconds of all tests together")
+    parser.add_argument("--budget", type=float, default=1150.0, help="processor seconds of all tests together")
     options = parser.parse_args()
     branches, free = branches_by_test(options.folder)
     seconds = seconds_by_test(options.folder)

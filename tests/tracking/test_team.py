@@ -88,6 +88,9 @@ def test_a_history_moves_to_a_server_and_survives_its_loss(
     for library in ("one", "two"):  # the cell is measured again meanwhile
         ledger.make(missed, library)
         assert "does not answer" in record_or_keep(ledger.workspace, missed)
+    queue = ledger.workspace.artifacts / ".recorded" / "kept"
+    whole = next(queue.iterdir())
+    shutil.copytree(whole / "evaluate", queue / f".{whole.name}" / "evaluate")  # a copy that a kill interrupted
     kept = record_kept(ledger.workspace)
     assert (kept.done, kept.left) == (0, 2) and server.uri in kept.why and len(kept.why.splitlines()) == 1
     server.start()

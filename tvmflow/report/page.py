@@ -48,8 +48,7 @@ def collect(
     """Collect the data of the page as plain values: scorecards, kernels, stages, tuning curves, history.
 
     history: the measurements of each cell that the page shows; measured: how many it has. page: its location, for
-    relative links. Raises StoreError if nothing was measured, UsageError for an invalid address
-    of MLflow's UI.
+    relative links. Raises StoreError if nothing was measured, UsageError for an invalid address of MLflow's UI.
     """
     beside = page.resolve().parent if page else workspace.root
     cells, unmeasured = [], []

@@ -51,7 +51,7 @@ def _convert(converter: Any, node: Node) -> Any:
     with contextlib.redirect_stdout(io.StringIO()):
         found = converter(builder, onnx_input(expression(value) for value in node.inputs), attributes, [{}, {}])
     if isinstance(found, relax.Tuple):
-        return tuple(builder.normalize(field) for field in found.fields)
+        return tuple(found.fields)
     found = builder.normalize(found)
     if isinstance(found.ty, relax.TupleType):
         return tuple(builder.emit(relax.TupleGetItem(found, place)) for place in range(len(found.ty.fields)))

@@ -1,8 +1,8 @@
 """Name the DVC stages and files of cells.
 
 A workspace of `tvmflow new` has a dvc.yaml and a dvc.lock per model, in pipelines/MODEL/, so that DVC reads and writes
-only the cells of one model when one of them is recorded. `flows.pipeline` writes them. A clone of the repository has
-one dvc.yaml, and unlisted/ for cells that are not under `cells:`.
+only the cells of one model when one of them is recorded. `flows.project_pipeline` writes them. A clone of the
+repository has one dvc.yaml, and unlisted/ for cells that are not under `cells:`.
 """
 
 from __future__ import annotations

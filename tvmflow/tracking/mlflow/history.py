@@ -15,7 +15,7 @@ from tvmflow.support.errors import StoreError, first_line
 from tvmflow.tracking.mlflow.links import run_url
 from tvmflow.tracking.mlflow.registry import Versions, all_aliases, registry_name, versions_by_digests
 from tvmflow.tracking.mlflow.sqlite_reads import is_readable, measured_runs, read_aliases, read_versions
-from tvmflow.tracking.mlflow.store import REBUILD, open_mlflow, pages
+from tvmflow.tracking.mlflow.store import REBUILD, complete_measurements, open_mlflow, pages
 
 _OF_DEVICE = ("unit", "build")  # what differs between devices of one kind
 
@@ -93,12 +93,8 @@ def _read(
     named = None if only is None else f"name = '{registry_name(only)}'"
     registered = pages(client.search_model_versions, named)
     versions = versions_by_digests((one.name, int(one.version), one.tags) for one in registered)
-    where = "" if only is None else f" and tags.cell = '{only}'"
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    found = pages(client.search_runs, experiments, f"tags.`tvmflow.kind` = 'measurement'{where}") if experiments else []
-    complete = sorted(
-        (run for run in found if run.data.tags.get("tvmflow.complete") == "true"), key=lambda run: run.info.start_time
-    )
+    found = complete_measurements(client, None if only is None else str(only))
+    complete = sorted(found, key=lambda run: run.info.start_time)
     return complete, dict(Counter(run.data.tags["cell"] for run in complete)), all_aliases(workspace), versions
 
 

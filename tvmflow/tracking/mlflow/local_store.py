@@ -21,7 +21,7 @@ from tvmflow.tracking.mlflow.markers import write_marker
 from tvmflow.tracking.mlflow.measurements import RECORDER, keep_one, recorder, version_tags
 from tvmflow.tracking.mlflow.registry import register_version
 from tvmflow.tracking.mlflow.releases import changes_in
-from tvmflow.tracking.mlflow.store import clear_errors, pages
+from tvmflow.tracking.mlflow.store import clear_errors, complete_measurements
 from tvmflow.tracking.mlflow.trend import Step, add_step
 
 if TYPE_CHECKING:
@@ -50,10 +50,7 @@ class LocalStore:
 
     def runs(self) -> dict[str, LocalRun]:
         """Return digest -> the complete run of a measurement."""
-        experiments = [e.experiment_id for e in self.client.search_experiments()]
-        where = "tags.`tvmflow.kind` = 'measurement' and tags.`tvmflow.complete` = 'true'"
-        runs = pages(self.client.search_runs, experiments, where) if experiments else ()
-        return {run.data.tags["tvmflow.measurement"]: LocalRun(self, run) for run in runs}
+        return {run.data.tags["tvmflow.measurement"]: LocalRun(self, run) for run in complete_measurements(self.client)}
 
     def changes(self) -> list[dict[str, Any]]:
         """Return the changes of champions, as the lines of releases.jsonl."""

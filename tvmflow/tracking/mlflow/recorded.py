@@ -86,17 +86,28 @@ def record_or_keep(workspace: Workspace, cell: Cell) -> str:
 
 
 def record_kept(workspace: Workspace) -> Kept:
-    """Record the measurements that wait for the server, oldest first, until it does not answer."""
-    folders = [path for path in _queue(workspace).glob("*") if (path / "evaluate" / RECORD_NAME).is_file()]
-    waiting = {path: read_record(path / "evaluate" / RECORD_NAME) for path in folders}
-    done = 0
+    """Record the measurements that wait for the server, oldest first, until it does not answer.
+
+    One that cannot be read or recorded stays, and does not keep the others from it.
+    """
+    folders = [path for path in _queue(workspace).glob("[!.]*") if path.is_dir()]  # .NAME: its copy was interrupted
+    waiting: dict[Path, Record] = {}
+    done, why = 0, ""
+    for path in folders:
+        try:
+            waiting[path] = read_record(path / "evaluate" / RECORD_NAME)
+        except StoreError as error:
+            why = error.found
     for path, scorecard in sorted(waiting.items(), key=lambda item: item[1].created):
         try:
             _record(workspace, path, scorecard)
         except StoreError as error:
-            return Kept(done, len(waiting) - done, error.found)
-        done += 1
-    return Kept(done)
+            why = error.found
+            if isinstance(error, StoreAwayError):
+                break
+        else:
+            done += 1
+    return Kept(done, len(folders) - done, why)
 
 
 def _record(workspace: Workspace, folder: Path, scorecard: Record) -> None:

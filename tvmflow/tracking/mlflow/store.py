@@ -263,12 +263,19 @@ def pages(search: Any, *arguments: Any) -> Iterator[Any]:
             return
 
 
-def recorded_digests(client: Any) -> set[str]:
-    """Return the digests of all measurements in a store."""
+def complete_measurements(client: Any, cell: str | None = None) -> Iterator[Any]:
+    """Yield the complete runs of measurements in a store, of all cells or of one."""
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     where = "tags.`tvmflow.kind` = 'measurement' and tags.`tvmflow.complete` = 'true'"
-    runs = pages(client.search_runs, experiments, where) if experiments else ()
-    return {run.data.tags["tvmflow.measurement"] for run in runs}
+    if experiments:
+        yield from pages(
+            client.search_runs, experiments, where if cell is None else f"{where} and tags.cell = '{cell}'"
+        )
+
+
+def recorded_digests(client: Any) -> set[str]:
+    """Return the digests of all measurements in a store."""
+    return {run.data.tags["tvmflow.measurement"] for run in complete_measurements(client)}
 
 
 def experiment_of(workspace: Workspace, run_id: str) -> str:
