@@ -175,6 +175,8 @@ def _outputs_of(sample: Any) -> tuple[Any, ...] | str:
         return "complex"
     if any(leaf.dtype in (torch.bfloat16, torch.float16) or leaf.is_quantized for leaf in leaves):
         return "narrow floats"
+    if not any(leaf.numel() for leaf in leaves):
+        return "outputs without elements"
     return tuple(leaf.numpy() for leaf in leaves)
 
 

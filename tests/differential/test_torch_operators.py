@@ -64,6 +64,7 @@ INTEGERS: Functions = {
     "remainder": lambda x: x % 3,
     "half more": lambda x: x + 1.5,
     "times": lambda x: x * 2.5,
+    "weighed product": lambda x: torch.addmv(x.flatten()[:4], x.flatten()[:16].view(4, 4), x.flatten()[4:8], alpha=2.5),
     "shifted": lambda x: (x << 1) + (x >> 2),
     "bits": lambda x: (x & 3) | (x ^ 5),
     "not": lambda x: ~x,

@@ -23,7 +23,7 @@ from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec, one_input, run_in_batches
 from tvmflow.sources.data.datasets import EDGES, RandomInput, Samples, edge_inputs, load_edges, random_inputs
-from tvmflow.support.errors import AgreementError
+from tvmflow.support.errors import AgreementError, ModelFileError
 from tvmflow.support.files import save_arrays
 from tvmflow.support.json_values import to_json
 from tvmflow.support.progress import silent
@@ -95,6 +95,13 @@ BROKEN: dict[str, Callable[[Sharp], Callable[[torch.Tensor], torch.Tensor]]] = {
 def _with(other: Sharp, net: Sharp) -> Sharp:
     other.load_state_dict(net.state_dict())
     return other
+
+
+def test_an_output_without_elements_is_refused_by_its_shape(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Slice", ["x", "zero", "zero", "zero"], ["y"])]
+    _onnx(tmp_path, nodes, {"zero": np.zeros(1, np.int64)}, (1, 3), (0, 3))
+    with pytest.raises(ModelFileError, match=r"output without elements, of shape \(8, 0, 3\)"):
+        _read(_fetched(tmp_path, "onnx", "model.onnx", one_input("x", (1, 3))))
 
 
 @pytest.mark.parametrize("name", BROKEN)

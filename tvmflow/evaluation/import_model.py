@@ -127,6 +127,10 @@ def _check_outputs(outputs: Arrays, labels: list[str] | None, y: Array | None, t
     for output in outputs:
         if output.dtype.kind not in "fiub":
             raise ModelFileError(f"the model has an output of {output.dtype}", "real numbers")
+        if not output.size:
+            raise ModelFileError(
+                f"the model has an output without elements, of shape {output.shape}", "numbers in each output"
+            )
         if not np.isfinite(output).all():
             raise ModelFileError("the outputs of the source model are not finite", "undamaged weights")
     predicted = classes_of(outputs[0], task)

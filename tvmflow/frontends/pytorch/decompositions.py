@@ -46,6 +46,8 @@ def _addbmm(x: Any, one: Any, other: Any, *, beta: Any = 1, alpha: Any = 1) -> A
 
 
 def _times(x: Any, factor: Any) -> Any:
+    """Return x times a number, which becomes an integer where x is of integers."""
+    factor = factor if x.is_floating_point() else int(factor)
     return x if factor == 1 else x * factor
 
 
