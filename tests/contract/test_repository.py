@@ -1,4 +1,4 @@
-"""The repository agrees with itself: stages in their places, documentation with the disk, dvc.yaml with tasks/."""
+"""Check the repository for consistency: stages, documentation and files, dvc.yaml and tasks/."""
 
 from __future__ import annotations
 
