@@ -1,5 +1,5 @@
-"""The least time that a network's arithmetic and weights allow on this machine, and the share of it that untuned
-networks reach.
+"""Compute the least time of networks on this machine by arithmetic and weights, and the share that untuned networks
+reach.
 
     python -m bench.bounds [NAME ...] [--precision float32] [--threads 2] [--kernels 5]
 

@@ -1,4 +1,4 @@
-"""Latency of networks on GPUs beside peers: drivers in software, or this machine's own GPU.
+"""Compare the latency of networks on GPUs with baselines, on software drivers or this machine's GPU.
 
     python -m bench.gpu [--networks NAME ...] [--drivers pocl lavapipe opencl vulkan] [--kind nvidia] [--precision
     float16] [--trials 16] [--log FILE]

@@ -1,4 +1,4 @@
-"""Estimate the work of networks on Mali and Adreno GPUs that are not at hand.
+"""Estimate the work of networks on Mali and Adreno GPUs that are not available.
 
     python -m bench.gpu_estimates [--networks NAME ...] [--precision float16_acc32] [--kernels]
 

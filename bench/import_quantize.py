@@ -1,4 +1,4 @@
-"""Import and int8 quantization of ResNet-50: seconds and peak memory, beside ONNX Runtime's static quantizer.
+"""Measure seconds and peak memory of importing and quantizing ResNet-50, beside ONNX Runtime's static quantizer.
 
     python -m bench.import_quantize [--network resnet50] [--samples 16]
 

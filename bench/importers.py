@@ -1,4 +1,4 @@
-"""Every framework in: max relative error of the imported module against the framework itself, and import seconds.
+"""Measure the error and the import time of networks of every framework against the framework itself.
 
     python -m bench.importers [--only mxnet/] [--compile]
 

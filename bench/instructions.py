@@ -1,4 +1,4 @@
-"""Executed instructions of one inference on an emulated arm64 processor, one thread: peers' arm64 wheels, and our
+"""Count the instructions of one inference on an emulated arm64 processor: arm64 wheels of other runtimes, and our
 libraries untuned.
 
     python -m bench.instructions FILE... FOLDER... [--processor cortex-a76] [--mcpu neoverse-v1]

@@ -1,4 +1,4 @@
-"""LiteRT as a peer: Keras models that TensorFlow's environment converts, and PyTorch modules."""
+"""Run LiteRT as a baseline: Keras models that TensorFlow converts in its tool environment, and PyTorch modules."""
 
 from __future__ import annotations
 

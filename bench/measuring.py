@@ -1,4 +1,4 @@
-"""Measure how well latencies repeat, on a quiet and on a busy machine, and which slowdowns they show.
+"""Measure how repeatable latencies are, on a quiet and on a busy machine, and which slowdowns are detected.
 
     python -m bench.measuring [--long] [--network NAME ...] [--condition NAME ...] [--repeats N] [--libraries FOLDER]
 

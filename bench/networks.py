@@ -1,4 +1,4 @@
-"""Networks that nobody tuned: what imports, how long it takes, how exact the outputs are, and latency beside its peers.
+"""Import untuned networks, and compare import time, errors and latency with baselines.
 
     pip install --group bench --group networks && python -m bench.networks [NAME ...] [--precision float32] [--peers
     onnxruntime openvino torch torch_compile]

@@ -1,4 +1,4 @@
-"""Where the time of a network goes, operator by operator, beside ONNX Runtime and OpenVINO: what to do next, and why.
+"""Profile a network operator by operator, beside ONNX Runtime and OpenVINO.
 
     pip install --group bench && python -m bench.operators CELL [--rounds 5]
 

@@ -1,4 +1,4 @@
-"""Measure the cost of tvmflow itself with nothing to do: `python -m bench.overhead [WORKSPACE]`.
+"""Measure the cost of tvmflow itself when no stage has to run: `python -m bench.overhead [WORKSPACE]`.
 
 Medians of seconds, beside limits: a second run of a cell, --help, and an unchanged `dvc repro`. The workspace must hold
 a finished cell `digits`.

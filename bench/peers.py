@@ -1,4 +1,4 @@
-"""Latency of built networks beside everything that people would use instead, in one run.
+"""Compare the latency of built networks with other runtimes, in one run.
 
     pip install --group bench && python -m bench.peers [CELL ...] [--rounds 15]
 

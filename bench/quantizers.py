@@ -1,4 +1,4 @@
-"""Our int8 quantizer beside ONNX Runtime's static one: same float network, same calibration images, same evaluation.
+"""Compare our int8 quantizer with ONNX Runtime's static one: same network, same calibration images, same evaluation.
 
     python -m bench.quantizers [--only NAME]
 

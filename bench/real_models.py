@@ -1,4 +1,4 @@
-"""Models that packages ship: which import, build and are right, and latency beside the runtime they were made for.
+"""Import and build models that packages ship, check them, and compare their latency with their own runtime.
 
     pip install --group bench && python -m bench.real_models [WORD ...] [--rounds 7] [--folder ~/.cache/...]
 

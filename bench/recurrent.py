@@ -1,4 +1,4 @@
-"""Recurrent layers beside ONNX Runtime's: latency of one layer, library beside session, in processes of their own.
+"""Compare the latency of one recurrent layer with ONNX Runtime's, each in its own process.
 
     python -m bench.recurrent [--operators LSTM GRU] [--hidden 64 128 256 512] [--times 5 100] [--samples 1 8]
 

@@ -1,4 +1,4 @@
-"""A library without TVM beside what apps would use instead: size, cold start, memory, latency, in one run.
+"""Compare a library without TVM with what apps use instead: size, cold start, memory and latency, in one run.
 
 Baselines are TVM's runtime, ONNX Runtime, OpenVINO, MNN and ncnn; LiteRT for Keras models and ExecuTorch for those of
 PyTorch, both with XNNPACK. ExecuTorch's Python package starts PyTorch with it, which an app in C++ does not: its start

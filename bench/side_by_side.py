@@ -1,4 +1,4 @@
-"""Contestants of a benchmark, each in a process of its own, and their turns side by side."""
+"""Run the candidates of a benchmark in a process each, and time them in alternating turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices for the tuner that take a fixed time for each kernel: RPC servers on this machine under one key."""
+"""Simulate tuning devices that take a fixed time per kernel: RPC servers on this machine under one key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-/* Turns of a network, timed in C: Python's own time would be a part of a small one's. */
+/* Time turns of a network in C, since Python's overhead would be part of the time of a small one. */
 #include "tvmflow.h"
 
 #include <time.h>

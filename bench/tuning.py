@@ -1,4 +1,5 @@
-"""The tuner against what it is to beat: `python -m bench.tuning {speed,tuners,transfer,static,fleet}`.
+"""Compare tuners, transfer, the static model and several devices: `python -m bench.tuning
+{speed,tuners,transfer,static,fleet}`.
 
 speed     trials per minute, beside stock MetaSchedule on the same kernel, same machine, same run
 tuners    every candidate of some kernels is measured once; then each tuner searches that table, several seeds, equal

@@ -1,5 +1,5 @@
-"""All of the stage `tune` by params.yaml, from nothing, and what it is good for: `python -m bench.tuning_stage [NAME
-...] [--precision float32]`.
+"""Run the whole stage `tune` from scratch, and measure its gain: `python -m bench.tuning_stage [NAME ...] [--precision
+float32]`.
 
 Networks of bench/zoo.py with seeded weights. Prints the stage's seconds, the sum of the kernels' times after 15, 30,
 ... s, each convolution by its fastest way, and the latency of the network in turns of processes of their own: with

@@ -1,4 +1,4 @@
-"""VTA: counters of both modes beside the published ones, simulator speed and memory, compile time.
+"""Measure VTA: counters of both modes beside the published ones, simulator speed and memory, compile time.
 
 python -m bench.vta                published counters, and ours for the same region with made-up scales of one size
 python -m bench.vta --quantized    what the quantizer's choice of scales costs: micro-ops, ALU, SQNR of the outputs

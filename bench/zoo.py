@@ -1,5 +1,5 @@
-"""Networks that nobody tuned, with seeded weights, and inputs for them: torchvision's, timm's, transformers', and two
-of our own.
+"""Define untuned networks with seeded weights and their inputs: from torchvision, timm and transformers, and two of our
+own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""A libc.so and a libm.so with bionic's names and versions, and glibc's functions behind them: a library for Android
-runs where glibc is.
-"""
+"""Build a libc.so and a libm.so with bionic's names and versions over glibc, to run libraries for Android on Linux."""
 
 from __future__ import annotations
 

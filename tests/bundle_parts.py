@@ -1,4 +1,4 @@
-"""One small network as a cell's stages leave it, compiled once for a session: what a bundle is made of."""
+"""Build one small network, once per session, with the stage outputs that a bundle is made from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Count the processor time of a run of the tests, in runs of a loop that is timed meanwhile: machines differ in speed.
+"""Measure the processor time of a test run in units of a loop that is timed meanwhile, since machines differ in speed.
 
 Above the budget of pyproject.toml the summary warns, above twice of it the run fails: everyone pays for every test.
 """

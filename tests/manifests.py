@@ -1,4 +1,4 @@
-"""A manifest of a library that nothing was compiled for."""
+"""Build the manifest of a library that was never compiled."""
 
 from __future__ import annotations
 

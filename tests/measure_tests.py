@@ -1,4 +1,4 @@
-"""Choose the tests of `make test`: measure what each test executes and costs, and keep the cheapest that cover it all.
+"""Choose the tests of `make test`: measure coverage and cost of each test, and keep the cheapest that cover it all.
 
     COVERAGE=folder python -m pytest -p tests.measure_tests -n 2 -m "not slow or left" tests
     python -m tests.measure_tests folder [--budget 1000] > tests/left_to_test_all.txt

@@ -1,4 +1,4 @@
-"""Params that note which keys of params.yaml are read."""
+"""Record which keys of params.yaml are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX models of one recurrent layer, for tests of its import, its kernels and its libraries."""
+"""Build ONNX models of one recurrent layer, for tests of import, kernels and libraries."""
 
 from __future__ import annotations
 

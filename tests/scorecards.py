@@ -1,4 +1,4 @@
-"""A scorecard of a small cell, complete, whose parts a test replaces."""
+"""Build a complete scorecard of a small cell, whose parts a test replaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of quick searches."""
+"""Define the settings of short searches."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Small networks whose inputs have no fixed size: a text encoder of any length, images in any batch; as modules and as
-files.
-"""
+"""Build small networks with dynamic sizes, a text encoder and an image network, as modules and as files."""
 
 from __future__ import annotations
 

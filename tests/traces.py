@@ -1,4 +1,4 @@
-"""A schedule by its trace alone."""
+"""Build a schedule record from its trace alone."""
 
 from __future__ import annotations
 

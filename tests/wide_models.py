@@ -1,4 +1,4 @@
-"""Small networks with several inputs or outputs, as PyTorch modules and as ONNX and .pt2 files."""
+"""Build small networks with several inputs or outputs, as PyTorch modules and as ONNX and .pt2 files."""
 
 from __future__ import annotations
 

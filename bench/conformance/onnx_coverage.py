@@ -1,4 +1,4 @@
-"""Say for every operator of ONNX how it is imported: one row each, from ONNX's own list of operators."""
+"""List how every operator of ONNX is imported: one row each, from ONNX's own list of operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The backend node tests of the installed `onnx` package: which count, what is constant, and what ours computes.
+"""Read the backend node tests of the installed `onnx` package, and run them: which count, and which inputs are
+constants.
 
 A test has a model of one node (or, "expanded", of the node's function body), inputs and expected outputs. Inputs that
 set a shape are constants, as they are in the files that exporters write. Not counted: values that are no tensors of

@@ -1,4 +1,4 @@
-"""The page docs/onnx_operators.md: how each operator of ONNX is imported, and which tests show it.
+"""Write docs/onnx_operators.md: how each operator of ONNX is imported, and which tests cover it.
 
     python -m bench.conformance.onnx_table > docs/onnx_operators.md
 

@@ -1,4 +1,4 @@
-"""PyTorch operators: import, build and run the samples of PyTorch's own operator database, compared with PyTorch.
+"""Import, build and run the samples of PyTorch's own operator database, and compare them with PyTorch.
 
     python -m bench.conformance torch [--only NAME ...] [--results FILE] [--workers N] [--seconds S]
 

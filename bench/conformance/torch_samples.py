@@ -1,4 +1,4 @@
-"""Samples of PyTorch's own operator database (`op_db`, `module_db`) as modules without parameters of their own.
+"""Convert samples of PyTorch's operator database (`op_db`, `module_db`) to modules without parameters.
 
 Each sample becomes a module whose tensors are inputs and whose other arguments are constants.
 """

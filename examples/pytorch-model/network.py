@@ -1,4 +1,4 @@
-"""The network: what params.yaml names as `network.py:build`."""
+"""Define the network that params.yaml names as `network.py:build`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-/* Run a network on inputs from a file, and say what a run executes: run LIBRARY THREADS INPUTS OUTPUTS
+/* Run a network on inputs from a file, and print what one run executes: run LIBRARY THREADS INPUTS OUTPUTS
  *
  * INPUTS holds the inputs of one run after those of the other, OUTPUTS gets the outputs in the same order. Then the inputs of the last
  * run are computed once more, and what that executes is written to standard output: the counters of count.c, or zeros without it.

@@ -1,4 +1,4 @@
-/* A process of its own for the probe: drivers crash. gpu-probe [--opencl LIBRARY] [--vulkan LIBRARY]; "" for no library of an API. */
+/* Run the GPU probe in a separate process, since drivers crash: gpu-probe [--opencl LIBRARY] [--vulkan LIBRARY]; "" skips an API. */
 #include "gpu_probe.h"
 
 #include <stdlib.h>

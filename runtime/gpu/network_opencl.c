@@ -1,4 +1,5 @@
-/* A network on a GPU by OpenCL: one in-order queue, kernels whose arguments are set once, and that are recorded once where drivers can, a buffer for each place of the plan. */
+/* Run a network on a GPU through OpenCL: one in-order queue, kernel arguments set once, kernels recorded once where the driver supports it,
+ * one buffer for each memory slot of the plan. */
 #define _GNU_SOURCE
 #include "clock.h"
 #include "network_gpu.h"

@@ -1,4 +1,4 @@
-/* A network on Vulkan: its commands are recorded once and submitted for each run. */
+/* Run a network on Vulkan: its commands are recorded once and submitted for each run. */
 #define _GNU_SOURCE
 #include "vulkan_state.h"
 

@@ -1,4 +1,4 @@
-/* The device of a network on Vulkan, and its memory. */
+/* Select the device of a network on Vulkan, and allocate its memory. */
 #include "vulkan_state.h"
 
 #include <stdarg.h>

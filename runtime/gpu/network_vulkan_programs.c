@@ -1,4 +1,4 @@
-/* The programs of a network on Vulkan: what they need, their pipelines, and the file that keeps those from one start to the next. */
+/* Load the shaders of a network on Vulkan: their requirements, their pipelines, and the file that caches pipelines between starts. */
 #include "vulkan_state.h"
 #include "program_cache.h"
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* In the order in which phones have them; the first two bring their functions only after a call of their own. */
+/* In the order in which phones have them; the first two provide their functions only after a vendor call. */
 static const char *const NAMES[] = {
     "libOpenCL-pixel.so", "libOpenCL-car.so", "libOpenCL.so", "libOpenCL.so.1", "/vendor/lib64/libOpenCL.so", "/system/vendor/lib64/libOpenCL.so",
     "/system/lib64/libOpenCL.so", "/vendor/lib64/egl/libGLES_mali.so", "/system/vendor/lib64/egl/libGLES_mali.so", "/system/vendor/lib64/libPVROCL.so",

@@ -1,4 +1,4 @@
-/* OpenCL 1.2 as far as it is used here, found at run time: no header, no loader and no driver is needed to build.
+/* Declarations of the OpenCL 1.2 functions that are used, loaded at run time: building needs no header, loader or driver.
  *
  * Names and numbers are those of the OpenCL specification. clSetKernelArg is the one call that no two threads may make for one kernel. */
 #ifndef TVMFLOW_OPENCL_H

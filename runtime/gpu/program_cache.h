@@ -1,4 +1,4 @@
-/* Compiled programs in a folder of the app's: files that are whole and of the same source, device and driver, or are not there. */
+/* Cache compiled programs in a folder of the app: a file is used only if it is complete and of the same source, device and driver. */
 #ifndef TVMFLOW_PROGRAM_CACHE_H
 #define TVMFLOW_PROGRAM_CACHE_H
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Loaders, then drivers that can do without one. */
+/* Loaders, then drivers that work without one. */
 static const char *const NAMES[] = {"libvulkan.so.1", "libvulkan.so", "libGLX_nvidia.so.0", "libEGL_nvidia.so.0"};
 
 typedef void (*(*get_proc)(VkInstance, const char *))(void);

@@ -1,4 +1,4 @@
-/* Vulkan 1.1 as far as it is used here, found at run time: no header, no loader and no driver is needed to build.
+/* Declarations of the Vulkan 1.1 functions that are used, loaded at run time: building needs no header, loader or driver.
  *
  * Names, numbers and layouts are those of the Vulkan specification; what is not looked at is left out or is padding. */
 #ifndef TVMFLOW_VULKAN_H

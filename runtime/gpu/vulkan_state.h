@@ -1,4 +1,4 @@
-/* The state of a network on Vulkan, which three files share: network_vulkan.c runs it, _memory.c and _programs.c make its parts. */
+/* The state of a network on Vulkan, shared by three files: network_vulkan.c runs it, _memory.c and _programs.c create its parts. */
 #ifndef TVMFLOW_VULKAN_STATE_H
 #define TVMFLOW_VULKAN_STATE_H
 

@@ -1,8 +1,8 @@
-/* What a process can tell of itself and its machine while it is measured: counters that only grow, and how the processor is now. */
+/* State of a measured process and its machine: monotonic counters, and the current state of the processor. */
 #ifndef TVMFLOW_PROCESS_STATE_H
 #define TVMFLOW_PROCESS_STATE_H
 
-/* Of the calling process; -1 stands for what the system does not tell. The order is part of what runtime/rpc/rpc.c says. */
+/* Of the calling process; -1 for values that the system does not report. runtime/rpc/rpc.c returns them in this order. */
 typedef struct {
   double wall_s;     /* of a monotonic clock */
   double own_s;      /* processor seconds of the process */

@@ -1,5 +1,5 @@
-/* Memory of a random number of lines of the cache, so that what is allocated next begins elsewhere in its page than the last time: what a
- * measurement says must not depend on one placement. NULL where there is none. */
+/* Allocate a random number of cache lines, so that later allocations start at another offset in their page: a measurement must not depend
+ * on one placement. Returns NULL on failure. */
 #ifndef TVMFLOW_RANDOM_PAD_H
 #define TVMFLOW_RANDOM_PAD_H
 

@@ -1,5 +1,5 @@
-/* Functions that TVM's kernels for 32-bit Arm call by names that not every compiler's library has there: in C each is an operator, for
- * which compilers call the functions of Arm's EABI, that they all have. Weak: gcc's library brings both in one. Empty for other processors.
+/* Define the arithmetic functions that TVM's kernels for 32-bit Arm call by names which some compiler libraries lack. Each is an operator
+ * in C, which compilers implement by functions of Arm's EABI. Weak, since gcc's library has both. Empty for other processors.
  */
 #ifdef __arm__
 #include <stdint.h>

@@ -1,6 +1,6 @@
-/* Images are resized in two passes, one for each direction, both to 8 bits. A pixel is a weighted sum of those that lie under a filter, which
- * is as wide as a pixel of the result where the image gets smaller; weights have 22 bits behind the point. Pillow 13 resizes so, to the bit.
- * Cropped pixels are not computed. */
+/* Resize and crop images in two passes, one per direction, both to 8 bits. A pixel is a weighted sum of the pixels under a filter, which is
+ * as wide as an output pixel when the image shrinks; weights have 22 fractional bits. Equals Pillow 13 bit for bit. Cropped pixels are not
+ * computed. */
 #define _GNU_SOURCE
 #include "image.h"
 

@@ -1,4 +1,4 @@
-"""The ledger's fixtures, for calls that need no finished workspace."""
+"""Provide the fixtures of tests/tracking for API calls that need no finished workspace."""
 
 from tests.tracking.conftest import empty_store, ledger
 

@@ -1,4 +1,4 @@
-"""The Python API on a finished workspace, as a notebook or a service calls it."""
+"""Test the Python API on a finished workspace, as a notebook or a service calls it."""
 
 from __future__ import annotations
 

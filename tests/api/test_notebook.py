@@ -1,4 +1,4 @@
-"""The notebook of the documentation does what it shows."""
+"""Run the notebook of the documentation and compare its outputs."""
 
 from __future__ import annotations
 

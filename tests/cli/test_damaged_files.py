@@ -1,6 +1,4 @@
-"""Any file of a workspace, damaged in any way, under every command that reads it: one clear error or none, and nothing
-lost.
-"""
+"""Damage every file of a workspace and run each command that reads it: at most one clear error, and nothing lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes that a run chooses: which bucket, how outputs follow, and what padding and cutting do to arrays."""
+"""Test dynamic sizes: choice of the bucket, shapes of outputs, padding and cropping of arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""params.yaml: everything wrong in one error that says what is legal."""
+"""Test params.yaml: all mistakes are reported in one error that lists the legal values."""
 
 from __future__ import annotations
 

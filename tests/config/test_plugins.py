@@ -1,4 +1,4 @@
-"""Rows of installed packages: found by name, imported when used, named when they fail, part of the recipe key."""
+"""Test plug-ins: found by name, imported on use, named in errors, part of the recipe key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workflow and the image build say what the repository has: its commands, its files, its versions."""
+"""Check that the CI workflow and the Dockerfile name existing commands, files and versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The budget of processor time that a run of the tests has."""
+"""Test the budget of processor time of a test run."""
 
 from __future__ import annotations
 

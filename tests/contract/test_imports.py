@@ -1,4 +1,4 @@
-"""The picture of imports: no circle of modules or of folders anywhere, imports inside functions counted."""
+"""Check that no modules and no subpackages import each other in a cycle, imports inside functions included."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The schema that editors get accepts what params.yaml accepts, refuses what it refuses, and is the file in the
-repository.
-"""
+"""Test that the JSON schema accepts and rejects what params.yaml does, and that the committed file is up to date."""
 
 from __future__ import annotations
 

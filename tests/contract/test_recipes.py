@@ -1,4 +1,4 @@
-"""The recipes' params are such that a run could begin: checked against every table, as before a run."""
+"""Validate the params.yaml snippets of docs/recipes.md against all registries, as before a run."""
 
 from __future__ import annotations
 

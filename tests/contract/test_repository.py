@@ -1,10 +1,12 @@
-"""The repository agrees with itself: stages in their places, documentation with the disk, dvc.yaml with tasks/."""
+"""Check the repository for consistency: stages, documentation and files, dvc.yaml and tasks/."""
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,26 +59,63 @@ def test_importing_the_stages_and_the_command_line_loads_nothing_heavy() -> None
     assert done.stdout.strip() == "[]"
 
 
-def _commands() -> set[str]:
+@functools.cache
+def _program() -> Any:
     from typer.main import get_command
 
     from tvmflow.cli import app
 
-    return set(get_command(app).commands)  # type: ignore[attr-defined]
+    return get_command(app)
+
+
+def _commands() -> set[str]:
+    return set(_program().commands)
+
+
+def _code(text: str) -> Iterator[str]:
+    """Yield the spans and lines of code of a Markdown text."""
+    blocks = re.compile(r"^```[\s\S]*?^```|^ {4}.*", re.M)
+    yield from re.findall(r"`([^`]+)`", blocks.sub("", text))
+    for block in blocks.findall(text):
+        yield from block.splitlines()
+
+
+def _unknown_commands(code: str) -> list[str]:
+    """Return the commands and options of tvmflow that a line of code names and the program lacks."""
+    unknown = []
+    for name, rest in re.findall(r"(?<![\w/.<-])(?<!from )tvmflow ([a-z]+)\b([^#&|;]*)", code):
+        if name not in _commands():
+            unknown.append(name)
+            continue
+        command, words = _program().commands[name], rest.replace(",", " ").split()
+        if hasattr(command, "commands") and words:
+            if words[0] not in command.commands:
+                unknown.append(f"{name} {words[0]}")
+                continue
+            command = command.commands[words[0]]
+        options = {option for parameter in (*command.params, *_program().params) for option in parameter.opts}
+        unknown += [word for word in words if re.fullmatch(r"--?[a-zA-Z][\w-]*", word) and word not in options]
+    return unknown
+
+
+def _headings(text: str) -> set[str]:
+    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.M)}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(REPOSITORY).as_posix())
 def test_documents_name_only_what_exists(document: Path) -> None:
     text = document.read_text()
-    for path in re.findall(r"`((?:tvmflow|tasks|flows|tests|docs|bench|data|\.ci)/[\w./-]*?)/?`", text):
+    folders = "tvmflow|tasks|flows|tests|docs|bench|data|examples/[a-z-]+|runtime|\\.ci"
+    for path in re.findall(rf"`((?:{folders})/[\w./-]*?)/?`", text):
         assert (REPOSITORY / path).exists(), f"{document.name} names {path}"
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
-        assert (document.parent / target).exists(), f"{document.name} links {target}"
-    for command in re.findall(
-        r"(?<![\w/.])(?<!from )tvmflow ([a-z]+)\b",
-        re.sub(r"\[?tvmflow\[", "", "\n".join(re.findall(r"`[^`]*`|^ {4}.*|^```[\s\S]*?^```", text, re.M))),
-    ):
-        assert command in _commands() or command in ("report",), f"{document.name} names 'tvmflow {command}'"
+    for path in re.findall(r"`((?:canonicalize|layout|legalize|fuse|kernel)/\w+\.py)`", text):
+        assert (REPOSITORY / "tvmflow" / "passes" / path).exists(), f"{document.name} names the pass {path}"
+    for target, heading in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+        page = document.parent / target if target else document
+        assert page.exists(), f"{document.name} links {target}"
+        assert not heading or heading in _headings(page.read_text()), f"{document.name} links {target}#{heading}"
+    for code in _code(text):
+        assert _unknown_commands(code) == [], f"{document.name} names 'tvmflow' with what it lacks: {code}"
     for target in re.findall(r"`make ([a-z-]+)", text):
         assert re.search(rf"^{target}:", (REPOSITORY / "Makefile").read_text(), re.M), (
             f"{document.name} names make {target}"
@@ -85,6 +124,24 @@ def test_documents_name_only_what_exists(document: Path) -> None:
         assert (REPOSITORY / Path(*module.split(".")).with_suffix(".py")).exists() or (
             REPOSITORY / Path(*module.split("."))
         ).is_dir()
+
+
+def test_unknown_commands_and_options_are_found() -> None:
+    assert _unknown_commands("tvmflow run cats --dry-run && tvmflow keys new FILE") == []
+    assert _unknown_commands("tvmflow rnu cats") == ["rnu"] and _unknown_commands("tvmflow keys make FILE") == [
+        "keys make"
+    ]
+    assert _unknown_commands("tvmflow run cats --dryrun -o x  # --other") == ["--dryrun", "-o"]
+
+
+def test_prose_is_at_most_120_columns_wide() -> None:
+    long = [
+        f"{document.name}:{number}"
+        for document in DOCUMENTS
+        for number, line in enumerate(document.read_text().splitlines(), 1)
+        if len(line) > 120 and not line.startswith("|")
+    ]
+    assert long == []
 
 
 def test_every_command_is_in_the_readme() -> None:

@@ -1,4 +1,4 @@
-"""The documentation site: its generated pages name every command and parameter, and every page is in its navigation."""
+"""Test the documentation site: generated pages list every command and parameter, the navigation every page."""
 
 from __future__ import annotations
 

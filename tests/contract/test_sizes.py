@@ -1,4 +1,4 @@
-"""No function and no file is longer than a reader can hold."""
+"""Check the length of functions and files."""
 
 from __future__ import annotations
 

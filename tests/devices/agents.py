@@ -1,4 +1,4 @@
-"""An agent on this machine, and libraries that behave well and badly."""
+"""Start an agent on this machine, and build libraries that behave correctly or incorrectly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Libraries for arm64 in tests: linked by a cross compiler, run under qemu by runtime/emulator/run.c."""
+"""Build libraries for arm64 with a cross compiler, and run them under qemu by runtime/emulator/run.c."""
 
 from __future__ import annotations
 

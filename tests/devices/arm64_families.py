@@ -1,4 +1,4 @@
-"""The families of instructions that arm64 multiplies with, and values that show what they do wrong."""
+"""List the families of multiply instructions of arm64, with values that reveal typical mistakes."""
 
 from __future__ import annotations
 

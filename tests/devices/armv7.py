@@ -1,5 +1,4 @@
-"""32-bit Arm in tests: C libraries of Debian's armhf and armel, and qemu-arm. Made once in the cache folder, without
-root.
+"""Set up 32-bit Arm for tests: Debian's armhf and armel C libraries and qemu-arm, in the cache folder, without root.
 
 armhf's functions take floats in registers of vectors, as linux-armv7's libraries do, armel's in those of integers, as
 Android's do.

@@ -1,4 +1,4 @@
-"""The agent, compiled once, what it runs, and phones that the real adb reaches."""
+"""Provide the compiled agent, libraries for it, and phones that the real adb reaches."""
 
 from __future__ import annotations
 

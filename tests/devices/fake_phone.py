@@ -1,4 +1,4 @@
-"""A simulated phone: speaks adb's device protocol on loopback and runs commands as programs of this machine.
+"""Simulate a phone: speak adb's device protocol on loopback and run commands as programs of this machine.
 
 /data/local/tmp is a separate folder; getprop, dumpsys and svc are scripts. Only the requests of adb 29 to 36 are
 supported: shell v2, sync v1, streams to ports.

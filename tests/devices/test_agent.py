@@ -1,6 +1,4 @@
-"""The agent as a process: who may speak, what it stores, what a library costs that crashes, what it tells of its
-device.
-"""
+"""Test the agent as a process: authentication, storage, crashing libraries, and facts about the device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The agent compiled for arm64, on emulated processors: the same replies, and an instruction that a processor lacks is
-named.
-"""
+"""Test the agent on emulated arm64 processors: equal replies, and an error that names a missing instruction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Libraries that an agent runs, what they cost that do wrong, two hosts, and what the agent tells of its device."""
+"""Test runs of libraries by the agent: faulty libraries, two hosts, and device state."""
 
 from __future__ import annotations
 

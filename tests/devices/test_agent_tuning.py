@@ -1,6 +1,4 @@
-"""Kernels and whole networks that are measured through an agent: linked without TVM, with the results that TVM's RPC
-has.
-"""
+"""Measure kernels and networks through an agent, without TVM, and compare the results with TVM's RPC."""
 
 from __future__ import annotations
 

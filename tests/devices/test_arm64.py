@@ -1,5 +1,4 @@
-"""Networks without TVM on arm64: linked by a cross compiler, run on the emulated processors, equal to this machine's
-outputs.
+"""Test network.so on arm64: cross-compiled, run on emulated processors, with the outputs of this machine.
 
 Integers bit for bit; floats within rounding, since the order of sums differs with the width of vectors.
 """

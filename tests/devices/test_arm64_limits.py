@@ -1,4 +1,4 @@
-"""Limits of floats on arm64: one instruction each, the same numbers, and NaN for NaN.
+"""Test float minimum and maximum on arm64: one instruction each, equal values, and NaN for NaN.
 
 Those of floats that become bytes: none, where they are those of the type, and the same bytes as by the numpy
 definition.

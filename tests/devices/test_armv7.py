@@ -1,5 +1,4 @@
-"""32-bit Arm with NEON: libraries for Linux and for Android, run under qemu; the runtime's own tests and the agent as
-well.
+"""Test 32-bit Arm with NEON under qemu: libraries for Linux and Android, the runtime's own tests, the agent.
 
 Integers bit for bit; floats within rounding. Android's library runs on a stand-in of bionic, on the C library of
 Debian's armel, whose functions take floats as Android's do.

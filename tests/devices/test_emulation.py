@@ -1,4 +1,4 @@
-"""The emulated arm64 system: made without privilege, runs programs of arm64, and counts what they execute."""
+"""Test the emulated arm64 system: set up without privileges, runs arm64 programs, counts executed instructions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The probe of GPUs: real drivers in software, drivers that lie, crash and hang, and a system that has none."""
+"""Test the GPU probe: software drivers, drivers that return wrong values, crash or hang, and systems without a
+driver.
+"""
 
 from __future__ import annotations
 

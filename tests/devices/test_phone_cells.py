@@ -1,6 +1,4 @@
-"""Cells that are tuned, built, deployed and evaluated through the agent: on phones that the real adb reaches, and by an
-address.
-"""
+"""Run all stages of cells through the agent: on phones that the real adb reaches, and by address."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The real adb program, a phone that speaks its protocol, and the agent on it: measured, and every way in which a phone
-goes away.
-"""
+"""Test the real adb with a simulated phone and the agent: measurements, and every way to lose a phone."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The library without TVM on a device, through TVM's own RPC server: the same bits, errors in words, times of its
-own.
-"""
+"""Test network.so through TVM's RPC server: identical outputs, error messages, its own timing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A search on several RPC servers of one tracker, as TVM ships them; one of them is killed while it measures."""
+"""Test a search on several RPC servers of one tracker, one of which is killed during a measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions with real trackers and servers on loopback: what is not there, what is busy, what dies in the middle."""
+"""Test sessions with real trackers and servers on loopback: missing, busy and dying devices."""
 
 from __future__ import annotations
 

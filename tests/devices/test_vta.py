@@ -1,4 +1,4 @@
-"""VTA as a device: the RPC server that simulates it, and devices that run another program."""
+"""Test VTA as a device: the RPC server that simulates it, and devices that run another program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver of a board with VTA: a fake one whose registers and memory behave as the original's."""
+"""Test the driver of a VTA board against a software model of its registers and memory."""
 
 from __future__ import annotations
 

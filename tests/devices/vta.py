@@ -1,4 +1,4 @@
-"""A network on VTA for the tests of its devices: as a program, as a library that calls it, and what comes out."""
+"""Build a network on VTA for device tests: its program, a library that calls it, and the expected outputs."""
 
 from __future__ import annotations
 

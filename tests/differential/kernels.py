@@ -1,4 +1,4 @@
-"""Shared parts of kernel tests: small modules, their outputs under every schedule, errors."""
+"""Provide small modules, their outputs under every schedule, and error measures for kernel tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that nobody ships: a backend, a transport, a frontend and a tuner, each as small as one can be."""
+"""Define a minimal backend, transport, frontend and tuner as registry entries for tests."""
 
 from __future__ import annotations
 

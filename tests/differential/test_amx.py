@@ -1,5 +1,5 @@
-"""Matrix tiles (AMX) against PyTorch in float64. Where the processor has none, their instructions trap and are computed
-by amx_emulator.c, which refuses what the processor would: registers whose shapes do not fit.
+"""Compare AMX kernels with PyTorch in float64; amx_emulator.c emulates and checks the instructions where a processor
+has none.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Attention as one kernel against float64, as frameworks write it, for any number of queries, keys, heads and channels
-of a head.
-"""
+"""Compare fused attention with float64, as frameworks write it, for any number of queries, keys, heads and channels."""
 
 from __future__ import annotations
 

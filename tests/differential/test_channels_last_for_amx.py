@@ -1,6 +1,4 @@
-"""Images that convolutions in matrix tiles leave to others pixel by pixel: the outputs of the definition, and no
-copies.
-"""
+"""Test channels-last images between AMX convolutions: outputs of the numpy reference, and no copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each frontend against its own framework: the imported module gives the outputs of the framework."""
+"""Compare each imported module with its source framework."""
 
 from __future__ import annotations
 

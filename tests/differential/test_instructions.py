@@ -1,4 +1,4 @@
-"""Products of neighbours, bfloat16 and exp: the instructions of the target, and what they compute."""
+"""Test dot products, bfloat16 and exp: the emitted instructions of the target, and their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The compiled integer graph equals its numpy definition bit for bit, packed or not; floats equal PyTorch."""
+"""Compare compiled integer graphs with the numpy reference bit for bit, packed and unpacked, and floats with
+PyTorch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scheduled kernels against the plain definition: same outputs, whatever the schedule."""
+"""Compare scheduled kernels with unscheduled ones: equal outputs for every schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ONNX frontend against ONNX Runtime, opset by opset, and models that come quantized."""
+"""Compare the ONNX frontend with ONNX Runtime, opset by opset, including quantized models."""
 
 from __future__ import annotations
 

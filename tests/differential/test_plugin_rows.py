@@ -1,4 +1,4 @@
-"""A new backend, transport, frontend and tuner are a row each: what calls them needs no other change."""
+"""Test that a new backend, transport, frontend and tuner need one registry entry each and no other change."""
 
 from __future__ import annotations
 

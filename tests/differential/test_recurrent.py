@@ -1,4 +1,4 @@
-"""Recurrent layers against ONNX Runtime: imported, computed in numpy, and as kernels of the library."""
+"""Compare recurrent layers with ONNX Runtime: imported, interpreted in numpy, and compiled."""
 
 from __future__ import annotations
 

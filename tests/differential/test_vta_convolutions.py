@@ -1,4 +1,4 @@
-"""VTA: convolutions of both modes against numpy, counters against their formulas."""
+"""Compare VTA convolutions of both modes with numpy, and their counters with the formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VTA: the fast simulator against the definition, instruction by instruction."""
+"""Compare the fast VTA simulator with the interpreter, instruction by instruction."""
 
 from __future__ import annotations
 

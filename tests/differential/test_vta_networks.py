@@ -1,4 +1,4 @@
-"""VTA: quantized networks with regions of theirs on the accelerator."""
+"""Test quantized networks with regions on VTA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VTA: sums, pools, fused residuals, other designs and the bytes of regions, against numpy."""
+"""Compare VTA sums, pools, fused residuals, other designs and serialized regions with numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VTA: random regions of one convolution, on random designs, in both modes, against numpy and against formulas."""
+"""Compare random one-convolution regions on random VTA designs, in both modes, with numpy and the formulas."""
 
 from __future__ import annotations
 

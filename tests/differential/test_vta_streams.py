@@ -1,6 +1,4 @@
-"""VTA's machine fed with arbitrary instructions: both simulators and the linter agree on what is wrong, and none of
-them breaks.
-"""
+"""Feed arbitrary instructions to both VTA simulators and the linter: equal verdicts, and no crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VTA: tokens, races and the rules of real designs, found by the machine and by the linter."""
+"""Test that simulator and linter find token errors, races and violations of hardware designs."""
 
 from __future__ import annotations
 

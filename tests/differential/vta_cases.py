@@ -1,4 +1,4 @@
-"""Shared parts of the VTA tests: designs, random regions, and the comparison of a compiled region with numpy."""
+"""Provide designs, random regions and the comparison with numpy for VTA tests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The measure of agreement: what it forgives, what it never forgives, and broken products that every check must
-refuse.
+"""Test the agreement measure: accepted rounding, rejected errors, and broken matrix products that every check must
+find.
 """
 
 from __future__ import annotations

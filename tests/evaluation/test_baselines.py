@@ -1,4 +1,4 @@
-"""Baselines run as fast as their users run them, compute the same, and are left out with a reason if they cannot."""
+"""Test baselines: fastest mode, correct outputs, and a reason for each one that is left out."""
 
 from __future__ import annotations
 

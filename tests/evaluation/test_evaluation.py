@@ -1,4 +1,4 @@
-"""Agreement, latency, comparison and the gate: verdicts, never numbers that nobody may trust."""
+"""Test agreement, latency, comparison and release gate: each gives a verdict or the reason for none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check after import: it forgives what the source's own rounding does, and nothing else."""
+"""Test the check after import: it accepts the rounding noise of the source, and nothing else."""
 
 from __future__ import annotations
 

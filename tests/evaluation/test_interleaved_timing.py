@@ -1,6 +1,4 @@
-"""Latency in turns, the load of the machine, and ratios that the rounds support: on clocks of our own, never the
-machine's.
-"""
+"""Test interleaved timing, machine load and ratios over rounds on simulated clocks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Bounds: what a network computes and reads, counted by hand; ceilings, shares and refusals. Nothing here depends on
-how fast this machine is.
+"""Test roofline bounds: operations and bytes counted by hand, peaks, shares, and refusals, independent of machine
+speed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The scorecard as a file: what is written is what is read, also of a card of an older version."""
+"""Test that scorecards are read as they were written, including those of older versions."""
 
 from __future__ import annotations
 

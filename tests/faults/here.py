@@ -1,4 +1,4 @@
-"""This process as a device, so that a search can be tested without servers."""
+"""Use this process as a device, to test a search without servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that cannot work, through the real stages: one clear error, exit 1, nothing stored."""
+"""Run broken models through the real stages: one clear error, exit code 1, nothing stored."""
 
 from __future__ import annotations
 

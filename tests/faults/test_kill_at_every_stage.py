@@ -1,4 +1,4 @@
-"""kill -9 at every stage: what was there stays, and the same command goes on."""
+"""Kill every stage with SIGKILL: earlier outputs stay, and the same command continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DVC runs again exactly the stages that an edit of params.yaml changes; the outputs here are made up."""
+"""Test that DVC repeats exactly the stages that an edit of params.yaml changes, on simulated outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cell on an emulated arm64 board: every stage, through a tracker; counted instructions in place of times."""
+"""Run every stage of a cell on an emulated arm64 board, with instruction counts in place of times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The integer precisions through the real stages, from a workspace whose float32 cell is done."""
+"""Run the integer precisions through the real stages, in a workspace whose float32 cell is finished."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The database of a new workspace: copied from the one that Prefect made first, never with its keys, never damaged."""
+"""Test the Prefect database of a new workspace: a copy without keys, never damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workspace of `tvmflow new` at the size of a team: DVC's files grow with the cells, and each cell is apart."""
+"""Test a workspace of `tvmflow new` at the size of a team: linear growth of DVC's files, independent cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One finished run, seen from every side: Prefect, DVC, MLflow, the registry, the report."""
+"""Check the records of one finished run in Prefect, DVC, MLflow, the model registry and the report."""
 
 from __future__ import annotations
 

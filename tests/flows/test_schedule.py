@@ -1,6 +1,4 @@
-"""The scheduled re-tune, for real: a cron that fires, sweeps and re-tunes of which a cell fails, servers that are not
-there.
-"""
+"""Test the scheduled re-tune with a real cron: runs with a failing cell, and missing servers."""
 
 from __future__ import annotations
 

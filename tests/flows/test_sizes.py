@@ -1,4 +1,4 @@
-"""Networks whose inputs have no fixed size, through all stages: one library for any length, and for any batch."""
+"""Run networks with dynamic sizes through all stages: one library for any length or batch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The server that forks the processes of stages: one process each, of the code that the recipe key is of, gone with who
-started it, never missed where it died.
-"""
+"""Test the stage server: one process per stage, of the code in the recipe key, that ends with its parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The re-tune from one TVM to the next, with both really installed: `make test` sees to that."""
+"""Test the re-tune from one TVM version to the next, with both installed by `make test-all`."""
 
 from __future__ import annotations
 

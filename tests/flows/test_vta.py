@@ -1,4 +1,4 @@
-"""A cell on the simulated accelerator, all the way, from a workspace whose float32 cell is done."""
+"""Run all stages of a cell on the simulated accelerator, in a workspace whose float32 cell is finished."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A text model with two integer inputs, and a network with two outputs, through all stages on this machine's device."""
+"""Run a text model with two integer inputs, and a network with two outputs, through all stages on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""prefect.yaml: the flows deployed to a process work pool, and a worker that runs one of them in the workspace."""
+"""Test prefect.yaml: deploy the flows to a process work pool, and run one by a worker."""
 
 from __future__ import annotations
 

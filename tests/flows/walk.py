@@ -1,4 +1,4 @@
-"""All stages of a cell in this process."""
+"""Run all stages of a cell in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs with a `value`: what params.yaml may say, and each format against its own framework."""
+"""Test inputs with a fixed value: validation in params.yaml, and each format against its framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile and damaged model files: one clear error each, and nothing runs."""
+"""Test malicious and damaged model files: one clear error each, and no code is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile and damaged Keras files: known layers and arrays of their own; nothing is looked up or called before that."""
+"""Test malicious and damaged Keras files: nothing is looked up or called before layers and arrays are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that a network computes of nothing but its own sizes are constants when it is imported."""
+"""Test that values which depend only on a network's shapes are constants after import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile, torn and oversized model files of every kind: one clear error, nothing runs, memory stays bounded."""
+"""Test malicious, truncated and oversized model files of every format: one clear error, no code run, bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators of com.microsoft against ONNX Runtime, one small model each."""
+"""Compare operators of com.microsoft with ONNX Runtime, one small model each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX files and their external data: it travels with the model, is checked path by path, and no torch is needed."""
+"""Test ONNX files with external data: copied with the model, checked path by path, without torch."""
 
 from __future__ import annotations
 

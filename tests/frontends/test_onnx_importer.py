@@ -1,4 +1,4 @@
-"""What the ONNX importer does besides single operators: folding, control flow, refusals, constants of every form."""
+"""Test the ONNX importer beyond single operators: folding, control flow, refusals, constants of every form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX's node tests through import, packing, build and run: a sample in `make test`, all in `make test-all`."""
+"""Run ONNX's node tests through import, packing, build and run: a sample in `make test`, all in `make test-all`."""
 
 from __future__ import annotations
 

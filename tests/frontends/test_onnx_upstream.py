@@ -1,4 +1,4 @@
-"""TVM's converters that tvmflow replaces because they are wrong: a test fails here when a TVM version mends one.
+"""Check that TVM's converters which tvmflow replaces are still incorrect; a test fails when TVM fixes one.
 
 Then remove our converter, add the operator to `tvm_converters.CORRECT`, and take the row out of docs/frontends.md.
 """

@@ -1,6 +1,4 @@
-"""import_model reads .tflite, SavedModel and MXNet files in a sandbox, and so do the frameworks that it starts for
-them.
-"""
+"""Test that .tflite, SavedModel and MXNet files, and the frameworks started for them, are read in a sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of TFLite operators against the format's own list, and each operator against LiteRT."""
+"""Check the table of TFLite operators against the format's list, and each operator against LiteRT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a TFLite file keeps from run to run is inputs and outputs of its import, over a stream as LiteRT runs it."""
+"""Test that states of a TFLite file become inputs and outputs, over a stream compared with LiteRT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile and damaged PyTorch files: only operators that import knows, only tensors; nothing else is deserialized."""
+"""Test malicious and damaged PyTorch files: only known operators and tensors are deserialized."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's own rules in the corners of operators: signs, types, NaN, ties, empty tensors, numbers without axes."""
+"""Test edge cases of PyTorch operators: signs, types, NaN, ties, empty tensors, scalars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TorchScript files: what may be called in them, and what was altered in one."""
+"""Test TorchScript files: the calls that are allowed, and manipulated files."""
 
 from __future__ import annotations
 

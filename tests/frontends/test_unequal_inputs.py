@@ -1,4 +1,4 @@
-"""Inputs that share no batch: a state (2, 1, 4) beside a window (1, 6), and a scalar."""
+"""Test inputs without a common batch: a state (2, 1, 4) beside a window (1, 6), and a scalar."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Several inputs and outputs, integer inputs, outputs of any shape: from the file to the compiled library, in this
-process.
-"""
+"""Test several inputs and outputs, integer inputs and outputs of any shape, from file to compiled library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of our MXNet readers: `python -m tests.fuzz.fuzz_mxnet -max_total_time=60`.
+"""Fuzz our MXNet readers, guided by coverage: `python -m tests.fuzz.fuzz_mxnet -max_total_time=60`.
 
 The only error that may leave them is ModelFileError. Memory is limited by -rss_limit_mb.
 """

@@ -1,4 +1,4 @@
-"""Small MXNet files made by hand: where mutation starts, and what unit tests alter."""
+"""Write small MXNet files: seeds for mutation, and files that unit tests alter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few seconds of coverage-guided fuzzing of what the agent reads, under the sanitizers of the compiler."""
+"""Fuzz the agent's input for a few seconds under the compiler's sanitizers, guided by coverage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few seconds of coverage-guided fuzzing, from files that are right."""
+"""Fuzz the readers for a few seconds from valid files, guided by coverage."""
 
 from __future__ import annotations
 

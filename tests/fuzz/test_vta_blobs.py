@@ -1,6 +1,4 @@
-"""Programs, regions and configurations of VTA that somebody altered and signed again: one clear error each, or they
-run.
-"""
+"""Alter and re-sign programs, regions and configurations of VTA: each gives one clear error, or runs."""
 
 from __future__ import annotations
 

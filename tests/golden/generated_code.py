@@ -1,4 +1,4 @@
-"""The digest of the code that every template generates: `python -m tests.golden.generated_code` renews the file.
+"""Digest the code that every template generates: `python -m tests.golden.generated_code` renews the file.
 
 Of each kernel some candidates are scheduled, and the schedule goes through all of TVM's passes, up to the door of LLVM:
 what our templates, our passes and our intrinsics make of a kernel is in that text, and nothing of the machine that runs

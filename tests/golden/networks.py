@@ -1,6 +1,4 @@
-"""Small networks whose kernels reach every template in every precision: what the digests of generated code are taken
-of.
-"""
+"""Define small networks whose kernels reach every template in every precision, for digests of generated code."""
 
 from __future__ import annotations
 

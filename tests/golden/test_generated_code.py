@@ -1,4 +1,4 @@
-"""Code that changes under one codegen version would let old measurements speak for new kernels."""
+"""Check that generated code does not change without a new codegen version, which would mix up old measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A random convolution as a kernel for the GPU, with what numpy makes of it."""
+"""Generate random GPU convolutions with expected outputs from numpy."""
 
 from __future__ import annotations
 

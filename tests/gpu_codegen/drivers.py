@@ -1,4 +1,4 @@
-"""Networks on the drivers in software, each in a process of its own, whose environment names the driver."""
+"""Run networks on software GPU drivers, each in a process whose environment selects the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels in te with a schedule, through the generators: GLSL on lavapipe, OpenCL C on PoCL."""
+"""Compile scheduled TE kernels by the generators: GLSL on lavapipe, OpenCL C on PoCL."""
 
 from __future__ import annotations
 

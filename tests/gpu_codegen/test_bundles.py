@@ -1,4 +1,4 @@
-"""Networks of GPUs in bundles: what they ask of a system is on a list of its own."""
+"""Test bundles with GPU libraries: their system requirements have an allowlist of their own."""
 
 from __future__ import annotations
 

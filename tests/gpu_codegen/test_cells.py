@@ -1,6 +1,4 @@
-"""A cell of a GPU through all stages, with a compiler that is right and one that is not: what is kept, and what may be
-released.
-"""
+"""Run all stages of a GPU cell, with a correct and an incorrect compiler: what is stored, and what may be released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts of loads, stores and registers in kernels whose numbers are known."""
+"""Test counts of loads, stores and registers on kernels with known numbers."""
 
 from __future__ import annotations
 

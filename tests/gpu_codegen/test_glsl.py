@@ -1,4 +1,4 @@
-"""GLSL of TVM's kernels: random small ones on lavapipe against numpy, and what cannot be said."""
+"""Compare GLSL of random small kernels on lavapipe with numpy, and test unsupported expressions."""
 
 from __future__ import annotations
 

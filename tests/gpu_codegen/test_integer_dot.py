@@ -1,6 +1,4 @@
-"""Convolutions of int8 in words of four, on OpenCL and Vulkan: sums that are exactly those of NumPy, whatever the
-shape.
-"""
+"""Compare int8 convolutions in words of four, on OpenCL and Vulkan, exactly with numpy, for all shapes."""
 
 from __future__ import annotations
 

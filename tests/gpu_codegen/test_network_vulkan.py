@@ -1,4 +1,4 @@
-"""The host code of networks on Vulkan: a plan made by hand on lavapipe, and everything that can go wrong."""
+"""Test the Vulkan host code with a hand-written plan on lavapipe, including every failure."""
 
 from __future__ import annotations
 

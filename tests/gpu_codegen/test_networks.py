@@ -1,4 +1,4 @@
-"""Networks drawn from seeds on OpenCL and Vulkan: outputs as the definition's, whatever they are made of."""
+"""Compare random networks on OpenCL and Vulkan with the numpy reference."""
 
 from __future__ import annotations
 

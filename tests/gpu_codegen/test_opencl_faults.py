@@ -1,4 +1,4 @@
-"""Drivers of OpenCL that fail, and programs kept on disk: a clear reason, and never an output that nobody computed."""
+"""Test failing OpenCL drivers and cached programs: a clear reason, and never an output that was not computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs whose kernels differ from the CPU's: remembered until they agree, and no release relies on them."""
+"""Test the quarantine of GPUs whose kernels differ from the CPU's: kept until they agree, and no release meanwhile."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Kernels that a driver of OpenCL records, as cl_qcom_recordable_queues says: the same outputs by one launch, and
-without it wherever the driver fails.
+"""Test recorded OpenCL kernels (cl_qcom_recordable_queues): equal outputs by one launch, and the fallback without
+it.
 """
 
 from __future__ import annotations

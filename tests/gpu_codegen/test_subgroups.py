@@ -1,5 +1,5 @@
-"""Sums that the threads of a group share, on lavapipe with subgroups of several sizes: groups of fewer threads, of as
-many and of more, sums of any length.
+"""Test subgroup reductions on lavapipe, with subgroups smaller than, equal to and larger than a group, and any
+length.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels of a GPU tuned through our agent on this machine, with a driver that refuses, crashes and hangs."""
+"""Tune GPU kernels through the agent, with a driver that refuses, crashes and hangs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Winograd's convolutions on PoCL and lavapipe: images that tiles divide and that they do not, with what follows in the
-kernel.
-"""
+"""Test Winograd convolutions on PoCL and lavapipe, with whole and partial tiles, and fused epilogues."""
 
 from __future__ import annotations
 

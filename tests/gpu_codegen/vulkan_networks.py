@@ -1,4 +1,4 @@
-"""Networks for Vulkan made by hand: a plan in C, linked with the host code and a main program, run on lavapipe."""
+"""Build hand-written Vulkan networks: a plan in C, linked with the host code and a main program, for lavapipe."""
 
 from __future__ import annotations
 

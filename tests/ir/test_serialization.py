@@ -1,4 +1,4 @@
-"""A module comes back from its two files as it was, and the same module always gives the same bytes."""
+"""Test that a module is read from its two files as it was written, and always written to the same bytes."""
 
 from __future__ import annotations
 

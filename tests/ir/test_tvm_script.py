@@ -1,4 +1,4 @@
-"""Functions from text: those of TVM's parser, found without the source of what is on the stack."""
+"""Test parsing functions from text: TVM's own parser, without source inspection."""
 
 from __future__ import annotations
 

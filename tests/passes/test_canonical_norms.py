@@ -1,6 +1,4 @@
-"""Norms that networks write out step by step, and group and instance norms: the operator where it is one, and values
-beside float64 where the mean is large.
-"""
+"""Test decomposed norms, and group and instance norms: fused to operators, and accurate for large means."""
 
 from __future__ import annotations
 

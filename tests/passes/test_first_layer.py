@@ -1,6 +1,4 @@
-"""Images of bytes with few channels become pixels whose channels lie side by side, as NumPy moves them; the kernel is
-one, and rounds nothing.
-"""
+"""Test 8-bit images with few channels: packed to channels-last words as in numpy, by one kernel, without rounding."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Dense layers over more axes than two, however a framework writes them, are layers over rows with their biases, which
-quantization finds.
-"""
+"""Test dense layers over more than two axes: flattened with their biases, and recognized by quantization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FoldBatchNorm: convolutions of both kinds take the batch norm behind them, and compute what they did."""
+"""Test FoldBatchNorm: batch norms are folded into both kinds of convolutions, with equal outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of floats on x86: NaN for NaN; limits other than zero by one instruction."""
+"""Test float minimum and maximum on x86: NaN for NaN; one instruction where the constant is not zero."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Rounding to bytes by AVX-512's instructions: the same bytes as by operations, for every number, and none of the
-operations left.
-"""
+"""Test quantization by AVX-512 instructions: equal to the arithmetic form for every number, which is fully replaced."""
 
 from __future__ import annotations
 

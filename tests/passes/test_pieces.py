@@ -1,4 +1,4 @@
-"""Kernels that are compiled in pieces are those that TVM compiles in one."""
+"""Test that kernels compiled in parallel pieces equal those that TVM compiles at once."""
 
 from __future__ import annotations
 

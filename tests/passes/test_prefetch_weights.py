@@ -1,4 +1,4 @@
-"""Prefetching of weights: which lines are asked for, in which kernels, and that outputs stay as they are."""
+"""Test weight prefetching: the lines requested, the kernels affected, and unchanged outputs."""
 
 from __future__ import annotations
 

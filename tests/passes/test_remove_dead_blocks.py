@@ -1,5 +1,5 @@
-"""Branches that count for nothing: a factor of 0 for a number (ReZero, before it is trained), or one that 8 bits round
-to 0 (layer scale).
+"""Test the removal of branches that do not contribute: multiplied by 0 (ReZero) or by a factor that int8 rounds
+to 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clips that are merged and divisions that become products: the same values, and fewer operators."""
+"""Test merged clips and divisions replaced by multiplications: equal values, fewer operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions whose windows reach over the whole image: trimmed, with PyTorch's outputs."""
+"""Test trimmed convolutions whose window covers the whole image against PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two small stages of our own, to test the store without a compiler: `fetch` counts, `import_model` doubles."""
+"""Define two small stages, to test the store without a compiler: `fetch` counts, `import_model` doubles."""
 
 from __future__ import annotations
 

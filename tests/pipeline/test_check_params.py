@@ -1,5 +1,5 @@
-"""Test the tables: a backend, a transport, a frontend and a tuner are a file and a row; unknown names get a
-suggestion.
+"""Test the registries: a backend, a transport, a frontend and a tuner need one file and one entry each; unknown names
+get a suggestion.
 """
 
 from __future__ import annotations

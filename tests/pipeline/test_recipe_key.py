@@ -1,4 +1,4 @@
-"""The recipe key: equal exactly when what decides the bytes is equal."""
+"""Test the recipe key: equal if and only if everything that determines the outputs is equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store: what may be skipped, what is restored, and what a crash, a fault or a second process leaves."""
+"""Test the store: skipped and restored stages, and its state after a crash, a fault or a concurrent process."""
 
 from __future__ import annotations
 

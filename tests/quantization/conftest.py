@@ -1,4 +1,4 @@
-"""A network with depthwise convolutions, and samples for it."""
+"""Provide a network with depthwise convolutions, and samples for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scales, observers, equalization, bias correction and the accuracy goal, each against what it promises."""
+"""Test scales, observers, equalization, bias correction and the accuracy goal."""
 
 from __future__ import annotations
 

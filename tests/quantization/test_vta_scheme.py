@@ -1,4 +1,4 @@
-"""The power-of-two scheme of VTA: its scales, its residual sums, and its specification written down anew."""
+"""Test VTA's power-of-two scheme: its scales, its residual sums, and a second implementation of its specification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger's fixtures."""
+"""Provide the fixtures of tests/tracking."""
 
 from tests.tracking.conftest import empty_store, ledger
 

@@ -1,4 +1,4 @@
-"""Values as the report collects them: cells of several models, devices and precisions, with a history of many months.
+"""Generate report data: cells of several models, devices and precisions, with many months of history.
 
 What a page must get right is in them: ties, wins and losses, an unsteady latency, a simulated device, missing parts,
 and names that try to be more than names.

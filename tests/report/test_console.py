@@ -1,4 +1,4 @@
-"""Tables on terminals of 80 and 120 columns, and what progress says there and where there is none."""
+"""Test tables on terminals of 80 and 120 columns, and progress with and without a terminal."""
 
 from __future__ import annotations
 

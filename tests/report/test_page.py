@@ -1,4 +1,4 @@
-"""The report: a page that is data, scripts with digests and nothing else, and what a browser makes of it."""
+"""Test the report: a page with data and scripts of known digests only, as a browser renders it."""
 
 from __future__ import annotations
 

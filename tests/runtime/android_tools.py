@@ -1,6 +1,4 @@
-"""Android's aapt2, zipalign and apksigner of Debian, and its framework's resources; made once in the cache folder,
-without root.
-"""
+"""Provide Debian's aapt2, zipalign and apksigner, in the cache folder, without root."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Networks with a part on VTA as libraries without TVM: the outputs are those in TVM's machine, through the driver seam
-in C.
-"""
+"""Test network.so with a VTA part through the C driver interface: outputs equal TVM's virtual machine."""
 
 from __future__ import annotations
 

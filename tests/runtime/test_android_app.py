@@ -1,6 +1,4 @@
-"""The sample app for Android: its sources against stubs of Android's classes, what it does with frames on a desktop's
-Java, its resources.
-"""
+"""Test the sample Android app: its sources against stubs of Android's classes, its frame handling, its resources."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""The sample app as an APK of what can be made here: manifest and resources by aapt2, its native part for phones of 64
-and of 32 bits at pages of 16 KB, signed and verified by apksigner. Without classes.dex: no package that is at hand has
-d8, so a phone would not start it.
+"""Build the sample app as an APK without classes.dex, since no installed package has d8: manifest and resources by
+aapt2, native code for 64-bit and 32-bit phones with 16 KB pages, signed and verified by apksigner.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The example apps: each is built as its README says, with a library and headers alone, and sees what the library
-says.
-"""
+"""Build each example app as its README says, with only a library and headers, and check its output."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The runtime in C by itself: a plan written by hand, every call and every fault, under the sanitizers of the
-compiler.
-"""
+"""Test the C runtime alone: a hand-written plan, every call and every error, under the compiler's sanitizers."""
 
 from __future__ import annotations
 

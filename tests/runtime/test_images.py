@@ -1,4 +1,4 @@
-"""Images in a library without TVM become what `tvmflow predict` makes of them, bit for bit."""
+"""Test that image preprocessing in network.so equals `tvmflow predict` bit for bit."""
 
 from __future__ import annotations
 

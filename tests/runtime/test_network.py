@@ -1,4 +1,4 @@
-"""A network without TVM: the same bits as the same kernels in TVM's runtime, whatever it is made of."""
+"""Test that network.so equals the same kernels in TVM's runtime bit for bit."""
 
 from __future__ import annotations
 

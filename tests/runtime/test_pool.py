@@ -1,4 +1,4 @@
-"""The pool of threads of a self-contained library by itself, under the sanitizers for threads and for memory."""
+"""Test the thread pool of network.so alone, under the thread and memory sanitizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One library for several sizes: any length and any batch up to the largest, over one set of weights."""
+"""Test dynamic sizes of one library: any length and batch up to the largest, over shared weights."""
 
 from __future__ import annotations
 

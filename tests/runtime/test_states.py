@@ -1,4 +1,4 @@
-"""States that an instance carries from run to run, beside the same states given with each run."""
+"""Test states that an instance carries from run to run against states that each run is given."""
 
 from __future__ import annotations
 

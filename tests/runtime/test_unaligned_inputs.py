@@ -1,4 +1,4 @@
-"""Inputs that begin at any element are read where they lie: no copy is made, and outputs are the same bits."""
+"""Test inputs that start at any element: read in place without a copy, with identical outputs."""
 
 from __future__ import annotations
 

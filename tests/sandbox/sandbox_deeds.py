@@ -1,4 +1,4 @@
-"""Actions of hostile code, called inside a sandbox by its tests."""
+"""Define malicious actions that sandbox tests call."""
 
 from __future__ import annotations
 

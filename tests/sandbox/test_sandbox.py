@@ -1,4 +1,4 @@
-"""A sandbox keeps what it runs from the user's files, the network, other processes, and endless memory and time."""
+"""Test that a sandbox protects files, network, other processes, memory and time."""
 
 from __future__ import annotations
 

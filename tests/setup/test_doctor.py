@@ -1,4 +1,4 @@
-"""The doctor knows the pairs of versions that break each other."""
+"""Test that the doctor knows the pairs of incompatible versions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The example projects: params.yaml valid, also for editors; what a README makes can be made; a dry run finds all of
-it.
-"""
+"""Test the example projects: valid params.yaml, also for editors; README commands; a complete dry run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workspace of a user's own: made, given a model, understood by DVC, outside a clone."""
+"""Test a new workspace outside a clone: creation, added models, and DVC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model file that cannot be imported is refused before anything runs, by its header."""
+"""Test that a model file which cannot be imported is refused by its header before anything runs."""
 
 from __future__ import annotations
 

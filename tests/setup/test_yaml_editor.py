@@ -1,4 +1,4 @@
-"""An entry is put into params.yaml without touching what a person wrote."""
+"""Test that an entry is added to params.yaml without changes to hand-written text."""
 
 from __future__ import annotations
 

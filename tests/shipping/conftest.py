@@ -1,4 +1,4 @@
-"""A bundle of one small network, written once, and the keys that sign it."""
+"""Provide a bundle of one small network, written once, and its signing keys."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The AAR of a network: laid out as Android's tools expect it, linked by an NDK, in a Maven repository, found out when
-it was altered.
+"""Test AARs: the layout that Android's tools expect, linked by an NDK, in a Maven repository, protected from changes.
 
 The NDK is a fake: its clang calls gcc, and links with libraries of the names of Android's that hold every function an
 ABI allows.

@@ -1,6 +1,4 @@
-"""Releases of an app: what the gates say, what the file says, and that a crash at any step leaves the former release
-whole.
-"""
+"""Test releases of an app: gates, the release file, and an intact former release after a crash at any step."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Model libraries for Android without its NDK: what an NDK's would be in everything that a loader looks at, and the
-same outputs.
+"""Test libraries linked with stubs of bionic: all that a loader reads is as from an NDK, and outputs are equal.
 
 The one of x86-64 runs here, on a libc.so that gives bionic's names to glibc's functions: its code, its variables of
 threads, its numbers for sysconf. What only a phone can tell, bionic's own loader and functions, is tested nowhere.

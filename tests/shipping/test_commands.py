@@ -1,4 +1,4 @@
-"""The commands of bundles: what they print, and one clear error for each mistake."""
+"""Test the commands of bundles: their output, and one clear error for each mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The golden inputs of a bundle on a device of the workspace: through an agent, and through TVM's RPC server."""
+"""Run the golden inputs of a bundle on a device, through the agent and through TVM's RPC server."""
 
 from __future__ import annotations
 

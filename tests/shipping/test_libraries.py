@@ -1,6 +1,4 @@
-"""Shared objects that no bundle may have: each fault compiled into one, each refused by its name; and what one does
-when it runs.
-"""
+"""Test shared objects that bundles reject: each fault compiled into one and named, and misbehaviour at run time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The wheel of a network: installed by pip, run without TVM, the same bytes each time, found out when it was
-altered.
-"""
+"""Test wheels: installed by pip, run without TVM, reproducible, protected from changes."""
 
 from __future__ import annotations
 

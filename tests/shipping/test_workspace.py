@@ -1,6 +1,4 @@
-"""A cell that ran all the way: its champion as a bundle, checked from elsewhere, and as releases of an app under
-DVC.
-"""
+"""Test a finished cell: its champion as a bundle, verified elsewhere, and as an app release under DVC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets and labels that are hostile or damaged: one clear error, bounded memory, nothing evaluated."""
+"""Test malicious and damaged data sets and labels: one clear error, bounded memory, nothing evaluated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloads, against a server on loopback that fails in every way."""
+"""Test downloads against a loopback server that fails in every way."""
 
 from __future__ import annotations
 

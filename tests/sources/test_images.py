@@ -1,4 +1,4 @@
-"""Image files become what the zoos make of them, folders of them a data set, outputs the names of classes."""
+"""Test image preprocessing against the model zoos, folders as data sets, and class names of outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks with seeded weights give different outputs for different inputs, the same every time."""
+"""Test that networks with seeded weights give different outputs for different inputs, reproducibly."""
 
 from __future__ import annotations
 

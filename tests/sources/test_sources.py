@@ -1,4 +1,4 @@
-"""Labels, data sets and weights: data is data, and what does not fit says so."""
+"""Test labels, data sets and weights: read as data only, with an error for each mismatch."""
 
 from __future__ import annotations
 

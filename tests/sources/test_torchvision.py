@@ -1,6 +1,4 @@
-"""torchvision is imported where its operators load, and where they do not: it goes first, a stand-in only after it
-failed.
-"""
+"""Test importing torchvision: the real package where its operators load, a stand-in only after it failed."""
 
 from __future__ import annotations
 

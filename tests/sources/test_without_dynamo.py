@@ -1,4 +1,4 @@
-"""torchvision does not bring TorchDynamo along, and has it where it asks for it."""
+"""Test that torchvision does not import TorchDynamo until it is used."""
 
 from __future__ import annotations
 

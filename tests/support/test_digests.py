@@ -1,4 +1,4 @@
-"""Files are read once in a walk, and whatever was done to one since is seen."""
+"""Test that each file is hashed once per run, and that every change to it is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stages write as JSON is read as it was."""
+"""Test that JSON written by stages is read back unchanged."""
 
 from __future__ import annotations
 

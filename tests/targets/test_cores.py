@@ -1,4 +1,4 @@
-"""Cores by their numbers: every name is one that a target's mcpu may have."""
+"""Test the table of Arm cores: every name is a legal `mcpu`."""
 
 from __future__ import annotations
 

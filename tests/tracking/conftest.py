@@ -1,4 +1,4 @@
-"""Fixtures of the ledger tests."""
+"""Provide fixtures for tests of DVC and MLflow."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A workspace whose stages were never run: their folders are written here as stages leave them, so that the ledger has
-something to keep.
+"""Build a workspace whose stages never ran: write their folders as stages do, for tests of tracking.
 
 MLflow's store is a real one, a copy of one that was made once.
 """

@@ -1,4 +1,4 @@
-"""A real `mlflow server` on loopback, as a team has one: artifacts go through it into a folder that no client sees."""
+"""Start a real `mlflow server` on loopback that proxies artifacts, as teams run it."""
 
 from __future__ import annotations
 

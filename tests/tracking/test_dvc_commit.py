@@ -1,4 +1,4 @@
-"""Recording stages in one go leaves what `dvc commit --force` and `dvc push` leave, for stages of several files."""
+"""Test that recording stages at once equals `dvc commit --force` and `dvc push`, for stages of several files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The logged library as a model of MLflow: loaded from the registry, run from the command line, its signature
-enforced.
+"""Test the logged library as an MLflow model: loaded from the registry, run from the command line, with its
+signature.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Champions: random promotions, rollbacks and new libraries of many cells against a plain model; old registries;
-trails.
-"""
+"""Test champions: random promotions, rollbacks and new libraries of many cells against a plain model, and evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store's file is asked without MLflow, which takes seconds to start."""
+"""Test that the store's file is read without importing MLflow, which takes seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A team's MLflow: a server that all use, moved to, lost, away and used by several machines at once."""
+"""Test MLflow in a team: a shared server, moving to it, its loss, its absence, and several machines at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells that are not under `cells:` are versioned by DVC too, with DVC itself."""
+"""Test that DVC also versions cells that are not under `cells:`, with DVC itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of algorithms: by kernels, then in the whole network, without a measurement by counting."""
+"""Test the choice of algorithms: by kernels, in the whole network, and by operation counts without measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A limit of tuning's time holds for all of it: what would end beyond it is not begun."""
+"""Test the time limit of tuning: nothing is started that would end after it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The pool, with devices that are made up: they die, hang, slow down and lie, and only kernels are ever blamed for
-kernels.
-"""
+"""Test the device pool with simulated devices that die, hang, slow down and return wrong values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MetaSchedule databases of anybody: TVM reads them in a sandbox, and what it says is checked before it is stored."""
+"""Test untrusted MetaSchedule databases: read by TVM in a sandbox, and checked before they are stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules and tiles chosen by what kernels take within a network."""
+"""Test the choice of schedules and tiles by kernel times within a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuning logs are read by an allowlist: a line is a record, was torn by a kill, or is one error that names it."""
+"""Test parsing of tuning logs by allowlist: a line is a record, cut off by a kill, or one error that names it."""
 
 from __future__ import annotations
 

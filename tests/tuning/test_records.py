@@ -1,4 +1,4 @@
-"""The tuning log: append-only, whole lines only, by device kind and toolchain."""
+"""Test the tuning log: append-only, whole lines only, by device kind and toolchain."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The static model: loops of machine code as scheduled, bad schedules ranked last, whole
-networks without a device.
-"""
+"""Test the static cost model: loops of assembly as scheduled, bad schedules ranked last, networks without a device."""
 
 from __future__ import annotations
 

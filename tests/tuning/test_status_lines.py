@@ -1,4 +1,4 @@
-"""The line that is said before a search, what the search adds to it, and what it promises."""
+"""Test the status lines of a search: before it, during it, and the expected gain."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Tuners: every one tries each candidate once, the default first unless it was taught; those that learn need fewer
-trials than chance.
-"""
+"""Test the tuners: each tries every candidate once, the default first if untrained; learning ones need fewer trials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VTA's configuration and instructions: golden encodings, ranges, round trips."""
+"""Test VTA's configuration and instructions: golden encodings, ranges, round trips."""
 
 from __future__ import annotations
 

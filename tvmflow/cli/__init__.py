@@ -1,4 +1,4 @@
-"""The command line: parses, calls flows, prints. Results on stdout, progress and errors on stderr.
+"""The command line: parses, calls the Python API, prints. Results on stdout, progress and errors on stderr.
 
 Exit codes: 0 ok, 1 failed, 2 usage, 3 a gate refused, 130 or 143 interrupted.
 """

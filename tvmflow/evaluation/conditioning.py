@@ -1,4 +1,4 @@
-"""Keep what import_model learnt of its source for later stages: its noise and its warnings."""
+"""Store what import_model measured of its source model for later stages: its rounding noise and its warnings."""
 
 from __future__ import annotations
 

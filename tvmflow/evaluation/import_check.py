@@ -1,4 +1,4 @@
-"""Judge an imported network by its source: on inputs like those of the data set, and on inputs at the edges.
+"""Check an imported network against its source model, on inputs like those of the data set and on edge cases.
 
 An error above the bound is compared with the source's own rounding (`source_noise`), which is measured only then.
 """

@@ -1,4 +1,4 @@
-"""Define what makes a measured quality doubtful: shown wherever the cell is, and refused by every gate."""
+"""Define warnings about measured quality: shown with the cell everywhere, and rejected by every gate."""
 
 from __future__ import annotations
 

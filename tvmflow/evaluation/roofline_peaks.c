@@ -1,4 +1,4 @@
-/* What a core multiplies and reads at most: operations in registers by the widest instructions that it is compiled for, bytes of a buffer.
+/* Measure the peak rates of a core: operations in registers by the widest instructions that it is compiled for, bytes read from a buffer.
  *
  * Each function does its work on the thread that calls it and returns how much that was. A type without a function of its own has float32's instructions.
  */

@@ -1,4 +1,4 @@
-"""Measure how far a source framework is from itself when only its rounding changes.
+"""Measure how much the outputs of a source framework change when only its rounding changes.
 
 The same network is computed by the framework's other kernels, in float64 where the framework can, and for inputs moved
 by one rounding. What differs then is no property of the network: an import is not wrong because it differs as much.

@@ -1,4 +1,4 @@
-"""Convert recurrent layers of any framework to one form: a dense layer over all times, and the rest as one operator.
+"""Convert recurrent layers of any framework to a dense layer over all time steps and one recurrent operator.
 
 Frontends bring weights in our order of gates: i, f, g, o of an LSTM, z, r, n of a GRU.
 """

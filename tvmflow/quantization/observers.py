@@ -1,4 +1,4 @@
-"""Choose the range of a value's numbers to represent, by statistics of the calibration set.
+"""Choose the range of values that a quantized tensor represents, from statistics of the calibration set.
 
 Two passes over the calibration set: the first finds minimum and maximum, the second fills a histogram between them.
 From that, each observer chooses the range [low, high]; numbers outside are clipped. Sources: KL as in TensorRT (S.

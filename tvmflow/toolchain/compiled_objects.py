@@ -1,4 +1,4 @@
-"""Keep what a compiler made of our own C sources: a run links several libraries, all with the same runtime.
+"""Cache objects compiled from our own C sources, since the libraries of a run link the same runtime.
 
 A kept file is found by the sha256 of everything that decides its bytes: the command line, the sources, and what the
 compiler says of its version. Its name holds the sha256 of its own bytes too, so a damaged file is compiled again.

@@ -1,4 +1,4 @@
-"""Read and write releases/APP.yaml, the history of an app's releases, which belongs into git.
+"""Read and write releases/APP.yaml, the history of an app's releases, which belongs in git.
 
 The file alone defines what is released, and it is replaced atomically: what was written before (the bundle, its
 evidence, DVC's files) has no effect until the file refers to it. Bundles are files of DVC; version numbers are never

@@ -1,4 +1,4 @@
-"""The rules of a search: the settings and limits of `tune:`, and where its devices are."""
+"""Define the rules of a search: the settings and limits of `tune:`, and where its devices are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-/* Numbers in, numbers out: reads a file that holds the network's one input as it lies in memory, prints what comes out. */
+/* Run a network on its one input, read from a file of raw values, and print the outputs. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

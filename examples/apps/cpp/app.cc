@@ -1,4 +1,4 @@
-// A camera frame to the likeliest classes: reads a PPM or PGM file, or a raw RGB frame whose size is told, prints the best five.
+// Classify a camera frame: read a PPM or PGM file, or a raw RGB frame of a given size, and print the five most likely classes.
 #include <cstdlib>
 #include <fstream>
 #include <iomanip>

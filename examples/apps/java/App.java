@@ -6,7 +6,7 @@ import java.nio.file.Files;
 import java.nio.file.Paths;
 import tvmflow.Network;
 
-/** Shows the likeliest classes of an image: App network.so frame.ppm. */
+/** Prints the most likely classes of an image: App network.so frame.ppm. */
 public final class App {
   /** A frame in memory that the library reads without a copy. */
   private static final class Frame {

@@ -1,4 +1,4 @@
-/* Declarations of bionic's dirent.h. that runtime/measure uses */
+/* Declarations of bionic's dirent.h that runtime/measure uses */
 #ifndef TVMFLOW_BIONIC_DIRENT_H
 #define TVMFLOW_BIONIC_DIRENT_H
 #include <stdint.h>

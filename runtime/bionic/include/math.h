@@ -1,4 +1,4 @@
-/* Declarations of bionic's math.h. that the runtime in C uses */
+/* Declarations of bionic's math.h that the runtime in C uses */
 #ifndef TVMFLOW_BIONIC_MATH_H
 #define TVMFLOW_BIONIC_MATH_H
 double exp(double);

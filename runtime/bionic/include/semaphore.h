@@ -1,4 +1,4 @@
-/* Declarations of bionic's semaphore.h. that runtime/measure uses */
+/* Declarations of bionic's semaphore.h that runtime/measure uses */
 #ifndef TVMFLOW_BIONIC_SEMAPHORE_H
 #define TVMFLOW_BIONIC_SEMAPHORE_H
 typedef struct {

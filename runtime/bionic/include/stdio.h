@@ -1,4 +1,4 @@
-/* Declarations of bionic's stdio.h. that the runtime in C uses */
+/* Declarations of bionic's stdio.h that the runtime in C uses */
 #ifndef TVMFLOW_BIONIC_STDIO_H
 #define TVMFLOW_BIONIC_STDIO_H
 #include <stddef.h>

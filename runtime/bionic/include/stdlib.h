@@ -1,4 +1,4 @@
-/* Declarations of bionic's stdlib.h. that the runtime in C uses */
+/* Declarations of bionic's stdlib.h that the runtime in C uses */
 #ifndef TVMFLOW_BIONIC_STDLIB_H
 #define TVMFLOW_BIONIC_STDLIB_H
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* Declarations of bionic's string.h. that the runtime in C uses */
+/* Declarations of bionic's string.h that the runtime in C uses */
 #ifndef TVMFLOW_BIONIC_STRING_H
 #define TVMFLOW_BIONIC_STRING_H
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* Declarations of bionic's time.h. that the runtime in C uses */
+/* Declarations of bionic's time.h that the runtime in C uses */
 #ifndef TVMFLOW_BIONIC_TIME_H
 #define TVMFLOW_BIONIC_TIME_H
 struct timespec {

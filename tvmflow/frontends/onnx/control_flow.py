@@ -1,4 +1,4 @@
-"""Follow `If`, `Loop` and `Scan` whose course is known before a run, and sequences of tensors.
+"""Convert `If`, `Loop` and `Scan` whose condition or count is known at import, and sequences of tensors.
 
 A branch or a body that reads data is converted like any other node; only the condition and the count must be known.
 """

@@ -1,4 +1,4 @@
-"""What a converter of ONNX operators sees: one node, its values, and an emitter of Relax operators.
+"""Define the arguments of a converter of ONNX operators: one node, its values, and an emitter of Relax operators.
 
 A value is a numpy array (a constant), a Relax expression of fixed shape, a list of values (a sequence), or None (an
 input that is left out).

@@ -1,4 +1,4 @@
-"""Open ONNX Runtime sessions of files that it and the `onnx` package judge differently."""
+"""Open ONNX Runtime sessions of files that ONNX Runtime and the `onnx` package validate differently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convert convolutions of PyTorch that TVM's importer lacks: transposed ones of any kind, and those of integers."""
+"""Convert convolutions of PyTorch that TVM's importer lacks: all transposed ones, and integer ones."""
 
 from __future__ import annotations
 

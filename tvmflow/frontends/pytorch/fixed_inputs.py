@@ -1,4 +1,4 @@
-"""Give parameters of PyTorch modules one value: a number as Python's, other values as a tensor."""
+"""Bind parameters of PyTorch modules to one value: numbers as Python numbers, other values as tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convert operators of PyTorch that read and write by places: indexing, gathers, scatters, views by strides."""
+"""Convert operators of PyTorch that read and write at indices: indexing, gathers, scatters, strided views."""
 
 from __future__ import annotations
 

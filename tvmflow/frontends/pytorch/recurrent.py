@@ -1,4 +1,4 @@
-"""Convert LSTM, GRU and RNN of PyTorch, of any number of layers, which its decompositions would unroll over time."""
+"""Convert LSTM, GRU and RNN of PyTorch with any number of layers, which its decompositions would unroll over time."""
 
 from __future__ import annotations
 

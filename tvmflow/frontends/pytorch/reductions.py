@@ -1,4 +1,4 @@
-"""Convert reductions, scans and sorts of PyTorch: axes by any sign, of numbers without axes, in PyTorch's types."""
+"""Convert reductions, scans and sorts of PyTorch: negative axes, scalars, and PyTorch's result types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a .tflite file with LiteRT, a step of its stream at a time: the states of a file are inputs and outputs."""
+"""Run a .tflite file with LiteRT, one step of its stream at a time, with its states as inputs and outputs."""
 
 from __future__ import annotations
 

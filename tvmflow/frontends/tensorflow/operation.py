@@ -1,4 +1,4 @@
-"""Give converters of TFLite operators what they need: inputs as Relax values or arrays, attributes, and errors."""
+"""Define the arguments of a TFLite converter: inputs as Relax values or arrays, attributes, and errors."""
 
 from __future__ import annotations
 

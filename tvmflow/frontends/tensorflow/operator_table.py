@@ -1,4 +1,4 @@
-"""List what is done with each operator of TFLite: the converter to Relax, or the reason for which it is refused.
+"""List how each TFLite operator is handled: its converter to Relax, or the reason for which it is refused.
 
 The names are those of the format's own enumeration; a test compares the two. docs/tflite_operators.md shows the table.
 """

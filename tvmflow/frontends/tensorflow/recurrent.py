@@ -1,4 +1,4 @@
-"""Convert TFLite's recurrent operators to Relax: their states are inputs, and results behind their outputs.
+"""Convert TFLite's recurrent operators to Relax, with states as additional inputs and outputs.
 
 An operator keeps its last states for the next run, as LiteRT does until its variables are reset.
 """

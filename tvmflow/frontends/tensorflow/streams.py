@@ -1,4 +1,4 @@
-"""Take the samples of a fetched model as one stream: run it with LiteRT, and keep the states before each run.
+"""Run the samples of a fetched model as one stream with LiteRT, and store the states before each run.
 
 Each sample then has the states that a model from a reset has before it, and every later stage compares single runs.
 """

@@ -1,4 +1,4 @@
-"""Read a .tflite file as one graph without a memory: what a run keeps for the next is an input and an output of it."""
+"""Read a stateful .tflite file as one stateless graph: each state becomes an input and an output."""
 
 from __future__ import annotations
 

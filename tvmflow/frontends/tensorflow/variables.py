@@ -1,4 +1,4 @@
-"""Make the variables of a file inputs and outputs, in the file itself, so that LiteRT runs each step on its own.
+"""Rewrite the variables of a .tflite file to inputs and outputs, so that LiteRT runs each step independently.
 
 VAR_HANDLE names a variable, READ_VARIABLE and ASSIGN_VARIABLE use it, and CALL_ONCE runs a graph that assigns its first
 value. What an operator reads of a run before becomes an input of the graph, what the run leaves an output.

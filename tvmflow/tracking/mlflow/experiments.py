@@ -1,4 +1,4 @@
-"""Find or create the experiment of a model, and the place of its artifacts.
+"""Find or create the experiment of a model, and the location of its artifacts.
 
 A server decides where artifacts go: through itself, or into its bucket. With a file of sqlite they lie beside it.
 """

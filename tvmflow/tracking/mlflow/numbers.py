@@ -1,4 +1,4 @@
-"""Turn a scorecard and the records of its stages into metrics of MLflow."""
+"""Convert a scorecard and the records of its stages to metrics of MLflow."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Rebuild an MLflow store from artifacts/, DVC's cache and the workspace's own store: one that was lost or damaged, or
-a server that the workspace moves to.
+"""Rebuild a lost, damaged or new MLflow store from artifacts/, DVC's cache and the workspace's own store.
 
 Every measurement that can be found is recorded once, oldest first, so that libraries get the same version numbers; then
 the changes of champions are restored.

@@ -1,4 +1,4 @@
-"""Tell whether the scorecard in a cell's folder is in MLflow, and record it: at once, or when the server is back."""
+"""Check whether the scorecard in a cell's folder is in MLflow, and record it: now, or when the server is back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetch the files of a registered version from MLflow: its library, and what its stages made.
+"""Fetch the files of a registered version from MLflow: its library and the outputs of its stages.
 
 A version brings everything that a comparison or a bundle reads, so that both work where DVC's cache lacks the bytes.
 Every file is checked against the digests of the version and of the records.

@@ -1,4 +1,4 @@
-/* Declarations of bionic's sys/resource.h. that runtime/measure uses */
+/* Declarations of bionic's sys/resource.h that runtime/measure uses */
 #ifndef TVMFLOW_BIONIC_SYS_RESOURCE_H
 #define TVMFLOW_BIONIC_SYS_RESOURCE_H
 #define RUSAGE_SELF 0

@@ -1,4 +1,4 @@
-"""Elementwise operators: corners (NaN, infinities, integer division, bounds) as ONNX defines them."""
+"""Convert elementwise operators, with ONNX's edge cases: NaN, infinities, integer division, bounds."""
 
 from __future__ import annotations
 

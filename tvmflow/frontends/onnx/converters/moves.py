@@ -1,4 +1,6 @@
-"""Operators that move, choose or scatter values: Pad, OneHot, ReverseSequence, TensorScatter, Col2Im and others."""
+"""Convert operators that move, select or scatter values: Pad, OneHot, ReverseSequence, TensorScatter, Col2Im and
+others.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ import java.util.List;
 import java.util.Locale;
 import tvmflow.Network;
 
-/** Says what a camera's frames show, and how long that takes; knows nothing of Android. For one thread. */
+/** Classifies camera frames and measures the time; independent of Android. For one thread. */
 final class FrameClassifier implements AutoCloseable {
   private static final int GUESSES = 5;
   private final Network network;

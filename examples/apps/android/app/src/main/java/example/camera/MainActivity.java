@@ -19,7 +19,7 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 
-/** The camera's picture, and over it what the network sees. Frames that come while one is looked at are dropped. */
+/** Shows the camera image with the network's classes on top. Frames that arrive while one is processed are dropped. */
 public final class MainActivity extends ComponentActivity {
   private final ExecutorService worker = Executors.newSingleThreadExecutor();
   private PreviewView view;
