@@ -43,6 +43,7 @@ from tvmflow.passes.legalize.bfloat16 import legalize_astype, link_bfloat16_roun
 from tvmflow.passes.legalize.clip import clip_legalizers
 from tvmflow.passes.legalize.convolutions import legalize_convolutions
 from tvmflow.passes.legalize.int8_lookup_tables import Int8LookupTables
+from tvmflow.passes.legalize.matmul import legalize_matmul
 from tvmflow.passes.legalize.narrow import NarrowByInstruction
 from tvmflow.passes.legalize.pools import legalize_max_pool2d
 from tvmflow.passes.legalize.recurrent import legalize_recurrent
@@ -151,6 +152,7 @@ def _legalize_operators(winograd: Mapping[str, int], cpu: CpuFeatures) -> Pass:
         **legalize_convolutions(winograd),
         **dict.fromkeys(NORMS, legalize_norm),
         "relax.nn.max_pool2d": legalize_max_pool2d,
+        "relax.matmul": legalize_matmul,
         "relax.astype": legalize_astype,
         "relax.image.resize2d": legalize_resize2d,
     }

@@ -144,7 +144,7 @@ class ExportedModel:
         """Return the IRModule for the input shapes or, for one input, for any batch from 1 to max_batch."""
         from tvm.relax.frontend.torch import from_exported_program
 
-        program = fold_known_values(self.exported() if max_batch is None else self._any_batch(max_batch))
+        program = self.exported() if max_batch is None else self._any_batch(max_batch)
         refused: list[Refusal] = []
         try:
             with warnings.catch_warnings():

@@ -126,7 +126,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
         for parallel in order
     ]
     whole = [k for k in tiles + knobs if k["chunk"] % k["h_tile"] == 0 and height % k["chunk"] == 0]
-    whole = [{**k, **_prefetch_knob(schedule, kernel, cpu, k)} for k in whole]
+    whole = _with_prefetches(schedule, kernel, cpu, whole)
     # The sort is stable: candidates that keep threads busy stay in the order above.
     whole.sort(
         key=lambda k: (
@@ -143,19 +143,27 @@ def _count_tasks(sizes: tuple[int, int, int], knobs: Knobs) -> int:
     return pieces if knobs["rows_first"] else pieces * channels // knobs["c_tile"]
 
 
-def _prefetch_knob(schedule: Any, kernel: Kernel, cpu: CpuFeatures, knobs: Knobs) -> Knobs:
+def _with_prefetches(schedule: Any, kernel: Kernel, cpu: CpuFeatures, candidates: list[Knobs]) -> list[Knobs]:
+    """Return the candidates, with the knob `prefetch` where it pays. x86 only; arm64 was not measured."""
+    window = _window(schedule, kernel)
+    assert window is not None
+    sizes, reduced = window
+    if reduced < 4 or cpu.lanes < 8:
+        return candidates
+    size = buffer_bytes(region_buffer(operands_of(anchor_of(schedule, kernel)[0])[1]))
+    return [{**knobs, **_prefetch_knob(sizes, size, cpu, knobs)} for knobs in candidates]
+
+
+def _prefetch_knob(sizes: list[int], size: int, cpu: CpuFeatures, knobs: Knobs) -> Knobs:
     """Return the knob `prefetch` if prefetching the weights of the next blocks of channels pays.
 
     Its value is the number of consecutive shares with the same weights. It pays if the weights exceed the near cache,
     those of two blocks fit the cache of a core, and there are tiles to distribute the prefetches over; with many tiles
-    the wait for the first is negligible. x86 only; arm64 was not measured.
+    the wait for the first is negligible. sizes: of the loops; size: of the weights, in bytes.
     """
-    window = _window(schedule, kernel)
-    assert window is not None and kernel.anchor is not None
-    (_, channels, height, width, *_), reduced = window
-    if reduced < 4 or cpu.lanes < 8 or knobs.get("tiles"):
+    if knobs.get("tiles"):
         return {}
-    size = buffer_bytes(region_buffer(operands_of(anchor_of(schedule, kernel)[0])[1]))
+    channels, height, width = sizes[1:4]
     tiles = knobs["chunk"] // knobs["h_tile"] * width // knobs["w_tile"]
     many = size > cpu.l2_bytes // 4 and size * knobs["c_tile"] // channels <= cpu.l2_bytes * 3 // 8
     if not (many and tiles in _PREFETCHING):
