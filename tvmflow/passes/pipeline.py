@@ -24,6 +24,7 @@ from tvmflow.passes.canonicalize.signals_to_rows import SignalsToRows
 from tvmflow.passes.canonicalize.simplify_arithmetic import SimplifyArithmetic
 from tvmflow.passes.canonicalize.sink_concat import SinkConcat
 from tvmflow.passes.canonicalize.trim_dilated_kernels import TrimDilatedKernels
+from tvmflow.passes.canonicalize.widen_floats import WidenFloats
 from tvmflow.passes.fuse.attention import FuseAttention
 from tvmflow.passes.fuse.concatenate_in_place import ConcatInPlace
 from tvmflow.passes.fuse.inverted_residual import FuseInvertedResiduals
@@ -43,7 +44,6 @@ from tvmflow.passes.legalize.bfloat16 import legalize_astype, link_bfloat16_roun
 from tvmflow.passes.legalize.clip import clip_legalizers
 from tvmflow.passes.legalize.convolutions import legalize_convolutions
 from tvmflow.passes.legalize.int8_lookup_tables import Int8LookupTables
-from tvmflow.passes.legalize.matmul import legalize_matmul
 from tvmflow.passes.legalize.narrow import NarrowByInstruction
 from tvmflow.passes.legalize.pools import legalize_max_pool2d
 from tvmflow.passes.legalize.recurrent import legalize_recurrent
@@ -60,6 +60,7 @@ KERNEL_PIPELINE = "tvmflow"  # the name under which TVM knows our pipeline for k
 def import_passes() -> list[Pass]:
     """Return the passes that canonicalize every imported network, whatever its framework."""
     return [
+        WidenFloats(),
         FoldConstants(),
         ClampGatherIndices(),
         SimplifyArithmetic(),
@@ -152,7 +153,6 @@ def _legalize_operators(winograd: Mapping[str, int], cpu: CpuFeatures) -> Pass:
         **legalize_convolutions(winograd),
         **dict.fromkeys(NORMS, legalize_norm),
         "relax.nn.max_pool2d": legalize_max_pool2d,
-        "relax.matmul": legalize_matmul,
         "relax.astype": legalize_astype,
         "relax.image.resize2d": legalize_resize2d,
     }

@@ -66,7 +66,7 @@ def _rewrite_step(builder: Any, step: Step, graph: Graph, norms: dict[str, _Norm
         return _emit_norm(norms[step.name], graph, values)
     if step.op in _VARIANCES and step.dtype == "float32":
         return _emit_variance(builder, step, values[step.refs[0]])
-    if step.op in _DECOMPOSED and _normalizes_channels(step):
+    if step.op in _DECOMPOSED and step.op not in _VARIANCES and _normalizes_channels(step):
         return _GroupNorm(builder, step).emit_norm(values[step.refs[0]])
     return constant(step.args[0], step.dtype) if step.op == "constant" else rebuild_call(step, values.__getitem__)
 

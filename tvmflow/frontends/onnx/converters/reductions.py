@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 
-from tvmflow.frontends.onnx.nodes import Converter, Node, Value, dims, dtype_of, is_float, numpy_type
+from tvmflow.frontends.onnx.nodes import Converter, Node, Value, dims, dtype_of, is_float
 
 
 def reduced_axes(node: Node) -> list[int]:
@@ -27,19 +26,17 @@ def _extreme(operator: str) -> Converter:
         if dtype == "bool":
             found = getattr(r, operator)(r.cast(x, "uint8"), axes, keepdims)
             return r.not_equal(found, np.uint8(0))
-        found = getattr(r, operator)(x, axes, keepdims)
         if not is_float(x):
-            return found
-        limit = np.asarray((-1 if operator == "max" else 1) * _largest(dtype)).astype(numpy_type(dtype))
+            return getattr(r, operator)(x, axes, keepdims)
+        x = r.cast(x, "float32") if dtype in ("float16", "bfloat16") else x  # networks of these compute in float32
+        found = getattr(r, operator)(x, axes, keepdims)
+        largest = np.finfo(dtype_of(x)).max
         # Then all values are the limit or the infinity beyond: the first one says which.
         first = r.strided_slice(x, axes, [0] * len(axes), [1] * len(axes))
-        return r.where(r.equal(found, limit), r.reshape_to(first, dims(found)), found)
+        is_limit = r.equal(found, -largest if operator == "max" else largest)
+        return r.cast(r.where(is_limit, r.reshape_to(first, dims(found)), found), dtype)
 
     return convert
-
-
-def _largest(dtype: str) -> float:
-    return float(ml_dtypes.finfo(numpy_type(dtype)).max)
 
 
 REDUCTIONS = {"ReduceMax": _extreme("max"), "ReduceMin": _extreme("min")}
