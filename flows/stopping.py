@@ -21,11 +21,6 @@ def is_stopping() -> bool:
     return _requested.is_set()
 
 
-def wait_unless_stopping(seconds: float) -> bool:
-    """Wait; return True at once when the user asks to stop."""
-    return _requested.wait(seconds)
-
-
 def when_stopping(kill: Callable[[], bool]) -> None:
     """Register `kill`, called when the user asks to stop; it returns whether anything was killed."""
     _killers.append(kill)

@@ -60,7 +60,7 @@ class Transport(ABC):
         """Return the tracker of a device's agents; None for another transport. Raises UsageError."""
         return None
 
-    def processor(self, device: DeviceEntry, wait_s: float) -> DeviceFacts:
+    def processor(self, device: DeviceEntry, wait_s: float | None) -> DeviceFacts:
         """Return a device's description of its processor, for `mcpu: device`. Raises DeviceError, UsageError if it has
         none.
         """
