@@ -32,6 +32,11 @@ def configure_prefect(workspace: Workspace) -> None:
         check_server(os.environ["PREFECT_API_URL"])
 
 
+def has_users_server() -> bool:
+    """Return whether runs are on a server of the user, which other machines may use too."""
+    return bool(os.environ.get("PREFECT_API_URL")) and not _servers
+
+
 def wait_for_prefect() -> None:
     """Wait until the server of `configure_prefect` is ready; it starts while Prefect is imported."""
     for server in _servers:

@@ -70,6 +70,13 @@ class Transport(ABC):
             "set the processor as mcpu: of the target (host: this machine's)",
         )
 
+    def shared_units(self, device: DeviceEntry) -> tuple[str, int] | None:
+        """Return a name of a device and the number of its units, if other machines reach it too; None otherwise.
+
+        Raises TvmflowError if it cannot be asked.
+        """
+        return None
+
     @abstractmethod
     def open(
         self, device: DeviceEntry, backend: Backend, limits: SessionLimits

@@ -78,15 +78,21 @@ WAITS_HERE = Waits()
 
 
 def wait_for(
-    what: str, take: Callable[[], Found | None], held_by: Callable[[], str], limit_s: float | None = None
+    what: str,
+    take: Callable[[], Found | None],
+    held_by: Callable[[], str],
+    limit_s: float | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Found:
-    """Call `take` until it returns something. held_by: who has it; limit_s: None for no limit.
+    """Call `take` until it returns something. held_by: who has it; limit_s: None for no limit; say: shows the waits, by
+    default as this process does.
 
     Raises DeviceBusyError at the limit.
     """
     found = take()
     if found is not None:
         return found
+    tell = say or WAITS_HERE.say
     started = time.monotonic()
     say_at = started
     with WAITS_HERE.waiting():
@@ -99,11 +105,11 @@ def wait_for(
                     "wait for it to end, or raise deploy.device_wait_s in params.yaml (null: no limit)",
                 )
             if now >= say_at:
-                WAITS_HERE.say(f"{WAITS}{what}, {held_by()}")
+                tell(f"{WAITS}{what}, {held_by()}")
                 say_at += _AGAIN_S
             time.sleep(_POLL_S if limit_s is None else min(_POLL_S, limit_s))
             found = take()
-    WAITS_HERE.say(f"got {what} after {duration(time.monotonic() - started)}")
+    tell(f"got {what} after {duration(time.monotonic() - started)}")
     return found
 
 

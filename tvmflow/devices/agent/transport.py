@@ -69,6 +69,12 @@ class AgentTransport(Transport):
         with contextlib.closing(connect_agent(options.host, options.port, secret, device.key, wait_s)) as connection:
             return processor_facts(connection, options)
 
+    def shared_units(self, device: DeviceEntry) -> tuple[str, int] | None:
+        options, secret = _options_and_secret(device)
+        with contextlib.closing(AgentConnection(options.host, options.port, secret, device.key)) as connection:
+            unit = sanitize_name(connection.ask("probe", "reading its description").get("unit", ""))
+        return (f"{device.key} {unit}", 1) if unit else None
+
     def state(self, device: DeviceEntry) -> DeviceState:
         options, secret = _options_and_secret(device)
         with contextlib.closing(AgentConnection(options.host, options.port, secret, device.key)) as connection:

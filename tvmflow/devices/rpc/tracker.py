@@ -103,6 +103,11 @@ class TrackerTransport(RpcTransport):
         with _in_use(address, device.key, link.unit):
             yield link
 
+    def shared_units(self, device: DeviceEntry) -> tuple[str, int] | None:
+        address = tracker_of(device)
+        units = queue_of(address).get(device.key, {"total": 0})["total"]
+        return (f"{device.key} of tracker {address.host}:{address.port}", units) if units else None
+
     def state(self, device: DeviceEntry) -> DeviceState:
         counts = queue_of(tracker_of(device)).get(device.key, {"total": 0, "free": 0, "pending": 0, "agents": 0})
         text = f"{counts['free']} of {counts['total']} free, {counts['pending']} waiting"
