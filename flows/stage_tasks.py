@@ -17,6 +17,7 @@ from prefect.tasks import Task
 
 from flows.device_queue import device_turn
 from flows.events import PREVIEW, tell
+from flows.prefect_posts import post
 from flows.run_page import StageLog
 from flows.stage_process import StageRequest, run_stage
 from tasks.table import STAGES
@@ -74,13 +75,13 @@ class _ProgressForwarder:
         self.log.progress(text, done, total)
         if total and time.monotonic() - self.last > 2:
             self.last = time.monotonic()
-            with contextlib.suppress(Exception):  # an artifact that cannot be written must not fail a stage
-                if self.artifact is None:
-                    self.artifact = create_progress_artifact(
-                        100.0 * done / total, description=f"{self.stage} {self.cell}: {text}"
-                    )
-                else:
-                    update_progress_artifact(self.artifact, 100.0 * done / total)
+            post(lambda: self._show(100.0 * done / total, text))
+
+    def _show(self, percent: float, text: str) -> None:
+        if self.artifact is None:
+            self.artifact = create_progress_artifact(percent, description=f"{self.stage} {self.cell}: {text}")
+        else:
+            update_progress_artifact(self.artifact, percent)
 
 
 def _preview(workspace: Workspace, request: StageRequest) -> float | None:

@@ -11,9 +11,10 @@ from prefect.states import Cancelled, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.outcomes import final_state, results_of
+from flows.prefect_posts import post_within
 from flows.project_pipeline import refresh
 from flows.recording import record
-from flows.run_page import run_name, show_cell, tag_run
+from flows.run_page import begin_run, run_name, show_cell
 from flows.stage_tasks import cells_of, workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
 from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, walk
@@ -79,7 +80,7 @@ def sweep(
     """
     workspace = workspace_of(root)
     cells = cells_of(workspace, cells)
-    tag_run(cells)
+    begin_run(workspace, cells)
     stages = (*COMPILE_STAGES, *EVALUATE_STAGES)
     with stops_on_signals():
         running = [
@@ -97,7 +98,8 @@ def sweep(
         failed = dict.fromkeys(done, error)
     for cell, reason in failed.items():
         done[cell].error, done[cell].failed_stage = reason, "publish"
-    create_table_artifact(key="sweep", table=[_row(result) for result in results], description="cells and stages")
+    rows = [_row(result) for result in results]
+    post_within(lambda: create_table_artifact(key="sweep", table=rows, description="cells and stages"))
     return final_state(results)
 
 
