@@ -83,10 +83,7 @@ def sweep(
     begin_run(workspace, cells)
     stages = (*COMPILE_STAGES, *EVALUATE_STAGES)
     with stops_on_signals():
-        running = [
-            run_cell.submit(cell, str(workspace.root), stages, again, (refused or {}).get(cell)) for cell in cells
-        ]
-        returned = [future.result(raise_on_failure=False) for future in running]
+        returned = _run_cells(workspace, cells, stages, again, refused or {})
     if is_stopping():
         return Cancelled(message="interrupted by the user")
     record_kept(workspace)  # what MLflow's server missed while it restarted
@@ -103,19 +100,42 @@ def sweep(
     return final_state(results)
 
 
+def _run_cells(
+    workspace: Workspace,
+    cells: list[str],
+    stages: tuple[str, ...],
+    again: tuple[str, ...],
+    refused: dict[str, dict[str, Any]],
+) -> list[Any]:
+    """Run the cells by the task runner of params.yaml, also where a worker started the flow. Returns their results."""
+    with task_runner(workspace.params.flows) as runner:
+        running = [
+            runner.submit(
+                run_cell,
+                {
+                    "cell": cell,
+                    "root": str(workspace.root),
+                    "stages": stages,
+                    "again": again,
+                    "refused": refused.get(cell),
+                },
+            )
+            for cell in cells
+        ]
+        return [future.result(raise_on_failure=False) for future in running]
+
+
 def run_sweep(
     workspace: Workspace,
     cells: list[str],
     again: tuple[str, ...] = (),
     refused: dict[str, CellResult] | None = None,
 ) -> list[CellResult]:
-    """Run the sweep flow with the task runner of params.yaml."""
-    runner = task_runner(workspace.params.flows)
+    """Run the sweep flow."""
+    task_runner(workspace.params.flows)  # what it lacks is said before anything starts
     refresh(workspace)  # DVC must know the cells to record them
     with cancels_flow():
-        state = sweep.with_options(task_runner=runner)(
-            cells, str(workspace.root), again, to_json(refused or {}), return_state=True
-        )
+        state = sweep(cells, str(workspace.root), again, to_json(refused or {}), return_state=True)
         return results_of(state, CellResult)
 
 
