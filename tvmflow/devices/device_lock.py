@@ -27,6 +27,7 @@ FOLDER = "TVMFLOW_LOCKS"  # environment variable with the folder, to share it wi
 _SYSTEM_FOLDER = Path("/run/lock")  # shared by all users on Debian and its kin
 _TEMPORARY_FOLDER = Path("/tmp")  # noqa: S108  (TMPDIR may differ between users; the folder's mode is checked)
 _SHARED_MODE = 0o1777  # everyone may add files, only the owner may remove them
+_MADE_S = 0.5
 _MOST_BYTES = 1 << 16
 _LONGEST = 200  # characters of a text of another user
 
@@ -53,6 +54,9 @@ def lock_folder() -> Path:
         raise _no_folder(folder, str(error)) from None
     if not stat.S_ISDIR(status.st_mode):
         raise _no_folder(folder, "it is not a folder")
+    deadline = time.monotonic() + _MADE_S
+    while not _is_shared(folder) and status.st_uid != os.getuid() and time.monotonic() < deadline:
+        time.sleep(0.02)  # another user is between the lines above
     if not _is_shared(folder) and status.st_uid != os.getuid():
         raise _no_folder(folder, "other users cannot write to it")
     return folder
@@ -226,15 +230,18 @@ def _holder(path: Path) -> str:
         finally:
             os.close(opened)
         described = [one for line in lines if isinstance(one := json.loads(line), dict)]
+    found = ""  # by the newest: of a container, or where /proc hides the processes of others
     for one in reversed(described):
         try:
             pid, since = int(one["pid"]), float(one["since"])
             user, work = (_shown(str(one[name])) for name in ("user", "work"))
         except (LookupError, TypeError, ValueError):
             continue
-        if Path(f"/proc/{pid}").exists() or not Path("/proc/self").exists():
-            return f"held by {user}: {work} since {duration(max(0.0, time.time() - since))}"
-    return "held by another process"
+        text = f"held by {user}: {work} since {duration(max(0.0, time.time() - since))}"
+        if Path(f"/proc/{pid}").exists():
+            return text
+        found = found or text
+    return found or "held by another process"
 
 
 def _shown(text: str) -> str:
