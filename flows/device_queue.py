@@ -34,7 +34,7 @@ from tvmflow.support.progress import Progress
 LEASE_S = 60.0  # the shortest that Prefect accepts
 _RENEW_S = 15.0
 _STALE_S = LEASE_S + 2 * _RENEW_S
-_TIMEOUT_S = 5.0  # of a request
+_TIMEOUT_S = 15.0  # of a request
 _LOCKED = 423
 
 

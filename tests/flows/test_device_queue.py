@@ -49,15 +49,15 @@ def test_two_machines_take_turns_and_a_dead_holder_frees_its_device(monkeypatch:
         with pytest.raises(DeviceBusyError, match="~/ws a on desk"), second.turn(lambda _text: None, 0.1):
             raise AssertionError("two at once")
         thread.start()
-        assert waits.wait(30) and not done.is_set()
-    thread.join(30)
+        assert waits.wait(60) and not done.is_set()
+    thread.join(60)
     assert done.is_set() and said[0].startswith("waits for board-b unit-7, held by ") and "~/ws a on desk" in said[0]
 
     monkeypatch.setattr(device_queue, "_STALE_S", 0.5)
     with first._client() as client:
         assert first._take(client)  # and dies: nothing renews it
     done.clear()
-    with second.turn(said.append, 20.0):
+    with second.turn(said.append, 60.0):
         done.set()
     assert done.is_set()
 
