@@ -18,6 +18,7 @@ from rich.text import Text
 
 from flows.events import PREVIEW, forget, listen
 from tvmflow.config.params import STAGE_NAMES
+from tvmflow.devices.waiting import WAITS
 from tvmflow.support.progress import TASK_LINE
 from tvmflow.tuning.status_lines import FIRST
 
@@ -145,6 +146,8 @@ class Display:
                 self._say(text if self.cells == 1 else f"{one.cell} {text}")
         else:
             one.hear(text, done, total, now)
+            if text.startswith(WAITS):
+                self._say(f"{one.cell} {one.stage}: {text}")
         if not self.console.is_terminal and not self.tuning_lines and now - one.said >= _EVERY_S:
             one.said = now
             count = f"{one.done}/{one.total} " if one.total else ""

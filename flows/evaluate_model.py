@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.recording import record_one
-from flows.run_page import run_name, show_cell, tag_run
+from flows.run_page import begin_run, run_name, show_cell
 from flows.stage_tasks import workspace_of
 from flows.walk import EVALUATE_STAGES, walk
 
@@ -15,7 +15,7 @@ def evaluate_model(cell: str, root: str = "", again: bool = False) -> dict[str, 
     """Deploy and evaluate one built cell. again: measure even when nothing changed."""
     workspace = workspace_of(root)
     wanted = workspace.params.cell(cell)
-    tag_run([str(wanted)])
+    begin_run(workspace, [str(wanted)])
     outcomes = walk(workspace, wanted, EVALUATE_STAGES, again=("evaluate",) if again else ())
     show_cell(workspace, wanted)
     record_one(workspace, wanted, EVALUATE_STAGES)

@@ -8,8 +8,10 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.states import Failed
 
-from flows.run_page import run_name, show_cell, tag_run
+from flows.prefect_posts import post_within
+from flows.run_page import begin_run, run_name, show_cell
 from flows.stage_tasks import workspace_of
+from flows.stopping import cancels_flow
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.results import Verdict
@@ -42,9 +44,9 @@ def release_model(cell: str, root: str = "", dry_run: bool = False) -> Any:
     """Release the newest library of a cell if the gate passes; otherwise the run fails with state Refused."""
     workspace = workspace_of(root)
     wanted = workspace.params.cell(cell)
-    tag_run([str(wanted)])
+    begin_run(workspace, [str(wanted)])
     verdict = decide(workspace, wanted, dry_run)
-    create_markdown_artifact(verdict.text, key="release", description=f"release of {wanted}")
+    post_within(lambda: create_markdown_artifact(verdict.text, key="release", description=f"release of {wanted}"))
     show_cell(workspace, wanted)
     data = verdict.to_json()
     return data if verdict.passed else Failed(name="Refused", message=verdict.text[:500], data=data)
@@ -52,6 +54,7 @@ def release_model(cell: str, root: str = "", dry_run: bool = False) -> Any:
 
 def run_release(workspace: Workspace, cell: Cell, dry_run: bool) -> Verdict:
     """Run the flow. Returns the verdict, also if the gate refused."""
-    state: Any = release_model(str(cell), str(workspace.root), dry_run, return_state=True)
-    result = state.result(raise_on_failure=False)
-    return from_json(Verdict, result if isinstance(result, dict) else state.result())
+    with cancels_flow():
+        state: Any = release_model(str(cell), str(workspace.root), dry_run, return_state=True)
+        result = state.result(raise_on_failure=False)
+        return from_json(Verdict, result if isinstance(result, dict) else state.result())

@@ -16,9 +16,10 @@ from prefect.states import Cancelled
 
 from flows.notify import as_rows, as_text, notify
 from flows.outcomes import final_state, results_of
+from flows.prefect_posts import post_within
 from flows.recording import record_one
 from flows.release_model import decide
-from flows.run_page import run_name, tag_run
+from flows.run_page import begin_run, run_name
 from flows.stage_tasks import cells_of, workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
 from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, walk
@@ -79,12 +80,13 @@ def retune(cells: list[str] | None = None, root: str = "", force: bool = False) 
     """
     workspace = workspace_of(root)
     cells = cells_of(workspace, cells)
-    tag_run(cells)
+    begin_run(workspace, cells)
     with stops_on_signals():
         results = [retune_cell(workspace, text, force) for text in cells]
     if is_stopping():
         return Cancelled(message="interrupted by the user")
-    create_table_artifact(key="retune", table=as_rows(retune_table(results)), description="re-tune after an upgrade")
+    rows = as_rows(retune_table(results))
+    post_within(lambda: create_table_artifact(key="retune", table=rows, description="re-tune after an upgrade"))
     return final_state(results, _send_table(workspace, results))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from pathlib import Path
@@ -13,6 +12,8 @@ from prefect.client.orchestration import get_client
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
+from flows.live_runs import hold_run
+from flows.prefect_posts import post_within
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.report.tables import scorecard, scorecard_markdown
@@ -34,12 +35,19 @@ def run_name() -> str:
     return f"{flow_run.flow_name} {text}"[:200]
 
 
-def tag_run(cells: list[str]) -> None:
-    """Tag the run with its cells, for the UI, the API and automations."""
-    if flow_run.id is None:
+def begin_run(workspace: Workspace, cells: list[str]) -> None:
+    """Show that the run lives, and tag it with its cells, for the UI, the API and automations."""
+    run = flow_run.id
+    if run is None:
         return
-    with get_client(sync_client=True) as client:
-        client.update_flow_run(flow_run.id, tags=sorted({*flow_run.tags, *cells[:MOST_TAGS]}))
+    hold_run(workspace, run)
+    tags = sorted({*flow_run.tags, *cells[:MOST_TAGS]})
+
+    def tag() -> None:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(run, tags=tags)
+
+    post_within(tag)
 
 
 class StageLog:
@@ -90,18 +98,19 @@ def artifact_key(text: str) -> str:
 
 def show_cell(workspace: Workspace, cell: Cell) -> None:
     """Add the scorecard of a cell and its page in MLflow to the run. Errors are ignored."""
-    with contextlib.suppress(Exception):
-        card = scorecard(workspace, cell)
-        if card is not None:
-            key = artifact_key(str(cell))
-            create_markdown_artifact(
-                scorecard_markdown(card), key=f"scorecard-{key}", description=f"scorecard of {cell}"
+    post_within(lambda: _show_cell(workspace, cell))
+
+
+def _show_cell(workspace: Workspace, cell: Cell) -> None:
+    card = scorecard(workspace, cell)
+    if card is not None:
+        key = artifact_key(str(cell))
+        create_markdown_artifact(scorecard_markdown(card), key=f"scorecard-{key}", description=f"scorecard of {cell}")
+        page = run_page(workspace, cell)
+        if page is not None:
+            create_link_artifact(
+                page,
+                link_text=f"measurement of {cell} in MLflow",
+                key=f"mlflow-{key}",
+                description="`mlflow ui` has to run there; TVMFLOW_MLFLOW_UI names another address",
             )
-            page = run_page(workspace, cell)
-            if page is not None:
-                create_link_artifact(
-                    page,
-                    link_text=f"measurement of {cell} in MLflow",
-                    key=f"mlflow-{key}",
-                    description="`mlflow ui` has to run there; TVMFLOW_MLFLOW_UI names another address",
-                )

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
+import time
 from pathlib import Path
 
+import requests
+
 from flows.prefect_server import PrefectServer, check_server
+from flows.stopping import exit_code, when_stopping
 from tvmflow.config.workspace import Workspace
 from tvmflow.support.telemetry import PRIVACY
 
+_STOP_S = 4.0
 _servers: list[PrefectServer] = []
 
 
@@ -22,6 +29,8 @@ def configure_prefect(workspace: Workspace) -> None:
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_TELEMETRY_ENABLE_RESOURCE_METRICS": "false",
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+        "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # no traceback per request that a server does not answer
+        "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500,504",  # the server's database is away
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
@@ -30,6 +39,37 @@ def configure_prefect(workspace: Workspace) -> None:
         os.environ["PREFECT_API_URL"] = _servers[-1].url
     elif not _servers:
         check_server(os.environ["PREFECT_API_URL"])
+
+
+def server_name() -> str:
+    """Return a name of the server of runs: its address, '' for the temporary one of a workspace."""
+    return os.environ.get("PREFECT_API_URL", "") if has_users_server() else ""
+
+
+def _end_without_server() -> bool:
+    """End this process some seconds after the user asked to stop if Prefect's server cannot be told of it."""
+    threading.Thread(target=_watch_server, daemon=True).start()
+    return False
+
+
+def _watch_server() -> None:
+    url = os.environ.get("PREFECT_API_URL")
+    while url:
+        time.sleep(_STOP_S)
+        try:
+            requests.get(f"{url.rstrip('/')}/health", timeout=10)
+        except requests.RequestException:
+            line = f"\nPrefect's server at {url} does not respond: the run ends without telling it\n"
+            os.write(sys.stderr.fileno(), line.encode())
+            os._exit(exit_code())
+
+
+when_stopping(_end_without_server)
+
+
+def has_users_server() -> bool:
+    """Return whether runs are on a server of the user, which other machines may use too."""
+    return bool(os.environ.get("PREFECT_API_URL")) and not _servers
 
 
 def wait_for_prefect() -> None:

@@ -5,23 +5,19 @@ A compiler crash ends only that process, and a timeout really ends the work.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flows.stage_server import StageProcess, describe_exit, start_stage
-from flows.stopping import is_stopping, wait_unless_stopping, when_stopping
+from flows.stopping import is_stopping, when_stopping
 from tasks.table import STAGES
-from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.devices.registry import transport_of
 from tvmflow.support import errors
 from tvmflow.support.digests import Digests
 from tvmflow.support.progress import Progress
@@ -53,19 +49,17 @@ def run_stage(request: StageRequest, progress: Progress, digests: Digests | None
     log = workspace.log_path(request.stage, cell)
     log.parent.mkdir(parents=True, exist_ok=True)
     is_quiet = STAGES[request.stage].measures_device and STAGES[request.stage].needs_quiet
-    with _host_lock(workspace, request.stage, cell), log.open("wb") as output:
+    with log.open("wb") as output:
         _refuse_when_stopping(request)
-        started = time.monotonic()
         process = start_stage(_arguments(request), digests.to_json(), output, prepare=not is_quiet)
         with _running_lock:
             _running.add(process)
-        killer = threading.Timer(request.timeout_s, process.kill)
-        killer.start()
+        limit = _TimeLimit(request.timeout_s, process.kill)
         try:
-            last = _listen(process.events, progress)
+            last = _listen(process.events, progress, limit)
             code = process.wait()
         finally:
-            killer.cancel()
+            limit.pause(True)
             process.kill()
             with _running_lock:
                 _running.discard(process)
@@ -75,7 +69,7 @@ def run_stage(request: StageRequest, progress: Progress, digests: Digests | None
     if "error" in last:
         raise errors.from_json(last["error"])
     _refuse_when_stopping(request)
-    if time.monotonic() - started >= request.timeout_s:
+    if limit.is_over:
         raise errors.StageTimeoutError(
             f"{request.stage} of {request.cell} was killed after {request.timeout_s:g} s",
             f"the stage to finish within flows.timeout_s.{request.stage}",
@@ -99,7 +93,33 @@ def _arguments(request: StageRequest) -> list[str]:
     ]
 
 
-def _listen(reader: int, progress: Progress) -> dict[str, Any]:
+class _TimeLimit:
+    """Ends a stage after its time limit, which stands still while the stage waits for a device."""
+
+    def __init__(self, limit_s: float, end: Callable[[], None]) -> None:
+        self.left_s, self.end, self.is_over = limit_s, end, False
+        self._since: float | None = None
+        self._timer = threading.Timer(0, end)
+        self.pause(False)
+
+    def pause(self, is_paused: bool) -> None:
+        """Stop the clock, or let it run."""
+        self._timer.cancel()
+        now = time.monotonic()
+        if self._since is not None:
+            self.left_s -= now - self._since
+        self._since = None if is_paused else now
+        if not is_paused:
+            self._timer = threading.Timer(self.left_s, self._end)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _end(self) -> None:
+        self.is_over = True
+        self.end()
+
+
+def _listen(reader: int, progress: Progress, limit: _TimeLimit) -> dict[str, Any]:
     """Forward progress until the process closes its end; return its last message."""
     last: dict[str, Any] = {}
     with os.fdopen(reader, encoding="utf-8", errors="replace") as lines:
@@ -110,6 +130,8 @@ def _listen(reader: int, progress: Progress) -> dict[str, Any]:
                 continue
             if "progress" in event:
                 progress(*event["progress"])
+            elif "paused" in event:
+                limit.pause(event["paused"])
             else:
                 last = event
     return last
@@ -137,24 +159,3 @@ def _tail(log: Path) -> str:
     except OSError:
         return ""
     return "".join(f"\n    | {line[:200]}" for line in lines[-5:])
-
-
-@contextlib.contextmanager
-def _host_lock(workspace: Workspace, stage: str, cell: Cell) -> Iterator[None]:
-    """Let many stages run on this machine, but a measurement of its CPU alone.
-
-    Uses a lock that ends with its process; waiting does not count against the stage's timeout.
-    """
-    device = workspace.params.targets[cell.target].device
-    measures_here = STAGES[stage].measures_device and transport_of(device).is_this_host
-    path = Path.home() / ".cache" / "tvmflow" / "locks" / "host"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        while True:  # no blocking call, so that Ctrl-C works
-            try:
-                fcntl.flock(file, (fcntl.LOCK_EX if measures_here else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if wait_unless_stopping(0.1):
-                    break
-        yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from prefect.cache_policies import NO_CACHE, CachePolicy
 from prefect.serializers import JSONSerializer
 from prefect.tasks import Task
 
+from flows.device_queue import device_turn
 from flows.events import PREVIEW, tell
+from flows.prefect_posts import post
 from flows.run_page import StageLog
 from flows.stage_process import StageRequest, run_stage
 from tasks.table import STAGES
@@ -22,6 +25,7 @@ from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace, find_workspace
 from tvmflow.pipeline.store import Plan, Store
 from tvmflow.support.errors import TvmflowError, first_line
+from tvmflow.support.progress import Progress
 from tvmflow.tuning.status_lines import FIRST, add_current_time, first_ms_of
 
 _PREVIEW_S = 60.0  # time limit of the preview
@@ -71,13 +75,13 @@ class _ProgressForwarder:
         self.log.progress(text, done, total)
         if total and time.monotonic() - self.last > 2:
             self.last = time.monotonic()
-            with contextlib.suppress(Exception):  # an artifact that cannot be written must not fail a stage
-                if self.artifact is None:
-                    self.artifact = create_progress_artifact(
-                        100.0 * done / total, description=f"{self.stage} {self.cell}: {text}"
-                    )
-                else:
-                    update_progress_artifact(self.artifact, 100.0 * done / total)
+            post(lambda: self._show(100.0 * done / total, text))
+
+    def _show(self, percent: float, text: str) -> None:
+        if self.artifact is None:
+            self.artifact = create_progress_artifact(percent, description=f"{self.stage} {self.cell}: {text}")
+        else:
+            update_progress_artifact(self.artifact, percent)
 
 
 def _preview(workspace: Workspace, request: StageRequest) -> float | None:
@@ -98,6 +102,14 @@ def _preview(workspace: Workspace, request: StageRequest) -> float | None:
     return first[0]
 
 
+def _turn(workspace: Workspace, stage: str, cell: str, progress: Progress) -> AbstractContextManager[None]:
+    """Hold the device of a cell for a stage that measures it, against other machines."""
+    if not STAGES[stage].measures_device:
+        return contextlib.nullcontext()
+    device = workspace.params.targets[workspace.params.cell(cell).target].device
+    return device_turn(workspace, device, f"{cell} {stage}", progress)
+
+
 def _task_for(stage: str, workspace: Workspace, first_ms: float | None = None) -> Task[..., dict[str, Any]]:
     flows = workspace.params.flows
     cached = STAGES[stage].is_cached
@@ -105,7 +117,8 @@ def _task_for(stage: str, workspace: Workspace, first_ms: float | None = None) -
     def run(request: dict[str, Any], slug: str, key: str | None) -> dict[str, Any]:
         log = workspace.log_path(stage, workspace.params.cell(request["cell"]))
         with _ProgressForwarder(request["cell"], stage, log, first_ms) as shown:
-            outcome = run_stage(StageRequest(**request), shown.progress, workspace.digests)
+            with _turn(workspace, stage, request["cell"], shown.progress):
+                outcome = run_stage(StageRequest(**request), shown.progress, workspace.digests)
         return {"stage": stage, "slug": slug, "key": key, "outcome": outcome}
 
     return task(

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from tvmflow.support.errors import StageError, first_line
+
 _requested = threading.Event()
 _depth = 0  # nesting of stops_on_signals
 _signals: list[int] = []
@@ -19,11 +21,6 @@ _killers: list[Callable[[], bool]] = []
 def is_stopping() -> bool:
     """Return whether the user asked to stop."""
     return _requested.is_set()
-
-
-def wait_unless_stopping(seconds: float) -> bool:
-    """Wait; return True at once when the user asks to stop."""
-    return _requested.wait(seconds)
 
 
 def when_stopping(kill: Callable[[], bool]) -> None:
@@ -50,13 +47,20 @@ def _stop(number: int, _frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def cancels_flow() -> Iterator[None]:
-    """Convert the end of a cancelled flow to KeyboardInterrupt."""
+    """Convert the end of a cancelled flow to KeyboardInterrupt, and the lack of its server to StageError."""
+    from httpx import HTTPError
     from prefect.exceptions import CancelledRun
 
     try:
         yield
     except CancelledRun:
         raise KeyboardInterrupt from None
+    except HTTPError as error:  # Prefect's errors of requests too; its client has tried for a minute
+        raise StageError(
+            f"Prefect's server at {os.environ.get('PREFECT_API_URL')} went away: {first_line(error, 160)}",
+            "a server that responds to the end of the run",
+            "what was made and measured is kept: start the server and run the same command again to resume",
+        ) from error
 
 
 @contextlib.contextmanager

@@ -11,9 +11,10 @@ from prefect.states import Cancelled, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.outcomes import final_state, results_of
+from flows.prefect_posts import post_within
 from flows.project_pipeline import refresh
 from flows.recording import record
-from flows.run_page import run_name, show_cell, tag_run
+from flows.run_page import begin_run, run_name, show_cell
 from flows.stage_tasks import cells_of, workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
 from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, walk
@@ -79,13 +80,10 @@ def sweep(
     """
     workspace = workspace_of(root)
     cells = cells_of(workspace, cells)
-    tag_run(cells)
+    begin_run(workspace, cells)
     stages = (*COMPILE_STAGES, *EVALUATE_STAGES)
     with stops_on_signals():
-        running = [
-            run_cell.submit(cell, str(workspace.root), stages, again, (refused or {}).get(cell)) for cell in cells
-        ]
-        returned = [future.result(raise_on_failure=False) for future in running]
+        returned = _run_cells(workspace, cells, stages, again, refused or {})
     if is_stopping():
         return Cancelled(message="interrupted by the user")
     record_kept(workspace)  # what MLflow's server missed while it restarted
@@ -97,8 +95,34 @@ def sweep(
         failed = dict.fromkeys(done, error)
     for cell, reason in failed.items():
         done[cell].error, done[cell].failed_stage = reason, "publish"
-    create_table_artifact(key="sweep", table=[_row(result) for result in results], description="cells and stages")
+    rows = [_row(result) for result in results]
+    post_within(lambda: create_table_artifact(key="sweep", table=rows, description="cells and stages"))
     return final_state(results)
+
+
+def _run_cells(
+    workspace: Workspace,
+    cells: list[str],
+    stages: tuple[str, ...],
+    again: tuple[str, ...],
+    refused: dict[str, dict[str, Any]],
+) -> list[Any]:
+    """Run the cells by the task runner of params.yaml, also where a worker started the flow. Returns their results."""
+    with task_runner(workspace.params.flows) as runner:
+        running = [
+            runner.submit(
+                run_cell,
+                {
+                    "cell": cell,
+                    "root": str(workspace.root),
+                    "stages": stages,
+                    "again": again,
+                    "refused": refused.get(cell),
+                },
+            )
+            for cell in cells
+        ]
+        return [future.result(raise_on_failure=False) for future in running]
 
 
 def run_sweep(
@@ -107,13 +131,11 @@ def run_sweep(
     again: tuple[str, ...] = (),
     refused: dict[str, CellResult] | None = None,
 ) -> list[CellResult]:
-    """Run the sweep flow with the task runner of params.yaml."""
-    runner = task_runner(workspace.params.flows)
+    """Run the sweep flow."""
+    task_runner(workspace.params.flows)  # what it lacks is said before anything starts
     refresh(workspace)  # DVC must know the cells to record them
     with cancels_flow():
-        state = sweep.with_options(task_runner=runner)(
-            cells, str(workspace.root), again, to_json(refused or {}), return_state=True
-        )
+        state = sweep(cells, str(workspace.root), again, to_json(refused or {}), return_state=True)
         return results_of(state, CellResult)
 
 

@@ -15,12 +15,17 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tasks.table import STAGES
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace, find_workspace
+from tvmflow.devices.device_lock import describe_work, shown_path
+from tvmflow.devices.registry import transport_of
+from tvmflow.devices.this_host import hold_host_for_stage
+from tvmflow.devices.waiting import WAITS_HERE
 from tvmflow.pipeline.check_params import check_rows
 from tvmflow.pipeline.record import Record
 from tvmflow.pipeline.store import Store
@@ -47,6 +52,8 @@ def main(arguments: list[str] | None = None, known: list[list[Any]] | None = Non
         os.environ["TVMFLOW_DEBUG"] = "1"  # the only way to pass this to a sandbox
     prepare_import_of_tvm()
     tell = _teller(options.events)
+    if options.events is not None:
+        _tell_waits(tell)
     if options.preview:
         _preview(options, tell, known)
         return
@@ -76,7 +83,9 @@ def _preview(
 
     workspace = _workspace(options, known)
     try:
-        Store(workspace, STAGES).preview(options.stage, workspace.params.cell(options.cell), say)
+        cell = workspace.params.cell(options.cell)
+        with _host_for(options.stage, workspace, cell):
+            Store(workspace, STAGES).preview(options.stage, cell, say)
     except Exception as error:  # errors of TVM, a device or a baseline: the stage itself reports them in detail
         if options.debug:
             raise
@@ -96,15 +105,29 @@ def _run(
 ) -> tuple[Record, str, Digests]:
     workspace = _workspace(options, known)
     cell = workspace.params.cell(options.cell)
-    record, outcome = Store(workspace, STAGES).ensure(
-        options.stage,
-        cell,
-        progress=lambda text, done, total: tell({"progress": [text, done, total]}),
-        again=options.again,
-    )
+    with _host_for(options.stage, workspace, cell):
+        record, outcome = Store(workspace, STAGES).ensure(
+            options.stage,
+            cell,
+            progress=lambda text, done, total: tell({"progress": [text, done, total]}),
+            again=options.again,
+        )
     if STAGES[options.stage].has_metrics:
         _record_measurement(workspace, cell)
     return record, outcome, workspace.digests
+
+
+def _host_for(stage: str, workspace: Workspace, cell: Cell) -> AbstractContextManager[None]:
+    """Hold this machine for a stage, alone if the stage measures its processors."""
+    describe_work(f"{shown_path(workspace.root)} {cell.slug} {stage}")
+    device = workspace.params.targets[cell.target].device
+    return hold_host_for_stage(STAGES[stage].measures_device and transport_of(device).is_this_host)
+
+
+def _tell_waits(tell: Callable[[dict[str, Any]], None]) -> None:
+    """Tell the flow of waits for devices, which do not count against the time limit of the stage."""
+    WAITS_HERE.say = lambda text: tell({"progress": [text, 0, 0]})
+    WAITS_HERE.on_pause = lambda is_paused: tell({"paused": is_paused})
 
 
 def _record_measurement(workspace: Workspace, cell: Cell) -> None:

@@ -21,7 +21,7 @@ class DeviceLimits:
 
     device: DeviceEntry
     session_timeout_s: float
-    device_wait_s: float
+    device_wait_s: float | None
 
 
 def device_limits(workspace: Workspace, cell: Cell) -> DeviceLimits:

@@ -52,7 +52,7 @@ def first_number(context: Context) -> None:
     here = transport.is_this_host and backend.is_cpu
     has_tvm = transport.has_tvm_on(context.limits.device.device)
     rules = SearchRules(settings, context.limits.search, transport.is_this_host, has_tvm)
-    limits = replace(context.limits.device, device_wait_s=min(context.limits.device.device_wait_s, _WAIT_S))
+    limits = replace(context.limits.device, device_wait_s=min(context.limits.device.device_wait_s or _WAIT_S, _WAIT_S))
     tuning_log = TuningLog(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
     packed = load_module(context.inputs["graph_pack"])
     context.progress("building with default schedules", 0, 0)

@@ -62,6 +62,7 @@ def _limits(workspace: Workspace, cell: Cell) -> TuneLimits:
 
 def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     """Tune every workload; return counts of measured and known candidates, and the cost."""
+    from tvmflow.devices.waiting import WAITS_HERE
     from tvmflow.tuning.budget import Budget
     from tvmflow.tuning.records.log import TuningLog
     from tvmflow.tuning.results import best_schedules, summarize_cost, write_curve, write_kernels
@@ -69,7 +70,7 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     from tvmflow.tuning.tune_network import tune_network
 
     target, limits = context.settings.target, context.limits
-    budget = Budget(context.settings.search.max_seconds)
+    budget = Budget(context.settings.search.max_seconds, WAITS_HERE.working_s)
     backend = backend_of(target)
     packed = load_module(context.inputs["graph_pack"])
     context.tuning_log.parent.mkdir(parents=True, exist_ok=True)

@@ -122,6 +122,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name in NAMES_OF_SERVERS:
         os.environ.pop(name, None)
     os.environ["HOME"] = str(home)
+    os.environ["TVMFLOW_LOCKS"] = str(shared_folder(tmp_path_factory) / "locks")  # of this run's processes only
     # Tool environments take minutes to install: once for all processes.
     os.environ.setdefault("TVMFLOW_CACHE", str(shared_folder(tmp_path_factory) / "cache"))
     for name in ("android-tools", "arm64", "armv7-tests", "zig"):

@@ -169,7 +169,7 @@ def test_two_hosts_do_not_measure_at_the_same_time(agent: AgentProcess) -> None:
     assert second.ask("probe", "asking")["taken"] is True
     with pytest.raises(DeviceBusyError, match="another host has the device") as error:
         AgentSession(second, "unit", BACKEND.target, LIMITS)
-    assert error.value.retryable
+    assert not error.value.retryable
     threading.Timer(0.3, first.close).start()
     AgentSession(second, "unit", BACKEND.target, SessionLimits(60.0, 20.0))
     second.close()
@@ -281,7 +281,7 @@ def test_a_hot_device_is_waited_for(program: Path, tmp_path: Path) -> None:
             with pytest.raises(DeviceHotError, match="has 81 degrees Celsius and did not cool down") as error:
                 session.rest()
             assert error.value.retryable
-            session.wait_s = 30.0
+            session.cool_s = 30.0
             threading.Timer(0.2, _system, (root, 45_000)).start()
             session.rest()
             assert session.build == "Debian 12"

@@ -196,9 +196,13 @@ def test_two_hosts_ask_for_one_phone(
     device = _device(program, phone)
     short = SessionLimits(60.0, 0.3)
     with open_session(device, BACKEND, LIMITS):
-        with pytest.raises(DeviceBusyError, match="another tvmflow process"), open_session(device, BACKEND, short):
-            pass
         monkeypatch.setenv("HOME", str(tmp_path / "other-home"))
+        with (
+            pytest.raises(DeviceBusyError, match=f"held by .* since .*{phone.serial}"),
+            open_session(device, BACKEND, short),
+        ):
+            pass
+        monkeypatch.setenv("TVMFLOW_LOCKS", str(tmp_path / "of another computer"))
         with pytest.raises(DeviceBusyError, match="another host has the device"), open_session(device, BACKEND, short):
             pass
 

@@ -22,7 +22,6 @@ from tvmflow.devices.registry import open_session
 from tvmflow.devices.rpc.local import Served, local_tracker
 from tvmflow.devices.rpc.tracker import connect, queue_of, request_session
 from tvmflow.devices.session import DeviceSession, SessionLimits
-from tvmflow.devices.this_host import lock_device
 from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.support.errors import (
     DeviceBusyError,
@@ -238,11 +237,6 @@ def test_two_uploads_of_one_name_do_not_overwrite_each_other(library: Path, back
     with open_session(LOCAL, backend, SessionLimits(60.0, 20.0)) as session:
         first, second = session.model(library), session.model(library)
         assert np.array_equal(first.run(X)[0], second.run(X)[0])
-
-
-def test_one_measurement_at_a_time() -> None:
-    with lock_device("test", 1.0), pytest.raises(DeviceBusyError, match="in use by another"), lock_device("test", 0.2):
-        raise AssertionError("two at once")
 
 
 def test_the_servers_life_line(tmp_path: Path) -> None:

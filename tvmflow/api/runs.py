@@ -158,9 +158,11 @@ def _sweep(
 
     configure_prefect(workspace)
     with stage_server():
+        from flows.live_runs import mark_dead_runs
         from flows.sweep import run_sweep
 
         wait_for_prefect()
+        mark_dead_runs(workspace)
         with display:
             return run_sweep(workspace, [str(cell) for cell in cells], ("evaluate",) if again else (), refused)
 
@@ -198,11 +200,13 @@ def retune(
     check_store(where)
     record_late(where, show_progress)
     configure_prefect(where)
+    from flows.live_runs import mark_dead_runs
     from flows.retune import run_retune
     from flows.stage_server import stage_server
 
     with stage_server():
         wait_for_prefect()
+        mark_dead_runs(where)
         with _display(len(wanted), show_progress, tuning_lines):
             results = tuple(run_retune(where, [str(cell) for cell in wanted], force))
     if check:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -69,6 +70,7 @@ def main() -> None:
     """Run the command line; every expected error is one message and an exit code."""
     from flows.stopping import exit_code, stops_on_signals
 
+    logging.raiseExceptions = False  # a log line that Prefect's server does not take is not worth one of ours
     try:
         with stops_on_signals():
             app()

@@ -209,7 +209,7 @@ class BuildParams(StageBlock):
 
 class DeployParams(StageBlock):
     session_timeout_s: PositiveFloat = 120.0
-    device_wait_s: PositiveFloat = 60.0
+    device_wait_s: PositiveFloat | None = None
 
 
 class EvaluateParams(StageBlock):

@@ -9,7 +9,7 @@ from tvmflow.targets.probed_processors import record
 from tvmflow.targets.processors import check_processor
 
 
-def ask_processor(entry: TargetEntry, wait_s: float) -> tuple[str, tuple[str, ...]]:
+def ask_processor(entry: TargetEntry, wait_s: float | None) -> tuple[str, tuple[str, ...]]:
     """Return LLVM's name and attributes of the processor of a target's device, and cache them. wait_s: for a free
     device. Raises DeviceError, WrongProcessorError, UsageError.
     """

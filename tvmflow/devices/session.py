@@ -236,7 +236,9 @@ def convert_errors(name: str, doing: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """session_timeout_s: the device ends a longer session; wait_s: longest wait for a free device."""
+    """session_timeout_s: the device ends a longer session; wait_s: longest wait for a free device, None
+    for no limit.
+    """
 
     session_timeout_s: float
-    wait_s: float
+    wait_s: float | None = None

@@ -1,4 +1,4 @@
-"""Lock devices on this machine, so that each runs one measurement at a time."""
+"""Use this machine as a device: one measurement at a time, without stages beside it."""
 
 from __future__ import annotations
 
@@ -10,29 +10,37 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from tvmflow.devices.device_lock import hold
+from tvmflow.devices.waiting import WAITS_HERE
 
-from tvmflow.support.errors import DeviceBusyError
+_HOST, _WHAT = "this-host", "this machine"
+_stage_holds_host = False  # in the process of a stage
 
 
 @contextlib.contextmanager
-def lock_device(name: str, wait_s: float) -> Iterator[None]:
-    """Hold the lock of a device against other tvmflow processes of this user. Raises DeviceBusyError after `wait_s`."""
-    path = Path.home() / ".cache" / "tvmflow" / "locks" / f"device-{name}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=wait_s)
-    except Timeout:
-        raise DeviceBusyError(
-            f"device {name!r} was in use by another tvmflow process for {wait_s:g} s",
-            "one measurement per device at a time",
-            "wait for it to end, or raise deploy.device_wait_s in params.yaml",
-        ) from None
-    try:
+def hold_host_for_stage(alone: bool) -> Iterator[None]:
+    """Hold this machine for the stage of this process: many work beside each other, one that measures here works alone.
+
+    Nothing is waited for twice: sessions on this machine within the stage rely on it.
+    """
+    global _stage_holds_host
+    with hold(_HOST, _WHAT, shared=not alone):
+        _stage_holds_host = True
+        try:
+            yield
+        finally:
+            _stage_holds_host = False
+
+
+@contextlib.contextmanager
+def measure_on_this_host(wait_s: float | None) -> Iterator[None]:
+    """Hold this machine for one session. Raises DeviceBusyError after `wait_s`."""
+    with contextlib.ExitStack() as stack:
+        if not _stage_holds_host:
+            stack.enter_context(hold(_HOST, _WHAT, wait_s))
+        stack.enter_context(hold("local", _WHAT, wait_s))
+        stack.enter_context(WAITS_HERE.holding())
         yield
-    finally:
-        lock.release()
 
 
 def end_process(process: subprocess.Popen[Any]) -> None:

@@ -60,7 +60,7 @@ class Transport(ABC):
         """Return the tracker of a device's agents; None for another transport. Raises UsageError."""
         return None
 
-    def processor(self, device: DeviceEntry, wait_s: float) -> DeviceFacts:
+    def processor(self, device: DeviceEntry, wait_s: float | None) -> DeviceFacts:
         """Return a device's description of its processor, for `mcpu: device`. Raises DeviceError, UsageError if it has
         none.
         """
@@ -69,6 +69,13 @@ class Transport(ABC):
             "a device with our agent: transport agent, adb, or tracker with secret_file",
             "set the processor as mcpu: of the target (host: this machine's)",
         )
+
+    def shared_units(self, device: DeviceEntry) -> tuple[str, int] | None:
+        """Return a name of a device and the number of its units, if other machines reach it too; None otherwise.
+
+        Raises TvmflowError if it cannot be asked.
+        """
+        return None
 
     @abstractmethod
     def open(

@@ -71,7 +71,7 @@ def new_files(folder: Path) -> dict[str, str]:
 
 def _deployments(name: str) -> str:
     text = (Path(__file__).parent / "deployments.yaml").read_text(encoding="utf-8")
-    return text.replace("name: tvmflow\n", f"name: {json.dumps(name)}\n", 1)
+    return re.sub(r"^(name|  - name): tvmflow$", lambda found: f"{found[1]}: {json.dumps(name)}", text, flags=re.M)
 
 
 def make_workspace(folder: Path) -> Path:

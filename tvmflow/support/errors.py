@@ -19,7 +19,7 @@ TvmflowError                 exit 1   the base: what was found, what was expecte
 |- DeviceError                        a device could not do what was asked
 |  |- TrackerError           retried  the tracker cannot be reached
 |  |- DeviceUnknownError              no device of that key is registered
-|  |- DeviceBusyError        retried  every device of that key is in use
+|  |- DeviceBusyError                 every device of that key stayed in use for deploy.device_wait_s
 |  |  `- DeviceHotError      retried  it stayed too hot to measure
 |  |- DeviceLostError        retried  the device went away in the middle
 |  |  |- DeviceUnpluggedError retried its cable or its network is gone
@@ -160,11 +160,11 @@ class DeviceUnknownError(DeviceError):
 
 
 class DeviceBusyError(DeviceError):
-    retryable = True
+    pass
 
 
 class DeviceHotError(DeviceBusyError):
-    pass
+    retryable = True
 
 
 class DeviceLostError(DeviceError):

@@ -14,7 +14,7 @@ from tvmflow.devices.agent.protocol import AgentConnection
 from tvmflow.devices.agent.transport import MeasuringOptions, measuring_session
 from tvmflow.devices.programs import agent_for
 from tvmflow.devices.session import DeviceSession, SessionLimits
-from tvmflow.devices.this_host import lock_device, this_unit
+from tvmflow.devices.this_host import measure_on_this_host, this_unit
 from tvmflow.devices.transport import DeviceState, Transport
 from tvmflow.toolchain.software_gpus import software_drivers
 
@@ -31,7 +31,7 @@ class LocalAgentTransport(Transport):
         options = read_options(MeasuringOptions, device.options, "device")
         command, environment = [str(agent_for(backend.target))], _environment(backend)
         with (
-            lock_device("local", limits.wait_s),
+            measure_on_this_host(limits.wait_s),
             tempfile.TemporaryDirectory(prefix="tvmflow-agent-") as folder,
             start_agent(command, folder, environment=environment) as agent,
             contextlib.closing(AgentConnection("127.0.0.1", agent.port, agent.secret, device.key)) as connection,

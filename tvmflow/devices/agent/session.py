@@ -26,13 +26,15 @@ from tvmflow.devices.session import (
     WorkloadBench,
     decode_state,
 )
+from tvmflow.devices.waiting import wait_for
 from tvmflow.frontends.source_model import OutputSpec
-from tvmflow.support.errors import DeviceHotError, DeviceLostError, StageError
+from tvmflow.support.errors import DeviceBusyError, DeviceHotError, DeviceLostError, StageError
 from tvmflow.targets.resolve import ResolvedTarget
 
 # Numbers of tvmflow_dtype in runtime/include/tvmflow.h.
 _DTYPES = ("float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool")
 _PROCESSOR = re.compile(r"cpu|soc|tsens|big|little|mid|x86_pkg|package", re.IGNORECASE)  # names of CPU thermal zones
+_COOL_S = 60.0  # longest wait for a device to cool down without deploy.device_wait_s
 _SENSIBLE = (1.0, 130.0)  # degrees Celsius; disabled sensors report 0 or invalid values
 
 
@@ -46,9 +48,15 @@ class AgentSession(DeviceSession):
         self.connection, self.mask, self.longest_s = connection, mask, limits.session_timeout_s
         self.max_celsius: float | None = None
         self.times_kernels = False  # whether kernels are timed by the GPU's own clock
-        self.wait_s = limits.wait_s
-        wait_ms = round(min(limits.wait_s, 3600.0) * 1e3)
-        connection.ask(f"take wait_ms={wait_ms}", "taking it", within_s=limits.wait_s)
+        self.cool_s = _COOL_S if limits.wait_s is None else limits.wait_s
+        wait_for(f"device {connection.name!r}", self._take, lambda: "another host has the device", limits.wait_s)
+
+    def _take(self) -> bool | None:
+        try:
+            self.connection.ask("take wait_ms=0", "taking it")
+        except DeviceBusyError:
+            return None
+        return True
 
     def upload(self, library: Path) -> str:
         return self.connection.upload(library, library.name)
@@ -79,18 +87,18 @@ class AgentSession(DeviceSession):
     def rest(self) -> None:
         if self.max_celsius is None:
             return
-        deadline = time.monotonic() + self.wait_s
+        deadline = time.monotonic() + self.cool_s
         while (now := hottest(self.connection.ask("temperature", "asking its temperature"))) is not None:
             if now <= self.max_celsius:
                 return
             if time.monotonic() > deadline:
                 raise DeviceHotError(
                     f"device {self.name!r} has {now:.0f} degrees Celsius and did not cool down within "
-                    f"{self.wait_s:g} s",
+                    f"{self.cool_s:g} s",
                     f"at most max_celsius: {self.max_celsius:g}",
                     "let it cool down, take it out of its case, or raise max_celsius: of the device",
                 )
-            time.sleep(min(1.0, self.wait_s))
+            time.sleep(min(1.0, self.cool_s))
 
 
 def hottest(reply: dict[str, Any]) -> float | None:

@@ -17,14 +17,17 @@ from tvmflow.config.params import DeviceEntry
 from tvmflow.config.value_types import Host, PathText
 from tvmflow.devices.agent.protocol import AgentConnection
 from tvmflow.devices.agent.session import AgentSession
+from tvmflow.devices.device_lock import hold
 from tvmflow.devices.gpu_facts import sanitize_name
 from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.devices.transport import DeviceState, Transport
+from tvmflow.devices.waiting import WAITS_HERE
 from tvmflow.support.errors import DeviceLostError, UsageError
 from tvmflow.targets.cores import core_of
 from tvmflow.targets.device_processor import DeviceFacts
 
 _RETRY_S = 1.0
+_START_S = 10.0  # an agent may still be starting
 
 
 class MeasuringOptions(Options):
@@ -51,15 +54,26 @@ class AgentTransport(Transport):
     @contextlib.contextmanager
     def open(self, device: DeviceEntry, backend: Backend, limits: SessionLimits) -> Iterator[DeviceSession]:
         options, secret = _options_and_secret(device)
-        with contextlib.closing(
-            connect_agent(options.host, options.port, secret, device.key, limits.wait_s)
-        ) as connection:
-            yield measuring_session(connection, "", backend, limits, options)
+        with (
+            hold(f"agent-{options.host}:{options.port}", device.key, limits.wait_s),
+            contextlib.closing(
+                connect_agent(options.host, options.port, secret, device.key, limits.wait_s)
+            ) as connection,
+        ):
+            session = measuring_session(connection, "", backend, limits, options)
+            with WAITS_HERE.holding():
+                yield session
 
-    def processor(self, device: DeviceEntry, wait_s: float) -> DeviceFacts:
+    def processor(self, device: DeviceEntry, wait_s: float | None) -> DeviceFacts:
         options, secret = _options_and_secret(device)
         with contextlib.closing(connect_agent(options.host, options.port, secret, device.key, wait_s)) as connection:
             return processor_facts(connection, options)
+
+    def shared_units(self, device: DeviceEntry) -> tuple[str, int] | None:
+        options, secret = _options_and_secret(device)
+        with contextlib.closing(AgentConnection(options.host, options.port, secret, device.key)) as connection:
+            unit = sanitize_name(connection.ask("probe", "reading its description").get("unit", ""))
+        return (f"{device.key} {unit}", 1) if unit else None
 
     def state(self, device: DeviceEntry) -> DeviceState:
         options, secret = _options_and_secret(device)
@@ -73,11 +87,11 @@ def _options_and_secret(device: DeviceEntry) -> tuple[AgentOptions, bytes]:
     return options, read_secret(Path(options.secret_file))
 
 
-def connect_agent(host: str, port: int, secret: bytes, name: str, wait_s: float) -> AgentConnection:
+def connect_agent(host: str, port: int, secret: bytes, name: str, wait_s: float | None) -> AgentConnection:
     """Connect to an agent that may still be starting, within wait_s. Raises DeviceLostError, DeviceRefusedError,
     AgentVersionError.
     """
-    deadline = time.monotonic() + min(wait_s, 10.0)
+    deadline = time.monotonic() + (_START_S if wait_s is None else min(wait_s, _START_S))
     while True:
         try:
             return AgentConnection(host, port, secret, name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -19,15 +18,15 @@ from tvmflow.devices.agent.protocol import AgentConnection
 from tvmflow.devices.agent.transport import MeasuringOptions, measuring_session
 from tvmflow.devices.android.adb import Phone, list_phones, unusable_reason
 from tvmflow.devices.android.phones import PreparedPhone, check_architecture, prepare_phone
+from tvmflow.devices.device_lock import DeviceLock
 from tvmflow.devices.gpu_facts import sanitize_name
 from tvmflow.devices.programs import agent_for
 from tvmflow.devices.session import DeviceSession, SessionLimits
-from tvmflow.devices.this_host import lock_device
 from tvmflow.devices.transport import DeviceState, Transport
-from tvmflow.support.errors import DeviceBusyError, DeviceError, DeviceRefusedError, DeviceUnpluggedError
+from tvmflow.devices.waiting import WAITS_HERE, wait_for
+from tvmflow.support.errors import DeviceError, DeviceRefusedError, DeviceUnpluggedError
 from tvmflow.targets.device_processor import DeviceFacts
 
-_PAUSE_S = 0.5
 _ATTACH = "attach one, unlock it and confirm the question on its screen"
 Serial = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,99}$")]
 
@@ -65,7 +64,7 @@ class PhoneTransport(Transport):
                     session.build = sanitize_name(facts.build) or session.build
                     yield session
 
-    def processor(self, device: DeviceEntry, wait_s: float) -> DeviceFacts:
+    def processor(self, device: DeviceEntry, wait_s: float | None) -> DeviceFacts:
         options = read_options(PhoneOptions, device.options, "device")
         with _free_phone(options.serials, wait_s) as serial:
             return Phone(serial).facts().processor
@@ -100,31 +99,35 @@ def unit_of(serial: str, hashed: bool) -> str:
 
 
 @contextlib.contextmanager
-def _free_phone(serials: Sequence[str], wait_s: float) -> Iterator[str]:
-    """Choose an attached phone that no other process of this user holds. Raises DeviceUnpluggedError,
+def _free_phone(serials: Sequence[str], wait_s: float | None) -> Iterator[str]:
+    """Choose an attached phone that no other process of this machine holds. Raises DeviceUnpluggedError,
     DeviceRefusedError, DeviceBusyError.
     """
-    deadline = time.monotonic() + wait_s
-    while True:
+    locks: dict[str, DeviceLock] = {}
+
+    def take() -> str | None:
         states = {phone.serial: phone.state for phone in list_phones(serials)}
         wanted = [serial for serial in serials or states if states.get(serial) == "device"]
         if not wanted:
             _raise_no_phone(list(serials), states)
         for serial in wanted:
-            with contextlib.ExitStack() as stack:
-                try:
-                    stack.enter_context(lock_device(f"adb-{serial.replace(':', '_')}", 0.0))
-                except DeviceBusyError:
-                    continue
-                yield serial
-                return
-        if time.monotonic() > deadline:
-            raise DeviceBusyError(
-                f"every phone ({', '.join(wanted)}) was in use by another tvmflow process for {wait_s:g} s",
-                "a free phone",
-                "wait, attach another one, or raise deploy.device_wait_s in params.yaml",
-            )
-        time.sleep(_PAUSE_S)
+            lock = locks.setdefault(serial, DeviceLock(f"adb-{serial}"))
+            if lock.try_take():
+                return serial
+        return None
+
+    def held_by() -> str:
+        return "; ".join(f"{lock.held_by()} ({serial})" for serial, lock in locks.items())
+
+    try:
+        serial = wait_for("a phone", take, held_by, wait_s)
+        for other in locks.keys() - {serial}:
+            locks[other].release()
+        with WAITS_HERE.holding():
+            yield serial
+    finally:
+        for lock in locks.values():
+            lock.release()
 
 
 def _raise_no_phone(serials: list[str], states: dict[str, str]) -> None:

@@ -17,7 +17,7 @@ from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.rpc.session import RpcTransport
 from tvmflow.devices.rpc.tracker import request_session
 from tvmflow.devices.session import SessionLimits
-from tvmflow.devices.this_host import end_process, lock_device, this_unit
+from tvmflow.devices.this_host import end_process, measure_on_this_host, this_unit
 from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.devices.transport import DeviceState, Link
 from tvmflow.support.errors import DeviceError, TrackerError, last_words
@@ -47,7 +47,7 @@ class LocalTransport(RpcTransport):
     @contextlib.contextmanager
     def connect(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:
         with (
-            lock_device("local", limits.wait_s),
+            measure_on_this_host(limits.wait_s),
             local_tracker(device.key, target.threads, target) as address,
         ):
             remote = request_session(address, device.key, limits.session_timeout_s, limits.wait_s).remote

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -19,6 +18,7 @@ from tvmflow.config.value_types import Host, PathText
 from tvmflow.devices.agent.protocol import AgentConnection
 from tvmflow.devices.agent.registration import AGENT, is_agent
 from tvmflow.devices.agent.transport import MeasuringOptions, measuring_session, processor_facts, read_secret
+from tvmflow.devices.device_lock import DeviceLock, holders
 from tvmflow.devices.gpu_facts import sanitize_name
 from tvmflow.devices.rpc.session import RpcTransport
 from tvmflow.devices.session import DeviceSession, SessionLimits
@@ -32,6 +32,7 @@ from tvmflow.devices.tracker_protocol import (
     no_tracker,
 )
 from tvmflow.devices.transport import DeviceState, Link, Registry
+from tvmflow.devices.waiting import WAITS_HERE, wait_for
 from tvmflow.support.errors import (
     DeviceBusyError,
     DeviceError,
@@ -44,6 +45,7 @@ from tvmflow.targets.device_processor import DeviceFacts
 from tvmflow.targets.resolve import ResolvedTarget
 
 Given = TypeVar("Given")
+_ANSWER_S = 30.0  # for a tracker and its device to answer when one is free
 
 
 class TrackerOptions(MeasuringOptions):
@@ -77,13 +79,15 @@ class TrackerTransport(RpcTransport):
                 yield session
             return
         secret = read_secret(Path(options.secret_file))
-        connection, about = request_agent(tracker_of(device), device.key, secret, limits.wait_s)
+        address = tracker_of(device)
+        connection, about = request_agent(address, device.key, secret, limits.wait_s)
         with contextlib.closing(connection):
             session = measuring_session(connection, sanitize_name(about.get("unit", "")), backend, limits, options)
             session.build = sanitize_name(about.get("build", "")) or session.build
-            yield session
+            with _in_use(address, device.key, session.unit):
+                yield session
 
-    def processor(self, device: DeviceEntry, wait_s: float) -> DeviceFacts:
+    def processor(self, device: DeviceEntry, wait_s: float | None) -> DeviceFacts:
         options = tracker_options(device)
         if options.secret_file is None:
             return super().processor(device, wait_s)
@@ -94,7 +98,15 @@ class TrackerTransport(RpcTransport):
 
     @contextlib.contextmanager
     def connect(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:
-        yield request_session(tracker_of(device), device.key, limits.session_timeout_s, limits.wait_s)
+        address = tracker_of(device)
+        link = request_session(address, device.key, limits.session_timeout_s, limits.wait_s)
+        with _in_use(address, device.key, link.unit):
+            yield link
+
+    def shared_units(self, device: DeviceEntry) -> tuple[str, int] | None:
+        address = tracker_of(device)
+        units = queue_of(address).get(device.key, {"total": 0})["total"]
+        return (f"{device.key} of tracker {address.host}:{address.port}", units) if units else None
 
     def state(self, device: DeviceEntry) -> DeviceState:
         counts = queue_of(tracker_of(device)).get(device.key, {"total": 0, "free": 0, "pending": 0, "agents": 0})
@@ -158,7 +170,7 @@ def queue_of(address: TrackerAddress) -> dict[str, dict[str, int]]:
     }
 
 
-def request_session(address: TrackerAddress, key: str, session_timeout_s: float, wait_s: float) -> Link:
+def request_session(address: TrackerAddress, key: str, session_timeout_s: float, wait_s: float | None) -> Link:
     """Return a session with a TVM server of that key. Raises DeviceUnknownError, DeviceBusyError or TrackerError."""
 
     def ask(left_s: float) -> Link:
@@ -168,7 +180,7 @@ def request_session(address: TrackerAddress, key: str, session_timeout_s: float,
 
 
 def request_agent(
-    address: TrackerAddress, key: str, secret: bytes, wait_s: float
+    address: TrackerAddress, key: str, secret: bytes, wait_s: float | None
 ) -> tuple[AgentConnection, dict[str, Any]]:
     """Return a connection to an agent of that key, and its entry in the tracker. Raises DeviceUnknownError,
     DeviceBusyError, TrackerError, and the errors of connecting.
@@ -177,15 +189,15 @@ def request_agent(
 
 
 def _request_device(
-    address: TrackerAddress, key: str, wait_s: float, ask: Callable[[float], Given], agents: bool
+    address: TrackerAddress, key: str, wait_s: float | None, ask: Callable[[float], Given], agents: bool
 ) -> Given:
     """Wait until a device of the key is free and request it.
 
     TVM's own request blocks forever on an unknown key or a busy device; so the key is looked up first, and the waiting
     is done here.
     """
-    deadline = time.monotonic() + wait_s
-    while True:
+
+    def take() -> Given | None:
         queue = queue_of(address)
         counts = queue.get(key, {"total": 0, "agents": 0})
         if counts["total"] == 0:
@@ -198,10 +210,27 @@ def _request_device(
         if counts["agents"] != (counts["total"] if agents else 0):
             raise _wrong_kind(key, agents, f"{counts['agents']} of {counts['total']} devices have our agent")
         if counts["free"]:
-            return ask(max(deadline - time.monotonic(), 1.0))
-        if time.monotonic() > deadline:
-            raise _busy(key, wait_s)
-        time.sleep(0.2)
+            with contextlib.suppress(DeviceBusyError):  # another host was faster
+                return ask(_ANSWER_S)
+        return None
+
+    return wait_for(f"a device {key!r}", take, lambda: holders(_lock_name(address, key)), wait_s)
+
+
+def _lock_name(address: TrackerAddress, key: str, unit: str = "") -> str:
+    return f"tracker-{address.host}:{address.port}-{key}-{unit}"
+
+
+@contextlib.contextmanager
+def _in_use(address: TrackerAddress, key: str, unit: str) -> Iterator[None]:
+    """Tell other processes of this machine who uses a device; the tracker hands it to one host at a time."""
+    lock = DeviceLock(_lock_name(address, key, unit))
+    lock.try_take()
+    try:
+        with WAITS_HERE.holding():
+            yield
+    finally:
+        lock.release()
 
 
 def _wrong_kind(key: str, agents: bool, found: str) -> UsageError:
