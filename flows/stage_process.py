@@ -53,7 +53,7 @@ def run_stage(request: StageRequest, progress: Progress, digests: Digests | None
     log = workspace.log_path(request.stage, cell)
     log.parent.mkdir(parents=True, exist_ok=True)
     is_quiet = STAGES[request.stage].measures_device and STAGES[request.stage].needs_quiet
-    with _host_lock(workspace, request.stage, cell), log.open("wb") as output:
+    with host_lock(workspace, request.stage, cell), log.open("wb") as output:
         _refuse_when_stopping(request)
         started = time.monotonic()
         process = start_stage(_arguments(request), digests.to_json(), output, prepare=not is_quiet)
@@ -140,7 +140,7 @@ def _tail(log: Path) -> str:
 
 
 @contextlib.contextmanager
-def _host_lock(workspace: Workspace, stage: str, cell: Cell) -> Iterator[None]:
+def host_lock(workspace: Workspace, stage: str, cell: Cell) -> Iterator[None]:
     """Let many stages run on this machine, but a measurement of its CPU alone.
 
     Uses a lock that ends with its process; waiting does not count against the stage's timeout.

@@ -34,7 +34,7 @@ from tvmflow.shipping.gates.cell import judge
 from tvmflow.shipping.gates.gpu import gpu_reasons
 from tvmflow.sources.data.datasets import Arrays, random_inputs
 from tvmflow.sources.model_files import random_specs
-from tvmflow.support.errors import DeviceLostError, StageError, StoreError
+from tvmflow.support.errors import DeviceLostError, StageError, StoreAwayError, StoreError
 from tvmflow.support.files import sha256_of
 from tvmflow.tracking.dvc import repository as dvc
 from tvmflow.tracking.mlflow.history import champion_accuracy
@@ -63,14 +63,17 @@ class Candidate:
             )
         self.version, self.card = version, card
         self.champion = version_by_alias(workspace, cell, CHAMPION)
+        self.is_comparable = True  # False once the champion's bytes turned out to be gone, or not to run any more
 
     @property
     def is_champion(self) -> bool:
         return self.champion is not None and self.champion.version == self.version.version
 
-    def judge(self) -> tuple[tuple[str, ...], Comparison | None]:
+    def judge(self, replace_missing: bool = False) -> tuple[tuple[str, ...], Comparison | None]:
         """Measure against the champion, if there is one; return the reasons against a release by the rules of
         params.yaml, and the comparison.
+
+        replace_missing: a champion that cannot be compared is no reason; its accuracy still counts.
         """
         api = read_manifest(self.folder).network.gpu
         if reasons := gpu_reasons(self.card, api, read_quarantine(self.workspace.root)):
@@ -81,9 +84,15 @@ class Candidate:
         accuracy = champion_accuracy(self.workspace, self.champion.run_id)
         try:
             comparison = self._compare(self.champion)
+        except StoreAwayError:
+            raise
         except StoreError as error:
-            how = f"; {error.hint}" if error.hint else ""
-            return (f"the champion cannot be compared: {error.found}{how}",), None
+            self.is_comparable = False
+            if replace_missing:
+                return judge(self.card, accuracy, None, rules), None
+            how = f"{error.hint}, or " if error.hint else ""
+            go_on = f"{how}replace it: 'tvmflow promote {self.cell} --replace-missing WHY'"
+            return (f"the champion cannot be compared: {error.found}; {go_on}",), None
         return judge(self.card, accuracy, comparison, rules), comparison
 
     def _compare(self, champion: Version) -> Comparison:
