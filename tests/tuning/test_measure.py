@@ -13,7 +13,6 @@ from tvmflow.tuning.measure.kernel_bench import KernelBench, MeasureRules
 from tvmflow.tuning.records.record import OK, TuningRecord, best_of
 from tvmflow.tuning.search.candidates import is_slower
 
-
 _WORKLOAD = Workload("kernel", "kernel", 1, None)
 
 

@@ -42,6 +42,10 @@ from tvmflow.tracking.mlflow.registry import CHAMPION, Version, version_by_alias
 from tvmflow.tracking.mlflow.version_files import version_library
 
 
+class _ChampionGoneError(StoreError):
+    """The champion's library is nowhere, or runs no more."""
+
+
 class Candidate:
     """The library in a cell's build folder, its registered version, and the champion that it would replace."""
 
@@ -63,7 +67,7 @@ class Candidate:
             )
         self.version, self.card = version, card
         self.champion = version_by_alias(workspace, cell, CHAMPION)
-        self.is_comparable = True  # False once the champion's bytes turned out to be gone, or not to run any more
+        self.is_comparable = True  # False once a comparison with the champion was not possible
 
     @property
     def is_champion(self) -> bool:
@@ -88,11 +92,12 @@ class Candidate:
             raise
         except StoreError as error:
             self.is_comparable = False
-            if replace_missing:
+            is_gone = isinstance(error, _ChampionGoneError)
+            if replace_missing and is_gone:
                 return judge(self.card, accuracy, None, rules), None
-            how = f"{error.hint}, or " if error.hint else ""
-            go_on = f"{how}replace it: 'tvmflow promote {self.cell} --replace-missing WHY'"
-            return (f"the champion cannot be compared: {error.found}; {go_on}",), None
+            replace_it = f"replace it: 'tvmflow promote {self.cell} --replace-missing WHY'" if is_gone else ""
+            how = ", or ".join(filter(None, (error.hint, replace_it)))
+            return (f"the champion cannot be compared: {error.found}" + (f"; {how}" if how else ""),), None
         return judge(self.card, accuracy, comparison, rules), comparison
 
     def _compare(self, champion: Version) -> Comparison:
@@ -133,7 +138,7 @@ class Candidate:
             return replace(new, file=old), new
         device = self.workspace.params.targets[self.cell.target].device
         if not transport_of(device).has_tvm_on(device):
-            raise StoreError(
+            raise _ChampionGoneError(
                 f"version {champion.version} has no known network.so, and device {self.cell.target!r} has no TVM"
             )
         machine = vm_library(self.folder)
@@ -152,7 +157,7 @@ class Candidate:
             if champion is None:
                 raise
             built = champion.tags.get("toolchain_tvm")
-            raise StoreError(
+            raise _ChampionGoneError(
                 f"version {champion.version}, built with TVM {built}, no longer runs: {error.found}"
             ) from error
         return model
@@ -180,4 +185,9 @@ def _champion_bytes(workspace: Workspace, champion: Version, name: str, target: 
     try:
         dvc.file_by_md5(workspace, *digests[name], target)
     except StoreError:
-        version_library(workspace, champion, name, target)
+        try:
+            version_library(workspace, champion, name, target)
+        except StoreAwayError:
+            raise
+        except StoreError as error:
+            raise _ChampionGoneError(error.found, error.expected, error.hint) from error
