@@ -170,35 +170,21 @@ def _upgrade_compiler(folder: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
 
 
-def test_an_upgrade_by_night_proposes_notifies_commits_and_is_accepted(
-    copy_of_finished: Path, with_prefect_server: str, webhook: Webhook, tmp_path: Path
-) -> None:
-    """Three units of two kinds: one has a library to propose, one died, one has a champion that nobody lists.
-
-    With a wrong SQLAlchemy everything looks well and no run is ever scheduled; so wait for one that is done.
-    """
-    root, dead, unlisted = copy_of_finished, "digits_torch@board:float32", "digits_torch@board:int8"
+def _add_board(root: Path) -> None:
+    """Add a cell on a board of another kind whose tracker does not answer, and rules that change no champion."""
     device = {"transport": "tracker", "key": "board", "host": "127.0.0.1", "port": free_port()}
-    board = {"kind": "llvm", "mcpu": "x86-64-v3", "threads": 1, "device": device}
     _edit_params(
         root,
         flows={"retune_cron": "* * * * *", "notify": "custom-webhook/retune", "device_retries": 0},
         retune={"promote": "never", "commit_branch": "retune"},
-        targets={"board": board},
+        targets={"board": {"kind": "llvm", "mcpu": "x86-64-v3", "threads": 1, "device": device}},
         cells={"dead": {"model": "digits_torch", "target": "board", "precision": "float32"}},
         deploy={"device_wait_s": 1.0},
     )
-    tvmflow(root, "promote", "digits")
-    _release(root, dead, unlisted)
-    _save_block(webhook.address)
-    environment = {**_upgrade_compiler(tmp_path / "newer"), "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
-    plans = json.loads(_with(environment, root, "retune", "--plan", "--json"))
-    assert [plan["cell"] for plan in plans] == [CELL, dead, unlisted]
-    assert "g++ 99.1" in plans[0]["changes"]["build"][0] and plans[0]["device"].startswith("this machine (")
-    assert (plans[0]["remeasured"], plans[0]["retuned"]) == (0, 0) and 0 < plans[0]["minutes"][0] < 10
-    assert "not known" in plans[1]["changes"]["build"][0] and "(board-0)" in plans[1]["device"]
-    assert "version 1, built with TVM 0.25.0, stays: not under cells:" in plans[2]["verdict"]
-    assert plans[2]["verdict"].endswith(f"'tvmflow retune {unlisted}'")
+
+
+def _scheduled_run(root: Path, server: str, environment: dict[str, str]) -> tuple[dict[str, Any], list[Any]]:
+    """Serve the schedule until a run that it started has ended. Returns the run and its table."""
     with (root / "serve.log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "tvmflow", "--root", str(root), "serve"],
@@ -214,19 +200,41 @@ def test_an_upgrade_by_night_proposes_notifies_commits_and_is_accepted(
         while not ended and time.monotonic() < deadline:
             assert process.poll() is None, (root / "serve.log").read_text()
             time.sleep(1)
-            mine = [run for run in _runs(with_prefect_server, "retune") if run["parameters"].get("root") == str(root)]
+            mine = [run for run in _runs(server, "retune") if run["parameters"].get("root") == str(root)]
             ended = [run for run in mine if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED")]
-        assert ended, "no scheduled run came to an end"
-        assert ended[0]["auto_scheduled"] and "cells" not in ended[0]["parameters"]
-        assert ended[0]["state_type"] == "FAILED" and ended[0]["state"]["message"] == f"1 of 3 cells failed: {dead}"
+        assert ended and ended[0]["auto_scheduled"], "no scheduled run came to an end"
         body = {"artifacts": {"flow_run_id": {"any_": [ended[0]["id"]]}, "key": {"any_": ["retune"]}}}
-        [table] = requests.post(f"{with_prefect_server}/artifacts/filter", json=body, timeout=120).json()
-        assert ended[0]["name"] == "retune all cells" and set(ended[0]["tags"]) >= {CELL, dead}
-        rows = {row["cell"]: row for row in json.loads(table["data"])}
-        [told] = webhook.received[:1]
+        [table] = requests.post(f"{server}/artifacts/filter", json=body, timeout=120).json()
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    return ended[0], json.loads(table["data"])
+
+
+def test_an_upgrade_by_night_proposes_notifies_commits_and_is_accepted(
+    copy_of_finished: Path, with_prefect_server: str, webhook: Webhook, tmp_path: Path
+) -> None:
+    """Three units of two kinds: one has a library to propose, one died, one has a champion that nobody lists.
+
+    With a wrong SQLAlchemy everything looks well and no run is ever scheduled; so wait for one that is done.
+    """
+    root, dead, unlisted = copy_of_finished, "digits_torch@board:float32", "digits_torch@board:int8"
+    _add_board(root)
+    tvmflow(root, "promote", "digits")
+    _release(root, dead, unlisted)
+    _save_block(webhook.address)
+    environment = {**_upgrade_compiler(tmp_path / "newer"), "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
+    plans = json.loads(_with(environment, root, "retune", "--plan", "--json"))
+    assert [plan["cell"] for plan in plans] == [CELL, dead, unlisted]
+    assert "g++ 99.1" in plans[0]["changes"]["build"][0] and plans[0]["device"].startswith("this machine (")
+    assert (plans[0]["remeasured"], plans[0]["retuned"]) == (0, 0) and 0 < plans[0]["minutes"][0] < 10
+    assert "not known" in plans[1]["changes"]["build"][0] and "(board-0)" in plans[1]["device"]
+    assert "version 1, built with TVM 0.25.0, stays: not under cells:" in plans[2]["verdict"]
+    assert plans[2]["verdict"].endswith(f"'tvmflow retune {unlisted}'")
+    run, table = _scheduled_run(root, with_prefect_server, environment)
+    assert run["name"] == "retune all cells" and set(run["tags"]) >= {CELL, dead} and "cells" not in run["parameters"]
+    assert run["state_type"] == "FAILED" and run["state"]["message"] == f"1 of 3 cells failed: {dead}"
+    rows, [told] = {row["cell"]: row for row in table}, webhook.received[:1]
     assert "passes the gate" in rows[CELL]["verdict"] and int(rows[CELL]["reused"]) >= 5
     assert rows[dead]["verdict"].startswith("failed, the champion stays: ") and "stays" in rows[unlisted]["verdict"]
     assert told["subject"] == "tvmflow re-tune: 3 cells, 0 promoted, 1 proposed, 1 failed"

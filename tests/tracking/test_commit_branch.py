@@ -11,7 +11,7 @@ import pytest
 
 from tvmflow.config.workspace import Workspace
 from tvmflow.support.errors import StoreError
-from tvmflow.tracking.dvc.commit_branch import changed_files, commit_to_branch, how_to_commit
+from tvmflow.tracking.dvc.commit_branch import changed_files, commit_to_branch, how_to_commit, state_of_files
 
 
 def _git(root: Path, *arguments: str) -> str:
@@ -58,6 +58,7 @@ def test_a_commit_on_the_branch_leaves_all_of_the_users(workspace: Workspace) ->
     before = _git(root, "status", "--porcelain"), _git(root, "rev-parse", "HEAD"), _git(root, "diff", "--cached")
     done = commit_to_branch(workspace, "team/retune", "origin", "Record a re-tune")
     assert "4 DVC files are committed to branch team/retune" in done and "pushed to origin" in done
+    assert "are on branch team/retune" in state_of_files(workspace, "team/retune")
     assert before == (
         _git(root, "status", "--porcelain"),
         _git(root, "rev-parse", "HEAD"),
@@ -79,6 +80,8 @@ def test_weeks_follow_each_other_and_what_others_merged(workspace: Workspace) ->
     commit_to_branch(workspace, "retune", "origin", "week 1")
     assert "already on" in commit_to_branch(workspace, "retune", "origin", "week 1 again")
     _change(root, "two")
+    assert "are not on branch retune" in state_of_files(workspace, "retune")
+    assert state_of_files(workspace, None) == how_to_commit(["dvc.lock", "pipelines/digits/dvc.lock"])
     commit_to_branch(workspace, "retune", "origin", "week 2")
     assert _git(root, "log", "--format=%s", "retune").split("\n")[:3] == ["week 2", "week 1", "first"]
     _git(root, "branch", "-D", "retune")  # a fresh clone knows that of the remote only
@@ -88,6 +91,7 @@ def test_weeks_follow_each_other_and_what_others_merged(workspace: Workspace) ->
     _git(root, "commit", "-qm", "of the user")
     _git(root, "stash", "-q")
     _git(root, "merge", "-q", "retune", "-m", "merged")
+    assert state_of_files(workspace, "retune") == ""
     assert changed_files(workspace) == [] and commit_to_branch(workspace, "retune", None, "nothing") == ""
     _change(root, "four")
     commit_to_branch(workspace, "retune", "origin", "week 4")

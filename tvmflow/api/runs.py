@@ -225,11 +225,13 @@ def plan_retune(*cells: CellName, workspace: Where = None, force: bool = False) 
 
 
 def changed_dvc_files(workspace: Where = None) -> str:
-    """Return what to do with DVC files that differ from git's HEAD, "" if there are none."""
-    from tvmflow.tracking.dvc.commit_branch import changed_files, how_to_commit
+    """Return what to do with DVC files that differ from git's HEAD, or that the branch of re-tunes has them; "" if
+    there are none.
+    """
+    from tvmflow.tracking.dvc.commit_branch import state_of_files
 
-    files = changed_files(open_workspace(workspace))
-    return how_to_commit(files) if files else ""
+    where = open_workspace(workspace)
+    return state_of_files(where, where.params.retune.commit_branch)
 
 
 def serve(workspace: Where = None) -> None:

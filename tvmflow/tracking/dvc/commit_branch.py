@@ -32,6 +32,28 @@ def changed_files(workspace: Workspace) -> list[str]:
     return sorted(name for text in found for name in text.split("\0") if name)
 
 
+def state_of_files(workspace: Workspace, branch: str | None) -> str:
+    """Return what to do with changed DVC files, or that a branch has them; "" if nothing changed."""
+    files = changed_files(workspace)
+    if not files:
+        return ""
+    if branch is None:
+        return how_to_commit(files)
+    if _has(workspace, branch, files):
+        return f"{len(files)} changed DVC files are on branch {branch}: merge it, or 'git restore' them after a merge"
+    return f"{len(files)} changed DVC files are not on branch {branch}: 'git add' and 'git commit' them"
+
+
+def _has(workspace: Workspace, branch: str, files: Sequence[str]) -> bool:
+    """Return whether a branch has files as they are in the workspace."""
+    listed = _run(workspace, "ls-tree", "-z", f"refs/heads/{branch}", "--", *files).stdout.split("\0")
+    on_branch = {entry.partition("\t")[2]: entry.split()[2] for entry in listed if entry}
+    here = [name for name in files if (workspace.root / name).is_file()]
+    paths = "".join(f"{workspace.root.absolute() / name}\n" for name in here)
+    digests = _git(workspace, "hash-object", "--stdin-paths", text=paths).split()
+    return on_branch == dict(zip(here, digests, strict=True))
+
+
 def how_to_commit(files: Sequence[str]) -> str:
     """Return what to do with changed files that nobody commits."""
     names = sorted({name.split("/")[0] for name in files})
