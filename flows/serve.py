@@ -14,13 +14,13 @@ from tvmflow.support.errors import StageError, first_line
 
 
 def scheduled_retune(workspace: Workspace) -> RunnerDeployment:
-    """Return the deployment: every cell of params.yaml, at the times of flows.retune_cron."""
+    """Return the deployment: every champion, at the times of flows.retune_cron."""
     params = workspace.params
     deployment: Any = retune.to_deployment(
         name="scheduled",
         cron=params.flows.retune_cron,
-        parameters={"cells": [str(cell) for cell in params.cells.values()], "root": str(workspace.root)},
-        description="Re-tune every cell after an upgrade of TVM.",
+        parameters={"root": str(workspace.root)},
+        description="Re-tune every champion after an upgrade of TVM or of another tool.",
     )
     return deployment  # type: ignore[no-any-return]
 

@@ -117,6 +117,8 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("flows/retune_cron", "0 0 30 2 *", "a date that exists"),
         ("flows/retune_cron", "0 0 5-2 * *", "1 to 31"),
         ("flows/retune_cron", "0 0 * *", "five fields"),
+        ("retune/commit_branch", "a..b", "retune.commit_branch"),
+        ("retune/commit_remote", "origin", "commit_remote needs commit_branch"),
     ],
 )
 def test_one_error_names_the_place_and_what_is_legal(

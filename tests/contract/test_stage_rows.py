@@ -168,6 +168,7 @@ def _others(value: Any) -> list[Any]:
         "nearest",
         "BGR",
         "mxnet",
+        "never",
         "segmentation",
     ]
     rest = [16, 1, [], ["x"], {"config": {"target": "sim"}}, {"epochs": 3}, {}]

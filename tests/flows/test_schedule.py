@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,10 @@ import requests
 import yaml
 
 from tests.conftest import CELL, free_port, tvmflow
+from tvmflow.config.workspace import Workspace
+from tvmflow.tracking.mlflow.registry import CHAMPION, register_version, version_by_alias, version_by_sha256
+from tvmflow.tracking.mlflow.releases import promote
+from tvmflow.tracking.mlflow.store import open_mlflow
 
 BROKEN = "broken@local-cpu:float32"
 OTHER = "digits_torch@local-cpu:float16"
@@ -107,10 +112,13 @@ def test_a_cell_whose_weights_are_gone_hides_no_other(copy_of_finished: Path, wi
 @pytest.mark.slow
 def test_retune_of_several_cells_each_by_its_own_champion(copy_of_finished: Path, with_prefect_server: str) -> None:
     """float32 is released: it has nothing to do, which says nothing of the other precision of the same model and
-    target.
+    target, which becomes a champion only where first ones are wanted.
     """
     root = copy_of_finished
     _with_broken_cell(root)
+    waits = json.loads(tvmflow(root, "retune", OTHER, "broken", "--json").stdout)
+    assert all(row["outcomes"] == {} and "it has no champion" in row["verdict"] for row in waits)
+    _edit_params(root, retune={"promote": "all"})
     tvmflow(root, "promote", "digits")
     done = tvmflow(root, "retune", CELL, OTHER, "broken", "--json", code=1)
     first, second, third = json.loads(done.stdout)
@@ -127,17 +135,56 @@ def test_retune_of_several_cells_each_by_its_own_champion(copy_of_finished: Path
     assert "digits_torch.local-cpu.float32 has no previous" in tvmflow(root, "rollback", CELL, code=1).stderr
 
 
-def test_the_scheduled_retune_fires_runs_and_notifies(
-    copy_of_finished: Path, with_prefect_server: str, webhook: Webhook
-) -> None:
-    """With a wrong SQLAlchemy everything looks well and no run is ever scheduled; so wait for one that is done."""
-    root = copy_of_finished
-    params = yaml.safe_load((root / "params.yaml").read_text())
-    params["flows"] |= {"retune_cron": "* * * * *", "notify": "custom-webhook/retune"}
-    (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
-    tvmflow(root, "promote", "digits")
-    _save_block(webhook.address)
-    environment = {**os.environ, "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
+def _edit_params(root: Path, **blocks: Any) -> None:
+    path = root / "params.yaml"
+    params = yaml.safe_load(path.read_text())
+    for name, block in blocks.items():
+        params[name] = {**params.get(name, {}), **block}
+    path.write_text(yaml.safe_dump(params, sort_keys=False))
+
+
+def _release(root: Path, *cells: str) -> None:
+    """Make a library a champion of each cell that nobody measured here, as of another machine."""
+    workspace = Workspace(root)
+    client = open_mlflow(workspace)
+    experiment = client.create_experiment("elsewhere")
+    run, model = client.create_run(experiment), client.create_logged_model(experiment, name="library")
+    for number, cell in enumerate(map(workspace.params.cell, cells)):
+        tags = {"library_sha256": f"{number:064}", "library_dvc_md5": "0" * 32, "network_sha256": ""}
+        tags |= {"measured": "2026", "toolchain_tvm": "0.25.0", "cell": str(cell), "device_unit": f"board-{number}"}
+        register_version(client, cell, model.model_id, run.info.run_id, tags)
+        version = version_by_sha256(workspace, cell, tags["library_sha256"])
+        assert version is not None
+        promote(workspace, version, "released elsewhere")
+
+
+def _upgrade_compiler(folder: Path) -> dict[str, str]:
+    """Return the environment of a machine whose C++ compiler is newer and links other bytes: all else is as it was."""
+    folder.mkdir()
+    real = shutil.which("g++")
+    program = folder / "g++"
+    program.write_text(
+        f'#!/bin/sh\n[ "$*" = --version ] && echo "g++ 99.1" && exit\nexec {real} "$@" -Wl,--build-id=0x99\n'
+    )
+    program.chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def _add_board(root: Path) -> None:
+    """Add a cell on a board of another kind whose tracker does not answer, and rules that change no champion."""
+    device = {"transport": "tracker", "key": "board", "host": "127.0.0.1", "port": free_port()}
+    _edit_params(
+        root,
+        flows={"retune_cron": "* * * * *", "notify": "custom-webhook/retune", "device_retries": 0},
+        retune={"promote": "never", "commit_branch": "retune"},
+        targets={"board": {"kind": "llvm", "mcpu": "x86-64-v3", "threads": 1, "device": device}},
+        cells={"dead": {"model": "digits_torch", "target": "board", "precision": "float32"}},
+        deploy={"device_wait_s": 1.0},
+    )
+
+
+def _scheduled_run(root: Path, server: str, environment: dict[str, str]) -> tuple[dict[str, Any], list[Any]]:
+    """Serve the schedule until a run that it started has ended. Returns the run and its table."""
     with (root / "serve.log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "tvmflow", "--root", str(root), "serve"],
@@ -153,23 +200,70 @@ def test_the_scheduled_retune_fires_runs_and_notifies(
         while not ended and time.monotonic() < deadline:
             assert process.poll() is None, (root / "serve.log").read_text()
             time.sleep(1)
-            mine = [run for run in _runs(with_prefect_server, "retune") if run["parameters"].get("root") == str(root)]
+            mine = [run for run in _runs(server, "retune") if run["parameters"].get("root") == str(root)]
             ended = [run for run in mine if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED")]
-        assert ended, "no scheduled run came to an end"
-        assert ended[0]["auto_scheduled"] and ended[0]["parameters"]["cells"] == [CELL]
-        assert ended[0]["state_type"] == "COMPLETED", ended[0]["state"]["message"]
-        body = {"artifacts": {"flow_run_id": {"any_": [ended[0]["id"]]}}}
-        [table] = requests.post(f"{with_prefect_server}/artifacts/filter", json=body, timeout=120).json()
-        assert CELL in table["data"] and "nothing to do" in table["data"]
-        assert ended[0]["name"] == f"retune {CELL}" and CELL in ended[0]["tags"]
-        [told] = webhook.received[:1]
-        assert told["subject"] == "tvmflow re-tune: 1 cells, 0 promoted, 0 failed"
-        header, _, row = told["body"].splitlines()
-        assert header.startswith("| cell | TVM | reused | re-measured | re-tuned | lost | ")
-        assert row.startswith(f"| {CELL} | ") and "nothing to do" in row
+        assert ended and ended[0]["auto_scheduled"], "no scheduled run came to an end"
+        body = {"artifacts": {"flow_run_id": {"any_": [ended[0]["id"]]}, "key": {"any_": ["retune"]}}}
+        [table] = requests.post(f"{server}/artifacts/filter", json=body, timeout=120).json()
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    return ended[0], json.loads(table["data"])
+
+
+def test_an_upgrade_by_night_proposes_notifies_commits_and_is_accepted(
+    copy_of_finished: Path, with_prefect_server: str, webhook: Webhook, tmp_path: Path
+) -> None:
+    """Three units of two kinds: one has a library to propose, one died, one has a champion that nobody lists.
+
+    With a wrong SQLAlchemy everything looks well and no run is ever scheduled; so wait for one that is done.
+    """
+    root, dead, unlisted = copy_of_finished, "digits_torch@board:float32", "digits_torch@board:int8"
+    _add_board(root)
+    tvmflow(root, "promote", "digits")
+    _release(root, dead, unlisted)
+    _save_block(webhook.address)
+    environment = {**_upgrade_compiler(tmp_path / "newer"), "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
+    plans = json.loads(_with(environment, root, "retune", "--plan", "--json"))
+    assert [plan["cell"] for plan in plans] == [CELL, dead, unlisted]
+    assert "g++ 99.1" in plans[0]["changes"]["build"][0] and plans[0]["device"].startswith("this machine (")
+    assert (plans[0]["remeasured"], plans[0]["retuned"]) == (0, 0) and 0 < plans[0]["minutes"][0] < 10
+    assert "not known" in plans[1]["changes"]["build"][0] and "(board-0)" in plans[1]["device"]
+    assert "version 1, built with TVM 0.25.0, stays: not under cells:" in plans[2]["verdict"]
+    assert plans[2]["verdict"].endswith(f"'tvmflow retune {unlisted}'")
+    run, table = _scheduled_run(root, with_prefect_server, environment)
+    assert run["name"] == "retune all cells" and set(run["tags"]) >= {CELL, dead} and "cells" not in run["parameters"]
+    assert run["state_type"] == "FAILED" and run["state"]["message"] == f"1 of 3 cells failed: {dead}"
+    rows, [told] = {row["cell"]: row for row in table}, webhook.received[:1]
+    assert "passes the gate" in rows[CELL]["verdict"] and int(rows[CELL]["reused"]) >= 5
+    assert rows[dead]["verdict"].startswith("failed, the champion stays: ") and "stays" in rows[unlisted]["verdict"]
+    assert told["subject"] == "tvmflow re-tune: 3 cells, 0 promoted, 1 proposed, 1 failed"
+    header, _, *_, waits, commit = told["body"].splitlines()
+    assert header.startswith("| cell | TVM | reused | re-measured | re-tuned | lost | ")
+    assert waits == f"{CELL} waits for 'tvmflow promote {CELL} --proposal'"
+    assert "DVC files are committed to branch retune" in commit
+    committed = subprocess.run(
+        ["git", "show", "--format=%s", "--name-only", "retune"], cwd=root, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "dvc.lock" in committed
+
+    assert f"accept: tvmflow promote {CELL} --proposal" in tvmflow(root, "status").stdout
+    [again] = json.loads(_with(environment, root, "retune", CELL, "--json"))
+    assert again["proposed"] and again["verdict"].startswith("proposed on ") and again["comparison"] is None
+    assert json.loads(tvmflow(root, "promote", CELL, "--proposal", "--json").stdout)["promoted"]
+    champion = version_by_alias(Workspace(root), Workspace(root).params.cell(CELL), CHAMPION)
+    assert champion is not None and champion.version == "2"
+    [last] = json.loads(_with(environment, root, "retune", CELL, "--json"))
+    assert last["verdict"].startswith("version 2 was made by this recipe") and last["outcomes"] == {}
+    assert "has no proposal" in tvmflow(root, "promote", CELL, "--proposal", code=1).stderr
+
+
+def _with(environment: dict[str, str], root: Path, *arguments: str) -> str:
+    """Run the command line in another environment. Returns its output."""
+    command = [sys.executable, "-m", "tvmflow", "--root", str(root), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, cwd=root, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_serve_refuses_a_block_that_is_not_there(make_workspace: Callable[..., Path], with_prefect_server: str) -> None:

@@ -47,5 +47,9 @@ def test_schedules_of_the_old_tvm_are_replayed_on_the_new_one(copy_of_finished: 
     assert tuning["replayed"] + tuning["searched"] == len({kernel["workload"] for kernel in manifest["kernels"]})
     kernels = tuning["kernels"]
     assert kernels["re-measured"] >= 5 and kernels["lost"] == 0 and sum(kernels.values()) <= len(manifest["kernels"])
-    assert "re-measured" in tvmflow(root, "retune", "digits").stdout  # nothing to do now, and the table says so
-    assert "champion" in result["verdict"]
+    assert result["promoted"] and result["verdict"].startswith(f"{SLUG} version 2 is the champion now (was version 1")
+    assert any(line.startswith("toolchain.tvm: 0.26.0 -> ") for line in result["changes"]["tune"])
+    rows = json.loads(tvmflow(root, "history", "digits", "--json").stdout)
+    assert [row["version"] for row in rows if "champion" in row["version"]] == ["2 champion"]
+    [again] = json.loads(tvmflow(root, "retune", "digits", "--json").stdout)
+    assert again["outcomes"] == {} and "version 2 was made by this recipe" in again["verdict"]

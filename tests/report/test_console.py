@@ -27,7 +27,8 @@ from tvmflow.evaluation.scorecard import AcceleratorPart, GpuAgreement, GpuNumbe
 from tvmflow.pipeline.results import RetuneResult
 from tvmflow.report.console import Grid, grid, print_to, printable, show_table, show_text
 from tvmflow.report.plans import status_table
-from tvmflow.report.tables import latency_table, part_table, retune_table, scorecard_markdown, scorecard_table
+from tvmflow.report.retune_tables import retune_table
+from tvmflow.report.tables import latency_table, part_table, scorecard_markdown, scorecard_table
 from tvmflow.tuning.records.origins import ORIGINS
 
 WIDTHS = (80, 120)

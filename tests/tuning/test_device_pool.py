@@ -122,13 +122,16 @@ class World:
         path.write_text(json.dumps({"seconds": 0.001, **says}))
         return path
 
-    def measure(self, libraries: list[Path], rules: SearchRules = RULES) -> tuple[list[Measured], DevicePool]:
+    def measure(
+        self, libraries: list[Path], rules: SearchRules = RULES, in_turns: bool = False
+    ) -> tuple[list[Measured], DevicePool]:
         found: list[Measured] = []
         with DevicePool(self.open, rules, (CANARY, self.library("canary", canary=True))) as pool:
             for workload in (CANARY, WORK):
                 pool.references.arrays[workload.key] = [np.zeros(1), np.zeros(1)]
                 pool.references.outputs[workload.key] = np.ones(1)
-            pool.measure([Job(WORK, library, float("inf")) for library in libraries], found.append)
+            jobs = [Job(WORK, library, float("inf"), beside_canary=in_turns) for library in libraries]
+            pool.measure(jobs, found.append)
         return found, pool
 
 
@@ -150,6 +153,15 @@ def test_every_job_is_measured_once_by_many_devices(world: World) -> None:
         assert measured.seconds[0] == pytest.approx(seconds) and measured.canary_s == 0.001
     assert pool.counts.lost == 0
     assert {m.unit for m in found} <= {"unit-1", "unit-2", "unit-3"} and {m.build for m in found} == {"fake 1"}
+
+
+def test_a_replayed_kernel_is_timed_in_turns_with_the_canary(world: World) -> None:
+    world.clock = 3.0
+    kernels = [world.library("right", seconds=0.002), world.library("wrong", output=2.0)]
+    found, _ = world.measure([*kernels, world.library("refused", refused=True)], in_turns=True)
+    assert _names(found) == {"right": OK, "wrong": WRONG_OUTPUT, "refused": COMPILE_ERROR}
+    [right] = [measured for measured in found if measured.status == OK]
+    assert right.seconds == pytest.approx([0.006] * 9) and right.canary_s == pytest.approx(0.003)
 
 
 def test_a_lost_device_loses_no_job_and_writes_nothing_slow(world: World) -> None:

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvmflow.tuning.measure.canary import canary_workload
+from tvmflow.ir.tir.workloads import Workload
 from tvmflow.tuning.measure.kernel_bench import KernelBench, MeasureRules
-from tvmflow.tuning.records.record import OK
+from tvmflow.tuning.records.record import OK, TuningRecord, best_of
+from tvmflow.tuning.search.candidates import is_slower
+
+_WORKLOAD = Workload("kernel", "kernel", 1, None)
 
 
 class Device:
@@ -59,7 +62,7 @@ class Kernel:
 def bench_on(device: Device) -> KernelBench:
     arrays = [np.zeros(4, np.float32)]
     session: Any = device
-    return KernelBench(canary_workload(), session, MeasureRules(3, 10.0), arrays, np.zeros(4, np.float32), None)
+    return KernelBench(_WORKLOAD, session, MeasureRules(3, 10.0), arrays, np.zeros(4, np.float32), None)
 
 
 @pytest.mark.parametrize(("first", "second"), [("0.00100", "0.00105"), ("0.00105", "0.00100")])
@@ -118,3 +121,37 @@ def test_a_canary_shows_the_speed_that_the_device_has_now() -> None:
         device.factor, device.left = factor, 1000
         found.append(float(np.median(bench.measure_alone(Path("0.001")))))
     assert found[1] / found[0] == pytest.approx(1.7, rel=0.03)
+
+
+def _record(seconds: tuple[float, ...], canary_s: float, unit: str) -> TuningRecord:
+    device = {"device_kind": "fake", "toolchain": {}, "unit": unit, "build": "1"}
+    schedule: dict[str, Any] = {"workload": "w", "name": "n", "template": "t", "knobs": {}, "trace": None, "status": OK}
+    return TuningRecord(seconds=seconds, created="", canary_s=canary_s, **schedule, **device)
+
+
+def _replay(seed: int, factor: float, unit: str, in_turns: bool = True) -> bool:
+    """Return whether a kernel that takes `factor` times as long after an upgrade is searched again.
+
+    Before the upgrade: the fastest of four records of one schedule, as a search keeps the fastest.
+    """
+    device = Device(seed)
+    canary, kernel = bench_on(device), "0.001"
+    old = []
+    for _ in range(4):
+        canary_s = float(np.median(canary.measure_alone(Path("0.002"))))
+        old.append(_record(bench_on(device).measure(Path(kernel))[1], canary_s, "board-1"))
+    before = best_of(old)["w"]
+    now = str(float(kernel) * factor)
+    canary_s = float(np.median(canary.measure_alone(Path("0.002"))))
+    found = _record(bench_on(device).measure(Path(now))[1], canary_s, unit)
+    if not is_slower(found, before, 0.1) or not in_turns:
+        return is_slower(found, before, 0.1)
+    _, seconds, _, canary_s = bench_on(device).measure_beside(Path(now), canary, Path("0.002"))
+    return is_slower(_record(seconds, canary_s, unit), before, 0.1)
+
+
+def test_a_replayed_schedule_is_not_searched_again_by_noise() -> None:
+    """A slower one mostly is: not where the old time itself was of the slow state."""
+    assert sum(_replay(seed, 1.0, "board-1") for seed in range(100)) <= 2
+    assert sum(_replay(seed, 1.0, "board-1", in_turns=False) for seed in range(100)) >= 8, "the noise is there"
+    assert sum(_replay(seed, 1.4, "board-1") for seed in range(100)) >= 60

@@ -7,7 +7,7 @@ from tvmflow.api.execution import classify, load, predict
 from tvmflow.api.inspect import devices, examine, gpus, history, plan, quarantine, scorecard, status
 from tvmflow.api.phones import ask_processor, device_gpus, offer_device, phones, prepared_phone
 from tvmflow.api.projects import add_model, new_workspace
-from tvmflow.api.releases import promote, releases, rollback
+from tvmflow.api.releases import accept_proposal, promote, proposals, releases, rollback
 from tvmflow.api.results import (
     CellPlan,
     CellStatus,
@@ -16,6 +16,7 @@ from tvmflow.api.results import (
     KernelState,
     Measurement,
     PhoneState,
+    ProposedVersion,
     QuarantineState,
     ReadyPhone,
     RunResult,
@@ -23,7 +24,7 @@ from tvmflow.api.results import (
     StagePlan,
     Status,
 )
-from tvmflow.api.runs import retune, run, serve
+from tvmflow.api.runs import changed_dvc_files, plan_retune, retune, run, serve
 from tvmflow.api.stores import (
     failed_candidates,
     initialize,
@@ -36,7 +37,7 @@ from tvmflow.api.workspace import find_workspace, names, open_workspace
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.latency_summary import Latency
-from tvmflow.pipeline.results import RetuneResult, Verdict
+from tvmflow.pipeline.results import RetunePlan, RetuneResult, Verdict
 from tvmflow.tracking.dvc.repository import DEFAULT_REMOTE
 
 __all__ = [
@@ -50,8 +51,10 @@ __all__ = [
     "Latency",
     "Measurement",
     "PhoneState",
+    "ProposedVersion",
     "QuarantineState",
     "ReadyPhone",
+    "RetunePlan",
     "RetuneResult",
     "RunResult",
     "Scorecard",
@@ -59,9 +62,11 @@ __all__ = [
     "Status",
     "Verdict",
     "Workspace",
+    "accept_proposal",
     "app_releases",
     "ask_processor",
     "bundle",
+    "changed_dvc_files",
     "classify",
     "add_model",
     "device_agreement",
@@ -81,10 +86,12 @@ __all__ = [
     "params_schema",
     "phones",
     "plan",
+    "plan_retune",
     "offer_device",
     "prepared_phone",
     "predict",
     "promote",
+    "proposals",
     "quarantine",
     "records",
     "report_data",

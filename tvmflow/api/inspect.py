@@ -12,6 +12,7 @@ from tvmflow.api.results import (
     DeviceState,
     GpuState,
     Measurement,
+    ProposedVersion,
     QuarantineState,
     Scorecard,
     StagePlan,
@@ -61,7 +62,26 @@ def status(workspace: Where = None) -> Status:
         card = card_of(where, cell)
         badges = tuple(one.badge for one in card.warnings) if card else ()
         rows.append(CellStatus(name, str(cell), plan.todo, card is not None, why, badges))
-    return Status(tuple(sorted(where.params.models)), tuple(sorted(where.params.targets)), tuple(rows))
+    return Status(
+        tuple(sorted(where.params.models)), tuple(sorted(where.params.targets)), tuple(rows), _proposed(where)
+    )
+
+
+def _proposed(workspace: Workspace) -> tuple[ProposedVersion, ...]:
+    from tvmflow.tracking.mlflow.proposals import proposals
+
+    try:
+        waiting = proposals(workspace)
+    except StoreError:
+        return ()  # a store that is away or damaged; other commands say so
+    cells = [(_cell_name(one.name), one) for one in waiting]
+    return tuple(ProposedVersion(cell, one.version, one.judgement.when, one.judgement.text) for cell, one in cells)
+
+
+def _cell_name(registered: str) -> str:
+    """Return the name of a cell by that of its registered model."""
+    model, target, precision = registered.split(".")
+    return f"{model}@{target}:{precision}"
 
 
 _UNASKED = "never asked"  # of a target whose mcpu is the device's

@@ -13,6 +13,7 @@ from tvmflow.support.errors import StoreError
 if TYPE_CHECKING:
     from tvmflow.config.params import Cell
     from tvmflow.config.workspace import Workspace
+    from tvmflow.tracking.mlflow.proposals import Proposal
     from tvmflow.tracking.mlflow.registry import Version
     from tvmflow.tracking.mlflow.releases import Release
 
@@ -23,11 +24,13 @@ def promote(
     dry_run: bool = False,
     wait_quiet_s: float = 0.0,
     show_progress: bool = False,
+    replace_missing: str = "",
 ) -> Verdict:
     """Make the newest library of a cell the champion if the gate lets it pass. Returns the gate's verdict; see
     `passed`.
 
     wait_quiet_s: how long to wait until others leave this machine alone; show_progress: say so on standard error.
+    replace_missing: why a champion is replaced whose library is gone or runs no more; without a text that refuses.
     """
     where = open_workspace(workspace)
     chosen = cell_of(where, cell)
@@ -44,7 +47,25 @@ def promote(
     from flows.release_model import run_release
 
     wait_for_prefect()
-    return run_release(where, chosen, dry_run)
+    return run_release(where, chosen, dry_run, replace_missing)
+
+
+def accept_proposal(cell: CellName, workspace: Where = None) -> Verdict:
+    """Make the library that a re-tune proposed the champion of a cell; nothing is measured. Raises StoreError."""
+    from tvmflow.tracking.mlflow.proposals import accept
+    from tvmflow.tracking.mlflow.store import check_store
+
+    where = open_workspace(workspace)
+    check_store(where)
+    _, text = accept(where, cell_of(where, cell))
+    return Verdict(passed=True, promoted=True, reasons=(), text=text)
+
+
+def proposals(workspace: Where = None) -> list[Proposal]:
+    """Return the libraries that re-tunes proposed and that nobody accepted yet. Raises StoreError."""
+    from tvmflow.tracking.mlflow.proposals import proposals as waiting
+
+    return waiting(open_workspace(workspace))
 
 
 def _champion_already(workspace: Workspace, cell: Cell) -> Verdict | None:

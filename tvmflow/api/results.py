@@ -66,10 +66,23 @@ class CellStatus(_Value):
 
 
 @dataclass(frozen=True)
+class ProposedVersion(_Value):
+    """A library that a re-tune proposes to a person. cell: its registered model; when, text: of the judgement."""
+
+    cell: str
+    version: str
+    when: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Status(_Value):
+    """proposals: libraries that wait for `tvmflow promote CELL --proposal`; of a server only where it answers."""
+
     models: tuple[str, ...]
     targets: tuple[str, ...]
     cells: tuple[CellStatus, ...]
+    proposals: tuple[ProposedVersion, ...] = ()
 
 
 @dataclass(frozen=True)

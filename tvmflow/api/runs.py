@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from tvmflow.api.quiet import wait_for_quiet
 from tvmflow.api.results import RunResult
-from tvmflow.api.workspace import CellName, Where, cells_of, open_workspace
-from tvmflow.pipeline.results import CellResult, RetuneResult
+from tvmflow.api.workspace import CellName, Where, cell_of, cells_of, open_workspace
+from tvmflow.pipeline.results import CellResult, RetunePlan, RetuneResult
 from tvmflow.support.errors import TvmflowError, UsageError
 
 if TYPE_CHECKING:
@@ -186,14 +186,14 @@ def retune(
     show_progress: bool = False,
     tuning_lines: bool = False,
 ) -> tuple[RetuneResult, ...]:
-    """Re-tune cells after an upgrade of TVM: replay old schedules, search lost ones, compare with the champion,
-    promote.
+    """Re-tune cells whose champion was made by another recipe: replay old schedules, search lost ones, compare with the
+    champion, then promote or propose by `retune.promote`.
 
-    Returns per cell the changes, outcomes and verdict. force: even if the toolchain did not change. check,
-    show_progress, tuning_lines: as for `run`.
+    Default: the cells under `cells:` of params.yaml; other champions are named. Returns per cell the changes, outcomes
+    and verdict. force: even if the recipe did not change. check, show_progress, tuning_lines: as for `run`.
     """
     where = open_workspace(workspace)
-    wanted = cells_of(where, cells)
+    wanted = [cell_of(where, cell) for cell in cells]
     from flows.settings import configure_prefect, wait_for_prefect
     from tvmflow.tracking.mlflow.store import check_store
 
@@ -207,11 +207,35 @@ def retune(
     with stage_server():
         wait_for_prefect()
         mark_dead_runs(where)
-        with _display(len(wanted), show_progress, tuning_lines):
-            results = tuple(run_retune(where, [str(cell) for cell in wanted], force))
+        with _display(len(wanted or where.params.cells), show_progress, tuning_lines):
+            results = tuple(run_retune(where, [str(cell) for cell in wanted] or None, force))
     if check:
         raise_failures([RunResult(r.cell, r.outcomes, r.error, "retune") for r in results])
     return results
+
+
+def plan_retune(*cells: CellName, workspace: Where = None, force: bool = False) -> tuple[RetunePlan, ...]:
+    """Return what `retune` would do with each cell, and how long it takes by earlier records. Starts neither Prefect
+    nor TVM.
+    """
+    from tasks.table import STAGES
+    from tasks.tune import TOOLS
+    from tvmflow.shipping.retune_plan import choose
+    from tvmflow.shipping.retune_plan import plan_retune as plan
+
+    where = open_workspace(workspace)
+    choices = choose(where, [cell_of(where, cell) for cell in cells] or None)
+    return tuple(plan(where, choices, STAGES, TOOLS, force))
+
+
+def changed_dvc_files(workspace: Where = None) -> str:
+    """Return what to do with DVC files that differ from git's HEAD, or that the branch of re-tunes has them; "" if
+    there are none.
+    """
+    from tvmflow.tracking.dvc.commit_branch import state_of_files
+
+    where = open_workspace(workspace)
+    return state_of_files(where, where.params.retune.commit_branch)
 
 
 def serve(workspace: Where = None) -> None:

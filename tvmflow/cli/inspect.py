@@ -38,6 +38,8 @@ def status(as_json: Json = False) -> None:
     show(status_table(workspace.root, state.cells))
     show_text(f"models: {', '.join(state.models)}")
     show_text(f"targets: {', '.join(state.targets)}")
+    for one in state.proposals:
+        show_text(f"proposed on {one.when[:10]}: {one.text}; accept: tvmflow promote {one.cell} --proposal")
     suggest("tvmflow sweep")
 
 

@@ -8,19 +8,36 @@ import typer
 
 from tvmflow.cli.app import CellName, Json, WaitQuiet, api, app, open_workspace
 from tvmflow.report.console import show_json, suggest
-from tvmflow.support.errors import GateRefusedError
+from tvmflow.support.errors import GateRefusedError, UsageError
 
 
 @app.command()
 def promote(
     cell: CellName,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the gate without releasing.")] = False,
+    proposal: Annotated[
+        bool, typer.Option("--proposal", help="Accept what a re-tune proposed; nothing is measured.")
+    ] = False,
+    replace_missing: Annotated[
+        str, typer.Option("--replace-missing", metavar="WHY", help="Replace a champion whose library is gone.")
+    ] = "",
     wait_quiet: WaitQuiet = 0.0,
     as_json: Json = False,
 ) -> None:
     """Make the newest library of a cell the champion, if it passes the release gate."""
-    verdict = api.promote(
-        cell, workspace=open_workspace(), dry_run=dry_run, wait_quiet_s=wait_quiet, show_progress=True
+    if proposal and (dry_run or replace_missing):
+        raise UsageError("--proposal measures and replaces nothing else", "--proposal without another option")
+    verdict = (
+        api.accept_proposal(cell, workspace=open_workspace())
+        if proposal
+        else api.promote(
+            cell,
+            workspace=open_workspace(),
+            dry_run=dry_run,
+            wait_quiet_s=wait_quiet,
+            show_progress=True,
+            replace_missing=replace_missing,
+        )
     )
     if as_json:
         show_json(verdict.to_json())

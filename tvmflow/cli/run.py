@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,20 +79,25 @@ def _show_results(results: Sequence[RunResult], as_json: bool) -> None:
 def retune(
     cells: Annotated[
         list[str] | None,
-        typer.Argument(help="Cells to re-tune; default: all under cells:.", autocompletion=complete_cell),
+        typer.Argument(help="Cells to re-tune; default: all champions under cells:.", autocompletion=complete_cell),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Re-tune even if the toolchain did not change.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print what would be done and how long it takes.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Re-tune even if the recipe did not change.")] = False,
     tuning_lines: TuningLines = False,
     as_json: Json = False,
 ) -> None:
-    """Re-tune after an upgrade of TVM: replay old schedules, tune where they fail, compare with the champion and
+    """Re-tune champions after an upgrade: replay old schedules, tune where they fail, compare with the champion and
     promote.
     """
-    from tvmflow.report.tables import retune_table
+    from tvmflow.report.retune_tables import retune_table
 
+    workspace = open_workspace()
+    if plan:
+        _show_retune_plan(workspace, cells or [], force, as_json)
+        return
     results = api.retune(
         *cells or (),
-        workspace=open_workspace(),
+        workspace=workspace,
         force=force,
         check=False,
         show_progress=True,
@@ -101,8 +107,21 @@ def retune(
         show_json([result.to_json() for result in results])
     else:
         show(retune_table(results))
+    if todo := api.changed_dvc_files(workspace):
+        print(todo, file=sys.stderr)
     raise_failures([api.RunResult(result.cell, result.outcomes, result.error, "retune") for result in results])
     suggest("tvmflow report")
+
+
+def _show_retune_plan(workspace: Workspace, cells: list[str], force: bool, as_json: bool) -> None:
+    from tvmflow.report.retune_tables import retune_plan_table
+
+    plans = api.plan_retune(*cells, workspace=workspace, force=force)
+    if as_json:
+        show_json([plan.to_json() for plan in plans])
+    else:
+        show(retune_plan_table(plans, workspace.params.flows.workers))
+    suggest("tvmflow retune")
 
 
 @app.command()

@@ -43,6 +43,7 @@ from tvmflow.config.stage_params import (
 from tvmflow.config.stage_params import Precision as Precision
 from tvmflow.config.value_types import (
     BlockName,
+    BranchName,
     Cron,
     Line,
     Name,
@@ -51,6 +52,7 @@ from tvmflow.config.value_types import (
     Parallel,
     PositiveFloat,
     Program,
+    RemoteName,
 )
 from tvmflow.config.yaml_reader import load_yaml
 from tvmflow.support.errors import ParamsError, UnknownNameError, did_you_mean, similar_name
@@ -123,6 +125,22 @@ class ReleaseParams(Frozen):
     max_slowdown: NotNegativeFloat = 0.02
     compare_rounds: Annotated[int, Field(ge=6, le=10_000)] = 60
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
+
+
+class RetuneParams(Frozen):
+    """What a re-tune may do by itself. promote: never leaves proposals; champions replaces champions only; all also
+    makes first ones. commit_branch: gets a commit of the dvc.lock files; commit_remote: where that branch is pushed.
+    """
+
+    promote: Literal["never", "champions", "all"] = "champions"
+    commit_branch: BranchName | None = None
+    commit_remote: RemoteName | None = None
+
+    @model_validator(mode="after")
+    def _has_a_branch(self) -> RetuneParams:
+        if self.commit_remote is not None and self.commit_branch is None:
+            raise ValueError("commit_remote needs commit_branch, the branch that is pushed there")
+        return self
 
 
 class Gates(Frozen):
@@ -217,6 +235,7 @@ class Params(Frozen):
     deploy: DeployParams = DeployParams()
     evaluate: EvaluateParams = EvaluateParams()
     release: ReleaseParams = ReleaseParams()
+    retune: RetuneParams = RetuneParams()
     apps: dict[Name, AppEntry] = Field(default_factory=dict)
     flows: FlowParams = FlowParams()
 

@@ -118,6 +118,9 @@ BlockName = Annotated[
     str, Field(max_length=200, pattern=r"^[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*$")
 ]  # Prefect's type/name
 Cron = Annotated[str, Field(max_length=200), AfterValidator(_check_cron)]
+# Of git: a subset of the names that it takes, so that none is an option or a special reference.
+BranchName = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9_]+([./-][A-Za-z0-9_]+)*$")]
+RemoteName = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9_]+([.-][A-Za-z0-9_]+)*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Seed = Annotated[int, Field(ge=0, lt=1 << 31)]  # xgboost's and MXNet's are the narrowest
 Positive = Annotated[int, Field(gt=0, le=10_000_000)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -29,8 +29,8 @@ class CellResult:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of the gate. promoted: the champion changed; reasons: against the release; comparison: with the
-    champion.
+    """The verdict of the gate. promoted: the champion changed; proposed: it waits for a person; reasons: against the
+    release; comparison: with the champion.
     """
 
     passed: bool
@@ -38,6 +38,7 @@ class Verdict:
     reasons: tuple[str, ...]
     text: str
     comparison: Comparison | None = None
+    proposed: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return dict(to_json(self))
@@ -46,19 +47,46 @@ class Verdict:
 @dataclass(frozen=True)
 class RetuneResult:
     """The result of a re-tune for one cell. before, now: versions of the toolchain, before: None without a champion;
-    tuning: numbers of replayed, lost, searched kernels; outcomes: stage -> hit, restored or made; comparison: of the
-    new library with the champion, None without one.
+    changes: stage -> what changed in its recipe since the champion; tuning: numbers of replayed, lost, searched
+    kernels; outcomes: stage -> hit, restored or made; comparison: of the new library with the champion, None without
+    one; proposed: the library waits for a person.
     """
 
     cell: str
     verdict: str = ""
     promoted: bool = False
+    proposed: bool = False
+    changes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     outcomes: Mapping[str, str] = field(default_factory=dict)
     before: Mapping[str, str] | None = None
     now: Mapping[str, str] = field(default_factory=dict)
     tuning: Mapping[str, Any] = field(default_factory=dict)
     comparison: Comparison | None = None
     error: Error | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(to_json(self))
+
+
+@dataclass(frozen=True)
+class RetunePlan:
+    """What a re-tune would do with a cell. device: where it is measured; group: cells of one group are re-tuned one
+    after the other; changes: stage -> what changed in its recipe
+    since the champion; reused, remeasured, retuned: kernels, retuned: at most; minutes: at least and at most; verdict:
+    why nothing is to be done.
+    """
+
+    cell: str
+    device: str = ""
+    group: str = ""
+    champion: str = ""
+    changes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    reused: int = 0
+    remeasured: int = 0
+    retuned: int = 0
+    minutes: tuple[float, float] = (0.0, 0.0)
+    verdict: str = ""
+    error: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return dict(to_json(self))

@@ -25,8 +25,8 @@ from filelock import FileLock, Timeout
 
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.pipeline.check_params import packages_of
-from tvmflow.pipeline.recipe_key import changed_parts, code_of, make_recipe, recipe_key
+from tvmflow.pipeline.recipe_key import changed_parts, recipe_key
+from tvmflow.pipeline.recipe_now import recipe_now
 from tvmflow.pipeline.record import (
     RECORD_NAME,
     Record,
@@ -36,12 +36,11 @@ from tvmflow.pipeline.record import (
     record_from,
     record_text,
 )
-from tvmflow.pipeline.stage import AnyStage, StageContext, settings_json
+from tvmflow.pipeline.stage import AnyStage, StageContext
 from tvmflow.support import errors
 from tvmflow.support.digests import OutputFile
 from tvmflow.support.files import sync_folder, write_atomic
 from tvmflow.support.progress import Progress, silent
-from tvmflow.toolchain import versions as toolchain
 
 Outcome = Literal["hit", "restored", "made"]
 
@@ -135,8 +134,7 @@ class Store:
             if record is None or (source_plan.restorable is None and self._difference(source_plan, only)):
                 return Undecided(stage, cell, source)
             digests[source] = record.digest(only)
-        tools = toolchain.versions(stage.toolchain(settings)) | packages_of(self.workspace.params, cell, stage.reads)
-        recipe = make_recipe(stage.name, digests, settings_json(settings), tools, code_of(stage.module, stage.runs))
+        recipe = recipe_now(self.workspace, stage, cell, settings, digests)
         key = recipe_key(recipe)
         record, reason = self._look(stage, cell, key, recipe)
         return Plan(stage, cell, key, recipe, settings, record, reason)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ from tvmflow.evaluation.latency_summary import Latency
 from tvmflow.evaluation.roofline import Bounds, NoBounds
 from tvmflow.evaluation.scorecard import AcceleratorPart, GpuAgreement, GpuNumbers, Scorecard
 from tvmflow.pipeline.record import RECORD_NAME, read_record
-from tvmflow.pipeline.results import RetuneResult
 from tvmflow.report.console import Grid, grid
 from tvmflow.support.errors import StoreError
-from tvmflow.tuning.records.origins import ORIGINS
 
 FORMS = ("source", "imported", "quantized", "built")
 _LARGE = 100.0  # times faster, from where on digits behind the point say nothing
@@ -279,23 +276,6 @@ def shown_kernels(agreement: GpuAgreement) -> str:
     if agreement.first:
         return f"{agreement.first.kernel} is the first of {agreement.kernels} that differs"
     return f"{agreement.kernels} agree, largest error {agreement.largest_error:.2g}"
-
-
-def retune_table(results: Sequence[RetuneResult]) -> Grid:
-    """Return what a re-tune did with the kernels of each cell, and its verdict."""
-    columns = ("cell", "TVM", *ORIGINS, "latency beside the champion", "verdict")
-    rows = []
-    for result in results:
-        toolchains = (toolchain for toolchain in (result.before, result.now) if toolchain)
-        tvm = " -> ".join(dict.fromkeys(toolchain["tvm"] for toolchain in toolchains)) or "-"
-        kernels, ratio = result.tuning.get("kernels", {}), result.comparison
-        shown = f"{ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]" if ratio else "-"
-        counts = [kernels.get(origin, "-") for origin in ORIGINS]
-        rows.append([result.cell, tvm, *counts, shown, result.verdict])
-    caption = (
-        "kernels: reused or re-measured as they were; re-tuned because they got slower, or their schedule was lost"
-    )
-    return grid("re-tune", columns, rows, ("cell", "verdict"), caption)
 
 
 def scorecard_markdown(card: Scorecard) -> str:

@@ -34,12 +34,16 @@ from tvmflow.shipping.gates.cell import judge
 from tvmflow.shipping.gates.gpu import gpu_reasons
 from tvmflow.sources.data.datasets import Arrays, random_inputs
 from tvmflow.sources.model_files import random_specs
-from tvmflow.support.errors import DeviceLostError, StageError, StoreError
+from tvmflow.support.errors import DeviceLostError, StageError, StoreAwayError, StoreError
 from tvmflow.support.files import sha256_of
 from tvmflow.tracking.dvc import repository as dvc
 from tvmflow.tracking.mlflow.history import champion_accuracy
 from tvmflow.tracking.mlflow.registry import CHAMPION, Version, version_by_alias, version_by_sha256
 from tvmflow.tracking.mlflow.version_files import version_library
+
+
+class _ChampionGoneError(StoreError):
+    """The champion's library is nowhere, or runs no more."""
 
 
 class Candidate:
@@ -63,14 +67,17 @@ class Candidate:
             )
         self.version, self.card = version, card
         self.champion = version_by_alias(workspace, cell, CHAMPION)
+        self.is_comparable = True  # False once a comparison with the champion was not possible
 
     @property
     def is_champion(self) -> bool:
         return self.champion is not None and self.champion.version == self.version.version
 
-    def judge(self) -> tuple[tuple[str, ...], Comparison | None]:
+    def judge(self, replace_missing: bool = False) -> tuple[tuple[str, ...], Comparison | None]:
         """Measure against the champion, if there is one; return the reasons against a release by the rules of
         params.yaml, and the comparison.
+
+        replace_missing: a champion that cannot be compared is no reason; its accuracy still counts.
         """
         api = read_manifest(self.folder).network.gpu
         if reasons := gpu_reasons(self.card, api, read_quarantine(self.workspace.root)):
@@ -81,9 +88,16 @@ class Candidate:
         accuracy = champion_accuracy(self.workspace, self.champion.run_id)
         try:
             comparison = self._compare(self.champion)
+        except StoreAwayError:
+            raise
         except StoreError as error:
-            how = f"; {error.hint}" if error.hint else ""
-            return (f"the champion cannot be compared: {error.found}{how}",), None
+            self.is_comparable = False
+            is_gone = isinstance(error, _ChampionGoneError)
+            if replace_missing and is_gone:
+                return judge(self.card, accuracy, None, rules), None
+            replace_it = f"replace it: 'tvmflow promote {self.cell} --replace-missing WHY'" if is_gone else ""
+            how = ", or ".join(filter(None, (error.hint, replace_it)))
+            return (f"the champion cannot be compared: {error.found}" + (f"; {how}" if how else ""),), None
         return judge(self.card, accuracy, comparison, rules), comparison
 
     def _compare(self, champion: Version) -> Comparison:
@@ -124,7 +138,7 @@ class Candidate:
             return replace(new, file=old), new
         device = self.workspace.params.targets[self.cell.target].device
         if not transport_of(device).has_tvm_on(device):
-            raise StoreError(
+            raise _ChampionGoneError(
                 f"version {champion.version} has no known network.so, and device {self.cell.target!r} has no TVM"
             )
         machine = vm_library(self.folder)
@@ -143,7 +157,7 @@ class Candidate:
             if champion is None:
                 raise
             built = champion.tags.get("toolchain_tvm")
-            raise StoreError(
+            raise _ChampionGoneError(
                 f"version {champion.version}, built with TVM {built}, no longer runs: {error.found}"
             ) from error
         return model
@@ -171,4 +185,9 @@ def _champion_bytes(workspace: Workspace, champion: Version, name: str, target: 
     try:
         dvc.file_by_md5(workspace, *digests[name], target)
     except StoreError:
-        version_library(workspace, champion, name, target)
+        try:
+            version_library(workspace, champion, name, target)
+        except StoreAwayError:
+            raise
+        except StoreError as error:
+            raise _ChampionGoneError(error.found, error.expected, error.hint) from error

@@ -1,7 +1,7 @@
 """Access the model registry: one name per cell, one version per library, aliases for releases.
 
 champion: the released library. challenger: the newest candidate to replace it. previous: the one that `rollback`
-restores.
+restores. proposal: the one that `promote --proposal` makes the champion.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
+PROPOSAL = "proposal"  # a candidate that a re-tune proposes to a person
 SUPERSEDED = "superseded_by"  # the tag of a version whose library has another one
 _MODEL = re.compile(r"\bm-[0-9a-f]{32}\b")
 Versions = dict[tuple[str, str, str], str]  # registry name, sha256 of library.so, of network.so -> version

@@ -25,6 +25,7 @@ from tvmflow.tracking.mlflow.registry import (
     CHALLENGER,
     CHAMPION,
     PREVIOUS,
+    PROPOSAL,
     SUPERSEDED,
     Version,
     all_names,
@@ -316,8 +317,9 @@ def _set_aliases(client: MlflowClient, name: str, now: _Trail) -> None:
     for alias, number in wanted.items():
         if now.aliases.get(alias) != number:
             client.set_registered_model_alias(name, alias, number)
-    if now.aliases.get(CHALLENGER) == wanted[CHAMPION]:
-        client.delete_registered_model_alias(name, CHALLENGER)
+    for alias in (CHALLENGER, PROPOSAL):
+        if now.aliases.get(alias) == wanted[CHAMPION]:
+            client.delete_registered_model_alias(name, alias)
 
 
 def _successor(client: MlflowClient, name: str, number: str) -> str:

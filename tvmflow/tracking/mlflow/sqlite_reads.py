@@ -13,7 +13,7 @@ from typing import Any
 
 from tvmflow.config.workspace import Workspace
 from tvmflow.tracking.mlflow.address import path_of, registry_uri, sqlite_path
-from tvmflow.tracking.mlflow.registry import SUPERSEDED, Versions, versions_by_digests
+from tvmflow.tracking.mlflow.registry import SUPERSEDED, Versions, all_aliases, versions_by_digests
 from tvmflow.tracking.mlflow.store import ask, check_store
 
 _TABLES = (
@@ -140,6 +140,14 @@ def read_aliases(workspace: Workspace) -> dict[str, dict[str, str]]:
     for name, alias, version in ask(workspace, "SELECT name, alias, version FROM registered_model_aliases"):
         aliases.setdefault(name, {})[alias] = str(version)
     return aliases
+
+
+def aliases_by_name(workspace: Workspace) -> dict[str, dict[str, str]]:
+    """Return registry name -> alias -> version number; starts MLflow only for a server, and creates no store."""
+    path = path_of(registry_uri(workspace))
+    if path is not None and not path.exists():
+        return {}
+    return read_aliases(workspace) if is_readable(workspace) else all_aliases(workspace)
 
 
 def read_model_tags(workspace: Workspace) -> dict[str, dict[str, str]]:

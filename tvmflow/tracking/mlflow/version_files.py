@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from tvmflow.config.workspace import Workspace
@@ -15,7 +16,7 @@ from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, Record, read_record
 from tvmflow.support.errors import StoreAwayError, StoreError, first_line
 from tvmflow.support.files import sha256_of
 from tvmflow.tracking.mlflow.address import mlflow_uri, registry_uri
-from tvmflow.tracking.mlflow.registry import STAGES_FOLDER, Version
+from tvmflow.tracking.mlflow.registry import STAGES_FOLDER, Version, model_of
 from tvmflow.tracking.mlflow.store import clear_errors, open_mlflow
 
 
@@ -55,6 +56,25 @@ def version_stages(workspace: Workspace, version: Version, target: Path) -> dict
                 (target / stage).mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target / stage / path.name)
         return records
+
+
+def version_records(workspace: Workspace, version: Version, stages: Iterable[str]) -> dict[str, Record]:
+    """Read the records of a version's stages out of MLflow, without its libraries. Raises StoreError if it has none."""
+    from mlflow import artifacts
+    from mlflow.exceptions import MlflowException
+
+    client, records = open_mlflow(workspace), {}
+    download = clear_errors(workspace, artifacts.download_artifacts)
+    try:
+        place = client.get_logged_model(model_of(version)).artifact_location
+        with tempfile.TemporaryDirectory() as folder:
+            for stage in stages:
+                uri = f"{place}/{STAGES_FOLDER}/{stage}/{RECORD_NAME}"
+                path = download(artifact_uri=uri, dst_path=f"{folder}/{stage}", tracking_uri=mlflow_uri(workspace))
+                records[stage] = read_record(Path(path))
+    except MlflowException as error:
+        raise _lacks(version, "records of its stages") from error
+    return records
 
 
 def _download(workspace: Workspace, version: Version, folder: Path) -> Path:

@@ -283,27 +283,30 @@ class _Slot:
         self._session.rest()
         self.busy_since = started = time.monotonic()
         job.tries += 1
-        status, seconds, error = self._run_bench(job)
+        status, seconds, error, canary_s = self._run_bench(job)
         if self.abandoned:
             return
         self.busy_since, self.job = 0.0, None
         spent_s, session = time.monotonic() - started, self._session
         self._took_s = spent_s
-        found = Measured(job, status, seconds, self._last_canary, spent_s, error, session.unit, session.build)
+        beside_s = canary_s or self._last_canary
+        found = Measured(job, status, seconds, beside_s, spent_s, error, session.unit, session.build)
         self._since_canary.append(found)
         if len(self._since_canary) >= self.pool.rules.limits.canary_every:
             self._check_canary()
 
-    def _run_bench(self, job: Job) -> tuple[str, tuple[float, ...], str]:
-        """Return status, seconds and error. If the device rejects the kernel but runs the canary, the schedule is at
-        fault.
+    def _run_bench(self, job: Job) -> tuple[str, tuple[float, ...], str, float]:
+        """Return status, seconds, error, and the canary's seconds if it was timed in turns. If the device rejects the
+        kernel but runs the canary, the schedule is at fault.
         """
         bench = self._bench(job.workload)
         try:
-            return bench.measure(job.library, job.best_s)
+            if job.beside_canary and self._canary is not None:
+                return bench.measure_beside(job.library, self._canary, self.pool.canary[1])
+            return (*bench.measure(job.library, job.best_s), 0.0)
         except StageError as error:  # mostly from a GPU driver: too many registers, too large a workgroup, a bug
             self._run_canary(self.pool.canary[1])
-            return COMPILE_ERROR, (), first_line(error, 400)
+            return COMPILE_ERROR, (), first_line(error, 400), 0.0
 
     def _check_canary(self) -> None:
         """Report the results since the last canary, unless the device has become slower since then."""

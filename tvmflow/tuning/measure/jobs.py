@@ -20,13 +20,16 @@ OpenSession = Callable[[], AbstractContextManager[DeviceSession]]
 
 @dataclass
 class Job:
-    """One candidate to measure. best_s: the best time of its workload so far."""
+    """One candidate to measure. best_s: the best time of its workload so far; beside_canary: in turns with the canary,
+    for a comparison with another time.
+    """
 
     workload: Workload
     library: Path
     best_s: float
     tries: int = 0
     token: Any = None
+    beside_canary: bool = False
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,29 @@ class KernelBench:
         kernel = self._bench.load(library)
         return () if self._difference(kernel.output()) else tuple(self._time_until_stable(kernel, []))
 
+    def measure_beside(
+        self, library: Path, known: KernelBench, known_library: Path
+    ) -> tuple[str, tuple[float, ...], str, float]:
+        """Time a kernel in turns with a known one. Return (status, seconds per turn, error, seconds of the known one).
+
+        The last are such that the ratio of the medians is the median ratio of the pairs: the speed of the device may
+        change between them.
+        """
+        kernel, other = self._bench.load(library), known._bench.load(known_library)
+        wrong = self._difference(kernel.output())
+        if wrong:
+            return WRONG_OUTPUT, (), wrong, 0.0
+        other.output()
+        pairs = []
+        for number in range(_PAIRS):
+            if number % 2:
+                ours_s, theirs_s = self._time_briefly(kernel), known._time_briefly(other)
+            else:
+                theirs_s, ours_s = known._time_briefly(other), self._time_briefly(kernel)
+            pairs.append((ours_s, theirs_s))
+        seconds = tuple(ours_s for ours_s, _ in pairs)
+        return OK, seconds, "", median(seconds) / median(ours_s / theirs_s for ours_s, theirs_s in pairs)
+
     def _time_interleaved(self, kernel: RemoteKernel, found: list[float]) -> list[float]:
         """Return the times of a kernel relative to the fastest one's, interleaved until the pairs tell which is faster.
 

@@ -20,13 +20,16 @@ REPLAYED = "replayed"  # template name of a replayed schedule of an older toolch
 
 @dataclass
 class Candidate:
-    """A candidate schedule. index: in the search's candidates; None for a replayed schedule of an older toolchain."""
+    """A candidate schedule. index: in the search's candidates; None for a replayed schedule of an older toolchain;
+    is_suspect: that schedule seems to have become slower, and is measured in turns with the canary.
+    """
 
     search: WorkloadSearch
     index: int | None
     knobs: Knobs
     built: Future[Built]
     record: TuningRecord | None = None
+    is_suspect: bool = False
 
     def finish(self) -> None:
         """Count the candidate as no longer in flight; replayed schedules are not counted."""
@@ -39,6 +42,19 @@ def default_candidate(workload: Workload, backend: Backend) -> tuple[str, Knobs]
     match = backend.template_for(workload.function)
     assert match is not None
     return match[0].name, match[1][0]
+
+
+def is_slower(now: TuningRecord, old: TuningRecord, limit: float) -> bool:
+    """Return whether a replayed schedule takes longer than an older toolchain's record of it, by more than a limit.
+
+    Its time must say so in canaries, since the clock may have changed, and on the same unit also in seconds, of its
+    fastest turn: the old canary was timed apart from the old kernel, and what disturbs a measurement makes it slower,
+    never faster.
+    """
+    most_s = old.median_s * (1 + limit)
+    scale = old.canary_s / now.canary_s if old.canary_s and now.canary_s else 1.0
+    is_same_unit = bool(old.unit) and (old.unit, old.build) == (now.unit, now.build)
+    return now.median_s * scale > most_s and not (is_same_unit and min(now.seconds, default=now.median_s) <= most_s)
 
 
 def record_of_candidate(candidate: Candidate, found: Measured, status: str, tuning_log: TuningLog) -> TuningRecord:

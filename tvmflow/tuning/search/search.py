@@ -27,7 +27,7 @@ from tvmflow.tuning.records.record import (
     best_of,
 )
 from tvmflow.tuning.rules import SearchRules
-from tvmflow.tuning.search.candidates import REPLAYED, Candidate, default_candidate, record_of_candidate
+from tvmflow.tuning.search.candidates import REPLAYED, Candidate, default_candidate, is_slower, record_of_candidate
 from tvmflow.tuning.search.display import best_so_far, describe_stop, task_line
 from tvmflow.tuning.search.estimates import MAX_COMPILED, order_by_estimate
 from tvmflow.tuning.search.state import TuneReport, Watch, WorkloadSearch
@@ -247,16 +247,15 @@ class _Search:
             )
         self._measure(device_pool, build_pool, batch)
         slow = [c for c in batch if c.record is not None and c.record.seconds and self._slower(c.search, c.record)]
-        # Measure slow ones once more, since the clock may have changed.
+        for candidate in slow:  # once more, in turns with the canary
+            candidate.is_suspect = True
         self._measure(device_pool, build_pool, slow)
         for candidate in batch:
             if candidate.record is not None:
                 self._judge_replay(candidate.search, candidate.record)
 
     def _slower(self, search: WorkloadSearch, record: TuningRecord) -> bool:
-        old = self.old[search.workload.key]
-        scale = old.canary_s / record.canary_s if old.canary_s and record.canary_s else 1.0
-        return record.median_s * scale > old.median_s * (1 + self.rules.settings.replay_slowdown)
+        return is_slower(record, self.old[search.workload.key], self.rules.settings.replay_slowdown)
 
     def _judge_replay(self, search: WorkloadSearch, record: TuningRecord) -> None:
         if search.workload.key not in self.old:
@@ -333,7 +332,8 @@ class _Search:
                 known = candidate.search.digests[built.digest]
                 self._record_result(candidate, known.status, known)
             else:
-                yield Job(candidate.search.workload, built.library, candidate.search.best_s, token=candidate)
+                search, beside = candidate.search, candidate.is_suspect
+                yield Job(search.workload, built.library, search.best_s, token=candidate, beside_canary=beside)
 
     def _skip(self, candidate: Candidate, built: Built) -> None:
         """Drop a candidate about which nothing is known; if its reference kernel failed, drop the whole workload."""
@@ -376,7 +376,7 @@ class _Search:
             self.last_error = record.error
             self.report.failures[status] = self.report.failures.get(status, 0) + 1
         self.tuning_log.add(record)
-        if candidate.record is None or record.median_s < candidate.record.median_s:
+        if candidate.record is None or candidate.is_suspect or record.median_s < candidate.record.median_s:
             candidate.record = record
         candidate.finish()
         search.measured += 1
