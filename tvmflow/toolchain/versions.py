@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -158,15 +159,17 @@ def known_processors(architecture: str) -> tuple[frozenset[str], frozenset[str]]
 
 def installed_version(package: str) -> str:
     """Return the version of an installed package, or of another distribution of it; 'absent' without one."""
-    return _installed_version(package, tuple(_changed_ns(folder) for folder in sys.path))
+    return _installed_version(package, _state_of_path())
 
 
-_path = functools.cache(Path)  # making one takes longer than asking for its time
+def _state_of_path() -> tuple[int, ...]:
+    """Return when each folder of packages was changed."""
+    return tuple(_changed_ns(folder) for folder in sys.path)
 
 
 def _changed_ns(folder: str) -> int:
     try:
-        return _path(folder).stat().st_mtime_ns
+        return os.stat(folder or ".").st_mtime_ns  # noqa: PTH116 (a Path takes longer than asking for its time)
     except OSError:
         return 0
 
@@ -201,4 +204,5 @@ def version(tool: str) -> str:
 
 def versions(tools: tuple[str, ...]) -> dict[str, str]:
     """Return name -> version for the tools of a stage."""
-    return {tool: version(tool) for tool in tools}
+    state = _state_of_path()
+    return {tool: _installed_version(_PACKAGES[tool], state) if tool in _PACKAGES else version(tool) for tool in tools}
