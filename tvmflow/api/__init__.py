@@ -4,6 +4,7 @@ from tvmflow.api.agreement import device_agreement
 from tvmflow.api.apps import app_releases, release_app
 from tvmflow.api.bundles import bundle, new_keys, verify_bundle
 from tvmflow.api.execution import classify, load, predict
+from tvmflow.api.fleet import Regressions, compare, overview, regressions
 from tvmflow.api.inspect import devices, examine, gpus, history, plan, quarantine, scorecard, status
 from tvmflow.api.phones import ask_processor, device_gpus, offer_device, phones, prepared_phone
 from tvmflow.api.projects import add_model, new_workspace
@@ -52,6 +53,7 @@ __all__ = [
     "PhoneState",
     "QuarantineState",
     "ReadyPhone",
+    "Regressions",
     "RetuneResult",
     "RunResult",
     "Scorecard",
@@ -63,6 +65,7 @@ __all__ = [
     "ask_processor",
     "bundle",
     "classify",
+    "compare",
     "add_model",
     "device_agreement",
     "device_gpus",
@@ -84,9 +87,11 @@ __all__ = [
     "offer_device",
     "prepared_phone",
     "predict",
+    "overview",
     "promote",
     "quarantine",
     "records",
+    "regressions",
     "report_data",
     "release_app",
     "releases",

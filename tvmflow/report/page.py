@@ -37,7 +37,7 @@ from tvmflow.tracking.mlflow.releases import all_releases
 
 ASSETS = Path(__file__).parent / "assets"
 # Of each measurement: the page computes it from other values, or shows none of it. JSON has it.
-_NOT_IN_PAGE = {"accuracy_share", "beside", "change", "experiment_id", "since"}
+_NOT_IN_PAGE = {"accuracy_share", "beside", "change", "experiment_id", "memory_bytes", "since"}
 _SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "base.js", "charts.js", "sections.js", "main.js")
 
 
