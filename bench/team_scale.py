@@ -316,6 +316,8 @@ def main() -> None:
         report.time("  status", lambda: _command(workspace, "status"), 5)
         report.time("  history of a cell", lambda: _command(workspace, "history", str(cells[0])), 5)
         report.time("  compare of a model", lambda: _command(workspace, "compare", cells[0].model), 5)
+        report.time("  results update", lambda: _command(workspace, "results", "update"))
+        report.time("  results check", lambda: _command(workspace, "results", "check"), 5)
         report.time("  regressions of all cells", lambda: _command(workspace, "regressions", codes=(0, 3)))
         report.time("  report", lambda: _command(workspace, "report"), 60)
         report.line("  report.html", (workspace.root / "report.html").stat().st_size / 1e6, "MB", 5)

@@ -33,6 +33,7 @@ from tvmflow.api.stores import (
     report_data,
     write_report,
 )
+from tvmflow.api.tables import check_results, lift_quarantine, quarantine_cell, update_results
 from tvmflow.api.workspace import find_workspace, names, open_workspace
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.latency_ratio import Comparison
@@ -64,6 +65,7 @@ __all__ = [
     "app_releases",
     "ask_processor",
     "bundle",
+    "check_results",
     "classify",
     "compare",
     "add_model",
@@ -76,6 +78,7 @@ __all__ = [
     "find_workspace",
     "history",
     "initialize",
+    "lift_quarantine",
     "load",
     "new_workspace",
     "names",
@@ -90,6 +93,7 @@ __all__ = [
     "overview",
     "promote",
     "quarantine",
+    "quarantine_cell",
     "records",
     "regressions",
     "report_data",
@@ -101,6 +105,7 @@ __all__ = [
     "scorecard",
     "serve",
     "status",
+    "update_results",
     "verify_bundle",
     "write_report",
 ]

@@ -40,6 +40,7 @@ from tvmflow.tracking.dvc import repository as dvc
 from tvmflow.tracking.mlflow.history import champion_accuracy
 from tvmflow.tracking.mlflow.registry import CHAMPION, Version, version_by_alias, version_by_sha256
 from tvmflow.tracking.mlflow.version_files import version_library
+from tvmflow.tracking.result_tables import held_reasons
 
 
 class Candidate:
@@ -72,6 +73,8 @@ class Candidate:
         """Measure against the champion, if there is one; return the reasons against a release by the rules of
         params.yaml, and the comparison.
         """
+        if held := held_reasons(self.workspace, str(self.cell)):
+            return tuple(held), None
         api = read_manifest(self.folder).network.gpu
         if reasons := gpu_reasons(self.card, api, read_quarantine(self.workspace.root)):
             return tuple(reasons), None
