@@ -63,5 +63,8 @@ def test_an_upgrade_on_two_units_one_of_which_is_sick(ledger: LedgerBench) -> No
     by_unit = [(row["unit"], round(row["beside"], 3)) for row in api.overview(None, "unit", where)]
     assert by_unit == [("phone-a", 0.606), ("phone-b", 1.394)]
     assert [row["unit"] for row in api.overview(None, "device", where)] == ["phone-b"]
+    [cost] = json.loads(_run(ledger, "costs", "--json")[0])
+    assert (cost["model"], cost["month"], cost["measurements"]) == ("digits_torch", "2025-06", 4)
+    assert cost["saved_by_cache_hours"] == pytest.approx(2 * 6 / 3600, abs=1e-4), "the second unit made six stages less"
     assert "beside the TVM before" in _run(ledger, "history", "--model", "digits_torch")[0]
     assert _run(ledger, "history", str(cell), "--model", "digits_torch")[1] == 2

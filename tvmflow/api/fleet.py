@@ -1,4 +1,4 @@
-"""Compare measurements over devices, units and versions: regressions, comparison, overview."""
+"""Compare measurements over devices, units and versions: regressions, comparison, overview, costs."""
 
 from __future__ import annotations
 
@@ -81,6 +81,21 @@ def regressions(
     compared = {(one.cell, one.device, one.unit) for one in found}
     unmeasured = tuple(f"{cell} on {device} {unit}".rstrip() for cell, device, unit in sorted(units - compared))
     return Regressions(since, until, tuple(found), tuple(suspects(found)), unmeasured)
+
+
+def costs(model: str | None = None, workspace: Where = None) -> tuple[dict[str, Any], ...]:
+    """Return a row for each model, kind of device and month: hours of devices, of tuning and of other stages, and hours
+    that reuse and the cache saved. model: None: all.
+    """
+    from tvmflow.tracking.costs import METRICS, TAGS, costs_of
+    from tvmflow.tracking.mlflow.history import runs_with
+
+    where = open_workspace(workspace)
+    found = costs_of(runs_with(where, _known(where, model), TAGS, METRICS))
+    return tuple(
+        {"model": name, "device": device, "month": month, **cost.to_json()}
+        for (name, device, month), cost in found.items()
+    )
 
 
 def compare(model: str, workspace: Where = None) -> tuple[dict[str, Any], ...]:

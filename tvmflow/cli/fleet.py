@@ -1,4 +1,4 @@
-"""Define the commands that compare measurements over devices and versions: regressions, compare."""
+"""Define the commands that compare measurements over devices and versions: regressions, compare, costs."""
 
 from __future__ import annotations
 
@@ -74,6 +74,37 @@ def compare(model: Annotated[str, typer.Argument(help="A model.")], as_json: Jso
         ("target", "device", "unit", "latency"),
     )
     suggest(f"tvmflow history --model {model} --by tvm")
+
+
+_HOURS = ("device_hours", "tuning_hours", "other_hours", "saved_by_reuse_hours", "saved_by_cache_hours")
+
+
+@app.command()
+def costs(
+    model: Annotated[str | None, typer.Option("--model", help="Only this model.")] = None, as_json: Json = False
+) -> None:
+    """Show the hours that measurements took and that reuse saved, by model, kind of device and month."""
+    rows = api.costs(model, open_workspace())
+    if as_json:
+        show_json(rows)
+        return
+    total: dict[str, Any] = {name: sum(row[name] for row in rows) for name in ("measurements", *_HOURS)}
+    columns = (
+        "model",
+        "device",
+        "month",
+        "measurements",
+        "devices h",
+        "tuning h",
+        "other h",
+        "reuse saved h",
+        "cache saved h",
+    )
+    lines = (
+        (row["model"], row["device"], row["month"], row["measurements"], *(f"{row[name]:.2f}" for name in _HOURS))
+        for row in (*rows, {"model": "all", "device": "", "month": "", **total})
+    )
+    show_table("costs of the measurements in MLflow", columns, lines, ("model", "device"))
 
 
 def show_overview(model: str | None, by: By, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +17,7 @@ from tvmflow.support.errors import StoreError, first_line
 from tvmflow.tracking.mlflow.links import run_url
 from tvmflow.tracking.mlflow.registry import Versions, all_aliases, registry_name, versions_by_digests
 from tvmflow.tracking.mlflow.sqlite_reads import (
+    add_numbers,
     fill,
     is_readable,
     measured_runs,
@@ -133,6 +134,18 @@ def overview(
         | {"tools": _tags_with_prefix(run.data, "toolchain"), "network_sha256": run.data.tags.get("network.sha256", "")}
         for run in known.values()
     ]
+
+
+def runs_with(workspace: Workspace, model: str | None, tags: Sequence[str], metrics: Sequence[str]) -> list[Any]:
+    """Return the finished measurements of all cells, or of those of a model, oldest first, with at least these tags and
+    metrics.
+    """
+    if not is_readable(workspace):
+        runs = _read(workspace, None, None)[0]
+        return [run for run in runs if model in (None, run.data.tags["model"])]
+    found = tagged_runs(workspace, model, tags)
+    add_numbers(workspace, found, metrics)
+    return list(found.values())
 
 
 def _short_rows(runs: Mapping[str, Any], aliases: dict[str, dict[str, str]], versions: Versions) -> list[Row]:

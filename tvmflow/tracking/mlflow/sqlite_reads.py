@@ -127,6 +127,15 @@ def tagged_runs(workspace: Workspace, model: str | None, keys: Sequence[str]) ->
     return runs
 
 
+def add_numbers(workspace: Workspace, runs: dict[str, Run], keys: Sequence[str]) -> None:
+    """Add these metrics of runs."""
+    for key in keys:
+        question = "SELECT run_uuid, value FROM latest_metrics WHERE key = ? AND is_nan = 0"
+        for run_id, value in ask(workspace, question, key):
+            if run_id in runs:
+                runs[run_id].data.metrics[key] = value
+
+
 def fill(workspace: Workspace, runs: dict[str, Run]) -> None:
     """Add all tags and metrics of these runs, but not their parameters."""
     for run_id, key, value in _of_runs(workspace, "SELECT run_uuid, key, value FROM tags", list(runs)):
