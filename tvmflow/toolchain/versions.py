@@ -122,12 +122,9 @@ def probe() -> dict[str, str]:
     wheel = metadata.distribution("apache-tvm")
     identity = digest_of([wheel.version, str(wheel.locate_file("tvm")), _host_name()])
     path = toolchain_file()
-    try:
-        known: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
-        if set(known[identity]) == {"llvm", "host_cpu", "host_attributes", *_LISTS}:
-            return known[identity]
-    except (OSError, ValueError, KeyError, TypeError):
-        known = {}
+    known = _known_facts(path)
+    if known.get(identity, {}).keys() == {"llvm", "host_cpu", "host_attributes", *_LISTS}:
+        return known[identity]
     code = f"ARCHITECTURES = {ARCHITECTURES!r}\n{_PROBE}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
@@ -148,6 +145,15 @@ def probe() -> dict[str, str]:
     except OSError:
         pass  # only a cache: without it the next process queries again
     return facts
+
+
+def _known_facts(path: Path) -> dict[str, dict[str, str]]:
+    """Return the facts of every TVM that was queried, so that two environments do not forget each other's."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return {str(name): dict(facts) for name, facts in known.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 def known_processors(architecture: str) -> tuple[frozenset[str], frozenset[str]]:
