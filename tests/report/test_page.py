@@ -85,6 +85,15 @@ def test_whatever_names_hold_stays_data(html: str) -> None:
     assert broken == {"cells": [None, {"1": None}]}
 
 
+def test_what_is_not_shown_of_each_measurement_is_not_written(tmp_path: Path) -> None:
+    """A team has thousands of them."""
+    data = report_data()
+    write_page(data, tmp_path / "page.html")
+    written = json.loads(_Page((tmp_path / "page.html").read_text()).scripts[0])
+    row, kept = data["cells"][0]["history"][0], written["cells"][0]["history"][0]
+    assert {"experiment_id"} == row.keys() - kept.keys() and kept.items() <= json.loads(json.dumps(row)).items()
+
+
 def test_the_policy_names_every_script_and_lets_nothing_be_loaded(html: str) -> None:
     page = _Page(html)
     [policy] = [attributes["content"] for _, attributes in page.elements if "http-equiv" in attributes]

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tvmflow.shipping.release_app import AppRelease, Order, promote_app, release
 from tvmflow.support.errors import ParamsError, StoreError
 from tvmflow.tracking.app_releases import Releases, bundle_path, evidence_path, read_releases, restore_bundle
 from tvmflow.tracking.dvc import repository as dvc
+from tvmflow.tracking.result_tables import Held, hold
 
 ENTRY = AppEntry(cells=(CELL,))
 OTHER_LABELS = ("ant", "bee", "cow", "dab", "elk")
@@ -291,6 +293,14 @@ def test_the_bundle_has_a_gate(workspace: Workspace, part: Part, not_run: None) 
     done = _release(workspace, part, entry=AppEntry(cells=(CELL,), gates=Gates(max_bundle_mb=0.01)))
     assert not done.passed and done.reasons[0].startswith("the bundle: bundle in MB is")
     assert not (workspace.root / "releases").exists()
+
+
+def test_a_cell_in_quarantine_is_not_released(workspace: Workspace, part: Part, not_run: None) -> None:
+    held = Held(cell=CELL, reason="wrong outputs", issue="https://example.org/7", until=date.max)
+    hold(workspace, held)
+    assert _release(workspace, part).reasons == (held.text,) and not (workspace.root / "releases").exists()
+    hold(workspace, held.model_copy(update={"until": date(2020, 1, 1)}))
+    assert _release(workspace, part).passed
 
 
 def test_all_reasons_are_told(workspace: Workspace, part: Part, not_run: None) -> None:

@@ -19,8 +19,9 @@ from tvmflow.api.bundles import part_of
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.support.errors import StoreError, UsageError
+from tvmflow.tracking.costs import METRICS, TAGS, costs_of
 from tvmflow.tracking.mlflow.address import TRACKING, identity, without_credentials
-from tvmflow.tracking.mlflow.history import all_measurements
+from tvmflow.tracking.mlflow.history import all_measurements, overview, runs_with
 from tvmflow.tracking.mlflow.rebuild import fill_new_server, rebuild
 from tvmflow.tracking.mlflow.recorded import ensure_recorded, is_recorded, record_kept, record_or_keep
 from tvmflow.tracking.mlflow.registry import CHAMPION, model_of, registry_name, version_by_alias, version_by_sha256
@@ -50,6 +51,14 @@ def _seen(ledger: LedgerBench, *cells: Cell) -> Any:
     return shown, {name: of_name for name, of_name in aliases.items() if name in names}, changes
 
 
+def _compared(ledger: LedgerBench, model: str) -> tuple[list[Any], Any]:
+    """Return what the commands read that compare many cells, without what names a run of one store."""
+    rows = overview(ledger.workspace, model, lambda rows: [row for row in rows if row["device"]])
+    of_store = {"run_id", "experiment_id", "url"}
+    costs = costs_of(runs_with(ledger.workspace, model, TAGS, METRICS))
+    return sorted(({k: v for k, v in row.items() if k not in of_store} for row in rows), key=str), costs
+
+
 def test_a_history_moves_to_a_server_and_survives_its_loss(
     ledger: LedgerBench, server: MlflowServer, empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,12 +72,14 @@ def test_a_history_moves_to_a_server_and_survives_its_loss(
     commit_to_dvc(ledger)
     ledger.measure(other, "in its folders")
     before = _seen(ledger, cell, other)
+    rows, costs = _compared(ledger, cell.model)
     assert len(before[0][str(cell)]) == 2 and before[1][registry_name(cell)][CHAMPION] == "2"
     monkeypatch.setenv(TRACKING, server.uri)
     assert _seen(ledger, cell, other)[:2] == ({}, {}) and not is_recorded(ledger.workspace, other)
     filled = fill_new_server(ledger.workspace, STAGES)
     assert filled is not None and (len(filled.recorded), filled.lost) == (3, [])
     assert _seen(ledger, cell, other) == before
+    assert _compared(ledger, cell.model) == (rows, costs) and len(rows) == 3
     assert fill_new_server(ledger.workspace, STAGES) is None and rebuild(ledger.workspace, STAGES).recorded == []
     made = [one for one in open_mlflow(ledger.workspace).search_experiments() if one.name != "Default"]
     places = {one.artifact_location.partition(":")[0] for one in made}

@@ -4,6 +4,7 @@ from tvmflow.api.agreement import device_agreement
 from tvmflow.api.apps import app_releases, release_app
 from tvmflow.api.bundles import bundle, new_keys, verify_bundle
 from tvmflow.api.execution import classify, load, predict
+from tvmflow.api.fleet import Regressions, compare, costs, overview, regressions
 from tvmflow.api.inspect import devices, examine, gpus, history, plan, quarantine, scorecard, status
 from tvmflow.api.phones import ask_processor, device_gpus, offer_device, phones, prepared_phone
 from tvmflow.api.projects import add_model, new_workspace
@@ -33,6 +34,7 @@ from tvmflow.api.stores import (
     report_data,
     write_report,
 )
+from tvmflow.api.tables import check_results, lift_quarantine, quarantine_cell, update_results
 from tvmflow.api.workspace import find_workspace, names, open_workspace
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.latency_ratio import Comparison
@@ -55,6 +57,7 @@ __all__ = [
     "QuarantineState",
     "ReadyPhone",
     "RetunePlan",
+    "Regressions",
     "RetuneResult",
     "RunResult",
     "Scorecard",
@@ -67,7 +70,10 @@ __all__ = [
     "ask_processor",
     "bundle",
     "changed_dvc_files",
+    "check_results",
     "classify",
+    "compare",
+    "costs",
     "add_model",
     "device_agreement",
     "device_gpus",
@@ -78,6 +84,7 @@ __all__ = [
     "find_workspace",
     "history",
     "initialize",
+    "lift_quarantine",
     "load",
     "new_workspace",
     "names",
@@ -90,10 +97,13 @@ __all__ = [
     "offer_device",
     "prepared_phone",
     "predict",
+    "overview",
     "promote",
     "proposals",
     "quarantine",
+    "quarantine_cell",
     "records",
+    "regressions",
     "report_data",
     "release_app",
     "releases",
@@ -103,6 +113,7 @@ __all__ = [
     "scorecard",
     "serve",
     "status",
+    "update_results",
     "verify_bundle",
     "write_report",
 ]

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tvmflow.cli.app import CellName, Json, api, app, chosen_root, open_workspace
+from tvmflow.cli.completion import complete_cell
+from tvmflow.cli.fleet import show_overview
 from tvmflow.cli.plans import show_plans
 from tvmflow.report.console import show, show_json, show_table, show_text, suggest
-from tvmflow.support.errors import TvmflowError
+from tvmflow.support.errors import TvmflowError, UsageError
 
 if TYPE_CHECKING:
     from tvmflow.api import GpuState
+
+
+class By(StrEnum):
+    """What the rows of several cells are grouped by."""
+
+    TVM = "tvm"
+    DEVICE = "device"
+    UNIT = "unit"
 
 
 @app.command()
@@ -78,8 +89,21 @@ def show_gpus(title: str, gpus: Sequence[GpuState]) -> None:
 
 
 @app.command()
-def history(cell: CellName, as_json: Json = False) -> None:
-    """List the measurements of a cell, oldest first, and changes of its champion."""
+def history(
+    cell: Annotated[
+        str | None,
+        typer.Argument(help="A cell; without one, the newest measurements of many.", autocompletion=complete_cell),
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="All cells of this model.")] = None,
+    by: Annotated[By, typer.Option("--by", help="Of several cells: by tvm, device or unit.")] = By.TVM,
+    as_json: Json = False,
+) -> None:
+    """List the measurements of a cell, oldest first, and changes of its champion; or the newest of many cells."""
+    if cell is None or model is not None:
+        if cell is not None:
+            raise UsageError(f"both a cell, {cell}, and --model", "one of them")
+        show_overview(model, by.value, as_json)
+        return
     workspace = open_workspace()
     measurements = [measurement.to_json() for measurement in api.history(cell, workspace)]
     if as_json:

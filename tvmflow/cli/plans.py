@@ -11,17 +11,26 @@ from tvmflow.report.console import show_json
 if TYPE_CHECKING:
     from tvmflow.api import CellPlan, RunResult
 
+_MOST_DONE = 20  # cells with nothing to do that are shown one by one
+
 
 def show_plans(plans: Sequence[CellPlan], as_json: bool) -> None:
-    """Print a table per cell, then raise the errors of cells that cannot be planned."""
+    """Print a table per cell, then raise the errors of cells that cannot be planned.
+
+    Of many cells those with nothing to do are only counted.
+    """
     from tvmflow.api import RunResult
     from tvmflow.report.plans import show_plan
 
     if as_json:
         show_json({plan.cell: plan.to_json() for plan in plans})
     else:
-        for plan in plans:
+        pending = [plan for plan in plans if plan.error or plan.todo]
+        shown = pending if len(plans) - len(pending) > _MOST_DONE else plans
+        for plan in shown:
             show_plan(plan.cell, plan.to_json())
+        if len(shown) < len(plans):
+            print(f"up to date: {len(plans) - len(pending)} of {len(plans)} cells")
     raise_failures([RunResult(plan.cell, {}, plan.error, "plan") for plan in plans if plan.error])
 
 

@@ -27,6 +27,10 @@ class Workspace:
     def params(self) -> Params:
         return load_params(self.params_path)
 
+    def at_once(self) -> Workspace:
+        """Return the workspace with the params.yaml of this moment, for plans of many cells that agree."""
+        return _AtOnce(self.root, self.digests)
+
     @property
     def artifacts(self) -> Path:
         return self.root / "artifacts"
@@ -45,6 +49,12 @@ class Workspace:
     @property
     def mlflow_uri(self) -> str:
         return f"sqlite:///{self.root / 'mlruns' / 'mlflow.db'}"
+
+
+class _AtOnce(Workspace):
+    @functools.cached_property
+    def params(self) -> Params:
+        return load_params(self.params_path)
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tvmflow.support.files import digest_of
+from tvmflow.support.files import canonical_json
 from tvmflow.support.paths import CODE_ROOT
 
 RECIPE_SCHEMA = 1
@@ -82,7 +82,16 @@ def make_recipe(
 
 
 def recipe_key(recipe: Mapping[str, Any]) -> str:
-    return digest_of(recipe)
+    """Return the sha256 of a recipe's canonical JSON. That of the code, which thousands of recipes share, is kept."""
+    parts = {name: canonical_json(value) for name, value in recipe.items() if name != "code"}
+    parts |= {"code": _text_of(tuple(recipe["code"].items()))} if "code" in recipe else {}
+    text = ",".join(f"{canonical_json(name)}:{parts[name]}" for name in sorted(parts))
+    return hashlib.sha256(f"{{{text}}}".encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=64)
+def _text_of(code: tuple[tuple[str, str], ...]) -> str:
+    return canonical_json(dict(code))
 
 
 @functools.cache

@@ -161,7 +161,7 @@ class Store:
             return None, "never cached"
         folder = self.workspace.folder(stage.name, cell)
         try:
-            record = read_record(folder / RECORD_NAME)
+            record = read_record(folder / RECORD_NAME, (key, recipe))
         except errors.StoreError as error:
             return None, "never made" if not folder.exists() else str(error)
         if record.key != key:

@@ -36,6 +36,8 @@ from tvmflow.tracking.mlflow.registry import registry_name
 from tvmflow.tracking.mlflow.releases import all_releases
 
 ASSETS = Path(__file__).parent / "assets"
+# Of each measurement: the page computes it from other values, or shows none of it. JSON has it.
+_NOT_IN_PAGE = {"accuracy_share", "beside", "change", "experiment_id", "memory_bytes", "since"}
 _SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "base.js", "charts.js", "sections.js", "main.js")
 
 
@@ -170,8 +172,8 @@ def _curve(workspace: Workspace, cell: Cell) -> list[tuple[int, float]]:
 
 
 def write_page(data: dict[str, Any], path: Path) -> None:
-    """Write the page atomically."""
-    write_atomic(path, page_of(data))
+    """Write the page atomically, without data that it does not show."""
+    write_atomic(path, page_of(_shown_part(data)))
 
 
 def page_of(data: dict[str, Any]) -> str:
@@ -189,6 +191,18 @@ def page_of(data: dict[str, Any]) -> str:
     page = (ASSETS / "page.html").read_text(encoding="utf-8")
     pieces = page.split("@")  # text, name, text, name, ...: what is put in is not looked at again
     return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
+
+
+def _shown_part(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the data without what is not shown of each measurement, of which a team has thousands."""
+    cells = [
+        {
+            **cell,
+            "history": [{k: v for k, v in row.items() if k not in _NOT_IN_PAGE} for row in cell["history"]],
+        }
+        for cell in data["cells"]
+    ]
+    return {**data, "cells": cells}
 
 
 def _digest(script: str) -> str:

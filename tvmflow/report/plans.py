@@ -40,6 +40,7 @@ def plan_cells(
     """
     rows: dict[str, Rows] = {}
     errors: dict[str, TvmflowError] = {}
+    workspace = workspace.at_once()
     for cell in cells:
         try:
             rows[str(cell)] = plan_rows(workspace, cell, stages)

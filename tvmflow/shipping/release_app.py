@@ -28,6 +28,7 @@ from tvmflow.shipping.gates.gpu import gpu_reasons
 from tvmflow.support.errors import BundleError, StoreError
 from tvmflow.support.files import describe_file, write_atomic
 from tvmflow.tracking import app_releases as ledger
+from tvmflow.tracking.result_tables import held_reasons
 
 Tell = Callable[[str], None]
 
@@ -96,7 +97,8 @@ def release_app(workspace: Workspace, order: Order, tell: Tell) -> AppRelease:
         held = read_quarantine(workspace.root)
         for part in (part for part in order.parts if part.manifest.network.gpu):
             judged += judge_gpu(part.cell, gpu_reasons(part.card, part.manifest.network.gpu, held))
-        reasons = [*order.missing, *(one.reason for one in judged if not one.passed)]
+        kept_back = [reason for part in order.parts for reason in held_reasons(workspace, part.cell)]
+        reasons = [*order.missing, *kept_back, *(one.reason for one in judged if not one.passed)]
         if reasons:
             return AppRelease(app, "release", channel, None, current.version if current else None, tuple(reasons))
         tell("writing the bundle")

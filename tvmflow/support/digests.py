@@ -55,10 +55,10 @@ class Digests:
         self._lock = threading.Lock()
         self.bytes_read = 0
 
-    def sha256_of(self, path: Path) -> str:
+    def sha256_of(self, path: Path | str) -> str:
         """Return the sha256 of a file's bytes. Raises OSError."""
         known = self._known.get(str(path))
-        if known is not None and known[0] == _Identity.of(path.stat()):
+        if known is not None and known[0] == _Identity.of(os.stat(path)):  # noqa: PTH116
             return known[1]
         return self._read(path)[0]
 
@@ -68,12 +68,13 @@ class Digests:
         sha256, size = self._read(path, md5)
         return OutputFile(sha256, md5.hexdigest(), size)
 
-    def _read(self, path: Path, *others: Any) -> tuple[str, int]:
+    def _read(self, path: Path | str, *others: Any) -> tuple[str, int]:
         """Return the sha256 and the number of bytes; also update other hashes."""
         began, size, sha256 = time.time_ns(), 0, hashlib.sha256()
-        with path.open("rb") as file:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
             before = _Identity.of(os.fstat(file.fileno()))
-            while chunk := file.read(_CHUNK):
+            piece = min(before.size + 1, _CHUNK)  # memory for a large one takes longer than reading a small file
+            while chunk := file.read(piece):
                 for kind in (sha256, *others):
                     kind.update(chunk)
                 size += len(chunk)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -121,12 +122,9 @@ def probe() -> dict[str, str]:
     wheel = metadata.distribution("apache-tvm")
     identity = digest_of([wheel.version, str(wheel.locate_file("tvm")), _host_name()])
     path = toolchain_file()
-    try:
-        known: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
-        if set(known[identity]) == {"llvm", "host_cpu", "host_attributes", *_LISTS}:
-            return known[identity]
-    except (OSError, ValueError, KeyError, TypeError):
-        known = {}
+    known = _known_facts(path)
+    if known.get(identity, {}).keys() == {"llvm", "host_cpu", "host_attributes", *_LISTS}:
+        return known[identity]
     code = f"ARCHITECTURES = {ARCHITECTURES!r}\n{_PROBE}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
@@ -149,6 +147,15 @@ def probe() -> dict[str, str]:
     return facts
 
 
+def _known_facts(path: Path) -> dict[str, dict[str, str]]:
+    """Return the facts of every TVM that was queried, so that two environments do not forget each other's."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return {str(name): dict(facts) for name, facts in known.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
 def known_processors(architecture: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return LLVM's processor and feature names of an architecture."""
     probed = probe()
@@ -158,15 +165,17 @@ def known_processors(architecture: str) -> tuple[frozenset[str], frozenset[str]]
 
 def installed_version(package: str) -> str:
     """Return the version of an installed package, or of another distribution of it; 'absent' without one."""
-    return _installed_version(package, tuple(_changed_ns(folder) for folder in sys.path))
+    return _installed_version(package, _state_of_path())
 
 
-_path = functools.cache(Path)  # making one takes longer than asking for its time
+def _state_of_path() -> tuple[int, ...]:
+    """Return when each folder of packages was changed."""
+    return tuple(_changed_ns(folder) for folder in sys.path)
 
 
 def _changed_ns(folder: str) -> int:
     try:
-        return _path(folder).stat().st_mtime_ns
+        return os.stat(folder or ".").st_mtime_ns  # noqa: PTH116 (a Path takes longer than asking for its time)
     except OSError:
         return 0
 
@@ -201,4 +210,5 @@ def version(tool: str) -> str:
 
 def versions(tools: tuple[str, ...]) -> dict[str, str]:
     """Return name -> version for the tools of a stage."""
-    return {tool: version(tool) for tool in tools}
+    state = _state_of_path()
+    return {tool: _installed_version(_PACKAGES[tool], state) if tool in _PACKAGES else version(tool) for tool in tools}

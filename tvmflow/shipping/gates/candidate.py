@@ -40,6 +40,7 @@ from tvmflow.tracking.dvc import repository as dvc
 from tvmflow.tracking.mlflow.history import champion_accuracy
 from tvmflow.tracking.mlflow.registry import CHAMPION, Version, version_by_alias, version_by_sha256
 from tvmflow.tracking.mlflow.version_files import version_library
+from tvmflow.tracking.result_tables import held_reasons
 
 
 class _ChampionGoneError(StoreError):
@@ -79,6 +80,8 @@ class Candidate:
 
         replace_missing: a champion that cannot be compared is no reason; its accuracy still counts.
         """
+        if held := held_reasons(self.workspace, str(self.cell)):
+            return tuple(held), None
         api = read_manifest(self.folder).network.gpu
         if reasons := gpu_reasons(self.card, api, read_quarantine(self.workspace.root)):
             return tuple(reasons), None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,9 +16,19 @@ from tvmflow.pipeline.recipe_key import changed_parts
 from tvmflow.support.errors import StoreError, first_line
 from tvmflow.tracking.mlflow.links import run_url
 from tvmflow.tracking.mlflow.registry import Versions, all_aliases, registry_name, versions_by_digests
-from tvmflow.tracking.mlflow.sqlite_reads import is_readable, measured_runs, read_aliases, read_versions
+from tvmflow.tracking.mlflow.sqlite_reads import (
+    add_numbers,
+    fill,
+    is_readable,
+    measured_runs,
+    read_aliases,
+    read_versions,
+    tagged_runs,
+)
 from tvmflow.tracking.mlflow.store import REBUILD, complete_measurements, open_mlflow, pages
 
+Row = dict[str, Any]
+_PICKED_BY = ("cell", "device.kind", "device.unit", "toolchain.tvm", "library.sha256", "network.sha256")
 _OF_DEVICE = ("unit", "build")  # what differs between devices of one kind
 
 
@@ -98,9 +110,68 @@ def _read(
     return complete, dict(Counter(run.data.tags["cell"] for run in complete)), all_aliases(workspace), versions
 
 
+def overview(
+    workspace: Workspace, model: str | None = None, pick: Callable[[list[Row]], list[Row]] | None = None
+) -> list[Row]:
+    """Return measurements of many cells, oldest first, with the versions of their tools but without what changed.
+
+    model: of this one only. pick: returns the wanted ones of rows that have only cell, device, unit, tvm, time_ms,
+    sha256, roles and run_id; the numbers of all measurements take minutes to read.
+    """
+    if not is_readable(workspace):
+        runs, _, aliases, versions = _read(workspace, None, None)
+        known = {run.info.run_id: run for run in runs if model in (None, run.data.tags["model"])}
+    else:
+        aliases, versions = read_aliases(workspace), read_versions(workspace)
+        known = tagged_runs(workspace, model, _PICKED_BY)
+    if pick is not None:
+        known = {row["run_id"]: known[row["run_id"]] for row in pick(_short_rows(known, aliases, versions))}
+    if is_readable(workspace):
+        fill(workspace, known)
+    return [
+        _row(run, aliases, versions)
+        | {name: run.data.tags[name] for name in ("model", "target", "precision")}
+        | {"tools": _tags_with_prefix(run.data, "toolchain"), "network_sha256": run.data.tags.get("network.sha256", "")}
+        for run in known.values()
+    ]
+
+
+def runs_with(workspace: Workspace, model: str | None, tags: Sequence[str], metrics: Sequence[str]) -> list[Any]:
+    """Return the finished measurements of all cells, or of those of a model, oldest first, with at least these tags and
+    metrics.
+    """
+    if not is_readable(workspace):
+        runs = _read(workspace, None, None)[0]
+        return [run for run in runs if model in (None, run.data.tags["model"])]
+    found = tagged_runs(workspace, model, tags)
+    add_numbers(workspace, found, metrics)
+    return list(found.values())
+
+
+def _short_rows(runs: Mapping[str, Any], aliases: dict[str, dict[str, str]], versions: Versions) -> list[Row]:
+    rows = []
+    for run_id, run in runs.items():
+        tags = run.data.tags
+        name = _registry_name(tags["cell"])
+        number = versions.get((name, tags["library.sha256"], tags.get("network.sha256", "")), "")
+        rows.append(
+            {
+                "run_id": run_id,
+                "cell": tags["cell"],
+                "device": tags["device.kind"],
+                "unit": tags.get("device.unit", ""),
+                "tvm": tags.get("toolchain.tvm", "?"),
+                "time_ms": run.info.start_time,
+                "sha256": tags["library.sha256"],
+                "roles": [role for role, version in aliases.get(name, {}).items() if number and version == number],
+            }
+        )
+    return rows
+
+
 def _row(run: Any, aliases: dict[str, dict[str, str]], versions: Versions) -> dict[str, Any]:
     tags, metrics = run.data.tags, run.data.metrics
-    name = registry_name(Cell(model=tags["model"], target=tags["target"], precision=tags["precision"]))
+    name = _registry_name(tags["cell"])
     number = versions.get((name, tags["library.sha256"], tags.get("network.sha256", "")), "")
     roles = [alias for alias, version in aliases.get(name, {}).items() if version == number and number]
     median = metrics.get("latency_ms.median")
@@ -122,6 +193,7 @@ def _row(run: Any, aliases: dict[str, dict[str, str]], versions: Versions) -> di
         "high_ms": metrics.get("latency_ms.high"),
         "accuracy_share": metrics.get("accuracy"),
         "library_bytes": metrics.get("library_bytes"),
+        "memory_bytes": metrics.get("memory_bytes"),
         "max_relative_error": metrics.get("agreement.max_relative_error"),
         "experiment_id": run.info.experiment_id,
         "commit": tags.get("git.commit", ""),
@@ -132,6 +204,13 @@ def _row(run: Any, aliases: dict[str, dict[str, str]], versions: Versions) -> di
         "roles": roles,
         "url": run_url(run.info.experiment_id, run.info.run_id),
     }
+
+
+@functools.cache
+def _registry_name(cell: str) -> str:
+    model, _, rest = cell.partition("@")
+    target, _, precision = rest.partition(":")
+    return registry_name(Cell.model_validate({"model": model, "target": target, "precision": precision}))
 
 
 def changes(before: Any, now: Any) -> list[str]:

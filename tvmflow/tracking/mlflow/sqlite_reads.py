@@ -17,6 +17,7 @@ from tvmflow.tracking.mlflow.registry import SUPERSEDED, Versions, all_aliases, 
 from tvmflow.tracking.mlflow.store import ask, check_store
 
 _TABLES = (
+    "experiments",
     "runs",
     "tags",
     "params",
@@ -102,20 +103,67 @@ def measured_runs(
     return list(runs.values()), counts
 
 
-def _fill(workspace: Workspace, runs: dict[str, Run]) -> None:
-    for table in ("tags", "params"):
-        for run_id, key, value in _of_runs(workspace, f"SELECT run_uuid, key, value FROM {table}", list(runs)):  # noqa: S608
-            getattr(runs[run_id].data, table)[key] = value
+def tagged_runs(workspace: Workspace, model: str | None, keys: Sequence[str]) -> dict[str, Run]:
+    """Return run -> finished measurement, oldest first, with these of its tags: all tags of many cells take minutes.
+
+    model: of this one only.
+    """
+    rows = ask(
+        workspace,
+        "SELECT run_uuid, experiment_id, start_time FROM tags AS kind JOIN runs USING (run_uuid) "
+        "JOIN experiments USING (experiment_id) JOIN tags AS done USING (run_uuid) "
+        "WHERE kind.key = 'tvmflow.kind' AND kind.value = 'measurement' AND done.key = 'tvmflow.complete' "
+        "AND done.value = 'true' AND runs.lifecycle_stage = 'active' AND ? IN ('', experiments.name) "
+        "ORDER BY start_time, run_uuid",
+        model or "",
+    )
+    runs = {row[0]: Run(Info(row[0], str(row[1]), row[2]), Data()) for row in rows}
+    question = "SELECT run_uuid, key, value FROM tags"
+    for key in keys:
+        of_all = ask(workspace, f"{question} WHERE key = ?", key) if model is None else ()
+        for run_id, name, value in of_all or _of_runs(workspace, question, list(runs), key):
+            if run_id in runs:
+                runs[run_id].data.tags[name] = value
+    return runs
+
+
+def add_numbers(workspace: Workspace, runs: dict[str, Run], keys: Sequence[str]) -> None:
+    """Add these metrics of runs."""
+    for key in keys:
+        question = "SELECT run_uuid, value FROM latest_metrics WHERE key = ? AND is_nan = 0"
+        for run_id, value in ask(workspace, question, key):
+            if run_id in runs:
+                runs[run_id].data.metrics[key] = value
+
+
+def fill(workspace: Workspace, runs: dict[str, Run]) -> None:
+    """Add all tags and metrics of these runs, but not their parameters."""
+    for run_id, key, value in _of_runs(workspace, "SELECT run_uuid, key, value FROM tags", list(runs)):
+        runs[run_id].data.tags[key] = value
+    _add_numbers(workspace, runs)
+
+
+def _add_numbers(workspace: Workspace, runs: dict[str, Run]) -> None:
     question = "SELECT run_uuid, key, value, is_nan FROM latest_metrics"
     for run_id, key, value, is_nan in _of_runs(workspace, question, list(runs)):
         runs[run_id].data.metrics[key] = math.nan if is_nan else value
 
 
-def _of_runs(workspace: Workspace, question: str, run_ids: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+def _fill(workspace: Workspace, runs: dict[str, Run]) -> None:
+    for table in ("tags", "params"):
+        for run_id, key, value in _of_runs(workspace, f"SELECT run_uuid, key, value FROM {table}", list(runs)):  # noqa: S608
+            getattr(runs[run_id].data, table)[key] = value
+    _add_numbers(workspace, runs)
+
+
+def _of_runs(
+    workspace: Workspace, question: str, run_ids: Sequence[str], key: str | None = None
+) -> Iterator[tuple[Any, ...]]:
     for start in range(0, len(run_ids), _CHUNK):
         some = run_ids[start : start + _CHUNK]
         places = ", ".join("?" * len(some))
-        yield from ask(workspace, f"{question} WHERE run_uuid IN ({places})", *some)
+        where = f"run_uuid IN ({places})" + ("" if key is None else " AND key = ?")
+        yield from ask(workspace, f"{question} WHERE {where}", *some, *(() if key is None else (key,)))
 
 
 def read_versions(workspace: Workspace) -> Versions:
