@@ -49,8 +49,8 @@ _SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "api", "textures"),
     [
-        ("resnet18", "opencl", True),
         ("mobilenet_v2", "vulkan", False),
+        pytest.param("resnet18", "opencl", True, marks=_SLOW),
         pytest.param("resnet18", "opencl", False, marks=_SLOW),
         pytest.param("resnet18", "vulkan", False, marks=_SLOW),
         pytest.param("mobilenet_v2", "opencl", True, marks=_SLOW),
