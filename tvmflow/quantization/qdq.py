@@ -23,8 +23,9 @@ _ON_INTEGERS = {
     "relax.nn.max_pool2d",
     "relax.squeeze",
     "relax.flatten",
+    "relax.strided_slice",
 }
-_MOVES = {"relax.reshape", "relax.permute_dims", "relax.squeeze", "relax.flatten"}
+_MOVES = {"relax.reshape", "relax.permute_dims", "relax.squeeze", "relax.flatten", "relax.strided_slice"}
 _ROUNDING = {f"relax.{name}" for name in ("add", "divide", "multiply", "round", "sign", "subtract", "trunc")}
 _CAN_CLIP = {"relax.nn.conv2d", "relax.matmul", "relax.add"}
 
@@ -47,6 +48,7 @@ class _Stripper:
         self.rewritten = Graph(dict(graph.inputs))
         self.alias: dict[str, Argument] = {}
         self.quantized: dict[str, tuple[Ref, Scale]] = {}
+        self.quantizers: dict[str, Step] = {}  # the step that gives the integers of a quantized value
         self.scales: dict[str, Scale] = {}
         self.ops: dict[str, str] = {}
         self.steps: dict[str, Step] = {}
@@ -55,7 +57,7 @@ class _Stripper:
     def rewrite(self) -> tuple[Graph, dict[str, Scale]]:
         for step in self.graph.steps:
             self._rewrite_step(step)
-        outputs = [self.alias.get(name, Ref(name)) for name in self.graph.outputs]
+        outputs = [self._as_integers(self.alias.get(name, Ref(name))) for name in self.graph.outputs]
         self.rewritten.outputs = tuple(output.name for output in outputs if isinstance(output, Ref))
         assert len(self.rewritten.outputs) == len(outputs)
         return self.rewritten, self.scales
@@ -74,13 +76,16 @@ class _Stripper:
             if isinstance(args[0], Ref) and args[0].name in self.quantized:
                 self.alias[step.name] = self.quantized[args[0].name][0]
                 return
+            scale = _scale(args, replace(step, dtype=self._dtype(args[0])))
+            if scale is not None:  # of an input, such as a state, or of integers that were computed
+                self.scales[step.name] = scale
         if args and isinstance(args[0], Ref) and args[0].name in self.quantized and step.op in _ON_INTEGERS:
             self._move_to_float(step, args)
             return
         if not any(isinstance(a, Ref | tuple) for a in args) and any(isinstance(a, np.ndarray) for a in args):
             self.alias[step.name] = np.asarray(run_step(step, list(args)))  # all arguments are constants now
             return
-        self.steps[step.name] = replace(step, args=args)
+        self.steps[step.name] = replace(step, args=tuple(map(self._as_integers, args)))
         self.rewritten.steps.append(self.steps[step.name])
         self.ops[step.name] = step.op
 
@@ -90,7 +95,24 @@ class _Stripper:
         if self.ops.get(value.name) in _CAN_CLIP:
             value = self._add_clip(step, value, scale)
         self.scales[value.name] = scale
-        self.quantized[step.name] = (value, scale)
+        self.quantized[step.name], self.quantizers[step.name] = (value, scale), step
+
+    def _as_integers(self, argument: Argument) -> Argument:
+        """Return an argument with the integers of quantized values, for outputs and steps that need them."""
+        if isinstance(argument, tuple):
+            return tuple(map(self._as_integers, argument))
+        if not isinstance(argument, Ref) or argument.name not in self.quantized:
+            return argument
+        value, quantizer = self.quantized[argument.name][0], self.quantizers[argument.name]
+        name = f"{argument.name}_integers"
+        if name not in self.ops:
+            args = (value, *map(self._resolve, quantizer.args[1:]))
+            self.rewritten.steps.append(replace(quantizer, name=name, args=args))
+            self.ops[name] = _QUANTIZE
+        return Ref(name)
+
+    def _dtype(self, argument: Argument) -> str:
+        return self.graph.kind(argument.name).dtype if isinstance(argument, Ref) else ""
 
     def _before_rounding(self, value: Ref) -> Ref:
         """Return the mean whose rounding to integers a value is: the integer form of a mean rounds itself."""
@@ -121,7 +143,8 @@ class _Stripper:
     def _move_to_float(self, step: Step, args: tuple[Argument, ...]) -> None:
         """Apply an operator that only moves or clamps integers to their float values."""
         assert isinstance(args[0], Ref)
-        value, scale = self.quantized[args[0].name]
+        source = args[0].name
+        value, scale = self.quantized[source]
         if step.op == "relax.clip":
             low, high = (int(_number(argument)) for argument in args[1:3])
             limited = replace(scale, low=max(scale.low, low), high=min(scale.high, high))
@@ -129,12 +152,13 @@ class _Stripper:
                 value = self._add_clip(step, value, limited)
                 self.scales[value.name] = scale
         else:
-            moved = replace(step, args=(value, *args[1:]), dtype="float32")
+            moved = replace(step, name=f"{step.name}_moved", args=(value, *args[1:]), dtype="float32")
             self.rewritten.steps.append(moved)
             self.ops[moved.name] = moved.op
             value = Ref(moved.name)
             self.scales[value.name] = scale
         self.quantized[step.name] = (value, scale)
+        self.quantizers[step.name] = replace(self.quantizers[source], shape=step.shape)
 
     def _add_clip(self, step: Step, value: Ref, scale: Scale) -> Ref:
         """Add the clip that the integers imply: exporters omit a ReLU that it covers."""
