@@ -60,8 +60,8 @@ KERNEL_PIPELINE = "tvmflow"  # the name under which TVM knows our pipeline for k
 def import_passes() -> list[Pass]:
     """Return the passes that canonicalize every imported network, whatever its framework."""
     return [
-        WidenFloats(),
         FoldConstants(),
+        WidenFloats(),
         ClampGatherIndices(),
         SimplifyArithmetic(),
         CanonicalNorms(),
