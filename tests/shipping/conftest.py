@@ -22,7 +22,7 @@ def part(tmp_path_factory: pytest.TempPathFactory) -> Part:
 
 @pytest.fixture(scope="session")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> KeyPair:
-    return new_keys(tmp_path_factory.mktemp("keys") / "release")
+    return new_keys(tmp_path_factory.mktemp("keys") / ".keys" / "release")  # in a folder that is not there yet
 
 
 @pytest.fixture(scope="session")

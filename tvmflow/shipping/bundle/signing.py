@@ -48,12 +48,15 @@ class KeyPair:
 
 
 def new_keys(path: Path) -> KeyPair:
-    """Write a new private key (mode 0600) and its public key as FILE.pub. Raises UsageError if one exists."""
+    """Write a new private key (mode 0600) and its public key as FILE.pub, in a folder that is made if it
+    is missing. Raises UsageError if one of the keys exists.
+    """
     key, public = Ed25519PrivateKey.generate(), path.with_name(f"{path.name}.pub")
     for place in (path, public):
         if place.exists() or place.is_symlink():
             raise UsageError(f"{place} already exists", "an unused name: keys are never overwritten")
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _write_new(path, secret, 0o600)
     _write_new(public, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
     return KeyPair(path, public, keyid(key.public_key()))
