@@ -145,7 +145,7 @@ def _compile(
         phases.append(name)
         context.progress(f"building: {name}", len(phases), total)
 
-    packed = load_module(context.inputs["graph_pack"])
+    packed = load_module(context.inputs["graph_pack"], is_packed=True)
     packed, part = backend.compile_part(packed, library.part, context.out, context.progress)
     return build_scheduled(packed, backend, library.schedules, dump, library.winograd), part
 
@@ -172,7 +172,7 @@ def _compile_smaller(context: Context, library: LibraryDescription, backend: Bac
     from tvmflow.codegen.compile import build_scheduled
     from tvmflow.codegen.network.bucket_tables import Bucket
 
-    modules, found, sizes = load_others(context.inputs["graph_pack"]), [], library.source.sizes
+    modules, found, sizes = load_others(context.inputs["graph_pack"], is_packed=True), [], library.source.sizes
     for at, bucket in enumerate(sizes.all[:-1] if sizes else ()):
         assert sizes is not None
         label = sizes.label(bucket)

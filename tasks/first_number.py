@@ -54,7 +54,7 @@ def first_number(context: Context) -> None:
     rules = SearchRules(settings, context.limits.search, transport.is_this_host, has_tvm)
     limits = replace(context.limits.device, device_wait_s=min(context.limits.device.device_wait_s or _WAIT_S, _WAIT_S))
     tuning_log = TuningLog(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
-    packed = load_module(context.inputs["graph_pack"])
+    packed = load_module(context.inputs["graph_pack"], is_packed=True)
     context.progress("building with default schedules", 0, 0)
     with (
         _open_baseline(context) if here else contextlib.nullcontext(Baselines) as loaded,

@@ -72,7 +72,7 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     target, limits = context.settings.target, context.limits
     budget = Budget(context.settings.search.max_seconds, WAITS_HERE.working_s)
     backend = backend_of(target)
-    packed = load_module(context.inputs["graph_pack"])
+    packed = load_module(context.inputs["graph_pack"], is_packed=True)
     context.tuning_log.parent.mkdir(parents=True, exist_ok=True)
     context.tuning_log.touch()  # DVC requires it even without measurements
     transport = transport_of(limits.device.device)
@@ -80,7 +80,7 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     has_tvm = transport.has_tvm_on(limits.device.device)
     rules = SearchRules(context.settings.search, limits.search, transport.is_this_host, has_tvm)
     outcome = tune_network(
-        [packed, *load_others(context.inputs["graph_pack"]).values()],
+        [packed, *load_others(context.inputs["graph_pack"], is_packed=True).values()],
         backend,
         rules,
         tuning_log,

@@ -14,6 +14,7 @@ from tvm import relax
 
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
 from tvmflow.ir.relax.tensors import replace_tensors
+from tvmflow.ir.tir.tvm_script import parsed
 from tvmflow.support.errors import ModelFileError
 
 
@@ -84,3 +85,86 @@ def test_a_tensor_of_another_kind_is_refused(tmp_path: Path) -> None:
         builder.emit_func_output(output)
     with pytest.raises(ModelFileError, match="float8"):
         save_module(builder.finalize(), tmp_path)
+
+
+def _calling(make: Any) -> Any:
+    """Return a module whose main calls what `make(builder, x)` returns."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            output = builder.emit_output(builder.emit(make(builder, x)))
+        builder.emit_func_output(output)
+    return builder.finalize()
+
+
+def _kernel(statement: str, annotation: str = "") -> Any:
+    """Return the call of a TIR function with one statement beside its own."""
+    text = f"""
+@T.prim_func(s_tir=True)
+def kernel(a: T.Buffer((2, 3), "float32"), c: T.Buffer((2, 3), "float32")):
+    for i, j in T.grid(2, 3):
+        with T.sblock("c"):
+            v, w = T.axis.remap("SS", [i, j])
+            {annotation}
+            c[v, w] = {statement}
+"""
+
+    def make(builder: Any, x: Any) -> Any:
+        function = builder.add_func(parsed(text), "kernel")
+        return relax.call_tir(function, [x], relax.TensorType((2, 3), "float32"))
+
+    return make
+
+
+_PACKED = "ffi.ModuleLoadFromFile"
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda _, x: relax.op.call_dps_packed(_PACKED, [x], relax.TensorType((2, 3), "float32")), "call_dps_packed"),
+        (
+            lambda _, x: relax.op.call_pure_packed(_PACKED, x, ty_args=relax.TensorType((2, 3), "float32")),
+            "call_pure_packed",
+        ),
+        (_kernel('T.call_extern("float32", "system", a[v, w])'), "call_extern"),
+        (_kernel(f'T.Cast("float32", T.call_packed("{_PACKED}", a[v, w]))'), "packed"),
+        (_kernel('T.call_llvm_pure_intrin("float32", "llvm.exp", a[v, w])'), "call_llvm"),
+        (_kernel("a[v, w]", 'T.sblock_attr({"pragma_import_llvm": "text"})'), "pragma_import_llvm"),
+    ],
+    ids=["dps_packed", "pure_packed", "extern", "packed", "llvm", "pragma"],
+)
+def test_ir_that_does_more_than_compute_is_refused(tmp_path: Path, make: Any, says: str) -> None:
+    save_module(_module(), tmp_path, {"small": _calling(make)})
+    load_module(tmp_path)
+    with pytest.raises(ModelFileError, match=says):
+        load_others(tmp_path)
+    save_module(_calling(make), tmp_path)
+    with pytest.raises(ModelFileError, match=says):
+        load_module(tmp_path)
+
+
+def test_a_kernel_that_computes_is_read(tmp_path: Path) -> None:
+    module = _calling(_kernel("T.if_then_else(a[v, w] < T.float32(0), T.exp(a[v, w]), a[v, w])"))
+    save_module(module, tmp_path)
+    tvm.ir.assert_structural_equal(load_module(tmp_path), module)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"relax.add"', '"relax.call_inplace_packed"', "call_inplace_packed"),
+        ('"float32"', '"custom[x]32"', "dtype"),
+        ('{"type":"int","data":3}', f'{{"type":"int","data":{1 << 50}}}', "size"),
+        ('"type":"ir.Op"', '"type":"relax.expr.ExternFunc"', "ExternFunc"),
+        ('"data":"main"', '"data":"ma in"', "function"),
+    ],
+)
+def test_ir_that_was_written_by_hand_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
+    save_module(_module(), tmp_path)
+    text = (tmp_path / IR_NAME).read_text()
+    assert old in text
+    (tmp_path / IR_NAME).write_text(text.replace(old, new))
+    with pytest.raises(ModelFileError, match=says):
+        load_module(tmp_path)

@@ -87,7 +87,7 @@ def network_agreement(
 ) -> NetworkAgreement:
     """Compare on the first golden inputs and `random` permutations of their values. Raises StageError, DeviceError."""
     schedules, winograd = read_json(BestSchedules, built.best).on(backend.kernel_kind)
-    lowered = lower(load_module(built.packed), backend, winograd=winograd)
+    lowered = lower(load_module(built.packed, is_packed=True), backend, winograd=winograd)
     draw, batch = np.random.default_rng(0), read_description(built.fetched).batch
     first = batch_at(load_arrays(built.fetched / "golden.npz", "x"), 0, batch)
     samples = [first] + [tuple(draw.permutation(x.reshape(-1)).reshape(x.shape) for x in first) for _ in range(random)]

@@ -12,9 +12,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from tvmflow.frontends.archives import MAX_UNPACKED_BYTES
 from tvmflow.support.errors import ModelFileError, TvmflowError, first_line
 
-MAX_UNPACKED_BYTES = 8 << 30
 MAX_CONFIG_BYTES = 64 << 20
 _ENTRIES = {"metadata.json", "config.json", "model.weights.h5"}
 _MODULE = re.compile(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tvmflow.frontends.archives import checked_copy
 from tvmflow.frontends.keras.files import check_file, damaged_file_error
 from tvmflow.frontends.keras.recurrent import keep_layers_whole
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
@@ -28,8 +30,9 @@ def load(folder: Path, description: SourceDescription) -> ExportedModel:
 def source_model(folder: Path, description: SourceDescription) -> Any:
     """Return the keras.Model as it was fetched. Raises ModelFileError."""
     path = folder / description.weights_file
-    check_file(path)
-    return _whole_file(path) if description.network is None else _with_weights(path, description.network)
+    with checked_copy(path, damaged_file_error) if path.suffix == ".keras" else nullcontext(path) as file:
+        check_file(file)
+        return _whole_file(file) if description.network is None else _with_weights(file, description.network)
 
 
 def _from_channels_first(model: Any) -> Any:

@@ -2,7 +2,8 @@
 
 Both formats are programs, and PyTorch's readers trust them: a .pt2 may contain pickles, operator names resolved in any
 module, evaluated expressions, guards in Python, and names that become Python code. So an archive is validated here
-first, and everything beyond tensors and known operators is rejected before PyTorch reads it.
+first, and everything beyond tensors and known operators is rejected before PyTorch reads it. PyTorch's parser of zip
+files is not Python's: what is checked and loaded is a copy that was written here. It finds names in any case.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import os
 import re
 import warnings
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,14 +20,13 @@ from typing import Any
 
 import torch
 
+from tvmflow.frontends.archives import ARCHIVE_ERRORS, checked_copy
 from tvmflow.frontends.pytorch.operators import unknown_in_script, unknown_operators
 from tvmflow.frontends.pytorch.scripts import prepare_script
 from tvmflow.frontends.source_model import FixedSpec, TensorSpec
 from tvmflow.support.errors import ModelFileError, TvmflowError, UnsupportedOperatorError, first_line, last_line
 
-MAX_UNPACKED_BYTES = 8 << 30
 MAX_PROGRAM_BYTES = 256 << 20
-MAX_ENTRIES = 100_000
 _TARGETS = re.compile(
     r"torch\.ops\.(aten|prims)\.\w+(\.\w+)?|torch\.sym_\w+|math\.(ceil|floor|trunc|sqrt)"
     r"|_operator\.(getitem|add|sub|mul|floordiv|truediv|mod|pow|neg|pos|eq|ne|lt|le|gt|ge|and_|or_)"
@@ -38,40 +37,31 @@ _EXPRESSION_WORDS = re.compile(
 )
 _NAME = re.compile(r"[\w.+,:/> -]*", re.ASCII)
 _NOT_CODE = ("metadata", "guards_code", "expr_str")  # notes of the exporter; dropped before they run; checked by itself
-_ARCHIVE_ERRORS = (
-    zipfile.BadZipFile,
-    zlib.error,
-    OSError,
-    EOFError,
-    ValueError,
-    RecursionError,
-    MemoryError,
-    RuntimeError,
-    SyntaxError,
-)
 
 
 def is_torchscript(path: Path) -> bool:
     """Return whether a zip archive contains TorchScript code."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return any(name.endswith(".py") for name in archive.namelist())
-    except _ARCHIVE_ERRORS:
+            return any(name.lower().endswith(".py") for name in archive.namelist())
+    except ARCHIVE_ERRORS:
         return False
 
 
 def load_program(path: Path) -> Any:
     """Return the ExportedProgram of a .pt2 file. Raises ModelFileError."""
-    _check_program(path)
     try:
-        with _weights_only(), warnings.catch_warnings():
+        with checked_copy(path, damaged_file_error) as copy, _weights_only(), warnings.catch_warnings():
+            _check_program(copy)
             warnings.simplefilter("ignore")
-            program = torch.export.load(path)
+            program = torch.export.load(copy)
             program._guards_code = []  # Python code that module() would run; shapes are checked here anyway
             program.module()
             return program
+    except TvmflowError:
+        raise
     except Exception as error:  # the reader raises KeyError, RuntimeError, SerializeError and more
-        raise _damaged_file_error(path, error) from error
+        raise damaged_file_error(path, error) from error
 
 
 @contextmanager
@@ -93,17 +83,17 @@ def _check_program(path: Path) -> None:
     targets: set[str] = set()
     try:
         with zipfile.ZipFile(path) as archive:
-            entries = _entries(path, archive)
+            entries = archive.infolist()
             for entry in entries:
-                if "opaque_obj" in entry.filename or "custom_obj" in entry.filename or "aotinductor" in entry.filename:
+                if any(kind in entry.filename.lower() for kind in ("opaque_obj", "custom_obj", "aotinductor")):
                     raise _not_allowed_error(path, f"{entry.filename}, which is code or a pickle")
-            programs = [entry for entry in entries if entry.filename.endswith(".json")]
+            programs = [entry for entry in entries if entry.filename.lower().endswith(".json")]
             for entry in programs:
                 targets |= _targets(path, json.loads(_read(path, archive, entry)))
-    except _ARCHIVE_ERRORS as error:
-        raise _damaged_file_error(path, error) from error
+    except ARCHIVE_ERRORS as error:
+        raise damaged_file_error(path, error) from error
     if not any(re.search(r"/models/[^/]+\.json$", entry.filename) for entry in programs):
-        raise _damaged_file_error(path, ValueError("it contains no program"))
+        raise damaged_file_error(path, ValueError("it contains no program"))
     _check_known(
         path, unknown_operators(target.split(".")[3] for target in targets if target.startswith("torch.ops.aten."))
     )
@@ -172,18 +162,6 @@ def _is_plain(expression: str) -> bool:
     )
 
 
-def _entries(path: Path, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """Return an archive's entries, which must be the same for each reader, within the size limit."""
-    entries = archive.infolist()
-    size = sum(entry.file_size for entry in entries)
-    if size > MAX_UNPACKED_BYTES:
-        raise ModelFileError(f"{path.name} unpacks to {size} bytes", f"at most {MAX_UNPACKED_BYTES}")
-    names = {entry.filename.lower() for entry in entries}
-    if len(names) < len(entries) or len(entries) > MAX_ENTRIES:
-        raise ValueError(f"{len(entries)} entries under {len(names)} names")
-    return entries
-
-
 def _read(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
     if entry.file_size > MAX_PROGRAM_BYTES:
         raise ModelFileError(
@@ -198,11 +176,12 @@ def load_script(path: Path, inputs: Sequence[TensorSpec], fixed: Sequence[FixedS
     """
     from torch._export.converter import TS2EPConverter
 
-    _check_script(path)
     try:
-        script = torch.jit.load(path, map_location="cpu").eval()
+        with checked_copy(path, damaged_file_error) as copy:
+            _check_script(copy)
+            script = torch.jit.load(copy, map_location="cpu").eval()
     except (RuntimeError, ValueError, OSError) as error:
-        raise _damaged_file_error(path, error) from error
+        raise damaged_file_error(path, error) from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -223,13 +202,14 @@ def _check_script(path: Path) -> None:
     unknown: set[str] = set()
     try:
         with zipfile.ZipFile(path) as archive:
-            for entry in _entries(path, archive):
-                if entry.filename.endswith("/model.json"):
+            for entry in archive.infolist():
+                name = entry.filename.lower()
+                if name.endswith("/model.json"):
                     raise _not_allowed_error(path, "code from before PyTorch 1.3")
-                if entry.filename.endswith(".py"):
+                if name.endswith(".py"):
                     unknown |= set(unknown_in_script(_read(path, archive, entry).decode("ascii")))
-    except _ARCHIVE_ERRORS as error:
-        raise _damaged_file_error(path, error) from error
+    except ARCHIVE_ERRORS as error:
+        raise damaged_file_error(path, error) from error
     _check_known(path, sorted(unknown))
 
 
@@ -241,7 +221,7 @@ def _not_allowed_error(path: Path, what: str) -> ModelFileError:
     )
 
 
-def _damaged_file_error(path: Path, error: Exception) -> ModelFileError:
+def damaged_file_error(path: Path, error: Exception) -> ModelFileError:
     return ModelFileError(
         f"{path.name} is not a whole PyTorch model file: {first_line(error)}",
         "a file written by torch.export.save or torch.jit.save",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import OrderedDict
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from tvmflow.frontends.archives import checked_copy, is_archive
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.pytorch.files import is_torchscript, load_program, load_script
 from tvmflow.frontends.pytorch.fixed_inputs import fix_parameters
@@ -53,15 +55,20 @@ def _state_dict(path: Path) -> dict[str, Any]:
     try:
         if path.suffix == ".safetensors":
             return dict(load_file(path))
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with checked_copy(path, _damaged) if is_archive(path) else nullcontext(path) as file:
+            state = torch.load(file, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
-        raise ModelFileError(
-            f"{path.name} is damaged or not only tensors: {first_line(error)}",
-            "a safetensors file, or a state_dict of tensors (never a pickled module)",
-            "save the model with safetensors.torch.save_file(model.state_dict(), ...)",
-        ) from error
+        raise _damaged(path, error) from error
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
     ):
         raise ModelFileError(f"{path.name} holds no state_dict", "a mapping from names to tensors")
     return state
+
+
+def _damaged(path: Path, error: Exception) -> ModelFileError:
+    return ModelFileError(
+        f"{path.name} is damaged or not only tensors: {first_line(error)}",
+        "a safetensors file, or a state_dict of tensors (never a pickled module)",
+        "save the model with safetensors.torch.save_file(model.state_dict(), ...)",
+    )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmflow.frontends.archives import MAX_UNPACKED_BYTES
 from tvmflow.frontends.source_model import (
     Array,
     Arrays,
@@ -36,8 +37,6 @@ from tvmflow.toolchain.environments import ToolProcess, run_tool
 
 if TYPE_CHECKING:
     from tvmflow.ir.tvm_compat import IRModule
-
-MAX_UNPACKED_BYTES = 8 << 30
 
 
 class TfliteModel(LitertModel):

@@ -21,6 +21,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tvmflow.ir.relax.allowed_ir import check_ir
 from tvmflow.ir.tvm_compat import IRModule
 from tvmflow.support.errors import ModelFileError, StoreError
 
@@ -93,18 +94,20 @@ def _graph_of(module: IRModule, weights: dict[str, np.ndarray[Any, Any]], known:
     return graph
 
 
-def load_module(folder: Path) -> Any:
+def load_module(folder: Path, *, is_packed: bool = False) -> Any:
     """Read a module that `save_module` wrote. Raises StoreError for another version of TVM, ModelFileError for damaged
-    files.
+    files and for IR that could do more than compute.
+
+    is_packed: graph_pack wrote it, outside of any sandbox; it holds calls of devices and kernels with LLVM text.
     """
     graph, weights = _read(folder)
-    return _module_of(graph, weights, folder)
+    return _module_of(graph, weights, folder, is_packed)
 
 
-def load_others(folder: Path) -> dict[str, Any]:
+def load_others(folder: Path, *, is_packed: bool = False) -> dict[str, Any]:
     """Return label -> module of the other modules in the folder. Raises as `load_module`."""
     graph, weights = _read(folder)
-    return {label: _module_of(other, weights, folder) for label, other in graph.get("others", {}).items()}
+    return {label: _module_of(other, weights, folder, is_packed) for label, other in graph.get("others", {}).items()}
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
@@ -120,7 +123,9 @@ def _damaged(folder: Path, error: Exception) -> ModelFileError:
     return ModelFileError(f"damaged IR in {folder}: {error}", "the files that import_model wrote")
 
 
-def _module_of(graph: dict[str, Any], weights: Mapping[str, np.ndarray[Any, Any]], folder: Path) -> Any:
+def _module_of(
+    graph: dict[str, Any], weights: Mapping[str, np.ndarray[Any, Any]], folder: Path, is_packed: bool
+) -> Any:
     import tvm
 
     from tvmflow.ir.relax.recurrent import register_recurrent
@@ -134,7 +139,9 @@ def _module_of(graph: dict[str, Any], weights: Mapping[str, np.ndarray[Any, Any]
                 arrays.append(_named(node["data"], weights[node["data"]]))
                 node["data"] = base64.b64encode(_encode(np.array(len(arrays) - 1, np.int64))).decode()
         made_by = graph.get("metadata", {}).get("tvm_version")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if not is_packed:
+            check_ir(graph)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise _damaged(folder, error) from error
     if made_by != tvm.__version__:
         raise StoreError(

@@ -166,4 +166,4 @@ def _workloads(workspace: Workspace, cell: Cell, backend: Backend) -> list[Workl
         raise StoreError(
             f"{cell} has no packed model", "a cell with a finished graph_pack", f"run 'tvmflow run {cell}'"
         )
-    return extract_all_variants(load_module(packed), backend)
+    return extract_all_variants(load_module(packed, is_packed=True), backend)

@@ -1,0 +1,153 @@
+"""Test files that are two zip archives: Python reads one of them, a framework's own parser another."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tvmflow.frontends.archives import checked_copy
+from tvmflow.frontends.pytorch.files import damaged_file_error
+from tvmflow.frontends.registry import load_source
+from tvmflow.frontends.source_model import SourceDescription, one_input
+from tvmflow.support.errors import ModelFileError, TvmflowError
+
+pytestmark = pytest.mark.heavy
+
+CODE = "__import__('os').system('touch hacked')"
+END = struct.Struct("<4sHHHHIIH")
+
+
+def _describe(file: str) -> SourceDescription:
+    return SourceDescription("torch", None, file, one_input("input", (1, 1, 8, 8)))
+
+
+def _zip(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(name), data)
+    return out.getvalue()
+
+
+def _two_archives(shown: dict[str, bytes], hidden: dict[str, bytes]) -> bytes:
+    """Return a file in which zipfile finds `shown`: it takes the table before the end record, and shifts all offsets.
+
+    A parser that takes the offset in the end record as it is finds `hidden`. Both have the same names.
+    """
+    first, second = _zip(hidden), _zip(shown)
+    count, size, hidden_start = struct.unpack("<HII", first[-12:-2])
+    shown_start = struct.unpack("<I", second[-6:-2])[0]
+    padding = b"\0" * shown_start  # offsets of the second archive are at least 0 after the shift
+    hidden_table = hidden_start + len(padding)
+    base = hidden_table + size
+    shift = base + shown_start - hidden_table
+    table, at = bytearray(second[shown_start : shown_start + size]), 0
+    while at < len(table):
+        lengths = sum(struct.unpack_from("<HHH", table, at + 28))
+        offset = struct.unpack_from("<I", table, at + 42)[0]
+        struct.pack_into("<I", table, at + 42, offset + base - shift)
+        at += 46 + lengths
+    end = END.pack(b"PK\5\6", 0, 0, count, count, size, hidden_table, 0)
+    return first[:hidden_start] + padding + first[hidden_start:-22] + second[:shown_start] + bytes(table) + end
+
+
+def _files(data: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def _program() -> dict[str, bytes]:
+    import torch
+
+    from tvmflow.sources.networks.torch_zoo import build
+
+    out = io.BytesIO()
+    torch.export.save(torch.export.export(build("digits_cnn", 1), (torch.zeros(1, 1, 8, 8),)), out)
+    return _files(out.getvalue())
+
+
+def _with_code(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return a program in which a size is an expression, which PyTorch evaluates as Python."""
+    name = next(name for name in files if name.endswith("models/model.json"))
+    program = json.loads(files[name])
+    tensor = next(iter(program["graph_module"]["graph"]["tensor_values"].values()))
+    tensor["sizes"][0] = {"as_expr": {"expr_str": CODE, "hint": {"as_int": 1}}}
+    return {**files, name: json.dumps(program).encode()}
+
+
+def _script() -> dict[str, bytes]:
+    import torch
+
+    class Plain(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    out = io.BytesIO()
+    torch.jit.save(torch.jit.script(Plain()), out)
+    return _files(out.getvalue())
+
+
+def _that_saves(files: dict[str, bytes]) -> dict[str, bytes]:
+    name = next(name for name in files if name.endswith(".py"))
+    return {**files, name: files[name].replace(b"torch.add", b'torch.save(x, "hacked");torch.add')}
+
+
+def test_python_and_pytorch_see_different_archives_in_the_file_of_these_tests(tmp_path: Path) -> None:
+    import torch
+
+    path = tmp_path / "two.zip"
+    path.write_bytes(_two_archives({"a/x": b"shown", "a/version": b"3\n"}, {"a/x": b"hidden", "a/version": b"3\n"}))
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None and archive.read("a/x") == b"shown"
+    assert torch._C.PyTorchFileReader(str(path)).get_record("x") == b"hidden"
+    with checked_copy(path, damaged_file_error) as copy:
+        assert torch._C.PyTorchFileReader(str(copy)).get_record("x") == b"shown"
+    assert not copy.exists()
+
+
+@pytest.mark.parametrize("name", ["model.pt2", "model.torchscript", "model.pt"])
+def test_a_program_behind_the_checked_one_does_not_run(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = _program() if name == "model.pt2" else _script()
+    hidden = _with_code(shown) if name == "model.pt2" else _that_saves(shown)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_bytes(_two_archives(shown, hidden))
+    outputs = load_source(tmp_path, _describe(name)).run(np.zeros((1, 1, 8, 8), np.float32))
+    assert len(outputs) == 1 and not (tmp_path / "hacked").exists()
+
+
+def test_a_name_in_capitals_hides_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch finds files of an archive whatever the case of their names."""
+    files = {
+        name.replace(".py", ".PY") if name.endswith(".py") else name: data
+        for name, data in _that_saves(_script()).items()
+    }
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.torchscript").write_bytes(_zip(files))
+    with pytest.raises(TvmflowError, match=r"unknown operators: .*save"):
+        load_source(tmp_path, _describe("model.torchscript")).run(np.zeros((1, 1, 8, 8), np.float32))
+    assert not (tmp_path / "hacked").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (("a/x", "A/X"), "entries under"),
+        (("a/" + "x" * 300,), "302 characters"),
+        (("a\\x",), "name"),
+        (("a/\nx",), "name"),
+        (("../x",), "name"),
+        (("/x",), "name"),
+    ],
+)
+def test_names_that_readers_take_differently_are_refused(tmp_path: Path, names: tuple[str, ...], says: str) -> None:
+    (tmp_path / "model.pt2").write_bytes(_zip(dict.fromkeys(names, b"{}")))
+    with pytest.raises(ModelFileError, match=says):
+        load_source(tmp_path, _describe("model.pt2"))
