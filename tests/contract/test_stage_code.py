@@ -56,6 +56,7 @@ KERNELS = (  # beside the CPU's: what compiles them is left out, what reads them
     "tasks/agreement.py",
     "tvmflow/ir/tir/kernel_schedules.py",
     "tvmflow/ir/relax/serialization.py",
+    "tvmflow/ir/relax/allowed_ir.py",
     "tvmflow/ir/relax/recurrent.py",  # its operator is registered before a module is read
     "tvmflow/ir/relax/tensors.py",
     "tvmflow/ir/tvm_compat.py",
