@@ -6,7 +6,7 @@ Rows are measurements as in tvmflow/tracking/mlflow/history.py. Each unit is com
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
@@ -132,7 +132,7 @@ def _with_cause(one: UnitChange, found: Sequence[UnitChange | None]) -> UnitChan
         and (other.worse or other.verdict in ("same", "faster"))
     ]
     cause: Cause = "alone" if not others else "fleet" if all(other.worse for other in others) else "unit"
-    return UnitChange(**{**vars(one), "cause": cause})
+    return replace(one, cause=cause)
 
 
 def suspects(found: Sequence[UnitChange]) -> list[str]:

@@ -11,21 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.relax.graph import Argument, Array, Graph, Other, Ref, Step
+from tvmflow.ir.relax.graph import Argument, Array, Graph, Other, Ref, Step, operators_named
 from tvmflow.ir.relax.numpy_interpreter import run_step
 from tvmflow.ir.relax.scales import Scale
 
 _QUANTIZE, _DEQUANTIZE = "relax.quantize", "relax.dequantize"
-_ON_INTEGERS = {
-    "relax.clip",
-    "relax.reshape",
-    "relax.permute_dims",
-    "relax.nn.max_pool2d",
-    "relax.squeeze",
-    "relax.flatten",
-    "relax.strided_slice",
-}
-_MOVES = {"relax.reshape", "relax.permute_dims", "relax.squeeze", "relax.flatten", "relax.strided_slice"}
+_MOVES = operators_named("reshape permute_dims squeeze flatten strided_slice")
+_ON_INTEGERS = _MOVES | operators_named("clip nn.max_pool2d")
 _ROUNDING = {f"relax.{name}" for name in ("add", "divide", "multiply", "round", "sign", "subtract", "trunc")}
 _CAN_CLIP = {"relax.nn.conv2d", "relax.matmul", "relax.add"}
 

@@ -7,6 +7,7 @@ their dtypes. Kernels that an importer made keep theirs too, between casts.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from tvm import relax
 
 from tvmflow.ir.relax.emit import build_main, constant, rebuild_call
 from tvmflow.ir.relax.graph import Argument, Graph, Ref, Step, read_graph
-from tvmflow.ir.tvm_compat import IRModule, type_of
+from tvmflow.ir.tvm_compat import IRModule, type_arguments, type_of
 
 _NARROW = ("float16", "bfloat16")
 _WIDE = "float32"
@@ -79,8 +80,8 @@ def _widen_step(step: Step) -> Step:
     call = step.call
     attrs = getattr(call, "attrs", None)
     if attrs is not None and any(str(getattr(attrs, field, "")) in _NARROW for field in _DTYPE_FIELDS):
-        call = relax.Call(call.op, call.args, _widen_attributes(attrs), call.ty_args)
-    return Step(step.name, step.op, tuple(map(_widen_argument, step.args)), call, step.shape, step.dtype)
+        call = relax.Call(call.op, call.args, _widen_attributes(attrs), type_arguments(call))
+    return replace(step, args=tuple(map(_widen_argument, step.args)), call=call)
 
 
 def _widen_attributes(attrs: Any) -> Any:
