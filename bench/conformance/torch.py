@@ -1,6 +1,7 @@
 """Import, build and run the samples of PyTorch's own operator database, and compare them with PyTorch.
 
-    python -m bench.conformance torch [--only NAME ...] [--results FILE] [--workers N] [--seconds S]
+    python -m bench.conformance torch [--only NAME ...] [--dtypes float16 ...] [--results FILE] [--workers N]
+                                      [--seconds S]
 
 Counted are samples whose program, decomposed by PyTorch, has core ATen operators only (`torch.Tag.core`) and real
 numbers; `other` are those with further operators. Not countable: shapes that depend on values, random numbers, complex
@@ -27,14 +28,15 @@ from typing import Any
 import numpy as np
 
 VERDICTS = ("passed", "refused", "wrong", "raw", "uncountable")
+DTYPES = ("float32", "int64", "bool")
 _SECONDS = 300.0  # for all samples of an operator
 
 
-def judge_operator(name: str) -> Iterator[dict[str, Any]]:
+def judge_operator(name: str, dtypes: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield a record for each sample of an operator: operator, sample, verdict, reason, calls, core."""
     from bench.conformance.torch_samples import samples_of
 
-    samples = list(samples_of(name))
+    samples = list(samples_of(name, dtypes))
     together = _judge_together(samples)
     for place, sample in enumerate(samples):
         verdict, reason, calls = (together or {}).get(place) or judge(sample)
@@ -116,12 +118,13 @@ def _compute(module: Any, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], set[s
     """Import, build and run a module; return its outputs and the operators of its decomposed program."""
     from tvmflow.backends.cpu import host_backend
     from tvmflow.codegen.compile import LocalRunner
+    from tvmflow.frontends.pytorch.float_ends import to_numpy
     from tvmflow.passes.pipeline import canonicalize
 
     model = _model(module, inputs)
     runner = LocalRunner.of_plain(canonicalize(model.to_relax()), host_backend())
     calls = _calls(model.exported().run_decompositions())
-    return runner.run(*(one.numpy() for one in inputs)), calls
+    return runner.run(*map(to_numpy, inputs)), calls
 
 
 def _calls(program: Any) -> set[str]:
@@ -145,6 +148,9 @@ def _is_core(call: str) -> bool:
 _NEAR_CORE = frozenset({"_assert_tensor_metadata", "lift_fresh_copy", "empty_like", "_assert_async", "_assert_scalar"})
 
 
+_INPUTS = frozenset("float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 bool".split())
+
+
 def _uncountable_inputs(sample: Any) -> str:
     import torch
 
@@ -153,7 +159,7 @@ def _uncountable_inputs(sample: Any) -> str:
             return "sparse"
         if one.is_complex():
             return "complex"
-        if str(one.dtype).removeprefix("torch.") not in ("float32", "float64", "int64", "int32", "bool", "uint8"):
+        if str(one.dtype).removeprefix("torch.") not in _INPUTS:
             return f"input of {one.dtype}"
     return "" if sample.inputs else "no input"
 
@@ -162,6 +168,8 @@ def _outputs_of(sample: Any) -> tuple[Any, ...] | str:
     """Return PyTorch's outputs, or why they cannot be compared."""
     import torch
     from torch.utils import _pytree
+
+    from tvmflow.frontends.pytorch.float_ends import to_numpy
 
     try:
         with torch.no_grad(), warnings.catch_warnings():
@@ -173,11 +181,11 @@ def _outputs_of(sample: Any) -> tuple[Any, ...] | str:
         return "an output that is no tensor"
     if any(leaf.is_complex() for leaf in leaves):
         return "complex"
-    if any(leaf.dtype in (torch.bfloat16, torch.float16) or leaf.is_quantized for leaf in leaves):
-        return "narrow floats"
+    if any(leaf.is_quantized for leaf in leaves):
+        return "quantized"
     if not any(leaf.numel() for leaf in leaves):
         return "outputs without elements"
-    return tuple(leaf.numpy() for leaf in leaves)
+    return tuple(map(to_numpy, leaves))
 
 
 def _uncountable_program(program: Any) -> str:
@@ -230,18 +238,29 @@ def _difference(found: Sequence[Any], wanted: Sequence[Any]) -> str | None:
         if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
             return f"output {place}: {ours.dtype} {list(ours.shape)}, not {theirs.dtype} {list(theirs.shape)}"
         if not _equal(ours, theirs):
-            apart = np.argwhere(~np.isclose(ours, theirs, rtol=1e-4, atol=1e-5, equal_nan=True))
+            wide = (ours.astype(np.float64), theirs.astype(np.float64)) if _is_float(theirs) else (ours, theirs)
+            apart = np.argwhere(~np.isclose(*wide, rtol=1e-4, atol=1e-5, equal_nan=True))
             at = tuple(apart[0]) if len(apart) else (0,) * ours.ndim
             return f"output {place} at {[int(x) for x in at]}: {ours[at]}, not {theirs[at]}"
     return None
 
 
+# Of PyTorch's own results, relative and absolute: its 16-bit kernels round after each step.
+_TOLERANCES = {"float16": (4e-3, 1e-3), "bfloat16": (3e-2, 1e-2)}
+
+
+def _is_float(array: Any) -> bool:
+    return bool(array.dtype.kind == "f") or array.dtype.name == "bfloat16"
+
+
 def _equal(ours: Any, theirs: Any) -> bool:
-    if theirs.dtype.kind != "f":
+    if not _is_float(theirs):
         return bool(np.array_equal(ours, theirs))
+    relative, absolute = _TOLERANCES.get(theirs.dtype.name, (1e-4, 1e-5))
+    ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
     finite = np.abs(theirs[np.isfinite(theirs)])
     scale = min(1.0, float(finite.max())) if finite.size else 1.0
-    return bool(np.allclose(ours, theirs, rtol=1e-4, atol=1e-5 * max(scale, 0.1), equal_nan=True))
+    return bool(np.allclose(ours, theirs, rtol=relative, atol=absolute * max(scale, 0.1), equal_nan=True))
 
 
 def _first_line(error: BaseException) -> str:
@@ -249,14 +268,14 @@ def _first_line(error: BaseException) -> str:
     return (lines[0] if len(lines) < 2 or len(lines[0]) > 30 else f"{lines[0]} {lines[1]}")[:240]
 
 
-def _work() -> None:
+def _work(dtypes: Sequence[str]) -> None:
     """Judge the operators named on standard input, one a line; write a record a line, and `done` behind each."""
     warnings.simplefilter("ignore")
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
         try:
-            for record in judge_operator(line.rstrip("\n")):
+            for record in judge_operator(line.rstrip("\n"), dtypes):
                 print(json.dumps(record), file=out, flush=True)
         except Exception as error:  # samples that cannot be made
             record = {"operator": line.strip(), "sample": "", "reason": f"samples: {error}"[:200]}
@@ -267,8 +286,8 @@ def _work() -> None:
 class _Worker:
     """A process that judges operators; one that dies or takes too long is replaced."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float, dtypes: Sequence[str]) -> None:
+        self.seconds, self.dtypes = seconds, dtypes
         self.process: subprocess.Popen[bytes] | None = None
 
     def judge(self, name: str) -> list[dict[str, Any]]:
@@ -296,7 +315,7 @@ class _Worker:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench.conformance.torch", "--worker"],
+            [sys.executable, "-m", "bench.conformance.torch", "--worker", "--dtypes", *self.dtypes],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -310,14 +329,16 @@ class _Worker:
             self.process = None
 
 
-def judge_all(names: Iterable[str], workers: int, seconds: float) -> Iterator[dict[str, Any]]:
+def judge_all(
+    names: Iterable[str], workers: int, seconds: float, dtypes: Sequence[str] = DTYPES
+) -> Iterator[dict[str, Any]]:
     """Yield the records of operators, judged in processes of their own."""
     local = threading.local()
     started: list[_Worker] = []
 
     def judge_one(name: str) -> list[dict[str, Any]]:
         if not hasattr(local, "worker"):
-            local.worker = _Worker(seconds)
+            local.worker = _Worker(seconds, dtypes)
             started.append(local.worker)
         return local.worker.judge(name)  # type: ignore[no-any-return]
 
@@ -354,19 +375,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Judge the operators; return 1 if one is wrong or raw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], help="operators, with wildcards")
+    parser.add_argument("--dtypes", nargs="+", default=DTYPES, help=f"of the samples; by default {', '.join(DTYPES)}")
     parser.add_argument("--results", type=Path, help="write the records here, as JSON")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=_SECONDS, help="for all samples of an operator")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.worker:
-        _work()
+        _work(options.dtypes)
         return 0
     from bench.conformance.torch_samples import operator_names
 
     names = [name for name in operator_names() if not options.only or any(fnmatch(name, one) for one in options.only)]
     records = []
-    for record in judge_all(names, options.workers, options.seconds):
+    for record in judge_all(names, options.workers, options.seconds, options.dtypes):
         records.append(record)
         if options.results:
             options.results.write_text(json.dumps(records), encoding="utf-8")

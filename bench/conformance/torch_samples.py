@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch.utils import _pytree
 
+from bench.conformance.torch import DTYPES
 from tvmflow.frontends.source_model import TensorSpec
 
-DTYPES = ("float32", "int64", "bool")
 SAMPLES = 4  # of an operator and dtype
 _MOST_ELEMENTS = 4096  # of a sample's input
 _MOST_DRAWN = 40  # samples looked at
@@ -111,17 +111,19 @@ def _is_recurrent(layer: Any) -> bool:
     return any(word in layer.name for word in _RECURRENT)
 
 
-def samples_of(name: str) -> Iterator[Sample]:
+def samples_of(name: str, dtypes: Sequence[str] = DTYPES) -> Iterator[Sample]:
     """Yield the first small samples of an operator or layer for each dtype."""
     operators, layers = _database()
     torch.manual_seed(0)
     np.random.seed(0)
     if name.startswith("layer "):
         info = next(one for one in layers if f"layer {one.name}" == name)
-        yield from _first_small("float32", _layer_calls(info))
+        for dtype in dtypes:
+            if getattr(torch, dtype) in info.dtypes:
+                yield from _first_small(dtype, _layer_calls(info, getattr(torch, dtype)))
         return
     info = next(one for one in operators if _name(one) == name)
-    for dtype in DTYPES:
+    for dtype in dtypes:
         if getattr(torch, dtype) in info.supported_dtypes("cpu"):
             yield from _first_small(dtype, _operator_calls(info, getattr(torch, dtype)))
 
@@ -131,12 +133,12 @@ def _operator_calls(info: Any, dtype: Any) -> Iterator[tuple[Any, Any, Any]]:
         yield info.op, (sample.input, *sample.args), sample.kwargs
 
 
-def _layer_calls(info: Any) -> Iterator[tuple[Any, Any, Any]]:
-    made = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=False)
+def _layer_calls(info: Any, dtype: Any) -> Iterator[tuple[Any, Any, Any]]:
+    made = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=False, training=False)
     for one in made:
         torch.manual_seed(0)
         layer = info.module_cls(*one.constructor_input.args, **one.constructor_input.kwargs)
-        yield layer.eval(), one.forward_input.args, one.forward_input.kwargs
+        yield layer.to(dtype).eval(), one.forward_input.args, one.forward_input.kwargs
 
 
 def _first_small(dtype: str, calls: Iterator[tuple[Any, Any, Any]]) -> Iterator[Sample]:

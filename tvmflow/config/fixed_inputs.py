@@ -14,6 +14,7 @@ from tvmflow.config.value_types import Size
 MAX_FIXED_VALUES = 4096  # more do not belong in params.yaml
 Dtype = Literal["float32", "int32", "int64", "int8", "uint8", "bool"]
 DTYPES: tuple[str, ...] = get_args(Dtype)
+FLOATS = ("float32", "float16", "bfloat16", "float64")  # of inputs in a file: libraries take float32 for each
 _RANGES = {  # of int64: what a float holds exactly
     "bool": (0, 1),
     "int8": (-(1 << 7), (1 << 7) - 1),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,6 +30,9 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
     dtype: str = "float32"
+
+    def zeros(self) -> Array:
+        return np.zeros(self.shape, ml_dtypes.bfloat16 if self.dtype == "bfloat16" else self.dtype)
 
 
 @dataclass(frozen=True)

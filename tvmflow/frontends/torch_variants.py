@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
+from tvmflow.frontends.pytorch.float_ends import to_numpy
 from tvmflow.frontends.source_model import Arrays, PreparedRun, Variant
 
 
@@ -43,7 +43,7 @@ def _prepare(make: Callable[[], Any], arguments: Sequence[Any]) -> PreparedRun:
 
 
 def _read(outputs: Any) -> Arrays:
-    return tuple(np.asarray(value.cpu().numpy()) for value in torch.utils._pytree.tree_leaves(outputs))
+    return tuple(to_numpy(value) for value in torch.utils._pytree.tree_leaves(outputs))
 
 
 def _trace(module: Any, arguments: Sequence[Any]) -> Any:

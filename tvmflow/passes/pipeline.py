@@ -17,6 +17,7 @@ from tvmflow.ir.tvm_compat import IRModule
 from tvmflow.passes.canonicalize.canonical_norms import CanonicalNorms
 from tvmflow.passes.canonicalize.channels_first import ChannelsFirst
 from tvmflow.passes.canonicalize.clamp_gather_indices import ClampGatherIndices
+from tvmflow.passes.canonicalize.compute_in_float32 import ComputeInFloat32
 from tvmflow.passes.canonicalize.flatten_dense import FlattenDense
 from tvmflow.passes.canonicalize.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.canonicalize.fold_constants import FoldConstants
@@ -24,7 +25,6 @@ from tvmflow.passes.canonicalize.signals_to_rows import SignalsToRows
 from tvmflow.passes.canonicalize.simplify_arithmetic import SimplifyArithmetic
 from tvmflow.passes.canonicalize.sink_concat import SinkConcat
 from tvmflow.passes.canonicalize.trim_dilated_kernels import TrimDilatedKernels
-from tvmflow.passes.canonicalize.widen_floats import WidenFloats
 from tvmflow.passes.fuse.attention import FuseAttention
 from tvmflow.passes.fuse.concatenate_in_place import ConcatInPlace
 from tvmflow.passes.fuse.inverted_residual import FuseInvertedResiduals
@@ -61,7 +61,7 @@ def import_passes() -> list[Pass]:
     """Return the passes that canonicalize every imported network, whatever its framework."""
     return [
         FoldConstants(),
-        WidenFloats(),
+        ComputeInFloat32(),
         ClampGatherIndices(),
         SimplifyArithmetic(),
         CanonicalNorms(),

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tvmflow.config.fixed_inputs import FLOATS
 from tvmflow.config.options import explain
 from tvmflow.config.params import LOCAL_CPU, PRECISIONS, Cell, ModelEntry, Params
 from tvmflow.config.value_types import NAME_PATTERN
@@ -211,7 +212,7 @@ def _inputs(file: Path, header: dict[str, Any], request: ModelRequest) -> dict[s
         sizes = _sizes(file, one, shape if len(inputs) == 1 else None)
         if header["channels_last"] and len(sizes) == 4 and shape is None:  # entries are (N, C, H, W)
             sizes = [sizes[0], sizes[3], sizes[1], sizes[2]]
-        is_float = one["dtype"] in ("", "float32") or (header["frameworks"] == ("tensorflow",))
+        is_float = one["dtype"] in ("", *FLOATS) or (header["frameworks"] == ("tensorflow",))
         tensors[str(one["name"])] = {"shape": sizes, **({} if is_float else _integers(file, one, request.high))}
     return {"input": next(iter(tensors.values()))} if len(tensors) == 1 else {"inputs": tensors}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow.backends.registry import backend_for
+from tvmflow.config.fixed_inputs import FLOATS
 from tvmflow.config.model_params import Tensor
 from tvmflow.config.params import DTYPES, Cell, DeviceEntry, ModelEntry
 from tvmflow.config.workspace import Workspace
@@ -208,7 +209,8 @@ def _check_names(name: str, file: Path, found: list[str], entry: ModelEntry) -> 
 def _compare_input(what: str, found: dict[str, Any], key: str, wanted: Tensor, framework: str) -> None:
     """Compare one input of the file with its block in params.yaml."""
     is_quantized = framework == "tensorflow" and found["dtype"] in ("int8", "uint8") and wanted.dtype == "float32"
-    if found["dtype"] not in ("", wanted.dtype) and not is_quantized:
+    is_cast = found["dtype"] in FLOATS and wanted.dtype == "float32"
+    if found["dtype"] not in ("", wanted.dtype) and not is_quantized and not is_cast:
         fix = (
             f"set {key}.dtype to {found['dtype']}"
             if found["dtype"] in DTYPES

@@ -12,6 +12,7 @@ from tvmflow.frontends.archives import checked_copy
 from tvmflow.frontends.keras.files import check_file, damaged_file_error
 from tvmflow.frontends.keras.recurrent import keep_layers_whole
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
+from tvmflow.frontends.pytorch.float_ends import with_float_ends
 from tvmflow.frontends.source_model import SourceDescription, input_positions, wrong_weights
 
 
@@ -19,12 +20,20 @@ def load(folder: Path, description: SourceDescription) -> ExportedModel:
     """Load a model. Code in model files (Lambda layers) is rejected. Raises ModelFileError."""
     model = source_model(folder, description)
     keep_layers_whole()
+    stored, outputs = _types(model.inputs), _types(model.outputs)
     if len(model.inputs) > 1:
-        return ExportedModel(_with_separate_inputs(model, description).eval(), description.inputs)
+        module, places = _with_separate_inputs(model, description)
+        stored = [stored[place] for place in places]
+        return ExportedModel(with_float_ends(module, description.inputs, stored, outputs), description.inputs)
     shape, expected = tuple(model.inputs[0].shape), description.inputs[0].shape
     if len(expected) == 4 and shape[1:] == (expected[2], expected[3], expected[1]) and shape[1:] != expected[1:]:
         model = _from_channels_first(model)
-    return ExportedModel(model.eval(), description.inputs)
+    module = with_float_ends(model.eval(), description.inputs, stored, outputs)
+    return ExportedModel(module, description.inputs)
+
+
+def _types(tensors: Any) -> list[torch.dtype]:
+    return [getattr(torch, str(tensor.dtype)) for tensor in tensors]
 
 
 def source_model(folder: Path, description: SourceDescription) -> Any:
@@ -49,8 +58,11 @@ def _from_channels_first(model: Any) -> Any:
     return FromChannelsFirst()
 
 
-def _with_separate_inputs(model: Any, description: SourceDescription) -> Any:
-    """Wrap a model of several inputs to take them as separate arguments, in the order of the description."""
+def _with_separate_inputs(model: Any, description: SourceDescription) -> tuple[Any, list[int]]:
+    """Wrap a model of several inputs to take them as separate arguments, in the order of the description.
+
+    Returns the place of each among the model's inputs, too.
+    """
     places = input_positions(
         description.weights_file, [str(tensor.name) for tensor in model.inputs], description.inputs
     )
@@ -63,7 +75,7 @@ def _with_separate_inputs(model: Any, description: SourceDescription) -> Any:
         def forward(self, *inputs: torch.Tensor) -> Any:
             return self.inner([inputs[places.index(index)] for index in range(len(places))])
 
-    return OfSeveral()
+    return OfSeveral().eval(), places
 
 
 def _whole_file(path: Path) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.frontends.onnx.files import damaged_file_error, external_files, read_proto
+from tvmflow.frontends.onnx.float_ends import with_float_ends
 from tvmflow.frontends.onnx.session import open_session, session_of
 from tvmflow.frontends.source_model import (
     Array,
@@ -34,15 +35,16 @@ class OnnxModel:
     """
 
     def __init__(self, path: Path, graph: Any, description: SourceDescription) -> None:
-        self.path, self.graph = path, graph
         names = {tensor.name for tensor in graph.graph.initializer}
         in_file = [value.name for value in graph.graph.input if value.name not in names]
+        self.changed = with_float_ends(graph, _float_inputs(in_file, description))
+        self.path, self.graph = path, graph = path, self.changed or graph
         in_file = open_names(path.name, in_file, description.fixed)
         self.fixed = {spec.name: spec.value for spec in description.fixed}
         _check_fixed(path.name, graph, description.fixed)
         self.order = input_positions(path.name, in_file, description.inputs)
         self.inputs = {in_file[index]: spec for index, spec in zip(self.order, description.inputs, strict=True)}
-        self.session = open_session(path)
+        self.session = open_session(path, changed=self.changed)
 
     def run(self, *inputs: Array) -> Arrays:
         try:
@@ -58,7 +60,7 @@ class OnnxModel:
         return tuple(value.name for value in self.graph.graph.output)
 
     def other_roundings(self) -> Iterator[Runner]:
-        yield self._with(open_session(self.path, optimized=False))
+        yield self._with(open_session(self.path, optimized=False, changed=self.changed))
 
     def _with(self, session: Any) -> OnnxModel:
         model = OnnxModel.__new__(OnnxModel)
@@ -79,7 +81,7 @@ class OnnxModel:
                 yield name, value
 
     def use_threads(self, threads: int) -> None:
-        self.session = open_session(self.path, threads)
+        self.session = open_session(self.path, threads, changed=self.changed)
 
     def variants(self, *inputs: Array) -> Sequence[Variant]:
         return session_variants(self.session, self._feed(inputs))
@@ -91,8 +93,8 @@ class OnnxModel:
 
     def to_onnx(self, path: Path) -> None:
         """Copy the file; where inputs are fixed, write it with them as constants."""
-        if self.fixed:
-            _save_with_constants(self.path, self.fixed, path)
+        if self.fixed or self.changed:
+            _save_with_constants(self.changed or read_proto(self.path), self.fixed, path)
         else:
             shutil.copyfile(self.path, path)
         for name, file in external_files(self.path).items():
@@ -110,11 +112,18 @@ def _check_fixed(what: str, graph: Any, fixed: Sequence[FixedSpec]) -> None:
         spec.check(what, dtype, sizes if kind.HasField("shape") else None)
 
 
-def _save_with_constants(source: Path, fixed: Mapping[str, Array], path: Path) -> None:
+def _float_inputs(names: Sequence[str], description: SourceDescription) -> list[str]:
+    """Return the names in a file of the inputs that are described as float32."""
+    floats = {spec.name for spec in (*description.inputs, *description.fixed) if spec.dtype == "float32"}
+    if len(names) == len(description.inputs) == 1:  # whose name is free
+        return list(names) if floats else []
+    return [name for name in names if name in floats]
+
+
+def _save_with_constants(model: Any, fixed: Mapping[str, Array], path: Path) -> None:
     """Write a model whose fixed inputs are constants; its external data stays as it is."""
     import onnx
 
-    model = read_proto(source)
     graph = model.graph
     graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in fixed.items())
     kept = [value for value in graph.input if value.name not in fixed]

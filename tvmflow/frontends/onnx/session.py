@@ -17,15 +17,16 @@ _SOURCE_PLACE = re.compile(r"/onnxruntime_src/\S+:\d+ (.*\) )?")  # file, line a
 _MISSING = re.compile(r"implementation for (\w+)\(|No Op registered for (\w+)|(\S+) is not a registered function/op")
 
 
-def open_session(path: Path, threads: int = 0, *, optimized: bool = True) -> Any:
+def open_session(path: Path, threads: int = 0, *, optimized: bool = True, changed: Any = None) -> Any:
     """Return an ONNX Runtime session of a file on `threads` threads; 0: the default. optimized: with its graph
-    optimizations. Raises ModelFileError, UnsupportedOperatorError.
+    optimizations. changed: the ModelProto to open in the file's place. Raises ModelFileError, UnsupportedOperatorError.
     """
+    model = path if changed is None else changed
     try:
         try:
-            return _open(path, _options(threads, optimized, precise=True))
+            return _open(model, _options(threads, optimized, precise=True))
         except Exception:  # some operators, such as QGemm, have no other kernel
-            return _open(path, _options(threads, optimized, precise=False))
+            return _open(model, _options(threads, optimized, precise=False))
     except Exception as error:  # its exceptions share no public base
         raise session_error(path, error) from error
 

@@ -17,6 +17,8 @@ import torch
 from tvmflow.frontends.emitter import Emitter, type_name
 from tvmflow.ir.tvm_compat import type_of
 
+NARROW = ("float16", "bfloat16")
+
 
 class Builder(Emitter):
     """Emits operators of Relax, with conversions that do nothing where nothing changes."""
@@ -165,9 +167,13 @@ class Call:
             env.update(before)
 
     def by_tvm(self) -> Any:
-        """Convert as TVM's importer does."""
+        """Convert as TVM's importer does, 16-bit floats in float32: its products are float32 whatever they multiply."""
         importer = self._importer
-        return type(importer).create_convert_map(importer)[self.node.target.__name__](self.node)
+        convert = type(importer).create_convert_map(importer)[self.node.target.__name__]
+        if not any(type_name(importer.env[node]) in NARROW for node in self.node.all_input_nodes):
+            return convert(self.node)
+        with self.replacing(lambda value: self.r.cast(value, "float32") if type_name(value) in NARROW else value):
+            return convert(self.node)
 
 
 def _name(value: Any) -> str:

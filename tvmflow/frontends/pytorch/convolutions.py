@@ -15,7 +15,7 @@ from tvmflow.frontends.pytorch.images import windows_of
 
 def _convolution(call: Call) -> Any:
     spatial = len(call.shape("input")) - 2
-    if is_float(call.dtype) and (not call["transposed"] or _is_plain(call, spatial)):
+    if call.dtype != "float64" and is_float(call.dtype) and (not call["transposed"] or _is_plain(call, spatial)):
         return call.by_tvm()
     x, weight = call.value("input"), call.value("weight")
     padding = list(call["padding"])

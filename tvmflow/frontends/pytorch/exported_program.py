@@ -18,6 +18,7 @@ import torch
 from tvmflow.frontends.pytorch.constant_values import fold_known_values
 from tvmflow.frontends.pytorch.converters import Refusal, recording_converters
 from tvmflow.frontends.pytorch.fixed_inputs import fix_places
+from tvmflow.frontends.pytorch.float_ends import from_numpy, output_types, to_numpy, with_float_ends
 from tvmflow.frontends.pytorch.recurrent import recurrent_converters
 from tvmflow.frontends.source_model import (
     Array,
@@ -56,15 +57,19 @@ class ExportedModel:
         """Wrap a torch.export program; a dynamic batch is bound to that of `inputs`."""
         names = list(program.graph_signature.user_inputs)
         places = input_positions(what, open_names(what, names, fixed), inputs)
-        _check_fixed(program, what, fixed)
-        module = fix_places(program.module(), names, fixed)
-        model = cls(module, inputs, [places.index(place) for place in range(len(places))])
-        model._program = None if fixed else program
+        kinds = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+        _check_fixed(kinds, what, fixed)
+        order = [places.index(place) for place in range(len(places))]
+        module = fix_places(program.module(), names, fixed, kinds)
+        stored = [getattr(kinds[name], "dtype", None) for name in open_names(what, names, fixed)]
+        ends = with_float_ends(module, [inputs[index] for index in order], stored, output_types(program))
+        model = cls(ends, inputs, order)
+        model._program = program if ends is module and not fixed else None
         return model
 
     def _arguments(self, inputs: Sequence[Array]) -> tuple[Any, ...]:
         """Return the inputs as tensors in the order of the module's parameters."""
-        return tuple(torch.from_numpy(np.array(inputs[index], order="C")) for index in self.order)
+        return tuple(from_numpy(inputs[index]) for index in self.order)
 
     def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         """Yield the value of every operator of the exported program, in order."""
@@ -90,10 +95,10 @@ class ExportedModel:
         yield _WithoutOneDnn(self)
 
     def run(self, *inputs: Array) -> Arrays:
-        return tuple(np.asarray(value.detach().cpu().numpy()) for _, value in self._outputs(inputs))
+        return tuple(to_numpy(value) for _, value in self._outputs(inputs))
 
     def output_names(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in self._outputs([np.zeros(spec.shape, spec.dtype) for spec in self.inputs]))
+        return tuple(name for name, _ in self._outputs([spec.zeros() for spec in self.inputs]))
 
     def _outputs(self, inputs: Sequence[Array]) -> list[tuple[str, Any]]:
         """Return name and tensor of every output; outputs of a dictionary are named by its keys."""
@@ -134,7 +139,7 @@ class ExportedModel:
             try:
                 with warnings.catch_warnings(), torch.no_grad():
                     warnings.simplefilter("ignore")
-                    example = self._arguments([np.zeros(spec.shape, spec.dtype) for spec in self.inputs])
+                    example = self._arguments([spec.zeros() for spec in self.inputs])
                     self._program = torch.export.export(self.module, example)
             except (RuntimeError, ValueError) as error:
                 raise _wrong_shape(error, self.inputs) from error
@@ -187,12 +192,12 @@ class ExportedModel:
             )
 
 
-def _check_fixed(program: Any, what: str, fixed: Sequence[FixedSpec]) -> None:
-    kinds = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+def _check_fixed(kinds: dict[str, Any], what: str, fixed: Sequence[FixedSpec]) -> None:
     for spec in fixed:
         kind = kinds[spec.name]
         sizes = [size if isinstance(size, int) else None for size in kind.shape]
-        spec.check(what, str(kind.dtype).removeprefix("torch."), sizes)
+        is_cast = spec.dtype == "float32" and kind.dtype.is_floating_point
+        spec.check(what, spec.dtype if is_cast else str(kind.dtype).removeprefix("torch."), sizes)
 
 
 class _InFloat64:

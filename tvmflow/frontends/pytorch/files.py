@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from tvmflow.frontends.archives import ARCHIVE_ERRORS, checked_copy
+from tvmflow.frontends.pytorch.float_ends import common_float
 from tvmflow.frontends.pytorch.operators import unknown_in_script, unknown_operators
 from tvmflow.frontends.pytorch.scripts import prepare_script
 from tvmflow.frontends.source_model import FixedSpec, TensorSpec
@@ -186,7 +187,9 @@ def load_script(path: Path, inputs: Sequence[TensorSpec], fixed: Sequence[FixedS
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             script = prepare_script(script, fixed, path.name)
-            example = tuple(torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in inputs)
+            stored = common_float(script) or torch.float32
+            types = [stored if spec.dtype == "float32" else getattr(torch, spec.dtype) for spec in inputs]
+            example = tuple(torch.zeros(spec.shape, dtype=dtype) for spec, dtype in zip(inputs, types, strict=True))
             return TS2EPConverter(script, example, {}).convert()
     except TvmflowError:
         raise

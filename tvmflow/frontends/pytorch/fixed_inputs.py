@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvmflow.frontends.source_model import FixedSpec, open_names
@@ -21,11 +21,11 @@ def fix_parameters(module: Any, inputs: int, fixed: Sequence[FixedSpec], what: s
     return _fixed_module(module, names[:inputs], {spec.name: _value(spec) for spec in fixed})
 
 
-def fix_places(module: Any, names: Sequence[str], fixed: Sequence[FixedSpec]) -> Any:
-    """Return a module without the fixed ones of its positional parameters, which all take tensors."""
+def fix_places(module: Any, names: Sequence[str], fixed: Sequence[FixedSpec], kinds: Mapping[str, Any]) -> Any:
+    """Return a module without the fixed ones of its positional parameters. kinds: the tensors that those take."""
     import torch
 
-    values = {spec.name: torch.from_numpy(spec.value) for spec in fixed}
+    values = {spec.name: torch.from_numpy(spec.value).to(kinds[spec.name].dtype) for spec in fixed}
     return _fixed_module(module, names, values, positional=True) if fixed else module
 
 

@@ -16,6 +16,7 @@ from tvmflow.frontends.archives import checked_copy, is_archive
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.pytorch.files import is_torchscript, load_program, load_script
 from tvmflow.frontends.pytorch.fixed_inputs import fix_parameters
+from tvmflow.frontends.pytorch.float_ends import common_float, with_float_ends
 from tvmflow.frontends.source_model import SourceDescription, wrong_weights
 from tvmflow.support.errors import ModelFileError, first_line
 
@@ -41,7 +42,11 @@ def load(folder: Path, description: SourceDescription) -> ExportedModel:
     except (RuntimeError, ValueError) as error:
         raise wrong_weights(error, description.network) from error
     network = fix_parameters(network.eval(), len(description.inputs), description.fixed, str(description.network))
-    return ExportedModel(network, description.inputs)
+    stored = common_float(network)
+    types = [stored] * len(description.inputs)
+    return ExportedModel(
+        with_float_ends(network, description.inputs, types, [stored] if stored else []), description.inputs
+    )
 
 
 def _add_versions(state: dict[str, Any], network: Any) -> dict[str, Any]:

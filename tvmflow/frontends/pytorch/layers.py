@@ -11,6 +11,7 @@ from tvmflow.frontends.emitter import type_name
 from tvmflow.frontends.pytorch.calls import Call, Convert, constant, shape_of
 from tvmflow.frontends.pytorch.reductions import norm_of
 
+_OF_NORMS = "float32"  # TVM has group and instance norms in float32 and float16 only, which loses more
 _MOST_TERMS = 1 << 24  # of the distances of all pairs
 
 
@@ -33,7 +34,13 @@ def _added_product(first: str, second: str) -> Convert:
     def convert(call: Call) -> Any:
         r, dtype = call.r, call.dtype
         alpha, beta = call["alpha"], call["beta"]
-        if "float" in dtype and alpha == 1 and beta == 1 and len(shape_of(call.value(first))) == 2:
+        if (
+            "float" in dtype
+            and dtype != "float64"
+            and alpha == 1
+            and beta == 1
+            and len(shape_of(call.value(first))) == 2
+        ):
             return call.by_tvm()
         found = _matmul(call, call.value(first, dtype), call.value(second, dtype))
         if alpha != 1:
@@ -49,7 +56,7 @@ def _added_product(first: str, second: str) -> Convert:
 def _factor_and_offset(call: Call, shape: tuple[int, ...], dtype: str) -> tuple[Any, Any]:
     """Return weight and bias of a norm, ones and zeros where they are left out."""
     weight, bias = (
-        constant(np.full(shape, otherwise), dtype) if call[name] is None else call.value(name)
+        constant(np.full(shape, otherwise), dtype) if call[name] is None else call.value(name, dtype)
         for name, otherwise in (("weight", 1.0), ("bias", 0.0))
     )
     return weight, bias
@@ -78,9 +85,9 @@ def _moments(call: Call, x: Any, axes: list[int], eps: float) -> tuple[Any, Any]
 
 def _group_norm(call: Call) -> Any:
     """Convert native_group_norm, whose scale and bias are optional."""
-    r, x = call.r, call.value("input")
-    shape, dtype, groups = shape_of(x), type_name(x), call["group"]
-    factor, offset = _factor_and_offset(call, shape[1:2], dtype)
+    r, x = call.r, call.value("input", _OF_NORMS)
+    shape, groups = shape_of(x), call["group"]
+    factor, offset = _factor_and_offset(call, shape[1:2], _OF_NORMS)
     found = r.nn__group_norm(
         x,
         factor,
@@ -91,19 +98,20 @@ def _group_norm(call: Call) -> Any:
         epsilon=float(call["eps"]),
     )
     rows = r.reshape(x, (shape[0], groups, math.prod(shape[1:]) // groups)) if call.uses(1) or call.uses(2) else x
-    return found, *_moments(call, rows, [-1], float(call["eps"]))
+    moments = _moments(call, rows, [-1], float(call["eps"]))
+    return r.cast(found, call.dtype), *(r.cast(one, call.dtype) for one in moments)
 
 
 def _batch_norm_of_batch(call: Call) -> Any:
     """Convert the batch norm that instance norms are made of: by the mean and variance of its own input."""
     if call.uses(1) or call.uses(2):
         raise NotImplementedError("the statistics of a batch")
-    r, x = call.r, call.value("input")
-    shape, dtype = shape_of(x), type_name(x)
-    factor, offset = _factor_and_offset(call, shape[1:2], dtype)
+    r, x = call.r, call.value("input", _OF_NORMS)
+    shape = shape_of(x)
+    factor, offset = _factor_and_offset(call, shape[1:2], _OF_NORMS)
     axes = [axis for axis in range(len(shape)) if axis != 1]
     found = r.nn__instance_norm(x, factor, offset, channel_axis=1, axes=axes, epsilon=float(call["eps"]))
-    return found, constant(0.0, dtype), constant(0.0, dtype)
+    return r.cast(found, call.dtype), constant(0.0, _OF_NORMS), constant(0.0, _OF_NORMS)
 
 
 def _softmax(name: str) -> Convert:

@@ -27,7 +27,7 @@ from tvmflow.frontends.source_model import (
     Variant,
     no_fixed_inputs,
 )
-from tvmflow.frontends.tensorflow.litert import LitertModel, TfliteInput, is_quantized
+from tvmflow.frontends.tensorflow.litert import LitertModel, TfliteInput, is_other_float, is_quantized
 from tvmflow.frontends.tensorflow.tflite_states import read_file
 from tvmflow.frontends.tool_variants import tool_variants
 from tvmflow.ir.relax.emit import build_main, constant, rebuild_call
@@ -164,16 +164,16 @@ def _in_relax(part: TfliteInput, builder: Any, value: Any) -> Any:
         scale, zero = part.detail["quantization"]
         constants = relax.const(scale, "float32"), relax.const(zero, part.dtype.name)
         value = builder.emit(relax.op.quantize(value, *constants, out_dtype=part.dtype.name))
-    return value
+    return builder.emit(relax.op.astype(value, part.dtype.name)) if part.is_cast else value
 
 
 def _in_float(builder: Any, value: Any, output: dict[str, Any]) -> Any:
     from tvm import relax
 
-    if not is_quantized(output):
-        return value
-    scale, zero = output["quantization"]
     dtype = np.dtype(output["dtype"]).name
+    if not is_quantized(output):
+        return builder.emit(relax.op.astype(value, "float32")) if is_other_float(dtype) else value
+    scale, zero = output["quantization"]
     return builder.emit(relax.op.dequantize(value, relax.const(scale, "float32"), relax.const(zero, dtype)))
 
 

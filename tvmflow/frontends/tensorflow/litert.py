@@ -33,7 +33,8 @@ class TfliteInput:
         self.detail, self.spec, self.dtype = detail, spec, np.dtype(detail["dtype"])
         self.channels_first = _is_channels_first(tuple(int(d) for d in detail["shape"]), spec.shape)
         self.is_quantized = self.dtype.name in ("int8", "uint8", "int16") and spec.dtype == "float32"
-        if not self.is_quantized and self.dtype.name != spec.dtype:
+        self.is_cast = is_other_float(self.dtype) and spec.dtype == "float32"
+        if not self.is_quantized and not self.is_cast and self.dtype.name != spec.dtype:
             raise ModelFileError(
                 f"input {spec.name} of the model is {self.dtype.name}",
                 f"{spec.dtype}, as in params.yaml",
@@ -44,7 +45,7 @@ class TfliteInput:
         """Return a value of this input in the file's layout and type."""
         value = np.asarray(x.transpose(0, 2, 3, 1) if self.channels_first else x, order="C")
         if not self.is_quantized:
-            return value
+            return value.astype(self.dtype, copy=False)
         scale, zero = self.detail["quantization"]
         limits = np.iinfo(self.dtype)
         return np.asarray(np.clip(np.rint(value / scale) + zero, limits.min, limits.max).astype(self.dtype))
@@ -95,7 +96,7 @@ class LitertModel:
 
     def _outputs(self) -> Arrays:
         """Return the outputs and the next states."""
-        plain = (_dequantize(self.interpreter.get_tensor(one["index"]), one) for one in self.outputs)
+        plain = (_in_float32(self.interpreter.get_tensor(one["index"]), one) for one in self.outputs)
         return (*plain, *(self.interpreter.get_tensor(index) for index in self._next_states()))
 
     @property
@@ -132,7 +133,7 @@ class LitertModel:
         for output in (output for output in outputs if output.index in self.details):
             value = model.interpreter.get_tensor(output.index)
             if value.dtype.kind in "fiu" and value.size > 1:
-                yield output.name, _dequantize(value, self.details[output.index])
+                yield output.name, _in_float32(value, self.details[output.index])
 
     def _set(self, inputs: Sequence[Array]) -> None:
         for part, x in zip(self.inputs, inputs, strict=True):
@@ -213,8 +214,13 @@ def is_quantized(detail: dict[str, Any]) -> bool:
     return np.dtype(detail["dtype"]) != np.float32 and bool(detail["quantization"][0])
 
 
-def _dequantize(value: Array, detail: dict[str, Any]) -> Array:
+def is_other_float(dtype: Any) -> bool:
+    """Whether a model's own framework converts a type from and to float32."""
+    return np.dtype(dtype).name in ("float16", "float64")
+
+
+def _in_float32(value: Array, detail: dict[str, Any]) -> Array:
     scale, zero = detail["quantization"]
     if not is_quantized(detail):
-        return np.asarray(value)
+        return np.asarray(value.astype(np.float32) if is_other_float(value.dtype) else value)
     return np.asarray((value.astype(np.float32) - np.float32(zero)) * np.float32(scale))
