@@ -5,6 +5,7 @@ Each sample becomes a module whose tensors are inputs and whose other arguments 
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
 import itertools
@@ -21,6 +22,7 @@ import torch
 from torch.utils import _pytree
 
 from bench.conformance.torch import DTYPES
+from tvmflow.frontends.pytorch.float_ends import FloatEnds, is_other_float
 from tvmflow.frontends.source_model import TensorSpec
 
 SAMPLES = 4  # of an operator and dtype
@@ -31,11 +33,15 @@ _RECURRENT = ("RNN", "LSTM", "GRU")
 
 @dataclass(frozen=True)
 class Sample:
-    """A call of an operator. label: dtype and number; inputs: the tensors of its arguments, in order."""
+    """A call of an operator. label: dtype and number; inputs: the tensors of its arguments, in order, of float32 where
+    the operator takes another float: the module casts its ends as the importer of files does. exact: the same in
+    float32, where the operator takes another float.
+    """
 
     label: str
     module: torch.nn.Module
     inputs: tuple[torch.Tensor, ...]
+    exact: torch.nn.Module | None = None
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -153,7 +159,14 @@ def _first_small(dtype: str, calls: Iterator[tuple[Any, Any, Any]]) -> Iterator[
         if sum(one.numel() for one in tensors) > _MOST_ELEMENTS or kind in seen:
             continue
         seen.add(kind)
-        yield Sample(f"{dtype} {len(seen) - 1}", Call(function, leaves, structure).eval(), tensors)
+        label, call = f"{dtype} {len(seen) - 1}", Call(function, leaves, structure).eval()
+        if not any(is_other_float(one.dtype) for one in tensors):
+            yield Sample(label, call, tensors)
+        else:
+            inputs = tuple(one.float() if is_other_float(one.dtype) else one for one in tensors)
+            yield Sample(
+                label, FloatEnds(call, [one.dtype for one in tensors]).eval(), inputs, copy.deepcopy(call).float()
+            )
         if len(seen) == SAMPLES:
             return
 

@@ -167,10 +167,14 @@ class Call:
             env.update(before)
 
     def by_tvm(self) -> Any:
-        """Convert as TVM's importer does, 16-bit floats in float32: its products are float32 whatever they multiply."""
+        """Convert as TVM's importer does, 16-bit floats in float32: its products are float32 whatever they multiply.
+
+        Operators of several results are converted in the type that they have.
+        """
         importer = self._importer
         convert = type(importer).create_convert_map(importer)[self.node.target.__name__]
-        if not any(type_name(importer.env[node]) in NARROW for node in self.node.all_input_nodes):
+        several = isinstance(self.node.meta.get("val"), (tuple, list))
+        if several or not any(type_name(importer.env[node]) in NARROW for node in self.node.all_input_nodes):
             return convert(self.node)
         with self.replacing(lambda value: self.r.cast(value, "float32") if type_name(value) in NARROW else value):
             return convert(self.node)

@@ -143,10 +143,19 @@ def _elu(call: Call) -> Any:
     return r.multiply(r.where(r.greater(x, constant(0.0, dtype)), x, below), scale)
 
 
+def _angle(call: Call) -> Any:
+    """Convert the angle of a real number: of negative ones pi, of NaN NaN."""
+    r, dtype, x = call.r, call.dtype, call.value("self", call.dtype)
+    zero = constant(0.0, dtype)
+    of_number = r.where(r.less(x, zero), constant(math.pi, dtype), zero)
+    return r.where(r.not_equal(x, x), x, of_number)
+
+
 _FLOAT_FUNCTIONS = "acos acosh asin asinh atan atanh cos erf exp log sigmoid sin sqrt rsqrt tan tanh".split()
 
 FUNCTIONS: dict[str, Convert] = {
     **{f"{name}.default": _of_floats(name) for name in _FLOAT_FUNCTIONS},
+    "angle.default": _angle,
     "cosh.default": _cosh,
     "sinh.default": _sinh,
     "erfc.default": lambda call: call.r.subtract(constant(1.0, call.dtype), call.r.erf(call.value("self", call.dtype))),

@@ -116,11 +116,16 @@ def _put_by_mask(call: Call) -> Any:
     work, shape = _work_type(kind), call.shape("self")
     x, chosen = call.value("self", work), call.of(mask)
     rest = shape[lead + len(node_shape(mask)) :]
-    if math.prod(call.shape("values")) == 1:
+    given = call.shape("values")
+    axis = len(given) - 1 - len(rest)  # of the places that are set
+    if math.prod(given) == 1:
         values = r.reshape(call.value("values", work), ())
+    elif axis < 0 or given[axis] == 1:  # the same for each place
+        places = [1] * (len(shape) - lead - len(rest))
+        values = r.reshape(call.value("values", work), (*given[: max(axis, 0)], *places, *given[axis + 1 :]))
     else:
         count = math.prod(node_shape(mask))
-        rows = r.expanded(call.value("values", work), (*shape[:lead], call.shape("values")[-1 - len(rest)], *rest))
+        rows = r.expanded(call.value("values", work), (*shape[:lead], given[axis], *rest))
         values = r.take(rows, r.reshape(_ranks(call, chosen), (count,)), axis=lead)
         values = r.reshape(values, shape)
     values = r.add(x, values) if call["accumulate"] else values
