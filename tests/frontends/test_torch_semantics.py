@@ -137,6 +137,8 @@ def test_writes_by_places() -> None:
         "columns": lambda x, p: x.index_copy(1, p[0, :2], x[:, :2] * 2),
         "put": lambda x, p: torch.index_put(x, (p[1, :2], p[0, :2]), x[0, :2], accumulate=True),
         "by a mask": lambda x, p: torch.index_put(x, (x > 4,), torch.tensor(-1.0)),
+        "a row by a mask": lambda x, p: torch.index_put(x, (x[:, 0] > 3,), x[0]),
+        "angle": lambda x, p: (x - 5).angle(),
         "slice": lambda x, p: x.slice_scatter(x[:, :2] * 3, 1, 0, 4, 2),
         "row": lambda x, p: x.select_scatter(x[0] * 2, 0, -1),
         "bags": lambda x, p: F.embedding_bag(p.reshape(-1), x, torch.tensor([0, 3]), mode="mean"),
@@ -170,6 +172,17 @@ def test_resizes_follow_a_given_scale() -> None:
     functions["of a signal"] = lambda x: F.interpolate(x[0], scale_factor=0.7, mode="linear")
     functions["recomputed"] = lambda x: F.interpolate(x, scale_factor=0.6, mode="bilinear", recompute_scale_factor=True)
     functions["corners"] = lambda x: F.interpolate(x, (3, 3), mode="bicubic", align_corners=True)
+    _check(functions, x)
+
+
+def test_pixels() -> None:
+    x = torch.randint(0, 256, (1, 2, 5, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+    functions: Functions = {
+        "larger": lambda x: F.interpolate(x, (7, 9), mode="bilinear"),
+        "negative": lambda x: -x,
+        "product": lambda x: x[0, 0] @ x[0, 1, 0],
+        "sums": lambda x: torch.addbmm(x[0, :, :, 0], x[:, 0, :2, :3], x[:, 0, :3, :5]),
+    }
     _check(functions, x)
 
 

@@ -41,7 +41,7 @@ def _addmv(x: Any, matrix: Any, vector: Any, *, beta: Any = 1, alpha: Any = 1) -
 
 
 def _addbmm(x: Any, one: Any, other: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    product = _times((one @ other).sum(0), alpha)
+    product = _times((one @ other).sum(0, dtype=one.dtype), alpha)
     return product if beta == 0 else product + _times(x, beta)
 
 
@@ -52,7 +52,7 @@ def _times(x: Any, factor: Any) -> Any:
 
 
 def _dot(one: Any, other: Any) -> Any:
-    return (one * other).sum()
+    return (one * other).sum(dtype=one.dtype)  # of integers, a plain sum is int64
 
 
 def _is_negative(x: Any) -> Any:
@@ -200,7 +200,7 @@ _OWN: dict[str, Callable[..., Any]] = {
     "addbmm": _addbmm,
     "dot": _dot,
     "vdot": _dot,
-    "mv": lambda matrix, vector: (matrix * vector).sum(-1),
+    "mv": lambda matrix, vector: (matrix * vector).sum(-1, dtype=matrix.dtype),
     "signbit": lambda x: torch.zeros_like(x) if x.dtype == torch.bool else _is_negative(x),
     "copysign": _copysign,
     "fmax": _ignoring_nan("maximum"),

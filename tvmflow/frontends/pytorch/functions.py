@@ -143,6 +143,12 @@ def _elu(call: Call) -> Any:
     return r.multiply(r.where(r.greater(x, constant(0.0, dtype)), x, below), scale)
 
 
+def _negative(call: Call) -> Any:
+    """Convert neg; TVM multiplies by -1, which unsigned integers do not have."""
+    x = call.value("self")
+    return call.r.subtract(constant(0, call.dtype), x) if call.dtype == "uint8" else call.r.negative(x)
+
+
 def _angle(call: Call) -> Any:
     """Convert the angle of a real number: of negative ones pi, of NaN NaN."""
     r, dtype, x = call.r, call.dtype, call.value("self", call.dtype)
@@ -170,8 +176,8 @@ FUNCTIONS: dict[str, Convert] = {
     "round.default": _rounding("round"),
     "abs.default": _absolute,
     "sign.default": _sign,
-    "neg.default": lambda call: call.r.negative(call.value("self")),
-    "_neg_view.default": lambda call: call.r.negative(call.value("self")),
+    "neg.default": _negative,
+    "_neg_view.default": _negative,
     "isnan.default": _is("isnan"),
     "isinf.default": _is("isinf"),
     "isfinite.default": _is("isfinite"),

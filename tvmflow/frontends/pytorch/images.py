@@ -11,11 +11,16 @@ import numpy as np
 import torch
 
 from tvmflow.frontends.emitter import type_name
-from tvmflow.frontends.pytorch.calls import Call, Convert, constant, lowest, node_shape, shape_of
+from tvmflow.frontends.pytorch.calls import Call, Convert, constant, is_float, lowest, node_shape, shape_of
 
 
 def _along_axes(call: Call, value: Any, first: int, matrices: Sequence[Any]) -> Any:
-    """Return a product of each axis from `first` on with a constant matrix (extent, wanted); None leaves an axis."""
+    """Return a product of each axis from `first` on with a constant matrix (extent, wanted); None leaves an axis.
+
+    It is float64 for that, else float32: 16-bit floats and integers do not hold the matrices.
+    """
+    kind = type_name(value)
+    value = call.r.cast(value, kind if kind == "float64" else "float32")
     for axis, matrix in enumerate(matrices, first):
         if matrix is not None:
             moved, back = call.r.with_axis_last(value, axis)
@@ -55,9 +60,29 @@ def _resize(call: Call) -> Any:
         None if _leaves(call, axis) else _probe(call, axis, np.eye(shape[axis + 2], dtype=np.float32))
         for axis in range(len(shape) - 2)
     ]
-    found = _along_axes(call, call.of(call.node.args[0]), 2, matrices)
+    found = call.of(call.node.args[0])
+    if is_float(call.dtype):
+        found = call.r.cast(_along_axes(call, found, 2, matrices), call.dtype)
+    else:
+        for axis in reversed(range(len(matrices))):
+            found = _resize_pixels(call, found, axis + 2, matrices[axis])
     assert shape_of(found) == wanted
     return found
+
+
+_PIXEL_BITS = 15  # of a weight of pixels, with its sign 16
+
+
+def _resize_pixels(call: Call, value: Any, axis: int, matrix: Any) -> Any:
+    """Return bytes resized along one axis as PyTorch does it: by whole weights, rounded after each axis, rows first."""
+    if matrix is None:
+        return value
+    r, largest = call.r, float(matrix.max())
+    bits = next(bits for bits in range(23) if bits == 22 or int(0.5 + largest * 2 ** (bits + 1)) >= 1 << _PIXEL_BITS)
+    weights = np.trunc(matrix * 2.0**bits + np.copysign(0.5, matrix))
+    sums = _along_axes(call, value, axis, [weights])  # exact in float32
+    rounded = r.floor(r.multiply(r.add(sums, constant(2.0 ** (bits - 1), "float32")), constant(2.0**-bits, "float32")))
+    return r.cast(r.clip(rounded, 0.0, 255.0), call.dtype)
 
 
 def _leaves(call: Call, axis: int) -> bool:
@@ -274,7 +299,7 @@ def _adaptive_average_pool(call: Call) -> Any:
         for at, (begin, end) in enumerate(_bounds(extent, count)):
             matrix[begin:end, at] = 1 / (end - begin)
         matrices.append(None if extent == count else matrix)
-    return _along_axes(call, x, len(shape) - len(wanted), matrices)
+    return call.r.cast(_along_axes(call, x, len(shape) - len(wanted), matrices), call.dtype)
 
 
 def _grid_sample(call: Call) -> Any:
