@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
+from tvmflow.config.stage_params import Int8Params
 from tvmflow.frontends.onnx.importer import import_model
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.layers import group_layers
 from tvmflow.ir.relax.numpy_interpreter import run_all
 from tvmflow.passes.pipeline import canonicalize
+from tvmflow.quantization.post_training import quantize_int8
 from tvmflow.quantization.qdq import strip_qdq
 
 _DRAW = np.random.default_rng(0)
@@ -56,3 +60,60 @@ def test_integers_that_are_outputs_or_are_sliced_stay_those_of_the_model() -> No
     assert found[0].dtype == np.int8 and found[0].std() > 20
     assert np.array_equal(found[0], wanted[0]) and np.array_equal(found[2], wanted[2])
     assert np.abs(found[1] - wanted[1]).max() <= 0.051  # not rounded in the float network
+
+
+def _stream() -> onnx.ModelProto:
+    """Return a step of a stream: a window of integers, joined with the input, is convolved with a bias along time."""
+    node = helper.make_node
+    nodes = [
+        node("DequantizeLinear", ["state", "scale", "zero"], ["past"]),
+        node("QuantizeLinear", ["x", "scale", "zero"], ["x_q"]),
+        node("DequantizeLinear", ["x_q", "scale", "zero"], ["now"]),
+        node("Concat", ["past", "now"], ["joined"], axis=2),
+        node("QuantizeLinear", ["joined", "scale", "zero"], ["joined_q"]),
+        node("DequantizeLinear", ["joined_q", "scale", "zero"], ["window"]),
+        node("DequantizeLinear", ["taps", "scale_of_taps", "zero_of_taps"], ["filter"]),
+        node("Conv", ["window", "filter", "bias"], ["sums"]),
+        node("Relu", ["sums"], ["positive"]),
+        node("QuantizeLinear", ["positive", "scale_of_y", "zero"], ["y"]),
+        node("Slice", ["joined_q", "one", "end", "two"], ["next"]),
+    ]
+    weights = {
+        "scale": np.float32(0.07),
+        "scale_of_y": np.float32(0.05),
+        "zero": np.int8(-5),
+        "taps": _DRAW.integers(-127, 128, (8, 4, 5, 1)).astype(np.int8),
+        "scale_of_taps": np.float32(0.004),
+        "zero_of_taps": np.int8(0),
+        "bias": _DRAW.integers(-900, 900, 8).astype(np.float32) * np.float32(0.07 * 0.004),
+        "one": np.array([2]),
+        "end": np.array([9]),
+        "two": np.array([2]),
+    }
+    ends = {"state": (4, TensorProto.INT8), "x": (2, TensorProto.FLOAT), "next": (4, TensorProto.INT8)}
+    values = {name: helper.make_tensor_value_info(name, kind, (1, 4, n, 1)) for name, (n, kind) in ends.items()}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [values["x"], values["state"]],
+        [helper.make_tensor_value_info("y", TensorProto.INT8, (1, 8, 2, 1)), values["next"]],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def test_a_stream_of_integers_keeps_its_scales() -> None:
+    model = _stream()
+    specs = (TensorSpec("x", (1, 4, 2, 1)), TensorSpec("state", (1, 4, 4, 1), "int8"))
+    samples = (
+        _DRAW.standard_normal((6, 4, 2, 1), np.float32) * 3,
+        _DRAW.integers(-128, 128, (6, 4, 4, 1)).astype(np.int8),
+    )
+    module, _ = quantize_int8(canonicalize(import_model(model, specs)), samples, None, Int8Params())
+    graph, reference = read_graph(module), ReferenceEvaluator(model)
+    assert all(step.dtype != "float32" for step in graph.steps if step.op in ("relax.concat", "relax.strided_slice"))
+    for x, state in zip(*samples, strict=True):
+        found = run_all(graph, (x[None], state[None]))
+        wanted = reference.run(None, {"x": x[None], "state": state[None]})
+        assert found[0].std() > 10 and np.array_equal(found[1], wanted[1])
+        assert np.abs(found[0].astype(int) - wanted[0]).max() <= 1 and np.mean(found[0] != wanted[0]) <= 0.02

@@ -56,6 +56,8 @@ class Int8Arithmetic:
             return True
         if layer.kind == AFFINE and read_in_float:  # as in x * clip(x + 3, 0, 6): 8 bits would only lose accuracy
             return False
+        if layer.kind == CONCAT and self.came_quantized and len(set(scales)) == 1 and scales[0] is not None:
+            return any(inputs_are_integer)  # as the file joins a state and a window of the input
         return any(inputs_are_integer) if layer.kind == ADD else all(inputs_are_integer)
 
     def quantize(self, writer: Writer, name: str, value: Any, scale: Scale) -> Quantized:

@@ -36,6 +36,9 @@ _POINTWISE = operators_named(
 )
 
 
+QUANTIZE, DEQUANTIZE = "relax.quantize", "relax.dequantize"
+
+
 class Arithmetic(Protocol):
     """The integer arithmetic of layers.
 
@@ -86,6 +89,8 @@ class Writer:
         for item in self.network.items:
             if isinstance(item, Layer):
                 self._layer(item)
+            elif self._is_exact(item):
+                self._take_over(item)
             else:
                 self.floats[item.name] = self.emit(self._emit_again(item), item.name)
                 if item.op in _POINTWISE:
@@ -156,6 +161,28 @@ class Writer:
         ):
             self.integers[name] = self.arithmetic.quantize(self, name, self.floats.pop(name), self.scales[name])
             self.sources[name] = name
+
+    def _is_exact(self, step: Step) -> bool:
+        """Whether a step converts between a number and its integer at the scale that the number has anyway."""
+        if step.op not in (QUANTIZE, DEQUANTIZE) or not isinstance(step.args[0], Ref):
+            return False
+        number = step.name if step.op == DEQUANTIZE else step.args[0].name
+        dtype = step.dtype if step.op == QUANTIZE else self.network.graph.kind(step.args[0].name).dtype
+        scale = self.integers[number].scale if number in self.integers else self.scales.get(number)
+        if scale is None or (step.op == QUANTIZE and number not in self.integers):
+            return False
+        factor, zero = (np.asarray(argument) for argument in step.args[1:3])
+        same = factor.size == zero.size == 1 and scale.per_channel is None and scale.dtype == dtype
+        return bool(
+            same and float(factor.reshape(-1)[0]) == scale.scale and int(zero.reshape(-1)[0]) == scale.zero_point
+        )
+
+    def _take_over(self, step: Step) -> None:
+        (source,) = step.refs
+        if step.op == QUANTIZE:
+            self.floats[step.name] = self.integers[source].value
+        else:
+            self.integers[step.name] = Quantized(self.get_float(source), self.scales[step.name])
 
     def _is_read_in_float(self, layer: Layer) -> bool:
         """Whether only steps without an integer form read a layer."""

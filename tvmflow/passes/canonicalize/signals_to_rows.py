@@ -17,7 +17,7 @@ from tvm import relax
 from tvmflow.ir.relax.elementwise import BROADCASTING, UNARY
 from tvmflow.ir.relax.emit import constant, rebuild_call
 from tvmflow.ir.relax.graph import Argument, Graph, Step, is_concat, read_graph
-from tvmflow.ir.tvm_compat import IRModule
+from tvmflow.ir.tvm_compat import IRModule, shape_of
 from tvmflow.passes.layout.layout_rewriter import LayoutRewriter
 
 
@@ -53,16 +53,18 @@ class _Rewriter(LayoutRewriter):
 
     def _get_plain(self, name: str) -> Any:
         if name not in self.plain:
-            sequence = relax.op.reshape(self.images[name], self.shapes[name])
-            self.plain[name] = self.builder.emit(sequence, f"{name}_signal")
+            self.plain[name] = self._in_shape(self.images[name], self.shapes[name], f"{name}_signal")
         return self.plain[name]
 
     def _get_image(self, name: str) -> Any:
         if name not in self.images:
             n, c, length = self.shapes[name][:3]
-            image = relax.op.reshape(self.plain[name], (n, c, 1, length))
-            self.images[name] = self.builder.emit(image, f"{name}_image")
+            self.images[name] = self._in_shape(self.plain[name], (n, c, 1, length), f"{name}_image")
         return self.images[name]
+
+    def _in_shape(self, value: Any, shape: tuple[int, ...], name: str) -> Any:
+        """Return a value in a shape: itself for one pixel, so that a bias behind it is found."""
+        return value if shape_of(value) == shape else self.builder.emit(relax.op.reshape(value, shape), name)
 
     def _convert(self, step: Step) -> Any:
         """Return the step computed on images, None if it stays as it is."""
