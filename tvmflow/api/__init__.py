@@ -8,7 +8,7 @@ from tvmflow.api.fleet import Regressions, compare, costs, overview, regressions
 from tvmflow.api.inspect import devices, examine, gpus, history, plan, quarantine, scorecard, status
 from tvmflow.api.phones import ask_processor, device_gpus, offer_device, phones, prepared_phone
 from tvmflow.api.projects import add_model, new_workspace
-from tvmflow.api.releases import accept_proposal, promote, proposals, releases, rollback
+from tvmflow.api.releases import accept_proposal, promote, proposals, reject_proposal, releases, rollback
 from tvmflow.api.results import (
     CellPlan,
     CellStatus,
@@ -32,6 +32,7 @@ from tvmflow.api.stores import (
     params_schema,
     records,
     report_data,
+    store_addresses,
     write_report,
 )
 from tvmflow.api.tables import check_results, lift_quarantine, quarantine_cell, update_results
@@ -40,10 +41,8 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.latency_summary import Latency
 from tvmflow.pipeline.results import RetunePlan, RetuneResult, Verdict
-from tvmflow.tracking.dvc.repository import DEFAULT_REMOTE
 
 __all__ = [
-    "DEFAULT_REMOTE",
     "CellPlan",
     "CellStatus",
     "Comparison",
@@ -104,6 +103,7 @@ __all__ = [
     "quarantine_cell",
     "records",
     "regressions",
+    "reject_proposal",
     "report_data",
     "release_app",
     "releases",
@@ -113,6 +113,7 @@ __all__ = [
     "scorecard",
     "serve",
     "status",
+    "store_addresses",
     "update_results",
     "verify_bundle",
     "write_report",
