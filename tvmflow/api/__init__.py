@@ -26,6 +26,7 @@ from tvmflow.api.results import (
     Status,
 )
 from tvmflow.api.runs import changed_dvc_files, plan_retune, retune, run, serve
+from tvmflow.api.searches import SearchResult, search, write_chosen, write_search_page
 from tvmflow.api.stores import (
     failed_candidates,
     initialize,
@@ -36,17 +37,20 @@ from tvmflow.api.stores import (
     write_report,
 )
 from tvmflow.api.tables import check_results, lift_quarantine, quarantine_cell, update_results
+from tvmflow.api.toolchains import compare_toolchains
 from tvmflow.api.workspace import find_workspace, names, open_workspace
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.latency_summary import Latency
-from tvmflow.pipeline.results import RetunePlan, RetuneResult, Verdict
+from tvmflow.pipeline.results import RetunePlan, RetuneResult, ToolchainComparison, Verdict
+from tvmflow.shipping.search.goals import Goals
 
 __all__ = [
     "CellPlan",
     "CellStatus",
     "Comparison",
     "DeviceState",
+    "Goals",
     "GpuState",
     "KernelState",
     "Latency",
@@ -60,8 +64,10 @@ __all__ = [
     "RetuneResult",
     "RunResult",
     "Scorecard",
+    "SearchResult",
     "StagePlan",
     "Status",
+    "ToolchainComparison",
     "Verdict",
     "Workspace",
     "accept_proposal",
@@ -72,6 +78,7 @@ __all__ = [
     "check_results",
     "classify",
     "compare",
+    "compare_toolchains",
     "costs",
     "add_model",
     "device_agreement",
@@ -111,10 +118,13 @@ __all__ = [
     "rollback",
     "run",
     "scorecard",
+    "search",
     "serve",
     "status",
     "store_addresses",
     "update_results",
     "verify_bundle",
+    "write_chosen",
     "write_report",
+    "write_search_page",
 ]

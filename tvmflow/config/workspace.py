@@ -119,9 +119,14 @@ def searches(workspace: Workspace) -> Path:
     return workspace.common / ".search"
 
 
-def make_variant(workspace: Workspace, cell: Cell, overrides: CellOverrides, shares: Iterable[str]) -> Variant:
-    """Return the variant of a workspace with these settings of a cell: the same folder each time."""
+def make_variant(
+    workspace: Workspace, cell: Cell, overrides: CellOverrides, shares: Iterable[str], tools: str = ""
+) -> Variant:
+    """Return the variant of a workspace with these settings of a cell: the same folder each time. tools: those that
+    make it, "" for this environment's.
+    """
     settings = {"cell": str(cell), "overrides": overrides.model_dump(mode="json"), "shares": sorted(shares)}
+    settings |= {"tools": tools} if tools else {}
     place = searches(workspace) / f"{cell.slug}.{digest_of(settings)[:12]}"
     if not (place / VARIANT_FILE).is_file():
         write_atomic(place / VARIANT_FILE, json.dumps(settings, indent=1, sort_keys=True))

@@ -129,7 +129,9 @@ def holders(prefix: str) -> str:
             is_fresh = is_fresh or time.time() - path.stat().st_mtime < _FRESH_S
     if found:
         return f"held by {'; '.join(found)}"
-    return "released on this host just now" if is_fresh else "held by another host"
+    if is_fresh:
+        return "released on this host just now"
+    return "busy, by what its tracker says; nobody on this host holds it"
 
 
 class _LockFile:
