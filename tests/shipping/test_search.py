@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tvmflow.api.searches import SearchResult
+from tasks.table import STAGES
+from tvmflow.api.searches import SearchResult, write_chosen
+from tvmflow.api.tables import quarantine_cell
 from tvmflow.config.overrides import CellOverrides
+from tvmflow.config.workspace import Variant, Workspace, make_variant
 from tvmflow.shipping.search.goals import Candidate, Goals, Numbers, choose, pareto, split
-from tvmflow.support.errors import UsageError
+from tvmflow.shipping.search.space import Request, candidates, cells_of, fill, variant_of, why_not
+from tvmflow.support.errors import StoreError, UnknownNameError, UsageError
 from tvmflow.support.quantities import BYTES, MILLISECONDS, SHARES, quantity
+from tvmflow.tuning.records.shared_log import share_log
 
+INT8 = "digits_torch@local-cpu:int8"
 GOALS = Goals(max_drop=0.005, max_latency_ms=8.0)
 
 
@@ -86,3 +95,84 @@ def test_quantities_have_units() -> None:
             quantity("--x", text, units)
     with pytest.raises(UsageError):
         quantity("--max-drop", "101%", SHARES)
+
+
+def test_the_candidates_of_a_model_and_their_settings(make_workspace: Callable[..., Path]) -> None:
+    own = {INT8: {"int8": {"keep_float": ["first"]}, "tune": {"total_trials": 9}}}
+
+    def change(params: dict[str, Any]) -> None:
+        params["tune"]["trials_per_workload"] = 24
+        params["overrides"] = own
+
+    workspace = Workspace(make_workspace(change))
+    request = fill(workspace.params, Request("digits_torch", goals=Goals(max_drop=0.01)))
+    assert (request.targets, request.float_layers, request.trials) == (("local-cpu",), (0, 8), (8, 24))
+    cells = {cell.precision: cell for cell in cells_of(workspace.params, request)}
+    assert list(cells) == ["float32", "float16", "bfloat16", "int8"]
+    assert [cell.precision for cell in cells_of(workspace.params, replace(request, targets=("vta-sim",)))] == [
+        "vta_int8"
+    ]
+    [plain] = candidates(workspace, request, cells["float32"], 24, STAGES)
+    assert plain.overrides == CellOverrides(), "as params.yaml says"
+    none, some = candidates(workspace, request, cells["int8"], 8, STAGES)
+    assert none.overrides.model_dump(exclude_none=True) == {
+        "int8": {"keep_float": ("first",), "max_drop": 0.01, "max_float_layers": 0},
+        "tune": {"trials_per_workload": 8, "total_trials": 9},
+    }
+    assert some.overrides.int8.max_float_layers is None and some.float_layers == 8
+    variant = variant_of(none)
+    assert isinstance(variant, Variant) and variant.shares == {"fetch", "import_model"}
+    assert variant.params.int8_of(cells["int8"]).max_float_layers == 0
+    for wrong, error in (
+        (replace(request, model="dog"), UnknownNameError),
+        (replace(request, targets=("moon",)), UnknownNameError),
+        (replace(request, trials=(8, 8)), UsageError),
+        (Request("resnet18"), UsageError),
+    ):
+        with pytest.raises(error):
+            fill(workspace.params, wrong)
+    with pytest.raises(UsageError, match="do not compute in float32"):
+        cells_of(workspace.params, replace(request, targets=("vta-sim",), precisions=("float32",)))
+
+
+def test_quarantined_cells_are_not_looked_at(make_workspace: Callable[..., Path]) -> None:
+    workspace = Workspace(make_workspace())
+    cell = workspace.params.cell(INT8)
+    assert why_not(workspace, cell) == ""
+    quarantine_cell(cell, "wrong on one phone", "https://host/1", "2999-01-01", workspace)
+    assert "is in quarantine until 2999-01-01: wrong on one phone" in why_not(workspace, cell)
+
+
+def test_a_variant_starts_with_the_tuning_logs_of_its_cell(make_workspace: Callable[..., Path]) -> None:
+    workspace = Workspace(make_workspace())
+    cell = workspace.params.cell(INT8)
+    few, more = (
+        make_variant(workspace, cell, CellOverrides.model_validate({"tune": {"trials_per_workload": trials}}), ())
+        for trials in (8, 64)
+    )
+    for log, text in ((workspace.tuning_log(cell), "a\nb\n"), (few.tuning_log(cell), "b\nc\ncut o")):
+        log.parent.mkdir(parents=True)
+        log.write_text(text)
+    share_log(more, cell)
+    assert more.tuning_log(cell).read_text() == "a\nb\nc\n"
+    more.tuning_log(cell).write_text("mine\n")
+    share_log(more, cell)
+    assert more.tuning_log(cell).read_text() == "mine\n", "what was tuned since stays"
+
+
+def test_the_chosen_cells_are_written_beside_the_comments(make_workspace: Callable[..., Path]) -> None:
+    workspace = Workspace(make_workspace())
+    text = "# mine\n" + workspace.params_path.read_text()
+    workspace.params_path.write_text(text)
+    overrides = CellOverrides.model_validate({"int8": {"max_float_layers": 0}})
+    one = replace(_one("int8", 2.0, 0.0, "local-cpu"), cell=INT8, overrides=overrides)
+    result = SearchResult("digits_torch", GOALS, ("local-cpu",), (one,))
+    assert write_chosen(result, workspace) == ("digits_torch-local-cpu-int8",)
+    written = workspace.params_path.read_text()
+    assert written.startswith("# mine\n") and workspace.params.overrides == {INT8: overrides}
+    assert str(workspace.params.cell("digits_torch-local-cpu-int8")) == INT8
+    usual = replace(result, candidates=(replace(one, overrides=CellOverrides()),))
+    assert write_chosen(usual, workspace) == ("digits_torch-local-cpu-int8",)
+    assert workspace.params.overrides == {INT8: CellOverrides()}, "the settings of before do not stay"
+    with pytest.raises(StoreError, match="chose nothing"):
+        write_chosen(replace(result, candidates=()), workspace)
