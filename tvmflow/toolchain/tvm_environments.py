@@ -66,7 +66,7 @@ def _make(wanted: str, folder: Path) -> None:
     python = folder / "bin" / "python"
     try:
         _run(wanted, [sys.executable, "-m", "venv", str(folder)])
-        exact = wanted if wanted.count(".") > 1 else f"{wanted}.*"
+        exact = wanted if re.search("[a-z]", wanted) else f"{wanted}.*"  # with its post-releases
         _install(wanted, python, f"{_PACKAGE}=={exact}")
         found = json.loads(_run(wanted, [str(python), "-c", _ASK]))
         [place] = (folder / "lib").glob("python3*/site-packages")
