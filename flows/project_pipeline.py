@@ -104,7 +104,7 @@ def _settings_digest(params: Mapping[str, Any], stage: AnyStage, cell: Cell) -> 
         value: Any = params
         for part in key.format(**names).split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        values[key] = value
+        values[key] = value.get(str(cell)) if key == "overrides" else value  # those of other cells are not its own
     return digest_of(values)[:16]  # of as many values as a workspace has edits: no two are equal by chance
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from flows.stage_server import StageProcess, describe_exit, start_stage
 from flows.stopping import is_stopping, when_stopping
 from tasks.table import STAGES
-from tvmflow.config.workspace import Workspace
+from tvmflow.config.workspace import workspace_at
 from tvmflow.support import errors
 from tvmflow.support.digests import Digests
 from tvmflow.support.progress import Progress
@@ -44,7 +44,7 @@ def run_stage(request: StageRequest, progress: Progress, digests: Digests | None
     digests: file digests known to this run; the process gets them and adds its own.
     """
     digests = digests or Digests()
-    workspace = Workspace(Path(request.root))
+    workspace = workspace_at(Path(request.root))
     cell = workspace.params.cell(request.cell)
     log = workspace.log_path(request.stage, cell)
     log.parent.mkdir(parents=True, exist_ok=True)

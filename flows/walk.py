@@ -35,7 +35,7 @@ def walk(
         if not STAGES[stage].is_cached and later and not again and all(store.plan(name, cell).is_hit for name in later):
             continue
         result.outcomes[stage] = run_stage_task(workspace, stage, cell, again=stage in again)
-    if any(STAGES[stage].has_metrics for stage in stages):
+    if any(STAGES[stage].has_metrics for stage in stages) and not workspace.is_variant:
         result.failed_stage = "record"
         record_or_keep(workspace, cell)
     result.failed_stage = None

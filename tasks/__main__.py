@@ -112,7 +112,7 @@ def _run(
             progress=lambda text, done, total: tell({"progress": [text, done, total]}),
             again=options.again,
         )
-    if STAGES[options.stage].has_metrics:
+    if STAGES[options.stage].has_metrics and not workspace.is_variant:
         _record_measurement(workspace, cell)
     return record, outcome, workspace.digests
 

@@ -55,18 +55,18 @@ class QuantizeSettings:
 
 
 def _settings(workspace: Workspace, cell: Cell) -> QuantizeSettings:
-    block = workspace.params.quantize
+    block, entry, processor = workspace.params.quantize, workspace.params.targets[cell.target], None
     options: Int8Params | VtaInt8Params | MixedOperators | None = None
-    if cell.precision in INTEGER:
-        options = getattr(block, cell.precision)
+    if cell.precision == "int8":
+        options = int8 = workspace.params.int8_of(cell)
+        if int8.activations == "auto" and entry.kind in GPU_KINDS:  # their instructions multiply words of int8
+            options = int8.model_copy(update={"activations": "int8"})
+        elif int8.activations == "auto":
+            processor = processor_of(entry)
+    elif cell.precision == "vta_int8":
+        options = block.vta_int8
     elif cell.precision != "float32":
         options = block.mixed.get(cell.target, block.mixed["default"])
-    entry, processor = workspace.params.targets[cell.target], None
-    if cell.precision == "int8" and block.int8.activations == "auto":
-        if entry.kind in GPU_KINDS:  # their instructions multiply words of int8
-            options = block.int8.model_copy(update={"activations": "int8"})
-        else:
-            processor = processor_of(entry)
     return QuantizeSettings(
         cell.precision,
         options,
@@ -191,5 +191,6 @@ STAGE = Stage(
         "quantize.mixed",
         "quantize.int8",
         "quantize.vta_int8",
+        "overrides",
     ),
 )

@@ -23,7 +23,7 @@ from typing import Any
 
 from tasks.__main__ import main as run_stage
 from tasks.table import STAGES
-from tvmflow.config.workspace import Workspace
+from tvmflow.config.workspace import Workspace, workspace_at
 from tvmflow.pipeline.recipe_key import code_of, forget_code
 from tvmflow.support.tvm_import import prepare_import_of_tvm
 from tvmflow.tracking.mlflow.address import sqlite_path
@@ -142,11 +142,14 @@ def _prepare_beside(arguments: list[str]) -> None:
     """Import the modules of the recording stage next to the first stage, or next to the last one before it."""
     names = list(STAGES)
     at = names.index(arguments[0]) + 1
+    workspace = workspace_at(Path(arguments[arguments.index("--root") + 1]))
+    if workspace.is_variant:  # nothing of it is recorded
+        return
     if at == 1 or (at < len(names) and STAGES[names[at]].has_metrics):
         with contextlib.suppress(Exception):  # the stage says what is wrong
             import_mlflow()
             gc.freeze()
-            _make_records(Workspace(Path(arguments[arguments.index("--root") + 1])))
+            _make_records(workspace)
 
 
 def _make_records(workspace: Workspace) -> None:

@@ -47,7 +47,7 @@ class TuneLimits:
 def _settings(workspace: Workspace, cell: Cell) -> TuneSettings:
     entry = workspace.params.targets[cell.target]
     return TuneSettings(
-        search=settings_from_block(SearchSettings, workspace.params.tune),
+        search=settings_from_block(SearchSettings, workspace.params.tune_of(cell)),
         target=resolve(entry),
         device_key=entry.device.key,
         emulated=transport_of(entry.device).is_emulated,
@@ -116,6 +116,7 @@ STAGE = Stage(
         "targets.{target}.device.key",
         "targets.{target}.device.transport",
         *(f"tune.{name}" for name in SearchSettings.model_fields),
+        "overrides",
     ),
     limit_reads=(
         "targets.{target}.device",

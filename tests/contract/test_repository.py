@@ -83,7 +83,7 @@ def _code(text: str) -> Iterator[str]:
 def _unknown_commands(code: str) -> list[str]:
     """Return the commands and options of tvmflow that a line of code names and the program lacks."""
     unknown = []
-    for name, rest in re.findall(r"(?<![\w/.<-])(?<!from )tvmflow ([a-z]+)\b([^#&|;]*)", code):
+    for name, rest in re.findall(r"(?<![\w/.<-])(?<!from )tvmflow ([a-z]+(?:-[a-z]+)*)\b([^#&|;]*)", code):
         if name not in _commands():
             unknown.append(name)
             continue

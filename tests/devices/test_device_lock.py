@@ -126,10 +126,14 @@ def test_the_clock_of_work_stands_still_while_a_process_only_waits() -> None:
 
 
 def test_holders_of_a_trackers_devices() -> None:
-    assert holders("tracker-a:1-board-") == "held by another host"
+    assert "nobody on this host holds it" in holders("tracker-a:1-board-")
     describe_work("~/ws a cell")
     with hold("tracker-a:1-board-one", "x"), hold("tracker-a:1-board-two", "x"), hold("tracker-a:1-boards-x", "x"):
         assert holders("tracker-a:1-board-").count("~/ws a cell") == 2
+    assert holders("tracker-a:1-board-") == "released on this host just now"
+    for path in lock_folder().glob("tracker-a_1-board-*"):
+        os.utime(path, (0, 0))
+    assert "nobody on this host holds it" in holders("tracker-a:1-board-")
 
 
 def test_the_folder_is_for_all_users_and_follows_no_link(folder: Path, tmp_path: Path) -> None:

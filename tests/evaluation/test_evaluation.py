@@ -22,8 +22,8 @@ from tvmflow.evaluation.quality_warnings import CALIBRATED_ON_NOISE
 from tvmflow.evaluation.regression import change_between, comparable_before
 from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.report.tables import part_table
-from tvmflow.shipping.gates.candidate import cost_of_one_run
 from tvmflow.shipping.gates.cell import judge
+from tvmflow.shipping.side_by_side import cost_of_one_run
 from tvmflow.support.errors import StoreError
 from tvmflow.targets.resolve import host_target
 from tvmflow.vta.isa.config import COUNTERS_FUNCTION

@@ -12,6 +12,7 @@ import pytest
 import tvm
 from tvm import relax
 
+from tvmflow.ir.relax.allowed_ir import check_ir
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
 from tvmflow.ir.relax.tensors import replace_tensors
 from tvmflow.ir.tir.tvm_script import parsed
@@ -168,3 +169,20 @@ def test_ir_that_was_written_by_hand_is_refused(tmp_path: Path, old: str, new: s
     (tmp_path / IR_NAME).write_text(text.replace(old, new))
     with pytest.raises(ModelFileError, match=says):
         load_module(tmp_path)
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_sizes_are_checked_in_the_forms_of_both_versions_of_tvm(inline: bool) -> None:
+    """TVM 0.26 writes a number into its node, 0.27 a node of its own."""
+
+    def graph(size: int) -> dict[str, Any]:
+        sized = {"type": "ir.IntImm", "data": {"value": size if inline else 4}}
+        nodes = [{"type": "None"}, {"type": "ffi.Array", "data": [2]}, sized]
+        nodes += [{"type": "relax.expr.ShapeExpr", "data": {"values": 1}}, {"type": "int", "data": size}]
+        return {"nodes": nodes}
+
+    for size in (0, 1, 4, 224, 1 << 20):
+        check_ir(graph(size))
+    for size in (-1, 1 << 50):
+        with pytest.raises(ModelFileError, match=f"the size {size}"):
+            check_ir(graph(size))

@@ -17,7 +17,10 @@ import pytest
 from tests.browser import Browser, browser_path, open_browser
 from tests.report.report_data import HOSTILE, card, cell, history, report_data
 from tests.tracking.ledger_bench import LedgerBench
-from tvmflow.report.page import ASSETS, collect, page_of, write_page
+from tvmflow.config.overrides import CellOverrides
+from tvmflow.report.page import ASSETS, collect, page_of, search_page, write_page
+from tvmflow.report.search_tables import search_data
+from tvmflow.shipping.search.goals import Candidate, Goals, Numbers, choose, pareto
 from tvmflow.support.errors import StoreError, UsageError
 from tvmflow.tracking.mlflow.history import newest_measurements
 from tvmflow.tracking.mlflow.registry import version_by_sha256
@@ -141,6 +144,33 @@ def _open_all(browser: Browser) -> None:
     browser.ask("document.querySelectorAll('details').forEach(one => one.open = true)")
     browser.ask("new Promise(done => setTimeout(done, 50))")
     assert browser.ask("[...document.querySelectorAll('details')].every(one => one.children.length > 1)")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_of_a_search_shows_each_target(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
+    rows = [
+        Candidate(f"cats@{target}:{precision}", CellOverrides(), 8, "", state=state, why="<b>no</b>", numbers=numbers)
+        for target in ("phone", "board")
+        for precision, state, numbers in (
+            ("float32", "measured", Numbers(0.0, 6.0, 5.9, 6.1, 2e6, 1e6, "others used 50%")),
+            ("int8", "measured", Numbers(0.004, 2.0, 1.9, 2.1, 1e6, 1e6)),
+            ("float16", "failed", Numbers()),
+        )
+    ]
+    goals = Goals(max_drop=0.005, max_latency_ms=8)
+    data = search_data("cats", {"drop": 0.005, "latency_ms": 8.0}, rows, pareto(rows), choose(rows, goals))
+    path = tmp_path / "search.html"
+    path.write_text(search_page(data))
+    browser.open(path.as_uri(), width, scheme=scheme)
+    assert browser.problems == [] and browser.ask("[innerWidth, document.documentElement.scrollWidth]") == [width] * 2
+    sections = browser.ask("""[...document.querySelectorAll('section')].map(one => [one.dataset.target,
+        one.querySelectorAll('svg [aria-label=dot] > *').length,
+        [...one.querySelectorAll('tbody tr')].map(row => row.lastChild.textContent)])""")
+    best = "no other is better in everything: <b>no</b>"
+    assert sections == [[target, 2, ["★ chosen", best, "failed: <b>no</b>"]] for target in ("board", "phone")]
+    assert browser.ask(CONTRAST) == []
+    browser.picture(_pictures(tmp_path) / f"search-{scheme}-{width}.png")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

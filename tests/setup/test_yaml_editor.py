@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from tvmflow.setup.yaml_editor import add_entry
+from tvmflow.setup.yaml_editor import add_entry, set_entry
 from tvmflow.support.errors import UsageError
 
 ENTRY = {"framework": "onnx", "weights": {"file": "a b.onnx"}, "input": {"shape": [1, 3, 8, 8]}}
@@ -49,3 +49,20 @@ def test_only_the_entry_is_added(what: str, compact: bool) -> None:
 def test_what_has_no_lines_is_refused_with_what_to_write(text: str) -> None:
     with pytest.raises(UsageError, match=r"mine: \{framework: onnx"):
         add_entry(text, "models", "mine", ENTRY)
+
+
+def test_an_entry_is_replaced_and_nothing_else() -> None:
+    before = (
+        "# top\noverrides:   # of cells\n  a@b:int8: {tune: {max_seconds: 1}}  # old\n  # about c\n"
+        "  c@b:int8:\n    tune:\n      total_trials: 2\n\n# end\ntune: {seed: 1}\n"
+    )
+    once = set_entry(before, "overrides", "c@b:int8", {"tune": {"total_trials": 3}})
+    assert once == before.replace(
+        "c@b:int8:\n    tune:\n      total_trials: 2\n", "c@b:int8: {tune: {total_trials: 3}}\n"
+    )
+    assert set_entry(once, "overrides", "a@b:int8", {}) == once.replace("{tune: {max_seconds: 1}}  # old", "{}")
+    assert yaml.safe_load(set_entry("overrides: {}\n", "overrides", "x@y:int8", {"int8": {"max_drop": 0.1}})) == {
+        "overrides": {"x@y:int8": {"int8": {"max_drop": 0.1}}}
+    }
+    with pytest.raises(UsageError, match="block style"):
+        set_entry("overrides: {a: {b: 1}}\n", "overrides", "a", {})

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from typer.testing import CliRunner
 
 from tasks.table import STAGES
 from tests.tracking.ledger_bench import LedgerBench
+from tvmflow.cli.app import app
 from tvmflow.config.params import Cell
-from tvmflow.support.errors import StoreError
+from tvmflow.support.errors import StoreError, UsageError
 from tvmflow.tracking.mlflow.champions import champions, records_of
 from tvmflow.tracking.mlflow.proposals import (
     REFUSED,
@@ -19,6 +21,7 @@ from tvmflow.tracking.mlflow.proposals import (
     keep_proposal,
     keep_refusal,
     proposals,
+    reject,
 )
 from tvmflow.tracking.mlflow.registry import CHAMPION, PROPOSAL, Version, version_by_alias, version_by_sha256
 from tvmflow.tracking.mlflow.releases import promote, releases
@@ -70,6 +73,26 @@ def test_a_proposal_beside_an_earlier_champion_is_out_of_date(ledger: LedgerBenc
     assert proposals(workspace) == []
     with pytest.raises(StoreError, match="was compared with version 1, and the champion is version 3 now"):
         accept(workspace, cell)
+
+
+def test_a_rejected_proposal_is_not_proposed_again(ledger: LedgerBench) -> None:
+    cell, workspace = ledger.cell("digits_torch"), ledger.workspace
+    old, new = _version(ledger, cell, "old"), _version(ledger, cell, "new")
+    promote(workspace, old, "the first")
+    keep_proposal(workspace, new, Judgement(old.version, "recipe", "it is faster"))
+    for options in (["--reject", "why", "--proposal"], ["--reject", "why", "--dry-run"], ["--reject", " "]):
+        wrong = CliRunner().invoke(app, ["--root", str(ledger.root), "promote", str(cell), *options])
+        assert isinstance(wrong.exception, UsageError), options
+    done = CliRunner().invoke(app, ["--root", str(ledger.root), "promote", str(cell), "--reject", "it flickers"])
+    assert done.exit_code == 0 and f"version {new.version} is rejected" in done.stdout, done.output
+    champion = version_by_alias(workspace, cell, CHAMPION)
+    assert champion is not None and champion.version == old.version and proposals(workspace) == []
+    found = judged_before(_again(ledger, cell, new), old, "recipe")
+    assert found is not None and (found[0], found[1].text) == (REFUSED, "rejected: it flickers")
+    assert judged_before(_again(ledger, cell, new), old, "another recipe") is None, "a change is judged again"
+    for again in (lambda: reject(workspace, cell, "twice"), lambda: accept(workspace, cell)):
+        with pytest.raises(StoreError, match="has no proposal"):
+            again()
 
 
 def test_a_judgement_holds_until_recipe_or_champion_change(ledger: LedgerBench) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tvmflow.cli.app import app
 from tvmflow.config.workspace import Workspace
 from tvmflow.tracking.mlflow.store import champion_with
 
@@ -32,3 +35,20 @@ def test_the_champion_is_known_by_its_library(tmp_path: Path, alias: str, sha256
     store.close()
     assert champion_with(Workspace(tmp_path), NAME, sha256, "n") == version
     assert champion_with(Workspace(tmp_path), NAME, sha256, "other") is None
+
+
+def test_init_says_where_the_stores_are(make_workspace: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_workspace()
+
+    def said() -> str:
+        done = CliRunner().invoke(app, ["--root", str(root), "init"])
+        assert done.exit_code == 0, done.output
+        return done.stdout.strip().partition(": ")[2]
+
+    assert said() == "DVC remote dvc_storage, MLflow store mlruns/mlflow.db"
+    config = root / ".dvc" / "config"
+    config.write_text(config.read_text().replace("../dvc_storage", "s3://bucket/tvmflow"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@server:5000/")
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", "http://models:5000")
+    (root / ".dvc" / "config.local").write_text("[core]\n    remote = mine\n['remote \"mine\"']\n    url = /mnt/dvc\n")
+    assert said() == "DVC remote /mnt/dvc, MLflow store http://server:5000, registered models http://models:5000"

@@ -8,7 +8,7 @@ from tvmflow.api.fleet import Regressions, compare, costs, overview, regressions
 from tvmflow.api.inspect import devices, examine, gpus, history, plan, quarantine, scorecard, status
 from tvmflow.api.phones import ask_processor, device_gpus, offer_device, phones, prepared_phone
 from tvmflow.api.projects import add_model, new_workspace
-from tvmflow.api.releases import accept_proposal, promote, proposals, releases, rollback
+from tvmflow.api.releases import accept_proposal, promote, proposals, reject_proposal, releases, rollback
 from tvmflow.api.results import (
     CellPlan,
     CellStatus,
@@ -26,28 +26,31 @@ from tvmflow.api.results import (
     Status,
 )
 from tvmflow.api.runs import changed_dvc_files, plan_retune, retune, run, serve
+from tvmflow.api.searches import SearchResult, search, write_chosen, write_search_page
 from tvmflow.api.stores import (
     failed_candidates,
     initialize,
     params_schema,
     records,
     report_data,
+    store_addresses,
     write_report,
 )
 from tvmflow.api.tables import check_results, lift_quarantine, quarantine_cell, update_results
+from tvmflow.api.toolchains import compare_toolchains
 from tvmflow.api.workspace import find_workspace, names, open_workspace
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.latency_summary import Latency
-from tvmflow.pipeline.results import RetunePlan, RetuneResult, Verdict
-from tvmflow.tracking.dvc.repository import DEFAULT_REMOTE
+from tvmflow.pipeline.results import RetunePlan, RetuneResult, ToolchainComparison, Verdict
+from tvmflow.shipping.search.goals import Goals
 
 __all__ = [
-    "DEFAULT_REMOTE",
     "CellPlan",
     "CellStatus",
     "Comparison",
     "DeviceState",
+    "Goals",
     "GpuState",
     "KernelState",
     "Latency",
@@ -61,8 +64,10 @@ __all__ = [
     "RetuneResult",
     "RunResult",
     "Scorecard",
+    "SearchResult",
     "StagePlan",
     "Status",
+    "ToolchainComparison",
     "Verdict",
     "Workspace",
     "accept_proposal",
@@ -73,6 +78,7 @@ __all__ = [
     "check_results",
     "classify",
     "compare",
+    "compare_toolchains",
     "costs",
     "add_model",
     "device_agreement",
@@ -104,6 +110,7 @@ __all__ = [
     "quarantine_cell",
     "records",
     "regressions",
+    "reject_proposal",
     "report_data",
     "release_app",
     "releases",
@@ -111,9 +118,13 @@ __all__ = [
     "rollback",
     "run",
     "scorecard",
+    "search",
     "serve",
     "status",
+    "store_addresses",
     "update_results",
     "verify_bundle",
+    "write_chosen",
     "write_report",
+    "write_search_page",
 ]

@@ -8,7 +8,7 @@ from tvmflow.api.quiet import wait_for_quiet
 from tvmflow.api.runs import record_late
 from tvmflow.api.workspace import CellName, Where, cell_of, open_workspace
 from tvmflow.pipeline.results import Verdict
-from tvmflow.support.errors import StoreError
+from tvmflow.support.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from tvmflow.config.params import Cell
@@ -59,6 +59,22 @@ def accept_proposal(cell: CellName, workspace: Where = None) -> Verdict:
     check_store(where)
     _, text = accept(where, cell_of(where, cell))
     return Verdict(passed=True, promoted=True, reasons=(), text=text)
+
+
+def reject_proposal(cell: CellName, why: str, workspace: Where = None) -> Verdict:
+    """Reject the library that a re-tune proposed: the champion stays, and re-tunes do not propose the library again
+    until its recipe, the champion or the release rules change. Raises StoreError, UsageError.
+    """
+    from tvmflow.tracking.mlflow.proposals import reject
+    from tvmflow.tracking.mlflow.store import check_store
+
+    where = open_workspace(workspace)
+    if not why.strip() or not why.isprintable():
+        raise UsageError(f"a reason {why!r}", "one line that says why the proposal is rejected")
+    check_store(where)
+    version = reject(where, cell_of(where, cell), why)
+    text = f"{version.name} version {version.version} is rejected, the champion stays: {why}"
+    return Verdict(passed=False, promoted=False, reasons=(why,), text=text)
 
 
 def proposals(workspace: Where = None) -> list[Proposal]:

@@ -48,14 +48,14 @@ def run(
     record_late(where, show_progress)
     unknown = ask_processors(where, wanted)
     if again or unknown or not all(_is_done(where, cell) for cell in wanted):
-        refused = _preflight(where, wanted, unknown, show_progress)
+        refused = preflight(where, wanted, unknown, show_progress)
         if len(refused) == len(wanted):
             cell_results = [refused[str(cell)] for cell in wanted]
         else:  # with all of them: Prefect is to know which were refused
             wait_for_quiet(where, wait_quiet_s, show_progress)
             if show_progress:
                 sys.stderr.write("starting Prefect ...\n")
-            cell_results = _sweep(where, wanted, refused, again, _display(len(wanted), show_progress, tuning_lines))
+            cell_results = _sweep(where, wanted, refused, again, shown(len(wanted), show_progress, tuning_lines))
     else:
         cell_results = [CellResult(str(cell)) for cell in wanted]
         if show_progress:
@@ -126,7 +126,7 @@ def _is_done(workspace: Workspace, cell: Cell) -> bool:
     return is_in_mlflow and is_published(workspace, cell)
 
 
-def _preflight(
+def preflight(
     workspace: Workspace, cells: list[Cell], unknown: dict[str, TvmflowError], show_progress: bool
 ) -> dict[str, CellResult]:
     """Return the results of cells that cannot be run, before Prefect is started.
@@ -168,7 +168,7 @@ def _sweep(
 
 
 @contextlib.contextmanager
-def _display(cells: int, show_progress: bool, tuning_lines: bool) -> Iterator[None]:
+def shown(cells: int, show_progress: bool, tuning_lines: bool) -> Iterator[None]:
     if not show_progress:
         yield
         return
@@ -207,7 +207,7 @@ def retune(
     with stage_server():
         wait_for_prefect()
         mark_dead_runs(where)
-        with _display(len(wanted or where.params.cells), show_progress, tuning_lines):
+        with shown(len(wanted or where.params.cells), show_progress, tuning_lines):
             results = tuple(run_retune(where, [str(cell) for cell in wanted] or None, force))
     if check:
         raise_failures([RunResult(r.cell, r.outcomes, r.error, "retune") for r in results])

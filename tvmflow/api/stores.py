@@ -39,6 +39,21 @@ def initialize(workspace: Where = None, rebuild: bool = False) -> Rebuilt | None
     return None
 
 
+def store_addresses(workspace: Where = None) -> dict[str, str]:
+    """Return where the stores of a workspace are, without credentials: `dvc` ("" for no remote), `mlflow`, and
+    `registry`, MLflow's store of models. Raises StoreError.
+    """
+    from tvmflow.tracking.dvc.repository import default_remote
+    from tvmflow.tracking.mlflow.address import identity, mlflow_uri, registry_uri, without_credentials
+
+    where = open_workspace(workspace)
+    return {
+        "dvc": without_credentials(default_remote(where)),
+        "mlflow": identity(where, mlflow_uri(where)),
+        "registry": identity(where, registry_uri(where)),
+    }
+
+
 def records(
     cell: CellName,
     workspace: Where = None,

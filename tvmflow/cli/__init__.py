@@ -13,7 +13,22 @@ from tvmflow.cli import (
 )
 from tvmflow.cli import inspect as look
 
-from tvmflow.cli import fleet, tables, apps  # isort: skip
+from tvmflow.cli import fleet, search, toolchains, tables, apps  # isort: skip
 from tvmflow.cli.app import app, main
 
-__all__ = ["app", "apps", "bundle", "device", "fleet", "look", "main", "predict", "project", "release", "run", "tables"]
+__all__ = [
+    "app",
+    "apps",
+    "bundle",
+    "device",
+    "fleet",
+    "look",
+    "main",
+    "predict",
+    "project",
+    "release",
+    "run",
+    "search",
+    "tables",
+    "toolchains",
+]

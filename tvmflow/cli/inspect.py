@@ -229,7 +229,7 @@ def init(
         bool, typer.Option("--rebuild", help="Restore MLflow's measurements from artifacts/ and DVC's cache.")
     ] = False,
 ) -> None:
-    """Create the stores of this workspace: DVC with a local remote, and MLflow's database. Safe to repeat."""
+    """Create the stores of this workspace where none are set: a local DVC remote, MLflow's database. Safe to repeat."""
     workspace = open_workspace()
     rebuilt = api.initialize(workspace, rebuild)
     if rebuilt is not None:
@@ -242,7 +242,11 @@ def init(
             f"champions restored: {', '.join(rebuilt.champions) or 'none'}"
         )
     if not quiet:
-        print(f"workspace {workspace.root}: DVC remote {api.DEFAULT_REMOTE}/, MLflow store mlruns/mlflow.db")
+        where = api.store_addresses(workspace)
+        models = f", registered models {where['registry']}" if where["registry"] != where["mlflow"] else ""
+        print(
+            f"workspace {workspace.root}: DVC remote {where['dvc'] or 'none'}, MLflow store {where['mlflow']}{models}"
+        )
         suggest(_first_run())
 
 

@@ -18,6 +18,9 @@ def promote(
     proposal: Annotated[
         bool, typer.Option("--proposal", help="Accept what a re-tune proposed; nothing is measured.")
     ] = False,
+    reject: Annotated[
+        str | None, typer.Option("--reject", metavar="WHY", help="Reject what a re-tune proposed; the champion stays.")
+    ] = None,
     replace_missing: Annotated[
         str, typer.Option("--replace-missing", metavar="WHY", help="Replace a champion whose library is gone.")
     ] = "",
@@ -25,8 +28,15 @@ def promote(
     as_json: Json = False,
 ) -> None:
     """Make the newest library of a cell the champion, if it passes the release gate."""
-    if proposal and (dry_run or replace_missing):
-        raise UsageError("--proposal measures and replaces nothing else", "--proposal without another option")
+    if (proposal or reject is not None) and (dry_run or replace_missing or (proposal and reject is not None)):
+        raise UsageError("a proposal is accepted or rejected as it is", "--proposal or --reject alone")
+    if reject is not None:
+        rejected = api.reject_proposal(cell, reject, open_workspace())
+        if as_json:
+            show_json(rejected.to_json())
+        else:
+            print(rejected.text)
+        return
     verdict = (
         api.accept_proposal(cell, workspace=open_workspace())
         if proposal

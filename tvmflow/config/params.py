@@ -26,6 +26,7 @@ from tvmflow.config.model_params import ModelEntry as ModelEntry
 from tvmflow.config.model_params import Preprocess as Preprocess
 from tvmflow.config.model_params import Weights as Weights
 from tvmflow.config.options import explain
+from tvmflow.config.overrides import CellOverrides
 from tvmflow.config.stage_params import PRECISIONS as PRECISIONS
 from tvmflow.config.stage_params import (
     BuildParams,
@@ -35,6 +36,7 @@ from tvmflow.config.stage_params import (
     Frozen,
     GraphPackParams,
     ImportParams,
+    Int8Params,
     QuantizeParams,
     StageBlock,
     TuneParams,
@@ -220,12 +222,13 @@ class Params(Frozen):
     """All of params.yaml. Missing keys have the defaults of docs/params.md.
 
     targets: every file has `local-cpu`, this machine. cells: by default each model in float32 on it, under the model's
-    name.
+    name. overrides: model@target:precision -> what differs there from `quantize:` and `tune:`.
     """
 
     models: dict[Name, ModelEntry] = Field(default_factory=dict)
     targets: dict[Name, TargetEntry]
     cells: dict[Name, Cell]
+    overrides: dict[Line, CellOverrides] = Field(default_factory=dict)
     fetch: FetchParams = FetchParams()
     import_model: ImportParams = ImportParams()
     quantize: QuantizeParams = QuantizeParams()
@@ -271,9 +274,34 @@ class Params(Frozen):
                     self.cell(text)
                 except UnknownNameError as error:
                     wrong.append(f"apps.{name}.cells: {error.found}; {error.hint or error.expected}")
+        wrong += self._wrong_overrides()
         if wrong:
             raise ValueError("\n".join(wrong))
         return self
+
+    def _wrong_overrides(self) -> list[str]:
+        wrong = []
+        for text, own in self.overrides.items():
+            try:
+                cell = self.cell(text)
+            except UnknownNameError as error:
+                wrong.append(f"overrides: {error.found}; {error.hint or error.expected}")
+                continue
+            if str(cell) != text:
+                wrong.append(f"overrides.{text}: the name of a cell; write {cell}")
+            if own.int8.given and cell.precision != "int8":
+                wrong.append(f"overrides.{text}.int8: of a cell in {cell.precision}, which it cannot change")
+        return wrong
+
+    def int8_of(self, cell: Cell) -> Int8Params:
+        """Return the settings of the int8 quantizer for a cell."""
+        own = self.overrides.get(str(cell))
+        return self.quantize.int8.model_copy(update=own.int8.given) if own else self.quantize.int8
+
+    def tune_of(self, cell: Cell) -> TuneParams:
+        """Return the block `tune:` for a cell."""
+        own = self.overrides.get(str(cell))
+        return self.tune.model_copy(update=own.tune.given) if own else self.tune
 
     def cell(self, text: str) -> Cell:
         """Return the cell of `model@target:precision` or of a name under `cells:`. Raises UnknownNameError with the

@@ -1,23 +1,42 @@
-"""Locate the files of a workspace: a folder with params.yaml, such as a clone of tvmflow."""
+"""Locate the files of a workspace: a folder with params.yaml, such as a clone of tvmflow.
+
+A variant is a workspace with other settings of one cell, in a folder below artifacts/.search/ with VARIANT_FILE.
+"""
 
 from __future__ import annotations
 
 import functools
+import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
+from pydantic import ValidationError
+
+from tvmflow.config.overrides import CellOverrides
 from tvmflow.config.params import Cell, Params, load_params
 from tvmflow.support.digests import Digests
-from tvmflow.support.errors import UsageError
+from tvmflow.support.errors import StoreError, UsageError
+from tvmflow.support.files import digest_of, write_atomic
+
+VARIANT_FILE = "variant.json"
 
 
 @dataclass(frozen=True)
 class Workspace:
     """digests: file digests known to this process, shared by all users of the workspace."""
 
+    is_variant: ClassVar[bool] = False
+
     root: Path
     digests: Digests = field(default_factory=Digests, compare=False, repr=False)
+
+    @property
+    def address(self) -> Path:
+        """Return the folder by which `find_workspace` finds this workspace again."""
+        return self.root
 
     @property
     def params_path(self) -> Path:
@@ -33,6 +52,11 @@ class Workspace:
 
     @property
     def artifacts(self) -> Path:
+        return self.root / "artifacts"
+
+    @property
+    def common(self) -> Path:
+        """Return the folder of the index and of the locks, which a workspace and its variants share."""
         return self.root / "artifacts"
 
     def folder(self, stage: str, cell: Cell) -> Path:
@@ -57,10 +81,77 @@ class _AtOnce(Workspace):
         return load_params(self.params_path)
 
 
+@dataclass(frozen=True)
+class Variant(Workspace):
+    """A workspace in which one cell has other settings. Its outputs are apart from those of the workspace, except those
+    of the stages in `shares`; its measurements are not recorded.
+    """
+
+    is_variant: ClassVar[bool] = True
+
+    place: Path = field(kw_only=True)
+    cell: str = field(kw_only=True)
+    overrides: CellOverrides = field(kw_only=True)
+    shares: frozenset[str] = field(kw_only=True)
+
+    @property
+    def address(self) -> Path:
+        return self.place
+
+    @property
+    def params(self) -> Params:
+        params = load_params(self.params_path)
+        return params.model_copy(update={"overrides": {**params.overrides, self.cell: self.overrides}})
+
+    def at_once(self) -> Workspace:
+        return self
+
+    @property
+    def artifacts(self) -> Path:
+        return self.place
+
+    def folder(self, stage: str, cell: Cell) -> Path:
+        return (self.common if stage in self.shares else self.place) / stage / cell.slug
+
+
+def searches(workspace: Workspace) -> Path:
+    """Return the folder of the variants that searches made."""
+    return workspace.common / ".search"
+
+
+def make_variant(
+    workspace: Workspace, cell: Cell, overrides: CellOverrides, shares: Iterable[str], tools: str = ""
+) -> Variant:
+    """Return the variant of a workspace with these settings of a cell: the same folder each time. tools: those that
+    make it, "" for this environment's.
+    """
+    settings = {"cell": str(cell), "overrides": overrides.model_dump(mode="json"), "shares": sorted(shares)}
+    settings |= {"tools": tools} if tools else {}
+    place = searches(workspace) / f"{cell.slug}.{digest_of(settings)[:12]}"
+    if not (place / VARIANT_FILE).is_file():
+        write_atomic(place / VARIANT_FILE, json.dumps(settings, indent=1, sort_keys=True))
+    return _variant_at(workspace.root, place)
+
+
+def _variant_at(root: Path, place: Path) -> Variant:
+    try:
+        known = json.loads((place / VARIANT_FILE).read_text(encoding="utf-8"))
+        overrides = CellOverrides.model_validate(known["overrides"])
+        return Variant(root, place=place, cell=known["cell"], overrides=overrides, shares=frozenset(known["shares"]))
+    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+        raise StoreError(
+            f"{place / VARIANT_FILE} is damaged: {' '.join(str(error).split())[:200]}",
+            "the file as written by tvmflow",
+            f"remove {place} and search again",
+        ) from None
+
+
 @functools.cache
-def workspace_at(root: Path) -> Workspace:
-    """Return the workspace of a folder; one object per process, so that no file is read twice."""
-    return Workspace(root)
+def workspace_at(folder: Path) -> Workspace:
+    """Return the workspace or variant of a folder; one object per process, so that no file is read twice."""
+    if (folder / VARIANT_FILE).is_file():
+        return _variant_at(folder.parents[2], folder)
+    return Workspace(folder)
 
 
 def find_workspace(root: Path | None = None) -> Workspace:
@@ -72,7 +163,7 @@ def find_workspace(root: Path | None = None) -> Workspace:
         named = os.environ.get("TVMFLOW_ROOT")
         candidates = [Path(named).resolve()] if named else [here, *here.parents]
     for folder in candidates:
-        if (folder / "params.yaml").is_file():
+        if (folder / "params.yaml").is_file() or (root is not None and (folder / VARIANT_FILE).is_file()):
             return workspace_at(folder)
     raise UsageError(
         f"no params.yaml in {candidates[0]}" + ("" if len(candidates) == 1 else " or above it"),

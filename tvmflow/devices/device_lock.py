@@ -28,6 +28,7 @@ _SYSTEM_FOLDER = Path("/run/lock")  # shared by all users on Debian and its kin
 _TEMPORARY_FOLDER = Path("/tmp")  # noqa: S108  (TMPDIR may differ between users; the folder's mode is checked)
 _SHARED_MODE = 0o1777  # everyone may add files, only the owner may remove them
 _MADE_S = 0.5
+_FRESH_S = 5.0  # within which a tracker says that a device is free again
 _MOST_BYTES = 1 << 16
 _LONGEST = 200  # characters of a text of another user
 
@@ -117,14 +118,20 @@ def hold(name: str, what: str, wait_s: float | None = None, shared: bool = False
 
 
 def holders(prefix: str) -> str:
-    """Return who holds the locks whose names begin so."""
-    found = []
+    """Return who holds the locks whose names begin so; without one, whether this host had one until just now."""
+    found, is_fresh = [], False
     for path in sorted(lock_folder().glob(f"{_legal(prefix)}*.lock")):
         probe = _LockFile(path.name)
         if not probe.try_lock(shared=True):
             found.append(_holder(path).removeprefix("held by "))
         probe.release()
-    return f"held by {'; '.join(found)}" if found else "held by another host"
+        with contextlib.suppress(OSError):  # taking and releasing a lock both write its file
+            is_fresh = is_fresh or time.time() - path.stat().st_mtime < _FRESH_S
+    if found:
+        return f"held by {'; '.join(found)}"
+    if is_fresh:
+        return "released on this host just now"
+    return "busy, by what its tracker says; nobody on this host holds it"
 
 
 class _LockFile:

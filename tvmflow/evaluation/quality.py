@@ -14,6 +14,7 @@ from tvmflow.evaluation.agreement import as_outputs, check_outputs, classes_of, 
 from tvmflow.evaluation.conditioning import read_noise
 from tvmflow.evaluation.metrics import value_of
 from tvmflow.evaluation.scorecard import Accuracy, Quality, Scorecard
+from tvmflow.frontends.source_model import read_description
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.files import load_arrays
 from tvmflow.support.json_values import write_json
@@ -73,6 +74,22 @@ def _accuracies(
             best = np.argpartition(-outputs[0], _TOP, axis=1)[:, :_TOP]
             shares.setdefault("top5", {})[name] = float((best == y[:, None]).any(axis=1).mean())
     return {name: Accuracy(**each, samples=len(y)) for name, each in shares.items()}
+
+
+def drop_after_quantize(inputs: Mapping[str, Path], metric: str | None) -> float | None:
+    """Return the accuracy that a model lost up to quantize; without labels, the share of samples with another class.
+
+    None without classes. inputs: the folders of fetch, import_model and quantize.
+    """
+    task, samples = read_description(inputs["fetch"]).task, Samples.load(inputs["fetch"] / "evaluation.npz")
+    source, quantized = _reference(inputs, "import_model")["source"], _reference(inputs, "quantize")["quantized"]
+    if samples.y is not None:
+        steps = [("source", source), ("imported", source), ("quantized", quantized), ("built", quantized)]
+        accuracy = _accuracies(steps, samples.y, task, metric)["accuracy"]
+        if accuracy is not None:
+            return accuracy.source - accuracy.quantized
+    agreement = worst_of(compare_all(quantized, source, task)).top1_agreement
+    return None if agreement is None else 1 - agreement
 
 
 def _reference(inputs: Mapping[str, Path], stage: str) -> dict[str, Arrays]:

@@ -90,3 +90,33 @@ class RetunePlan:
 
     def to_json(self) -> dict[str, Any]:
         return dict(to_json(self))
+
+
+@dataclass(frozen=True)
+class KernelRatio:
+    """A kernel in both libraries. ratio: its time in the second over that in the first, with its interval; None where
+    only one library has it.
+    """
+
+    kernel: str
+    workload: str
+    before_ms: float | None
+    after_ms: float | None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class ToolchainComparison:
+    """A cell with two versions of TVM. comparison: of the networks, None with `error`; origins: of the second's
+    schedules, by number of kernels: reused, re-measured, re-tuned; kernels: none where a device has no profile.
+    """
+
+    cell: str
+    before: str
+    after: str
+    comparison: Comparison | None = None
+    kernels: tuple[KernelRatio, ...] = ()
+    origins: Mapping[str, int] | None = None
+    error: Error | None = None

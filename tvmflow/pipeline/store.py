@@ -245,7 +245,8 @@ class Store:
         try:
             known = json.loads(self._index_path(stage, plan.key).read_text(encoding="utf-8"))
             record = record_from(known["record"])
-            elsewhere = [self.workspace.artifacts / stage / str(slug) for slug in known["slugs"]]
+            common = self.workspace.common / stage
+            elsewhere = [Path(os.path.normpath(common / str(slug))) for slug in known["slugs"]]
         except (OSError, ValueError, KeyError, TypeError):
             folder = self.workspace.folder(stage, cell)
             try:  # the record exists without its outputs, as in a clone without an index
@@ -283,7 +284,7 @@ class Store:
         if not plan.stage.keeps_log or log.exists():
             return
         known = self._find_record(plan) or (None, [])
-        others = [log.with_name(f"{folder.name}.jsonl") for folder in known[1]]
+        others = [folder.parent.parent / log.parent.name / f"{folder.name}.jsonl" for folder in known[1]]
         write_atomic(log, next((other.read_text(encoding="utf-8") for other in others if other.is_file()), ""))
 
     def _places(self, name: str, expected: OutputFile, elsewhere: list[Path]) -> list[Path]:
@@ -321,13 +322,14 @@ class Store:
         os.rename(new, folder)
         self.workspace.digests.moved(new, folder)
         shutil.rmtree(previous, ignore_errors=True)
-        if self.stages[record.stage].is_cached:
+        stage = self.stages[record.stage]
+        if stage.is_cached and not (stage.has_metrics and self.workspace.is_variant):
             self._write_index(record, cell)
         return record
 
     def _write_index(self, record: Record, cell: Cell) -> None:
         path = self._index_path(record.stage, record.key)
-        slugs = {cell.slug}
+        slugs = {os.path.relpath(self.workspace.folder(record.stage, cell), self.workspace.common / record.stage)}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             slugs |= set(json.loads(path.read_text(encoding="utf-8"))["slugs"])
         write_atomic(
@@ -356,7 +358,7 @@ class Store:
         return self._temporary / f"{stage}.{cell.slug}.previous"
 
     def _index_path(self, stage: str, key: str) -> Path:
-        return self.workspace.artifacts / ".index" / stage / f"{key}.json"
+        return self.workspace.common / ".index" / stage / f"{key}.json"
 
     @contextlib.contextmanager
     def _new_folder(self, stage: str, cell: Cell) -> Iterator[Path]:
@@ -369,11 +371,12 @@ class Store:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _folder_lock(self, stage: str, cell: Cell, progress: Progress) -> contextlib.AbstractContextManager[None]:
-        return self._lock(f"{stage}.{cell.slug}", progress, f"another process that makes {stage} of {cell}")
+        name = self.workspace.folder(stage, cell).relative_to(self.workspace.common).as_posix().replace("/", ".")
+        return self._lock(name, progress, f"another process that makes {stage} of {cell}")
 
     @contextlib.contextmanager
     def _lock(self, name: str, progress: Progress, who: str) -> Iterator[None]:
-        path = self.workspace.artifacts / ".locks" / f"{name}.lock"
+        path = self.workspace.common / ".locks" / f"{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path)
         try:

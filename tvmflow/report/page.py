@@ -39,6 +39,7 @@ ASSETS = Path(__file__).parent / "assets"
 # Of each measurement: the page computes it from other values, or shows none of it. JSON has it.
 _NOT_IN_PAGE = {"accuracy_share", "beside", "change", "experiment_id", "memory_bytes", "since"}
 _SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "base.js", "charts.js", "sections.js", "main.js")
+_SEARCH_SCRIPTS = (*_SCRIPTS[:4], "search.js")
 
 
 def collect(
@@ -176,9 +177,15 @@ def write_page(data: dict[str, Any], path: Path) -> None:
     write_atomic(path, page_of(_shown_part(data)))
 
 
-def page_of(data: dict[str, Any]) -> str:
-    """Return the page: policy, style, data and scripts."""
-    scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in _SCRIPTS]
+def search_page(data: dict[str, Any]) -> str:
+    """Return the page of a search. data: of tvmflow/report/search_tables.py."""
+    written = {"written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "version": __version__}
+    return page_of(data | written, _SEARCH_SCRIPTS)
+
+
+def page_of(data: dict[str, Any], names: tuple[str, ...] = _SCRIPTS) -> str:
+    """Return the page: policy, style, data and scripts. names: of the scripts."""
+    scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in names]
     assert not any("</script" in script.lower() for script in scripts)
     digests = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     policy = f"default-src 'none'; script-src {digests}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

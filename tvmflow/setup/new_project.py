@@ -53,6 +53,7 @@ __pycache__/
 artifacts/
 mlruns/
 report.html
+search-*.html
 /dvc_storage/
 """
 _DVC_IGNORED = "__pycache__\n.venv\n.prefect\nmlruns\n"

@@ -41,7 +41,7 @@ def params_schema() -> dict[str, Any]:
         block.pop("default", None)
         if name in _NAMED:
             block["propertyNames"] = {"pattern": NAME_PATTERN}
-        else:
+        elif "$ref" in block:
             _add_defaults(definitions[block["$ref"].rpartition("/")[2]], defaults[name], definitions)
         schema["properties"][name] = {"anyOf": [block, {"type": "null"}]}  # null: a block whose lines are comments
     _drop_titles(schema)

@@ -1,4 +1,4 @@
-"""Add an entry to a hand-written YAML file by inserting lines, leaving all other characters unchanged."""
+"""Add or replace an entry of a hand-written YAML file by its lines, leaving all other characters unchanged."""
 
 from __future__ import annotations
 
@@ -37,6 +37,24 @@ def add_entry(text: str, block: str, name: str, entry: dict[str, Any], compact: 
     else:
         raise _not_a_block(f"{block}: in params.yaml", name, entry)
     return newline.join(lines) + newline
+
+
+def set_entry(text: str, block: str, name: str, entry: dict[str, Any]) -> str:
+    """Return the text with `name: entry` on one line of a top-level block, in place of an entry of that name."""
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    pairs = root.value if isinstance(root, yaml.MappingNode) else []
+    inside = next((value for key, value in pairs if key.value == block), None)
+    if isinstance(root, yaml.MappingNode) and isinstance(inside, yaml.MappingNode):
+        for key, value in inside.value:
+            if key.value != name:
+                continue
+            if inside.flow_style or root.flow_style:
+                raise _not_a_block(f"{block}: in params.yaml", name, entry)
+            newline = "\r\n" if "\r\n" in text else "\n"
+            lines, first = text.splitlines(), key.start_mark
+            lines[first.line : max(first.line, _last_line(value)) + 1] = _lines(name, entry, first.column, True)
+            return newline.join(lines) + newline
+    return add_entry(text, block, name, entry, compact=True)
 
 
 def _not_a_block(what: str, name: str, entry: dict[str, Any]) -> UsageError:

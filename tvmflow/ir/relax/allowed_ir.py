@@ -53,9 +53,10 @@ _TYPES = frozenset(
     prim.BitwiseOr prim.BitwiseXor prim.Broadcast prim.Cast prim.Div prim.EQ prim.FloorDiv prim.FloorMod prim.GE prim.GT
     prim.LE prim.LShift prim.LT prim.Let prim.Max prim.Min prim.Mod prim.Mul prim.NE prim.Not prim.Or prim.RShift
     prim.Ramp prim.Select prim.Sub relax.FuncType relax.ShapeType relax.TensorType relax.expr.BindingBlock
-    relax.expr.DataflowBlock relax.expr.DataflowVar relax.expr.Function relax.expr.SeqExpr relax.expr.ShapeExpr
-    relax.expr.VarBinding s_tir.MatchBufferRegion s_tir.SBlock s_tir.SBlockRealize tirx.AllocBuffer tirx.Axis tirx.Bind
-    tirx.BufferRegionType tirx.BufferStore tirx.BufferType tirx.DeclBuffer tirx.Evaluate tirx.For tirx.IfThenElse
+    relax.expr.Constant relax.expr.DataflowBlock relax.expr.DataflowVar relax.expr.Function relax.expr.SeqExpr
+    relax.expr.ShapeExpr relax.expr.VarBinding s_tir.MatchBufferRegion s_tir.SBlock s_tir.SBlockRealize
+    tirx.AllocBuffer tirx.Axis tirx.Bind tirx.BufferRegionType tirx.BufferStore tirx.BufferType tirx.DeclBuffer
+    tirx.Evaluate tirx.For tirx.IfThenElse
     tirx.Iter tirx.IterVar tirx.PrimFunc tirx.SeqStmt tirx.TileLayout
     """.split()
 )
@@ -113,7 +114,9 @@ def _check_extents(nodes: Sequence[Any], place: int) -> None:
         value = nodes[item]
         if value["type"] != "ir.IntImm":
             continue  # a size that is an expression: its parts are nodes
-        number = nodes[value["data"]["value"]]["data"]
+        number = value["data"]["value"]  # of a node; TVM 0.26 writes the number itself there
+        if 0 <= number < len(nodes) and nodes[number]["type"] == "int":
+            number = nodes[number]["data"]
         if not 0 <= number <= _MAX_EXTENT:
             raise _not_allowed(f"the size {number}")
 

@@ -7,33 +7,24 @@ virtual machine if the champion has no network.so.
 from __future__ import annotations
 
 import functools
-import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from tvmflow.backends.backend import Backend
 from tvmflow.backends.manifest import read_manifest
-from tvmflow.backends.registry import backend_for
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.devices.gpu.quarantine import read_quarantine
 from tvmflow.devices.network_forms import LibraryForm, network_library, vm_library
-from tvmflow.devices.registry import open_session, transport_of
-from tvmflow.devices.restartable import Restartable
-from tvmflow.devices.session import DeviceSession, RemoteModel, SessionLimits
-from tvmflow.evaluation.comparison import compare_exact, compare_libraries
-from tvmflow.evaluation.interleaved_timing import TimedModel
-from tvmflow.evaluation.latency import LatencyRules
+from tvmflow.devices.registry import transport_of
+from tvmflow.devices.session import DeviceSession, RemoteModel
 from tvmflow.evaluation.latency_ratio import Comparison
-from tvmflow.evaluation.machine_state import host_watch
-from tvmflow.frontends.source_model import batch_at
 from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, read_record
 from tvmflow.report.tables import scorecard
 from tvmflow.shipping.gates.cell import judge
 from tvmflow.shipping.gates.gpu import gpu_reasons
-from tvmflow.sources.data.datasets import Arrays, random_inputs
-from tvmflow.sources.model_files import random_specs
+from tvmflow.shipping.side_by_side import compare_on_device, inputs_of, started
+from tvmflow.sources.data.datasets import Arrays
 from tvmflow.support.errors import DeviceLostError, StageError, StoreAwayError, StoreError
 from tvmflow.support.files import sha256_of
 from tvmflow.tracking.dvc import repository as dvc
@@ -104,30 +95,11 @@ class Candidate:
         return judge(self.card, accuracy, comparison, rules), comparison
 
     def _compare(self, champion: Version) -> Comparison:
-        params = self.workspace.params
-        entry, rules, measure = params.targets[self.cell.target], params.release, params.evaluate
-        limits = SessionLimits(params.deploy.session_timeout_s + 600, params.deploy.device_wait_s)
         with tempfile.TemporaryDirectory() as folder:
             old, new = self._forms(champion, Path(folder))
-            backend = backend_for(entry)
-            with open_session(entry.device, backend, limits) as session:
-                a, b = (Restartable(functools.partial(self._start, session, *one)) for one in ((old, champion), (new,)))
-                models = (a.model, b.model)
-                if transport_of(entry.device).is_emulated:  # its clock counts instructions
-                    counts = [round(1e9 * model.time_runs(1)[0]) for model in models]
-                    return compare_exact(counts[0], counts[1], "executed instructions")
-                costs = [cost_of_one_run(backend, session, model) for model in models]
-                if costs[0] is not None and costs[1] is not None:
-                    return compare_exact(costs[0], costs[1], "estimated cycles")
-                watch = (
-                    host_watch(entry.threads) if transport_of(entry.device).is_this_host and backend.is_cpu else None
-                )
-                turns = LatencyRules(3, rules.compare_rounds, measure.turn_ms, math.inf, measure.max_foreign_load)
-                champions, ours = (
-                    TimedModel(name, one.time_runs, relocate=one.relocate)
-                    for name, one in (("champion", a), ("candidate", b))
-                )
-                return compare_libraries(champions, ours, turns, entry.threads, rules.confidence, watch)
+            inputs = inputs_of(self.workspace, self.cell)
+            start = functools.partial(_start_champion, champion, old, inputs), functools.partial(started, new, inputs)
+            return compare_on_device(self.workspace, self.cell, start)
 
     def _forms(self, champion: Version, folder: Path) -> tuple[LibraryForm, LibraryForm]:
         """Fetch the champion into a folder; return its library and the candidate's, both of one kind. Raises
@@ -148,35 +120,16 @@ class Candidate:
         _champion_bytes(self.workspace, champion, "library.so", old)
         return replace(machine, file=old), machine
 
-    def _start(self, session: DeviceSession, form: LibraryForm, champion: Version | None = None) -> RemoteModel:
-        """Start a library and run it once. champion: set for the champion. Raises StoreError if the champion no longer
-        runs.
-        """
-        try:
-            model = form.upload_and_start(session)
-            model.set_inputs(*self._inputs())
-            model.invoke()
-        except (DeviceLostError, StageError) as error:
-            if champion is None:
-                raise
-            built = champion.tags.get("toolchain_tvm")
-            raise _ChampionGoneError(
-                f"version {champion.version}, built with TVM {built}, no longer runs: {error.found}"
-            ) from error
-        return model
 
-    def _inputs(self) -> Arrays:
-        model = self.workspace.params.models[self.cell.model]
-        return batch_at(random_inputs(model.batch or 1, random_specs(model), seed=0).inputs, 0, model.batch)
-
-
-def cost_of_one_run(backend: Backend, session: DeviceSession, model: RemoteModel) -> int | None:
-    """Return the cost of one run on a simulated device, whose clock is not a time; None on others."""
-    before = backend.cost(session.call)
-    if before is None:
-        return None
-    model.invoke()
-    return (backend.cost(session.call) or 0) - before
+def _start_champion(champion: Version, form: LibraryForm, inputs: Arrays, session: DeviceSession) -> RemoteModel:
+    """Start the champion and run it once. Raises StoreError if it no longer runs."""
+    try:
+        return started(form, inputs, session)
+    except (DeviceLostError, StageError) as error:
+        raise _ChampionGoneError(
+            f"version {champion.version}, built with TVM {champion.tags.get('toolchain_tvm')}, no longer runs: "
+            f"{error.found}"
+        ) from error
 
 
 def _champion_bytes(workspace: Workspace, champion: Version, name: str, target: Path) -> None:

@@ -5,6 +5,7 @@ A stage that DVC itself runs (`dvc repro`) never calls DVC: DVC_STAGE is set the
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import json
 import os
@@ -87,6 +88,20 @@ def initialize(workspace: Workspace) -> None:
     offline_plots.install(config.parent)
     if has_git:
         merge_lock.install(workspace.root)
+
+
+def default_remote(workspace: Workspace) -> str:
+    """Return where the default remote is: an address, or a folder relative to the workspace; "" without one."""
+    config = configparser.ConfigParser(interpolation=None, strict=False)
+    folder = workspace.root / ".dvc"
+    try:
+        config.read([folder / "config", folder / "config.local"], encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise _error(f"{folder / 'config'} cannot be read: {' '.join(str(error).split())[:200]}") from None
+    name = config.get("core", "remote", fallback="")
+    url = config.get(f"'remote \"{name}\"'", "url", fallback="")
+    is_inside = bool(url) and "://" not in url and not Path(url).is_absolute()
+    return os.path.relpath(folder / url, workspace.root) if is_inside else url
 
 
 def commit(

@@ -42,11 +42,11 @@ def sqlite_path(workspace: Workspace) -> Path | None:
     return path_of(mlflow_uri(workspace))
 
 
-def identity(workspace: Workspace) -> str:
-    """Return the name of the store of runs in what a workspace notes: a server's address without credentials; a file
-    inside the workspace relative to it, since both are moved together.
+def identity(workspace: Workspace, address: str = "") -> str:
+    """Return the name of a store in what a workspace notes: a server's address without credentials; a file inside the
+    workspace relative to it, since both are moved together. address: by default of the store of runs.
     """
-    uri = mlflow_uri(workspace)
+    uri = address or mlflow_uri(workspace)
     path = path_of(uri)
     if path is None:
         return without_credentials(uri).rstrip("/")

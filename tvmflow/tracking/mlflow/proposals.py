@@ -120,6 +120,29 @@ def proposals(workspace: Workspace) -> list[Proposal]:
     return found
 
 
+def reject(workspace: Workspace, cell: Cell, why: str) -> Version:
+    """Take back the proposal of a cell, as a refusal that holds until its recipe, its champion or the release rules
+    change. Returns the version. Raises StoreError if there is no proposal.
+    """
+    with mlflow_lock(workspace):
+        client = open_mlflow(workspace)
+        version, known = _proposed(client, registry_name(cell))
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        kept = Judgement(known.champion, known.basis, f"rejected: {why}", now, known.evidence)
+        client.set_model_version_tag(version.name, version.version, REFUSED, kept.to_tag())
+        client.delete_model_version_tag(version.name, version.version, PROPOSAL)
+        withdraw(client, version.name)
+    return version
+
+
+def _proposed(client: Any, name: str) -> tuple[Version, Judgement]:
+    version = find_alias(client, name, PROPOSAL)
+    known = _read(version.tags.get(PROPOSAL, "")) if version else None
+    if version is None or known is None or SUPERSEDED in version.tags:
+        raise StoreError(f"{name} has no proposal", "a candidate of a re-tune", "'tvmflow status' lists the proposals")
+    return version, known
+
+
 def accept(workspace: Workspace, cell: Cell) -> tuple[Version, str]:
     """Make the proposal of a cell its champion. Returns the version and the verdict. Raises StoreError if there is
     none, or if another champion was released since.
@@ -127,12 +150,7 @@ def accept(workspace: Workspace, cell: Cell) -> tuple[Version, str]:
     name = registry_name(cell)
     with mlflow_lock(workspace):
         client = open_mlflow(workspace)
-        version, champion = find_alias(client, name, PROPOSAL), find_alias(client, name, CHAMPION)
-        known = _read(version.tags.get(PROPOSAL, "")) if version else None
-        if version is None or known is None or SUPERSEDED in version.tags:
-            raise StoreError(
-                f"{name} has no proposal", "a candidate of a re-tune", "'tvmflow status' lists the proposals"
-            )
+        (version, known), champion = _proposed(client, name), find_alias(client, name, CHAMPION)
         now = champion.version if champion else ""
         if known.champion != now:
             raise StoreError(

@@ -1,0 +1,1 @@
+"""Search precisions, layers kept in float and tuning budgets for cells that meet goals."""
