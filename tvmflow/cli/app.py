@@ -12,6 +12,7 @@ import typer
 
 from tvmflow.cli.completion import complete_cell
 from tvmflow.support.errors import TvmflowError
+from tvmflow.support.secrets import mask_process
 from tvmflow.support.version import __version__
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def main() -> None:
     """Run the command line; every expected error is one message and an exit code."""
     from flows.stopping import exit_code, stops_on_signals
 
+    mask_process()
     logging.raiseExceptions = False  # a log line that Prefect's server does not take is not worth one of ours
     try:
         with stops_on_signals():
