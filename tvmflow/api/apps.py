@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from tvmflow.api.bundles import part_of, signer_of
 from tvmflow.api.workspace import Where, open_workspace
 from tvmflow.support.errors import StoreError, UsageError
+from tvmflow.support.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from tvmflow.config.workspace import Workspace
@@ -50,7 +50,7 @@ def release_app(
         done = promote_app(where, app, entry.channel, channel, tell)
     else:
         signer = signer_of(key, unsigned)
-        with tempfile.TemporaryDirectory(prefix="tvmflow-release-") as name:
+        with temporary_folder("release") as name:
             parts, missing = _parts(where, entry.cells, Path(name))
             done = release(where, Order(app, entry, parts, missing, signer, dry_run), tell)
     _tag(where, app)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tvmflow.api.workspace import CellName, Where, cell_of, open_workspace
 from tvmflow.support.errors import StoreError, UnknownNameError, UsageError
+from tvmflow.support.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -91,7 +91,7 @@ def signer_of(key: Path | str | None, unsigned: bool) -> Ed25519PrivateKey | Non
 @contextlib.contextmanager
 def parts_of(workspace: Workspace, cells: Sequence[Cell], newest: bool) -> Iterator[list[Part]]:
     """Yield the bundle part of each cell: its champion, or the library in its folders if `newest`."""
-    with tempfile.TemporaryDirectory(prefix="tvmflow-bundle-") as name:
+    with temporary_folder("bundle") as name:
         yield [part_of(workspace, cell, newest, Path(name) / cell.slug) for cell in cells]
 
 

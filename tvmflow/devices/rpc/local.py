@@ -23,6 +23,7 @@ from tvmflow.devices.transport import DeviceState, Link
 from tvmflow.support.errors import DeviceError, TrackerError, last_words
 from tvmflow.support.json_values import to_json
 from tvmflow.support.paths import CODE_ROOT
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.targets.resolve import ResolvedTarget
 
 _MOST_SAID = 20_000  # bytes at the end of a server's output that are read
@@ -67,7 +68,8 @@ def local_tracker(
     default this one. Raises TrackerError.
     """
     provided = ["--target", json.dumps(to_json(target))] if target is not None else []
-    with tempfile.TemporaryFile() as said:
+    # Sessions of TVM's server are killed, and leave what was uploaded to them.
+    with temporary_folder("server") as folder, tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             [
                 *served.python,
@@ -83,7 +85,13 @@ def local_tracker(
             stdout=subprocess.PIPE,
             stderr=said,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(CODE_ROOT), "TVM_NUM_THREADS": str(threads), **served.environment},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(CODE_ROOT),
+                "TVM_NUM_THREADS": str(threads),
+                "TMPDIR": str(folder),
+                **served.environment,
+            },
         )
         try:
             import tvm  # noqa: F401  (takes seconds, while the server imports it as well)

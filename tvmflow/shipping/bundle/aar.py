@@ -11,7 +11,6 @@ import io
 import re
 import shutil
 import subprocess
-import tempfile
 import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -31,6 +30,7 @@ from tvmflow.shipping.bundle.wheel import BESIDE
 from tvmflow.shipping.bundle.write import BundleRequest, Content, contents
 from tvmflow.support.errors import BundleError, UsageError
 from tvmflow.support.files import describe_file
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.toolchain.compilers import compiler_named
 from tvmflow.toolchain.triples import triple_of
 
@@ -97,7 +97,7 @@ def write_aar(
     place = folder.joinpath(*group.split("."), artifact, version)
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"{artifact}-{version}{SUFFIX}"
-    with tempfile.TemporaryDirectory(prefix="tvmflow-aar-") as name:
+    with temporary_folder("aar") as name:
         inside: Content = {_outside(file, artifact): content for file, content in files.items()}
         inside["classes.jar"] = _classes(Path(name))
         for abi, part in triples.items():

@@ -6,7 +6,6 @@ anything unpacked, and each library is inspected and run in a sandbox of its own
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from tvmflow.shipping.bundle.statement import subjects
 from tvmflow.shipping.bundle.wheel import BESIDE, SUFFIX, package_of
 from tvmflow.support.errors import BundleError, ModelFileError, SignatureError, UsageError
 from tvmflow.support.files import sha256_of
+from tvmflow.support.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from tvmflow.shipping.bundle.run_on_device import DeviceTrial
@@ -105,7 +105,7 @@ def verify(path: Path, trust: Trust, device: DeviceTrial | None = None) -> Verif
             )
         manifest = _check_digests(archive, signing.open_envelope(archive.read(ENVELOPE), trust.key))
         _check_version(manifest, trust.at_least)
-        with tempfile.TemporaryDirectory(prefix="tvmflow-verify-") as folder:
+        with temporary_folder("verify") as folder:
             libraries = tuple(_check_library(archive, library, Path(folder), device) for library in manifest.libraries)
         signer = None if trust.key is None else signing.keyid(trust.key)
         return Verified(manifest.name, manifest.version, signer, len(archive.entries), libraries, manifest)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from tvmflow.sources.data.datasets import Arrays, random_inputs
 from tvmflow.sources.model_files import random_specs
 from tvmflow.support.errors import DeviceLostError, StageError, StoreAwayError, StoreError
 from tvmflow.support.files import sha256_of
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.tracking.dvc import repository as dvc
 from tvmflow.tracking.mlflow.history import champion_accuracy
 from tvmflow.tracking.mlflow.registry import CHAMPION, Version, version_by_alias, version_by_sha256
@@ -107,7 +107,7 @@ class Candidate:
         params = self.workspace.params
         entry, rules, measure = params.targets[self.cell.target], params.release, params.evaluate
         limits = SessionLimits(params.deploy.session_timeout_s + 600, params.deploy.device_wait_s)
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder("gate") as folder:
             old, new = self._forms(champion, Path(folder))
             backend = backend_for(entry)
             with open_session(entry.device, backend, limits) as session:
