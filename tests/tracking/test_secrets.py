@@ -81,7 +81,7 @@ def test_no_file_and_no_output_of_a_run_holds_a_secret(
     for command in (("--debug", "history", "digits"), ("run", "digits")):
         done = tvmflow(root, *command, code=None)
         said["away: " + " ".join(command)] = done.stdout + done.stderr
-    assert "digits" in said["history digits --json"] and (root / ".prefect" / "prefect.db").is_file()
+    assert "digits" in said["history digits --json"] and (root / ".prefect" / "prefect.db").is_file(), said
     spoken = [f"{name}: {s}" for name, text in said.items() for s in PLANTED.values() if s in text]
     assert not [*spoken, *_leaks(root), *_leaks(tmp_path / "temporary")], said
 

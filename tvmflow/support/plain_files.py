@@ -23,7 +23,7 @@ _BLOCK = 1 << 20
 
 
 def open_plain(path: Path | str, links: bool = False) -> BinaryIO:
-    """Open a plain file for reading, unbuffered. links: follow a link, as to a file that the user named.
+    """Open a plain file for reading. links: follow a link, as to a file that the user named.
 
     Raises OSError, also for another kind of file.
     """
@@ -41,8 +41,8 @@ def open_plain(path: Path | str, links: bool = False) -> BinaryIO:
         if kind != stat.S_IFREG:
             raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'no file')}, not a plain file", str(path))
         os.set_blocking(descriptor, True)
-        return os.fdopen(descriptor, "rb", buffering=0)
-    except BaseException:
+        return os.fdopen(descriptor, "rb")
+    except OSError:
         os.close(descriptor)
         raise
 
