@@ -50,6 +50,7 @@ from tvmflow.config.value_types import (
     NotNegative,
     NotNegativeFloat,
     Parallel,
+    PathText,
     PositiveFloat,
     Program,
     RemoteName,
@@ -164,12 +165,15 @@ class Gates(Frozen):
 
 class AppEntry(Frozen):
     """An app: cells that ship together. abis: required in its bundle, by default those of its cells; channel: of new
-    versions.
+    versions; root_key: file of the public key that says which keys may sign its releases; valid_days: of a signed
+    releases/APP.yaml.
     """
 
     cells: Annotated[tuple[Line, ...], Field(strict=False, min_length=1, max_length=1000)]
     abis: Annotated[tuple[Name, ...], Field(strict=False)] = ()
     channel: Name = "beta"
+    root_key: PathText | None = None
+    valid_days: Annotated[int, Field(ge=1, le=3650)] = 90
     gates: Gates = Gates()
 
 

@@ -37,12 +37,13 @@ _TIMEOUT_S = 300.0
 @dataclass(frozen=True)
 class Trust:
     """The required trust. key: the public key of the signature; None with unsigned: check everything else only.
-    at_least: the lowest accepted release version, against downgrade attacks.
+    at_least: the lowest accepted release version, against downgrade attacks; sha256: of the one accepted bundle.
     """
 
     key: Ed25519PublicKey | None
     unsigned: bool = False
     at_least: int | None = None
+    sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,8 @@ def _checked_copy(path: Path, trust: Trust, folder: Path) -> Iterator[tuple[str,
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "a bundle") from None
     whole = sha256_of(own)
+    if trust.sha256 not in (None, whole):
+        raise BundleError(f"{path.name} is another bundle than was released", f"the one with sha256 {trust.sha256}")
     with Archive(own) as archive:
         if kind in (aar.SUFFIX, SUFFIX):
             if trust.key is not None:
