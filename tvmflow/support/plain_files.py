@@ -22,7 +22,7 @@ _KINDS = {
 _BLOCK = 1 << 20
 
 
-def open_plain(path: Path | str, links: bool = False) -> BinaryIO:
+def open_plain(path: Path | str, links: bool = False, buffering: int = -1) -> BinaryIO:
     """Open a plain file for reading. links: follow a link, as to a file that the user named.
 
     Raises OSError, also for another kind of file.
@@ -41,10 +41,20 @@ def open_plain(path: Path | str, links: bool = False) -> BinaryIO:
         if kind != stat.S_IFREG:
             raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'no file')}, not a plain file", str(path))
         os.set_blocking(descriptor, True)
-        return os.fdopen(descriptor, "rb")
+        return os.fdopen(descriptor, "rb", buffering)
     except OSError:
         os.close(descriptor)
         raise
+
+
+def is_plain(path: Path | str) -> bool:
+    """Return whether a path names a plain file now, and no link to one. To read it use the functions below, which ask
+    again.
+    """
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 def read_plain(path: Path | str, limit: int, links: bool = False) -> bytes:
@@ -62,12 +72,13 @@ def read_plain(path: Path | str, limit: int, links: bool = False) -> bytes:
 
 def copy_plain(path: Path | str, target: Path, limit: int, links: bool = False) -> None:
     """Copy a plain file. Raises OSError, also for more than `limit` bytes, which are then not copied."""
-    with open_plain(path, links) as file, target.open("wb") as out:
+    with open_plain(path, links) as file:
         _check_size(os.fstat(file.fileno()).st_size, limit, path)
         left = limit + 1  # it may grow meanwhile
-        while left and (block := file.read(min(left, _BLOCK))):
-            out.write(block)
-            left -= len(block)
+        with target.open("wb") as out:
+            while left and (block := file.read(min(left, _BLOCK))):
+                out.write(block)
+                left -= len(block)
     if not left:
         target.unlink()
         _check_size(limit + 1, limit, path)

@@ -223,7 +223,7 @@ def restore_bundle(workspace: Workspace, app: str, version: Version) -> Path:
     """Return the path of a version's bundle, restored from DVC's cache if missing. Raises StoreError."""
     path = bundle_path(workspace, app, version.version)
     try:
-        if sha256_of(path) == version.bundle.sha256:
+        if path.is_file() and sha256_of(path) == version.bundle.sha256:
             return path
     except OSError:
         pass
