@@ -81,6 +81,7 @@ def test_no_file_and_no_output_of_a_run_holds_a_secret(
     away = tvmflow(root, "--debug", "history", "digits", code=None)
     said["away"] = away.stdout + away.stderr
     assert "Traceback" in said["away"]
+    print(said["run digits"][-3000:])
     assert "digits" in said["history digits --json"] and (root / ".prefect" / "prefect.db").is_file(), said
     spoken = [f"{name}: {s}" for name, text in said.items() for s in PLANTED.values() if s in text]
     assert not [*spoken, *_leaks(root), *_leaks(tmp_path / "temporary")], said
