@@ -78,8 +78,9 @@ def test_outside_a_workspace_the_machine_is_checked(tmp_path: Path, monkeypatch:
 
 
 def test_open_devices_are_named_where_there_are_other_users() -> None:
+    host = {"kind": "cpu", "mcpu": "x86-64-v3", "threads": 1}
     targets = {
-        name: TargetEntry.model_validate({"mcpu": "x86-64-v3", "threads": 1, "device": {"key": "k", **device}})
+        name: TargetEntry.model_validate({**host, "device": {"key": "k", **device}})
         for name, device in {
             "board": {"transport": "tracker", "host": "127.0.0.1", "port": 9190},
             "phone": {"transport": "tracker", "host": "127.0.0.1", "port": 9190, "secret_file": "phones.secret"},
