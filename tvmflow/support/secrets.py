@@ -69,10 +69,11 @@ def mask_process() -> None:
     if before is not _masked_record:
         _make = before
         logging.setLogRecordFactory(_masked_record)
-        sys.excepthook = _show_masked
+        sys.excepthook = show_traceback
 
 
-def _show_masked(*error: Any) -> None:
+def show_traceback(*error: Any) -> None:
+    """Write the traceback of an error (its type, itself, its traceback) to stderr."""
     sys.stderr.write(mask("".join(traceback.format_exception(*error))))
 
 
