@@ -11,11 +11,11 @@ import platform
 import re
 import subprocess
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from tvmflow.config.workspace import find_workspace
 from tvmflow.support.errors import SourceError, StoreError, last_words
 from tvmflow.support.files import digest_of
+from tvmflow.support.secrets import mask
 from tvmflow.toolchain.environments import cache_folder
 
 _GIT_S = 600.0
@@ -30,7 +30,7 @@ def describe_workspace() -> dict[str, str]:
     top = _git_answer(root, "rev-parse", "--show-toplevel")
     return {
         "root": str(root),
-        "repository": _without_credentials(_git_answer(root, "remote", "get-url", "origin")),
+        "repository": mask(_git_answer(root, "remote", "get-url", "origin")),
         "branch": _git_answer(root, "branch", "--show-current"),
         "folder": str(root.relative_to(Path(top).resolve())) if top else ".",
         "retune_cron": workspace.params.flows.retune_cron,
@@ -96,11 +96,3 @@ def _run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StoreError(f"git does not run: {error}", "git on this machine") from None
-
-
-def _without_credentials(address: str) -> str:
-    """Return an address of http without its password, which a server would show to everyone."""
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or "@" not in parts.netloc:
-        return address
-    return parts._replace(netloc=parts.netloc.rsplit("@", 1)[1]).geturl()

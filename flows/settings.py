@@ -13,6 +13,7 @@ import requests
 from flows.prefect_server import PrefectServer, check_server
 from flows.stopping import exit_code, when_stopping
 from tvmflow.config.workspace import Workspace
+from tvmflow.support.secrets import mask, mask_process
 from tvmflow.support.telemetry import PRIVACY
 
 _STOP_S = 4.0
@@ -34,6 +35,7 @@ def configure_prefect(workspace: Workspace) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    mask_process()  # Prefect keeps logs in its database
     if not os.environ.get("PREFECT_API_URL"):
         _servers.append(PrefectServer(Path(os.environ["PREFECT_HOME"])))
         os.environ["PREFECT_API_URL"] = _servers[-1].url
@@ -43,7 +45,7 @@ def configure_prefect(workspace: Workspace) -> None:
 
 def server_name() -> str:
     """Return a name of the server of runs: its address, '' for the temporary one of a workspace."""
-    return os.environ.get("PREFECT_API_URL", "") if has_users_server() else ""
+    return mask(os.environ.get("PREFECT_API_URL", "")) if has_users_server() else ""
 
 
 def _end_without_server() -> bool:
@@ -59,7 +61,7 @@ def _watch_server() -> None:
         try:
             requests.get(f"{url.rstrip('/')}/health", timeout=10)
         except requests.RequestException:
-            line = f"\nPrefect's server at {url} does not respond: the run ends without telling it\n"
+            line = f"\nPrefect's server at {mask(url)} does not respond: the run ends without telling it\n"
             os.write(sys.stderr.fileno(), line.encode())
             os._exit(exit_code())
 

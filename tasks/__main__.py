@@ -31,6 +31,7 @@ from tvmflow.pipeline.record import Record
 from tvmflow.pipeline.store import Store
 from tvmflow.support import errors
 from tvmflow.support.digests import Digests
+from tvmflow.support.secrets import mask_process
 from tvmflow.support.tvm_import import prepare_import_of_tvm
 from tvmflow.tuning.status_lines import FIRST
 
@@ -48,6 +49,7 @@ def main(arguments: list[str] | None = None, known: list[list[Any]] | None = Non
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument("--events", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    mask_process()
     if options.debug:
         os.environ["TVMFLOW_DEBUG"] = "1"  # the only way to pass this to a sandbox
     prepare_import_of_tvm()

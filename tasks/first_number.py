@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from tvmflow.evaluation.machine_state import host_watch
 from tvmflow.ir.relax.serialization import load_module
 from tvmflow.ir.tir.workloads import extract_workloads, kernel_keys
 from tvmflow.pipeline.stage import StageContext
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.toolchain.versions import versions
 from tvmflow.tuning.compare_networks import NetworkComparison, NetworkConfig
 from tvmflow.tuning.expected_gain import predict_gain, profiled_searches
@@ -58,7 +58,7 @@ def first_number(context: Context) -> None:
     context.progress("building with default schedules", 0, 0)
     with (
         _open_baseline(context) if here else contextlib.nullcontext(Baselines) as loaded,
-        tempfile.TemporaryDirectory() as folder,
+        temporary_folder("first") as folder,
         NetworkComparison(packed, backend, tuning_log, Path(folder), lambda: session_of(limits, target)) as networks,
     ):
         form = NetworkConfig(choose_by_cost(packed, backend, settings.winograd_bounds), {})

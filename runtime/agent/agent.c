@@ -18,13 +18,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MAX_SESSIONS 16 /* sessions at a time, including unauthenticated ones */
+#define MAX_SESSIONS 32  /* at a time */
+#define MAX_STRANGERS 16 /* of them without authentication; the next one ends the oldest of the peer that has most */
 #define MIN_SECRET 16
 
 typedef struct {
@@ -33,7 +35,13 @@ typedef struct {
   int life_line;
 } options;
 
-static pid_t sessions[MAX_SESSIONS];
+/* process: 0 for none; peer: its address; since: which connection it is, by number. */
+static struct {
+  pid_t process;
+  in_addr_t peer;
+  unsigned long since;
+} sessions[MAX_SESSIONS];
+static volatile char *is_known; /* per session, set by its process: the host has proved to know the secret */
 
 static _Noreturn void fail(const char *words, const char *name) {
   fprintf(stderr, "tvmflow-agent: %s%s%s\n", words, name ? ": " : "", name ? name : "");
@@ -102,14 +110,60 @@ static int open_listener(const options *requested, int *port) {
   return made;
 }
 
+static void reap(void) {
+  for (pid_t ended; (ended = waitpid(-1, NULL, WNOHANG)) > 0;)
+    for (int at = 0; at < MAX_SESSIONS; ++at)
+      if (sessions[at].process == ended) sessions[at].process = 0;
+}
+
+static int is_stranger(int at) { return sessions[at].process && !is_known[at]; }
+
+/* Return how many strangers a peer has. */
+static int strangers_of(in_addr_t peer) {
+  int count = 0;
+  for (int at = 0; at < MAX_SESSIONS; ++at) count += is_stranger(at) && sessions[at].peer == peer;
+  return count;
+}
+
+/* End the oldest stranger of the peer that has most. */
+static void end_a_stranger(void) {
+  int chosen = -1, most = 0;
+  for (int at = 0; at < MAX_SESSIONS; ++at) {
+    if (!is_stranger(at)) continue;
+    const int count = strangers_of(sessions[at].peer);
+    if (count > most || (count == most && sessions[at].since < sessions[chosen].since)) chosen = at, most = count;
+  }
+  if (chosen < 0) return;
+  kill(sessions[chosen].process, SIGKILL);
+  while (waitpid(sessions[chosen].process, NULL, 0) < 0 && errno == EINTR) {}
+  sessions[chosen].process = 0;
+}
+
+/* Return a free place for a session, -1 if hosts that know the secret have all of them. */
+static int free_place(void) {
+  int strangers = 0, sessions_now = 0, place = -1;
+  for (int at = 0; at < MAX_SESSIONS; ++at) strangers += is_stranger(at), sessions_now += sessions[at].process != 0;
+  if (strangers >= MAX_STRANGERS || (sessions_now == MAX_SESSIONS && strangers)) end_a_stranger();
+  for (int at = 0; at < MAX_SESSIONS; ++at)
+    if (!sessions[at].process) place = at;
+  return place;
+}
+
 static void begin_session(int listener, session_rules *rules) {
-  int yes = 1, connection = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+  static unsigned long connections;
+  struct sockaddr_in peer = {0};
+  socklen_t size = sizeof peer;
+  int yes = 1, connection = accept4(listener, (struct sockaddr *)&peer, &size, SOCK_CLOEXEC);
   if (connection < 0) return;
-  pid_t *room = NULL, agent = getpid();
-  for (pid_t *at = sessions; at < sessions + MAX_SESSIONS; ++at)
-    if (!*at) room = at;
-  pid_t process = room ? fork() : -1;
-  if (process > 0) *room = process;
+  const int place = free_place();
+  const pid_t agent = getpid();
+  if (place >= 0) is_known[place] = 0;
+  pid_t process = place >= 0 ? fork() : -1;
+  if (process > 0) {
+    sessions[place].process = process;
+    sessions[place].peer = peer.sin_addr.s_addr;
+    sessions[place].since = ++connections;
+  }
   if (process) {
     close(connection);
     return;
@@ -121,14 +175,11 @@ static void begin_session(int listener, session_rules *rules) {
   if (nowhere >= 0) dup2(nowhere, 0), dup2(nowhere, 1);
   setsockopt(connection, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   setsockopt(connection, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
-  if (!session_hello(connection, connection, &rules->shared)) session_serve(connection, connection, rules);
+  if (!session_hello(connection, connection, &rules->shared)) {
+    is_known[place] = 1;
+    session_serve(connection, connection, rules);
+  }
   _exit(0);
-}
-
-static void reap(void) {
-  for (pid_t ended; (ended = waitpid(-1, NULL, WNOHANG)) > 0;)
-    for (pid_t *at = sessions; at < sessions + MAX_SESSIONS; ++at)
-      if (*at == ended) *at = 0;
 }
 
 /* Return whether standard input has ended; other input is discarded. */
@@ -150,6 +201,8 @@ int main(int count, char **arguments) {
   rules.unit = requested.unit;
   rules.idle_ms = (int)(requested.idle_s > 2000000 ? 2000000000 : requested.idle_s * 1000);
   if (store_open(&rules.files, requested.folder, (uint64_t)requested.storage_mb << 20)) fail(strerror(errno), requested.folder);
+  is_known = mmap(NULL, MAX_SESSIONS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (is_known == MAP_FAILED) fail(strerror(errno), "memory");
   int listener = open_listener(&requested, &port);
   rules.listener = -1; /* a session has closed it */
   printf("{\"port\":%d,\"version\":%d,\"pid\":%d}\n", port, AGENT_VERSION, (int)getpid());
@@ -161,7 +214,7 @@ int main(int count, char **arguments) {
     if (found > 0 && waiting[1].revents && is_parent_gone()) break;
     if (found > 0 && waiting[0].revents) begin_session(listener, &rules);
   }
-  for (pid_t *at = sessions; at < sessions + MAX_SESSIONS; ++at)
-    if (*at) kill(*at, SIGKILL);
+  for (int at = 0; at < MAX_SESSIONS; ++at)
+    if (sessions[at].process) kill(sessions[at].process, SIGKILL);
   return 0;
 }

@@ -18,7 +18,6 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define MAX_WORKERS 8
@@ -62,11 +61,12 @@ int session_hello(int in, int out, const secret *shared) {
   } host, agent = {AGENT_MAGIC, {AGENT_VERSION, 0, 0, 0}, {0}};
   unsigned char claimed[SHA256_SIZE], proof[SHA256_SIZE];
   text reply = {0};
+  const uint64_t end_ms = now_ms() + HELLO_MS;
   if (random_bytes(agent.nonce, sizeof agent.nonce)) return -1;
-  if (wire_read(in, &host, sizeof host, HELLO_MS) || memcmp(host.magic, agent.magic, MAGIC_SIZE)) return -1;
+  if (wire_read_until(in, &host, sizeof host, end_ms) || memcmp(host.magic, agent.magic, MAGIC_SIZE)) return -1;
   if (wire_write(out, &agent, sizeof agent)) return -1;
   if (memcmp(host.version, agent.version, sizeof host.version)) return -1; /* the host has verified our proof */
-  if (wire_read(in, claimed, sizeof claimed, HELLO_MS)) return -1;
+  if (wire_read_until(in, claimed, sizeof claimed, end_ms)) return -1;
   prove(shared, "host", host.nonce, agent.nonce, proof);
   int is_right = same_digest(claimed, proof);
   if (is_right) {
@@ -108,12 +108,6 @@ static int reply_status(const char *status, const char *words) {
 static int host_is_gone(int wait_ms) {
   struct pollfd waiting = {own.in, POLLRDHUP, 0};
   return poll(&waiting, 1, wait_ms) > 0 && waiting.revents & (POLLRDHUP | POLLHUP | POLLERR);
-}
-
-static uint64_t now_ms(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
 /* -- the device and its files -- */

@@ -8,23 +8,34 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #define TOGETHER 4096
 
-static wire_status wait_for(int fd, short events, int limit_ms) {
-  struct pollfd waiting = {fd, events, 0};
-  int found;
-  do found = poll(&waiting, 1, limit_ms);
-  while (found < 0 && errno == EINTR);
-  if (found < 0) return WIRE_END;
-  return found ? WIRE_OK : WIRE_LATE;
+uint64_t now_ms(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-wire_status wire_read(int fd, void *bytes, size_t size, int first_ms) {
+static uint64_t whole_ms(size_t size) { return STALLED_MS + size / SLOWEST; }
+
+static wire_status wait_until(int fd, short events, uint64_t end_ms) {
+  for (;;) {
+    const uint64_t now = now_ms();
+    struct pollfd waiting = {fd, events, 0};
+    const int found = poll(&waiting, 1, now < end_ms ? (int)(end_ms - now) : 0);
+    if (found < 0 && errno == EINTR) continue;
+    return found < 0 ? WIRE_END : found ? WIRE_OK : WIRE_LATE;
+  }
+}
+
+wire_status wire_read_until(int fd, void *bytes, size_t size, uint64_t end_ms) {
   unsigned char *at = bytes;
-  for (int limit_ms = first_ms; size; limit_ms = STALLED_MS) {
-    wire_status status = wait_for(fd, POLLIN, limit_ms);
+  while (size) {
+    wire_status status = wait_until(fd, POLLIN, end_ms);
     if (status) return status;
     ssize_t count = read(fd, at, size);
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
@@ -35,12 +46,28 @@ wire_status wire_read(int fd, void *bytes, size_t size, int first_ms) {
   return WIRE_OK;
 }
 
+wire_status wire_read(int fd, void *bytes, size_t size, int first_ms) {
+  struct pollfd waiting = {fd, POLLIN, 0};
+  int found = 1;
+  if (first_ms < 0) {
+    do found = poll(&waiting, 1, -1);
+    while (found < 0 && errno == EINTR);
+    if (found < 0) return WIRE_END;
+  } else {
+    wire_status status = wait_until(fd, POLLIN, now_ms() + (uint64_t)first_ms);
+    if (status) return status;
+  }
+  return wire_read_until(fd, bytes, size, now_ms() + whole_ms(size));
+}
+
 wire_status wire_write(int fd, const void *bytes, size_t size) {
   const unsigned char *at = bytes;
+  const uint64_t end_ms = now_ms() + whole_ms(size);
   while (size) {
-    wire_status status = wait_for(fd, POLLOUT, STALLED_MS);
+    wire_status status = wait_until(fd, POLLOUT, end_ms);
     if (status) return status;
-    ssize_t count = write(fd, at, size);
+    ssize_t count = send(fd, at, size, MSG_DONTWAIT); /* a blocking write would wait for room for all of it */
+    if (count < 0 && errno == ENOTSOCK) count = write(fd, at, size);
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (count <= 0) return WIRE_END;
     at += count;

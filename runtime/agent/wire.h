@@ -14,8 +14,9 @@
 #define MAX_REQUEST 1024u        /* bytes of a request's text */
 #define MAX_DATA (1u << 20)      /* bytes of a frame of data, and of a reply's text */
 #define MAX_FILE (8ull << 30)    /* bytes of an upload */
-#define STALLED_MS 30000         /* longest pause within a frame */
-#define HELLO_MS 10000           /* time limit of the authentication */
+#define STALLED_MS 30000         /* for a message, and beside it a ms for each SLOWEST bytes */
+#define SLOWEST 16u              /* bytes per ms: no more than a slow line needs */
+#define HELLO_MS 10000           /* time limit of the authentication as a whole */
 
 typedef enum { FRAME_REQUEST = 1, FRAME_DATA = 2, FRAME_REPLY = 3 } frame_kind;
 
@@ -28,8 +29,12 @@ typedef struct {
 
 typedef enum { WIRE_OK = 0, WIRE_END = -1, WIRE_LATE = -2, WIRE_BAD = -3 } wire_status;
 
-/* Read or write all bytes: the limit applies to the first byte, STALLED_MS to each pause after it. -1: no limit. */
+uint64_t now_ms(void);
+/* Read or write all bytes: first_ms is the limit of the first byte (-1: none), and from it on, or from the beginning of a
+ * write, all have to pass within STALLED_MS and size / SLOWEST: a byte now and then does not hold a connection. */
 wire_status wire_read(int fd, void *bytes, size_t size, int first_ms);
+/* Read all bytes until a time of now_ms(). */
+wire_status wire_read_until(int fd, void *bytes, size_t size, uint64_t end_ms);
 wire_status wire_write(int fd, const void *bytes, size_t size);
 /* Read a valid head. */
 wire_status frame_read_head(int fd, frame_head *head, int first_ms);

@@ -92,6 +92,68 @@ def test_who_has_another_secret_gets_nothing(agent: AgentProcess) -> None:
     connected_to(agent).close()
 
 
+def test_silent_connections_shut_nobody_out(agent: AgentProcess) -> None:
+    """More than there are places for, opened again as they are ended; a host that is known stays."""
+    with contextlib.ExitStack() as kept:
+        known = kept.enter_context(contextlib.closing(connected_to(agent)))
+        for _ in range(40):
+            kept.enter_context(socket.create_connection(("127.0.0.1", agent.port)))
+        begun = time.monotonic()
+        connected_to(agent).close()
+        assert time.monotonic() - begun < 5, "without waiting for the time limit of the silent ones"
+        assert known.ask("taken", "asking")["status"] == "ok"
+    assert len(descendants(agent.process.pid)) <= 33
+
+
+@pytest.mark.slow
+def test_a_byte_now_and_then_holds_no_connection(agent: AgentProcess) -> None:
+    """The time limit is that of the whole authentication."""
+    begun = time.monotonic()
+    with socket.create_connection(("127.0.0.1", agent.port)) as slow:
+        slow.settimeout(4)
+        with contextlib.suppress(OSError):
+            for byte in b"tvmflow agent\n\0\0" + struct.pack("<I", 1):
+                slow.sendall(bytes([byte]))
+                try:
+                    if not slow.recv(1):
+                        break
+                except TimeoutError:
+                    continue
+    assert 9 < time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize("how", ["data before a proof", "a long greeting", "slowly"])
+def test_a_host_reads_little_before_a_proof(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tvmflow.devices.agent.protocol.CONNECT_TIMEOUT_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sent = [0]
+
+        def pretend() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(52)
+                greeting = b"tvmflow agent\n\0\0" + struct.pack("<I", 1) + bytes(32)
+                if how == "slowly":
+                    for byte in greeting:
+                        connection.sendall(bytes([byte]))
+                        time.sleep(0.3)
+                connection.sendall(greeting)
+                connection.recv(32)
+                kind, size = (2, 1 << 20) if how == "data before a proof" else (3, 1 << 20)
+                for _ in range(600):
+                    connection.sendall(struct.pack("<BBHI", kind, 0, 0, size) + bytes(size))
+                    sent[0] += size
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        begun = time.monotonic()
+        with pytest.raises(DeviceLostError):
+            AgentConnection("127.0.0.1", listener.getsockname()[1], b"0" * 64, "here")
+        assert time.monotonic() - begun < 5
+        thread.join()
+        assert sent[0] < 16 << 20, "what the sockets hold"
+
+
 def test_an_agent_of_another_version_is_named(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tvmflow.devices.agent.protocol.VERSION", 7)
     with pytest.raises(AgentVersionError, match="has version 1, and this tvmflow speaks version 7"):

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from tests.devices.local_tracker import local_tracker
 from tests.search_rules import QUICK_RULES, changed
 from tests.wide_models import described
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.lower import lower
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.registry import open_session
-from tvmflow.devices.rpc.local import local_tracker
 from tvmflow.devices.rpc.tracker import connect
 from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.devices.tracker_protocol import TrackerAddress

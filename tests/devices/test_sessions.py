@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
+import struct
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +18,13 @@ import psutil
 import pytest
 
 from tests.conftest import SLUG
+from tests.devices.local_tracker import local_tracker
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.registry import backend_for
 from tvmflow.codegen.compile import compile_module
 from tvmflow.config.params import DeviceEntry, load_params
 from tvmflow.devices.registry import open_session
-from tvmflow.devices.rpc.local import Served, local_tracker
+from tvmflow.devices.rpc.local import LocalServer, Served, local_server
 from tvmflow.devices.rpc.tracker import connect, queue_of, request_session
 from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.devices.tracker_protocol import TrackerAddress
@@ -120,7 +125,8 @@ def test_the_address_comes_from_params_or_the_environment(monkeypatch: pytest.Mo
 
 
 def _servers() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if "tvmflow.devices.rpc.local_server" in " ".join(p.cmdline())]
+    names = ("tvmflow.devices.rpc.local_server", "tests.devices.local_tracker")
+    return [p for p in psutil.Process().children() if any(name in p.cmdline() for name in names)]
 
 
 def test_an_external_tracker_serves_a_library(tracker: TrackerAddress, library: Path, backend: Backend) -> None:
@@ -158,13 +164,13 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyte
     dies = _script(tmp_path / "dies", f"{said}; exit 3")
     with (
         pytest.raises(TrackerError, match=r"\(exit 3\): ImportError:  \[31mno library"),
-        local_tracker("k", 1, served=Served((dies,))),
+        local_server("k", 1, served=Served((dies,))),
     ):
         pass
     hangs = _script(tmp_path / "hangs", f"printf '%01000d' 7 >&2; {said.replace('no', 'slow')}; exec sleep 60")
     with (
         pytest.raises(TrackerError, match="slow library") as error,
-        local_tracker("k", 1, served=Served((hangs,), start_timeout_s=0.5)),
+        local_server("k", 1, served=Served((hangs,), start_timeout_s=0.5)),
     ):
         pass
     assert len(error.value.found) < 500
@@ -174,7 +180,7 @@ def test_a_server_that_dies_later_says_how(tmp_path: Path) -> None:
     dies = _script(tmp_path / "dies", """echo '{"port": 1}'; echo out of room >&2; exit 4""")
     with (
         pytest.raises(DeviceLostError, match=r"lost; the local server ended \(exit 4\): out of room"),
-        local_tracker("k", 1, served=Served((dies,))),
+        local_server("k", 1, served=Served((dies,))),
     ):
         until = time.monotonic() + 10
         while not any(p.status() == psutil.STATUS_ZOMBIE for p in psutil.Process().children()):
@@ -241,11 +247,9 @@ def test_two_uploads_of_one_name_do_not_overwrite_each_other(library: Path, back
 
 def test_the_servers_life_line(tmp_path: Path) -> None:
     """When the process that opened a session is killed, its tracker and server end too."""
-    import sys
-
     code = (
-        "import time, sys\nfrom tvmflow.devices.rpc.local import local_tracker\n"
-        "with local_tracker('k', 1) as address:\n    print(address.port, flush=True)\n    time.sleep(60)\n"
+        "import time, sys\nfrom tvmflow.devices.rpc.local import local_server\n"
+        "with local_server('k', 1) as server:\n    print(server.port, flush=True)\n    time.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -255,6 +259,57 @@ def test_the_servers_life_line(tmp_path: Path) -> None:
     process.wait()
     _, alive = psutil.wait_procs(children, timeout=120)
     assert alive == []
+
+
+# -- other users of this machine --
+
+_STRANGER = """
+import encodings.idna, os, socket, struct, sys  # the last that this user can read
+port, user = int(sys.argv[1]), int(sys.argv[2])
+os.setuid(user)
+with socket.create_connection(("127.0.0.1", port), timeout=20) as found:
+    try:
+        found.sendall(struct.pack("<ii", 0xFF271, len(sys.argv[3])) + sys.argv[3].encode())
+        print(found.recv(4).hex())
+    except OSError:
+        print("closed")
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalServer]:
+    with local_server("k", 1) as running:
+        yield running
+
+
+def _ask_as(user: int, server: LocalServer, key: str) -> str:
+    command = [sys.executable, "-c", _STRANGER, str(server.port), str(user), key]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+def test_nobody_runs_code_in_a_server_without_its_secret(server: LocalServer) -> None:
+    """Not by the name of the device, which was the key, nor by a secret that is nearly right, nor as another user."""
+    mismatch = struct.pack("<i", 0xFF271 + 2).hex()
+    for key in (
+        "client:k",
+        "client:",
+        f"client:{server.secret[:-1]}",
+        f"client:{server.secret}x",
+        f"server:{server.secret}",
+    ):
+        assert _ask_as(os.getuid(), server, key) == mismatch
+    assert server.secret not in " ".join(" ".join(p.cmdline()) for p in psutil.process_iter())
+    if os.getuid() == 0:
+        assert _ask_as(65534, server, f"client:{server.secret}") in ("", "closed"), "whoever has read the secret"
+
+
+def test_silent_strangers_keep_nobody_waiting(server: LocalServer) -> None:
+    with contextlib.ExitStack() as kept:
+        for _ in range(8):
+            kept.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        begun = time.monotonic()
+        assert server.connect(60.0).get_function("testing.echo")(7) == 7
+        assert time.monotonic() - begun < 8
 
 
 # -- times of kernels --

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from tests.conftest import REPOSITORY, free_port
+from tests.devices.local_tracker import local_tracker
 from tests.devices.vta import SHAPE, Array, expected, library_calling, network, vta_backend
 from tests.differential.vta_cases import CONFIG, image
 from tvmflow.backends.vta import VtaOptions
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.registry import open_session
-from tvmflow.devices.rpc.local import local_tracker
 from tvmflow.devices.session import SessionLimits
 from tvmflow.frontends.source_model import OutputSpec
 from tvmflow.support.errors import (

@@ -24,7 +24,7 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.record import RECORD_NAME
 from tvmflow.pipeline.stage import StageContext
 from tvmflow.pipeline.store import Plan, Store
-from tvmflow.support.errors import StageError, StoreError
+from tvmflow.support.errors import StageError, StoreError, UsageError
 from tvmflow.support.files import describe_file
 
 
@@ -81,6 +81,33 @@ def test_made_once_then_hit(bench: Bench) -> None:
         "hit",
     ]
     assert bench.calls() == ["fetch", "import_model"]
+
+
+def test_a_record_of_someone_without_the_secret_is_not_used(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a secret a forged digest is believed: the key protects from accidents only."""
+    record = bench.folder("fetch") / RECORD_NAME
+
+    def forge(text: str) -> None:
+        (bench.folder("fetch") / "deep" / "number.txt").write_text("666")
+        data = json.loads(record.read_text())
+        data["outputs"]["deep/number.txt"] = vars(describe_file(bench.folder("fetch") / "deep" / "number.txt"))
+        record.write_text(json.dumps(data | json.loads(text), sort_keys=True, indent=1))
+        shutil.rmtree(bench.workspace.artifacts / ".index")
+
+    bench.ensure("fetch")
+    forge("{}")
+    assert bench.ensure("fetch") == "hit"
+    monkeypatch.setenv("TVMFLOW_RECORDS_SECRET", "s" * 32)
+    assert bench.ensure("fetch") == "made", "it was not signed"
+    assert bench.ensure("fetch") == "hit" and bench.ensure("import_model") == "made"
+    for text in ("{}", '{"hmac": null}', '{"hmac": "%s"}' % ("0" * 64)):
+        forge(text)
+        assert bench.ensure("fetch") == "made"
+    monkeypatch.setenv("TVMFLOW_RECORDS_SECRET", "t" * 32)
+    assert bench.ensure("fetch") == "made"
+    monkeypatch.setenv("TVMFLOW_RECORDS_SECRET", "short")
+    with pytest.raises(UsageError, match="has 5 characters"):
+        bench.ensure("fetch")
 
 
 def test_a_stage_without_its_input_says_which_one(bench: Bench) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow.setup.doctor import check_versions, examine
+from tvmflow.config.params import TargetEntry
+from tvmflow.setup.doctor import check_versions, examine, open_devices
 from tvmflow.toolchain.versions import attributes_beside, installed_version
 from tvmflow.toolchain.versions import version as toolchain_version
 
@@ -74,3 +75,18 @@ def test_outside_a_workspace_the_machine_is_checked(tmp_path: Path, monkeypatch:
     monkeypatch.delenv("TVMFLOW_ROOT")
     (tmp_path / "params.yaml").write_text("models: 3")
     assert {f.what: f.level for f in examine()}["params.yaml"] == "broken"
+
+
+def test_open_devices_are_named_where_there_are_other_users() -> None:
+    host = {"kind": "cpu", "mcpu": "x86-64-v3", "threads": 1}
+    targets = {
+        name: TargetEntry.model_validate({**host, "device": {"key": "k", **device}})
+        for name, device in {
+            "board": {"transport": "tracker", "host": "127.0.0.1", "port": 9190},
+            "phone": {"transport": "tracker", "host": "127.0.0.1", "port": 9190, "secret_file": "phones.secret"},
+            "here": {"transport": "local"},
+        }.items()
+    }
+    [finding] = open_devices(targets, ["eve"])
+    assert finding.level == "warning" and finding.found.startswith("board: ") and "(eve)" in finding.found
+    assert list(open_devices(targets, [])) == []

@@ -24,6 +24,7 @@ from tests.bundle_parts import CELL, android_part
 from tests.shipping.conftest import REQUEST
 from tvmflow.shipping.bundle.aar import write_aar
 from tvmflow.shipping.bundle.abis import ABIS
+from tvmflow.shipping.bundle.archive import Archive, write_archive
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.signing import KeyPair, signing_key
 from tvmflow.shipping.bundle.verify import Trust, verify
@@ -165,6 +166,14 @@ def test_it_is_verified(aar: Path, trust: Trust, tmp_path: Path) -> None:
     copy.write_bytes(data[:place] + b"#" + data[place + 1 :])
     with pytest.raises(BundleError, match="was altered: its digest differs from the statement next to it"):
         verify(copy, trust)
+
+
+def test_a_file_that_tools_would_run_is_refused(aar: Path, tmp_path: Path) -> None:
+    with Archive(aar) as archive:
+        files = {one: archive.read(one) for one in archive.entries}
+    write_archive(tmp_path / aar.name, {**files, "lint.jar": b"PK"})
+    with pytest.raises(BundleError, match=r"lint\.jar is in the AAR"):
+        verify(tmp_path / aar.name, Trust(None, unsigned=True))
 
 
 def test_what_cannot_be_an_aar(part: Part, android: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import struct
 import zlib
@@ -155,6 +156,29 @@ def test_an_older_release_in_place_of_a_newer_one(
     _refused(tmp_path / "b.zip", Trust(trust.key, at_least=1), "no release: it has no version")
     with pytest.raises(AssertionError, match="not refused"):
         verify(bundle, Trust(trust.key, at_least=3))
+
+
+def test_what_was_checked_is_what_is_used(
+    bundle: Path, trust: Trust, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, data, seen = tmp_path / "b.zip", bundle.read_bytes(), []
+
+    def use(archive: Archive, *_arguments: object) -> None:
+        path.write_bytes(bytes(len(data)))  # in place: whoever has it open reads this
+        seen.append(archive.read(LIBRARY))
+
+    monkeypatch.setattr(verifying, "_check_library", use)
+    path.write_bytes(data)
+    assert verify(path, trust).sha256 == sha256(data) and seen == [_contents(bundle)[LIBRARY]]
+
+
+def test_what_is_no_file_is_refused_and_waited_for_by_nobody(trust: Trust, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.zip")
+    (tmp_path / "link.zip").symlink_to("pipe.zip")
+    (tmp_path / "zero.zip").symlink_to("/dev/zero")
+    for name, kind in (("pipe", "a pipe"), ("link", "a pipe"), ("zero", "a device")):
+        with pytest.raises(UsageError, match=f"{name}.zip cannot be read: it is {kind}, not a plain file"):
+            verify(tmp_path / f"{name}.zip", trust)
 
 
 @pytest.mark.parametrize("left", [0, 3, 21, 100, 0.5, 0.9, -1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 
 from tests.bundle_parts import CELL
 from tests.shipping.conftest import REQUEST
+from tvmflow.shipping.bundle.archive import Archive, write_archive
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.signing import KeyPair, signing_key
 from tvmflow.shipping.bundle.verify import Trust, verify
@@ -82,6 +84,31 @@ def test_it_is_verified(wheel: Path, trust: Trust, tmp_path: Path) -> None:
     copy.write_bytes(data[:place] + b"N" + data[place + 1 :])
     with pytest.raises(BundleError, match="was altered: its digest differs from the statement next to it"):
         verify(copy, trust)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "evil.pth",
+        "small/evil.py",
+        "small-3.data/scripts/sh",
+        "small-3.dist-info/entry_points.txt",
+        "other-3.dist-info/WHEEL",
+    ],
+)
+def test_a_file_outside_the_bundle_is_refused(wheel: Path, tmp_path: Path, name: str) -> None:
+    with Archive(wheel) as archive:
+        files = {one: archive.read(one) for one in archive.entries}
+    write_archive(tmp_path / wheel.name, {**files, name: b"import os"})
+    with pytest.raises(BundleError, match=f"{name} is in the wheel"):
+        verify(tmp_path / wheel.name, Trust(None, unsigned=True))
+
+
+def test_a_pipe_beside_a_wheel_is_refused(wheel: Path, trust: Trust, tmp_path: Path) -> None:
+    (tmp_path / wheel.name).write_bytes(wheel.read_bytes())
+    os.mkfifo(tmp_path / f"{wheel.name}.dsse.json")
+    with pytest.raises(BundleError, match="it is a pipe, not a plain file"):
+        verify(tmp_path / wheel.name, trust)
 
 
 def test_a_wheel_is_for_one_platform(part: Part, tmp_path: Path) -> None:

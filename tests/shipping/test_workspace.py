@@ -66,7 +66,7 @@ def test_from_a_champion_to_an_app_and_back(copy_of_finished: Path, tmp_path: Pa
     [released] = read_releases(workspace, "camera").versions
     data = bundle_path(workspace, "camera", 1).read_bytes()
     bundle_path(workspace, "camera", 1).unlink()  # as in a clone: DVC has it
-    assert api.release_app("camera", workspace, channel="stable").version == 1
+    assert api.release_app("camera", workspace, channel="stable", key=keys.private).version == 1
     assert bundle_path(workspace, "camera", 1).read_bytes() == data
     pointer = yaml.safe_load((root / "releases" / "camera-1.zip.dvc").read_text())
     assert pointer["outs"][0]["md5"] == released.bundle.md5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import http.server
 import threading
@@ -191,3 +192,13 @@ def test_nobody_there_is_retryable_and_shows_no_password(tmp_path: Path) -> None
         download("http://user:secret@127.0.0.1:9/m?token=hidden", tmp_path / "m", LIMITS, SHA256)
     assert error.value.retryable
     assert "secret" not in str(error.value) and "hidden" not in str(error.value)
+
+
+def test_user_and_password_come_from_netrc(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password word\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    expected = "Basic " + base64.b64encode(b"me:word").decode()
+    server.replies = [lambda h: whole(h) if h.headers.get("Authorization") == expected else status(401)(h)]
+    download(server.url, tmp_path / "model.pt", LIMITS, SHA256)
+    assert (tmp_path / "model.pt").read_bytes() == BODY

@@ -20,7 +20,7 @@ from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.support.errors import StoreError, UsageError
 from tvmflow.tracking.costs import METRICS, TAGS, costs_of
-from tvmflow.tracking.mlflow.address import TRACKING, identity, without_credentials
+from tvmflow.tracking.mlflow.address import TRACKING, identity
 from tvmflow.tracking.mlflow.history import all_measurements, overview, runs_with
 from tvmflow.tracking.mlflow.rebuild import fill_new_server, rebuild
 from tvmflow.tracking.mlflow.recorded import ensure_recorded, is_recorded, record_kept, record_or_keep
@@ -189,4 +189,3 @@ def test_credentials_are_in_no_name_of_a_store(ledger: LedgerBench, monkeypatch:
     assert identity(ledger.workspace) == "mlruns/mlflow.db"
     monkeypatch.setenv(TRACKING, "https://me:secret@host:5000/mlflow/")
     assert identity(ledger.workspace) == "https://host:5000/mlflow"
-    assert without_credentials("http://host/a@b") == "http://host/a@b"

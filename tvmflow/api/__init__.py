@@ -2,7 +2,7 @@
 
 from tvmflow.api.agreement import device_agreement
 from tvmflow.api.apps import app_releases, release_app
-from tvmflow.api.bundles import bundle, new_keys, verify_bundle
+from tvmflow.api.bundles import allow_keys, bundle, new_keys, verify_bundle
 from tvmflow.api.execution import classify, load, predict
 from tvmflow.api.fleet import Regressions, compare, costs, overview, regressions
 from tvmflow.api.inspect import devices, examine, gpus, history, plan, quarantine, scorecard, status
@@ -95,6 +95,7 @@ __all__ = [
     "new_workspace",
     "names",
     "new_keys",
+    "allow_keys",
     "open_workspace",
     "params_schema",
     "phones",

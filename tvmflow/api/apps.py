@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from tvmflow.api.bundles import part_of, signer_of
 from tvmflow.api.workspace import Where, open_workspace
 from tvmflow.support.errors import StoreError, UsageError
+from tvmflow.support.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from tvmflow.config.workspace import Workspace
@@ -26,15 +26,17 @@ def release_app(
     key: Path | str | None = None,
     unsigned: bool = False,
     dry_run: bool = False,
+    renew: bool = False,
     tell: Callable[[str], None] = lambda _step: None,
 ) -> AppRelease:
     """Release the champions of an app's cells as a new version on its own channel; see `passed` and `reasons`.
 
     channel: another channel, which gets the same bundle as the app's own channel; rollback: restore the channel's
-    version before the current one; key, unsigned: as for `bundle`; tell: called with each step. Raises
-    UnknownNameError, StoreError, BundleError.
+    version before the current one; key, unsigned: as for `bundle`; renew: only sign releases/APP.yaml as it is; tell:
+    called with each step. Raises UnknownNameError, StoreError, BundleError, SignatureError.
     """
-    from tvmflow.shipping.release_app import Order, promote_app, rollback_app
+    from tvmflow.shipping.bundle.signing import public_key
+    from tvmflow.shipping.release_app import AppRelease, Order, Signer, promote_app, renew_releases, rollback_app
     from tvmflow.shipping.release_app import release_app as release
     from tvmflow.tracking.app_releases import check_app
 
@@ -42,17 +44,21 @@ def release_app(
     check_app(where, app)
     entry = where.params.apps[app]
     _check_channel(channel)
-    if (rollback or channel not in (None, entry.channel)) and dry_run:
-        raise UsageError("--dry-run with a rollback or a promotion", "--dry-run only with a new release")
+    if (rollback or renew or channel not in (None, entry.channel)) and dry_run:
+        raise UsageError("--dry-run with a rollback, a promotion or --renew", "--dry-run only with a new release")
+    root = public_key(where.root / entry.root_key) if entry.root_key else None
+    signer = Signer(signer_of(key, unsigned), root, entry.valid_days)
+    if renew:
+        serial = renew_releases(where, app, signer).serial
+        return AppRelease(app, f"signed, serial {serial}", entry.channel, None, None)
     if rollback:
-        done = rollback_app(where, app, channel or entry.channel, tell)
+        done = rollback_app(where, app, channel or entry.channel, tell, signer)
     elif channel is not None and channel != entry.channel:
-        done = promote_app(where, app, entry.channel, channel, tell)
+        done = promote_app(where, app, entry.channel, channel, tell, signer)
     else:
-        signer = signer_of(key, unsigned)
-        with tempfile.TemporaryDirectory(prefix="tvmflow-release-") as name:
-            parts, missing = _parts(where, entry.cells, Path(name))
-            done = release(where, Order(app, entry, parts, missing, signer, dry_run), tell)
+        with temporary_folder("release") as folder:
+            parts, missing = _parts(where, entry.cells, folder)
+            done = release(where, Order(app, entry, parts, missing, signer.key, dry_run, root), tell)
     _tag(where, app)
     return done
 

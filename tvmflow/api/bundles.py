@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tvmflow.api.workspace import CellName, Where, cell_of, open_workspace
 from tvmflow.support.errors import StoreError, UnknownNameError, UsageError
+from tvmflow.support.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -91,7 +91,7 @@ def signer_of(key: Path | str | None, unsigned: bool) -> Ed25519PrivateKey | Non
 @contextlib.contextmanager
 def parts_of(workspace: Workspace, cells: Sequence[Cell], newest: bool) -> Iterator[list[Part]]:
     """Yield the bundle part of each cell: its champion, or the library in its folders if `newest`."""
-    with tempfile.TemporaryDirectory(prefix="tvmflow-bundle-") as name:
+    with temporary_folder("bundle") as name:
         yield [part_of(workspace, cell, newest, Path(name) / cell.slug) for cell in cells]
 
 
@@ -150,18 +150,56 @@ def verify_bundle(
     at_least: int | None = None,
     device: str | None = None,
     workspace: Where = None,
+    releases: Path | str | None = None,
+    channel: str | None = None,
+    root: Path | str | None = None,
 ) -> Verified:
     """Verify an untrusted bundle: signature, digests, libraries; run the golden inputs of libraries for this machine.
 
     key: file of the required signer's public key; unsigned: accept any signature or none; at_least: reject an older
-    release; device: a target of the workspace or the key of its device; also run the libraries there, which
-    requires a signature. Raises BundleError.
+    release; releases: an untrusted releases/APP.yaml, whose version on `channel` the bundle has to be, at_least is then
+    its serial; root: in place of key, the public root key, which says beside that file which keys may sign; device: a
+    target of the workspace or the key of its device; also run the libraries there, which requires a signature. Raises
+    BundleError.
     """
     from tvmflow.shipping.bundle.signing import public_key
     from tvmflow.shipping.bundle.verify import Trust, verify
+    from tvmflow.shipping.release_trust import shipped
 
-    trust = Trust(public_key(Path(key)) if key is not None else None, unsigned, at_least)
-    return verify(Path(path), trust, _device_trial(open_workspace(workspace), device) if device is not None else None)
+    trial = _device_trial(open_workspace(workspace), device) if device is not None else None
+    if releases is None:
+        if root is not None or channel is not None:
+            raise UsageError("--root or --channel without --releases", "the file that they are about")
+        return verify(Path(path), Trust(public_key(Path(key)) if key is not None else None, unsigned, at_least), trial)
+    trusted = root if key is None else key
+    if trusted is None or (key is not None and root is not None) or channel is None or unsigned:
+        raise UsageError(
+            "--releases without one key or without a channel", "--channel NAME, and --key FILE.pub or --root FILE.pub"
+        )
+    now = shipped(Path(releases), channel, public_key(Path(trusted)), root is not None, at_least)
+    return verify(Path(path), Trust(now.key, at_least=now.version.version, sha256=now.version.bundle.sha256), trial)
+
+
+def allow_keys(
+    app: str, root: Path | str, keys: Sequence[Path | str], valid_days: int = 365, workspace: Where = None
+) -> Path:
+    """Write releases/APP.keys.json: the public keys that may sign an app's releases; others are revoked.
+
+    root: file of the private root key, which is kept offline. Raises UnknownNameError, UsageError, SignatureError.
+    """
+    from tvmflow.shipping.bundle.signing import public_key, signing_key
+    from tvmflow.shipping.release_trust import keys_path, sign_keys
+    from tvmflow.support.files import write_atomic
+    from tvmflow.tracking.app_releases import check_app, folder_of
+
+    where = open_workspace(workspace)
+    check_app(where, app)
+    owner = signing_key(Path(root))
+    assert owner is not None
+    folder = folder_of(where)
+    path = keys_path(folder, app)
+    write_atomic(path, sign_keys(folder, app, owner, [public_key(Path(key)) for key in keys], valid_days).decode())
+    return path
 
 
 def _device_trial(workspace: Workspace, name: str) -> DeviceTrial:

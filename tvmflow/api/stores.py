@@ -44,11 +44,11 @@ def store_addresses(workspace: Where = None) -> dict[str, str]:
     `registry`, MLflow's store of models. Raises StoreError.
     """
     from tvmflow.tracking.dvc.repository import default_remote
-    from tvmflow.tracking.mlflow.address import identity, mlflow_uri, registry_uri, without_credentials
+    from tvmflow.tracking.mlflow.address import identity, mlflow_uri, registry_uri
 
     where = open_workspace(workspace)
     return {
-        "dvc": without_credentials(default_remote(where)),
+        "dvc": mask(default_remote(where)),
         "mlflow": identity(where, mlflow_uri(where)),
         "registry": identity(where, registry_uri(where)),
     }

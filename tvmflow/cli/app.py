@@ -12,6 +12,7 @@ import typer
 
 from tvmflow.cli.completion import complete_cell
 from tvmflow.support.errors import TvmflowError
+from tvmflow.support.secrets import mask_process, show_traceback
 from tvmflow.support.version import __version__
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def main() -> None:
     """Run the command line; every expected error is one message and an exit code."""
     from flows.stopping import exit_code, stops_on_signals
 
+    mask_process()
     logging.raiseExceptions = False  # a log line that Prefect's server does not take is not worth one of ours
     try:
         with stops_on_signals():
@@ -85,11 +87,15 @@ def main() -> None:
         from tvmflow.support.errors import from_os_error
 
         _fail(from_os_error(error, "working in"), 1)
+    except Exception:
+        show_traceback(*sys.exc_info())  # Typer puts another hook in the place of ours
+        sys.exit(1)
 
 
 def _fail(error: TvmflowError, code: int) -> None:
     if _State.debug or "--debug" in sys.argv:
-        raise error
+        show_traceback(type(error), error, error.__traceback__)
+        sys.exit(code)
     print(f"error: {error}", file=sys.stderr)
     sys.exit(code)
 

@@ -24,6 +24,9 @@ def release(
     ] = None,
     rollback: Annotated[bool, typer.Option("--rollback", help="Restore the channel's previous version.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the gates without releasing.")] = False,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Only sign releases/APP.yaml again: with a new key, or before it expires.")
+    ] = False,
     key: KeyFile = None,
     unsigned: Unsigned = False,
     as_json: Json = False,
@@ -33,7 +36,7 @@ def release(
     def tell(step: str) -> None:
         print(f"{name}: {step}", file=sys.stderr)
 
-    outcome = api.release_app(name, open_workspace(), channel, rollback, key, unsigned, dry_run, tell)
+    outcome = api.release_app(name, open_workspace(), channel, rollback, key, unsigned, dry_run, renew, tell)
     if as_json:
         show_json(outcome.to_json())
     elif outcome.passed:

@@ -62,7 +62,16 @@ def verify(
     path: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle; it may come from an untrusted source.")],
     key: Annotated[Path | None, typer.Option("--key", help="File of the trusted signer's public key.")] = None,
     unsigned: Unsigned = False,
-    at_least: Annotated[int | None, typer.Option("--at-least", min=1, help="Reject versions older than this.")] = None,
+    at_least: Annotated[
+        int | None, typer.Option("--at-least", min=1, help="Reject an older version; with --releases, an older serial.")
+    ] = None,
+    releases: Annotated[
+        Path | None, typer.Option("--releases", help="A releases/APP.yaml: the bundle must be the one on --channel.")
+    ] = None,
+    channel: Annotated[str | None, typer.Option("--channel", help="The channel for --releases.")] = None,
+    root: Annotated[
+        Path | None, typer.Option("--root", help="With --releases: file of the public root key, in place of --key.")
+    ] = None,
     device: Annotated[
         str | None, typer.Option("--device", help="Also run the golden inputs on this target's device.")
     ] = None,
@@ -72,7 +81,7 @@ def verify(
     device. Requires a workspace only with --device.
     """
     workspace = open_workspace() if device is not None else None
-    report = api.verify_bundle(path, key, unsigned, at_least, device, workspace)
+    report = api.verify_bundle(path, key, unsigned, at_least, device, workspace, releases, channel, root)
     if as_json:
         show_json(report.to_json())
         return
@@ -111,3 +120,15 @@ def new_keys(
         f"{pair.private}: private, for --key of 'tvmflow bundle'\n{pair.public}: public, for --key of "
         f"'tvmflow verify'; id {pair.keyid[:16]}"
     )
+
+
+@keys.command("allow")
+def allow_keys(
+    name: Annotated[str, typer.Argument(metavar="APP", help="A name under apps: in params.yaml.")],
+    root: Annotated[Path, typer.Option("--root", help="File of the private root key, which is kept offline.")],
+    key: Annotated[list[Path], typer.Option("--key", help="File of a public key that may sign; repeatable.")],
+    valid_days: Annotated[int, typer.Option("--valid-days", min=1, max=3650, help="How long the list is valid.")] = 365,
+) -> None:
+    """Say which keys may sign an app's releases; keys that are left out are revoked."""
+    print(api.allow_keys(name, root, key, valid_days, open_workspace()))
+    suggest(f"tvmflow release {name} --renew --key FILE, if the key of the last release is not among them")

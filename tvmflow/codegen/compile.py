@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +21,7 @@ from tvmflow.passes.kernel.apply_schedules import ApplySchedules
 from tvmflow.passes.kernel.rename_kernels import RenameKernels
 from tvmflow.passes.pipeline import KERNEL_PIPELINE, prepare_kernels
 from tvmflow.support.errors import StageError, last_line
+from tvmflow.support.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from tvmflow.ir.tvm_compat import IRModule
@@ -150,6 +150,6 @@ def export(scheduled: Scheduled, path: Path) -> None:
 
     Its parts are written as object files in parallel first, and do not run any more.
     """
-    with tempfile.TemporaryDirectory(prefix="tvmflow-objects-") as folder:
+    with temporary_folder("objects") as folder:
         replace_by_objects(scheduled.executable, Path(folder))
     scheduled.backend.export(scheduled.executable, path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from filelock import FileLock
 from tvmflow.support.errors import ToolchainError, error_words
 from tvmflow.support.files import digest_of, sha256_of
 from tvmflow.support.paths import RUNTIME
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.toolchain.environments import cache_folder
 
@@ -35,7 +35,7 @@ def build_agent(path: Path, compiler: Sequence[str]) -> Path:
         *(f"-I{RUNTIME / name}" for name in ("include", "gpu", "measure")),
         f"-ffile-prefix-map={RUNTIME}=runtime",
     ]
-    with tempfile.TemporaryDirectory(prefix="tvmflow-agent-") as folder:
+    with temporary_folder("agent") as folder:
         objects = []
         for source in agent_sources():
             objects.append(f"{folder}/{source.stem}.o")

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import struct
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +54,7 @@ class TrackerConnection:
             raise no_tracker(address, error) from error
         try:
             self._socket.sendall(struct.pack("<i", _MAGIC))
-            if struct.unpack("<i", read_exactly(self._socket, 4))[0] != _MAGIC:
+            if struct.unpack("<i", read_exactly(self._socket, 4, CONNECT_TIMEOUT_S))[0] != _MAGIC:
                 raise ValueError("the reply is not from a tracker")
         except (OSError, ValueError) as error:
             self.close()
@@ -68,20 +69,26 @@ class TrackerConnection:
             request = json.dumps(message).encode()
             self._socket.settimeout(within_s)
             self._socket.sendall(struct.pack("<i", len(request)) + request)
-            size = struct.unpack("<i", read_exactly(self._socket, 4))[0]
+            size = struct.unpack("<i", read_exactly(self._socket, 4, within_s))[0]
             if not 0 < size <= MAX_MESSAGE_BYTES:
                 raise ValueError("the reply is not from a tracker")
-            return json.loads(read_exactly(self._socket, size))
+            return json.loads(read_exactly(self._socket, size, CONNECT_TIMEOUT_S))
         except TimeoutError:
             raise
         except (OSError, ValueError, RecursionError) as error:
             raise no_tracker(self.address, error) from error
 
 
-def read_exactly(connection: socket.socket, size: int) -> bytes:
-    """Return the next bytes of a connection. Raises OSError when it is closed before."""
-    found = bytearray()
+def read_exactly(connection: socket.socket, size: int, within_s: float) -> bytes:
+    """Return the next bytes of a connection. Raises OSError when it is closed before, TimeoutError without all of them
+    within that time: a byte now and then does not count.
+    """
+    found, end = bytearray(), time.monotonic() + within_s
     while len(found) < size:
+        left = end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"{len(found)} of {size} bytes arrived within {within_s:g} s")
+        connection.settimeout(left)
         part = connection.recv(min(size - len(found), 1 << 16))
         if not part:
             raise OSError("it closed the connection")

@@ -77,6 +77,10 @@ class Transport(ABC):
         """
         return None
 
+    def runs_code_of_strangers(self, device: DeviceEntry) -> bool:
+        """Return whether whoever reaches a device can run code there, as TVM's servers let everyone."""
+        return False
+
     @abstractmethod
     def open(
         self, device: DeviceEntry, backend: Backend, limits: SessionLimits

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from tvmflow.ir.tir.kernel_schedules import BestSchedules, Schedule
 from tvmflow.ir.tvm_compat import IRModule, operator_of, tuple_type, type_of
 from tvmflow.support.files import load_arrays
 from tvmflow.support.json_values import read_json
+from tvmflow.support.temporary import temporary_folder
 
 _MOST_OUTPUTS = 48  # outputs of a library that an agent runs
 _MOST_ERROR = 0.25  # per kernel, whatever the bound of the outputs: all zeros have an error of 1
@@ -124,7 +124,7 @@ def _on_device(
     )
     inputs = tuple(TensorSpec(f"input {at}", *kind) for at, kind in enumerate(kinds))
     names = tuple(output.name for output in outputs)
-    with tempfile.TemporaryDirectory(prefix="tvmflow-kernels-") as folder:
+    with temporary_folder("kernels") as folder:
         path = Path(folder) / "kernels.so"
         network = Network("kernels@device:any", inputs, names, backend.target.threads)
         write_network(path, schedule_lowered(module, backend, best), network, backend.target.compiler)

@@ -10,7 +10,6 @@ import ctypes
 import functools
 import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Protocol
 
 from tvmflow.evaluation.machine_load import CpuReading, foreign_share, process_tree, read_cpu
 from tvmflow.support.paths import RUNTIME
+from tvmflow.support.temporary import temporary_folder
 
 SOURCE = RUNTIME / "measure" / "machine_state.c"
 _COMPILE = ("-x", "c", "-std=c11", "-O2", "-fPIC", "-shared", "-pthread")
@@ -151,7 +151,7 @@ class Probe:
 @functools.cache
 def host_probe() -> Probe | None:
     """Return the probe of this machine's CPU; None without a C compiler."""
-    with tempfile.TemporaryDirectory(prefix="tvmflow-probe-") as folder:
+    with temporary_folder("probe") as folder:
         path = Path(folder) / "machine_state.so"
         for compiler in ("cc", "gcc", "clang", "g++"):
             try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from tvmflow.devices.programs import run_compiler
 from tvmflow.evaluation.machine_load import CpuReading, foreign_share, read_cpu
 from tvmflow.ir.tir.kernel_schedules import KernelSchedule
 from tvmflow.support.errors import StageError
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.targets.resolve import ResolvedTarget
 
 SOURCE = Path(__file__).with_name("roofline_peaks.c")
@@ -199,7 +199,7 @@ def measure_ceilings(
     Repeats once if others used more than `max_foreign_load` of the machine. Raises StageError.
     """
     foreign = None
-    with tempfile.TemporaryDirectory(prefix="tvmflow-ceilings-") as folder:
+    with temporary_folder("ceilings") as folder:
         library = _compile_peaks(target, Path(folder))
         for _ in range(2):
             before = read()

@@ -8,7 +8,6 @@ an archive is its files one after the other, without compression, and one table;
 from __future__ import annotations
 
 import shutil
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tvmflow.support.errors import ModelFileError
+from tvmflow.support.temporary import temporary_folder
 
 MAX_UNPACKED_BYTES = 8 << 30
 MAX_ENTRIES = 100_000
@@ -48,7 +48,7 @@ def checked_copy(path: Path, damaged: Callable[[Path, Exception], ModelFileError
 
     Checks CRCs, sizes and names, not contents. Raises ModelFileError. damaged: makes it of a parser's error.
     """
-    with tempfile.TemporaryDirectory(prefix="tvmflow-archive-") as folder:
+    with temporary_folder("archive") as folder:
         copy = Path(folder) / path.name
         try:
             with zipfile.ZipFile(path) as archive, zipfile.ZipFile(copy, "x") as out:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 
 from tvmflow.support.errors import DeviceError, StageError, ToolchainError
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.toolchain.software_gpus import software_drivers
 
 _PROGRAM = "glslangValidator"
@@ -38,7 +38,7 @@ def spirv_of(glsl: str, compiler: Path | None = None) -> bytes:
     Raises ToolchainError; StageError for an invalid shader.
     """
     program = compiler or glslang()
-    with tempfile.TemporaryDirectory(prefix="tvmflow-glsl-") as folder:
+    with temporary_folder("glsl") as folder:
         source, made = Path(folder, "kernel.comp"), Path(folder, "kernel.spv")
         source.write_text(glsl, encoding="ascii")
         command = [str(program), "--target-env", "vulkan1.1", "-o", str(made), str(source)]

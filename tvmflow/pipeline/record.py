@@ -2,10 +2,15 @@
 
 A record lists every output file with its size, sha256 (which is trusted) and md5 (its name in DVC's cache), and the
 complete recipe. It is written into the output folder, so that whoever restores the folder restores the record.
+
+Digests and recipe key protect from accidents: damage, files of another run, a stale stage. They do not protect from
+someone who writes into a shared remote, who can compute them for files of his own. With TVMFLOW_RECORDS_SECRET, the
+same on all machines of a team, records are signed (HMAC-SHA256), and one without that signature is not used.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -14,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow.support.digests import Digests, OutputFile
-from tvmflow.support.errors import StoreError, first_line
-from tvmflow.support.files import digest_of
+from tvmflow.support.errors import StoreError, UsageError, first_line
+from tvmflow.support.files import canonical_json, digest_of
 
 RECORD_NAME = "record.json"
 LIBRARIES = ("library.so", "network.so")  # of build: the library for TVM, and the one for apps, if any
 RECORD_SCHEMA = 1
+SECRET = "TVMFLOW_RECORDS_SECRET"  # noqa: S105 (the name of a variable)
+_SHORTEST_SECRET = 16
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,29 @@ def describe_folder(folder: Path, digests: Digests | None = None) -> dict[str, O
 
 
 def record_text(record: Record) -> str:
-    return json.dumps({"schema": RECORD_SCHEMA, **asdict(record)}, sort_keys=True, indent=1)
+    """Return a record as JSON, signed if there is a secret."""
+    data = {"schema": RECORD_SCHEMA, **asdict(record)}
+    if (secret := _secret()) is not None:
+        data["hmac"] = _signature(data, secret)
+    return json.dumps(data, sort_keys=True, indent=1)
+
+
+def _secret() -> bytes | None:
+    """Return the secret that signs records, None without one. Raises UsageError for a short one."""
+    text = os.environ.get(SECRET)
+    if text is None:
+        return None
+    if len(text) < _SHORTEST_SECRET:
+        raise UsageError(
+            f"{SECRET} has {len(text)} characters",
+            f"at least {_SHORTEST_SECRET}",
+            "make one with 'openssl rand -hex 32'",
+        )
+    return text.encode()
+
+
+def _signature(data: Mapping[str, Any], secret: bytes) -> str:
+    return hmac.digest(secret, canonical_json(data).encode(), "sha256").hex()
 
 
 def read_record(path: Path, known: tuple[str, Mapping[str, Any]] | None = None) -> Record:
@@ -79,7 +108,12 @@ def record_from(data: Mapping[str, Any], known: tuple[str, Mapping[str, Any]] | 
     for name in outputs:
         if name.startswith("/") or ".." in name.split("/"):
             raise ValueError(f"output {name!r} leaves its folder")
-    rest = {k: v for k, v in data.items() if k not in ("schema", "outputs")}
+    secret = _secret()
+    if secret is not None:
+        signed = {name: value for name, value in data.items() if name != "hmac"}
+        if not hmac.compare_digest(str(data.get("hmac", "")), _signature(signed, secret)):
+            raise ValueError(f"it is not signed with {SECRET}")
+    rest = {k: v for k, v in data.items() if k not in ("schema", "outputs", "hmac")}
     if (rest["key"], rest["recipe"]) != known and digest_of(rest["recipe"]) != rest["key"]:
         raise ValueError("the key is not the digest of the recipe")
     return Record(outputs=outputs, **rest)

@@ -13,7 +13,6 @@ import importlib
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -41,6 +40,7 @@ from tvmflow.support import errors
 from tvmflow.support.digests import OutputFile
 from tvmflow.support.files import sync_folder, write_atomic
 from tvmflow.support.progress import Progress, silent
+from tvmflow.support.temporary import temporary_folder
 
 Outcome = Literal["hit", "restored", "made"]
 
@@ -204,7 +204,7 @@ class Store:
         if isinstance(plan, Undecided) or plan.is_hit or not plan.stage.preview or self._find(plan) is not None:
             return
         module, _, function = plan.stage.preview.partition(":")
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder("preview") as folder:
             getattr(importlib.import_module(module), function)(self._context(plan, Path(folder), progress))
 
     def _context(self, plan: Plan, folder: Path, progress: Progress) -> StageContext[Any, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import subprocess
-import tempfile
 import threading
 import weakref
 from collections.abc import Collection, Sequence
@@ -22,6 +21,7 @@ from tvmflow.ir.relax.graph import Array, Graph, Step
 from tvmflow.ir.relax.numpy_interpreter import Compute, Watch, run_all, run_step
 from tvmflow.quantization.fused_layers import Fused, fuse_steps
 from tvmflow.support.errors import ToolchainError
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.targets.cpu_features import features_of
 from tvmflow.targets.resolve import host_target
 
@@ -228,7 +228,7 @@ def known_instructions() -> list[tuple[str, ...]]:
 def _compile_library(instructions: tuple[str, ...] | None) -> ctypes.CDLL | None:
     """Return the library for this machine, None without a compiler."""
     used = known_instructions()[0] if instructions is None else instructions
-    with tempfile.TemporaryDirectory(prefix="tvmflow-products-") as folder:
+    with temporary_folder("products") as folder:
         path = Path(folder) / "products.so"
         flags = (f"-m{name}" for name in used)
         try:

@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tvmflow.support.secrets import mask
+
 _LEAST_WORDS = 14  # a column of words that is narrower than this reads badly
 _MOST_BLOCKS = 4  # more of them are no overview
 _BORDER = 3  # of each column, and one more
@@ -45,8 +47,8 @@ def grid(
 
 
 def printable(value: object) -> str:
-    """Return a value's text without line breaks, escapes and other terminal control characters."""
-    return "".join(c if c.isprintable() else " " for c in str(value))
+    """Return a value's text without secrets, line breaks, escapes and other terminal control characters."""
+    return "".join(c if c.isprintable() else " " for c in mask(str(value)))
 
 
 def show(value: Grid) -> None:
@@ -160,7 +162,7 @@ def _table(value: Grid, width: int, break_words: bool = False) -> Table:
 
 def show_json(value: Any) -> None:
     """Print a value as JSON, its keys sorted."""
-    sys.stdout.write(json.dumps(value, indent=1, sort_keys=True) + "\n")
+    sys.stdout.write(mask(json.dumps(value, indent=1, sort_keys=True)) + "\n")
 
 
 def suggest(text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
 from tvmflow.sources.data.images import ImageRecipe, decode_images, recipe_json
+from tvmflow.support.temporary import temporary_folder
 
 _TIMEOUT_S = 600.0
 _AT_ONCE = 1024
@@ -23,7 +23,7 @@ def read_in_sandbox(paths: list[Path], recipe: ImageRecipe) -> Any:
 
 def _read_batch(paths: list[Path], recipe: ImageRecipe) -> Any:
     reads = tuple({folder for path in paths for folder in (path.absolute().parent, path.resolve())})
-    with tempfile.TemporaryDirectory(prefix="tvmflow-images-") as folder:
+    with temporary_folder("images") as folder:
         out = Path(folder) / "images.npy"
         policy = Policy(_TIMEOUT_S, reads, (Path(folder),), memory_for(*paths), what=f"{len(paths)} images")
         arguments = {"paths": [str(path.absolute()) for path in paths], "recipe": recipe_json(recipe), "out": str(out)}

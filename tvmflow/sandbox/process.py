@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ import psutil
 
 from tvmflow.support import errors
 from tvmflow.support.paths import CODE_ROOT
+from tvmflow.support.temporary import make_folder, remove_folder
 from tvmflow.toolchain.environments import cache_folder, environments_folder, toolchain_file
 
 MAX_REPLY_BYTES = 256 << 20
@@ -93,7 +92,7 @@ class Sandbox:
         waits: bool = True,
     ) -> None:
         self.policy, self.held = policy, list[str]()
-        self._own = Path(tempfile.mkdtemp(prefix="tvmflow-sandbox-")).resolve()
+        self._own = make_folder("sandbox")
         reader, writer = os.pipe()
         with (self._own / "stderr").open("wb") as said:
             self._process = subprocess.Popen(
@@ -152,7 +151,7 @@ class Sandbox:
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
-        shutil.rmtree(self._own, ignore_errors=True)
+        remove_folder(self._own)
 
     def _send(self, request: dict[str, Any], progress: Callable[..., None] | None) -> None:
         assert self._process.stdin is not None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Literal
 
 from tvmflow.config.params import TargetEntry
 from tvmflow.config.workspace import find_workspace
+from tvmflow.devices.registry import transport_of
 from tvmflow.support.errors import TvmflowError, UsageError, first_line
 from tvmflow.toolchain.compilers import compiler_named, debian_package
 from tvmflow.toolchain.versions import installed_version
@@ -228,6 +231,31 @@ def _ports() -> Iterator[Finding]:
         yield Finding("ok", "exposed ports", "none (tracker, Prefect, MLflow)")
 
 
+def open_devices(targets: Mapping[str, TargetEntry], others: Collection[str]) -> Iterator[Finding]:
+    """Check targets for devices on which every user of the network, or of this machine, can run code. others: its
+    users.
+    """
+    named = []
+    for name, target in targets.items():
+        with contextlib.suppress(TvmflowError):  # of the options, which other commands report
+            if transport_of(target.device).runs_code_of_strangers(target.device):
+                named.append(name)
+    if named and others:
+        yield Finding(
+            "warning",
+            "open devices",
+            f"{', '.join(named)}: TVM's servers run the code of whoever reaches them, and this machine has other users "
+            f"({', '.join(sorted(others)[:3])})",
+            "use the agent and secret_file: of the device, or a machine that nobody else uses",
+        )
+
+
+def _other_users() -> list[str]:
+    """Return the users of this machine who can log in, apart from this one and the system's."""
+    people = (user for user in pwd.getpwall() if 1000 <= user.pw_uid < 65534 and user.pw_uid != os.geteuid())
+    return [user.pw_name for user in people if not user.pw_shell.endswith(("nologin", "false"))]
+
+
 def _outside(root: Path | None) -> bool:
     """Return whether neither --root nor the current folder is a workspace."""
     try:
@@ -260,6 +288,7 @@ def _workspace(root: Path | None) -> Iterator[Finding]:
         "ok", "params.yaml", f"{len(params.models)} models, {len(params.targets)} targets, {len(params.cells)} cells"
     )
     yield _free_disk(workspace.root)
+    yield from open_devices(params.targets, _other_users())
     for folder in (workspace.root / ".dvc", workspace.root / "mlruns"):
         if not folder.exists():
             yield Finding("warning", folder.name, "does not exist yet", "tvmflow init")

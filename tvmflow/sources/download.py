@@ -13,6 +13,7 @@ from urllib.parse import urljoin, urlsplit
 
 from tvmflow.support.errors import DigestError, DownloadError, SourceError
 from tvmflow.support.progress import Progress, silent
+from tvmflow.support.secrets import mask
 
 if TYPE_CHECKING:
     import requests
@@ -67,12 +68,12 @@ def download(url: str, target: Path, limits: DownloadLimits, digest: str, progre
             last = "the part of an earlier download did not match"
             continue
         raise DigestError(
-            f"{_redact(url)} has {kind} {actual}",
+            f"{_shown(url)} has {kind} {actual}",
             f"{kind} {digest}",
             "if the file was changed on purpose, write its new sha256 into params.yaml; otherwise do not use it",
         )
     raise DownloadError(
-        f"{_redact(url)} could not be downloaded in {limits.attempts} attempts; last: {last}",
+        f"{_shown(url)} could not be downloaded in {limits.attempts} attempts; last: {last}",
         "a server that responds",
         "try again later: the download will be resumed",
     )
@@ -94,7 +95,7 @@ def _fetch_rest(url: str, part: Path, limits: DownloadLimits, progress: Progress
             raise _TryAgain(f"HTTP {response.status_code}")
         if response.status_code not in (200, 206):
             raise SourceError(
-                f"{_redact(url)} responded with HTTP {response.status_code}", "HTTP 200", "check the address"
+                f"{_shown(url)} responded with HTTP {response.status_code}", "HTTP 200", "check the address"
             )
         if response.status_code == 200:
             have = 0
@@ -128,7 +129,7 @@ def _open(url: str, have: int, limits: DownloadLimits) -> requests.Response:
             return response
         response.close()
         url = urljoin(url, response.headers["Location"])
-    raise SourceError(f"{_redact(url)} redirects more than {_MAX_REDIRECTS} times", "a file")
+    raise SourceError(f"{_shown(url)} redirects more than {_MAX_REDIRECTS} times", "a file")
 
 
 def _check_address(url: str) -> None:
@@ -136,7 +137,7 @@ def _check_address(url: str) -> None:
     if parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK):
         return
     raise SourceError(
-        f"address {_redact(url)} uses protocol {parts.scheme or 'none'}",
+        f"address {_shown(url)} uses protocol {parts.scheme or 'none'}",
         "https (http only on loopback), also after redirects",
         "use an https address",
     )
@@ -147,7 +148,7 @@ def _check_size(url: str, size: int, limits: DownloadLimits, part: Path | None =
         if part is not None:
             part.unlink(missing_ok=True)
         raise SourceError(
-            f"{_redact(url)} holds more than {limits.max_bytes} bytes",
+            f"{_shown(url)} holds more than {limits.max_bytes} bytes",
             f"at most {limits.max_bytes}",
             "raise fetch.max_download_mb in params.yaml if that size is expected",
         )
@@ -158,7 +159,6 @@ def _digest(path: Path, kind: str) -> str:
         return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
 
 
-def _redact(url: str) -> str:
-    """Return the address without user names, passwords and queries, which must not be logged."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
+def _shown(url: str) -> str:
+    """Return an address for messages. Without its query: after a redirect it may be signed in any way."""
+    return mask(url.split("?")[0])

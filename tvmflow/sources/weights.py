@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import glob
 import re
 import shutil
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from tvmflow.sources.data.datasets import Samples
 from tvmflow.sources.download import DownloadLimits, download
 from tvmflow.support.errors import DigestError, ModelFileError, SourceError, UnknownNameError
 from tvmflow.support.files import sha256_of
+from tvmflow.support.plain_files import copy_plain, is_plain
 from tvmflow.support.progress import Progress
 
 MAX_MODEL_BYTES = 8 << 30
@@ -67,18 +70,28 @@ def local_file(request_file: str, root: Path) -> Path:
 def _from_file(request: WeightsRequest, out: Path, _train_on: Samples | None, _progress: Progress) -> Path:
     path = local_file(request.weights["file"], request.root)
     pinned = request.weights.get("sha256")
-    if pinned and sha256_of(path) != pinned:
+    target = out / ("model" + _suffix(request, path.name))
+    _copy(path, target, links=True)
+    if pinned and (found := sha256_of(target)) != pinned:
         raise DigestError(
-            f"{path} has sha256 {sha256_of(path)}",
+            f"{path} has sha256 {found}",
             f"sha256 {pinned}",
             "if the file was changed on purpose, write its new sha256 into params.yaml",
         )
-    target = out / ("model" + _suffix(request, path.name))
-    shutil.copyfile(path, target)
     for name, part in request.files.companions(path).items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(part, out / name)
+        _copy(part, out / name, links=False)  # whoever made the folder chose it: a link may name any file
     return target
+
+
+def _copy(path: Path, target: Path, links: bool) -> None:
+    try:
+        copy_plain(path, target, MAX_MODEL_BYTES, links)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        found = f"{path} cannot be copied: {error.strerror}"
+        raise ModelFileError(found, f"a plain file of at most {MAX_MODEL_BYTES} bytes") from None
 
 
 def factory_file(network: str | None) -> str | None:
@@ -90,7 +103,11 @@ def factory_file(network: str | None) -> str | None:
 def mxnet_parameters(path: Path) -> dict[str, Path]:
     """Return the parameters beside NAME-symbol.json: NAME-EPOCH.params of the last epoch."""
     stem = path.name.removesuffix("-symbol.json")
-    parameters = sorted(path.parent.glob(f"{stem}-[0-9][0-9][0-9][0-9].params"))
+    parameters = sorted(path.parent.glob(f"{glob.escape(stem)}-[0-9][0-9][0-9][0-9].params"))
+    if parameters and not is_plain(parameters[-1]):
+        raise ModelFileError(
+            f"{parameters[-1]} is no plain file", "the parameters themselves, no link", "copy the file there"
+        )
     if not parameters:
         raise ModelFileError(
             f"no {stem}-0000.params next to {path}", "both files of an MXNet export", "copy the parameters there too"

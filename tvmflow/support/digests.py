@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tvmflow.support.plain_files import open_plain
+
 _CHUNK = 1 << 20
 _TICK_NS = 50_000_000  # five times the coarsest tick of Linux
 _COARSE_TICK_NS = 2_500_000_000  # of file systems that count in seconds
@@ -71,7 +73,7 @@ class Digests:
     def _read(self, path: Path | str, *others: Any) -> tuple[str, int]:
         """Return the sha256 and the number of bytes; also update other hashes."""
         began, size, sha256 = time.time_ns(), 0, hashlib.sha256()
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        with open_plain(path, links=True, buffering=0) as file:
             before = _Identity.of(os.fstat(file.fileno()))
             piece = min(before.size + 1, _CHUNK)  # memory for a large one takes longer than reading a small file
             while chunk := file.read(piece):

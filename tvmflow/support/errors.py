@@ -44,16 +44,18 @@ import re
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from tvmflow.support.secrets import mask
+
 
 class TvmflowError(Exception):
-    """An expected failure: what was found, what was expected, and what to do."""
+    """An expected failure: what was found, what was expected, and what to do; without secrets."""
 
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
 
     def __init__(self, found: str, expected: str = "", hint: str = "") -> None:
-        super().__init__(found)
-        self.found, self.expected, self.hint = found, expected, hint
+        self.found, self.expected, self.hint = mask(found), mask(expected), mask(hint)
+        super().__init__(self.found)
 
     def __str__(self) -> str:
         lines = [self.found]

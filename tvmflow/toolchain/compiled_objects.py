@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tvmflow.support.files import digest_of, sha256_of
+from tvmflow.support.temporary import make_folder, remove_folder, temporary_folder
 from tvmflow.toolchain.compilers import Command, digest_of_stubs
 from tvmflow.toolchain.environments import cache_folder
 
@@ -34,7 +35,7 @@ def compile_once(
             return kept
         kept.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with temporary_folder("compiling", folder) as scratch:
         made = Path(scratch) / f"made{suffix}"
         build(made)
         kept = folder / f"{key}-{sha256_of(made)}{suffix}"
@@ -50,9 +51,9 @@ def _writable(folder: Path, _process: int) -> Path:
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except OSError:
-        temporary = tempfile.TemporaryDirectory(prefix="tvmflow-compiled-")
-        atexit.register(temporary.cleanup)
-        return Path(temporary.name)
+        temporary = make_folder("compiled")
+        atexit.register(remove_folder, temporary)
+        return temporary
 
 
 @functools.cache

@@ -12,7 +12,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib import metadata
@@ -25,6 +24,7 @@ from tvmflow.config.plugins import Table
 from tvmflow.support.errors import ToolchainError
 from tvmflow.support.files import digest_of, sha256_of
 from tvmflow.support.paths import RUNTIME
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.toolchain import android_linker
 from tvmflow.toolchain.environments import cache_folder
 from tvmflow.toolchain.triples import ARM32, triple_of
@@ -179,7 +179,7 @@ def digest_of_stubs() -> str:
 
 
 def _make_stubs(folder: Path, zig: str, triple: str, api: str) -> None:
-    with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+    with temporary_folder("stubs", folder.parent) as name:
         made = Path(name) / "made"
         made.mkdir()
         done = subprocess.run(

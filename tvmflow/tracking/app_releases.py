@@ -22,6 +22,7 @@ from tvmflow.config.value_types import Line, Name, Sha256
 from tvmflow.config.workspace import Workspace
 from tvmflow.support.errors import StoreError, UnknownNameError
 from tvmflow.support.files import sha256_of, write_atomic
+from tvmflow.support.plain_files import read_plain
 from tvmflow.tracking.dvc import repository as dvc
 
 FOLDER = "releases"
@@ -70,12 +71,22 @@ class Change(Frozen):
     when: Line
 
 
+class Signature(Frozen):
+    """key: id of the signing key; value: hexadecimal digits."""
+
+    key: Sha256
+    value: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+
 class Releases(Frozen):
-    """All releases of an app, oldest first."""
+    """All releases of an app, oldest first. serial: rises with every change; expires: the last day of a signed file."""
 
     app: Name
+    serial: Annotated[int, Field(ge=0)] = 0
+    expires: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")] | None = None
     versions: Annotated[tuple[Version, ...], Field(strict=False)] = ()
     changes: Annotated[tuple[Change, ...], Field(strict=False)] = ()
+    signature: Signature | None = None
 
     def current(self, channel: str) -> Version | None:
         """Return the current version of a channel."""
@@ -148,11 +159,13 @@ def releases_lock(workspace: Workspace, app: str) -> Iterator[None]:
 
 def read_releases(workspace: Workspace, app: str) -> Releases:
     """Return the releases of an app, empty without a file. Raises StoreError for a damaged one."""
-    path = folder_of(workspace) / f"{app}.yaml"
+    return releases_in(folder_of(workspace) / f"{app}.yaml", app)
+
+
+def releases_in(path: Path, app: str) -> Releases:
+    """Return the releases in a file, as `read_releases`."""
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise StoreError(f"{path} has {path.stat().st_size} bytes", f"at most {_MAX_BYTES}")
-        releases = Releases.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        releases = Releases.model_validate(yaml.safe_load(read_plain(path, _MAX_BYTES).decode()))
         known = {one.version for one in releases.versions}
         if (
             releases.app != app
@@ -164,6 +177,8 @@ def read_releases(workspace: Workspace, app: str) -> Releases:
         return releases
     except FileNotFoundError:
         return Releases(app=app)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}", "the file as written by tvmflow") from None
     except (ValidationError, ValueError, yaml.YAMLError, RecursionError, IndexError, StopIteration):
         raise StoreError(
             f"{path} is damaged",
@@ -176,6 +191,22 @@ def write_releases(workspace: Workspace, releases: Releases) -> None:
     """Replace the file of an app atomically."""
     text = yaml.safe_dump(releases.model_dump(mode="json"), sort_keys=False, width=160)
     write_atomic(folder_of(workspace) / f"{releases.app}.yaml", _HEADER + text)
+
+
+def seen_serial(workspace: Workspace, app: str) -> int:
+    """Return the highest serial that this workspace wrote, 0 for none."""
+    try:
+        return int(_serial_path(workspace, app).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def note_serial(workspace: Workspace, app: str, serial: int) -> None:
+    write_atomic(_serial_path(workspace, app), str(serial))
+
+
+def _serial_path(workspace: Workspace, app: str) -> Path:
+    return workspace.artifacts / ".releases" / f"{app}.serial"
 
 
 def keep_bundle(workspace: Workspace, path: Path) -> None:
@@ -192,7 +223,7 @@ def restore_bundle(workspace: Workspace, app: str, version: Version) -> Path:
     """Return the path of a version's bundle, restored from DVC's cache if missing. Raises StoreError."""
     path = bundle_path(workspace, app, version.version)
     try:
-        if sha256_of(path) == version.bundle.sha256:
+        if path.is_file() and sha256_of(path) == version.bundle.sha256:
             return path
     except OSError:
         pass

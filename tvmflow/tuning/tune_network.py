@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from tvmflow.codegen.lower import lower
 from tvmflow.evaluation.machine_state import host_watch
 from tvmflow.ir.tir.workloads import Workload, extract_workloads, least_bytes
 from tvmflow.support.progress import Progress
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.choose_in_network import choose_in_network
 from tvmflow.tuning.compare_networks import NetworkComparison, NetworkConfig
@@ -76,7 +76,7 @@ def tune_network(
     final_s = left_s - budget.left_s() if math.isfinite(left_s) else 0.0  # the same work is repeated at the end
     report, winograd = TuneReport({}), {}
     if rules.settings.without_device:
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder("tune") as folder:
             report.best = estimate_workloads(workloads, backend, rules, tuning_log, Path(folder), progress, budget)
     elif rules.trials:
         # Whole networks are compared on the device, but the part of an accelerator is slow reference code until build.
@@ -84,7 +84,7 @@ def tune_network(
         others = find_alternatives(packed, backend, base, bound)
         forms = [*others, *_alternatives_of(smaller, backend, bound)]
         workloads = _deduplicate([*workloads, *(w for form in forms for w in form.added)])
-        with tempfile.TemporaryDirectory() as folder, live_table(progress) as (watch, say):
+        with temporary_folder("tune") as folder, live_table(progress) as (watch, say):
             compares = bool(others) or (backend.is_cpu and backend.accelerator is None)
 
             def later(searches: Sequence[WorkloadSearch]) -> float:

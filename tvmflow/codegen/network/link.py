@@ -7,9 +7,9 @@ read-only section at a page boundary, so that instances and processes share them
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from tvmflow.gpu_codegen.executable import Api, GpuExecutable
 from tvmflow.support.errors import StageError
 from tvmflow.support.files import describe_file
 from tvmflow.support.runtime_binding import network_binding
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.toolchain.compiled_objects import compile_once
 from tvmflow.toolchain.compilers import Command
 
@@ -111,7 +112,7 @@ def link(
     kernels: TVM's modules; gpu: the executable that runs the plan; others: plans of
     smaller buckets, with which the plan shares constants.
     """
-    with tempfile.TemporaryDirectory(prefix="tvmflow-link-") as name:
+    with temporary_folder("link") as name:
         folder = Path(name)
         objects = kernel_objects(kernels, folder)
         write_constants(folder / "constants.bin", [plan, *(other.plan for other in others)])
@@ -250,7 +251,15 @@ plan_constants:
 
 def _run(command: list[str], folder: Path) -> None:
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env={**os.environ, "TMPDIR": str(folder)},  # where a killed compiler leaves its files
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
     except OSError as error:
         raise StageError(
             f"no compiler {command[0]!r}: {error.strerror}", "the compiler of the target on PATH"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Mapping
 
 from tvmflow.backends.backend import Backend
@@ -16,6 +15,7 @@ from tvmflow.devices.programs import agent_for
 from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.devices.this_host import measure_on_this_host, this_unit
 from tvmflow.devices.transport import DeviceState, Transport
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.toolchain.software_gpus import software_drivers
 
 
@@ -32,7 +32,7 @@ class LocalAgentTransport(Transport):
         command, environment = [str(agent_for(backend.target))], _environment(backend)
         with (
             measure_on_this_host(limits.wait_s),
-            tempfile.TemporaryDirectory(prefix="tvmflow-agent-") as folder,
+            temporary_folder("agent") as folder,
             start_agent(command, folder, environment=environment) as agent,
             contextlib.closing(AgentConnection("127.0.0.1", agent.port, agent.secret, device.key)) as connection,
         ):

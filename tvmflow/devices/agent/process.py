@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tvmflow.devices.this_host import end_process
 from tvmflow.support.errors import DeviceError, last_words
@@ -34,7 +35,7 @@ class AgentProcess:
 @contextlib.contextmanager
 def start_agent(
     command: Sequence[str],
-    folder: str,
+    folder: Path | str,
     options: Sequence[str] = (),
     secret: bytes | None = None,
     environment: Mapping[str, str] | None = None,
@@ -44,7 +45,7 @@ def start_agent(
     """
     secret = secret or new_secret()
     process = subprocess.Popen(
-        [*command, "--folder", folder, "--life-line", *options],
+        [*command, "--folder", str(folder), "--life-line", *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

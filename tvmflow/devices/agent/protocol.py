@@ -37,6 +37,8 @@ _NONCE = 32
 _REQUEST, _DATA, _REPLY = 1, 2, 3
 _MAX_DATA = 1 << 20
 _SLACK_S = 35.0  # beyond the time limit of a request, which the agent itself enforces
+_SLOWEST = 16_000  # bytes per second of a frame, as the agent has it
+_LONGEST_GREETING = 1000  # bytes of a reply before the agent has proved anything
 _SHORTEST_S, _LONGEST_S = 0.001, 3600.0  # limits of a request (session.c)
 
 
@@ -84,9 +86,11 @@ class AgentConnection:
         """Send a request followed by bytes."""
         self._request(f"{request} size={len(content)}", doing, library, 60.0, (content,))
 
-    def receive(self, request: str, doing: str, library: int) -> bytes:
-        """Send a request and return the bytes that precede its reply."""
-        return self._request(request, doing, library, 60.0, ())[1]
+    def receive(self, request: str, doing: str, library: int, most: int) -> bytes:
+        """Send a request and return the bytes that precede its reply, at most as many as given."""
+        reply, data = self._exchange(request, doing, library, 60.0, (), most)
+        self._check(reply, doing)
+        return data
 
     def end(self, library: int) -> None:
         """Close a library with the next request; a destructor may call this in the middle of another request."""
@@ -116,37 +120,45 @@ class AgentConnection:
         return reply, data
 
     def _exchange(
-        self, request: str, doing: str, library: int, within_s: float, parts: tuple[memoryview, ...]
+        self, request: str, doing: str, library: int, within_s: float, parts: tuple[memoryview, ...], most: int = 0
     ) -> tuple[dict[str, Any], bytes]:
         within_s = min(max(within_s, _SHORTEST_S), _LONGEST_S)
         with self._lock, self._convert_errors(doing):
             while self._ended:
                 self._write("close", self._ended.pop())
                 self._reply()
-            self._socket.settimeout(within_s + _SLACK_S)
             self._write(f"{request} within_ms={round(within_s * 1e3)}", library)
             for part in parts:
                 for at in range(0, len(part), _MAX_DATA):
                     self._frame(_DATA, library, part[at : at + _MAX_DATA])
-            return self._reply()
+            return self._reply(most, within_s=within_s + _SLACK_S)
 
     def _write(self, request: str, library: int) -> None:
         self._frame(_REQUEST, library, request.encode("ascii"))
 
     def _frame(self, kind: int, library: int, content: bytes | memoryview) -> None:
         # In one write: adb waits for the phone after each piece.
+        self._socket.settimeout(_SLACK_S + len(content) / _SLOWEST)
         self._socket.sendall(b"".join((struct.pack("<BBHI", kind, library, 0, len(content)), content)))
 
-    def _reply(self) -> tuple[dict[str, Any], bytes]:
+    def _reply(
+        self, most: int = 0, longest: int = _MAX_DATA, within_s: float = 60.0 + _SLACK_S
+    ) -> tuple[dict[str, Any], bytes]:
+        """Return a reply and the data before it. most: bytes of data; longest: bytes of the reply; within_s: for the
+        beginning of each frame. What is larger is not read.
+        """
         data = bytearray()
         while True:
-            kind, library, zero, size = struct.unpack("<BBHI", read_exactly(self._socket, 8))
-            if kind not in (_DATA, _REPLY) or zero or size > _MAX_DATA:
+            kind, library, zero, size = struct.unpack("<BBHI", read_exactly(self._socket, 8, within_s))
+            if kind not in (_DATA, _REPLY) or zero or size > (_MAX_DATA if kind == _DATA else longest):
                 raise ValueError("the reply is not from an agent")
+            whole_s = _SLACK_S + size / _SLOWEST
             if kind == _DATA:
-                data += read_exactly(self._socket, size)
+                if not 0 < size <= most - len(data):
+                    raise ValueError(f"it sent more than {most} bytes of data")
+                data += read_exactly(self._socket, size, whole_s)
                 continue
-            reply = json.loads(read_exactly(self._socket, size))
+            reply = json.loads(read_exactly(self._socket, size, whole_s))
             if not isinstance(reply, dict) or not isinstance(reply.get("status"), str):
                 raise ValueError("the reply is not from an agent")
             return {"library": library, **reply}, bytes(data)
@@ -155,7 +167,7 @@ class AgentConnection:
         nonce = secrets.token_bytes(_NONCE)
         with self._convert_errors("authenticating"):
             self._socket.sendall(_MAGIC + struct.pack("<I", VERSION) + nonce)
-            answer = read_exactly(self._socket, len(_MAGIC) + 4 + _NONCE)
+            answer = read_exactly(self._socket, len(_MAGIC) + 4 + _NONCE, CONNECT_TIMEOUT_S)
             if not answer.startswith(_MAGIC):
                 raise ValueError("the reply is not from an agent")
             version = struct.unpack_from("<I", answer, len(_MAGIC))[0]
@@ -168,7 +180,7 @@ class AgentConnection:
                 )
             nonces = nonce + answer[-_NONCE:]
             self._socket.sendall(_proof(secret, b"host", nonces))
-            reply, _ = self._reply()
+            reply, _ = self._reply(longest=_LONGEST_GREETING, within_s=CONNECT_TIMEOUT_S)
         proof = str(reply.get("proof", ""))
         if reply["status"] == "ok" and hmac.compare_digest(proof, _proof(secret, b"agent", nonces).hex()):
             return

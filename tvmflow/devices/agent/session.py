@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -161,8 +162,10 @@ class AgentNetwork(RemoteModel):
 
     def output(self, at: int) -> Array:
         """Copy one output of the last run from the device."""
-        found = self.session.connection.receive(f"fetch index={at}", "copying an output", self.number)
         _, shape, dtype = self.kinds[at]
+        with _check_reply(self.session.name):
+            size = math.prod(shape) * _numpy(dtype).itemsize
+        found = self.session.connection.receive(f"fetch index={at}", "copying an output", self.number, size)
         with _check_reply(self.session.name):
             return np.frombuffer(found, _numpy(dtype)).reshape(shape)
 

@@ -17,9 +17,8 @@ from tvmflow.config.options import Options, read_options
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.emulation.processors import PROCESSORS, Processor
 from tvmflow.devices.emulation.system import emulated_system, is_made
-from tvmflow.devices.rpc.local import Served, local_tracker
+from tvmflow.devices.rpc.local import Served, local_server
 from tvmflow.devices.rpc.session import RpcTransport
-from tvmflow.devices.rpc.tracker import request_session
 from tvmflow.devices.session import SessionLimits
 from tvmflow.devices.transport import DeviceState, Link
 from tvmflow.support.errors import DeviceError
@@ -65,9 +64,8 @@ class EmulatedTransport(RpcTransport):
             },
             _START_TIMEOUT_S,
         )
-        with local_tracker(device.key, 1, served=served) as address:
-            remote = request_session(address, device.key, limits.session_timeout_s, limits.wait_s).remote
-            yield Link(remote, f"emulated-{processor.name}")
+        with local_server(device.key, 1, served=served) as server:
+            yield Link(server.connect(limits.session_timeout_s), f"emulated-{processor.name}")
 
     def state(self, device: DeviceEntry) -> DeviceState:
         when = "" if is_made() else "; the arm64 system is installed on first use"

@@ -1,28 +1,30 @@
-"""Serve this machine as a device, by a tracker and RPC server on loopback that end with the session."""
+"""Serve this machine as a device, by an RPC server on loopback that knows this process by a secret and ends with the
+session.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import IO
+from typing import IO, Any
 
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.rpc.session import RpcTransport
-from tvmflow.devices.rpc.tracker import request_session
 from tvmflow.devices.session import SessionLimits
 from tvmflow.devices.this_host import end_process, measure_on_this_host, this_unit
-from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.devices.transport import DeviceState, Link
-from tvmflow.support.errors import DeviceError, TrackerError, last_words
+from tvmflow.support.errors import DeviceError, TrackerError, first_line, last_words
 from tvmflow.support.json_values import to_json
 from tvmflow.support.paths import CODE_ROOT
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.targets.resolve import ResolvedTarget
 
 _MOST_SAID = 20_000  # bytes at the end of a server's output that are read
@@ -48,33 +50,55 @@ class LocalTransport(RpcTransport):
     def connect(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:
         with (
             measure_on_this_host(limits.wait_s),
-            local_tracker(device.key, target.threads, target) as address,
+            local_server(device.key, target.threads, target) as server,
         ):
-            remote = request_session(address, device.key, limits.session_timeout_s, limits.wait_s).remote
-            yield Link(remote, this_unit())
+            yield Link(server.connect(limits.session_timeout_s), this_unit())
 
     def state(self, device: DeviceEntry) -> DeviceState:
         return DeviceState(True, "this machine", {})
 
 
+@dataclass(frozen=True)
+class LocalServer:
+    """A server on loopback that only this process can use. name: of the device."""
+
+    name: str
+    port: int
+    secret: str = field(repr=False)
+
+    def connect(self, session_timeout_s: float) -> Any:
+        """Return a session. Raises TrackerError."""
+        from tvm import rpc
+
+        try:
+            return rpc.connect("127.0.0.1", self.port, self.secret, session_timeout_s)
+        except Exception as error:
+            why = first_line(error).replace(self.secret, "its secret")
+            raise TrackerError(
+                f"the local server of device {self.name!r} does not respond: {why}",
+                "a server that accepts the session",
+                "run the stage again",
+            ) from None
+
+
 @contextlib.contextmanager
-def local_tracker(
-    key: str, threads: int, target: ResolvedTarget | None = None, served: Served = Served()
-) -> Iterator[TrackerAddress]:
-    """Start a tracker and a server on loopback with a key and a number of threads; yield the tracker's address.
+def local_server(
+    name: str, threads: int, target: ResolvedTarget | None = None, served: Served = Served()
+) -> Iterator[LocalServer]:
+    """Start a server on loopback with a number of threads for the device of this name.
 
     target: the server provides the functions that libraries of this target call. served: the Python that runs it, by
     default this one. Raises TrackerError.
     """
+    secret = secrets.token_hex(32)  # not in the arguments, which all users see
     provided = ["--target", json.dumps(to_json(target))] if target is not None else []
-    with tempfile.TemporaryFile() as said:
+    # Sessions of TVM's server are killed, and leave what was uploaded to them.
+    with temporary_folder("server") as folder, tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             [
                 *served.python,
                 "-m",
                 "tvmflow.devices.rpc.local_server",
-                "--key",
-                key,
                 "--threads",
                 str(threads),
                 *provided,
@@ -83,14 +107,24 @@ def local_tracker(
             stdout=subprocess.PIPE,
             stderr=said,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(CODE_ROOT), "TVM_NUM_THREADS": str(threads), **served.environment},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(CODE_ROOT),
+                "TVM_NUM_THREADS": str(threads),
+                "TMPDIR": str(folder),
+                **served.environment,
+            },
         )
         try:
+            with contextlib.suppress(OSError):  # it has ended, and what it said is reported below
+                assert process.stdin is not None
+                process.stdin.write(f"{secret}\n")
+                process.stdin.flush()
             import tvm  # noqa: F401  (takes seconds, while the server imports it as well)
 
-            port = _port_of(process, said, served.start_timeout_s)
+            server = LocalServer(name, _port_of(process, said, served.start_timeout_s), secret)
             try:
-                yield TrackerAddress("127.0.0.1", port)
+                yield server
             except DeviceError as error:
                 if process.poll() is None:
                     raise
@@ -121,7 +155,7 @@ def _port_of(process: subprocess.Popen[str], said: IO[bytes], timeout_s: float) 
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=5)  # its output ends slightly before the process
         raise TrackerError(
-            f"the local tracker and server did not start{_describe_exit(process, said)}",
-            f"both up within {timeout_s:g} s",
+            f"the local server did not start{_describe_exit(process, said)}",
+            f"a server within {timeout_s:g} s",
             "run 'tvmflow doctor': it checks TVM's RPC parts and free ports",
         ) from None

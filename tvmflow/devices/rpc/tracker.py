@@ -67,6 +67,9 @@ class TrackerTransport(RpcTransport):
     def has_tvm_on(self, device: DeviceEntry) -> bool:
         return tracker_options(device).secret_file is None
 
+    def runs_code_of_strangers(self, device: DeviceEntry) -> bool:
+        return self.has_tvm_on(device)
+
     def registry(self, device: DeviceEntry) -> Registry | None:
         named = tracker_options(device).secret_file
         return None if named is None else Registry(tracker_of(device), Path(named), read_secret(Path(named)))

@@ -8,6 +8,7 @@ from pathlib import Path
 from tvmflow.frontends.onnx.files import external_names, is_name
 from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
 from tvmflow.support.errors import ModelFileError
+from tvmflow.support.plain_files import is_plain
 
 _TIMEOUT_S = 300.0
 
@@ -35,7 +36,7 @@ def beside(path: Path, names: object) -> dict[str, Path]:
         )
     files = {name: path.parent / name for name in names}
     for name, file in files.items():
-        if file.is_symlink() or not file.is_file():
+        if not is_plain(file):
             raise ModelFileError(
                 f"no {name} next to {path.name}", "the external data of the model", "copy it there too"
             )

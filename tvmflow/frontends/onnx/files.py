@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow.support.errors import ModelFileError
+from tvmflow.support.plain_files import is_plain
 
 MAX_ONNX_BYTES = 2 << 30  # protobuf's own limit
 MAX_EXTERNAL_BYTES = 8 << 30
@@ -50,7 +51,7 @@ def external_files(path: Path) -> dict[str, Path]:
         try:
             place = _location(tensor)
             file = path.parent / place["location"]
-            if file.is_symlink() or not file.is_file():
+            if not is_plain(file):
                 raise ModelFileError(
                     f"no {place['location']} next to {path.name}", "the external data of the model", "copy it there too"
                 )

@@ -5,8 +5,6 @@ A .tflite file does not need TensorFlow. A SavedModel is run and converted to .t
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import weakref
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -33,6 +31,7 @@ from tvmflow.frontends.tool_variants import tool_variants
 from tvmflow.ir.relax.emit import build_main, constant, rebuild_call
 from tvmflow.ir.relax.graph import Graph, TensorKind, read_graph
 from tvmflow.support.errors import ModelFileError
+from tvmflow.support.temporary import make_folder, remove_folder
 from tvmflow.toolchain.environments import ToolProcess, run_tool
 
 if TYPE_CHECKING:
@@ -106,13 +105,13 @@ def load(folder: Path, description: SourceDescription) -> TfliteModel:
         return TfliteModel(path, description.inputs, description.fixed)
     if description.fixed:
         raise no_fixed_inputs("a SavedModel", description)
-    unpacked = Path(tempfile.mkdtemp(prefix="tvmflow-savedmodel-"))
+    unpacked = make_folder("savedmodel")
     try:
         model = SavedModel(_unpack(path, unpacked), description)
     except BaseException:
-        shutil.rmtree(unpacked, ignore_errors=True)
+        remove_folder(unpacked)
         raise
-    weakref.finalize(model, shutil.rmtree, unpacked, ignore_errors=True)
+    weakref.finalize(model, remove_folder, unpacked)
     return model
 
 

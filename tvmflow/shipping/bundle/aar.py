@@ -11,7 +11,6 @@ import io
 import re
 import shutil
 import subprocess
-import tempfile
 import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -31,6 +30,7 @@ from tvmflow.shipping.bundle.wheel import BESIDE
 from tvmflow.shipping.bundle.write import BundleRequest, Content, contents
 from tvmflow.support.errors import BundleError, UsageError
 from tvmflow.support.files import describe_file
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.toolchain.compilers import compiler_named
 from tvmflow.toolchain.triples import triple_of
 
@@ -61,6 +61,8 @@ _POM = """\
   <description>Networks that tvmflow {tvmflow} compiled for {abis}</description>
 </project>
 """
+_METADATA_FILE = "META-INF/com/android/build/gradle/aar-metadata.properties"
+_OWN = ("AndroidManifest.xml", "R.txt", "classes.jar", "proguard.txt", _METADATA_FILE)
 _KEEP = "-keep class tvmflow.Network** { *; }\n"
 _METADATA = "aarFormatVersion=1.0\naarMetadataVersion=1.0\nminCompileSdk={api}\n"
 
@@ -97,7 +99,7 @@ def write_aar(
     place = folder.joinpath(*group.split("."), artifact, version)
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"{artifact}-{version}{SUFFIX}"
-    with tempfile.TemporaryDirectory(prefix="tvmflow-aar-") as name:
+    with temporary_folder("aar") as name:
         inside: Content = {_outside(file, artifact): content for file, content in files.items()}
         inside["classes.jar"] = _classes(Path(name))
         for abi, part in triples.items():
@@ -106,7 +108,7 @@ def write_aar(
             "AndroidManifest.xml": _MANIFEST.format(**names).encode(),
             "R.txt": b"",
             "proguard.txt": _KEEP.encode(),
-            "META-INF/com/android/build/gradle/aar-metadata.properties": _METADATA.format(**names).encode(),
+            _METADATA_FILE: _METADATA.format(**names).encode(),
         }
         write_archive(path, inside)
     pom = path.with_suffix(".pom")
@@ -147,11 +149,16 @@ def _outside(name: str, artifact: str) -> str:
 
 
 def bundle_in(archive: Archive) -> Archive:
-    """Return a view of an AAR as its bundle. Raises BundleError for none, or more than one."""
+    """Return a view of an AAR as its bundle. Raises BundleError for none, or more than one, and for a file that
+    `write_aar` does not write: Android's tools run what lint.jar has, and link libs/.
+    """
     folders = {name.split("/")[1] for name in archive.entries if re.fullmatch(r"assets/[^/]+/manifest\.json", name)}
     if len(folders) != 1:
         raise BundleError(f"{len(folders)} bundles in an AAR", "exactly one")
     start = f"assets/{folders.pop()}/"
+    for name in archive.entries:
+        if name not in _OWN and not name.startswith(("jni/", start)):
+            raise BundleError(f"{name} is in the AAR", "the files that tvmflow writes into one")
     libraries = [name for name in archive.entries if name.startswith("jni/") and not name.endswith(f"/{NATIVE}")]
     names = {name.removeprefix(start): name for name in archive.entries if name.startswith(start)}
     return archive.renamed({**names, **{f"lib/{name.removeprefix('jni/')}": name for name in libraries}})

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tvmflow.support.errors import BundleError
+from tvmflow.support.plain_files import open_plain
 
 MAX_BYTES = 2 << 30
 MAX_FILES = 10_000
@@ -141,9 +142,9 @@ class Archive:
     def __init__(self, path: Path) -> None:
         """Raises BundleError for anything that `write_archive` does not write."""
         self.path = path
-        self._file: BinaryIO = path.open("rb")
+        self._file: BinaryIO = open_plain(path, links=True)
         try:
-            self.entries = _read_table(self._file, path.stat().st_size)
+            self.entries = _read_table(self._file, os.fstat(self._file.fileno()).st_size)
         except BaseException:
             self._file.close()
             raise

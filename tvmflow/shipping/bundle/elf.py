@@ -1,21 +1,23 @@
 """Check a shared object of a bundle: its imports, exports and layout.
 
-Everything is compared with an allowlist of its ABI. The file is untrusted, so it is read in a sandbox (`verify.py`).
+Everything is compared with an allowlist of its ABI. The file is untrusted: it is read in a sandbox (`verify.py`), and
+as a dynamic linker reads it (`dynamic.py`).
 """
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
-from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
+from elftools.elf.enums import ENUM_D_TAG_COMMON
 from elftools.elf.gnuversions import GNUVerNeedSection
 
 from tvmflow.shipping.bundle.abis import Abi
+from tvmflow.shipping.bundle.dynamic import EXECUTE, NEEDED, SONAME, WRITE, Dynamic
 from tvmflow.support.errors import BundleError, first_line
 
-_EXECUTE, _WRITE = 1, 2
 _ENTRY = "tvmflow_network"
 # Tags of the dynamic section that a library may have; those with a meaning of their own are looked at below.
 _TAGS = frozenset(
@@ -29,6 +31,13 @@ _TAGS = frozenset(
         "AARCH64_BTI_PLT AARCH64_PAC_PLT"
     ).split()
 )
+_NAMES = {number: name for name, number in ENUM_D_TAG_COMMON.items() if name.startswith("DT_")}
+_NAMES |= {ENUM_D_TAG_COMMON[name]: name for name in _TAGS if name in ENUM_D_TAG_COMMON}  # where a number has two names
+_NAMES_OF_AARCH64 = {
+    0x70000001: "DT_AARCH64_BTI_PLT",
+    0x70000003: "DT_AARCH64_PAC_PLT",
+    0x70000005: "DT_AARCH64_VARIANT_PCS",
+}
 _SEGMENTS = frozenset(
     f"PT_{name}"
     for name in "LOAD DYNAMIC NOTE TLS GNU_STACK GNU_RELRO GNU_EH_FRAME GNU_PROPERTY PHDR ARM_EXIDX".split()
@@ -43,8 +52,8 @@ def check_shared_object(path: Path, abi: Abi, soname: str, symbol: str) -> dict[
     allow.
     """
     try:
-        with path.open("rb") as file:
-            return _check(ELFFile(file), abi, soname, symbol)
+        data = path.read_bytes()
+        return _check(ELFFile(io.BytesIO(data)), data, abi, soname, symbol)
     except BundleError as error:
         raise BundleError(f"{soname}: {error.found}", error.expected, error.hint) from None
     except Exception as error:  # pyelftools raises arbitrary errors for damaged files
@@ -67,7 +76,7 @@ def versions_of(path: Path) -> tuple[str, ...]:
     return tuple(sorted(name for _, name in newest.values()))
 
 
-def _check(elf: Any, abi: Abi, soname: str, symbol: str) -> dict[str, Any]:
+def _check(elf: Any, data: bytes, abi: Abi, soname: str, symbol: str) -> dict[str, Any]:
     header = elf.header
     if (header.e_machine, elf.elfclass, elf.little_endian) != (
         abi.machine,
@@ -85,11 +94,9 @@ def _check(elf: Any, abi: Abi, soname: str, symbol: str) -> dict[str, Any]:
             f"{wanted:#x} of {mask:#x}, as {abi.name} has them",
         )
     _check_segments(elf, abi)
-    dynamic = [segment for segment in elf.iter_segments() if isinstance(segment, DynamicSegment)]
-    if len(dynamic) != 1:
-        raise BundleError(f"{len(dynamic)} dynamic segments", "one")
-    needed = _check_tags(dynamic[0], abi, soname)
-    undefined, defined = _symbols(dynamic[0])
+    dynamic = Dynamic(data, abi.bits, abi.machine, abi.page)
+    needed = _check_tags(dynamic, abi, soname)
+    undefined, defined = _symbols(dynamic)
     _raise_not_allowed(
         undefined - abi.symbols, "imports the functions", f"those of the C library that a network needs on {abi.name}"
     )
@@ -104,7 +111,7 @@ def _check_segments(elf: Any, abi: Abi) -> None:
     for segment in elf.iter_segments():
         kind, flags = str(segment["p_type"]), int(segment["p_flags"])
         kinds.append(kind)
-        if kind == "PT_GNU_STACK" and flags & _EXECUTE:
+        if kind == "PT_GNU_STACK" and flags & EXECUTE:
             raise BundleError("it requests an executable stack", "a non-executable stack")
         if kind != "PT_LOAD":
             continue
@@ -113,27 +120,22 @@ def _check_segments(elf: Any, abi: Abi) -> None:
             raise BundleError(
                 f"a segment aligned to {align} bytes", f"multiples of {abi.page}, the pages of {abi.name}"
             )
-        if flags & _EXECUTE and flags & _WRITE:
+        if flags & EXECUTE and flags & WRITE:
             raise BundleError("a segment that is both writable and executable", "at most one of the two")
     _raise_not_allowed(set(kinds) - _SEGMENTS, "has segments of the kind", "those of a shared object")
     if "PT_GNU_STACK" not in kinds:
         raise BundleError("it does not mark its stack as non-executable", "a PT_GNU_STACK segment")
 
 
-def _check_tags(dynamic: Any, abi: Abi, soname: str) -> set[str]:
-    needed: set[str] = set()
-    names: list[str] = []
-    tags: set[str] = set()
-    flags: set[tuple[str, int]] = set()
-    for tag in dynamic.iter_tags():
-        kind = str(tag.entry.d_tag)
-        tags.add(kind)
-        if kind == "DT_NEEDED":
-            needed.add(tag.needed)
-        elif kind == "DT_SONAME":
-            names.append(tag.soname)
-        elif kind in _FLAGS:
-            flags |= {(kind, 1 << bit) for bit in range(64) if int(tag.entry.d_val) >> bit & 1}
+def _check_tags(dynamic: Dynamic, abi: Abi, soname: str) -> set[str]:
+    needed = {dynamic.text(offset) for offset in dynamic.tags.get(NEEDED, ())}
+    names = [dynamic.text(offset) for offset in dynamic.tags.get(SONAME, ())]
+    kinds = _NAMES | (_NAMES_OF_AARCH64 if abi.machine == "EM_AARCH64" else {})
+    by_name = {kinds.get(number, f"{number:#x}"): values for number, values in dynamic.tags.items()}
+    tags = set(by_name)
+    flags = {
+        (kind, 1 << bit) for kind in _FLAGS for value in by_name.get(kind, ()) for bit in range(64) if value >> bit & 1
+    }
     if "DT_TEXTREL" in tags or ("DT_FLAGS", _TEXTREL) in flags:
         raise BundleError("it has text relocations (DT_TEXTREL)", "position-independent code")
     if path := tags & {"DT_RPATH", "DT_RUNPATH"}:
@@ -147,14 +149,12 @@ def _check_tags(dynamic: Any, abi: Abi, soname: str) -> set[str]:
     return needed
 
 
-def _symbols(dynamic: Any) -> tuple[set[str], set[str]]:
+def _symbols(dynamic: Dynamic) -> tuple[set[str], set[str]]:
     """Return the names that a library imports and those that it exports."""
-    undefined: set[str] = set()
-    defined: set[str] = set()
-    for symbol in dynamic.iter_symbols():
-        if symbol.name and symbol.entry.st_info.bind != "STB_LOCAL":
-            (undefined if symbol.entry.st_shndx == "SHN_UNDEF" else defined).add(symbol.name)
-    return undefined, defined
+    symbols = dynamic.symbols()
+    dynamic.check_symbols(symbols)
+    undefined = {one.name for one in symbols if not one.is_defined}
+    return undefined, {one.name for one in symbols if one.is_defined and not one.is_local}
 
 
 def _raise_not_allowed(names: set[str], what: str, expected: str) -> None:

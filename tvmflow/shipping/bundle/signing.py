@@ -124,20 +124,20 @@ def keyid(key: Ed25519PublicKey) -> str:
     return hashlib.sha256(key.public_bytes(Encoding.Raw, PublicFormat.Raw)).hexdigest()
 
 
-def envelope(payload: bytes, key: Ed25519PrivateKey | None) -> bytes:
+def envelope(payload: bytes, key: Ed25519PrivateKey | None, kind: str = PAYLOAD_TYPE) -> bytes:
     """Return a DSSE envelope around a statement; without a key it has no signature."""
     signatures = []
     if key is not None:
-        signatures.append((keyid(key.public_key()), key.sign(_to_be_signed(payload))))
-    return _encode(payload, signatures)
+        signatures.append((keyid(key.public_key()), key.sign(to_be_signed(payload, kind))))
+    return _encode(payload, signatures, kind)
 
 
-def open_envelope(data: bytes, key: Ed25519PublicKey | None) -> bytes:
+def open_envelope(data: bytes, key: Ed25519PublicKey | None, kind: str = PAYLOAD_TYPE) -> bytes:
     """Return the statement of an envelope. key: the required signer; None accepts any or no signature.
 
     Raises SignatureError without that signature, BundleError for an invalid envelope.
     """
-    payload, signatures = _decode(data)
+    payload, signatures = _decode(data, kind)
     if key is None:
         return payload
     if not signatures:
@@ -150,7 +150,7 @@ def open_envelope(data: bytes, key: Ed25519PublicKey | None) -> bytes:
             "accept bundles only from signers whose key you trust",
         )
     try:
-        key.verify(signature, _to_be_signed(payload))
+        key.verify(signature, to_be_signed(payload, kind))
     except InvalidSignature:
         raise SignatureError(
             "the signature does not match the statement: one of them was altered", f"a signature of the key {name[:16]}"
@@ -158,27 +158,27 @@ def open_envelope(data: bytes, key: Ed25519PublicKey | None) -> bytes:
     return payload
 
 
-def _to_be_signed(payload: bytes) -> bytes:
-    kind = PAYLOAD_TYPE.encode()
-    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+def to_be_signed(payload: bytes, kind: str) -> bytes:
+    """Return what a signature covers: a payload and its type."""
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind.encode(), len(payload), payload)
 
 
-def _encode(payload: bytes, signatures: list[tuple[str, bytes]]) -> bytes:
+def _encode(payload: bytes, signatures: list[tuple[str, bytes]], kind: str) -> bytes:
     value = {
         "payload": base64.b64encode(payload).decode(),
-        "payloadType": PAYLOAD_TYPE,
+        "payloadType": kind,
         "signatures": [{"keyid": name, "sig": base64.b64encode(sig).decode()} for name, sig in signatures],
     }
     return json.dumps(value, indent=1).encode() + b"\n"
 
 
-def _decode(data: bytes) -> tuple[bytes, list[tuple[str, bytes]]]:
+def _decode(data: bytes, kind: str) -> tuple[bytes, list[tuple[str, bytes]]]:
     try:
         value: Any = json.loads(data)
         payload = base64.b64decode(value["payload"], validate=True)
         signatures = [(str(one["keyid"]), base64.b64decode(one["sig"], validate=True)) for one in value["signatures"]]
     except (ValueError, KeyError, TypeError, RecursionError, binascii.Error):
         raise BundleError("the bundle's envelope is damaged", "a DSSE envelope as tvmflow writes it") from None
-    if _encode(payload, signatures) != data or len(signatures) > 1:
+    if _encode(payload, signatures, kind) != data or len(signatures) > 1:
         raise BundleError("the bundle's envelope was altered", "a DSSE envelope as tvmflow writes it")
     return payload, signatures

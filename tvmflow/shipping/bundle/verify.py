@@ -1,12 +1,14 @@
 """Verify a bundle: its signature, the digest of every file, and the properties of every library.
 
-The bundle is untrusted. First the archive's structure is checked, then the signature, then every digest; only then is
-anything unpacked, and each library is inspected and run in a sandbox of its own.
+The bundle is untrusted. It is copied once, into a private folder, and only that copy is read: what is checked is what
+is used, whatever happens to the file meanwhile. First the archive's structure is checked, then the signature, then
+every digest; only then is anything unpacked, and each library is inspected and run in a sandbox of its own.
 """
 
 from __future__ import annotations
 
-import tempfile
+import contextlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +19,14 @@ from tvmflow.codegen.network.runtime_sources import RUNTIME
 from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
 from tvmflow.shipping.bundle import aar, signing
 from tvmflow.shipping.bundle.abis import abi_named
-from tvmflow.shipping.bundle.archive import MAX_TEXT_BYTES, Archive
+from tvmflow.shipping.bundle.archive import MAX_BYTES, MAX_TEXT_BYTES, Archive
 from tvmflow.shipping.bundle.manifest import ENVELOPE, MANIFEST, Library, Manifest, read_manifest
 from tvmflow.shipping.bundle.statement import subjects
-from tvmflow.shipping.bundle.wheel import BESIDE, SUFFIX, package_of
+from tvmflow.shipping.bundle.wheel import BESIDE, SUFFIX, bundle_in
 from tvmflow.support.errors import BundleError, ModelFileError, SignatureError, UsageError
 from tvmflow.support.files import sha256_of
+from tvmflow.support.plain_files import copy_plain, read_plain
+from tvmflow.support.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from tvmflow.shipping.bundle.run_on_device import DeviceTrial
@@ -33,12 +37,13 @@ _TIMEOUT_S = 300.0
 @dataclass(frozen=True)
 class Trust:
     """The required trust. key: the public key of the signature; None with unsigned: check everything else only.
-    at_least: the lowest accepted release version, against downgrade attacks.
+    at_least: the lowest accepted release version, against downgrade attacks; sha256: of the one accepted bundle.
     """
 
     key: Ed25519PublicKey | None
     unsigned: bool = False
     at_least: int | None = None
+    sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,9 @@ class CheckedLibrary:
 
 @dataclass(frozen=True)
 class Verified:
-    """The result of a valid bundle. signer: the key id, None if no signature was required."""
+    """The result of a valid bundle. signer: the key id, None if no signature was required; sha256: of what was checked,
+    to compare with what is used afterwards.
+    """
 
     name: str
     version: int | None
@@ -68,9 +75,10 @@ class Verified:
     files: int
     libraries: tuple[CheckedLibrary, ...]
     manifest: Manifest
+    sha256: str
 
     def to_json(self) -> dict[str, Any]:
-        own = {"name": self.name, "version": self.version, "signer": self.signer, "files": self.files}
+        own = {name: getattr(self, name) for name in ("name", "version", "signer", "files", "sha256")}
         return {**own, "libraries": [one.to_json() for one in self.libraries]}
 
 
@@ -91,38 +99,54 @@ def verify(path: Path, trust: Trust, device: DeviceTrial | None = None) -> Verif
             "a key: code on a device runs outside the sandbox",
             "pass your signer's public key as --key FILE.pub",
         )
+    with temporary_folder("verify") as folder, _checked_copy(path, trust, folder) as (whole, archive, manifest):
+        _check_version(manifest, trust.at_least)
+        libraries = tuple(_check_library(archive, library, folder, device) for library in manifest.libraries)
+        signer = None if trust.key is None else signing.keyid(trust.key)
+        return Verified(manifest.name, manifest.version, signer, len(archive.entries), libraries, manifest, whole)
+
+
+def check_contents(path: Path, trust: Trust) -> tuple[Manifest, str]:
+    """Check signature and digests of a bundle without running its libraries. Returns its manifest, and the sha256 of
+    the bytes that were checked. Raises SignatureError, BundleError, UsageError.
+    """
+    with temporary_folder("verify") as folder, _checked_copy(path, trust, folder) as (whole, _, manifest):
+        return manifest, whole
+
+
+@contextlib.contextmanager
+def _checked_copy(path: Path, trust: Trust, folder: Path) -> Iterator[tuple[str, Archive, Manifest]]:
+    """Copy a bundle and what is beside it, and check signature and digests. Yields sha256 of the whole, the archive,
+    which reads the copy, and its manifest.
+    """
+    kind, own = path.suffix, folder / "bundle"
+    own.mkdir()
+    own /= path.name
     try:
-        archive = Archive(path)
+        copy_plain(path, own, MAX_BYTES, links=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "a bundle") from None
-    with archive:
-        if path.suffix in (aar.SUFFIX, SUFFIX):
-            _check_whole(path, trust)
-            archive = (
-                aar.bundle_in(archive)
-                if path.suffix == aar.SUFFIX
-                else archive.below(package_of(list(archive.entries)))
-            )
-        manifest = _check_digests(archive, signing.open_envelope(archive.read(ENVELOPE), trust.key))
-        _check_version(manifest, trust.at_least)
-        with tempfile.TemporaryDirectory(prefix="tvmflow-verify-") as folder:
-            libraries = tuple(_check_library(archive, library, Path(folder), device) for library in manifest.libraries)
-        signer = None if trust.key is None else signing.keyid(trust.key)
-        return Verified(manifest.name, manifest.version, signer, len(archive.entries), libraries, manifest)
+    whole = sha256_of(own)
+    if trust.sha256 not in (None, whole):
+        raise BundleError(f"{path.name} is another bundle than was released", f"the one with sha256 {trust.sha256}")
+    with Archive(own) as archive:
+        if kind in (aar.SUFFIX, SUFFIX):
+            if trust.key is not None:
+                _check_whole(path, whole, trust.key)
+            archive = aar.bundle_in(archive) if kind == aar.SUFFIX else bundle_in(archive)
+        yield whole, archive, _check_digests(archive, signing.open_envelope(archive.read(ENVELOPE), trust.key))
 
 
-def _check_whole(path: Path, trust: Trust) -> None:
+def _check_whole(path: Path, sha256: str, key: Ed25519PublicKey) -> None:
     """Compare a wheel or an AAR with the signed statement beside it."""
-    if trust.key is None:
-        return
     beside = path.with_name(path.name + BESIDE)
     try:
-        if beside.stat().st_size > MAX_TEXT_BYTES:
-            raise BundleError(f"{beside.name} has {beside.stat().st_size} bytes", f"at most {MAX_TEXT_BYTES}")
-        data = beside.read_bytes()
-    except OSError:
+        data = read_plain(beside, MAX_TEXT_BYTES, links=True)
+    except FileNotFoundError:
         raise SignatureError(f"no {beside.name} next to {path.name}", "the envelope that was written with it") from None
-    _compare("the statement next to it", {path.name: sha256_of(path)}, subjects(signing.open_envelope(data, trust.key)))
+    except OSError as error:
+        raise SignatureError(f"{beside.name} cannot be read: {error.strerror}", "the envelope of the bundle") from None
+    _compare("the statement next to it", {path.name: sha256}, subjects(signing.open_envelope(data, key)))
 
 
 def _check_digests(archive: Archive, statement: bytes) -> Manifest:

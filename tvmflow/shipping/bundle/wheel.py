@@ -14,7 +14,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tvmflow.shipping.bundle.abis import abi_named
-from tvmflow.shipping.bundle.archive import write_archive
+from tvmflow.shipping.bundle.archive import Archive, write_archive
 from tvmflow.shipping.bundle.manifest import File, Manifest
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.signing import envelope
@@ -119,9 +119,18 @@ def _record(files: Content, own: str) -> bytes:
     return "\n".join([*lines, f"{own},,", ""]).encode()
 
 
-def package_of(names: Sequence[str]) -> str:
-    """Return the folder of the bundle's files in a wheel. Raises BundleError for none, or more than one."""
-    packages = {f"{name.split('/')[0]}/{INSIDE}/" for name in names if name.split("/")[1:2] == [INSIDE]}
+def bundle_in(archive: Archive) -> Archive:
+    """Return a view of a wheel as its bundle. Raises BundleError for none, or more than one, and for a file that
+    `write_wheel` does not write: Python runs a .pth file at every start, and pip installs what .data/ holds anywhere.
+    """
+    names = list(archive.entries)
+    packages = {name.split("/")[0] for name in names if name.split("/")[1:2] == [INSIDE]}
     if len(packages) != 1:
         raise BundleError(f"{len(packages)} bundles in a wheel", "exactly one")
-    return packages.pop()
+    package = packages.pop()
+    start = f"{package}/{INSIDE}/"
+    own = re.compile(rf"{re.escape(package)}(/__init__\.py|-[0-9]+\.dist-info/(METADATA|WHEEL|RECORD))")
+    for name in names:
+        if not name.startswith(start) and not own.fullmatch(name):
+            raise BundleError(f"{name} is in the wheel", "the files that tvmflow writes into one")
+    return archive.below(start)

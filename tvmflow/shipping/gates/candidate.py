@@ -7,7 +7,6 @@ virtual machine if the champion has no network.so.
 from __future__ import annotations
 
 import functools
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from tvmflow.shipping.side_by_side import compare_on_device, inputs_of, started
 from tvmflow.sources.data.datasets import Arrays
 from tvmflow.support.errors import DeviceLostError, StageError, StoreAwayError, StoreError
 from tvmflow.support.files import sha256_of
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.tracking.dvc import repository as dvc
 from tvmflow.tracking.mlflow.history import champion_accuracy
 from tvmflow.tracking.mlflow.registry import CHAMPION, Version, version_by_alias, version_by_sha256
@@ -95,7 +95,7 @@ class Candidate:
         return judge(self.card, accuracy, comparison, rules), comparison
 
     def _compare(self, champion: Version) -> Comparison:
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder("gate") as folder:
             old, new = self._forms(champion, Path(folder))
             inputs = inputs_of(self.workspace, self.cell)
             start = functools.partial(_start_champion, champion, old, inputs), functools.partial(started, new, inputs)

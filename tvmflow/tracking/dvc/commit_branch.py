@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from tvmflow.config.workspace import Workspace
 from tvmflow.support.errors import StoreError
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.tracking.dvc import pipelines, unlisted
 
 _NAMES = ("dvc.yaml", "dvc.lock", pipelines.FOLDER, unlisted.FOLDER)
@@ -87,7 +87,7 @@ def commit_to_branch(workspace: Workspace, branch: str, remote: str | None, mess
 
 def _commit(workspace: Workspace, base: str, files: Sequence[str], message: str) -> str:
     """Make a commit of files on top of another one. Returns its name, "" if that one has them all."""
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder("branch") as folder:
         index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
         _git(workspace, "read-tree", base, environment=index)
         names = "".join(f"{name}\0" for name in files)

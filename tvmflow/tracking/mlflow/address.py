@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 from tvmflow.config.workspace import Workspace
 from tvmflow.support.errors import StoreError, UsageError
+from tvmflow.support.secrets import mask
 
 TRACKING, REGISTRY = "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"
 _FORMER = "TVMFLOW_MLFLOW_URI"
@@ -49,14 +49,8 @@ def identity(workspace: Workspace, address: str = "") -> str:
     uri = address or mlflow_uri(workspace)
     path = path_of(uri)
     if path is None:
-        return without_credentials(uri).rstrip("/")
+        return mask(uri).rstrip("/")
     return str(path.relative_to(workspace.root)) if path.is_relative_to(workspace.root) else str(path.absolute())
-
-
-def without_credentials(uri: str) -> str:
-    """Return an address without user and password, for messages, pages and files."""
-    parts = urlsplit(uri)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
 
 
 def _checked(uri: str) -> str:
@@ -68,7 +62,7 @@ def _checked(uri: str) -> str:
         )
     if not is_server(uri) and path_of(uri) is None:
         raise StoreError(
-            f"the MLflow store {without_credentials(uri)} is not of a usable kind",
+            f"the MLflow store {mask(uri)} is not of a usable kind",
             "the address of a server (http, https), or sqlite:////PATH",
             f"start 'mlflow server' for a database or a folder, and set {TRACKING} to its address",
         )

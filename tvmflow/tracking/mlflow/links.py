@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 
 from tvmflow.config.workspace import Workspace
-from tvmflow.tracking.mlflow.address import TRACKING, is_server, mlflow_uri, without_credentials
+from tvmflow.support.secrets import mask
+from tvmflow.tracking.mlflow.address import TRACKING, is_server, mlflow_uri
 
 DEFAULT_UI = "http://127.0.0.1:5000"
 
@@ -17,8 +18,8 @@ DEFAULT_UI = "http://127.0.0.1:5000"
 def mlflow_ui() -> str:
     """Return the address of MLflow's UI, without credentials and without a trailing slash."""
     store = os.environ.get(TRACKING, "")
-    served = without_credentials(store) if is_server(store) else DEFAULT_UI
-    return (os.environ.get("TVMFLOW_MLFLOW_UI") or served).rstrip("/")
+    served = store if is_server(store) else DEFAULT_UI
+    return mask(os.environ.get("TVMFLOW_MLFLOW_UI") or served).rstrip("/")
 
 
 def ui_command(workspace: Workspace) -> str:

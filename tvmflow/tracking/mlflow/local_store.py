@@ -5,7 +5,6 @@ It keeps measurements whose files are neither in artifacts/ nor in DVC's cache a
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.support.errors import StoreError
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.tracking.mlflow.address import mlflow_uri, path_of
 from tvmflow.tracking.mlflow.experiments import experiment_id
 from tvmflow.tracking.mlflow.markers import write_marker
@@ -112,7 +112,7 @@ class LocalRun:
             client.log_batch(run_id, metrics[start : start + _BATCH], params[start : start + _BATCH])
         if self.run.inputs and self.run.inputs.dataset_inputs:
             client.log_inputs(run_id, self.run.inputs.dataset_inputs)
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder("mlflow") as folder:
             client.log_artifacts(run_id, self._download(Path(folder), run_id=source))
 
     def _copy_library(self, workspace: Workspace, client: MlflowClient, experiment: str, run_id: str) -> str:
@@ -125,7 +125,7 @@ class LocalRun:
         model = client.create_logged_model(
             experiment, name=known.name, source_run_id=run_id, model_type=known.model_type, tags=dict(known.tags)
         )
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder("mlflow") as folder:
             files = self._download(Path(folder), artifact_uri=known.artifact_location)
             client.log_model_artifacts(model.model_id, files)
         client.finalize_logged_model(model.model_id, "READY")

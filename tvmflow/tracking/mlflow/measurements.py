@@ -12,7 +12,6 @@ import functools
 import json
 import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,6 +25,7 @@ from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.pipeline.record import RECORD_NAME, Record, record_text
 from tvmflow.support.errors import StoreAwayError, StoreError
 from tvmflow.support.files import digest_of
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.tracking.mlflow import golden
 from tvmflow.tracking.mlflow.address import sqlite_path
 from tvmflow.tracking.mlflow.experiments import experiment_id
@@ -295,7 +295,7 @@ class _Recording:
             model_type="tvm-library",
             tags={"cell": str(self.cell), "sha256": self.records["build"].outputs["library.so"].sha256},
         )
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder("mlflow") as folder:
             self._write_model(Path(folder), run_id)
             self.client.log_model_artifacts(model.model_id, str(Path(folder) / "model"))
         self.client.finalize_logged_model(model.model_id, "READY")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from tvmflow.pipeline.record import RECORD_NAME, Record, read_record
 from tvmflow.pipeline.stage import AnyStage
 from tvmflow.support.errors import DamagedStoreError, StoreAwayError, StoreError
 from tvmflow.support.files import write_atomic
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.tracking.dvc.chains import RecordsByStage, all_records, cell_of, follow, restore_output
 from tvmflow.tracking.mlflow import releases
 from tvmflow.tracking.mlflow.address import identity, sqlite_path
@@ -163,7 +163,7 @@ def _record_from_files(
     missing = [stage for stage in RECORDED_FILES if stage not in chain]
     if missing:
         raise StoreError(f"its records of {' and '.join(missing)} are gone")
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder("mlflow") as folder:
         measurement = Measurement(cell_of(scorecard), chain, lambda stage, name: Path(folder) / stage / name)
         for stage, name in measurement.files():
             restore_output(workspace, chain[stage], name, Path(folder) / stage / name)

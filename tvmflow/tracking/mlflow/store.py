@@ -29,7 +29,6 @@ from tvmflow.tracking.mlflow.address import (
     path_of,
     registry_uri,
     sqlite_path,
-    without_credentials,
 )
 
 if TYPE_CHECKING:
@@ -339,7 +338,7 @@ def _server_error(workspace: Workspace, error: BaseException, said: str) -> Stor
     status = _status(error)
     address = mlflow_uri(workspace) if sqlite_path(workspace) is None else registry_uri(workspace)
     if status is None or status >= _SERVER_FAILED:
-        found = f"the MLflow server {without_credentials(address)} does not answer ({said})"
+        found = f"the MLflow server {address} does not answer ({said})"
         return StoreAwayError(found, "a server that responds", f"start it, or correct {TRACKING}; nothing is lost")
     if status in (401, 403):
         hint = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
@@ -371,7 +370,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _unusable(workspace: Workspace, what: str, hint: str, kind: type[StoreError] = StoreError) -> StoreError:
-    where = sqlite_path(workspace) or without_credentials(mlflow_uri(workspace))
+    where = sqlite_path(workspace) or mlflow_uri(workspace)
     return kind(f"the MLflow store {where} is {what}", "a readable and writable MLflow database", hint)
 
 

@@ -7,7 +7,6 @@ Every file is checked against the digests of the version and of the records.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, Record, read_record
 from tvmflow.support.errors import StoreAwayError, StoreError, first_line
 from tvmflow.support.files import sha256_of
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.tracking.mlflow.address import mlflow_uri, registry_uri
 from tvmflow.tracking.mlflow.registry import STAGES_FOLDER, Version, model_of
 from tvmflow.tracking.mlflow.store import clear_errors, open_mlflow
@@ -23,7 +23,7 @@ from tvmflow.tracking.mlflow.store import clear_errors, open_mlflow
 def version_library(workspace: Workspace, version: Version, name: str, target: Path) -> None:
     """Copy library.so or network.so of a version out of MLflow. Raises StoreError if it is missing or altered."""
     expected = {"library.so": version.sha256, "network.so": version.network_sha256}[name]
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder("mlflow") as folder:
         files = _download(workspace, version, Path(folder))
         found = next(files.rglob(name), None)
         if found is None:
@@ -37,7 +37,7 @@ def version_stages(workspace: Workspace, version: Version, target: Path) -> dict
     """Copy the files of a version's stages out of MLflow, into a folder for each. Returns stage -> record. Raises
     StoreError if they are missing or altered.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder("mlflow") as folder:
         files = _download(workspace, version, Path(folder))
         stages = files / STAGES_FOLDER
         records = {path.parent.name: read_record(path) for path in sorted(stages.glob(f"*/{RECORD_NAME}"))}
@@ -67,7 +67,7 @@ def version_records(workspace: Workspace, version: Version, stages: Iterable[str
     download = clear_errors(workspace, artifacts.download_artifacts)
     try:
         place = client.get_logged_model(model_of(version)).artifact_location
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder("mlflow") as folder:
             for stage in stages:
                 uri = f"{place}/{STAGES_FOLDER}/{stage}/{RECORD_NAME}"
                 path = download(artifact_uri=uri, dst_path=f"{folder}/{stage}", tracking_uri=mlflow_uri(workspace))
