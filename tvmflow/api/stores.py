@@ -43,6 +43,7 @@ def store_addresses(workspace: Where = None) -> dict[str, str]:
     """Return where the stores of a workspace are, without credentials: `dvc` ("" for no remote), `mlflow`, and
     `registry`, MLflow's store of models. Raises StoreError.
     """
+    from tvmflow.support.secrets import mask
     from tvmflow.tracking.dvc.repository import default_remote
     from tvmflow.tracking.mlflow.address import identity, mlflow_uri, registry_uri
 
