@@ -25,7 +25,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from bench.conformance.torch_outputs import apart_from, first_line, outputs_of, with_places
 
 VERDICTS = ("passed", "refused", "wrong", "raw", "uncountable")
 DTYPES = ("float32", "int64", "bool")
@@ -58,7 +58,7 @@ def _judge_together(samples: Sequence[Any]) -> dict[int, tuple[str, str, set[str
         return None
     try:
         inputs = [tensor for one in samples for tensor in one.inputs]
-        wanted = [_outputs_of(one.module, one.inputs) for one in samples]
+        wanted = [outputs_of(one.module, one.inputs) for one in samples]
         found, calls = _compute(Together(samples).eval(), inputs)
         if any(isinstance(one, str) for one in wanted) or len(found) != sum(len(one) for one in wanted):
             return None
@@ -66,7 +66,7 @@ def _judge_together(samples: Sequence[Any]) -> dict[int, tuple[str, str, set[str
         return None
     verdicts, first = {}, 0
     for place, expected in enumerate(wanted):
-        difference = _apart(samples[place], found[first : first + len(expected)], expected)
+        difference = apart_from(samples[place], found[first : first + len(expected)], expected)
         first += len(expected)
         if difference is None:
             verdicts[place] = ("passed", "", calls)
@@ -86,13 +86,13 @@ def judge(sample: Any) -> tuple[str, str, set[str]]:
 
     if reason := _uncountable_inputs(sample):
         return "uncountable", reason, set()
-    wanted = _outputs_of(sample.module, sample.inputs)
+    wanted = outputs_of(sample.module, sample.inputs)
     if isinstance(wanted, str):
         return "uncountable", wanted, set()
     try:
         program = _model(sample.module, sample.inputs).exported().run_decompositions()
     except Exception as error:  # whatever the exporter raises
-        return "uncountable", f"torch.export: {_first_line(error)}", set()
+        return "uncountable", f"torch.export: {first_line(error)}", set()
     calls = _calls(program)
     if reason := _uncountable_program(program):
         return "uncountable", reason, calls
@@ -100,10 +100,10 @@ def judge(sample: Any) -> tuple[str, str, set[str]]:
         found, _ = _compute(sample.module, sample.inputs)
     except TvmflowError as error:
         named = any(call.split(".")[1] in str(error) for call in calls)
-        return ("refused" if named else "raw"), f"{type(error).__name__}: {_first_line(error)}", calls
+        return ("refused" if named else "raw"), f"{type(error).__name__}: {first_line(error)}", calls
     except Exception as error:
-        return "raw", f"{type(error).__name__}: {_first_line(error)}", calls
-    difference = _apart(sample, _with_places(sample, found, wanted, calls), wanted)
+        return "raw", f"{type(error).__name__}: {first_line(error)}", calls
+    difference = apart_from(sample, with_places(sample, found, wanted, calls), wanted)
     return ("passed", "", calls) if difference is None else ("wrong", difference, calls)
 
 
@@ -118,7 +118,7 @@ def _compute(module: Any, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], set[s
     """Import, build and run a module; return its outputs and the operators of its decomposed program."""
     from tvmflow.backends.cpu import host_backend
     from tvmflow.codegen.compile import LocalRunner
-    from tvmflow.frontends.pytorch.float_ends import to_numpy
+    from tvmflow.frontends.torch_arrays import to_numpy
     from tvmflow.passes.pipeline import canonicalize
 
     model = _model(module, inputs)
@@ -164,30 +164,6 @@ def _uncountable_inputs(sample: Any) -> str:
     return "" if sample.inputs else "no input"
 
 
-def _outputs_of(module: Any, inputs: Sequence[Any]) -> tuple[Any, ...] | str:
-    """Return PyTorch's outputs, or why they cannot be compared."""
-    import torch
-    from torch.utils import _pytree
-
-    from tvmflow.frontends.pytorch.float_ends import to_numpy
-
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            leaves = _pytree.tree_leaves(module(*(one.clone() for one in inputs)))
-    except Exception as error:
-        return f"PyTorch: {_first_line(error)}"
-    if not leaves or not all(isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided for leaf in leaves):
-        return "an output that is no tensor"
-    if any(leaf.is_complex() for leaf in leaves):
-        return "complex"
-    if any(leaf.is_quantized for leaf in leaves):
-        return "quantized"
-    if not any(leaf.numel() for leaf in leaves):
-        return "outputs without elements"
-    return tuple(map(to_numpy, leaves))
-
-
 def _uncountable_program(program: Any) -> str:
     import torch
 
@@ -209,72 +185,6 @@ def _uncountable_program(program: Any) -> str:
         if name.startswith(("aten._native_batch_norm_legit.default", "aten._native_batch_norm_legit_functional")):
             return "training"
     return ""
-
-
-_OF_ANY_PLACE = {"aten.topk.default", "aten.kthvalue.default", "aten.median.dim", "aten.mode.default"}
-
-
-def _with_places(sample: Any, found: Sequence[Any], wanted: Sequence[Any], calls: set[str]) -> Sequence[Any]:
-    """Return outputs with PyTorch's places of equal values, where ours hold the same: it promises none of them."""
-    if not calls & _OF_ANY_PLACE or len(found) != 2 or found[1].shape != wanted[1].shape or not found[1].ndim:
-        return found
-    data = sample.inputs[0].numpy()
-    for axis in range(data.ndim):
-        lone = np.expand_dims(found[0], axis) if found[0].ndim < data.ndim else found[0]
-        places = np.expand_dims(found[1], axis) if found[1].ndim < data.ndim else found[1]
-        around = [extent for at, extent in enumerate(data.shape) if at != axis]
-        if [extent for at, extent in enumerate(lone.shape) if at != axis] != around or places.max() >= data.shape[axis]:
-            continue
-        if np.array_equal(np.take_along_axis(data, places, axis), lone):
-            return (found[0], wanted[1])
-    return found
-
-
-# Of a result, relative and absolute: a few roundings of the operator's type.
-_TOLERANCES = {"float16": (4e-3, 1e-3), "bfloat16": (3e-2, 1e-2)}
-
-
-def _apart(sample: Any, found: Sequence[Any], wanted: Sequence[Any]) -> str | None:
-    """Return how outputs differ from PyTorch's, and from those that it computes in float32 where there are such.
-
-    Its kernels of 16 bits round after each step, ours at the end.
-    """
-    tolerance = _TOLERANCES.get(sample.label.split()[0], (1e-4, 1e-5))
-    difference = _difference(found, wanted, tolerance)
-    if difference is None or sample.exact is None:
-        return difference
-    exact = _outputs_of(sample.exact, sample.inputs)
-    return difference if isinstance(exact, str) or _difference(found, exact, tolerance) else None
-
-
-def _difference(
-    found: Sequence[Any], wanted: Sequence[Any], tolerance: tuple[float, float] = (1e-4, 1e-5)
-) -> str | None:
-    """Return how outputs differ from PyTorch's; None if they do not."""
-    if len(found) != len(wanted):
-        return f"{len(found)} outputs, not {len(wanted)}"
-    for place, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
-        if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
-            return f"output {place}: {ours.dtype} {list(ours.shape)}, not {theirs.dtype} {list(theirs.shape)}"
-        if not _equal(ours, theirs, tolerance):
-            apart = np.argwhere(~np.isclose(ours, theirs, *tolerance, equal_nan=True))
-            at = tuple(apart[0]) if len(apart) else (0,) * ours.ndim
-            return f"output {place} at {[int(x) for x in at]}: {ours[at]}, not {theirs[at]}"
-    return None
-
-
-def _equal(ours: Any, theirs: Any, tolerance: tuple[float, float]) -> bool:
-    if theirs.dtype.kind != "f":
-        return bool(np.array_equal(ours, theirs))
-    relative, absolute = tolerance
-    finite = np.abs(theirs[np.isfinite(theirs)])
-    scale = min(1.0, float(finite.max())) if finite.size else 1.0
-    return bool(np.allclose(ours, theirs, rtol=relative, atol=absolute * max(scale, 0.1), equal_nan=True))
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-    return (lines[0] if len(lines) < 2 or len(lines[0]) > 30 else f"{lines[0]} {lines[1]}")[:240]
 
 
 def _work(dtypes: Sequence[str]) -> None:

@@ -45,11 +45,11 @@ def test_the_table_of_core_operators_is_current() -> None:
 def test_a_wrong_value_a_wrong_type_and_a_missing_output_are_found() -> None:
     import numpy as np
 
-    from bench.conformance.torch import _difference
+    from bench.conformance.torch_outputs import difference_of
 
     right = (np.array([1.0, np.nan, np.inf], np.float32),)
-    assert _difference(right, right) is None
-    assert _difference((right[0].astype(np.float64),), right)
-    assert _difference((np.array([1.0, np.nan, 1.0], np.float32),), right)
-    assert _difference((np.array([1.0, 0.0, np.inf], np.float32),), right)
-    assert _difference((), right)
+    assert difference_of(right, right) is None
+    assert difference_of((right[0].astype(np.float64),), right)
+    assert difference_of((np.array([1.0, np.nan, 1.0], np.float32),), right)
+    assert difference_of((np.array([1.0, 0.0, np.inf], np.float32),), right)
+    assert difference_of((), right)

@@ -57,9 +57,8 @@ from tvmflow.config.value_types import (
     Program,
     RemoteName,
 )
-from tvmflow.config.yaml_reader import load_yaml
+from tvmflow.config.yaml_reader import load_yaml, refuse_secrets
 from tvmflow.support.errors import ParamsError, UnknownNameError, did_you_mean, similar_name
-from tvmflow.support.secrets import places_of_secrets
 
 MAX_PARAMS_BYTES = 1_000_000
 
@@ -383,7 +382,7 @@ def _load(path: Path, _mtime_ns: int, _size: int) -> Params:
         raise ParamsError(f"{path.name} is not YAML: {error}", "a YAML mapping") from None
     if not isinstance(data, dict):
         raise ParamsError(f"{path.name} holds {type(data).__name__}", "a YAML mapping")
-    _refuse_secrets(path.name, data)
+    refuse_secrets(path.name, data)
     try:
         return Params.model_validate(data)
     except ValidationError as error:
@@ -391,16 +390,3 @@ def _load(path: Path, _mtime_ns: int, _size: int) -> Params:
             f"{path.name} is not valid:\n" + "\n".join(explain(error, Params)),
             hint="correct the lines above; docs/params.md explains every key",
         ) from None
-
-
-def _refuse_secrets(name: str, data: Any) -> None:
-    """Raise ParamsError for an address with a user, a password or a token: this file belongs into git, and DVC and
-    records copy its values.
-    """
-    found = [f"{place}: an address with a user, a password or a token" for place in places_of_secrets(data)]
-    if found:
-        raise ParamsError(
-            f"{name} holds secrets, which git, dvc.lock and records would keep:\n  - " + "\n  - ".join(found),
-            "addresses without them",
-            "write user and password into ~/.netrc (machine HOST login USER password PASSWORD), which downloads read",
-        )

@@ -6,6 +6,9 @@ from typing import Any
 
 import yaml
 
+from tvmflow.support.errors import ParamsError
+from tvmflow.support.secrets import places_of_secrets
+
 MAX_DEPTH = 40
 MAX_VALUES = 200_000
 MAX_SCALAR = 10_000  # characters; parsing a number takes quadratic time
@@ -70,3 +73,16 @@ def _unique_mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any
 
 
 _PlainLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
+
+
+def refuse_secrets(name: str, data: Any) -> None:
+    """Raise ParamsError for an address with a user, a password or a token: this file belongs into git, and DVC and
+    records copy its values.
+    """
+    found = [f"{place}: an address with a user, a password or a token" for place in places_of_secrets(data)]
+    if found:
+        raise ParamsError(
+            f"{name} holds secrets, which git, dvc.lock and records would keep:\n  - " + "\n  - ".join(found),
+            "addresses without them",
+            "write user and password into ~/.netrc (machine HOST login USER password PASSWORD), which downloads read",
+        )

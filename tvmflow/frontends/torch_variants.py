@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from tvmflow.frontends.pytorch.float_ends import to_numpy
 from tvmflow.frontends.source_model import Arrays, PreparedRun, Variant
+from tvmflow.frontends.torch_arrays import to_numpy
 
 
 def torch_variants(module: Any, arguments: Sequence[Any], exported: Callable[[], Any]) -> tuple[Variant, ...]:

@@ -18,7 +18,7 @@ import torch
 from tvmflow.frontends.pytorch.constant_values import fold_known_values
 from tvmflow.frontends.pytorch.converters import Refusal, recording_converters
 from tvmflow.frontends.pytorch.fixed_inputs import fix_places
-from tvmflow.frontends.pytorch.float_ends import from_numpy, output_types, to_numpy, with_float_ends
+from tvmflow.frontends.pytorch.float_ends import output_types, with_float_ends
 from tvmflow.frontends.pytorch.recurrent import recurrent_converters
 from tvmflow.frontends.source_model import (
     Array,
@@ -30,6 +30,7 @@ from tvmflow.frontends.source_model import (
     input_positions,
     open_names,
 )
+from tvmflow.frontends.torch_arrays import from_numpy, to_numpy
 from tvmflow.frontends.torch_variants import torch_variants
 from tvmflow.ir.relax.graph import reorder_inputs
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line

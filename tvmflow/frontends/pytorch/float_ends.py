@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import torch
 
-from tvmflow.frontends.source_model import Array, TensorSpec
+from tvmflow.frontends.source_model import TensorSpec
 
 
 def with_float_ends(
@@ -71,19 +69,3 @@ def output_types(program: Any) -> list[torch.dtype]:
     last = next(node for node in program.graph.nodes if node.op == "output")
     values = [node.meta.get("val") for node in last.all_input_nodes]
     return [value.dtype for value in values if isinstance(value, torch.Tensor)]
-
-
-def from_numpy(array: Any) -> torch.Tensor:
-    """Return an array as a tensor, of bfloat16 too, which PyTorch does not read from numpy."""
-    kept = np.array(array, order="C")
-    if kept.dtype.name == "bfloat16":
-        return torch.from_numpy(kept.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(kept)
-
-
-def to_numpy(tensor: torch.Tensor) -> Array:
-    """Return a tensor as an array, of bfloat16 too."""
-    plain = tensor.detach().cpu()
-    if plain.dtype == torch.bfloat16:
-        return np.asarray(plain.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
-    return np.asarray(plain.numpy())
