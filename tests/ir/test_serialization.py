@@ -145,10 +145,131 @@ def test_ir_that_does_more_than_compute_is_refused(tmp_path: Path, make: Any, sa
         load_module(tmp_path)
 
 
-def test_a_kernel_that_computes_is_read(tmp_path: Path) -> None:
-    module = _calling(_kernel("T.if_then_else(a[v, w] < T.float32(0), T.exp(a[v, w]), a[v, w])"))
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "T.if_then_else(a[v, w] < T.float32(0), T.exp(a[v, w]), a[v, w])",
+        "a[1 - v, w // 2 + w % 2]",
+        "T.if_then_else(1 <= v and w < 2, a[v - 1, w + 1], T.float32(0))",
+        'a[T.max(T.min(T.Cast("int32", a[v, w]) + 1, 1), 0), w]',
+    ],
+)
+def test_a_kernel_that_computes_is_read(tmp_path: Path, statement: str) -> None:
+    module = _calling(_kernel(statement))
     save_module(module, tmp_path)
     tvm.ir.assert_structural_equal(load_module(tmp_path), module)
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("a[v + 1, w]", "index"),
+        ("a[v, w - 1]", "index"),
+        ("a[v, w * 1000]", "index"),
+        ('a[T.Cast("int32", a[v, w]), w]', "index"),
+        ("T.if_then_else(a[v, w] < T.float32(1), a[v + 1, w], a[v, w])", "index"),
+        ("T.Select(v < 1, a[v + 1, w], a[v, w])", "index"),
+        ("a[(v * 1073741824 * 4) // 4294967296, w]", "index"),
+        ('a[T.Cast("int32", T.Cast("int64", v) * T.int64(4294967295)) // 1000, w]', "index"),
+        ("a[v, w // (v - 1)]", "index"),
+    ],
+)
+def test_a_kernel_that_may_leave_its_buffers_is_refused(tmp_path: Path, statement: str, says: str) -> None:
+    save_module(_calling(_kernel(statement)), tmp_path)
+    with pytest.raises(ModelFileError, match=says):
+        load_module(tmp_path)
+
+
+_LOOPS = """
+@T.prim_func(s_tir=True)
+def kernel(a: T.Buffer((2, 3), "float32"), c: T.Buffer((2, 3), "float32")):
+    for i, j in T.grid(2, 3):
+        with T.sblock("c"):
+            v = T.axis.spatial(2, i)
+            w = T.axis.spatial(3, j)
+            c[v, w] = a[v, w]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("T.axis.spatial(3, j)", "T.axis.spatial(3, j + 4)", "block variable"),
+        ("T.axis.spatial(3, j)", "T.axis.spatial(30, j)", "another range"),
+        ("T.axis.spatial(3, j)", "T.axis.spatial(3, i)", "block variable|one loop|range"),
+        ("c[v, w] =", "c[w, v] =", "a store"),
+        ("c[v, w] =", "c[v, w + 1] =", "a store"),
+        ("c[v, w] =", "c[0, w] =", "a store"),
+        ("T.grid(2, 3)", "T.grid(2, 30)", "range"),
+        ("for i, j in T.grid(2, 3):", "for i in T.parallel(2):\n      for j in range(3):", "serial"),
+    ],
+)
+def test_a_kernel_of_another_form_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
+    assert old in _LOOPS
+    result = relax.TensorType((2, 3), "float32")
+    make = lambda text: _calling(lambda builder, x: relax.call_tir(builder.add_func(parsed(text), "k"), [x], result))  # noqa: E731
+    save_module(make(_LOOPS), tmp_path)
+    load_module(tmp_path)
+    save_module(make(_LOOPS.replace(old, new)), tmp_path)
+    with pytest.raises(ModelFileError, match=says):
+        load_module(tmp_path)
+
+
+def _with_size(nodes: list[Any], where: dict[str, Any], key: str) -> None:
+    """Let the type of a node claim 3000 rows and columns."""
+    found = {kind: next(node for node in nodes if node["type"] == kind) for kind in ("relax.TensorType", "ir.IntImm")}
+    shape = nodes[found["relax.TensorType"]["data"]["shape"]]
+    nodes.append({"type": "int", "data": 3000})
+    nodes.append({**found["ir.IntImm"], "data": {**found["ir.IntImm"]["data"], "value": len(nodes) - 1}})
+    nodes.append({**nodes[shape["data"]["values"]], "data": [len(nodes) - 1] * 2})
+    nodes.append({**shape, "data": {**shape["data"], "values": len(nodes) - 1}})
+    kind = found["relax.TensorType"]
+    nodes.append({**kind, "data": {**kind["data"], "shape": len(nodes) - 1}})
+    where["data"][key] = len(nodes) - 1
+
+
+@pytest.mark.parametrize(
+    ("node", "key", "says"),
+    [
+        ("ir.GenericConst", "ty", "constant of float32"),
+        ("ir.Call", "ty", "must be correct"),
+        ("relax.expr.DataflowVar", "ty", "cannot be assigned"),
+        ("ir.TupleGetItem", "ty", "part of a tuple"),
+    ],
+)
+def test_a_type_that_does_not_follow_is_refused(tmp_path: Path, node: str, key: str, says: str) -> None:
+    """A kernel is made for the type, not for the numbers."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.exp(x))
+            if node == "ir.TupleGetItem":
+                y = relax.TupleGetItem(builder.emit(relax.op.split(x, 2)), 1)
+            if node == "ir.GenericConst":
+                y = builder.emit(relax.op.add(y, relax.const(np.ones((2, 3), np.float32))))
+            output = builder.emit_output(y if node == "ir.TupleGetItem" else relax.op.negative(y))
+        builder.emit_func_output(output)
+    save_module(builder.finalize(), tmp_path)
+    graph = json.loads((tmp_path / IR_NAME).read_text())
+    place = next(at for at, one in enumerate(graph["nodes"]) if one["type"] == node)
+    _with_size(graph["nodes"], graph["nodes"][place], key)
+    for one in graph["nodes"]:
+        if one["type"] == "relax.expr.VarBinding" and one["data"]["value"] == place:
+            _with_size(graph["nodes"], graph["nodes"][one["data"]["var"]], "ty")
+    (tmp_path / IR_NAME).write_text(json.dumps(graph))
+    with pytest.raises(ModelFileError, match=says):
+        load_module(tmp_path)
+
+
+def test_a_lookup_that_checks_no_index_is_refused(tmp_path: Path) -> None:
+    rows = relax.const(np.array([5], np.int32))
+    for mode in ("clip", "fast"):
+        save_module(_calling(lambda _, x, mode=mode: relax.op.take(x, rows, 0, mode=mode)), tmp_path)
+        if mode == "clip":
+            load_module(tmp_path)
+    with pytest.raises(ModelFileError, match="lookup"):
+        load_module(tmp_path)
 
 
 @pytest.mark.parametrize(

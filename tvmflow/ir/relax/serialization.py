@@ -128,6 +128,7 @@ def _module_of(
 ) -> Any:
     import tvm
 
+    from tvmflow.ir.relax.derived_types import check_types
     from tvmflow.ir.relax.recurrent import register_recurrent
     from tvmflow.ir.relax.tensors import replace_tensors
 
@@ -149,7 +150,10 @@ def _module_of(
         )
     module = tvm.ir.load_json(json.dumps({key: value for key, value in graph.items() if key != "others"}))
     tensors = [tvm.runtime.tensor(array) for array in arrays]
-    return replace_tensors(module, lambda number: tensors[int(number.numpy())])
+    module = replace_tensors(module, lambda number: tensors[int(number.numpy())])
+    if not is_packed:
+        check_types(module)
+    return module
 
 
 def _named(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
