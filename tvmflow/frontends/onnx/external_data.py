@@ -6,10 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from tvmflow.frontends.onnx.files import external_names, is_name
-from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
+from tvmflow.sandbox.process import Policy, memory_for, reading_s, run_in_sandbox
 from tvmflow.support.errors import ModelFileError
-
-_TIMEOUT_S = 300.0
 
 
 def onnx_external_data(path: Path) -> dict[str, Path]:
@@ -23,7 +21,7 @@ def onnx_external_data(path: Path) -> dict[str, Path]:
 @lru_cache(maxsize=64)
 def _names(path: Path, _changed: int, _size: int) -> object:
     """Return the sandbox's result, cached per file, since several cells use one model."""
-    policy = Policy(_TIMEOUT_S, (path.parent, path.resolve()), memory_bytes=memory_for(path), what=path.name)
+    policy = Policy(reading_s(path), (path,), memory_bytes=memory_for(path), what=path.name)
     return run_in_sandbox(f"{external_names.__module__}:{external_names.__name__}", {"path": str(path)}, policy)
 
 
