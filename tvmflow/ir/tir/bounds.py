@@ -20,7 +20,8 @@ from tvmflow.ir.tvm_compat import Expr, PrimFunc, analyzer_class, block_class, b
 
 _MAX_BYTES = 1 << 46
 _BITS = {"int32": 31, "int64": 63}
-_BINARY = "Add Sub Mul Div Mod FloorDiv FloorMod Min Max EQ NE LT LE GT GE And Or".split()
+_INEXACT = "LShift RShift BitwiseOr BitwiseXor BitwiseNot".split()
+_BINARY = "Add Sub Mul Div Mod FloorDiv FloorMod Min Max EQ NE LT LE GT GE And Or BitwiseAnd".split()
 _OVERFLOWING, _DIVIDING = ("Add", "Sub", "Mul"), ("Div", "Mod", "FloorDiv", "FloorMod")
 _EXACT_CALLS = ("if_then_else", "bitwise_and", "shift_right", "likely")
 
@@ -189,6 +190,8 @@ class _Proof:
             return True
         if name == "Cast" and not dtype_of(value.value).startswith(("int", "uint", "bool")):
             return True  # any word, of which nothing is known
+        if name in _INEXACT:
+            return False
         if name in _OVERFLOWING and not self._fits(value, dtype_of(value)):
             return False
         if name == "Cast" and not self._fits(value.value, dtype_of(value)):
@@ -219,14 +222,14 @@ def _variable_operand(value: Any) -> Any:
 
 def _parts(value: Expr, name: str, known: Mapping[Any, int]) -> Sequence[Any]:
     """Return the operands of an expression of a block. known: its variables."""
-    if name in _BINARY:
+    if name in ("Not", "BitwiseNot"):
+        return (value.a,)
+    if name in _BINARY or name in _INEXACT:
         return (value.a, value.b)
     if name in ("IntImm", "FloatImm") or (name == "Var" and value in known):
         return ()
     if name == "Cast":
         return (value.value,)
-    if name == "Not":
-        return (value.a,)
     if name == "Select":
         return (value.condition, value.true_value, value.false_value)
     if name == "Call":
