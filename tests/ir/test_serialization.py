@@ -12,35 +12,19 @@ import pytest
 import tvm
 from tvm import relax
 
+from tests.ir.modules import calling, kernel_of, small_module
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
 from tvmflow.ir.relax.tensors import replace_tensors
 from tvmflow.ir.tir.tvm_script import parsed
 from tvmflow.support.errors import ModelFileError
 
 
-def _module(scale: float = 1.0) -> Any:
-    """Return a module with constants of several dtypes, a scalar among them, and one that is read twice."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
-    weight = relax.const(scale * np.arange(6, dtype=np.float32).reshape(2, 3))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = builder.emit(relax.op.add(relax.op.multiply(x, weight), weight))
-            y = builder.emit(relax.op.add(y, relax.const(2.5, "float32")))
-            half = builder.emit(relax.op.astype(y, "bfloat16"))
-            half = builder.emit(relax.op.multiply(half, relax.const(np.full((3,), 0.5, ml_dtypes.bfloat16))))
-            more = relax.op.add(relax.op.astype(half, "int32"), relax.const(np.array([[7], [-9]], np.int32)))
-            output = builder.emit_output(builder.emit(more))
-        builder.emit_func_output(output)
-    return builder.finalize()
-
-
 def test_a_module_comes_back_as_it_was(tmp_path: Path) -> None:
-    module = _module()
-    save_module(module, tmp_path, {"half": _module(0.5), "same": _module()})
+    module = small_module()
+    save_module(module, tmp_path, {"half": small_module(0.5), "same": small_module()})
     tvm.ir.assert_structural_equal(load_module(tmp_path), module)
     others = load_others(tmp_path)
-    tvm.ir.assert_structural_equal(others["half"], _module(0.5))
+    tvm.ir.assert_structural_equal(others["half"], small_module(0.5))
     tvm.ir.assert_structural_equal(others["same"], module)
 
 
@@ -48,8 +32,8 @@ def test_the_same_module_gives_the_same_bytes(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("one", "two", "loaded")]
     for folder in folders:
         folder.mkdir()
-    save_module(_module(), folders[0])
-    save_module(_module(), folders[1])
+    save_module(small_module(), folders[0])
+    save_module(small_module(), folders[1])
     save_module(load_module(folders[0]), folders[2])
     for name in (IR_NAME, WEIGHTS_NAME):
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
@@ -57,7 +41,7 @@ def test_the_same_module_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_the_ir_holds_names_in_place_of_numbers(tmp_path: Path) -> None:
-    save_module(_module(), tmp_path)
+    save_module(small_module(), tmp_path)
     nodes = json.loads((tmp_path / IR_NAME).read_text())["nodes"]
     names = [node["data"] for node in nodes if node["type"] == "ffi.Tensor"]
     assert names and all(name.startswith("w0") for name in names)
@@ -70,9 +54,9 @@ def test_a_constant_keeps_its_type_whatever_stands_in_its_place() -> None:
         numbers.append(tensor)
         return tvm.runtime.tensor(np.array(len(numbers) - 1, np.int64))
 
-    away = replace_tensors(_module(), number)
+    away = replace_tensors(small_module(), number)
     back = replace_tensors(away, lambda tensor: numbers[int(tensor.numpy())])
-    tvm.ir.assert_structural_equal(back, _module())
+    tvm.ir.assert_structural_equal(back, small_module())
 
 
 def test_a_tensor_of_another_kind_is_refused(tmp_path: Path) -> None:
@@ -87,36 +71,6 @@ def test_a_tensor_of_another_kind_is_refused(tmp_path: Path) -> None:
         save_module(builder.finalize(), tmp_path)
 
 
-def _calling(make: Any) -> Any:
-    """Return a module whose main calls what `make(builder, x)` returns."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            output = builder.emit_output(builder.emit(make(builder, x)))
-        builder.emit_func_output(output)
-    return builder.finalize()
-
-
-def _kernel(statement: str, annotation: str = "") -> Any:
-    """Return the call of a TIR function with one statement beside its own."""
-    text = f"""
-@T.prim_func(s_tir=True)
-def kernel(a: T.Buffer((2, 3), "float32"), c: T.Buffer((2, 3), "float32")):
-    for i, j in T.grid(2, 3):
-        with T.sblock("c"):
-            v, w = T.axis.remap("SS", [i, j])
-            {annotation}
-            c[v, w] = {statement}
-"""
-
-    def make(builder: Any, x: Any) -> Any:
-        function = builder.add_func(parsed(text), "kernel")
-        return relax.call_tir(function, [x], relax.TensorType((2, 3), "float32"))
-
-    return make
-
-
 _PACKED = "ffi.ModuleLoadFromFile"
 
 
@@ -128,19 +82,19 @@ _PACKED = "ffi.ModuleLoadFromFile"
             lambda _, x: relax.op.call_pure_packed(_PACKED, x, ty_args=relax.TensorType((2, 3), "float32")),
             "call_pure_packed",
         ),
-        (_kernel('T.call_extern("float32", "system", a[v, w])'), "call_extern"),
-        (_kernel(f'T.Cast("float32", T.call_packed("{_PACKED}", a[v, w]))'), "packed"),
-        (_kernel('T.call_llvm_pure_intrin("float32", "llvm.exp", a[v, w])'), "call_llvm"),
-        (_kernel("a[v, w]", 'T.sblock_attr({"pragma_import_llvm": "text"})'), "pragma_import_llvm"),
+        (kernel_of('T.call_extern("float32", "system", a[v, w])'), "call_extern"),
+        (kernel_of(f'T.Cast("float32", T.call_packed("{_PACKED}", a[v, w]))'), "packed"),
+        (kernel_of('T.call_llvm_pure_intrin("float32", "llvm.exp", a[v, w])'), "call_llvm"),
+        (kernel_of("a[v, w]", 'T.sblock_attr({"pragma_import_llvm": "text"})'), "pragma_import_llvm"),
     ],
     ids=["dps_packed", "pure_packed", "extern", "packed", "llvm", "pragma"],
 )
 def test_ir_that_does_more_than_compute_is_refused(tmp_path: Path, make: Any, says: str) -> None:
-    save_module(_module(), tmp_path, {"small": _calling(make)})
+    save_module(small_module(), tmp_path, {"small": calling(make)})
     load_module(tmp_path)
     with pytest.raises(ModelFileError, match=says):
         load_others(tmp_path)
-    save_module(_calling(make), tmp_path)
+    save_module(calling(make), tmp_path)
     with pytest.raises(ModelFileError, match=says):
         load_module(tmp_path)
 
@@ -155,7 +109,7 @@ def test_ir_that_does_more_than_compute_is_refused(tmp_path: Path, make: Any, sa
     ],
 )
 def test_a_kernel_that_computes_is_read(tmp_path: Path, statement: str) -> None:
-    module = _calling(_kernel(statement))
+    module = calling(kernel_of(statement))
     save_module(module, tmp_path)
     tvm.ir.assert_structural_equal(load_module(tmp_path), module)
 
@@ -175,7 +129,7 @@ def test_a_kernel_that_computes_is_read(tmp_path: Path, statement: str) -> None:
     ],
 )
 def test_a_kernel_that_may_leave_its_buffers_is_refused(tmp_path: Path, statement: str, says: str) -> None:
-    save_module(_calling(_kernel(statement)), tmp_path)
+    save_module(calling(kernel_of(statement)), tmp_path)
     with pytest.raises(ModelFileError, match=says):
         load_module(tmp_path)
 
@@ -207,7 +161,7 @@ def kernel(a: T.Buffer((2, 3), "float32"), c: T.Buffer((2, 3), "float32")):
 def test_a_kernel_of_another_form_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
     assert old in _LOOPS
     result = relax.TensorType((2, 3), "float32")
-    make = lambda text: _calling(lambda builder, x: relax.call_tir(builder.add_func(parsed(text), "k"), [x], result))  # noqa: E731
+    make = lambda text: calling(lambda builder, x: relax.call_tir(builder.add_func(parsed(text), "k"), [x], result))  # noqa: E731
     save_module(make(_LOOPS), tmp_path)
     load_module(tmp_path)
     save_module(make(_LOOPS.replace(old, new)), tmp_path)
@@ -215,17 +169,14 @@ def test_a_kernel_of_another_form_is_refused(tmp_path: Path, old: str, new: str,
         load_module(tmp_path)
 
 
-def _with_size(nodes: list[Any], where: dict[str, Any], key: str) -> None:
-    """Let the type of a node claim 3000 rows and columns."""
-    found = {kind: next(node for node in nodes if node["type"] == kind) for kind in ("relax.TensorType", "ir.IntImm")}
-    shape = nodes[found["relax.TensorType"]["data"]["shape"]]
-    nodes.append({"type": "int", "data": 3000})
-    nodes.append({**found["ir.IntImm"], "data": {**found["ir.IntImm"]["data"], "value": len(nodes) - 1}})
-    nodes.append({**nodes[shape["data"]["values"]], "data": [len(nodes) - 1] * 2})
-    nodes.append({**shape, "data": {**shape["data"], "values": len(nodes) - 1}})
-    kind = found["relax.TensorType"]
-    nodes.append({**kind, "data": {**kind["data"], "shape": len(nodes) - 1}})
-    where["data"][key] = len(nodes) - 1
+def _place_of_large_type(nodes: list[Any]) -> int:
+    """Return the place of the type of 3000 rows, the type of a parameter that nothing reads."""
+
+    def rows(kind: dict[str, Any]) -> int:
+        extents = nodes[nodes[kind["data"]["shape"]]["data"]["values"]]["data"]
+        return int(nodes[nodes[extents[0]]["data"]["value"]]["data"])
+
+    return next(at for at, node in enumerate(nodes) if node["type"] == "relax.TensorType" and rows(node) == 3000)
 
 
 @pytest.mark.parametrize(
@@ -241,22 +192,24 @@ def test_a_type_that_does_not_follow_is_refused(tmp_path: Path, node: str, key: 
     """A kernel is made for the type, not for the numbers."""
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((2, 3), "float32"))
-    with builder.function("main", [x]):
+    unread = relax.Var("unread", relax.TensorType((3000, 3000), "float32"))
+    with builder.function("main", [unread, x]):
         with builder.dataflow():
             y = builder.emit(relax.op.exp(x))
             if node == "ir.TupleGetItem":
                 y = relax.TupleGetItem(builder.emit(relax.op.split(x, 2)), 1)
             if node == "ir.GenericConst":
-                y = builder.emit(relax.op.add(y, relax.const(np.ones((2, 3), np.float32))))
+                y = builder.emit(relax.op.add(y, builder.emit(relax.op.sum(relax.const(np.ones((2, 3), np.float32))))))
             output = builder.emit_output(y if node == "ir.TupleGetItem" else relax.op.negative(y))
         builder.emit_func_output(output)
     save_module(builder.finalize(), tmp_path)
     graph = json.loads((tmp_path / IR_NAME).read_text())
-    place = next(at for at, one in enumerate(graph["nodes"]) if one["type"] == node)
-    _with_size(graph["nodes"], graph["nodes"][place], key)
-    for one in graph["nodes"]:
+    nodes = graph["nodes"]
+    large, place = _place_of_large_type(nodes), next(at for at, one in enumerate(nodes) if one["type"] == node)
+    nodes[place]["data"][key] = large
+    for one in nodes:
         if one["type"] == "relax.expr.VarBinding" and one["data"]["value"] == place:
-            _with_size(graph["nodes"], graph["nodes"][one["data"]["var"]], "ty")
+            nodes[one["data"]["var"]]["data"]["ty"] = large
     (tmp_path / IR_NAME).write_text(json.dumps(graph))
     with pytest.raises(ModelFileError, match=says):
         load_module(tmp_path)
@@ -265,7 +218,7 @@ def test_a_type_that_does_not_follow_is_refused(tmp_path: Path, node: str, key: 
 def test_a_lookup_that_checks_no_index_is_refused(tmp_path: Path) -> None:
     rows = relax.const(np.array([5], np.int32))
     for mode in ("clip", "fast"):
-        save_module(_calling(lambda _, x, mode=mode: relax.op.take(x, rows, 0, mode=mode)), tmp_path)
+        save_module(calling(lambda _, x, mode=mode: relax.op.take(x, rows, 0, mode=mode)), tmp_path)
         if mode == "clip":
             load_module(tmp_path)
     with pytest.raises(ModelFileError, match="lookup"):
@@ -283,7 +236,7 @@ def test_a_lookup_that_checks_no_index_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_ir_that_was_written_by_hand_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
-    save_module(_module(), tmp_path)
+    save_module(small_module(), tmp_path)
     text = (tmp_path / IR_NAME).read_text()
     assert old in text
     (tmp_path / IR_NAME).write_text(text.replace(old, new))

@@ -229,9 +229,10 @@ def test_it_dies_with_who_started_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("held", "level", "says"),
     [
-        (["limits", "landlock", "capabilities", "seccomp"], "ok", "landlock"),
-        (["limits", "namespaces", "capabilities", "seccomp"], "warning", "not kept from reading"),
-        (["limits", "capabilities", "seccomp"], "warning", "read and write all files"),
+        (["limits", "namespaces", "own root", "landlock", "capabilities", "seccomp"], "ok", "landlock"),
+        (["limits", "namespaces", "own root", "capabilities", "seccomp"], "ok", "own root"),
+        (["limits", "landlock", "capabilities", "seccomp"], "ok", "no namespaces, as in containers"),
+        (["limits", "namespaces", "capabilities", "seccomp"], "warning", "read and write all files"),
         (["limits", "landlock", "capabilities"], "warning", "may use the network"),
     ],
 )
