@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import relax, tirx
 
-from tvmflow.ir.tir.bounds import UnprovenError, prove_bounds
+from tvmflow.ir.relax.kernel_bounds import UnprovenError, prove_bounds
 from tvmflow.ir.tvm_compat import (
     Expr,
     IRModule,
