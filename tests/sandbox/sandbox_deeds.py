@@ -87,6 +87,7 @@ def attempt(secret: str, victim: str, out: str, parent: int, port: int) -> dict[
         "start a child": lambda: subprocess.run([sys.executable, "-c", "print(1)"], check=True, capture_output=True),
         "start a thread": lambda: _thread(),
         "keep nothing open": lambda: _none(_descriptors()),
+        "see all of the system": lambda: _none([] if len(os.listdir("/usr/share")) > 3 else ["a part"]),
         "talk to itself": lambda: socket.socketpair()[0].close(),
     }
     outcomes = {}

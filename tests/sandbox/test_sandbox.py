@@ -35,6 +35,7 @@ ALLOWED = {
     "start a thread",
     "keep nothing open",
     "talk to itself",
+    "see all of the system",
 }
 
 

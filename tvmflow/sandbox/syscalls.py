@@ -129,7 +129,8 @@ def change_root(root: str, reads: Iterable[str], writes: Iterable[str]) -> None:
     """Make an empty folder the root, with these files and folders at their places; only `writes` can be changed."""
     here, places = str(Path.cwd()), list(writes)
     _mount("tmpfs", root, _MS_NOSUID, kind="tmpfs")
-    for path in [*sorted(reads), *places]:
+    paths = {*reads, *places}
+    for path in [*sorted({str(Path(path).resolve()) for path in paths}), *sorted(paths)]:  # what links lead to first
         _place(root, path)
     places = [path for path in places if Path(root + path).exists()]
     for path in places:
