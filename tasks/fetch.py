@@ -7,22 +7,26 @@ Out: model.* (weights or whole model), source.json, labels.json, calibration.npz
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tvmflow.config.params import Cell, ImageFolder, ModelEntry
 from tvmflow.config.workspace import Workspace
 from tvmflow.frontends.registry import frontend_named, tools_of
-from tvmflow.frontends.source_model import SourceDescription, TensorSpec, fixed_specs
-from tvmflow.frontends.tensorflow.streams import declare_states
+from tvmflow.frontends.source_model import SourceDescription, TensorSpec, fixed_specs, read_description
+from tvmflow.frontends.tensorflow.streams import STREAM_FILES, declare_states
 from tvmflow.pipeline.stage import Stage, StageContext
 from tvmflow.sandbox.images import read_in_sandbox
 from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
-from tvmflow.sources.data.datasets import Samples, SplitSizes, edge_inputs
+from tvmflow.sources.data.datasets import MAX_DATASET_BYTES, Samples, SplitSizes, edge_inputs
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.model_files import copy_network, labels_of, own_files, random_specs, samples_of
 from tvmflow.sources.weights import WeightsRequest, fetch_weights
-from tvmflow.support.files import save_arrays
+from tvmflow.support.errors import ModelFileError
+from tvmflow.support.files import check_arrays, save_arrays
 from tvmflow.support.json_values import to_json
 
 _STREAM_S = 600.0
@@ -98,10 +102,28 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
     )
     (context.out / "source.json").write_text(json.dumps(to_json(description), sort_keys=True), encoding="utf-8")
     if frontend_named(model.framework).state_tools:
-        policy = Policy(_STREAM_S, (context.out,), (context.out,), memory_for(weights))
-        function = f"{declare_states.__module__}:{declare_states.__name__}"
-        run_in_sandbox(function, {"folder": str(context.out)}, policy)
+        _declare_states(context.out, weights)
     return {"weights_bytes": weights.stat().st_size, "evaluation_samples": len(parts["evaluation"])}
+
+
+def _declare_states(out: Path, weights: Path) -> None:
+    """Replace description and samples by those with the states that the model's file declares, if it does."""
+    with tempfile.TemporaryDirectory(prefix="tvmflow-states-") as folder:
+        made = Path(folder)
+        outputs = dict.fromkeys(STREAM_FILES, MAX_DATASET_BYTES)
+        policy = Policy(_STREAM_S, (out,), (made,), memory_for(weights), outputs)
+        function = f"{declare_states.__module__}:{declare_states.__name__}"
+        run_in_sandbox(function, {"folder": str(out), "out": folder}, policy)
+        if not (made / "source.json").exists():
+            return
+        before, now = read_description(out), read_description(made)
+        kept = replace(now, inputs=before.inputs, states=before.states)
+        if kept != before or now.inputs[: len(before.inputs)] != before.inputs:
+            raise ModelFileError("reading states changed more of the description", "states, and their inputs")
+        for name in STREAM_FILES:
+            if name.endswith(".npz"):
+                check_arrays(made / name)
+            shutil.copyfile(made / name, out / name)
 
 
 STAGE = Stage(

@@ -14,9 +14,10 @@ from typing import Any
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.import_model import read_model
+from tvmflow.evaluation.imported_files import IMPORTED_FILES, check_imported
 from tvmflow.frontends.registry import tools_of
 from tvmflow.pipeline.stage import Stage, StageContext
-from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
+from tvmflow.sandbox.process import Policy, memory_for, reading_s, run_in_sandbox
 from tvmflow.toolchain.environments import make_environments
 
 
@@ -49,16 +50,22 @@ def import_model(context: StageContext[ImportSettings, ImportLimits]) -> dict[st
     """Import in a sandbox, since the model's file is untrusted; return the facts of import.json."""
     settings, fetched = context.settings, context.inputs["fetch"]
     make_environments(tools_of(settings.framework, settings.network))
-    policy = Policy(context.limits.timeout_s, (fetched,), (context.out,), memory_for(*fetched.iterdir()))
+    files = list(fetched.iterdir())
+    policy = Policy(
+        context.limits.timeout_s,
+        (fetched,),
+        (context.out,),
+        memory_for(*files),
+        IMPORTED_FILES,
+        load_s=reading_s(*files),
+    )
     arguments = {
         "inputs": str(fetched),
         "outputs": str(context.out),
         "max_relative_error": settings.max_relative_error,
     }
-    facts: dict[str, Any] = run_in_sandbox(
-        f"{read_model.__module__}:{read_model.__name__}", arguments, policy, context.progress
-    )
-    return facts
+    reply = run_in_sandbox(f"{read_model.__module__}:{read_model.__name__}", arguments, policy, context.progress)
+    return check_imported(context.out, reply)
 
 
 STAGE = Stage(

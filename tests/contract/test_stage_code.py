@@ -57,6 +57,8 @@ KERNELS = (  # beside the CPU's: what compiles them is left out, what reads them
     "tvmflow/ir/tir/kernel_schedules.py",
     "tvmflow/ir/relax/serialization.py",
     "tvmflow/ir/relax/allowed_ir.py",
+    "tvmflow/ir/relax/derived_types.py",
+    "tvmflow/ir/relax/kernel_bounds.py",
     "tvmflow/ir/relax/recurrent.py",  # its operator is registered before a module is read
     "tvmflow/ir/relax/tensors.py",
     "tvmflow/ir/tvm_compat.py",
@@ -85,6 +87,7 @@ CODE = {
         "tvmflow/evaluation/import_buckets.py",
         "tvmflow/evaluation/import_check.py",
         "tvmflow/evaluation/import_model.py",
+        "tvmflow/evaluation/imported_files.py",
         "tvmflow/evaluation/source_noise.py",
     ),
     "quantize": (

@@ -36,6 +36,7 @@ ALLOWED = {
     "start a thread",
     "keep nothing open",
     "talk to itself",
+    "see all of the system",
 }
 # What a framework that obeys a hostile model could try; its last words say what came of it.
 POISON = """

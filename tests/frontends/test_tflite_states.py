@@ -106,7 +106,7 @@ def test_fetched_samples_become_a_stream(tmp_path: Path) -> None:
         Samples((x[:count],)).save(tmp_path / f"{name}.npz")
     save_arrays(tmp_path / "edges.npz", zero=(x[:1],), negative=(x[:1],), large=(x[:1],), small=(x[:1],))
     (tmp_path / "source.json").write_text(json.dumps(to_json(described)))
-    assert declare_states(str(tmp_path)) == ["ring"]
+    assert declare_states(str(tmp_path), str(tmp_path)) == ["ring"]
     assert [spec.name for spec in read_description(tmp_path).inputs] == ["x", "ring"]
     assert read_description(tmp_path).states[0].output == "ring_next"
     states = Samples.load(tmp_path / "evaluation.npz").inputs[1]

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.conftest import REPOSITORY, tvmflow
 from tvmflow.frontends.archives import checked_copy
 from tvmflow.frontends.pytorch.files import damaged_file_error
 from tvmflow.frontends.registry import load_source
@@ -72,12 +73,12 @@ def _program() -> dict[str, bytes]:
     return _files(out.getvalue())
 
 
-def _with_code(files: dict[str, bytes]) -> dict[str, bytes]:
+def _with_code(files: dict[str, bytes], code: str = CODE) -> dict[str, bytes]:
     """Return a program in which a size is an expression, which PyTorch evaluates as Python."""
     name = next(name for name in files if name.endswith("models/model.json"))
     program = json.loads(files[name])
     tensor = next(iter(program["graph_module"]["graph"]["tensor_values"].values()))
-    tensor["sizes"][0] = {"as_expr": {"expr_str": CODE, "hint": {"as_int": 1}}}
+    tensor["sizes"][0] = {"as_expr": {"expr_str": code, "hint": {"as_int": 1}}}
     return {**files, name: json.dumps(program).encode()}
 
 
@@ -151,3 +152,15 @@ def test_names_that_readers_take_differently_are_refused(tmp_path: Path, names: 
     (tmp_path / "model.pt2").write_bytes(_zip(dict.fromkeys(names, b"{}")))
     with pytest.raises(ModelFileError, match=says):
         load_source(tmp_path, _describe("model.pt2"))
+
+
+@pytest.mark.parametrize("kind", ["two archives", "expression"])
+def test_the_command_runs_no_code_of_a_file(tmp_path: Path, kind: str) -> None:
+    """`add` reads the header, then converts the program, in the sandbox."""
+    (tmp_path / "params.yaml").write_text((REPOSITORY / "params.yaml").read_text())
+    shown, hidden = _program(), _with_code(_program(), f"__import__('os').system('touch {tmp_path}/hacked')")
+    data = _zip(hidden) if kind == "expression" else _two_archives(shown, hidden)
+    (tmp_path / "model.pt2").write_bytes(data)
+    done = tvmflow(tmp_path, "add", "model.pt2", code=None)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert not (tmp_path / "hacked").exists()

@@ -96,6 +96,20 @@ def load_class() -> Any:
     return getattr(ir, "TensorLoad", None) or tirx.BufferLoad
 
 
+def loaded(load: Any) -> Any:
+    """Return the buffer that an expression of `load_class` reads."""
+    return load.source if hasattr(load, "source") else load.buffer
+
+
+def analyzer_class() -> Any:
+    """Return the class of TVM's integer analyzer."""
+    try:
+        from tvm.sym import Analyzer
+    except ImportError:
+        from tvm.arith import Analyzer
+    return Analyzer
+
+
 def _linear_parts(expression: Any, variables: list[Any]) -> list[Any]:
     try:
         from tvm.sym import detect_linear_equation

@@ -6,6 +6,7 @@ first request contains the limits and a function; if that returns an object, lat
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -14,29 +15,35 @@ from collections.abc import Callable
 from typing import Any
 
 from tvmflow.sandbox import syscalls
+from tvmflow.sandbox.watcher import run_below_init, start_watched
 from tvmflow.support.errors import TvmflowError, cause
 from tvmflow.support.tvm_import import prepare_import_of_tvm
 
+SCOPES_SIGNALS = 6  # version of Landlock from which on it refuses signals to others
 
-def drop_privileges(policy: dict[str, Any]) -> list[str]:
-    """Apply every protection that the kernel supports and return those in effect."""
+
+def drop_privileges(policy: dict[str, Any], parent: int, tell: Callable[[dict[str, Any]], None]) -> list[str]:
+    """Return the protections in effect, all that the kernel supports, in a new process that has them."""
     held = ["limits"]
+
+    def apply(name: str, step: Callable[[], None]) -> None:
+        if name not in policy["without"]:
+            with contextlib.suppress(OSError):  # an older kernel, or a container; `held` says so
+                step()
+                held.append(name)
+
     syscalls.limits(policy["memory_bytes"], policy["cpu_s"], policy["processes"])
     syscalls.no_new_privileges()
-    steps: tuple[tuple[str, Callable[[], None]], ...] = (
-        ("landlock", lambda: syscalls.landlock(policy["reads"], policy["writes"])),
-        ("namespaces", lambda: syscalls.namespaces(policy["writes"])),
-        ("capabilities", syscalls.drop_capabilities),
-        ("seccomp", syscalls.seccomp),
-    )
-    for name, step in steps:
-        if name in policy["without"] or (name == "namespaces" and "landlock" in held):
-            continue
-        try:
-            step()
-            held.append(name)
-        except OSError:
-            pass  # an older kernel; `held` says so
+    apply("namespaces", syscalls.enter_namespaces)
+    start_watched(tell, policy, parent)
+    if "namespaces" in held:
+        apply("own root", lambda: syscalls.change_root(policy["root"], policy["reads"], policy["writes"]))
+        run_below_init()
+    lists = ["/"] if "own root" in held else []  # which has nothing else; Python looks modules up in lists
+    apply("landlock", lambda: syscalls.landlock(policy["reads"], policy["writes"], lists))
+    apply("capabilities", syscalls.drop_capabilities)
+    sees_others = "namespaces" not in held and ("landlock" not in held or syscalls.landlock_version() < SCOPES_SIGNALS)
+    apply("seccomp", lambda: syscalls.seccomp(os.getpid() if sees_others else None))
     return held
 
 
@@ -62,9 +69,7 @@ def main() -> None:
             data = data[os.write(replies, data) :]
 
     first = json.loads(sys.stdin.buffer.readline())
-    held = drop_privileges(first["policy"])
-    syscalls.die_with_parent(first["parent"])  # last: other credentials make the kernel forget it
-    tell({"held": held})
+    tell({"held": drop_privileges(first["policy"], first["parent"], tell)})
     kept: Any = None
     request = first
     while True:

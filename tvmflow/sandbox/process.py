@@ -1,8 +1,9 @@
 """Start a sandbox and communicate with it: a process that reads untrusted model files.
 
-It can read Python, its packages and the given folders, and write its own folder and the stage's. It has no network,
-cannot signal other processes, and has limited memory, CPU time and wall-clock time. Protections that the kernel does
-not support are skipped, and `held` (and doctor) reports them.
+It can read Python, its packages and the given files and folders, and write its own folder and the given ones. It has no
+network, sees no other processes, and has limited memory, CPU time and wall-clock time. Protections that the kernel does
+not support are skipped, and `held` (and doctor) reports them. What it replies and leaves is checked here and in
+`outputs`.
 """
 
 from __future__ import annotations
@@ -10,24 +11,30 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from tvmflow.sandbox.outputs import check_outputs
+from tvmflow.sandbox.watcher import SIGNALLED
 from tvmflow.support import errors
 from tvmflow.support.paths import CODE_ROOT
 from tvmflow.support.temporary import make_folder, remove_folder
 from tvmflow.toolchain.environments import cache_folder, environments_folder, toolchain_file
 
-MAX_REPLY_BYTES = 256 << 20
+MAX_REPLY_BYTES = 4 << 20
 MIN_MEMORY_BYTES = 6 << 30
+_END_S = 5.0  # for the watcher to end all processes
+_MAX_STDERR_BYTES = 20_000
+_MAX_TEXT = 4000  # characters of an error's part
 _OUT_OF_MEMORY = (
     "MemoryError",
     "bad_alloc",
@@ -36,8 +43,20 @@ _OUT_OF_MEMORY = (
     "Failed to allocate memory",
     "Unable to allocate",
 )
-_ENVIRONMENT = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "KERAS_BACKEND")
-_ENVIRONMENT_PREFIXES = ("LC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "TVM_", "TVMFLOW_")
+# No variable by its beginning: new ones may be secrets.
+_ENVIRONMENT = tuple(
+    """
+    PATH LANG LC_ALL LC_CTYPE TZ LD_LIBRARY_PATH VIRTUAL_ENV KERAS_BACKEND TVMFLOW_DEBUG
+    OMP_NUM_THREADS OMP_WAIT_POLICY OMP_PROC_BIND OMP_PLACES KMP_AFFINITY KMP_BLOCKTIME MKL_NUM_THREADS
+    OPENBLAS_NUM_THREADS TVM_NUM_THREADS TVM_BIND_THREADS
+    """.split()
+)
+_ERRORS = tuple(
+    """
+    TvmflowError UsageError UnknownNameError SourceError ModelFileError UnsupportedOperatorError AgreementError
+    StageError ToolchainError BundleError StoreError
+    """.split()
+)  # that a function may raise; none is retried, or has an exit code of its own but UsageError
 _SYSTEM = tuple(
     """
     /usr /lib /lib32 /lib64 /bin /sbin /nix/store /proc /sys /etc/ld.so.cache /etc/alternatives /etc/localtime
@@ -48,26 +67,39 @@ _SYSTEM = tuple(
 
 @dataclass(frozen=True)
 class Policy:
-    """The permissions of a sandbox. reads, writes: folders beside Python's own. without: disabled protections, for
-    tests. what: the name of the input in errors.
+    """The permissions of a sandbox. reads, writes: beside Python's own; reads name files where others lie beside them.
+
+    outputs: name -> most bytes of each file that may be left in `writes`. load_s: time until the first progress after
+    loading, if that is less than timeout_s. without: disabled protections, for tests. what: the name of the input in
+    errors.
     """
 
     timeout_s: float
     reads: tuple[Path, ...] = ()
     writes: tuple[Path, ...] = ()
     memory_bytes: int = MIN_MEMORY_BYTES
+    outputs: Mapping[str, int] = field(default_factory=dict)
+    load_s: float | None = None
+    reply_bytes: int = MAX_REPLY_BYTES
     without: tuple[str, ...] = ()
     what: str = "the model"
 
     def to_json(self, scratch: Path) -> dict[str, Any]:
+        reads = {str(place) for path in self.reads for place in (path.absolute(), path.resolve())}
         return {
-            "reads": [*_SYSTEM, *_python_folders(), *(str(path.resolve()) for path in self.reads)],
+            "root": str(scratch / ".root"),
+            "reads": [*_SYSTEM, *_python_folders(), *sorted(reads)],
             "writes": [str(scratch), "/dev/null", *(str(path.resolve()) for path in self.writes)],
             "memory_bytes": self.memory_bytes,
             "cpu_s": int(self.timeout_s * (os.cpu_count() or 1)) + 10,
             "processes": _threads_of_user() + 4096,
             "without": list(self.without),
         }
+
+
+def reading_s(*files: Path) -> float:
+    """Return the time limit for reading these files without converting them: 60 s, and one more for each 16 MiB."""
+    return 60.0 + sum(path.stat().st_size for path in files if path.is_file()) / (16 << 20)
 
 
 def memory_for(*files: Path) -> int:
@@ -93,6 +125,9 @@ class Sandbox:
     ) -> None:
         self.policy, self.held = policy, list[str]()
         self._own = make_folder("sandbox")
+        (self._own / ".root").mkdir()
+        self._group: int | None = None
+        self._unread = b""
         reader, writer = os.pipe()
         with (self._own / "stderr").open("wb") as said:
             self._process = subprocess.Popen(
@@ -106,7 +141,7 @@ class Sandbox:
                 env=_environment(self._own),
             )
         os.close(writer)
-        self._replies = os.fdopen(reader, "rb")
+        self._replies = reader
         try:
             request = {
                 "policy": policy.to_json(self._own),
@@ -130,8 +165,9 @@ class Sandbox:
 
     @property
     def group(self) -> int:
-        """Return the process group inside the sandbox."""
-        return self._process.pid
+        """Return the process group inside the sandbox; to be called after a reply."""
+        assert self._group is not None
+        return self._group
 
     def __enter__(self) -> Sandbox:
         return self
@@ -144,14 +180,25 @@ class Sandbox:
         return self._ask({"method": method, "arguments": arguments}, None)
 
     def close(self) -> None:
-        """Kill the process group and remove the sandbox's folder."""
-        _kill(self._process)
-        self._process.wait()
-        self._replies.close()
+        """Kill all processes and remove the sandbox's folder."""
+        self._kill()
+        os.close(self._replies)
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
         remove_folder(self._own)
+
+    def _kill(self) -> int:
+        """Let the watcher kill all processes, and return its exit code."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_END_S)
+        for group in (self._process.pid, self._group):  # it did not start, or is kept from running
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if group is not None:
+                    os.killpg(group, signal.SIGKILL)
+        return self._process.wait()
 
     def _send(self, request: dict[str, Any], progress: Callable[..., None] | None) -> None:
         assert self._process.stdin is not None
@@ -161,40 +208,57 @@ class Sandbox:
 
     def _ask(self, request: dict[str, Any] | None, progress: Callable[..., None] | None) -> Any:
         """Return the reply to a request, or to the previous one."""
-        timed_out = threading.Event()
-
-        def kill() -> None:
-            timed_out.set()
-            _kill(self._process)
-
-        killer = threading.Timer(self.policy.timeout_s, kill)
-        killer.start()
+        started = time.monotonic()
+        limit = min(self.policy.timeout_s, self.policy.load_s or self.policy.timeout_s)
+        if request is not None:
+            self._send(request, progress)
+        steps = set[str]()
         try:
-            if request is not None:
-                self._send(request, progress)
-            while line := self._replies.readline(MAX_REPLY_BYTES):
+            while line := self._line(started + limit):
                 event = json.loads(line)
-                if "held" in event:
-                    self.held = event["held"]
+                if "group" in event and self._group is None:  # the watcher is first
+                    self._group = int(event["group"])
+                elif "held" in event and not self.held:
+                    self.held = [_text(name) for name in event["held"]]
                 elif "progress" in event and progress is not None:
-                    progress(_printable(event["progress"][0]), *event["progress"][1:])
+                    text, *numbers = event["progress"]
+                    progress(_text(text), *(number for number in numbers[:2] if isinstance(number, int | float)))
+                    steps.add(text)
+                    limit = self.policy.timeout_s if len(steps) > 1 else limit
                 elif "error" in event:
-                    raise errors.from_json({key: _printable(text) for key, text in event["error"].items()})
+                    raise _error_of(event["error"])
                 elif "broke" in event:
-                    raise self._internal_error(_printable(event["broke"]), _printable(event["at"]))
+                    raise self._internal_error(_text(event["broke"]), _text(event["at"]))
                 elif "reply" in event:
                     return event["reply"]
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-            raise self._broken_error(f"a malformed reply ({type(error).__name__})") from error
-        finally:
-            killer.cancel()
-        if timed_out.is_set():
+        except TimeoutError:
+            self._kill()
             raise errors.StageTimeoutError(
-                f"{self.policy.what} did not load and reply within {self.policy.timeout_s:g} s",
+                f"{self.policy.what} did not load and reply within {limit:g} s",
                 "one without endless loops",
                 "raise flows.timeout_s of the stage if it is only large",
-            )
-        raise self._broken_error(_describe_exit(self._process.wait()))
+            ) from None
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+            raise self._broken_error(f"a malformed reply ({type(error).__name__})") from error
+        try:
+            code = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            code = self._kill()
+        raise self._broken_error(_describe_exit(code))
+
+    def _line(self, deadline: float) -> bytes:
+        """Return the next line of the replies, b"" at their end. Raises TimeoutError, or ValueError for a long one."""
+        while b"\n" not in self._unread:
+            if len(self._unread) > self.policy.reply_bytes:
+                raise ValueError("a reply that is too long")
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._replies], [], [], left)[0]:
+                raise TimeoutError
+            if not (data := os.read(self._replies, 1 << 20)):
+                return b""
+            self._unread += data
+        line, self._unread = self._unread.split(b"\n", 1)
+        return line + b"\n"
 
     def _broken_error(self, how: str) -> errors.ModelFileError:
         """Return the error of a process that ended, or said nothing sensible."""
@@ -231,7 +295,9 @@ class Sandbox:
     def _said(self) -> bytes:
         """Return the last output of the process; print it for TVMFLOW_DEBUG."""
         try:
-            said = (self._own / "stderr").read_bytes()[-20_000:]
+            with (self._own / "stderr").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _MAX_STDERR_BYTES))
+                said = file.read(_MAX_STDERR_BYTES)
         except OSError:
             return b""
         if "TVMFLOW_DEBUG" in os.environ:
@@ -249,22 +315,18 @@ def run_in_sandbox(
 ) -> Any:
     """Call `module:function` with plain data in a sandbox and return its reply. Raises its error, or ModelFileError.
 
-    Files that it left in the writable folders are checked: only plain files, no links.
+    Files that it left in the writable folders are checked (`outputs`).
     """
     with Sandbox(function, arguments, policy, progress) as sandbox:
         reply = sandbox.reply
     for folder in policy.writes:
-        for path in folder.rglob("*"):
-            if path.is_symlink() or not (path.is_dir() or path.is_file()):
-                raise errors.ModelFileError(
-                    f"reading {policy.what} left {path.name}, which is no plain file", "plain files"
-                )
+        check_outputs(folder, policy.outputs, policy.what)
     return reply
 
 
 def _environment(scratch: Path) -> dict[str, str]:
-    """Return environment variables of libraries, without secrets or paths of the user."""
-    kept = {k: v for k, v in os.environ.items() if k in _ENVIRONMENT or k.startswith(_ENVIRONMENT_PREFIXES)}
+    """Return the listed environment variables, with the sandbox's own folder in place of the user's."""
+    kept = {k: v for k, v in os.environ.items() if k in _ENVIRONMENT}
     places = {"HOME": str(scratch), "TMPDIR": str(scratch), "USER": "sandbox", "TVMFLOW_CACHE": str(cache_folder())}
     return {**kept, **places, "PYTHONPATH": str(CODE_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -293,13 +355,26 @@ def _threads_of_user() -> int:
     return count
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+def _error_of(event: dict[str, Any]) -> errors.TvmflowError:
+    """Return the error of a function; one that it may not raise becomes ModelFileError."""
+    parts = {key: _text(event.get(key, "")) for key in ("type", "found", "expected", "hint")}
+    return errors.from_json({**parts, "type": parts["type"] if parts["type"] in _ERRORS else "ModelFileError"})
 
 
 def _describe_exit(code: int) -> str:
-    return f"its process died of {signal.Signals(-code).name}" if code < 0 else f"its process ended with code {code}"
+    number = -code if code < 0 else code - SIGNALLED
+    if number in [one.value for one in signal.Signals]:
+        return f"its process died of {signal.Signals(number).name}"
+    return f"its process ended with code {code}"
+
+
+def _text(text: object) -> str:
+    """Return text of the sandbox without terminal control characters, and not too long. Raises TypeError for
+    something else.
+    """
+    if not isinstance(text, str):
+        raise TypeError("no text")
+    return _printable(text[:_MAX_TEXT])
 
 
 def _printable(text: object, also: str = "") -> str:

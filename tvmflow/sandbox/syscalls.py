@@ -11,13 +11,14 @@ import errno
 import os
 import platform
 import resource
-import signal
 import struct
 from collections.abc import Iterable
 from pathlib import Path
 
+from tvmflow.sandbox.allowed_calls import MACHINES, filter_for
+
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_DROP = 1, 38, 24
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER = 1, 38, 24, 36
 _CAP_DAC_OVERRIDE = 1  # root in a container reads folders of other users by it; Landlock still rules
 _LAST_CAP = 40
 
@@ -32,56 +33,12 @@ _WRITE = _READ | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_RE
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 
 # Namespaces and mounts (linux/sched.h, linux/mount.h)
-_NEWNS, _NEWIPC, _NEWUSER, _NEWNET = 0x20000, 0x8000000, 0x10000000, 0x40000000
-_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
-_MOUNT_SETATTR, _AT_RECURSIVE, _RDONLY = 442, 0x8000, 1
+_NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+_MS_NOSUID, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x2, 0x1000, 0x4000, 0x40000
+_MOUNT_SETATTR, _AT_RECURSIVE, _RDONLY, _NOSUID, _MNT_DETACH = 442, 0x8000, 1, 2, 2
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
-# System calls that reach other machines, other processes or the kernel itself: number on x86_64, on aarch64.
-_DENIED = {
-    "socket": (41, 198),
-    "connect": (42, 203),
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "setns": (308, 268),
-    "unshare": (272, 97),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "keyctl": (250, 219),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    "pidfd_getfd": (438, 438),
-    "reboot": (169, 142),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "acct": (163, 89),
-    "quotactl": (179, 60),
-    "syslog": (103, 116),
-}
-_MACHINES = {"x86_64": (0, 0xC000003E, 56), "aarch64": (1, 0xC00000B7, 220)}  # column, AUDIT_ARCH, number of clone
-_CLONE3, _SECCOMP = 435, {"x86_64": 317, "aarch64": 277}
-_KILL, _ALLOW, _ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
 
 
 def _call(number: int, *arguments: object) -> int:
@@ -98,11 +55,16 @@ def _prctl(option: int, value: int, *, of: str) -> None:
         raise OSError(ctypes.get_errno(), f"{of}: {os.strerror(ctypes.get_errno())}")
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent ends."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, of="parent death signal")
-    if os.getppid() != parent:
+def signal_when_parent_dies(parent: int | None, number: int) -> None:
+    """Ask the kernel for a signal when the parent ends. parent: its id; None if this process cannot see it."""
+    _prctl(_PR_SET_PDEATHSIG, number, of="parent death signal")
+    if parent is not None and os.getppid() != parent:
         os._exit(1)
+
+
+def adopt_descendants() -> None:
+    """Become the parent of all descendants whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, of="child subreaper")
 
 
 def no_new_privileges() -> None:
@@ -118,9 +80,9 @@ def landlock_version() -> int:
         return 0
 
 
-def landlock(reads: Iterable[str], writes: Iterable[str]) -> None:
-    """Leave only `reads` readable and `writes` writable; no TCP and no signals to others, if the version
-    supports it.
+def landlock(reads: Iterable[str], writes: Iterable[str], lists: Iterable[str] = ()) -> None:
+    """Leave only `reads` readable, `writes` writable, and folders below `lists` to be listed; no TCP and no signals to
+    others, if the version supports it.
     """
     version = landlock_version()
     if version == 0:
@@ -130,7 +92,7 @@ def landlock(reads: Iterable[str], writes: Iterable[str]) -> None:
     attributes = struct.pack(f"<{len(words)}Q", *words)
     ruleset = _call(_CREATE_RULESET, attributes, len(attributes), 0)
     try:
-        for paths, allowed in ((reads, _READ), (writes, _WRITE)):
+        for paths, allowed in ((lists, _READ_DIR), (reads, _READ), (writes, _WRITE)):
             for path in paths:
                 _allow_beneath(ruleset, path, allowed & rights)
         _call(_RESTRICT_SELF, ruleset, 0)
@@ -150,26 +112,65 @@ def _allow_beneath(ruleset: int, path: str, allowed: int) -> None:
         os.close(place)
 
 
-def namespaces(writes: Iterable[str]) -> None:
-    """Make the file system read-only except `writes`, and leave the network; used without Landlock."""
-    user, group = os.getuid(), os.getgid()
-    if _LIBC.unshare(_NEWUSER | _NEWNS | _NEWNET | _NEWIPC) != 0:
+def enter_namespaces() -> None:
+    """Leave the network, IPC and mounts of the user; processes started from now on see only each other."""
+    flags, user, group = _NEWNS | _NEWPID | _NEWIPC | _NEWNET, os.getuid(), os.getgid()
+    if os.geteuid() == 0 and _LIBC.unshare(flags) == 0:  # root keeps the files of other users, as without namespaces
+        pass
+    elif _LIBC.unshare(flags | _NEWUSER) == 0:
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            Path("/proc/self", name).write_text(text)
+    else:
         raise OSError(ctypes.get_errno(), "no namespaces for this user")
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        Path("/proc/self", name).write_text(text)
     _mount(None, "/", _MS_REC | _MS_PRIVATE)
-    places = [path for path in writes if Path(path).exists()]
-    for path in places:
-        _mount(path, path, _MS_BIND)
-    _set_mount("/", _AT_RECURSIVE, _RDONLY, 0)
-    for path in places:
-        _set_mount(path, 0, 0, _RDONLY)
-    os.chdir(Path.cwd())  # into the writable mount over it
 
 
-def _mount(source: str | None, target: str, flags: int) -> None:
-    name = None if source is None else os.fsencode(source)
-    if _LIBC.mount(name, os.fsencode(target), None, ctypes.c_ulong(flags), None) != 0:
+def change_root(root: str, reads: Iterable[str], writes: Iterable[str]) -> None:
+    """Make an empty folder the root, with these files and folders at their places; only `writes` can be changed."""
+    here, places = str(Path.cwd()), list(writes)
+    _mount("tmpfs", root, _MS_NOSUID, kind="tmpfs")
+    paths = {*reads, *places}
+    for path in [*sorted({str(Path(path).resolve()) for path in paths}), *sorted(paths)]:  # what links lead to first
+        _place(root, path)
+    places = [path for path in places if Path(root + path).exists()]
+    for path in places:
+        _mount(path, root + path, _MS_BIND)
+    _set_mount(root, _AT_RECURSIVE, _RDONLY | _NOSUID, 0)
+    for path in places:
+        _set_mount(root + path, 0, 0, _RDONLY)
+    os.chdir(root)
+    _call(_PIVOT_ROOT[platform.machine()], b".", b".")
+    if _LIBC.umount2(b".", _MNT_DETACH) != 0:  # the old root, which lies over the new one
+        raise OSError(ctypes.get_errno(), "the old root stays")
+    os.chdir(here)
+
+
+def _place(root: str, path: str) -> None:
+    """Show a file, folder or link of the old root in the new one, and what lies below, unless it is there already."""
+    source, target = Path(path), Path(root + path)
+    if not source.exists() or target.exists() or target.is_symlink():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if path == "/proc":
+        target.mkdir()
+        try:
+            _mount("proc", str(target), _MS_NOSUID, kind="proc")
+            return
+        except OSError:  # in a container that hides parts of it
+            pass
+    elif source.is_symlink():
+        target.symlink_to(source.readlink())
+        return _place(root, str(source.resolve()))
+    elif source.is_dir():
+        target.mkdir()
+    else:
+        target.touch()
+    _mount(path, str(target), _MS_BIND | _MS_REC)
+
+
+def _mount(source: str | None, target: str, flags: int, kind: str | None = None) -> None:
+    name, system = (None if text is None else os.fsencode(text) for text in (source, kind))
+    if _LIBC.mount(name, os.fsencode(target), system, ctypes.c_ulong(flags), None) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), target)
 
 
@@ -179,48 +180,28 @@ def _set_mount(path: str, flags: int, on: int, off: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Drop root's capabilities beyond reading and writing files."""
-    if os.geteuid() != 0:
-        return
+    """Drop root's capabilities beyond reading and writing files, and all of another user's in its own namespaces."""
+    is_root = os.geteuid() == 0
     for capability in range(_LAST_CAP + 1):
-        if capability != _CAP_DAC_OVERRIDE:
+        if capability != _CAP_DAC_OVERRIDE or not is_root:
             _LIBC.prctl(ctypes.c_int(_PR_CAPBSET_DROP), ctypes.c_ulong(capability), 0, 0, 0)
-    kept = 1 << _CAP_DAC_OVERRIDE
+    kept = 1 << _CAP_DAC_OVERRIDE if is_root else 0
     header, data = struct.pack("<Ii", 0x20080522, 0), struct.pack("<6I", kept, kept, 0, 0, 0, 0)
     if _LIBC.capset(header, data) != 0:
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def seccomp() -> None:
-    """Reject the system calls of `_DENIED` from now on."""
+def seccomp(only_own_signals: int | None = None) -> None:
+    """Refuse all system calls but those of `allowed_calls` from now on."""
     machine = platform.machine()
-    if machine not in _MACHINES:
+    if machine not in MACHINES:
         raise OSError(errno.ENOSYS, f"no list of system calls for {machine}")
-    program = b"".join(struct.pack("<HBBI", *step) for step in _filter(*_MACHINES[machine]))
+    program = b"".join(struct.pack("<HBBI", *step) for step in filter_for(machine, only_own_signals))
     buffer = ctypes.create_string_buffer(program)
     length = len(program) // 8
     head = ctypes.create_string_buffer(struct.pack("@HxxxxxxP", length, ctypes.addressof(buffer)))
     # 4: no mitigation of speculation that would slow down whoever is measured here
     _call(_SECCOMP[machine], 1, 4, head)
-
-
-def _filter(column: int, architecture: int, clone: int) -> list[tuple[int, int, int, int]]:
-    load, equal, at_least, bits, give_back = 0x20, 0x15, 0x35, 0x45, 0x06
-    refuse, no_such_call = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
-    steps = [
-        (load, 0, 0, 4),
-        (equal, 1, 0, architecture),
-        (give_back, 0, 0, _KILL),
-        (load, 0, 0, 0),
-        (at_least, 0, 1, 0x40000000),
-        (give_back, 0, 0, refuse),  # the x32 numbers
-        (equal, 0, 1, _CLONE3),
-        (give_back, 0, 0, no_such_call),  # its flags cannot be read; everybody falls back to clone
-    ]
-    for numbers in _DENIED.values():
-        steps += [(equal, 0, 1, numbers[column]), (give_back, 0, 0, refuse)]
-    steps += [(equal, 0, 3, clone), (load, 0, 0, 16), (bits, 0, 1, _NEWUSER), (give_back, 0, 0, refuse)]
-    return [*steps, (give_back, 0, 0, _ALLOW)]
 
 
 def limits(memory_bytes: int, cpu_s: int, processes: int) -> None:

@@ -181,17 +181,11 @@ def _sandbox() -> Iterator[Finding]:
 def judge_sandbox(held: list[str]) -> Iterator[Finding]:
     """Judge the protections that a sandbox reported."""
     lost = []
-    if "landlock" not in held:
-        files = (
-            "are not kept from reading files of this user"
-            if "namespaces" in held
-            else "may read and write all files of this user"
-        )
-        lost.append(f"no Landlock: model files {files}")
+    if not {"landlock", "own root"} & set(held):
+        lost.append("no Landlock and no mounts of its own: model files may read and write all files of this user")
     if "seccomp" not in held:
-        lost.append(
-            "no seccomp filter: model files may use the network" if "namespaces" not in held else "no seccomp filter"
-        )
+        network = "may use the network" if "namespaces" not in held else "may make any system call"
+        lost.append(f"no seccomp filter: model files {network}")
     if lost:
         yield Finding(
             "warning",
@@ -199,8 +193,9 @@ def judge_sandbox(held: list[str]) -> Iterator[Finding]:
             "; ".join(lost),
             "Linux 5.13 or later on x86_64 or arm64 with Landlock among its security modules (lsm=)",
         )
-    else:
-        yield Finding("ok", "sandbox", ", ".join(held))
+        return
+    seen = "" if "namespaces" in held else " (no namespaces, as in containers: model files see the names of processes)"
+    yield Finding("ok", "sandbox", ", ".join(held) + seen)
 
 
 def _listening_beyond_loopback(port: int) -> bool:

@@ -18,10 +18,10 @@ from tvmflow.config.params import DTYPES, Cell, DeviceEntry, ModelEntry
 from tvmflow.config.workspace import Workspace
 from tvmflow.devices.probe_processor import ask_processor
 from tvmflow.devices.registry import transport_of
-from tvmflow.frontends.registry import FRONTENDS
+from tvmflow.frontends.registry import FRONTENDS, frontend_named
 from tvmflow.frontends.source_model import fixed_specs
 from tvmflow.pipeline.stage import AnyStage
-from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
+from tvmflow.sandbox.process import Policy, memory_for, reading_s, run_in_sandbox
 from tvmflow.sources.weights import local_file
 from tvmflow.support.errors import (
     DeviceError,
@@ -40,7 +40,6 @@ from tvmflow.toolchain.compilers import compiler_named
 from tvmflow.toolchain.versions import version
 
 MAX_BYTES = 2 << 30  # larger files are checked by the import, which reads them in parts
-_TIMEOUT_S = 60.0
 _CHANNELS_FIRST = ("onnx", "torch")  # the entry's shape is the file's own; the others may lie channels last
 
 
@@ -144,7 +143,7 @@ def check_model(workspace: Workspace, name: str) -> None:
 
 def read_model_header(file: Path) -> dict[str, Any] | None:
     """Return a `headers.Header` as plain data, None where the format is not recognized. Raises ModelFileError."""
-    policy = Policy(_TIMEOUT_S, reads=(file.parent, file.resolve()))
+    policy = Policy(reading_s(file), reads=(file,))
     found: dict[str, Any] | None = run_in_sandbox(
         "tvmflow.frontends.file_headers:read_header", {"path": str(file), "size": MAX_BYTES}, policy
     )
@@ -167,8 +166,9 @@ def check_operators(workspace: Workspace, name: str) -> None:
     ]
     fixed = to_json(fixed_specs(entry.fixed))
     named = {"framework": entry.framework, "file": file.name}
+    files = (file, *frontend_named(entry.framework).files.companions(file).values())
     arguments = {"folder": str(file.parent), **named, "inputs": inputs, "fixed": fixed}
-    policy = Policy(_TIMEOUT_S, reads=(file.parent, file.resolve()), memory_bytes=memory_for(file))
+    policy = Policy(reading_s(*files), reads=files, memory_bytes=memory_for(*files))
     with contextlib.suppress(ModelFileError, StageTimeoutError):  # the import, which takes longer, says what is wrong
         run_in_sandbox("tvmflow.frontends.operator_check:check_operators", arguments, policy)
 

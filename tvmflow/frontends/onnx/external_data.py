@@ -6,11 +6,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from tvmflow.frontends.onnx.files import external_names, is_name
-from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
+from tvmflow.sandbox.process import Policy, memory_for, reading_s, run_in_sandbox
 from tvmflow.support.errors import ModelFileError
 from tvmflow.support.plain_files import is_plain
-
-_TIMEOUT_S = 300.0
 
 
 def onnx_external_data(path: Path) -> dict[str, Path]:
@@ -24,7 +22,7 @@ def onnx_external_data(path: Path) -> dict[str, Path]:
 @lru_cache(maxsize=64)
 def _names(path: Path, _changed: int, _size: int) -> object:
     """Return the sandbox's result, cached per file, since several cells use one model."""
-    policy = Policy(_TIMEOUT_S, (path.parent, path.resolve()), memory_bytes=memory_for(path), what=path.name)
+    policy = Policy(reading_s(path), (path,), memory_bytes=memory_for(path), what=path.name)
     return run_in_sandbox(f"{external_names.__module__}:{external_names.__name__}", {"path": str(path)}, policy)
 
 

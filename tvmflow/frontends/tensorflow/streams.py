@@ -25,9 +25,12 @@ _LEAST_RUNS = 32  # of a stream of random inputs
 _BOUND = 1e-2  # of the largest output: the file itself may run with other kernels, which round in another way
 
 
-def declare_states(folder: str) -> list[str]:
-    """Add the states of a fetched .tflite file to its description and its samples; return their names."""
-    fetched = Path(folder)
+STREAM_FILES = ("source.json", *(f"{name}.npz" for name in ("calibration", "evaluation", "golden", "edges")))
+
+
+def declare_states(folder: str, out: str) -> list[str]:
+    """Write `STREAM_FILES` with the states of a fetched .tflite file, if it has any; return their names."""
+    fetched, made = Path(folder), Path(out)
     description = read_description(fetched)
     path = fetched / description.weights_file
     if path.suffix != ".tflite":
@@ -43,16 +46,16 @@ def declare_states(folder: str) -> list[str]:
         if not description.has_data:  # random inputs, which may come again
             samples = samples.part(np.resize(np.arange(len(samples)), max(_LEAST_RUNS, len(samples))))
         parts[name] = _along_stream(model, description, declared, samples)
-        parts[name].save(fetched / f"{name}.npz")
+        parts[name].save(made / f"{name}.npz")
     golden = len(Samples.load(fetched / "golden.npz"))
-    Samples(parts["evaluation"].part(slice(golden)).inputs).save(fetched / "golden.npz")
+    Samples(parts["evaluation"].part(slice(golden)).inputs).save(made / "golden.npz")
     last = parts["evaluation"].inputs[-len(model.states) :]
     edges = load_edges(fetched / "edges.npz")
     save_arrays(
-        fetched / "edges.npz",
+        made / "edges.npz",
         **{name: (*_by_run(x, description, declared), *(one[-1:] for one in last)) for name, x in edges.items()},
     )
-    (fetched / "source.json").write_text(json.dumps(to_json(declared), sort_keys=True), encoding="utf-8")
+    (made / "source.json").write_text(json.dumps(to_json(declared), sort_keys=True), encoding="utf-8")
     return [one.input for one in model.states]
 
 

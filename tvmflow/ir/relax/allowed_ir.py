@@ -7,8 +7,10 @@ values: an index outside of its buffer is not found.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from tvmflow.support.errors import ModelFileError
@@ -73,11 +75,12 @@ def check_ir(graph: Mapping[str, Any]) -> None:
     nodes = graph["nodes"]
     if len(nodes) > _MAX_NODES:
         raise _not_allowed(f"{len(nodes)} nodes")
-    for node in nodes:
+    for place, node in enumerate(nodes):
         kind, data = node["type"], node.get("data")
         if kind not in _TYPES and not _ATTRIBUTES.fullmatch(kind):
             name = data.get("global_symbol") if isinstance(data, dict) else None
             raise _not_allowed(kind if name is None else f"{kind} {_text(nodes, name)!r}")
+        _check_order(kind, data, place)
         if kind == "ir.Op" and not _is_operator(str(data)):
             raise _not_allowed(f"a call of {str(data)[:200]!r}")
         if kind == "ffi.String" and (len(data) > _MAX_TEXT or not data.isprintable()):
@@ -92,6 +95,35 @@ def check_ir(graph: Mapping[str, Any]) -> None:
             _check_extents(nodes, data["values"])
         elif kind in _ANNOTATED:
             _check_keys(nodes, data[_ANNOTATED[kind]])
+
+
+def _check_order(kind: str, data: Any, place: int) -> None:
+    """Raise ValueError for a node that refers to itself or a later one: TVM would read a cycle without end."""
+    if isinstance(data, list):
+        parts = data
+    elif isinstance(data, dict) and kind not in ("int", "float", "bool"):
+        parts = [part for name, part in data.items() if name not in _numbers_of(kind)]
+    else:
+        return
+    for part in parts:
+        if isinstance(part, dict | list) or (isinstance(part, int) and not 0 <= part < place):
+            raise ValueError(f"{kind} refers to {str(part)[:50]!r}")
+
+
+@cache
+def _numbers_of(kind: str) -> frozenset[str]:
+    """Return the fields of a kind of node that hold numbers themselves, not those of nodes."""
+    from tvm_ffi import core
+
+    info: Any = core._lookup_or_register_type_info_from_type_key(kind)
+    names = set[str]()
+    while info is not None:
+        for field in info.fields or ():
+            schema = json.loads((field.metadata or {}).get("type_schema", "{}"))
+            if schema.get("type") in ("int", "float", "bool"):
+                names.add(field.name)
+        info = info.parent_type_info
+    return frozenset(names)
 
 
 def _is_operator(name: str) -> bool:

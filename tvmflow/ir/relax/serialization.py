@@ -14,7 +14,8 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from tvmflow.ir.relax.allowed_ir import check_ir
 from tvmflow.ir.tvm_compat import IRModule
-from tvmflow.support.errors import ModelFileError, StoreError
+from tvmflow.support.errors import ModelFileError, StoreError, TvmflowError, last_line
 
 IR_NAME, WEIGHTS_NAME = "model.json", "weights.safetensors"
 _MAGIC = 0xDD5E40F096B4A13F
@@ -100,27 +101,36 @@ def load_module(folder: Path, *, is_packed: bool = False) -> Any:
 
     is_packed: graph_pack wrote it, outside of any sandbox; it holds calls of devices and kernels with LLVM text.
     """
-    graph, weights = _read(folder)
-    return _module_of(graph, weights, folder, is_packed)
+    with _damage_in(folder):
+        graph, weights = _read(folder)
+        return _module_of(graph, weights, folder, is_packed)
 
 
 def load_others(folder: Path, *, is_packed: bool = False) -> dict[str, Any]:
     """Return label -> module of the other modules in the folder. Raises as `load_module`."""
-    graph, weights = _read(folder)
-    return {label: _module_of(other, weights, folder, is_packed) for label, other in graph.get("others", {}).items()}
+    with _damage_in(folder):
+        graph, weights = _read(folder)
+        others = graph.get("others", {}).items()
+        return {label: _module_of(other, weights, folder, is_packed) for label, other in others}
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
     from safetensors.numpy import load_file
 
+    return json.loads((folder / IR_NAME).read_text(encoding="utf-8")), load_file(folder / WEIGHTS_NAME)
+
+
+@contextmanager
+def _damage_in(folder: Path) -> Iterator[None]:
+    """Convert what JSON, safetensors and TVM raise for files that nothing of ours wrote."""
     try:
-        return json.loads((folder / IR_NAME).read_text(encoding="utf-8")), load_file(folder / WEIGHTS_NAME)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(folder, error) from error
-
-
-def _damaged(folder: Path, error: Exception) -> ModelFileError:
-    return ModelFileError(f"damaged IR in {folder}: {error}", "the files that import_model wrote")
+        yield
+    except TvmflowError:
+        raise
+    except Exception as error:
+        raise ModelFileError(
+            f"damaged IR in {folder}: {last_line(error)}", "the files that import_model wrote"
+        ) from error
 
 
 def _module_of(
@@ -128,28 +138,29 @@ def _module_of(
 ) -> Any:
     import tvm
 
+    from tvmflow.ir.relax.derived_types import check_types
     from tvmflow.ir.relax.recurrent import register_recurrent
     from tvmflow.ir.relax.tensors import replace_tensors
 
     register_recurrent()  # TVM reads calls of registered operators only
     arrays: list[np.ndarray[Any, Any]] = []
-    try:
-        for node in graph["nodes"]:
-            if node["type"] == "ffi.Tensor":
-                arrays.append(_named(node["data"], weights[node["data"]]))
-                node["data"] = base64.b64encode(_encode(np.array(len(arrays) - 1, np.int64))).decode()
-        made_by = graph.get("metadata", {}).get("tvm_version")
-        if not is_packed:
-            check_ir(graph)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise _damaged(folder, error) from error
+    for node in graph["nodes"]:
+        if node["type"] == "ffi.Tensor":
+            arrays.append(_named(node["data"], weights[node["data"]]))
+            node["data"] = base64.b64encode(_encode(np.array(len(arrays) - 1, np.int64))).decode()
+    made_by = graph.get("metadata", {}).get("tvm_version")
+    if not is_packed:
+        check_ir(graph)
     if made_by != tvm.__version__:
         raise StoreError(
             f"the IR in {folder} was written by TVM {made_by}", f"TVM {tvm.__version__}", "run the cell again"
         )
     module = tvm.ir.load_json(json.dumps({key: value for key, value in graph.items() if key != "others"}))
     tensors = [tvm.runtime.tensor(array) for array in arrays]
-    return replace_tensors(module, lambda number: tensors[int(number.numpy())])
+    module = replace_tensors(module, lambda number: tensors[int(number.numpy())])
+    if not is_packed:
+        check_types(module)
+    return module
 
 
 def _named(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

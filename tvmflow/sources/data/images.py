@@ -20,6 +20,7 @@ FORMATS = ("JPEG", "PNG", "BMP", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 MAX_FILE_BYTES = 256 << 20
 MAX_PIXELS = 100_000_000
+MAX_TABLE_BYTES = 64 << 20
 FloatArray = NDArray[np.float32]
 
 
@@ -156,6 +157,8 @@ def _of_table(path: Path, names: Sequence[str]) -> list[str]:
     import csv
 
     try:
+        if (size := path.stat().st_size) > MAX_TABLE_BYTES:
+            raise SourceError(f"labels {path} hold {size} bytes", f"at most {MAX_TABLE_BYTES}")
         with path.open(newline="", encoding="utf-8") as file:
             rows = {row[0].strip(): row[1].strip() for row in csv.reader(file) if len(row) >= 2}
     except (OSError, UnicodeDecodeError, csv.Error) as error:

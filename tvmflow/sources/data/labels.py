@@ -12,6 +12,7 @@ from pathlib import Path
 from tvmflow.support.errors import SourceError
 
 MAX_LABELS_BYTES = 4_000_000
+MAX_LITERAL_BYTES = 1_000_000  # Python's parser takes two hundred times as much memory
 BUILT_IN: dict[str, Callable[[], list[str]]] = {
     "digits": lambda: [str(digit) for digit in range(10)],
     "imagenet": lambda: _imagenet(),
@@ -54,6 +55,10 @@ def _parse(text: str, path: Path) -> object:
         pass
     except RecursionError:
         raise SourceError(f"labels file {path} is nested too deeply", "a list or mapping of names") from None
+    if len(text) > MAX_LITERAL_BYTES:
+        raise SourceError(
+            f"labels file {path} is a Python literal of {len(text)} characters", f"at most {MAX_LITERAL_BYTES}, or JSON"
+        )
     try:
         return ast.literal_eval(text)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:

@@ -88,7 +88,13 @@ def import_metaschedule(folder: Path, device_kind: str) -> list[TuningRecord]:
     size = sum(file.stat().st_size for file in files)
     if size > _MAX_DATABASE_BYTES:
         raise StoreError(f"{size} bytes in {folder}", f"at most {_MAX_DATABASE_BYTES}", "export the best records only")
-    policy = Policy(_TIMEOUT_S, (folder,), memory_bytes=memory_for(*files), what="the database")
+    policy = Policy(
+        _TIMEOUT_S,
+        tuple(files),
+        memory_bytes=memory_for(*files),
+        reply_bytes=_MAX_DATABASE_BYTES,
+        what="the database",
+    )
     try:
         arguments = {"folder": str(folder.resolve()), "records": FILES[1]}
         entries = run_in_sandbox("tvmflow.tuning.records.metaschedule_reader:read_database", arguments, policy)
