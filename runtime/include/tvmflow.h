@@ -26,8 +26,8 @@ extern "C" {
 
 /* Incremented when the meaning of a member changes; new members are appended to their structs. */
 #define TVMFLOW_ABI_VERSION 1
-/* Bytes: an output at such an address is written in place, any other is copied; so is what an accelerator reads. Other inputs are read in place at any
- * address that the size of an element divides. */
+/* Bytes. Inputs and outputs may have any address. An output at a multiple of this is written in place, any other is copied; so is what an accelerator
+ * reads. Other inputs are read in place at any address that the size of an element divides, and copied at others. */
 #define TVMFLOW_ALIGNMENT 64
 
 typedef enum {
@@ -159,7 +159,8 @@ typedef struct tvmflow_api {
 
   /* Create an instance; options may be NULL. *instance stays as it was on failure. */
   tvmflow_status (*create)(const tvmflow_options *options, tvmflow_instance **instance);
-  /* Run once: inputs[i] and outputs[i] point to the memory of input and output i. Inputs are not changed. */
+  /* Run once: inputs[i] and outputs[i] point to the memory of input and output i. Inputs are not changed; outputs overlap neither them nor each
+   * other. No byte beyond their sizes is read or written. */
   tvmflow_status (*run)(tvmflow_instance *instance, const void *const *inputs, void *const *outputs);
   /* Destroy an instance, which must not be running; NULL is allowed. */
   void (*destroy)(tvmflow_instance *instance);
