@@ -10,41 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.faults.full_disk import full_disk
 from tvmflow.config.workspace import Workspace
 from tvmflow.setup.preflight import check_room
 from tvmflow.support.errors import StoreError
 from tvmflow.support.files import why_not_writable
-
-# A disk that is full once $FULL exists, and takes what is written elsewhere.
-FULL_DISK = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-static int is_full(int file) {
-  char link[40], path[4096];
-  const char *full = getenv("FULL"), *disk = getenv("DISK");
-  snprintf(link, sizeof link, "/proc/self/fd/%d", file);
-  const ssize_t length = readlink(link, path, sizeof path - 1);
-  if (length < 0 || !full || access(full, F_OK)) return 0;
-  return !strncmp(path, disk, strlen(disk));
-}
-
-#define WRITES(name, parameters, ...)                                      \
-  ssize_t name parameters {                                                \
-    ssize_t (*real) parameters;                                            \
-    *(void **)&real = dlsym(RTLD_NEXT, #name);                             \
-    return is_full(file) ? (errno = ENOSPC, -1) : real(__VA_ARGS__);       \
-  }
-
-WRITES(write, (int file, const void *from, size_t size), file, from, size)
-WRITES(pwrite, (int file, const void *from, size_t size, off_t at), file, from, size, at)
-WRITES(pwrite64, (int file, const void *from, size_t size, off64_t at), file, from, size, at)
-"""
 
 
 @pytest.mark.parametrize("name", ["artifacts", "mlruns", ".prefect", ".dvc"])
@@ -59,9 +29,6 @@ def test_a_full_disk(tmp_path: Path) -> None:
     disk, full = tmp_path / "disk", tmp_path / "full"
     disk.mkdir()
     assert why_not_writable(disk) is None and not list(disk.iterdir())
-    (tmp_path / "full.c").write_text(FULL_DISK)
-    shim = tmp_path / "full.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", str(tmp_path / "full.c"), "-o", str(shim), "-ldl"], check=True)
     script = """
 import sqlite3, sys
 from pathlib import Path
@@ -83,8 +50,7 @@ print(explain(StageCrashedError("build died"), disk))
 print(explain(GateRefusedError("no"), disk))
 print(explain_in_cell(OSError(28, "No space left on device", str(disk)), disk, "build"))
 """
-    environment = {**os.environ, "LD_PRELOAD": str(shim), "DISK": str(disk), "FULL": str(full)}
-    environment["PYTHONPATH"] = str(REPOSITORY)
+    environment = {**os.environ, **full_disk(disk, full, tmp_path), "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
         [sys.executable, "-c", script, str(disk), str(full)],
         env=environment,

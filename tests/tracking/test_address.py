@@ -20,9 +20,7 @@ def test_a_store_of_another_kind_is_one_error(uri: str, tmp_path: Path, monkeypa
     for variable, address in ((TRACKING, mlflow_uri), (REGISTRY, registry_uri)):
         monkeypatch.delenv(TRACKING, raising=False)
         monkeypatch.setenv(variable, uri)
-        with pytest.raises(
-            StoreError, match="is not of a usable kind"
-        ) as told:
+        with pytest.raises(StoreError, match="is not of a usable kind") as told:
             address(Workspace(tmp_path))
         assert "secret" not in str(told.value)
 
