@@ -23,6 +23,7 @@ from pathlib import Path
 import requests
 
 from tvmflow.support.errors import StageError, first_line, last_words
+from tvmflow.support.files import why_not_writable
 from tvmflow.support.paths import CODE_ROOT
 from tvmflow.toolchain.environments import cache_folder
 
@@ -60,6 +61,8 @@ class PrefectServer:
                         _keep_empty_database(self._new_database)
                     return
             time.sleep(0.05)
+        if full := why_not_writable(self.log.parent):
+            raise full
         words = last_words(self.log.read_bytes()[-20_000:])
         raise StageError(
             f"Prefect's server did not start: {words or f'exit code {self.process.poll()}'}",

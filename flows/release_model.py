@@ -8,6 +8,7 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.states import Failed
 
+from flows.faults import explains_faults
 from flows.prefect_posts import post_within
 from flows.run_page import begin_run, run_name, show_cell
 from flows.stage_tasks import workspace_of
@@ -88,7 +89,7 @@ def release_model(cell: str, root: str = "", dry_run: bool = False, replace_miss
 
 def run_release(workspace: Workspace, cell: Cell, dry_run: bool, replace_missing: str = "") -> Verdict:
     """Run the flow. Returns the verdict, also if the gate refused."""
-    with cancels_flow():
+    with explains_faults(workspace.root), cancels_flow(workspace.root):
         state: Any = release_model(str(cell), str(workspace.root), dry_run, replace_missing, return_state=True)
         result = state.result(raise_on_failure=False)
         return from_json(Verdict, result if isinstance(result, dict) else state.result())

@@ -17,6 +17,7 @@ from prefect.futures import as_completed
 from prefect.runtime import deployment
 from prefect.states import Cancelled
 
+from flows.faults import explains_faults
 from flows.notify import as_rows, as_text, notify
 from flows.outcomes import final_state, results_of
 from flows.prefect_posts import post_within
@@ -132,6 +133,6 @@ def _send_table(workspace: Workspace, results: list[RetuneResult], said: str) ->
 def run_retune(workspace: Workspace, cells: list[str] | None, force: bool) -> list[RetuneResult]:
     """Run the flow with the task runner of params.yaml. cells: None for all."""
     runner = task_runner(workspace.params.flows)
-    with cancels_flow():
+    with explains_faults(workspace.root), cancels_flow(workspace.root):
         state = retune.with_options(task_runner=runner)(cells, str(workspace.root), force, return_state=True)
         return results_of(state, RetuneResult)

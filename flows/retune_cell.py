@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from flows.faults import explain_in_cell
 from flows.recording import record_one
 from flows.release_model import champion_of, evidence_of, name_of, release
 from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, walk
@@ -21,7 +22,7 @@ from tvmflow.pipeline.results import CellResult, RetuneResult, Verdict
 from tvmflow.pipeline.store import Store
 from tvmflow.shipping.gates.candidate import Candidate
 from tvmflow.shipping.retune_plan import champion_changes, up_to_date
-from tvmflow.support.errors import StageError, StoreError, TvmflowError, cause
+from tvmflow.support.errors import StoreError
 from tvmflow.support.files import digest_of
 from tvmflow.toolchain.versions import versions
 from tvmflow.tracking.mlflow.proposals import Judgement, judged_before, keep_proposal, keep_refusal
@@ -49,7 +50,7 @@ def retune_cell(workspace: Workspace, name: str, force: bool) -> RetuneResult:
         result = replace(result, tuning=_tuning(workspace, cell))
         verdict = judge(workspace, cell)
     except Exception as error:
-        known = error if isinstance(error, TvmflowError) else _unexpected(name, error)
+        known = explain_in_cell(error, workspace.root, f"re-tuning {name}")
         return replace(result, verdict=f"failed, the champion stays: {known.found}", error=known)
     return replace(
         result,
@@ -58,10 +59,6 @@ def retune_cell(workspace: Workspace, name: str, force: bool) -> RetuneResult:
         proposed=verdict.proposed,
         comparison=verdict.comparison,
     )
-
-
-def _unexpected(name: str, error: Exception) -> StageError:
-    return StageError(f"re-tuning {name} ended with {cause(error)}", hint="report this; the other cells went on")
 
 
 def judge(workspace: Workspace, cell: Cell) -> Verdict:

@@ -8,9 +8,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
 from tvmflow.support.errors import StageError, first_line
+from tvmflow.support.files import why_not_writable
 
 _requested = threading.Event()
 _depth = 0  # nesting of stops_on_signals
@@ -46,8 +48,10 @@ def _stop(number: int, _frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def cancels_flow() -> Iterator[None]:
-    """Convert the end of a cancelled flow to KeyboardInterrupt, and the lack of its server to StageError."""
+def cancels_flow(root: Path) -> Iterator[None]:
+    """Convert the end of a cancelled flow to KeyboardInterrupt, and the lack of its server to StageError, or to what
+    keeps it from writing to the workspace `root`.
+    """
     from httpx import HTTPError
     from prefect.exceptions import CancelledRun
 
@@ -56,7 +60,7 @@ def cancels_flow() -> Iterator[None]:
     except CancelledRun:
         raise KeyboardInterrupt from None
     except HTTPError as error:  # Prefect's errors of requests too; its client has tried for a minute
-        raise StageError(
+        raise why_not_writable(root) or StageError(
             f"Prefect's server at {os.environ.get('PREFECT_API_URL')} went away: {first_line(error, 160)}",
             "a server that responds to the end of the run",
             "what was made and measured is kept: start the server and run the same command again to resume",

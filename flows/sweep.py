@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from httpx import HTTPError
 from prefect import flow, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Cancelled, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
+from flows.faults import explain_in_cell, explains_faults
 from flows.outcomes import final_state, results_of
 from flows.prefect_posts import post_within
 from flows.project_pipeline import refresh
@@ -37,8 +39,11 @@ def run_cell(
     result = CellResult(cell)
     try:
         walk(workspace, workspace.params.cell(cell), stages, again, result)
-    except TvmflowError as error:
-        result.error = error
+    except HTTPError:  # Prefect's server is away, which ends the flow
+        raise
+    except Exception as error:
+        what = f"{result.failed_stage or 'reading params.yaml'} of {cell}"
+        result.error = explain_in_cell(error, workspace.root, what)
         return _failed_state(result)
     show_cell(workspace, workspace.params.cell(cell))
     return to_json(result)
@@ -134,7 +139,7 @@ def run_sweep(
     """Run the sweep flow."""
     task_runner(workspace.params.flows)  # what it lacks is said before anything starts
     refresh(workspace)  # DVC must know the cells to record them
-    with cancels_flow():
+    with explains_faults(workspace.root), cancels_flow(workspace.root):
         state = sweep(cells, str(workspace.root), again, to_json(refused or {}), return_state=True)
         return results_of(state, CellResult)
 

@@ -313,7 +313,7 @@ static void close_part(gpu_part *part) {
   if (!part || part->hangs) return;
   for (uint32_t i = 0; part->kernels && i < plan.step_count; ++i)
     if (part->kernels[i]) part->api.clReleaseKernel(part->kernels[i]);
-  for (uint32_t i = 0; part->values && i < plan.value_count; ++i)
+  for (uint32_t i = 0; part->values && part->owned && i < plan.value_count; ++i)
     if (part->owned[i] && part->values[i]) part->api.clReleaseMemObject(part->values[i]);
   if (part->recording) part->api.clReleaseRecordingQCOM(part->recording);
   if (part->recorder) part->api.clReleaseCommandQueue(part->recorder);

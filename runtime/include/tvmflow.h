@@ -1,7 +1,7 @@
 /* tvmflow.h: run a network that was compiled to one shared object.
  *
  * The library needs nothing but the C library. It reads no environment variables, keeps no state outside of its instances but
- * each thread's last error, and never aborts or exits: every call returns a status, and last_error says more. Several
+ * each thread's last error and a list of them, and never aborts or exits: every call returns a status, and last_error says more. Several
  * networks may be used in one process, each through its own table of functions:
  *
  *     const tvmflow_api *api = tvmflow_network_digits();            // the library is linked: the name ends in the network's
@@ -12,7 +12,8 @@
  *     api->destroy(net);
  *
  * An instance may be used by any thread, by one at a time: a second caller waits. Instances of one network share its weights,
- * also between processes.
+ * also between processes. In a child of fork an instance starts threads of its own with its first run; one that another thread
+ * ran at that moment, or that has an accelerator or a GPU, returns an error there. Callbacks do not fork.
  */
 #ifndef TVMFLOW_H
 #define TVMFLOW_H
@@ -26,17 +27,17 @@ extern "C" {
 
 /* Incremented when the meaning of a member changes; new members are appended to their structs. */
 #define TVMFLOW_ABI_VERSION 1
-/* Bytes: an output at such an address is written in place, any other is copied; so is what an accelerator reads. Other inputs are read in place at any
- * address that the size of an element divides. */
+/* Bytes. Inputs and outputs may have any address. An output at a multiple of this is written in place, any other is copied; so is what an accelerator
+ * reads. Other inputs are read in place at any address that the size of an element divides, and copied at others. */
 #define TVMFLOW_ALIGNMENT 64
 
 typedef enum {
   TVMFLOW_OK = 0,
   TVMFLOW_BAD_ARGUMENT = 1, /* a NULL pointer, an index or an option out of range */
   TVMFLOW_NO_MEMORY = 2,    /* the allocator returned NULL */
-  TVMFLOW_NO_THREADS = 3,   /* the system created no thread, or refused the CPU mask */
+  TVMFLOW_NO_THREADS = 3,   /* the system created no thread, or refused the CPU mask; or a child of fork has an instance in the middle of a run */
   TVMFLOW_KERNEL_FAILED = 4, /* a kernel refused its arguments: the library is damaged or was built wrongly */
-  TVMFLOW_DEVICE_FAILED = 5  /* the driver of the accelerator or GPU failed */
+  TVMFLOW_DEVICE_FAILED = 5  /* the driver of the accelerator or GPU failed, or is a parent process's */
 } tvmflow_status;
 
 typedef enum {
@@ -159,7 +160,8 @@ typedef struct tvmflow_api {
 
   /* Create an instance; options may be NULL. *instance stays as it was on failure. */
   tvmflow_status (*create)(const tvmflow_options *options, tvmflow_instance **instance);
-  /* Run once: inputs[i] and outputs[i] point to the memory of input and output i. Inputs are not changed. */
+  /* Run once: inputs[i] and outputs[i] point to the memory of input and output i. Inputs are not changed; outputs overlap neither them nor each
+   * other. No byte beyond their sizes is read or written. */
   tvmflow_status (*run)(tvmflow_instance *instance, const void *const *inputs, void *const *outputs);
   /* Destroy an instance, which must not be running; NULL is allowed. */
   void (*destroy)(tvmflow_instance *instance);

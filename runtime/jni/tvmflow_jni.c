@@ -27,7 +27,7 @@ static void throw_status(JNIEnv *env, const network *net, tvmflow_status status)
                      : status == TVMFLOW_NO_MEMORY  ? "java/lang/OutOfMemoryError"
                                                     : "java/lang/IllegalStateException";
   const char *text = net->api->last_error();
-  throw_as(env, kind, *text ? text : "bad argument");
+  throw_as(env, kind, *text ? text : status == TVMFLOW_NO_MEMORY ? "no memory" : "bad argument");
 }
 
 static jbyteArray bytes_of(JNIEnv *env, const char *text) {

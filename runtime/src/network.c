@@ -3,6 +3,7 @@
 #include "clock.h"
 #include "device.h"
 #include "fallback.h"
+#include "forks.h"
 #include "image.h"
 #include "network_gpu.h"
 #include "plan.h"
@@ -36,7 +37,12 @@ typedef struct {
   unsigned char *memory;
 } io_buffer;
 
+/* What an instance lacks in a child of fork. */
+typedef enum { OURS, NO_THREADS_YET, FORKED_IN_RUN } ownership;
+
 struct tvmflow_instance {
+  forks_entry in_forks;
+  ownership owner; /* of its threads: this process, or a parent */
   tvmflow_options options;
   pool threads;
   device_part device; /* all zero if the network has none */
@@ -244,15 +250,19 @@ static int make_states(tvmflow_instance *made) {
   return 0;
 }
 
+/* Whether a driver holds a part of an instance; it cannot be shared with a child of fork. */
+static int has_driver(const tvmflow_instance *instance) { return instance->gpu || instance->device.programs; }
+
 static void free_memory(tvmflow_instance *freed) {
+  const int is_ours = freed->owner == OURS;
   fallback_close(&freed->gpu_library);
   for (uint32_t thread = 0; thread < TVMFLOW_MAX_THREADS; ++thread)
     for (uint32_t i = 0; i < MAX_WORKSPACES; ++i) release(freed, freed->workspaces[thread][i].memory);
   if (freed->buffers)
     for (uint32_t i = 0; i < plan_api.inputs + plan_api.outputs; ++i) release(freed, freed->buffers[i].own);
   device_program *programs = freed->device.programs;
-  device_unload(&freed->device);
-  if (freed->gpu) plan.gpu->functions->close(freed->gpu);
+  if (is_ours) device_unload(&freed->device);
+  if (is_ours && freed->gpu) plan.gpu->functions->close(freed->gpu);
   release(freed, freed->gpu_inputs);
   release(freed, programs);
   release(freed, freed->buffers);
@@ -352,6 +362,21 @@ static int make_memory(tvmflow_instance *made) {
   return 0;
 }
 
+/* Note in a child of fork what became of an instance; the child has one thread. */
+static void lose_threads(forks_entry *entry) {
+  tvmflow_instance *instance = (tvmflow_instance *)(void *)((char *)entry - offsetof(tvmflow_instance, in_forks));
+  const int is_running = forks_renew(&instance->mutex); /* then its data may be half written */
+  instance->owner = is_running || instance->owner == FORKED_IN_RUN ? FORKED_IN_RUN : NO_THREADS_YET;
+}
+
+static tvmflow_status start_threads(tvmflow_instance *made) {
+  const tvmflow_options *wanted = &made->options;
+  const tvmflow_status status = pool_start(&made->threads, wanted->threads, wanted->cpu_mask, wanted->spin_us, enter_worker, made);
+  if (status) return fail(status, "the system made no thread, or refused the CPU mask", NULL);
+  for (uint32_t i = 0; made->teams && i < bucket_count(); ++i) made->teams[i].spin_ns = made->threads.spin_ns;
+  return TVMFLOW_OK;
+}
+
 static tvmflow_status create(const tvmflow_options *options, const tvmflow_driver *driver, const tvmflow_gpu *gpu, tvmflow_instance **instance);
 
 tvmflow_status tvmflow_create(const tvmflow_options *options, tvmflow_instance **instance) { return create(options, NULL, NULL, instance); }
@@ -410,25 +435,30 @@ static tvmflow_status create(const tvmflow_options *options, const tvmflow_drive
     free_memory(made);
     return status;
   }
-  status = TVMFLOW_NO_THREADS;
-  if (!pthread_mutex_init(&made->mutex, NULL)) {
-    status = pool_start(&made->threads, requested.threads, requested.cpu_mask, requested.spin_us, enter_worker, made);
-    if (status) pthread_mutex_destroy(&made->mutex);
+  if (pthread_mutex_init(&made->mutex, NULL)) {
+    free_memory(made);
+    return fail(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
+  }
+  status = start_threads(made);
+  if (!status && forks_add(&made->in_forks, lose_threads)) {
+    pool_stop(&made->threads);
+    status = fail(TVMFLOW_NO_MEMORY, "no memory for an instance", NULL);
   }
   if (status) {
+    pthread_mutex_destroy(&made->mutex);
     free_memory(made);
-    return fail(status, "the system made no thread, or refused the CPU mask", NULL);
+    return status;
   }
-  for (uint32_t i = 0; made->teams && i < bucket_count(); ++i) made->teams[i].spin_ns = made->threads.spin_ns;
   *instance = made;
   return TVMFLOW_OK;
 }
 
 void tvmflow_destroy(tvmflow_instance *instance) {
   if (!instance) return;
-  pool_stop(&instance->threads);
+  forks_remove(&instance->in_forks);
+  if (instance->owner == OURS) pool_stop(&instance->threads);
   pthread_mutex_destroy(&instance->mutex);
-  free_memory(instance);
+  if (instance->owner != FORKED_IN_RUN) free_memory(instance); /* else the memory may be half released */
 }
 
 /* -- running -- */
@@ -565,16 +595,29 @@ static tvmflow_status run_prepared(tvmflow_instance *instance, const int64_t *si
   return status;
 }
 
-static void lock_instance(tvmflow_instance *instance, const plan_tables *tables) {
-  pthread_mutex_lock(&instance->mutex);
-  current.instance = instance;
-  select_bucket(instance, tables);
-}
-
 static tvmflow_status unlock_instance(tvmflow_instance *instance, tvmflow_status status) {
   current.instance = NULL;
   pthread_mutex_unlock(&instance->mutex);
   return status;
+}
+
+/* Make an instance that a parent process created this process's own. */
+static tvmflow_status adopt(tvmflow_instance *instance) {
+  if (instance->owner == FORKED_IN_RUN) return fail(TVMFLOW_NO_THREADS, "the process was forked while this instance ran: create another in the child", NULL);
+  if (has_driver(instance)) return fail(TVMFLOW_DEVICE_FAILED, "a device is not shared with a child of fork: create an instance in the child", NULL);
+  const tvmflow_status status = start_threads(instance);
+  if (!status) instance->owner = OURS;
+  return status;
+}
+
+/* Lock an instance for a run. If that fails it is not locked. */
+static tvmflow_status lock_instance(tvmflow_instance *instance, const plan_tables *tables) {
+  pthread_mutex_lock(&instance->mutex);
+  current.instance = instance;
+  const tvmflow_status status = instance->owner == OURS ? TVMFLOW_OK : adopt(instance);
+  if (status) return unlock_instance(instance, status);
+  select_bucket(instance, tables);
+  return TVMFLOW_OK;
 }
 
 /* Return TVMFLOW_OK if the library for a GPU is in use and this call of it does not fail. */
@@ -600,8 +643,8 @@ static tvmflow_status check_run(const tvmflow_instance *instance, const void *co
 tvmflow_status tvmflow_run(tvmflow_instance *instance, const void *const *inputs, void *const *outputs) {
   current.error[0] = 0;
   tvmflow_status status = check_run(instance, inputs, outputs);
+  if (!status) status = lock_instance(instance, &plan);
   if (status) return status;
-  lock_instance(instance, &plan);
   LEAVE_IF_GPU(instance, run(other->instance, inputs, outputs));
   status = prepare_inputs(instance, NULL, inputs);
   if (!status) status = run_prepared(instance, NULL, outputs);
@@ -618,8 +661,8 @@ tvmflow_status tvmflow_run_sized(tvmflow_instance *instance, const int64_t *size
   tvmflow_status status = check_sizes(sizes);
   if (!status && sizes_fault(sizes, current.error, ERROR_SIZE)) status = TVMFLOW_BAD_ARGUMENT;
   if (!status) status = check_run(instance, inputs, outputs);
+  if (!status) status = lock_instance(instance, sizes_bucket(sizes));
   if (status) return status;
-  lock_instance(instance, sizes_bucket(sizes));
   status = prepare_inputs(instance, sizes, inputs);
   if (!status) status = run_prepared(instance, sizes, outputs);
   return unlock_instance(instance, status);
@@ -668,8 +711,8 @@ tvmflow_status tvmflow_run_image(tvmflow_instance *instance, const tvmflow_image
   if (!instance || !outputs) return fail(TVMFLOW_BAD_ARGUMENT, "instance or outputs are NULL", NULL);
   tvmflow_status status = check_images(images);
   if (!status) status = check_outputs(outputs);
+  if (!status) status = lock_instance(instance, &plan);
   if (status) return status;
-  lock_instance(instance, &plan);
   LEAVE_IF_GPU(instance, run_image(other->instance, images, outputs));
   status = prepare_images(instance, images);
   if (!status) status = run_prepared(instance, NULL, outputs);
@@ -700,7 +743,8 @@ tvmflow_status tvmflow_classify(tvmflow_instance *instance, const tvmflow_image 
   if (status) return status;
   if (!class_count()) return fail(TVMFLOW_BAD_ARGUMENT, "output %s is no scores of the classes of one image", plan.outputs[0].name);
   if (!k || k > class_count()) return fail(TVMFLOW_BAD_ARGUMENT, "k is 1 to the number of classes", NULL);
-  lock_instance(instance, &plan);
+  status = lock_instance(instance, &plan);
+  if (status) return status;
   LEAVE_IF_GPU(instance, classify(other->instance, image, k, indices, probabilities));
   status = prepare_images(instance, image);
   if (!status) status = run_prepared(instance, NULL, NULL);
@@ -767,6 +811,9 @@ tvmflow_status tvmflow_shape_of(int is_output, uint32_t i, const int64_t *sizes,
 
 const char *tvmflow_last_error(void) { return current.error; }
 
+/* Return the lock of an instance that a call does not change otherwise. */
+static pthread_mutex_t *mutex_of(const tvmflow_instance *instance) { return &((tvmflow_instance *)(uintptr_t)instance)->mutex; }
+
 tvmflow_status tvmflow_set_profiling(tvmflow_instance *instance, int on) {
   const size_t rows = plan.step_count + PROFILE_OTHERS;
   if (!instance) return TVMFLOW_BAD_ARGUMENT;
@@ -785,10 +832,14 @@ tvmflow_status tvmflow_set_profiling(tvmflow_instance *instance, int on) {
 
 tvmflow_status tvmflow_profile_of(const tvmflow_instance *instance, uint32_t i, tvmflow_profile *found) {
   static const char *const others[] = {"images", "inputs", "outputs"};
-  if (!instance || !found || i >= plan.step_count + PROFILE_OTHERS || !instance->calls) return TVMFLOW_BAD_ARGUMENT;
+  if (!instance || !found || i >= plan.step_count + PROFILE_OTHERS) return TVMFLOW_BAD_ARGUMENT;
   if (i == plan.step_count + PROFILE_IMAGES ? !plan.image : i > plan.step_count && !plan.gpu) return TVMFLOW_BAD_ARGUMENT;
-  *found = (tvmflow_profile){i < plan.step_count ? plan.steps[i].name : others[i - plan.step_count], instance->calls[i], instance->nanoseconds[i]};
-  return TVMFLOW_OK;
+  pthread_mutex_t *mutex = mutex_of(instance);
+  pthread_mutex_lock(mutex);
+  const int is_known = instance->calls != NULL;
+  if (is_known) *found = (tvmflow_profile){i < plan.step_count ? plan.steps[i].name : others[i - plan.step_count], instance->calls[i], instance->nanoseconds[i]};
+  pthread_mutex_unlock(mutex);
+  return is_known ? TVMFLOW_OK : TVMFLOW_BAD_ARGUMENT;
 }
 
 uint32_t tvmflow_threads_of(tvmflow_instance *instance) {
@@ -806,7 +857,10 @@ tvmflow_status tvmflow_processor_of(const tvmflow_instance *instance, tvmflow_pr
   const fallback *other = &instance->gpu_library;
   if (other->instance) {
     tvmflow_status status = other->api->processor(other->instance, found);
+    pthread_mutex_t *mutex = mutex_of(instance);
+    pthread_mutex_lock(mutex);
     if (!status && !other->computes) found->kind = "cpu", found->reason = other->reason;
+    pthread_mutex_unlock(mutex);
     return status;
   }
   *found = (tvmflow_processor){plan.gpu ? "gpu" : "cpu", other->reason, instance->identity.device, instance->identity.driver, instance->identity.version};

@@ -40,7 +40,7 @@ def run_it():
         time.sleep(120)
 
 assert has_users_server()
-with stops_on_signals(), cancels_flow():
+with stops_on_signals(), cancels_flow(Path(sys.argv[1])):
     run_it()
 """
 

@@ -145,7 +145,7 @@ def cases(target: ResolvedTarget) -> Iterator[Case]:
     """Yield every workload of the networks that tell a target from the others, once, as it is lowered for it."""
     seen: set[str] = set()
     for name in _OF_TARGET[target.mcpu]:
-        make, winograd = _NETWORKS[name]
+        make, winograd = NETWORKS[name]
         packed = PackChannels(cpu_features_of(target).channel_block)(make())
         tiles = dict.fromkeys(list_convolution_keys(packed), winograd) if winograd else {}
         for workload in extract_workloads(lower(packed, CpuBackend(target), winograd=tiles)):
@@ -154,7 +154,7 @@ def cases(target: ResolvedTarget) -> Iterator[Case]:
                 yield Case(f"{target.mcpu} {name} {workload.name} {workload.key[:8]}", target, workload)
 
 
-_NETWORKS: dict[str, tuple[Callable[[], Any], int]] = {
+NETWORKS: dict[str, tuple[Callable[[], Any], int]] = {
     "float32": (_float32, 0),
     "inverted": (_inverted, 0),
     "beside": (_beside_convolutions, 0),
@@ -170,7 +170,7 @@ _NETWORKS: dict[str, tuple[Callable[[], Any], int]] = {
     "int8": (lambda: _bytes("int8"), 0),
 }
 _OF_TARGET: dict[str, tuple[str, ...]] = {
-    "znver4": tuple(_NETWORKS),
+    "znver4": tuple(NETWORKS),
     "sapphirerapids": ("bfloat16", "bfloat16_narrow", "uint8", "int8"),
     "x86-64-v3": ("float32", "attention", "winograd4", "bfloat16"),
     "cortex-a72": ("float32", "beside", "attention", "uint8"),

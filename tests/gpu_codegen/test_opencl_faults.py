@@ -9,6 +9,7 @@ import pytest
 
 from tests.gpu_codegen.drivers import fake_driver, run_on
 from tests.gpu_codegen.test_networks import gpu_backend
+from tests.runtime.test_faults import build_program, calls_that_fail
 from tests.runtime.test_network import Branches
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.description import Network
@@ -106,3 +107,7 @@ def test_kept_programs_that_are_damaged_or_anothers_are_compiled_again(tmp_path:
         assert [a.tobytes() for a in found] == [a.tobytes() for a in expected]
         anew = kept.read_bytes()
         assert anew[:16] == whole[:16] and anew != damaged and len(anew) > 100, "written anew"
+
+
+def test_every_call_of_the_c_library_may_fail(library: Path, tmp_path: Path) -> None:
+    assert calls_that_fail(build_program(tmp_path), library, opencl_driver(tmp_path, "-")) > 40

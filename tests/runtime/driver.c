@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define SIZE 1000
@@ -76,6 +77,41 @@ static void callers_of_one_instance_and_of_two(void) {
   for (int i = 0; i < 4; ++i) CHECK(!pthread_create(&callers[i], NULL, caller, nets[i % 2]));
   for (int i = 0; i < 4; ++i) pthread_join(callers[i], NULL);
   for (int i = 0; i < 2; ++i) api->destroy(nets[i]);
+}
+
+static atomic_int asked;
+
+/* Profile, whether profiling is on or off or turned on at this moment. */
+static void *profiler(void *net) {
+  tvmflow_profile row;
+  tvmflow_processor found;
+  for (int i = 0; i < 200; ++i) {
+    CHECK(api->set_profiling(net, i % 3 == 0) == TVMFLOW_OK);
+    CHECK(api->profile(net, (uint32_t)i % 2, &row) == TVMFLOW_OK && row.calls <= 50);
+    CHECK(api->processor(net, &found) == TVMFLOW_OK && !strcmp(found.kind, "cpu"));
+  }
+  return NULL;
+}
+
+static void *asker(void *net) {
+  tvmflow_profile row;
+  atomic_store(&asked, 1);
+  for (int i = 0; i < 200; ++i) {
+    const tvmflow_status status = api->profile(net, 0, &row);
+    CHECK(status == TVMFLOW_OK || status == TVMFLOW_BAD_ARGUMENT); /* before profiling is first on */
+  }
+  return NULL;
+}
+
+static void profiles_while_others_run(void) {
+  tvmflow_instance *net = NULL;
+  pthread_t callers[3];
+  CHECK(api->create(NULL, &net) == TVMFLOW_OK);
+  CHECK(!pthread_create(&callers[0], NULL, asker, net));
+  while (!atomic_load(&asked)) sched_yield();
+  CHECK(!pthread_create(&callers[1], NULL, caller, net) && !pthread_create(&callers[2], NULL, profiler, net));
+  for (int i = 0; i < 3; ++i) pthread_join(callers[i], NULL);
+  api->destroy(net);
 }
 
 extern atomic_int cpu_of_task[];
@@ -272,12 +308,84 @@ static void the_largest_scores(void) {
   CHECK(api->top_k(&one, 1, 2, &index) == TVMFLOW_BAD_ARGUMENT && api->top_k(&one, 1, 1, NULL) == TVMFLOW_BAD_ARGUMENT);
 }
 
+static tvmflow_instance *idle, *asleep, *running;
+
+/* Do something in a child of this process; a child that hangs is ended by the alarm. */
+static void in_child(void (*work)(void)) {
+  int outcome = 0;
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (!child) {
+    alarm(20);
+    work();
+    _exit(0);
+  }
+  CHECK(waitpid(child, &outcome, 0) == child && outcome == 0);
+}
+
+static void *run_long(void *net) {
+  run_with(net, 7, 0);
+  return NULL;
+}
+
+static void the_running_one_is_refused(void) {
+  float *x = at(0), *y = at(0), *z = at(0);
+  CHECK(api->run(running, (const void *[]){x}, (void *[]){y, z}) == TVMFLOW_NO_THREADS);
+  CHECK(strstr(api->last_error(), "forked while this instance ran"));
+  CHECK(api->set_profiling(running, 1) == TVMFLOW_OK && api->threads_of(running));
+  drop(x, 0), drop(y, 0), drop(z, 0);
+}
+
+static void run_the_idle_one(void) { run_with(idle, 2, 0); }
+
+static void destroy_the_idle_one(void) { api->destroy(idle); }
+
+static void use_all(void) {
+  tvmflow_instance *another = NULL;
+  for (int seed = 0; seed < 30; ++seed) run_with(idle, seed, 4), run_with(asleep, seed, 0);
+  the_running_one_is_refused();
+  in_child(run_the_idle_one);
+  in_child(the_running_one_is_refused);
+  api->destroy(idle), api->destroy(running), api->destroy(asleep);
+  CHECK(api->create(&(tvmflow_options){.threads = 2}, &another) == TVMFLOW_OK);
+  run_with(another, 3, 0);
+  api->destroy(another);
+}
+
+/* An instance that nobody runs starts threads of its own in a child, and in a child of that; one that runs cannot be used there. */
+static void children_of_fork(void) {
+  tvmflow_instance *gone = NULL;
+  pthread_t thread;
+#ifdef __SANITIZE_THREAD__
+  return; /* it ends a child that starts a thread */
+#endif
+  CHECK(api->create(&(tvmflow_options){.threads = 2}, &idle) == TVMFLOW_OK);
+  CHECK(api->create(&(tvmflow_options){.threads = 2, .spin_us = UINT32_MAX}, &asleep) == TVMFLOW_OK);
+  CHECK(api->create(NULL, &gone) == TVMFLOW_OK);
+  CHECK(api->create(&(tvmflow_options){.threads = 2}, &running) == TVMFLOW_OK);
+  api->destroy(gone);
+  run_with(idle, 1, 0), run_with(asleep, 1, 0);
+  add_ns = 400000000;
+  add_tasks = 0;
+  CHECK(!pthread_create(&thread, NULL, run_long, running));
+  while (!add_tasks) usleep(1000);
+  add_ns = 0;
+  in_child(use_all);
+  in_child(destroy_the_idle_one); /* before it ran there */
+  pthread_join(thread, NULL);
+  in_child(run_the_idle_one);
+  run_with(idle, 4, 0), run_with(running, 4, 0);
+  api->destroy(idle), api->destroy(running), api->destroy(asleep);
+}
+
 int main(void) {
+  children_of_fork();
   threads_and_alignment();
   the_caller_has_a_cpu_of_its_own();
   threads_where_they_are_worth_it();
   no_more_threads_than_cpus();
   callers_of_one_instance_and_of_two();
+  profiles_while_others_run();
   every_allocation_may_fail();
   faults_are_told();
   the_largest_scores();

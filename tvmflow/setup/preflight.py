@@ -34,6 +34,7 @@ from tvmflow.support.errors import (
     TvmflowError,
     UsageError,
 )
+from tvmflow.support.files import why_not_writable
 from tvmflow.support.json_values import to_json
 from tvmflow.targets.probed_processors import DEVICE, read_record
 from tvmflow.toolchain.compilers import compiler_named
@@ -43,6 +44,7 @@ MAX_BYTES = 2 << 30  # larger files are checked by the import, which reads them 
 _CHANNELS_FIRST = ("onnx", "torch")  # the entry's shape is the file's own; the others may lie channels last
 
 
+_FOLDERS = ("artifacts", "mlruns", ".prefect", ".dvc")  # that a run writes to
 MIN_FREE_BYTES = 1 << 30  # a small network's artifacts, DVC's copy of them, the tuner's builds
 
 
@@ -85,6 +87,14 @@ def check_cell(workspace: Workspace, cell: Cell, todo: Collection[AnyStage]) -> 
             ) from None
     if any(stage.measures_device for stage in todo):
         _check_device(cell.target, target.device)
+    check_room(workspace)
+
+
+def check_room(workspace: Workspace) -> None:
+    """Raise StoreError if a folder of the workspace takes no files, or its disk has too little room for a run."""
+    for folder in (workspace.root, *(workspace.root / name for name in _FOLDERS)):
+        if folder.exists() and (error := why_not_writable(folder)):
+            raise error
     free = shutil.disk_usage(workspace.root).free
     if free < MIN_FREE_BYTES:
         raise StoreError(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tvmflow.support.digests import Digests, OutputFile
-from tvmflow.support.errors import StoreError
+from tvmflow.support.errors import StoreError, from_os_error
+
+_PROBE_BYTES = 65536  # a disk on which databases fail may still take a few blocks
 
 
 def canonical_json(value: Any) -> str:
@@ -46,6 +49,18 @@ def write_atomic(path: Path, text: str) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def why_not_writable(folder: Path) -> StoreError | None:
+    """Return why a folder takes no file at this moment, such as a full disk; None if it does."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+    except OSError as error:
+        error.filename = str(folder)
+        return from_os_error(error, "writing to")
+    return None
 
 
 def sync_folder(folder: Path) -> None:

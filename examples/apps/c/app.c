@@ -35,7 +35,8 @@ int main(int count, char **words) {
   api->output(0, &output);
   void *x = aligned(input.size), *y = aligned(output.size);
   FILE *file = fopen(words[1], "rb");
-  if (!file || !x || !y || fread(x, 1, input.size, file) != input.size) return fail(words[1], "no file of the input's size");
+  if (!x || !y) return fail(words[1], "no memory");
+  if (!file || fread(x, 1, input.size, file) != input.size) return fail(words[1], "no file of the input's size");
   fclose(file);
   if (api->create(NULL, &net) || api->run(net, (const void *[]){x}, (void *[]){y})) return fail(api->network, api->last_error());
   printf("%s\n", api->network);

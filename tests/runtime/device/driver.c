@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define SIZE 64
 #define CHECK(condition)                                      \
@@ -132,6 +134,27 @@ static void what_goes_wrong(void) {
   CHECK(!one.allocations);
 }
 
+/* A child of fork shares the accelerator's memory with its parent: it neither runs there nor gives that memory back. */
+static void a_child_of_fork(void) {
+  tvmflow_instance *net = NULL;
+  tvmflow_driver driver = driver_of(&one);
+  int outcome = 0;
+  CHECK(api->create_on(NULL, &driver, &net) == TVMFLOW_OK && run(net, 1) == TVMFLOW_OK);
+  const int held = one.allocations;
+  const pid_t child = fork();
+  if (!child) {
+    alarm(20);
+    CHECK(run(net, 2) == TVMFLOW_DEVICE_FAILED && strstr(api->last_error(), "child of fork"));
+    api->destroy(net);
+    CHECK(one.allocations == held);
+    _exit(0);
+  }
+  CHECK(waitpid(child, &outcome, 0) == child && outcome == 0);
+  CHECK(run(net, 3) == TVMFLOW_OK);
+  api->destroy(net);
+  CHECK(!one.allocations);
+}
+
 static int allowed;
 
 static void *scarce(void *context, size_t size, size_t alignment) {
@@ -164,6 +187,7 @@ static void every_allocation_may_fail(void) {
 int main(void) {
   instances_of_one_board();
   what_goes_wrong();
+  a_child_of_fork();
   every_allocation_may_fail();
   return 0;
 }

@@ -35,7 +35,7 @@ from tvmflow.toolchain.compiled_objects import compile_once
 from tvmflow.toolchain.compilers import Command
 
 _OBJECT_KINDS = (*LLVM_KINDS, "static_library")  # kinds of TVM's modules that are written as object files
-_SOURCES = tuple("network.c device.c pool.c image.c scores.c arithmetic.c fallback.c sizes.c teams.c".split())
+_SOURCES = tuple("network.c device.c pool.c image.c scores.c arithmetic.c fallback.c sizes.c teams.c forks.c".split())
 _PAGE = 16384  # bytes: the largest page size of Android, a multiple of all others
 _COMPILE = tuple("-x c -std=c11 -O2 -fPIC -fvisibility=hidden -ffunction-sections -Wall -Wextra -Werror".split())
 _INCLUDES = tuple(f"-I{RUNTIME / name}" for name in ("include", "src", "gpu"))

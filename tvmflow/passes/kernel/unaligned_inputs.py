@@ -26,9 +26,9 @@ _ALIGNMENT = "storage_alignment"  # TVM's key of a parameter's alignment, in byt
 
 def mark_network_inputs(mod: IRModule) -> Any:
     """Return a module in which an attribute of each kernel names its parameters that are inputs of the network."""
-    main = next((function for function in mod.functions.values() if isinstance(function, relax.Function)), None)
-    if main is None:
+    if not any(isinstance(function, relax.Function) for function in mod.functions.values()):
         return mod
+    main = relax.transform.RewriteDataflowReshape()(mod)["main"]  # the pass that makes views when memory is allocated
     inputs, input_positions = set(main.params), defaultdict[str, set[int]](set)
     for block in main.body.blocks:
         for binding in block.bindings:
@@ -36,15 +36,13 @@ def mark_network_inputs(mod: IRModule) -> Any:
             if call is not None:
                 positions = [at for at, argument in enumerate(call[1]) if argument in inputs]
                 input_positions[call[0]].update(positions)
-                if positions and relax.analysis.has_reshape_pattern(mod[call[0]]):
-                    inputs.add(binding.var)  # TVM will replace the call by a view
             elif any(variable in inputs for variable in relax.analysis.free_vars(binding.value)):
                 inputs.add(binding.var)  # aliases an input in another shape
     functions = dict(mod.functions.items())
     for variable, function in mod.functions.items():
         if isinstance(function, tirx.PrimFunc) and input_positions[variable.name_hint]:
             buffers = (buffer_of(function, function.params[at]) for at in sorted(input_positions[variable.name_hint]))
-            sizes = {str(buffer.name): bytes_of((1,), str(buffer.dtype)) for buffer in buffers if buffer is not None}
+            sizes = {str(b.name): bytes_of((1,), str(b.dtype)) for b in buffers if b is not None}
             functions[variable] = function.with_attr(_INPUTS, sizes)
     return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 

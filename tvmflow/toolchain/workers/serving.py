@@ -27,6 +27,13 @@ def time_runs(run, count):
     return np.array(times)
 
 
+def describe(error):
+    """Return the first and the last line of an error: a compiler's text may end with the program, or begin with no
+    more than a heading."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ... ".join(dict.fromkeys(line[:200] for line in (lines[0], lines[-1])))
+
+
 def send(head, bodies=()):
     os.write(replies, json.dumps(head).encode() + b"\n")
     for body in bodies:
@@ -49,7 +56,7 @@ def serve(make_model):
             x = np.load(io.BytesIO(body), allow_pickle=False) if body else None
             arrays = model.reply(head, x)
         except Exception as error:
-            send({"error": (str(error).strip().splitlines() or [type(error).__name__])[-1][:400]})
+            send({"error": describe(error)})
             continue
         bodies = []
         for _, array in arrays:

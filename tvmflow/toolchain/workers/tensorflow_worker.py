@@ -5,6 +5,7 @@ tensorflow_worker.py SAVED_MODEL                         serve requests on stand
 """
 
 import os
+import re
 import sys
 
 import serving  # first: it redirects what TensorFlow prints
@@ -19,7 +20,11 @@ if "OMP_NUM_THREADS" in os.environ:
 
 
 def convert(folder, path):
-    data = tf.lite.TFLiteConverter.from_saved_model(folder).convert()
+    try:
+        data = tf.lite.TFLiteConverter.from_saved_model(folder).convert()
+    except Exception as error:  # of ConverterError the text ends with the module in MLIR
+        lacking = re.findall(r"^(?:Custom|Flex) ops: (.+)$", str(error), re.MULTILINE)
+        sys.exit(f"TFLite has no operators {', '.join(lacking)}" if lacking else serving.describe(error))
     with open(path, "wb") as file:
         file.write(data)
 
