@@ -20,6 +20,7 @@ from prefect.states import Cancelled
 from flows.notify import as_rows, as_text, notify
 from flows.outcomes import final_state, results_of
 from flows.prefect_posts import post_within
+from flows.recording import bring_made
 from flows.retune_cell import retune_cell
 from flows.run_page import begin_run, run_name
 from flows.stage_tasks import workspace_of
@@ -49,7 +50,8 @@ def retune(cells: list[str] | None = None, root: str = "", force: bool = False) 
     """
     workspace = workspace_of(root)
     choices = choose(workspace, [workspace.params.cell(cell) for cell in cells] if cells else None)
-    begin_run(workspace, [choice.name for choice in choices if not choice.idle])
+    begin_run(workspace, wanted := [choice.name for choice in choices if not choice.idle])
+    bring_made(workspace, wanted)
     with stops_on_signals():
         done = _run_devices(workspace, _by_device(workspace, choices), force)
     if is_stopping():

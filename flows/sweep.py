@@ -13,7 +13,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from flows.outcomes import final_state, results_of
 from flows.prefect_posts import post_within
 from flows.project_pipeline import refresh
-from flows.recording import record
+from flows.recording import bring_made, record
 from flows.run_page import begin_run, run_name, show_cell
 from flows.stage_tasks import cells_of, workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
@@ -81,6 +81,8 @@ def sweep(
     workspace = workspace_of(root)
     cells = cells_of(workspace, cells)
     begin_run(workspace, cells)
+    if refused is None:  # a deployment's run: 'tvmflow run' did it before it checked the cells
+        bring_made(workspace, cells)
     stages = (*COMPILE_STAGES, *EVALUATE_STAGES)
     with stops_on_signals():
         returned = _run_cells(workspace, cells, stages, again, refused or {})

@@ -9,7 +9,7 @@ from tasks.table import STAGES
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.results import CellResult
-from tvmflow.pipeline.store import Store
+from tvmflow.pipeline.store import Plan, Store
 from tvmflow.tracking.mlflow.recorded import record_or_keep
 
 # A device is needed from the first stage on that is never cached.
@@ -32,7 +32,7 @@ def walk(
     for at, stage in enumerate(stages):
         result.failed_stage = stage
         later = [name for name in stages[at + 1 :] if STAGES[name].is_cached]
-        if not STAGES[stage].is_cached and later and not again and all(store.plan(name, cell).is_hit for name in later):
+        if not STAGES[stage].is_cached and later and not again and _are_found(store, cell, later):
             continue
         result.outcomes[stage] = run_stage_task(workspace, stage, cell, again=stage in again)
     if any(STAGES[stage].has_metrics for stage in stages):
@@ -40,3 +40,9 @@ def walk(
         record_or_keep(workspace, cell)
     result.failed_stage = None
     return result.outcomes
+
+
+def _are_found(store: Store, cell: Cell, stages: list[str]) -> bool:
+    """Return whether the outputs of these stages exist, here or where they are restored from."""
+    plans = {plan.stage.name: plan for plan in store.foresee(cell) if isinstance(plan, Plan)}
+    return all(name in plans and (plans[name].is_hit or plans[name].restorable is not None) for name in stages)

@@ -48,6 +48,7 @@ def run(
     record_late(where, show_progress)
     unknown = ask_processors(where, wanted)
     if again or unknown or not all(_is_done(where, cell) for cell in wanted):
+        _bring_made(where, [cell for cell in wanted if str(cell) not in unknown], show_progress)
         refused = _preflight(where, wanted, unknown, show_progress)
         if len(refused) == len(wanted):
             cell_results = [refused[str(cell)] for cell in wanted]
@@ -124,6 +125,18 @@ def _is_done(workspace: Workspace, cell: Cell) -> bool:
     except TvmflowError:
         return False  # the run reports why, and goes on with the other cells
     return is_in_mlflow and is_published(workspace, cell)
+
+
+def _bring_made(workspace: Workspace, cells: list[Cell], show_progress: bool) -> None:
+    """Bring what colleagues made from the DVC remote."""
+    from tasks.table import STAGES
+    from tvmflow.tracking.dvc.remote_recipes import bring
+
+    def say(text: str) -> None:
+        if show_progress:
+            sys.stderr.write(f"{text}\n")
+
+    bring(workspace, cells, STAGES, say)
 
 
 def _preflight(
