@@ -18,7 +18,7 @@ from tests.pipeline.fake_stages import STAGES as FAKE_STAGES
 from tests.pipeline.test_store import Bench
 from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.store import Store
-from tvmflow.tracking.dvc import remote_recipes, repository
+from tvmflow.tracking.dvc import remote, remote_recipes, repository
 from tvmflow.tracking.dvc.remote_recipes import bring
 
 STAGES = {**FAKE_STAGES, "tune": replace(FAKE_STAGES["import_model"], name="tune", keeps_log=True)}
@@ -28,7 +28,7 @@ MADE = ("fetch", "import_model", "tune")
 class Desk(Bench):
     """A workspace whose remote is shared. said: what `bring` said."""
 
-    def __init__(self, root: Path, remote: Path) -> None:
+    def __init__(self, root: Path, shared: Path) -> None:
         super().__init__(root)
         self.store, self.said = Store(self.workspace, STAGES), list[str]()
         outs = [f"artifacts/{stage}/{self.cell.slug}" for stage in MADE]
@@ -36,7 +36,7 @@ class Desk(Bench):
         (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"all": {"cmd": "true", "outs": [*outs, log]}}}))
         repository.initialize(self.workspace)
         config = root / ".dvc" / "config"
-        config.write_text(config.read_text().replace("../dvc_storage", str(remote)))
+        config.write_text(config.read_text().replace("../dvc_storage", str(shared)))
 
     def make_all(self) -> list[str]:
         return [self.ensure(stage) for stage in MADE]
@@ -60,7 +60,9 @@ def desks(make_workspace: Callable[..., Path], tmp_path: Path) -> tuple[Desk, De
 
 def test_a_clone_restores_what_a_deleted_one_made(desks: tuple[Desk, Desk], tmp_path: Path) -> None:
     first, second = desks
-    assert second.bring() == 0 and "is away: no folder" in second.said[0], "a folder that is not mounted is told"
+    assert second.bring() == 0 and "is away: there is no folder" in second.said[0], (
+        "a folder that is not mounted is told"
+    )
     assert first.make_all() == ["made"] * 3
     first.publish(push=False)
     assert not (tmp_path / "shared").exists()
@@ -112,9 +114,9 @@ def test_a_remote_that_does_not_answer_costs_a_line(desks: tuple[Desk, Desk], mo
     config.write_text(text.replace("url = ", "url = http://127.0.0.1:1/"))
     started = time.monotonic()
     assert desk.bring() == 0 and len(desk.said) == 1 and "made again" in desk.said[0]
-    monkeypatch.setattr(remote_recipes, "_ANSWER_S", 0.01)
+    monkeypatch.setattr(remote, "_ANSWER_S", 0.01)
     monkeypatch.setattr("dvc.fs.get_cloud_fs", lambda *_args, **_kinds: time.sleep(1.0))
-    assert desk.bring() == 0 and "did not answer in 0 s" in desk.said[0]
+    assert desk.bring() == 0 and "did not answer in 0.01 s" in desk.said[0]
     assert time.monotonic() - started < 10.0
     config.write_text("[core]\n    no_scm = True\n")
     assert desk.bring() == 0 and desk.said == [], "no remote: nothing is asked"

@@ -22,6 +22,7 @@ from typing import Any
 
 from tvmflow.support.files import write_atomic
 from tvmflow.tracking.dvc.pipelines import lock_text
+from tvmflow.tracking.dvc.remote import Remote
 from tvmflow.tracking.dvc.remote_recipes import Entries, write_entries
 
 
@@ -122,7 +123,7 @@ def _push(repo: Any, stages: Iterable[Any], entries: Entries) -> None:
     failed = sum(len(repo.cloud.push(some, odb=odb).failed) for odb, some in objects.items() if some)
     if failed:
         raise OSError(f"{failed} files were not copied to the remote {remote.name}")
-    write_entries(remote.fs, remote.path, entries)
+    write_entries(Remote(remote.fs, remote.path), entries)
 
 
 def record(

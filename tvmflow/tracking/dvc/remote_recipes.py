@@ -12,15 +12,12 @@ import functools
 import hashlib
 import json
 import os
-import queue
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
@@ -29,10 +26,10 @@ from tvmflow.pipeline.stage import AnyStage
 from tvmflow.pipeline.store import Known, Plan, Store
 from tvmflow.support.errors import StoreAwayError, StoreError, TvmflowError, first_line
 from tvmflow.support.files import describe_file, sha256_of
+from tvmflow.tracking.dvc.remote import Remote, open_remote
 
 FOLDER = "recipes"
 _AT_ONCE = 16  # connections
-_ANSWER_S = 20.0  # longest wait for the remote's first answer
 _LOGGED = "tune"
 
 Entries = dict[str, dict[str, str]]  # STAGE/KEY -> {"record": md5 of record.json, "log": md5 of the tuning log}
@@ -68,16 +65,11 @@ def entries_of(workspace: Workspace, cell: Cell, stages: Iterable[str]) -> Entri
     return entries
 
 
-def write_entries(fs: Any, root: str, entries: Entries) -> None:
-    """Write entries to a remote whose file system and root these are, except those that it has."""
+def write_entries(remote: Remote, entries: Entries) -> None:
+    """Write entries to a remote, except those that it has."""
 
     def write(name: str) -> None:
-        path, text = f"{root}/{FOLDER}/{name}", json.dumps(entries[name], sort_keys=True).encode()
-        with contextlib.suppress(FileNotFoundError):
-            if fs.cat_file(path) == text:
-                return
-        fs.makedirs(fs.parent(path), exist_ok=True)
-        fs.pipe_file(path, text)
+        remote.write(f"{FOLDER}/{name}", json.dumps(entries[name], sort_keys=True).encode())
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(write, entries))
@@ -90,9 +82,11 @@ def bring(
     brought, store = Brought(), Store(workspace.at_once(), stages)
     waiting = [one for one in (_Waiting(cell) for cell in cells) if _lacks(store, one)]
     try:
-        remote = _open_remote(workspace) if waiting else None
-        while remote is not None and waiting:
-            found = remote.bring(store, [one.wanted for one in waiting if one.wanted], brought)
+        remote = open_remote(workspace) if waiting else None
+        if remote is not None and remote.is_missing:
+            raise StoreAwayError(f"the DVC remote is away: there is no folder {remote.root}")
+        while remote is not None and remote.by_digest and waiting:
+            found = _Source(workspace, remote).bring(store, [one.wanted for one in waiting if one.wanted], brought)
             for one in waiting:
                 if one.wanted and (log := found.get(one.wanted.key)):
                     _place_log(workspace, one.cell, log)
@@ -126,11 +120,11 @@ def _place_log(workspace: Workspace, cell: Cell, log: Path | None) -> None:
         target.chmod(0o644)
 
 
-class _Remote:
-    """The default remote of a workspace. fs: a file system of DVC; root: the path of the remote in it."""
+class _Source:
+    """The default remote of a workspace, whose files go to DVC's cache."""
 
-    def __init__(self, workspace: Workspace, fs: Any, root: str) -> None:
-        self.workspace, self.fs, self.root = workspace, fs, root
+    def __init__(self, workspace: Workspace, remote: Remote) -> None:
+        self.workspace, self.remote = workspace, remote
 
     def bring(self, store: Store, plans: Iterable[Plan], brought: Brought) -> dict[str, Path | None]:
         """Bring the outputs of plans. Returns key -> the tuning log, or None, of those that are complete here. Raises
@@ -159,8 +153,8 @@ class _Remote:
 
     def _entry(self, plan: Plan) -> dict[str, str]:
         try:
-            entry = json.loads(self.fs.cat_file(f"{self.root}/{FOLDER}/{plan.stage.name}/{plan.key}"))
-        except (FileNotFoundError, ValueError):
+            entry = json.loads(self.remote.read(f"{FOLDER}/{plan.stage.name}/{plan.key}") or b"{}")
+        except ValueError:
             return {}
         return {name: text for name, text in entry.items() if _is_md5(text)} if isinstance(entry, dict) else {}
 
@@ -193,7 +187,7 @@ class _Remote:
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=".brought-") as folder:
             new = Path(folder) / "file"
             try:
-                self.fs.get_file(f"{self.root}/files/md5/{md5[:2]}/{md5[2:]}", str(new))
+                self.remote.fs.get_file(f"{self.remote.root}/files/md5/{md5[:2]}/{md5[2:]}", str(new))
             except FileNotFoundError:
                 return None
             if not is_right(new):
@@ -216,48 +210,3 @@ def _is_right(path: Path, md5: str, sha256: str | None) -> bool:
             return hashlib.file_digest(file, functools.partial(hashlib.md5, usedforsecurity=False)).hexdigest() == md5
     except OSError:
         return False
-
-
-def _open_remote(workspace: Workspace) -> _Remote | None:
-    """Return the default remote, None if there is none that knows recipe keys. Raises StoreAwayError."""
-    from dvc.config import Config
-    from dvc.fs import get_cloud_fs
-
-    if not (workspace.root / ".dvc" / "config").is_file():
-        return None
-    config = Config(str(workspace.root / ".dvc"))
-    name = config["core"].get("remote")
-    if not name:
-        return None
-
-    def open_and_ask() -> _Remote | None:
-        kind, options, root = get_cloud_fs(config, name=name)
-        if options.pop("worktree", False) or options.get("version_aware"):
-            return None  # files there have versions instead of digests
-        fs = kind(**options)
-        is_own = kind.protocol == "local" and Path(root).is_relative_to(workspace.root)
-        if not fs.exists(root) and not is_own and kind.protocol == "local":
-            raise FileNotFoundError(f"no folder {root}")
-        return _Remote(workspace, fs, root)
-
-    return _within(open_and_ask, name)
-
-
-def _within(ask: Callable[[], _Remote | None], name: str) -> _Remote | None:
-    """Return what the remote answers first. Raises StoreAwayError if it does not in time."""
-    answers: queue.Queue[tuple[_Remote | None, Exception | None]] = queue.Queue()
-
-    def run() -> None:
-        try:
-            answers.put((ask(), None))
-        except Exception as error:  # errors of DVC and of the libraries below it
-            answers.put((None, error))
-
-    threading.Thread(target=run, daemon=True).start()  # one that waits for ever does not keep Python from ending
-    try:
-        remote, error = answers.get(timeout=_ANSWER_S)
-    except queue.Empty:
-        raise StoreAwayError(f"the DVC remote {name} did not answer in {_ANSWER_S:.0f} s") from None
-    if error is not None:
-        raise StoreAwayError(f"the DVC remote {name} is away: {first_line(error, 200)}") from None
-    return remote
