@@ -37,7 +37,7 @@ QUICK = {
     "evaluate": {"turns": 8, "turn_ms": 5.0, "max_seconds": 2.0, "cold_starts": 1},
     "release": {"compare_rounds": 6, "max_slowdown": 1e9},
 }
-LONGEST_S = 900.0  # of a section, on a busy machine
+LONGEST_S = 500.0  # of a section
 VARIABLES = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONPATH": str(REPOSITORY)}
 
 
@@ -140,7 +140,6 @@ def test_every_section_is_followed() -> None:
     assert tuple(_scripts()) == SECTIONS
 
 
-@pytest.mark.timeout(6 * LONGEST_S)
 def test_a_team_works_as_the_page_says(team: Team, tmp_path: Path) -> None:
     subprocess.run(
         ["git", "init", "-q", "--bare", "--initial-branch", "main", str(tmp_path / "phones.git")], check=True
