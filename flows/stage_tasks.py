@@ -137,14 +137,15 @@ def _task_for(stage: str, workspace: Workspace, is_hit: bool, first_ms: float | 
     )(run)
 
 
-def run_stage_task(workspace: Workspace, stage: str, cell: Cell, again: bool = False) -> str:
+def run_stage_task(workspace: Workspace, stage: str, cell: Cell, again: bool = False, unit: str = "") -> str:
     """Run one stage as a Prefect task and return hit, restored or made. A cache hit is used only if the store
-    agrees.
+    agrees. unit: of the device to measure on, "" for any.
     """
     store = Store(workspace, STAGES)
     plan = store.plan(stage, cell)
     key = plan.key if isinstance(plan, Plan) and STAGES[stage].is_cached else None
-    request = StageRequest(stage, str(cell), str(workspace.root), workspace.params.flows.timeout_s[stage], again)
+    timeout_s = workspace.params.flows.timeout_s[stage]
+    request = StageRequest(stage, str(cell), str(workspace.root), timeout_s, again, unit=unit)
     is_hit = plan.is_hit and not again
     first_ms = _preview(workspace, request) if STAGES[stage].preview and not plan.is_hit else None
     work = _task_for(stage, workspace, is_hit, first_ms)
