@@ -31,6 +31,10 @@ class Remote:
     is_own: bool = False
     is_missing: bool = False
 
+    @property
+    def is_folder(self) -> bool:
+        return _is_folder(type(self.fs))
+
     def read(self, name: str) -> bytes | None:
         """Return the content of a file, None if there is none."""
         try:
@@ -54,7 +58,7 @@ class Remote:
         path = f"{self.root}/{name}"
         self.fs.makedirs(self.fs.parent(path), exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            if self.fs.protocol == "local":
+            if self.is_folder:
                 with tempfile.NamedTemporaryFile(dir=Path(path).parent, prefix=".new-") as file:
                     file.write(content)
                     file.flush()
@@ -80,12 +84,18 @@ def open_remote(workspace: Workspace) -> Remote | None:
         kind, options, root = get_cloud_fs(config, name=name)
         by_digest = not options.pop("worktree", False) and not options.get("version_aware")
         fs = kind(**options)
-        is_local = kind.protocol == "local"
+        is_local = _is_folder(kind)
         is_own = is_local and Path(root).is_relative_to(workspace.root)
         is_missing = not fs.exists(root) and is_local and not is_own
         return Remote(fs, str(root), by_digest, is_own, is_missing)
 
     return _within(open_and_ask, name)
+
+
+def _is_folder(kind: type) -> bool:
+    from dvc_objects.fs.local import LocalFileSystem
+
+    return issubclass(kind, LocalFileSystem)
 
 
 def _within(ask: Callable[[], Remote], name: str) -> Remote:
