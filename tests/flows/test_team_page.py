@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -74,13 +73,11 @@ class Team:
             assert any(there in script for script in self.scripts.values()), f"{there} is not on the page"
             self.scripts = {title: script.replace(there, here) for title, script in self.scripts.items()}
 
-    def follow(self, section: str, home: Path, place: str = ".", codes: tuple[int, ...] = (0,)) -> tuple[int, str]:
-        """Run the commands of a section in a place of somebody's home; what they leave running goes on. Returns the
-        exit code, one of `codes`, and what they printed.
-        """
-        return self.run(section, self.scripts[section], home, place, codes)
+    def follow(self, section: str, home: Path, place: str = ".") -> str:
+        """Run the commands of a section in a place of somebody's home; what they leave running goes on."""
+        return self.run(section, self.scripts[section], home, place)
 
-    def run(self, name: str, script: str, home: Path, place: str, codes: tuple[int, ...]) -> tuple[int, str]:
+    def run(self, name: str, script: str, home: Path, place: str) -> str:
         place_there = home / place
         place_there.mkdir(parents=True, exist_ok=True)
         (home / ".gitconfig").write_text("[user]\n name = a\n email = a@localhost\n[init]\n defaultBranch = main\n")
@@ -99,8 +96,8 @@ class Team:
             self.groups.append(process.pid)
             code = process.wait(timeout=LONGEST_S)
         text = output.read_text()
-        assert code in codes, f"{name}: exit {code}\n{text}"
-        return code, text
+        assert code == 0, f"{name}: exit {code}\n{text}"
+        return text
 
     def wait_for_servers(self) -> None:
         deadline = time.monotonic() + 120
@@ -149,33 +146,26 @@ def test_a_team_works_as_the_page_says(team: Team, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "home of another" / "desk"
     first.mkdir()
     _write_model(first / "cats.onnx")
-    _, made = team.follow("First engineer", first)
+    made = team.follow("First engineer", first)
     assert all(re.search(rf" {stage}: done", made) for stage in STAGE_NAMES), made
     assert list((tmp_path / "srv" / "dvc").rglob("*")) and list((tmp_path / "srv" / "mlflow").rglob("library.so"))
     first.rename(tmp_path / "gone")
 
-    _, told = team.follow("Second engineer", second)
+    told = team.follow("Second engineer", second)
     run, again = (part for part in re.split(r"starting Prefect|scorecards", told) if "fetch: " in part)
     cached = [name for name, stage in STAGES.items() if stage.is_cached]
     assert "done" not in run and all(f" {stage}: restored" in run for stage in cached), run
     assert " evaluate: done" in again and " build: hit" in again
     assert "version 1 is the champion now" in told and "camera version 1 is now on" in told
     load = "import mlflow; print(mlflow.pyfunc.load_model('models:/cats.local-cpu.float32@champion').metadata.flavors)"
-    _, loaded = team.run("Loading", f'python -c "{load}"', tmp_path / "anyone", ".", (0,))
+    loaded = team.run("Loading", f'python -c "{load}"', tmp_path / "anyone", ".")
     assert "python_function" in loaded
 
-    _, worker = team.follow("Workers near devices", tmp_path / "worker")
+    worker = team.follow("Workers near devices", tmp_path / "worker")
     [clone] = (tmp_path / "worker" / "cache" / "workspaces").iterdir()
     assert (clone / "results" / "cats.yaml").is_file() and "Completed" in worker, worker
-    _, after_upgrade = team.follow("Re-tune after an upgrade", second, "phones")
-    assert "nothing to do" in after_upgrade
+    assert "nothing to do" in team.follow("Re-tune after an upgrade", second, "phones")
     ci = tmp_path / "ci"
     subprocess.run(["git", "clone", "-q", str(tmp_path / "phones.git"), str(ci / "phones")], check=True)
-    code, said = team.follow("CI", ci, "phones", codes=(0, 3))
-    assert "from champion to now" in said, "the results do not differ from their table, which is of this measurement"
-    # The champion and the newest measurement are of one library: whether one is worse is noise, but it is told.
-    _, text = team.run("CI as JSON", "tvmflow regressions --from champion --json", ci, "phones", (code,))
-    found = json.loads(text[text.index("{") : text.rindex("}") + 1])
-    [change] = found["changes"]
-    assert change["cell"] == "cats@local-cpu:float32" and change["ratio"] > 0 and not found["unmeasured"]
-    assert code == (3 if found["worse"] else 0)
+    # The champion is the library of both measurements: nothing was measured since, so noise decides nothing.
+    assert "not measured at both moments: 1, e.g. cats@local-cpu:float32" in team.follow("CI", ci, "phones")
