@@ -11,10 +11,12 @@ from typing import Any
 
 from tvmflow.support.digests import Digests, OutputFile
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
 
 def canonical_json(value: Any) -> str:
     """Return JSON that is equal exactly when the values are: sorted keys, no spaces, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return _CANONICAL.encode(value)
 
 
 def digest_of(value: Any) -> str:
