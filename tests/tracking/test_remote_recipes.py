@@ -28,7 +28,7 @@ MADE = ("fetch", "import_model", "tune")
 class Desk(Bench):
     """A workspace whose remote is shared. said: what `bring` said."""
 
-    def __init__(self, root: Path, shared: Path) -> None:
+    def __init__(self, root: Path, shared: Path | str) -> None:
         super().__init__(root)
         self.store, self.said = Store(self.workspace, STAGES), list[str]()
         outs = [f"artifacts/{stage}/{self.cell.slug}" for stage in MADE]
