@@ -12,6 +12,7 @@ from typing import Any
 from prefect import task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE, CachePolicy
+from prefect.logging import get_run_logger
 from prefect.serializers import JSONSerializer
 from prefect.tasks import Task
 
@@ -116,6 +117,7 @@ def _task_for(stage: str, workspace: Workspace, is_hit: bool, first_ms: float | 
 
     def run(request: dict[str, Any], slug: str, key: str | None) -> dict[str, Any]:
         if is_hit:  # Prefect did not know the key: a colleague's run made it, or one with another Prefect server
+            get_run_logger().info("hit")
             return {"stage": stage, "slug": slug, "key": key, "outcome": "hit"}
         log = workspace.log_path(stage, workspace.params.cell(request["cell"]))
         with _ProgressForwarder(request["cell"], stage, log, first_ms) as shown:
