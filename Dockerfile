@@ -1,6 +1,6 @@
-# An image with tvmflow on the command line. The workspace is a volume:
+# An image with tvmflow on the command line, and for Prefect's workers. The workspace is a volume:
 #
-#   docker build --tag tvmflow .
+#   make image
 #   docker run --rm -it -v "$PWD:/workspace" --user "$(id -u):$(id -g)" tvmflow run digits
 #
 # EXTRAS picks the frameworks (torch, keras, onnx, tensorflow, dask, or all). PIP_EXTRA_INDEX_URL, where torch for CPUs alone
@@ -32,5 +32,6 @@ RUN mkdir -p /home/tvmflow /workspace && chmod 1777 /home/tvmflow /workspace \
     && git config --system --add safe.directory /workspace
 USER 1000:1000
 WORKDIR /workspace
-ENTRYPOINT ["tvmflow"]
+# Workers of Docker and Kubernetes run `prefect flow-run execute` in it; everything else is a command of tvmflow.
+ENTRYPOINT ["sh", "-c", "if [ \"$1\" = prefect ]; then exec \"$@\"; fi; exec tvmflow \"$@\"", "--"]
 CMD ["--help"]

@@ -15,7 +15,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK := true
 
-.PHONY: setup-demo demo test test-all test-fast check style browser jdk setup format pipeline docs schema constraints clean
+.PHONY: setup-demo demo test test-all test-fast check style browser jdk setup format pipeline docs schema constraints clean image
 
 demo: setup-demo  ## install what the demo needs, run the main job on the embedded default, show the result
 	$(BIN)/tvmflow run digits
@@ -85,6 +85,9 @@ format:
 
 pipeline:  ## write dvc.yaml anew from the table of stages
 	$(BIN)/python -m flows.pipeline > dvc.yaml.new && mv dvc.yaml.new dvc.yaml
+
+image:  ## the image of the Dockerfile, for containers and for workers of Docker and Kubernetes; EXTRAS=onnx makes a smaller one
+	docker build --tag tvmflow $(if $(EXTRAS),--build-arg EXTRAS=$(EXTRAS)) .
 
 docs: setup  ## build the documentation site into site/
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs

@@ -133,7 +133,7 @@ class Display:
                 self.running[key] = Running(cell, stage, now, said=now)
             elif text == "hit":
                 self._say(f"{cell} {stage}: hit")
-            elif text in ("done", "failed"):
+            elif text in ("done", "restored", "failed"):
                 running = self.running.pop(key, None)
                 self._say(f"{cell} {stage}: {text}, {now - (running.started if running else now):.1f} s")
             elif key in self.running:

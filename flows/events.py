@@ -19,6 +19,6 @@ def forget(listener: Listener) -> None:
 
 
 def tell(cell: str, stage: str, text: str, done: int, total: int) -> None:
-    """Send an event of a stage to every listener: started, hit, done, failed, or its progress."""
+    """Send an event of a stage to every listener: started, hit, done, restored, failed, or its progress."""
     for listener in _listeners:
         listener(cell, stage, text, done, total)

@@ -21,6 +21,7 @@ from flows.faults import explains_faults
 from flows.notify import as_rows, as_text, notify
 from flows.outcomes import final_state, results_of
 from flows.prefect_posts import post_within
+from flows.recording import bring_made
 from flows.retune_cell import retune_cell
 from flows.run_page import begin_run, run_name
 from flows.stage_tasks import workspace_of
@@ -33,6 +34,9 @@ from tvmflow.shipping.retune_plan import Choice, choose, device_group
 from tvmflow.support.errors import StageError, TvmflowError
 from tvmflow.support.json_values import from_json, to_json
 from tvmflow.tracking.dvc.commit_branch import changed_files, commit_to_branch, how_to_commit
+from tvmflow.tracking.mlflow.registry import CHAMPION
+from tvmflow.tracking.moments import NOW
+from tvmflow.tracking.regressions import regressions_between
 
 
 @task(name="retune_device", task_run_name="re-tune on {device}", cache_policy=NO_CACHE, persist_result=False)
@@ -50,7 +54,8 @@ def retune(cells: list[str] | None = None, root: str = "", force: bool = False) 
     """
     workspace = workspace_of(root)
     choices = choose(workspace, [workspace.params.cell(cell) for cell in cells] if cells else None)
-    begin_run(workspace, [choice.name for choice in choices if not choice.idle])
+    begin_run(workspace, wanted := [choice.name for choice in choices if not choice.idle])
+    bring_made(workspace, wanted)
     with stops_on_signals():
         done = _run_devices(workspace, _by_device(workspace, choices), force)
     if is_stopping():
@@ -122,9 +127,15 @@ def _send_table(workspace: Workspace, results: list[RetuneResult], said: str) ->
     proposed = [result.cell for result in results if result.proposed]
     waiting = f"{len(proposed)} proposed, " if proposed else ""
     subject = f"tvmflow re-tune: {len(results)} cells, {promoted} promoted, {waiting}{failed} failed"
+    try:
+        found = regressions_between(workspace, CHAMPION, NOW)
+        subject += f", {len(found.worse)} worse than their champions" if found.worse else ""
+        fleet = [found.text]
+    except TvmflowError as error:  # such as: no champion yet
+        fleet = [f"the fleet was not compared: {error.found}"]
     lines = [f"{cell} waits for 'tvmflow promote {cell} --proposal'" for cell in proposed]
     try:
-        notify(name, subject, "\n".join([as_text(retune_table(results)), *lines, *([said] if said else [])]))
+        notify(name, subject, "\n".join([as_text(retune_table(results)), *fleet, *lines, *([said] if said else [])]))
     except TvmflowError as error:
         return error.found
     return ""

@@ -159,7 +159,7 @@ def _lost(listed: Sequence[Candidate]) -> list[Candidate]:
 
 def run_search(workspace: Workspace, request: Request, cells: Sequence[str]) -> list[Candidate]:
     """Run the flow."""
-    with cancels_flow():
+    with cancels_flow(workspace.root):
         run = search.with_options(task_runner=task_runner(workspace.params.flows))
         state: Any = run(list(cells), to_json(request), str(workspace.root), return_state=True)
         return [from_json(Candidate, one) for one in state.result()]

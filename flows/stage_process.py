@@ -28,7 +28,9 @@ _running_lock = threading.RLock()  # a signal may arrive in the thread that hold
 
 @dataclass(frozen=True)
 class StageRequest:
-    """A stage of a cell, its workspace and time limit in seconds. preview: run only its preview."""
+    """A stage of a cell, its workspace and time limit in seconds. preview: run only its preview. unit: of the device to
+    use, "" for any.
+    """
 
     stage: str
     cell: str
@@ -36,6 +38,7 @@ class StageRequest:
     timeout_s: float
     again: bool = False
     preview: bool = False
+    unit: str = ""
 
 
 def run_stage(request: StageRequest, progress: Progress, digests: Digests | None = None) -> str:
@@ -90,6 +93,7 @@ def _arguments(request: StageRequest) -> list[str]:
         request.root,
         *(["--again"] if request.again else []),
         *(["--preview"] if request.preview else []),
+        *(["--unit", request.unit] if request.unit else []),
     ]
 
 

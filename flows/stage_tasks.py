@@ -12,6 +12,7 @@ from typing import Any
 from prefect import task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE, CachePolicy
+from prefect.logging import get_run_logger
 from prefect.serializers import JSONSerializer
 from prefect.tasks import Task
 
@@ -57,7 +58,7 @@ class _ProgressForwarder:
     """Forwards progress to listeners at once, and to Prefect's artifact every two seconds at most."""
 
     def __init__(self, cell: str, stage: str, log: Path, first_ms: float | None) -> None:
-        self.cell, self.stage, self.last, self.first_ms = cell, stage, 0.0, first_ms
+        self.cell, self.stage, self.last, self.first_ms, self.end = cell, stage, 0.0, first_ms, "done"
         self.artifact: Any = None
         self.log = StageLog(log)
 
@@ -66,8 +67,8 @@ class _ProgressForwarder:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, _trace: Any) -> None:
-        self.log.end(f"failed: {error}" if error else "done")
-        tell(self.cell, self.stage, "failed" if kind else "done", 0, 0)
+        self.log.end(f"failed: {error}" if error else self.end)
+        tell(self.cell, self.stage, "failed" if kind else self.end, 0, 0)
 
     def progress(self, text: str, done: int, total: int) -> None:
         text = add_current_time(text, self.first_ms)
@@ -110,15 +111,19 @@ def _turn(workspace: Workspace, stage: str, cell: str, progress: Progress) -> Ab
     return device_turn(workspace, device, f"{cell} {stage}", progress)
 
 
-def _task_for(stage: str, workspace: Workspace, first_ms: float | None = None) -> Task[..., dict[str, Any]]:
+def _task_for(stage: str, workspace: Workspace, is_hit: bool, first_ms: float | None) -> Task[..., dict[str, Any]]:
     flows = workspace.params.flows
     cached = STAGES[stage].is_cached
 
     def run(request: dict[str, Any], slug: str, key: str | None) -> dict[str, Any]:
+        if is_hit:  # Prefect did not know the key: a colleague's run made it, or one with another Prefect server
+            get_run_logger().info("hit")
+            return {"stage": stage, "slug": slug, "key": key, "outcome": "hit"}
         log = workspace.log_path(stage, workspace.params.cell(request["cell"]))
         with _ProgressForwarder(request["cell"], stage, log, first_ms) as shown:
             with _turn(workspace, stage, request["cell"], shown.progress):
                 outcome = run_stage(StageRequest(**request), shown.progress, workspace.digests)
+            shown.end = "done" if outcome == "made" else outcome
         return {"stage": stage, "slug": slug, "key": key, "outcome": outcome}
 
     return task(
@@ -134,24 +139,24 @@ def _task_for(stage: str, workspace: Workspace, first_ms: float | None = None) -
     )(run)
 
 
-def run_stage_task(workspace: Workspace, stage: str, cell: Cell, again: bool = False) -> str:
+def run_stage_task(workspace: Workspace, stage: str, cell: Cell, again: bool = False, unit: str = "") -> str:
     """Run one stage as a Prefect task and return hit, restored or made. A cache hit is used only if the store
-    agrees.
+    agrees. unit: of the device to measure on, "" for any.
     """
     store = Store(workspace, STAGES)
     plan = store.plan(stage, cell)
     key = plan.key if isinstance(plan, Plan) and STAGES[stage].is_cached else None
-    request = StageRequest(stage, str(cell), str(workspace.address), workspace.params.flows.timeout_s[stage], again)
+    timeout_s = workspace.params.flows.timeout_s[stage]
+    request = StageRequest(stage, str(cell), str(workspace.address), timeout_s, again, unit=unit)
     is_hit = plan.is_hit and not again
     first_ms = _preview(workspace, request) if STAGES[stage].preview and not plan.is_hit else None
-    work = _task_for(stage, workspace, first_ms)
-    if is_hit:  # if Prefect does not know the key yet, its task finds the stage done immediately
+    work = _task_for(stage, workspace, is_hit, first_ms)
+    if is_hit:
         tell(str(cell), stage, "hit", 0, 0)
     else:
         work = work.with_options(refresh_cache=True)  # Prefect has a result whose files are gone
     state: Any = work(asdict(request), cell.slug, key, return_state=True)
-    outcome = str(state.result()["outcome"])
-    return "hit" if is_hit else outcome
+    return "hit" if is_hit else str(state.result()["outcome"])
 
 
 def cells_of(workspace: Workspace, cells: list[str] | None) -> list[str]:

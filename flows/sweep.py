@@ -15,11 +15,11 @@ from flows.faults import explain_in_cell, explains_faults
 from flows.outcomes import final_state, results_of
 from flows.prefect_posts import post_within
 from flows.project_pipeline import refresh
-from flows.recording import record
+from flows.recording import bring_made, record
 from flows.run_page import begin_run, run_name, show_cell
 from flows.stage_tasks import cells_of, workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
-from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, walk
+from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, walk_units
 from tvmflow.config.params import Cell, FlowParams
 from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.results import CellResult
@@ -30,7 +30,12 @@ from tvmflow.tracking.mlflow.recorded import record_kept
 
 @task(name="run_cell", task_run_name="{cell}", cache_policy=NO_CACHE, persist_result=False)
 def run_cell(
-    cell: str, root: str, stages: tuple[str, ...], again: tuple[str, ...], refused: dict[str, Any] | None = None
+    cell: str,
+    root: str,
+    stages: tuple[str, ...],
+    again: tuple[str, ...],
+    units: tuple[str, ...] = (),
+    refused: dict[str, Any] | None = None,
 ) -> Any:
     """Run one cell; a failure is part of the result. refused: the result of a cell that cannot be run."""
     if refused is not None:
@@ -38,7 +43,7 @@ def run_cell(
     workspace = workspace_of(root)
     result = CellResult(cell)
     try:
-        walk(workspace, workspace.params.cell(cell), stages, again, result)
+        walk_units(workspace, workspace.params.cell(cell), units, stages, again, result)
     except HTTPError:  # Prefect's server is away, which ends the flow
         raise
     except Exception as error:
@@ -76,19 +81,23 @@ def sweep(
     cells: list[str] | None = None,
     root: str = "",
     again: tuple[str, ...] = (),
+    units: tuple[str, ...] = (),
     refused: dict[str, dict[str, Any]] | None = None,
 ) -> Any:
     """Run every stage of the cells (default: all of params.yaml) in the workspace `root` (default: the nearest).
 
     Returns one CellResult per cell, as JSON, in the order of `cells`. again: stages to run even when nothing
-    changed. refused: results of cells that cannot be run, which are skipped.
+    changed. units: of the devices to measure on again, all for each; by default any. refused: results of cells that
+    cannot be run, which are skipped.
     """
     workspace = workspace_of(root)
     cells = cells_of(workspace, cells)
     begin_run(workspace, cells)
+    if refused is None:  # a deployment's run: 'tvmflow run' did it before it checked the cells
+        bring_made(workspace, cells)
     stages = (*COMPILE_STAGES, *EVALUATE_STAGES)
     with stops_on_signals():
-        returned = _run_cells(workspace, cells, stages, again, refused or {})
+        returned = _run_cells(workspace, cells, {"stages": stages, "again": again, "units": units}, refused or {})
     if is_stopping():
         return Cancelled(message="interrupted by the user")
     record_kept(workspace)  # what MLflow's server missed while it restarted
@@ -108,23 +117,15 @@ def sweep(
 def _run_cells(
     workspace: Workspace,
     cells: list[str],
-    stages: tuple[str, ...],
-    again: tuple[str, ...],
+    work: dict[str, tuple[str, ...]],
     refused: dict[str, dict[str, Any]],
 ) -> list[Any]:
-    """Run the cells by the task runner of params.yaml, also where a worker started the flow. Returns their results."""
+    """Run the cells by the task runner of params.yaml, also where a worker started the flow. Returns their results.
+    work: what to do with each.
+    """
     with task_runner(workspace.params.flows) as runner:
         running = [
-            runner.submit(
-                run_cell,
-                {
-                    "cell": cell,
-                    "root": str(workspace.root),
-                    "stages": stages,
-                    "again": again,
-                    "refused": refused.get(cell),
-                },
-            )
+            runner.submit(run_cell, {"cell": cell, "root": str(workspace.root), **work, "refused": refused.get(cell)})
             for cell in cells
         ]
         return [future.result(raise_on_failure=False) for future in running]
@@ -134,13 +135,14 @@ def run_sweep(
     workspace: Workspace,
     cells: list[str],
     again: tuple[str, ...] = (),
+    units: tuple[str, ...] = (),
     refused: dict[str, CellResult] | None = None,
 ) -> list[CellResult]:
     """Run the sweep flow."""
     task_runner(workspace.params.flows)  # what it lacks is said before anything starts
     refresh(workspace)  # DVC must know the cells to record them
     with explains_faults(workspace.root), cancels_flow(workspace.root):
-        state = sweep(cells, str(workspace.root), again, to_json(refused or {}), return_state=True)
+        state = sweep(cells, str(workspace.root), again, units, to_json(refused or {}), return_state=True)
         return results_of(state, CellResult)
 
 

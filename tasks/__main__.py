@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tasks.device import use_unit
 from tasks.table import STAGES
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace, find_workspace
@@ -47,6 +48,7 @@ def main(arguments: list[str] | None = None, known: list[list[Any]] | None = Non
     parser.add_argument("--again", action="store_true", help="run it even if its outputs exist")
     parser.add_argument("--preview", action="store_true", help="print only the messages before the run; store nothing")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--unit", default="", help="the unit of the device to use (default: any)")
     parser.add_argument("--events", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     mask_process()
@@ -54,6 +56,7 @@ def main(arguments: list[str] | None = None, known: list[list[Any]] | None = Non
         os.environ["TVMFLOW_DEBUG"] = "1"  # the only way to pass this to a sandbox
     prepare_import_of_tvm()
     tell = _teller(options.events)
+    use_unit(options.unit)
     if options.events is not None:
         _tell_waits(tell)
     if options.preview:

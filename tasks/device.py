@@ -14,6 +14,8 @@ from tvmflow.targets.resolve import ResolvedTarget
 
 LIMIT_READS = ("targets.{target}.device", "deploy.session_timeout_s", "deploy.device_wait_s")
 
+_unit = ""  # of this process; it changes no output, so it is no parameter of a stage
+
 
 @dataclass(frozen=True)
 class DeviceLimits:
@@ -29,8 +31,13 @@ def device_limits(workspace: Workspace, cell: Cell) -> DeviceLimits:
     return DeviceLimits(workspace.params.targets[cell.target].device, block.session_timeout_s, block.device_wait_s)
 
 
+def use_unit(unit: str) -> None:
+    """Let the sessions of this process, which runs one stage, use this unit of its device."""
+    global _unit
+    _unit = unit
+
+
 def session_of(limits: DeviceLimits, target: ResolvedTarget) -> AbstractContextManager[DeviceSession]:
     """Open a session within the limits."""
-    return open_session(
-        limits.device, backend_of(target), SessionLimits(limits.session_timeout_s, limits.device_wait_s)
-    )
+    asked = SessionLimits(limits.session_timeout_s, limits.device_wait_s, _unit)
+    return open_session(limits.device, backend_of(target), asked)

@@ -40,6 +40,11 @@ def test_an_upgrade_on_two_units_one_of_which_is_sick(ledger: LedgerBench) -> No
         ("phone-b", "slower", "unit"),
     ]
     assert "look at this device" in found["suspects"][0]
+    counts = [(one["unit"], one["cells"], one["compared"], one["worse"]) for one in found["units"]]
+    assert counts == [("phone-a", 1, 1, 0), ("phone-b", 1, 1, 1)]
+    head, suspect, line = api.regressions("0.26", "0.27", workspace=where).text.splitlines()
+    assert head == "1 of 2 got worse from 0.26 to 0.27; units: 2, kinds of devices: 1"
+    assert suspect == found["suspects"][0] and line.startswith(f"{cell} on ") and "latency" in line
     first_day = "2025-06-15"
     by_date = api.regressions(first_day, "now", workspace=where)
     assert by_date.to_json() | {"from": "0.26", "to": "0.27"} == found

@@ -23,7 +23,7 @@ from tvmflow.backends.backend import Backend
 from tvmflow.backends.registry import backend_for
 from tvmflow.codegen.compile import compile_module
 from tvmflow.config.params import DeviceEntry, load_params
-from tvmflow.devices.registry import open_session
+from tvmflow.devices.registry import open_session, transport_of
 from tvmflow.devices.rpc.local import LocalServer, Served, local_server
 from tvmflow.devices.rpc.tracker import connect, queue_of, request_session
 from tvmflow.devices.session import DeviceSession, SessionLimits
@@ -112,6 +112,27 @@ def test_a_busy_device_is_waited_for_and_then_told(tracker: TrackerAddress) -> N
         request_session(tracker, "board", 10.0, 1.0)
     del held
     assert request_session(tracker, "board", 10.0, 10.0) is not None
+
+
+def test_a_server_is_chosen_by_its_address(tracker: TrackerAddress) -> None:
+    """The tracker hands out any: the others are kept until it gives the chosen one."""
+    from tvm.rpc.server import Server
+
+    at = (tracker.host, tracker.port)
+    servers = [Server("127.0.0.1", 9600, 9690, key="pair", tracker_addr=at, silent=True) for _ in range(2)]
+    try:
+        device = DeviceEntry(transport="tracker", key="pair", host=tracker.host, port=tracker.port)
+        deadline = time.monotonic() + 60
+        while queue_of(tracker).get("pair", {"free": 0})["free"] < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        units = transport_of(device).units(device)
+        assert len(units) == 2
+        for unit in (*units, *units):
+            assert request_session(tracker, "pair", 30.0, 20.0, unit).unit == unit
+    finally:
+        for server in servers:
+            server.terminate()
 
 
 def test_the_address_comes_from_params_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

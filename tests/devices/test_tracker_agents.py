@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 import yaml
 
+from flows.walk import chosen_units
 from tests.devices.agents import BACKEND, X, secret_file
 from tests.devices.fake_phone import FakePhone
 from tests.search_rules import QUICK_RULES, changed
@@ -29,7 +31,14 @@ from tvmflow.devices.registry import open_session, transport_of
 from tvmflow.devices.rpc.tracker import queue_of, request_session
 from tvmflow.devices.session import SessionLimits
 from tvmflow.devices.tracker_protocol import TrackerAddress
-from tvmflow.support.errors import DeviceBusyError, DeviceLostError, DeviceRefusedError, TvmflowError, UsageError
+from tvmflow.support.errors import (
+    DeviceBusyError,
+    DeviceLostError,
+    DeviceRefusedError,
+    TvmflowError,
+    UnknownNameError,
+    UsageError,
+)
 from tvmflow.tuning.measure.canary import canary_workload
 from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import OK
@@ -128,6 +137,28 @@ def test_agents_are_listed_handed_out_and_given_back(farm: Farm, libraries: dict
     farm.wait(lambda counts: counts["free"] == 2)
     with open_session(device, BACKEND, LIMITS) as again:
         assert again.unit in ("one", "two") and left
+
+
+def test_a_unit_is_chosen_by_its_name(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tracker hands out any; the others stay free for everybody, also while the chosen one is in use."""
+    monkeypatch.setattr("tvmflow.devices.rpc.tracker._UNIT_PAUSE_S", 0.1)
+    monkeypatch.setattr("tvmflow.devices.agent.registration._UNCLAIMED_S", 0.5)
+    for name in ("one", "two", "three"):
+        farm.add(name)
+    device = farm.device()
+    assert sorted(transport_of(device).units(device)) == ["one", "three", "two"]
+    assert chosen_units(device, ["two"]) == ["two"] and sorted(chosen_units(device, ["all"])) == ["one", "three", "two"]
+    for name in ("two", "two", "one"):
+        farm.wait(lambda counts: counts["free"] == 3)
+        with open_session(device, BACKEND, replace(LIMITS, unit=name)) as session:
+            assert session.unit == name
+    with open_session(device, BACKEND, replace(LIMITS, unit="three")):
+        with pytest.raises(DeviceBusyError), open_session(device, BACKEND, SessionLimits(60.0, 1.0, "three")):
+            pass
+        farm.wait(lambda counts: counts["free"] == 2)
+    with pytest.raises(UnknownNameError, match="no unit 'twoo'") as caught:
+        chosen_units(device, ["twoo"])
+    assert "two" in caught.value.hint
 
 
 def test_who_is_given_an_agent_and_never_comes_keeps_it_from_nobody(

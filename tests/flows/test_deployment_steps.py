@@ -127,7 +127,7 @@ def _obeys(root: Path, server: PrefectServer, monkeypatch: pytest.MonkeyPatch) -
         with lock:
             running[0] -= 1
 
-    monkeypatch.setattr(flow, "walk", walk)
+    monkeypatch.setattr(flow, "walk_units", walk)
     monkeypatch.setattr(flow, "record", lambda *_given: {})
     monkeypatch.setattr(flow, "show_cell", lambda *_given: None)
     (root / "params.yaml").write_text(

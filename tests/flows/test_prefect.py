@@ -115,7 +115,7 @@ def test_the_flows_can_be_run_one_by_one(copy_of_finished: Path, with_prefect_se
     tasks = ask(with_prefect_server, "task_runs", compiled)
     assert f"build {CELL}" in [run["name"] for run in tasks] and {run["state_type"] for run in tasks} == {"COMPLETED"}
     lines = [line["message"] for line in ask(with_prefect_server, "logs", compiled)]
-    assert lines.count("done") == 6, lines
+    assert lines.count("hit") == 6, lines
     link, card = sorted(ask(with_prefect_server, "artifacts", evaluated), key=lambda found: str(found["key"]))
     assert card["key"] == "scorecard-digits-torch-local-cpu-float32" and "accuracy, built" in card["data"]
     assert "/#/experiments/" in link["data"] and "127.0.0.1:5000" in link["data"]

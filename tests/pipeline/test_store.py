@@ -21,7 +21,7 @@ from tests.conftest import REPOSITORY
 from tests.pipeline.fake_stages import STAGES
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.pipeline.record import RECORD_NAME
+from tvmflow.pipeline.record import RECORD_NAME, read_record
 from tvmflow.pipeline.stage import StageContext
 from tvmflow.pipeline.store import Plan, Store
 from tvmflow.support.errors import StageError, StoreError, UsageError
@@ -108,6 +108,22 @@ def test_a_record_of_someone_without_the_secret_is_not_used(bench: Bench, monkey
     monkeypatch.setenv("TVMFLOW_RECORDS_SECRET", "short")
     with pytest.raises(UsageError, match="has 5 characters"):
         bench.ensure("fetch")
+
+
+def test_a_record_of_a_known_key_is_read_without_its_recipe(bench: Bench) -> None:
+    bench.ensure("fetch")
+    path = bench.folder("fetch") / RECORD_NAME
+    whole, text = read_record(path), path.read_text()
+    known = (whole.key, whole.recipe)
+    assert read_record(path, known) == whole and read_record(path, known).recipe is whole.recipe
+    assert read_record(path, ("0" * 64, {})) == whole, "one of another key is read as a whole"
+    path.write_text(text.replace('"seed": 0', '"seed": [0'))
+    assert read_record(path, known) == whole, "the key says what the recipe is"
+    for damaged in (text.replace('"half.txt"', '"../half.txt"'), text.replace('"schema": 1,\n "stage"', '"schema": 2')):
+        assert damaged != text
+        path.write_text(damaged)
+        with pytest.raises(StoreError, match="damaged record"):
+            read_record(path, known)
 
 
 def test_a_stage_without_its_input_says_which_one(bench: Bench) -> None:

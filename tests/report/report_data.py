@@ -263,6 +263,20 @@ def cell(model: str, target: str, precision: str, median_ms: float, **more: Any)
     }
 
 
+def fleet() -> dict[str, Any]:
+    """Return two phones, one of which got worse in two cells, and a machine."""
+    phones = [{"device": "rk3399", "unit": f"phone-{x}", "cells": 2, "compared": 2, "last": "2026-11-20"} for x in "ab"]
+    host = {"device": "cpu-znver4-t2", "unit": HOSTILE, "cells": 7, "compared": 7, "last": "2026-11-22", "worse": 0}
+    change = {"device": "rk3399", "unit": "phone-b", "cause": "unit", "changed": ("TVM 0.26.0 -> 0.27.0", "library")}
+    worse = ("latency 1.150, 1.120 to 1.180: slower", "memory 1,000 -> 2,000 bytes")
+    return {
+        "units": [host, phones[0] | {"worse": 0}, phones[1] | {"worse": 2}],
+        "worse": [change | {"cell": f"mobilenet_v2@rk3399:{name}", "worse": worse} for name in ("float32", "int8")],
+        "compared": 11,
+        "suspects": (f"unit phone-b of rk3399 got worse in 2 of its 2 cells, other units did not: {HOSTILE}",),
+    }
+
+
 def report_data() -> dict[str, Any]:
     """Return what `collect` would, of nine cells and two that were never measured."""
     rows = [
@@ -285,6 +299,7 @@ def report_data() -> dict[str, Any]:
         "between": BETWEEN,
         "cells": [*rows, busy, simulated],
         "unmeasured": [{"model": "mobilenet_v2", "target": "rk3399", "precision": "int8"}],
+        "fleet": fleet(),
         "forms": FORMS,
         "steps": STEPS,
         "precisions": ("float32", "float16", "float16_acc32", "bfloat16", "int8", "vta_int8"),

@@ -202,6 +202,17 @@ def test_every_chart_is_drawn_and_fits(browser: Browser, page: Path, tmp_path: P
     browser.picture(_pictures(tmp_path) / f"report-{width}-{scheme}.png")
 
 
+def test_the_fleet_and_what_got_worse_on_it_are_shown(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri(), 1400)
+    _open_all(browser)
+    text = browser.ask("document.querySelector('#fleet').textContent")
+    assert "3 units of 2 kinds of devices; compared with the champions: 11, worse: 2" in text
+    assert "latency 1.150, 1.120 to 1.180: slower" in text and "of one unit" in text and HOSTILE in text
+    rows = "document.querySelectorAll('#fleet table')[%d].querySelectorAll('tbody tr').length"
+    assert browser.ask(rows % 0) == 1, "the other cell was not measured here: it is no line of this page"
+    assert browser.ask(rows % 1) == 3
+
+
 def test_a_tie_is_neither_green_nor_red(browser: Browser, page: Path) -> None:
     browser.open(page.as_uri(), 1400)
     _open_all(browser)
@@ -377,7 +388,9 @@ def test_the_page_is_collected_from_records_and_history(
     version = version_by_sha256(ledger.workspace, digits, first)
     assert version is not None
     promote(ledger.workspace, version, HOSTILE)
+    assert collect(ledger.workspace, {}, {})["fleet"]["worse"] == []
     ledger.toolchain = {"tvm": "0.28", "llvm": "20"}
+    ledger.latency |= {name: 1.5 * ledger.latency[name] for name in ("median_ms", "low_ms", "high_ms")}
     second = ledger.measure(digits, "new")["build"].outputs["library.so"].sha256
     data = collect(ledger.workspace, *newest_measurements(ledger.workspace, 2), tmp_path / "report.html")
     [cell] = data["cells"]
@@ -391,6 +404,9 @@ def test_the_page_is_collected_from_records_and_history(
         "folder"
     ].startswith("artifacts/tune/")
     assert data["mlflow_ui"] == "http://127.0.0.1:5000"
+    [unit], [worse] = data["fleet"]["units"], data["fleet"]["worse"]
+    assert (unit["cells"], unit["compared"], unit["worse"]) == (1, 1, 1) and worse["cell"] == str(digits)
+    assert any("latency" in text for text in worse["worse"]) and "TVM 0.27 -> 0.28" in worse["changed"]
     monkeypatch.setenv("TVMFLOW_MLFLOW_UI", "https://mlflow.example/x/")
     assert collect(ledger.workspace, {}, {})["mlflow_ui"] == "https://mlflow.example/x"
     monkeypatch.setenv("TVMFLOW_MLFLOW_UI", "javascript:alert(1)")

@@ -29,7 +29,13 @@ from tvmflow.shipping.bundle.verify import Trust, verify
 from tvmflow.shipping.gates.app import judge_bundle, judge_cell
 from tvmflow.shipping.release_app import AppRelease, Order, promote_app, release_app, rollback_app
 from tvmflow.support.errors import ParamsError, StoreError
-from tvmflow.tracking.app_releases import Releases, bundle_path, evidence_path, read_releases, restore_bundle
+from tvmflow.tracking.app_releases import (
+    Releases,
+    bundle_path,
+    evidence_path,
+    read_releases,
+    restore_bundle,
+)
 from tvmflow.tracking.dvc import repository as dvc
 from tvmflow.tracking.result_tables import Held, hold
 

@@ -16,8 +16,11 @@ from tests.conftest import free_port
 
 
 class MlflowServer:
-    def __init__(self, root: Path) -> None:
-        self.root, self.port = root, free_port()
+    """database, python: of the server; by default sqlite, and this Python."""
+
+    def __init__(self, root: Path, database: str = "", python: str = sys.executable) -> None:
+        self.root, self.port, self.python = root, free_port(), python
+        self.database = database or f"sqlite:///{root}/server.db"
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -31,14 +34,14 @@ class MlflowServer:
     def start(self) -> None:
         options = [
             "--backend-store-uri",
-            f"sqlite:///{self.root}/server.db",
+            self.database,
             "--artifacts-destination",
             str(self.artifacts),
         ]
         options += ["--serve-artifacts", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
         rest = {name: text for name, text in os.environ.items() if not name.startswith("MLFLOW_TRACKING")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", *options],
+            [self.python, "-m", "mlflow", "server", *options],
             cwd=self.root,
             env={**rest, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},  # eight processes that no test asks for
             stdout=(self.root / "log").open("ab"),

@@ -4,7 +4,7 @@ from tvmflow.api.agreement import device_agreement
 from tvmflow.api.apps import app_releases, release_app
 from tvmflow.api.bundles import allow_keys, bundle, new_keys, verify_bundle
 from tvmflow.api.execution import classify, load, predict
-from tvmflow.api.fleet import Regressions, compare, costs, overview, regressions
+from tvmflow.api.fleet import compare, costs, overview, regressions
 from tvmflow.api.inspect import devices, examine, gpus, history, plan, quarantine, scorecard, status
 from tvmflow.api.phones import ask_processor, device_gpus, offer_device, phones, prepared_phone
 from tvmflow.api.projects import add_model, new_workspace
@@ -44,6 +44,7 @@ from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.latency_summary import Latency
 from tvmflow.pipeline.results import RetunePlan, RetuneResult, ToolchainComparison, Verdict
 from tvmflow.shipping.search.goals import Goals
+from tvmflow.tracking.regressions import Regressions
 
 __all__ = [
     "CellPlan",

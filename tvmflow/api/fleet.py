@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from tvmflow.api.workspace import Where, open_workspace
-from tvmflow.evaluation.fleet import NEWEST, UnitChange, changes_of_units, newest_of_each, suspects
 from tvmflow.evaluation.machine_state import is_same_state
 from tvmflow.support.errors import StoreError, UnknownNameError
+from tvmflow.tracking.regressions import Regressions, regressions_between
 
 if TYPE_CHECKING:
     from tvmflow.config.workspace import Workspace
@@ -23,33 +22,6 @@ _KEYS: dict[By, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Regressions:
-    """What changed between two moments, by cell and unit. suspects: sentences about sick units and whole kinds of
-    devices; unmeasured: cells and units that have no measurement of both.
-    """
-
-    since: str
-    until: str
-    changes: tuple[UnitChange, ...]
-    suspects: tuple[str, ...]
-    unmeasured: tuple[str, ...]
-
-    @property
-    def worse(self) -> tuple[UnitChange, ...]:
-        return tuple(one for one in self.changes if one.worse)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "from": self.since,
-            "to": self.until,
-            "changes": [one.to_json() for one in self.changes],
-            "worse": len(self.worse),
-            "suspects": list(self.suspects),
-            "unmeasured": list(self.unmeasured),
-        }
-
-
 def regressions(
     since: str = "champion", until: str = "now", model: str | None = None, workspace: Where = None
 ) -> Regressions:
@@ -58,29 +30,8 @@ def regressions(
     since, until: a date, a version of TVM, champion, previous, APP:VERSION, APP:CHANNEL, or now. With a date as
     `since` only what was measured after it counts as `until`.
     """
-    from tvmflow.tracking.mlflow.history import overview
-    from tvmflow.tracking.moments import check_known, moment
-
     where = open_workspace(workspace)
-    a, b = moment(where, since), moment(where, until)
-    units: set[tuple[str, str, str]] = set()
-
-    def wanted(row: Any) -> bool:
-        return b.holds(row) and (a.until_ms is None or row["time_ms"] >= a.until_ms)
-
-    def pick(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        check_known(rows, a, b)
-        units.update(newest_of_each(rows))
-        sides = [[row for row in rows if holds(row)] for holds in (a.holds, wanted)]
-        kept = {row["run_id"] for side in sides for of in newest_of_each(side, NEWEST).values() for row in of}
-        return [row for row in rows if row["run_id"] in kept]
-
-    rows = overview(where, _known(where, model), pick)
-    before, now = [row for row in rows if a.holds(row)], [row for row in rows if wanted(row)]
-    found = changes_of_units(before, now, where.params.release.max_accuracy_drop)
-    compared = {(one.cell, one.device, one.unit) for one in found}
-    unmeasured = tuple(f"{cell} on {device} {unit}".rstrip() for cell, device, unit in sorted(units - compared))
-    return Regressions(since, until, tuple(found), tuple(suspects(found)), unmeasured)
+    return regressions_between(where, since, until, _known(where, model))
 
 
 def costs(model: str | None = None, workspace: Where = None) -> tuple[dict[str, Any], ...]:

@@ -23,6 +23,7 @@ def run(
     *cells: CellName,
     workspace: Where = None,
     again: bool = False,
+    units: Sequence[str] = (),
     wait_quiet_s: float = 0.0,
     check: bool = True,
     show_progress: bool = False,
@@ -31,7 +32,8 @@ def run(
     """Run all stages of cells (default: all of params.yaml): fetch, import, quantize, pack, tune, build, deploy,
     evaluate, record.
 
-    again: measure even when nothing changed. wait_quiet_s: longest wait for an idle machine before the run.
+    again: measure even when nothing changed. units: measure again on these units of the devices, ("all",) for each one;
+    the scorecard is of the last. wait_quiet_s: longest wait for an idle machine before the run.
     show_progress: on standard error; tuning_lines: with a line per measurement of a kernel.
 
     Returns a result per cell, in order. Up-to-date stages are skipped; if all are, neither Prefect nor TVM is started.
@@ -47,7 +49,8 @@ def run(
     check_store(where)
     record_late(where, show_progress)
     unknown = ask_processors(where, wanted)
-    if again or unknown or not all(_is_done(where, cell) for cell in wanted):
+    if again or units or unknown or not all(_is_done(where, cell) for cell in wanted):
+        _bring_made(where, [cell for cell in wanted if str(cell) not in unknown], show_progress)
         refused = preflight(where, wanted, unknown, show_progress)
         if len(refused) == len(wanted):
             cell_results = [refused[str(cell)] for cell in wanted]
@@ -55,7 +58,8 @@ def run(
             wait_for_quiet(where, wait_quiet_s, show_progress)
             if show_progress:
                 sys.stderr.write("starting Prefect ...\n")
-            cell_results = _sweep(where, wanted, refused, again, shown(len(wanted), show_progress, tuning_lines))
+            display = shown(len(wanted), show_progress, tuning_lines)
+            cell_results = _sweep(where, wanted, refused, again, tuple(units), display)
     else:
         cell_results = [CellResult(str(cell)) for cell in wanted]
         if show_progress:
@@ -126,6 +130,18 @@ def _is_done(workspace: Workspace, cell: Cell) -> bool:
     return is_in_mlflow and is_published(workspace, cell)
 
 
+def _bring_made(workspace: Workspace, cells: list[Cell], show_progress: bool) -> None:
+    """Bring what colleagues made from the DVC remote."""
+    from tasks.table import STAGES
+    from tvmflow.tracking.dvc.remote_recipes import bring
+
+    def say(text: str) -> None:
+        if show_progress:
+            sys.stderr.write(f"{text}\n")
+
+    bring(workspace, cells, STAGES, say)
+
+
 def preflight(
     workspace: Workspace, cells: list[Cell], unknown: dict[str, TvmflowError], show_progress: bool
 ) -> dict[str, CellResult]:
@@ -151,6 +167,7 @@ def _sweep(
     cells: list[Cell],
     refused: dict[str, CellResult],
     again: bool,
+    units: tuple[str, ...],
     display: contextlib.AbstractContextManager[None],
 ) -> list[CellResult]:
     from flows.settings import configure_prefect, wait_for_prefect
@@ -164,7 +181,7 @@ def _sweep(
         wait_for_prefect()
         mark_dead_runs(workspace)
         with display:
-            return run_sweep(workspace, [str(cell) for cell in cells], ("evaluate",) if again else (), refused)
+            return run_sweep(workspace, [str(cell) for cell in cells], ("evaluate",) if again else (), units, refused)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ from tvmflow.report.console import show_json, show_table, show_text, suggest
 from tvmflow.support.errors import GateRefusedError
 
 if TYPE_CHECKING:
-    from tvmflow.api.fleet import By, Regressions
+    from tvmflow.api import Regressions
+    from tvmflow.api.fleet import By
 
 _MOMENT = "a date, a version of TVM, champion, previous, APP:VERSION, or now"
 

@@ -21,31 +21,39 @@ TuningLines = Annotated[
 ]
 
 
+Units = Annotated[
+    list[str] | None,
+    typer.Option("--unit", metavar="NAME", help="Measure again on this unit of the device; all: on each. Repeatable."),
+]
+
+
 @app.command()
 def run(
     cells: CellNames,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and why; run nothing.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure again even if nothing changed.")] = False,
+    unit: Units = None,
     wait_quiet: WaitQuiet = 0.0,
     tuning_lines: TuningLines = False,
     as_json: Json = False,
 ) -> None:
     """Run all stages of cells: fetch, import, quantize, pack, tune, build, deploy, evaluate; log the results."""
-    _run_cells(
-        open_workspace(), cells, dry_run, as_json, again=again, wait_quiet_s=wait_quiet, tuning_lines=tuning_lines
-    )
+    options = {"again": again, "units": unit or [], "wait_quiet_s": wait_quiet, "tuning_lines": tuning_lines}
+    _run_cells(open_workspace(), cells, dry_run, as_json, **options)
 
 
 @app.command()
 def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and why; run nothing.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure again even if nothing changed.")] = False,
+    unit: Units = None,
     wait_quiet: WaitQuiet = 0.0,
     tuning_lines: TuningLines = False,
     as_json: Json = False,
 ) -> None:
     """Run all cells under cells: in params.yaml."""
-    _run_cells(open_workspace(), [], dry_run, as_json, again=again, wait_quiet_s=wait_quiet, tuning_lines=tuning_lines)
+    options = {"again": again, "units": unit or [], "wait_quiet_s": wait_quiet, "tuning_lines": tuning_lines}
+    _run_cells(open_workspace(), [], dry_run, as_json, **options)
 
 
 def _run_cells(workspace: Workspace, cells: list[str], dry_run: bool, as_json: bool, **options: Any) -> None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
+from yaml.constructor import SafeConstructor
+from yaml.cyaml import CParser  # type: ignore[attr-defined]
+from yaml.resolver import Resolver
 
 from tvmflow.support.errors import ParamsError
 from tvmflow.support.secrets import places_of_secrets
@@ -17,7 +21,7 @@ MAX_SCALAR = 10_000  # characters; parsing a number takes quadratic time
 def load_yaml(text: str) -> Any:
     """Return the document as dicts, lists and plain values. Raises ValueError that says what is wrong."""
     try:
-        return yaml.load(text, Loader=_PlainLoader)  # noqa: S506 (a SafeLoader)
+        return _PlainLoader(text).get_single_data()
     except (RecursionError, MemoryError):
         raise ValueError("it is nested too deeply") from None
     except Exception as error:  # PyYAML's constructors let KeyError, TypeError, AttributeError and more through
@@ -25,11 +29,17 @@ def load_yaml(text: str) -> Any:
         raise ValueError(said or type(error).__name__) from None
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """Safe YAML loader that rejects duplicate keys, deep nesting, and aliases that expand too far."""
+class _PlainLoader(Composer, CParser, SafeConstructor, Resolver):
+    """Safe YAML loader that rejects duplicate keys, deep nesting, and aliases that expand too far.
+
+    libyaml reads the text; PyYAML composes its events, which libyaml would do without the checks.
+    """
 
     def __init__(self, stream: str) -> None:
-        super().__init__(stream)
+        CParser.__init__(self, stream)
+        Composer.__init__(self)
+        SafeConstructor.__init__(self)
+        Resolver.__init__(self)
         self._depth = 0
         self._sizes: dict[int, int] = {}
 
@@ -62,7 +72,7 @@ def _parts(node: yaml.Node) -> list[yaml.Node]:
     return [part for entry in node.value for part in (entry if isinstance(entry, tuple) else (entry,))]
 
 
-def _unique_mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+def _unique_mapping(loader: SafeConstructor, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
         key = loader.construct_object(key_node)  # type: ignore[no-untyped-call]
@@ -72,7 +82,7 @@ def _unique_mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any
     return loader.construct_mapping(node, deep=True)
 
 
-_PlainLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
+_PlainLoader.add_constructor(Resolver.DEFAULT_MAPPING_TAG, _unique_mapping)  # type: ignore[type-var]
 
 
 def refuse_secrets(name: str, data: Any) -> None:

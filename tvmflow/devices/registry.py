@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import contextlib
+from collections.abc import Iterable, Iterator
 
 from tvmflow.backends.backend import Backend
 from tvmflow.config.params import DeviceEntry
@@ -37,9 +38,26 @@ def transport_of(device: DeviceEntry) -> Transport:
     return TRANSPORTS[device.transport]
 
 
-def open_session(device: DeviceEntry, backend: Backend, limits: SessionLimits) -> AbstractContextManager[DeviceSession]:
+@contextlib.contextmanager
+def open_session(device: DeviceEntry, backend: Backend, limits: SessionLimits) -> Iterator[DeviceSession]:
     """Open a session with the device of a target and close it at the end.
 
-    Raises TrackerError, DeviceUnknownError, DeviceBusyError, and UnknownNameError for an unknown transport.
+    Raises TrackerError, DeviceUnknownError, DeviceBusyError, and UnknownNameError for an unknown transport or unit.
     """
-    return transport_of(device).open(device, backend, limits)
+    transport = transport_of(device)
+    check_unit(device, limits.unit)
+    with transport.open(device, backend, limits) as session:
+        if limits.unit not in ("", session.unit):
+            raise _no_unit(device, limits.unit, (session.unit,))
+        yield session
+
+
+def check_unit(device: DeviceEntry, unit: str) -> None:
+    """Raise UnknownNameError for a unit that a device does not have, if its transport knows them."""
+    units = transport_of(device).units(device) if unit else ()
+    if units and unit not in units:
+        raise _no_unit(device, unit, units)
+
+
+def _no_unit(device: DeviceEntry, unit: str, units: Iterable[str]) -> UnknownNameError:
+    return UnknownNameError(f"no unit {unit!r} of device {device.key!r}", legal=units, name=unit)

@@ -237,8 +237,9 @@ def convert_errors(name: str, doing: str) -> Iterator[None]:
 @dataclass(frozen=True)
 class SessionLimits:
     """session_timeout_s: the device ends a longer session; wait_s: longest wait for a free device, None
-    for no limit.
+    for no limit; unit: the one to use among those of the key, "" for any.
     """
 
     session_timeout_s: float
     wait_s: float | None = None
+    unit: str = ""

@@ -81,11 +81,19 @@ class Transport(ABC):
         """Return whether whoever reaches a device can run code there, as TVM's servers let everyone."""
         return False
 
+    def units(self, device: DeviceEntry) -> tuple[str, ...]:
+        """Return the names of the units that a session can ask for; empty if there is one, which only a session names.
+
+        Raises TvmflowError if they cannot be asked.
+        """
+        return ()
+
     @abstractmethod
     def open(
         self, device: DeviceEntry, backend: Backend, limits: SessionLimits
     ) -> AbstractContextManager[DeviceSession]:
-        """Open a session with one device of the key and close everything at the end.
+        """Open a session with one device of the key, with `limits.unit` if that has a name, and close everything at the
+        end.
 
         Raises TrackerError, DeviceUnknownError, DeviceBusyError.
         """

@@ -60,6 +60,8 @@ _IMPORT = re.compile(
     re.MULTILINE,
 )
 
+_MAY_BE_OURS = re.compile(rb"\b(?:" + b"|".join(name.encode() for name in _OWN_PACKAGES) + rb")\b|\bfrom[ \t]+\.")
+
 _ABSENT = object()
 
 
@@ -70,28 +72,38 @@ def make_recipe(
     toolchain: Mapping[str, str],
     code: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the recipe as a JSON-able value for `recipe_key`."""
+    """Return the recipe as a JSON-able value for `recipe_key`. code: not copied, as thousands of recipes share it."""
     return {
         "schema": RECIPE_SCHEMA,
         "stage": stage,
         "inputs": dict(inputs),
         "params": dict(settings),
         "toolchain": dict(toolchain),
-        "code": dict(code),
+        "code": code,
     }
 
 
 def recipe_key(recipe: Mapping[str, Any]) -> str:
     """Return the sha256 of a recipe's canonical JSON. That of the code, which thousands of recipes share, is kept."""
-    parts = {name: canonical_json(value) for name, value in recipe.items() if name != "code"}
-    parts |= {"code": _text_of(tuple(recipe["code"].items()))} if "code" in recipe else {}
-    text = ",".join(f"{canonical_json(name)}:{parts[name]}" for name in sorted(parts))
-    return hashlib.sha256(f"{{{text}}}".encode()).hexdigest()
+    parts = (
+        f"{_name(name)}:{_text_of(recipe[name]) if name == 'code' else canonical_json(recipe[name])}"
+        for name in sorted(recipe)
+    )
+    return hashlib.sha256(f"{{{','.join(parts)}}}".encode()).hexdigest()
 
 
-@functools.lru_cache(maxsize=64)
-def _text_of(code: tuple[tuple[str, str], ...]) -> str:
-    return canonical_json(dict(code))
+_name = functools.cache(canonical_json)
+_texts: dict[int, tuple[Mapping[str, str], str]] = {}  # of code by its identity: hashing it takes as long as writing it
+_MOST_TEXTS = 64
+
+
+def _text_of(code: Mapping[str, str]) -> str:
+    known = _texts.get(id(code))
+    if known is None:
+        if len(_texts) >= _MOST_TEXTS:
+            _texts.clear()
+        known = _texts[id(code)] = (code, canonical_json(code))  # what is kept keeps its identity
+    return known[1]
 
 
 @functools.cache
@@ -151,6 +163,8 @@ def _imports_of(module: str, source: bytes) -> tuple[tuple[str, ...], tuple[str,
     """
     anywhere, loaded = list[str](), list[str]()
     for match in _IMPORT.finditer(source):
+        if not _MAY_BE_OURS.search(match["statement"]):
+            continue
         names = list(_imports(module, _parsed(match["statement"])))
         anywhere += names
         loaded += [] if match["indent"] else names

@@ -87,14 +87,24 @@ def _signature(data: Mapping[str, Any], secret: bytes) -> str:
 def read_record(path: Path, known: tuple[str, Mapping[str, Any]] | None = None) -> Record:
     """Read a record. Raises StoreError if it is missing or damaged. known: as for `record_from`."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return record_from(data, known)
+        text = path.read_text(encoding="utf-8")
+        return (_record_of(text, known) if known else None) or record_from(json.loads(text), known)
     except FileNotFoundError:
         raise StoreError(f"no record at {path}") from None
     except OSError as error:
         raise StoreError(f"record {path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(f"damaged record {path}: {first_line(error)}") from None
+
+
+def _record_of(text: str, known: tuple[str, Mapping[str, Any]]) -> Record | None:
+    """Return a record if it has this key, without parsing its recipe, which is nearly all of its text; else None."""
+    before, _, recipe = text.partition('\n "recipe": {\n')
+    _, _, after = recipe.partition("\n },\n")  # nested values are indented deeper, and no JSON text has a line break
+    if f'"key": "{known[0]}"' not in before or not after:
+        return None
+    data = json.loads(f"{before}{after}")
+    return record_from({**data, "recipe": known[1]}, known) if data["key"] == known[0] else None
 
 
 def record_from(data: Mapping[str, Any], known: tuple[str, Mapping[str, Any]] | None = None) -> Record:

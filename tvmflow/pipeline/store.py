@@ -101,9 +101,9 @@ class Store:
         known[name] = replace(plan, is_checked=True)
         return known[name]
 
-    def foresee(self, cell: Cell) -> list[Plan | Undecided]:
+    def foresee(self, cell: Cell, known: Known | None = None) -> list[Plan | Undecided]:
         """Plan every cached stage like a run, including what it would restore and what follows from that."""
-        known: Known = {}
+        known = {} if known is None else known
         plans = []
         for name, stage in self.stages.items():
             if not stage.is_cached:
@@ -324,17 +324,18 @@ class Store:
         shutil.rmtree(previous, ignore_errors=True)
         stage = self.stages[record.stage]
         if stage.is_cached and not (stage.has_metrics and self.workspace.is_variant):
-            self._write_index(record, cell)
+            self.index(record, cell)
         return record
 
-    def _write_index(self, record: Record, cell: Cell) -> None:
+    def index(self, record: Record, cell: Cell | None = None) -> None:
+        """Let the key of a record find its outputs, in DVC's cache and in the folder of a cell."""
         path = self._index_path(record.stage, record.key)
-        slugs = {os.path.relpath(self.workspace.folder(record.stage, cell), self.workspace.common / record.stage)}
+        folder = self.workspace.folder(record.stage, cell) if cell else None
+        slugs = {os.path.relpath(folder, self.workspace.common / record.stage)} if folder else set()
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             slugs |= set(json.loads(path.read_text(encoding="utf-8"))["slugs"])
-        write_atomic(
-            path, json.dumps({"record": json.loads(record_text(record)), "slugs": sorted(slugs)}, sort_keys=True)
-        )
+        entry = {"record": json.loads(record_text(record)), "slugs": sorted(slugs)}
+        write_atomic(path, json.dumps(entry, sort_keys=True))
 
     def _recover(self, stage: str, cell: Cell) -> None:
         """Clean up after a killed process. Called under the folder's lock."""

@@ -32,8 +32,10 @@ from tvmflow.support.files import write_atomic
 from tvmflow.support.json_values import to_json
 from tvmflow.support.version import __version__
 from tvmflow.tracking.mlflow.links import DEFAULT_UI, mlflow_ui, ui_command
-from tvmflow.tracking.mlflow.registry import registry_name
+from tvmflow.tracking.mlflow.registry import CHAMPION, registry_name
 from tvmflow.tracking.mlflow.releases import all_releases
+from tvmflow.tracking.moments import NOW
+from tvmflow.tracking.regressions import regressions_between
 
 ASSETS = Path(__file__).parent / "assets"
 # Of each measurement: the page computes it from other values, or shows none of it. JSON has it.
@@ -78,6 +80,7 @@ def collect(
         "between": BETWEEN,
         "cells": cells,
         "unmeasured": unmeasured,
+        "fleet": _fleet(workspace),
         "forms": FORMS,
         "steps": STEPS,
         "precisions": get_args(Precision),
@@ -85,6 +88,24 @@ def collect(
         "mlflow_command": ui_command(workspace),
         "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": __version__,
+    }
+
+
+def _fleet(workspace: Workspace) -> dict[str, Any] | None:
+    """Return the units of the fleet, and what got worse on them since the champions; None without a champion."""
+    try:
+        found = regressions_between(workspace, CHAMPION, NOW)
+    except UsageError:
+        return None
+    worse = [
+        {name: getattr(one, name) for name in ("cell", "device", "unit", "worse", "cause", "changed")}
+        for one in found.worse
+    ]
+    return {
+        "units": [asdict(one) for one in found.units],
+        "worse": worse,
+        "compared": len(found.changes),
+        "suspects": found.suspects,
     }
 
 

@@ -40,13 +40,13 @@ def plan_cells(
     """
     rows: dict[str, Rows] = {}
     errors: dict[str, TvmflowError] = {}
-    workspace = workspace.at_once()
+    workspace, fine = workspace.at_once(), set[str]()
     for cell in cells:
         try:
             rows[str(cell)] = plan_rows(workspace, cell, stages)
             if look:
                 todo = [stages[row["stage"]] for row in rows[str(cell)] if row["state"] not in ("hit", "restore")]
-                check_cell(workspace, cell, todo)
+                check_cell(workspace, cell, todo, fine)
         except TvmflowError as error:
             errors[str(cell)] = error
             rows[str(cell)] = [{"stage": "-", "state": "refused", "why": error.found, "key": ""}]

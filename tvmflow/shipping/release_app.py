@@ -242,6 +242,7 @@ def _keep(
     """Store bundle and evidence in their final places, before anything refers to them."""
     draft, cells = made
     file = describe_file(draft)
+    ledger.claim_number(workspace, order.app, number, file.sha256)
     tell("storing the evidence")
     path, text = (
         ledger.evidence_path(workspace, order.app, number),

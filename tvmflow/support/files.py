@@ -15,10 +15,12 @@ from tvmflow.support.errors import StoreError, from_os_error
 
 _PROBE_BYTES = 65536  # a disk on which databases fail may still take a few blocks
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
 
 def canonical_json(value: Any) -> str:
     """Return JSON that is equal exactly when the values are: sorted keys, no spaces, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return _CANONICAL.encode(value)
 
 
 def digest_of(value: Any) -> str:

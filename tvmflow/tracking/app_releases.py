@@ -8,6 +8,8 @@ reused.
 from __future__ import annotations
 
 import contextlib
+import json
+import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +26,7 @@ from tvmflow.support.errors import StoreError, UnknownNameError
 from tvmflow.support.files import sha256_of, write_atomic
 from tvmflow.support.plain_files import read_plain
 from tvmflow.tracking.dvc import repository as dvc
+from tvmflow.tracking.dvc.remote import open_remote
 
 FOLDER = "releases"
 _HEADER = "# Written by tvmflow: what was released of this app. Belongs into git.\n"
@@ -207,6 +210,41 @@ def note_serial(workspace: Workspace, app: str, serial: int) -> None:
 
 def _serial_path(workspace: Workspace, app: str) -> Path:
     return workspace.artifacts / ".releases" / f"{app}.serial"
+
+
+def claim_number(workspace: Workspace, app: str, number: int, sha256: str) -> None:
+    """Reserve the number of a version for a bundle in the DVC remote, which all clones share.
+
+    Raises StoreError if another clone has it. A clone that was killed before its releases file named the version takes
+    its own number again.
+    """
+    remote = open_remote(workspace) if dvc.is_initialized(workspace) and workspace.params.flows.push_to_remote else None
+    if remote is None or remote.is_own:
+        return
+    mine = json.dumps({"bundle": sha256, "clone": _clone(workspace)}, sort_keys=True).encode()
+    name = f"{FOLDER}/{app}/{number}"
+    known = remote.create(name, mine)
+    try:
+        by = json.loads(known)
+        is_own, is_same = by["clone"] == _clone(workspace), by["bundle"] == sha256
+    except (ValueError, KeyError, TypeError):
+        is_own = is_same = False
+    if is_own and not is_same:
+        remote.write(name, mine)
+    elif not is_same:
+        raise StoreError(
+            f"version {number} of {app} is the bundle of another clone",
+            "a number that no clone has given",
+            f"'git pull' brings {FOLDER}/{app}.yaml of that release; then run the command again",
+        )
+
+
+def _clone(workspace: Workspace) -> str:
+    """Return the name of this clone in claims."""
+    path = workspace.artifacts / ".clone"
+    if not path.is_file():
+        write_atomic(path, uuid.uuid4().hex)
+    return path.read_text(encoding="utf-8")
 
 
 def keep_bundle(workspace: Workspace, path: Path) -> None:

@@ -50,7 +50,8 @@ class PhoneTransport(Transport):
     @contextlib.contextmanager
     def open(self, device: DeviceEntry, backend: Backend, limits: SessionLimits) -> Iterator[DeviceSession]:
         options = read_options(PhoneOptions, device.options, "device")
-        with _free_phone(options.serials, limits.wait_s) as serial:
+        wanted = [one for one in _usable(options) if limits.unit == unit_of(one, options.hash_serial)]
+        with _free_phone(wanted or options.serials, limits.wait_s) as serial:
             phone = Phone(serial)
             facts = phone.facts()
             check_architecture(phone, facts, backend.target)
@@ -69,6 +70,10 @@ class PhoneTransport(Transport):
         with _free_phone(options.serials, wait_s) as serial:
             return Phone(serial).facts().processor
 
+    def units(self, device: DeviceEntry) -> tuple[str, ...]:
+        options = read_options(PhoneOptions, device.options, "device")
+        return tuple(unit_of(serial, options.hash_serial) for serial in _usable(options))
+
     def state(self, device: DeviceEntry) -> DeviceState:
         options = read_options(PhoneOptions, device.options, "device")
         phones = [
@@ -78,6 +83,11 @@ class PhoneTransport(Transport):
         others = "".join(f", {phone.serial} {phone.state}" for phone in phones if phone.state != "device")
         counts = {"total": len(phones), "free": len(ready)}
         return DeviceState(bool(ready), f"{len(ready)} attached{others}", counts, _ATTACH)
+
+
+def _usable(options: PhoneOptions) -> tuple[str, ...]:
+    """Return the serials of the phones that params.yaml names, or else of those that are attached."""
+    return options.serials or tuple(phone.serial for phone in list_phones() if phone.state == "device")
 
 
 class PhoneConnection(AgentConnection):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field
 
@@ -46,6 +48,7 @@ from tvmflow.targets.resolve import ResolvedTarget
 
 Given = TypeVar("Given")
 _ANSWER_S = 30.0  # for a tracker and its device to answer when one is free
+_UNIT_PAUSE_S = 5.0  # before the free units are asked again for one that is in use
 
 
 class TrackerOptions(MeasuringOptions):
@@ -83,7 +86,7 @@ class TrackerTransport(RpcTransport):
             return
         secret = read_secret(Path(options.secret_file))
         address = tracker_of(device)
-        connection, about = request_agent(address, device.key, secret, limits.wait_s)
+        connection, about = request_agent(address, device.key, secret, limits.wait_s, limits.unit)
         with contextlib.closing(connection):
             session = measuring_session(connection, sanitize_name(about.get("unit", "")), backend, limits, options)
             session.build = sanitize_name(about.get("build", "")) or session.build
@@ -102,9 +105,18 @@ class TrackerTransport(RpcTransport):
     @contextlib.contextmanager
     def connect(self, device: DeviceEntry, target: ResolvedTarget, limits: SessionLimits) -> Iterator[Link]:
         address = tracker_of(device)
-        link = request_session(address, device.key, limits.session_timeout_s, limits.wait_s)
+        link = request_session(address, device.key, limits.session_timeout_s, limits.wait_s, limits.unit)
         with _in_use(address, device.key, link.unit):
             yield link
+
+    def units(self, device: DeviceEntry) -> tuple[str, ...]:
+        options, address = tracker_options(device), tracker_of(device)
+        secret = read_secret(Path(options.secret_file)) if options.secret_file else None
+        return tuple(
+            _unit_of_entry(entry, device.key, secret)
+            for entry in _summary(address)["server_info"]
+            if str(entry["key"]).removeprefix("server:") == device.key
+        )
 
     def shared_units(self, device: DeviceEntry) -> tuple[str, int] | None:
         address = tracker_of(device)
@@ -173,32 +185,88 @@ def queue_of(address: TrackerAddress) -> dict[str, dict[str, int]]:
     }
 
 
-def request_session(address: TrackerAddress, key: str, session_timeout_s: float, wait_s: float | None) -> Link:
-    """Return a session with a TVM server of that key. Raises DeviceUnknownError, DeviceBusyError or TrackerError."""
+def _unit_of_entry(entry: Mapping[str, Any], key: str, secret: bytes | None) -> str:
+    """Return the name of a unit in measurements by its entry in the tracker. Agents without a name there are asked."""
+    host, port = entry["addr"]
+    if secret is None or AGENT not in entry:
+        return f"{host}:{port}"
+    if unit := sanitize_name(entry[AGENT].get("unit", "")):
+        return unit
+    with contextlib.closing(AgentConnection(str(host), int(port), secret, key)) as connection:
+        return _unit_of_agent(connection, {})
+
+
+def _unit_of_agent(connection: AgentConnection, about: Mapping[str, Any]) -> str:
+    named = sanitize_name(about.get("unit", ""))
+    return named or sanitize_name(connection.ask("probe", "reading its name").get("unit", "")) or connection.place
+
+
+def request_session(
+    address: TrackerAddress, key: str, session_timeout_s: float, wait_s: float | None, unit: str = ""
+) -> Link:
+    """Return a session with a TVM server of that key, and of that unit if it has a name.
+
+    Raises DeviceUnknownError, DeviceBusyError or TrackerError.
+    """
 
     def ask(left_s: float) -> Link:
         return _with_time_limit(lambda: _ask(address, key, session_timeout_s), key, left_s)
 
-    return _request_device(address, key, wait_s, ask, agents=False)
+    return _request_device(address, key, wait_s, ask, _Wish[Link](unit, lambda link: link.unit, lambda _link: None))
 
 
 def request_agent(
-    address: TrackerAddress, key: str, secret: bytes, wait_s: float | None
+    address: TrackerAddress, key: str, secret: bytes, wait_s: float | None, unit: str = ""
 ) -> tuple[AgentConnection, dict[str, Any]]:
-    """Return a connection to an agent of that key, and its entry in the tracker. Raises DeviceUnknownError,
-    DeviceBusyError, TrackerError, and the errors of connecting.
+    """Return a connection to an agent of that key, of that unit if it has a name, and its entry in the tracker. Raises
+    DeviceUnknownError, DeviceBusyError, TrackerError, and the errors of connecting.
     """
-    return _request_device(address, key, wait_s, lambda left_s: _ask_agent(address, key, secret, left_s), agents=True)
+    wish = _Wish[tuple[AgentConnection, dict[str, Any]]](
+        unit, lambda given: _unit_of_agent(*given), lambda given: given[0].close(), agents=True
+    )
+    return _request_device(address, key, wait_s, lambda left_s: _ask_agent(address, key, secret, left_s), wish)
+
+
+@dataclass(frozen=True)
+class _Wish(Generic[Given]):
+    """unit: the one that is wanted, "" for any; name, end: of what the tracker gave; agents: whether agents are."""
+
+    unit: str
+    name: Callable[[Given], str]
+    end: Callable[[Given], None]
+    agents: bool = False
+
+
+class _Others(Generic[Given]):
+    """Units that the tracker gave instead of the wanted one, which it hands out next only while these are kept."""
+
+    def __init__(self, wish: _Wish[Given]) -> None:
+        self.wish, self.kept, self.again_at = wish, list[Given](), 0.0
+
+    def accept(self, given: Given) -> bool:
+        """Return whether it is the wanted unit; keep another one."""
+        if not self.wish.unit or self.wish.name(given) == self.wish.unit:
+            return True
+        self.kept.append(given)
+        return False
+
+    def give_back(self) -> None:
+        """Leave the units to others; the wanted one is in use."""
+        if self.kept:
+            self.again_at = time.monotonic() + _UNIT_PAUSE_S
+        while self.kept:
+            self.wish.end(self.kept.pop())
 
 
 def _request_device(
-    address: TrackerAddress, key: str, wait_s: float | None, ask: Callable[[float], Given], agents: bool
+    address: TrackerAddress, key: str, wait_s: float | None, ask: Callable[[float], Given], wish: _Wish[Given]
 ) -> Given:
     """Wait until a device of the key is free and request it.
 
     TVM's own request blocks forever on an unknown key or a busy device; so the key is looked up first, and the waiting
     is done here.
     """
+    others, agents = _Others(wish), wish.agents
 
     def take() -> Given | None:
         queue = queue_of(address)
@@ -212,12 +280,19 @@ def _request_device(
             )
         if counts["agents"] != (counts["total"] if agents else 0):
             raise _wrong_kind(key, agents, f"{counts['agents']} of {counts['total']} devices have our agent")
-        if counts["free"]:
+        if not counts["free"]:
+            others.give_back()
+        elif time.monotonic() >= others.again_at:
             with contextlib.suppress(DeviceBusyError):  # another host was faster
-                return ask(_ANSWER_S)
+                given = ask(_ANSWER_S)
+                return given if others.accept(given) else None
         return None
 
-    return wait_for(f"a device {key!r}", take, lambda: holders(_lock_name(address, key)), wait_s)
+    what = f"{wish.unit} of the devices {key!r}" if wish.unit else f"a device {key!r}"
+    try:
+        return wait_for(what, take, lambda: holders(_lock_name(address, key)), wait_s)
+    finally:
+        others.give_back()
 
 
 def _lock_name(address: TrackerAddress, key: str, unit: str = "") -> str:

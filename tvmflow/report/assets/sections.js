@@ -3,6 +3,7 @@
 
 const NOTES = {
   matrix: "Latency: median of single runs of one batch on the device's clock, copies not included; below it the interval of the median over the rounds, the least time that this machine's ceilings allow for the kernels' arithmetic and for reading the constants, accuracy and how far it is from the source's, and what is released. Where the spread was too wide, other processes took too much of the machine, or something ran on other threads, that stands instead of a number.",
+  fleet: "The newest measurements beside those of the champions, each unit with itself. Of one unit: the others of its kind did not get worse, so look at this device. Of the fleet: all units of the kind did. 'tvmflow regressions' shows every comparison.",
   peers: "Baselines: same input, same threads, on the same machine, in turns with the library. A point is the speedup of the library, the bar its 95 % interval over the rounds; grey if the interval contains 1: no difference shown.",
   compare: "The latency of B over that of A; the interval is the widest that both intervals allow, and only one that leaves out 1 is a difference. Both were measured at their own time: what a machine does from day to day is not in it. 'tvmflow promote' measures a library in turns with the champion.",
   trend: "A star is the champion; a dashed line is a new version of TVM; the bar at a point is the interval of its median. A step counts as faster or slower only where the intervals of both measurements do not meet.",
@@ -48,6 +49,20 @@ function matrixSection(cells, unmeasured) {
   const columns = [["model and device", "left name"], ...precisions.map((name) => [name, "left"])];
   const lines = rows.map(([, group]) => [[code(group[0].model), h("small", null, group[0].target), h("small", null, kinds.get(group[0].target) ?? "")], ...precisions.map((name) => matrixCell(group.find((cell) => cell.precision === name)))]);
   return [h("h2", null, "Models, devices, precisions"), table(columns, lines), note("matrix")];
+}
+
+const CAUSES = {fleet: "of the fleet", unit: "of one unit", alone: "no other unit to compare", "": ""};
+
+// What got worse on which device; the filters leave the changes of their cells.
+function fleetSection(cells) {
+  const fleet = data.fleet;
+  if (!fleet) return null;
+  const names = new Set(cells.map(nameOf)), worse = fleet.worse.filter((one) => names.has(one.cell));
+  const kinds = new Set(fleet.units.map((one) => one.device)).size;
+  const summary = `${fleet.units.length} unit${fleet.units.length === 1 ? "" : "s"} of ${kinds} kind${kinds === 1 ? "" : "s"} of devices; compared with the champions: ${fleet.compared}, worse: ${fleet.worse.length}`;
+  const lines = worse.map((one) => [code(one.cell), [one.device, h("small", null, one.unit)], one.worse.map((text) => h("div", {class: "bad"}, text)), CAUSES[one.cause], one.changed.join("; ") || "nothing"]);
+  const units = () => table([["device", "left name"], ["unit", "left"], ["cells", ""], ["compared", ""], ["worse", ""], ["last measured", ""]], fleet.units.map((one) => [one.device, one.unit, whole(one.cells), whole(one.compared), h("span", {class: one.worse ? "bad" : ""}, whole(one.worse)), one.last]));
+  return [h("h2", null, "Fleet"), h("p", null, summary), fleet.suspects.map((text) => h("p", {class: "warn"}, text)), table([["cell", "left name"], ["device", "left"], ["worse", "wrap"], ["seen on", "left"], ["what changed", "wrap"]], lines, "Nothing got worse since the champions."), folded("All units", units, fleet.units.length <= 20), note("fleet")];
 }
 
 function peersSection(cells, width) {

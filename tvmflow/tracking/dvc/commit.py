@@ -1,6 +1,7 @@
 """Record stages with DVC and push them: `python -m tvmflow.tracking.dvc.commit` in a DVC repository.
 
-In:  standard input: JSON {"cells": {CELL: [STAGE, ...]}, "also": [STAGE, ...], "push": true or false}
+In:  standard input: JSON {"cells": {CELL: [STAGE, ...]}, "also": [STAGE, ...], "push": true or false,
+     "entries": {CELL: what `remote_recipes` writes to the remote}}
 Out: standard output: JSON {CELL: why it was not recorded}
 
 Equivalent to `dvc commit --force` and `dvc push` of the stages. Those read every dvc.yaml and dvc.lock of the
@@ -21,6 +22,8 @@ from typing import Any
 
 from tvmflow.support.files import write_atomic
 from tvmflow.tracking.dvc.pipelines import lock_text
+from tvmflow.tracking.dvc.remote import Remote
+from tvmflow.tracking.dvc.remote_recipes import Entries, write_entries
 
 
 def _parse_once() -> None:
@@ -106,8 +109,8 @@ def _save(files: _Files, addresses: Sequence[str], optional: bool = False) -> li
     return stages
 
 
-def _push(repo: Any, stages: Iterable[Any]) -> None:
-    """Copy the objects of the outputs of stages to their remotes."""
+def _push(repo: Any, stages: Iterable[Any], entries: Entries) -> None:
+    """Copy the objects of the outputs of stages to their remotes, then the entries to the default one."""
     remote = repo.cloud.get_remote()
     if remote.worktree or remote.fs.version_aware:  # files there have versions instead of digests
         repo.push(targets=[stage.addressing for stage in stages])
@@ -120,9 +123,12 @@ def _push(repo: Any, stages: Iterable[Any]) -> None:
     failed = sum(len(repo.cloud.push(some, odb=odb).failed) for odb, some in objects.items() if some)
     if failed:
         raise OSError(f"{failed} files were not copied to the remote {remote.name}")
+    write_entries(Remote(remote.fs, remote.path), entries)
 
 
-def record(cells: Mapping[str, Sequence[str]], also: Sequence[str], push: bool) -> dict[str, str]:
+def record(
+    cells: Mapping[str, Sequence[str]], also: Sequence[str], push: bool, entries: Mapping[str, Entries]
+) -> dict[str, str]:
     """Record stages by cell, and push them. Returns cell -> why it was not recorded or pushed."""
     from dvc.repo import Repo, lock_repo
 
@@ -140,7 +146,8 @@ def record(cells: Mapping[str, Sequence[str]], also: Sequence[str], push: bool) 
             files.write()
         if saved and push:
             try:
-                _push(repo, [stage for stages in saved.values() for stage in stages])
+                known = {key: entry for cell in saved for key, entry in entries.get(cell, {}).items()}
+                _push(repo, [stage for stages in saved.values() for stage in stages], known)
             except Exception as error:
                 failed |= dict.fromkeys(saved, _reason(error))
     return failed
@@ -151,7 +158,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     _parse_once()
     try:
-        failed = record(request["cells"], request["also"], request["push"])
+        failed = record(request["cells"], request["also"], request["push"], request["entries"])
     except Exception as error:  # errors of DVC and of the libraries below it
         sys.exit(f"ERROR: {_reason(error)}")
     json.dump(failed, sys.stdout)

@@ -25,6 +25,7 @@ from tvmflow.support.files import describe_file, digest_of, sha256_of, write_ato
 from tvmflow.support.paths import CODE_ROOT
 from tvmflow.support.telemetry import PRIVACY
 from tvmflow.tracking.dvc import merge_lock, offline_plots, pipelines, unlisted
+from tvmflow.tracking.dvc.remote_recipes import Entries, entries_of
 
 DEFAULT_REMOTE = "dvc_storage"
 
@@ -105,14 +106,19 @@ def default_remote(workspace: Workspace) -> str:
 
 
 def commit(
-    workspace: Workspace, cells: Mapping[str, Sequence[str]], push: bool, also: Sequence[str] = ()
+    workspace: Workspace,
+    cells: Mapping[str, Sequence[str]],
+    push: bool,
+    also: Sequence[str] = (),
+    entries: Mapping[str, Entries] | None = None,
 ) -> dict[str, StoreError]:
     """Record the DVC stages of cells in dvc.lock files, and copy their outputs to the default remote.
 
-    also: stages that follow from them. Returns cell -> why it was not recorded or pushed; the others were. Raises
-    StoreError if nothing could be.
+    also: stages that follow from them. entries: cell -> what the remote is to know of it by recipe keys. Returns cell
+    -> why it was not recorded or pushed; the others were. Raises StoreError if nothing could be.
     """
-    request = json.dumps({"cells": {cell: list(stages) for cell, stages in cells.items()}, "also": also, "push": push})
+    named = {cell: list(stages) for cell, stages in cells.items()}
+    request = json.dumps({"cells": named, "also": also, "push": push, "entries": entries or {}})
     failed = json.loads(_run(workspace, ["tvmflow.tracking.dvc.commit"], "recording with DVC", request))
     return {cell: _error(f"recording with DVC failed: {reason[-500:]}") for cell, reason in failed.items()}
 
@@ -127,7 +133,8 @@ def _state_of(workspace: Workspace, cell: Cell) -> str:
     for stage in STAGE_NAMES:
         with contextlib.suppress(StoreError):
             records[stage] = read_record(workspace.folder(stage, cell) / RECORD_NAME).digest()
-    return digest_of({**records, "dvc": pipelines.stage_name(workspace, "", cell)})
+    remote = "knows recipe keys"  # what an earlier version published is published once more
+    return digest_of({**records, "dvc": pipelines.stage_name(workspace, "", cell), "remote": remote})
 
 
 def is_published(workspace: Workspace, cell: Cell) -> bool:
@@ -159,7 +166,8 @@ def publish(workspace: Workspace, cells: list[Cell], stages: tuple[str, ...]) ->
     failed: dict[str, StoreError] = {}
     if names:
         above = pipelines.stages_above(workspace, cells)
-        failed = commit(workspace, names, workspace.params.flows.push_to_remote, above)
+        entries = {str(cell): entries_of(workspace, cell, stages) for cell in cells if str(cell) in names}
+        failed = commit(workspace, names, workspace.params.flows.push_to_remote, above, entries)
     for cell in cells:
         if str(cell) not in failed:
             write_atomic(_published_path(workspace, cell), _state_of(workspace, cell))

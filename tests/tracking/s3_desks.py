@@ -1,0 +1,69 @@
+"""Let two clones share an S3 server as their DVC remote: `python -m tests.tracking.s3_desks FOLDER ADDRESS`.
+
+Runs in an environment with dvc-s3. Fails with an AssertionError if they do not find each other's outputs.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import boto3
+import yaml
+
+from tests.conftest import small_params
+from tests.tracking.test_remote_recipes import Desk
+from tvmflow.config.workspace import Workspace
+from tvmflow.support.errors import StoreError
+from tvmflow.tracking.app_releases import claim_number
+from tvmflow.tracking.dvc.remote import open_remote
+
+KEYS = {"aws_access_key_id": "a", "aws_secret_access_key": "b"}
+
+
+def _desk(root: Path, address: str) -> Desk:
+    root.mkdir(parents=True)
+    (root / "params.yaml").write_text(yaml.safe_dump(small_params(), sort_keys=False))
+    options = {"endpointurl": address, "access_key_id": "a", "secret_access_key": "b"}
+    lines = "".join(f"\n    {name} = {text}" for name, text in options.items())
+    return Desk(root, f"s3://bucket/tvmflow{lines}")
+
+
+def _claims(workspace: Workspace, sha256: str) -> bool:
+    try:
+        claim_number(workspace, "app", 1, sha256)
+    except StoreError:
+        return False
+    return True
+
+
+def main(folder: Path, address: str) -> None:
+    """Make, publish, delete, restore, and claim one number eight times at once."""
+    boto3.client("s3", endpoint_url=address, region_name="us-east-1", **KEYS).create_bucket(Bucket="bucket")
+    first, second = (_desk(folder / name, address) for name in ("first", "another home"))
+    assert second.bring() == 0 and second.said == [], "nothing is there yet"
+    first.make_all()
+    first.publish()
+    shutil.rmtree(first.root)
+    assert second.bring() == 3, second.said
+    assert second.make_all() == ["restored"] * 3 and second.calls() == []
+    assert second.workspace.tuning_log(second.cell).read_text() == "measured\n"
+    remote = open_remote(second.workspace)
+    assert remote is not None and remote.by_digest and not remote.is_own and not remote.is_missing
+    desks = [_desk(folder / f"desk{number}", address) for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(lambda number: _claims(desks[number].workspace, f"{number}" * 64), range(8)))
+    assert taken.count(True) == 1, taken
+
+
+def away(folder: Path, address: str) -> None:
+    """Ask a server that is gone: one line, and the stages run here."""
+    desk = _desk(folder / "later", address)
+    assert desk.bring() == 0 and len(desk.said) == 1 and "is away" in desk.said[0], desk.said
+    assert desk.make_all() == ["made"] * 3
+
+
+if __name__ == "__main__":
+    {"main": main, "away": away}[sys.argv[3]](Path(sys.argv[1]), sys.argv[2])
