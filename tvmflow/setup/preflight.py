@@ -69,7 +69,7 @@ def ask_processors(workspace: Workspace, cells: Collection[Cell]) -> dict[str, T
 def check_cell(workspace: Workspace, cell: Cell, todo: Collection[AnyStage], found: set[str] | None = None) -> None:
     """Raise TvmflowError for a problem that would end a run of these stages of a cell.
 
-    found: models, targets and room that were found fine, which is not looked for again: of 600 cells 40 models are read.
+    found: models, targets and room that were found fine, which is not looked for again: 600 cells read 40 models.
     """
     found = set() if found is None else found
     model, target = workspace.params.models[cell.model], workspace.params.targets[cell.target]
