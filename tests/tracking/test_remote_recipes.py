@@ -18,7 +18,7 @@ from tests.pipeline.fake_stages import STAGES as FAKE_STAGES
 from tests.pipeline.test_store import Bench
 from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.store import Store
-from tvmflow.tracking.dvc import remote, remote_recipes, repository
+from tvmflow.tracking.dvc import recipe_entries, remote, repository
 from tvmflow.tracking.dvc.remote_recipes import bring
 
 STAGES = {**FAKE_STAGES, "tune": replace(FAKE_STAGES["import_model"], name="tune", keeps_log=True)}
@@ -45,7 +45,7 @@ class Desk(Bench):
         log = self.workspace.tuning_log(self.cell)
         log.parent.mkdir(exist_ok=True)
         log.write_text("measured\n")
-        entries = remote_recipes.entries_of(self.workspace, self.cell, MADE)
+        entries = recipe_entries.entries_of(self.workspace, self.cell, MADE)
         assert repository.commit(self.workspace, {"a": ["all"]}, push, entries={"a": entries}) == {}
 
     def bring(self) -> int:

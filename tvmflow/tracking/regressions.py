@@ -9,8 +9,6 @@ from typing import Any
 
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.fleet import NEWEST, UnitChange, changes_of_units, newest_of_each, suspects
-from tvmflow.tracking.mlflow.history import overview
-from tvmflow.tracking.moments import check_known, moment
 
 _MOST_LINES = 20  # of a text about the fleet
 
@@ -74,6 +72,9 @@ def regressions_between(workspace: Workspace, since: str, until: str, model: str
     """Compare each cell at two moments, on each unit with itself. Raises UsageError for a moment without measurements.
     model: None: all.
     """
+    from tvmflow.tracking.mlflow.history import overview  # with numpy, which the API needs only when it is asked
+    from tvmflow.tracking.moments import check_known, moment
+
     a, b = moment(workspace, since), moment(workspace, until)
     newest: dict[tuple[str, str, str], Mapping[str, Any]] = {}
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from tvmflow.support.files import write_atomic
 from tvmflow.tracking.dvc.pipelines import lock_text
+from tvmflow.tracking.dvc.recipe_entries import Entries, write_entries
 from tvmflow.tracking.dvc.remote import Remote
-from tvmflow.tracking.dvc.remote_recipes import Entries, write_entries
 
 
 def _parse_once() -> None:

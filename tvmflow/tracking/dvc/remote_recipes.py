@@ -7,7 +7,6 @@ outputs of the stages before. What is there goes to DVC's cache and to the index
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -21,18 +20,15 @@ from pathlib import Path
 
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.pipeline.record import RECORD_NAME, Record, read_record, record_from
+from tvmflow.pipeline.record import Record, record_from
 from tvmflow.pipeline.stage import AnyStage
 from tvmflow.pipeline.store import Known, Plan, Store
 from tvmflow.support.errors import StoreAwayError, StoreError, TvmflowError, first_line
-from tvmflow.support.files import describe_file, sha256_of
+from tvmflow.support.files import sha256_of
+from tvmflow.tracking.dvc.recipe_entries import FOLDER
 from tvmflow.tracking.dvc.remote import Remote, open_remote
 
-FOLDER = "recipes"
 _AT_ONCE = 16  # connections
-_LOGGED = "tune"
-
-Entries = dict[str, dict[str, str]]  # STAGE/KEY -> {"record": md5 of record.json, "log": md5 of the tuning log}
 
 
 @dataclass
@@ -50,29 +46,6 @@ class _Waiting:
     cell: Cell
     known: Known = field(default_factory=dict)
     wanted: Plan | None = None
-
-
-def entries_of(workspace: Workspace, cell: Cell, stages: Iterable[str]) -> Entries:
-    """Return what the remote is to know of the folders of a cell."""
-    entries = {}
-    for stage in stages:
-        path = workspace.folder(stage, cell) / RECORD_NAME
-        with contextlib.suppress(StoreError, OSError):
-            entry = {"record": describe_file(path).md5}
-            if stage == _LOGGED:
-                entry["log"] = describe_file(workspace.tuning_log(cell)).md5
-            entries[f"{stage}/{read_record(path).key}"] = entry
-    return entries
-
-
-def write_entries(remote: Remote, entries: Entries) -> None:
-    """Write entries to a remote, except those that it has."""
-
-    def write(name: str) -> None:
-        remote.write(f"{FOLDER}/{name}", json.dumps(entries[name], sort_keys=True).encode())
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(write, entries))
 
 
 def bring(

@@ -25,7 +25,7 @@ from tvmflow.support.files import describe_file, digest_of, sha256_of, write_ato
 from tvmflow.support.paths import CODE_ROOT
 from tvmflow.support.telemetry import PRIVACY
 from tvmflow.tracking.dvc import merge_lock, offline_plots, pipelines, unlisted
-from tvmflow.tracking.dvc.remote_recipes import Entries, entries_of
+from tvmflow.tracking.dvc.recipe_entries import Entries, entries_of
 
 DEFAULT_REMOTE = "dvc_storage"
 
