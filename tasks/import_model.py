@@ -15,6 +15,7 @@ from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.import_model import read_model
 from tvmflow.evaluation.imported_files import IMPORTED_FILES, check_imported
+from tvmflow.frontends.onnx.files import is_name
 from tvmflow.frontends.registry import tools_of
 from tvmflow.pipeline.stage import Stage, StageContext
 from tvmflow.sandbox.process import Policy, memory_for, reading_s, run_in_sandbox
@@ -51,12 +52,13 @@ def import_model(context: StageContext[ImportSettings, ImportLimits]) -> dict[st
     settings, fetched = context.settings, context.inputs["fetch"]
     make_environments(tools_of(settings.framework, settings.network))
     files = list(fetched.iterdir())
+    copied = {path.name: path.stat().st_size for path in files if is_name(path.name)}  # external data, for peer.onnx
     policy = Policy(
         context.limits.timeout_s,
         (fetched,),
         (context.out,),
         memory_for(*files),
-        IMPORTED_FILES,
+        copied | IMPORTED_FILES,
         load_s=reading_s(*files),
     )
     arguments = {

@@ -177,12 +177,27 @@ def test_a_link_to_a_model_is_looked_at_before_anything_runs(
 
 
 @pytest.mark.parametrize(
-    "names", [None, "mine.onnx", {"a": "b"}, ["../a"], ["/etc/passwd"], [3], ["source.json"], ["gone"]]
+    "ends",
+    [
+        None,
+        "a",
+        ["a"],
+        {"a": "b"},
+        {"a": -1},
+        {"a": 3},
+        {"../a": 0},
+        {"/etc": 0},
+        {3: 0},
+        {"source.json": 0},
+        {"gone": 0},
+    ],
 )
-def test_names_that_a_sandbox_may_not_give(tmp_path: Path, names: object) -> None:
+def test_names_that_a_sandbox_may_not_give(tmp_path: Path, ends: object) -> None:
     (tmp_path / "source.json").write_text("{}")
+    (tmp_path / "a").write_text("{}")
+    assert beside(tmp_path / "mine.onnx", {"a": 2}) == {"a": tmp_path / "a"}
     with pytest.raises(ModelFileError):
-        beside(tmp_path / "mine.onnx", names)
+        beside(tmp_path / "mine.onnx", ends)
 
 
 @pytest.mark.parametrize(

@@ -250,9 +250,9 @@ def test_sizes_are_checked_in_the_forms_of_both_versions_of_tvm(inline: bool) ->
     """TVM 0.26 writes a number into its node, 0.27 a node of its own."""
 
     def graph(size: int) -> dict[str, Any]:
-        sized = {"type": "ir.IntImm", "data": {"value": size if inline else 4}}
-        nodes = [{"type": "None"}, {"type": "ffi.Array", "data": [2]}, sized]
-        nodes += [{"type": "relax.expr.ShapeExpr", "data": {"values": 1}}, {"type": "int", "data": size}]
+        nodes = [{"type": "None"}, {"type": "int", "data": size}]
+        nodes += [{"type": "ir.IntImm", "data": {"value": size if inline else 1}}, {"type": "ffi.Array", "data": [2]}]
+        nodes += [{"type": "relax.expr.ShapeExpr", "data": {"values": 3}}]
         return {"nodes": nodes}
 
     for size in (0, 1, 4, 224, 1 << 20):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,34 +47,42 @@ def external_files(path: Path) -> dict[str, Path]:
     """Return name -> file of a model's external data. Raises ModelFileError unless each is a complete file
     beside it.
     """
-    files: dict[str, Path] = {}
-    for tensor in _tensors(read_proto(path)):
+    return files_beside(path, external_ends(str(path)))
+
+
+def external_ends(path: str) -> dict[str, int]:
+    """Return name -> end in bytes of each file of external data, from the model alone. Raises ModelFileError."""
+    ends: dict[str, int] = {}
+    for tensor in _tensors(read_proto(Path(path))):
         try:
             place = _location(tensor)
-            file = path.parent / place["location"]
-            if not is_plain(file):
-                raise ModelFileError(
-                    f"no {place['location']} next to {path.name}", "the external data of the model", "copy it there too"
-                )
             end = int(place.get("offset", "0")) + _size(tensor, place.get("length"))
-            if end > file.stat().st_size:
-                raise ValueError(f"it ends at byte {end}, but {file.name} has {file.stat().st_size}")
         except ValueError as error:
+            raise _invalid_location(Path(path), f"for tensor {tensor.name[:100]!r}: {error}") from error
+        ends[place["location"]] = max(end, ends.get(place["location"], 0))
+    return ends
+
+
+def files_beside(path: Path, ends: Mapping[str, int]) -> dict[str, Path]:
+    """Return the files of these names beside a model. Raises ModelFileError unless each reaches to its end."""
+    files = {name: path.parent / name for name in ends}
+    for name, file in files.items():
+        if not is_plain(file):
             raise ModelFileError(
-                f"{path.name} has an invalid location for tensor {tensor.name[:100]!r}: {error}",
-                "plain files next to the model",
-                "export the model again",
-            ) from error
-        files[file.name] = file
+                f"no {name} next to {path.name}", "the external data of the model", "copy it there too"
+            )
+        if ends[name] > (size := file.stat().st_size):
+            raise _invalid_location(path, f"of {name}: it ends at byte {ends[name]}, but the file has {size}")
     total = sum(file.stat().st_size for file in files.values())
     if total > MAX_EXTERNAL_BYTES:
         raise ModelFileError(f"the external data of {path.name} holds {total} bytes", f"at most {MAX_EXTERNAL_BYTES}")
     return files
 
 
-def external_names(path: str) -> list[str]:
-    """Return the names of `external_files`, for callers outside of the sandbox."""
-    return sorted(external_files(Path(path)))
+def _invalid_location(path: Path, what: str) -> ModelFileError:
+    return ModelFileError(
+        f"{path.name} has an invalid location {what}", "plain files next to the model", "export the model again"
+    )
 
 
 def is_name(text: str) -> bool:
