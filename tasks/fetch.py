@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from tvmflow.sources.weights import WeightsRequest, fetch_weights
 from tvmflow.support.errors import ModelFileError
 from tvmflow.support.files import check_arrays, save_arrays
 from tvmflow.support.json_values import to_json
+from tvmflow.support.temporary import temporary_folder
 
 _STREAM_S = 600.0
 
@@ -108,12 +108,11 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
 
 def _declare_states(out: Path, weights: Path) -> None:
     """Replace description and samples by those with the states that the model's file declares, if it does."""
-    with tempfile.TemporaryDirectory(prefix="tvmflow-states-") as folder:
-        made = Path(folder)
+    with temporary_folder("states") as made:
         outputs = dict.fromkeys(STREAM_FILES, MAX_DATASET_BYTES)
         policy = Policy(_STREAM_S, (out,), (made,), memory_for(weights), outputs)
         function = f"{declare_states.__module__}:{declare_states.__name__}"
-        run_in_sandbox(function, {"folder": str(out), "out": folder}, policy)
+        run_in_sandbox(function, {"folder": str(out), "out": str(made)}, policy)
         if not (made / "source.json").exists():
             return
         before, now = read_description(out), read_description(made)

@@ -70,7 +70,7 @@ def test_what_is_refused_taken_back_or_gone(copy_of_finished: Path, with_prefect
     tvmflow(root, "rollback", CELL)
     taken_back = judge(workspace, cell)
     assert not taken_back.promoted and "was taken back by a rollback, version 3 stays" in taken_back.text
-    assert "--proposal measures" in tvmflow(root, "promote", CELL, "--proposal", "--dry-run", code=2).stderr
+    assert "--proposal or --reject alone" in tvmflow(root, "promote", CELL, "--proposal", "--dry-run", code=2).stderr
 
 
 def test_a_bug_in_one_cell_is_the_error_of_that_cell(copy_of_finished: Path, with_prefect_server: str) -> None:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from tvmflow.pipeline.stage import AnyStage
 from tvmflow.pipeline.store import Known, Plan, Store
 from tvmflow.support.errors import StoreAwayError, StoreError, TvmflowError, first_line
 from tvmflow.support.files import sha256_of
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.tracking.dvc.recipe_entries import FOLDER
 from tvmflow.tracking.dvc.remote import Remote, open_remote
 
@@ -157,8 +157,8 @@ class _Source:
         if is_right(place):
             return 0
         place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".brought-") as folder:
-            new = Path(folder) / "file"
+        with temporary_folder("brought", place.parent) as folder:
+            new = folder / "file"
             try:
                 self.remote.fs.get_file(f"{self.remote.root}/files/md5/{md5[:2]}/{md5[2:]}", str(new))
             except FileNotFoundError:
