@@ -9,23 +9,21 @@ import functools
 import os
 import random
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
-import requests
 import yaml
 from filelock import FileLock
 
 from tests.cpu_budget import CpuBudget
+from tests.prefect_server import PrefectServer
 from tvmflow.devices.emulation.system import EmulatedSystem, emulated_system
 from tvmflow.support.errors import DeviceError
 
@@ -304,28 +302,12 @@ def free_port() -> int:
 @pytest.fixture(scope="session")
 def prefect_server(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Start one Prefect server for the session and return its address; `finished` ran with Prefect's own before."""
-    port = free_port()
-    address = f"http://127.0.0.1:{port}/api"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        env={**os.environ, "PREFECT_HOME": str(tmp_path_factory.mktemp("prefect")), "PREFECT_API_URL": address},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 120
+    server = PrefectServer(tmp_path_factory.mktemp("prefect"), free_port())
     try:
-        while True:
-            try:
-                if requests.get(f"{address}/health", timeout=2).ok:
-                    break
-            except requests.RequestException:
-                assert time.monotonic() < deadline, "the Prefect server did not start in 120 s"
-                time.sleep(0.3)
-        yield address
+        server.start(120)
+        yield server.address
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        server.kill()
 
 
 @pytest.fixture

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -18,6 +14,7 @@ import requests
 
 from flows.heartbeats import NAME, crash_automation, watch_runs
 from tests.conftest import free_port
+from tests.prefect_server import PrefectServer
 
 SILENT_S = 12.0
 
@@ -26,30 +23,14 @@ SILENT_S = 12.0
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    port = free_port()
-    address = f"http://127.0.0.1:{port}/api"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        env={**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_API_URL": address},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 200
+    server = PrefectServer(tmp_path / "prefect", free_port())
     try:
-        while True:
-            try:
-                if requests.get(f"{address}/health", timeout=2).ok:
-                    break
-            except requests.RequestException:
-                assert time.monotonic() < deadline
-                time.sleep(0.3)
-        monkeypatch.setenv("PREFECT_API_URL", address)
-        with temporary_settings({PREFECT_API_URL: address}):
-            yield address
+        server.start(200)
+        monkeypatch.setenv("PREFECT_API_URL", server.address)
+        with temporary_settings({PREFECT_API_URL: server.address}):
+            yield server.address
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        server.kill()
 
 
 class _Run:

@@ -7,12 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import requests
-
 from tests.conftest import free_port
+from tests.prefect_server import wait_for_health
 
 
 class MlflowServer:
@@ -48,14 +46,7 @@ class MlflowServer:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                if requests.get(f"{self.uri}/health", timeout=2).ok:
-                    return
-            except requests.RequestException:
-                assert time.monotonic() < deadline, (self.root / "log").read_text()
-                time.sleep(0.2)
+        wait_for_health(self.uri, 120, (self.root / "log").read_text)
 
     def stop(self) -> None:
         if self.process is not None:
