@@ -155,7 +155,8 @@ def own(system: EmulatedSystem, module: Path, processor: str, mcpu: str) -> str:
     from tvmflow.codegen.network.runtime_sources import RUNTIME
     from tvmflow.frontends.source_model import TensorSpec
     from tvmflow.ir.relax.graph import read_graph
-    from tvmflow.ir.relax.serialization import load_module, numpy_dtype
+    from tvmflow.ir.relax.serialization import load_module
+    from tvmflow.support.dtypes import numpy_dtype
     from tvmflow.targets.resolve import ResolvedTarget
     from tvmflow.toolchain.compilers import compiler_for
     from tvmflow.tuning.winograd_choice import choose_by_cost

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.relax.serialization import numpy_dtype
+from tvmflow.support.dtypes import numpy_dtype
 
 
 @dataclass(frozen=True)

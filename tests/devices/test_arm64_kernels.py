@@ -25,7 +25,6 @@ from tvmflow.devices.emulation.system import EmulatedSystem
 from tvmflow.ir.relax.emit import constant
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_all
-from tvmflow.ir.relax.serialization import numpy_dtype
 from tvmflow.ir.tir.workloads import extract_workloads
 from tvmflow.passes.kernel.apply_schedules import replay
 from tvmflow.passes.layout.channel_permute import permute_channels
@@ -33,6 +32,7 @@ from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed_precision
 from tvmflow.schedules.registry import apply_template
+from tvmflow.support.dtypes import numpy_dtype
 from tvmflow.tuning.records.traces import trace_json
 
 # batch, channels, height, width; output channels, kernel, stride, padding, groups

@@ -28,7 +28,6 @@ from tvmflow.frontends.source_model import one_input
 from tvmflow.ir.relax.emit import constant
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_graph
-from tvmflow.ir.relax.serialization import numpy_dtype
 from tvmflow.ir.tir.workloads import extract_workloads
 from tvmflow.passes.canonicalize.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.canonicalize.fold_constants import FoldConstants
@@ -39,6 +38,7 @@ from tvmflow.quantization.post_training import quantize_int8
 from tvmflow.schedules.intrinsics.intrinsic import Intrinsic
 from tvmflow.schedules.registry import apply_template
 from tvmflow.sources.networks.torch_zoo import build
+from tvmflow.support.dtypes import numpy_dtype
 from tvmflow.targets.resolve import host_target
 from tvmflow.tuning.records.traces import trace_json
 

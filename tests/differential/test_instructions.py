@@ -17,9 +17,9 @@ from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.lower import lower
 from tvmflow.ir.relax.emit import constant
-from tvmflow.ir.relax.serialization import numpy_dtype
 from tvmflow.ir.tir.workloads import extract_workloads
 from tvmflow.schedules.registry import apply_template
+from tvmflow.support.dtypes import numpy_dtype
 from tvmflow.targets.resolve import ResolvedTarget
 
 

@@ -20,10 +20,10 @@ from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.relax.emit import constant
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_graph
-from tvmflow.ir.relax.serialization import numpy_dtype
 from tvmflow.ir.tir.workloads import extract_workloads
 from tvmflow.passes.layout.weights import merge_groups, pack_both
 from tvmflow.passes.pipeline import canonicalize
+from tvmflow.support.dtypes import numpy_dtype
 
 
 class Grouped(torch.nn.Module):

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from tvmflow.config.buckets import Axis, Numbers, Sizes
 from tvmflow.config.fixed_inputs import FixedInput
+from tvmflow.support.dtypes import numpy_dtype
 from tvmflow.support.errors import ModelFileError, first_line
 from tvmflow.support.json_values import OPTIONAL, read_json, to_json
 from tvmflow.support.samples import WHOLE, batch_of
@@ -32,7 +32,7 @@ class TensorSpec:
     dtype: str = "float32"
 
     def zeros(self) -> Array:
-        return np.zeros(self.shape, ml_dtypes.bfloat16 if self.dtype == "bfloat16" else self.dtype)
+        return np.zeros(self.shape, numpy_dtype(self.dtype))
 
 
 @dataclass(frozen=True)

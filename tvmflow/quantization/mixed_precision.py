@@ -16,8 +16,8 @@ from tvm import relax
 
 from tvmflow.ir.relax.emit import build_main, constant, convolution, rebuild_call, transposed_convolution
 from tvmflow.ir.relax.graph import Argument, Graph, Ref, Step, operators_named, read_graph
-from tvmflow.ir.relax.serialization import numpy_dtype
 from tvmflow.ir.tvm_compat import IRModule, type_of
+from tvmflow.support.dtypes import numpy_dtype
 
 _GEMM = ("relax.nn.conv2d", "relax.matmul", "relax.nn.conv2d_transpose", "relax.nn.conv1d", "relax.nn.conv3d")
 # Operators that may be fused into the kernel of a float32 sum before it is rounded.

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from tvm import relax
 
 from tvmflow.frontends.emitter import Emitter, type_name
 from tvmflow.ir.tvm_compat import shape_of
+from tvmflow.support.dtypes import numpy_dtype
 
 Array = np.ndarray[Any, Any]
 Value = Any
@@ -37,7 +37,7 @@ class NodeEmitter(Emitter):
 
     def cast(self, value: Value, dtype: str) -> Value:
         if isinstance(value, np.ndarray):
-            return value.astype(numpy_type(dtype))
+            return value.astype(numpy_dtype(dtype))
         return value if dtype_of(value) == dtype else self.astype(value, dtype)
 
     def reshape_to(self, value: Value, shape: Sequence[int]) -> Value:
@@ -53,13 +53,6 @@ class NodeEmitter(Emitter):
     def slice_axis(self, value: Value, axis: int, begin: int, end: int) -> Value:
         """Return value[begin:end] along an axis; both are inside the axis."""
         return self.strided_slice(value, [int(axis)], [int(begin)], [int(end)])
-
-
-def numpy_type(dtype: str) -> Any:
-    """Return numpy's type of a TVM dtype."""
-    if dtype == "bfloat16":
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(dtype)
 
 
 def expression(value: Any) -> Any:

@@ -12,14 +12,15 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from tvmflow.frontends.onnx.nodes import Value, dims, dtype_of, numpy_type
+from tvmflow.frontends.onnx.nodes import Value, dims, dtype_of
+from tvmflow.support.dtypes import numpy_dtype
 
 _MAX_INFERRED = 4096  # elements of a constant that can determine a shape
 
 
 def element_type(dtype: str) -> int:
     """Return ONNX's number of a TVM dtype."""
-    return int(onnx.helper.np_dtype_to_tensor_dtype(numpy_type(dtype)))
+    return int(onnx.helper.np_dtype_to_tensor_dtype(numpy_dtype(dtype)))
 
 
 def type_proto(value: Value) -> Any:

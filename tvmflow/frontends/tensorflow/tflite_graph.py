@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.support.dtypes import numpy_dtype
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError
 
 Array = np.ndarray[Any, Any]
@@ -244,9 +245,7 @@ def _array(raw: Array, shape: tuple[int, ...], kind: str, dtype: str, sparsity: 
         values = _unpack(raw, _BITS[kind])
         values = values if sparsity is not None else values[: int(np.prod(shape, dtype=np.int64))]
     else:
-        import ml_dtypes
-
-        values = raw.view(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype))
+        values = raw.view(numpy_dtype(dtype))
     if sparsity is not None:
         return _dense(values, shape, sparsity)
     if values.size != int(np.prod(shape, dtype=np.int64)):

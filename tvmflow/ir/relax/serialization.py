@@ -24,6 +24,7 @@ import numpy as np
 
 from tvmflow.ir.relax.allowed_ir import check_ir
 from tvmflow.ir.tvm_compat import IRModule
+from tvmflow.support.dtypes import numpy_dtype
 from tvmflow.support.errors import ModelFileError, StoreError, TvmflowError, last_line
 
 IR_NAME, WEIGHTS_NAME = "model.json", "weights.safetensors"
@@ -181,11 +182,6 @@ def _encode(array: np.ndarray[Any, Any]) -> bytes:
     code, bits = _CODES[array.dtype]
     head = _HEAD.pack(_MAGIC, 0, 1, 0, array.ndim, code, bits, 1)
     return head + struct.pack(f"<{array.ndim}q", *array.shape) + struct.pack("<q", array.nbytes) + array.tobytes()
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return numpy's dtype of a name, bfloat16 included."""
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def bytes_of(shape: Iterable[Any], dtype: Any) -> int:

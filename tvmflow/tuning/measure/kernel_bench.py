@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tvmflow.devices.session import DeviceSession, RemoteKernel
-from tvmflow.ir.relax.serialization import numpy_dtype
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.ir.tvm_compat import PrimFunc, buffer_of
+from tvmflow.support.dtypes import numpy_dtype
 from tvmflow.tuning.records.record import OK, WRONG_OUTPUT
 from tvmflow.tuning.rules import MeasureRules
 

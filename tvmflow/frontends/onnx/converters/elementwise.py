@@ -9,12 +9,13 @@ import numpy as np
 import onnx
 from tvm import te, tirx, topi
 
-from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of, is_float, numpy_type
+from tvmflow.frontends.onnx.nodes import Node, RefusedNodeError, Value, dims, dtype_of, is_float
+from tvmflow.support.dtypes import numpy_dtype
 
 
 def number(value: float, dtype: str) -> np.ndarray[Any, Any]:
     """Return a scalar constant of a TVM dtype."""
-    return np.asarray(value).astype(numpy_type(dtype))
+    return np.asarray(value).astype(numpy_dtype(dtype))
 
 
 def like(value: Value, constant: float) -> np.ndarray[Any, Any]:
@@ -186,7 +187,7 @@ def _bit_shift(node: Node) -> Value:
 def _bit_cast(node: Node) -> Value:
     x = node.inputs[0]
     dtype = str(onnx.helper.tensor_dtype_to_np_dtype(node.attributes["to"]))
-    if np.dtype(numpy_type(dtype)).itemsize != np.dtype(numpy_type(dtype_of(x))).itemsize:
+    if np.dtype(numpy_dtype(dtype)).itemsize != np.dtype(numpy_dtype(dtype_of(x))).itemsize:
         raise RefusedNodeError("a type of another width")
     if dtype_of(x) == "bool":
         return node.emitter.cast(x, dtype)
