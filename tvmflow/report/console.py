@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tvmflow.support.secrets import mask
+from tvmflow.support.secrets import mask, mask_of_now
 
 _LEAST_WORDS = 14  # a column of words that is narrower than this reads badly
 _MOST_BLOCKS = 4  # more of them are no overview
@@ -42,13 +42,14 @@ def grid(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], words: Iterable[str] = (), caption: str = ""
 ) -> Grid:
     """Return a table of what can be printed on one line each. words: see Grid."""
-    lines = tuple(tuple(printable(cell) for cell in row) for row in rows)
+    hide = mask_of_now()
+    lines = tuple(tuple(printable(cell, hide) for cell in row) for row in rows)
     return Grid(printable(title), tuple(columns), lines, frozenset(words), caption)
 
 
-def printable(value: object) -> str:
+def printable(value: object, hide: Callable[[str], str] = mask) -> str:
     """Return a value's text without secrets, line breaks, escapes and other terminal control characters."""
-    return "".join(c if c.isprintable() else " " for c in mask(str(value)))
+    return "".join(c if c.isprintable() else " " for c in hide(str(value)))
 
 
 def show(value: Grid) -> None:

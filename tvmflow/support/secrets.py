@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _QUERY = (
@@ -27,11 +27,21 @@ _MASKED = "***"
 
 def mask(text: str) -> str:
     """Return a text without the secrets in it."""
-    if "://" in text:
-        text = _SECRET_QUERY.sub(rf"\1{_MASKED}", _ADDRESS.sub(_without_user, text))
-    for value in _values_of_variables():
-        text = text.replace(value, _MASKED)
-    return text
+    return mask_of_now()(text)
+
+
+def mask_of_now() -> Callable[[str], str]:
+    """Return `mask` for many texts, which reads the variables once."""
+    values = _values_of_variables()
+
+    def hide(text: str) -> str:
+        if "://" in text:
+            text = _SECRET_QUERY.sub(rf"\1{_MASKED}", _ADDRESS.sub(_without_user, text))
+        for value in values:
+            text = text.replace(value, _MASKED)
+        return text
+
+    return hide
 
 
 def _without_user(address: re.Match[str]) -> str:
