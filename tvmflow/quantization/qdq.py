@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.ir.relax.emit import DEQUANTIZE, QUANTIZE
 from tvmflow.ir.relax.graph import Argument, Array, Graph, Other, Ref, Step, operators_named
 from tvmflow.ir.relax.numpy_interpreter import run_step
 from tvmflow.ir.relax.scales import Scale
 
-_QUANTIZE, _DEQUANTIZE = "relax.quantize", "relax.dequantize"
 _MOVES = operators_named("reshape permute_dims squeeze flatten strided_slice")
 _ON_INTEGERS = _MOVES | operators_named("clip nn.max_pool2d")
 _ROUNDING = {f"relax.{name}" for name in ("add", "divide", "multiply", "round", "sign", "subtract", "trunc")}
@@ -24,7 +24,7 @@ _CAN_CLIP = {"relax.nn.conv2d", "relax.matmul", "relax.add"}
 
 def is_quantized(graph: Graph) -> bool:
     """Return whether a graph brings scales of its own."""
-    return any(step.op == _QUANTIZE for step in graph.steps)
+    return any(step.op == QUANTIZE for step in graph.steps)
 
 
 def strip_qdq(graph: Graph) -> tuple[Graph, dict[str, Scale]]:
@@ -56,12 +56,12 @@ class _Stripper:
 
     def _rewrite_step(self, step: Step) -> None:
         args = tuple(self._resolve(argument) for argument in step.args)
-        if step.op == _QUANTIZE and isinstance(args[0], Ref):
+        if step.op == QUANTIZE and isinstance(args[0], Ref):
             scale = _scale(args, step)
             if scale is not None:
                 self._quantize(step, args[0], scale)
                 return
-        if step.op == _DEQUANTIZE:
+        if step.op == DEQUANTIZE:
             if isinstance(args[0], np.ndarray):
                 self.alias[step.name] = _dequantize(args[0], args, step)
                 return
@@ -100,7 +100,7 @@ class _Stripper:
         if name not in self.ops:
             args = (value, *map(self._resolve, quantizer.args[1:]))
             self.rewritten.steps.append(replace(quantizer, name=name, args=args))
-            self.ops[name] = _QUANTIZE
+            self.ops[name] = QUANTIZE
         return Ref(name)
 
     def _dtype(self, argument: Argument) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from tvmflow.frontends.onnx.files import subgraphs_of
 from tvmflow.frontends.onnx.nodes import RefusedNodeError, Value, dims, expression
 
 MAX_NODES = 20000  # of an unrolled loop
@@ -22,7 +23,7 @@ SPLIT = (
 def reads(node: Any, scope: Any, unknown: Any) -> bool:
     """Whether a subgraph of a node reads a value that is unknown."""
     for attribute in node.attribute:
-        for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+        for graph in subgraphs_of(attribute):
             own = {name for inner in graph.node for name in inner.output}
             for inner in graph.node:
                 if any(name not in own and scope.get(name) is unknown for name in inner.input):

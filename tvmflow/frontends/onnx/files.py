@@ -85,6 +85,11 @@ def _invalid_location(path: Path, what: str) -> ModelFileError:
     )
 
 
+def subgraphs_of(attribute: Any) -> list[Any]:
+    """Return the graphs that an attribute of a node holds."""
+    return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+
+
 def is_name(text: str) -> bool:
     """Return whether external data may be in a file of this name."""
     return _NAME.fullmatch(text) is not None and text.lower() not in _RESERVED
@@ -145,7 +150,7 @@ def _tensors(model: Any) -> list[Any]:
                 *attribute.sparse_tensors,
             ]
             tensors += [part for sparse in sparse_ones for part in (sparse.values, sparse.indices)]
-            graphs += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+            graphs += subgraphs_of(attribute)
     return [
         tensor for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL or len(tensor.external_data)
     ]

@@ -11,6 +11,8 @@ from typing import Any
 
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
+from tvmflow.frontends.onnx.files import subgraphs_of
+
 _OTHER_FLOATS = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
 
@@ -89,4 +91,4 @@ def _replace(values: Any, names: Mapping[str, str]) -> None:
 
 
 def _subgraphs(node: Any) -> list[Any]:
-    return [part for one in node.attribute for part in ([one.g] if one.HasField("g") else one.graphs)]
+    return [part for attribute in node.attribute for part in subgraphs_of(attribute)]
