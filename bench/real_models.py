@@ -60,6 +60,7 @@ from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
 from tvmflow.quantization.qdq import is_quantized
 from tvmflow.sources.data.datasets import Samples
+from tvmflow.sources.networks.torch_zoo import torchvision_models
 from tvmflow.support.progress import silent
 from tvmflow.support.runtime_binding import network_binding
 from tvmflow.targets.cpu_features import activations_of
@@ -107,6 +108,7 @@ class RealModel:
     def _torch_network(self) -> Any:
         import torch
 
+        torchvision_models()  # which packages import, where its operators may be missing
         sys.path.insert(0, str(self.place))
         for name in self.stand_ins:
             sys.modules.setdefault(name, types.ModuleType(name))

@@ -86,6 +86,7 @@ CODE = {
         "tvmflow/evaluation/first_difference.py",
         "tvmflow/evaluation/import_buckets.py",
         "tvmflow/evaluation/import_check.py",
+        "tvmflow/evaluation/onnx_export.py",
         "tvmflow/evaluation/import_model.py",
         "tvmflow/evaluation/imported_files.py",
         "tvmflow/evaluation/source_noise.py",

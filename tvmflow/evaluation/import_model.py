@@ -14,6 +14,8 @@ from tvmflow.evaluation.agreement import classes_of
 from tvmflow.evaluation.conditioning import write_conditioning
 from tvmflow.evaluation.import_buckets import BucketedImport, import_buckets
 from tvmflow.evaluation.import_check import LEAST_INPUTS, ImportCheck
+from tvmflow.evaluation.imported_files import FACTS_NAME, PEER_NAME
+from tvmflow.evaluation.onnx_export import exporting_onnx
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import (
     Array,
@@ -55,38 +57,37 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     reference = {"golden": _first(expected, len(golden[0])), "evaluation": expected}
     _check_outputs(expected, json.loads((fetched / "labels.json").read_text()), evaluation.y, task)
     progress("importing", 1, 4)
-    module = canonicalize(source.to_relax())
-    progress("checking against the source", 2, 4)
-    runner = LocalRunner.of_plain(module, host_backend())
-    imported = run_in_batches(runner, evaluation.inputs, batch)
-    check, count = ImportCheck(source, batch, task, max_relative_error), max(LEAST_INPUTS, len(golden[0]))
-    try:
-        agreement = check.on_samples(*(_first(values, count) for values in (evaluation.inputs, imported, expected)))
-        check.at_edges(load_edges(fetched / "edges.npz"), runner, expected)
-    except AgreementError as error:
-        raise _with_layer(error, source, batch_at(golden, 0, batch), max_relative_error) from error
-    sized = None
-    if description.sizes:
-        progress("importing the smaller sizes", 2, 4)
-        sized = import_buckets(fetched, description, source, runner, golden, max_relative_error, check.noise)
-        reference |= sized.reference
-    save_module(module, out, sized.modules if sized else None)
-    write_conditioning(out, check.noise, check.warnings)
-    reference |= {"imported": imported, "imported_golden": _first(imported, len(golden[0]))}
-    save_arrays(out / "reference.npz", **reference)
-    progress("exporting for baselines", 3, 4)
-    described = _describe_outputs(source, module, sized)
-    write_outputs(out, described)
-    facts: dict[str, Any] = {"golden": agreement.to_json(), "outputs": to_json(described)}
-    facts |= {"noise": to_json(check.noise), "warnings": to_json(check.warnings)}
-    if sized:
-        facts["sizes"] = {label: agreement.to_json() for label, agreement in sized.agreement.items()}
-    try:
-        source.to_onnx(out / "peer.onnx")
-    except Exception as error:  # a failed export costs a baseline, not the cell
-        (out / "peer.onnx").unlink(missing_ok=True)
-        facts["no_onnx"] = first_line(error)
-    (out / "import.json").write_text(json.dumps(facts, sort_keys=True), encoding="utf-8")
+    relax = source.to_relax()
+    with exporting_onnx(source, out / PEER_NAME) as finish_export:
+        module = canonicalize(relax)
+        progress("checking against the source", 2, 4)
+        runner = LocalRunner.of_plain(module, host_backend())
+        imported = run_in_batches(runner, evaluation.inputs, batch)
+        check, count = ImportCheck(source, batch, task, max_relative_error), max(LEAST_INPUTS, len(golden[0]))
+        try:
+            agreement = check.on_samples(*(_first(values, count) for values in (evaluation.inputs, imported, expected)))
+            check.at_edges(load_edges(fetched / "edges.npz"), runner, expected)
+        except AgreementError as error:
+            raise _with_layer(error, source, batch_at(golden, 0, batch), max_relative_error) from error
+        sized = None
+        if description.sizes:
+            progress("importing the smaller sizes", 2, 4)
+            sized = import_buckets(fetched, description, source, runner, golden, max_relative_error, check.noise)
+            reference |= sized.reference
+        save_module(module, out, sized.modules if sized else None)
+        write_conditioning(out, check.noise, check.warnings)
+        reference |= {"imported": imported, "imported_golden": _first(imported, len(golden[0]))}
+        save_arrays(out / "reference.npz", **reference)
+        progress("exporting for baselines", 3, 4)
+        described = _describe_outputs(source, module, sized)
+        write_outputs(out, described)
+        facts: dict[str, Any] = {"golden": agreement.to_json(), "outputs": to_json(described)}
+        facts |= {"noise": to_json(check.noise), "warnings": to_json(check.warnings)}
+        if sized:
+            facts["sizes"] = {label: agreement.to_json() for label, agreement in sized.agreement.items()}
+        if failure := finish_export():
+            facts["no_onnx"] = failure
+    (out / FACTS_NAME).write_text(json.dumps(facts, sort_keys=True), encoding="utf-8")
     return facts
 
 
