@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -62,8 +65,9 @@ def test_integers_that_are_outputs_or_are_sliced_stay_those_of_the_model() -> No
     assert np.abs(found[1] - wanted[1]).max() <= 0.051  # not rounded in the float network
 
 
-def _stream() -> onnx.ModelProto:
+def _stream(dtype: str) -> onnx.ModelProto:
     """Return a step of a stream: a window of integers, joined with the input, is convolved with a bias along time."""
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     node = helper.make_node
     nodes = [
         node("DequantizeLinear", ["state", "scale", "zero"], ["past"]),
@@ -81,7 +85,7 @@ def _stream() -> onnx.ModelProto:
     weights = {
         "scale": np.float32(0.07),
         "scale_of_y": np.float32(0.05),
-        "zero": np.int8(-5),
+        "zero": np.array(-5 if dtype == "int8" else 123, dtype),
         "taps": _DRAW.integers(-127, 128, (8, 4, 5, 1)).astype(np.int8),
         "scale_of_taps": np.float32(0.004),
         "zero_of_taps": np.int8(0),
@@ -90,28 +94,34 @@ def _stream() -> onnx.ModelProto:
         "end": np.array([9]),
         "two": np.array([2]),
     }
-    ends = {"state": (4, TensorProto.INT8), "x": (2, TensorProto.FLOAT), "next": (4, TensorProto.INT8)}
+    ends = {"state": (4, element), "x": (2, TensorProto.FLOAT), "next": (4, element)}
     values = {name: helper.make_tensor_value_info(name, kind, (1, 4, n, 1)) for name, (n, kind) in ends.items()}
     graph = helper.make_graph(
         nodes,
         "g",
         [values["x"], values["state"]],
-        [helper.make_tensor_value_info("y", TensorProto.INT8, (1, 8, 2, 1)), values["next"]],
+        [helper.make_tensor_value_info("y", element, (1, 8, 2, 1)), values["next"]],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-def test_a_stream_of_integers_keeps_its_scales() -> None:
-    model = _stream()
-    specs = (TensorSpec("x", (1, 4, 2, 1)), TensorSpec("state", (1, 4, 4, 1), "int8"))
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("activations", ["int8", "uint8"])
+def test_a_stream_of_integers_keeps_its_scales(dtype: str, activations: Literal["int8", "uint8"]) -> None:
+    """Layers compute in the dtype that the processor multiplies, states and outputs are those of the file."""
+    model, limits = _stream(dtype), np.iinfo(dtype)
+    specs = (TensorSpec("x", (1, 4, 2, 1)), TensorSpec("state", (1, 4, 4, 1), dtype))
     samples = (
         _DRAW.standard_normal((6, 4, 2, 1), np.float32) * 3,
-        _DRAW.integers(-128, 128, (6, 4, 4, 1)).astype(np.int8),
+        _DRAW.integers(limits.min, limits.max + 1, (6, 4, 4, 1)).astype(dtype),
     )
-    module, _ = quantize_int8(canonicalize(import_model(model, specs)), samples, None, Int8Params())
+    options = Int8Params(activations=activations)
+    module, _ = quantize_int8(canonicalize(import_model(model, specs)), samples, None, options)
     graph, reference = read_graph(module), ReferenceEvaluator(model)
     assert all(step.dtype != "float32" for step in graph.steps if step.op in ("relax.concat", "relax.strided_slice"))
+    (convolution,) = (step for step in graph.steps if step.op == "relax.nn.conv2d")
+    assert graph.kind(convolution.refs[0]).dtype == activations
     for x, state in zip(*samples, strict=True):
         found = run_all(graph, (x[None], state[None]))
         wanted = reference.run(None, {"x": x[None], "state": state[None]})

@@ -16,7 +16,7 @@ import numpy as np
 from tvmflow.config.stage_params import Int8Params, VtaInt8Params
 from tvmflow.ir.relax.graph import Array, Arrays, Graph, read_graph
 from tvmflow.ir.relax.layers import DENSE, GEMM_KINDS, Layer, Network, group_layers
-from tvmflow.ir.relax.scales import Scale, power_of_two, signed
+from tvmflow.ir.relax.scales import Scale, power_of_two, signed, unsigned
 from tvmflow.quantization.bias_correction import correct_biases
 from tvmflow.quantization.calibration import Calibration, int8_scales, outputs_of, power_of_two_scales
 from tvmflow.quantization.cross_layer_equalization import equalize
@@ -63,8 +63,9 @@ def choose_int8(
     graph, given = strip_qdq(read_graph(mod))
     if options.activations == "auto":
         options = options.model_copy(update={"activations": "uint8"})
-    if options.activations == "int8":
-        given = {name: signed(scale) for name, scale in given.items()}
+    # The dtype that the processor multiplies fastest: integers move by 128, numbers do not.
+    as_multiplied = signed if options.activations == "int8" else unsigned
+    given = {name: as_multiplied(scale) for name, scale in given.items()}
     chosen: _Trial | None = None
     for base in _prepare_trials(graph, given, samples, options, progress):
         for correcting in (False, True) if options.bias_correction and not given and base.run.can_batch else (False,):

@@ -15,7 +15,7 @@ import numpy as np
 
 from tvmflow.ir.relax.graph import Argument, Array, Graph, Other, Ref, Step, operators_named
 from tvmflow.ir.relax.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer, Network
-from tvmflow.ir.relax.scales import Scale
+from tvmflow.ir.relax.scales import Scale, signed, unsigned
 from tvmflow.ir.tvm_compat import Expr, type_arguments
 
 
@@ -172,17 +172,29 @@ class Writer:
         if scale is None or (step.op == QUANTIZE and number not in self.integers):
             return False
         factor, zero = (np.asarray(argument) for argument in step.args[1:3])
-        same = factor.size == zero.size == 1 and scale.per_channel is None and scale.dtype == dtype
-        return bool(
-            same and float(factor.reshape(-1)[0]) == scale.scale and int(zero.reshape(-1)[0]) == scale.zero_point
-        )
+        if factor.size != 1 or zero.size != 1 or scale.per_channel is not None or dtype not in ("int8", "uint8"):
+            return False
+        at = signed(scale) if dtype == "int8" else unsigned(scale)
+        return float(factor.reshape(-1)[0]) == at.scale and int(zero.reshape(-1)[0]) == at.zero_point
 
     def _take_over(self, step: Step) -> None:
         (source,) = step.refs
         if step.op == QUANTIZE:
-            self.floats[step.name] = self.integers[source].value
+            stored = self.integers[source]
+            self.floats[step.name] = self._moved(stored.value, stored.scale.dtype, step.dtype, step.name)
         else:
-            self.integers[step.name] = Quantized(self.get_float(source), self.scales[step.name])
+            scale, dtype = self.scales[step.name], self.network.graph.kind(source).dtype
+            value = self._moved(self.get_float(source), dtype, scale.dtype, f"{step.name}_q")
+            self.integers[step.name] = Quantized(value, scale)
+
+    def _moved(self, value: Any, dtype: str, to: str, name: str) -> Any:
+        """Return the integers of int8 or uint8 in the other dtype, which are 128 apart."""
+        from tvm import relax
+
+        if dtype == to:
+            return value
+        offset = constant(128 if to == "uint8" else -128, "int32")
+        return self.emit(relax.op.astype(relax.op.add(relax.op.astype(value, "int32"), offset), to), name)
 
     def _is_read_in_float(self, layer: Layer) -> bool:
         """Whether only steps without an integer form read a layer."""

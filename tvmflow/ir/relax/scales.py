@@ -57,6 +57,13 @@ def signed(scale: Scale) -> Scale:
     return replace(scale, zero_point=scale.zero_point - 128, dtype="int8", low=scale.low - 128, high=scale.high - 128)
 
 
+def unsigned(scale: Scale) -> Scale:
+    """Return an int8 scale as the uint8 scale of the same numbers, with integers plus 128; a uint8 scale unchanged."""
+    if scale.dtype != "int8":
+        return scale
+    return replace(scale, zero_point=scale.zero_point + 128, dtype="uint8", low=scale.low + 128, high=scale.high + 128)
+
+
 def asymmetric(low: float, high: float, dtype: str) -> Scale:
     """Return the scale of a range extended to zero, which is represented exactly. dtype: uint8 or int8."""
     low, high = min(low, 0.0), max(high, 0.0)
