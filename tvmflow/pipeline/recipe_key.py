@@ -33,6 +33,7 @@ _NOT_IN_KEY = (
     "tvmflow.report",
     "tvmflow.sandbox",
     "tvmflow.support",
+    "tvmflow.targets.gpu_drivers",  # as the next one; what it said is in the settings
     "tvmflow.targets.probed_processors",  # a cache of what a device said; what it said is in the target
     "tvmflow.toolchain",
     "tvmflow.tracking",

@@ -35,7 +35,7 @@ from tvmflow.pipeline.record import (
     record_from,
     record_text,
 )
-from tvmflow.pipeline.stage import AnyStage, StageContext
+from tvmflow.pipeline.stage import AnyStage, Runner, StageContext, run_here
 from tvmflow.support import errors
 from tvmflow.support.digests import OutputFile
 from tvmflow.support.files import sync_folder, write_atomic
@@ -78,11 +78,12 @@ Known = dict[str, Plan | Undecided]
 
 
 class Store:
-    """The artifacts of one workspace."""
+    """The artifacts of one workspace. run: what fills the folder of a stage that must be made."""
 
-    def __init__(self, workspace: Workspace, stages: Mapping[str, AnyStage]) -> None:
+    def __init__(self, workspace: Workspace, stages: Mapping[str, AnyStage], run: Runner = run_here) -> None:
         self.workspace = workspace
         self.stages = stages
+        self._run = run
 
     # -- asking ------------------------------------------------------------------------------------------------------
     def plan(self, name: str, cell: Cell, known: Known | None = None) -> Plan | Undecided:
@@ -169,7 +170,6 @@ class Store:
         return record, ""
 
     # -- doing -------------------------------------------------------------------------------------------------------
-
     def ensure(
         self, name: str, cell: Cell, *, progress: Progress = silent, again: bool = False
     ) -> tuple[Record, Outcome]:
@@ -210,8 +210,8 @@ class Store:
     def _context(self, plan: Plan, folder: Path, progress: Progress) -> StageContext[Any, Any]:
         stage, cell = plan.stage, plan.cell
         return StageContext(
-            cell=cell,
-            settings=plan.settings,
+            cell,
+            plan.settings,
             limits=stage.limits(self.workspace, cell),
             inputs={source: self.workspace.folder(source, cell) for source in stage.inputs},
             out=folder,
@@ -224,7 +224,7 @@ class Store:
         cell, stage = plan.cell, plan.stage
         with self._new_folder(stage.name, cell) as folder:
             started = time.monotonic()
-            facts = stage.run(self._context(plan, folder, progress))
+            facts = self._run(stage, self._context(plan, folder, progress), plan.recipe)
             outputs = describe_folder(folder, self.workspace.digests)
             _check_outputs(stage, set(outputs))
             record = Record(
