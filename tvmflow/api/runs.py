@@ -67,6 +67,7 @@ def run(
         if show_progress:
             sys.stderr.write("nothing to do: every stage is up to date\n")
     record_late(where, show_progress)
+    where.digests.save()
     results = []
     for cell, result in zip(wanted, cell_results, strict=True):
         is_finished = result.error is None or result.failed_stage == "publish"

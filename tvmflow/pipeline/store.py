@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal
 
 from filelock import FileLock, Timeout
 
+from tvmflow.config.dvc_cache import dvc_cache, object_path
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.recipe_key import changed_parts, recipe_key
@@ -288,8 +289,7 @@ class Store:
         write_atomic(log, next((other.read_text(encoding="utf-8") for other in others if other.is_file()), ""))
 
     def _places(self, name: str, expected: OutputFile, elsewhere: list[Path]) -> list[Path]:
-        cache = self.workspace.root / ".dvc" / "cache" / "files" / "md5"
-        return [*(place / name for place in elsewhere), cache / expected.md5[:2] / expected.md5[2:]]
+        return [*(place / name for place in elsewhere), object_path(dvc_cache(self.workspace.root), expected.md5)]
 
     def _holds_file(self, place: Path, expected: OutputFile) -> bool:
         try:
