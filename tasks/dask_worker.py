@@ -132,24 +132,26 @@ def _run_process(folder: Path, tell: Callable[[Any], None]) -> dict[str, Any]:
     os.close(writer)
     try:
         last = _listen(reader, tell)
-        code = process.wait()
+        code = process.wait() if last is not None else 0
     finally:
         os.close(reader)  # before the kill: the process may have left its group
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    if last is None:
+        return {"exit": "nobody waits for it"}
     return last or {"exit": f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"}
 
 
-def _listen(reader: int, tell: Callable[[Any], None]) -> dict[str, Any]:
-    """Forward progress until the process closes its end or the work is given up; return its last message."""
+def _listen(reader: int, tell: Callable[[Any], None]) -> dict[str, Any] | None:
+    """Forward progress until the process closes its end; return its last message, None if the work was given up."""
     from distributed import secede
 
     last, rest, is_slot = dict[str, Any](), b"", True
     while True:
         if not select.select([reader], [], [], _LOOK_S)[0]:
             if _is_given_up():
-                return {"exit": "given up"}
+                return None
             continue
         chunk = os.read(reader, 1 << 16)
         if not chunk:

@@ -137,7 +137,7 @@ def test_a_sweep_measures_on_all_units_and_one_that_dies_costs_its_own_measureme
     for cell in workspace.params.cells.values():
         counts = {unit: 0 for unit, key in UNITS.items() if key == cell.target}
         for one in measurements(workspace, cell):
-            counts[one["device"]["unit"]] += 1
+            counts[one["unit"]] += 1
         assert all(counts[unit] == 2 for unit in counts.keys() & lived), counts
         assert counts.get(DIES, 1) in (1, 2), "what it measured before it died stays"
     rows = api.compare("m0", workspace.root)
@@ -147,6 +147,6 @@ def test_a_sweep_measures_on_all_units_and_one_that_dies_costs_its_own_measureme
 def _measured(workspace: Workspace) -> dict[str, list[str]]:
     """Return cell -> the units that it was measured on."""
     return {
-        str(cell): sorted(one["device"]["unit"] for one in measurements(workspace, cell))
+        str(cell): sorted(one["unit"] for one in measurements(workspace, cell))
         for cell in workspace.params.cells.values()
     }
