@@ -16,6 +16,7 @@ from tvmflow.config.params import FlowParams
 from tvmflow.support.errors import ClusterAwayError, UsageError, first_line
 from tvmflow.support.secrets import mask
 
+_CONNECT_S = 15.0
 _address = ""  # of the cluster that this process started
 
 
@@ -54,7 +55,9 @@ class DaskCells(ThreadPoolTaskRunner[Any]):
         logging.getLogger("distributed").setLevel(logging.ERROR)  # a worker that leaves is told by what it did
         options = {"n_workers": self._workers, "threads_per_worker": 1, "dashboard_address": None}
         cluster = (
-            DaskTaskRunner(address=self._dask_address) if self._dask_address else DaskTaskRunner(cluster_kwargs=options)
+            DaskTaskRunner(address=self._dask_address, client_kwargs={"timeout": _CONNECT_S})
+            if self._dask_address
+            else DaskTaskRunner(cluster_kwargs=options)
         )
         try:
             self._stack.enter_context(cluster)

@@ -22,6 +22,7 @@ from typing import Any
 from tasks.dask_worker import BuildWork, StageWork, build_kernel, run_stage, take_files
 from tasks.stage_elsewhere import request_of
 from tasks.worker_tools import tools_of_builds
+from tvmflow.devices.waiting import WAITS, WAITS_HERE
 from tvmflow.pipeline.record import RECORD_NAME
 from tvmflow.pipeline.stage import AnyStage, StageContext
 from tvmflow.support.errors import (
@@ -38,8 +39,9 @@ from tvmflow.support.secrets import mask
 from tvmflow.tuning.records.record import UNKNOWN
 
 _CONNECT_S = 15.0
-_LOOK_S = 2.0
+_LOOK_S, _PAUSE_S = 2.0, 0.2
 _SAY_S = 60.0
+_DEVICE_WAITS = 10  # priority of kernels that a device waits for, over stages
 
 
 class DaskCluster:
@@ -61,8 +63,8 @@ class DaskCluster:
         files = {source: _files_of(folder, stage.inputs[source]) for source, folder in context.inputs.items()}
         what = f"{stage.name} of {context.cell}"
         work = StageWork(what, request_of(stage, context, recipe), files, topic)
-        with self._hears(topic, context.progress):
-            done = self._result(self._submit(run_stage, work), context.progress, what)
+        with self._hears(topic, context.progress) as started:
+            done = self._result(self._submit(run_stage, work), what, context.progress, started)
         sys.stdout.write(done.log)
         sys.stdout.flush()
         if done.error is not None:
@@ -72,14 +74,22 @@ class DaskCluster:
         return facts
 
     @contextlib.contextmanager
-    def _hears(self, topic: str, progress: Progress) -> Iterator[None]:
-        def hear(event: tuple[float, Any]) -> None:
-            if isinstance(event[1], list | tuple) and len(event[1]) == 3:
-                progress(*event[1])
+    def _hears(self, topic: str, progress: Progress) -> Iterator[threading.Event]:
+        """Forward what a worker tells; set the event when one starts."""
+        started = threading.Event()
+
+        def hear(told: tuple[float, Any]) -> None:
+            event = told[1] if isinstance(told[1], dict) else {}
+            if "progress" in event:
+                progress(*event["progress"])
+            elif "paused" in event:
+                WAITS_HERE.on_pause(bool(event["paused"]))
+            elif "started" in event:
+                started.set()
 
         self._client.subscribe_topic(topic, hear)
         try:
-            yield
+            yield started
         finally:
             with contextlib.suppress(Exception):  # the scheduler may be away by now
                 self._client.unsubscribe_topic(topic)
@@ -99,10 +109,10 @@ class DaskCluster:
         tools = tools_of_builds(request["target"])
         function = _text_of(request["function"])
         work = BuildWork(request, function, timeout_s, tools)
-        future = self._submit(build_kernel, work)
+        future = self._submit(build_kernel, work, _DEVICE_WAITS)
         tasks[:] = [future]
         try:
-            done = self._result(future, None, "building a kernel")
+            done = self._result(future, "building a kernel")
         except StageCrashedError as error:  # whose fault that is, is found out as for a process that dies
             return {"status": UNKNOWN, "error": str(error)}
         if done.error is not None:
@@ -113,23 +123,36 @@ class DaskCluster:
 
     # -- Dask --
 
-    def _submit(self, function: Any, work: Any) -> Any:
+    def _submit(self, function: Any, work: Any, priority: int = 0) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a graph is large: files in it survive every worker
             try:
-                return self._client.submit(function, work, key=f"{function.__name__}-{uuid.uuid4().hex}", pure=False)
+                key = f"{function.__name__}-{uuid.uuid4().hex}"
+                return self._client.submit(function, work, key=key, pure=False, priority=priority)
             except Exception as error:
                 raise self._away(error) from None
 
-    def _result(self, future: Any, progress: Progress | None, what: str) -> Any:
+    def _wait(self, future: Any, progress: Progress, started: threading.Event) -> None:
+        """Wait until a worker has started, which does not count against the time limit of the stage."""
+        say_at = time.monotonic() + _LOOK_S
+        with WAITS_HERE.waiting():
+            while not (started.wait(_PAUSE_S) or future.done()):
+                if time.monotonic() >= say_at:
+                    progress(f"{WAITS}a worker of the Dask cluster at {mask(self.address)}, {self._workers()}", 0, 0)
+                    say_at = time.monotonic() + _SAY_S
+
+    def _workers(self) -> str:
+        count = len(self._client.nthreads())
+        return f"{count} are busy" if count else "there is none"
+
+    def _result(
+        self, future: Any, what: str, progress: Progress | None = None, started: threading.Event | None = None
+    ) -> Any:
+        """Return what a worker returned. Raises ClusterAwayError, StageCrashedError, ToolchainError."""
         from distributed.scheduler import KilledWorker
 
-        say_at, ended = time.monotonic() + _LOOK_S, threading.Event()
-        future.add_done_callback(lambda _future: ended.set())
-        while not ended.wait(_LOOK_S):
-            if progress is not None and time.monotonic() >= say_at and not self._client.nthreads():
-                progress(f"waits for a worker of the Dask cluster at {mask(self.address)}", 0, 0)
-                say_at = time.monotonic() + _SAY_S
+        if progress is not None and started is not None:
+            self._wait(future, progress, started)
         try:
             return future.result()
         except KilledWorker as error:

@@ -96,6 +96,7 @@ def run_stage(work: StageWork) -> StageDone:
     from distributed import get_worker
 
     worker = get_worker()
+    worker.log_event(work.topic, {"started": worker.name})
     with temporary_folder("stage") as folder:
         for source, files in work.files.items():
             take_files(files, folder / "in" / source)
@@ -160,8 +161,9 @@ def _listen(reader: int, tell: Callable[[Any], None]) -> dict[str, Any] | None:
         for line in lines:
             event = json.loads(line)
             if "progress" in event:
-                tell(event["progress"])
+                tell(event)
             elif "paused" in event:
+                tell(event)
                 if event["paused"] and is_slot:  # it waits for a measurement here, which may wait for this thread
                     secede()
                     is_slot = False
