@@ -98,19 +98,18 @@ class DaskCluster:
 
     def count(self, here: int) -> int:
         """Return how many candidates are built side by side: one in each thread of the workers."""
-        threads = sum(self._client.nthreads().values())
-        return threads or here
+        return sum(self._threads().values()) or here
 
     def start(self) -> _DaskBuilder:
         return _DaskBuilder(self)
 
-    def ask(self, request: dict[str, Any], timeout_s: float, tasks: list[Any]) -> dict[str, Any]:
-        """Build a kernel on a worker, and write its library to the path of the request."""
-        tools = tools_of_builds(request["target"])
-        function = _text_of(request["function"])
-        work = BuildWork(request, function, timeout_s, tools)
-        future = self._submit(build_kernel, work, _DEVICE_WAITS)
-        tasks[:] = [future]
+    def begin_build(self, request: dict[str, Any], timeout_s: float) -> Any:
+        """Let a worker build a kernel. Returns Dask's future."""
+        work = BuildWork(request, _text_of(request["function"]), timeout_s, tools_of_builds(request["target"]))
+        return self._submit(build_kernel, work, _DEVICE_WAITS)
+
+    def end_build(self, future: Any, request: dict[str, Any]) -> dict[str, Any]:
+        """Write the library to the path of the request; return the reply of the build process."""
         try:
             done = self._result(future, "building a kernel")
         except StageCrashedError as error:  # whose fault that is, is found out as for a process that dies
@@ -142,8 +141,17 @@ class DaskCluster:
                     say_at = time.monotonic() + _SAY_S
 
     def _workers(self) -> str:
-        count = len(self._client.nthreads())
+        count = len(self._threads())
         return f"{count} are busy" if count else "there is none"
+
+    def _threads(self) -> dict[str, int]:
+        """Return worker -> threads."""
+        try:
+            return dict(self._client.nthreads())
+        except TvmflowError:
+            raise
+        except Exception as error:
+            raise self._away(error) from None
 
     def _result(
         self, future: Any, what: str, progress: Progress | None = None, started: threading.Event | None = None
@@ -161,16 +169,14 @@ class DaskCluster:
                 "workers that survive it",
                 "read the workers' logs: most likely their memory was used up",
             ) from None
-        except TvmflowError:
-            raise
-        except ImportError as error:
+        except Exception as error:
+            if future.status != "error":
+                raise self._away(error) from None
             raise ToolchainError(
-                f"a worker of the Dask cluster at {mask(self.address)} cannot run stages: {first_line(error)}",
-                "the same tvmflow and packages on all workers",
+                f"a worker of the Dask cluster at {mask(self.address)} cannot run {what}: {cause(error, 160)}",
+                "workers with the same tvmflow and packages, and with room on their disks",
                 "install there what is installed here, and start the workers again",
             ) from None
-        except Exception as error:
-            raise self._away(error) from None
 
     def _away(self, error: BaseException) -> ClusterAwayError:
         return ClusterAwayError(
@@ -201,16 +207,17 @@ class _DaskBuilder:
 
     def __init__(self, cluster: DaskCluster) -> None:
         self._cluster = cluster
-        self._running: list[Any] = []
+        self._running: Any = None
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        return self._cluster.ask(request, timeout_s, self._running)
+        self._running = self._cluster.begin_build(request, timeout_s)
+        return self._cluster.end_build(self._running, request)
 
     def kill(self) -> float:
         """Give up what is being built."""
-        for future in self._running:
+        if self._running is not None:
             with contextlib.suppress(Exception):
-                future.cancel()
+                self._running.cancel()
         return 0.0
 
 

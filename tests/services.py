@@ -21,6 +21,7 @@ import requests
 from tests.conftest import free_port
 from tests.prefect_server import wait_for_health
 from tests.tracking.mlflow_server import MlflowServer
+from tvmflow.support.temporary import make_folder, remove_folder
 
 PACKAGES = ("dvc-s3", "moto[server]", "psycopg2-binary")
 SERVICES = ("mlflow", "prefect", "postgres", "s3")
@@ -52,15 +53,15 @@ def wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
 
 
 class PostgresServer:
-    """A database of Debian's PostgreSQL on loopback, as the user nobody where this one is root."""
+    """A database of Debian's PostgreSQL on loopback, as the user nobody where this one is root.
 
-    def __init__(self, root: Path) -> None:
-        self.root, self.port = root, free_port()
-        self.data = root / "data"
-        root.chmod(0o777)
-        for folder in root.parents:
-            if folder.stat().st_uid == os.getuid() and folder != Path("/"):
-                folder.chmod(folder.stat().st_mode | 0o011)
+    Its folder is beside those of pytest, which every new session closes to other users.
+    """
+
+    def __init__(self) -> None:
+        self.root, self.port = make_folder("postgres"), free_port()
+        self.data = self.root / "data"
+        self.root.chmod(0o777)
         self._run("initdb", "--pgdata", str(self.data), "--username", "mlflow", "--auth", "trust")
 
     @staticmethod
@@ -86,6 +87,12 @@ class PostgresServer:
 
     def stop(self) -> None:
         self._run("pg_ctl", "stop", "-w", "-m", "immediate", "-D", str(self.data))
+
+    def remove(self) -> None:
+        """Stop it if it runs, and remove its folder."""
+        if (self.data / "postmaster.pid").exists():
+            self.stop()
+        remove_folder(self.root)
 
 
 class Gate:
@@ -144,9 +151,9 @@ class TeamServices:
 
     def __init__(self, root: Path, python: Path) -> None:
         self.python, self._processes = python, list[subprocess.Popen[bytes]]()
-        for name in ("postgres", "mlflow", "prefect"):
+        for name in ("mlflow", "prefect"):
             (root / name).mkdir()
-        self._postgres = PostgresServer(root / "postgres")
+        self._postgres = PostgresServer()
         self._postgres.start()
         self._postgres.make_database("prefect")
         self.gates = {"postgres": Gate(self._postgres.port)}
@@ -201,7 +208,7 @@ class TeamServices:
             process.kill()
             process.wait()
         self._mlflow.stop()
-        self._postgres.stop()
+        self._postgres.remove()
 
 
 @contextlib.contextmanager

@@ -122,6 +122,7 @@ def test_a_service_that_goes_away_in_a_stage_loses_nothing(
         run.wait_for(f"{CELL} {stage}: done", f"{CELL} {stage}: failed")
         gate.open()
     code = run.end()
+    print(run.said)
     gate.open()
     assert "Traceback" not in run.said, run.said
     if code:

@@ -54,15 +54,14 @@ def test_clones_share_an_s3_server_that_goes_away(environment: Path, tmp_path: P
 
 
 @pytest.fixture
-def postgres(tmp_path: Path) -> Iterator[PostgresServer]:
+def postgres() -> Iterator[PostgresServer]:
     PostgresServer.skip_without()
-    folder = tmp_path / "postgres"
-    folder.mkdir()
-    server = PostgresServer(folder)
-    server.start()
-    yield server
-    if (folder / "data" / "postmaster.pid").exists():
-        server.stop()
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
 
 
 def test_mlflow_on_postgresql_whose_database_goes_away(
