@@ -22,7 +22,7 @@ from tvmflow.tracking.dvc.repository import is_published
 from tvmflow.tracking.mlflow.history import measurements
 from tvmflow.tracking.mlflow.recorded import is_recorded
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 AWAY_IN = ("fetch", "import_model", "quantize", "tune", "build", "deploy", "evaluate")
 NAMES = {"mlflow": "MLflow", "prefect": "Prefect", "postgres": "MLflow|Prefect", "s3": "DVC"}
 
@@ -77,6 +77,7 @@ class Run:
     def end(self) -> int:
         assert self.process.stdout is not None
         watch = threading.Timer(400, self.process.kill)
+        watch.daemon = True
         watch.start()
         self.said += self.process.stdout.read()
         watch.cancel()
@@ -122,7 +123,6 @@ def test_a_service_that_goes_away_in_a_stage_loses_nothing(
         run.wait_for(f"{CELL} {stage}: done", f"{CELL} {stage}: failed")
         gate.open()
     code = run.end()
-    print(run.said)
     gate.open()
     assert "Traceback" not in run.said, run.said
     if code:
