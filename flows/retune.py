@@ -17,6 +17,7 @@ from prefect.futures import as_completed
 from prefect.runtime import deployment
 from prefect.states import Cancelled
 
+from flows.dask_runner import task_runner
 from flows.faults import explains_faults
 from flows.notify import as_rows, as_text, notify
 from flows.outcomes import final_state, results_of
@@ -26,8 +27,8 @@ from flows.retune_cell import retune_cell
 from flows.run_page import begin_run, run_name
 from flows.stage_tasks import workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
-from flows.sweep import task_runner
 from tvmflow.config.workspace import Workspace
+from tvmflow.devices.probe_driver import ask_drivers
 from tvmflow.pipeline.results import RetuneResult
 from tvmflow.report.retune_tables import retune_table
 from tvmflow.shipping.retune_plan import Choice, choose, device_group
@@ -55,6 +56,8 @@ def retune(cells: list[str] | None = None, root: str = "", force: bool = False) 
     workspace = workspace_of(root)
     choices = choose(workspace, [workspace.params.cell(cell) for cell in cells] if cells else None)
     begin_run(workspace, wanted := [choice.name for choice in choices if not choice.idle])
+    asked = [choice.cell.target for choice in choices if choice.cell and not choice.idle]
+    ask_drivers(workspace.root, workspace.params, asked)
     bring_made(workspace, wanted)
     with stops_on_signals():
         done = _run_devices(workspace, _by_device(workspace, choices), force)

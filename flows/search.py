@@ -16,11 +16,11 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Cancelled
 
+from flows.dask_runner import task_runner
 from flows.prefect_posts import post_within
 from flows.run_page import begin_run, run_name
 from flows.stage_tasks import workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
-from flows.sweep import task_runner
 from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, walk
 from tasks.table import STAGES
 from tvmflow.config.workspace import Workspace

@@ -29,7 +29,7 @@ _running_lock = threading.RLock()  # a signal may arrive in the thread that hold
 @dataclass(frozen=True)
 class StageRequest:
     """A stage of a cell, its workspace and time limit in seconds. preview: run only its preview. unit: of the device to
-    use, "" for any.
+    use, "" for any. dask: the address of a cluster, "" for that of params.yaml.
     """
 
     stage: str
@@ -39,6 +39,7 @@ class StageRequest:
     again: bool = False
     preview: bool = False
     unit: str = ""
+    dask: str = ""
 
 
 def run_stage(request: StageRequest, progress: Progress, digests: Digests | None = None) -> str:
@@ -94,6 +95,7 @@ def _arguments(request: StageRequest) -> list[str]:
         *(["--again"] if request.again else []),
         *(["--preview"] if request.preview else []),
         *(["--unit", request.unit] if request.unit else []),
+        *(["--dask", request.dask] if request.dask else []),
     ]
 
 

@@ -16,6 +16,7 @@ from prefect.logging import get_run_logger
 from prefect.serializers import JSONSerializer
 from prefect.tasks import Task
 
+from flows.dask_runner import started_cluster
 from flows.device_queue import device_turn
 from flows.events import PREVIEW, tell
 from flows.prefect_posts import post
@@ -147,7 +148,9 @@ def run_stage_task(workspace: Workspace, stage: str, cell: Cell, again: bool = F
     plan = store.plan(stage, cell)
     key = plan.key if isinstance(plan, Plan) and STAGES[stage].is_cached else None
     timeout_s = workspace.params.flows.timeout_s[stage]
-    request = StageRequest(stage, str(cell), str(workspace.address), timeout_s, again, unit=unit)
+    request = StageRequest(
+        stage, str(cell), str(workspace.address), timeout_s, again, unit=unit, dask=started_cluster()
+    )
     is_hit = plan.is_hit and not again
     first_ms = _preview(workspace, request) if STAGES[stage].preview and not plan.is_hit else None
     work = _task_for(stage, workspace, is_hit, first_ms)

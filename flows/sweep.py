@@ -9,8 +9,8 @@ from prefect import flow, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Cancelled, Failed
-from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
+from flows.dask_runner import task_runner
 from flows.faults import explain_in_cell, explains_faults
 from flows.outcomes import final_state, results_of
 from flows.prefect_posts import post_within
@@ -20,10 +20,11 @@ from flows.run_page import begin_run, run_name, show_cell
 from flows.stage_tasks import cells_of, workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
 from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, walk_units
-from tvmflow.config.params import Cell, FlowParams
+from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
+from tvmflow.devices.probe_driver import ask_drivers
 from tvmflow.pipeline.results import CellResult
-from tvmflow.support.errors import TvmflowError, UsageError
+from tvmflow.support.errors import TvmflowError
 from tvmflow.support.json_values import from_json, to_json
 from tvmflow.tracking.mlflow.recorded import record_kept
 
@@ -59,23 +60,6 @@ def _failed_state(result: CellResult) -> Any:
     return Failed(message=f"{result.failed_stage}: {found}", data=to_json(result))
 
 
-def task_runner(flows: FlowParams) -> TaskRunner[Any]:
-    """Return the task runner of params.yaml: threads of this process, or a Dask cluster by its address."""
-    if flows.runner == "threads":
-        return ThreadPoolTaskRunner(max_workers=flows.workers)
-    try:
-        from prefect_dask import DaskTaskRunner
-    except ImportError:
-        raise UsageError(
-            "flows.runner is dask, but prefect-dask is not installed", hint="pip install 'tvmflow[dask]'"
-        ) from None
-    cluster = {"n_workers": flows.workers, "threads_per_worker": 1, "dashboard_address": None}
-    runner: TaskRunner[Any] = (
-        DaskTaskRunner(address=flows.dask_address) if flows.dask_address else DaskTaskRunner(cluster_kwargs=cluster)
-    )
-    return runner
-
-
 @flow(name="sweep", flow_run_name=run_name)
 def sweep(
     cells: list[str] | None = None,
@@ -94,6 +78,7 @@ def sweep(
     cells = cells_of(workspace, cells)
     begin_run(workspace, cells)
     if refused is None:  # a deployment's run: 'tvmflow run' did it before it checked the cells
+        ask_drivers(workspace.root, workspace.params, [workspace.params.cell(cell).target for cell in cells])
         bring_made(workspace, cells)
     stages = (*COMPILE_STAGES, *EVALUATE_STAGES)
     with stops_on_signals():

@@ -12,7 +12,7 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.devices.registry import check_unit, transport_of
 from tvmflow.pipeline.results import CellResult
 from tvmflow.pipeline.store import Plan, Store
-from tvmflow.support.errors import TvmflowError
+from tvmflow.support.errors import DeviceUnknownError, TvmflowError, UnknownNameError
 from tvmflow.tracking.mlflow.recorded import record_or_keep
 
 # A device is needed from the first stage on that is never cached.
@@ -78,11 +78,22 @@ def walk_units(
             walk(workspace, cell, stages, (*again, *(EVALUATE_STAGES[-1:] if units else ())), result, unit)
         except TvmflowError as error:
             if failed is None:
-                error.found = f"{unit}: {error.found}" if unit else error.found
-                failed = (result.failed_stage, error)
+                failed = (result.failed_stage, _of_unit(error, unit))
     if failed is not None:
         result.failed_stage = failed[0]
         raise failed[1]
+
+
+def _of_unit(error: TvmflowError, unit: str) -> TvmflowError:
+    """Return the error of a unit, which names it; one that the device had when the run began is not misspelled."""
+    if unit and isinstance(error, UnknownNameError):
+        return DeviceUnknownError(
+            f"{unit}: it was there when the run began, and is gone: {error.found}",
+            "the unit until it is measured",
+            f"see why it is gone ('tvmflow devices'), then run with --unit {unit}",
+        )
+    error.found = f"{unit}: {error.found}" if unit else error.found
+    return error
 
 
 def _are_found(store: Store, cell: Cell, stages: list[str]) -> bool:

@@ -8,32 +8,33 @@ standard error.
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import os
-import select
-import signal
 import sys
-import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from tasks.dask_cluster import DaskCluster
 from tasks.device import use_unit
+from tasks.events import Tell, tell_waits, teller
 from tasks.table import STAGES
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace, find_workspace
 from tvmflow.devices.device_lock import describe_work, shown_path
+from tvmflow.devices.probe_driver import ask_driver
 from tvmflow.devices.registry import transport_of
+from tvmflow.devices.session import SessionLimits
 from tvmflow.devices.this_host import hold_host_for_stage
-from tvmflow.devices.waiting import WAITS_HERE
 from tvmflow.pipeline.check_params import check_rows
 from tvmflow.pipeline.record import Record
+from tvmflow.pipeline.stage import run_here
 from tvmflow.pipeline.store import Store
 from tvmflow.support import errors
 from tvmflow.support.digests import Digests
 from tvmflow.support.secrets import mask_process
 from tvmflow.support.tvm_import import prepare_import_of_tvm
+from tvmflow.tuning.measure.builders import use_builders
 from tvmflow.tuning.status_lines import FIRST
 
 
@@ -49,16 +50,17 @@ def main(arguments: list[str] | None = None, known: list[list[Any]] | None = Non
     parser.add_argument("--preview", action="store_true", help="print only the messages before the run; store nothing")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument("--unit", default="", help="the unit of the device to use (default: any)")
+    parser.add_argument("--dask", default="", help="the Dask cluster to use (default: as params.yaml says)")
     parser.add_argument("--events", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     mask_process()
     if options.debug:
         os.environ["TVMFLOW_DEBUG"] = "1"  # the only way to pass this to a sandbox
     prepare_import_of_tvm()
-    tell = _teller(options.events)
+    tell = teller(options.events)
     use_unit(options.unit)
     if options.events is not None:
-        _tell_waits(tell)
+        tell_waits(tell)
     if options.preview:
         _preview(options, tell, known)
         return
@@ -78,9 +80,7 @@ def main(arguments: list[str] | None = None, known: list[list[Any]] | None = Non
         print(f"{record.stage} {record.cell}: {outcome}, key {record.key[:12]}, {record.elapsed_s:.1f} s")
 
 
-def _preview(
-    options: argparse.Namespace, tell: Callable[[dict[str, Any]], None], known: list[list[Any]] | None
-) -> None:
+def _preview(options: argparse.Namespace, tell: Tell, known: list[list[Any]] | None) -> None:
     """Run the preview of a stage; its failure is only reported, since the stage does not need it."""
 
     def say(text: str, done: int, total: int) -> None:
@@ -105,21 +105,42 @@ def _workspace(options: argparse.Namespace, known: list[list[Any]] | None) -> Wo
     return workspace
 
 
-def _run(
-    options: argparse.Namespace, tell: Callable[[dict[str, Any]], None], known: list[list[Any]] | None
-) -> tuple[Record, str, Digests]:
+def _run(options: argparse.Namespace, tell: Tell, known: list[list[Any]] | None) -> tuple[Record, str, Digests]:
     workspace = _workspace(options, known)
-    cell = workspace.params.cell(options.cell)
-    with _host_for(options.stage, workspace, cell):
-        record, outcome = Store(workspace, STAGES).ensure(
+    cell, stage = workspace.params.cell(options.cell), STAGES[options.stage]
+    cluster = _cluster(options.dask, workspace)
+    if cluster is not None:
+        use_builders(cluster)
+    is_away = cluster is not None and cluster.can_run(stage)
+    run = cluster.run if cluster is not None and is_away else run_here
+    with contextlib.nullcontext() if is_away else _host_for(options.stage, workspace, cell):
+        _ask_driver(stage.name == "tune", workspace, cell, options.unit)
+        record, outcome = Store(workspace, STAGES, run).ensure(
             options.stage,
             cell,
             progress=lambda text, done, total: tell({"progress": [text, done, total]}),
             again=options.again,
         )
-    if STAGES[options.stage].has_metrics and not workspace.is_variant:
+        _ask_driver(stage.has_metrics and outcome == "made", workspace, cell, options.unit)
+    if stage.has_metrics and not workspace.is_variant:
         _record_measurement(workspace, cell)
     return record, outcome, workspace.digests
+
+
+def _cluster(address: str, workspace: Workspace) -> DaskCluster | None:
+    flows = workspace.params.flows
+    address = address or (flows.dask_address or "" if flows.runner == "dask" else "")
+    return DaskCluster(address) if address else None
+
+
+def _ask_driver(is_due: bool, workspace: Workspace, cell: Cell, unit: str) -> None:
+    """Ask the device for its GPU's driver: before `tune`, whose key has it, and after a measurement, since it may be
+    another unit. A device that is busy or away is not waited for.
+    """
+    if is_due:
+        limits = SessionLimits(workspace.params.deploy.session_timeout_s, 0.0, unit)
+        with contextlib.suppress(errors.TvmflowError):
+            ask_driver(workspace.root, cell.target, workspace.params.targets[cell.target], limits)
 
 
 def _host_for(stage: str, workspace: Workspace, cell: Cell) -> AbstractContextManager[None]:
@@ -129,57 +150,11 @@ def _host_for(stage: str, workspace: Workspace, cell: Cell) -> AbstractContextMa
     return hold_host_for_stage(STAGES[stage].measures_device and transport_of(device).is_this_host)
 
 
-def _tell_waits(tell: Callable[[dict[str, Any]], None]) -> None:
-    """Tell the flow of waits for devices, which do not count against the time limit of the stage."""
-    WAITS_HERE.say = lambda text: tell({"progress": [text, 0, 0]})
-    WAITS_HERE.on_pause = lambda is_paused: tell({"paused": is_paused})
-
-
 def _record_measurement(workspace: Workspace, cell: Cell) -> None:
     from tvmflow.tracking.mlflow.recorded import record_or_keep
 
     if away := record_or_keep(workspace, cell):
         print(f"not recorded yet: {away}; the next command records it", file=sys.stderr)
-
-
-def _teller(descriptor: int | None) -> Callable[[dict[str, Any]], None]:
-    if descriptor is None:
-        return _tell_terminal
-
-    def tell(event: dict[str, Any]) -> None:
-        rest = (json.dumps(event) + "\n").encode()
-        try:
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
-        except BrokenPipeError:
-            _leave()
-
-    threading.Thread(target=_watch, args=(descriptor,), daemon=True).start()
-    return tell
-
-
-def _watch(descriptor: int) -> None:
-    """Wait until the reader of this process's events is gone."""
-    poll = select.poll()
-    poll.register(descriptor, 0)  # poll reports errors without any requested event
-    while not poll.poll():
-        pass
-    _leave()
-
-
-def _leave() -> NoReturn:
-    """End this process and its children, since its parent is gone. The stage stays unfinished, as after a kill."""
-    if os.getsid(0) == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
-
-
-def _tell_terminal(event: dict[str, Any]) -> None:
-    if "progress" in event and sys.stderr.isatty():
-        text, done, total = event["progress"]
-        count = f" {done}/{total}" if total else ""
-        ends = text.startswith(FIRST) or (total and done == total)
-        print(f"\r\033[K{text}{count}", end="\n" if ends else "", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import AgreementError
 from tvmflow.support.files import sha256_of
 from tvmflow.support.json_values import from_json
+from tvmflow.targets.gpu_drivers import known_drivers
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.toolchain.versions import probe
 
@@ -47,7 +48,8 @@ LATENCY = {"x": "median_ms", "y": "what", "template": "bar_horizontal", "title":
 @dataclass(frozen=True)
 class EvaluateSettings(LatencyRules):
     """emulated: the device is emulated, and its clock is not a time. host_cpu: of this machine, if baselines run on it
-    and it is the device. ceilings, machine_state: digests of the measuring C sources.
+    and it is the device. gpu_driver: of the device's units, "" if it has no GPU or was never asked. ceilings,
+    machine_state: digests of the measuring C sources.
     """
 
     target: ResolvedTarget
@@ -61,6 +63,7 @@ class EvaluateSettings(LatencyRules):
     max_relative_error: float
     cold_starts: int
     peers: tuple[str, ...]
+    gpu_driver: str
     ceilings: str
     machine_state: str
 
@@ -79,6 +82,7 @@ def _settings(workspace: Workspace, cell: Cell) -> EvaluateSettings:
         network=model.network,
         metric=model.metric,
         max_relative_error=workspace.params.build.max_relative_error[cell.precision],
+        gpu_driver=known_drivers(workspace.root, cell.target, entry.kind),
         ceilings=sha256_of(roofline.SOURCE),
         machine_state=sha256_of(machine_state.SOURCE),
     )

@@ -21,6 +21,7 @@ from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, l
 from tvmflow.ir.tir.kernel_schedules import BestSchedules
 from tvmflow.pipeline.stage import Output, Stage, StageContext, settings_from_block
 from tvmflow.support.json_values import write_json
+from tvmflow.targets.gpu_drivers import known_drivers
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.toolchain.versions import versions
 
@@ -30,12 +31,15 @@ CURVE = {"x": "trial", "y": "kernels_ms", "title": "time of all kernels while tu
 
 @dataclass(frozen=True)
 class TuneSettings:
-    """emulated: the device is emulated, and its records are not used for real ones."""
+    """emulated: the device is emulated, and its records are not used for real ones. gpu_driver: of its units, "" if it
+    has no GPU or was never asked.
+    """
 
     search: SearchSettings
     target: ResolvedTarget
     device_key: str
     emulated: bool
+    gpu_driver: str
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ def _settings(workspace: Workspace, cell: Cell) -> TuneSettings:
         target=resolve(entry),
         device_key=entry.device.key,
         emulated=transport_of(entry.device).is_emulated,
+        gpu_driver=known_drivers(workspace.root, cell.target, entry.kind),
     )
 
 
@@ -60,10 +65,16 @@ def _limits(workspace: Workspace, cell: Cell) -> TuneLimits:
     return TuneLimits(settings_from_block(SearchLimits, block), DeviceLimits(device, block.session_s, wait_s))
 
 
+def tools_of(settings: TuneSettings) -> dict[str, str]:
+    """Return the tools that a measurement is valid for: a GPU's driver is one of its compilers."""
+    return versions(TOOLS) | ({"gpu_driver": settings.gpu_driver} if settings.gpu_driver else {})
+
+
 def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     """Tune every workload; return counts of measured and known candidates, and the cost."""
     from tvmflow.devices.waiting import WAITS_HERE
     from tvmflow.tuning.budget import Budget
+    from tvmflow.tuning.measure.builders import builders
     from tvmflow.tuning.records.log import TuningLog
     from tvmflow.tuning.results import best_schedules, summarize_cost, write_curve, write_kernels
     from tvmflow.tuning.rules import SearchRules
@@ -76,9 +87,11 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     context.tuning_log.parent.mkdir(parents=True, exist_ok=True)
     context.tuning_log.touch()  # DVC requires it even without measurements
     transport = transport_of(limits.device.device)
-    tuning_log = TuningLog(context.tuning_log, transport.kind_of(backend.kernel_kind), versions(TOOLS))
+    tuning_log = TuningLog(context.tuning_log, transport.kind_of(backend.kernel_kind), tools_of(context.settings))
     has_tvm = transport.has_tvm_on(limits.device.device)
-    rules = SearchRules(context.settings.search, limits.search, transport.is_this_host, has_tvm)
+    workers = builders().count(limits.search.build_workers)
+    search = limits.search.model_copy(update={"build_workers": workers})
+    rules = SearchRules(context.settings.search, search, transport.is_this_host, has_tvm)
     outcome = tune_network(
         [packed, *load_others(context.inputs["graph_pack"], is_packed=True).values()],
         backend,

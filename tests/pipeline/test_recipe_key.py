@@ -128,3 +128,11 @@ def test_code_that_was_forgotten_is_read_again(tmp_path: Path, monkeypatch: pyte
     finally:
         code_of.cache_clear()
         recipe._source_of.cache_clear()
+
+
+def test_a_long_value_is_shown_where_it_differs() -> None:
+    old, new = {"driver": "a" * 100 + " 1.0 " + "b" * 100}, {"driver": "a" * 100 + " 2.0 " + "b" * 100}
+    [line] = changed_parts(old, new)
+    assert " 1.0 b" in line and " 2.0 b" in line and len(line) < 140
+    assert changed_parts({"driver": "x" * 70}, {"driver": "y" * 70}) == [f"driver: {'x' * 57}... -> {'y' * 57}..."]
+    assert changed_parts({"driver": "x" * 100}, {"driver": "x" * 101}) != []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from onnx import TensorProto, helper
 from safetensors.numpy import save_file
 
 from tvmflow.config.params import ModelEntry
+from tvmflow.config.workspace import Workspace
 from tvmflow.frontends.file_headers import read_header
-from tvmflow.setup.preflight import MAX_BYTES, _compare
+from tvmflow.setup.preflight import MAX_BYTES, _compare, check_model
 from tvmflow.support.errors import ModelFileError, TvmflowError
 
 SHAPE = (1, 3, 8, 8)
@@ -151,3 +153,29 @@ def test_no_damage_of_a_header_is_more_than_an_error(tmp_path: Path, kind: str) 
                 _compare("mine", path, header, _entry("onnx"))
         except TvmflowError as error:
             assert len(str(error)) < 2000
+
+
+def test_a_header_is_read_once_per_content(make_workspace: Callable[..., Path]) -> None:
+    """What is remembered is used, and never for another file."""
+
+    def change(params: dict[str, Any]) -> None:
+        entry = {"framework": "onnx", "weights": {"file": "m.onnx"}, "input": {"shape": list(SHAPE)}}
+        params["models"] = {"m": entry}
+        params["cells"] = {"m": {"model": "m", "target": "local-cpu", "precision": "float32"}}
+
+    root = make_workspace(change)
+    _make("onnx", root)
+    check_model(Workspace(root), "m")
+    [known] = (root / "artifacts" / ".index" / "headers").iterdir()
+    text = known.read_text()
+    known.write_text(text.replace("8, 8", "9, 8"))
+    with pytest.raises(ModelFileError, match="9, 8"):
+        check_model(Workspace(root), "m")
+    for damaged in ("", "{}", "[]", "null"):
+        known.write_text(damaged)
+        check_model(Workspace(root), "m")
+        assert known.read_text() == text
+    _make("onnx shape", root)
+    with pytest.raises(ModelFileError, match="9, 8"):
+        check_model(Workspace(root), "m")
+    assert known.read_text() == text

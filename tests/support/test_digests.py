@@ -181,3 +181,66 @@ def test_a_digest_is_the_one_of_the_bytes_now(
 def test_a_process_has_one_workspace_for_a_folder(tmp_path: Path) -> None:
     assert workspace_at(tmp_path) is workspace_at(Path(str(tmp_path)))
     assert workspace_at(tmp_path) == Workspace(tmp_path)
+
+
+# -- kept for the next process ---------------------------------------------------------------------------------------
+
+
+def _kept(root: Path) -> Digests:
+    digests = Digests()
+    digests.keep_in(root / "artifacts" / ".digests.json")
+    return digests
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """Return a file whose digest an earlier process kept."""
+    path = tmp_path / "artifacts" / "fetch" / "weights"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"a" * SIZE)
+    time.sleep(SETTLED_S)
+    first = _kept(tmp_path)
+    assert first.sha256_of(path) == hashlib.sha256(b"a" * SIZE).hexdigest() and first.bytes_read == SIZE
+    first.save()
+    return path
+
+
+def test_the_next_process_reads_a_file_only_if_it_changed(weights: Path, tmp_path: Path) -> None:
+    second = _kept(tmp_path)
+    assert second.sha256_of(weights) == hashlib.sha256(b"a" * SIZE).hexdigest() and second.bytes_read == 0
+    times = weights.stat()
+    weights.write_bytes(b"b" * SIZE)
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))  # as `cp --preserve` and `touch -r` do
+    assert _kept(tmp_path).sha256_of(weights) == hashlib.sha256(b"b" * SIZE).hexdigest()
+    weights.unlink()
+    with pytest.raises(FileNotFoundError):
+        _kept(tmp_path).sha256_of(weights)
+
+
+def test_who_asks_for_it_reads_all_files_again(weights: Path, tmp_path: Path) -> None:
+    digests = _kept(tmp_path)
+    digests.sha256_of(weights)
+    digests.forget()
+    assert digests.sha256_of(weights) and digests.bytes_read == SIZE
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"artifacts/fetch/weights": 1}', '{"artifacts/fetch/weights": [1, 2]}']
+)
+def test_a_damaged_file_of_digests_costs_time_only(text: str, weights: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "artifacts" / ".digests.json"
+    kept.write_text(text)
+    digests = _kept(tmp_path)
+    assert digests.sha256_of(weights) == hashlib.sha256(b"a" * SIZE).hexdigest() and digests.bytes_read == SIZE
+    digests.save()
+    assert list(json.loads(kept.read_text())) == ["artifacts/fetch/weights"]
+
+
+def test_digests_of_files_that_are_gone_are_not_kept(weights: Path, tmp_path: Path) -> None:
+    other = weights.with_name("other")
+    weights.rename(other)
+    time.sleep(SETTLED_S)
+    digests = _kept(tmp_path)
+    digests.sha256_of(other)
+    digests.save()
+    assert list(json.loads((tmp_path / "artifacts" / ".digests.json").read_text())) == ["artifacts/fetch/other"]

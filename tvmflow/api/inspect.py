@@ -42,17 +42,23 @@ def _plans(workspace: Workspace, cells: Sequence[Cell], look: bool) -> tuple[Cel
     from tvmflow.report.plans import plan_cells
 
     rows, refused = plan_cells(workspace, list(cells), STAGES, look)
+    workspace.digests.save()
     return tuple(
         CellPlan(name, tuple(StagePlan(**row) for row in stages), refused.get(name))  # type: ignore[arg-type]
         for name, stages in rows.items()
     )
 
 
-def status(workspace: Where = None) -> Status:
-    """Return the models, targets and cells of a workspace, and how far each cell is."""
+def status(workspace: Where = None, verify: bool = False) -> Status:
+    """Return the models, targets and cells of a workspace, and how far each cell is.
+
+    verify: read all outputs again, also those whose size, inode and times are as when they were read last.
+    """
     from tvmflow.report.tables import scorecard as card_of
 
     where = open_workspace(workspace)
+    if verify:
+        where.digests.forget()
     listed = where.params.cells
     plans = {plan.cell: plan for plan in _plans(where, list(listed.values()), look=False)}
     rows = []

@@ -114,13 +114,16 @@ def device_gpus(target: str, workspace: Where = None) -> tuple[GpuState, ...]:
     """
     from tvmflow.api.inspect import gpu_states
     from tvmflow.backends.registry import backend_for
+    from tvmflow.devices.probe_driver import keep_driver
     from tvmflow.devices.registry import open_session
     from tvmflow.devices.session import SessionLimits
 
     entry, params = _target(workspace, target), open_workspace(workspace).params
     limits = SessionLimits(params.deploy.session_timeout_s, params.deploy.device_wait_s)
     with open_session(entry.device, backend_for(entry), limits) as session:
-        return gpu_states(session.gpus())
+        probed = session.gpus()
+    keep_driver(open_workspace(workspace).root, target, entry.kind, session.unit, probed.gpus)
+    return gpu_states(probed)
 
 
 def offer_device(

@@ -40,6 +40,7 @@ def run(
     A failed cell does not stop the others: with `check` its error is raised at the end (for several, one error that
     names them all), otherwise it is in the result.
     """
+    from tvmflow.devices.probe_driver import ask_drivers
     from tvmflow.report.tables import scorecard
     from tvmflow.setup.preflight import ask_processors
     from tvmflow.tracking.mlflow.store import check_store
@@ -49,6 +50,7 @@ def run(
     check_store(where)
     record_late(where, show_progress)
     unknown = ask_processors(where, wanted)
+    ask_drivers(where.root, where.params, [cell.target for cell in wanted])
     if again or units or unknown or not all(_is_done(where, cell) for cell in wanted):
         _bring_made(where, [cell for cell in wanted if str(cell) not in unknown], show_progress)
         refused = preflight(where, wanted, unknown, show_progress)
@@ -65,6 +67,7 @@ def run(
         if show_progress:
             sys.stderr.write("nothing to do: every stage is up to date\n")
     record_late(where, show_progress)
+    where.digests.save()
     results = []
     for cell, result in zip(wanted, cell_results, strict=True):
         is_finished = result.error is None or result.failed_stage == "publish"
@@ -237,11 +240,13 @@ def plan_retune(*cells: CellName, workspace: Where = None, force: bool = False) 
     """
     from tasks.table import STAGES
     from tasks.tune import TOOLS
+    from tvmflow.devices.probe_driver import ask_drivers
     from tvmflow.shipping.retune_plan import choose
     from tvmflow.shipping.retune_plan import plan_retune as plan
 
     where = open_workspace(workspace)
     choices = choose(where, [cell_of(where, cell) for cell in cells] or None)
+    ask_drivers(where.root, where.params, [choice.cell.target for choice in choices if choice.cell and not choice.idle])
     return tuple(plan(where, choices, STAGES, TOOLS, force))
 
 

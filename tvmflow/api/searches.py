@@ -89,10 +89,12 @@ def search(
 def _refused(workspace: Any, cells: Sequence[Any], show_progress: bool) -> dict[str, str]:
     """Return cell -> why it cannot be run."""
     from tvmflow.api.runs import preflight
+    from tvmflow.devices.probe_driver import ask_drivers
     from tvmflow.setup.preflight import ask_processors
     from tvmflow.tracking.mlflow.store import check_store
 
     check_store(workspace)
+    ask_drivers(workspace.root, workspace.params, [cell.target for cell in cells])
     found = preflight(workspace, list(cells), ask_processors(workspace, cells), show_progress)
     return {name: result.error.found for name, result in found.items() if result.error is not None}
 

@@ -22,6 +22,7 @@ def open_workspace(workspace: Where = None) -> Workspace:
 
     where = workspace if isinstance(workspace, Workspace) else find_workspace(Path(workspace) if workspace else None)
     check_rows(where.params)
+    where.digests.keep_in(where.common / ".digests.json")
     return where
 
 

@@ -37,12 +37,15 @@ def why(cell: CellName, as_json: Json = False) -> None:
 
 
 @app.command()
-def status(as_json: Json = False) -> None:
+def status(
+    as_json: Json = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read all outputs again, also unchanged files.")] = False,
+) -> None:
     """List models, targets and cells, and the progress of each cell."""
     from tvmflow.report.plans import status_table
 
     workspace = open_workspace()
-    state = api.status(workspace)
+    state = api.status(workspace, verify)
     if as_json:
         show_json(state.to_json())
         return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ _NOT_IN_KEY = (
     "tvmflow.report",
     "tvmflow.sandbox",
     "tvmflow.support",
+    "tvmflow.targets.gpu_drivers",  # as the next one; what it said is in the settings
     "tvmflow.targets.probed_processors",  # a cache of what a device said; what it said is in the target
     "tvmflow.toolchain",
     "tvmflow.tracking",
@@ -63,6 +65,7 @@ _IMPORT = re.compile(
 _MAY_BE_OURS = re.compile(rb"\b(?:" + b"|".join(name.encode() for name in _OWN_PACKAGES) + rb")\b|\bfrom[ \t]+\.")
 
 _ABSENT = object()
+_LONGEST = 60  # characters of a changed value
 
 
 def make_recipe(
@@ -212,7 +215,7 @@ def changed_parts(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = 
         elif prefix in ("code.", "inputs."):
             lines.append(f"{prefix}{name}: {_how(before, after)}")
         else:
-            lines.append(f"{prefix}{name}: {_short(before)} -> {_short(after)}")
+            lines.append(f"{prefix}{name}: {' -> '.join(_short(_text(before), _text(after)))}")
     return lines
 
 
@@ -222,6 +225,15 @@ def _how(before: object, after: object) -> str:
     return "removed" if after is _ABSENT else "changed"
 
 
-def _short(value: object) -> str:
-    text = "absent" if value is _ABSENT else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _text(value: object) -> str:
+    return "absent" if value is _ABSENT else str(value)
+
+
+def _short(*texts: str) -> tuple[str, ...]:
+    """Return the beginnings of texts; if these are equal, the parts where the texts differ."""
+    cut = tuple(text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..." for text in texts)
+    equal = sum(1 for _ in itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False)))
+    start = equal - _LONGEST // 2
+    if len(set(cut)) > 1 or start <= 0:
+        return cut
+    return _short(*(f"...{text[start:]}" for text in texts))

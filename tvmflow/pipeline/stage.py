@@ -89,6 +89,12 @@ class Stage(Generic[S, L]):
 
 
 AnyStage = Stage[Any, Any]
+Runner = Callable[[AnyStage, StageContext[Any, Any], Mapping[str, Any]], dict[str, Any]]
+
+
+def run_here(stage: AnyStage, context: StageContext[Any, Any], _recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a stage in this process; return its facts."""
+    return stage.run(context)
 
 
 def no_limits(_workspace: Workspace, _cell: Cell) -> None:

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal
 
 from filelock import FileLock, Timeout
 
+from tvmflow.config.dvc_cache import dvc_cache, object_path
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.recipe_key import changed_parts, recipe_key
@@ -35,7 +36,7 @@ from tvmflow.pipeline.record import (
     record_from,
     record_text,
 )
-from tvmflow.pipeline.stage import AnyStage, StageContext
+from tvmflow.pipeline.stage import AnyStage, Runner, StageContext, run_here
 from tvmflow.support import errors
 from tvmflow.support.digests import OutputFile
 from tvmflow.support.files import sync_folder, write_atomic
@@ -78,11 +79,12 @@ Known = dict[str, Plan | Undecided]
 
 
 class Store:
-    """The artifacts of one workspace."""
+    """The artifacts of one workspace. run: what fills the folder of a stage that must be made."""
 
-    def __init__(self, workspace: Workspace, stages: Mapping[str, AnyStage]) -> None:
+    def __init__(self, workspace: Workspace, stages: Mapping[str, AnyStage], run: Runner = run_here) -> None:
         self.workspace = workspace
         self.stages = stages
+        self._run = run
 
     # -- asking ------------------------------------------------------------------------------------------------------
     def plan(self, name: str, cell: Cell, known: Known | None = None) -> Plan | Undecided:
@@ -169,7 +171,6 @@ class Store:
         return record, ""
 
     # -- doing -------------------------------------------------------------------------------------------------------
-
     def ensure(
         self, name: str, cell: Cell, *, progress: Progress = silent, again: bool = False
     ) -> tuple[Record, Outcome]:
@@ -210,8 +211,8 @@ class Store:
     def _context(self, plan: Plan, folder: Path, progress: Progress) -> StageContext[Any, Any]:
         stage, cell = plan.stage, plan.cell
         return StageContext(
-            cell=cell,
-            settings=plan.settings,
+            cell,
+            plan.settings,
             limits=stage.limits(self.workspace, cell),
             inputs={source: self.workspace.folder(source, cell) for source in stage.inputs},
             out=folder,
@@ -224,7 +225,7 @@ class Store:
         cell, stage = plan.cell, plan.stage
         with self._new_folder(stage.name, cell) as folder:
             started = time.monotonic()
-            facts = stage.run(self._context(plan, folder, progress))
+            facts = self._run(stage, self._context(plan, folder, progress), plan.recipe)
             outputs = describe_folder(folder, self.workspace.digests)
             _check_outputs(stage, set(outputs))
             record = Record(
@@ -288,8 +289,7 @@ class Store:
         write_atomic(log, next((other.read_text(encoding="utf-8") for other in others if other.is_file()), ""))
 
     def _places(self, name: str, expected: OutputFile, elsewhere: list[Path]) -> list[Path]:
-        cache = self.workspace.root / ".dvc" / "cache" / "files" / "md5"
-        return [*(place / name for place in elsewhere), cache / expected.md5[:2] / expected.md5[2:]]
+        return [*(place / name for place in elsewhere), object_path(dvc_cache(self.workspace.root), expected.md5)]
 
     def _holds_file(self, place: Path, expected: OutputFile) -> bool:
         try:

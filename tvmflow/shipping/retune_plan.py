@@ -141,7 +141,8 @@ def _cost(
     each_s = seconds / measured if measured else _KERNEL_S
     whole_s = max(seconds + facts.get("saved_s", 0.0), kernels * each_s)
     is_replayed = any(
-        line.startswith(tuple(f"toolchain.{tool}:" for tool in tools)) for line in changes.get("tune", ())
+        line.startswith((*(f"toolchain.{tool}:" for tool in tools), "params.gpu_driver:"))
+        for line in changes.get("tune", ())
     )
     is_open = not records or any(name in changes for name in stages[: stages.index("tune")])
     low_s, high_s = (kernels * each_s, whole_s) if is_replayed else (0.0, whole_s if is_open else kernels * each_s)

@@ -1,17 +1,20 @@
 """Compute digests of files, reading each file once as long as it does not change.
 
 A change is detected by device, inode, size, and modification and change times. A file that was changed a moment ago is
-read again, since a second change within the same clock tick would not be visible.
+read again, since a second change within the same clock tick would not be visible. Digests may be kept in a file for the
+next process, as DVC does: then damage that the file system does not tell of is found only by reading again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,9 @@ class _Identity:
         return now_ns - last > (_TICK_NS if last % 1_000_000_000 else _COARSE_TICK_NS)
 
 
+_FIELDS = fields(_Identity)
+
+
 class Digests:
     """The file digests known to a process. bytes_read: number of bytes read for them."""
 
@@ -56,11 +62,16 @@ class Digests:
         self._known: dict[str, tuple[_Identity, str]] = {}
         self._lock = threading.Lock()
         self.bytes_read = 0
+        self._file: Path | None = None
+        self._kept: dict[str, Any] = {}
+        self._is_loaded = True
 
     def sha256_of(self, path: Path | str) -> str:
         """Return the sha256 of a file's bytes. Raises OSError."""
         known = self._known.get(str(path))
-        if known is not None and known[0] == _Identity.of(os.stat(path)):  # noqa: PTH116
+        if known is None:
+            return self._kept_digest(path) or self._read(path)[0]
+        if known[0] == _Identity.of(os.stat(path)):  # noqa: PTH116
             return known[1]
         return self._read(path)[0]
 
@@ -87,6 +98,60 @@ class Digests:
             if unchanged and before.was_settled_at(began):
                 self._known[str(path)] = (before, digest)
         return digest, size
+
+    # -- kept for the next process --
+
+    def keep_in(self, file: Path) -> None:
+        """Use the digests that `save` wrote to this file; its folder's parent is where paths begin."""
+        if self._file != file:
+            self._file, self._kept, self._is_loaded = file, {}, False
+
+    def forget(self) -> None:
+        """Read all files again."""
+        self._known, self._kept, self._is_loaded = {}, {}, True
+
+    def save(self) -> None:
+        """Write what is known to the file, if anything new is. A file that cannot be written costs only time."""
+        if self._file is None or not self._known:
+            return
+        base = f"{self._file.parent.parent}{os.sep}"
+        with self._lock:
+            new = {
+                path.removeprefix(base): [*vars(identity).values(), sha256]
+                for path, (identity, sha256) in self._known.items()
+                if path.startswith(base)
+            }
+        self._load()
+        if all(self._kept.get(name) == entry for name, entry in new.items()):
+            return
+        kept = {name: entry for name, entry in self._kept.items() if os.path.lexists(base + name)}
+        written = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            written.write_text(json.dumps({**kept, **new}, separators=(",", ":")), encoding="utf-8")
+            written.replace(self._file)
+
+    def _kept_digest(self, path: Path | str) -> str | None:
+        """Return the digest that an earlier process computed of a file as it is. Raises OSError without the file."""
+        if self._file is None:
+            return None
+        self._load()
+        entry = self._kept.get(str(path).removeprefix(f"{self._file.parent.parent}{os.sep}"))
+        if not isinstance(entry, list) or len(entry) != len(_FIELDS) + 1 or not isinstance(entry[-1], str):
+            return None
+        identity = _Identity.of(os.stat(path))  # noqa: PTH116
+        if entry[:-1] != list(vars(identity).values()):
+            return None
+        with self._lock:
+            self._known[str(path)] = (identity, entry[-1])
+        return entry[-1]
+
+    def _load(self) -> None:
+        if self._is_loaded or self._file is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(self._file.read_text(encoding="utf-8"))
+            self._kept = found if isinstance(found, dict) else {}
+        self._is_loaded = True
 
     def moved(self, before: Path, after: Path) -> None:
         """Record that a folder was renamed."""

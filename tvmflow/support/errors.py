@@ -15,7 +15,8 @@ TvmflowError                 exit 1   the base: what was found, what was expecte
 |  |- ToolchainError                  this machine cannot compile, whatever it is given
 |  |- StageCrashedError               its process died
 |  |- StageTimeoutError               its process was killed because it took too long
-|  `- InterruptedStageError  exit 130 the user stopped it
+|  |- InterruptedStageError  exit 130 the user stopped it
+|  `- ClusterAwayError       retried  the Dask cluster does not answer
 |- DeviceError                        a device could not do what was asked
 |  |- TrackerError           retried  the tracker cannot be reached
 |  |- DeviceUnknownError              no device of that key is registered
@@ -147,6 +148,10 @@ class StageTimeoutError(StageError):
 
 class InterruptedStageError(StageError):
     exit_code = 130
+
+
+class ClusterAwayError(StageError):
+    retryable = True
 
 
 class DeviceError(TvmflowError):

@@ -15,6 +15,7 @@ from tvmflow.pipeline.stage import AnyStage
 from tvmflow.support.errors import StoreError
 from tvmflow.support.files import sha256_of
 from tvmflow.tracking.dvc import repository as dvc
+from tvmflow.tracking.dvc.shared_cache import objects_of
 
 _RECORD_START = b'{\n "cell": '  # beginning of record_text
 _MAX_RECORD_BYTES = 4_000_000
@@ -63,7 +64,7 @@ def _in_artifacts(workspace: Workspace) -> Iterator[Record]:
 
 def _in_dvc(workspace: Workspace) -> Iterator[Record]:
     for root in dvc.cache_roots(workspace):
-        for path in root.glob("files/md5/*/*"):
+        for path in objects_of(workspace, root):
             try:
                 if path.stat().st_size > _MAX_RECORD_BYTES:
                     continue

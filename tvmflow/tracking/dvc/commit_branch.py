@@ -1,6 +1,6 @@
 """Commit changed DVC files to a branch of git, without touching the user's index, working branch or files.
 
-In:  the workspace's DVC files (dvc.yaml and dvc.lock, at the top and below pipelines/ and unlisted/)
+In:  the workspace's DVC files (dvc.yaml and dvc.lock, at the top and below pipelines/ and unlisted/), drivers.json
 Out: a commit on top of the branch, or of HEAD where that contains the branch
 
 The commit is made by git's plumbing in an index of its own.
@@ -16,9 +16,10 @@ from pathlib import Path
 from tvmflow.config.workspace import Workspace
 from tvmflow.support.errors import StoreError
 from tvmflow.support.temporary import temporary_folder
+from tvmflow.targets.gpu_drivers import DRIVERS_FILE
 from tvmflow.tracking.dvc import pipelines, unlisted
 
-_NAMES = ("dvc.yaml", "dvc.lock", pipelines.FOLDER, unlisted.FOLDER)
+_NAMES = ("dvc.yaml", "dvc.lock", pipelines.FOLDER, unlisted.FOLDER, DRIVERS_FILE)
 _CHANGED = ("diff", "--name-only", "--relative", "--no-renames", "-z", "HEAD", "--")
 _NEW = ("ls-files", "--others", "--exclude-standard", "-z", "--")
 

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tvmflow.config.dvc_cache import dvc_cache, object_path
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.record import Record, record_from
@@ -146,7 +147,7 @@ class _Source:
 
     def place(self, md5: str) -> Path:
         """Return the place of a file in DVC's cache."""
-        return self.workspace.root / ".dvc" / "cache" / "files" / "md5" / md5[:2] / md5[2:]
+        return object_path(dvc_cache(self.workspace.root), md5)
 
     def _file(self, md5: str, sha256: str | None = None) -> int | None:
         """Copy a file to DVC's cache if it is not there. Returns the bytes copied, None if the remote lacks it or has

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from tvmflow.config.dvc_cache import dvc_cache, object_path
 from tvmflow.config.params import STAGE_NAMES, Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.record import RECORD_NAME, read_record
@@ -176,13 +177,13 @@ def publish(workspace: Workspace, cells: list[Cell], stages: tuple[str, ...]) ->
 
 def cache_roots(workspace: Workspace) -> list[Path]:
     """Return the folders with DVC's files by md5: its cache and the default remote."""
-    return [workspace.root / ".dvc" / "cache", workspace.root / DEFAULT_REMOTE]
+    return [dvc_cache(workspace.root), workspace.root / DEFAULT_REMOTE]
 
 
 def file_by_md5(workspace: Workspace, md5: str, sha256: str, target: Path) -> None:
     """Copy a file from DVC's cache by its md5, and verify its sha256. Raises StoreError if it is missing."""
     for root in cache_roots(workspace):
-        place = root / "files" / "md5" / md5[:2] / md5[2:]
+        place = object_path(root, md5)
         if place.is_file() and sha256_of(place) == sha256:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(place, target)

@@ -14,7 +14,7 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.regression import change_between, comparable_before
 from tvmflow.pipeline.recipe_key import changed_parts
 from tvmflow.support.errors import StoreError, first_line
-from tvmflow.tracking.mlflow.links import run_url
+from tvmflow.tracking.mlflow.links import mlflow_ui, run_url
 from tvmflow.tracking.mlflow.registry import Versions, all_aliases, registry_name, versions_by_digests
 from tvmflow.tracking.mlflow.sqlite_reads import (
     add_numbers,
@@ -71,12 +71,13 @@ def champion_accuracy(workspace: Workspace, run_id: str) -> float | None:
 
 def _rows(workspace: Workspace, only: Cell | None, last: int | None) -> tuple[list[dict[str, Any]], dict[str, int]]:
     runs, counts, aliases, versions = _read(workspace, only, last)
+    pages = mlflow_ui()
     before: dict[str, Any] = {}
     by_cell: dict[str, list[dict[str, Any]]] = {}
     rows = []
     for run in runs:
         cell = run.data.tags["cell"]
-        row = _row(run, aliases, versions) | {"changed": changes(before.get(cell), run.data)}
+        row = _row(run, aliases, versions, pages) | {"changed": changes(before.get(cell), run.data)}
         earlier = by_cell.setdefault(cell, [])
         like = comparable_before(earlier, row)
         change = change_between(like, row) if like else None
@@ -128,8 +129,9 @@ def overview(
         known = {row["run_id"]: known[row["run_id"]] for row in pick(_short_rows(known, aliases, versions))}
     if is_readable(workspace):
         fill(workspace, known)
+    pages = mlflow_ui()
     return [
-        _row(run, aliases, versions)
+        _row(run, aliases, versions, pages)
         | {name: run.data.tags[name] for name in ("model", "target", "precision")}
         | {"tools": _tags_with_prefix(run.data, "toolchain"), "network_sha256": run.data.tags.get("network.sha256", "")}
         for run in known.values()
@@ -169,7 +171,7 @@ def _short_rows(runs: Mapping[str, Any], aliases: dict[str, dict[str, str]], ver
     return rows
 
 
-def _row(run: Any, aliases: dict[str, dict[str, str]], versions: Versions) -> dict[str, Any]:
+def _row(run: Any, aliases: dict[str, dict[str, str]], versions: Versions, pages: str) -> dict[str, Any]:
     tags, metrics = run.data.tags, run.data.metrics
     name = _registry_name(tags["cell"])
     number = versions.get((name, tags["library.sha256"], tags.get("network.sha256", "")), "")
@@ -202,7 +204,7 @@ def _row(run: Any, aliases: dict[str, dict[str, str]], versions: Versions) -> di
         "version": f"{number} {' '.join(roles)}".strip(),
         "version_number": number,
         "roles": roles,
-        "url": run_url(run.info.experiment_id, run.info.run_id),
+        "url": run_url(run.info.experiment_id, run.info.run_id, pages),
     }
 
 

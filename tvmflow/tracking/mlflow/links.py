@@ -28,6 +28,6 @@ def ui_command(workspace: Workspace) -> str:
     return mlflow_ui() if is_server(uri) else f"mlflow ui --backend-store-uri {uri}"
 
 
-def run_url(experiment_id: str, run_id: str) -> str:
-    """Return the page of a run."""
-    return f"{mlflow_ui()}/#/experiments/{experiment_id}/runs/{run_id}"
+def run_url(experiment_id: str, run_id: str, pages: str = "") -> str:
+    """Return the page of a run. pages: `mlflow_ui()`, which takes as long as the rest of a row of a table."""
+    return f"{pages or mlflow_ui()}/#/experiments/{experiment_id}/runs/{run_id}"

@@ -25,7 +25,7 @@ from tvmflow.schedules.registry import Knobs
 from tvmflow.support.errors import ToolchainError
 from tvmflow.support.json_values import to_json
 from tvmflow.targets.resolve import ResolvedTarget
-from tvmflow.tuning.measure.build_process import BuildProcess
+from tvmflow.tuning.measure.builders import Builder, builders
 from tvmflow.tuning.measure.canary import canary_workload
 from tvmflow.tuning.records.record import COMPILE_ERROR, ILLEGAL_SCHEDULE, OK, UNKNOWN
 
@@ -79,7 +79,7 @@ class BuildPool:
         self.workers = workers
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="build")
         self._local = threading.local()
-        self._processes: list[BuildProcess] = []
+        self._processes: list[Builder] = []
         self._count = itertools.count()
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -192,10 +192,10 @@ class BuildPool:
                 written.replace(path)
         return path
 
-    def _process(self) -> BuildProcess:
-        process: BuildProcess | None = getattr(self._local, "process", None)
+    def _process(self) -> Builder:
+        process: Builder | None = getattr(self._local, "process", None)
         if process is None or not process.alive:
-            process = self._local.process = BuildProcess()
+            process = self._local.process = builders().start()
             with self._lock:
                 self._processes = [known for known in self._processes if known.alive] + [process]
                 if self._closed.is_set():
