@@ -78,6 +78,7 @@ def check_ir(graph: Mapping[str, Any]) -> None:
             name = data.get("global_symbol") if isinstance(data, dict) else None
             raise _not_allowed(kind if name is None else f"{kind} {_text(nodes, name)!r}")
         _check_order(kind, data, place)
+        _check_nothing_missing(kind, data, nodes)
         if kind == "ir.Op" and not _is_operator(str(data)):
             raise _not_allowed(f"a call of {str(data)[:200]!r}")
         if kind == "ffi.String" and (len(data) > _MAX_TEXT or not data.isprintable()):
@@ -107,20 +108,45 @@ def _check_order(kind: str, data: Any, place: int) -> None:
             raise ValueError(f"{kind} refers to {str(part)[:50]!r}")
 
 
+def _check_nothing_missing(kind: str, data: Any, nodes: Sequence[Any]) -> None:
+    """Raise ValueError for a null where TVM expects a node: it would read there."""
+    if isinstance(data, list):
+        parts = {str(at): part for at, part in enumerate(data)}
+    elif isinstance(data, dict) and kind not in ("int", "float", "bool"):
+        parts = {name: part for name, part in data.items() if name not in _numbers_of(kind) | _optional_of(kind)}
+    elif data is None and kind != "None":
+        raise ValueError(f"{kind} without contents")
+    else:
+        return
+    for name, part in parts.items():
+        if part is None or (type(part) is int and nodes[part]["type"] == "None"):
+            raise ValueError(f"{kind} without {name[:50]!r}")
+
+
 @cache
-def _numbers_of(kind: str) -> frozenset[str]:
-    """Return the fields of a kind of node that hold numbers themselves, not those of nodes."""
+def _fields_of(kind: str) -> dict[str, str]:
+    """Return the type of each field of a kind of node, "" where TVM does not say."""
     from tvm_ffi import core
 
     info: Any = core._lookup_or_register_type_info_from_type_key(kind)
-    names = set[str]()
+    found = dict[str, str]()
     while info is not None:
         for field in info.fields or ():
-            schema = json.loads((field.metadata or {}).get("type_schema", "{}"))
-            if schema.get("type") in ("int", "float", "bool"):
-                names.add(field.name)
+            found[field.name] = json.loads((field.metadata or {}).get("type_schema", "{}")).get("type", "")
         info = info.parent_type_info
-    return frozenset(names)
+    return found
+
+
+@cache
+def _numbers_of(kind: str) -> frozenset[str]:
+    """Return the fields of a kind of node that hold numbers themselves, not those of nodes."""
+    return frozenset(name for name, own in _fields_of(kind).items() if own in ("int", "float", "bool"))
+
+
+@cache
+def _optional_of(kind: str) -> frozenset[str]:
+    """Return the fields of a kind of node that may hold nothing."""
+    return frozenset(name for name, own in _fields_of(kind).items() if own in ("", "Optional", "ir.Span", "ir.Attrs"))
 
 
 def _is_operator(name: str) -> bool:
