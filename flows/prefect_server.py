@@ -27,14 +27,18 @@ from tvmflow.support.files import why_not_writable
 from tvmflow.support.paths import CODE_ROOT
 from tvmflow.toolchain.environments import cache_folder
 
+SERVER_SECRET, CLIENT_SECRET = "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"
 START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 10.0
 
 
 class PrefectServer:
-    """A running server process; `url` is valid at once, and requests wait until the server is ready."""
+    """A running server process; `url` is valid at once, and requests wait until the server is ready.
 
-    def __init__(self, home: Path) -> None:
+    secret: user and password, as user:password, without which it answers nothing but that it is healthy.
+    """
+
+    def __init__(self, home: Path, secret: str | None = None) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.log = home / "server.log"
         self._new_database = _copy_empty_database(home / "prefect.db")
@@ -47,7 +51,12 @@ class PrefectServer:
                 stderr=log,
                 pass_fds=(listener.fileno(),),
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": str(CODE_ROOT), "PREFECT_HOME": str(home)},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(CODE_ROOT),
+                    "PREFECT_HOME": str(home),
+                    **({SERVER_SECRET: secret} if secret else {}),
+                },
             )
         atexit.register(self.stop)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import threading
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import requests
 
-from flows.prefect_server import PrefectServer, check_server
+from flows.prefect_server import CLIENT_SECRET, PrefectServer, check_server
 from flows.stopping import exit_code, when_stopping
 from tvmflow.config.workspace import Workspace
 from tvmflow.support.secrets import mask, mask_process
@@ -35,9 +36,12 @@ def configure_prefect(workspace: Workspace) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    is_ours = not os.environ.get("PREFECT_API_URL")
+    if is_ours:
+        os.environ[CLIENT_SECRET] = f"tvmflow:{secrets.token_hex(32)}"  # any local user can connect
     mask_process()  # Prefect keeps logs in its database
-    if not os.environ.get("PREFECT_API_URL"):
-        _servers.append(PrefectServer(Path(os.environ["PREFECT_HOME"])))
+    if is_ours:
+        _servers.append(PrefectServer(Path(os.environ["PREFECT_HOME"]), os.environ[CLIENT_SECRET]))
         os.environ["PREFECT_API_URL"] = _servers[-1].url
     elif not _servers:
         check_server(os.environ["PREFECT_API_URL"])

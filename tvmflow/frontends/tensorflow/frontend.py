@@ -105,7 +105,14 @@ def load(folder: Path, description: SourceDescription) -> TfliteModel:
     if path.suffix == ".tflite":
         try:
             return TfliteModel(path, description.inputs, description.fixed)
-        except (struct.error, IndexError, OverflowError) as error:  # of tables that nothing has looked at before
+        except (
+            struct.error,
+            ValueError,
+            TypeError,
+            IndexError,
+            OverflowError,
+            AttributeError,
+        ) as error:  # of tables that nothing has looked at before
             raise ModelFileError(f"{path.name} is damaged: {error}", "a whole .tflite file") from error
     if description.fixed:
         raise no_fixed_inputs("a SavedModel", description)
