@@ -12,7 +12,7 @@ from pathlib import Path
 import requests
 
 from flows.prefect_server import CLIENT_SECRET, PrefectServer, check_server
-from flows.stopping import exit_code, when_stopping
+from flows.stopping import exit_code, kill_stages, when_stopping
 from tvmflow.config.workspace import Workspace
 from tvmflow.support.secrets import mask, mask_process
 from tvmflow.support.telemetry import PRIVACY
@@ -43,8 +43,18 @@ def configure_prefect(workspace: Workspace) -> None:
     if is_ours:
         _servers.append(PrefectServer(Path(os.environ["PREFECT_HOME"]), os.environ[CLIENT_SECRET]))
         os.environ["PREFECT_API_URL"] = _servers[-1].url
+        threading.Thread(target=_end_with_server, args=(_servers[-1],), daemon=True).start()
     elif not _servers:
         check_server(os.environ["PREFECT_API_URL"])
+
+
+def _end_with_server(server: PrefectServer) -> None:
+    """End this process when its server does, as on a full disk: Prefect's client would try again for minutes."""
+    error = server.wait_for_end()
+    if error is not None:
+        kill_stages()
+        os.write(sys.stderr.fileno(), f"\nerror: {error}\n".encode())
+        os._exit(error.exit_code)
 
 
 def server_name() -> str:
