@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sys
@@ -14,6 +15,7 @@ import requests
 from flows.prefect_server import CLIENT_SECRET, PrefectServer, check_server
 from flows.stopping import exit_code, kill_stages, when_stopping
 from tvmflow.config.workspace import Workspace
+from tvmflow.support.errors import UsageError
 from tvmflow.support.secrets import mask, mask_process
 from tvmflow.support.telemetry import PRIVACY
 
@@ -36,6 +38,7 @@ def configure_prefect(workspace: Workspace) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    _refuse_planted(Path.cwd())
     is_ours = not os.environ.get("PREFECT_API_URL")
     if is_ours:
         os.environ[CLIENT_SECRET] = f"tvmflow:{secrets.token_hex(32)}"  # any local user can connect
@@ -46,6 +49,19 @@ def configure_prefect(workspace: Workspace) -> None:
         threading.Thread(target=_end_with_server, args=(_servers[-1],), daemon=True).start()
     elif not _servers:
         check_server(os.environ["PREFECT_API_URL"])
+
+
+def _refuse_planted(folder: Path) -> None:
+    """Raise UsageError for settings of Prefect, which name code, that another user put into a shared folder."""
+    for name in (".env", "prefect.toml", "pyproject.toml"):
+        with contextlib.suppress(OSError):
+            owner = (folder / name).lstat().st_uid
+            if owner not in (0, os.geteuid(), folder.stat().st_uid):
+                raise UsageError(
+                    f"{folder / name} belongs to another user",
+                    "settings of your own: Prefect reads that file, and runs code that it names",
+                    "change to a folder of your own, and pass the workspace as --root",
+                )
 
 
 def _end_with_server(server: PrefectServer) -> None:

@@ -71,30 +71,20 @@ class Library:
         return calls, self._library.failed_call().decode()
 
 
-def _forked(do: Callable[[], Any], arm: Callable[[], None], disarm: Callable[[], Any]) -> tuple[int, Any]:
-    """Return how a deed ended in a process of its own, and what `disarm` or its error says."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code, said = _FAILED, ""
+def _tried(do: Callable[[], Any], arm: Callable[[], None], disarm: Callable[[], Any]) -> tuple[int, Any]:
+    """Return how a deed ended, and what `disarm` and its error say."""
+    code, said, counts = 0, "", None
+    try:
+        arm()
         try:
-            arm()
-            try:
-                do()
-                code = 0
-            finally:
-                counts = disarm()
-        except (TvmflowError, OSError) as error:  # the command line makes one line of both
-            code, said = _REFUSED, f"{type(error).__name__}: {error}"
-        except BaseException:
-            said = traceback.format_exc()[-1500:]
-        os.write(writer, json.dumps([counts, said]).encode()[:60000])
-        os._exit(code)
-    os.close(writer)
-    with os.fdopen(reader) as file:
-        text = file.read()
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return code, json.loads(text) if text else [[0, ""], f"died with {code}"]
+            do()
+        finally:
+            counts = disarm()
+    except (TvmflowError, OSError) as error:  # the command line makes one line of both
+        code, said = _REFUSED, f"{type(error).__name__}: {error}"
+    except BaseException:
+        code, said = _FAILED, traceback.format_exc()[-1500:]
+    return code, (counts, said)
 
 
 class Faults:
@@ -105,19 +95,23 @@ class Faults:
         self.found: Counter[str] = Counter()
         self.failures: list[str] = []
 
+    def _wrong(self, what: str) -> None:
+        self.failures.append(what)
+        print(what, file=sys.stderr, flush=True)
+
     def run(self, name: str, scenario: Any) -> None:
         base = self.folder / "base"
         shutil.rmtree(base, ignore_errors=True)
         base.mkdir()
-        _forked(lambda: scenario.prepare(base), lambda: None, lambda: None)
+        _tried(lambda: scenario.prepare(base), lambda: None, lambda: None)
         before = _snapshot(base, scenario.random)
         root = self._copy(base)
-        code, (counted, said) = _forked(
+        code, (counted, said) = _tried(
             lambda: scenario.do(root), lambda: self.library.arm(1 << 40, 0, 0), self.library.disarm
         )
         fresh, calls = _snapshot(root, scenario.random), counted[0]
         if code or not calls:
-            self.failures.append(f"{name}: without faults it ended with {code} after {calls} calls: {said}")
+            self._wrong(f"{name}: without faults it ended with {code} after {calls} calls: {said}")
             return
         for mode, (number, persistent) in MODES.items():
             for at in range(1, calls + 1, self.step):
@@ -134,7 +128,7 @@ class Faults:
     ) -> None:
         mode, at, number, persistent = way
         root = self._copy(base)
-        code, ((_, call), said) = _forked(
+        code, ((_, call), said) = _tried(
             lambda: scenario.do(root), lambda: self.library.arm(at, number, persistent), self.library.disarm
         )
         if not call:
@@ -143,20 +137,20 @@ class Faults:
         self.found["injected"] += 1
         self.found["refused" if code == _REFUSED else "done" if code == 0 else "failed"] += 1
         if code not in (0, _REFUSED) or (code == _REFUSED and not said.strip()):
-            self.failures.append(f"{where}: ended with {code}: {said}")
+            self._wrong(f"{where}: ended with {code}: {said}")
         left = _snapshot(root, scenario.random)
         if code == 0 and call not in ("unlink", "rmdir") and left != fresh:
-            self.failures.append(f"{where}: said nothing, but left {_difference(left, fresh)}")
+            self._wrong(f"{where}: said nothing, but left {_difference(left, fresh)}")
         wrong = [path for path, data in left.items() if data not in (before.get(path), fresh.get(path))]
         if wrong and call not in ("unlink", "rmdir"):  # what cannot be removed, stays
-            self.failures.append(f"{where}: left {wrong[:4]}")
-        code, (_, said) = _forked(lambda: scenario.do(root), lambda: None, self.library.disarm)
+            self._wrong(f"{where}: left {wrong[:4]}")
+        code, (_, said) = _tried(lambda: scenario.do(root), lambda: None, self.library.disarm)
         if code:
-            self.failures.append(f"{where}: the next run ended with {code}: {said}")
+            self._wrong(f"{where}: the next run ended with {code}: {said}")
         again = _snapshot(root, scenario.random)
         again = {path: data for path, data in again.items() if path in fresh or call not in ("unlink", "rmdir")}
         if again != fresh:
-            self.failures.append(f"{where}: the next run left {_difference(again, fresh)}")
+            self._wrong(f"{where}: the next run left {_difference(again, fresh)}")
 
 
 def _difference(left: Snapshot, fresh: Snapshot) -> list[str]:

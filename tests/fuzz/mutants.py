@@ -38,6 +38,7 @@ _INTERESTING = [
     value.to_bytes(size, "little") for size in (1, 2, 4, 8) for value in (0, 1, (1 << 8 * size) - 1, 1 << 8 * size - 1)
 ]
 _IN_SANDBOX = 100  # every so many of a framework's mutants
+_TOLD = 250  # so often
 _SHARES = {"ours": 70, "boundary": 25, "frameworks": 5}
 
 
@@ -99,6 +100,13 @@ class Run:
     keep: Path
     found: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+
+    def summary(self) -> dict[str, int]:
+        """Return how often each outcome was, over all readers."""
+        total = Counter[str]()
+        for name, count in self.found.items():
+            total[name.rpartition(": ")[2]] += count
+        return dict(total)
 
     def read(
         self, name: str, data: bytes, read: Callable[[], Any], *, forks: bool = False, may_crash: bool = True
@@ -205,7 +213,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(run: Run, folder: Path, count: int, chance: random.Random, kinds: list[str]) -> None:
-    ours, boundary = our_readers(folder / "seeds"), targets(folder / "boundary")
+    ours = our_readers(folder / "seeds") if "ours" in kinds else {}
+    boundary = targets(folder / "boundary")
     (folder / "models").mkdir()
     models = model_files(folder / "models") if "frameworks" in kinds else {}
     work = folder / "read"
@@ -222,9 +231,11 @@ def _run(run: Run, folder: Path, count: int, chance: random.Random, kinds: list[
             from_file(name, reader, data)
         if run.found[f"{name}: read"] < len(reader.files):
             run.failures.append(f"{name}: a valid file is refused")  # mutants of it would test little
-    for path in sorted(CORPUS.glob("*/*")):
+    for path in sorted(CORPUS.glob("*/*")) if ours else ():
         from_file(path.parent.name.replace("-", " "), ours[path.parent.name.replace("-", " ")], path.read_bytes())
     for number in range(count):
+        if number % _TOLD == 0:
+            print(f"{number} of {count}: {json.dumps(run.summary())}", file=sys.stderr, flush=True)
         kind = chance.choices(kinds, [_SHARES[one] for one in kinds])[0]
         if kind == "ours":
             name = chance.choice(list(ours))
