@@ -19,22 +19,27 @@ import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import requests
 
-from tvmflow.support.errors import StageError, first_line, last_words
+from tvmflow.support.errors import StageError, StoreError, first_line, last_words
 from tvmflow.support.files import why_not_writable
 from tvmflow.support.paths import CODE_ROOT
 from tvmflow.toolchain.environments import cache_folder
 
+SERVER_SECRET, CLIENT_SECRET = "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"
 START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 10.0
 
 
 class PrefectServer:
-    """A running server process; `url` is valid at once, and requests wait until the server is ready."""
+    """A running server process; `url` is valid at once, and requests wait until the server is ready.
 
-    def __init__(self, home: Path) -> None:
+    secret: user and password, as user:password, without which it answers nothing but that it is healthy.
+    """
+
+    def __init__(self, home: Path, secret: str | None = None) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.log = home / "server.log"
         self._new_database = _copy_empty_database(home / "prefect.db")
@@ -47,9 +52,26 @@ class PrefectServer:
                 stderr=log,
                 pass_fds=(listener.fileno(),),
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": str(CODE_ROOT), "PREFECT_HOME": str(home)},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(CODE_ROOT),
+                    "PREFECT_HOME": str(home),
+                    **({SERVER_SECRET: secret} if secret else {}),
+                },
             )
+        self._is_stopping = False
         atexit.register(self.stop)
+
+    def wait_for_end(self) -> StageError | StoreError | None:
+        """Wait until the process has ended. Returns why, None if `stop` ended it."""
+        self.process.wait()
+        if self._is_stopping:
+            return None
+        return why_not_writable(self.log.parent) or StageError(
+            f"Prefect's server of this run ended: {last_words(self.log.read_bytes()[-20_000:]) or 'nobody says why'}",
+            "a server that responds to the end of the run",
+            "what was made and measured is kept: run the same command again to resume",
+        )
 
     def wait(self) -> None:
         """Wait until the server is ready. Raises StageError if it ended or takes too long."""
@@ -74,6 +96,7 @@ class PrefectServer:
 
     def stop(self) -> None:
         """Close the server's standard input and wait until it has ended."""
+        self._is_stopping = True
         atexit.unregister(self.stop)
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
@@ -148,6 +171,23 @@ def check_server(url: str) -> None:
     )
 
 
+class _WithRoom:
+    """An ASGI app that answers 507 in place of 500 while its folder takes no file: Prefect's client repeats a request
+    for more than a minute after 500, and fails at once after 507.
+    """
+
+    def __init__(self, app: Any, home: Path) -> None:
+        self._app, self._home = app, home
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def checked(message: Any) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= 500 and why_not_writable(self._home):
+                message = {**message, "status": 507}
+            await send(message)
+
+        await self._app(scope, receive, checked)
+
+
 def main() -> None:
     """Serve Prefect's API on an inherited socket until standard input is closed."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -155,7 +195,7 @@ def main() -> None:
     import uvicorn
     from prefect.server.api.server import create_app
 
-    app = create_app(ephemeral=True, final=True)
+    app = _WithRoom(create_app(ephemeral=True, final=True), Path(os.environ["PREFECT_HOME"]))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
 
     def watch() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import sys
 import threading
 import time
@@ -10,9 +12,10 @@ from pathlib import Path
 
 import requests
 
-from flows.prefect_server import PrefectServer, check_server
-from flows.stopping import exit_code, when_stopping
+from flows.prefect_server import CLIENT_SECRET, PrefectServer, check_server
+from flows.stopping import exit_code, kill_stages, when_stopping
 from tvmflow.config.workspace import Workspace
+from tvmflow.support.errors import UsageError
 from tvmflow.support.secrets import mask, mask_process
 from tvmflow.support.telemetry import PRIVACY
 
@@ -35,12 +38,39 @@ def configure_prefect(workspace: Workspace) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    _refuse_planted(Path.cwd())
+    is_ours = not os.environ.get("PREFECT_API_URL")
+    if is_ours:
+        os.environ[CLIENT_SECRET] = f"tvmflow:{secrets.token_hex(32)}"  # any local user can connect
     mask_process()  # Prefect keeps logs in its database
-    if not os.environ.get("PREFECT_API_URL"):
-        _servers.append(PrefectServer(Path(os.environ["PREFECT_HOME"])))
+    if is_ours:
+        _servers.append(PrefectServer(Path(os.environ["PREFECT_HOME"]), os.environ[CLIENT_SECRET]))
         os.environ["PREFECT_API_URL"] = _servers[-1].url
+        threading.Thread(target=_end_with_server, args=(_servers[-1],), daemon=True).start()
     elif not _servers:
         check_server(os.environ["PREFECT_API_URL"])
+
+
+def _refuse_planted(folder: Path) -> None:
+    """Raise UsageError for settings of Prefect, which name code, that another user put into a shared folder."""
+    for name in (".env", "prefect.toml", "pyproject.toml"):
+        with contextlib.suppress(OSError):
+            owner = (folder / name).lstat().st_uid
+            if owner not in (0, os.geteuid(), folder.stat().st_uid):
+                raise UsageError(
+                    f"{folder / name} belongs to another user",
+                    "settings of your own: Prefect reads that file, and runs code that it names",
+                    "change to a folder of your own, and pass the workspace as --root",
+                )
+
+
+def _end_with_server(server: PrefectServer) -> None:
+    """End this process when its server does, as on a full disk: Prefect's client would try again for minutes."""
+    error = server.wait_for_end()
+    if error is not None:
+        kill_stages()
+        os.write(sys.stderr.fileno(), f"\nerror: {error}\n".encode())
+        os._exit(error.exit_code)
 
 
 def server_name() -> str:

@@ -30,6 +30,12 @@ def when_stopping(kill: Callable[[], bool]) -> None:
     _killers.append(kill)
 
 
+def kill_stages() -> None:
+    """Kill what runs, before this process ends at once."""
+    for kill in _killers:
+        kill()
+
+
 def exit_code() -> int:
     """Return the shell's exit code of a command ended by a signal."""
     return 128 + (_signals[0] if _signals else signal.SIGINT)

@@ -8,6 +8,7 @@ Out: model.json + weights.safetensors (Relax, constants folded, batch norms in t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,13 +53,12 @@ def import_model(context: StageContext[ImportSettings, ImportLimits]) -> dict[st
     settings, fetched = context.settings, context.inputs["fetch"]
     make_environments(tools_of(settings.framework, settings.network))
     files = list(fetched.iterdir())
-    copied = {path.name: path.stat().st_size for path in files if is_name(path.name)}  # external data, for peer.onnx
     policy = Policy(
         context.limits.timeout_s,
         (fetched,),
         (context.out,),
         memory_for(*files),
-        copied | IMPORTED_FILES,
+        allowed_outputs(settings.framework, {path.name: path.stat().st_size for path in files}),
         load_s=reading_s(*files),
     )
     arguments = {
@@ -68,6 +68,14 @@ def import_model(context: StageContext[ImportSettings, ImportLimits]) -> dict[st
     }
     reply = run_in_sandbox(f"{read_model.__module__}:{read_model.__name__}", arguments, policy, context.progress)
     return check_imported(context.out, reply)
+
+
+def allowed_outputs(framework: str, fetched: Mapping[str, int]) -> dict[str, int]:
+    """Return the files that the sandbox may leave, and how large: of an ONNX model also its external data, for
+    peer.onnx. fetched: name -> bytes.
+    """
+    copied = {name: size for name, size in fetched.items() if framework == "onnx" and is_name(name)}
+    return copied | IMPORTED_FILES
 
 
 STAGE = Stage(

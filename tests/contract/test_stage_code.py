@@ -58,6 +58,7 @@ KERNELS = (  # beside the CPU's: what compiles them is left out, what reads them
     "tvmflow/ir/relax/serialization.py",
     "tvmflow/ir/relax/allowed_ir.py",
     "tvmflow/ir/relax/derived_types.py",
+    "tvmflow/ir/relax/index_bounds.py",
     "tvmflow/ir/relax/kernel_bounds.py",
     "tvmflow/ir/relax/recurrent.py",  # its operator is registered before a module is read
     "tvmflow/ir/relax/tensors.py",

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tasks.import_model import ImportLimits, ImportSettings, import_model
+from tasks.import_model import ImportLimits, ImportSettings, allowed_outputs, import_model
 from tests.conftest import REPOSITORY
 from tests.fuzz.seeds import params_bytes, symbol_json
 from tvmflow.frontends.source_model import SourceDescription, one_input
@@ -142,3 +142,13 @@ def test_another_process_opens_a_tflite_file(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setitem(sys.modules, module, None)  # not to be had in this process
     with pytest.raises(ModelFileError, match=r"model.tflite is damaged|tflite"):
         _import(tmp_path, "tensorflow", "model.tflite", {"model.tflite": b"\x10\0\0\0TFL3" + body})
+
+
+def test_only_external_data_of_onnx_may_be_copied() -> None:
+    fetched = {"weights.bin": 40, "model.pt2": 50, "source.json": 3, "golden.npz": 4, ".hidden": 1, "model.json": 7}
+    own = allowed_outputs("torch", fetched)
+    for framework in ("keras", "mxnet", "tensorflow"):
+        assert allowed_outputs(framework, fetched) == own
+    assert not {"weights.bin", "model.pt2"} & own.keys()
+    assert allowed_outputs("onnx", fetched).items() - own.items() == {("weights.bin", 40), ("model.pt2", 50)}
+    assert allowed_outputs("onnx", fetched)["model.json"] == own["model.json"] > 7

@@ -16,6 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.golden.networks import NETWORKS as GOLDEN
+from tests.ir.indexed import CASES as INDEXED
+from tests.ir.indexed import module_of
 from tests.runtime.test_network import _network
 from tests.runtime.test_sizes import _library
 from tests.sized_models import Encoder, Images
@@ -127,14 +129,16 @@ class _Beside(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def run_everywhere(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], None]:
-    """Return a function that runs a library at all addresses, in a process that may crash."""
+def run_everywhere(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    """Return a function that runs a library at all addresses, in a process that may crash; with an argument, on inputs
+    that are no indices.
+    """
     program, source = tmp_path_factory.mktemp("addresses") / "addresses", Path(__file__).parent / "addresses" / "main.c"
     flags = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{RUNTIME / 'include'}", "-pthread"]
     subprocess.run(["gcc", *flags, str(source), "-o", str(program), "-ldl"], check=True)
 
-    def run(library: Path) -> None:
-        done = subprocess.run([program, library], capture_output=True, text=True, timeout=300, check=False)
+    def run(library: Path, *words: str) -> None:
+        done = subprocess.run([program, library, *words], capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
     return run
@@ -203,3 +207,20 @@ def test_an_image_that_is_rounded_to_bytes(width: int, run_everywhere: Callable[
     described = Network("any@host:int8", (spec,), ("y",), 2, image=image)
     write_network(tmp_path / "network.so", scheduled, described, GCC)
     run_everywhere(tmp_path / "network.so")
+
+
+def _check_indices(names: tuple[str, ...], run_everywhere: Callable[..., None], folder: Path) -> None:
+    module = canonicalize(module_of(*(INDEXED[name] for name in names)))
+    library = _write(BACKEND.pack(module, None)[0], folder / "network.so")
+    run_everywhere(library)
+    run_everywhere(library, "hostile")
+
+
+def test_no_index_leaves_its_tensor(run_everywhere: Callable[..., None], tmp_path: Path) -> None:
+    _check_indices(("take", "gather_nd", "scatter_elements", "scatter_nd of rows"), run_everywhere, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", INDEXED)
+def test_no_operator_leaves_its_tensors(name: str, run_everywhere: Callable[..., None], tmp_path: Path) -> None:
+    _check_indices((name,), run_everywhere, tmp_path)

@@ -14,9 +14,9 @@ from tvm.tirx import compilation_pipeline
 from tvmflow.ir.relax.recurrent import RECURRENT, register_recurrent
 from tvmflow.ir.tir.flatten_buffer_fix import lower_with_fixed_indices
 from tvmflow.ir.tvm_compat import IRModule
+from tvmflow.passes.canonicalize.bound_indices import BoundIndices
 from tvmflow.passes.canonicalize.canonical_norms import CanonicalNorms
 from tvmflow.passes.canonicalize.channels_first import ChannelsFirst
-from tvmflow.passes.canonicalize.clamp_gather_indices import ClampGatherIndices
 from tvmflow.passes.canonicalize.compute_in_float32 import ComputeInFloat32
 from tvmflow.passes.canonicalize.flatten_dense import FlattenDense
 from tvmflow.passes.canonicalize.fold_batch_norm import FoldBatchNorm
@@ -62,7 +62,6 @@ def import_passes() -> list[Pass]:
     return [
         FoldConstants(),
         ComputeInFloat32(),
-        ClampGatherIndices(),
         SimplifyArithmetic(),
         CanonicalNorms(),
         ChannelsFirst(),
@@ -71,6 +70,7 @@ def import_passes() -> list[Pass]:
         FoldBatchNorm(),
         TrimDilatedKernels(),
         FlattenDense(),
+        BoundIndices(),  # last: the check of what was imported expects its form
     ]
 
 

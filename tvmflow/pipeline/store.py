@@ -314,6 +314,9 @@ class Store:
         """Replace the old folder by a finished one; `_recover` completes this after a crash."""
         (new / RECORD_NAME).write_text(record_text(record), encoding="utf-8")
         sync_folder(new)
+        stage = self.stages[record.stage]
+        if stage.is_cached and not (stage.has_metrics and self.workspace.is_variant):
+            self.index(record, cell)  # first: a fault behind it leaves outputs that the next run keeps
         folder, previous = self.workspace.folder(record.stage, cell), self._previous(record.stage, cell)
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.exists():
@@ -322,9 +325,6 @@ class Store:
         os.rename(new, folder)
         self.workspace.digests.moved(new, folder)
         shutil.rmtree(previous, ignore_errors=True)
-        stage = self.stages[record.stage]
-        if stage.is_cached and not (stage.has_metrics and self.workspace.is_variant):
-            self.index(record, cell)
         return record
 
     def index(self, record: Record, cell: Cell | None = None) -> None:

@@ -131,7 +131,7 @@ class Sandbox:
         reader, writer = os.pipe()
         with (self._own / "stderr").open("wb") as said:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tvmflow.sandbox.child", str(writer)],
+                [sys.executable, "-P", "-m", "tvmflow.sandbox.child", str(writer)],
                 stdin=subprocess.PIPE,
                 stdout=said,
                 stderr=said,

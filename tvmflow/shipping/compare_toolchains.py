@@ -74,7 +74,7 @@ def compare_toolchains(
 
 def _run(python: Path, variant: Variant, cell: Cell, stage: str) -> None:
     """Run a stage in the environment of a version. Raises StageError with its last words."""
-    command = [str(python), "-m", "tasks", stage, str(cell), "--root", str(variant.address)]
+    command = [str(python), "-P", "-m", "tasks", stage, str(cell), "--root", str(variant.address)]
     search = os.pathsep.join(filter(None, (str(CODE_ROOT), os.environ.get("PYTHONPATH"))))
     limit = variant.params.flows.timeout_s[stage]
     try:

@@ -49,13 +49,13 @@ from tvmflow.support.secrets import mask
 
 
 class TvmflowError(Exception):
-    """An expected failure: what was found, what was expected, and what to do; without secrets."""
+    """An expected failure: what was found, what was expected, what to do; without secrets or control characters."""
 
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
 
     def __init__(self, found: str, expected: str = "", hint: str = "") -> None:
-        self.found, self.expected, self.hint = mask(found), mask(expected), mask(hint)
+        self.found, self.expected, self.hint = (_printable(mask(text)) for text in (found, expected, hint))
         super().__init__(self.found)
 
     def __str__(self) -> str:
@@ -237,6 +237,13 @@ def from_json(data: dict[str, str]) -> TvmflowError:
     """Return the error from another process's `to_json`; an unknown type becomes StageError."""
     kind = _subclasses(TvmflowError).get(data.get("type", ""), StageError)
     return kind(data.get("found", ""), data.get("expected", ""), data.get("hint", ""))
+
+
+def _printable(text: str) -> str:
+    """Return a text whose control characters, which a file may hold, are written as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def from_os_error(error: OSError, doing: str) -> StoreError:

@@ -98,9 +98,10 @@ def _make(name: str, tool: ToolEnvironment, folder: Path) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         for command in (
-            [sys.executable, "-m", "venv", str(unfinished)],
+            [sys.executable, "-P", "-m", "venv", str(unfinished)],
             [
                 str(unfinished / "bin" / "python"),
+                "-P",
                 "-m",
                 "pip",
                 "install",

@@ -65,17 +65,17 @@ def _make(wanted: str, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     python = folder / "bin" / "python"
     try:
-        _run(wanted, [sys.executable, "-m", "venv", str(folder)])
+        _run(wanted, [sys.executable, "-P", "-m", "venv", str(folder)])
         exact = wanted if re.search("[a-z]", wanted) else f"{wanted}.*"  # with its post-releases
         _install(wanted, python, f"{_PACKAGE}=={exact}")
-        found = json.loads(_run(wanted, [str(python), "-c", _ASK]))
+        found = json.loads(_run(wanted, [str(python), "-P", "-c", _ASK]))
         [place] = (folder / "lib").glob("python3*/site-packages")
         shared = sysconfig.get_path("purelib")
         (place / "shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n", encoding="utf-8")
         if not _starts(python):  # with the foreign function interface of this environment
             for package in found["ffi"]:
                 _install(wanted, python, package)
-            _run(wanted, [str(python), "-c", "import tvm"])
+            _run(wanted, [str(python), "-P", "-c", "import tvm"])
         (folder / "tvm.json").write_text(json.dumps(found), encoding="utf-8")
     except (OSError, ValueError) as error:
         raise _not_made(wanted, str(error)) from error
@@ -83,7 +83,7 @@ def _make(wanted: str, folder: Path) -> None:
 
 def _starts(python: Path) -> bool:
     try:
-        _run("", [str(python), "-c", "import tvm"])
+        _run("", [str(python), "-P", "-c", "import tvm"])
     except ToolchainError:
         return False
     return True
@@ -91,7 +91,7 @@ def _starts(python: Path) -> bool:
 
 def _install(wanted: str, python: Path, package: str) -> None:
     options = ["--quiet", "--disable-pip-version-check", "--no-deps"]
-    _run(wanted, [str(python), "-m", "pip", "install", *options, package])
+    _run(wanted, [str(python), "-P", "-m", "pip", "install", *options, package])
 
 
 def _run(wanted: str, command: list[str]) -> str:

@@ -126,7 +126,7 @@ def probe() -> dict[str, str]:
     if known.get(identity, {}).keys() == {"llvm", "host_cpu", "host_attributes", *_LISTS}:
         return known[identity]
     code = f"ARCHITECTURES = {ARCHITECTURES!r}\n{_PROBE}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         raise TvmflowError(
             f"TVM {wheel.version} does not start: {done.stderr.strip()[-400:]}",

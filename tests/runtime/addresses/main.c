@@ -1,6 +1,7 @@
 /* Runs a network.so with inputs, outputs and images at every address modulo a cache line, as near as possible to a page before or behind
  * that cannot be accessed; inputs lie in memory that cannot be written, the library's own between such pages, too. Exits 0 if every run
- * has the bytes of the first, writes nothing beside its outputs, and asks for no memory where the header says that none is copied. */
+ * has the bytes of the first, writes nothing beside its outputs, and asks for no memory where the header says that none is copied.
+ * `hostile`: inputs are the numbers that no index may be. */
 #define _GNU_SOURCE
 #include "tvmflow.h"
 
@@ -120,6 +121,21 @@ static void report_fault(int number, siginfo_t *info, void *context) {
 
 static size_t width_of(tvmflow_dtype dtype) { return (const size_t[]){4, 2, 2, 1, 1, 4, 8, 1}[dtype]; }
 
+static int hostile;
+
+/* Fill with what lies outside of any tensor, or just outside of small ones; with numbers that have no integer. */
+static void draw_hostile(tvmflow_dtype dtype, unsigned char *bytes, size_t size) {
+  static const int64_t numbers[] = {INT64_MIN, -1, 7, 0, INT64_MAX, 1, INT32_MIN, 4, -5, INT32_MAX, 2, 1ll << 33, 5, -4, 3, -(1ll << 33)};
+  static const uint32_t floats[] = {0x7fc00000, 0x7f800000, 0xff800000, 0x7149f2ca, 0xf149f2ca, 0xbf800000, 0x3f800000, 0x40a00000,
+                                    0,          0xc0000000, 0x4f000000, 0xcf000000, 0x5f000000, 0x40e00000, 0x3f000000, 0x80000000};
+  static uint32_t at;
+  const size_t width = width_of(dtype);
+  for (size_t i = 0; i < size / width; ++i, at += 5) {
+    if (dtype == TVMFLOW_FLOAT32) memcpy(bytes + i * width, &floats[(at + i / 16) % 16], width);
+    else memcpy(bytes + i * width, &numbers[(at + i / 16) % 16], width); /* its lower bytes */
+  }
+}
+
 /* Fill with floats of 0.5 to 2 of either sign, any bytes, or integers 0 and 1, which are legal indices. */
 static void draw(tvmflow_dtype dtype, unsigned char *bytes, size_t size) {
   static uint32_t state = 1;
@@ -151,7 +167,7 @@ static void make_group(group *made, int is_output, const int64_t *sizes) {
     made->widths[i] = width_of(info.dtype);
     made->tensors[i] = map_guarded(size);
     made->bytes[i] = malloc(size + 1);
-    if (!is_output) draw(info.dtype, made->bytes[i], size);
+    if (!is_output) (hostile ? draw_hostile : draw)(info.dtype, made->bytes[i], size);
   }
 }
 
@@ -269,9 +285,10 @@ static void run_images(void) {
 }
 
 int main(int count, char **words) {
-  void *library = count == 2 ? dlopen(words[1], RTLD_NOW) : NULL;
+  void *library = count >= 2 ? dlopen(words[1], RTLD_NOW) : NULL;
   tvmflow_entry entry;
-  if (!library) return printf("%s\n", count == 2 ? dlerror() : "usage: addresses NETWORK.SO"), 1;
+  if (!library) return printf("%s\n", count >= 2 ? dlerror() : "usage: addresses NETWORK.SO [hostile]"), 1;
+  hostile = count == 3;
   *(void **)&entry = dlsym(library, "tvmflow_network");
   struct sigaction action = {.sa_sigaction = report_fault, .sa_flags = SA_SIGINFO};
   for (int i = 0; i < 3; ++i) sigaction((int[]){SIGSEGV, SIGBUS, SIGILL}[i], &action, NULL);

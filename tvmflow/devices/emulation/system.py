@@ -146,7 +146,7 @@ def _fill(folder: Path) -> None:
     (folder / "packages.json").write_text(json.dumps(files, indent=1, sort_keys=True), encoding="utf-8")
     system = EmulatedSystem(folder)
     done = subprocess.run(
-        [*system.command("cortex-a53"), str(system.python), "-c", "import platform; print(platform.machine())"],
+        [*system.command("cortex-a53"), str(system.python), "-P", "-c", "import platform; print(platform.machine())"],
         capture_output=True,
         text=True,
         timeout=120,
@@ -165,6 +165,7 @@ def _unpack_wheels(pins: list[str], version: str, folder: Path) -> None:
     done = subprocess.run(
         [
             sys.executable,
+            "-P",
             "-m",
             "pip",
             "download",

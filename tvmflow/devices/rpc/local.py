@@ -97,6 +97,7 @@ def local_server(
         process = subprocess.Popen(
             [
                 *served.python,
+                "-P",
                 "-m",
                 "tvmflow.devices.rpc.local_server",
                 "--threads",

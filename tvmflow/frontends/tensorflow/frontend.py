@@ -5,6 +5,7 @@ A .tflite file does not need TensorFlow. A SavedModel is run and converted to .t
 
 from __future__ import annotations
 
+import struct
 import weakref
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -102,7 +103,17 @@ def load(folder: Path, description: SourceDescription) -> TfliteModel:
     """Read and check a .tflite file, or unpack and convert a SavedModel. Raises ModelFileError."""
     path = folder / description.weights_file
     if path.suffix == ".tflite":
-        return TfliteModel(path, description.inputs, description.fixed)
+        try:
+            return TfliteModel(path, description.inputs, description.fixed)
+        except (
+            struct.error,
+            ValueError,
+            TypeError,
+            IndexError,
+            OverflowError,
+            AttributeError,
+        ) as error:  # of tables that nothing has looked at before
+            raise ModelFileError(f"{path.name} is damaged: {error}", "a whole .tflite file") from error
     if description.fixed:
         raise no_fixed_inputs("a SavedModel", description)
     unpacked = make_folder("savedmodel")

@@ -1,8 +1,8 @@
 """Refuse IR that could do more than compute: what a sandbox wrote is checked before TVM reads it.
 
 TVM's JSON can call any registered function of the process (packed calls, external functions), and import LLVM or C text
-by annotations of loops and blocks. So each kind of node, operator and annotation must be listed here. Knows nothing of
-values: an index outside of its buffer is not found.
+by annotations of loops and blocks. So each kind of node, operator and annotation must be listed here. No operator
+that takes indices and that no importer writes is. Knows nothing of values: an index outside of its buffer is not found.
 """
 
 from __future__ import annotations
@@ -18,22 +18,19 @@ from tvmflow.support.errors import ModelFileError
 _RELAX = frozenset(
     """
     abs acos acosh add arange argmax argmin argsort asin asinh astype atan atan2 atanh bitwise_and bitwise_not
-    bitwise_or bitwise_xor broadcast_to bucketize ceil clip collapse_sum_like collapse_sum_to concat cos cosh
-    cumprod cumsum dequantize divide dynamic_strided_slice einsum equal erf ewise_fma exp expand_dims eye eye_like
-    flatten flip floor floor_divide floor_mod full full_like gather_elements gather_nd greater greater_equal
-    hamming_window image.affine_grid image.grid_sample image.resize2d image.resize3d index_put index_tensor isfinite
-    isinf isnan layout_transform left_shift less less_equal log log_add_exp logical_and logical_not logical_or
-    logical_xor matmul max maximum mean median meshgrid min minimum mod multiply negative nn.adaptive_avg_pool1d
-    nn.adaptive_avg_pool2d nn.adaptive_avg_pool3d nn.attention nn.attention_bias nn.attention_var_len nn.avg_pool1d
-    nn.avg_pool2d nn.avg_pool3d nn.batch_flatten nn.batch_norm nn.conv1d nn.conv1d_transpose nn.conv2d
+    bitwise_or bitwise_xor broadcast_to bucketize ceil clip collapse_sum_like collapse_sum_to concat cos cosh cumprod
+    cumsum dequantize divide einsum equal erf ewise_fma exp expand_dims eye eye_like flatten flip floor floor_divide
+    floor_mod full full_like gather_elements gather_nd greater greater_equal hamming_window image.affine_grid
+    image.resize2d image.resize3d isfinite isinf isnan layout_transform left_shift less less_equal log log_add_exp
+    logical_and logical_not logical_or logical_xor matmul max maximum mean meshgrid min minimum mod multiply
+    negative nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d nn.adaptive_avg_pool3d nn.attention nn.attention_bias
+    nn.avg_pool1d nn.avg_pool2d nn.avg_pool3d nn.batch_flatten nn.batch_norm nn.conv1d nn.conv1d_transpose nn.conv2d
     nn.conv2d_transpose nn.conv3d nn.conv3d_transpose nn.cross_entropy_with_logits nn.dropout nn.gelu nn.gelu_tanh
-    nn.group_norm nn.instance_norm nn.layer_norm nn.leakyrelu nn.log_softmax nn.max_pool1d nn.max_pool2d
-    nn.max_pool3d nn.nll_loss nn.pad nn.pixel_shuffle nn.prelu nn.relu nn.rms_norm nn.selu nn.silu nn.softmax
-    nn.softplus nonzero not_equal one_hot ones ones_like outer permute_dims power prod quantize repeat reshape
-    reverse_sequence right_shift round rsqrt scatter_elements scatter_nd sigmoid sign sin sinh size slice_scatter
-    sort split sqrt square squeeze stack std strided_slice subtract sum take tan tanh tile topk tril triu trunc
-    unique variance vision.all_class_non_max_suppression vision.get_valid_counts vision.multibox_transform_loc
-    vision.non_max_suppression vision.roi_align vision.roi_pool where zeros zeros_like
+    nn.group_norm nn.instance_norm nn.layer_norm nn.leakyrelu nn.log_softmax nn.max_pool1d nn.max_pool2d nn.max_pool3d
+    nn.pad nn.pixel_shuffle nn.prelu nn.relu nn.rms_norm nn.selu nn.silu nn.softmax nn.softplus not_equal one_hot ones
+    ones_like outer permute_dims power prod quantize repeat reshape right_shift round rsqrt scatter_elements
+    scatter_nd sigmoid sign sin sinh size sort split sqrt square squeeze stack std strided_slice subtract sum take tan
+    tanh tile topk tril triu trunc variance vision.roi_align where zeros zeros_like
     call_tir
     """.split()
 )
@@ -81,6 +78,7 @@ def check_ir(graph: Mapping[str, Any]) -> None:
             name = data.get("global_symbol") if isinstance(data, dict) else None
             raise _not_allowed(kind if name is None else f"{kind} {_text(nodes, name)!r}")
         _check_order(kind, data, place)
+        _check_nothing_missing(kind, data, nodes)
         if kind == "ir.Op" and not _is_operator(str(data)):
             raise _not_allowed(f"a call of {str(data)[:200]!r}")
         if kind == "ffi.String" and (len(data) > _MAX_TEXT or not data.isprintable()):
@@ -110,20 +108,45 @@ def _check_order(kind: str, data: Any, place: int) -> None:
             raise ValueError(f"{kind} refers to {str(part)[:50]!r}")
 
 
+def _check_nothing_missing(kind: str, data: Any, nodes: Sequence[Any]) -> None:
+    """Raise ValueError for a null where TVM expects a node: it would read there."""
+    if isinstance(data, list):
+        parts = {str(at): part for at, part in enumerate(data)}
+    elif isinstance(data, dict) and kind not in ("int", "float", "bool"):
+        parts = {name: part for name, part in data.items() if name not in _numbers_of(kind) | _optional_of(kind)}
+    elif data is None and kind != "None":
+        raise ValueError(f"{kind} without contents")
+    else:
+        return
+    for name, part in parts.items():
+        if part is None or (type(part) is int and nodes[part]["type"] == "None"):
+            raise ValueError(f"{kind} without {name[:50]!r}")
+
+
 @cache
-def _numbers_of(kind: str) -> frozenset[str]:
-    """Return the fields of a kind of node that hold numbers themselves, not those of nodes."""
+def _fields_of(kind: str) -> dict[str, str]:
+    """Return the type of each field of a kind of node, "" where TVM does not say."""
     from tvm_ffi import core
 
     info: Any = core._lookup_or_register_type_info_from_type_key(kind)
-    names = set[str]()
+    found = dict[str, str]()
     while info is not None:
         for field in info.fields or ():
-            schema = json.loads((field.metadata or {}).get("type_schema", "{}"))
-            if schema.get("type") in ("int", "float", "bool"):
-                names.add(field.name)
+            found[field.name] = json.loads((field.metadata or {}).get("type_schema", "{}")).get("type", "")
         info = info.parent_type_info
-    return frozenset(names)
+    return found
+
+
+@cache
+def _numbers_of(kind: str) -> frozenset[str]:
+    """Return the fields of a kind of node that hold numbers themselves, not those of nodes."""
+    return frozenset(name for name, own in _fields_of(kind).items() if own in ("int", "float", "bool"))
+
+
+@cache
+def _optional_of(kind: str) -> frozenset[str]:
+    """Return the fields of a kind of node that may hold nothing."""
+    return frozenset(name for name, own in _fields_of(kind).items() if own in ("", "Optional", "ir.Span", "ir.Attrs"))
 
 
 def _is_operator(name: str) -> bool:

@@ -10,12 +10,12 @@ from typing import Any
 
 from tvm import relax, tirx
 
+from tvmflow.ir.relax.index_bounds import unbounded_index
 from tvmflow.ir.relax.kernel_bounds import UnprovenError, prove_bounds
 from tvmflow.ir.tvm_compat import (
     Expr,
     IRModule,
     constant_value,
-    operator_of,
     return_type,
     type_of,
     variable_name,
@@ -48,11 +48,16 @@ def _check_main(main: Any, builder: Any) -> None:
     for parameter in main.params:
         if not all(hasattr(extent, "value") for extent in type_of(parameter).shape):
             raise UnprovenError(f"an input {variable_name(parameter)} without a fixed shape")
-    for block in main.body.blocks:
-        for binding in block.bindings:
-            if not isinstance(binding, relax.VarBinding):
-                raise UnprovenError(f"a {type(binding).__name__}")
-            _check_value(binding.value, builder)
+    bindings = [binding for block in main.body.blocks for binding in block.bindings]
+    for binding in bindings:
+        if not isinstance(binding, relax.VarBinding):
+            raise UnprovenError(f"a {type(binding).__name__}")
+    values = {binding.var: binding.value for binding in bindings}
+    for value in values.values():
+        _check_value(value, builder)
+        reason = unbounded_index(value, lambda part: values.get(part, part))
+        if reason:
+            raise UnprovenError(reason)
     _check_value(main.body.body, builder)
     for claimed in (type_of(main.body), return_type(main)):
         _check_claim(claimed, type_of(main.body.body), "main")
@@ -67,8 +72,6 @@ def _check_value(value: Expr, builder: Any) -> None:
         shape, dtype = tuple(int(extent.value) for extent in type_of(value).shape), str(type_of(value).dtype)
         if shape != tuple(tensor.shape) or dtype != str(tensor.dtype):
             raise UnprovenError(f"a constant of {dtype} {list(shape)} with {list(tensor.shape)} numbers")
-    elif operator_of(value) == "relax.take" and str(value.attrs.mode) == "fast":
-        raise UnprovenError("a lookup that checks no index")
     elif isinstance(value, relax.Tuple):
         _check_claim(type_of(value), type_of(builder.normalize(relax.Tuple(value.fields))), "a tuple")
     elif isinstance(value, relax.TupleGetItem):

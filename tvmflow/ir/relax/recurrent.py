@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmflow.ir.tvm_compat import shape_of, tuple_type
+from tvmflow.ir.tvm_compat import shape_of, tuple_type, type_of
+from tvmflow.support.json_values import from_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 RECURRENT = "tvmflow.recurrent"
 GATES = {"lstm": "ifgo", "gru": "zrn", "rnn": "n"}
+_ACTIVATIONS = {"lstm": 3, "gru": 2, "rnn": 1}
+_STATES = ("hidden", "lengths")
+_OPTIONAL = {"lstm": (*_STATES, "cell", "peephole"), "gru": (*_STATES, "reset_bias"), "rnn": _STATES}
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,9 @@ class Recurrence:
         return len(GATES[self.kind])
 
     def sizes(self, gates: tuple[int, ...]) -> tuple[int, int]:
-        """Return times and samples of gates of a shape."""
+        """Return times and samples of gates of a shape. Raises ValueError for another rank."""
+        if len(gates) != (5 if self.packed_times else 3):
+            raise ValueError(f"a recurrent layer whose gates are of shape {list(gates)}")
         if self.packed_times:
             return self.packed_times, gates[3] // self.packed_times
         return gates[0], gates[1]
@@ -93,10 +100,21 @@ def recurrent(recurrence: Recurrence, operands: Mapping[str, Expr]) -> Any:
 
 
 def recurrence_of(call: Call) -> Recurrence:
-    """Return the attributes of a recurrent call."""
-    fields = json.loads(str(call.attrs["recurrence"]))
-    fields["activations"] = tuple(Activation(**one) for one in fields["activations"])
-    return Recurrence(**{**fields, "reverse": tuple(fields["reverse"]), "operands": tuple(fields["operands"])})
+    """Return the attributes of a recurrent call. Raises ValueError for others than `recurrent` writes."""
+    found = from_json(Recurrence, json.loads(str(call.attrs["recurrence"])))
+    names, numbers = set(found.operands), [found.clip, *(x for a in found.activations for x in (a.alpha, a.beta))]
+    if (
+        found.kind not in GATES
+        or not (found.reverse and found.hidden > 0 <= found.packed_times)
+        or len(found.activations) != _ACTIVATIONS[found.kind]
+        or not {a.name for a in found.activations} <= ACTIVATIONS.keys()
+        or not all(math.isfinite(number) for number in numbers)
+        or len(names) < len(found.operands)
+        or len(found.operands) != len(call.args)
+        or not {"gates", "weight"} <= names <= {"gates", "weight", *_OPTIONAL[found.kind]}
+    ):
+        raise ValueError(f"a recurrent layer with {found}")
+    return found
 
 
 @cache
@@ -117,9 +135,26 @@ def _infer_type(call: Call, _builder: Any) -> Any:
     from tvm import relax
 
     recurrence = recurrence_of(call)
-    times, samples = recurrence.sizes(shape_of(call.args[recurrence.operands.index("gates")]))
+    of = dict(zip(recurrence.operands, call.args, strict=True))
+    times, samples = recurrence.sizes(shape_of(of["gates"]))
     directions, kind = len(recurrence.reverse), getattr(relax, "TensorType", None) or relax.TensorStructInfo
     state = (directions, samples, recurrence.hidden)
+    units, given = directions * recurrence.gates * recurrence.hidden, shape_of(of["gates"])
+    expected = {
+        "gates": (1, units // max(given[-1], 1), 1, times * samples, given[-1])
+        if recurrence.packed_times
+        else (times, samples, units),
+        "weight": (directions, recurrence.gates, recurrence.hidden, recurrence.hidden),
+        "reset_bias": (directions, recurrence.hidden),
+        "peephole": (directions, 3, recurrence.hidden),
+        "hidden": state,
+        "cell": state,
+        "lengths": (samples,),
+    }
+    for name, value in of.items():
+        dtypes = ("int32", "int64") if name == "lengths" else ("float32",)
+        if shape_of(value) != expected[name] or str(type_of(value).dtype) not in dtypes:
+            raise ValueError(f"a recurrent layer whose {name} is {type_of(value)}, not {list(expected[name])}")
     shapes = [(times, samples, directions * recurrence.hidden), *[state] * recurrence.states]
     return tuple_type([kind(shape, "float32") for shape in shapes])
 

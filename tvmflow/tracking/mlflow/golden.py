@@ -8,21 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmflow.support.files import load_arrays
+
 Arrays = dict[str, NDArray[Any]]
 MOST_NUMBERS = 1 << 21  # of inputs and outputs together; larger ones are reduced to their first sample
 
 
-def arrays_of(path: Path, group: str) -> list[NDArray[Any]]:
-    """Return the arrays of a group in a stage's .npz file: NAME, NAME.1, NAME.2 and so on."""
-    with np.load(path, allow_pickle=False) as data:
-        count = sum(name == group or name.startswith(f"{group}.") for name in data.files)
-        return [np.asarray(data[f"{group}.{index}" if index else group]) for index in range(count)]
-
-
 def golden(inputs: Path, outputs: Path, names: list[str]) -> tuple[Arrays, Arrays]:
     """Return the golden inputs by name, and the expected outputs of the library."""
-    given = dict(zip(names, arrays_of(inputs, "x"), strict=True))
-    computed = {f"output_{index}" if index else "output": x for index, x in enumerate(arrays_of(outputs, "golden"))}
+    given = dict(zip(names, load_arrays(inputs, "x"), strict=True))
+    computed = {f"output_{index}" if index else "output": x for index, x in enumerate(load_arrays(outputs, "golden"))}
     if sum(x.size for x in (*given.values(), *computed.values())) > MOST_NUMBERS:
         given, computed = ({name: x[:1] for name, x in group.items()} for group in (given, computed))
     return given, computed

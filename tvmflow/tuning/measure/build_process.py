@@ -25,7 +25,7 @@ class BuildProcess:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tvmflow.tuning.measure.build_worker"],
+            [sys.executable, "-P", "-m", "tvmflow.tuning.measure.build_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
