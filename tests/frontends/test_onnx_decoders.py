@@ -184,7 +184,7 @@ _WORDS, _HIDDEN, _WIDE, _LONGEST, _LAYERS = 50, 32, 64, 8, 2
 
 
 def _decoder() -> tuple[Any, dict[str, Array]]:
-    """Return a decoder in 4-bit weights, as ONNX Runtime's exporter writes it, and its inputs before the first token."""
+    """Return a decoder as the exporter of ONNX Runtime writes it, and its inputs before the first token."""
     constants = {"words": _x(_WORDS, _HIDDEN), "one": np.int64(1), "axis": np.asarray([1])}
     constants |= {"cos": np.cos(_ANGLES), "sin": np.sin(_ANGLES)}
     inputs: dict[str, Array] = {

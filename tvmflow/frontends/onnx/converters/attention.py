@@ -118,7 +118,7 @@ def _mask_bias(node: Node, mask: Value | None, q: tuple[int, ...], keys: int, lo
 
 
 def _multi_head_attention(node: Node) -> Any:
-    """MultiHeadAttention(q, k, v, bias, key_padding_mask, attention_bias, past keys, past values, length of the past)."""
+    """MultiHeadAttention(q, k, v, bias, key mask, attention_bias, past keys, past values, length of the past)."""
     q, k, v, bias = (node.input(place) for place in range(4))
     r, heads = node.emitter, node.attributes["num_heads"]
     if k is None or v is None or len(dims(q)) != 3 or len(dims(k)) not in (3, 4) or len(dims(k)) != len(dims(v)):
