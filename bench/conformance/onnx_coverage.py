@@ -15,7 +15,6 @@ FOLDED = {("", "MelWeightMatrix"): "of constants only"}
 
 # Operators of com.microsoft that exporters write, or ONNX Runtime's optimizers, and that are refused.
 _CONTRIB_REFUSED = {
-    "GroupQueryAttention": "its caches are state of the caller; export the model without cache",
     "BeamSearch": "a search by data; export the decoder alone",
     "GreedySearch": "a search by data; export the decoder alone",
     "Sampling": "its output is random",

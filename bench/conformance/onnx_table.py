@@ -27,7 +27,7 @@ importer evaluates it. Anything that depends only on constants and shapes is eva
 imported, packed, built and run in float32, with the inputs that set a shape as constants, compared in shape, dtype and
 value. Not counted are strings, sequences, optional values, types of 8 and fewer bits other than integers of 8 bits,
 random numbers, training, and shapes or control flow that depend on data. Operators of com.microsoft are compared with
-ONNX Runtime in `tests/frontends/test_onnx_contrib.py`.
+ONNX Runtime in `tests/frontends/test_onnx_contrib.py` and `test_onnx_decoders.py`.
 """
 
 

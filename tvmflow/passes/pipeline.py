@@ -32,6 +32,7 @@ from tvmflow.passes.fuse.limit_inlining import LimitInlining
 from tvmflow.passes.fuse.remove_dead_blocks import RemoveDeadBlocks
 from tvmflow.passes.kernel.hoist_amx_config import HoistAmxConfig
 from tvmflow.passes.kernel.keep_nan import KeepNan
+from tvmflow.passes.kernel.keep_nan_of_reductions import keep_nan_of_reductions
 from tvmflow.passes.kernel.normalize_booleans import normalize_booleans
 from tvmflow.passes.kernel.prefetch_weights import prefetch_weights
 from tvmflow.passes.kernel.stack_buffers import StackBuffers
@@ -109,6 +110,7 @@ def kernel_passes(target: Any) -> list[Pass]:
         normalize_booleans,
         zero_border_only,
         prefetch_weights,
+        functools.partial(keep_nan_of_reductions, target=target),
         functools.partial(link_bfloat16_rounding, target=target),
     ]
 

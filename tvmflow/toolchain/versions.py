@@ -42,8 +42,9 @@ _OTHER_DISTRIBUTIONS = {"xgboost-cpu": ("xgboost",), "mlflow": ("mlflow-skinny",
 # 10: copies of a padding, pixel by pixel. 12: bytes of arm64 by narrowing. 14: sums of arm64 from offsets. 16: max
 # pools of arm64. 18: Winograd of arm64 by lanes. 25: attention, batched products and norms of packed rows, erf as a
 # quotient. 27: tiles of AMX that get their shapes once. 34: norms of packed images. 35: tanh as a quotient, limits by
-# instruction. 37: Winograd's transforms without zeros, by columns. 39: relu and clip return NaN for NaN.
-_CODEGEN = "39"
+# instruction. 37: Winograd's transforms without zeros, by columns. 39: relu and clip return NaN for NaN. 40:
+# so do maxima and max pools.
+_CODEGEN = "40"
 # LLVM features used by schedules and vectors, with their names in Linux.
 _EXTENSIONS = {
     "avx2": "avx2",

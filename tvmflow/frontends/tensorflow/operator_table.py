@@ -35,7 +35,7 @@ _DELEGATE = "it is made while a model runs, not written to files"
 REFUSED: dict[str, str] = {
     "CALL": _NO_KERNEL,
     "CONCAT_EMBEDDINGS": _NO_KERNEL,
-    "CUSTOM": "custom operators belong to the runtime of their project; Convolution2DTransposeBias is imported",
+    "CUSTOM": "custom operators belong to the runtime of their project; some of MediaPipe's are imported",
     "DELEGATE": _DELEGATE,
     "DILATE": "no exporter writes it",
     "EMBEDDING_LOOKUP_SPARSE": _SIZE,

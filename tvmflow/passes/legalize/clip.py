@@ -34,10 +34,20 @@ for _name in _LLVM:
     )
 
 
+def has_limits_of_nan(dtype: str, target: Any) -> bool:
+    """Whether the processor of a tvm.target.Target has an instruction for limits that returns NaN for NaN."""
+    return dtype in _FLOATS and multiplies_by_lane(target)
+
+
+def limit_with_nan(is_larger: bool, one: Any, other: Any) -> Any:
+    """Return the larger or the smaller of two numbers by the instruction, NaN where one of them is NaN."""
+    return tirx.call_intrin(dtype_of(one), _LARGER if is_larger else _SMALLER, one, other)
+
+
 def reduce_max(values: Any, axis: list[Any]) -> Any:
     """Return the maximum of values over te axes, NaN if one is NaN; by fmax on arm64."""
     dtype = dtype_of(values)
-    if dtype not in _FLOATS or not multiplies_by_lane(tvm.target.Target.current()):
+    if not has_limits_of_nan(dtype, tvm.target.Target.current()):
         return te.max(values, axis=axis)
     reducer = te.comm_reducer(lambda x, y: tirx.call_intrin(dtype, _LARGER, x, y), tirx.min_value, name="max")
     return reducer(values, axis=axis)

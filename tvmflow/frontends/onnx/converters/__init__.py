@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tvmflow.frontends.onnx.converters.contrib import CONTRIB
 from tvmflow.frontends.onnx.converters.elementwise import ELEMENTWISE
+from tvmflow.frontends.onnx.converters.grouped_attention import GROUPED_ATTENTION
 from tvmflow.frontends.onnx.converters.moves import MOVES
 from tvmflow.frontends.onnx.converters.norms import NORMS, NORMS_CONTRIB
 from tvmflow.frontends.onnx.converters.quantized import QUANTIZED, QUANTIZED_CONTRIB
@@ -26,7 +27,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     **{("", op): way for op, way in _PLAIN.items()},
     **{
         (CONTRIB_DOMAIN, op): way
-        for op, way in (CONTRIB | NORMS_CONTRIB | QUANTIZED_CONTRIB | RECURRENT_CONTRIB).items()
+        for op, way in (CONTRIB | GROUPED_ATTENTION | NORMS_CONTRIB | QUANTIZED_CONTRIB | RECURRENT_CONTRIB).items()
     },
 }
 

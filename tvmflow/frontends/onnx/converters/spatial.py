@@ -10,7 +10,7 @@ from tvm import te, tirx
 
 from tvmflow.frontends.onnx import tvm_converters
 from tvmflow.frontends.onnx.converters.elementwise import like
-from tvmflow.frontends.onnx.nodes import Converter, Node, RefusedNodeError, Value, dims, dtype_of, expression
+from tvmflow.frontends.onnx.nodes import Converter, Node, RefusedNodeError, Value, dims, dtype_of, expression, is_float
 
 _LAYOUTS = {1: ("NCW", "OIW", "IOW"), 2: ("NCHW", "OIHW", "IOHW"), 3: ("NCDHW", "OIDHW", "IODHW")}
 
@@ -132,7 +132,9 @@ def _max_pool_with_indices(
             places = [at[2 + d] * strides[d] + taps[d] * dilations[d] - pads[d] for d in range(rank)]
             inside = tirx.all(*(tirx.all(p >= 0, p < shape[2 + d]) for d, p in enumerate(places)))
             kept = [tirx.max(tirx.min(p, shape[2 + d] - 1), 0) for d, p in enumerate(places)]
-            is_best = tirx.all(inside, data[(at[0], at[1], *kept)] == best[at])
+            value = data[(at[0], at[1], *kept)]
+            same = tirx.any(value == best[at], tirx.isnan(value)) if is_float(x) else value == best[at]
+            is_best = tirx.all(inside, same)
             flat = sum(p * w for p, w in zip(kept, weights, strict=True))
             return te.min(tirx.Select(is_best, tirx.Cast("int64", flat), tirx.const(image, "int64")), axis=taps)
 
