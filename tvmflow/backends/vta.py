@@ -25,8 +25,8 @@ class VtaOptions(Options):
 
     config: fields of vta_config.json in lower case; VTA's defaults for others. mode: `optimized`, or `reference` for
     the schedules of the original stack. start: the first layer on the accelerator, or an operator (`nn.max_pool2d`)
-    behind whose first call it begins; stop: the first layer behind it, or an operator before which it ends; auto for
-    all supported runs of layers.
+    behind whose first call it begins; stop: the first layer behind it, or an operator (`nn.global_avg_pool2d`) before
+    which it ends; auto for all supported runs of layers.
     """
 
     config: dict[str, int | str] = Field(default_factory=dict)
