@@ -75,6 +75,7 @@ def deploy(context: Context) -> dict[str, Any]:
         "unit": session.unit,
         "build": session.build or None,
         "gpu": to_json(session.gpu),
+        "configured": session.configured,
         "remote_path": remote_path,
         "sha256": sha256_of(ships.file),
         "smoke": smoke.to_json(),

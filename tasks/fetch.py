@@ -83,6 +83,7 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
         limits=context.limits,
         downloads=root / "artifacts" / ".downloads",
         files=frontend_named(model.framework).files,
+        height=_height(model),
     )
     weights = fetch_weights(request, context.out, parts.get("train"), context.progress)
     for name in ("calibration", "evaluation"):
@@ -104,6 +105,12 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
     if frontend_named(model.framework).state_tools:
         _declare_states(context.out, weights)
     return {"weights_bytes": weights.stat().st_size, "evaluation_samples": len(parts["evaluation"])}
+
+
+def _height(model: ModelEntry) -> int | None:
+    """Return the height of the images that a model of one input takes."""
+    shapes = [tensor.shape for tensor in model.tensors.values()]
+    return shapes[0][2] if len(shapes) == 1 and len(shapes[0]) == 4 else None
 
 
 def _declare_states(out: Path, weights: Path) -> None:

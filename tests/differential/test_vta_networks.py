@@ -222,8 +222,34 @@ def test_every_layer_that_stays_on_the_cpu_has_its_reason() -> None:
         "conv2",
     )
     assert offload_vta(module, CONFIG, "leakyrelu0", "mean")[1].offloaded == ("conv2", "max_pool2d0", "conv3")
-    with pytest.raises(UnknownNameError, match=r"no layer 'nn\.global_avg_pool2d'"):
-        offload_vta(module, CONFIG, "auto", "nn.global_avg_pool2d")
+    pooled = offload_vta(module, CONFIG, "leakyrelu0", "nn.global_avg_pool2d")[1]
+    assert pooled.offloaded == ("conv2", "max_pool2d0", "conv3")
+    with pytest.raises(UnknownNameError, match=r"no layer 'nn\.global_max_pool2d'"):
+        offload_vta(module, CONFIG, "auto", "nn.global_max_pool2d")
+
+
+def test_only_an_average_of_whole_images_is_a_global_pool() -> None:
+    import torch
+
+    from tvmflow.frontends.pytorch.exported_program import ExportedModel
+    from tvmflow.passes.pipeline import canonicalize
+    from tvmflow.quantization.post_training import VtaInt8Params, quantize_vta
+    from tvmflow.vta.compiler.offload import offload_vta
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = torch.nn.Conv2d(16, 16, 3, 1, 1), torch.nn.Conv2d(16, 16, 1)
+
+        def forward(self, x: Any) -> Any:
+            x = self.one(x)
+            return self.two(x - x.mean(1, keepdim=True)).mean((2, 3))
+
+    torch.manual_seed(0)
+    module = canonicalize(ExportedModel(Net().eval(), one_input("input", (1, 16, 8, 8))).to_relax())
+    samples = np.random.default_rng(0).standard_normal((2, 16, 8, 8), dtype=np.float32)
+    quantized = quantize_vta(module, samples, None, VtaInt8Params(keep_float=()))[0]
+    assert "conv1" in offload_vta(quantized, CONFIG, "auto", "nn.global_avg_pool2d")[1].offloaded
 
 
 def test_layers_between_start_and_stop() -> None:

@@ -19,6 +19,7 @@ from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_graph
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.post_training import quantize_vta
+from tvmflow.support.errors import UnknownNameError
 from tvmflow.vta.compiler.extract import Chain, extract
 from tvmflow.vta.isa.config import VtaConfig
 from tvmflow.vta.isa.region import Sum
@@ -36,6 +37,19 @@ def test_vta_scales_follow_the_specification(depthwise: tuple[Any, Array, Array]
     _, report = quantize_vta(module, calibration, None, VtaInt8Params(scale="calibrated", keep_float=()))
     scales = [layer.scale for layer in report.layers if layer.scale is not None]
     assert len(set(scales)) > 1 and all(math.log2(scale).is_integer() for scale in scales)
+
+
+def test_convolutions_are_skipped_by_their_numbers(depthwise: tuple[Any, Array, Array]) -> None:
+    module, calibration, _ = depthwise
+
+    def floats(*numbers: int) -> set[str]:
+        options = VtaInt8Params(keep_float=("dense",), skip_conv_layers=numbers)
+        _, report = quantize_vta(module, calibration, None, options)
+        return {layer.name for layer in report.layers if layer.dtype == "float32" and layer.name.startswith("conv")}
+
+    assert (floats(), floats(0), floats(2, 1)) == (set(), {"conv0"}, {"conv1", "conv2"})
+    with pytest.raises(UnknownNameError, match="no convolution 99 to keep in float, of "):
+        floats(0, 99)
 
 
 @pytest.mark.parametrize("size", [0.01, 1.0, 300.0])

@@ -180,6 +180,10 @@ class Backend(ABC):
         Servers on this machine and the checks between stages call this.
         """
 
+    def configure(self, call: Callable[..., Any], upload: Callable[[Path], str]) -> dict[str, Any] | None:
+        """Configure a device through its functions, and files uploaded to a path; return what was done."""
+        return None
+
     def verify(self, part: dict[str, Any] | None, call: Call) -> dict[str, Any] | None:
         """Return the part with the counters of the device. Raises AgreementError if they differ from the plan."""
         return part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +14,7 @@ from tvmflow.backends.backend import Call, Progress
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.backends.device_program import DeviceProgram, Span
 from tvmflow.config.options import Options
+from tvmflow.config.value_types import PathText
 from tvmflow.support.errors import ProgramError, StageError, UsageError
 from tvmflow.vta.isa.config import COUNTERS_FUNCTION, RUN_FUNCTION, VtaConfig
 
@@ -25,14 +27,16 @@ class VtaOptions(Options):
 
     config: fields of vta_config.json in lower case; VTA's defaults for others. mode: `optimized`, or `reference` for
     the schedules of the original stack. start: the first layer on the accelerator, or an operator (`nn.max_pool2d`)
-    behind whose first call it begins; stop: the first layer behind it, or an operator before which it ends; auto for
-    all supported runs of layers.
+    behind whose first call it begins; stop: the first layer behind it, or an operator (`nn.global_avg_pool2d`) before
+    which it ends; auto for all supported runs of layers. bitstream: the file with which the FPGA of a board is
+    programmed before a session; without one, what is loaded there stays.
     """
 
     config: dict[str, int | str] = Field(default_factory=dict)
     mode: Literal["optimized", "reference"] = "optimized"
     start: str = "auto"
     stop: str = "auto"
+    bitstream: PathText | None = None
 
     @model_validator(mode="after")
     def _check_config(self) -> VtaOptions:
@@ -166,6 +170,12 @@ class VtaBackend(CpuBackend):
         from tvmflow.vta.runtime.runtime import register
 
         register(self.design)
+
+    def configure(self, call: Callable[..., Any], upload: Callable[[Path], str]) -> dict[str, Any]:
+        """Configure the server for the design, and program the FPGA if the target names a bitstream."""
+        from tvmflow.vta.runtime.configure import configure_device
+
+        return configure_device(self.design, self.target.options.get("bitstream"), call, upload)
 
     def verify(self, part: dict[str, Any] | None, call: Call) -> dict[str, Any] | None:
         """Compare the executed programs and the device's counters with the plan of `build`."""

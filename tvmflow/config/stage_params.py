@@ -104,11 +104,13 @@ class VtaInt8Params(Frozen):
 
     scale: `global` (one power of two for all activations) or `calibrated` (one for each, or for each residual sum).
     global_scale: the largest number that the one of `global` represents, a power of two; auto: chosen by calibration.
+    skip_conv_layers: numbers, from 0, of convolutions that stay in float beside those of keep_float.
     """
 
     scale: Literal["global", "calibrated"] = "calibrated"
     global_scale: PositiveFloat | Literal["auto"] = "auto"
     keep_float: Annotated[tuple[str, ...], Field(strict=False)] = ("first", "dense")
+    skip_conv_layers: Annotated[tuple[NotNegative, ...], Field(strict=False)] = ()
 
     @field_validator("global_scale")
     @classmethod

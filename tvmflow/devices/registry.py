@@ -11,6 +11,7 @@ from tvmflow.config.plugins import Table
 from tvmflow.devices.agent.local import LocalAgentTransport
 from tvmflow.devices.agent.transport import AgentTransport
 from tvmflow.devices.android.transport import PhoneTransport
+from tvmflow.devices.rpc.direct import DirectTransport
 from tvmflow.devices.rpc.emulated import EmulatedTransport
 from tvmflow.devices.rpc.local import LocalTransport
 from tvmflow.devices.rpc.tracker import TrackerTransport
@@ -23,6 +24,7 @@ TRANSPORTS: Table[Transport] = Table(
     {
         "local": LocalTransport(),
         "tracker": TrackerTransport(),
+        "direct": DirectTransport(),
         "agent": AgentTransport(),
         "adb": PhoneTransport(),
         "emulated": EmulatedTransport(),

@@ -47,13 +47,14 @@ class DeviceSession(ABC):
     """An open session. Device failures are raised as DeviceLostError, which may be retried, or another DeviceError.
 
     unit: the device among those of its key; build: the version of its system, "" if unknown. gpu: the GPU of the opened
-    networks, None without one. has_tvm: it runs libraries that need TVM's runtime; others run only network.so and
-    kernels linked alike.
+    networks, None without one. configured: what was done to the device at the beginning, None for nothing. has_tvm: it
+    runs libraries that need TVM's runtime; others run only network.so and kernels linked alike.
     """
 
     has_tvm: ClassVar[bool] = False
     build = ""
     gpu: GpuFacts | None = None
+    configured: dict[str, Any] | None = None
 
     def __init__(self, name: str, unit: str, target: ResolvedTarget) -> None:
         self.name, self.unit, self.target = name, unit, target

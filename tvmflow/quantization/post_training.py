@@ -15,7 +15,7 @@ import numpy as np
 
 from tvmflow.config.stage_params import Int8Params, VtaInt8Params
 from tvmflow.ir.relax.graph import Array, Arrays, Graph, read_graph
-from tvmflow.ir.relax.layers import DENSE, GEMM_KINDS, Layer, Network, group_layers
+from tvmflow.ir.relax.layers import CONV, DENSE, GEMM_KINDS, Layer, Network, group_layers
 from tvmflow.ir.relax.scales import Scale, power_of_two, signed, unsigned
 from tvmflow.quantization.bias_correction import correct_biases
 from tvmflow.quantization.calibration import Calibration, int8_scales, outputs_of, power_of_two_scales
@@ -139,7 +139,7 @@ def quantize_vta(
     network = group_layers(read_graph(mod))
     run = Calibration(network, samples, progress)
     run.fill_histograms(None, {}, progress)
-    kept = _resolve_float_layers(network, options.keep_float)
+    kept = _resolve_float_layers(network, options.keep_float) | _skipped(network, options.skip_conv_layers)
     any_scales = dict.fromkeys(run.seen, power_of_two(1.0))
     integers = set(Quantized(network, VtaArithmetic(), any_scales, kept).integers)
     scales = power_of_two_scales(network, run, integers, one=options.scale == "global")
@@ -151,6 +151,18 @@ def quantize_vta(
     if options.scale == "global":
         report.best_global_scale = chosen
     return quantized.module, report
+
+
+def _skipped(network: Network, numbers: tuple[int, ...]) -> frozenset[str]:
+    """Return the convolutions with these numbers, in the network's order. Raises UnknownNameError."""
+    names = [layer.name for layer in network.layers if layer.kind == CONV]
+    if beyond := [number for number in numbers if number >= len(names)]:
+        raise UnknownNameError(
+            f"no convolution {beyond[0]} to keep in float, of {len(names)}",
+            f"0 to {len(names) - 1}" if names else "a network with convolutions",
+            hint="correct skip_conv_layers: under quantize: in params.yaml",
+        )
+    return frozenset(names[number] for number in numbers)
 
 
 def _arrays(samples: Array | Arrays) -> Arrays:

@@ -40,7 +40,7 @@ class WeightFiles:
 
 @dataclass(frozen=True)
 class WeightsRequest:
-    """A model's framework, network, and `weights:` entry."""
+    """A model's framework, network, and `weights:` entry. height: of its images, None for other inputs."""
 
     framework: str
     network: str | None
@@ -49,6 +49,7 @@ class WeightsRequest:
     limits: DownloadLimits
     downloads: Path
     files: WeightFiles
+    height: int | None = None
 
 
 def fetch_weights(request: WeightsRequest, out: Path, train_on: Samples | None, progress: Progress) -> Path:
@@ -188,8 +189,9 @@ def _mxnet_export(request: WeightsRequest, source: str, out: Path) -> Path:
         raise UnknownNameError(
             f"no mxnet network {network!r}", hint="name it mxnet/NAME, as Gluon's vision zoo does: mxnet/resnet18_v1"
         )
-    size = 299 if "inception" in network else 224
-    run_tool("mxnet", ["export", network.removeprefix("mxnet/"), source, str(size), str(out)])
+    sizes = dict.fromkeys((request.height, 299 if "inception" in network else 224))  # its own if it takes no other
+    heights = [str(size) for size in sizes if size is not None]
+    run_tool("mxnet", ["export", network.removeprefix("mxnet/"), source, str(out), *heights])
     return out / "model-symbol.json"
 
 

@@ -32,8 +32,9 @@ from tvmflow.devices.session import (
     decode_state,
 )
 from tvmflow.devices.transport import Link, Transport
+from tvmflow.devices.waiting import WAITS_HERE
 from tvmflow.frontends.source_model import OutputSpec
-from tvmflow.support.errors import DeviceError, StageError
+from tvmflow.support.errors import DeviceError, StageError, TvmflowError
 from tvmflow.support.runtime_binding import DRIVER_ERROR_FUNCTION, DRIVER_FUNCTION
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -42,6 +43,7 @@ from tvmflow.targets.resolve import ResolvedTarget
 _LARGE_BYTES = 2 << 20
 _COLD_RUNS = 9
 _FLUSH = "cache_flush_cpu_non_first_arg"
+_WORKPATH = "tvm.rpc.server.workpath"
 
 
 class RpcTransport(Transport):
@@ -59,7 +61,14 @@ class RpcTransport(Transport):
     @contextlib.contextmanager
     def open(self, device: DeviceEntry, backend: Backend, limits: SessionLimits) -> Iterator[DeviceSession]:
         with self.connect(device, backend.target, limits) as link:
-            session = RpcSession(link, backend, device.key)
+            try:
+                session = RpcSession(link, backend, device.key)
+                session.configured = backend.configure(session.call, session.upload_to_path)
+            except TvmflowError:
+                end_link(link)  # the error refers to the session, and the device would serve it until its time is over
+                raise
+            if said := (session.configured or {}).get("programmed_s"):
+                WAITS_HERE.say(f"programmed the FPGA of {device.key} ({link.unit}) in {said:.2f} s")
             yield session
             _drop_handles(session)
 
@@ -96,6 +105,11 @@ class RpcSession(DeviceSession):
         with convert_errors(self.name, f"uploading {library.name}"):
             self.remote.upload(str(library), remote_name)
         return remote_name
+
+    def upload_to_path(self, file: Path) -> str:
+        """Upload a file and return its path on the device."""
+        name = self.upload(file)
+        return str(self.call(_WORKPATH, name))
 
     def load(self, library: Path) -> Any:
         """Upload a library, load it and return the remote module."""
@@ -215,6 +229,12 @@ class _RpcKernel(RemoteKernel):
             return [float(seconds) for seconds in timer(*self.bench.arguments).results]
 
 
+def end_link(link: Link) -> None:
+    """End a session on the device now, not when the last reference to it is gone."""
+    with contextlib.suppress(Exception):  # of a device that is gone
+        link.remote.get_function("CloseRPCConnection")()
+
+
 def _drop_handles(session: RpcSession) -> None:
     """Drop the remote handles while the device still listens; otherwise their destructors use a closed socket."""
     import gc
@@ -247,7 +267,7 @@ class RemoteNetwork(RemoteModel):
         driver = int(session.call(DRIVER_FUNCTION, design)) if design is not None else 0
         with convert_errors(session.name, "opening the library"):
             self._before = int(server["resident"]())
-            path = session.remote.get_function("tvm.rpc.server.workpath")(remote_name)
+            path = session.remote.get_function(_WORKPATH)(remote_name)
             self._handle = int(server["open"](self._text(path), session.target.threads, driver, self._error))
         if not self._handle:
             raise self._library_error("opened")

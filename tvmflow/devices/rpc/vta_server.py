@@ -1,10 +1,11 @@
-"""Register a VTA device with a tracker: an RPC server that provides `tvmflow.vta.run` to libraries.
+"""Serve a VTA device: an RPC server that provides `tvmflow.vta.run` to libraries, alone or registered with a tracker.
 
-    python -m tvmflow.devices.rpc.vta_server --tracker HOST:PORT --key vta-sim [--config vta_config.json] [--driver sim]
+    python -m tvmflow.devices.rpc.vta_server --key vta-sim --port 9091 [--driver sim] [--config vta_config.json]
+    python -m tvmflow.devices.rpc.vta_server --key vta-sim --tracker HOST:PORT
 
 With `--driver sim` the accelerator is simulated. With `--driver pynq`, `ultra96` or `zcu104` it is the one in the FPGA
-of the board that this runs on, whose bitstream must be loaded. The key is that of the target's device: in
-params.yaml.
+of the board that this runs on. Its bitstream is loaded already, or comes with a session whose target names one. The
+key is that of the target's device: in params.yaml. Sessions choose the design, unless --config fixes it.
 """
 
 from __future__ import annotations
@@ -31,14 +32,20 @@ DRIVERS = ("sim", "pynq", "ultra96", "zcu104")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tracker", required=True, help="host:port")
+    parser.add_argument("--tracker", help="host:port; without one, targets name this host and port")
     parser.add_argument("--key", required=True, help="the name under which targets ask for this device")
-    parser.add_argument("--config", type=Path, help="a vta_config.json; without one VTA's defaults for the driver")
+    parser.add_argument("--config", type=Path, help="a vta_config.json: serve this design only")
     parser.add_argument("--driver", choices=DRIVERS, default="sim")
     parser.add_argument(
         "--host", default="127.0.0.1", help="the address to listen on, as the tracker's clients reach it"
     )
     parser.add_argument("--port", type=int, default=9090)
+    parser.add_argument(
+        "--system-root",
+        type=Path,
+        help="where the board's /sys, /lib, /dev and /run are, as in a container: programs "
+        "the FPGA there; by default / with a board's driver",
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     os.environ["TVM_NUM_THREADS"] = str(options.threads)
@@ -51,41 +58,65 @@ def main() -> None:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Register the accelerator, then the server; return when a signal stops it. Raises TrackerError, ParamsError."""
-    host, _, port = options.tracker.rpartition(":")
-    if not host or not port.isdecimal():
-        raise UsageError(f"tracker {options.tracker!r}", "HOST:PORT")
-    tracker = TrackerAddress(host, int(port))
-    design(options.config, options.driver)
-    queue_of(tracker)
+    """Start the server and register it; return when a signal stops it. Raises TrackerError, ParamsError."""
+    tracker = _tracker(options.tracker)
+    config = design(options.config, options.driver)
+    _provide(options, config)
     from tvm.rpc.server import PopenRPCServerState
 
-    from tvmflow.vta.runtime.device import SimulatorDriver
-    from tvmflow.vta.runtime.runtime import register
-    from tvmflow.vta.runtime.zynq_driver import BoardDriver
-
-    config = design(options.config, options.driver)
-    register(config, SimulatorDriver() if options.driver == "sim" else BoardDriver.of_this_board(options.driver))
     keep_serving_after_a_crash()
     own = os.getpid()
     state = PopenRPCServerState(
         options.host,
         options.port,
         options.port + 100,
-        tracker_addr=(tracker.host, tracker.port),
+        tracker_addr=(tracker.host, tracker.port) if tracker else None,
         key=options.key,
         silent=True,
     )
-    deadline = time.monotonic() + REGISTER_TIMEOUT_S
-    while not queue_of(tracker).get(options.key, {}).get("total", 0):
-        if time.monotonic() > deadline:
-            raise TrackerError(f"the tracker at {options.tracker} does not list {options.key!r}", "a registered server")
-        time.sleep(0.1)
+    if tracker:
+        _wait_until_listed(tracker, options.key)
     print(json.dumps({"key": options.key, "port": state.port, "config": config.name}), flush=True)  # noqa: T201
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: _stop(own))
     while True:
         signal.pause()
+
+
+def _provide(options: argparse.Namespace, config: VtaConfig) -> None:
+    """Register the accelerator in this process; sessions are forked, and inherit it."""
+    from tvmflow.vta.runtime.configure import SIMULATED, Board
+    from tvmflow.vta.runtime.device import SimulatorDriver
+    from tvmflow.vta.runtime.fpga import Fpga
+    from tvmflow.vta.runtime.runtime import register
+    from tvmflow.vta.runtime.zynq_driver import BoardDriver
+
+    simulated = options.driver == SIMULATED
+    root = options.system_root or (None if simulated else Path("/"))
+    driver = SimulatorDriver() if simulated else BoardDriver.of_this_board(options.driver)
+    board = Board(options.driver, Fpga(root) if root else None, config if options.config else None)
+    register(config, driver, board)
+
+
+def _tracker(text: str | None) -> TrackerAddress | None:
+    """Return the tracker's address, which responds; None without one. Raises UsageError, TrackerError."""
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        raise UsageError(f"tracker {text!r}", "HOST:PORT")
+    tracker = TrackerAddress(host, int(port))
+    queue_of(tracker)
+    return tracker
+
+
+def _wait_until_listed(tracker: TrackerAddress, key: str) -> None:
+    deadline = time.monotonic() + REGISTER_TIMEOUT_S
+    while not queue_of(tracker).get(key, {}).get("total", 0):
+        if time.monotonic() > deadline:
+            place = f"{tracker.host}:{tracker.port}"
+            raise TrackerError(f"the tracker at {place} does not list {key!r}", "a registered server")
+        time.sleep(0.1)
 
 
 def _stop(own: int) -> None:

@@ -1,7 +1,7 @@
 """Run MXNet in its tool environment; nothing of tvmflow can be imported here.
 
-mxnet_worker.py export NETWORK SEED|pretrained HEIGHT FOLDER    write FOLDER/model-symbol.json, model-0000.params
-mxnet_worker.py SYMBOL PARAMS DATA_NAME                         serve requests on standard input
+mxnet_worker.py export NETWORK SEED|pretrained FOLDER HEIGHT...    write FOLDER/model-symbol.json, model-0000.params
+mxnet_worker.py SYMBOL PARAMS DATA_NAME                            serve requests on standard input
 """
 
 import os
@@ -13,17 +13,24 @@ import mxnet as mx  # isort: skip
 import numpy as np
 
 
-def export(network, source, size, folder):
+def export(network, source, folder, *heights):
+    """Write a network at the first height that it takes: pools of a fixed size refuse small images."""
     from mxnet.gluon.model_zoo import vision
 
     pretrained = source == "pretrained"
-    net = vision.get_model(network, pretrained=pretrained)
+    for size in map(int, heights):
+        net = vision.get_model(network, pretrained=pretrained)
+        if not pretrained:
+            initialize(net, int(source))
+        net.hybridize()
+        try:
+            net(mx.nd.zeros((1, 3, size, size))).wait_to_read()
+            break
+        except (ValueError, mx.base.MXNetError):
+            if size == int(heights[-1]):
+                raise
     if not pretrained:
-        initialize(net, int(source))
-    net.hybridize()
-    net(mx.nd.zeros((1, 3, int(size), int(size))))
-    if not pretrained:
-        settle(net, int(source), int(size))
+        settle(net, int(source), size)
     net.export(os.path.join(folder, "model"), epoch=0)
 
 
@@ -116,6 +123,6 @@ class Model:
 
 
 if sys.argv[1] == "export":
-    export(*sys.argv[2:6])
+    export(*sys.argv[2:])
 else:
     serving.serve(lambda: Model(*sys.argv[1:4]))

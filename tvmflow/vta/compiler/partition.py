@@ -13,6 +13,7 @@ from tvmflow.vta.isa.region import Conv, Region
 
 Piece = Region | tuple[Step, ...]
 Run = tuple[int, int]
+GLOBAL_POOL = "nn.global_avg_pool2d"
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ def split(graph: Graph, config: VtaConfig, start: str = "auto", stop: str = "aut
     """Cut out every run of layers that multiplies, from `start` to before `stop`.
 
     start: the first layer on VTA, or the kind of operator behind whose first one VTA begins. stop: the first layer
-    behind VTA, or the kind of operator before whose next one it ends. Raises UnknownNameError for what is neither,
+    behind VTA, or the kind of operator before whose next one it ends. `nn.global_avg_pool2d`, which is no operator of
+    Relax, is the average of whole images. Raises UnknownNameError for what is neither,
     ProgramError when nothing is left for VTA.
     """
     extraction = extract(graph, config)
@@ -96,12 +98,20 @@ def _place(extraction: Extraction, names: list[str], word: str, wanted: str, beg
     for at, item in enumerate(extraction.items):
         steps = item.steps if isinstance(item, Chain) else (item,)
         own = {step.op.removeprefix("relax.") for step in steps if step.op != "constant"}
+        own |= {GLOBAL_POOL} if any(map(_averages_images, steps)) else set()
         layers = {layer_name(step.name) for step in steps if not step.name.startswith("lv")}
         if kind in own | layers | {layer.rstrip("0123456789") for layer in layers} and at >= begin:
             return at
         kinds |= own
     legal = ["auto", *filter(None, names), *kinds]
     raise UnknownNameError(f"no layer {wanted!r} on VTA, and no operator of that name ({word})", legal=legal)
+
+
+def _averages_images(step: Step) -> bool:
+    """Return whether a step sums or averages over both axes of an image, as global pools do in Relax."""
+    if step.op not in ("relax.sum", "relax.mean") or step.call.attrs.axis is None:
+        return False
+    return {int(axis) for axis in step.call.attrs.axis} in ({2, 3}, {-2, -1})
 
 
 def _runs(extraction: Extraction, bounds: Run) -> list[Run]:

@@ -18,6 +18,7 @@ HW_VER = "0.0.2"
 PAGE = 4096
 """Bytes. Buffers in DRAM begin at multiples of this; page 0 is nobody's, as in VTA's own allocator."""
 RUN_FUNCTION, COUNTERS_FUNCTION = "tvmflow.vta.run", "tvmflow.vta.machine.counters"
+CONFIGURE_FUNCTION = "tvmflow.vta.configure"
 """What a device with a VTA provides to the libraries that it loads, and to whoever asks it."""
 
 

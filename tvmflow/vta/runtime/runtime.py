@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.support.errors import ProgramError, TvmflowError
+from tvmflow.support.errors import ProgramError, TvmflowError, UsageError
 from tvmflow.support.runtime_binding import DRIVER_ERROR_FUNCTION, DRIVER_FUNCTION
 from tvmflow.vta.isa import fields
-from tvmflow.vta.isa.config import COUNTERS_FUNCTION, PAGE, RUN_FUNCTION, VtaConfig
+from tvmflow.vta.isa.config import CONFIGURE_FUNCTION, COUNTERS_FUNCTION, PAGE, RUN_FUNCTION, VtaConfig
 from tvmflow.vta.isa.instructions import decode_all, encode_all
 from tvmflow.vta.isa.program import Launch, Program, Tensor
 from tvmflow.vta.isa.region import Region, Shape, from_blob, pack, region_from, run_region, to_blob, unpack
 from tvmflow.vta.machine.counters import Counters, estimate
+from tvmflow.vta.runtime.configure import Board, configure
 from tvmflow.vta.runtime.device import Driver, Loaded, Ran, SimulatorDriver
 from tvmflow.vta.runtime.driver_bridge import DriverSeam, find_design
 
@@ -106,10 +107,13 @@ def _tensor(config: VtaConfig, entry: object, dram_bytes: int, held: tuple[int, 
 
 
 class Runtime:
-    """The state behind `tvmflow.vta.run` in a process: loaded programs by digest, and their runs."""
+    """The state behind `tvmflow.vta.run` in a process: loaded programs by digest, and their runs.
 
-    def __init__(self, config: VtaConfig | None, driver: Driver) -> None:
-        self.config, self.driver = config, driver
+    board: what a session may configure; None: nothing.
+    """
+
+    def __init__(self, config: VtaConfig | None, driver: Driver, board: Board | None = None) -> None:
+        self.config, self.driver, self.board = config, driver, board or Board(only=config)
         self._loaded: OrderedDict[bytes, tuple[Loaded, int]] = OrderedDict()  # and how many outputs
         self.ran: dict[bytes, Ran] = {}
         self._seams: dict[str, DriverSeam] = {}
@@ -152,6 +156,23 @@ class Runtime:
     def counters(self) -> str:
         """Return, as JSON, what ran in this process: digest of the program -> `Ran`."""
         return json.dumps({digest.hex(): ran.to_json() for digest, ran in self.ran.items()})
+
+    def configure(self, design: str, sha256: str, path: str) -> str:
+        """Take a design (JSON of vta_config.json) for this session, and load a bitstream. Return, as JSON, what was
+        done, or the `error`.
+
+        sha256: of the bitstream's file, "" for none; path: where it lies here, "" if it comes only where it is not
+        loaded yet.
+        """
+        try:
+            wanted = VtaConfig.from_json(json.loads(design))
+            done = configure(self.board, wanted, sha256, path)
+            if not done["needs_bitstream"]:
+                self.config = wanted
+        except (TvmflowError, ValueError) as error:
+            known = error if isinstance(error, TvmflowError) else UsageError(str(error), "JSON of a design")
+            return json.dumps({"error": [known.found, known.expected, known.hint]})
+        return json.dumps(done)
 
     def seam(self, design: str) -> int:
         """Return the address of a driver for libraries without TVM. Raises RuntimeError, of one line, for a design of
@@ -222,15 +243,16 @@ def _pack_like(packed: Array, x: Array) -> Array:
     return pack(VtaConfig(log_batch=batch.bit_length() - 1, log_block=block.bit_length() - 1), x)
 
 
-def register(config: VtaConfig | None = None, driver: Driver | None = None) -> Runtime:
-    """Provide `tvmflow.vta.run`, `tvmflow.vta.machine.counters` and the driver seam in this process. config: refuse
-    programs for any other.
+def register(config: VtaConfig | None = None, driver: Driver | None = None, board: Board | None = None) -> Runtime:
+    """Provide `tvmflow.vta.run`, `tvmflow.vta.machine.counters`, `tvmflow.vta.configure` and the driver seam in this
+    process. config: refuse programs for any other; board: sessions may choose another.
     """
     import tvm_ffi
 
-    runtime = Runtime(config, driver or SimulatorDriver())
+    runtime = Runtime(config, driver or SimulatorDriver(), board)
     tvm_ffi.register_global_func(RUN_FUNCTION, runtime.run, override=True)
     tvm_ffi.register_global_func(COUNTERS_FUNCTION, runtime.counters, override=True)
+    tvm_ffi.register_global_func(CONFIGURE_FUNCTION, runtime.configure, override=True)
     tvm_ffi.register_global_func(DRIVER_FUNCTION, runtime.seam, override=True)
     tvm_ffi.register_global_func(DRIVER_ERROR_FUNCTION, runtime.seam_error, override=True)
     return runtime
