@@ -22,6 +22,8 @@ from tvmflow.frontends.registry import FRONTENDS, frontend_named
 from tvmflow.frontends.source_model import fixed_specs
 from tvmflow.pipeline.stage import AnyStage
 from tvmflow.sandbox.process import Policy, memory_for, reading_s, run_in_sandbox
+from tvmflow.sources.data.labels import BUILT_IN
+from tvmflow.sources.model_files import labels_of
 from tvmflow.sources.weights import local_file
 from tvmflow.support.errors import (
     DeviceError,
@@ -127,14 +129,12 @@ def _check_packages(name: str, model: ModelEntry) -> None:
 
 
 def _check_files(workspace: Workspace, name: str, model: ModelEntry) -> None:
-    """Raise SourceError if a file named in the entry is missing."""
-    path = model.labels
-    if path is not None and Path(path).suffix and not (workspace.root / path).exists():
-        raise SourceError(
-            f"no labels file {workspace.root / path}",
-            f"the file that models.{name}.labels names",
-            "correct its name or add the file",
-        )
+    """Raise SourceError if the class names cannot be read."""
+    try:
+        labels_of(model, workspace.root)
+    except SourceError as error:
+        hint = error.hint or f"correct models.{name}.labels: {', '.join(BUILT_IN)}, or a file of this workspace"
+        raise SourceError(error.found, error.expected, hint) from None
 
 
 def _check_device(name: str, device: DeviceEntry) -> None:
