@@ -1,0 +1,99 @@
+"""Follow a section of docs/recipes.md, block by block, in a workspace: YAML goes into params.yaml, commands are run."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.conftest import REPOSITORY
+
+PAGE = REPOSITORY / "docs" / "recipes.md"
+LONGEST_S = 500.0
+Params = dict[str, Any]
+
+
+def blocks_of(section: str) -> list[tuple[str, str]]:
+    """Return (language, text) of the blocks of YAML and commands in a section of the page, in order."""
+    sections = dict(part.split("\n", 1) for part in PAGE.read_text(encoding="utf-8").split("\n## ")[1:])
+    return re.findall(r"^```(sh|yaml)\n(.*?)^```", sections[section], re.M | re.S)
+
+
+class Walk:
+    """A user who follows one section. root: the workspace; changes: text of the page -> what it is here (ports, names
+    of machines); change: what differs in params.yaml, after each of its blocks; own: environment variables.
+    """
+
+    def __init__(
+        self,
+        section: str,
+        root: Path,
+        changes: Mapping[str, str] | None = None,
+        change: Callable[[Params], None] = lambda _: None,
+        own: Mapping[str, str] | None = None,
+    ) -> None:
+        self.root, self.change, self.groups = root, change, list[int]()
+        self.own = {"PYTHONPATH": str(REPOSITORY), **(own or {})}
+        self.left = blocks_of(section)
+        for there, here in (changes or {}).items():
+            assert any(there in text for _, text in self.left), f"{there!r} is not in {section!r}"
+            self.left = [(language, text.replace(there, here)) for language, text in self.left]
+
+    def follow(self, code: int = 0) -> str:
+        """Follow the blocks up to the next one of commands; return what those say, which end with that exit code. What
+        they leave running goes on.
+        """
+        language, text = self.left.pop(0)
+        if language == "yaml":
+            self._paste(yaml.safe_load(text))
+            return self.follow(code)
+        output = self.root / "said.txt"
+        with output.open("wb") as stream:
+            process = subprocess.Popen(
+                ["bash", "-eo", "pipefail", "-c", text],
+                cwd=self.root,
+                env={**os.environ, **self.own},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            self.groups.append(process.pid)
+            found = process.wait(timeout=LONGEST_S)
+        said = output.read_text()
+        assert found == code, f"exit {found} of\n{text}\n{said}"
+        return said
+
+    def _paste(self, block: Params) -> None:
+        path = self.root / "params.yaml"
+        params = yaml.safe_load(path.read_text())
+        for name, part in block.items():
+            params[name] = {**params.get(name, {}), **part}
+        self.change(params)
+        path.write_text(yaml.safe_dump(params, sort_keys=False))
+
+    def stop(self) -> None:
+        """End what the commands left running."""
+        for group in self.groups:
+            try:
+                os.killpg(group, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+@contextmanager
+def walking(*arguments: Any, **named: Any) -> Iterator[Walk]:
+    """Give a Walk; at the end every block was followed, and what runs is stopped."""
+    walk = Walk(*arguments, **named)
+    try:
+        yield walk
+        assert walk.left == [], f"not followed: {walk.left}"
+    finally:
+        walk.stop()
