@@ -26,7 +26,7 @@ _NOT_HERE = ("glslang-tools",)  # the compiler of shaders runs on this machine
 _ALSO = ("libmd0", "libudev1")  # which every machine has, in its own architecture
 _ANY_MACHINE = "libpocl2-common"
 _LINKER = "/usr/bin/ld"
-_MADE_AS = 1  # raised when the unpacked layout changes
+_MADE_AS = 2  # raised when the unpacked layout changes
 # PoCL names libraries as a system with a compiler has them.
 _LINK = """\
 #!/bin/sh
@@ -77,7 +77,9 @@ def arm64_gpus(system: EmulatedSystem) -> Arm64Gpus:
         for name in (*_PACKAGES[release], *_ALSO)
         if name not in _NOT_HERE
     ]
-    place = cache_folder() / "arm64" / f"gpu-drivers-{release}-{digest_of([*names, _MADE_AS])[:12]}"
+    kept = cache_folder() / "arm64"
+    kept.mkdir(parents=True, exist_ok=True)
+    place = kept.resolve() / f"gpu-drivers-{release}-{digest_of([*names, _MADE_AS])[:12]}"
 
     def make(unfinished: Path) -> None:
         apt = unfinished / "apt"
@@ -92,7 +94,8 @@ def arm64_gpus(system: EmulatedSystem) -> Arm64Gpus:
     folder = make_folder(place, make, _refused)
     script = folder / "ld"
     text = _LINK.format(
-        libraries=shlex.quote(str(system.root / "lib" / "aarch64-linux-gnu")), zig=shlex.quote(_require_zig("ziglang"))
+        libraries=shlex.quote(str(system.root.resolve() / "lib" / "aarch64-linux-gnu")),
+        zig=shlex.quote(_require_zig("ziglang")),
     )
     if not script.exists() or script.read_text() != text:
         script.write_text(text)

@@ -50,7 +50,8 @@ def _served(folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def stand_in(emulated: EmulatedSystem, adb: str, tmp_path: Path) -> Iterator[StandIn]:
+def stand_in(emulated: EmulatedSystem, adb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    monkeypatch.setattr("tests.documents.walk.LONGEST_S", EMULATOR_S)
     try:
         with phone_stand_in(emulated, adb, tmp_path) as made:
             yield made
@@ -151,7 +152,7 @@ def _journey(stand_in: StandIn, folder: Path, network: str, size: int) -> Iterat
 
 def _check_processors(said: str, stand_in: StandIn, serial: str) -> None:
     assert f"device: {serial}, fake/fake/7:15/1" in said, said
-    assert "mcpu: generic, mattr: [+dotprod, +fullfp16]" in said, said  # the emulator has no names of cores
+    assert "mcpu: generic" in said, said  # the emulator has no names of cores
     checks = said[said.index("processors of my-phone") :]
     rows = {words[0]: words for line in checks.splitlines() if (words := line.replace("\u2502", " ").split())}
     assert "yes" in rows["cpu"] and "yes" in rows["vulkan"] and "llvmpipe" in rows["vulkan"]
@@ -173,6 +174,7 @@ def _check_times(walk: Walk, cards: dict[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(3000)
 def test_a_small_mobilenet_on_the_cpu_and_by_vulkan(stand_in: StandIn, tmp_path: Path) -> None:
     with _journey(stand_in, tmp_path, *SMALL) as journey:
         cards = {"cpu": journey.cell("phone-cpu")}
@@ -182,6 +184,7 @@ def test_a_small_mobilenet_on_the_cpu_and_by_vulkan(stand_in: StandIn, tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(6000)
 def test_the_documents_mobilenet_on_all_three(stand_in: StandIn, tmp_path: Path) -> None:
     with _journey(stand_in, tmp_path, *WHOLE) as journey:
         cards = {"cpu": journey.cell("phone-cpu")}

@@ -88,7 +88,7 @@ class GpuBackend(CpuBackend):
 
     def defines(self, name: str, per_second: float) -> tuple[str, ...]:
         """Return the option of the C compiler that sets another time limit of a run, in units of that constant."""
-        longest = float(self.target.options["timeout_s"])
+        longest = float(self.target.options.get("timeout_s", LONGEST_S))
         return () if longest == LONGEST_S else (f"-D{name}={round(longest * per_second)}",)
 
     def gpu_features(self) -> GpuFeatures:

@@ -171,12 +171,14 @@ def read_model_header(file: Path) -> dict[str, Any] | None:
 def check_operators(workspace: Workspace, name: str) -> None:
     """Convert a local model file of an entry. Raises UnsupportedOperatorError with all that its importer lacks.
 
-    A SavedModel is left to the import, which makes an environment for TensorFlow.
+    A SavedModel or a frozen graph is left to the import, which makes an environment for TensorFlow.
     """
     entry = workspace.params.models[name]
     if entry.weights.file is None or entry.network is not None or entry.weights.file.endswith(".zip"):
         return
     file = local_file(entry.weights.file, workspace.root)
+    if file.name.endswith((".pb", ".tar.gz", ".tgz")):
+        return
     if file.stat().st_size > MAX_BYTES:
         return
     inputs = [
