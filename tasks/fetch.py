@@ -100,6 +100,8 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
         sizes=model.sizes,
         has_data=model.dataset is not None,
         fixed=fixed_specs(model.fixed),
+        signature=model.signature,
+        outputs=model.outputs,
     )
     (context.out / "source.json").write_text(json.dumps(to_json(description), sort_keys=True), encoding="utf-8")
     if frontend_named(model.framework).state_tools:

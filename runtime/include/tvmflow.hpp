@@ -73,7 +73,9 @@ class gpu_library {
  private:
   friend class network;
   struct closer {
-    void operator()(void *handle) const { dlclose(handle); }
+    void operator()(void *handle) const {
+      if (handle) dlclose(handle);
+    }
   };
   std::shared_ptr<void> handle_;
   const tvmflow_api *api_ = nullptr;
