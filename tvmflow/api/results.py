@@ -115,6 +115,10 @@ class GpuState:
     state: str
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def usable(self) -> bool:
+        return self.state == "usable"
+
     def to_json(self) -> dict[str, Any]:
         return {**self.facts, "state": self.state}
 
