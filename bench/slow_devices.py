@@ -13,7 +13,7 @@ from pathlib import Path
 from tvmflow.backends.cpu import host_backend
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.registry import open_session
-from tvmflow.devices.rpc.tracker import connect, queue_of
+from tvmflow.devices.rpc.tracker_requests import connect, queue_of
 from tvmflow.devices.session import DeviceSession, RemoteKernel, SessionLimits, WorkloadBench
 from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.support.errors import TrackerError

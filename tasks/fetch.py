@@ -74,6 +74,7 @@ def _toolchain(settings: FetchSettings) -> tuple[str, ...]:
 def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any]:
     """Fill the folder; return the sizes of the files."""
     settings, model, root = context.settings, context.settings.model, context.root
+    labels = labels_of(model, root)
     parts = samples_of(model, settings.split, settings.random_samples, root, read_in_sandbox)
     request = WeightsRequest(
         framework=model.framework,
@@ -90,7 +91,7 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
         parts[name].save(context.out / f"{name}.npz")
     Samples(parts["evaluation"].part(slice(settings.golden_samples)).inputs).save(context.out / "golden.npz")
     save_arrays(context.out / "edges.npz", **edge_inputs(parts["evaluation"], random_specs(model)))
-    (context.out / "labels.json").write_text(json.dumps(labels_of(model, root)), encoding="utf-8")
+    (context.out / "labels.json").write_text(json.dumps(labels), encoding="utf-8")
     description = SourceDescription(
         framework=model.framework,
         network=copy_network(model.network, root, context.out),
@@ -100,6 +101,8 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
         sizes=model.sizes,
         has_data=model.dataset is not None,
         fixed=fixed_specs(model.fixed),
+        signature=model.signature,
+        outputs=model.outputs,
     )
     (context.out / "source.json").write_text(json.dumps(to_json(description), sort_keys=True), encoding="utf-8")
     if frontend_named(model.framework).state_tools:

@@ -1,10 +1,13 @@
 /* A library with bionic's names and versions and glibc's functions behind them, made by bionic_shims.py: -DGLIBC="libc.so.6"
- * -DNAMES='"free", ...' -DTABLE=NAME, of the addresses to which its functions jump.
+ * -DNAMES='"free", ...' -DTABLE=NAME, of the addresses to which its functions jump; -DSINCE: version of glibc's dlopen.
  *
  * Nothing here may call what it shims. bionic's mutexes and condition variables are smaller than glibc's: they hold the address of one.
  */
 #include <dlfcn.h>
 #include <sys/sysinfo.h>
+
+__asm__(".symver real_dlopen, dlopen@" SINCE "\n.symver real_dlsym, dlsym@" SINCE);
+extern void *real_dlopen(const char *, int), *real_dlsym(void *, const char *);
 
 static const char *const names[] = {NAMES};
 #define COUNT (sizeof names / sizeof *names)
@@ -51,9 +54,9 @@ static int is_same(const char *one, const char *other) {
 }
 
 __attribute__((constructor)) static void begin(void) {
-  void *glibc = dlopen(GLIBC, RTLD_NOW);
+  void *glibc = real_dlopen(GLIBC, RTLD_NOW);
   for (unsigned i = 0; i < COUNT; ++i) {
-    void *real = dlsym(glibc, names[i]);
+    void *real = real_dlsym(glibc, names[i]);
     if (!real) __builtin_trap();
     TABLE[i] = real;
     for (unsigned j = 0; j < sizeof OWN / sizeof *OWN; ++j) {

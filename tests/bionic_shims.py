@@ -1,4 +1,4 @@
-"""Build a libc.so and a libm.so with bionic's names and versions over glibc, to run libraries for Android on Linux."""
+"""Build a libc.so, libm.so and libdl.so with bionic's names and versions over glibc, to run libraries for Android."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ _JUMPS = {
 }
 
 
+_GLIBC = {"libc": "libc.so.6", "libm": "libm.so.6", "libdl": "libdl.so.2"}
+_SINCE = {"x86_64": "GLIBC_2.2.5", "aarch64": "GLIBC_2.17", "arm": "GLIBC_2.4"}  # glibc's own dlopen
+
+
 def write_shims(folder: Path, architecture: str, compiler: Sequence[str]) -> None:
-    """Write both libraries. compiler: of C for that architecture and glibc."""
-    for library in ("libc", "libm"):
+    """Write the libraries. compiler: of C for that architecture and glibc."""
+    for library, glibc in _GLIBC.items():
         names, table = (BIONIC / f"{library}.txt").read_text().split(), f"shim_{library}"
         lines = ['.text\n.section .note.GNU-stack,"",%progbits\n.text']
         for at, name in enumerate(names):
@@ -35,7 +39,8 @@ def write_shims(folder: Path, architecture: str, compiler: Sequence[str]) -> Non
         (folder / f"{library}.s").write_text("\n".join(lines) + "\n")
         quoted = ", ".join(f'"{name}"' for name in names)
         (folder / f"{library}.h").write_text(
-            f'#define TABLE {table}\n#define GLIBC "{library}.so.6"\n#define NAMES {quoted}\n'
+            f'#define TABLE {table}\n#define GLIBC "{glibc}"\n#define NAMES {quoted}\n'
+            f'#define SINCE "{_SINCE[architecture]}"\n'
         )
         (folder / f"{library}.map").write_text("LIBC { global: *; };\n")
         options = [

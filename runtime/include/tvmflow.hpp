@@ -2,10 +2,24 @@
 //
 //     tvmflow::network net(tvmflow_network_digits());
 //     std::vector<float> scores = net.run<float>(image.data());
+//
+// With the network's GPU library, which the CPU replaces where it cannot be trusted:
+//
+//     tvmflow::gpu_library gpu("libdigits_opencl.so");
+//     tvmflow_gpu where = tvmflow_gpu();
+//     where.cache = "/data/data/my.app/cache/programs";
+//     tvmflow::network net(tvmflow_network_digits(), gpu, where);
+//     net.processor().device == tvmflow::kDLOpenCL;  // or kDLCPU, and why
+//
+// All memory that an app passes or gets is the host's: there is no pointer to a GPU's buffer that could be read by mistake.
 #ifndef TVMFLOW_HPP
 #define TVMFLOW_HPP
 
+#include <dlfcn.h>
+
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -25,6 +39,62 @@ class error : public std::runtime_error {
  private:
   tvmflow_status status_;
 };
+
+// Devices by their numbers in DLPack.
+enum device_type { kDLCPU = 1, kDLOpenCL = 4, kDLVulkan = 7 };
+
+// The processor of the next run. reason: why the CPU computes although there is a GPU library; gpu, driver, version: the GPU by its driver.
+struct processor_info {
+  device_type device;
+  std::string reason, gpu, driver, version;
+};
+
+// A network's library for a GPU, opened by name. A missing one is no error: the CPU computes, and processor().reason says so.
+class gpu_library {
+ public:
+  gpu_library() {}
+  explicit gpu_library(const std::string &path) : handle_(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), closer()) {
+    if (!handle_) {
+      const char *text = dlerror();
+      missing_ = text ? text : "it cannot be opened";
+      return;
+    }
+    void *found = dlsym(handle_.get(), "tvmflow_network");
+    tvmflow_entry entry = nullptr;
+    static_assert(sizeof entry == sizeof found, "functions and data have pointers of one size");
+    std::memcpy(&entry, &found, sizeof entry);
+    api_ = entry ? entry() : nullptr;
+    if (!api_) missing_ = "it is no library of a network";
+  }
+
+  const tvmflow_api *api() const { return api_; }
+  const std::string &missing() const { return missing_; }
+
+ private:
+  friend class network;
+  struct closer {
+    void operator()(void *handle) const {
+      if (handle) dlclose(handle);
+    }
+  };
+  std::shared_ptr<void> handle_;
+  const tvmflow_api *api_ = nullptr;
+  std::string missing_;
+};
+
+// The types of elements that have a type in C++, by their numbers in tvmflow.h.
+template <typename T>
+struct element;
+template <>
+struct element<float> { static constexpr tvmflow_dtype dtype = TVMFLOW_FLOAT32; };
+template <>
+struct element<int8_t> { static constexpr tvmflow_dtype dtype = TVMFLOW_INT8; };
+template <>
+struct element<uint8_t> { static constexpr tvmflow_dtype dtype = TVMFLOW_UINT8; };
+template <>
+struct element<int32_t> { static constexpr tvmflow_dtype dtype = TVMFLOW_INT32; };
+template <>
+struct element<int64_t> { static constexpr tvmflow_dtype dtype = TVMFLOW_INT64; };
 
 // A class of an image; label: empty if the network has no names.
 struct guess {
@@ -46,6 +116,30 @@ class network {
     instance_.reset(made);
   }
 
+  // The network on a GPU, computed by the CPU where there is no usable one, where its outputs differ from the CPU's, and from its first failure on.
+  // cpu: the network's library for the CPU; where: as in tvmflow.h, its size is set here.
+  network(const tvmflow_api *cpu, const gpu_library &gpu, tvmflow_gpu where = tvmflow_gpu(), const tvmflow_options &options = tvmflow_options())
+      : api_(cpu), gpu_(gpu), instance_(nullptr, cpu->destroy) {
+    if (cpu->abi_version != TVMFLOW_ABI_VERSION || cpu->size <= offsetof(tvmflow_api, create_with_gpu))
+      throw error(TVMFLOW_BAD_ARGUMENT, "the library knows no GPU libraries");
+    where.size = sizeof where;
+    tvmflow_instance *made = nullptr;
+    check(cpu->create_with_gpu(&options, gpu.api(), &where, nullptr, &made));
+    instance_.reset(made);
+  }
+
+  // The processor of the next run.
+  processor_info processor() const {
+    if (api_->size <= offsetof(tvmflow_api, processor)) return {kDLCPU, "", "", "", ""};
+    tvmflow_processor found;
+    check(api_->processor(instance_.get(), &found));
+    const bool is_gpu = std::strcmp(found.kind, "gpu") == 0;
+    const tvmflow_api *used = gpu_.api() ? gpu_.api() : api_;
+    const device_type device = !is_gpu ? kDLCPU : used->gpu && std::strcmp(used->gpu, "vulkan") == 0 ? kDLVulkan : kDLOpenCL;
+    const std::string missing = gpu_.missing().empty() ? "" : ": " + gpu_.missing();
+    return {device, found.reason + missing, found.device, found.driver, found.version};
+  }
+
   const tvmflow_api &api() const { return *api_; }
 
   tvmflow_tensor input(uint32_t i = 0) const { return info(api_->input, i); }
@@ -61,7 +155,7 @@ class network {
   // Run a network of one input and one output of elements T; returns the output.
   template <typename T>
   std::vector<T> run(const void *only_input) {
-    if (output().size % sizeof(T)) throw error(TVMFLOW_BAD_ARGUMENT, "the output does not consist of such elements");
+    if (output().dtype != element<T>::dtype) throw error(TVMFLOW_BAD_ARGUMENT, "the output does not consist of such elements");
     std::vector<T> found(output().size / sizeof(T));
     run({only_input}, {found.data()});
     return found;
@@ -150,6 +244,7 @@ class network {
   }
 
   const tvmflow_api *api_;
+  gpu_library gpu_;  // outlives the instance
   std::unique_ptr<tvmflow_instance, void (*)(tvmflow_instance *)> instance_;
 };
 

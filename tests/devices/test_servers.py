@@ -22,7 +22,7 @@ from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.lower import lower
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.registry import open_session
-from tvmflow.devices.rpc.tracker import connect
+from tvmflow.devices.rpc.tracker_requests import connect
 from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.frontends.registry import load_source

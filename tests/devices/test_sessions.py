@@ -25,7 +25,7 @@ from tvmflow.codegen.compile import compile_module
 from tvmflow.config.params import DeviceEntry, load_params
 from tvmflow.devices.registry import open_session, transport_of
 from tvmflow.devices.rpc.local import LocalServer, Served, local_server
-from tvmflow.devices.rpc.tracker import connect, queue_of, request_session
+from tvmflow.devices.rpc.tracker_requests import Request, connect, queue_of, request_session
 from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.support.errors import (
@@ -101,17 +101,17 @@ def test_a_server_with_fewer_threads_than_the_target_measures_nothing(backend: B
 def test_an_unknown_key_lists_the_known_ones_and_does_not_hang(tracker: TrackerAddress) -> None:
     started = time.monotonic()
     with pytest.raises(DeviceUnknownError, match="no device with key 'phone'") as error:
-        request_session(tracker, "phone", 600.0, 5.0)
+        request_session(Request(tracker, "phone", 5.0), 600.0)
     assert "board" in str(error.value) and time.monotonic() - started < 300
 
 
 def test_a_busy_device_is_waited_for_and_then_told(tracker: TrackerAddress) -> None:
-    held = request_session(tracker, "board", 30.0, 10.0)
+    held = request_session(Request(tracker, "board", 10.0), 30.0)
     assert queue_of(tracker)["board"]["total"] == 1
     with pytest.raises(DeviceBusyError):
-        request_session(tracker, "board", 10.0, 1.0)
+        request_session(Request(tracker, "board", 1.0), 10.0)
     del held
-    assert request_session(tracker, "board", 10.0, 10.0) is not None
+    assert request_session(Request(tracker, "board", 10.0), 10.0) is not None
 
 
 def test_a_server_is_chosen_by_its_address(tracker: TrackerAddress) -> None:
@@ -129,7 +129,7 @@ def test_a_server_is_chosen_by_its_address(tracker: TrackerAddress) -> None:
         units = transport_of(device).units(device)
         assert len(units) == 2
         for unit in (*units, *units):
-            assert request_session(tracker, "pair", 30.0, 20.0, unit).unit == unit
+            assert request_session(Request(tracker, "pair", 20.0, unit), 30.0).unit == unit
     finally:
         for server in servers:
             server.terminate()
@@ -246,6 +246,22 @@ def test_a_session_that_hangs_ends_with_its_timeout(library: Path, backend: Back
         with pytest.raises(DeviceLostError):
             model.run(X)
         assert time.monotonic() - started < 120
+
+
+def test_a_trackers_server_closes_a_session_beyond_its_time(
+    tracker: TrackerAddress, library: Path, backend: Backend
+) -> None:
+    device = DeviceEntry(
+        transport="tracker", key="board", host=tracker.host, port=tracker.port, session_timeout_s=2.0
+    )  # shorter than that of deploy
+    message = r"session with device 'board' was closed after 2 s, while in use \(device 'board' failed while "
+    with (
+        pytest.raises(DeviceLostError, match=message),
+        open_session(device, backend, SessionLimits(600.0, 20.0)) as session,
+    ):
+        model, begin = session.model(library), time.monotonic()
+        while time.monotonic() < begin + 60:
+            model.run(X)
 
 
 def test_a_server_goes_on_after_a_session_died(tracker: TrackerAddress, library: Path, backend: Backend) -> None:

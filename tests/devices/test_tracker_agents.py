@@ -28,7 +28,7 @@ from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.agent.process import AgentProcess, start_agent
 from tvmflow.devices.agent.registration import Offer, check_address, offer_agent
 from tvmflow.devices.registry import open_session, transport_of
-from tvmflow.devices.rpc.tracker import queue_of, request_session
+from tvmflow.devices.rpc.tracker_requests import Request, queue_of, request_session
 from tvmflow.devices.session import SessionLimits
 from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.support.errors import (
@@ -139,9 +139,43 @@ def test_agents_are_listed_handed_out_and_given_back(farm: Farm, libraries: dict
         assert again.unit in ("one", "two") and left
 
 
+def test_who_waits_with_priority_is_served_first(farm: Farm) -> None:
+    farm.add("one")
+    served: list[int] = []
+
+    def wait(priority: int) -> None:
+        with open_session(farm.device(priority=priority), BACKEND, SessionLimits(60.0, 60.0)):
+            served.append(priority)
+
+    waiting = [threading.Thread(target=wait, args=(priority,)) for priority in (0, 5, 1)]
+    with open_session(farm.device(), BACKEND, LIMITS):
+        for at, thread in enumerate(waiting):
+            thread.start()
+            farm.wait(lambda counts, at=at: counts["pending"] == at + 1)  # type: ignore[misc]
+        with pytest.raises(DeviceBusyError), open_session(farm.device(priority=9), BACKEND, SessionLimits(60.0, 0.5)):
+            pass
+        farm.wait(lambda counts: counts["pending"] == 4)  # who gave up is passed over
+    for thread in waiting:
+        thread.join(60)
+    assert served == [5, 1, 0]
+
+
+def test_a_session_beyond_its_time_is_closed_and_says_so(farm: Farm, libraries: dict[str, Path]) -> None:
+    farm.add("one")
+    with open_session(farm.device(session_timeout_s=1.0), BACKEND, LIMITS) as session:
+        model = session.network(session.upload(libraries["DOUBLES"]), libraries["DOUBLES"].parent, [])
+        with pytest.raises(DeviceLostError, match=r"'boards' was closed after 1 s, while [a-z]+ing") as error:
+            while True:
+                model.run(X)
+        assert "session_timeout_s: of the device" in error.value.hint and error.value.retryable
+        farm.wait(lambda counts: counts["free"] == 1)  # while who had it still holds the session
+    with open_session(farm.device(session_timeout_s=60.0), BACKEND, LIMITS) as session:
+        assert session.unit == "one"
+
+
 def test_a_unit_is_chosen_by_its_name(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tracker hands out any; the others stay free for everybody, also while the chosen one is in use."""
-    monkeypatch.setattr("tvmflow.devices.rpc.tracker._UNIT_PAUSE_S", 0.1)
+    monkeypatch.setattr("tvmflow.devices.rpc.tracker_requests._UNIT_PAUSE_S", 0.1)
     monkeypatch.setattr("tvmflow.devices.agent.registration._UNCLAIMED_S", 0.5)
     for name in ("one", "two", "three"):
         farm.add(name)
@@ -204,7 +238,7 @@ def test_two_agents_of_a_key_tune_side_by_side_and_one_dies(farm: Farm, tmp_path
 def test_agents_and_servers_of_tvm_are_told_apart(farm: Farm) -> None:
     farm.add("one")
     with pytest.raises(UsageError, match="have our agent") as error:
-        request_session(farm.tracker, KEY, 10.0, 5.0)
+        request_session(Request(farm.tracker, KEY, 5.0), 10.0)
     assert "secret_file" in str(error.value)
     with pytest.raises(Exception, match=r"."):  # at the first words, and not after a minute
         from tvm import rpc

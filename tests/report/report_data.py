@@ -12,6 +12,7 @@ from typing import Any
 
 from tvmflow.evaluation.machine_state import APART
 from tvmflow.evaluation.regression import BETWEEN
+from tvmflow.report.execution import Start
 from tvmflow.tracking.mlflow.links import run_url
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&amp;'\"`${1}\u2028"
@@ -229,6 +230,7 @@ def cell(model: str, target: str, precision: str, median_ms: float, **more: Any)
         "target": target,
         "precision": precision,
         "card": card(name, median_ms),
+        "execution": {"times": dict.fromkeys(("mean", "median", "max", "min", "std"), median_ms), "start": None},
         "history": history(name, median_ms),
         "stage_s": {stage: 3.0 + at for at, stage in enumerate(stages)},
         "curve": [(at + 1, 9.0 / (at + 1)) for at in range(40)],
@@ -289,11 +291,13 @@ def report_data() -> dict[str, Any]:
     rows[0]["card"]["bounds"] = {"reason": f"busy machine (others 50%, at most 10%) {HOSTILE}"}
     board = cell("mobilenet_v2", "rk3399", "float32", 40.0)
     del board["card"]["bounds"]  # only this machine's CPU has any
+    board["execution"] |= {"start": Start(900.0, 90.0, 40.0, 4.0).to_json()}
     rows.append(board)
     busy = cell(HOSTILE, "local-cpu", "float32", 1.0)
     busy["card"] = card(f"{HOSTILE}@local-cpu:float32", 1.0, (BADGE, HOSTILE))
     simulated = cell("digits", "vta-sim", "vta_int8", 1.0, history=[], workloads=[], curve=[], releases=[])
     simulated["card"] = card("digits@vta-sim:vta_int8", 1.0, part=part())
+    simulated["execution"]["times"] = None
     return {
         "apart": APART,
         "between": BETWEEN,

@@ -128,7 +128,7 @@ def test_a_run_asks_first_and_says_what_to_do_where_nobody_knows(
     assert "targets.board.mcpu" in error.value.hint
     assert {state.target: state.kind for state in api.devices(board)}["board"] == "never asked"
     core = "cortex-a76"
-    assert api.ask_processor("board", board) == ("cortex-a76", ())
+    assert ask_processor(board.params.targets["board"], None) == ("cortex-a76", ())
     first = keys()
     assert all("cortex-a76" in str(settings) and "device'" not in str(settings.target) for settings in first[2:])
     core = DeviceUnknownError("no device", "", "")

@@ -69,12 +69,21 @@ def test_a_failure_is_one_line_with_the_cause(
 ) -> None:
     (tmp_path / "tensorflow" / "text").write_text(text)
     command = [sys.executable, str(WORKERS / "tensorflow_worker.py")]
-    convert = [*command, "convert", "saved", "model.tflite"]
+    (tmp_path / "saved").mkdir()
+    asked = {"model": str(tmp_path / "saved"), "signature": "", "inputs": [["x", [1], "float32"]], "outputs": []}
+    (tmp_path / "request.json").write_text(json.dumps(asked))
+    convert = [*command, "convert", str(tmp_path / "request.json"), "model.tflite"]
     done = subprocess.run(convert, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1 and done.stderr.splitlines() == [said]
     request = json.dumps({"request": "run", "bytes": 0}) + "\n"
     served = subprocess.run(
-        [*command, "saved"], env=environment, input=request, capture_output=True, text=True, timeout=60, check=True
+        [*command, str(tmp_path / "request.json")],
+        env=environment,
+        input=request,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     first = text.split("\n", maxsplit=1)[0]
     assert json.loads(served.stdout)["error"].startswith(first[:200] or "ValueError")

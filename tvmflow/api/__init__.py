@@ -4,19 +4,21 @@ from tvmflow.api.agreement import device_agreement
 from tvmflow.api.apps import app_releases, release_app
 from tvmflow.api.bundles import allow_keys, bundle, new_keys, verify_bundle
 from tvmflow.api.execution import classify, load, predict
-from tvmflow.api.fleet import compare, costs, overview, regressions
+from tvmflow.api.fleet import compare, costs, execution_tables, overview, regressions
 from tvmflow.api.inspect import devices, examine, gpus, history, plan, quarantine, scorecard, status
-from tvmflow.api.phones import ask_processor, device_gpus, offer_device, phones, prepared_phone
+from tvmflow.api.phones import check_device, offer_device, phones, prepared_phone
 from tvmflow.api.projects import add_model, new_workspace
 from tvmflow.api.releases import accept_proposal, promote, proposals, reject_proposal, releases, rollback
 from tvmflow.api.results import (
     CellPlan,
     CellStatus,
+    DeviceCheck,
     DeviceState,
     GpuState,
     KernelState,
     Measurement,
     PhoneState,
+    ProcessorState,
     ProposedVersion,
     QuarantineState,
     ReadyPhone,
@@ -50,6 +52,7 @@ __all__ = [
     "CellPlan",
     "CellStatus",
     "Comparison",
+    "DeviceCheck",
     "DeviceState",
     "Goals",
     "GpuState",
@@ -57,6 +60,7 @@ __all__ = [
     "Latency",
     "Measurement",
     "PhoneState",
+    "ProcessorState",
     "ProposedVersion",
     "QuarantineState",
     "ReadyPhone",
@@ -73,9 +77,9 @@ __all__ = [
     "Workspace",
     "accept_proposal",
     "app_releases",
-    "ask_processor",
     "bundle",
     "changed_dvc_files",
+    "check_device",
     "check_results",
     "classify",
     "compare",
@@ -83,9 +87,9 @@ __all__ = [
     "costs",
     "add_model",
     "device_agreement",
-    "device_gpus",
     "devices",
     "examine",
+    "execution_tables",
     "gpus",
     "failed_candidates",
     "find_workspace",

@@ -13,6 +13,7 @@ from tvmflow.tracking.regressions import Regressions, regressions_between
 
 if TYPE_CHECKING:
     from tvmflow.config.workspace import Workspace
+    from tvmflow.report.console import Grid
 
 By = Literal["tvm", "device", "unit"]
 _KEYS: dict[By, tuple[str, ...]] = {
@@ -55,6 +56,19 @@ def compare(model: str, workspace: Where = None) -> tuple[dict[str, Any], ...]:
     """
     rows = _newest(open_workspace(workspace), model, ("cell", "device", "unit"))
     return tuple(sorted(rows, key=lambda row: (row["target"], row["precision"], row["device"], row["unit"])))
+
+
+def execution_tables(model: str, workspace: Where = None) -> tuple[Grid, ...]:
+    """Return the execution times of a model's cells in this workspace side by side, and the start and outputs of those
+    on GPUs; empty if none was measured here.
+    """
+    from tvmflow.report.execution import execution_tables as tables
+    from tvmflow.report.tables import known_cells, scorecard
+
+    where = open_workspace(workspace)
+    cells = [cell for cell in known_cells(where) if cell.model == model]
+    cards = [card for cell in cells if (card := scorecard(where, cell)) is not None]
+    return tuple(tables(cards)) if cards else ()
 
 
 def overview(model: str | None = None, by: By = "tvm", workspace: Where = None) -> tuple[dict[str, Any], ...]:

@@ -136,8 +136,14 @@ def quarantine(workspace: Where = None) -> tuple[QuarantineState, ...]:
 
 
 def gpu_states(probed: Probed) -> tuple[GpuState, ...]:
-    """Return the state of each probed GPU, and how a driver ended the probe."""
-    states = []
+    """Return the state of each probed GPU, why an API has none, and how a driver ended the probe."""
+    from tvmflow.evaluation.processor_check import of_probe
+
+    states = [
+        GpuState(one.kind, "", "", "", (), one.reason, {"api": one.kind, "usable": False, "reasons": [one.reason]})
+        for one in of_probe(probed, None)
+        if not one.name and not probed.ended
+    ]
     for one in probed.gpus:
         state = "usable" if not one.reasons else "; ".join(one.reasons)
         states.append(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvmflow.api.results import GpuState, PhoneState, ReadyPhone
+from tvmflow.api.results import DeviceCheck, PhoneState, ProcessorState, ReadyPhone
 from tvmflow.api.workspace import Where, open_workspace
 from tvmflow.config.params import DeviceEntry, TargetEntry
 from tvmflow.support.errors import DeviceError, UnknownNameError, UsageError
@@ -98,32 +98,38 @@ def prepared_phone(serial: str, target: str, secret_file: Path, workspace: Where
             secret_file.unlink(missing_ok=True)
 
 
-def ask_processor(target: str, workspace: Where = None) -> tuple[str, tuple[str, ...]]:
-    """Detect the processor of a target's device and store it for `mcpu: device`; returns its LLVM name and attributes.
+def check_device(target: str, workspace: Where = None) -> DeviceCheck:
+    """Check each processor of a target's device with a small kernel; store its processor for `mcpu: device`.
 
-    Raises DeviceError, or UsageError if the transport cannot detect it.
+    Raises DeviceError if the device cannot be reached, ToolchainError if nothing can be compiled for it.
     """
-    from tvmflow.devices.probe_processor import ask_processor as ask
-
-    return ask(_target(workspace, target), open_workspace(workspace).params.deploy.device_wait_s)
-
-
-def device_gpus(target: str, workspace: Where = None) -> tuple[GpuState, ...]:
-    """Return the GPUs of a target's device with the self-tests that its agent ran. Raises DeviceError,
-    UnknownNameError.
-    """
-    from tvmflow.api.inspect import gpu_states
     from tvmflow.backends.registry import backend_for
     from tvmflow.devices.probe_driver import keep_driver
-    from tvmflow.devices.registry import open_session
+    from tvmflow.devices.probe_processor import ask_processor
+    from tvmflow.devices.registry import open_session, transport_of
     from tvmflow.devices.session import SessionLimits
+    from tvmflow.evaluation.processor_check import CPU, check_processors, first_failure
+    from tvmflow.targets.gpu_features import GPU_KINDS
+    from tvmflow.targets.probed_processors import DEVICE
 
     entry, params = _target(workspace, target), open_workspace(workspace).params
+    try:
+        core, attributes = ask_processor(entry, params.deploy.device_wait_s)
+    except UsageError:  # a transport that does not report its processor
+        if entry.mcpu == DEVICE:
+            raise
+        core, attributes = "", ()
+    backend = backend_for(entry)
     limits = SessionLimits(params.deploy.session_timeout_s, params.deploy.device_wait_s)
-    with open_session(entry.device, backend_for(entry), limits) as session:
-        probed = session.gpus()
-    keep_driver(open_workspace(workspace).root, target, entry.kind, session.unit, probed.gpus)
-    return gpu_states(probed)
+    has_tvm = transport_of(entry.device).has_tvm_on(entry.device)
+    with open_session(entry.device, backend, limits) as session:
+        found = check_processors(session, backend, not has_tvm)
+        unit, build = session.unit, session.build
+        if entry.kind in GPU_KINDS:
+            keep_driver(open_workspace(workspace).root, target, entry.kind, unit, session.gpus().gpus)
+    wanted = getattr(backend, "api", CPU)
+    checks = tuple(ProcessorState(one.kind, one.name, one.works, one.reason, one.seconds) for one in found)
+    return DeviceCheck(unit, build, core, attributes, checks, first_failure(found, wanted))
 
 
 def offer_device(

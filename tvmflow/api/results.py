@@ -115,6 +115,10 @@ class GpuState:
     state: str
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def usable(self) -> bool:
+        return self.state == "usable"
+
     def to_json(self) -> dict[str, Any]:
         return {**self.facts, "state": self.state}
 
@@ -163,6 +167,42 @@ class PhoneState(_Value):
     cores: str = ""
     battery: int | None = None
     celsius: float | None = None
+
+
+@dataclass(frozen=True)
+class ProcessorState(_Value):
+    """A processor of a device after one small kernel. kind: cpu, opencl or vulkan; reason: why it cannot be used;
+    seconds: of the check, None without one.
+    """
+
+    kind: str
+    name: str
+    works: bool
+    reason: str
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class DeviceCheck:
+    """What a device is, and which of its processors compute correctly. core, attributes: values for mcpu and mattr, ""
+    if the device does not report them; failure: the error of one whose processor of the target's kind does not compute.
+    """
+
+    unit: str
+    build: str
+    core: str
+    attributes: tuple[str, ...]
+    processors: tuple[ProcessorState, ...]
+    failure: TvmflowError | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "unit": self.unit,
+            "build": self.build,
+            "mcpu": self.core,
+            "mattr": list(self.attributes),
+            "processors": [one.to_json() for one in self.processors],
+        }
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.config.options import Options
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tvmflow.ir.tvm_compat import IRModule, PrimFunc
     from tvmflow.schedules.registry import Knobs, Template
 
+LONGEST_S = 20.0  # also where the C sources are compiled without this setting
 _CHANNELS = 4  # channels of a block: a vector of four
 
 
@@ -35,12 +36,14 @@ class GpuOptions(Options):
     """Options of a GPU target.
 
     software: run on this machine by a software driver, built on demand. kind: of the GPU, a row of GPUS. integer_dot:
-    multiply int8 by dot products of four; by default as the kind prefers.
+    multiply int8 by dot products of four; by default as the kind prefers. timeout_s: longest run, the first included,
+    in which drivers may still compile; a GPU that takes longer is given up.
     """
 
     software: bool = False
     kind: Annotated[str, AfterValidator(_check_kind)] = "generic"
     integer_dot: bool | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = LONGEST_S
 
 
 class OpenClOptions(GpuOptions):
@@ -82,6 +85,11 @@ class GpuBackend(CpuBackend):
     def integer_dot(self) -> bool:
         wanted = self.target.options.get("integer_dot")
         return self.api in self.gpu_features().integer_dot if wanted is None else bool(wanted)
+
+    def defines(self, name: str, per_second: float) -> tuple[str, ...]:
+        """Return the option of the C compiler that sets another time limit of a run, in units of that constant."""
+        longest = float(self.target.options.get("timeout_s", LONGEST_S))
+        return () if longest == LONGEST_S else (f"-D{name}={round(longest * per_second)}",)
 
     def gpu_features(self) -> GpuFeatures:
         """Return the features of the GPU that schedules depend on."""
@@ -197,7 +205,7 @@ class OpenClBackend(GpuBackend):
             return GpuCode(("\n".join(texts).encode(),), places)
 
         may_be = {name: parameters_in_vectors(one.function) for name, one in launches.items()} if self.textures else {}
-        return GpuExecutable("opencl", program, code, may_be)
+        return GpuExecutable("opencl", program, code, may_be, self.defines("HANGS_MS", 1e3))
 
 
 class VulkanBackend(GpuBackend):
@@ -221,4 +229,4 @@ class VulkanBackend(GpuBackend):
         with ThreadPoolExecutor() as pool:
             codes = tuple(pool.map(compile_one, launches.values()))
         code = GpuCode(codes, {name: (at, "main") for at, name in enumerate(launches)})
-        return GpuExecutable("vulkan", program, lambda _: code)
+        return GpuExecutable("vulkan", program, lambda _: code, defines=self.defines("GPU_TIMEOUT_NS", 1e9))

@@ -1,4 +1,4 @@
-"""Define the commands of one device: prepare a phone, probe, register with a tracker."""
+"""Define the commands of one device: prepare a phone, check, register with a tracker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from tvmflow.cli.app import Json, api, app, open_workspace
-from tvmflow.cli.inspect import show_gpus
 from tvmflow.report.console import show_json, show_table, show_text
 from tvmflow.support.errors import AgreementError, DeviceLostError, TrackerError, UsageError
 
@@ -47,25 +46,33 @@ def prepare(
 
 
 @device.command()
-def probe(target: Annotated[str, typer.Argument(help="A name under targets: in params.yaml.")]) -> None:
-    """Detect the processor of a target's device and store it for `mcpu: device`."""
-    mcpu, attributes = api.ask_processor(target, open_workspace())
-    show_text(f"mcpu: {mcpu}" + (f"\nmattr: [{', '.join(attributes)}]" if attributes else ""))
-
-
-@device.command()
-def gpus(
-    target: Annotated[str, typer.Argument(help="A name under targets: whose device runs tvmflow's agent.")],
-    as_json: Json = False,
+def check(
+    target: Annotated[str, typer.Argument(help="A name under targets: in params.yaml.")], as_json: Json = False
 ) -> None:
-    """List the GPUs of a target's device and run their self-tests on it."""
-    found = api.device_gpus(target, open_workspace())
+    """Run one small kernel on each processor of a target's device: what it is, right or wrong, and why.
+
+    Stores the processor for `mcpu: device`.
+    """
+    found = api.check_device(target, open_workspace())
     if as_json:
-        show_json([gpu.to_json() for gpu in found])
-    elif found:
-        show_gpus(f"GPUs of {target}", found)
+        show_json(found.to_json())
     else:
-        show_text(f"no OpenCL or Vulkan GPU found on {target}")
+        show_text(f"device: {found.unit}" + (f", {found.build}" if found.build else ""))
+        if found.core:
+            show_text(f"mcpu: {found.core}" + (f", mattr: [{', '.join(found.attributes)}]" if found.attributes else ""))
+        rows = (
+            [
+                one.kind,
+                one.name,
+                "yes" if one.works else "no",
+                one.reason,
+                "" if one.seconds is None else f"{one.seconds:.1f}",
+            ]
+            for one in found.processors
+        )
+        show_table(f"processors of {target}", ("processor", "name", "usable", "reason", "seconds"), rows)
+    if found.failure is not None:
+        raise found.failure
 
 
 @device.command()
@@ -86,7 +93,7 @@ def agree(
         raise AgreementError(
             f"{first.kernel} is the first kernel whose result differs on the device: error {first.error:.2g}",
             "the result of this machine's CPU, within build.max_relative_error",
-            "try another driver, or float32; 'tvmflow device gpus' shows the driver and its self-tests",
+            "try another driver, or float32; 'tvmflow device check TARGET' shows the driver and its self-tests",
         )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvmflow.cli.app import Json, api, app, open_workspace
-from tvmflow.report.console import show_json, show_table, show_text, suggest
+from tvmflow.report.console import show, show_json, show_table, show_text, suggest
 from tvmflow.support.errors import GateRefusedError
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ def compare(model: Annotated[str, typer.Argument(help="A model.")], as_json: Jso
         ),
         ("target", "device", "unit", "latency"),
     )
+    for table in api.execution_tables(model, open_workspace()):
+        show(table)
     suggest(f"tvmflow history --model {model} --by tvm")
 
 

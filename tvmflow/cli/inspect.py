@@ -74,7 +74,7 @@ def devices(as_json: Json = False) -> None:
         names = ("serial", "model", "android", "soc", "abi", "cores", "battery", "celsius", "state")
         show_table("phones", names, (["" if row[name] is None else str(row[name]) for name in names] for row in phones))
     if gpus:
-        show_gpus("GPUs of this machine", gpus)
+        _show_gpus(gpus)
     if held:
         show_table(
             "quarantined GPUs: not used for releases",
@@ -82,13 +82,16 @@ def devices(as_json: Json = False) -> None:
             ([one.gpu, one.reason] for one in held),
             ("reason",),
         )
-    suggest("tvmflow run MODEL@TARGET:PRECISION")
+    suggest("tvmflow device check TARGET    (are the processors of its device usable?)")
 
 
-def show_gpus(title: str, gpus: Sequence[GpuState]) -> None:
-    """Print GPUs with the self-tests that they passed."""
-    rows = ([gpu.api, gpu.name, gpu.driver, ", ".join(gpu.can), gpu.state] for gpu in gpus)
-    show_table(title, ("API", "name", "driver", "passed", "state"), rows)
+def _show_gpus(gpus: Sequence[GpuState]) -> None:
+    """Print which GPUs of this machine are usable, with the reason and the self-tests that they passed."""
+    rows = (
+        [gpu.api, gpu.name, *(("yes", "") if gpu.usable else ("no", gpu.state)), gpu.driver, ", ".join(gpu.can)]
+        for gpu in gpus
+    )
+    show_table("GPUs of this machine", ("API", "name", "usable", "reason", "driver", "passed"), rows)
 
 
 @app.command()

@@ -186,6 +186,8 @@ class ModelEntry(Frozen):
     inputs: dict[Line, NamedInput] = Field(default_factory=dict)
     buckets: dict[Name, Buckets] = Field(default_factory=dict)
     state: dict[Line, Line] = Field(default_factory=dict)
+    signature: Line | None = None
+    outputs: Annotated[tuple[Line, ...], Field(strict=False)] = ()
     task: Task | None = None
     metric: Name | None = None
     preprocess: Preprocess = Preprocess()
@@ -200,6 +202,14 @@ class ModelEntry(Frozen):
             raise ValueError("weights: {train: ...} need a dataset to train on")
         if self.metric is not None and self.dataset is None:
             raise ValueError("a metric needs a dataset, to whose labels it compares the outputs")
+        return self
+
+    @model_validator(mode="after")
+    def _has_signature(self) -> ModelEntry:
+        if (self.signature or self.outputs) and self.framework != "tensorflow":
+            raise ValueError("signature and outputs are for models of framework tensorflow")
+        if len(set(self.outputs)) < len(self.outputs):
+            raise ValueError(f"outputs: each name once; found {list(self.outputs)}")
         return self
 
     @model_validator(mode="after")

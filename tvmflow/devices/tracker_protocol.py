@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import struct
 import time
@@ -65,10 +66,25 @@ class TrackerConnection:
 
     def ask(self, *message: Any, within_s: float = CONNECT_TIMEOUT_S) -> Any:
         """Send a message and return its reply. Raises TimeoutError without a reply within that time."""
+        self.send(*message)
+        return self.receive(within_s)
+
+    def send(self, *message: Any) -> None:
+        """Send a message."""
+        request = json.dumps(message).encode()
         try:
-            request = json.dumps(message).encode()
-            self._socket.settimeout(within_s)
+            self._socket.settimeout(CONNECT_TIMEOUT_S)
             self._socket.sendall(struct.pack("<i", len(request)) + request)
+        except OSError as error:
+            raise no_tracker(self.address, error) from error
+
+    def has_reply(self, within_s: float) -> bool:
+        """Return whether a reply begins, or the connection ends, within that time."""
+        return bool(select.select([self._socket], [], [], within_s)[0])
+
+    def receive(self, within_s: float = CONNECT_TIMEOUT_S) -> Any:
+        """Return the reply to a message. Raises TimeoutError if it does not begin within that time."""
+        try:
             size = struct.unpack("<i", read_exactly(self._socket, 4, within_s))[0]
             if not 0 < size <= MAX_MESSAGE_BYTES:
                 raise ValueError("the reply is not from a tracker")

@@ -5,14 +5,18 @@ Parses by allowlist and trusts nothing; to be called in a sandbox, like every re
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import tarfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tvmflow.frontends.archives import MAX_ENTRIES
+from tvmflow.frontends.tensorflow.saved_models import GRAPH, is_saved_model
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line
 
 MAX_HEADER_BYTES = 256 << 20
@@ -90,6 +94,18 @@ def _zip(file: Path) -> Header | None:
         if any(name.split("/")[-1] == "saved_model.pb" for name in names):
             return Header("a SavedModel", ("tensorflow",))
     return None
+
+
+def _tar(file: Path) -> Header | None:
+    with tarfile.open(file, "r:gz") as archive:
+        entries = itertools.islice(archive, MAX_ENTRIES)
+        return next(
+            (Header("a SavedModel", ("tensorflow",)) for one in entries if one.name.split("/")[-1] == GRAPH), None
+        )
+
+
+def _tensorflow_graph(file: Path) -> Header:
+    return Header("a SavedModel" if is_saved_model(file) else "a frozen graph of TensorFlow", ("tensorflow",))
 
 
 def _json_in(archive: zipfile.ZipFile, name: str) -> Any:
@@ -212,5 +228,7 @@ _FORMATS: tuple[tuple[Callable[[Path, bytes], bool], Callable[[Path], Header | N
     (lambda _file, start: start[4:8] == b"TFL3", _tflite),
     (lambda _file, start: start[8:9] == b"{" and int.from_bytes(start[:8], "little") < MAX_HEADER_BYTES, _safetensors),
     (lambda _file, start: start.lstrip()[:1] == b"{", _mxnet),
+    (lambda file, start: file.suffix == ".pb", _tensorflow_graph),
+    (lambda _file, start: start[:2] == b"\x1f\x8b", _tar),
     (lambda file, start: file.suffix == ".onnx" or start[:1] == b"\x08", _onnx),
 )

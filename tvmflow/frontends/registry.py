@@ -67,6 +67,12 @@ def _onnx_external_data(path: Path) -> dict[str, Path]:
     return onnx_companions.onnx_external_data(path)
 
 
+def _saved_model_files(path: Path) -> dict[str, Path]:
+    from tvmflow.frontends.tensorflow import saved_models
+
+    return saved_models.companions(path)
+
+
 def _tensorflow(folder: Path, description: SourceDescription) -> SourceModel:
     from tvmflow.frontends.tensorflow import frontend as tensorflow
 
@@ -98,7 +104,7 @@ FRONTENDS: Table[Frontend] = Table(
         "tensorflow": Frontend(
             _tensorflow,
             ("tflite", "ai-edge-litert", "tool:tensorflow"),
-            WeightFiles((".tflite", ".zip")),
+            WeightFiles((".tflite", ".zip", ".tar.gz", ".tgz", ".pb"), _saved_model_files),
             has_networks=False,
             state_tools=("tflite", "ai-edge-litert"),
             fixes_inputs=True,

@@ -94,7 +94,8 @@ class SourceDescription:
     task: of its outputs, None if their shapes determine it (`evaluation.agreement`). sizes: the dynamic sizes, of which
     `inputs` have the largest; None if inputs have fixed shapes. has_data: its samples are of a data set, not random.
     states: those that the model's file declares itself; they are among `inputs`.
-    fixed: the other inputs, which are constants.
+    fixed: the other inputs, which are constants. signature, outputs: of a TensorFlow model, None and () for the usual
+    ones.
     """
 
     framework: str
@@ -106,6 +107,8 @@ class SourceDescription:
     has_data: bool = True
     states: tuple[State, ...] = field(default=(), metadata=OPTIONAL)
     fixed: tuple[FixedSpec, ...] = field(default=(), metadata=OPTIONAL)
+    signature: str | None = field(default=None, metadata=OPTIONAL)
+    outputs: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
 
     def at(self, sizes: Numbers) -> SourceDescription:
         """Return the same model for inputs of these fixed sizes."""

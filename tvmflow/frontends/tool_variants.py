@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tvmflow.frontends.source_model import Array, Arrays, PreparedRun, Variant
 from tvmflow.toolchain.environments import ToolProcess
 
-
-def tool_variants(process: ToolProcess, names: Sequence[str], x: Array) -> tuple[Variant, ...]:
-    """Return a worker's variants of these names, for a model with one input and one output."""
-    return tuple(Variant(name, functools.partial(_prepare, process, name, x)) for name in names)
+Inputs = Array | Mapping[str, Array]
 
 
-def _prepare(process: ToolProcess, name: str, x: Array) -> PreparedRun:
+def tool_variants(
+    process: ToolProcess, names: Sequence[str], x: Inputs, plain: Callable[[Iterable[Array]], Arrays] = tuple
+) -> tuple[Variant, ...]:
+    """Return a worker's variants of these names. x: the input, or several by name; plain: makes a model's outputs of
+    the worker's.
+    """
+    return tuple(Variant(name, functools.partial(_prepare, process, name, x, plain)) for name in names)
+
+
+def _prepare(process: ToolProcess, name: str, x: Inputs, plain: Callable[[Iterable[Array]], Arrays]) -> PreparedRun:
     def run() -> Arrays:
-        return (process.arrays("outputs", way=name)[0][1],)
+        return plain(array for _, array in process.arrays("outputs", way=name))
 
     def time_runs(count: int) -> list[float]:
         times: list[float] = process.arrays("time", way=name, count=count)[0][1].tolist()

@@ -29,9 +29,11 @@ class GpuExecutable:
 
     code: returns the programs for the images that the plan chose: function -> parameter -> row length in vectors of
     four. may_be_images: function -> for each parameter whether an image can replace it; empty if all are buffers.
+    defines: options of the C compiler for the host code.
     """
 
     api: Api
     program: DeviceProgram = field(repr=False)
     code: Callable[[Widths], GpuCode] = field(repr=False)
     may_be_images: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
+    defines: tuple[str, ...] = ()

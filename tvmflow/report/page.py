@@ -26,7 +26,8 @@ from tvmflow.evaluation.machine_state import APART
 from tvmflow.evaluation.regression import BETWEEN
 from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.pipeline.record import RECORD_NAME, Record, read_record
-from tvmflow.report.tables import FORMS, STEPS, scorecard, stage_times, trusted_bytes, trusted_json
+from tvmflow.report.execution import execution_of
+from tvmflow.report.tables import FORMS, STEPS, known_cells, scorecard, stage_times, trusted_bytes, trusted_json
 from tvmflow.support.errors import StoreError, UsageError
 from tvmflow.support.files import write_atomic
 from tvmflow.support.json_values import to_json
@@ -57,7 +58,7 @@ def collect(
     """
     beside = page.resolve().parent if page else workspace.root
     cells, unmeasured = [], []
-    for cell in _known_cells(workspace):
+    for cell in known_cells(workspace):
         card = scorecard(workspace, cell)
         names = {"model": cell.model, "target": cell.target, "precision": cell.precision}
         if card is None:
@@ -122,6 +123,7 @@ def _facts_of(
     records = _records(workspace, cell)
     return {
         "card": card.to_json(),
+        "execution": execution_of(card),
         "stage_s": stage_times(workspace, cell),
         "curve": _curve(workspace, cell),
         "kernels": to_json(manifest.kernels) if manifest else [],
@@ -171,21 +173,6 @@ def _stages(workspace: Workspace, cell: Cell, records: dict[str, Record], beside
             {"stage": stage, "folder": name, "address": f"./{address}/", "key": record.key, "seconds": record.elapsed_s}
         )
     return rows
-
-
-def _known_cells(workspace: Workspace) -> list[Cell]:
-    """Return the listed cells, then every other that has a scorecard."""
-    params = workspace.params
-    cells = list(params.cells.values())
-    for folder in sorted((workspace.artifacts / "evaluate").glob("*.*.*")):
-        try:
-            model, target, precision = folder.name.split(".")
-            cell = params.cell(f"{model}@{target}:{precision}")
-        except Exception:  # a cell of a model that params.yaml no longer has  # noqa: S112
-            continue
-        if cell not in cells:
-            cells.append(cell)
-    return cells
 
 
 def _curve(workspace: Workspace, cell: Cell) -> list[tuple[int, float]]:

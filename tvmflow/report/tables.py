@@ -43,6 +43,21 @@ def trusted_bytes(folder: Path, name: str) -> bytes | None:
     return data if hashlib.sha256(data).hexdigest() == expected else None
 
 
+def known_cells(workspace: Workspace) -> list[Cell]:
+    """Return the listed cells, then every other that has a scorecard."""
+    params = workspace.params
+    cells = list(params.cells.values())
+    for folder in sorted((workspace.artifacts / "evaluate").glob("*.*.*")):
+        try:
+            model, target, precision = folder.name.split(".")
+            cell = params.cell(f"{model}@{target}:{precision}")
+        except Exception:  # a cell of a model that params.yaml no longer has  # noqa: S112
+            continue
+        if cell not in cells:
+            cells.append(cell)
+    return cells
+
+
 def scorecard(workspace: Workspace, cell: Cell) -> Scorecard | None:
     """Return the cell's scorecard, None if it is missing, damaged, or too old."""
     try:

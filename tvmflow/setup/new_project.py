@@ -154,12 +154,9 @@ def _stem(path: Path) -> str:
 
 def _file(path: Path) -> Path:
     if path.is_dir():
-        is_saved_model = (path / "saved_model.pb").is_file()
-        raise SourceError(
-            f"{path} is a folder",
-            "a model file",
-            f"zip it: python -m zipfile -c {path.name}.zip {path.name}/" if is_saved_model else "pass the file in it",
-        )
+        if not (path / "saved_model.pb").is_file():
+            raise SourceError(f"{path} is a folder", "a model file, or a SavedModel folder", "pass the file in it")
+        path /= "saved_model.pb"
     if not path.is_file():
         raise SourceError(f"no file {path}", "a model file", "correct its name")
     return path.resolve()

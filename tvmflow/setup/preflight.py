@@ -24,6 +24,8 @@ from tvmflow.frontends.source_model import fixed_specs
 from tvmflow.pipeline.recipe_key import code_of
 from tvmflow.pipeline.stage import AnyStage
 from tvmflow.sandbox.process import Policy, memory_for, reading_s, run_in_sandbox
+from tvmflow.sources.data.labels import BUILT_IN
+from tvmflow.sources.model_files import labels_of
 from tvmflow.sources.weights import local_file
 from tvmflow.support.errors import (
     DeviceError,
@@ -129,14 +131,12 @@ def _check_packages(name: str, model: ModelEntry) -> None:
 
 
 def _check_files(workspace: Workspace, name: str, model: ModelEntry) -> None:
-    """Raise SourceError if a file named in the entry is missing."""
-    path = model.labels
-    if path is not None and Path(path).suffix and not (workspace.root / path).exists():
-        raise SourceError(
-            f"no labels file {workspace.root / path}",
-            f"the file that models.{name}.labels names",
-            "correct its name or add the file",
-        )
+    """Raise SourceError if the class names cannot be read."""
+    try:
+        labels_of(model, workspace.root)
+    except SourceError as error:
+        hint = error.hint or f"correct models.{name}.labels: {', '.join(BUILT_IN)}, or a file of this workspace"
+        raise SourceError(error.found, error.expected, hint) from None
 
 
 def _check_device(name: str, device: DeviceEntry) -> None:
@@ -192,12 +192,14 @@ def read_model_header(file: Path) -> dict[str, Any] | None:
 def check_operators(workspace: Workspace, name: str) -> None:
     """Convert a local model file of an entry. Raises UnsupportedOperatorError with all that its importer lacks.
 
-    A SavedModel is left to the import, which makes an environment for TensorFlow.
+    A SavedModel or a frozen graph is left to the import, which makes an environment for TensorFlow.
     """
     entry = workspace.params.models[name]
     if entry.weights.file is None or entry.network is not None or entry.weights.file.endswith(".zip"):
         return
     file = local_file(entry.weights.file, workspace.root)
+    if file.name.endswith((".pb", ".tar.gz", ".tgz")):
+        return
     if file.stat().st_size > MAX_BYTES:
         return
     inputs = [

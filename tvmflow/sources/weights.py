@@ -19,6 +19,7 @@ from tvmflow.support.plain_files import copy_plain, is_plain
 from tvmflow.support.progress import Progress
 
 MAX_MODEL_BYTES = 8 << 30
+_SAVED_MODEL = "saved_model.pb"
 
 
 def _alone(_path: Path) -> dict[str, Path]:
@@ -59,8 +60,12 @@ def fetch_weights(request: WeightsRequest, out: Path, train_on: Samples | None, 
 
 
 def local_file(request_file: str, root: Path) -> Path:
-    """Return the path of a `file:` source (relative to the workspace). Raises SourceError if it is no file."""
+    """Return the path of a `file:` source (relative to the workspace); of a SavedModel folder its graph. Raises
+    SourceError if it is no file.
+    """
     path = root / request_file
+    if (path / _SAVED_MODEL).is_file():
+        path /= _SAVED_MODEL
     if not path.is_file():
         raise SourceError(f"no weights file {path}", "a file", "correct weights.file in params.yaml")
     if path.stat().st_size > MAX_MODEL_BYTES:

@@ -178,6 +178,15 @@ class DeviceLostError(DeviceError):
     retryable = True
 
 
+def session_expired_error(name: str, doing: str, seconds: float) -> DeviceLostError:
+    """Return the error of a session that was closed at its time limit."""
+    return DeviceLostError(
+        f"the session with device {name!r} was closed after {seconds:g} s, while {doing}",
+        "a session that ends within session_timeout_s",
+        "raise session_timeout_s: of the device, or deploy.session_timeout_s",
+    )
+
+
 class DeviceUnpluggedError(DeviceLostError):
     pass
 

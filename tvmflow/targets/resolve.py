@@ -45,7 +45,7 @@ def _fail_unprobed(entry: TargetEntry) -> NoReturn:
     raise UsageError(
         f"mcpu: device, and the device {entry.device.key!r} was never probed",
         "a probe of the device: its result is stored",
-        "'tvmflow run CELL' and 'tvmflow device probe TARGET' probe it; or name its processor with mcpu:",
+        "'tvmflow run CELL' and 'tvmflow device check TARGET' ask it; or name its processor with mcpu:",
     )
 
 

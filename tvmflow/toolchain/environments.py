@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -156,9 +157,15 @@ class ToolProcess:
         threading.Thread(target=_listen, args=[self._process.stderr, self._errors], daemon=True).start()
         weakref.finalize(self, _kill, self._process)
 
-    def arrays(self, request: str, x: Array | None = None, **options: Any) -> list[tuple[str, Array]]:
-        """Send a request and return the reply's arrays in order."""
-        body = b"" if x is None else _npy(np.ascontiguousarray(x))
+    def arrays(
+        self, request: str, x: Array | Mapping[str, Array] | None = None, **options: Any
+    ) -> list[tuple[str, Array]]:
+        """Send a request and return the reply's arrays in order. x: the input, or several by name."""
+        bodies = {name: _npy(np.ascontiguousarray(one)) for name, one in x.items()} if isinstance(x, Mapping) else {}
+        if isinstance(x, Mapping):
+            body, options = b"".join(bodies.values()), {**options, "inputs": [[n, len(b)] for n, b in bodies.items()]}
+        else:
+            body = b"" if x is None else _npy(np.ascontiguousarray(x))
         head = json.dumps({"request": request, "bytes": len(body), **options}).encode() + b"\n"
         watchdog = threading.Timer(REPLY_TIMEOUT_S, _kill, [self._process])
         watchdog.start()

@@ -1,4 +1,5 @@
-// Classify a camera frame: read a PPM or PGM file, or a raw RGB frame of a given size, and print the five most likely classes.
+// Classify a camera frame: read a PPM or PGM file, or a raw RGB frame of a given size, and print the five most likely classes. With --gpu and the
+// network's GPU library the GPU computes, and the CPU where there is none that can be trusted.
 #include <cstdlib>
 #include <fstream>
 #include <iomanip>
@@ -52,11 +53,21 @@ static frame read_frame(const std::vector<std::string> &words) {
 }
 
 int main(int count, char **words) try {
-  if (count != 2 && count != 4) throw std::runtime_error("usage: app FRAME.ppm, or app FRAME.rgb WIDTH HEIGHT");
+  std::string gpu;
+  if (count > 2 && std::string(words[1]) == "--gpu") {
+    gpu = words[2];
+    words += 2;
+    count -= 2;
+  }
+  if (count != 2 && count != 4) throw std::runtime_error("usage: app [--gpu LIBRARY] FRAME.ppm, or app [--gpu LIBRARY] FRAME.rgb WIDTH HEIGHT");
   const frame picture = read_frame({words + 1, words + count});
-  tvmflow::network net(tvmflow_network());  // in an app: once, for all frames
+  // In an app: once, for all frames.
+  tvmflow::network net = gpu.empty() ? tvmflow::network(tvmflow_network()) : tvmflow::network(tvmflow_network(), tvmflow::gpu_library(gpu));
   for (const auto &guess : net.classify(picture.image(), 5))
     std::cout << std::fixed << std::setprecision(1) << std::setw(5) << 100 * guess.probability << "%  " << guess.number << " " << guess.label << "\n";
+  const tvmflow::processor_info who = net.processor();
+  if (!gpu.empty() && who.device == tvmflow::kDLCPU) std::cerr << "computed by the CPU: " << who.reason << "\n";
+  if (who.device != tvmflow::kDLCPU) std::cerr << "computed by " << who.gpu << " (" << who.driver << " " << who.version << ")\n";
   return EXIT_SUCCESS;
 } catch (const std::exception &error) {
   std::cerr << error.what() << "\n";

@@ -26,7 +26,7 @@ from tvmflow.codegen.network.plan_reader import plan_of
 from tvmflow.codegen.network.runtime_sources import ABI_VERSION, RUNTIME, digest_of_runtime
 from tvmflow.codegen.parallel_codegen import LLVM_KINDS, run_in_threads
 from tvmflow.gpu_codegen.executable import ALIGNMENT as GPU_ALIGNMENT
-from tvmflow.gpu_codegen.executable import Api, GpuExecutable
+from tvmflow.gpu_codegen.executable import GpuExecutable
 from tvmflow.support.errors import StageError
 from tvmflow.support.files import describe_file
 from tvmflow.support.runtime_binding import network_binding
@@ -128,7 +128,7 @@ def link(
             f"{{ global: tvmflow_network; {network.symbol}; local: *; }};\n", encoding="ascii"
         )
         objects += [
-            *_runtime_objects(folder, compiler, gpu.api if gpu else None),
+            *_runtime_objects(folder, compiler, gpu),
             *(
                 _compile(folder / f"{name}.c", folder, compiler)
                 for name in ("plan", *(f"plan{at}" for at in range(len(others))))
@@ -142,18 +142,19 @@ def link(
         _run(compiler.line(*_LINK, *own, "-o", str(path), *names, *libraries), folder)
 
 
-def _runtime_objects(folder: Path, compiler: Command, gpu: Api | None = None) -> list[Path]:
-    """Compile the runtime to object files in a folder. gpu: the API of a GPU. Raises StageError if the
-    compiler fails.
+def _runtime_objects(folder: Path, compiler: Command, gpu: GpuExecutable | None = None) -> list[Path]:
+    """Compile the runtime to object files in a folder, with the host code of a GPU. Raises StageError if the compiler
+    fails.
     """
     sources = [RUNTIME / "src" / source for source in _SOURCES]
-    sources += [RUNTIME / "gpu" / source for source in (sources_of(gpu) if gpu else ())]
-    return run_in_threads(lambda source: _compile_runtime(source, folder, compiler), sources)
+    sources += [RUNTIME / "gpu" / source for source in (sources_of(gpu.api) if gpu else ())]
+    defines = gpu.defines if gpu else ()
+    return run_in_threads(lambda source: _compile_runtime(source, folder, compiler, defines), sources)
 
 
-def _compile_runtime(source: Path, folder: Path, compiler: Command) -> Path:
+def _compile_runtime(source: Path, folder: Path, compiler: Command, defines: Sequence[str]) -> Path:
     """Copy the object of a source of the runtime into a folder, compiled where no earlier link has done it."""
-    arguments = [*_COMPILE, *_INCLUDES, f"-ffile-prefix-map={RUNTIME}=runtime", "-c", str(source)]
+    arguments = [*_COMPILE, *_INCLUDES, *defines, f"-ffile-prefix-map={RUNTIME}=runtime", "-c", str(source)]
 
     def build(path: Path) -> None:
         _run(compiler.line(*arguments, "-o", str(path)), path.parent)

@@ -28,6 +28,7 @@ from tvmflow.support.errors import (
     StageError,
     WrongProcessorError,
     first_line,
+    session_expired_error,
 )
 
 VERSION = 1  # AGENT_VERSION of runtime/agent/wire.h
@@ -51,6 +52,7 @@ class AgentConnection:
     def __init__(self, host: str, port: int, secret: bytes, name: str) -> None:
         self.name, self.place, self._lock = name, f"{host}:{port}", threading.Lock()
         self.closed = False
+        self._expired_s: float | None = None
         self._ended: list[int] = []  # libraries to close
         try:
             self._socket = socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S)
@@ -69,6 +71,24 @@ class AgentConnection:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+    @contextlib.contextmanager
+    def closed_after(self, seconds: float | None) -> Iterator[None]:
+        """Close the connection if the context takes longer; its errors say so. None: no limit."""
+
+        def end() -> None:
+            self._expired_s = seconds
+            self.close()
+
+        timer = threading.Timer(seconds, end) if seconds is not None else None
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def ask(self, request: str, doing: str, library: int = 0, within_s: float = 60.0) -> dict[str, Any]:
         """Send a request and return its reply. within_s: the agent ends the library's process after this time."""
@@ -200,6 +220,8 @@ class AgentConnection:
             raise self._lost(doing, error) from error
 
     def _lost(self, doing: str, error: Exception) -> DeviceError:
+        if self._expired_s is not None:
+            return session_expired_error(self.name, doing, self._expired_s)
         return DeviceLostError(
             f"device {self.name!r} at {self.place} failed while {doing}: {first_line(error, 160)}",
             "an agent that responds until the end",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -34,7 +35,7 @@ from tvmflow.devices.session import (
 from tvmflow.devices.transport import Link, Transport
 from tvmflow.devices.waiting import WAITS_HERE
 from tvmflow.frontends.source_model import OutputSpec
-from tvmflow.support.errors import DeviceError, StageError, TvmflowError
+from tvmflow.support.errors import DeviceError, DeviceLostError, StageError, TvmflowError, session_expired_error
 from tvmflow.support.runtime_binding import DRIVER_ERROR_FUNCTION, DRIVER_FUNCTION
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -61,6 +62,7 @@ class RpcTransport(Transport):
     @contextlib.contextmanager
     def open(self, device: DeviceEntry, backend: Backend, limits: SessionLimits) -> Iterator[DeviceSession]:
         with self.connect(device, backend.target, limits) as link:
+            begin = time.monotonic()
             try:
                 session = RpcSession(link, backend, device.key)
                 session.configured = backend.configure(session.call, session.upload_to_path)
@@ -69,7 +71,12 @@ class RpcTransport(Transport):
                 raise
             if said := (session.configured or {}).get("programmed_s"):
                 WAITS_HERE.say(f"programmed the FPGA of {device.key} ({link.unit}) in {said:.2f} s")
-            yield session
+            try:
+                yield session
+            except DeviceLostError as error:
+                if time.monotonic() - begin < limits.session_timeout_s:
+                    raise
+                raise session_expired_error(device.key, f"in use ({error.found})", limits.session_timeout_s) from error
             _drop_handles(session)
 
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from tvmflow.devices.rpc.local_server import keep_serving_after_a_crash
-from tvmflow.devices.rpc.tracker import queue_of
+from tvmflow.devices.rpc.tracker_requests import queue_of
 from tvmflow.devices.tracker_protocol import TrackerAddress
 from tvmflow.support.errors import ParamsError, TrackerError, TvmflowError, UsageError
 from tvmflow.support.tvm_import import prepare_import_of_tvm

@@ -1,20 +1,21 @@
-"""Import TensorFlow models: a .tflite file with LiteRT as reference, or a zipped SavedModel.
+"""Import TensorFlow models: a .tflite file with LiteRT as reference, a SavedModel, or a frozen graph.
 
-A .tflite file does not need TensorFlow. A SavedModel is run and converted to .tflite in a tool environment.
+A .tflite file does not need TensorFlow. The others are run by TensorFlow and converted to .tflite, in a tool
+environment.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 import weakref
-import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmflow.frontends.archives import MAX_UNPACKED_BYTES
 from tvmflow.frontends.source_model import (
     Array,
     Arrays,
@@ -27,6 +28,7 @@ from tvmflow.frontends.source_model import (
     no_fixed_inputs,
 )
 from tvmflow.frontends.tensorflow.litert import LitertModel, TfliteInput, is_other_float, is_quantized
+from tvmflow.frontends.tensorflow.saved_models import unpacked_model
 from tvmflow.frontends.tensorflow.tflite_states import read_file
 from tvmflow.frontends.tool_variants import tool_variants
 from tvmflow.ir.relax.emit import build_main, constant, rebuild_call
@@ -60,14 +62,25 @@ class TfliteModel(LitertModel):
         raise NoOnnxError(f"no exporter writes {path.name} from TFLite models")
 
 
-class SavedModel(TfliteModel):
-    """A SavedModel: outputs come from TensorFlow itself, the graph from its conversion to .tflite."""
+class TensorFlowModel(TfliteModel):
+    """A SavedModel or a frozen graph: outputs come from TensorFlow itself, the graph from its conversion to .tflite.
 
-    def __init__(self, folder: Path, description: SourceDescription) -> None:
-        self.folder, spec = folder, description.only_input
-        converted = folder.parent / "model.tflite"
-        run_tool("tensorflow", ["convert", str(folder), str(converted)])
-        super().__init__(converted, (spec,))
+    In the .tflite file the inputs are named x0, x1, ...: what TensorFlow calls them may be no name there.
+    """
+
+    def __init__(self, model: Path, folder: Path, description: SourceDescription) -> None:
+        converted, self.request = folder / "model.tflite", folder / "request.json"
+        asked = {
+            "model": str(model),
+            "signature": description.signature or "",
+            "inputs": [[spec.name, spec.shape, spec.dtype] for spec in description.inputs],
+            "outputs": description.outputs,
+        }
+        self.request.write_text(json.dumps(asked), encoding="utf-8")
+        run_tool("tensorflow", ["convert", str(self.request), str(converted)])
+        found = json.loads(converted.with_suffix(".json").read_text(encoding="utf-8"))
+        self.names = tuple(str(name) for name in found["outputs"])
+        super().__init__(converted, tuple(replace(spec, name=f"x{at}") for at, spec in enumerate(description.inputs)))
         if self.states:
             raise ModelFileError(
                 f"a SavedModel with variables that a run changes: {', '.join(one.input for one in self.states)}",
@@ -77,8 +90,11 @@ class SavedModel(TfliteModel):
         self._process: ToolProcess | None = None
         self._threads: int | None = None
 
+    def output_names(self) -> tuple[str, ...]:
+        return self.names
+
     def run(self, *inputs: Array) -> Arrays:
-        return (self._oracle().arrays("run", self._in_file(inputs))[0][1],)
+        return _plain(array for _, array in self._oracle().arrays("run", self._in_file(inputs)))
 
     def other_roundings(self) -> Iterator[Runner]:
         yield from ()  # LiteRT's kernels would compare the conversion, too
@@ -87,22 +103,36 @@ class SavedModel(TfliteModel):
         self._process, self._threads = None, threads
 
     def variants(self, *inputs: Array) -> Sequence[Variant]:
-        return tool_variants(self._oracle(), ("concrete function", "frozen function", "XLA"), self._in_file(inputs))
+        names = ("concrete function", "frozen function", "XLA")
+        return tool_variants(self._oracle(), names, self._in_file(inputs), _plain)
 
-    def _in_file(self, inputs: Sequence[Array]) -> Array:
-        (x,) = inputs
-        return np.ascontiguousarray(x.transpose(0, 2, 3, 1) if self.inputs[0].channels_first else x)
+    def _in_file(self, inputs: Sequence[Array]) -> dict[str, Array]:
+        return {
+            f"x{at}": np.ascontiguousarray(x.transpose(0, 2, 3, 1) if part.channels_first else x)
+            for at, (x, part) in enumerate(zip(inputs, self.inputs, strict=True))
+        }
 
     def _oracle(self) -> ToolProcess:
         if self._process is None:
-            self._process = ToolProcess("tensorflow", [str(self.folder)], self._threads)
+            self._process = ToolProcess("tensorflow", [str(self.request)], self._threads)
         return self._process
 
 
+def _plain(outputs: Iterable[Array]) -> Arrays:
+    """Return outputs in the types of a library: floats of other sizes are float32."""
+    return tuple(one.astype(np.float32) if is_other_float(one.dtype) else one for one in outputs)
+
+
 def load(folder: Path, description: SourceDescription) -> TfliteModel:
-    """Read and check a .tflite file, or unpack and convert a SavedModel. Raises ModelFileError."""
+    """Read and check a .tflite file, or convert a SavedModel or a frozen graph. Raises ModelFileError."""
     path = folder / description.weights_file
     if path.suffix == ".tflite":
+        if description.signature or description.outputs:
+            raise ModelFileError(
+                f"signature: or outputs: for {path.name}",
+                "a SavedModel or a frozen graph",
+                "remove them from the model",
+            )
         try:
             return TfliteModel(path, description.inputs, description.fixed)
         except (
@@ -116,29 +146,14 @@ def load(folder: Path, description: SourceDescription) -> TfliteModel:
             raise ModelFileError(f"{path.name} is damaged: {error}", "a whole .tflite file") from error
     if description.fixed:
         raise no_fixed_inputs("a SavedModel", description)
-    unpacked = make_folder("savedmodel")
+    work = make_folder("tensorflow")
     try:
-        model = SavedModel(_unpack(path, unpacked), description)
+        model = TensorFlowModel(unpacked_model(path, work), work, description)
     except BaseException:
-        remove_folder(unpacked)
+        remove_folder(work)
         raise
-    weakref.finalize(model, remove_folder, unpacked)
+    weakref.finalize(model, remove_folder, work)
     return model
-
-
-def _unpack(path: Path, folder: Path) -> Path:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-            if size > MAX_UNPACKED_BYTES:
-                raise ModelFileError(f"{path.name} unpacks to {size} bytes", f"at most {MAX_UNPACKED_BYTES}")
-            archive.extractall(folder / "model")
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
-        raise ModelFileError(f"{path.name} cannot be unpacked: {error}", "a .zip of a SavedModel folder") from error
-    models = sorted((folder / "model").rglob("saved_model.pb"))
-    if len(models) != 1:
-        raise ModelFileError(f"{path.name} contains {len(models)} saved_model.pb files", "one SavedModel folder")
-    return models[0].parent
 
 
 def _float_ends(module: IRModule, model: TfliteModel) -> Any:

@@ -21,7 +21,7 @@ function filters() {
 }
 
 const PARTS = [
-  ["matrix", (cells) => matrixSection(cells, data.unmeasured.filter(isShown))], ["fleet", fleetSection], ["peers", peersSection], ["compare", (cells, width) => compareSection(cells, width, state, draw)],
+  ["matrix", (cells) => matrixSection(cells, data.unmeasured.filter(isShown))], ["fleet", fleetSection], ["times", timesSection], ["peers", peersSection], ["compare", (cells, width) => compareSection(cells, width, state, draw)],
   ["trend", trendSection], ["kernels", (cells, width) => profileSection(cells, width, state, draw)], ["tuning", tuningSection], ["accelerator", partSection],
   ["forms", formsSection], ["sources", sourcesSection],
 ];

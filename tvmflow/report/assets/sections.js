@@ -4,6 +4,7 @@
 const NOTES = {
   matrix: "Latency: median of single runs of one batch on the device's clock, copies not included; below it the interval of the median over the rounds, the least time that this machine's ceilings allow for the kernels' arithmetic and for reading the constants, accuracy and how far it is from the source's, and what is released. Where the spread was too wide, other processes took too much of the machine, or something ran on other threads, that stands instead of a number.",
   fleet: "The newest measurements beside those of the champions, each unit with itself. Of one unit: the others of its kind did not get worse, so look at this device. Of the fleet: all units of the kind did. 'tvmflow regressions' shows every comparison.",
+  times: "Single runs of one batch on the device's clock, in the turns that count. Of GPUs also the start of an app, from opening the library to the first output, with an empty and a filled cache of compiled programs, and get_output: the copy of the outputs to the host, a part of each run.",
   peers: "Baselines: same input, same threads, on the same machine, in turns with the library. A point is the speedup of the library, the bar its 95 % interval over the rounds; grey if the interval contains 1: no difference shown.",
   compare: "The latency of B over that of A; the interval is the widest that both intervals allow, and only one that leaves out 1 is a difference. Both were measured at their own time: what a machine does from day to day is not in it. 'tvmflow promote' measures a library in turns with the champion.",
   trend: "A star is the champion; a dashed line is a new version of TVM; the bar at a point is the interval of its median. A step counts as faster or slower only where the intervals of both measurements do not meet.",
@@ -49,6 +50,21 @@ function matrixSection(cells, unmeasured) {
   const columns = [["model and device", "left name"], ...precisions.map((name) => [name, "left"])];
   const lines = rows.map(([, group]) => [[code(group[0].model), h("small", null, group[0].target), h("small", null, kinds.get(group[0].target) ?? "")], ...precisions.map((name) => matrixCell(group.find((cell) => cell.precision === name)))]);
   return [h("h2", null, "Models, devices, precisions"), table(columns, lines), note("matrix")];
+}
+
+const TIMES = ["mean", "median", "max", "min", "std"];
+const msText = (ms) => (typeof ms === "number" ? `${number(ms, 4)} ms` : "–");
+
+// Execution times side by side; of GPU cells, the waits of an app at its start and for its outputs.
+function timesSection(cells) {
+  const lines = cells.map((cell) => [code(nameOf(cell)), ...TIMES.map((name) => msText(cell.execution.times?.[name]))]);
+  const started = cells.filter((cell) => cell.execution.start);
+  const starts = started.map((cell) => {
+    const start = cell.execution.start, first = (ms, runs) => [msText(ms), h("small", null, `${number(runs, 3)} runs`)];
+    return [code(nameOf(cell)), first(start.empty_ms, start.empty_runs), first(start.filled_ms, start.filled_runs), msText(start.run_ms), [msText(start.get_output_ms), h("small", null, `${percent(start.get_output_share)} of a run`)]];
+  });
+  const columns = [["cell", "left name"], ["start, empty cache", ""], ["start, filled cache", ""], ["run", ""], ["get_output", ""]];
+  return [h("h2", null, "Execution time"), table([["cell", "left name"], ...TIMES.map((name) => [name, ""])], lines), starts.length ? table(columns, starts) : "", note("times")];
 }
 
 const CAUSES = {fleet: "of the fleet", unit: "of one unit", alone: "no other unit to compare", "": ""};

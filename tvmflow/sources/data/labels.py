@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import re
 from collections.abc import Callable
@@ -20,16 +19,8 @@ BUILT_IN: dict[str, Callable[[], list[str]]] = {
 
 
 def _imagenet() -> list[str]:
-    """Return the 1000 class names of torchvision, from the file that contains them, without importing the package."""
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or not spec.submodule_search_locations:
-        raise SourceError("ImageNet's class names require torchvision, which is not installed", "torchvision")
-    path = Path(spec.submodule_search_locations[0]) / "models" / "_meta.py"
-    module = ast.parse(path.read_text(encoding="utf-8"))
-    for node in module.body:
-        if isinstance(node, ast.Assign) and any(getattr(t, "id", "") == "_IMAGENET_CATEGORIES" for t in node.targets):
-            return [str(name) for name in ast.literal_eval(node.value)]
-    raise SourceError(f"no class names in {path}", "torchvision 0.12 or later")
+    """Return the names of the 1000 classes of ILSVRC 2012, by number: the first words of their synsets in WordNet."""
+    return read_labels(Path(__file__).with_name("imagenet_classes.txt"))
 
 
 def read_labels(path: Path) -> list[str]:
@@ -40,7 +31,7 @@ def read_labels(path: Path) -> list[str]:
             raise SourceError(f"labels file {path} holds {size} bytes", f"at most {MAX_LABELS_BYTES}")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise SourceError(f"no labels file {path}: {error.strerror}", "a .json or .txt file") from None
+        raise SourceError(f"no labels file {path}: {error.strerror}", "a .json or .txt file of names") from None
     except UnicodeDecodeError:
         raise SourceError(f"labels file {path} is not text", "UTF-8 text") from None
     return _as_names(_parse(text.strip(), path), path)
@@ -106,7 +97,4 @@ def class_names(fetched: Path, classes: int) -> list[str] | None:
     network = json.loads((fetched / "source.json").read_text(encoding="utf-8"))["network"] or ""
     if labels is not None or classes != 1000 or not network.startswith(("torchvision/", "keras/", "mxnet/")):
         return labels
-    try:
-        return BUILT_IN["imagenet"]()
-    except SourceError:
-        return None
+    return BUILT_IN["imagenet"]()

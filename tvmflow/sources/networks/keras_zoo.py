@@ -54,6 +54,7 @@ def _digits_cnn(keras: Any) -> Any:
 _APPLICATIONS: dict[
     str, tuple[str, dict[str, Any], int]
 ] = {  # class in keras.applications, options, size of its images
+    "keras/mobilenet_v2_035_96": ("MobileNetV2", {"alpha": 0.35}, 96),
     "keras/mobilenet_v2_050": ("MobileNetV2", {"alpha": 0.5}, 224),
     "keras/mobilenet_v2_100": ("MobileNetV2", {"alpha": 1.0}, 224),
     "keras/mobilenet": ("MobileNet", {}, 224),
@@ -163,7 +164,7 @@ def zoo_file(name: str) -> tuple[str, str | None]:
     keras = keras_on_torch()
     if name not in _APPLICATIONS:
         raise UnknownNameError(f"no keras network {name!r} with zoo weights", legal=_APPLICATIONS, name=name)
-    kind, options, _ = _APPLICATIONS[name]
+    kind, options, size = _APPLICATIONS[name]
     files: list[tuple[str, str | None]] = []
 
     class Stopped(Exception):
@@ -178,7 +179,7 @@ def zoo_file(name: str) -> tuple[str, str | None]:
     before = file_utils.get_file
     file_utils.get_file = asked
     try:
-        getattr(keras.applications, kind)(weights="imagenet", **options)
+        getattr(keras.applications, kind)(weights="imagenet", input_shape=(size, size, 3), **options)
     except Stopped:
         pass
     finally:

@@ -34,6 +34,17 @@ def describe(error):
     return " ... ".join(dict.fromkeys(line[:200] for line in (lines[0], lines[-1])))
 
 
+def load(body, inputs):
+    """Return the array of a body, None without one; of several inputs, [name, bytes] each, name -> array."""
+    if inputs is None:
+        return np.load(io.BytesIO(body), allow_pickle=False) if body else None
+    arrays, at = {}, 0
+    for name, size in inputs:
+        arrays[name] = np.load(io.BytesIO(body[at : at + size]), allow_pickle=False)
+        at += size
+    return arrays
+
+
 def send(head, bodies=()):
     os.write(replies, json.dumps(head).encode() + b"\n")
     for body in bodies:
@@ -53,7 +64,7 @@ def serve(make_model):
         body = sys.stdin.buffer.read(head["bytes"])
         try:
             model = model or make_model()
-            x = np.load(io.BytesIO(body), allow_pickle=False) if body else None
+            x = load(body, head.get("inputs"))
             arrays = model.reply(head, x)
         except Exception as error:
             send({"error": describe(error)})
