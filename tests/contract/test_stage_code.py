@@ -67,7 +67,8 @@ KERNELS = (  # beside the CPU's: what compiles them is left out, what reads them
 FRONTEND = (*IR, "tvmflow/frontends", "tvmflow/sources")
 STREAMS = tuple(  # LiteRT runs the samples of a file with states; no converter
     f"tvmflow/frontends/tensorflow/{name}.py"
-    for name in "custom_operators litert streams tflite_files tflite_graph tflite_states variables".split()
+    for name in "custom_operators custom_transforms litert streams tflite_files tflite_graph tflite_states variables "
+    "written_operators".split()
 )
 CODE = {
     "fetch": (

@@ -183,31 +183,38 @@ def test_a_length_that_sets_a_shape_and_is_an_input_is_refused_with_the_way_out(
 _WORDS, _HIDDEN, _WIDE, _LONGEST, _LAYERS = 50, 32, 64, 8, 2
 
 
+class _Graph:
+    """Nodes and constants of a graph that is being written."""
+
+    def __init__(self, constants: dict[str, Any]) -> None:
+        self.nodes: list[Any] = []
+        self.constants = constants
+
+    def emit(self, op: str, given: list[str], made: list[str], domain: str = "", **attributes: Any) -> str:
+        self.nodes.append(helper.make_node(op, given, made, domain=domain, **attributes))
+        return made[0]
+
+    def product(self, x: str, name: str, k: int, n: int) -> str:
+        self.constants[f"{name}.w"] = _RANDOM.integers(0, 256, (n, k // 16, 8)).astype(np.uint8)
+        self.constants[f"{name}.s"] = np.abs(_x(n * k // 16)) / 16
+        given = [x, f"{name}.w", f"{name}.s"]
+        return self.emit("MatMulNBits", given, [name], CONTRIB_DOMAIN, K=k, N=n, bits=4, block_size=16)
+
+    def gamma(self, name: str) -> str:
+        self.constants[name] = 1 + _x(_HIDDEN) / 8
+        return name
+
+
 def _decoder() -> tuple[Any, dict[str, Array]]:
     """Return a decoder as the exporter of ONNX Runtime writes it, and its inputs before the first token."""
-    constants = {"words": _x(_WORDS, _HIDDEN), "one": np.int64(1), "axis": np.asarray([1])}
+    constants: dict[str, Any] = {"words": _x(_WORDS, _HIDDEN), "one": np.int64(1), "axis": np.asarray([1])}
     constants |= {"cos": np.cos(_ANGLES), "sin": np.sin(_ANGLES)}
     inputs: dict[str, Array] = {
         "input_ids": np.zeros((1, 1), np.int64),
         "attention_mask": np.zeros((1, _LONGEST), np.int64),
     }
-    nodes = []
-
-    def emit(op: str, given: list[str], made: list[str], domain: str = "", **attributes: Any) -> str:
-        nodes.append(helper.make_node(op, given, made, domain=domain, **attributes))
-        return made[0]
-
-    def product(x: str, name: str, k: int, n: int) -> str:
-        constants[f"{name}.w"] = _RANDOM.integers(0, 256, (n, k // 16, 8)).astype(np.uint8)
-        constants[f"{name}.s"] = np.abs(_x(n * k // 16)) / 16
-        return emit(
-            "MatMulNBits", [x, f"{name}.w", f"{name}.s"], [name], CONTRIB_DOMAIN, K=k, N=n, bits=4, block_size=16
-        )
-
-    def gamma(name: str) -> str:
-        constants[name] = 1 + _x(_HIDDEN) / 8
-        return name
-
+    graph = _Graph(constants)
+    emit, product, gamma = graph.emit, graph.product, graph.gamma
     emit("ReduceSum", ["attention_mask", "axis"], ["count"], keepdims=0)
     emit("Cast", [emit("Sub", ["count", "one"], ["last"])], ["seqlens_k"], to=onnx.TensorProto.INT32)
     emit("Gather", [emit("Shape", ["attention_mask"], ["sizes"]), "one"], ["size"])
@@ -248,7 +255,7 @@ def _decoder() -> tuple[Any, dict[str, Array]]:
             )
     product(x, "logits", _HIDDEN, _WORDS)
     states = [f"present.{layer}.{part}" for layer in range(_LAYERS) for part in ("key", "value")]
-    return _of_nodes(nodes, inputs, ["logits", *states], constants), inputs
+    return _of_nodes(graph.nodes, inputs, ["logits", *states], constants), inputs
 
 
 @pytest.mark.slow

@@ -33,7 +33,8 @@ class _Bounder(PyExprMutator):  # type: ignore[misc]
         return bound(call, self.builder_.emit, self._value)
 
     def _value(self, value: Any) -> Any:
-        return (self.lookup_binding(value) or value) if isinstance(value, relax.Var) else value
+        found = self.lookup_binding(value) if isinstance(value, relax.Var) else None
+        return value if found is None else found
 
 
 @tvm.transform.module_pass(opt_level=0, name="BoundIndices")
