@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 import yaml
 
 from tests.conftest import REPOSITORY
+from tests.page_commands import PageCommands
 
 PAGE = REPOSITORY / "docs" / "recipes.md"
 LONGEST_S = 500.0
@@ -39,7 +37,7 @@ class Walk:
         change: Callable[[Params], None] = lambda _: None,
         own: Mapping[str, str] | None = None,
     ) -> None:
-        self.root, self.change, self.groups = root, change, list[int]()
+        self.root, self.change, self.commands = root, change, PageCommands()
         self.own = {"PYTHONPATH": str(REPOSITORY), **(own or {})}
         self.left = blocks_of(section)
         for there, here in (changes or {}).items():
@@ -54,20 +52,7 @@ class Walk:
         if language == "yaml":
             self._paste(yaml.safe_load(text))
             return self.follow(code)
-        output = self.root / "said.txt"
-        with output.open("wb") as stream:
-            process = subprocess.Popen(
-                ["bash", "-eo", "pipefail", "-c", text],
-                cwd=self.root,
-                env={**os.environ, **self.own},
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            self.groups.append(process.pid)
-            found = process.wait(timeout=LONGEST_S)
-        said = output.read_text()
+        found, said = self.commands.run(text, self.root, self.own, self.root / "said.txt", LONGEST_S)
         assert found == code, f"exit {found} of\n{text}\n{said}"
         return said
 
@@ -79,14 +64,6 @@ class Walk:
         self.change(params)
         path.write_text(yaml.safe_dump(params, sort_keys=False))
 
-    def stop(self) -> None:
-        """End what the commands left running."""
-        for group in self.groups:
-            try:
-                os.killpg(group, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-
 
 @contextmanager
 def walking(*arguments: Any, **named: Any) -> Iterator[Walk]:
@@ -96,4 +73,4 @@ def walking(*arguments: Any, **named: Any) -> Iterator[Walk]:
         yield walk
         assert walk.left == [], f"not followed: {walk.left}"
     finally:
-        walk.stop()
+        walk.commands.stop()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.table import STAGES
 from tests.conftest import REPOSITORY, free_port
+from tests.page_commands import PageCommands
 from tvmflow.config.params import STAGE_NAMES
 
 PAGE = (REPOSITORY / "docs" / "team.md").read_text(encoding="utf-8")
@@ -54,7 +53,7 @@ def _scripts() -> dict[str, str]:
 
 class Team:
     def __init__(self, root: Path) -> None:
-        self.root, self.groups = root, list[int]()
+        self.root, self.commands = root, PageCommands()
         mlflow, prefect = free_port(), free_port()
         self.servers = [f"http://127.0.0.1:{mlflow}/health", f"http://127.0.0.1:{prefect}/api/health"]
         self.scripts = _scripts()
@@ -84,18 +83,7 @@ class Team:
         everyone = "" if name == "Servers" else self.scripts["Everyone"]
         output = self.root / f"{name}.txt"
         own = {"HOME": str(home), "TVMFLOW_CACHE": str(home / "cache"), "DVC_SITE_CACHE_DIR": str(home / "dvc")}
-        with output.open("wb") as stream:
-            process = subprocess.Popen(
-                ["bash", "-ec", everyone + script],
-                cwd=place_there,
-                env={**os.environ, **VARIABLES, **own},
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            self.groups.append(process.pid)
-            code = process.wait(timeout=LONGEST_S)
-        text = output.read_text()
+        code, text = self.commands.run(everyone + script, place_there, VARIABLES | own, output, LONGEST_S)
         assert code == 0, f"{name}: exit {code}\n{text}"
         return text
 
@@ -110,19 +98,12 @@ class Team:
                     assert time.monotonic() < deadline, (self.root / "Servers.txt").read_text()
                     time.sleep(0.2)
 
-    def stop(self) -> None:
-        for group in self.groups:
-            try:
-                os.killpg(group, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-
 
 @pytest.fixture
 def team(tmp_path: Path) -> Iterator[Team]:
     team = Team(tmp_path)
     yield team
-    team.stop()
+    team.commands.stop()
 
 
 def _write_model(path: Path) -> None:
