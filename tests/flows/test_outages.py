@@ -76,7 +76,7 @@ class Run:
 
     def end(self) -> int:
         assert self.process.stdout is not None
-        watch = threading.Timer(400, self.process.kill)
+        watch = threading.Timer(1200, self.process.kill)  # Prefect tries for minutes
         watch.daemon = True
         watch.start()
         self.said += self.process.stdout.read()
