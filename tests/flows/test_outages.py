@@ -124,7 +124,7 @@ def test_a_service_that_goes_away_in_a_stage_loses_nothing(
         gate.open()
     code = run.end()
     gate.open()
-    assert "Traceback" not in run.said, run.said
+    assert code in (0, 1) and "Traceback" not in run.said, (code, run.said)
     if code or until == "the run is over":
         told = [line for line in run.said.splitlines() if any(name in line for name in NAMES[service].split("|"))]
         assert told, f"no line names what is away:\n{run.said}"
