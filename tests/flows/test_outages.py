@@ -76,7 +76,7 @@ class Run:
 
     def end(self) -> int:
         assert self.process.stdout is not None
-        watch = threading.Timer(400, self.process.kill)
+        watch = threading.Timer(1200, self.process.kill)  # Prefect tries for minutes
         watch.daemon = True
         watch.start()
         self.said += self.process.stdout.read()
@@ -124,8 +124,8 @@ def test_a_service_that_goes_away_in_a_stage_loses_nothing(
         gate.open()
     code = run.end()
     gate.open()
-    assert "Traceback" not in run.said, run.said
-    if code:
+    assert code in (0, 1) and "Traceback" not in run.said, (code, run.said)
+    if code or until == "the run is over":
         told = [line for line in run.said.splitlines() if any(name in line for name in NAMES[service].split("|"))]
         assert told, f"no line names what is away:\n{run.said}"
     again = Run(services, team)
