@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx
 
 from tvmflow.frontends.onnx import control_flow
-from tvmflow.frontends.onnx.converters import BODIES, CONTRIB_DOMAIN, CONVERTERS, REFUSALS
+from tvmflow.frontends.onnx.converters import BODIES, CONTRIB_DOMAIN, CONVERTERS, ML_DOMAIN, REFUSALS
 from tvmflow.frontends.onnx.tvm_converters import CORRECT
 
 # Operators whose inputs always are constants, so that they are evaluated at import.
@@ -52,9 +52,12 @@ def way_of(key: tuple[str, str]) -> tuple[str, str]:
 
 
 def coverage() -> list[Row]:
-    """Return a row for every operator of ai.onnx, deprecated ones too, and for the contrib operators."""
+    """Return a row for every operator of ai.onnx, deprecated ones too, and of ai.onnx.ml, and for the contrib
+    operators.
+    """
     plain = sorted({schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == ""})
     contrib = sorted({op for domain, op in CONVERTERS if domain == CONTRIB_DOMAIN} | set(_CONTRIB_REFUSED))
     plain = sorted({*plain, *(op for domain, op in CONVERTERS if domain == "")})
-    keys = [("", op) for op in plain] + [(CONTRIB_DOMAIN, op) for op in contrib]
+    tables = sorted({schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == ML_DOMAIN})
+    keys = [("", op) for op in plain] + [(ML_DOMAIN, op) for op in tables] + [(CONTRIB_DOMAIN, op) for op in contrib]
     return [Row(*key, *way_of(key)) for key in keys]

@@ -26,8 +26,9 @@ importer evaluates it. Anything that depends only on constants and shapes is eva
 **Node tests** are those of the `onnx` package that pass of those that count (`python -m bench.conformance onnx`):
 imported, packed, built and run in float32, with the inputs that set a shape as constants, compared in shape, dtype and
 value. Not counted are strings, sequences, optional values, types of 8 and fewer bits other than integers of 8 bits,
-random numbers, training, and shapes or control flow that depend on data. Operators of com.microsoft are compared with
-ONNX Runtime in `tests/frontends/test_onnx_contrib.py` and `test_onnx_decoders.py`.
+random numbers, training, and shapes or control flow that depend on data. Operators of ai.onnx.ml and com.microsoft are
+compared with ONNX Runtime in `test_onnx_tables.py`, `test_onnx_contrib.py` and `test_onnx_decoders.py` of
+`tests/frontends`.
 """
 
 
@@ -39,8 +40,8 @@ def page() -> str:
     total = sum(counts.values(), Counter())
     summary = ", ".join(f"{total[result]} {result.replace('_', ' ')}" for result in RESULTS)
     lines = [_HEAD, f"Node tests judged: {total.total()}. {summary.capitalize()}.", ""]
-    for domain, title in (("", "ai.onnx"), ("com.microsoft", "com.microsoft")):
-        lines += [f"## {title}", "", "| operator | how | node tests | limits |", "|---|---|---|---|"]
+    for domain in ("", "ai.onnx.ml", "com.microsoft"):
+        lines += [f"## {domain or 'ai.onnx'}", "", "| operator | how | node tests | limits |", "|---|---|---|---|"]
         rows = [row for row in coverage() if row.domain == domain]
         lines += [_line(row, counts.get(row.op, Counter()) if not domain else Counter()) for row in rows]
         lines.append("")

@@ -21,7 +21,7 @@ from tvmflow.passes.pipeline import canonicalize
 
 # Of the largest value: a rounding of each type, of both ends and a few steps between.
 BOUNDS = {"float16": 2e-3, "bfloat16": 2e-2, "float64": 1e-6}
-ONNX_KINDS = {"float16": TensorProto.FLOAT16, "float64": TensorProto.DOUBLE}
+ONNX_KINDS = {"bfloat16": TensorProto.BFLOAT16, "float16": TensorProto.FLOAT16, "float64": TensorProto.DOUBLE}
 X = np.random.default_rng(0).standard_normal((1, 3, 9, 9)).astype(np.float32)
 
 
@@ -65,7 +65,7 @@ def _of(name: str, kind: int, shape: Any = None) -> Any:
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-@pytest.mark.parametrize("dtype", ("float16", "float64"))  # ONNX Runtime has no product of bfloat16
+@pytest.mark.parametrize("dtype", ("float16", "bfloat16", "float64"))  # bfloat16: ONNX Runtime has no such product
 def test_onnx_files_take_and_return_float32(dtype: str, tmp_path: Path) -> None:
     wanted = []
     for name, kind in (("wide", TensorProto.FLOAT), (dtype, ONNX_KINDS[dtype])):

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tvmflow.backends.cpu import host_backend
+from tvmflow.codegen.compile import LocalRunner
 from tvmflow.frontends.onnx.importer import import_model
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.relax.graph import read_graph
@@ -171,3 +174,20 @@ def test_what_follows_a_batch_normalization_imports() -> None:
     ]
     n = (_X - line) / np.sqrt(line + 1e-5) * line + line
     assert _run(_model(nodes, dict.fromkeys(names, line))) == pytest.approx(n / (1 + np.exp(-n)) + n, abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["half_pixel", "output_half_pixel"])
+def test_the_largest_of_a_region_equals_onnx_runtime(mode: str) -> None:
+    generator = np.random.default_rng(0)
+    rois = np.asarray([[0, 0, 10, 12], [3, 2, 7, 9], [-6, -4, 30, 8]], np.float32)  # inside, smaller than bins, outside
+    x = generator.standard_normal((2, 3, 8, 9)).astype(np.float32)
+    given = {"x": x, "rois": rois, "batch": np.asarray([0, 1, 1])}
+    size = {"output_height": 3, "output_width": 2, "sampling_ratio": 2, "spatial_scale": 0.5}
+    node = helper.make_node("RoiAlign", list(given), ["y"], mode="max", coordinate_transformation_mode=mode, **size)
+    kinds = [_value(name, v.shape, helper.np_dtype_to_tensor_dtype(v.dtype)) for name, v in given.items()]
+    graph = helper.make_graph([node], "g", kinds, [_value("y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, given)
+    module = canonicalize(import_model(model, [TensorSpec(name, v.shape, str(v.dtype)) for name, v in given.items()]))
+    (found,) = LocalRunner.of_plain(module, host_backend()).run(*given.values())
+    assert found.shape == expected.shape and np.abs(found - expected).max() < 1e-6

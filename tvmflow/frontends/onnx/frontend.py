@@ -13,6 +13,7 @@ import numpy as np
 from tvmflow.frontends.onnx.files import damaged_file_error, external_files, read_proto
 from tvmflow.frontends.onnx.float_ends import with_float_ends
 from tvmflow.frontends.onnx.session import open_session, session_of
+from tvmflow.frontends.onnx.widened import without_bfloat16
 from tvmflow.frontends.source_model import (
     Array,
     Arrays,
@@ -37,7 +38,8 @@ class OnnxModel:
     def __init__(self, path: Path, graph: Any, description: SourceDescription) -> None:
         names = {tensor.name for tensor in graph.graph.initializer}
         in_file = [value.name for value in graph.graph.input if value.name not in names]
-        self.changed = with_float_ends(graph, _float_inputs(in_file, description))
+        changed = with_float_ends(graph, _float_inputs(in_file, description))
+        self.changed = without_bfloat16(changed or graph) or changed
         self.path, self.graph = path, graph = path, self.changed or graph
         in_file = open_names(path.name, in_file, description.fixed)
         self.fixed = {spec.name: spec.value for spec in description.fixed}

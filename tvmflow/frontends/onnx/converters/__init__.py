@@ -14,10 +14,13 @@ from tvmflow.frontends.onnx.converters.norms import NORMS, NORMS_CONTRIB
 from tvmflow.frontends.onnx.converters.quantized import QUANTIZED, QUANTIZED_CONTRIB
 from tvmflow.frontends.onnx.converters.recurrent import RECURRENT, RECURRENT_CONTRIB
 from tvmflow.frontends.onnx.converters.reductions import REDUCTIONS
-from tvmflow.frontends.onnx.converters.refusals import BODIES, RANDOM, REFUSALS
+from tvmflow.frontends.onnx.converters.refusals import BODIES, RANDOM
+from tvmflow.frontends.onnx.converters.refusals import REFUSALS as PLAIN_REFUSALS
 from tvmflow.frontends.onnx.converters.resize import RESIZE
 from tvmflow.frontends.onnx.converters.signal import SIGNAL
 from tvmflow.frontends.onnx.converters.spatial import SPATIAL
+from tvmflow.frontends.onnx.converters.tables import ML_DOMAIN, REFUSED_TABLES, TABLES
+from tvmflow.frontends.onnx.converters.trees import TREES
 from tvmflow.frontends.onnx.nodes import Converter
 
 CONTRIB_DOMAIN = "com.microsoft"
@@ -29,6 +32,8 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
         (CONTRIB_DOMAIN, op): way
         for op, way in (CONTRIB | GROUPED_ATTENTION | NORMS_CONTRIB | QUANTIZED_CONTRIB | RECURRENT_CONTRIB).items()
     },
+    **{(ML_DOMAIN, op): way for op, way in (TABLES | TREES).items()},
 }
+REFUSALS = PLAIN_REFUSALS | {(ML_DOMAIN, op): reason for op, reason in REFUSED_TABLES.items()}
 
-__all__ = ["BODIES", "CONTRIB_DOMAIN", "CONVERTERS", "RANDOM", "REFUSALS"]
+__all__ = ["BODIES", "CONTRIB_DOMAIN", "CONVERTERS", "ML_DOMAIN", "RANDOM", "REFUSALS"]

@@ -10,6 +10,7 @@ from tvm import te, tirx
 
 from tvmflow.frontends.onnx import tvm_converters
 from tvmflow.frontends.onnx.converters.elementwise import like
+from tvmflow.frontends.onnx.converters.regions import largest_of_regions
 from tvmflow.frontends.onnx.nodes import Converter, Node, RefusedNodeError, Value, dims, dtype_of, expression, is_float
 
 _LAYOUTS = {1: ("NCW", "OIW", "IOW"), 2: ("NCHW", "OIHW", "IOHW"), 3: ("NCDHW", "OIDHW", "IODHW")}
@@ -159,7 +160,7 @@ def _roi_align(node: Node) -> Value:
     column = r.expand_dims(r.cast(batch, dtype_of(rois)), 1)
     given = node.attributes
     if node.text("mode", "avg") == "max":
-        raise RefusedNodeError("mode max: Relax takes the maximum after interpolation, ONNX before")
+        return largest_of_regions(node, mode == "half_pixel")
     if mode == "half_pixel":  # Relax's `aligned` only leaves out the smallest size of a region
         rois = r.subtract(rois, like(rois, 0.5 / given["spatial_scale"]))
     boxes = r.concat([expression(column), expression(rois)], 1)
