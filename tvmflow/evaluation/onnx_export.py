@@ -28,8 +28,7 @@ def exporting_onnx(source: SourceModel, path: Path) -> Iterator[Callable[[], str
     """Yield a function that waits for the file and returns the reason why there is none, or an empty text: a failed
     export costs a baseline, not the cell. An export that nobody waited for is ended.
     """
-    memory = psutil.Process().memory_info()
-    if memory.rss - memory.shared > _MOST_FORKED_BYTES:
+    if not _can_fork():
         yield lambda: _write(source, path)
         return
     reader, writer = os.pipe()
@@ -60,6 +59,12 @@ def exporting_onnx(source: SourceModel, path: Path) -> Iterator[Callable[[], str
             os.kill(child, signal.SIGKILL)
             wait()
         os.close(reader)
+
+
+def _can_fork() -> bool:
+    """Whether the model is small, and PyTorch has no GPU, which a fork cannot use."""
+    memory, torch = psutil.Process().memory_info(), sys.modules.get("torch")
+    return memory.rss - memory.shared <= _MOST_FORKED_BYTES and not (torch and torch.cuda.is_available())
 
 
 def _write_and_end(source: SourceModel, path: Path, writer: int) -> NoReturn:

@@ -169,7 +169,9 @@ def _legalize_conv2d(
         in_parts = (
             len(constant.shape) == 6 and constant.shape[4] < shape_of(call.args[0])[4]
         )  # whether groups are parts of a block
-        tiled = group > 0 and not in_parts and _fits_tiles(constant.shape) and has_amx(_target(), str(constant.dtype))
+        tiled = (group > 0 and not in_parts and _fits_tiles(constant.shape) and _fills_rows(call)) and has_amx(
+            _target(), str(constant.dtype)
+        )
         data, padding, filling = _absorb_padding(builder, call.args[0], padding, paddings)
         pairs = group > 0 and not in_parts and constant.shape[-1] == PAIRED_LANES
         if pairs and has_mmla(_target(), str(constant.dtype)):
@@ -205,6 +207,12 @@ def _fits_tiles(weight: Sequence[int]) -> bool:
     inputs.
     """
     return int(weight[-1]) == 16 and (int(weight[-2]) == 16 or int(weight[1]) == 1)
+
+
+def _fills_rows(call: Call) -> bool:
+    """Whether there is more than one pixel of outputs: a tile of one row costs four times a dot product."""
+    batch, _, height, width, _ = shape_of(call)
+    return int(batch) * int(height) * int(width) > 1
 
 
 def _drop_zero_half(weight: Any) -> Any:
