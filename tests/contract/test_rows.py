@@ -98,7 +98,7 @@ def test_no_code_outside_of_the_rows_names_a_backend_or_a_transport() -> None:
         "from tvmflow.vta.isa.config import VtaConfig",
         "'vta' in card",
         "match kind:\n    case 'vta': pass",
-        "from tvmflow.devices.rpc.tracker_requests import queue_of",
+        "from tvmflow.devices.rpc.tracker import queue_of",
     ],
 )
 def test_a_branch_would_be_found(source: str) -> None:

@@ -126,7 +126,8 @@ def _others(value: Any) -> list[Any]:
     if isinstance(value, int | float):
         return [value + 1, value - 1, value * 2, value / 2, value * 0.99, 8, 4]
     if isinstance(value, list):
-        return [[*value, "x"], [*value, "+fma"], [*value, "+crc"], value[1:], [*value[:-1], 2], [2, *value[1:]]]
+        others = [[*value, "x"], [*value, "+fma"], [*value, "+crc"], value[1:], [*value[:-1], 2], [2, *value[1:]]]
+        return [one for one in others if one != value]
     words = [
         "x86-64-v2",
         "x86-64-v4",
