@@ -47,6 +47,7 @@ def _raw() -> dict[str, Any]:
     return Params.model_validate(raw).model_dump(mode="json")
 
 
+OF_TENSORFLOW = {"models.{model}.outputs", "models.{model}.signature"}  # refused for models of others
 CELLS = [
     "digits_torch@local-cpu:float32",
     "digits_keras@x86-64-v3:float16",
@@ -126,8 +127,7 @@ def _others(value: Any) -> list[Any]:
     if isinstance(value, int | float):
         return [value + 1, value - 1, value * 2, value / 2, value * 0.99, 8, 4]
     if isinstance(value, list):
-        others = [[*value, "x"], [*value, "+fma"], [*value, "+crc"], value[1:], [*value[:-1], 2], [2, *value[1:]]]
-        return [one for one in others if one != value]
+        return [[*value, "x"], [*value, "+fma"], [*value, "+crc"], value[1:], [*value[:-1], 2], [2, *value[1:]]]
     words = [
         "x86-64-v2",
         "x86-64-v4",
@@ -218,6 +218,8 @@ def test_an_edit_of_a_key_changes_the_keys_of_the_stages_that_read_it_and_dvc_ru
     refused = set()
     for path in [path for path in _paths(raw) if len(path) > 1 and _of_cell(path, cell)]:
         key = general_key(path, cell)
+        if key in OF_TENSORFLOW and raw["models"][cell.model]["framework"] != "tensorflow":
+            continue
         wanted = {name for name in STAGES if key in reads[name]}
         if key.endswith("input.low"):  # is legal beside `high` only
             bounded = _edited(raw, (*path[:-1], "high"), 1000)
@@ -234,7 +236,7 @@ def test_an_edit_of_a_key_changes_the_keys_of_the_stages_that_read_it_and_dvc_ru
             assert any(f"{'.'.join(path)}.".startswith(f"{dvc}.") for dvc in known), f"{name}: DVC overlooks {path}"
     for key, stages in changed.items():
         assert stages == {name for name in STAGES if key in reads[name]}, f"{key} is read, and its value does not count"
-    assert len(changed) > 7 * len(refused - set(changed)), refused
+    assert len(changed) > 8 * len(refused - set(changed)), refused
     assert changed["targets.{target}.threads"] >= {"graph_pack", "tune", "build", "deploy", "evaluate"}
 
 
