@@ -110,7 +110,7 @@ class _Journey:
         cell = yaml.safe_load((self.walk.root / "params.yaml").read_text())["cells"][name]
         slug = f"{cell['model']}.{cell['target']}.{cell['precision']}"
         card: dict[str, Any] = json.loads((self.walk.root / "artifacts/evaluate" / slug / "scorecard.json").read_text())
-        assert card["agreement"]["top1_agreement"] == 1.0 and card["agreement"]["max_relative_error"] < 1e-3
+        assert card["agreement"]["top1_agreement"] == 1.0 and card["agreement"]["max_relative_error"] < 1e-2
         return card
 
     def gpu_cell(self, name: str, api: str, driver: str) -> dict[str, Any]:
