@@ -1,4 +1,4 @@
-"""Follow "A TensorFlow model in a C++ app": a SavedModel on the CPU and by OpenCL, by the page's commands."""
+"""Follow "A TensorFlow model in a C++ app": a SavedModel on the CPU and by OpenCL, by the commands of the page."""
 
 from __future__ import annotations
 

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import examples
+from tests.documents.keras2_weights import write_keras2_weights
 from tvmflow.frontends.keras.files import check_file
+from tvmflow.frontends.keras.frontend import _with_weights
 from tvmflow.sources.networks.keras_zoo import build
 from tvmflow.support.errors import ModelFileError
 
@@ -35,6 +38,21 @@ def test_what_keras_writes_is_taken(saved: Path, tmp_path: Path) -> None:
         check_file(saved / name)
     build("keras/mobilenet_v3_small").save(tmp_path / "large.keras")
     check_file(tmp_path / "large.keras")
+
+
+def test_weights_of_keras_2_are_those_of_the_same_layers(tmp_path: Path) -> None:
+    """Other names of layers' arrays, groups with lists of names; a file for another width is refused."""
+    model = build("keras/mobilenet_v2_035_96", 2)
+    path = write_keras2_weights(model, tmp_path / "model.h5")
+    with h5py.File(path) as file:
+        assert "depthwise_kernel:0" in file["expanded_conv_depthwise/expanded_conv_depthwise"]
+        assert file["bn_Conv1"].attrs["weight_names"][0] == "bn_Conv1/gamma:0"
+    check_file(path)
+    found = _with_weights(path, "keras/mobilenet_v2_035_96")
+    for mine, theirs in zip(found.weights, model.weights, strict=True):
+        assert np.array_equal(mine.numpy(), theirs.numpy()), mine.path
+    with pytest.raises(ModelFileError, match="mobilenet_v2_050"):
+        _with_weights(path, "keras/mobilenet_v2_050")
 
 
 def _class(name: Any, module: Any = "keras.layers", registered: Any = None, config: Any = None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import sys
+import tarfile
 import zipfile
 from dataclasses import asdict
 from pathlib import Path
@@ -56,6 +57,7 @@ def _import(folder: Path, framework: str, name: str, files: dict[str, bytes]) ->
     fetched, out = folder / "fetch", folder / "out"
     fetched.mkdir(), out.mkdir()
     for file, content in files.items():
+        (fetched / file).parent.mkdir(parents=True, exist_ok=True)
         (fetched / file).write_bytes(content)
     x = np.zeros((2, 1, 8, 8), np.float32)
     for part in ("evaluation", "golden"):
@@ -96,6 +98,19 @@ def _saved_model() -> dict[str, bytes]:
     return {"model.zip": content.getvalue()}
 
 
+GRAPH = b"\x08\x01\x12\x00"  # of a SavedModel
+
+
+def _hub_archive() -> dict[str, bytes]:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for name in ("./saved_model.pb", "./variables/variables.index"):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(GRAPH)
+            archive.addfile(entry, io.BytesIO(GRAPH))
+    return {"model.tar.gz": content.getvalue()}
+
+
 def _mxnet() -> dict[str, bytes]:
     nodes = [("null", "data", {}, []), ("null", "w", {}, []), ("FullyConnected", "f", {"num_hidden": "3"}, [0, 1])]
     return {
@@ -106,8 +121,14 @@ def _mxnet() -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     ("framework", "tool", "name", "files"),
-    [("tensorflow", "tensorflow", "model.zip", _saved_model()), ("mxnet", "mxnet", "model-symbol.json", _mxnet())],
-    ids=["SavedModel", "MXNet"],
+    [
+        ("tensorflow", "tensorflow", "model.zip", _saved_model()),
+        ("tensorflow", "tensorflow", "model.tar.gz", _hub_archive()),
+        ("tensorflow", "tensorflow", "model.pb", {"model.pb": GRAPH, "saved_model/variables/variables.index": b"x"}),
+        ("tensorflow", "tensorflow", "model.pb", {"model.pb": b"a frozen graph"}),
+        ("mxnet", "mxnet", "model-symbol.json", _mxnet()),
+    ],
+    ids=["SavedModel", "TF Hub", "SavedModel folder", "frozen graph", "MXNet"],
 )
 def test_a_framework_that_obeys_a_hostile_model_reaches_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, framework: str, tool: str, name: str, files: dict[str, bytes]

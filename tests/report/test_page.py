@@ -153,7 +153,7 @@ def test_execution_times_stand_side_by_side_and_the_waits_for_a_gpu(browser: Bro
     rows = report_data()["cells"]
     assert len(times) == len(rows) and [row[1] for row in times if "vta-sim" in row[0]] == ["\u2013"]
     assert next(row for row in times if "rk3399" in row[0])[1:] == ["40 ms"] * 5
-    assert [row[1:] for row in starts] == [["900 ms22.5 runs", "90 ms2.25 runs", "40 ms", "4 ms10.00% of a run"]]
+    assert [row[1:] for row in starts] == [["900 ms22.5 runs", "90 ms2.25 runs", "40 ms", "4 ms10.00 % of a run"]]
 
 
 def test_a_tie_is_neither_green_nor_red(browser: Browser, page: Path) -> None:

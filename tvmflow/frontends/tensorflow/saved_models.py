@@ -58,12 +58,11 @@ def unpacked_model(path: Path, work: Path) -> Path:
     if path.suffix == ".pb":
         if not is_saved_model(path):
             return path
-        folder = work / "model"
-        parts = path.parent / PARTS
-        if parts.is_dir():
-            shutil.copytree(parts, folder)
-        folder.mkdir(exist_ok=True)
-        shutil.copyfile(path, folder / GRAPH)
+        folder, parts = work / "model", path.parent / PARTS
+        _copy(path, folder / GRAPH)
+        for name in _FOLDERS:
+            for file in (file for file in (parts / name).rglob("*") if file.is_file()):
+                _copy(file, folder / file.relative_to(parts))
         return folder
     try:
         if path.suffix == ".zip":
@@ -77,6 +76,13 @@ def unpacked_model(path: Path, work: Path) -> Path:
     if len(models) != 1:
         raise ModelFileError(f"{path.name} contains {len(models)} {GRAPH} files", "one SavedModel folder")
     return models[0].parent
+
+
+def _copy(file: Path, to: Path) -> None:
+    """Copy bytes alone: a sandbox sets no times and no rights."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("rb") as source, to.open("xb") as target:
+        shutil.copyfileobj(source, target, _BLOCK)
 
 
 def _unpack_zip(path: Path, folder: Path) -> None:
