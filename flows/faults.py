@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tvmflow.support.errors import StageCrashedError, StageError, TvmflowError, cause, from_os_error
+from tvmflow.support.errors import StageCrashedError, StageError, ToolchainError, TvmflowError, cause, from_os_error
 from tvmflow.support.files import why_not_writable
 
 
@@ -14,7 +14,7 @@ def explain(error: Exception, root: Path) -> TvmflowError | None:
     """Return an error as one of ours; None for one of another package while the workspace `root` can be written."""
     if isinstance(error, OSError):
         return from_os_error(error, "working in")
-    if isinstance(error, TvmflowError) and not isinstance(error, StageCrashedError):
+    if isinstance(error, TvmflowError) and not isinstance(error, StageCrashedError | ToolchainError):
         return error
     return why_not_writable(root) or (error if isinstance(error, TvmflowError) else None)
 

@@ -24,7 +24,6 @@ from tvmflow.shipping.bundle.verify import Trust, check_contents
 from tvmflow.shipping.bundle.wheel import write_wheel
 from tvmflow.shipping.bundle.write import BundleRequest, write_bundle
 from tvmflow.shipping.release_trust import keys_path, sign_keys, sign_releases
-from tvmflow.support.files import save_arrays
 from tvmflow.support.temporary import temporary_folder
 from tvmflow.tracking.app_releases import Releases, read_releases, write_releases
 from tvmflow.tracking.dvc.pipelines import drop_stages
@@ -106,6 +105,11 @@ def _keys(root: Path) -> None:
         new_keys(root / "keys" / "key")
 
 
+def _project(root: Path) -> None:
+    if not (root / "project" / "params.yaml").exists():  # refused where there is one
+        make_workspace(root / "project")
+
+
 _LOCK = "schema: '2.0'\nstages:\n  build@a:\n    cmd: x\n  build@b:\n    cmd: y\n"
 
 
@@ -163,13 +167,6 @@ def scenarios(folder: Path) -> dict[str, Scenario]:
         "dvc.lock": Scenario(
             lambda root: drop_stages(root / "dvc.lock", {"a"}), lambda root: (root / "dvc.lock").write_text(_LOCK)
         ),
-        "new project": Scenario(lambda root: make_workspace(root / "project")),
-        "arrays": Scenario(lambda root: save_arrays(root / "a.npz", x=(rows_of_zeros(),))),
+        "new project": Scenario(_project),
         "temporary folder": Scenario(use_temporary),
     }
-
-
-def rows_of_zeros() -> Any:
-    import numpy as np
-
-    return np.zeros((40, 400), np.float32)

@@ -33,7 +33,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 import sqlite3, sys
 from pathlib import Path
 from flows.faults import explain, explain_in_cell, explains_faults
-from tvmflow.support.errors import GateRefusedError, StageCrashedError
+from tvmflow.support.errors import GateRefusedError, StageCrashedError, ToolchainError
 disk, full = Path(sys.argv[1]), Path(sys.argv[2])
 database = sqlite3.connect(disk / "a.db")
 database.execute("create table t (x)")
@@ -47,6 +47,7 @@ try:
 except Exception as error:
     print(error)
 print(explain(StageCrashedError("build died"), disk))
+print(explain(ToolchainError("ld returned 1"), disk))
 print(explain(GateRefusedError("no"), disk))
 print(explain_in_cell(OSError(28, "No space left on device", str(disk)), disk, "build"))
 """
@@ -62,4 +63,4 @@ print(explain_in_cell(OSError(28, "No space left on device", str(disk)), disk, "
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if not line.startswith("  ")]
     room = f"no space left while writing to {disk}"
-    assert said == [room, room, "no", f"no space left while working in {disk}"]
+    assert said == [room, room, room, "no", f"no space left while working in {disk}"]
