@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,8 @@ def explain(error: Exception, root: Path) -> TvmflowError | None:
         return from_os_error(error, "working in")
     if isinstance(error, TvmflowError) and not isinstance(error, StageCrashedError | ToolchainError):
         return error
+    if os.strerror(errno.ENOSPC) in str(error):  # said by a linker, which has given back what it took
+        return from_os_error(OSError(errno.ENOSPC, "", str(root)), "working in")
     return why_not_writable(root) or (error if isinstance(error, TvmflowError) else None)
 
 

@@ -48,6 +48,7 @@ except Exception as error:
     print(error)
 print(explain(StageCrashedError("build died"), disk))
 print(explain(ToolchainError("ld returned 1"), disk))
+print(explain(ToolchainError("ld: final link failed: No space left on device"), disk.parent))
 print(explain(GateRefusedError("no"), disk))
 print(explain_in_cell(OSError(28, "No space left on device", str(disk)), disk, "build"))
 """
@@ -63,4 +64,11 @@ print(explain_in_cell(OSError(28, "No space left on device", str(disk)), disk, "
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if not line.startswith("  ")]
     room = f"no space left while writing to {disk}"
-    assert said == [room, room, room, "no", f"no space left while working in {disk}"]
+    assert said == [
+        room,
+        room,
+        room,
+        f"no space left while working in {disk.parent}",
+        "no",
+        f"no space left while working in {disk}",
+    ]
