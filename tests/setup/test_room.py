@@ -13,7 +13,7 @@ from tests.conftest import REPOSITORY
 from tests.faults.full_disk import full_disk
 from tvmflow.config.workspace import Workspace
 from tvmflow.setup.preflight import check_room
-from tvmflow.support.errors import StoreError
+from tvmflow.support.errors import StoreError, last_words
 from tvmflow.support.files import why_not_writable
 
 
@@ -23,6 +23,12 @@ def test_a_folder_that_is_a_file(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("")
     with pytest.raises(StoreError, match=f"Not a directory while writing to {tmp_path / name}"):
         check_room(Workspace(tmp_path))
+
+
+def test_the_words_about_a_full_disk_are_the_last_ones() -> None:
+    said = b"ld: final link failed: No space left on device\ncollect2: error: ld returned 1 exit status\n"
+    assert last_words(said) == "ld: final link failed: No space left on device"
+    assert last_words(b"one\ntwo\n") == "two" and last_words(b"") == ""
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
