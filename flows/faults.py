@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tvmflow.support.errors import StageCrashedError, StageError, TvmflowError, cause, from_os_error
+from tvmflow.support.errors import StageCrashedError, StageError, ToolchainError, TvmflowError, cause, from_os_error
 from tvmflow.support.files import why_not_writable
 
 
@@ -14,8 +16,10 @@ def explain(error: Exception, root: Path) -> TvmflowError | None:
     """Return an error as one of ours; None for one of another package while the workspace `root` can be written."""
     if isinstance(error, OSError):
         return from_os_error(error, "working in")
-    if isinstance(error, TvmflowError) and not isinstance(error, StageCrashedError):
+    if isinstance(error, TvmflowError) and not isinstance(error, StageCrashedError | ToolchainError):
         return error
+    if os.strerror(errno.ENOSPC) in str(error):  # said by a linker, which has given back what it took
+        return from_os_error(OSError(errno.ENOSPC, "", str(root)), "working in")
     return why_not_writable(root) or (error if isinstance(error, TvmflowError) else None)
 
 

@@ -40,7 +40,7 @@ class PrefectServer:
     """
 
     def __init__(self, home: Path, secret: str | None = None) -> None:
-        home.mkdir(parents=True, exist_ok=True)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)  # the database has the logs of runs, and a key
         self.log = home / "server.log"
         self._new_database = _copy_empty_database(home / "prefect.db")
         with socket.create_server(("127.0.0.1", 0), backlog=512) as listener, self.log.open("wb") as log:

@@ -28,13 +28,13 @@ done: set[str] = set()
 tried = {"folders": 0, "connections": 0, "links": 0, "writes": 0}
 
 
-def read_folders(places: list[Path]) -> None:
-    """List and read what is not ours in shared folders."""
+def read_folders(places: list[Path], user: int) -> None:
+    """List and read what the user has in shared folders."""
     for place in places:
         with contextlib.suppress(OSError):
             for path in place.iterdir():
                 with contextlib.suppress(OSError):
-                    if "tvmflow" not in path.name or path.lstat().st_uid == _MINE or path.name == "tvmflow-locks":
+                    if "tvmflow" not in path.name or path.lstat().st_uid != user:
                         continue
                     tried["folders"] += 1
                     if path.is_dir():
@@ -102,8 +102,9 @@ def connect() -> None:
 
 def main() -> None:
     stop, results, victim, shared, workspace = map(Path, sys.argv[1:])
+    user = victim.stat().st_uid
     while not stop.exists():
-        read_folders([Path("/tmp"), Path("/dev/shm"), Path("/var/tmp")])  # noqa: S108
+        read_folders([Path("/tmp"), Path("/dev/shm"), Path("/var/tmp")], user)  # noqa: S108
         plant(shared, victim, workspace)
         connect()
         time.sleep(0.1)

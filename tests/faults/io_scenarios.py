@@ -24,7 +24,6 @@ from tvmflow.shipping.bundle.verify import Trust, check_contents
 from tvmflow.shipping.bundle.wheel import write_wheel
 from tvmflow.shipping.bundle.write import BundleRequest, write_bundle
 from tvmflow.shipping.release_trust import keys_path, sign_keys, sign_releases
-from tvmflow.support.files import save_arrays
 from tvmflow.support.temporary import temporary_folder
 from tvmflow.tracking.app_releases import Releases, read_releases, write_releases
 from tvmflow.tracking.dvc.pipelines import drop_stages
@@ -101,6 +100,16 @@ def _log(root: Path) -> None:
             append_record(path, replace(ONE, created=created))
 
 
+def _keys(root: Path) -> None:
+    if not (root / "keys" / "key.pub").exists():  # they are never overwritten
+        new_keys(root / "keys" / "key")
+
+
+def _project(root: Path) -> None:
+    if not (root / "project" / "params.yaml").exists():  # refused where there is one
+        make_workspace(root / "project")
+
+
 _LOCK = "schema: '2.0'\nstages:\n  build@a:\n    cmd: x\n  build@b:\n    cmd: y\n"
 
 
@@ -139,7 +148,7 @@ def scenarios(folder: Path) -> dict[str, Scenario]:
         "stage store": Scenario(_store, _workspace),
         "stage store, made before": Scenario(_store, _made_before),
         "stage store, restored": Scenario(_store, _missing),
-        "keys": Scenario(lambda root: new_keys(root / "keys" / "key"), random=True),
+        "keys": Scenario(_keys, random=True),
         "bundle": Scenario(lambda root: write_bundle(root / "b.zip", [part], request, private)),
         "wheel": Scenario(lambda root: write_wheel(root, [part], request, private)),
         "verified bundle": Scenario(verify),
@@ -158,13 +167,6 @@ def scenarios(folder: Path) -> dict[str, Scenario]:
         "dvc.lock": Scenario(
             lambda root: drop_stages(root / "dvc.lock", {"a"}), lambda root: (root / "dvc.lock").write_text(_LOCK)
         ),
-        "new project": Scenario(lambda root: make_workspace(root / "project")),
-        "arrays": Scenario(lambda root: save_arrays(root / "a.npz", x=(rows_of_zeros(),))),
+        "new project": Scenario(_project),
         "temporary folder": Scenario(use_temporary),
     }
-
-
-def rows_of_zeros() -> Any:
-    import numpy as np
-
-    return np.zeros((40, 400), np.float32)

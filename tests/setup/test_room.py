@@ -13,7 +13,7 @@ from tests.conftest import REPOSITORY
 from tests.faults.full_disk import full_disk
 from tvmflow.config.workspace import Workspace
 from tvmflow.setup.preflight import check_room
-from tvmflow.support.errors import StoreError
+from tvmflow.support.errors import StoreError, last_words
 from tvmflow.support.files import why_not_writable
 
 
@@ -25,6 +25,12 @@ def test_a_folder_that_is_a_file(name: str, tmp_path: Path) -> None:
         check_room(Workspace(tmp_path))
 
 
+def test_the_words_about_a_full_disk_are_the_last_ones() -> None:
+    said = b"ld: final link failed: No space left on device\ncollect2: error: ld returned 1 exit status\n"
+    assert last_words(said) == "ld: final link failed: No space left on device"
+    assert last_words(b"one\ntwo\n") == "two" and last_words(b"") == ""
+
+
 def test_a_full_disk(tmp_path: Path) -> None:
     disk, full = tmp_path / "disk", tmp_path / "full"
     disk.mkdir()
@@ -33,7 +39,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 import sqlite3, sys
 from pathlib import Path
 from flows.faults import explain, explain_in_cell, explains_faults
-from tvmflow.support.errors import GateRefusedError, StageCrashedError
+from tvmflow.support.errors import GateRefusedError, StageCrashedError, ToolchainError
 disk, full = Path(sys.argv[1]), Path(sys.argv[2])
 database = sqlite3.connect(disk / "a.db")
 database.execute("create table t (x)")
@@ -47,6 +53,8 @@ try:
 except Exception as error:
     print(error)
 print(explain(StageCrashedError("build died"), disk))
+print(explain(ToolchainError("ld returned 1"), disk))
+print(explain(ToolchainError("ld: final link failed: No space left on device"), disk.parent))
 print(explain(GateRefusedError("no"), disk))
 print(explain_in_cell(OSError(28, "No space left on device", str(disk)), disk, "build"))
 """
@@ -62,4 +70,11 @@ print(explain_in_cell(OSError(28, "No space left on device", str(disk)), disk, "
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if not line.startswith("  ")]
     room = f"no space left while writing to {disk}"
-    assert said == [room, room, "no", f"no space left while working in {disk}"]
+    assert said == [
+        room,
+        room,
+        room,
+        f"no space left while working in {disk.parent}",
+        "no",
+        f"no space left while working in {disk}",
+    ]

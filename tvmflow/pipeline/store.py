@@ -332,7 +332,7 @@ class Store:
         path = self._index_path(record.stage, record.key)
         folder = self.workspace.folder(record.stage, cell) if cell else None
         slugs = {os.path.relpath(folder, self.workspace.common / record.stage)} if folder else set()
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             slugs |= set(json.loads(path.read_text(encoding="utf-8"))["slugs"])
         entry = {"record": json.loads(record_text(record)), "slugs": sorted(slugs)}
         write_atomic(path, json.dumps(entry, sort_keys=True))

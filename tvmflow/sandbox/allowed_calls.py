@@ -9,33 +9,27 @@ from __future__ import annotations
 import errno
 
 _ALLOWED = """
-    read:0:63 write:1:64 readv:19:65 writev:20:66 pread64:17:67 pwrite64:18:68 preadv:295:69 pwritev:296:70
-    preadv2:327:286 pwritev2:328:287 close:3:57 close_range:436:436 stat:4:-1 fstat:5:80 lstat:6:-1 newfstatat:262:79
-    statx:332:291 access:21:-1 faccessat:269:48 faccessat2:439:439 lseek:8:62 getdents:78:-1 getdents64:217:61
-    getcwd:79:17 chdir:80:49 fchdir:81:50 rmdir:84:-1 unlink:87:-1 unlinkat:263:35 rename:82:-1 renameat:264:38
-    renameat2:316:276 readlink:89:-1 readlinkat:267:78 truncate:76:45 ftruncate:77:46 fallocate:285:47 fsync:74:82
-    fdatasync:75:83 sync_file_range:277:84 fadvise64:221:223 readahead:187:213 copy_file_range:326:285 sendfile:40:71
-    dup:32:23 dup2:33:-1 dup3:292:24 fcntl:72:25 flock:73:32 umask:95:166 statfs:137:43 fstatfs:138:44
-    poll:7:-1 ppoll:271:73 select:23:-1 pselect6:270:72 epoll_create:213:-1 epoll_create1:291:20 epoll_ctl:233:21
-    epoll_wait:232:-1 epoll_pwait:281:22 epoll_pwait2:441:441 eventfd:284:-1 eventfd2:290:19 pipe:22:-1 pipe2:293:59
-    recvfrom:45:207 shutdown:48:210 getsockname:51:204 getpeername:52:205 getsockopt:55:209 setsockopt:54:208
-    mmap:9:222 mprotect:10:226 munmap:11:215 mremap:25:216 madvise:28:233 brk:12:214 msync:26:227 mincore:27:232
-    mlock:149:228 mlock2:325:284 munlock:150:229 mbind:237:235 get_mempolicy:239:236 set_mempolicy:238:237
-    membarrier:324:283 pkey_alloc:330:289 pkey_free:331:290 pkey_mprotect:329:288
-    fork:57:-1 vfork:58:-1 execve:59:221 exit:60:93 exit_group:231:94 wait4:61:260 waitid:247:95 futex:202:98
-    set_tid_address:218:96 set_robust_list:273:99 get_robust_list:274:100 rseq:334:293 gettid:186:178 getpid:39:172
-    getppid:110:173 getpgid:121:155 getpgrp:111:-1 getsid:124:156 setpgid:109:154 setsid:112:157 rt_sigaction:13:134
-    rt_sigprocmask:14:135 rt_sigreturn:15:139 rt_sigpending:127:136 rt_sigtimedwait:128:137 rt_sigsuspend:130:133
-    sigaltstack:131:132 restart_syscall:219:128 pause:34:-1 sched_getaffinity:204:123 sched_setaffinity:203:122
-    sched_yield:24:124 sched_getparam:143:121 sched_getscheduler:145:120 sched_get_priority_max:146:125
-    sched_get_priority_min:147:126 sched_getattr:315:275 getpriority:140:141 getcpu:309:168 prctl:157:167
-    arch_prctl:158:-1 getrlimit:97:163 setrlimit:160:164 getrusage:98:165 times:100:153 uname:63:160 sysinfo:99:179
-    getuid:102:174 geteuid:107:175 getgid:104:176 getegid:108:177 getgroups:115:158 getresuid:118:148
-    getresgid:120:150 capget:125:90
+    read:0:63 write:1:64 readv:19:65 writev:20:66 pread64:17:67 pwrite64:18:68 preadv:295:69 pwritev:296:70 close:3:57
+    close_range:436:436 stat:4:-1 fstat:5:80 lstat:6:-1 newfstatat:262:79 statx:332:291 access:21:-1 faccessat:269:48
+    faccessat2:439:439 lseek:8:62 getdents:78:-1 getdents64:217:61 getcwd:79:17 chdir:80:49 fchdir:81:50 rmdir:84:-1
+    unlink:87:-1 unlinkat:263:35 rename:82:-1 renameat:264:38 renameat2:316:276 readlink:89:-1 readlinkat:267:78
+    truncate:76:45 ftruncate:77:46 fallocate:285:47 fsync:74:82 fdatasync:75:83 fadvise64:221:223
+    copy_file_range:326:285 sendfile:40:71 dup:32:23 dup2:33:-1 dup3:292:24 fcntl:72:25 flock:73:32 umask:95:166
+    statfs:137:43 fstatfs:138:44 poll:7:-1 ppoll:271:73 select:23:-1 pselect6:270:72 epoll_create:213:-1
+    epoll_create1:291:20 epoll_ctl:233:21 epoll_wait:232:-1 epoll_pwait:281:22 eventfd:284:-1 eventfd2:290:19
+    pipe:22:-1 pipe2:293:59 recvfrom:45:207 shutdown:48:210 getsockname:51:204 getpeername:52:205 getsockopt:55:209
+    setsockopt:54:208 mmap:9:222 mprotect:10:226 munmap:11:215 mremap:25:216 madvise:28:233 brk:12:214 msync:26:227
+    mbind:237:235 get_mempolicy:239:236 set_mempolicy:238:237 membarrier:324:283 fork:57:-1 vfork:58:-1 execve:59:221
+    exit:60:93 exit_group:231:94 wait4:61:260 waitid:247:95 futex:202:98 set_tid_address:218:96 set_robust_list:273:99
+    rseq:334:293 gettid:186:178 getpid:39:172 getppid:110:173 getpgid:121:155 getpgrp:111:-1 getsid:124:156
+    setpgid:109:154 setsid:112:157 rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139
+    rt_sigtimedwait:128:137 sigaltstack:131:132 restart_syscall:219:128 sched_getaffinity:204:123
+    sched_setaffinity:203:122 sched_yield:24:124 sched_getparam:143:121 sched_getscheduler:145:120
+    sched_get_priority_max:146:125 sched_get_priority_min:147:126 getpriority:140:141 getcpu:309:168 prctl:157:167
+    arch_prctl:158:-1 getrlimit:97:163 setrlimit:160:164 getrusage:98:165 uname:63:160 sysinfo:99:179 getuid:102:174
+    geteuid:107:175 getgid:104:176 getegid:108:177 getgroups:115:158 getresuid:118:148 getresgid:120:150
     clock_gettime:228:113 clock_getres:229:114 clock_nanosleep:230:115 nanosleep:35:101 gettimeofday:96:169
-    time:201:-1 alarm:37:-1 setitimer:38:103 getitimer:36:102 timerfd_create:283:85 timerfd_settime:286:86
-    timerfd_gettime:287:87 timer_create:222:107 timer_settime:223:110 timer_gettime:224:108 timer_getoverrun:225:109
-    timer_delete:226:111 getrandom:318:278
+    time:201:-1 getrandom:318:278
 """
 # Calls of which some arguments are refused: one of a file's mode (setuid, setgid), of ioctl (typing into a terminal),
 # of a process (others), of clone (namespaces), of sockets (datagrams, which have an address).

@@ -358,6 +358,7 @@ def _threads_of_user() -> int:
 def _error_of(event: dict[str, Any]) -> errors.TvmflowError:
     """Return the error of a function; one that it may not raise becomes ModelFileError."""
     parts = {key: _text(event.get(key, "")) for key in ("type", "found", "expected", "hint")}
+    parts["found"] = parts["found"] if parts["found"].strip() else "an error that says nothing"
     return errors.from_json({**parts, "type": parts["type"] if parts["type"] in _ERRORS else "ModelFileError"})
 
 

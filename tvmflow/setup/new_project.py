@@ -76,18 +76,21 @@ def _deployments(name: str) -> str:
     return re.sub(r"^(name|  - name): tvmflow$", lambda found: f"{found[1]}: {json.dumps(name)}", text, flags=re.M)
 
 
+_MARKS = ("params.yaml", "dvc.yaml")  # of a workspace
+
+
 def make_workspace(folder: Path) -> Path:
     """Write the files of a new workspace and return its folder. Raises UsageError if there is one already."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", "the name of a folder", "choose another name")
-    for name in ("params.yaml", "dvc.yaml"):
+    for name in _MARKS:
         if (folder / name).exists():
             raise UsageError(
                 f"{folder} already has a {name}",
                 "a new or empty folder, or one without params.yaml and dvc.yaml",
                 "change to it and use 'tvmflow add MODEL_FILE', or choose another folder",
             )
-    for name, text in new_files(folder).items():
+    for name, text in sorted(new_files(folder).items(), key=lambda one: one[0] in _MARKS):  # last: they say it is there
         if not (folder / name).exists():
             write_atomic(folder / name, text)
     return folder.resolve()

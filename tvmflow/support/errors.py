@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 import re
 from collections.abc import Iterable
 from typing import Any, ClassVar
@@ -324,9 +325,12 @@ def _lines(error: BaseException) -> list[str]:
 
 
 def last_words(said: bytes, limit: int = 300) -> str:
-    """Return the last line of a process's output without terminal control characters, "" for no output."""
+    """Return the last line of a process's output, or the one about a full disk, without terminal control characters; ""
+    for no output.
+    """
     lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
-    return "".join(c if c.isprintable() else " " for c in lines[-1][:limit]) if lines else ""
+    full = [line for line in lines if os.strerror(errno.ENOSPC) in line]
+    return "".join(c if c.isprintable() else " " for c in (full or lines)[-1][:limit]) if lines else ""
 
 
 def error_words(said: bytes, limit: int = 300) -> str:

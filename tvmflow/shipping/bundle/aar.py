@@ -29,7 +29,7 @@ from tvmflow.shipping.bundle.statement import statement
 from tvmflow.shipping.bundle.wheel import BESIDE
 from tvmflow.shipping.bundle.write import BundleRequest, Content, contents
 from tvmflow.support.errors import BundleError, UsageError
-from tvmflow.support.files import describe_file
+from tvmflow.support.files import describe_file, write_atomic
 from tvmflow.support.temporary import temporary_folder
 from tvmflow.toolchain.compilers import compiler_named
 from tvmflow.toolchain.triples import triple_of
@@ -112,15 +112,16 @@ def write_aar(
         }
         write_archive(path, inside)
     pom = path.with_suffix(".pom")
-    pom.write_text(_POM.format(**names), encoding="utf-8")
+    write_atomic(pom, _POM.format(**names))
     for file in (path, pom):
         _write_checksums(file)
     beside = path.with_name(path.name + BESIDE)
     beside.unlink(missing_ok=True)
     if key is not None:
         whole = describe_file(path)
-        beside.write_bytes(
-            envelope(statement(manifest, {path.name: File(sha256=whole.sha256, size=whole.size)}, parts), key)
+        write_atomic(
+            beside,
+            envelope(statement(manifest, {path.name: File(sha256=whole.sha256, size=whole.size)}, parts), key).decode(),
         )
     return path, manifest
 
@@ -220,4 +221,4 @@ def _write_checksums(file: Path) -> None:
     data = file.read_bytes()
     for kind in ("md5", "sha1", "sha256", "sha512"):
         digest = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
-        file.with_name(f"{file.name}.{kind}").write_text(digest, encoding="ascii")
+        write_atomic(file.with_name(f"{file.name}.{kind}"), digest)

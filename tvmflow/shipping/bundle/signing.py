@@ -58,7 +58,11 @@ def new_keys(path: Path) -> KeyPair:
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _write_new(path, secret, 0o600)
-    _write_new(public, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
+    try:
+        _write_new(public, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
     return KeyPair(path, public, keyid(key.public_key()))
 
 
@@ -67,9 +71,14 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
         raise UsageError(f"{path} already exists", "an unused name: keys are never overwritten") from None
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        os.fsync(file.fileno())
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)  # half a key
+        raise
 
 
 def signing_key(path: Path | None) -> Ed25519PrivateKey | None:

@@ -21,7 +21,7 @@ from tvmflow.shipping.bundle.signing import envelope
 from tvmflow.shipping.bundle.statement import statement
 from tvmflow.shipping.bundle.write import BundleRequest, Content, contents, describe_content
 from tvmflow.support.errors import BundleError
-from tvmflow.support.files import describe_file
+from tvmflow.support.files import describe_file, write_atomic
 from tvmflow.toolchain.triples import ARM32
 
 _MACHINES = {ARM32: "armv7l"}  # architecture of a triple -> Python's name
@@ -85,7 +85,7 @@ def write_wheel(
     if key is not None:
         whole = describe_file(path)
         about = {path.name: File(sha256=whole.sha256, size=whole.size)}
-        beside.write_bytes(envelope(statement(manifest, about, parts), key))
+        write_atomic(beside, envelope(statement(manifest, about, parts), key).decode())
     return path, manifest
 
 

@@ -129,9 +129,12 @@ def _keep(workspace: Workspace, measurement: Measurement) -> None:
             return
         half = folder.with_name(f".{folder.name}")
         shutil.rmtree(half, ignore_errors=True)
-        measurement.copy_to(half)
-        write_atomic(half / "kept.json", json.dumps({_COMMIT: git_commit(workspace.root)}))
-        half.rename(folder)
+        try:
+            measurement.copy_to(half)
+            write_atomic(half / "kept.json", json.dumps({_COMMIT: git_commit(workspace.root)}))
+            half.rename(folder)
+        finally:
+            shutil.rmtree(half, ignore_errors=True)  # the disk may be full
 
 
 def _in_folders(workspace: Workspace, cell: Cell) -> Measurement:
