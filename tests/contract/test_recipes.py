@@ -26,4 +26,4 @@ def test_a_recipes_params_are_valid(block: str, tmp_path: Path) -> None:
 
 
 def test_there_are_recipes() -> None:
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 3
