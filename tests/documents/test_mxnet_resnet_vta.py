@@ -205,7 +205,7 @@ def _entry(network: str, size: int, batch: int = 1) -> dict[str, Any]:
         "network": f"mxnet/{network}",
         "weights": {"seeded": 3},
         "input": {"shape": [batch, 3, size, size]},
-        "preprocess": {"mean": MEAN.tolist(), "std": STD.tolist()},
+        "preprocess": {"mean": MEAN.tolist(), "std": STD.tolist(), "fit": "stretch"},
     }
 
 
