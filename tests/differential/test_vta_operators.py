@@ -92,19 +92,20 @@ def test_other_designs(config: VtaConfig) -> None:
 
 def test_a_region_and_a_program_survive_their_bytes() -> None:
     region = Region(
-        {"x": (1, 16, 8, 8)},
+        {"x": (1, 16, 8, 8), "b": (1, 16, 4, 4)},
         (
             random_conv("a", "x", (16, 16), 3),
             MaxPool("p", "a", (2, 2), (2, 2), (0,) * 4),
-            Sum("s", ("p",), (0,), Tail()),
+            Sum("s", ("p", "b"), (0, 0), Tail()),
         ),
         ("s",),
     )
     blob = region_to_blob(region, {"layers": ["a"]})
     again = region_from(*read_blob(blob))
-    x = {"x": image((1, 16, 8, 8))}
+    x = {"x": image((1, 16, 8, 8)), "b": image((1, 16, 4, 4))}
     assert np.array_equal(run_region(again, x)["s"], run_region(region, x)["s"])
     program = compile_region(CONFIG, region, "optimized")
+    assert list(again.inputs) == [tensor.name for tensor in program.inputs] == ["x", "b"], "the order of a call"
     copied = program_from(*read_blob(program_to_blob(program)))
     assert copied.launches == program.launches and np.array_equal(copied.constants, program.constants)
     damaged = bytearray(blob)

@@ -13,6 +13,9 @@ from typing import Any
 from tvmflow.evaluation.machine_state import APART
 from tvmflow.evaluation.regression import BETWEEN
 from tvmflow.report.execution import Start
+from tvmflow.evaluation.roofline import Work
+from tvmflow.evaluation.scorecard import Scorecard
+from tvmflow.report.processors import SideBySide, side_by_side
 from tvmflow.tracking.mlflow.links import run_url
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&amp;'\"`${1}\u2028"
@@ -279,6 +282,18 @@ def fleet() -> dict[str, Any]:
     }
 
 
+def processors() -> list[SideBySide]:
+    """Return digits on a CPU and on an accelerator; a network that has no accelerator is none of them."""
+    counted = part() | {"operations": 5e6, "counted": True}
+    made = [
+        card("digits@local-cpu:float32", 20.0),
+        card("digits@vta-sim:vta_int8", 1.0, part=counted),
+        card("mobilenet_v2@local-cpu:float32", 3.7),
+    ]
+    work = {"digits@local-cpu:float32": Work({"float32": 7e6, "int32": 1e6}, 44_000)}
+    return side_by_side(map(Scorecard.from_json, made), work.get)
+
+
 def report_data() -> dict[str, Any]:
     """Return what `collect` would, of nine cells and two that were never measured."""
     rows = [
@@ -304,6 +319,7 @@ def report_data() -> dict[str, Any]:
         "cells": [*rows, busy, simulated],
         "unmeasured": [{"model": "mobilenet_v2", "target": "rk3399", "precision": "int8"}],
         "fleet": fleet(),
+        "processors": [one.to_json() for one in processors()],
         "forms": FORMS,
         "steps": STEPS,
         "precisions": ("float32", "float16", "float16_acc32", "bfloat16", "int8", "vta_int8"),

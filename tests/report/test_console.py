@@ -16,7 +16,7 @@ from rich.console import Console
 
 from flows.display import Display
 from tests.conftest import examples
-from tests.report.report_data import BADGE, card, history, latency, part
+from tests.report.report_data import BADGE, card, history, latency, part, processors
 from tests.scorecards import DEVICE
 from tvmflow.api.results import CellStatus
 from tvmflow.devices.gpu.quarantine import DifferingKernel
@@ -27,6 +27,7 @@ from tvmflow.evaluation.scorecard import AcceleratorPart, GpuAgreement, GpuNumbe
 from tvmflow.pipeline.results import RetuneResult
 from tvmflow.report.console import Grid, grid, print_to, printable, show_table, show_text
 from tvmflow.report.plans import status_table
+from tvmflow.report.processors import numbers_of
 from tvmflow.report.retune_tables import retune_table
 from tvmflow.report.tables import latency_table, part_table, scorecard_markdown, scorecard_table
 from tvmflow.tuning.records.origins import ORIGINS
@@ -58,6 +59,7 @@ TABLES: dict[str, Callable[[], Grid]] = {
     "scorecards": lambda: scorecard_table([_card(name) for name in NAMES]),
     "latency": lambda: latency_table(_card(NAMES[0])),
     "busy": lambda: latency_table(_card(NAMES[0], peers={"onnxruntime": latency(1.0, badges=(BADGE,))})),
+    "processors": lambda: processors()[0].table(),
     "accelerator": lambda: part_table(AcceleratorPart(**part(), launches=3)),
     "retune": lambda: retune_table([RETUNED, RetuneResult(NAMES[1], "failed, the champion stays: no device")]),
     "history": lambda: grid(
@@ -70,6 +72,26 @@ TABLES: dict[str, Callable[[], Grid]] = {
         ("device", "version", "changed"),
     ),
 }
+
+
+def test_cpu_and_accelerator_are_side_by_side_with_units_and_origins() -> None:
+    [beside] = processors()
+    table = beside.table()
+    assert table.columns == ("", "unit", "digits@local-cpu:float32", "digits@vta-sim:vta_int8")
+    assert [list(row[1:]) for row in table.rows] == [
+        ["ms", "20, measured", "-"],  # the simulator's time says nothing
+        ["cycles", "-", "50,000, estimated"],
+        ["ms", "-", "0.5, estimated"],
+        ["bytes", "-", "4096, measured"],
+        ["bytes", "44,000, estimated", "-"],
+        ["operations", "-", "5,000,000, measured"],
+        ["operations", "8,000,000, estimated", "-"],
+    ]
+    by_plan = card(
+        "digits@board:vta_int8", 2.0, part=part() | {"operations": 5e6, "counted": False, "simulated": False}
+    )
+    board = numbers_of(Scorecard.from_json(by_plan), None)
+    assert [value and value.how for value in board[:4]] == ["measured", "estimated", "estimated", "estimated"]
 
 
 def test_a_warning_is_on_every_line_that_shows_the_cell() -> None:

@@ -134,6 +134,16 @@ def test_every_chart_is_drawn_and_fits(browser: Browser, page: Path, tmp_path: P
     browser.picture(_pictures(tmp_path) / f"report-{width}-{scheme}.png")
 
 
+def test_cpu_and_accelerator_are_side_by_side(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri(), 1400)
+    tables = "document.querySelectorAll('#accelerator table')"
+    read = f"[...{tables}[1].querySelectorAll('tr')].map(row => [...row.children].map(cell => cell.textContent))"
+    names, *rows = browser.ask(read)
+    assert names[2:] == ["digits@local-cpu:float32", "digits@vta-sim:vta_int8"]
+    assert rows[0][:3] == ["latency", "ms", "20, measured"]
+    assert rows[-2][:2] + rows[-2][3:] == ["operations of the accelerator", "operations", "5,000,000, measured"]
+
+
 def test_the_fleet_and_what_got_worse_on_it_are_shown(browser: Browser, page: Path) -> None:
     browser.open(page.as_uri(), 1400)
     _open_all(browser)

@@ -29,7 +29,7 @@ def _name(path: Path) -> str:
 def test_the_list_names_every_project_and_every_app() -> None:
     listed = re.findall(r"^\| \[(\S+)\]", (REPOSITORY / "examples" / "README.md").read_text(), re.M)
     apps = sorted(path.parent for path in (REPOSITORY / "examples" / "apps").glob("*/README.md"))
-    assert len(EXAMPLES) == 5 and len(apps) == 5
+    assert len(EXAMPLES) == 6 and len(apps) == 5
     assert sorted(listed) == sorted(str(path.relative_to(REPOSITORY / "examples")) for path in [*EXAMPLES, *apps])
 
 
@@ -60,4 +60,5 @@ def test_the_readme_names_commands_and_cells_that_there_are(example: Path) -> No
         assert command in get_command(app).commands  # type: ignore[attr-defined]
         if cell:
             cells.cell(cell)
-    assert len((example / "params.yaml").read_text().splitlines()) <= 20
+    most = 120 if cells.switched_off else 20  # many devices, or one small network
+    assert len((example / "params.yaml").read_text().splitlines()) <= most

@@ -68,6 +68,9 @@ def status(workspace: Where = None, verify: bool = False) -> Status:
         card = card_of(where, cell)
         badges = tuple(one.badge for one in card.warnings) if card else ()
         rows.append(CellStatus(name, str(cell), plan.todo, card is not None, why, badges))
+    for name, off in where.params.switched_off.items():
+        measured = card_of(where, off.cell) is not None
+        rows.append(CellStatus(name, str(off.cell), (), measured, None, (), off.needs))
     return Status(
         tuple(sorted(where.params.models)), tuple(sorted(where.params.targets)), tuple(rows), _proposed(where)
     )
@@ -196,6 +199,8 @@ def history(cell: CellName, workspace: Where = None) -> tuple[Measurement, ...]:
 
 def examine(root: Path | None = None) -> list[Finding]:
     """Return the findings of `tvmflow doctor`, good and bad."""
+    from tasks.table import STAGES
+    from tvmflow.setup.doctor import cells_switched_off
     from tvmflow.setup.doctor import examine as look_at
 
-    return look_at(root)
+    return [*look_at(root), *cells_switched_off(root, list(STAGES.values()))]

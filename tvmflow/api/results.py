@@ -54,7 +54,7 @@ class CellPlan:
 @dataclass(frozen=True)
 class CellStatus(_Value):
     """The progress of a listed cell. name: under `cells:`; error: why it cannot be run; warnings: badges of its
-    scorecard.
+    scorecard. off: what it needs, "" for nothing said, if it is switched off; None if it is not.
     """
 
     name: str
@@ -63,6 +63,7 @@ class CellStatus(_Value):
     measured: bool
     error: str | None
     warnings: tuple[str, ...] = ()
+    off: str | None = None
 
 
 @dataclass(frozen=True)

@@ -61,12 +61,13 @@ def _run_cells(workspace: Workspace, cells: list[str], dry_run: bool, as_json: b
         show_plans(api.plan(*cells, workspace=workspace, look=True), as_json)
         return
     results = api.run(*cells, workspace=workspace, check=False, show_progress=True, **options)
-    _show_results(results, as_json)
+    _show_results(workspace, results, as_json)
     raise_failures(results)
     suggest("tvmflow report    (write an HTML report)   or   tvmflow promote CELL    (release it)")
 
 
-def _show_results(results: Sequence[RunResult], as_json: bool) -> None:
+def _show_results(workspace: Workspace, results: Sequence[RunResult], as_json: bool) -> None:
+    from tvmflow.report.processors import processors_of
     from tvmflow.report.tables import latency_table, part_table, scorecard_table
 
     cards = [result.scorecard.card for result in results if result.scorecard]
@@ -77,6 +78,8 @@ def _show_results(results: Sequence[RunResult], as_json: bool) -> None:
         return
     if cards:
         show(scorecard_table(cards))
+    for beside in processors_of(workspace, cards):
+        show(beside.table())
     if len(cards) == 1:
         show(latency_table(cards[0]))
         if (part := cards[0].part) and "counters" in part.details:

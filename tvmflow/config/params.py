@@ -18,6 +18,8 @@ from pydantic import (
     model_validator,
 )
 
+from tvmflow.config.cells import Cell as Cell
+from tvmflow.config.cells import SwitchedOff, split_cells
 from tvmflow.config.model_params import DTYPES as DTYPES
 from tvmflow.config.model_params import ImageFolder as ImageFolder
 from tvmflow.config.model_params import Input as Input
@@ -102,22 +104,6 @@ class TargetEntry(Frozen):
         if not isinstance(kind, str) or kind in cls.model_fields or kind not in data or "options" in data:
             return data
         return {**{name: value for name, value in data.items() if name != kind}, "options": data[kind]}
-
-
-class Cell(Frozen):
-    """One model x target x precision."""
-
-    model: Name
-    target: Name
-    precision: Precision
-
-    def __str__(self) -> str:
-        return f"{self.model}@{self.target}:{self.precision}"
-
-    @property
-    def slug(self) -> str:
-        """Return the cell as a folder name; unique because names contain no dot."""
-        return f"{self.model}.{self.target}.{self.precision}"
 
 
 class ReleaseParams(Frozen):
@@ -226,12 +212,14 @@ class Params(Frozen):
     """All of params.yaml. Missing keys have the defaults of docs/params.md.
 
     targets: every file has `local-cpu`, this machine. cells: by default each model in float32 on it, under the model's
-    name. overrides: model@target:precision -> what differs there from `quantize:` and `tune:`.
+    name; switched_off: those of the file's `cells:` with `enabled: false`. overrides: model@target:precision -> what
+    differs there from `quantize:` and `tune:`.
     """
 
     models: dict[Name, ModelEntry] = Field(default_factory=dict)
     targets: dict[Name, TargetEntry]
     cells: dict[Name, Cell]
+    switched_off: dict[Name, SwitchedOff] = Field(default_factory=dict)
     overrides: dict[Line, CellOverrides] = Field(default_factory=dict)
     fetch: FetchParams = FetchParams()
     import_model: ImportParams = ImportParams()
@@ -259,12 +247,13 @@ class Params(Frozen):
         if "cells" not in params:
             names = models if isinstance(models, dict) else ()
             params["cells"] = {name: {"model": name, "target": LOCAL_CPU, "precision": "float32"} for name in names}
+        params["cells"], params["switched_off"] = split_cells(params["cells"])
         return params
 
     @model_validator(mode="after")
     def _cells_are_known(self) -> Params:
         wrong = []
-        for name, cell in self.cells.items():
+        for name, cell in (*self.cells.items(), *self.switched_off.items()):
             for word, table in (("model", self.models), ("target", self.targets)):
                 value = getattr(cell, word)
                 if value not in table:
@@ -313,6 +302,8 @@ class Params(Frozen):
         """
         if text in self.cells:
             return self.cells[text]
+        if text in self.switched_off:
+            return self.switched_off[text].cell
         match = re.fullmatch(r"([^@:]+)@([^@:]+):([^@:]+)", text)
         if not match:
             raise self._no_cell(text)

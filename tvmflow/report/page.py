@@ -27,6 +27,7 @@ from tvmflow.evaluation.regression import BETWEEN
 from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.pipeline.record import RECORD_NAME, Record, read_record
 from tvmflow.report.execution import execution_of
+from tvmflow.report.processors import processors_of
 from tvmflow.report.tables import FORMS, STEPS, known_cells, scorecard, stage_times, trusted_bytes, trusted_json
 from tvmflow.support.errors import StoreError, UsageError
 from tvmflow.support.files import write_atomic
@@ -57,13 +58,14 @@ def collect(
     relative links. Raises StoreError if nothing was measured, UsageError for an invalid address of MLflow's UI.
     """
     beside = page.resolve().parent if page else workspace.root
-    cells, unmeasured = [], []
+    cells, unmeasured, cards = [], [], []
     for cell in known_cells(workspace):
         card = scorecard(workspace, cell)
         names = {"model": cell.model, "target": cell.target, "precision": cell.precision}
         if card is None:
             unmeasured.append(names)
         else:
+            cards.append(card)
             facts = _facts_of(workspace, cell, card, history.get(str(cell), []), beside)
             cells.append(names | {"measured": measured.get(str(cell), 0)} | facts)
     if not cells:
@@ -82,6 +84,7 @@ def collect(
         "cells": cells,
         "unmeasured": unmeasured,
         "fleet": _fleet(workspace),
+        "processors": [one.to_json() for one in processors_of(workspace, cards)],
         "forms": FORMS,
         "steps": STEPS,
         "precisions": get_args(Precision),

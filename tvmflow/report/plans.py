@@ -75,6 +75,8 @@ class ListedCell(Protocol):
     def error(self) -> str | None: ...
     @property
     def warnings(self) -> tuple[str, ...]: ...
+    @property
+    def off(self) -> str | None: ...
 
 
 def status_table(root: Path, cells: Sequence[ListedCell]) -> Grid:
@@ -86,6 +88,8 @@ def status_table(root: Path, cells: Sequence[ListedCell]) -> Grid:
         state = (
             f"to do: {', '.join(todo) if few else f'{len(todo)} stages from {todo[0]} on'}" if todo else "up to date"
         )
+        if cell.off is not None:
+            state = f"off, needs {cell.off}" if cell.off else "off"
         shown = [f"cannot be run: {error}" if error else state, *cell.warnings]
         rows.append((cell.name, cell.cell, ", ".join(shown)))
     columns = ("name", "cell", "state")

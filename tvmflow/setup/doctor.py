@@ -7,7 +7,7 @@ import os
 import pwd
 import shutil
 import socket
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +16,8 @@ from typing import Literal
 from tvmflow.config.params import TargetEntry
 from tvmflow.config.workspace import find_workspace
 from tvmflow.devices.registry import transport_of
+from tvmflow.pipeline.stage import AnyStage
+from tvmflow.setup.preflight import missing_for
 from tvmflow.support.errors import TvmflowError, UsageError, first_line
 from tvmflow.toolchain.compilers import compiler_named, debian_package
 from tvmflow.toolchain.versions import installed_version
@@ -258,6 +260,20 @@ def _outside(root: Path | None) -> bool:
     except UsageError:
         return root is None and not os.environ.get("TVMFLOW_ROOT")
     return False
+
+
+def cells_switched_off(root: Path | None, stages: Sequence[AnyStage]) -> Iterator[Finding]:
+    """Return what is missing for each cell with `enabled: false`."""
+    try:
+        workspace = find_workspace(root)
+        cells = workspace.params.switched_off
+    except TvmflowError:
+        return  # said by the check of the workspace
+    for name, off in cells.items():
+        missing = missing_for(workspace, off.cell, stages)
+        found = "; ".join(dict.fromkeys(error.found for error in missing))
+        hint = next((error.hint for error in missing if error.hint), "") if missing else "remove its enabled: false"
+        yield Finding("ok", f"cell {name}, off", f"missing: {found}" if missing else "nothing is missing", hint)
 
 
 def _free_disk(folder: Path) -> Finding:

@@ -32,6 +32,9 @@ def params_schema() -> dict[str, Any]:
     schema = Params.model_json_schema()
     definitions = schema["$defs"]
     _add_rows(definitions)
+    needs = definitions.pop("SwitchedOff")["properties"]["needs"]
+    del schema["properties"]["switched_off"]  # written under cells:
+    definitions["Cell"]["properties"] |= {"enabled": {"type": "boolean", "default": True}, "needs": needs}
     definitions["Weights"]["oneOf"] = [{"required": [name]} for name in _SOURCES]
     definitions["TuneParams"]["properties"]["tuner"]["enum"] = sorted(TUNERS)
     definitions["ModelEntry"]["properties"]["framework"]["enum"] = sorted(FRONTENDS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,37 @@ def check_cell(workspace: Workspace, cell: Cell, todo: Collection[AnyStage], fou
         _check_files(workspace, cell.model, model)
         check_model(workspace, cell.model)
         found.add(f"model {cell.model}")
+    _check_compiler(workspace, cell, todo)
+    if any(stage.measures_device for stage in todo) and f"target {cell.target}" not in found:
+        _check_device(cell.target, target.device)
+        found.add(f"target {cell.target}")
+    if "room" not in found:
+        check_room(workspace)
+        found.add("room")
+
+
+def missing_for(workspace: Workspace, cell: Cell, todo: Collection[AnyStage]) -> list[TvmflowError]:
+    """Return all that would end a run of these stages of a cell, where `check_cell` raises the first."""
+    model, target = workspace.params.models[cell.model], workspace.params.targets[cell.target]
+    checks: tuple[Callable[[], None], ...] = (
+        lambda: _check_packages(cell.model, model),
+        lambda: _check_files(workspace, cell.model, model),
+        lambda: check_model(workspace, cell.model),
+        lambda: _check_compiler(workspace, cell, todo),
+        lambda: _check_device(cell.target, target.device),
+    )
+    missing = []
+    for check in checks:
+        try:
+            check()
+        except TvmflowError as error:
+            missing.append(error)
+    return missing
+
+
+def _check_compiler(workspace: Workspace, cell: Cell, todo: Collection[AnyStage]) -> None:
+    """Raise ToolchainError if the compiler that links for a cell's target is missing."""
+    target = workspace.params.targets[cell.target]
     resolved = backend_for(target).target
     tools = {tool for stage in todo for tool in stage.toolchain(stage.settings(workspace, cell))}
     if f"cc:{resolved.cc}" in tools:
@@ -94,12 +125,6 @@ def check_cell(workspace: Workspace, cell: Cell, todo: Collection[AnyStage], fou
                 error.expected,
                 f"{error.hint}; or choose another one with targets.{cell.target}.cc",
             ) from None
-    if any(stage.measures_device for stage in todo) and f"target {cell.target}" not in found:
-        _check_device(cell.target, target.device)
-        found.add(f"target {cell.target}")
-    if "room" not in found:
-        check_room(workspace)
-        found.add("room")
 
 
 def check_room(workspace: Workspace) -> None:

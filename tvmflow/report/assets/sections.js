@@ -222,7 +222,11 @@ function partSection(cells, width) {
     const reasons = Object.entries(part.cpu_reasons ?? {}).map(([name, why]) => `${name} (${why})`).join(", ");
     return folded([code(cell), `: ${part.layers.length} launches${regions}${reasons ? `; on the CPU instead: ${reasons}` : ""}`], make);
   });
-  return [h("h2", null, "Accelerator"), chart("accelerator", partRoofline(width, known), "No layer was counted."), table(columns, lines), note("part"), layers];
+  const beside = data.processors.filter((one) => cells.some((cell) => cell.model === one.model)).map((one) => [
+    h("h3", null, "CPU and accelerator: ", code(one.model)),
+    table([["", "left"], ["unit", "left"], ...one.cells.map((name) => [short(name), ""])], one.rows.map((row) => [row.what, row.unit, ...row.values.map((found) => (found ? `${found.value >= 1e4 ? whole(found.value) : number(found.value, 4)}, ${found.how}` : "–"))])),
+  ]);
+  return [h("h2", null, "Accelerator"), chart("accelerator", partRoofline(width, known), "No layer was counted."), table(columns, lines), note("part"), layers, beside];
 }
 
 function sourcesSection(cells, width) {

@@ -261,7 +261,7 @@ def region_to_blob(region: Region, notes: Mapping[str, Any] | None = None) -> by
             entry["tail"] = tail
         operators.append(entry)
     text = {
-        "inputs": dict(region.inputs),
+        "inputs": [[name, shape] for name, shape in region.inputs.items()],  # in the order of a call
         "operators": operators,
         "outputs": region.outputs,
         "notes": dict(notes or {}),
@@ -286,10 +286,12 @@ def region_from(text: Mapping[str, Any], arrays: Mapping[str, Array]) -> Region:
     """
     members = fields.members("region", dict(text), {"kind", "inputs", "operators", "outputs", "notes"})
     notes_from(text)
-    if members["kind"] != "region" or not isinstance(members["inputs"], dict):
-        raise fields.wrong("kind and inputs", (members["kind"], members["inputs"]), "a region, and an object of shapes")
-    names = fields.names("inputs", list(members["inputs"]), 1)
-    inputs = {name: _bounded(name, fields.wholes(name, members["inputs"][name], 4, (1, _MAX_SIDE))) for name in names}
+    if members["kind"] != "region":
+        raise fields.wrong("kind", members["kind"], "region")
+    pairs = [fields.items("inputs", pair, 2, 2) for pair in fields.items("inputs", members["inputs"], 1)]
+    names = fields.names("inputs", [name for name, _ in pairs], 1)
+    sides = (fields.wholes(name, shape, 4, (1, _MAX_SIDE)) for name, (_, shape) in zip(names, pairs, strict=True))
+    inputs = {name: _bounded(name, shape) for name, shape in zip(names, sides, strict=True)}
     shapes, operators, used = dict(inputs), [], set[str]()
     for entry in fields.items("operators", members["operators"], 1):
         operator = _operator(entry, arrays, shapes, used)
