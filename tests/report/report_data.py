@@ -12,9 +12,9 @@ from typing import Any
 
 from tvmflow.evaluation.machine_state import APART
 from tvmflow.evaluation.regression import BETWEEN
-from tvmflow.report.execution import Start
 from tvmflow.evaluation.roofline import Work
 from tvmflow.evaluation.scorecard import Scorecard
+from tvmflow.report.execution import Start
 from tvmflow.report.processors import SideBySide, side_by_side
 from tvmflow.tracking.mlflow.links import run_url
 
