@@ -227,7 +227,7 @@ def test_saved_model_and_tflite_float_and_int8(tmp_path: Path) -> None:
     assert np.abs(run_graph(read_graph(module), x) - reference).max() <= 2 * step
     quantized, report = quantize_int8(module, x, None, Int8Params(max_drop=None))
     assert np.abs(run_graph(read_graph(quantized), x) - reference).max() <= 3 * step
-    assert {layer.dtype for layer in report.layers if layer.kind == "conv"} == {"int8"}
+    assert {layer.dtype for layer in report.layers if layer.kind == "conv"} == {"uint8"}
     names = [name for name, _ in plain.layers(x)]
     assert len(names) >= 4 and first_differing_layer(plain, x, 1e-4) is None
     with pytest.raises(ModelFileError, match=r"input\.shape"):

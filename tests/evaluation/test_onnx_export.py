@@ -39,10 +39,24 @@ def _never_end(path: Path) -> None:
     time.sleep(600)
 
 
+@pytest.fixture(autouse=True, params=[True], ids=["fork"])
+def forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork or not, whatever memory the tests before have taken."""
+    monkeypatch.setattr(onnx_export, "_can_fork", lambda: request.param)
+
+
 def _export(write: Callable[[Path], None], path: Path) -> str:
     source: Any = _Source(write)
     with exporting_onnx(source, path) as finish:
         return finish()
+
+
+def test_a_model_is_large_by_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(onnx_export, "_MOST_FORKED_BYTES", 0)
+    assert not onnx_export._can_fork()
+    monkeypatch.setattr(onnx_export, "_MOST_FORKED_BYTES", 1 << 50)
+    assert onnx_export._can_fork()
 
 
 def test_the_file_is_written_by_another_process(tmp_path: Path) -> None:
@@ -51,16 +65,15 @@ def test_the_file_is_written_by_another_process(tmp_path: Path) -> None:
     assert int(path.read_text()) != os.getpid()
 
 
-def test_a_large_model_is_written_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_export, "_MOST_FORKED_BYTES", 0)
+@pytest.mark.parametrize("forks", [False], indirect=True)
+def test_a_large_model_is_written_here(tmp_path: Path) -> None:
     path = tmp_path / "peer.onnx"
     assert _export(_write_pid, path) == ""
     assert int(path.read_text()) == os.getpid()
 
 
-@pytest.mark.parametrize("most", [0, onnx_export._MOST_FORKED_BYTES])
-def test_a_failure_is_a_reason_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr(onnx_export, "_MOST_FORKED_BYTES", most)
+@pytest.mark.parametrize("forks", [False, True], indirect=True)
+def test_a_failure_is_a_reason_and_leaves_no_file(tmp_path: Path) -> None:
     assert _export(_fail, tmp_path / "peer.onnx") == "no such operator"
     assert not list(tmp_path.iterdir())
 

@@ -156,9 +156,9 @@ def test_torn_files_of_every_kind(tmp_path: Path, name: str, content: bytes) -> 
         load_source(tmp_path, _describe(framework, name))
 
 
-def test_a_zip_without_a_saved_model(tmp_path: Path) -> None:
+def test_a_zip_that_leaves_its_folder(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
         archive.writestr("../outside", b"x")
-    with pytest.raises(ModelFileError, match=r"0 saved_model.pb files"):
+    with pytest.raises(ModelFileError, match=r"the name '\.\./outside'"):
         load_source(tmp_path, _describe("tensorflow", "model.zip"))
     assert not (tmp_path.parent / "outside").exists()

@@ -279,5 +279,5 @@ def test_int8_average_pools_round_as_litert(tmp_path: Path) -> None:
     quantized, report = quantize_int8(module, x, None, Int8Params(max_drop=None))
     (made,) = interpret(quantized, [x])
     steps = made / scale + zero - wanted
-    assert np.abs(steps).max() <= 1.01 and {layer.kind: layer.dtype for layer in report.layers}["conv"] == "int8"
+    assert np.abs(steps).max() <= 1.01 and {layer.kind: layer.dtype for layer in report.layers}["conv"] == "uint8"
     assert read_graph(quantized).outputs

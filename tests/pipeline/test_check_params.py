@@ -52,7 +52,7 @@ def test_what_is_shipped_is_in_the_tables() -> None:
         (
             "targets/local-cpu/device/transport",
             "bluetooth",
-            "device.transport: no 'bluetooth'; legal: adb, agent, emulated, local, local-agent, tracker",
+            "device.transport: no 'bluetooth'; legal: adb, agent, direct, emulated, local, local-agent, tracker",
         ),
         ("models/digits_torch/framework", "caffe", "framework: no 'caffe'; legal: keras, mxnet"),
         ("models/digits_torch/framework", "onnx", "weights: a model of onnx comes from {file: ...}"),
@@ -61,7 +61,7 @@ def test_what_is_shipped_is_in_the_tables() -> None:
             "targets/rk3399/device/prt",
             1,
             "targets.rk3399.device.prt: unknown key (did you mean 'port'?); legal here: cpu_mask, host, "
-            "key, max_celsius, port, secret_file, transport",
+            "key, max_celsius, port, priority, secret_file, session_timeout_s, transport",
         ),
         ("targets/rk3399/device/host", "a b", "address of a host"),
         ("targets/rk3399/device/port", 70000, "targets.rk3399.device.port"),
@@ -70,7 +70,8 @@ def test_what_is_shipped_is_in_the_tables() -> None:
         (
             "targets/vta-sim/vta/mod",
             "x",
-            "targets.vta-sim.vta.mod: unknown key (did you mean 'mode'?); legal here: config, mode, start, stop",
+            "targets.vta-sim.vta.mod: unknown key (did you mean 'mode'?); "
+            "legal here: bitstream, config, mode, start, stop",
         ),
         ("targets/local-cpu/mcpu", "znver9", "targets.local-cpu: mcpu 'znver9'"),
         ("targets/rk3399/mtriple", "nonsense", "targets.rk3399: mtriple 'nonsense'"),
