@@ -95,7 +95,7 @@ def _convolution(
 
 SHAPES = (  # channels, kernel, stride, size
     ((64, 64), 3, 1, 14),
-    ((64, 64), 1, 1, 1),  # a dense layer
+    ((64, 64), 1, 1, 2),  # fewer pixels than a tile has rows
     ((32, 48), 3, 2, 14),  # fewer input channels than an instruction sums, an odd number of outputs
     ((64, 32), 1, 1, 8),
     ((128, 64), 1, 2, 16),
@@ -118,6 +118,17 @@ def _shares(knobs: dict[str, int], shape: tuple[int, ...]) -> int:
     """
     pieces = shape[2] // knobs.get("chunk", shape[2])
     return pieces if knobs.get("rows_first") else pieces * shape[1] // knobs["c_tile"]
+
+
+@pytest.mark.parametrize("data", ["uint8", "bfloat16"])
+def test_a_single_pixel_is_multiplied_by_dot_products(data: str) -> None:
+    """A tile of one row takes as long as one of 16."""
+    for size, has_tiles in ((1, False), (2, True)):
+        (workload,) = extract_workloads(lower(_convolution(data, (64, 64), 1, 1, size)[0], BACKEND))
+        match = BACKEND.template_for(workload.function)
+        assert match is not None
+        first = match[1][0]
+        assert bool(first.get("tiles")) == has_tiles and (has_tiles or first["dot"])
 
 
 @pytest.mark.few(8)
