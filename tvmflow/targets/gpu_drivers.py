@@ -14,6 +14,7 @@ from filelock import FileLock
 
 from tvmflow.support.errors import StoreError
 from tvmflow.support.files import write_atomic
+from tvmflow.support.json_values import read_json
 from tvmflow.targets.gpu_features import GPU_KINDS
 
 DRIVERS_FILE = "drivers.json"
@@ -45,11 +46,10 @@ def _read(root: Path) -> Mapping[str, Mapping[str, str]]:
     """Return target -> unit -> driver."""
     path = root / DRIVERS_FILE
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): {str(unit): str(text) for unit, text in units.items()} for name, units in found.items()}
+        return read_json(dict[str, dict[str, str]], path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StoreError(
             f"{path} cannot be read: {' '.join(str(error).split())[:120]}",
             "target -> unit -> GPU driver, as written by tvmflow",
