@@ -17,6 +17,7 @@ _WAIT_S = 10.0
 _posts: queue.Queue[Callable[[], None]] = queue.Queue(_MOST)
 _lock = threading.Lock()
 _writer: threading.Thread | None = None
+_stuck: threading.Event | None = None  # the end of a post that was waited for in vain
 
 
 def post(write: Callable[[], object]) -> threading.Event | None:
@@ -46,9 +47,17 @@ def post(write: Callable[[], object]) -> threading.Event | None:
 
 
 def post_within(write: Callable[[], object], seconds: float = _WAIT_S) -> bool:
-    """Call `write` like `post` and wait for it for some seconds. Returns whether it ended."""
+    """Call `write` like `post` and wait for it for some seconds: once, until the server answers again. Returns whether
+    it ended.
+    """
+    global _stuck
     done = post(write)
-    return done is not None and done.wait(seconds)
+    if done is None or (_stuck is not None and not _stuck.is_set()):
+        return False
+    if done.wait(seconds):
+        return True
+    _stuck = done
+    return False
 
 
 def _write() -> None:

@@ -11,6 +11,7 @@ from prefect.states import Failed
 from flows.faults import explains_faults
 from flows.prefect_posts import post_within
 from flows.run_page import begin_run, run_name, show_cell
+from flows.server_away import keeps_result, run_flow
 from flows.stage_tasks import workspace_of
 from flows.stopping import cancels_flow
 from tvmflow.config.params import Cell
@@ -72,6 +73,7 @@ def evidence_of(workspace: Workspace, candidate: Candidate, comparison: Comparis
 
 
 @flow(name="release_model", flow_run_name=run_name)
+@keeps_result
 def release_model(cell: str, root: str = "", dry_run: bool = False, replace_missing: str = "") -> Any:
     """Release the newest library of a cell if the gate passes; otherwise the run fails with state Refused.
 
@@ -90,6 +92,6 @@ def release_model(cell: str, root: str = "", dry_run: bool = False, replace_miss
 def run_release(workspace: Workspace, cell: Cell, dry_run: bool, replace_missing: str = "") -> Verdict:
     """Run the flow. Returns the verdict, also if the gate refused."""
     with explains_faults(workspace.root), cancels_flow(workspace.root):
-        state: Any = release_model(str(cell), str(workspace.root), dry_run, replace_missing, return_state=True)
+        state: Any = run_flow(release_model, str(cell), str(workspace.root), dry_run, replace_missing)
         result = state.result(raise_on_failure=False)
         return from_json(Verdict, result if isinstance(result, dict) else state.result())

@@ -25,6 +25,7 @@ from flows.prefect_posts import post_within
 from flows.recording import bring_made
 from flows.retune_cell import retune_cell
 from flows.run_page import begin_run, run_name
+from flows.server_away import keeps_result, run_flow
 from flows.stage_tasks import workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
 from tvmflow.config.workspace import Workspace
@@ -48,6 +49,7 @@ def retune_device(device: str, cells: list[str], root: str, force: bool) -> list
 
 
 @flow(name="retune", flow_run_name=run_name)
+@keeps_result
 def retune(cells: list[str] | None = None, root: str = "", force: bool = False) -> Any:
     """Re-tune cells: by default those under `cells:` of params.yaml; all other champions are in the table too.
 
@@ -148,5 +150,5 @@ def run_retune(workspace: Workspace, cells: list[str] | None, force: bool) -> li
     """Run the flow with the task runner of params.yaml. cells: None for all."""
     runner = task_runner(workspace.params.flows)
     with explains_faults(workspace.root), cancels_flow(workspace.root):
-        state = retune.with_options(task_runner=runner)(cells, str(workspace.root), force, return_state=True)
+        state = run_flow(retune.with_options(task_runner=runner), cells, str(workspace.root), force)
         return results_of(state, RetuneResult)

@@ -19,6 +19,7 @@ from prefect.states import Cancelled
 from flows.dask_runner import task_runner
 from flows.prefect_posts import post_within
 from flows.run_page import begin_run, run_name
+from flows.server_away import keeps_result, run_flow
 from flows.stage_tasks import workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
 from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, walk
@@ -104,6 +105,7 @@ def _safely(one: Candidate, work: Callable[[Candidate], Candidate]) -> Candidate
 
 
 @flow(name="search", flow_run_name=run_name)
+@keeps_result
 def search(cells: list[str], request: dict[str, Any], root: str = "") -> Any:
     """Search the cells for candidates that meet the goals of a request. Returns all candidates, as JSON."""
     workspace, wanted = workspace_of(root), from_json(Request, request)
@@ -161,5 +163,5 @@ def run_search(workspace: Workspace, request: Request, cells: Sequence[str]) -> 
     """Run the flow."""
     with cancels_flow(workspace.root):
         run = search.with_options(task_runner=task_runner(workspace.params.flows))
-        state: Any = run(list(cells), to_json(request), str(workspace.root), return_state=True)
+        state: Any = run_flow(run, list(cells), to_json(request), str(workspace.root))
         return [from_json(Candidate, one) for one in state.result()]

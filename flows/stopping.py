@@ -17,6 +17,7 @@ from tvmflow.support.files import why_not_writable
 _requested = threading.Event()
 _depth = 0  # nesting of stops_on_signals
 _signals: list[int] = []
+_leaves_at_once = False
 _killers: list[Callable[[], bool]] = []
 
 
@@ -34,6 +35,20 @@ def kill_stages() -> None:
     """Kill what runs, before this process ends at once."""
     for kill in _killers:
         kill()
+
+
+def leave_at_once() -> None:
+    """Let the command end without Prefect's own end, which tries for minutes to send logs to a server that is away."""
+    global _leaves_at_once
+    _leaves_at_once = True
+
+
+def leave(code: int) -> None:
+    """End this process now if something asked for that. code: the exit code."""
+    if _leaves_at_once:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def exit_code() -> int:

@@ -17,6 +17,7 @@ from flows.prefect_posts import post_within
 from flows.project_pipeline import refresh
 from flows.recording import bring_made, record
 from flows.run_page import begin_run, run_name, show_cell
+from flows.server_away import keeps_result, run_flow
 from flows.stage_tasks import cells_of, workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
 from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, walk_units
@@ -61,6 +62,7 @@ def _failed_state(result: CellResult) -> Any:
 
 
 @flow(name="sweep", flow_run_name=run_name)
+@keeps_result
 def sweep(
     cells: list[str] | None = None,
     root: str = "",
@@ -127,7 +129,7 @@ def run_sweep(
     task_runner(workspace.params.flows)  # what it lacks is said before anything starts
     refresh(workspace)  # DVC must know the cells to record them
     with explains_faults(workspace.root), cancels_flow(workspace.root):
-        state = sweep(cells, str(workspace.root), again, units, to_json(refused or {}), return_state=True)
+        state = run_flow(sweep, cells, str(workspace.root), again, units, to_json(refused or {}))
         return results_of(state, CellResult)
 
 

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,31 @@ class Gate:
                 one.shutdown(socket.SHUT_RDWR)
         with self._lock:
             self._open -= {source, sink}
+
+
+@contextlib.contextmanager
+def answers(reply: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
+    """Yield the address of a server of HTTP on loopback whose replies a function gives: path -> status and body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = reply(self.path.partition("?")[0])
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_PUT = do_HEAD = do_GET
+
+        def log_message(self, *_words: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
 
 
 class TeamServices:

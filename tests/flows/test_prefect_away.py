@@ -17,6 +17,7 @@ import requests
 from flows import prefect_posts
 from flows.prefect_posts import post, post_within
 from flows.prefect_server import PrefectServer
+from tests.services import Gate, answers
 from tvmflow.support.paths import CODE_ROOT
 
 # A flow of a workspace, told what to do: its cell kills the process or waits; the flow's id is printed.
@@ -42,6 +43,40 @@ def run_it():
 assert has_users_server()
 with stops_on_signals(), cancels_flow(Path(sys.argv[1])):
     run_it()
+"""
+
+
+# A flow whose work is done when its server is gone: it says so, and its result is printed.
+_WORK = """
+import logging, sys
+from pathlib import Path
+from flows.settings import configure_prefect
+from tvmflow.config.workspace import Workspace
+
+logging.raiseExceptions = False  # as the command line
+configure_prefect(Workspace(Path(sys.argv[1])))
+from prefect import flow
+from flows import server_away
+from flows.run_page import begin_run
+from flows.stopping import leave
+
+server_away._WAIT_S = 0.5
+
+@flow(name="work")
+@server_away.keeps_result
+def work(fails: bool):
+    begin_run(Workspace(Path(sys.argv[1])), ["a cell"])
+    print("works", flush=True)
+    sys.stdin.readline()
+    if fails:
+        raise RuntimeError("its own error")
+    return [42]
+
+try:
+    print(server_away.run_flow(work, sys.argv[2] == "fails").result())
+except RuntimeError as error:
+    print(error)
+leave(5)
 """
 
 
@@ -102,13 +137,60 @@ def test_a_run_that_was_killed_is_crashed_and_a_signal_ends_one_without_its_serv
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("what", "printed", "state"), [("ends", "[42]", "COMPLETED"), ("fails", "its own error", "FAILED")]
+)
+def test_a_flow_ends_right_without_its_server_which_is_told_later(
+    what: str, printed: str, state: str, prefect_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    from flows.live_runs import mark_dead_runs
+    from tvmflow.config.workspace import Workspace
+
+    gate = Gate(int(prefect_server.split(":")[2].removesuffix("/api")))
+    address = f"http://127.0.0.1:{gate.port}/api"
+    monkeypatch.setenv("PREFECT_API_URL", address)
+    command = [sys.executable, "-c", _WORK, str(tmp_path), what]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    run = subprocess.Popen(command, text=True, env={**os.environ, "PYTHONPATH": str(CODE_ROOT)}, **pipes)  # type: ignore[call-overload]
+    assert run.stdout.readline() == "works\n", run.communicate()
+    gate.close()
+    begin = time.monotonic()
+    out, said = run.communicate("go on\n", timeout=60)
+    assert run.returncode == 5 and out.strip() == printed and time.monotonic() - begin < 20, (out, said)
+    line = f"Prefect's server at {address} does not answer (nothing listens there): the run went on without it"
+    assert said.count("\n") == 1 and line in said, said
+    gate.open()
+    [known] = (tmp_path / ".prefect" / "live").glob("*/*")
+    with temporary_settings({PREFECT_API_URL: address}):
+        assert mark_dead_runs(Workspace(tmp_path)) == 1 and mark_dead_runs(Workspace(tmp_path)) == 0
+    found = requests.get(f"{prefect_server}/flow_runs/{known.name}", timeout=60).json()
+    assert found["state_type"] == state
+    gate.close()
+
+
+def test_what_is_wrong_with_a_server_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.server_away import _why_away
+
+    replies = {"/ready": (503, b'{"message": "Database is not available"}')}
+    with answers(lambda path: replies[path.removeprefix("/api")]) as address:
+        monkeypatch.setenv("PREFECT_API_URL", f"{address}/api")
+        assert _why_away() == f"Prefect's server at {address}/api does not answer, since its database does not answer"
+        replies["/ready"] = (500, b"")
+        assert "(500 Internal Server Error)" in _why_away()
+        replies["/ready"] = (200, b"")
+        assert _why_away() == ""
+
+
 def test_a_post_never_blocks_and_what_is_too_much_is_dropped() -> None:
     release, written = threading.Event(), []
     begin = time.monotonic()
     assert not post_within(lambda: release.wait(30), 0.05)  # as a server that does not answer
-    kept = [post(lambda at=at: written.append(at)) for at in range(prefect_posts._MOST + 5)]  # type: ignore[misc]
+    assert not post_within(lambda: None, 30)  # nobody waits for it twice
+    kept = [post(lambda at=at: written.append(at)) for at in range(prefect_posts._MOST + 4)]  # type: ignore[misc]
     assert time.monotonic() - begin < 5 and kept.count(None) == 5
     release.set()
-    assert kept[prefect_posts._MOST - 1].wait(5)  # type: ignore[union-attr]
+    assert kept[prefect_posts._MOST - 2].wait(5)  # type: ignore[union-attr]
     assert post_within(lambda: 1 / 0)  # an error is nobody's
-    assert written == list(range(prefect_posts._MOST))
+    assert written == list(range(prefect_posts._MOST - 1))

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.conftest import free_port
 from tvmflow.config.workspace import Workspace
+from tvmflow.support.errors import StoreAwayError
 from tvmflow.tracking.dvc import repository as dvc
 
 
@@ -77,5 +79,13 @@ def test_what_cannot_be_recorded_fails_its_own_cell_only(root: Path) -> None:
     (root / ".dvc" / "config").write_text("[core]\n    no_scm = True\n    remote = none\n")
     failed = dvc.commit(Workspace(root), {"a": ["first"]}, push=True)
     assert "none" in str(failed["a"]), "a remote that is away"
+    remote = f"http://user:open-sesame@127.0.0.1:{free_port()}/team"
+    (root / ".dvc" / "config").write_text(
+        f"[core]\n    no_scm = True\n    remote = web\n['remote \"web\"']\n    url = {remote}\n"
+    )
+    failed = dvc.commit(Workspace(root), {"a": ["first"]}, push=True)
+    place = remote.replace("user:open-sesame@", "")
+    assert isinstance(failed["a"], StoreAwayError), "the server of a remote is away"
+    assert f"the DVC remote web ({place}) did not take the files" in str(failed["a"]), failed
     (root / "dvc.yaml").write_text("stages: 3")
     assert "dvc.yaml" in str(dvc.commit(Workspace(root), {"a": ["first"]}, push=False)["a"])

@@ -189,3 +189,19 @@ def test_credentials_are_in_no_name_of_a_store(ledger: LedgerBench, monkeypatch:
     assert identity(ledger.workspace) == "mlruns/mlflow.db"
     monkeypatch.setenv(TRACKING, "https://me:secret@host:5000/mlflow/")
     assert identity(ledger.workspace) == "https://host:5000/mlflow"
+
+
+def test_a_server_whose_database_is_away_is_told_in_one_line(
+    ledger: LedgerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.services import answers
+
+    ledger.make(cell := ledger.cell("digits_torch"), "first")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    with answers(lambda _path: (500, b"psycopg2.OperationalError")) as address:
+        monkeypatch.setenv(TRACKING, address)
+        why = record_or_keep(ledger.workspace, cell)
+    assert why == (
+        f"the MLflow server {address} does not answer (too many 500 error responses: most likely its database is away)"
+    )

@@ -66,6 +66,7 @@ def run(
         cell_results = [CellResult(str(cell)) for cell in wanted]
         if show_progress:
             sys.stderr.write("nothing to do: every stage is up to date\n")
+        _tell_ends_of_runs(where)
     record_late(where, show_progress)
     where.digests.save()
     results = []
@@ -115,6 +116,19 @@ def record_late(workspace: Workspace, show_progress: bool) -> None:
         said.append(f"not recorded in MLflow yet: {kept.left}, which the next command does: {kept.why}")
     if show_progress:
         sys.stderr.writelines(f"{line}\n" for line in said)
+
+
+def _tell_ends_of_runs(workspace: Workspace) -> None:
+    """Tell the user's Prefect server how earlier runs ended, if it has not heard; else Prefect stays out."""
+    live = workspace.root / ".prefect" / "live"
+    if os.environ.get("PREFECT_API_URL") and any(live.glob("*/[!.]*")):
+        from flows.settings import configure_prefect
+
+        with contextlib.suppress(TvmflowError):  # it is still away
+            configure_prefect(workspace)
+            from flows.live_runs import mark_dead_runs
+
+            mark_dead_runs(workspace)
 
 
 def _is_done(workspace: Workspace, cell: Cell) -> bool:

@@ -69,6 +69,16 @@ def _main(
 
 def main() -> None:
     """Run the command line; every expected error is one message and an exit code."""
+    from flows.stopping import leave
+
+    try:
+        _run()
+    except SystemExit as end:
+        leave(end.code if isinstance(end.code, int) else bool(end.code))
+        raise
+
+
+def _run() -> None:
     from flows.stopping import exit_code, stops_on_signals
 
     mask_process()

@@ -2,7 +2,7 @@
 
 In:  standard input: JSON {"cells": {CELL: [STAGE, ...]}, "also": [STAGE, ...], "push": true or false,
      "entries": {CELL: what `remote_recipes` writes to the remote}}
-Out: standard output: JSON {CELL: why it was not recorded}
+Out: standard output: JSON {CELL: [why it was not recorded, the remote that did not take it or ""]}
 
 Equivalent to `dvc commit --force` and `dvc push` of the stages. Those read every dvc.yaml and dvc.lock of the
 repository once per stage, so their time grows with the square of the cells; this reads only the files of the stages,
@@ -126,13 +126,23 @@ def _push(repo: Any, stages: Iterable[Any], entries: Entries) -> None:
     write_entries(Remote(remote.fs, remote.path), entries)
 
 
+def _remote_name(repo: Any) -> str:
+    """Return the name and place of the default remote, such as `s3 (s3://bucket/models at http://server:9000)`."""
+    name = repo.config["core"].get("remote", "")
+    known = repo.config["remote"].get(name, {})
+    server = f" at {known['endpointurl']}" if known.get("endpointurl") else ""
+    return f"{name} ({known.get('url', 'it is not configured')}{server})"
+
+
 def record(
     cells: Mapping[str, Sequence[str]], also: Sequence[str], push: bool, entries: Mapping[str, Entries]
-) -> dict[str, str]:
-    """Record stages by cell, and push them. Returns cell -> why it was not recorded or pushed."""
+) -> dict[str, tuple[str, str]]:
+    """Record stages by cell, and push them. Returns cell -> why it was not recorded or pushed, and for the latter the
+    remote.
+    """
     from dvc.repo import Repo, lock_repo
 
-    failed: dict[str, str] = {}
+    failed: dict[str, tuple[str, str]] = {}
     saved: dict[str, list[Any]] = {}
     with Repo() as repo, lock_repo(repo):
         files = _Files(repo)
@@ -140,7 +150,7 @@ def record(
             try:
                 saved[cell] = _save(files, addresses)
             except Exception as error:  # errors of DVC and of the libraries below it
-                failed[cell] = _reason(error)
+                failed[cell] = (_reason(error), "")
         if saved:
             _save(files, also, optional=True)
             files.write()
@@ -149,7 +159,7 @@ def record(
                 known = {key: entry for cell in saved for key, entry in entries.get(cell, {}).items()}
                 _push(repo, [stage for stages in saved.values() for stage in stages], known)
             except Exception as error:
-                failed |= dict.fromkeys(saved, _reason(error))
+                failed |= dict.fromkeys(saved, (_reason(error), _remote_name(repo)))
     return failed
 
 

@@ -21,9 +21,10 @@ from tvmflow.config.dvc_cache import dvc_cache, object_path
 from tvmflow.config.params import STAGE_NAMES, Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.record import RECORD_NAME, read_record
-from tvmflow.support.errors import StoreError
+from tvmflow.support.errors import StoreAwayError, StoreError
 from tvmflow.support.files import describe_file, digest_of, sha256_of, write_atomic
 from tvmflow.support.paths import CODE_ROOT
+from tvmflow.support.secrets import mask
 from tvmflow.support.telemetry import PRIVACY
 from tvmflow.tracking.dvc import merge_lock, offline_plots, pipelines, unlisted
 from tvmflow.tracking.dvc.recipe_entries import Entries, entries_of
@@ -121,7 +122,17 @@ def commit(
     named = {cell: list(stages) for cell, stages in cells.items()}
     request = json.dumps({"cells": named, "also": also, "push": push, "entries": entries or {}})
     failed = json.loads(_run(workspace, ["tvmflow.tracking.dvc.commit"], "recording with DVC", request))
-    return {cell: _error(f"recording with DVC failed: {reason[-500:]}") for cell, reason in failed.items()}
+    return {cell: _why_not(reason[-500:], remote) for cell, (reason, remote) in failed.items()}
+
+
+def _why_not(reason: str, remote: str) -> StoreError:
+    if not remote:
+        return _error(f"recording with DVC failed: {reason}")
+    return StoreAwayError(
+        f"the DVC remote {mask(remote)} did not take the files: {mask(reason)}",
+        "a remote that can be written, so that others get what dvc.lock names",
+        "all is recorded here: run the same command again when the remote is back, and commit dvc.lock after that",
+    )
 
 
 def _published_path(workspace: Workspace, cell: Cell) -> Path:

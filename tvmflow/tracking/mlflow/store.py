@@ -43,6 +43,7 @@ _QUIET = {
 LOCK_WAIT_S = 20.0  # as long as MLflow waits
 _ATTEMPTS = 5
 _SERVER_FAILED = 500  # an HTTP status from here on is the trouble of the server or of its database
+_ALL_FAILED = r"too many 5\d\d error responses"
 _OF_BUCKETS = ("boto", "google.", "azure.")  # modules of errors where artifacts go to a bucket without the server
 _SETTING = threading.Lock()
 # Error codes that callers handle; all others become StoreErrors.
@@ -338,7 +339,9 @@ def _server_error(workspace: Workspace, error: BaseException, said: str) -> Stor
     status = _status(error)
     address = mlflow_uri(workspace) if sqlite_path(workspace) is None else registry_uri(workspace)
     if status is None or status >= _SERVER_FAILED:
-        found = f"the MLflow server {address} does not answer ({said})"
+        failed = re.search(_ALL_FAILED, said)
+        why = f"{failed[0]}: most likely its database is away" if failed else said
+        found = f"the MLflow server {address} does not answer ({why})"
         return StoreAwayError(found, "a server that responds", f"start it, or correct {TRACKING}; nothing is lost")
     if status in (401, 403):
         hint = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
@@ -365,7 +368,9 @@ def _cause(error: BaseException) -> str:
     original = getattr(error, "orig", None) or error.__cause__
     if isinstance(original, BaseException) and original is not error:
         return _cause(original)
-    refused = re.search(r"\[Errno -?\d+\] [^')\"]+|[Rr]ead timed out|timed out", str(error))
+    refused = re.search(
+        r"\[Errno -?\d+\] [^')\"]+|[Rr]ead timed out|timed out|too many 5\d\d error responses", str(error)
+    )
     return refused[0] if refused else first_line(error, 200)
 
 
