@@ -35,8 +35,6 @@ def configure_prefect(workspace: Workspace) -> None:
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
         "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",  # no traceback per request that a server does not answer
         "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500,504",  # the server's database is away
-        "PREFECT_CLIENT_MAX_RETRIES": "3",  # within 20 s; more than that waits for a server that a run does not need
-        "PREFECT_API_REQUEST_TIMEOUT": "30",
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)

@@ -138,7 +138,8 @@ def test_a_run_that_was_killed_is_crashed_and_a_signal_ends_one_without_its_serv
 
 
 @pytest.mark.parametrize(
-    ("what", "printed", "state"), [("ends", "[42]", "COMPLETED"), ("fails", "its own error", "FAILED")]
+    ("what", "printed", "state"),
+    [("ends", "[42]", "COMPLETED"), pytest.param("fails", "its own error", "FAILED", marks=pytest.mark.slow)],
 )
 def test_a_flow_ends_right_without_its_server_which_is_told_later(
     what: str, printed: str, state: str, prefect_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
