@@ -8,11 +8,13 @@ from typing import Any
 
 import yaml
 
+from flows.retune import _by_device
 from flows.retune_cell import judge
-from tests.conftest import CELL, tvmflow
+from tests.conftest import CELL, REPOSITORY, tvmflow
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.record import RECORD_NAME, read_record
+from tvmflow.shipping.retune_plan import Choice
 from tvmflow.tracking.mlflow.registry import CHAMPION, register_version, version_by_alias, version_by_sha256
 from tvmflow.tracking.mlflow.releases import promote, releases
 from tvmflow.tracking.mlflow.store import open_mlflow
@@ -83,3 +85,16 @@ def test_a_bug_in_one_cell_is_the_error_of_that_cell(copy_of_finished: Path, wit
     assert set(result["outcomes"].values()) == {"hit"} and "Traceback" not in done.stderr
     champion = version_by_alias(workspace, cell, CHAMPION)
     assert champion is not None and champion.version == "2"
+
+
+def test_cells_of_one_device_follow_each_other_and_other_devices_go_beside() -> None:
+    workspace = Workspace(REPOSITORY)
+    phones = ("opencl-adreno-android", "opencl-adreno-buffers-android")
+    names = [f"digits_torch@{target}" for target in ("local-cpu", "x86-64-v3", "rk3399", *phones)]
+    cells = [workspace.params.cell(f"{name}:{precision}") for name in names for precision in ("float32", "int8")]
+    idle = Choice("digits_keras@local-cpu:float32", workspace.params.cell("digits_keras@local-cpu:float32"), None, "no")
+    groups = _by_device(workspace, [*(Choice(str(cell), cell, None) for cell in cells), idle])
+    assert sorted(map(sorted, groups.values())) == sorted(
+        sorted(str(cell) for cell in cells if cell.target in targets)
+        for targets in (("local-cpu", "x86-64-v3"), ("rk3399",), phones)
+    )
