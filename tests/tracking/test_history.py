@@ -12,7 +12,7 @@ from tests.tracking.ledger_bench import LedgerBench
 from tvmflow.config.params import STAGE_NAMES
 from tvmflow.tracking.mlflow import history, releases, sqlite_reads
 from tvmflow.tracking.mlflow.experiments import experiment_id
-from tvmflow.tracking.mlflow.history import changes, measurements, newest_measurements
+from tvmflow.tracking.mlflow.history import changes, measurements, newest_measurements, overview
 from tvmflow.tracking.mlflow.registry import SUPERSEDED, all_aliases, registry_name, version_by_sha256
 from tvmflow.tracking.mlflow.releases import all_releases, promote
 from tvmflow.tracking.mlflow.store import open_mlflow
@@ -120,9 +120,14 @@ def test_what_is_read_from_the_file_is_what_mlflow_says(ledger: LedgerBench, mon
     assert counts == {str(cells[0]): 3, str(cells[1]): 1}
     assert [row["when"] for row in newest[str(cells[0])]] == [rows[at]["when"] for at in (0, 2)]
     assert newest[str(cells[0])][0]["roles"] == ["champion"], "a released library is always shown"
+    every, few = overview(ledger.workspace), overview(ledger.workspace, newest=2)
+    assert [row["cell"] for row in every].count(str(cells[0])) == 3
+    assert few == [row for row in every if row["run_id"] != rows[0]["run_id"]] and len(few) == 3
+    assert overview(ledger.workspace, "digits_keras", newest=2) == [few[0]]
     client.set_model_version_tag(version.name, version.version, SUPERSEDED, "2")
     read = all_releases(ledger.workspace), measurements(ledger.workspace, cells[0])
     assert (rows[0]["version_number"], read[1][0]["version_number"]) == (version.version, "")
     for module in (history, releases):
         monkeypatch.setattr(module, "is_readable", lambda _: False)
     assert (all_releases(ledger.workspace), measurements(ledger.workspace, cells[0])) == read, "as from a server"
+    assert overview(ledger.workspace, newest=2) == few

@@ -78,14 +78,14 @@ def lift_quarantine(cell: CellName, workspace: Where = None) -> None:
 
 def _measured(workspace: Workspace, models: Sequence[str]) -> dict[str, list[ResultRow]]:
     from tvmflow.tracking.mlflow.history import overview
-    from tvmflow.tracking.result_tables import pick_for_tables, rows_of
+    from tvmflow.tracking.result_tables import NEWEST, rows_of
 
     for model in models:
         if model not in workspace.params.models:
             raise UnknownNameError(f"no model {model!r}", legal=sorted(workspace.params.models))
     rows: list[dict[str, Any]] = []
     for one in models or (None,):
-        rows += overview(workspace, one, pick_for_tables)
+        rows += overview(workspace, one, newest=NEWEST)
     found = {model: of_model for model, of_model in rows_of(rows).items() if model in workspace.params.models}
     missing = [model for model in models if model not in found]
     if missing or not found:

@@ -27,7 +27,7 @@ _HEADER = (
     "# git. Several units: the one in the middle, its latency with the range of all.\n"
 )
 _MAX_BYTES = 16 << 20
-_NEWEST = 5  # measurements of a unit among which a quiet one is looked for
+NEWEST = 5  # measurements of a unit among which a quiet one is looked for
 _Number = Annotated[float, Field(strict=False)] | None
 
 
@@ -125,15 +125,10 @@ def write_table(workspace: Workspace, table: ResultTable) -> None:
     write_atomic(table_path(workspace, table.model), _HEADER + text)
 
 
-def pick_for_tables(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the measurements that a table is made of: the newest few of each cell and unit."""
-    return [dict(row) for of_unit in newest_of_each(rows, _NEWEST).values() for row in of_unit]
-
-
 def rows_of(measurements: Iterable[Mapping[str, Any]]) -> dict[str, list[ResultRow]]:
     """Return model -> its rows, sorted. measurements: rows of the history, oldest first."""
     kinds: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for (cell, device, _), of_unit in newest_of_each(list(measurements), _NEWEST).items():
+    for (cell, device, _), of_unit in newest_of_each(list(measurements), NEWEST).items():
         quiet = [row for row in of_unit if not row["badges"]]
         kinds.setdefault((cell, device), []).append((quiet or of_unit)[-1])
     found: dict[str, list[ResultRow]] = {}

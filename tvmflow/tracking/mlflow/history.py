@@ -11,6 +11,7 @@ from typing import Any
 
 from tvmflow.config.params import STAGE_NAMES, Cell
 from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation.fleet import newest_of_each
 from tvmflow.evaluation.regression import change_between, comparable_before
 from tvmflow.pipeline.recipe_key import changed_parts
 from tvmflow.support.errors import StoreError, first_line
@@ -21,6 +22,7 @@ from tvmflow.tracking.mlflow.sqlite_reads import (
     fill,
     is_readable,
     measured_runs,
+    newest_runs,
     read_aliases,
     read_versions,
     tagged_runs,
@@ -29,6 +31,10 @@ from tvmflow.tracking.mlflow.store import REBUILD, complete_measurements, open_m
 
 Row = dict[str, Any]
 _PICKED_BY = ("cell", "device.kind", "device.unit", "toolchain.tvm", "library.sha256", "network.sha256")
+_METRICS = (
+    *("accuracy", "latency_ms.median", "latency_ms.low", "latency_ms.high", "round_trip_ns.compute"),
+    *("library_bytes", "memory_bytes", "agreement.max_relative_error"),
+)  # of a row
 _OF_DEVICE = ("unit", "build")  # what differs between devices of one kind
 
 
@@ -112,23 +118,32 @@ def _read(
 
 
 def overview(
-    workspace: Workspace, model: str | None = None, pick: Callable[[list[Row]], list[Row]] | None = None
+    workspace: Workspace,
+    model: str | None = None,
+    pick: Callable[[list[Row]], list[Row]] | None = None,
+    newest: int | None = None,
 ) -> list[Row]:
     """Return measurements of many cells, oldest first, with the versions of their tools but without what changed.
 
     model: of this one only. pick: returns the wanted ones of rows that have only cell, device, unit, tvm, time_ms,
-    sha256, roles and run_id; the numbers of all measurements take minutes to read.
+    sha256, roles and run_id; the numbers of all measurements take minutes to read. newest: so many of each cell, kind
+    of device and unit, in place of `pick`.
     """
+    if newest is not None:
+        pick = functools.partial(_newest_rows, newest)
     if not is_readable(workspace):
         runs, _, aliases, versions = _read(workspace, None, None)
         known = {run.info.run_id: run for run in runs if model in (None, run.data.tags["model"])}
     else:
         aliases, versions = read_aliases(workspace), read_versions(workspace)
-        known = tagged_runs(workspace, model, _PICKED_BY)
+        if newest is not None:
+            known, pick = newest_runs(workspace, model, newest), None
+        else:
+            known = tagged_runs(workspace, model, _PICKED_BY)
     if pick is not None:
         known = {row["run_id"]: known[row["run_id"]] for row in pick(_short_rows(known, aliases, versions))}
     if is_readable(workspace):
-        fill(workspace, known)
+        fill(workspace, known, _METRICS)
     pages = mlflow_ui()
     return [
         _row(run, aliases, versions, pages)
@@ -136,6 +151,11 @@ def overview(
         | {"tools": _tags_with_prefix(run.data, "toolchain"), "network_sha256": run.data.tags.get("network.sha256", "")}
         for run in known.values()
     ]
+
+
+def _newest_rows(count: int, rows: list[Row]) -> list[Row]:
+    wanted = {row["run_id"] for of_unit in newest_of_each(rows, count).values() for row in of_unit}
+    return [row for row in rows if row["run_id"] in wanted]
 
 
 def runs_with(workspace: Workspace, model: str | None, tags: Sequence[str], metrics: Sequence[str]) -> list[Any]:

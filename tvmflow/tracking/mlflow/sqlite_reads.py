@@ -27,6 +27,7 @@ _TABLES = (
     "registered_model_aliases",
     "registered_model_tags",
 )
+_RECIPES = ("recipe.*", "code.*")
 _CHUNK = 500  # values of one query; sqlite takes 32766
 
 
@@ -121,10 +122,32 @@ def tagged_runs(workspace: Workspace, model: str | None, keys: Sequence[str]) ->
     question = "SELECT run_uuid, key, value FROM tags"
     for key in keys:
         of_all = ask(workspace, f"{question} WHERE key = ?", key) if model is None else ()
-        for run_id, name, value in of_all or _of_runs(workspace, question, list(runs), key):
+        for run_id, name, value in of_all or _of_runs(workspace, question, list(runs), "key = ?", (key,)):
             if run_id in runs:
                 runs[run_id].data.tags[name] = value
     return runs
+
+
+def newest_runs(workspace: Workspace, model: str | None, each: int) -> dict[str, Run]:
+    """Return run -> finished measurement, oldest first, without tags: the newest few of each cell, kind of device and
+    unit. model: of this one only.
+    """
+    rows = ask(
+        workspace,
+        "SELECT run, experiment_id, start_time FROM (SELECT kind.run_uuid AS run, experiment_id, start_time, "
+        "ROW_NUMBER() OVER (PARTITION BY cell.value, device.value, coalesce(unit.value, '') "
+        "ORDER BY start_time DESC, kind.run_uuid DESC) AS place "
+        "FROM tags AS kind JOIN runs USING (run_uuid) JOIN experiments USING (experiment_id) "
+        "JOIN tags AS done USING (run_uuid) JOIN tags AS cell USING (run_uuid) JOIN tags AS device USING (run_uuid) "
+        "LEFT JOIN tags AS unit ON unit.run_uuid = kind.run_uuid AND unit.key = 'device.unit' "
+        "WHERE kind.key = 'tvmflow.kind' AND kind.value = 'measurement' AND done.key = 'tvmflow.complete' "
+        "AND done.value = 'true' AND cell.key = 'cell' AND device.key = 'device.kind' "
+        "AND runs.lifecycle_stage = 'active' AND ? IN ('', experiments.name)) WHERE place <= CAST(? AS INTEGER) "
+        "ORDER BY start_time, run",
+        model or "",
+        str(each),
+    )
+    return {row[0]: Run(Info(row[0], str(row[1]), row[2]), Data()) for row in rows}
 
 
 def add_numbers(workspace: Workspace, runs: dict[str, Run], keys: Sequence[str]) -> None:
@@ -136,16 +159,17 @@ def add_numbers(workspace: Workspace, runs: dict[str, Run], keys: Sequence[str])
                 runs[run_id].data.metrics[key] = value
 
 
-def fill(workspace: Workspace, runs: dict[str, Run]) -> None:
-    """Add all tags and metrics of these runs, but not their parameters."""
-    for run_id, key, value in _of_runs(workspace, "SELECT run_uuid, key, value FROM tags", list(runs)):
+def fill(workspace: Workspace, runs: dict[str, Run], metrics: Sequence[str]) -> None:
+    """Add these metrics of runs, and their tags but those of recipes: not their parameters."""
+    question = "SELECT run_uuid, key, value FROM tags"
+    for run_id, key, value in _of_runs(workspace, question, list(runs), "key NOT GLOB ? AND key NOT GLOB ?", _RECIPES):
         runs[run_id].data.tags[key] = value
-    _add_numbers(workspace, runs)
+    _add_numbers(workspace, runs, f"key IN ({', '.join('?' * len(metrics))})", metrics)
 
 
-def _add_numbers(workspace: Workspace, runs: dict[str, Run]) -> None:
+def _add_numbers(workspace: Workspace, runs: dict[str, Run], where: str = "", values: Sequence[str] = ()) -> None:
     question = "SELECT run_uuid, key, value, is_nan FROM latest_metrics"
-    for run_id, key, value, is_nan in _of_runs(workspace, question, list(runs)):
+    for run_id, key, value, is_nan in _of_runs(workspace, question, list(runs), where, values):
         runs[run_id].data.metrics[key] = math.nan if is_nan else value
 
 
@@ -157,13 +181,14 @@ def _fill(workspace: Workspace, runs: dict[str, Run]) -> None:
 
 
 def _of_runs(
-    workspace: Workspace, question: str, run_ids: Sequence[str], key: str | None = None
+    workspace: Workspace, question: str, run_ids: Sequence[str], where: str = "", values: Sequence[str] = ()
 ) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of runs. where: another condition, with places for the values."""
     for start in range(0, len(run_ids), _CHUNK):
         some = run_ids[start : start + _CHUNK]
         places = ", ".join("?" * len(some))
-        where = f"run_uuid IN ({places})" + ("" if key is None else " AND key = ?")
-        yield from ask(workspace, f"{question} WHERE {where}", *some, *(() if key is None else (key,)))
+        also = f" AND {where}" if where else ""
+        yield from ask(workspace, f"{question} WHERE run_uuid IN ({places}){also}", *some, *values)
 
 
 def read_versions(workspace: Workspace) -> Versions:
