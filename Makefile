@@ -15,7 +15,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK := true
 
-.PHONY: setup-demo demo test test-all test-fast check style browser jdk setup format pipeline docs schema constraints clean image
+.PHONY: setup-demo demo test test-all test-fast check style browser jdk postgresql setup format pipeline docs schema constraints clean image
 
 demo: setup-demo  ## install what the demo needs, run the main job on the embedded default, show the result
 	$(BIN)/tvmflow run digits
@@ -24,7 +24,7 @@ demo: setup-demo  ## install what the demo needs, run the main job on the embedd
 test: style browser jdk  ## all checks, and the tests that together execute nearly all that any test does; CI runs this
 	$(PYTEST) -m "not slow"
 
-test-all: style browser jdk $(OLD_TVM)/.installed  ## all tests and more random cases; one test re-tunes from TVM 0.26.0
+test-all: style browser jdk postgresql $(OLD_TVM)/.installed  ## all tests and more random cases; one test re-tunes from TVM 0.26.0
 	HYPOTHESIS_PROFILE=default $(PYTEST)
 
 test-fast: setup  ## what starts no servers, sandboxes or stages: under two minutes
@@ -39,6 +39,11 @@ jdk:  ## the Java compiler that the example app in Java needs; without it, and w
 	@which javac > /dev/null 2>&1 || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
 		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openjdk-17-jdk-headless > /dev/null; } \
 		|| echo "no JDK and no way to install it: the tests of the app in Java are skipped"
+
+postgresql:  ## the database of a team's servers in test-all; without it, and without root to install it, its tests are skipped
+	@ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
+		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends postgresql > /dev/null; } \
+		|| echo "no PostgreSQL and no way to install it: the tests of servers on it are skipped"
 
 check: style  ## the same, and documentation against the disk
 	$(BIN)/python -m pytest tests/contract
