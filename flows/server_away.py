@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import requests
@@ -22,7 +23,7 @@ from prefect.states import Completed
 
 from flows.live_runs import tell_later
 from flows.settings import has_users_server
-from flows.stopping import leave_at_once
+from flows.stopping import is_stopping, leave_at_once
 from tvmflow.support.errors import first_line
 from tvmflow.support.secrets import mask
 
@@ -48,7 +49,7 @@ class _Ended:
             get_current_settings().client.max_retries = 0
 
 
-_ended: _Ended | None = None  # of the flow of `run_flow`
+_ended: ContextVar[_Ended | None] = ContextVar("ended", default=None)  # of the flow of `run_flow`
 
 
 def keeps_result(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,14 +57,15 @@ def keeps_result(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(*arguments: Any, **named: Any) -> Any:
+        ended = _ended.get()
         try:
             value = function(*arguments, **named)
         except Exception as error:
-            if _ended is not None:
-                _ended.take(None, error)
+            if ended is not None:
+                ended.take(None, error)
             raise
-        if _ended is not None:
-            _ended.take(value)
+        if ended is not None:
+            ended.take(value)
         return value
 
     return run
@@ -74,10 +76,10 @@ def run_flow(flow: Callable[..., Any], *arguments: Any) -> Any:
 
     Raises the error of the function, or one of Prefect's client if the server went away before the function ended.
     """
-    global _ended
     if not has_users_server():  # one of this process ends with it
         return flow(*arguments, return_state=True)
-    _ended = ended = _Ended()
+    ended = _Ended()
+    before = _ended.set(ended)
     try:
         with _retries_restored():
             return flow(*arguments, return_state=True)
@@ -86,7 +88,7 @@ def run_flow(flow: Callable[..., Any], *arguments: Any) -> Any:
         if ended.run is None or not why:
             raise
     finally:
-        _ended = None
+        _ended.reset(before)
     leave_at_once()
     sys.stderr.write(f"{why}: the run went on without it, and the next run tells it how this one ended\n")
     tell_later(ended.run, "FAILED" if ended.error else _type_of(ended.value))
@@ -117,7 +119,7 @@ def _why_away() -> str:
 
 def _wait_for_server() -> str:
     """Wait a little for a server that restarts. Returns why it cannot be used, '' if it can."""
-    deadline = time.monotonic() + _WAIT_S
+    deadline = time.monotonic() + (0.0 if is_stopping() else _WAIT_S)
     while (why := _why_away()) and time.monotonic() < deadline:
         time.sleep(_EVERY_S)
     return why
