@@ -25,10 +25,12 @@ def new_workspace(folder: Path | str) -> Workspace:
     from tvmflow.config.workspace import workspace_at
     from tvmflow.setup.new_project import make_workspace
     from tvmflow.setup.params_schema import write_schema
-    from tvmflow.tracking.dvc.repository import initialize
+    from tvmflow.support.private_places import check_private
+    from tvmflow.tracking.dvc.repository import initialize, is_in_git
 
+    check_private(Path(folder), "the workspace")
     root = make_workspace(Path(folder))
-    if shutil.which("git") and not any((place / ".git").exists() for place in (root, *root.parents)):
+    if shutil.which("git") and not is_in_git(root):
         subprocess.run(["git", "init", "--quiet", str(root)], check=False, capture_output=True)
     workspace = workspace_at(root)
     refresh(workspace)
