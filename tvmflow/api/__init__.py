@@ -46,6 +46,7 @@ from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.latency_summary import Latency
 from tvmflow.pipeline.results import RetunePlan, RetuneResult, ToolchainComparison, Verdict
 from tvmflow.shipping.search.goals import Goals
+from tvmflow.support.own_packages import check_own_packages
 from tvmflow.tracking.regressions import Regressions
 
 __all__ = [
@@ -134,3 +135,5 @@ __all__ = [
     "write_report",
     "write_search_page",
 ]
+
+check_own_packages()  # the functions import both by name when they are called
