@@ -7,7 +7,7 @@ from tvmflow.api.execution import classify, load, predict
 from tvmflow.api.fleet import compare, costs, execution_tables, overview, regressions
 from tvmflow.api.inspect import devices, examine, gpus, history, plan, quarantine, scorecard, status
 from tvmflow.api.phones import check_device, offer_device, phones, prepared_phone
-from tvmflow.api.projects import add_model, new_workspace
+from tvmflow.api.projects import add_model, new_workspace, targets
 from tvmflow.api.releases import accept_proposal, promote, proposals, reject_proposal, releases, rollback
 from tvmflow.api.results import (
     CellPlan,
@@ -26,6 +26,7 @@ from tvmflow.api.results import (
     Scorecard,
     StagePlan,
     Status,
+    TargetState,
 )
 from tvmflow.api.runs import changed_dvc_files, plan_retune, retune, run, serve
 from tvmflow.api.searches import SearchResult, search, write_chosen, write_search_page
@@ -73,6 +74,7 @@ __all__ = [
     "SearchResult",
     "StagePlan",
     "Status",
+    "TargetState",
     "ToolchainComparison",
     "Verdict",
     "Workspace",
@@ -129,6 +131,7 @@ __all__ = [
     "serve",
     "status",
     "store_addresses",
+    "targets",
     "update_results",
     "verify_bundle",
     "write_chosen",
