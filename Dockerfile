@@ -22,8 +22,9 @@ COPY flows /src/flows
 COPY runtime /src/runtime
 RUN pip install --no-cache-dir --constraint /src/constraints.txt "/src[${EXTRAS}]" && rm -rf /src
 
-# Whoever runs it: caches of tools, of Prefect and of DVC lie in a home that anybody may write.
+# Whoever runs it: caches of tools, of Prefect and of DVC lie in a home that anybody may write. Nobody else is in it.
 ENV HOME=/home/tvmflow \
+    TVMFLOW_TRUSTED=/ \
     DO_NOT_TRACK=true \
     PREFECT_SERVER_ANALYTICS_ENABLED=false \
     MLFLOW_DISABLE_TELEMETRY=true \

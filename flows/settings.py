@@ -16,6 +16,7 @@ from flows.prefect_server import CLIENT_SECRET, PrefectServer, check_server
 from flows.stopping import exit_code, kill_stages, when_stopping
 from tvmflow.config.workspace import Workspace
 from tvmflow.support.errors import UsageError
+from tvmflow.support.private_places import is_trusted
 from tvmflow.support.secrets import mask, mask_process
 from tvmflow.support.telemetry import PRIVACY
 
@@ -38,7 +39,7 @@ def configure_prefect(workspace: Workspace) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-    _refuse_planted(Path.cwd())
+    _refuse_planted(Path.cwd(), workspace.root.stat().st_uid)
     is_ours = not os.environ.get("PREFECT_API_URL")
     if is_ours:
         os.environ[CLIENT_SECRET] = f"tvmflow:{secrets.token_hex(32)}"  # any local user can connect
@@ -51,12 +52,12 @@ def configure_prefect(workspace: Workspace) -> None:
         check_server(os.environ["PREFECT_API_URL"])
 
 
-def _refuse_planted(folder: Path) -> None:
-    """Raise UsageError for settings of Prefect, which name code, that another user put into a shared folder."""
+def _refuse_planted(folder: Path, owner_of_workspace: int) -> None:
+    """Raise UsageError for settings of Prefect, which name code, that another user put where the command is run."""
     for name in (".env", "prefect.toml", "pyproject.toml"):
         with contextlib.suppress(OSError):
             owner = (folder / name).lstat().st_uid
-            if owner not in (0, os.geteuid(), folder.stat().st_uid):
+            if not is_trusted(owner) and owner != owner_of_workspace:
                 raise UsageError(
                     f"{folder / name} belongs to another user",
                     "settings of your own: Prefect reads that file, and runs code that it names",

@@ -178,6 +178,8 @@ def test_what_is_not_a_params_file_is_refused(tmp_path: Path, text: str) -> None
             "a0: &a0 [x, x]\n" + "".join(f"a{at + 1}: &a{at + 1} [*a{at}, *a{at}]\n" for at in range(30)),
             "200000 values",
         ),
+        (f"models: 0x{'f' * 6000}", "a number of 24000 bits"),
+        (f"? 0b{'1' * 2000}\n: 1", "a number of 2000 bits"),
     ],
 )
 def test_deep_nesting_and_unfolding_aliases_are_refused(tmp_path: Path, text: str, says: str) -> None:

@@ -73,6 +73,8 @@ def _class(name: Any, module: Any = "keras.layers", registered: Any = None, conf
         _class("Dense", registered="mine>Dense"),
         _class("function", "keras.utils", config="get_file"),
         _class("function", "builtins", config="os.system"),
+        _class("function", "builtins", config="exec"),
+        _class("__lambda__", "keras", config={"value": ["4wEAAAA=", None, None]}),
         _class(["Dense"]),
         _class("function", "keras.src.utils.file_utils", config="get_file"),
         _class("Dense; x"),

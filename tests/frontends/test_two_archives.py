@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import stat
 import struct
 import zipfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,6 +141,60 @@ def test_a_name_in_capitals_hides_no_code(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "hacked").exists()
 
 
+def _with_descriptors(files: dict[str, bytes]) -> bytes:
+    class Stream(io.RawIOBase):
+        data = b""
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, part: Any) -> int:
+            self.data += bytes(part)
+            return len(part)
+
+    out = Stream()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return out.data
+
+
+def _large(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, data in files.items():
+            with archive.open(name, "w", force_zip64=True) as file:
+                file.write(data)
+    return out.getvalue()
+
+
+def _renamed(files: dict[str, bytes]) -> bytes:
+    """Return an archive whose entries have another name in a field of Info-ZIP's, and are links."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, data in files.items():
+            entry, other = zipfile.ZipInfo(name), b"a/other"
+            entry.extra = struct.pack("<HHBI", 0x7075, 5 + len(other), 1, zlib.crc32(name.encode())) + other
+            entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+            archive.writestr(entry, data)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("write", [_with_descriptors, _large, _renamed, lambda files: b"MZ" + bytes(99) + _zip(files)])
+def test_the_copy_of_an_odd_archive_is_plain(write: Callable[[dict[str, bytes]], bytes], tmp_path: Path) -> None:
+    import torch
+
+    (tmp_path / "odd.pt2").write_bytes(write({"a/x": b"shown", "a/version": b"3\n"}))
+    with checked_copy(tmp_path / "odd.pt2", damaged_file_error) as copy:
+        assert torch._C.PyTorchFileReader(str(copy)).get_record("x") == b"shown"
+        with zipfile.ZipFile(copy) as archive:
+            found = [
+                (one.filename, one.flag_bits, one.extra, stat.S_ISLNK(one.external_attr >> 16))
+                for one in archive.infolist()
+            ]
+    assert found == [("a/x", 0, b"", False), ("a/version", 0, b"", False)]
+
+
 @pytest.mark.parametrize(
     ("names", "says"),
     [
@@ -152,6 +210,24 @@ def test_names_that_readers_take_differently_are_refused(tmp_path: Path, names: 
     (tmp_path / "model.pt2").write_bytes(_zip(dict.fromkeys(names, b"{}")))
     with pytest.raises(ModelFileError, match=says):
         load_source(tmp_path, _describe("model.pt2"))
+
+
+@pytest.mark.parametrize("name", ["metadata", "guards_code", "expr_str", "target"])
+def test_an_expression_of_a_tensor_with_the_name_of_notes_is_no_note(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = _program()
+    path = next(one for one in files if one.endswith("models/model.json"))
+    graph = json.loads(files[path])["graph_module"]["graph"]
+    made = graph["nodes"][0]["outputs"][0]["as_tensor"]["name"]
+    program = json.loads(files[path].decode().replace(f'"{made}"', f'"{name}"'))
+    sizes = program["graph_module"]["graph"]["tensor_values"][name]["sizes"]
+    sizes[0] = {"as_expr": {"expr_str": CODE, "hint": {"as_int": 1}}}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.pt2").write_bytes(_zip({**files, path: json.dumps(program).encode()}))
+    with pytest.raises(ModelFileError, match="holds the expression"):
+        load_source(tmp_path, _describe("model.pt2"))
+    assert not (tmp_path / "hacked").exists()
 
 
 @pytest.mark.parametrize("kind", ["two archives", "expression"])

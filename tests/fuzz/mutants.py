@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import json
 import os
 import random
@@ -29,6 +30,8 @@ from tests.conftest import REPOSITORY
 from tests.fuzz.fuzz_boundary import mutate_json, targets
 from tests.fuzz.readers import Reader, json_of, model_files, our_readers
 from tvmflow.frontends.operator_check import check_operators
+from tvmflow.frontends.registry import load_source
+from tvmflow.frontends.source_model import SourceDescription, TensorSpec
 from tvmflow.sandbox.process import Policy, run_in_sandbox
 from tvmflow.support.errors import TvmflowError
 
@@ -233,25 +236,31 @@ def _run(run: Run, folder: Path, count: int, chance: random.Random, kinds: list[
             run.failures.append(f"{name}: a valid file is refused")  # mutants of it would test little
     for path in sorted(CORPUS.glob("*/*")) if ours else ():
         from_file(path.parent.name.replace("-", " "), ours[path.parent.name.replace("-", " ")], path.read_bytes())
+    turns = {
+        kind: itertools.cycle(names) for kind, names in (("ours", ours), ("boundary", boundary), ("models", models))
+    }
+    for name, (file, data) in models.items():
+        _read_model(run, work / file, name, data)
+        if not run.found[f"{name}: read"]:
+            run.failures.append(f"{name}: a valid file is refused")
     for number in range(count):
         if number % _TOLD == 0:
             print(f"{number} of {count}: {json.dumps(run.summary())}", file=sys.stderr, flush=True)
         kind = chance.choices(kinds, [_SHARES[one] for one in kinds])[0]
         if kind == "ours":
-            name = chance.choice(list(ours))
+            name = next(turns[kind])
             from_file(name, ours[name], mutate(chance.choice(ours[name].files), chance))
         elif kind == "boundary":
-            name, own = chance.choice(list(boundary)), random.Random(chance.randrange(1 << 30))
+            name, own = next(turns[kind]), random.Random(chance.randrange(1 << 30))
             run.read(name, b"", lambda name=name, own=own: boundary[name](own), forks=name == "ir", may_crash=False)
         else:
-            _read_model(run, work, *chance.choice(list(models.items())), number % _IN_SANDBOX == 0, chance)
+            name = next(turns["models"])
+            file, data = models[name]
+            _read_model(run, work / file, name, mutate(data, chance), number % _IN_SANDBOX == 0)
 
 
-def _read_model(
-    run: Run, work: Path, framework: str, file: tuple[str, bytes], in_sandbox: bool, chance: random.Random
-) -> None:
-    name, data = file[0], mutate(file[1], chance)
-    path = work / name
+def _read_model(run: Run, path: Path, framework: str, data: bytes, in_sandbox: bool = False) -> None:
+    work, name = path.parent, path.name
     path.write_bytes(data)
     inputs = [{"name": "x", "shape": [1, 1, 8, 8], "dtype": "float32"}]
     arguments = {"folder": str(work), "framework": framework.replace("torchscript", "torch"), "file": name}
@@ -261,7 +270,9 @@ def _read_model(
         function = f"{check_operators.__module__}:{check_operators.__name__}"
         run.read(f"{framework} in a sandbox", data, lambda: run_in_sandbox(function, arguments, policy))
     else:
-        run.read(framework, data, lambda: check_operators(**arguments), forks=True)
+        specs = (TensorSpec("x", (1, 1, 8, 8), "float32"),)
+        source = SourceDescription(str(arguments["framework"]), None, name, specs)
+        run.read(framework, data, lambda: load_source(work, source).to_relax(), forks=True)
     path.unlink()
 
 

@@ -32,7 +32,7 @@ from tvmflow.config.buckets import Axis, Sizes
 from tvmflow.config.model_params import Preprocess
 from tvmflow.config.stage_params import Int8Params
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
-from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.frontends.source_model import State, TensorSpec
 from tvmflow.ir.tvm_compat import return_type
 from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.passes.pipeline import canonicalize
@@ -205,6 +205,33 @@ def test_an_image_that_is_rounded_to_bytes(width: int, run_everywhere: Callable[
     how = Preprocess.model_validate({"preset": "torchvision"})
     image = ImageInput(recipe_for([spec.shape], how), value_table(3, how, "float32"))
     described = Network("any@host:int8", (spec,), ("y",), 2, image=image)
+    write_network(tmp_path / "network.so", scheduled, described, GCC)
+    run_everywhere(tmp_path / "network.so")
+
+
+class _Step(nn.Module):
+    """Integers in a step of a stream: what it returns second is its second input of the next step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 3, 1, 1), nn.Conv2d(16, 16, 1)
+
+    def forward(self, x: Any, h: Any) -> Any:
+        y = F.relu(self.first(x) + h)
+        return y.mean((2, 3)), F.relu(self.second(y))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [9, 16])
+def test_an_int8_network_with_a_state(width: int, run_everywhere: Callable[[Path], None], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    specs = (TensorSpec("x", (1, 3, 8, width)), TensorSpec("h", (1, 16, 8, width)))
+    module = canonicalize(ExportedModel(_Step().eval(), specs).to_relax())
+    draw = np.random.default_rng(0).standard_normal
+    samples = tuple(draw((4, *spec.shape[1:]), dtype=np.float32) for spec in specs)
+    quantized, _ = quantize_int8(module, samples, None, Int8Params(max_drop=None))
+    scheduled = build_scheduled(BACKEND.pack(quantized, None)[0], BACKEND, {})
+    described = Network("any@host:int8", specs, ("y", "hn"), 2, states=(State("h", "hn"),))
     write_network(tmp_path / "network.so", scheduled, described, GCC)
     run_everywhere(tmp_path / "network.so")
 

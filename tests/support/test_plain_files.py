@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tvmflow.frontends.registry import FRONTENDS
+from tvmflow.sandbox.process import Policy, run_in_sandbox
 from tvmflow.sources.download import DownloadLimits
 from tvmflow.sources.weights import WeightsRequest, fetch_weights
 from tvmflow.support.digests import Digests
@@ -47,6 +48,17 @@ def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path, kind: str) -> 
             read()
     with pytest.raises(OSError, match="not a plain file"):
         open_plain(path)
+
+
+@pytest.mark.parametrize("kind", sorted(SPECIAL.keys() - {"a folder"}))
+def test_no_sandbox_starts_to_read_what_would_hold_it(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / "folder" / "image.png"
+    SPECIAL[kind](path)
+    (tmp_path / "link").symlink_to(path)
+    for one in (path, tmp_path / "link"):
+        with pytest.raises(ModelFileError, match=f"{one} is {kind}"):
+            run_in_sandbox("builtins:print", {}, Policy(10.0, reads=(tmp_path / "folder", one)))
 
 
 def test_links_are_followed_only_if_asked_for_and_sizes_have_limits(tmp_path: Path) -> None:

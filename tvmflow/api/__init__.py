@@ -7,7 +7,7 @@ from tvmflow.api.execution import classify, load, predict
 from tvmflow.api.fleet import compare, costs, execution_tables, overview, regressions
 from tvmflow.api.inspect import devices, examine, gpus, history, plan, quarantine, scorecard, status
 from tvmflow.api.phones import check_device, offer_device, phones, prepared_phone
-from tvmflow.api.projects import add_model, new_workspace
+from tvmflow.api.projects import add_model, new_workspace, targets
 from tvmflow.api.releases import accept_proposal, promote, proposals, reject_proposal, releases, rollback
 from tvmflow.api.results import (
     CellPlan,
@@ -26,6 +26,7 @@ from tvmflow.api.results import (
     Scorecard,
     StagePlan,
     Status,
+    TargetState,
 )
 from tvmflow.api.runs import changed_dvc_files, plan_retune, retune, run, serve
 from tvmflow.api.searches import SearchResult, search, write_chosen, write_search_page
@@ -46,6 +47,7 @@ from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.latency_summary import Latency
 from tvmflow.pipeline.results import RetunePlan, RetuneResult, ToolchainComparison, Verdict
 from tvmflow.shipping.search.goals import Goals
+from tvmflow.support.own_packages import check_own_packages
 from tvmflow.tracking.regressions import Regressions
 
 __all__ = [
@@ -72,6 +74,7 @@ __all__ = [
     "SearchResult",
     "StagePlan",
     "Status",
+    "TargetState",
     "ToolchainComparison",
     "Verdict",
     "Workspace",
@@ -128,9 +131,12 @@ __all__ = [
     "serve",
     "status",
     "store_addresses",
+    "targets",
     "update_results",
     "verify_bundle",
     "write_chosen",
     "write_report",
     "write_search_page",
 ]
+
+check_own_packages()  # the functions import both by name when they are called

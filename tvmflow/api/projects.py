@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmflow.api.workspace import Where, open_workspace
+from tvmflow.support.errors import UsageError
 from tvmflow.support.files import write_atomic
 
 if TYPE_CHECKING:
+    from tvmflow.api.results import TargetState
     from tvmflow.config.workspace import Workspace
     from tvmflow.setup.new_project import Added
+    from tvmflow.setup.target_presets import Needs
 
 
-def new_workspace(folder: Path | str) -> Workspace:
+def new_workspace(folder: Path | str, targets: Sequence[str] = ()) -> Workspace:
     """Make a workspace in a folder: params.yaml and its schema, dvc.yaml, a git repository, the DVC store. Overwrites
-    nothing.
+    nothing. targets: names that `targets` returns, which params.yaml gets.
 
     MLflow makes its store with the first measurement. Raises UsageError where there is a workspace already.
     """
@@ -25,16 +29,45 @@ def new_workspace(folder: Path | str) -> Workspace:
     from tvmflow.config.workspace import workspace_at
     from tvmflow.setup.new_project import make_workspace
     from tvmflow.setup.params_schema import write_schema
-    from tvmflow.tracking.dvc.repository import initialize
+    from tvmflow.support.private_places import check_private
+    from tvmflow.tracking.dvc.repository import initialize, is_in_git
 
-    root = make_workspace(Path(folder))
-    if shutil.which("git") and not any((place / ".git").exists() for place in (root, *root.parents)):
+    check_private(Path(folder), "the workspace")
+    root = make_workspace(Path(folder), targets)
+    if shutil.which("git") and not is_in_git(root):
         subprocess.run(["git", "init", "--quiet", str(root)], check=False, capture_output=True)
     workspace = workspace_at(root)
     refresh(workspace)
     write_schema(root)
     initialize(workspace)
     return workspace
+
+
+def targets(workspace: Where = None) -> tuple[TargetState, ...]:
+    """Return the targets of params.yaml, if there is a workspace, and those that may be added to one, with what each
+    needs on this machine.
+    """
+    from tvmflow.api.results import TargetState
+    from tvmflow.config.params import TargetEntry
+    from tvmflow.config.workspace import find_workspace
+    from tvmflow.setup.target_presets import needs_of, presets
+
+    try:
+        own = find_workspace(None if workspace is None else open_workspace(workspace).root).params.targets
+    except UsageError:
+        if workspace is not None:
+            raise
+        own = dict[str, TargetEntry]()
+    notes = {name: preset.note for name, preset in presets().items()}
+    found = {**{name: preset.target for name, preset in presets().items()}, **own}
+    return tuple(
+        TargetState(name, name in own, notes.get(name, ""), entry.kind, entry.mcpu, *_facts(needs_of(entry)))
+        for name, entry in found.items()
+    )
+
+
+def _facts(needs: Needs) -> tuple[bool, bool, str, str, tuple[str, ...]]:
+    return needs.can_build, needs.can_measure, needs.compiler, needs.device, needs.hints
 
 
 def add_model(

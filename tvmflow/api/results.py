@@ -25,6 +25,24 @@ class _Value:
 
 
 @dataclass(frozen=True)
+class TargetState(_Value):
+    """A target. is_written: in params.yaml, not only known; note: what it is for; can_build, can_measure: with what
+    this machine has; compiler, device: what is there, or missing; hints: what to do for the rest.
+    """
+
+    name: str
+    is_written: bool
+    note: str
+    kind: str
+    mcpu: str
+    can_build: bool
+    can_measure: bool
+    compiler: str
+    device: str
+    hints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class StagePlan(_Value):
     """The plan of a stage. key: the first digits of its recipe key, '' if it is not known yet."""
 

@@ -12,6 +12,7 @@ import typer
 
 from tvmflow.cli.completion import complete_cell
 from tvmflow.support.errors import TvmflowError
+from tvmflow.support.own_packages import prefer_own_packages
 from tvmflow.support.secrets import mask_process, show_traceback
 from tvmflow.support.version import __version__
 
@@ -69,6 +70,7 @@ def _main(
 
 def main() -> None:
     """Run the command line; every expected error is one message and an exit code."""
+    prefer_own_packages()
     from flows.stopping import leave
 
     try:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvmflow.cli.app import Json, api, app, open_workspace
+from tvmflow.cli.app import Json, api, app, chosen_root, open_workspace
 from tvmflow.cli.completion import complete_precision, complete_target
-from tvmflow.report.console import show_json, suggest
+from tvmflow.report.console import show_json, show_table, suggest
 from tvmflow.support.errors import UsageError
+
+if TYPE_CHECKING:
+    from tvmflow.api import TargetState
 
 
 @app.command()
@@ -19,10 +22,37 @@ def new(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="The workspace's folder; created if it does not exist.")
     ],
+    target: Annotated[
+        list[str],
+        typer.Option("--target", metavar="NAME", help="A target to write there, see 'tvmflow targets'; repeatable."),
+    ] = [],  # noqa: B006
 ) -> None:
     """Create a workspace: params.yaml, dvc.yaml, a git repository and the DVC store. Overwrites nothing."""
-    print(api.new_workspace(folder).root)
-    suggest(f"cd {folder} && tvmflow add MODEL_FILE")
+    print(api.new_workspace(folder, target).root)
+    suggest(f"cd {folder} && tvmflow add MODEL_FILE{f' --target {target[0]}' if target else ''}")
+
+
+@app.command()
+def targets(as_json: Json = False) -> None:
+    """List the targets of params.yaml and those that 'new --target' and 'add --target' write, with what each needs."""
+    found = api.targets(chosen_root())
+    if as_json:
+        show_json([one.to_json() for one in found])
+        return
+    rows = (
+        (one.name, "yes" if one.is_written else "", one.note, _needs(one.can_build, one.compiler), _state(one))
+        for one in found
+    )
+    show_table("targets", ("name", "in params.yaml", "for", "compiler", "device"), rows, ("for", "compiler", "device"))
+    suggest("tvmflow targets --json    (hints)   or   tvmflow add MODEL_FILE --target NAME")
+
+
+def _needs(is_there: bool, text: str) -> str:
+    return text if is_there else f"missing: {text}"
+
+
+def _state(one: TargetState) -> str:
+    return _needs(one.can_measure or not one.can_build, one.device)
 
 
 @app.command()
@@ -32,7 +62,7 @@ def add(
     ],
     name: Annotated[str | None, typer.Option("--name", help="Name of the model; default: the file's name.")] = None,
     target: Annotated[
-        str, typer.Option("--target", help="A name under targets: in params.yaml.", autocompletion=complete_target)
+        str, typer.Option("--target", help="A name that 'tvmflow targets' lists.", autocompletion=complete_target)
     ] = "local-cpu",
     precision: Annotated[
         str,

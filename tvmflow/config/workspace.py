@@ -20,6 +20,8 @@ from tvmflow.config.params import Cell, Params, load_params
 from tvmflow.support.digests import Digests
 from tvmflow.support.errors import StoreError, UsageError
 from tvmflow.support.files import digest_of, write_atomic
+from tvmflow.support.private_places import check_found, check_private
+from tvmflow.support.temporary import check_temporary
 
 VARIANT_FILE = "variant.json"
 
@@ -155,8 +157,10 @@ def workspace_at(folder: Path) -> Workspace:
 
 
 def find_workspace(root: Path | None = None) -> Workspace:
-    """Return the workspace at `root`, or the nearest one above the current folder. Raises UsageError."""
+    """Return the workspace at `root`, or the nearest one above the current folder. Raises UsageError,
+    and StoreError for one that another user can exchange."""
     if root is not None:
+        named: Path | str | None = root
         candidates = [root.resolve()]
     else:
         here = Path.cwd()
@@ -164,6 +168,10 @@ def find_workspace(root: Path | None = None) -> Workspace:
         candidates = [Path(named).resolve()] if named else [here, *here.parents]
     for folder in candidates:
         if (folder / "params.yaml").is_file() or (root is not None and (folder / VARIANT_FILE).is_file()):
+            if named is None:
+                check_found(folder, "params.yaml")
+            check_private(folder, "the workspace", folder.stat().st_uid if named else None)
+            check_temporary()
             return workspace_at(folder)
     raise UsageError(
         f"no params.yaml in {candidates[0]}" + ("" if len(candidates) == 1 else " or above it"),

@@ -15,6 +15,7 @@ from tvmflow.support.secrets import places_of_secrets
 
 MAX_DEPTH = 40
 MAX_VALUES = 200_000
+MAX_BITS = 1024
 MAX_SCALAR = 10_000  # characters; parsing a number takes quadratic time
 
 
@@ -82,7 +83,15 @@ def _unique_mapping(loader: SafeConstructor, node: yaml.MappingNode) -> dict[Any
     return loader.construct_mapping(node, deep=True)
 
 
+def _short_integer(loader: SafeConstructor, node: yaml.ScalarNode) -> int:
+    value = int(loader.construct_yaml_int(node))  # type: ignore[no-untyped-call]
+    if value.bit_length() > MAX_BITS:  # Python writes no longer ones, as an error would have to
+        raise yaml.constructor.ConstructorError(None, None, f"a number of {value.bit_length()} bits", node.start_mark)
+    return value
+
+
 _PlainLoader.add_constructor(Resolver.DEFAULT_MAPPING_TAG, _unique_mapping)  # type: ignore[type-var]
+_PlainLoader.add_constructor("tag:yaml.org,2002:int", _short_integer)  # type: ignore[type-var]
 
 
 def refuse_secrets(name: str, data: Any) -> None:

@@ -22,11 +22,15 @@ from tvmflow.support.errors import ParamsError, TvmflowError, did_you_mean
 from tvmflow.targets.probed_processors import DEVICE, read_record
 from tvmflow.targets.processors import architecture_of
 from tvmflow.toolchain.compilers import COMPILERS
+from tvmflow.toolchain.environments import cache_folder
 from tvmflow.tuning.search.tuners import TUNERS
 
 
 def check_rows(params: Params) -> None:
-    """Raise ParamsError with a line for every unknown name and every invalid block."""
+    """Raise ParamsError with a line for every unknown name and every invalid block, and StoreError for a cache that
+    another user can exchange, before anything in it is read.
+    """
+    cache_folder()
     lines = list(_lines(params))
     if lines:
         raise ParamsError("params.yaml is not valid:\n" + "\n".join(lines), hint="docs/params.md explains every key")

@@ -27,6 +27,7 @@ from tvmflow.sandbox.outputs import check_outputs
 from tvmflow.sandbox.watcher import SIGNALLED
 from tvmflow.support import errors
 from tvmflow.support.paths import CODE_ROOT
+from tvmflow.support.plain_files import special_kind
 from tvmflow.support.temporary import make_folder, remove_folder
 from tvmflow.toolchain.environments import cache_folder, environments_folder, toolchain_file
 
@@ -123,6 +124,7 @@ class Sandbox:
         *,
         waits: bool = True,
     ) -> None:
+        _refuse_special(policy)
         self.policy, self.held = policy, list[str]()
         self._own = make_folder("sandbox")
         (self._own / ".root").mkdir()
@@ -322,6 +324,13 @@ def run_in_sandbox(
     for folder in policy.writes:
         check_outputs(folder, policy.outputs, policy.what)
     return reply
+
+
+def _refuse_special(policy: Policy) -> None:
+    """Raise ModelFileError for a pipe or a device among the files to read, which would hold the reader."""
+    for path in policy.reads:
+        if kind := special_kind(path):
+            raise errors.ModelFileError(f"{path} is {kind}", "a plain file", "copy its contents to a file")
 
 
 def _environment(scratch: Path) -> dict[str, str]:

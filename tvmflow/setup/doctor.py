@@ -18,7 +18,7 @@ from tvmflow.config.workspace import find_workspace
 from tvmflow.devices.registry import transport_of
 from tvmflow.pipeline.stage import AnyStage
 from tvmflow.setup.preflight import missing_for
-from tvmflow.support.errors import TvmflowError, UsageError, first_line
+from tvmflow.support.errors import StoreError, TvmflowError, UsageError, first_line
 from tvmflow.toolchain.compilers import compiler_named, debian_package
 from tvmflow.toolchain.versions import installed_version
 
@@ -259,6 +259,8 @@ def _outside(root: Path | None) -> bool:
         find_workspace(root)
     except UsageError:
         return root is None and not os.environ.get("TVMFLOW_ROOT")
+    except StoreError:  # one that another user can exchange
+        return False
     return False
 
 

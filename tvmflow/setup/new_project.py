@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.config.yaml_reader import load_yaml
 from tvmflow.frontends.registry import FRONTENDS
 from tvmflow.setup.preflight import check_model, read_model_header
+from tvmflow.setup.target_presets import add_target, presets
 from tvmflow.setup.yaml_editor import add_entry
 from tvmflow.support.errors import ModelFileError, ParamsError, SourceError, UnknownNameError, UsageError
 from tvmflow.support.files import write_atomic
@@ -79,8 +80,10 @@ def _deployments(name: str) -> str:
 _MARKS = ("params.yaml", "dvc.yaml")  # of a workspace
 
 
-def make_workspace(folder: Path) -> Path:
-    """Write the files of a new workspace and return its folder. Raises UsageError if there is one already."""
+def make_workspace(folder: Path, targets: Sequence[str] = ()) -> Path:
+    """Write the files of a new workspace and return its folder. targets: presets that its params.yaml gets. Raises
+    UsageError if there is one already.
+    """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", "the name of a folder", "choose another name")
     for name in _MARKS:
@@ -90,7 +93,10 @@ def make_workspace(folder: Path) -> Path:
                 "a new or empty folder, or one without params.yaml and dvc.yaml",
                 "change to it and use 'tvmflow add MODEL_FILE', or choose another folder",
             )
-    for name, text in sorted(new_files(folder).items(), key=lambda one: one[0] in _MARKS):  # last: they say it is there
+    files = new_files(folder)
+    for target in targets:
+        files["params.yaml"] = add_target(files["params.yaml"], target)
+    for name, text in sorted(files.items(), key=lambda one: one[0] in _MARKS):  # last: they say it is there
         if not (folder / name).exists():
             write_atomic(folder / name, text)
     return folder.resolve()
@@ -129,7 +135,7 @@ def add_model(workspace: Workspace, path: Path, request: ModelRequest) -> Added:
     if name in params.models:
         raise UsageError(f"models.{name} already exists", "an unused name", "choose one with --name")
     for word, wanted, legal in (
-        ("target", request.target, params.targets),
+        ("target", request.target, {**params.targets, **presets()}),
         ("precision", request.precision, PRECISIONS),
     ):
         if wanted not in legal:
@@ -138,10 +144,13 @@ def add_model(workspace: Workspace, path: Path, request: ModelRequest) -> Added:
     cell = Cell.model_validate({"model": name, "target": request.target, "precision": request.precision})
     before = workspace.params_path.read_text(encoding="utf-8")
     after = add_entry(before, "models", name, entry)
+    added = {} if request.target in params.targets else {request.target: presets()[request.target].entry}
+    for target in added:
+        after = add_target(after, target)
     cell_name = _free_name(params, cell)
     for listed, value in _cells_to_write(before, params, cell_name, cell):
         after = add_entry(after, "cells", listed, value.model_dump(mode="json"), compact=True)
-    _check(load_yaml(before) or {}, load_yaml(after), name, entry)
+    _check(load_yaml(before) or {}, load_yaml(after), name, entry, added)
     write_atomic(workspace.params_path, after)
     try:
         check_model(workspace, name)
@@ -265,9 +274,12 @@ def _cells_to_write(text: str, params: Params, cell_name: str, cell: Cell) -> It
     yield cell_name, cell
 
 
-def _check(before: dict[str, Any], after: dict[str, Any], name: str, entry: dict[str, Any]) -> None:
-    """Check that the edit made exactly the intended change; a valid file stays valid."""
+def _check(
+    before: dict[str, Any], after: dict[str, Any], name: str, entry: dict[str, Any], added: dict[str, Any]
+) -> None:
+    """Check that the edit made exactly the intended change; a valid file stays valid. added: targets."""
     expected = {**before, "models": {**(before.get("models") or {}), name: entry}}
+    expected |= {"targets": {**(before.get("targets") or {}), **added}} if added else {}
     if {**after, "cells": None} != {**expected, "cells": None}:
         raise UsageError(
             "params.yaml has a form that this command cannot edit",

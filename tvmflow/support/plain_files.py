@@ -57,6 +57,15 @@ def is_plain(path: Path | str) -> bool:
         return False
 
 
+def special_kind(path: Path | str) -> str:
+    """Return what a path names, links followed, that is neither a plain file nor a folder: "a pipe"; else ""."""
+    try:
+        kind = stat.S_IFMT(os.stat(path).st_mode)  # noqa: PTH116
+    except OSError:
+        return ""
+    return "" if kind in (stat.S_IFREG, stat.S_IFDIR) else _KINDS.get(kind, "no file")
+
+
 def read_plain(path: Path | str, limit: int, links: bool = False) -> bytes:
     """Return the bytes of a plain file. Raises OSError, also for more than `limit` bytes."""
     with open_plain(path, links) as file:

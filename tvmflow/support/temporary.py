@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tvmflow.support.private_places import check_private
+
 _NAME = re.compile(r"tvmflow-[a-z]+-(\d+)-(\d+)-(\d+)-\w+")
 _swept: set[str] = set()
 
@@ -31,10 +33,17 @@ def temporary_folder(kind: str, parent: Path | None = None) -> Iterator[Path]:
         remove_folder(folder)
 
 
+def check_temporary() -> None:
+    """Raise StoreError if the system's folder for temporary files, which compilers use too, is not safe from others."""
+    check_private(Path(tempfile.gettempdir()), "the folder for temporary files")
+
+
 def make_folder(kind: str, parent: Path | None = None) -> Path:
     """Make a private folder that the caller removes; the next command does if this process is killed before."""
     where = str(parent or tempfile.gettempdir())
     if where not in _swept:
+        if parent is None:
+            check_temporary()
         _swept.add(where)
         sweep(Path(where))
     pid = os.getpid()

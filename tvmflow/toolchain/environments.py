@@ -7,6 +7,7 @@ A tool is a process that communicates over its standard streams and ends with ou
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -23,8 +24,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from tvmflow.support.errors import TvmflowError, last_words
+from tvmflow.support.errors import TvmflowError, UsageError, last_words
 from tvmflow.support.files import digest_of, sha256_of
+from tvmflow.support.private_places import check_private
 
 Array = np.ndarray[Any, Any]
 INSTALL_TIMEOUT_S = 1200.0
@@ -53,8 +55,23 @@ def tool_version(name: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Return the cache folder of all workspaces: TVMFLOW_CACHE, or tvmflow's folder in the user's cache."""
-    return Path(os.environ.get("TVMFLOW_CACHE") or Path.home() / ".cache" / "tvmflow")
+    """Return the cache folder of all workspaces: TVMFLOW_CACHE, or tvmflow's folder in the user's cache. Raises
+    StoreError for one that another user can exchange: programs in it are run.
+    """
+    return _checked(os.environ.get("TVMFLOW_CACHE") or str(_home() / ".cache" / "tvmflow"))
+
+
+@functools.cache
+def _checked(folder: str) -> Path:
+    check_private(Path(folder), "the cache")
+    return Path(folder)
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise UsageError("this user has no home folder", "HOME, or TVMFLOW_CACHE, to keep tools in") from None
 
 
 def environments_folder() -> Path:

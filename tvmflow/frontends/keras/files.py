@@ -6,6 +6,7 @@ files of the machine.
 
 from __future__ import annotations
 
+import builtins
 import json
 import re
 import zipfile
@@ -24,7 +25,7 @@ _MODULE = re.compile(
 _REFUSED = frozenset(
     """
     Lambda TFSMLayer TorchModuleWrapper JaxLayer FlaxLayer StringLookup IntegerLookup IndexLookup TextVectorization
-    Hashing HashedCrossing Discretization
+    Hashing HashedCrossing Discretization __lambda__
     """.split()
 )
 
@@ -109,7 +110,12 @@ def _check_class(path: Path, entry: dict[str, Any]) -> None:
     name, module, registered = (entry.get(key) for key in ("class_name", "module", "registered_name"))
     full_name = f"{module}.{name}" if module else str(name)
     if name == "function":
-        if module not in ("builtins", "keras.activations") or not re.fullmatch("[a-z0-9_]+", str(entry.get("config"))):
+        own = str(entry.get("config"))
+        if (
+            module not in ("builtins", "keras.activations")  # Keras writes builtins for functions of its own
+            or not re.fullmatch("[a-z0-9_]+", own)
+            or hasattr(builtins, own)
+        ):
             raise _not_allowed_error(path, f"the function {full_name}: {str(entry.get('config'))[:100]!r}")
     elif (
         not isinstance(name, str)

@@ -37,7 +37,7 @@ _EXPRESSION_WORDS = re.compile(
     r"[suzn]\d+|Max|Min|Mod|PythonMod|FloorDiv|CeilDiv|CleanDiv|Add|Mul|Pow|Rational|Integer|floor|ceiling|oo|int_oo|True|False"
 )
 _NAME = re.compile(r"[\w.+,:/> -]*", re.ASCII)
-_NOT_CODE = ("metadata", "guards_code", "expr_str")  # notes of the exporter; dropped before they run; checked by itself
+_NOTES = ("metadata", "guards_code")  # of the exporter, which nothing evaluates; dropped before they run
 
 
 def is_torchscript(path: Path) -> bool:
@@ -115,13 +115,22 @@ def _targets(path: Path, program: Any) -> set[str]:
                     if not _TARGETS.fullmatch(item):
                         raise _not_allowed_error(path, f"a call of {item[:100]!r}")
                     targets.add(item)
-                if key == "expr_str" and not _is_plain(str(item)):
-                    raise _not_allowed_error(path, f"the expression {str(item)[:100]!r}")
-                if key not in _NOT_CODE:
+                if key == "expr_str":
+                    if not _is_plain(str(item)):
+                        raise _not_allowed_error(path, f"the expression {str(item)[:100]!r}")
+                elif key == "custom_obj_values" and item:
+                    raise _not_allowed_error(path, "objects of other classes than tensors")
+                elif not (key in _NOTES and _is_text(item)):
                     todo += [key, item]
         elif isinstance(value, str) and not _is_name(value):
             raise _not_allowed_error(path, f"the name {value[:100]!r}")
     return targets
+
+
+def _is_text(note: Any) -> bool:
+    """Return whether a note is texts alone: a tensor may be named as notes are."""
+    parts = note.values() if isinstance(note, dict) else note if isinstance(note, list) else [note]
+    return all(isinstance(part, str) for part in parts)
 
 
 def _is_name(text: str) -> bool:

@@ -7,6 +7,7 @@ the archive's own size. Any unzip program reads such an archive.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import os
@@ -63,8 +64,10 @@ def write_archive(path: Path, files: Mapping[str, bytes | Path]) -> None:
     try:
         _write(draft, files)
         os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
 
 
 def _write(path: Path, files: Mapping[str, bytes | Path]) -> None:

@@ -24,8 +24,10 @@ from tvmflow.pipeline.record import RECORD_NAME, read_record
 from tvmflow.support.errors import StoreAwayError, StoreError
 from tvmflow.support.files import describe_file, digest_of, sha256_of, write_atomic
 from tvmflow.support.paths import CODE_ROOT
+from tvmflow.support.private_places import is_trusted
 from tvmflow.support.secrets import mask
 from tvmflow.support.telemetry import PRIVACY
+from tvmflow.toolchain.environments import cache_folder
 from tvmflow.tracking.dvc import merge_lock, offline_plots, pipelines, unlisted
 from tvmflow.tracking.dvc.recipe_entries import Entries, entries_of
 
@@ -49,13 +51,20 @@ def _run(workspace: Workspace, module: list[str], what: str, request: str = "") 
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, **PRIVACY, "PYTHONPATH": search},
+            env={**_own_places(), **os.environ, **PRIVACY, "PYTHONPATH": search},
             input=request,
         )
     if completed.returncode:
         lines = [line for line in f"{completed.stderr}\n{completed.stdout}".splitlines() if line.strip()]
         raise _error(f"{what} failed: {' '.join(lines)[-500:]}")
     return completed.stdout
+
+
+def _own_places() -> dict[str, str]:
+    """Return what keeps DVC out of /var/tmp, where it reads pickles that any user may have put there; and a name for a
+    user who has none, as in a container, which DVC asks for.
+    """
+    return {"DVC_SITE_CACHE_DIR": str(cache_folder() / "dvc"), "USER": str(os.getuid())}
 
 
 def _error(found: str) -> StoreError:
@@ -79,7 +88,7 @@ def initialize(workspace: Workspace) -> None:
     Writes the same files as `dvc init`, `dvc config` and `dvc remote add`, each of which takes seconds to start.
     """
     config = workspace.root / ".dvc" / "config"
-    has_git = any((folder / ".git").exists() for folder in (workspace.root, *workspace.root.parents))
+    has_git = is_in_git(workspace.root)
     if not config.is_file():
         write_atomic(config, "" if has_git else "[core]\n    no_scm = True\n")
         write_atomic(config.with_name(".gitignore"), "/config.local\n/tmp\n/cache\n")
@@ -91,6 +100,12 @@ def initialize(workspace: Workspace) -> None:
     offline_plots.install(config.parent)
     if has_git:
         merge_lock.install(workspace.root)
+
+
+def is_in_git(root: Path) -> bool:
+    """Return whether a folder is in a git repository that nobody else made, as in /tmp: git refuses those."""
+    found = next((path for folder in (root, *root.parents) if (path := folder / ".git").exists()), None)
+    return found is not None and (is_trusted(found.lstat().st_uid) or found.lstat().st_uid == root.stat().st_uid)
 
 
 def default_remote(workspace: Workspace) -> str:
