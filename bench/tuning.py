@@ -2,8 +2,8 @@
 {speed,tuners,transfer,static,fleet}`.
 
 speed     trials per minute, beside stock MetaSchedule on the same kernel, same machine, same run
-tuners    every candidate of some kernels is measured once; then each tuner searches that table, several seeds, equal
-          trials
+tuners    candidates of some kernels are measured once; then each tuner, with each of its settings, searches that
+          table, several seeds, equal trials (bench/tuner_choices.py)
 transfer  ResNet-50 from nothing, and from the records of ResNet-18: when each reaches the sum of kernel times, within
           2 %, that the search from nothing ends with
 static    the static model's choice, and the best of the five that it ranks first, beside the best of 28 candidates of
@@ -56,7 +56,6 @@ from tvmflow.tuning.records.record import OK, read_records
 from tvmflow.tuning.rules import SearchRules
 from tvmflow.tuning.search.search import tune
 from tvmflow.tuning.search.state import TuneReport, Watch, WorkloadSearch
-from tvmflow.tuning.search.tuners import TunerFactory
 
 TRIALS = 24
 BACKEND = host_backend()
@@ -103,6 +102,12 @@ def local() -> contextlib.AbstractContextManager[DeviceSession]:
     return open_session(device, BACKEND, SessionLimits(3600.0, 60.0))
 
 
+def choices() -> None:
+    from bench import tuner_choices
+
+    tuner_choices.main(workloads(count=4))
+
+
 def speed() -> None:
     kernels = workloads(count=4)
     with tempfile.TemporaryDirectory() as folder:
@@ -126,25 +131,6 @@ def _stock_metaschedule(workload: Workload) -> float:
         started = time.monotonic()
         ms.tir_integration.tune_tir(module, BACKEND.tvm_target(), folder, max_trials_global=32, num_trials_per_iter=16)
         return time.monotonic() - started
-
-
-def tuners() -> None:
-    kernels = workloads(count=3)
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log.jsonl"
-        search(kernels, rules(trials=160, tuner="random"), log, local)
-        tables: dict[str, dict[str, float]] = {w.key: {} for w in kernels}
-        for record in read_records(log):
-            tables[record.workload][str(sorted(record.knobs.items()))] = record.median_s
-    print(
-        f"{'trials':>8}" + "".join(f"{name:>10}" for name in ("grid", "random", "ga", "xgb")) + "   time / best known"
-    )
-    for trials in (4, 8, 16, 32):
-        row = [
-            mean(_simulated(kernels, tables, name, trials, seed) for seed in range(5))
-            for name in ("grid", "random", "ga", "xgb")
-        ]
-        print(f"{trials:8}" + "".join(f"{value:10.3f}" for value in row), flush=True)
 
 
 def static(networks: tuple[str, ...] = ("resnet18", "squeezenet1_1", "mobilenet_v2")) -> None:
@@ -235,37 +221,6 @@ def _curve(kernels: list[Workload], chosen: SearchRules, log: Path) -> tuple[lis
     return curve, search(kernels, chosen, log, local, watch)
 
 
-def _simulated(
-    kernels: list[Workload], tables: dict[str, dict[str, float]], name: str, trials: int, seed: int
-) -> float:
-    """Search measured tables and return the mean of (best found / best known) over the workloads, one after the
-    other.
-    """
-    factory, ratios = TunerFactory(name, "rank", seed), []
-    for workload in kernels:
-        covered = BACKEND.template_for(workload.function)
-        if covered is None:
-            raise SystemExit(f"no template covers {workload.name}")
-        template, candidates = covered
-        table = tables[workload.key]
-        known = [knobs for knobs in candidates if str(sorted(knobs.items())) in table]
-        tuner, best, asked = (
-            factory.make(workload.key, template.name, known, anchor_extents(workload.function)),
-            math.inf,
-            0,
-        )
-        while asked < trials:
-            batch = tuner.ask(min(4, trials - asked))
-            for index in batch:
-                seconds = table[str(sorted(known[index].items()))]
-                tuner.tell(index, seconds)
-                best, asked = min(best, seconds), asked + 1
-            if not batch:
-                break
-        ratios.append(best / min(table.values()))
-    return mean(ratios)
-
-
 def fleet() -> None:
     kernels, times = small_workloads(), dict[int, float]()
     for count in (1, 4):
@@ -319,7 +274,7 @@ def main() -> None:
     if options.what == "search":  # what `fleet` kills
         search(small_workloads(), rules(4, TRIALS), options.log, lambda: slow_session(options.port))
         return
-    {"speed": speed, "tuners": tuners, "transfer": transfer, "static": static, "fleet": fleet}[options.what]()
+    {"speed": speed, "tuners": choices, "transfer": transfer, "static": static, "fleet": fleet}[options.what]()
 
 
 if __name__ == "__main__":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tasks.table import STAGES
 from tvmflow.config.keys import written_part
+from tvmflow.config.params import Params, load_params
 from tvmflow.pipeline.recipe_key import code_of
 from tvmflow.pipeline.record import RECORD_NAME
 from tvmflow.pipeline.stage import AnyStage
@@ -21,11 +23,20 @@ HEADER = """\
 # with it a stage is named after its cell (build@digits) and depends on the parameters of its own model and target only;
 # the names of a matrix over records would be build@cell0, build@cell1.
 """
+_OFF = """\
+# Where params.yaml has cells with `enabled: false`, the others are listed here: DVC cannot choose among `cells:`.
+"""
 
 
-def pipeline() -> dict[str, Any]:
-    """Return dvc.yaml as a value."""
-    return {"stages": {name: {"foreach": "${cells}", "do": stage_entry(stage)} for name, stage in STAGES.items()}}
+def pipeline(params: Params | None = None) -> dict[str, Any]:
+    """Return dvc.yaml as a value. params: whose cells with `enabled: false` get no stages."""
+    chosen = params is not None and bool(params.switched_off)
+    each = "${enabled}" if chosen else "${cells}"
+    stages = {name: {"foreach": each, "do": stage_entry(stage)} for name, stage in STAGES.items()}
+    if params is None or not chosen:
+        return {"stages": stages}
+    cells = {name: cell.model_dump(mode="json") for name, cell in params.cells.items()}
+    return {"vars": [{"enabled": cells}], "stages": stages}
 
 
 def stage_entry(stage: AnyStage, program: str = "python -m tasks") -> dict[str, Any]:
@@ -77,10 +88,11 @@ def params_of(stage: AnyStage) -> list[str]:
     return [re.sub(r"{(\w+)}", r"${item.\1}", key) for key in sorted(outermost)]
 
 
-def render() -> str:
+def render(params: Params | None = None) -> str:
     """Return the text of dvc.yaml."""
-    return HEADER + yaml.safe_dump(pipeline(), sort_keys=False, width=200)
+    header = HEADER + (_OFF if params is not None and params.switched_off else "")
+    return header + yaml.safe_dump(pipeline(params), sort_keys=False, width=200)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render())
+    sys.stdout.write(render(load_params(Path("params.yaml"))))

@@ -21,7 +21,8 @@ from typing import Any
 
 import yaml
 
-from flows.pipeline import inputs_of, stage_entry
+from flows.pipeline import HEADER as CLONE_HEADER
+from flows.pipeline import inputs_of, render, stage_entry
 from tasks.table import STAGES
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace, find_workspace
@@ -43,11 +44,14 @@ _OLD_HEADER = "# Written by tvmflow from params.yaml;"
 def refresh(workspace: Workspace, cells: Sequence[Cell] = ()) -> bool:
     """Rewrite the DVC files of a workspace if tvmflow generates them; return whether it does.
 
-    It does not in a clone of the repository, nor if a user wrote dvc.yaml by hand. The files have the listed cells,
-    those that were run, and `cells`. Cells that params.yaml cannot name any more are dropped, with their locks.
+    It does not if a user wrote dvc.yaml by hand. In a clone of the repository, that file alone gets the cells that are
+    enabled. Otherwise the files have the listed cells, those that were run, and `cells`. Cells that params.yaml cannot
+    name any more are dropped, with their locks.
     """
     path = workspace.root / "dvc.yaml"
-    if path.exists() and not path.read_text(encoding="utf-8").startswith((HEADER, _OLD_HEADER)):
+    if path.exists() and not (text := path.read_text(encoding="utf-8")).startswith((HEADER, _OLD_HEADER)):
+        if text.startswith(CLONE_HEADER):
+            _write(path, render(workspace.params))
         return False
     params = workspace.params
     by_model = _cells_by_model(workspace, cells)

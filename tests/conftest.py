@@ -267,6 +267,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _finish(root: Path) -> None:
+    from flows.pipeline import render  # loads all stages
+
     files = subprocess.run(
         ["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True
     ).stdout.split("\n")
@@ -277,6 +279,7 @@ def _finish(root: Path) -> None:
     params = small_params()
     params["cells"] = {"digits": params["cells"]["digits"]}
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    (root / "dvc.yaml").write_text(render())
     for command in (["git", "init", "-q"], ["git", "add", "-A"], ["git", "commit", "-qm", "clone"]):
         subprocess.run(command, cwd=root, check=True)
     tvmflow(root, "init")

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import REPOSITORY, free_port
+from flows.pipeline import render
+from tests.conftest import free_port
 from tests.tracking.ledger_bench import LedgerBench
 from tvmflow.cli import main
 from tvmflow.tracking.mlflow.registry import CHALLENGER, version_by_alias
@@ -73,7 +74,7 @@ def _prepare(ledger: LedgerBench) -> None:
         assert asking is not None
         if library == "one":
             promote(ledger.workspace, asking, "good")
-    shutil.copyfile(REPOSITORY / "dvc.yaml", ledger.root / "dvc.yaml")
+    (ledger.root / "dvc.yaml").write_text(render())
     for name, text in {
         "dvc.lock": "schema: '2.0'\nstages: {}\n",
         ".dvc/config": "[core]\n    no_scm = True\n",

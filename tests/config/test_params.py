@@ -27,7 +27,7 @@ def test_the_shipped_file_is_valid() -> None:
 
 
 ONE_MODEL = {"framework": "onnx", "weights": {"file": "m.onnx"}, "input": {"shape": [1, 3, 8, 8]}}
-BLOCKS = [name for name in Params.model_fields if name not in ("models", "targets", "cells")]
+BLOCKS = [name for name in Params.model_fields if name not in ("models", "targets", "cells", "switched_off")]
 
 
 def test_one_model_and_no_other_line_is_valid(tmp_path: Path) -> None:

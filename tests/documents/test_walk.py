@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.documents import walk
-from tests.documents.walk import walking
+from tests.documents.walk import blocks_of, section_titles, walking
 
 PAGE = """# Page
 ## One
@@ -43,3 +44,10 @@ def test_a_walk_follows_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         pass
     with pytest.raises(AssertionError, match="'three' is not in 'Two'"), walking("Two", tmp_path, {"three": "3"}):
         pass
+
+
+def test_every_section_with_commands_is_walked() -> None:
+    """A walk asserts that it followed every block of its section; this, that every section has one."""
+    text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    walked = set(re.findall(r'^SECTION = "(.*)"$', text, re.M))
+    assert walked == {title for title in section_titles() if blocks_of(title)} and len(walked) >= 4

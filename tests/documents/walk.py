@@ -18,10 +18,18 @@ LONGEST_S = 500.0
 Params = dict[str, Any]
 
 
+def _sections() -> dict[str, str]:
+    return dict(part.split("\n", 1) for part in PAGE.read_text(encoding="utf-8").split("\n## ")[1:])
+
+
+def section_titles() -> list[str]:
+    """Return the titles of the page's sections, in order."""
+    return list(_sections())
+
+
 def blocks_of(section: str) -> list[tuple[str, str]]:
     """Return (language, text) of the blocks of YAML and commands in a section of the page, in order."""
-    sections = dict(part.split("\n", 1) for part in PAGE.read_text(encoding="utf-8").split("\n## ")[1:])
-    return re.findall(r"^```(sh|yaml)\n(.*?)^```", sections[section], re.M | re.S)
+    return re.findall(r"^```(sh|yaml)\n(.*?)^```", _sections()[section], re.M | re.S)
 
 
 class Walk:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.pipeline import pipeline
+from flows.pipeline import pipeline, render
 from tests.conftest import REPOSITORY, small_params
 
 
@@ -37,7 +37,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("recorded")
     for folder in ("tasks", "tvmflow"):
         shutil.copytree(REPOSITORY / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copyfile(REPOSITORY / "dvc.yaml", root / "dvc.yaml")
+    (root / "dvc.yaml").write_text(render())
     params = small_params()
     params["cells"] = {"digits": params["cells"]["digits"]}
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))

@@ -35,16 +35,18 @@ def drivers() -> SoftwareDrivers:
     return software_drivers()
 
 
-def gpu_backend(api: str, *, textures: bool = False) -> Backend:
-    options: dict[str, Any] = {"software": True, "kind": "generic"}
+def gpu_backend(api: str, *, textures: bool = False, kind: str = "generic") -> Backend:
+    options: dict[str, Any] = {"software": True, "kind": kind}
     if api == "opencl":
         options["textures"] = textures
     return backend_named(api)(replace(host_target(), kind=api, options=options))
 
 
-def write_on_gpu(module: object, api: str, path: Path, outputs: int = 2, *, textures: bool = False) -> dict[str, Any]:
+def write_on_gpu(
+    module: object, api: str, path: Path, outputs: int = 2, *, textures: bool = False, kind: str = "generic"
+) -> dict[str, Any]:
     """Compile a module for a GPU; returns the library's manifest."""
-    backend = gpu_backend(api, textures=textures)
+    backend = gpu_backend(api, textures=textures, kind=kind)
     packed, _ = backend.pack(module, None)
     scheduled = build_scheduled(packed, backend, {})
     inputs = tuple(

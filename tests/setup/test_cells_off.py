@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from flows.stage_tasks import cells_of
 from tasks.table import STAGES
 from tests.conftest import REPOSITORY
 from tvmflow import api
-from tvmflow.config.params import Params, load_params
+from tvmflow.config.params import load_params
 from tvmflow.config.workspace import Workspace
 from tvmflow.setup.doctor import cells_switched_off
 from tvmflow.support.errors import ParamsError
@@ -49,6 +52,34 @@ def test_a_cell_that_is_off_is_passed_over_and_shown(make_workspace: Callable[..
     assert rows["board"].off == "a board" and rows["digits"].off is None and rows["board"].todo == ()
 
 
+def test_a_clones_dvc_stages_are_those_of_cells_that_are_on(tmp_path: Path) -> None:
+    """One line of params.yaml switches a cell; any command that runs cells, or `make pipeline`, makes its stages."""
+    text = (REPOSITORY / "params.yaml").read_text()
+    (tmp_path / "params.yaml").write_text(text)
+    shutil.copyfile(REPOSITORY / "dvc.yaml", tmp_path / "dvc.yaml")
+    for folder in ("tasks", "tvmflow"):
+        (tmp_path / folder).mkdir()
+    dvc = [sys.executable, "-m", "dvc"]
+    subprocess.run([*dvc, "init", "--no-scm", "--quiet"], cwd=tmp_path, check=True)
+
+    listed = subprocess.run([*dvc, "stage", "list", "--name-only"], cwd=tmp_path, capture_output=True, check=True)
+    built = {name.removeprefix("build@") for name in listed.stdout.decode().split() if name.startswith("build@")}
+    off = Workspace(tmp_path).params.switched_off
+    assert built == {*Workspace(tmp_path).params.cells} and len(off) == 9 and not built & {*off}
+    on = text.replace("precision: float32, enabled: false, needs: an RK3399 board}", "precision: float32}")
+    assert on != text
+    (tmp_path / "params.yaml").write_text(on)
+    assert not refresh(Workspace(tmp_path))
+    [chosen] = yaml.safe_load((tmp_path / "dvc.yaml").read_text())["vars"]
+    assert {*chosen["enabled"]} - built == {"rk3399"}
+    (tmp_path / "params.yaml").write_text(text)
+    refresh(Workspace(tmp_path))
+    assert (tmp_path / "dvc.yaml").read_text() == (REPOSITORY / "dvc.yaml").read_text()
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    refresh(Workspace(tmp_path))
+    assert (tmp_path / "dvc.yaml").read_text() == "stages: {}\n", "written by hand"
+
+
 def test_the_doctor_says_all_that_each_lacks(make_workspace: Callable[..., Path]) -> None:
     root = make_workspace(_change)
     board, mine = cells_switched_off(root, list(STAGES.values()))
@@ -73,12 +104,13 @@ def test_what_is_wrong_with_a_cell_that_is_off_is_told(
         load_params(root / "params.yaml")
 
 
-def test_the_documents_cells_stand_ready() -> None:
-    params = Params.model_validate(yaml.safe_load((REPOSITORY / "examples" / "documents" / "params.yaml").read_text()))
+@pytest.mark.parametrize("place", [".", "examples/documents"])
+def test_the_documents_cells_stand_ready(place: str) -> None:
+    params = load_params(REPOSITORY / place / "params.yaml")
     off = params.switched_off
     assert {*off} == {
         *("android-cpu", "android-opencl", "android-vulkan", "adreno", "tensorflow-phone"),
         *("vta", "vta-cpu", "rk3399", "rk3399-mali"),
     }
-    assert list(params.cells) == ["here"]
+    assert place == "." or list(params.cells) == ["here"]
     assert all(one.needs for one in off.values()) and not {*off} & {*params.cells}

@@ -9,6 +9,7 @@ import sys
 import pytest
 import yaml
 
+from flows.pipeline import render
 from tests.conftest import REPOSITORY
 from tests.tracking.ledger_bench import LedgerBench
 from tvmflow.config.params import STAGE_NAMES
@@ -32,7 +33,7 @@ def _prepare(ledger: LedgerBench) -> None:
     """Put the code beside params.yaml, where a clone has it: DVC's stages depend on it."""
     for name in ("tasks", "tvmflow"):
         shutil.copytree(REPOSITORY / name, ledger.root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copyfile(REPOSITORY / "dvc.yaml", ledger.root / "dvc.yaml")
+    (ledger.root / "dvc.yaml").write_text(render())
     path = ledger.root / "params.yaml"
     path.write_text(path.read_text().replace("push_to_remote: true", "push_to_remote: false"))
     dvc.initialize(ledger.workspace)
@@ -71,7 +72,7 @@ def test_an_unlisted_cell_is_versioned_and_moves_over_when_it_is_listed(ledger: 
 
 @pytest.mark.parametrize("text", ["", "[]", "stages: 3", "stages: {build: {do: {}, foreach: {x: {model: y}}}}", "\x00"])
 def test_a_damaged_list_is_one_error(ledger: LedgerBench, text: str) -> None:
-    shutil.copyfile(REPOSITORY / "dvc.yaml", ledger.root / "dvc.yaml")
+    (ledger.root / "dvc.yaml").write_text(render())
     cell = ledger.cell("digits_torch", precision="int8")
     unlisted.keep(ledger.workspace, [cell])
     path = ledger.root / "unlisted" / "dvc.yaml"

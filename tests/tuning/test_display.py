@@ -31,7 +31,10 @@ def test_a_line_has_the_task_the_current_and_the_best_speed_and_the_trial() -> N
     searches[0].learn(1, 1e-6)
     assert task_line(searches, searches[0], 2e-6, 24) == "[Task 1/2] 1.00 / 2.00 GFLOP/s, trial 2 of 3, dense"
     searches[1].learn(0, float("inf"))
-    assert task_line(searches, searches[1], float("inf"), 2) == "[Task 2/2] failed / failed ms, trial 1 of 2, relu"
+    line = task_line(searches, searches[1], float("inf"), 2, "error -5\nof the driver")
+    assert line == "[Task 2/2] failed / none so far, trial 1 of 2, relu: error -5"
+    line = task_line(searches, searches[0], None, 24, "given up: no device")
+    assert line == "[Task 1/2] not measured / 2.00 GFLOP/s, trial 2 of 3, dense: given up: no device"
     searches[1].learn(1, 1e-5)
     assert task_line(searches, searches[1], 1e-5, 2) == "[Task 2/2] 0.01 / 0.01 ms, trial 2 of 2, relu"
 

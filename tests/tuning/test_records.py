@@ -131,15 +131,18 @@ def test_a_log_of_the_first_version_is_still_read(tmp_path: Path) -> None:
     assert record.canary_s == 0.0 and record.extents == ()
 
 
-def test_failed_candidates_are_listed_with_their_errors_the_same_ones_once() -> None:
+def test_failed_candidates_are_listed_with_their_errors_each_once() -> None:
     refused = replace(ONE, seconds=(), status=COMPILE_ERROR, error="LLVM ERROR: no such register", created="1")
     wrong = replace(refused, status=WRONG_OUTPUT, error="relative error 0.3", knobs={"a": 2}, created="2")
     old = replace(refused, error="", workload="k2", created="0")
-    rows = failures([ONE, refused, wrong, replace(refused, knobs={"a": 3}, created="3"), old])
+    another = replace(refused, knobs={"a": 3}, created="3")
+    rows = failures([ONE, refused, wrong, another, replace(refused, created="4"), old])
     assert [(row["workload"], row["status"], row["count"]) for row in rows] == [
         ("k2", COMPILE_ERROR, 1),
         ("k1", WRONG_OUTPUT, 1),
+        ("k1", COMPILE_ERROR, 1),
         ("k1", COMPILE_ERROR, 2),
     ]
-    assert rows[2]["knobs"] == {"a": 3} and rows[2]["error"] == "LLVM ERROR: no such register"
+    assert rows[2]["knobs"] == {"a": 3} and rows[3]["knobs"] == ONE.knobs
+    assert rows[3]["error"] == "LLVM ERROR: no such register"
     assert "not kept" in rows[0]["error"]

@@ -15,7 +15,8 @@ from tests.conftest import examples
 from tests.golden.networks import TARGETS, cases
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.ir.tir.workloads import anchor_extents
-from tvmflow.tuning.search.tuners import TUNERS, GeneticTuner, TunerFactory, features_of, knob_key
+from tvmflow.tuning.cost_model.kernel_features import knob_features
+from tvmflow.tuning.search.tuners import TUNERS, GeneticTuner, TunerFactory, knob_key
 
 CANDIDATES = [
     {"c_tile": c, "w_tile": w, "h_tile": h, "chunk": chunk, "unroll": u}
@@ -193,5 +194,5 @@ def test_the_children_of_two_families_are_of_either_and_legal() -> None:
 
 
 def test_features_have_one_length_for_all_workloads_of_a_template() -> None:
-    lengths = {len(features_of(extents, CANDIDATES[0])) for extents in ([1, 2], EXTENTS, [])}
+    lengths = {len(knob_features(extents, CANDIDATES[0])) for extents in ([1, 2], EXTENTS, [])}
     assert len(lengths) == 1

@@ -151,11 +151,13 @@ class SearchSettings(StageBlock):
 
     early_stopping: trials of a workload without a gain after which it is abandoned. min_gain_per_minute: the search
     ends when the expected gain of a minute is below this share of the network's time. total_trials: of the whole
-    search; 0: no limit.
+    search; 0: no limit. loss, features: of xgb; population: of ga.
     """
 
     tuner: Name = "xgb"
     loss: Literal["reg", "rank", "rank-binary"] = "rank"
+    features: Literal["knobs", "loops", "curves"] = "knobs"
+    population: Annotated[int, Field(ge=2, le=10_000)] = 12
     trials_per_workload: NotNegative = 24
     total_trials: NotNegative = 0
     max_seconds: NotNegativeFloat = 0.0

@@ -119,6 +119,16 @@ def _linear_parts(expression: Any, variables: list[Any]) -> list[Any]:
     return list(detect_linear_equation(expression, variables))
 
 
+def symbolic_bounds() -> tuple[Any, Any]:
+    """Return TVM's classes Analyzer and ConstIntBound."""
+    try:
+        from tvm.sym import Analyzer, ConstIntBound
+    except ImportError:
+        from tvm.arith import Analyzer, ConstIntBound
+
+    return Analyzer, ConstIntBound
+
+
 def tuple_type(parts: list[Any]) -> Any:
     """Return the Relax type of a tuple of these types."""
     from tvm import ir, relax

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from tvm import s_tir
+
 from tvmflow.ir.tir.blocks import NO_BLOCKS, NotCoveredError, classify_blocks, new_schedule
 from tvmflow.schedules.cpu.amx_narrow_image import FLAT_TILES
 from tvmflow.schedules.cpu.attention import ATTENTION
@@ -26,7 +28,7 @@ from tvmflow.schedules.template import Knobs, Template
 
 TEMPLATES = (EXPANDED, ATTENTION, BATCH_MATMUL, PACKED_NORM, WINOGRAD, FLAT_TILES, WINDOW, ROWS, REDUCTION, ELEMENTWISE)
 
-__all__ = ["TEMPLATES", "Knobs", "Template", "apply_template", "template_for", "get_template"]
+__all__ = ["TEMPLATES", "Knobs", "Template", "apply_template", "template_for", "get_template", "scheduled_function"]
 
 
 def template_for(function: Any, features: Any, templates: tuple[Template, ...]) -> tuple[Template, list[Knobs]] | None:
@@ -55,3 +57,11 @@ def apply_template(function: Any, template: Template, knobs: Knobs) -> Any:
     schedule = new_schedule(function)
     template.apply(schedule, classify_blocks(schedule), knobs)
     return schedule
+
+
+def scheduled_function(function: Any, template: Template, knobs: Knobs) -> Any | None:
+    """Return a kernel as a template schedules it, None if the knobs are illegal."""
+    try:
+        return apply_template(function, template, knobs).mod["main"]
+    except (s_tir.ScheduleError, RuntimeError, ValueError):
+        return None

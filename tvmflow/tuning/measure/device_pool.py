@@ -109,9 +109,9 @@ class DevicePool:
             if job is not None:
                 self.report_unknown(job)
 
-    def report_unknown(self, job: Job) -> None:
-        """Return a job without a measurement."""
-        self._results.put(Measured(job, UNKNOWN, (), 0.0, 0.0))
+    def report_unknown(self, job: Job, why: str = "") -> None:
+        """Return a job without a measurement. why: "" where its time is over."""
+        self._results.put(Measured(job, UNKNOWN, (), 0.0, 0.0, why))
 
     def _watch(self) -> None:
         """Replace a slot whose kernel timed out, since a blocked RPC call cannot be interrupted.
@@ -152,10 +152,9 @@ class DevicePool:
             job.tries -= 1
         if job.tries >= _MOST_TRIES:
             self.counts.given_up += 1
-            self.counts.notes.append(
-                f"{job.workload.name}: {job.library.stem} was given up after {job.tries} tries: {why}"
-            )
-            self.report_unknown(job)
+            reason = f"{job.library.stem} was given up after {job.tries} tries: {why}"
+            self.counts.notes.append(f"{job.workload.name}: {reason}")
+            self.report_unknown(job, reason)
         else:
             self.counts.retried += 1
             self._jobs.put(job)

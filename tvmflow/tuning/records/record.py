@@ -190,11 +190,12 @@ def _fastest(group: list[TuningRecord]) -> TuningRecord:
 
 
 def failures(records: list[TuningRecord]) -> list[dict[str, Any]]:
-    """Return the failed candidates, latest last; those of one kernel with one error are one row."""
-    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    """Return the failed candidates, latest last; one that failed several times in the same way is one row."""
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in sorted(records, key=lambda r: r.created):
         if record.status != OK:
-            key = (record.workload, record.status, record.error)
+            knobs = tuple(sorted(record.knobs.items()))
+            key = (record.workload, record.template, knobs, record.status, record.error)
             count = rows.pop(key)["count"] if key in rows else 0
             rows[key] = {
                 "kernel": record.name,

@@ -5,15 +5,17 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from tvmflow.backends.backend import Backend
-from tvmflow.ir.tir.workloads import Workload
-from tvmflow.schedules.registry import Knobs
+from tvmflow.ir.tir.workloads import Workload, anchor_extents
+from tvmflow.schedules.registry import Knobs, scheduled_function
 from tvmflow.tuning.measure.build_pool import Built
 from tvmflow.tuning.measure.jobs import Measured
 from tvmflow.tuning.records.log import TuningLog
 from tvmflow.tuning.records.record import ILLEGAL_SCHEDULE, OK, TuningRecord
 from tvmflow.tuning.search.state import WorkloadSearch
+from tvmflow.tuning.search.tuners import TunerFactory
 
 REPLAYED = "replayed"  # template name of a replayed schedule of an older toolchain
 
@@ -35,6 +37,21 @@ class Candidate:
         """Count the candidate as no longer in flight; replayed schedules are not counted."""
         if self.index is not None:
             self.search.in_flight -= 1
+
+
+def begin_search(
+    workload: Workload, backend: Backend, factory: TunerFactory, before: TuningRecord | None
+) -> WorkloadSearch | None:
+    """Return the search of a workload, None if no template covers it. before: an older toolchain's best record."""
+    match = backend.template_for(workload.function)
+    if match is None:
+        return None
+    template, candidates = match
+    sizes = anchor_extents(workload.function)
+    scheduled = partial(scheduled_function, workload.function, template)
+    tuner = factory.make(workload.key, template.name, candidates, sizes, scheduled)
+    before_s = before.median_s if before is not None else 0.0
+    return WorkloadSearch(workload, template.name, candidates, tuner, tuple(sizes), before_s=before_s)
 
 
 def default_candidate(workload: Workload, backend: Backend) -> tuple[str, Knobs]:

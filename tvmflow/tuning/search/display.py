@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _ROWS = 24
+_REASON = 200  # characters of the reason of a failure
 _COLUMNS = ("workload", "calls", "default ms", "best ms", "GFLOP/s", "of the fastest", "trials", "device s")
 
 
@@ -44,20 +45,29 @@ def live_table(progress: Progress) -> Iterator[tuple[Watch | None, Progress]]:
         yield watch, say
 
 
-def task_line(searches: list[WorkloadSearch], now: WorkloadSearch, seconds: float, trials: int) -> str:
-    """Return one measurement as `[Task 3/17] current / best GFLOP/s`, in ms if the operations are unknown."""
+def task_line(
+    searches: list[WorkloadSearch], now: WorkloadSearch, seconds: float | None, trials: int, error: str = ""
+) -> str:
+    """Return one measurement as `[Task 3/17] current / best GFLOP/s`, in ms if the operations are unknown.
+
+    seconds: infinity for a schedule that failed, None where nothing could be measured. error: why.
+    """
     number, most = searches.index(now) + 1, min(trials, len(now.candidates))
-    current, best = _speed(now, seconds), _speed(now, now.best_s)
     unit = "GFLOP/s" if now.flops else "ms"
+    best = f"{_speed(now, now.best_s)} {unit}" if math.isfinite(now.best_s) else "none so far"
+    if seconds is None:
+        current = "not measured"
+    else:
+        current = _speed(now, seconds) if math.isfinite(seconds) else "failed"
+    lines = error.strip().splitlines()
+    why = f": {lines[0][:_REASON]}" if lines else ""
     return (
-        f"{TASK_LINE}{number:>{len(str(len(searches)))}}/{len(searches)}] {current} / {best} {unit}, "
-        f"trial {now.trials} of {most}, {now.workload.name}"
+        f"{TASK_LINE}{number:>{len(str(len(searches)))}}/{len(searches)}] {current} / {best}, "
+        f"trial {now.trials} of {most}, {now.workload.name}{why}"
     )
 
 
 def _speed(search: WorkloadSearch, seconds: float) -> str:
-    if not math.isfinite(seconds):
-        return "failed"
     return f"{search.flops / seconds / 1e9:.2f}" if search.flops else f"{seconds * 1e3:.3g}"
 
 

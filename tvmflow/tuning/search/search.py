@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tvmflow.backends.backend import Backend
-from tvmflow.ir.tir.workloads import Workload, anchor_extents
+from tvmflow.ir.tir.workloads import Workload
 from tvmflow.support.errors import StageError, ToolchainError
 from tvmflow.support.progress import Progress
 from tvmflow.tuning.budget import Budget
@@ -27,13 +27,20 @@ from tvmflow.tuning.records.record import (
     best_of,
 )
 from tvmflow.tuning.rules import SearchRules
-from tvmflow.tuning.search.candidates import REPLAYED, Candidate, default_candidate, is_slower, record_of_candidate
+from tvmflow.tuning.search.candidates import (
+    REPLAYED,
+    Candidate,
+    begin_search,
+    default_candidate,
+    is_slower,
+    record_of_candidate,
+)
 from tvmflow.tuning.search.display import best_so_far, describe_stop, task_line
 from tvmflow.tuning.search.estimates import MAX_COMPILED, order_by_estimate
 from tvmflow.tuning.search.state import TuneReport, Watch, WorkloadSearch
 from tvmflow.tuning.search.stopping import Later, StoppingRule
 from tvmflow.tuning.search.task_scheduler import TaskScheduler
-from tvmflow.tuning.search.tuners import StaticTuner, TunerFactory, knob_key
+from tvmflow.tuning.search.tuners import StaticTuner, knob_key, tuner_factory
 from tvmflow.tuning.status_lines import won_text
 from tvmflow.tuning.winograd_choice import Alternative
 
@@ -104,8 +111,9 @@ class _Search:
         self.known: dict[str, list[TuningRecord]] = {}
         for record in tuning_log.known():
             self.known.setdefault(record.workload, []).append(record)
-        factory = TunerFactory(rules.settings.tuner, rules.settings.loss, rules.settings.seed)
-        self.searches = [search for w in workloads if (search := self._search_of(w, factory)) is not None]
+        factory = tuner_factory(rules.settings)
+        begun = (begin_search(w, backend, factory, self.old.get(w.key)) for w in workloads)
+        self.searches = [search for search in begun if search is not None]
         self.scheduler = TaskScheduler(self.searches, alternatives, rules.trials, rules.limits.build_workers)
         for key in self.known.keys() - {search.workload.key for search in self.searches}:  # records of other networks
             for record in self.known[key]:
@@ -119,17 +127,6 @@ class _Search:
             self._load_known(search)
 
     # -- before the first measurement --
-
-    def _search_of(self, workload: Workload, factory: TunerFactory) -> WorkloadSearch | None:
-        match = self.backend.template_for(workload.function)
-        if match is None:
-            return None
-        template, candidates = match
-        sizes = anchor_extents(workload.function)
-        tuner = factory.make(workload.key, template.name, candidates, sizes)
-        before = self.old.get(workload.key)
-        before_s = before.median_s if before is not None else 0.0
-        return WorkloadSearch(workload, template.name, candidates, tuner, tuple(sizes), before_s=before_s)
 
     def _load_known(self, search: WorkloadSearch) -> None:
         index = {knob_key(knobs): position for position, knobs in enumerate(search.candidates)}
@@ -340,6 +337,7 @@ class _Search:
         candidate.finish()
         self.report.unbuilt += 1
         self.last_error = built.error
+        self._say(candidate.search, None, built.error)
         if built.status == UNKNOWN:
             self.unbuilt_in_a_row += 1
         else:
@@ -359,6 +357,8 @@ class _Search:
         self.report.device_s += measured.device_s
         if not measured.status:  # no device was available: nothing is known about this candidate
             candidate.finish()
+            if measured.error:
+                self._say(candidate.search, None, measured.error)
             return
         self.report.measured += 1
         candidate.search.spent_s += measured.device_s
@@ -381,9 +381,11 @@ class _Search:
         candidate.finish()
         search.measured += 1
         search.build_s += built.seconds
-        seconds = self.clock.seconds(record)
         self._learn(search, candidate.index, record)
-        line = task_line(self.searches, search, seconds, self.rules.trials)
+        self._say(search, self.clock.seconds(record), record.error)
+
+    def _say(self, search: WorkloadSearch, seconds: float | None, error: str) -> None:
+        line = task_line(self.searches, search, seconds, self.rules.trials, error)
         self.progress(line, self.stopping.trials_done(), self.rules.trials * len(self.searches))
 
     def _show(self) -> None:

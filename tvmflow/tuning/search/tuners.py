@@ -1,8 +1,8 @@
 """Define the tuners: the order in which the candidates of a workload are tried.
 
 grid follows the template's order, static an estimate from the assembly, random a shuffle. ga breeds from the best. xgb
-asks a cost model that learns from all workloads of this device kind and from earlier logs, so that it transfers between
-shapes.
+asks a cost model that learns from all workloads of this device kind and, by knobs, from earlier logs, so that it
+transfers between shapes.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tvmflow.config.plugins import Table
 from tvmflow.support.errors import UnknownNameError
+from tvmflow.tuning.cost_model.boosted_trees import CostModel, Loss
+from tvmflow.tuning.cost_model.kernel_features import FeatureKind, Features, knob_features, schedule_features
 
 if TYPE_CHECKING:
+    from tvmflow.config.stage_params import SearchSettings
     from tvmflow.schedules.registry import Knobs
 
-Loss = Literal["reg", "rank", "rank-binary"]
-_EXTENTS = 9  # leading loop extents that are features of the cost model
-_LEAST_TO_LEARN = 12  # measurements before the cost model is used
+POPULATION = 12  # of the genetic algorithm, unless the settings say otherwise
 _EXPLORE = 0.1  # share of candidates that are drawn at random
-_GOOD = 1.1  # rank-binary: label 1 within this factor of the best
+_RANKED = 64  # untried candidates whose schedules are made for one ranking
+
+FeaturesOf = Callable[[int], Features]  # index of a candidate -> its features
 
 
 class Tuner(Protocol):
@@ -93,17 +95,16 @@ class RandomTuner(GridTuner):
 
 
 class GeneticTuner:
-    """Crosses and mutates the knobs of the fastest candidates; illegal children are dropped.
+    """Crosses and mutates the knobs of the fastest candidates, `population` of them; illegal children are dropped.
 
     Candidates may belong to several families with different knobs. A child belongs to the family of a parent or, by
     mutation, to any other; it takes the knobs that a parent has, and the rest from a candidate of its family.
     """
 
-    population = 12
     mutation = 0.15
 
-    def __init__(self, candidates: list[Knobs], seed: str) -> None:
-        self.candidates = candidates
+    def __init__(self, candidates: list[Knobs], seed: str, population: int = POPULATION) -> None:
+        self.candidates, self.population = candidates, population
         self._random = random.Random(seed)  # noqa: S311
         self._index = {knob_key(knobs): index for index, knobs in enumerate(candidates)}
         names = {name for knobs in candidates for name in knobs}
@@ -142,115 +143,27 @@ class GeneticTuner:
         return self._index.get(knob_key(knobs))
 
 
-def knob_key(knobs: Knobs) -> tuple[tuple[str, int], ...]:
-    """Return a hashable key of knobs."""
-    return tuple(sorted(knobs.items()))
-
-
-Features = dict[str, float]
-
-
-def features_of(extents: list[int], knobs: Knobs) -> Features:
-    """Return the features of a candidate for the cost model: loop extents, knobs, and combinations of them."""
-    sizes = (extents + [1] * _EXTENTS)[:_EXTENTS]
-    tiles = [value for name, value in knobs.items() if name.endswith("_tile")]
-    held = math.prod(tiles)
-    chunk = max(knobs.get("chunk", 1), 1)
-    pieces = sizes[2] / chunk * (1 if knobs.get("rows_first") else sizes[1] / max(knobs.get("c_tile", 1), 1))
-    return {
-        **{f"extent {index}": math.log2(size) for index, size in enumerate(sizes)},
-        **{f"knob {name}": math.log2(1 + knobs[name]) for name in sorted(knobs)},
-        "held": float(held),
-        "square": math.log2(held / max(sum(tiles), 1) + 1),
-        "pieces": math.log2(max(pieces, 0.5)),
-        "odd": float(pieces % 2),
-    }
-
-
-class CostModel:
-    """Gradient-boosted trees over all measurements of one template on one device kind.
-
-    The label of a measurement is its speed relative to the best of its workload, so that shapes are comparable.
-    Candidates may have different knobs: every knob is a column, with a missing value where a candidate does not have
-    it.
-    """
-
-    def __init__(self, loss: Loss, seed: int) -> None:
-        self.loss, self.seed = loss, seed
-        self._rows: dict[str, list[tuple[Features, float]]] = {}
-        self._booster: Any = None
-        self._columns: list[str] = []
-        self._fitted = 0
-
-    def add(self, workload: str, row: Features, seconds: float) -> None:
-        self._rows.setdefault(workload, []).append((row, seconds))
-
-    def scores(self, rows: list[Features]) -> NDArray[np.float32] | None:
-        """Return a score per row, higher is better; None before enough was measured."""
-        self._fit()
-        if self._booster is None:
-            return None
-        import xgboost
-
-        return np.asarray(self._booster.predict(xgboost.DMatrix(self._table(rows))))
-
-    def _table(self, rows: list[Features]) -> NDArray[np.float32]:
-        return np.asarray([[row.get(name, math.nan) for name in self._columns] for row in rows], np.float32)
-
-    def _fit(self) -> None:
-        known = {
-            key: rows
-            for key, rows in self._rows.items()
-            if len(rows) > 1 and any(math.isfinite(seconds) for _, seconds in rows)
-        }
-        count = sum(len(rows) for rows in known.values())
-        if count < _LEAST_TO_LEARN or count < self._fitted + 4:
-            return
-        import xgboost
-
-        x: list[Features] = []
-        y: list[float] = []
-        groups: list[int] = []
-        for rows in known.values():
-            best = min(seconds for _, seconds in rows)
-            for row, seconds in rows:
-                x.append(row)
-                y.append(self._label(seconds, best))
-            groups.append(len(rows))
-        self._columns = list(dict.fromkeys(name for row in x for name in row))
-        data = xgboost.DMatrix(self._table(x), np.asarray(y, np.float32))
-        objective = "reg:squarederror"
-        if self.loss != "reg":
-            data.set_group(groups)
-            objective = "rank:pairwise"
-        options = {"objective": objective, "max_depth": 6, "eta": 0.3, "nthread": 1, "seed": self.seed, "verbosity": 0}
-        self._booster = xgboost.train(options, data, 60)
-        self._fitted = count
-
-    def _label(self, seconds: float, best: float) -> float:
-        if self.loss == "rank-binary":
-            return float(seconds <= _GOOD * best)
-        speed = best / seconds
-        return math.log2(speed + 1e-3) if self.loss == "reg" else 31.0 * speed
-
-
 class ModelTuner:
     """Follows the cost model, also for the first candidate if other workloads have trained it.
 
-    A share of the later candidates is drawn at random; without a model, the template's order is used.
+    A share of the later candidates is drawn at random; without a model, the template's order is used. ranked: how many
+    untried candidates are ranked at a time, the template's first and others at random; None for all.
     """
 
-    def __init__(self, workload: str, candidates: list[Knobs], extents: list[int], model: CostModel, seed: str) -> None:
-        self.workload, self.model = workload, model
-        self.rows = [features_of(extents, knobs) for knobs in candidates]
-        self._untried = _Untried(len(candidates))
+    def __init__(
+        self, workload: str, count: int, features: FeaturesOf, model: CostModel, seed: str, ranked: int | None = None
+    ) -> None:
+        self.workload, self.model, self.features, self.ranked = workload, model, features, ranked
+        self._untried = _Untried(count)
         self._random = random.Random(seed)  # noqa: S311
 
     def ask(self, count: int) -> list[int]:
         remaining = self._untried.remaining()
-        scores = self.model.scores([self.rows[index] for index in remaining]) if remaining else None
+        considered = self._considered(remaining) if self.model.is_fitted() else []
+        scores = self.model.scores([self.features(index) for index in considered]) if considered else None
         if scores is not None:
-            remaining = [remaining[index] for index in np.argsort(-scores, kind="stable")]
+            first = [considered[index] for index in np.argsort(-scores, kind="stable")]
+            remaining = list(dict.fromkeys([*first, *remaining]))
         if scores is not None and not self._untried.asked:
             return self._untried.take(remaining, count, ahead=1)
         for index in range(len(remaining[:count])):
@@ -259,28 +172,39 @@ class ModelTuner:
                 remaining[index], remaining[other] = remaining[other], remaining[index]
         return self._untried.take(remaining, count)
 
+    def _considered(self, remaining: list[int]) -> list[int]:
+        if self.ranked is None or len(remaining) <= self.ranked:
+            return remaining
+        first = remaining[: self.ranked // 2]
+        return first + self._random.sample(remaining[len(first) :], self.ranked - len(first))
+
     def tell(self, index: int, seconds: float) -> None:
         self._untried.asked.add(index)
-        self.model.add(self.workload, self.rows[index], seconds)
+        self.model.add(self.workload, self.features(index), seconds)
 
 
 @dataclass(frozen=True)
 class TunerArguments:
-    """Arguments of a tuner. extents: loop extents of the workload; model: shared by all workloads of its template."""
+    """Arguments of a tuner. extents: loop extents of the workload; model: shared by all workloads of its template;
+    features: of the candidates, for that; ranked: how many are ranked at a time, None for all; population: of ga.
+    """
 
     workload: str
     candidates: list[Knobs]
     extents: list[int]
     seed: str
     model: CostModel
+    features: FeaturesOf
+    ranked: int | None = None
+    population: int = POPULATION
 
 
 # The values of `tune.tuner`. A new tuner is a file with a class and a row here.
 TUNERS: Table[Callable[[TunerArguments], Tuner]] = Table(
     "tuners",
     {
-        "xgb": lambda a: ModelTuner(a.workload, a.candidates, a.extents, a.model, a.seed),
-        "ga": lambda a: GeneticTuner(a.candidates, a.seed),
+        "xgb": lambda a: ModelTuner(a.workload, len(a.candidates), a.features, a.model, a.seed, a.ranked),
+        "ga": lambda a: GeneticTuner(a.candidates, a.seed, a.population),
         "random": lambda a: RandomTuner(a.candidates, a.seed),
         "grid": lambda a: GridTuner(a.candidates),
         "static": lambda a: StaticTuner(a.candidates),
@@ -295,19 +219,69 @@ class TunerFactory:
     name: str
     loss: Loss
     seed: int
+    features: FeatureKind = "knobs"
+    population: int = POPULATION
     models: dict[str, CostModel] = field(default_factory=dict)
 
-    def make(self, workload: str, template: str, candidates: list[Knobs], extents: list[int]) -> Tuner:
-        """Return the tuner of a workload. Raises UnknownNameError."""
+    def make(
+        self,
+        workload: str,
+        template: str,
+        candidates: list[Knobs],
+        extents: list[int],
+        scheduled: Callable[[Knobs], Any] | None = None,
+    ) -> Tuner:
+        """Return the tuner of a workload. Raises UnknownNameError.
+
+        scheduled: knobs -> the scheduled function, None where they are illegal; not needed for the features `knobs`.
+        """
         if self.name not in TUNERS:
             raise UnknownNameError(f"no tuner {self.name!r}", legal=TUNERS)
+        by_knobs = self.features == "knobs" or scheduled is None
         return TUNERS[self.name](
-            TunerArguments(workload, candidates, extents, f"{self.seed}:{workload}", self._model(template))
+            TunerArguments(
+                workload,
+                candidates,
+                extents,
+                f"{self.seed}:{workload}",
+                self._model(template),
+                self._features_of(candidates, extents, None if by_knobs else scheduled),
+                None if by_knobs else _RANKED,
+                self.population,
+            )
         )
 
     def learn(self, workload: str, template: str, extents: list[int], knobs: Knobs, seconds: float) -> None:
-        """Add a measurement of a workload that is not tuned in this run."""
-        self._model(template).add(workload, features_of(extents, knobs), seconds)
+        """Add a measurement of a workload that is not tuned in this run; it teaches by knobs, as it has no kernel."""
+        if self.features == "knobs":
+            self._model(template).add(workload, knob_features(extents, knobs), seconds)
+
+    def _features_of(
+        self, candidates: list[Knobs], extents: list[int], scheduled: Callable[[Knobs], Any] | None
+    ) -> FeaturesOf:
+        known: dict[int, Features] = {}
+
+        def features(index: int) -> Features:
+            if index not in known:
+                knobs = candidates[index]
+                if scheduled is None:
+                    known[index] = knob_features(extents, knobs)
+                else:
+                    function = scheduled(knobs)
+                    known[index] = {} if function is None else schedule_features(self.features, function)
+            return known[index]
+
+        return features
 
     def _model(self, template: str) -> CostModel:
         return self.models.setdefault(template, CostModel(self.loss, self.seed))
+
+
+def tuner_factory(settings: SearchSettings) -> TunerFactory:
+    """Return the factory of the tuners that the settings choose."""
+    return TunerFactory(settings.tuner, settings.loss, settings.seed, settings.features, settings.population)
+
+
+def knob_key(knobs: Knobs) -> tuple[tuple[str, int], ...]:
+    """Return a hashable key of knobs."""
+    return tuple(sorted(knobs.items()))
