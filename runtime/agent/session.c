@@ -3,6 +3,7 @@
 #include "session.h"
 
 #include "gpu_probe.h"
+#include "process_state.h"
 #include "probe.h"
 #include "worker.h"
 
@@ -23,6 +24,8 @@
 #define MAX_WORKERS 8
 #define LONGEST_MS 3600000u /* of one request */
 #define USUAL_MS 60000u
+#define MOST_LIMITS 10u /* times the limit of a request that it may take where others have the processors */
+#define BUSY_MS 5000u   /* after which the host is told that a request goes on */
 
 typedef struct {
   pid_t process; /* 0: none */
@@ -302,14 +305,28 @@ static int forward_frame(int from, int to, uint8_t number, frame_kind only, fram
   return status ? (int)status : frame_write(to, (frame_kind)head->kind, number, own.bytes, head->size) ? 1 : 0;
 }
 
-/* Forward frames until the library's process replies, ends, or exceeds the limit; return -1 if the host is gone. */
+/* When a process that began a request has had its time. What it waited for a processor that others had is not its own: a limit would depend on the load
+ * of the machine. No process waits longer than MOST_LIMITS limits, however many threads it has. */
+static uint64_t end_of(const worker *with, uint64_t begin_ms, uint64_t limit_ms, double waited_before_s) {
+  const double waited_ms = (waited_for_processor(with->process) - waited_before_s) * 1e3, most_ms = (double)limit_ms * (MOST_LIMITS - 1);
+  return begin_ms + limit_ms + (uint64_t)(waited_ms > most_ms ? most_ms : waited_ms > 0 ? waited_ms : 0);
+}
+
+/* Forward frames until the library's process replies, ends, or exceeds the limit; return -1 if the host is gone. The host is told that it goes on. */
 static int relay_replies(uint8_t number, worker *with, uint64_t limit_ms) {
-  for (uint64_t end = now_ms() + limit_ms;;) {
+  const double waited_s = waited_for_processor(with->process);
+  const uint64_t begin = now_ms();
+  for (uint64_t end = begin + limit_ms;;) {
     uint64_t now = now_ms();
+    if (now >= end) end = end_of(with, begin, limit_ms, waited_s);
     struct pollfd waiting[2] = {{with->socket, POLLIN, 0}, {own.in, POLLIN | POLLRDHUP, 0}};
-    int found = now < end ? poll(waiting, 2, (int)(end - now)) : 0;
+    int found = now < end ? poll(waiting, 2, (int)(end - now < BUSY_MS ? end - now : BUSY_MS)) : 0;
     frame_head head;
     if (found < 0 && errno == EINTR) continue;
+    if (!found && now < end) {
+      if (frame_write(own.out, FRAME_BUSY, number, NULL, 0)) return -1;
+      continue;
+    }
     if (found <= 0) {
       char words[80];
       end_worker(with);

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 /* Incremented with every change of the protocol; both sides send theirs first. */
-#define AGENT_VERSION 1
+#define AGENT_VERSION 2
 #define AGENT_MAGIC "tvmflow agent\n\0" /* 16 bytes with the closing zero */
 #define MAGIC_SIZE 16
 #define NONCE_SIZE 32
@@ -18,7 +18,8 @@
 #define SLOWEST 16u              /* bytes per ms: no more than a slow line needs */
 #define HELLO_MS 10000           /* time limit of the authentication as a whole */
 
-typedef enum { FRAME_REQUEST = 1, FRAME_DATA = 2, FRAME_REPLY = 3 } frame_kind;
+/* FRAME_BUSY, without content: the agent is there, and what was asked for goes on. */
+typedef enum { FRAME_REQUEST = 1, FRAME_DATA = 2, FRAME_REPLY = 3, FRAME_BUSY = 4 } frame_kind;
 
 /* The head of each frame: kind, number of the library (0: none), two zeros, size in 32 bits, little-endian. */
 typedef struct {

@@ -1,6 +1,7 @@
 /* Run a network on a GPU through OpenCL: one in-order queue, kernel arguments set once, kernels recorded once where the driver supports it,
  * one buffer for each memory slot of the plan. */
 #define _GNU_SOURCE
+#include "clml.h"
 #include "clock.h"
 #include "network_gpu.h"
 #include "opencl.h"
@@ -28,7 +29,10 @@ struct gpu_part {
   cl_mem *values;   /* one per value of the plan; values of one place share theirs */
   uint8_t *owned;   /* whether values[i] is released with the part */
   cl_kernel *kernels; /* one per step */
-  cl_event *events; /* one per step, while it is timed */
+  cl_event *events; /* CLML_EVENTS per step, while it is timed: of its kernel or operator, then of copies */
+  clml_part *clml;  /* NULL where kernels compute all */
+  cl_command_queue *recorders;    /* one per step: of the operators that begin there and are recorded, NULL for none */
+  cl_recording_qcom *recordings;
   void **mapped;    /* one per output, while it is read */
   cl_uint shared;   /* the host and the device have the same memory */
   int ran, lost;    /* a run is over; the device is of no use any more */
@@ -122,6 +126,22 @@ static int is_at(const plan_value *value, const plan_value *other) {
   return value->place == other->place && value->index == other->index && value->offset == other->offset;
 }
 
+/* -- layers of CLML -- */
+
+static int is_layer(uint32_t step) { return plan.gpu->layers && plan.gpu->layers[step].kind != PLAN_LAYER_NONE; }
+
+/* Whether only layers touch a value. */
+static int is_inner(uint32_t at) { return plan.gpu->inner && plan.gpu->inner[at]; }
+
+static void *find_function(const void *loaded, const char *name) { return opencl_function(loaded, name); }
+
+static int open_clml(gpu_part *part, char *why) {
+  const clml_driver driver = {find_function, &part->api, part->context, part->queue};
+  return plan.gpu->layers ? clml_open(&driver, &part->clml, why) : 0;
+}
+
+static uint64_t bytes_of(const gpu_part *part, uint32_t at) { return is_inner(at) ? clml_size_of(part->clml, at) : size_of(&plan.values[at]); }
+
 /* Make the buffer of a value's place, as large as the largest value there, unless an earlier one has it. Parts of one buffer are not used: drivers
  * differ in what they ask of them, and NVIDIA's ends the process when they are released. */
 static int make_value(gpu_part *part, uint32_t at, char *why) {
@@ -129,6 +149,7 @@ static int make_value(gpu_part *part, uint32_t at, char *why) {
   const void *content = value->place == PLAN_CONSTANT ? plan.constants + value->offset : NULL;
   uint64_t size = 0;
   size_t height = 0;
+  if (content && is_inner(at)) return 0; /* weights of a layer */
   for (uint32_t i = 0; i < at; ++i)
     if (is_at(value, &plan.values[i])) {
       part->values[at] = part->values[i];
@@ -136,7 +157,7 @@ static int make_value(gpu_part *part, uint32_t at, char *why) {
     }
   for (uint32_t i = at; i < plan.value_count; ++i)
     if (is_at(value, &plan.values[i])) {
-      if (size_of(&plan.values[i]) > size) size = size_of(&plan.values[i]);
+      if (bytes_of(part, i) > size) size = bytes_of(part, i);
       if (texture_of(i) && texture_of(i)->height > height) height = texture_of(i)->height;
     }
   part->values[at] = texture_of(at) ? create_texture(part, value, texture_of(at)->width, height, content, why) : create_buffer(part, size, content, is_mapped(part, at), why);
@@ -148,9 +169,11 @@ static int make_memory(gpu_part *part, char *why) {
   part->values = calloc(plan.value_count, sizeof *part->values);
   part->owned = calloc(plan.value_count, 1);
   part->kernels = calloc(plan.step_count, sizeof *part->kernels);
-  part->events = calloc(plan.step_count, sizeof *part->events);
+  part->events = calloc((size_t)plan.step_count * CLML_EVENTS, sizeof *part->events);
+  part->recorders = calloc(plan.step_count, sizeof *part->recorders);
+  part->recordings = calloc(plan.step_count, sizeof *part->recordings);
   part->mapped = calloc((size_t)plan_api.outputs + 1, sizeof *part->mapped);
-  if (!part->values || !part->owned || !part->kernels || !part->events || !part->mapped) return snprintf(why, GPU_REASON, "no memory for an instance"), -1;
+  if (!part->values || !part->owned || !part->kernels || !part->events || !part->mapped || !part->recorders || !part->recordings) return snprintf(why, GPU_REASON, "no memory for an instance"), -1;
   for (uint32_t i = 0; i < plan.value_count; ++i)
     if (make_value(part, i, why)) return -1;
   return 0;
@@ -245,6 +268,7 @@ static int make_kernels(gpu_part *part, const tvmflow_gpu *wanted, char *why) {
   const void *code = NULL;
   int status = 0;
   for (uint32_t i = 0; i < plan.step_count && !status; ++i) {
+    if (is_layer(i)) continue;
     if (plan.gpu->kernels[i].code != code) {
       if (program) part->api.clReleaseProgram(program); /* its kernels hold it */
       code = plan.gpu->kernels[i].code;
@@ -258,16 +282,50 @@ static int make_kernels(gpu_part *part, const tvmflow_gpu *wanted, char *why) {
 
 /* -- recording -- */
 
+static int enqueue_kernel(gpu_part *part, cl_command_queue queue, uint32_t i, cl_event *event, char *why) {
+  const plan_gpu_kernel *kernel = &plan.gpu->kernels[i];
+  size_t local[3], global[3];
+  for (int axis = 0; axis < 3; ++axis) {
+    local[axis] = kernel->group_size[axis];
+    global[axis] = local[axis] * kernel->groups[axis];
+  }
+  cl_int error = part->api.clEnqueueNDRangeKernel(queue, part->kernels[i], 3, NULL, global, local, 0, NULL, event);
+  return error == CL_SUCCESS ? 0 : fail(why, kernel->name, error);
+}
+
+/* The end of the layers that follow each other from a step on. */
+static uint32_t end_of_layers(uint32_t step) {
+  while (step < plan.step_count && is_layer(step)) ++step;
+  return step;
+}
+
+/* Launch the layers from a step on that follow each other, recorded or one by one. Copies to their layout come before all of them, and those back behind:
+ * kernels read what they made only later. */
+static int enqueue_layers(gpu_part *part, cl_command_queue queue, uint32_t first, cl_event *events, char *why) {
+  const uint32_t end = end_of_layers(first);
+  int status = 0;
+  for (uint32_t i = first; i < end && !status; ++i)
+    status = clml_enqueue_copies(part->clml, queue, i, 0, events ? &events[i * CLML_EVENTS + 1] : NULL, why);
+  if (!status && !events && part->recordings[first] && clml_launch(part->clml, queue, part->recordings[first])) {
+    part->api.clReleaseRecordingQCOM(part->recordings[first]);
+    part->recordings[first] = NULL;
+  }
+  for (uint32_t i = first; i < end && !status && (events || !part->recordings[first]); ++i)
+    status = clml_enqueue(part->clml, queue, i, events ? &events[i * CLML_EVENTS] : NULL, why);
+  for (uint32_t i = first; i < end && !status; ++i)
+    status = clml_enqueue_copies(part->clml, queue, i, 1, events ? &events[i * CLML_EVENTS + 1] : NULL, why);
+  return status;
+}
+
 static int enqueue_kernels(gpu_part *part, cl_command_queue queue, cl_event *events, char *why) {
-  for (uint32_t i = 0; i < plan.step_count; ++i) {
-    const plan_gpu_kernel *kernel = &plan.gpu->kernels[i];
-    size_t local[3], global[3];
-    for (int axis = 0; axis < 3; ++axis) {
-      local[axis] = kernel->group_size[axis];
-      global[axis] = local[axis] * kernel->groups[axis];
+  for (uint32_t i = 0; i < plan.step_count;) {
+    if (is_layer(i)) {
+      if (enqueue_layers(part, queue, i, events, why)) return -1;
+      i = end_of_layers(i);
+    } else {
+      if (enqueue_kernel(part, queue, i, events ? &events[i * CLML_EVENTS] : NULL, why)) return -1;
+      ++i;
     }
-    cl_int error = part->api.clEnqueueNDRangeKernel(queue, part->kernels[i], 3, NULL, global, local, 0, NULL, events ? &events[i] : NULL);
-    if (error != CL_SUCCESS) return fail(why, kernel->name, error);
   }
   return 0;
 }
@@ -279,21 +337,45 @@ static int has_extension(const gpu_part *part, const char *name) {
   return found;
 }
 
-/* Record all kernels, which are then launched by one call (cl_qcom_recordable_queues). Where that fails there is no recording. */
+/* Open a recording on a queue of its own; NULL where that fails. */
+static cl_recording_qcom begin_recording(gpu_part *part, cl_command_queue *recorder) {
+  cl_int error = CL_SUCCESS;
+  *recorder = part->api.clCreateCommandQueue(part->context, part->device, CL_QUEUE_RECORDABLE_QCOM, &error);
+  return *recorder ? part->api.clNewRecordingQCOM(*recorder, &error) : NULL;
+}
+
+/* Return the recording if it is complete; NULL, and release it, if not. */
+static cl_recording_qcom end_recording(gpu_part *part, cl_recording_qcom made, int status) {
+  if (part->api.clEndRecordingQCOM(made) == CL_SUCCESS && !status) return made;
+  part->api.clReleaseRecordingQCOM(made);
+  return NULL;
+}
+
+/* Record the layers from a step on that follow each other. */
+static void record_layers(gpu_part *part, uint32_t first) {
+  char ignored[GPU_REASON];
+  int status = 0;
+  cl_recording_qcom made = begin_recording(part, &part->recorders[first]);
+  if (!made) return;
+  for (uint32_t i = first; i < end_of_layers(first) && !status; ++i) status = clml_enqueue(part->clml, part->recorders[first], i, NULL, ignored);
+  part->recordings[first] = end_recording(part, made, status);
+}
+
+/* Record all kernels, which are then launched by one call (cl_qcom_recordable_queues), or the layers of CLML that follow each other. Where that fails there
+ * is no recording. */
 static void record(gpu_part *part) {
   const opencl *api = &part->api;
   char ignored[GPU_REASON];
-  cl_int error = CL_SUCCESS;
   if (!api->clNewRecordingQCOM || !api->clEndRecordingQCOM || !api->clReleaseRecordingQCOM || !api->clEnqueueRecordingQCOM) return;
   if (!has_extension(part, "cl_qcom_recordable_queues")) return;
-  part->recorder = api->clCreateCommandQueue(part->context, part->device, CL_QUEUE_RECORDABLE_QCOM, &error);
-  cl_recording_qcom made = part->recorder ? api->clNewRecordingQCOM(part->recorder, &error) : NULL;
+  if (part->clml) {
+    for (uint32_t i = 0; i < plan.step_count; ++i)
+      if (is_layer(i) && !(i && is_layer(i - 1))) record_layers(part, i);
+    return;
+  }
+  cl_recording_qcom made = begin_recording(part, &part->recorder);
   if (!made) return;
-  const int status = enqueue_kernels(part, part->recorder, NULL, ignored);
-  if (api->clEndRecordingQCOM(made) == CL_SUCCESS && !status)
-    part->recording = made;
-  else
-    api->clReleaseRecordingQCOM(made);
+  part->recording = end_recording(part, made, enqueue_kernels(part, part->recorder, NULL, ignored));
 }
 
 /* Launch what was recorded, or, where there is no recording or the driver refuses it, each kernel. */
@@ -313,6 +395,11 @@ static void close_part(gpu_part *part) {
   if (!part || part->hangs) return;
   for (uint32_t i = 0; part->kernels && i < plan.step_count; ++i)
     if (part->kernels[i]) part->api.clReleaseKernel(part->kernels[i]);
+  for (uint32_t i = 0; part->recorders && part->recordings && i < plan.step_count; ++i) {
+    if (part->recordings[i]) part->api.clReleaseRecordingQCOM(part->recordings[i]);
+    if (part->recorders[i]) part->api.clReleaseCommandQueue(part->recorders[i]);
+  }
+  clml_close(part->clml);
   for (uint32_t i = 0; part->values && part->owned && i < plan.value_count; ++i)
     if (part->owned[i] && part->values[i]) part->api.clReleaseMemObject(part->values[i]);
   if (part->recording) part->api.clReleaseRecordingQCOM(part->recording);
@@ -324,8 +411,21 @@ static void close_part(gpu_part *part) {
   free(part->owned);
   free(part->kernels);
   free(part->events);
+  free(part->recorders);
+  free(part->recordings);
   free(part->mapped);
   free(part);
+}
+
+/* Layers are tuned on a queue that times, once per folder of programs. */
+static int create_layers(gpu_part *part, const tvmflow_gpu *wanted, char *why) {
+  char device[4 * TEXT], text[6 * TEXT];
+  cl_int error = CL_SUCCESS;
+  key_of(part, device, sizeof device);
+  snprintf(text, sizeof text, "clml|%.400s|%s", plan_api.network, device);
+  const program_key key = {wanted->cache, text, plan.gpu->layers, plan.step_count * sizeof *plan.gpu->layers};
+  if (wanted->cache && !part->timed) part->timed = part->api.clCreateCommandQueue(part->context, part->device, CL_QUEUE_PROFILING_ENABLE, &error);
+  return clml_create(part->clml, part->values, &key, part->timed, why);
 }
 
 static int open_in(gpu_part *part, const tvmflow_gpu *wanted, char *why) {
@@ -336,7 +436,8 @@ static int open_in(gpu_part *part, const tvmflow_gpu *wanted, char *why) {
   part->queue = part->api.clCreateCommandQueue(part->context, part->device, 0, &error);
   if (!part->queue) return fail(why, "clCreateCommandQueue", error);
   if (part->api.clGetDeviceInfo(part->device, CL_DEVICE_HOST_UNIFIED_MEMORY, sizeof part->shared, &part->shared, NULL) != CL_SUCCESS) part->shared = 0;
-  if (make_memory(part, why) || make_kernels(part, wanted, why)) return -1;
+  if (open_clml(part, why) || make_memory(part, why) || make_kernels(part, wanted, why)) return -1;
+  if (part->clml && create_layers(part, wanted, why)) return -1;
   record(part);
   return 0;
 }
@@ -460,12 +561,13 @@ static int finish(gpu_part *part, cl_command_queue queue, char *why) {
 }
 
 static int add_times(gpu_part *part, uint64_t *nanoseconds, char *why) {
-  for (uint32_t i = 0; i < plan.step_count; ++i) {
+  for (uint32_t i = 0; i < plan.step_count * CLML_EVENTS; ++i) {
     uint64_t begin = 0, end = 0;
+    if (!part->events[i]) continue;
     cl_int error = part->api.clGetEventProfilingInfo(part->events[i], CL_PROFILING_COMMAND_START, sizeof begin, &begin, NULL);
     if (error == CL_SUCCESS) error = part->api.clGetEventProfilingInfo(part->events[i], CL_PROFILING_COMMAND_END, sizeof end, &end, NULL);
     if (error != CL_SUCCESS) return fail(why, "clGetEventProfilingInfo", error);
-    nanoseconds[i] += end > begin ? end - begin : 0;
+    nanoseconds[i / CLML_EVENTS] += end > begin ? end - begin : 0;
   }
   return 0;
 }
@@ -487,10 +589,10 @@ static int run_timed(gpu_part *part, const void *const *inputs, void *const *out
   cl_int error = CL_SUCCESS;
   if (!part->timed) part->timed = part->api.clCreateCommandQueue(part->context, part->device, CL_QUEUE_PROFILING_ENABLE, &error);
   if (!part->timed) return fail(why, "clCreateCommandQueue", error);
-  memset(part->events, 0, plan.step_count * sizeof *part->events);
+  memset(part->events, 0, (size_t)plan.step_count * CLML_EVENTS * sizeof *part->events);
   int status = run_in_parts(part, inputs, outputs, nanoseconds, why);
   if (!status) status = add_times(part, nanoseconds, why);
-  for (uint32_t i = 0; i < plan.step_count; ++i)
+  for (uint32_t i = 0; i < plan.step_count * CLML_EVENTS; ++i)
     if (part->events[i]) part->api.clReleaseEvent(part->events[i]);
   return status;
 }

@@ -35,6 +35,12 @@ static const char *resolve(opencl *found, void *library) {
   return NULL;
 }
 
+void *opencl_function(const opencl *loaded, const char *name) {
+  pointer_of own;
+  *(void **)&own = dlsym(loaded->library, "loadOpenCLPointer");
+  return function_of(loaded->library, own, name);
+}
+
 int opencl_load(opencl *found, const char *named, char *why, size_t size) {
   memset(found, 0, sizeof *found);
   snprintf(why, size, "no library of OpenCL");

@@ -108,6 +108,9 @@ typedef struct {
 #undef OPENCL_MEMBER
 } opencl;
 
+/* Return a function of a loaded library that is not declared here, NULL for none. */
+void *opencl_function(const opencl *loaded, const char *name);
+
 /* Find a library of OpenCL; `named` alone where it is not NULL. Returns 0, or -1 with the reason in `why`. It stays loaded. */
 int opencl_load(opencl *found, const char *named, char *why, size_t size);
 

@@ -50,9 +50,9 @@ static long long number_at(const char *words, int at) {
 }
 
 /* Threads come and go meanwhile: what is not there any more counts for nothing. */
-static void add_waited(int id, double *waited_s) {
+static void add_waited(const char *folder, int id, double *waited_s) {
   char path[PATH], text[TEXT];
-  snprintf(path, sizeof path, "/proc/self/task/%d/schedstat", id);
+  snprintf(path, sizeof path, "%s/%d/schedstat", folder, id);
   const long long nanoseconds = read_text(path, text) ? number_at(text, WAITED) : -1;
   if (nanoseconds >= 0) *waited_s = (*waited_s < 0 ? 0 : *waited_s) + (double)nanoseconds / 1e9;
 }
@@ -77,17 +77,25 @@ static void add_thread(int id, threads_seen *seen) {
   if (user >= 0 && system >= 0 && cpu >= 0 && cpu < CPU_SETSIZE) add_busiest(seen, (thread){user + system, (int)cpu});
 }
 
-/* Read what each thread tells; seen: of those to look at, NULL where nobody looks. */
-static void read_threads(double *waited_s, threads_seen *seen) {
-  DIR *folder = opendir("/proc/self/task");
+/* Read what each thread in a folder of /proc tells; seen: of those of this process to look at, NULL where nobody looks. */
+static void read_threads(const char *path, double *waited_s, threads_seen *seen) {
+  DIR *folder = opendir(path);
   if (!folder) return;
   for (const struct dirent *entry; (entry = readdir(folder));) {
     const int id = (int)number_at(entry->d_name, 0);
     if (id < 0) continue;
-    add_waited(id, waited_s);
+    add_waited(path, id, waited_s);
     if (seen) add_thread(id, seen);
   }
   closedir(folder);
+}
+
+double waited_for_processor(int process) {
+  char path[PATH / 2];
+  double waited_s = -1;
+  snprintf(path, sizeof path, "/proc/%d/task", process);
+  read_threads(path, &waited_s, NULL);
+  return waited_s;
 }
 
 static void read_usage(process_state *found) {
@@ -156,6 +164,6 @@ void read_process_state(unsigned threads, int look, process_state *found) {
   if (!clock_gettime(CLOCK_MONOTONIC, &now)) found->wall_s = (double)now.tv_sec + (double)now.tv_nsec / 1e9;
   read_usage(found);
   read_machine(found);
-  read_threads(&found->waited_s, look ? &seen : NULL);
+  read_threads("/proc/self/task", &found->waited_s, look ? &seen : NULL);
   if (look) measure_machine(&seen, found);
 }

@@ -20,4 +20,7 @@ typedef struct {
  * the look, which takes up to 20 ms for each CPU that others keep busy, less than a millisecond otherwise. */
 void read_process_state(unsigned threads, int look, process_state *found);
 
+/* Seconds that the threads of a process waited for a processor that others had, as waited_s; -1 where the system does not tell. */
+double waited_for_processor(int process);
+
 #endif

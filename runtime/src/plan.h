@@ -108,11 +108,35 @@ typedef struct {
   uint32_t width, height;
 } plan_texture;
 
-/* The kernels of the GPU. textures: one per value, or NULL if all are buffers. */
+/* A layer that CLML, Qualcomm's library for Adreno, computes in place of a kernel: arguments of its step are its inputs, weights and bias where it has
+ * them, and its output. padding: top, left, bottom, right; window: of a pool; the others height and width. */
+typedef enum {
+  PLAN_LAYER_NONE,
+  PLAN_LAYER_CONVOLUTION,
+  PLAN_LAYER_DEPTHWISE_CONVOLUTION,
+  PLAN_LAYER_MAX_POOL,
+  PLAN_LAYER_AVERAGE_POOL,
+  PLAN_LAYER_ADDITION,
+  PLAN_LAYER_ACTIVATION,
+  PLAN_LAYER_DENSE,
+  PLAN_LAYER_SOFTMAX
+} plan_layer_kind;
+enum { PLAN_NO_ACTIVATION, PLAN_RELU, PLAN_RELU6 };
+enum { PLAN_FLOAT32, PLAN_FLOAT16, PLAN_FLOAT16_SUMS_IN_FLOAT32 };
+
+typedef struct {
+  uint8_t kind, activation, arithmetic;
+  uint32_t padding[4], strides[2], dilation[2], window[2];
+} plan_layer;
+
+/* The kernels of the GPU. textures: one per value, or NULL if all are buffers. layers: one per step, of no kind for those that a kernel computes; inner:
+ * one per value, whether only layers touch it; both NULL if kernels compute all. */
 typedef struct {
   const struct gpu_functions *functions;
   const plan_gpu_kernel *kernels; /* one per step */
   const plan_texture *textures;
+  const plan_layer *layers;
+  const uint8_t *inner;
 } plan_gpu;
 
 struct plan_tables;

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { DOUBLES, FORGETS, STOPS, READS_NOTHING, BAD_INSTRUCTION, REFUSES, EXITS, GROWS, DOT_PRODUCT, LINGERS };
+enum { DOUBLES, FORGETS, STOPS, READS_NOTHING, BAD_INSTRUCTION, REFUSES, EXITS, GROWS, DOT_PRODUCT, LINGERS, COMPUTES };
 #define SIZE 1024
 
 static const int64_t shape[] = {1, SIZE};
@@ -27,6 +27,12 @@ static tvmflow_status create(const tvmflow_options *options, tvmflow_instance **
   *instance = (tvmflow_instance *)&calls;
   return options->threads > 4 ? TVMFLOW_NO_THREADS : TVMFLOW_OK;
 }
+/* For so many seconds of the processor's time. */
+static void compute(float seconds) {
+  struct timespec now;
+  do clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  while ((float)now.tv_sec + (float)now.tv_nsec / 1e9f < seconds);
+}
 static tvmflow_status run(tvmflow_instance *instance, const void *const *inputs, void *const *outputs) {
   (void)instance;
   const float *x = inputs[0];
@@ -43,6 +49,7 @@ static tvmflow_status run(tvmflow_instance *instance, const void *const *inputs,
   if (KIND == REFUSES) return TVMFLOW_KERNEL_FAILED;
   if (KIND == EXITS) exit(3);
   if (KIND == LINGERS) nanosleep(&(struct timespec){0, 1000000}, 0); /* beside the 1000 ns that its kernel is said to take */
+  if (KIND == COMPUTES) compute(x[0]);
   if (KIND == GROWS) memset(grown = malloc(8 << 20), 1, 8 << 20);
   for (int i = 0; i < (KIND == FORGETS ? SIZE / 2 : SIZE); ++i) y[i] = 2 * x[i];
   return TVMFLOW_OK;

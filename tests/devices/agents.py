@@ -17,7 +17,18 @@ from tvmflow.devices.agent.session import AgentNetwork, AgentSession
 from tvmflow.devices.session import SessionLimits
 from tvmflow.targets.resolve import host_target
 
-KINDS = ("DOUBLES", "FORGETS", "STOPS", "READS_NOTHING", "BAD_INSTRUCTION", "REFUSES", "EXITS", "GROWS", "LINGERS")
+KINDS = (
+    "DOUBLES",
+    "FORGETS",
+    "STOPS",
+    "READS_NOTHING",
+    "BAD_INSTRUCTION",
+    "REFUSES",
+    "EXITS",
+    "GROWS",
+    "LINGERS",
+    "COMPUTES",
+)
 X = np.arange(1024, dtype=np.float32).reshape(1, 1024) / 1024
 BACKEND = CpuBackend(host_target())
 LIMITS = SessionLimits(60.0, 0.0)

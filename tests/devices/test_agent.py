@@ -29,7 +29,7 @@ from tests.devices.agents import (
 )
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.agent.process import AgentProcess, start_agent
-from tvmflow.devices.agent.protocol import AgentConnection
+from tvmflow.devices.agent.protocol import VERSION, AgentConnection
 from tvmflow.devices.agent.session import AgentSession
 from tvmflow.devices.registry import open_session
 from tvmflow.devices.session import SessionLimits
@@ -113,7 +113,7 @@ def test_a_byte_now_and_then_holds_no_connection(agent: AgentProcess) -> None:
     with socket.create_connection(("127.0.0.1", agent.port)) as slow:
         slow.settimeout(4)
         with contextlib.suppress(OSError):
-            for byte in b"tvmflow agent\n\0\0" + struct.pack("<I", 1):
+            for byte in b"tvmflow agent\n\0\0" + struct.pack("<I", VERSION):
                 slow.sendall(bytes([byte]))
                 try:
                     if not slow.recv(1):
@@ -133,7 +133,7 @@ def test_a_host_reads_little_before_a_proof(how: str, monkeypatch: pytest.Monkey
             connection, _ = listener.accept()
             with connection, contextlib.suppress(OSError):
                 connection.recv(52)
-                greeting = b"tvmflow agent\n\0\0" + struct.pack("<I", 1) + bytes(32)
+                greeting = b"tvmflow agent\n\0\0" + struct.pack("<I", VERSION) + bytes(32)
                 if how == "slowly":
                     for byte in greeting:
                         connection.sendall(bytes([byte]))
@@ -157,7 +157,7 @@ def test_a_host_reads_little_before_a_proof(how: str, monkeypatch: pytest.Monkey
 
 def test_an_agent_of_another_version_is_named(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tvmflow.devices.agent.protocol.VERSION", 7)
-    with pytest.raises(AgentVersionError, match="has version 1, and this tvmflow speaks version 7"):
+    with pytest.raises(AgentVersionError, match=f"has version {VERSION}, and this tvmflow speaks version 7"):
         connected_to(agent)
 
 
@@ -172,7 +172,7 @@ def test_who_pretends_to_be_an_agent_is_found_out(agent: AgentProcess) -> None:
             connection, _ = listener.accept()
             with connection:
                 connection.recv(52)
-                connection.sendall(b"tvmflow agent\n\0\0" + struct.pack("<I", 1) + bytes(32))
+                connection.sendall(b"tvmflow agent\n\0\0" + struct.pack("<I", VERSION) + bytes(32))
                 connection.recv(32)
                 reply = json.dumps({"status": "ok", "proof": "0" * 64}).encode()
                 connection.sendall(struct.pack("<BBHI", 3, 0, 0, len(reply)) + reply)
@@ -351,5 +351,5 @@ def test_what_is_no_request_is_refused(agent: AgentProcess, tmp_path: Path, requ
     with session_with(agent) as session:
         with pytest.raises(DeviceError):
             session.connection.ask(request_text, "asking for nonsense")
-        assert session.probe()["version"] == 1
+        assert session.probe()["version"] == VERSION
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["lock", "store"]

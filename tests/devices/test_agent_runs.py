@@ -10,8 +10,10 @@ import re
 import signal
 import struct
 import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from tests.devices.agents import (
 )
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.agent.process import AgentProcess, start_agent
+from tvmflow.devices.agent.protocol import VERSION
 from tvmflow.devices.agent.session import AgentSession, hottest
 from tvmflow.devices.agent.transport import AgentOptions, AgentTransport, measuring_session
 from tvmflow.devices.programs import build_agent
@@ -120,6 +123,35 @@ def test_what_a_library_does_wrong_costs_that_run_alone(
         session.longest_s = 60.0
         assert np.array_equal(other.run(X)[0], 2 * X)
         assert np.array_equal(opened(session, libraries["DOUBLES"]).run(X)[0], 2 * X)
+
+
+@contextlib.contextmanager
+def _busy(processor: int, rivals: int) -> Iterator[None]:
+    """Keep a processor busy with so many processes."""
+    code = f"import os; os.sched_setaffinity(0, [{processor}])\nwhile True: pass"
+    running = [subprocess.Popen([sys.executable, "-S", "-c", code]) for _ in range(rivals)]
+    try:
+        yield
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+
+
+def test_a_limit_is_one_of_the_librarys_own_time(program: Path, libraries: dict[str, Path], tmp_path: Path) -> None:
+    """Where others have the processor a run takes longer, and a run that never ends still ends with its limit."""
+    processor = min(os.sched_getaffinity(0))
+    pinned = ["taskset", "--cpu-list", str(processor), str(program)]
+    with start_agent(pinned, str(tmp_path / "store")) as agent, session_with(agent) as session, _busy(processor, 4):
+        network = opened(session, libraries["COMPUTES"])
+        session.longest_s = 1.0
+        begin = time.monotonic()
+        assert np.array_equal(network.run(0 * X + 0.6)[0], 0 * X + 1.2)
+        assert time.monotonic() - begin > session.longest_s, "it had a fifth of the processor"
+        network.set_inputs(0 * X + 1e6)
+        with pytest.raises(DeviceLostError, match="no reply within 1000 ms"):
+            network.invoke()
+        assert time.monotonic() - begin < 30
 
 
 def test_a_library_that_memory_was_taken_from_is_told_apart(agent: AgentProcess, libraries: dict[str, Path]) -> None:
@@ -312,7 +344,7 @@ def test_it_is_compiled_as_the_documentation_says(page: str, tmp_path: Path) -> 
         start_agent([str(tmp_path / "tvmflow-agent")], str(tmp_path / "store")) as agent,
         session_with(agent) as session,
     ):
-        assert session.probe()["version"] == 1
+        assert session.probe()["version"] == VERSION
 
 
 # -- kills --

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import free_port, tvmflow
 from tests.devices.agents import BACKEND, session_with
 from tvmflow.backends.backend import Backend
 from tvmflow.devices.agent.process import start_agent
@@ -20,7 +23,8 @@ TRIED = '{"api":"opencl","device":0,"test":"buffer"}\n'
 
 def _cpu(program: Path, folder: Path) -> CheckedProcessor:
     with start_agent([str(program)], str(folder)) as agent, session_with(agent) as session:
-        found = check_processors(session, BACKEND, self_contained=True)
+        checked = check_processors(session, BACKEND, self_contained=True)
+    found = checked.processors
     assert next(one.kind for one in found) == "cpu" and {"opencl", "vulkan"} <= {one.kind for one in found}
     return found[0]
 
@@ -57,7 +61,7 @@ def test_gpus_are_told_with_the_reason() -> None:
     right = read_probe(LISTED + TRIED + '{"api":"opencl","device":0,"test":"buffer","result":"ok"}')
     opencl, vulkan = of_probe(right, 1.0)
     assert (opencl.name, opencl.works, vulkan.works, vulkan.reason) == (
-        "Mali-G72",
+        "Mali-G72 (mali)",
         True,
         False,
         "its library lists no device",
@@ -80,3 +84,19 @@ def test_the_targets_own_processor_decides() -> None:
     failure = first_failure((cpu, gpu), "opencl")
     assert failure is not None and "Mali-G72: buffer: wrong value" in failure.found
     assert first_failure((cpu,), "vulkan") is not None
+
+
+def test_devices_of_all_targets_are_told_once_each(make_workspace: Callable[..., Path]) -> None:
+    def change(params: dict[str, Any]) -> None:
+        own = {name: params["targets"][name] for name in ("local-cpu", "opencl-x86_64")}
+        away = {"transport": "agent", "key": "board", "host": "127.0.0.1", "port": free_port(), "secret_file": "none"}
+        own["opencl-x86_64"]["device"] = own["local-cpu"]["device"]
+        params["targets"] = {**own, "board": {**own["local-cpu"], "mcpu": "x86-64-v3", "device": away}}
+        params["cells"] = {}
+
+    found = json.loads(tvmflow(make_workspace(change), "devices", "--check", "--json").stdout)["processors"]
+    assert {row["target"] for row in found} == {"opencl-x86_64", "board"}, "two targets have one device"
+    assert [row["usable"] for row in found if row["processor"] == "cpu"] == ["yes"]
+    assert {row["processor"] for row in found if row["target"] == "opencl-x86_64"} == {"cpu", "opencl", "vulkan"}
+    [away] = [row for row in found if row["target"] == "board"]
+    assert away["usable"] == "no" and away["reason"]

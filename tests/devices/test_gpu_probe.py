@@ -17,11 +17,12 @@ from tests.devices.agents import session_with
 from tests.gpu_codegen.drivers import fake_driver
 from tvmflow.devices.agent.process import start_agent
 from tvmflow.devices.gpu.probe import probe, probe_program
-from tvmflow.devices.gpu_facts import Probed, read_probe
+from tvmflow.devices.gpu_facts import Gpu, Probed, read_probe
 from tvmflow.devices.known_bad_gpus import KNOWN_BAD, known_bad
 from tvmflow.devices.programs import build_agent
 from tvmflow.support.errors import DeviceError
 from tvmflow.support.paths import RUNTIME
+from tvmflow.targets.gpu_features import GPUS
 from tvmflow.toolchain.software_gpus import SoftwareDrivers, software_drivers
 
 # A driver of OpenCL as C: all that it does is written here. FAULT is what it does wrong.
@@ -240,6 +241,32 @@ def test_the_library_of_adreno_says_its_versions(fake: Callable[..., Probed]) ->
         name, *defines = fault
         [gpu] = fake(name, listed, *defines).gpus
         assert gpu.tests["clml"].endswith(said) and gpu.reasons == () and "clml" not in gpu.to_json()
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "kind"),
+    [
+        ("QUALCOMM Adreno(TM)", "OpenCL 2.0 Adreno(TM) 540", "adreno-5xx"),
+        ("QUALCOMM Adreno(TM) 640", "OpenCL 2.0 Adreno(TM) 640", "adreno-6xx"),
+        ("Adreno (TM) 740", "4198401", "adreno-7xx"),
+        ("QUALCOMM Adreno(TM) 830", "OpenCL 3.0 Adreno(TM) 830", "adreno-8xx"),
+        ("QUALCOMM Adreno(TM) 330", "OpenCL 1.2 Adreno(TM) 330", "adreno"),
+        ("Adreno (TM) X1-85", "", "adreno"),
+        ("Mali-G78", "OpenCL 3.0 v1.r32p1", "mali"),
+        ("NVIDIA H100", "", "nvidia"),
+        ("PowerVR Rogue GE8320", "", None),
+    ],
+)
+def test_a_gpu_is_of_a_kind_that_targets_name(name: str, version: str, kind: str | None) -> None:
+    found = Gpu("opencl", "libOpenCL.so", {"name": name, "version": version}, {})
+    assert found.kind == kind == found.to_json()["kind"] and (kind is None or kind in GPUS)
+
+
+def test_generations_of_adreno_differ_where_their_waves_do() -> None:
+    rows = [GPUS[f"adreno-{number}xx"] for number in (5, 6, 7, 8)]
+    assert [row.warp for row in rows] == [32, 64, 64, 64] and all(row.textures for row in rows)
+    assert sorted(row.threads for row in rows) == [row.threads for row in rows]
+    assert [bool(row.integer_dot) for row in rows] == [False, True, True, True]
 
 
 def test_no_line_makes_the_reader_raise() -> None:

@@ -213,7 +213,8 @@ def test_a_phone_is_made_ready_until_ctrl_c_and_then_as_it_was(
     root = make_workspace()
     Phone(phone.serial)
     listed = json.loads(tvmflow(root, "devices", "--json").stdout)
-    mine = next(row for row in listed if row.get("serial") == phone.serial)
+    mine = next(row for row in listed["phones"] if row["serial"] == phone.serial)
+    assert {"local-cpu"} <= {row["target"] for row in listed["targets"]} and listed["processors"] == []
     assert (mine["model"], mine["android"], mine["abi"], mine["battery"], mine["state"]) == (
         "Fake 7",
         "15",

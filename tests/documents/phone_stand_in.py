@@ -34,21 +34,22 @@ def phone_stand_in(system: EmulatedSystem, adb: str, folder: Path) -> Iterator[S
     ToolchainError.
     """
     gpus, properties = arm64_gpus(system), {"ro.product.cpu.abi": "arm64-v8a", "ro.soc.model": "SM8150"}
-    ndk = _write_ndk(folder / "ndk")
+    ndk = write_ndk(folder / "ndk")
     with FakePhone(folder / "phone", properties, emulator=gpus.emulator(system, PROCESSOR)) as phone:
         (phone.folder / "cpuinfo").write_text(2 * _CORE)
         yield StandIn(phone, gpus, ndk)
         subprocess.run([adb, "disconnect", phone.serial], capture_output=True, check=False)
 
 
-def _write_ndk(folder: Path) -> Path:
-    compiler = compiler_named("zig").command("aarch64-linux-gnu")
+def write_ndk(folder: Path, architecture: str = "aarch64") -> Path:
+    """Write an NDK whose clang compiles for Linux; return the folder for ANDROID_NDK_HOME. Raises ToolchainError."""
+    compiler = compiler_named("zig").command(f"{architecture}-linux-gnu")
     clang = folder / "toolchains" / "llvm" / "prebuilt" / f"linux-{platform.machine()}" / "bin"
     clang.mkdir(parents=True)
     (folder / "source.properties").write_text("Pkg.Revision = 27.2.12479018\n")
     refused = "|".join(compiler.refuses)
     words = " ".join(f"'{word}'" for word in compiler.words)
-    (clang / "aarch64-linux-android24-clang").write_text(
+    (clang / f"{architecture}-linux-android24-clang").write_text(
         f'#!/bin/sh\nfor word do\n  shift\n  case $word in {refused}) continue ;; esac\n  set -- "$@" "$word"\ndone\n'
         f'exec {words} "$@"\n'
     )

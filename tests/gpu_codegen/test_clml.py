@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tvmflow.backends.registry import backend_named
+from tvmflow.backends.registry import backend_for
+from tvmflow.config.params import TargetEntry
 from tvmflow.gpu_codegen.clml import describe_clml, find_clml_layers
 from tvmflow.ir.relax.graph import read_graph
-from tvmflow.support.errors import StageError
-from tvmflow.targets.resolve import host_target
+from tvmflow.support.errors import ToolchainError
 
 CHANNELS = 8
 
@@ -94,8 +95,8 @@ def test_what_is_read_elsewhere_or_is_not_the_same_stays_outside() -> None:
         sums = o.conv(x)
         return o.relu(sums), sums
 
-    assert _layers(read_twice) == [("convolution", 2), ("addition", 1)]
-    assert _layers(put_out) == [("convolution", 1)]
+    assert _layers(read_twice) == [("convolution", 2), ("activation", 1), ("addition", 1)]
+    assert _layers(put_out) == [("convolution", 1), ("activation", 1)]
     assert _layers(lambda o, x: o.clip(o.conv(x), 0, 4)) == [("convolution", 1)]
     assert _layers(lambda o, x: o.bias(o.conv(x), 1, 1, 12, 12)) == [("convolution", 1)]
     assert _layers(lambda o, x: o.relu(x)) == []
@@ -125,17 +126,58 @@ def test_pools_are_those_that_mean_one_thing() -> None:
 def test_additions_are_of_single_images_of_one_size() -> None:
     assert _layers(lambda o, x: o.add(x, o.relu(x))) == [("addition", 1)]
     assert _layers(lambda o, x: o.add(x, o.relu(x)), batch=2) == []
-    assert _layers(lambda o, x: o.add(x, o.emit(o.op.mean(x, [2, 3], keepdims=True)))) == []
+    assert _layers(lambda o, x: o.add(x, o.emit(o.op.mean(x, [2, 3], keepdims=True)))) == [("average pool", 1)]
+    assert _layers(lambda o, x: o.add(x, x)) == []
 
 
-def test_clml_is_refused_with_what_it_could_compute() -> None:
-    def body(o: _Operators, x: Any) -> Any:
-        return o.emit(o.op.nn.softmax(o.relu(o.bias(o.conv(x)))))
+def test_heads_and_activations_behind_a_layer() -> None:
+    def head(o: _Operators, x: Any) -> Any:
+        rows = o.emit(o.op.mean(o.conv(x), [2, 3]))
+        scores = o.emit(o.op.add(o.emit(o.op.matmul(rows, o.constant(CHANNELS, 5))), o.constant(5)))
+        return o.emit(o.op.nn.softmax(scores))
 
-    module = _module(body)
+    assert _layers(head) == [("convolution", 1), ("average pool", 1), ("dense", 2), ("softmax", 1)]
+    assert _layers(head, batch=2) == [("convolution", 1)]
+    assert _layers(lambda o, x: o.relu(o.add(x, o.relu(x)))) == [("addition", 1), ("activation", 1)]
+    assert _layers(lambda o, x: o.emit(o.op.exp(o.relu(o.emit(o.op.exp(x)))))) == []
+    assert _layers(lambda o, x: o.emit(o.op.mean(x, [1, 2]))) == []
+    without_bias = _layers(lambda o, x: o.emit(o.op.matmul(o.emit(o.op.mean(x, [2, 3])), o.constant(CHANNELS, 5))))
+    assert without_bias == [("average pool", 1)]
+
+
+def test_what_is_said_of_a_network() -> None:
+    module = _module(lambda o, x: o.emit(o.op.nn.softmax(o.relu(o.bias(o.conv(x))))))
     assert describe_clml(read_graph(module)) == "3 of 4 operators (convolution: 1)"
-    target = replace(host_target(), kind="opencl", options={"kind": "adreno", "software": False, "clml": True})
+
+
+def _options(sdk: Path) -> dict[str, Any]:
+    return {"kind": "opencl", "mcpu": "host", "threads": 1, "opencl": {"kind": "adreno", "clml_sdk": str(sdk)}}
+
+
+def _target(sdk: Path) -> Any:
+    entry = {**_options(sdk), "device": {"transport": "adb", "key": "phone"}}
+    return backend_for(TargetEntry.model_validate(entry))
+
+
+def test_without_the_sdk_one_error_says_what_to_get(tmp_path: Path) -> None:
     with pytest.raises(
-        StageError, match=r"could compute 3 of 4 operators \(convolution: 1\).* in Qualcomm's SDK alone"
+        ToolchainError, match=r"(?s)has no CL/cl_qcom_ml_ops.h.*OpenCL ML SDK.* get the SDK from Qualcomm"
     ):
-        backend_named("opencl")(target).pack(module, None)
+        _target(tmp_path / "nowhere").check_tools()
+    sdk = tmp_path / "sdk" / "inc" / "CL"
+    sdk.mkdir(parents=True)
+    (sdk / "cl_qcom_ml_ops.h").write_text("")
+    with pytest.raises(ToolchainError, match=r"(?s)which includes CL/cl.h, but not that.*opencl-c-headers"):
+        _target(tmp_path / "sdk").check_tools()
+    (sdk / "cl.h").write_text("")
+    _target(tmp_path / "sdk").check_tools()
+
+
+def test_other_headers_make_another_library(tmp_path: Path) -> None:
+    sdk = tmp_path / "CL"
+    sdk.mkdir()
+    (sdk / "cl_qcom_ml_ops.h").write_text("")
+    (sdk / "cl.h").write_text("")
+    first = _target(tmp_path).target
+    (sdk / "cl_qcom_ml_ops.h").write_text("#define CL_QCOM_ML_OPS_H_MAJOR_VERSION 5\n")
+    assert _target(tmp_path).target != first == replace(first, options=dict(first.options))

@@ -124,7 +124,7 @@ def plan_text(network: HandMade) -> str:
         _table("plan_gpu_kernel", "kernels", kernels),
         _tensors("inputs", network.of("INPUT")),
         _tensors("outputs", network.of("OUTPUT")),
-        "static const plan_gpu gpu = {&gpu_vulkan, kernels, 0};",
+        "static const plan_gpu gpu = {&gpu_vulkan, kernels, 0, 0, 0};",
         "const plan_tables plan = {.values = values, .arguments = arguments, .steps = steps, .copies = "
         "copies, .inputs = inputs, .outputs = outputs,",
         f"  .constants = constants, .value_count = {len(network.values)}, .argument_count = "

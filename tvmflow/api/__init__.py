@@ -6,7 +6,7 @@ from tvmflow.api.bundles import allow_keys, bundle, new_keys, verify_bundle
 from tvmflow.api.execution import classify, load, predict
 from tvmflow.api.fleet import compare, costs, execution_tables, overview, regressions
 from tvmflow.api.inspect import devices, examine, gpus, history, plan, quarantine, scorecard, status
-from tvmflow.api.phones import check_device, offer_device, phones, prepared_phone
+from tvmflow.api.phones import check_device, check_devices, offer_device, phones, prepared_phone
 from tvmflow.api.projects import add_model, new_workspace, targets
 from tvmflow.api.releases import accept_proposal, promote, proposals, reject_proposal, releases, rollback
 from tvmflow.api.results import (
@@ -83,6 +83,7 @@ __all__ = [
     "bundle",
     "changed_dvc_files",
     "check_device",
+    "check_devices",
     "check_results",
     "classify",
     "compare",

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from tvmflow.api.results import DeviceCheck, PhoneState, ProcessorState, ReadyPhone
 from tvmflow.api.workspace import Where, open_workspace
 from tvmflow.config.params import DeviceEntry, TargetEntry
-from tvmflow.support.errors import DeviceError, UnknownNameError, UsageError
+from tvmflow.support.errors import DeviceError, TvmflowError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
+    from tvmflow.config.workspace import Workspace
     from tvmflow.devices.transport import Registry
 
 
@@ -103,6 +104,32 @@ def check_device(target: str, workspace: Where = None) -> DeviceCheck:
 
     Raises DeviceError if the device cannot be reached, ToolchainError if nothing can be compiled for it.
     """
+    where = open_workspace(workspace)
+    return _check(target, where, where.params.deploy.device_wait_s)
+
+
+def check_devices(workspace: Where = None) -> dict[str, DeviceCheck | TvmflowError]:
+    """Check the device of each target as `check_device` does, or say why it cannot be; none in use is waited for.
+
+    Targets that share a device are checked once, by the name of the first for a GPU, or else the first.
+    """
+    from tvmflow.targets.gpu_features import GPU_KINDS
+
+    where = open_workspace(workspace)
+    targets = sorted(where.params.targets.items(), key=lambda one: one[1].kind not in GPU_KINDS)
+    found: dict[str, DeviceCheck | TvmflowError] = {}
+    seen = []
+    for name, entry in targets:
+        if entry.device not in seen:
+            seen.append(entry.device)
+            try:
+                found[name] = _check(name, where, 0.0)
+            except TvmflowError as error:
+                found[name] = error
+    return found
+
+
+def _check(target: str, workspace: Workspace, wait_s: float | None) -> DeviceCheck:
     from tvmflow.backends.registry import backend_for
     from tvmflow.devices.probe_driver import keep_driver
     from tvmflow.devices.probe_processor import ask_processor
@@ -112,21 +139,22 @@ def check_device(target: str, workspace: Where = None) -> DeviceCheck:
     from tvmflow.targets.gpu_features import GPU_KINDS
     from tvmflow.targets.probed_processors import DEVICE
 
-    entry, params = _target(workspace, target), open_workspace(workspace).params
+    entry, params = _target(workspace, target), workspace.params
     try:
-        core, attributes = ask_processor(entry, params.deploy.device_wait_s)
+        core, attributes = ask_processor(entry, wait_s)
     except UsageError:  # a transport that does not report its processor
         if entry.mcpu == DEVICE:
             raise
         core, attributes = "", ()
     backend = backend_for(entry)
-    limits = SessionLimits(params.deploy.session_timeout_s, params.deploy.device_wait_s)
+    limits = SessionLimits(params.deploy.session_timeout_s, wait_s)
     has_tvm = transport_of(entry.device).has_tvm_on(entry.device)
     with open_session(entry.device, backend, limits) as session:
-        found = check_processors(session, backend, not has_tvm)
+        checked = check_processors(session, backend, not has_tvm)
+        found = checked.processors
         unit, build = session.unit, session.build
         if entry.kind in GPU_KINDS:
-            keep_driver(open_workspace(workspace).root, target, entry.kind, unit, session.gpus().gpus)
+            keep_driver(workspace.root, target, entry.kind, unit, checked.gpus)
     wanted = getattr(backend, "api", CPU)
     checks = tuple(ProcessorState(one.kind, one.name, one.works, one.reason, one.seconds) for one in found)
     return DeviceCheck(unit, build, core, attributes, checks, first_failure(found, wanted))

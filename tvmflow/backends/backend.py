@@ -91,6 +91,9 @@ class Backend(ABC):
                 f"run {cell.rpartition(':')[0]}:{self.precisions[0]}",
             )
 
+    def check_tools(self) -> None:  # noqa: B027 (most need none)
+        """Raise ToolchainError if a vendor's tool that the target names is missing."""
+
     # -- from Relax to kernels --
 
     @abstractmethod
@@ -132,10 +135,7 @@ class Backend(ABC):
         return self
 
     def compile_kernels(self, mod: IRModule) -> Any:
-        """Return the executable for a library without TVM if it is not one of TVM's, else None.
-
-        Raises StageError.
-        """
+        """Return the executable for a library without TVM if it is not one of TVM's, else None. Raises StageError."""
         return None
 
     # -- what a device computes beside kernels --

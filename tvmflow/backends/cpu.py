@@ -63,10 +63,15 @@ class CpuBackend(Backend):
             few_as_words=is_x86,
             lane_moves=self.target.kind == "llvm",
             tiles=TILES_FOR["int8"] in self.cpu_features().dots,
+            plain=self.plain_steps(mod),
         )
         mod = step(mod)
         packed, convolutions = count_packed_convolutions(mod)
         return mod, {"packed_convolutions": packed, "convolutions": convolutions, "block": channel_block}
+
+    def plain_steps(self, mod: IRModule) -> frozenset[str]:
+        """Return the operators of a network that keep the plain layout, whatever they compute."""
+        return frozenset()
 
     def lowering_passes(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
         from tvmflow.passes.pipeline import lowering_passes

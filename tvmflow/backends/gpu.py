@@ -13,11 +13,15 @@ from pydantic import AfterValidator, Field
 
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.config.options import Options
+from tvmflow.config.value_types import PathText
 from tvmflow.support.errors import StageError
 from tvmflow.targets.cpu_features import INTEGER_DOT
 from tvmflow.targets.gpu_features import GPUS, GpuFeatures
+from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.toolchain.clml_sdk import find_headers, headers_digest
 
 if TYPE_CHECKING:
+    from tvmflow.config.params import TargetEntry
     from tvmflow.gpu_codegen.executable import Api, GpuExecutable, Widths
     from tvmflow.ir.tvm_compat import IRModule, PrimFunc
     from tvmflow.schedules.registry import Knobs, Template
@@ -49,12 +53,12 @@ class GpuOptions(Options):
 class OpenClOptions(GpuOptions):
     """Options of an OpenCL target.
 
-    textures: store tensors in images if all their kernels access whole vectors; by default as the kind prefers. clml:
-    run layers by Qualcomm's library for Adreno; refused with the number of such layers, see `OpenClBackend.pack`.
+    textures: store tensors in images if all their kernels access whole vectors; by default as the kind prefers.
+    clml_sdk: the folder of Qualcomm's OpenCL ML SDK, by whose library for Adreno, CLML, layers are then run.
     """
 
     textures: bool | None = None
-    clml: bool = False
+    clml_sdk: PathText | None = None
 
 
 class GpuBackend(CpuBackend):
@@ -96,9 +100,10 @@ class GpuBackend(CpuBackend):
         return GPUS[self.software_driver or self.target.options["kind"]]
 
     def template_for(self, function: PrimFunc) -> tuple[Template, list[Knobs]] | None:
+        from tvmflow.ir.tir.workloads import offloaded
         from tvmflow.schedules.registry import template_for
 
-        return template_for(function, self.gpu_features(), self.templates())
+        return None if offloaded(function) else template_for(function, self.gpu_features(), self.templates())
 
     @property
     def kernel_kind(self) -> str:
@@ -159,21 +164,51 @@ class OpenClBackend(GpuBackend):
     api = "opencl"
     software_name = "pocl"
 
-    def pack(self, mod: IRModule, block: int | None) -> tuple[Any, dict[str, Any]]:
-        """Pack as GpuBackend does. Raises StageError for CLML: only Qualcomm's SDK documents its functions."""
-        if self.target.options.get("clml"):
-            from tvmflow.gpu_codegen.clml import describe_clml
-            from tvmflow.ir.relax.graph import read_graph
+    @classmethod
+    def resolve(cls, entry: TargetEntry) -> ResolvedTarget:
+        """Resolve as GpuBackend does; the headers of an SDK are part of what a library is made of."""
+        target = super().resolve(entry)
+        if folder := target.options.get("clml_sdk"):
+            target = replace(target, options={**target.options, "clml_headers": headers_digest(folder)})
+        return target
 
-            raise StageError(
-                f"clml: true; CLML, Qualcomm's library for Adreno, could compute "
-                f"{describe_clml(read_graph(mod))}, but this version does not call it: "
-                "its structures and its table of functions are described in Qualcomm's SDK alone, under "
-                "Qualcomm's licence",
-                "clml: false",
-                "the kernels of this project run on Adreno without it",
-            )
-        return super().pack(mod, block)
+    def check_tools(self) -> None:
+        if folder := self.target.options.get("clml_sdk"):
+            find_headers(folder)
+
+    @property
+    def clml_sdk(self) -> str | None:
+        folder = self.target.options.get("clml_sdk")
+        return str(folder) if folder else None
+
+    def pack(self, mod: IRModule, block: int | None) -> tuple[Any, dict[str, Any]]:
+        """Pack as GpuBackend does; count the operators that CLML computes."""
+        packed, facts = super().pack(mod, block)
+        if not self.clml_sdk:
+            return packed, facts
+        from tvmflow.ir.relax.graph import read_graph
+
+        return packed, {
+            **facts,
+            "clml_operators": len(self.plain_steps(mod)),
+            "operators": len(read_graph(mod).steps),
+        }
+
+    def plain_steps(self, mod: IRModule) -> frozenset[str]:
+        if not self.clml_sdk:
+            return frozenset()
+        from tvmflow.gpu_codegen.clml import find_clml_layers
+        from tvmflow.ir.relax.graph import read_graph
+
+        return frozenset(step.name for layer in find_clml_layers(read_graph(mod)) for step in layer.steps)
+
+    def lowering_passes(self, winograd: Mapping[str, int]) -> list[tuple[str, Any]]:
+        passes = super().lowering_passes(winograd)
+        if not self.clml_sdk:
+            return passes
+        from tvmflow.passes.fuse.offload_clml import MarkOffloaded, OffloadClml
+
+        return [("offload_clml", OffloadClml()), *passes, ("mark_offloaded", MarkOffloaded())]
 
     def gpu_features(self) -> GpuFeatures:
         return replace(super().gpu_features(), subgroups=0)
@@ -205,7 +240,8 @@ class OpenClBackend(GpuBackend):
             return GpuCode(("\n".join(texts).encode(),), places)
 
         may_be = {name: parameters_in_vectors(one.function) for name, one in launches.items()} if self.textures else {}
-        return GpuExecutable("opencl", program, code, may_be, self.defines("HANGS_MS", 1e3))
+        includes = find_headers(self.clml_sdk) if self.clml_sdk else ()
+        return GpuExecutable("opencl", program, code, may_be, self.defines("HANGS_MS", 1e3), includes)
 
 
 class VulkanBackend(GpuBackend):

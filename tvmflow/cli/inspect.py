@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ from tvmflow.report.console import show, show_json, show_table, show_text, sugge
 from tvmflow.support.errors import TvmflowError, UsageError
 
 if TYPE_CHECKING:
-    from tvmflow.api import GpuState
+    from tvmflow.api import DeviceCheck, GpuState
 
 
 class By(StrEnum):
@@ -58,15 +58,22 @@ def status(
 
 
 @app.command()
-def devices(as_json: Json = False) -> None:
+def devices(
+    check: Annotated[
+        bool, typer.Option("--check", help="Run one small kernel on each processor of each device that is free.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """List the devices of all targets with their state, the phones connected through adb and this machine's GPUs."""
     workspace = open_workspace()
     rows = [device.to_json() for device in api.devices(workspace)]
     held = api.quarantine(workspace)
     phones = [phone.to_json() for phone in api.phones()]
     gpus = api.gpus()
+    checks = _processors(api.check_devices(workspace)) if check else []
     if as_json:
-        show_json([*rows, *phones, *(gpu.to_json() for gpu in gpus), *(one.to_json() for one in held)])
+        found = {"targets": rows, "phones": phones, "gpus": [gpu.to_json() for gpu in gpus]}
+        show_json({**found, "quarantined": [one.to_json() for one in held], "processors": checks})
         return
     columns = ("target", "kind", "key", "transport", "state")
     show_table("devices", columns, ([row[column] for column in columns] for row in rows))
@@ -75,6 +82,11 @@ def devices(as_json: Json = False) -> None:
         show_table("phones", names, (["" if row[name] is None else str(row[name]) for name in names] for row in phones))
     if gpus:
         _show_gpus(gpus)
+    if checks:
+        columns = ("target", "processor", "name", "usable", "reason")
+        show_table(
+            "processors of the targets' devices", columns, ([one[column] for column in columns] for one in checks)
+        )
     if held:
         show_table(
             "quarantined GPUs: not used for releases",
@@ -82,7 +94,18 @@ def devices(as_json: Json = False) -> None:
             ([one.gpu, one.reason] for one in held),
             ("reason",),
         )
-    suggest("tvmflow device check TARGET    (are the processors of its device usable?)")
+    suggest("tvmflow devices --check    (are the processors of these devices usable?)")
+
+
+def _processors(found: Mapping[str, DeviceCheck | TvmflowError]) -> list[dict[str, str]]:
+    """Return a row for each processor of each device, and for each device that cannot be asked."""
+    names, rows = ("target", "processor", "name", "usable", "reason"), []
+    for target, one in found.items():
+        if isinstance(one, TvmflowError):
+            rows.append((target, "", "", "no", one.found))
+        else:
+            rows += [(target, p.kind, p.name, "yes" if p.works else "no", p.reason) for p in one.processors]
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _show_gpus(gpus: Sequence[GpuState]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvmflow.devices.known_bad_gpus import KnownBad, known_bad
+from tvmflow.targets.gpu_features import gpu_kind_of
 
 NEEDED = {"opencl": ("buffer",), "vulkan": ("buffer",)}
 OK = "ok"
@@ -33,6 +34,11 @@ class Gpu:
         return str(self.facts.get("name", "")).strip() or "a GPU without a name"
 
     @property
+    def kind(self) -> str | None:
+        """Return what `kind:` of a target's block is for this GPU, None where no kind has features of its own."""
+        return gpu_kind_of(self.name, str(self.facts.get("version", "")))
+
+    @property
     def reasons(self) -> tuple[str, ...]:
         """Return the reasons why it cannot be used; empty if it can."""
         failed = [
@@ -52,6 +58,7 @@ class Gpu:
             "library": self.library,
             **self.facts,
             "name": self.name,
+            "kind": self.kind,
             "tests": dict(self.tests),
             "usable": not self.reasons,
             "reasons": list(self.reasons),

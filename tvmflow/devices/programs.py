@@ -61,7 +61,7 @@ def agent_for(target: ResolvedTarget) -> Path:
     words = target.compiler.words
     sources = {
         file.name: sha256_of(file)
-        for name in ("agent", "gpu", "include")
+        for name in ("agent", "gpu", "include", "measure")
         for file in sorted((RUNTIME / name).iterdir())
         if file.is_file()
     }

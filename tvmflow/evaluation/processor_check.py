@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.backends.backend import Backend
-from tvmflow.devices.gpu_facts import NEEDED, Probed
+from tvmflow.devices.gpu_facts import NEEDED, Gpu, Probed
 from tvmflow.devices.session import DeviceSession
 from tvmflow.support.errors import DeviceBusyError, DeviceError, DeviceLostError, StageError, TvmflowError
 from tvmflow.support.temporary import temporary_folder
@@ -27,8 +27,8 @@ _MOST_ERROR = 1e-4  # relative to the largest output, for sums in another order
 
 @dataclass(frozen=True)
 class CheckedProcessor:
-    """One processor of a device. kind: cpu, opencl or vulkan; reason: "" if it computes correctly; seconds: of its
-    check, None for one that was not checked.
+    """One processor of a device. kind: cpu, opencl or vulkan; name: of a GPU with its `kind:` behind it; reason: "" if
+    it computes correctly; seconds: of its check, None for one that was not checked.
     """
 
     kind: str
@@ -41,7 +41,15 @@ class CheckedProcessor:
         return not self.reason
 
 
-def check_processors(session: DeviceSession, backend: Backend, self_contained: bool) -> tuple[CheckedProcessor, ...]:
+@dataclass(frozen=True)
+class CheckedDevice:
+    """The processors of a device, and what the probe of its GPUs said of them."""
+
+    processors: tuple[CheckedProcessor, ...]
+    gpus: tuple[Gpu, ...]
+
+
+def check_processors(session: DeviceSession, backend: Backend, self_contained: bool) -> CheckedDevice:
     """Check the CPU and the GPUs of a device. self_contained: it runs libraries without TVM.
 
     Raises DeviceLostError, DeviceBusyError, and ToolchainError if nothing can be compiled for the CPU.
@@ -51,7 +59,15 @@ def check_processors(session: DeviceSession, backend: Backend, self_contained: b
         begin = time.monotonic()
         reason = _cpu_reason(session, library)
         cpu = CheckedProcessor(CPU, backend.target.mcpu, reason, time.monotonic() - begin)
-    return cpu, *_check_gpus(session)
+    begin = time.monotonic()
+    try:
+        probed = session.gpus()
+    except (DeviceLostError, DeviceBusyError):
+        raise
+    except DeviceError as error:
+        unchecked = (CheckedProcessor(api, "", f"not checked: {error.found}", None) for api in NEEDED)
+        return CheckedDevice((cpu, *unchecked), ())
+    return CheckedDevice((cpu, *of_probe(probed, time.monotonic() - begin)), tuple(probed.gpus))
 
 
 def _build(path: Path, backend: Backend, self_contained: bool) -> Path:
@@ -91,24 +107,13 @@ def _cpu_reason(session: DeviceSession, library: Path) -> str:
     return "" if error_of <= _MOST_ERROR else f"it computes wrong values: error {error_of:.2g} of the largest output"
 
 
-def _check_gpus(session: DeviceSession) -> Iterator[CheckedProcessor]:
-    begin = time.monotonic()
-    try:
-        probed = session.gpus()
-    except (DeviceLostError, DeviceBusyError):
-        raise
-    except DeviceError as error:
-        yield from (CheckedProcessor(api, "", f"not checked: {error.found}", None) for api in NEEDED)
-        return
-    yield from of_probe(probed, time.monotonic() - begin)
-
-
 def of_probe(probed: Probed, seconds: float | None) -> Iterator[CheckedProcessor]:
     """Return what a probe found of each API: its GPUs, or why there is none."""
     for api in NEEDED:
         gpus = [gpu for gpu in probed.gpus if gpu.api == api]
         for gpu in gpus:
-            yield CheckedProcessor(api, gpu.name, "; ".join(gpu.reasons), seconds)
+            name = f"{gpu.name} ({gpu.kind})" if gpu.kind else gpu.name
+            yield CheckedProcessor(api, name, "; ".join(gpu.reasons), seconds)
         if not gpus:
             reason = probed.missing.get(api) or probed.ended or "its library lists no device"
             yield CheckedProcessor(api, "", reason, seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from tvmflow.gpu_codegen.launches import DeviceProgram
@@ -29,7 +30,7 @@ class GpuExecutable:
 
     code: returns the programs for the images that the plan chose: function -> parameter -> row length in vectors of
     four. may_be_images: function -> for each parameter whether an image can replace it; empty if all are buffers.
-    defines: options of the C compiler for the host code.
+    defines: options of the C compiler for the host code; clml_includes: folders of headers, if it calls CLML.
     """
 
     api: Api
@@ -37,3 +38,4 @@ class GpuExecutable:
     code: Callable[[Widths], GpuCode] = field(repr=False)
     may_be_images: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
     defines: tuple[str, ...] = ()
+    clml_includes: tuple[Path, ...] = ()

@@ -13,6 +13,7 @@ from tvm.tirx import compilation_pipeline
 from tvm_ffi import structural_walk
 
 from tvmflow.gpu_codegen.memory import aliased_buffer
+from tvmflow.ir.tir.workloads import offloaded
 from tvmflow.support.errors import StageError
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def lower_for_device(mod: IRModule, target: Any) -> DeviceProgram:
     kernels = {
         variable.name_hint: function
         for variable, function in mod.functions.items()
-        if isinstance(function, tirx.PrimFunc)
+        if isinstance(function, tirx.PrimFunc) and not offloaded(function)
     }
     plain = tvm.IRModule({name: function.with_attr("global_symbol", name) for name, function in kernels.items()})
     lower, *_ = compilation_pipeline.get_tir_pipeline("default")

@@ -114,7 +114,10 @@ def missing_for(workspace: Workspace, cell: Cell, todo: Collection[AnyStage]) ->
 def _check_compiler(workspace: Workspace, cell: Cell, todo: Collection[AnyStage]) -> None:
     """Raise ToolchainError if the compiler that links for a cell's target is missing."""
     target = workspace.params.targets[cell.target]
-    resolved = backend_for(target).target
+    backend = backend_for(target)
+    resolved = backend.target
+    if any(stage.name in ("graph_pack", "build") for stage in todo):
+        backend.check_tools()
     tools = {tool for stage in todo for tool in stage.toolchain(stage.settings(workspace, cell))}
     if f"cc:{resolved.cc}" in tools:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 GPU_KINDS = ("opencl", "vulkan")  # kinds of targets
@@ -37,10 +38,21 @@ class GpuFeatures:
     subgroups: int = 0
 
 
+def _adreno(warp: int, threads: int) -> GpuFeatures:
+    """Return the features of a generation of Adreno. warp: half a wave, which leaves a thread more registers."""
+    return GpuFeatures(
+        threads=threads, warp=warp, group=64, registers=64, textures=True, integer_dot=("opencl",) if warp > 32 else ()
+    )
+
+
 GPUS: dict[str, GpuFeatures] = {
     "generic": GpuFeatures(threads=4096, warp=16, group=64, registers=64),
     "mali": GpuFeatures(threads=6144, warp=16, group=16, registers=64, integer_dot=("opencl",)),
-    "adreno": GpuFeatures(threads=6144, warp=64, group=64, registers=64, textures=True, integer_dot=("opencl",)),
+    "adreno": _adreno(warp=64, threads=6144),  # of any generation
+    "adreno-5xx": _adreno(warp=32, threads=2048),  # waves of 64 or 32; OpenCL 2.0, no integer dot products
+    "adreno-6xx": _adreno(warp=64, threads=3072),  # waves of 128 or 64, 16 of them on each of up to 3 units
+    "adreno-7xx": _adreno(warp=64, threads=6144),  # the same on up to 6 units
+    "adreno-8xx": _adreno(warp=64, threads=12288),  # waves of 64
     "nvidia": GpuFeatures(
         threads=131072,
         warp=32,
@@ -64,3 +76,16 @@ GPUS: dict[str, GpuFeatures] = {
         subgroups=8,
     ),
 }
+
+
+def gpu_kind_of(name: str, version: str = "") -> str | None:
+    """Return the kind of GPU that a driver describes, None for one without a row of its own.
+
+    name: of the device; version: its OpenCL version, where Qualcomm's drivers have the number: "OpenCL 3.0 Adreno(TM)
+    740".
+    """
+    text = f"{name} {version}".lower()
+    if "adreno" in text:
+        number = re.search(r"adreno\D{0,6}([5-8])\d\d\b", text)
+        return f"adreno-{number[1]}xx" if number else "adreno"
+    return next((kind for kind in ("mali", "nvidia") if kind in text), None)

@@ -71,7 +71,7 @@ def write_plan_tables(
     others: Sequence[BucketPlan] = (),
 ) -> list[str]:
     """Return the tables of one plan as C, with a name; that of the largest bucket is `plan`."""
-    kernels = sorted({step.kernel for step in plan.steps if step.program is None and step.launch is None})
+    kernels = sorted({step.kernel for step in plan.steps if _is_function(step)})
     arguments = [at for step in plan.steps for at in step.given]
     starts = accumulate((len(step.arguments) for step in plan.steps), initial=0)
     loops = accumulate((len(step.loops) for step in plan.steps), initial=0)
@@ -134,8 +134,12 @@ def _state_tables(network: Network) -> Iterable[str]:
 
 
 def _function_pointer(step: Step) -> str:
-    on_cpu = step.program is None and step.launch is None
-    return f"__tvm_ffi_{step.kernel}" if on_cpu else "(plan_kernel)0"
+    return f"__tvm_ffi_{step.kernel}" if _is_function(step) else "(plan_kernel)0"
+
+
+def _is_function(step: Step) -> bool:
+    """Whether the CPU computes a step."""
+    return step.program is None and step.launch is None and step.layer is None
 
 
 def _program_tables(plan: Plan) -> Iterable[str]:

@@ -10,8 +10,9 @@ from tvmflow.gpu_codegen.executable import Api, GpuCode, GpuExecutable
 from tvmflow.support.errors import StageError
 
 SOURCES = ("program_cache.c",)  # of runtime/gpu, in addition to those of the API
+CLML, NO_CLML = "clml.c", "no_clml.c"  # of runtime/gpu: where layers are CLML's, and where none are
 API_SOURCES: dict[Api, tuple[str, ...]] = {
-    "opencl": ("opencl.c", "network_opencl.c"),
+    "opencl": ("opencl.c", "network_opencl.c", NO_CLML),
     "vulkan": ("vulkan.c", "network_vulkan.c", "network_vulkan_memory.c", "network_vulkan_programs.c"),
 }
 
@@ -26,9 +27,9 @@ plan_gpu_code{at}:
 """
 
 
-def sources_of(api: Api) -> Iterable[str]:
-    """Return the files of runtime/gpu that a network needs."""
-    return (*SOURCES, *API_SOURCES[api])
+def sources_of(api: Api, has_layers: bool = False) -> Iterable[str]:
+    """Return the files of runtime/gpu that a network needs, but for CLML, which is compiled with headers of its own."""
+    return (*SOURCES, *(source for source in API_SOURCES[api] if source != NO_CLML or not has_layers))
 
 
 def write_codes(folder: Path, gpu: GpuCode) -> str:
@@ -47,6 +48,9 @@ def gpu_tables(plan: Plan, gpu: GpuExecutable, code: GpuCode, c_string: Callable
         yield f"extern const unsigned char plan_gpu_code{at}[];"
     yield "static const plan_gpu_kernel gpu_kernels[] = {"
     for step in plan.steps:
+        if step.layer:
+            yield "  {0},"
+            continue
         if step.launch is None:
             raise StageError(f"{step.kernel} runs on the CPU", "a network whose kernels all run on the GPU")
         at, name = code.places[step.launch.name]
@@ -61,5 +65,24 @@ def gpu_tables(plan: Plan, gpu: GpuExecutable, code: GpuCode, c_string: Callable
             texture = plan.textures.get(value.memory)
             yield f"  {{{texture.width}, {texture.height}}}," if texture else "  {0, 0},"
         yield "};"
+    has_layers = any(step.layer for step in plan.steps)
+    if has_layers:
+        yield "static const plan_layer gpu_layers[] = {"
+        for step in plan.steps:
+            yield f"  {step.layer.to_c() if step.layer else '{0}'},"
+        yield "};"
+        yield f"static const uint8_t gpu_inner[] = {{{', '.join(map(str, map(int, inner_values(plan))))}}};"
     textures = "gpu_textures" if plan.textures else "(void *)0"
-    yield f"static const plan_gpu gpu = {{&gpu_{gpu.api}, gpu_kernels, {textures}}};"
+    layers = "gpu_layers, gpu_inner" if has_layers else "(void *)0, (void *)0"
+    yield f"static const plan_gpu gpu = {{&gpu_{gpu.api}, gpu_kernels, {textures}, {layers}}};"
+
+
+def inner_values(plan: Plan) -> list[bool]:
+    """Return for each value whether only layers of CLML touch its memory, which then has their layout."""
+    outer = {value.memory for value in plan.values if plan.memories[value.memory].place in ("input", "output")}
+    outer |= {plan.values[at].memory for pair in plan.copies for at in pair}
+    outer |= {plan.values[at].memory for step in plan.steps if not step.layer for at in step.arguments}
+    sizes: dict[int, set[tuple[int, ...]]] = {}
+    for value in plan.values:  # two views of one memory have one layout if their four axes are the same
+        sizes.setdefault(value.memory, set()).add((*value.shape, 1, 1, 1, 1)[:4])
+    return [value.memory not in outer and len(sizes[value.memory]) == 1 for value in plan.values]

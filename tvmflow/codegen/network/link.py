@@ -20,7 +20,7 @@ from tvmflow.codegen.compile import Scheduled
 from tvmflow.codegen.network.api_table import arena_bytes, constant_bytes, write_plan_tables, write_tables
 from tvmflow.codegen.network.bucket_tables import Bucket, BucketPlan, share_constants
 from tvmflow.codegen.network.description import Network
-from tvmflow.codegen.network.gpu_tables import sources_of, write_codes
+from tvmflow.codegen.network.gpu_tables import CLML, sources_of, write_codes
 from tvmflow.codegen.network.plan import Plan
 from tvmflow.codegen.network.plan_reader import plan_of
 from tvmflow.codegen.network.runtime_sources import ABI_VERSION, RUNTIME, digest_of_runtime
@@ -117,6 +117,7 @@ def link(
         objects = kernel_objects(kernels, folder)
         write_constants(folder / "constants.bin", [plan, *(other.plan for other in others)])
         code = gpu.code(plan.widths) if gpu else None
+        has_layers = any(step.layer for step in plan.steps)
         (folder / "plan.c").write_text(write_tables(plan, network, gpu, code, others), encoding="ascii")
         for at, other in enumerate(others):
             (folder / f"plan{at}.c").write_text(
@@ -128,7 +129,8 @@ def link(
             f"{{ global: tvmflow_network; {network.symbol}; local: *; }};\n", encoding="ascii"
         )
         objects += [
-            *_runtime_objects(folder, compiler, gpu),
+            *_runtime_objects(folder, compiler, gpu, has_layers),
+            *([_compile_clml(folder, compiler, gpu.clml_includes)] if has_layers and gpu else ()),
             *(
                 _compile(folder / f"{name}.c", folder, compiler)
                 for name in ("plan", *(f"plan{at}" for at in range(len(others))))
@@ -142,14 +144,26 @@ def link(
         _run(compiler.line(*_LINK, *own, "-o", str(path), *names, *libraries), folder)
 
 
-def _runtime_objects(folder: Path, compiler: Command, gpu: GpuExecutable | None = None) -> list[Path]:
-    """Compile the runtime to object files in a folder, with the host code of a GPU. Raises StageError if the compiler
-    fails.
+def _runtime_objects(
+    folder: Path, compiler: Command, gpu: GpuExecutable | None = None, has_layers: bool = False
+) -> list[Path]:
+    """Compile the runtime to object files in a folder, with the host code of a GPU, which calls CLML for its layers.
+    Raises StageError if the compiler fails.
     """
     sources = [RUNTIME / "src" / source for source in _SOURCES]
-    sources += [RUNTIME / "gpu" / source for source in (sources_of(gpu.api) if gpu else ())]
+    sources += [RUNTIME / "gpu" / source for source in (sources_of(gpu.api, has_layers) if gpu else ())]
     defines = gpu.defines if gpu else ()
     return run_in_threads(lambda source: _compile_runtime(source, folder, compiler, defines), sources)
+
+
+def _compile_clml(folder: Path, compiler: Command, includes: Sequence[Path]) -> Path:
+    """Compile the host code of CLML with the headers of the user's SDK, whose warnings are not ours."""
+    compiled, given = folder / "clml.o", (word for one in includes for word in ("-isystem", str(one)))
+    options = [option for option in _COMPILE if option not in ("-Werror", "-Wextra")]
+    place = f"-ffile-prefix-map={RUNTIME}=runtime"
+    source = RUNTIME / "gpu" / CLML
+    _run(compiler.line(*options, *_INCLUDES, *given, place, "-c", str(source), "-o", str(compiled)), folder)
+    return compiled
 
 
 def _compile_runtime(source: Path, folder: Path, compiler: Command, defines: Sequence[str]) -> Path:

@@ -14,6 +14,7 @@ import numpy as np
 
 from tvmflow.backends.device_program import DeviceProgram
 from tvmflow.codegen.network.textures import Texture
+from tvmflow.gpu_codegen.clml_operators import ClmlOperator
 from tvmflow.gpu_codegen.launches import Argument, Launch
 from tvmflow.ir.relax.serialization import bytes_of
 
@@ -51,8 +52,8 @@ class Step:
     """A call of a kernel. arguments: indices in `Plan.values`, inputs first; the last `written` are its outputs.
 
     program: index in `Plan.programs` if the accelerator computes it, None for a CPU function. launch: the GPU's launch;
-    order: indices of its arguments in `arguments`. loops: extents of the function's parallel loops, in the order of
-    execution.
+    order: indices of its arguments in `arguments`. layer: the operator of CLML that computes it. loops: extents of the
+    function's parallel loops, in the order of execution.
     """
 
     kernel: str
@@ -61,6 +62,7 @@ class Step:
     program: int | None = None
     launch: Launch | None = None
     order: tuple[int, ...] = ()
+    layer: ClmlOperator | None = None
     loops: tuple[int, ...] = ()
 
     @property

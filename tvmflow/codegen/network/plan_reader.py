@@ -13,9 +13,11 @@ from tvmflow.backends.device_program import DeviceProgram
 from tvmflow.codegen.network.plan import Memory, Place, PlacedProgram, Plan, Step, Value, launch_step
 from tvmflow.codegen.network.plan_check import check
 from tvmflow.codegen.network.textures import Texture, choose_textures
+from tvmflow.gpu_codegen.clml_operators import ClmlOperator
 from tvmflow.gpu_codegen.executable import GpuExecutable
 from tvmflow.ir.relax.serialization import bytes_of
 from tvmflow.ir.tir.loops import parallel_loops
+from tvmflow.ir.tir.workloads import offloaded
 from tvmflow.ir.tvm_compat import IRModule, constant_value, type_of
 from tvmflow.passes.kernel.allocate_tensors import ALIGNMENT, allocate_tensors
 from tvmflow.support.errors import StageError
@@ -75,7 +77,11 @@ class _Reader:
         outputs, copies = self._outputs(found if isinstance(found, tuple) else (found,))
         if self.gpu:
             sizes = [memory.size for memory in self.memories]
-            self.textures = choose_textures(sizes, self.values, self.steps, copies, self.gpu.may_be_images)
+            allowed = self.gpu.may_be_images and {
+                **self.gpu.may_be_images,
+                **{step.kernel: (False,) * len(step.arguments) for step in self.steps if step.layer},
+            }
+            self.textures = choose_textures(sizes, self.values, self.steps, copies, allowed)
         memories = self._assign_offsets()
         programs = tuple(program for _, program in self.programs.values())
         return Plan(
@@ -187,10 +193,21 @@ class _Reader:
     def _add_launches(self, name: str, given: Any) -> None:
         """Add a step for each launch of a kernel, with its temporary memory."""
         assert self.gpu is not None
+        if layer := offloaded(self.mod[name]):
+            self._add_layer(name, ClmlOperator.from_json(layer), given)
+            return
         kernel, values = self.gpu.program.kernels[name], [self._look_up(argument) for argument in given]
         own = [self._add_own_memory(shape, dtype) for shape, dtype in kernel.own]
         for launch in kernel.launches:
             self._add_step(launch_step(launch, lambda one: (values if one.kind == "parameter" else own)[one.index]))
+
+    def _add_layer(self, name: str, layer: ClmlOperator, given: Any) -> None:
+        """Add the step of a layer of CLML: its inputs, constants in CLML's form, its output."""
+        values = [self._look_up(argument) for argument in given if constant_value(argument) is None]
+        dtype = self.values[values[0]].dtype
+        arrays = [constant.numpy() for argument in given if (constant := constant_value(argument)) is not None]
+        held = [self._constant(array, relax.TensorType(array.shape, dtype)) for array in layer.constants(arrays, dtype)]
+        self._add_step(Step(name, (*values[:-1], *held, values[-1]), 1, layer=layer))
 
     def _add_own_memory(self, shape: tuple[int, ...], dtype: str) -> int:
         self.values.append(Value(self._add_memory("arena", bytes_of(shape, dtype)), 0, shape, dtype))

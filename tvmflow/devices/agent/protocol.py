@@ -13,6 +13,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,15 +32,16 @@ from tvmflow.support.errors import (
     session_expired_error,
 )
 
-VERSION = 1  # AGENT_VERSION of runtime/agent/wire.h
+VERSION = 2  # AGENT_VERSION of runtime/agent/wire.h
 CONNECT_TIMEOUT_S = 10.0
 _MAGIC = b"tvmflow agent\n\0\0"
 _NONCE = 32
-_REQUEST, _DATA, _REPLY = 1, 2, 3
+_REQUEST, _DATA, _REPLY, _BUSY = 1, 2, 3, 4
 _MAX_DATA = 1 << 20
 _SLACK_S = 35.0  # beyond the time limit of a request, which the agent itself enforces
 _SLOWEST = 16_000  # bytes per second of a frame, as the agent has it
 _LONGEST_GREETING = 1000  # bytes of a reply before the agent has proved anything
+_MOST_LIMITS = 10  # times its limit that a request takes where others have the device's processors (session.c)
 _SHORTEST_S, _LONGEST_S = 0.001, 3600.0  # limits of a request (session.c)
 
 
@@ -165,11 +167,13 @@ class AgentConnection:
         self, most: int = 0, longest: int = _MAX_DATA, within_s: float = 60.0 + _SLACK_S
     ) -> tuple[dict[str, Any], bytes]:
         """Return a reply and the data before it. most: bytes of data; longest: bytes of the reply; within_s: for the
-        beginning of each frame. What is larger is not read.
+        beginning of each frame. What is larger is not read. While frames say that it is busy, a reply may be later.
         """
-        data = bytearray()
+        data, end = bytearray(), time.monotonic() + _MOST_LIMITS * within_s
         while True:
             kind, library, zero, size = struct.unpack("<BBHI", read_exactly(self._socket, 8, within_s))
+            if kind == _BUSY and not zero and not size and time.monotonic() < end:
+                continue
             if kind not in (_DATA, _REPLY) or zero or size > (_MAX_DATA if kind == _DATA else longest):
                 raise ValueError("the reply is not from an agent")
             whole_s = _SLACK_S + size / _SLOWEST

@@ -20,6 +20,8 @@ from tvmflow.ir.relax.serialization import bytes_of
 from tvmflow.ir.tir.blocks import block_ref, classify_blocks, extents, new_schedule, region_buffer
 from tvmflow.ir.tvm_compat import Expr, IRModule, PrimFunc, buffer_of, constant_value, shape_of, type_of
 
+OFFLOADED = "tvmflow.offloaded"  # attribute of a kernel that a vendor's library computes: its operator, as JSON
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -78,6 +80,12 @@ def count_calls(lowered: IRModule) -> Counter[str]:
 
     relax.analysis.post_order_visit(lowered["main"], visit)
     return calls
+
+
+def offloaded(function: Any) -> str | None:
+    """Return the operator of a vendor's library that computes a kernel, None for a kernel of ours."""
+    attributes = getattr(function, "attrs", None)
+    return str(attributes[OFFLOADED]) if attributes is not None and OFFLOADED in attributes else None
 
 
 def kernel_keys(lowered: IRModule) -> dict[str, str]:
@@ -183,7 +191,7 @@ def extract_workloads(lowered: IRModule) -> list[Workload]:
     workloads: dict[str, Workload] = {}
     for name in calls:
         function = lowered[name]
-        if not isinstance(function, tirx.PrimFunc):
+        if not isinstance(function, tirx.PrimFunc) or offloaded(function):
             continue
         key = workload_key(function)
         before = workloads[key].calls if key in workloads else 0

@@ -18,8 +18,11 @@ from tvmflow.ir.relax.graph import Graph, Step
 class LayoutRewriter(ABC):
     """Rewrite the steps of a graph in two layouts.
 
-    plain: values in their original layout, by name; shapes: the original shapes of all values.
+    plain: values in their original layout, by name; shapes: the original shapes of all values; kept: steps that are
+    computed in the original layout in any case.
     """
+
+    kept: frozenset[str] = frozenset()
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -34,7 +37,7 @@ class LayoutRewriter(ABC):
     def _emit_body(self, parameters: dict[str, Any]) -> list[Any]:
         self.plain |= parameters
         for step in self.graph.steps:
-            if step.refs:
+            if step.refs and step.name not in self.kept:
                 self._rewrite_step(step)
             else:
                 self._emit_plain(step)

@@ -41,6 +41,7 @@ from tvmflow.passes.layout.weights import (
     pack_constant,
     pack_groups,
     pack_outputs,
+    row_constants,
     rows_to_image,
 )
 
@@ -52,11 +53,24 @@ class PackChannels:
     """IRModule -> IRModule with `block` channels packed.
 
     few_as_words: pack int8 images of few channels by words; lane_moves: permute channels of partial blocks by vector
-    shuffles; tiles: AMX tiles multiply int8.
+    shuffles; tiles: AMX tiles multiply int8; plain: steps in plain layout.
     """
 
-    def __init__(self, block: int, few_as_words: bool = False, lane_moves: bool = True, tiles: bool = False) -> None:
-        self.block, self.few_as_words, self.lane_moves, self.tiles = block, few_as_words, lane_moves, tiles
+    def __init__(
+        self,
+        block: int,
+        few_as_words: bool = False,
+        lane_moves: bool = True,
+        tiles: bool = False,
+        plain: frozenset[str] = frozenset(),
+    ) -> None:
+        self.block, self.few_as_words, self.lane_moves, self.tiles, self.plain = (
+            block,
+            few_as_words,
+            lane_moves,
+            tiles,
+            plain,
+        )
 
     def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
         return _Packer(read_graph(mod), self).rewrite()
@@ -65,7 +79,7 @@ class PackChannels:
 class _Packer(PackedValues):
     def __init__(self, graph: Graph, options: PackChannels) -> None:
         super().__init__(graph, options.block, options.lane_moves)
-        self.few_as_words, self.tiles = options.few_as_words, options.tiles
+        self.few_as_words, self.tiles, self.kept = options.few_as_words, options.tiles, options.plain
         self.steps = {step.name: step for step in graph.steps}
 
     def _rewrite_step(self, step: Step) -> None:
@@ -110,7 +124,7 @@ class _Packer(PackedValues):
             self.rows[step.name] = self.builder.emit(self._emit_dense(step, self.rows[source]), step.name)
             return True
         if step.op in BROADCASTING and all(name in self.rows and self.shapes[name] == step.shape for name in step.refs):
-            again = Step(step.name, step.op, self._row_constants(step), step.call, step.shape, step.dtype)
+            again = Step(step.name, step.op, row_constants(step, self.block), step.call, step.shape, step.dtype)
             self.rows[step.name] = self.builder.emit(rebuild_call(again, self.rows.__getitem__), step.name)
             return True
         if (
@@ -129,10 +143,7 @@ class _Packer(PackedValues):
         return rows is not None
 
     def _reduce_channels(self, step: Step) -> bool:
-        """Emit a reduction over all channels of a pixel: over the blocks first, in vectors, then over the lanes.
-
-        Return whether the step was handled.
-        """
+        """Emit a reduction over the channels of a pixel, over blocks, then lanes; return whether it was handled."""
         if step.op not in _REDUCTIONS or step.refs[0] not in self.packed or len(self.shapes[step.refs[0]]) != 4:
             return False
         if step.call.attrs.axis is None or [int(axis) % 4 for axis in step.call.attrs.axis] != [1]:
@@ -215,10 +226,7 @@ class _Packer(PackedValues):
         return None
 
     def _allows_padding(self, step: Step) -> bool:
-        """Whether an elementwise step may compute on the zeros that pad channels.
-
-        Its results there must be finite, because zero weights multiply them later.
-        """
+        """Whether an elementwise step is finite on the zeros that pad channels; zero weights multiply that later."""
         if len(step.shape) not in (2, 3, 4):
             return False
         return finite_at_zero(step) or image_shape(step.shape)[1] % self.block == 0
@@ -389,12 +397,4 @@ class _Packer(PackedValues):
             out_layout=f"NCHW{b}c",
             kernel_layout=f"OIHW{b}i{b}o",
             out_dtype=step.dtype,
-        )
-
-    def _row_constants(self, step: Step) -> tuple[Argument, ...]:
-        """Return the arguments of a step on rows of four axes, with constants in the layout of packed rows."""
-        filling = 1 if step.op in DIVISIONS else 0
-        return tuple(
-            pack_constant(rows_to_image(one, step.shape), self.block, filling) if isinstance(one, np.ndarray) else one
-            for one in step.args
         )

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.ir.relax.graph import Array
+from tvmflow.ir.relax.elementwise import DIVISIONS
+from tvmflow.ir.relax.graph import Argument, Array, Step
 from tvmflow.passes.legalize.padded_image import tileable_width
 
 _PARTS = (4, 8)  # channels of a group that are part of a block and fill a register
@@ -115,3 +116,12 @@ def rows_to_image(value: Array, shape: tuple[int, ...]) -> Array:
     image = value.reshape(rows, channels).T.reshape(1, channels, 1, rows)
     filled = tileable_width(rows) if rows > 1 else rows
     return np.pad(image, ((0, 0), (0, 0), (0, 0), (0, filled - rows)), mode="edge")
+
+
+def row_constants(step: Step, block: int) -> tuple[Argument, ...]:
+    """Return the arguments of a step on rows of four axes, with constants in the layout of packed rows."""
+    filling = 1 if step.op in DIVISIONS else 0
+    return tuple(
+        pack_constant(rows_to_image(one, step.shape), block, filling) if isinstance(one, np.ndarray) else one
+        for one in step.args
+    )
