@@ -16,7 +16,7 @@ from tvmflow.config.params import Cell, ImageFolder, ModelEntry
 from tvmflow.config.workspace import Workspace
 from tvmflow.frontends.registry import frontend_named, tools_of
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec, fixed_specs, read_description
-from tvmflow.frontends.tensorflow.streams import STREAM_FILES, declare_states
+from tvmflow.frontends.streams import STREAM_FILES, declare_states
 from tvmflow.pipeline.stage import Stage, StageContext
 from tvmflow.sandbox.images import read_in_sandbox
 from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox

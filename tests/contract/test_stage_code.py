@@ -65,10 +65,20 @@ KERNELS = (  # beside the CPU's: what compiles them is left out, what reads them
     "tvmflow/ir/tvm_compat.py",
 )
 FRONTEND = (*IR, "tvmflow/frontends", "tvmflow/sources")
-STREAMS = tuple(  # LiteRT runs the samples of a file with states; no converter
-    f"tvmflow/frontends/tensorflow/{name}.py"
-    for name in "custom_operators custom_transforms litert streams tflite_files tflite_graph tflite_states variables "
-    "written_operators".split()
+STREAMS = (  # the framework runs the samples of a model with states; PyTorch's files call converted operators only
+    "tvmflow/frontends/archives.py",
+    "tvmflow/frontends/emitter.py",
+    "tvmflow/frontends/pytorch",
+    "tvmflow/frontends/recurrent.py",
+    "tvmflow/frontends/streams.py",
+    "tvmflow/frontends/torch_arrays.py",
+    "tvmflow/frontends/torch_variants.py",
+    "tvmflow/ir",
+    *(
+        f"tvmflow/frontends/tensorflow/{name}.py"
+        for name in "custom_operators custom_transforms litert tflite_files tflite_graph tflite_states variables "
+        "written_operators".split()
+    ),
 )
 CODE = {
     "fetch": (

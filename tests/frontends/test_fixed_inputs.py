@@ -22,7 +22,7 @@ from tvmflow.frontends.source_model import SourceDescription, TensorSpec, fixed_
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.numpy_interpreter import run_all
 from tvmflow.passes.pipeline import canonicalize
-from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError
+from tvmflow.support.errors import ModelFileError
 from tvmflow.support.json_values import from_json, to_json
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4) - 3
@@ -193,7 +193,7 @@ def test_inputs_of_an_exported_program(tmp_path: Path) -> None:
 def test_torchscript_with_a_value_and_without_gradients(tmp_path: Path) -> None:
     import torch
 
-    from tests.frontends.scripted_networks import Remembers, Switch
+    from tests.frontends.scripted_networks import Switch
 
     torch.jit.script(Switch().eval()).save(str(tmp_path / "m.torchscript"))
     for rate, factor in ((16000, 2), (8000, 3)):
@@ -201,6 +201,3 @@ def test_torchscript_with_a_value_and_without_gradients(tmp_path: Path) -> None:
         assert error == 0 and np.array_equal(wanted, X * factor)
     with pytest.raises(ModelFileError, match=r"parameter rate of .* is int"):
         load_source(tmp_path, _describe("torch", "m.torchscript", rate=0.5))
-    torch.jit.script(Remembers().eval()).save(str(tmp_path / "s.torchscript"))
-    with pytest.raises(UnsupportedOperatorError, match="keeps values between runs: last"):
-        load_source(tmp_path, _describe("torch", "s.torchscript"))

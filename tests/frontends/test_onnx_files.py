@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from bench.conformance.tflite import interpret
 from tests.conftest import REPOSITORY, examples, stage
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.baselines import start_baseline
@@ -24,6 +25,7 @@ from tvmflow.frontends.onnx.external_data import beside, onnx_external_data
 from tvmflow.frontends.onnx.files import external_files
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import SourceDescription, one_input
+from tvmflow.passes.pipeline import canonicalize
 from tvmflow.setup.preflight import check_model
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import ModelFileError, TvmflowError
@@ -296,3 +298,45 @@ def test_altered_models_are_read_or_one_clear_error(tmp_path: Path, flips: list[
         load_source(tmp_path, _describe("mine.onnx", (1, 16))).to_relax()
     except TvmflowError:
         pass
+
+
+def _untyped(kind: str) -> Any:
+    """Return a model of an output without a type: none at all, an undefined one, that of a constant, or unknowable."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])
+    y = onnx.ValueInfoProto(name="y")
+    if kind == "undefined":
+        y = helper.make_tensor_value_info("y", TensorProto.UNDEFINED, None)
+    operator, domain = ("Own", "own") if kind == "unknowable" else ("Relu", "")
+    nodes = [helper.make_node(operator, ["x"], ["y"], domain=domain)]
+    outputs, constants = [y], []
+    if kind == "constant":
+        outputs, constants = (
+            [y, onnx.ValueInfoProto(name="c")],
+            [helper.make_tensor("c", TensorProto.INT64, [2], [3, 4])],
+        )
+    graph = helper.make_graph(nodes, "g", [x], outputs, constants)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    return helper.make_model(graph, ir_version=10, opset_imports=opsets)
+
+
+@pytest.mark.parametrize("kind", ["missing", "undefined", "constant"])
+def test_types_that_a_file_leaves_out_are_inferred(kind: str, tmp_path: Path) -> None:
+    onnx.save(_untyped(kind), tmp_path / "m.onnx")
+    source = load_source(tmp_path, _describe("m.onnx", (1, 4)))
+    x = np.asarray([[-1, 0, 1, 2]], np.float32)
+    wanted = [np.maximum(x, 0), *([np.asarray([3, 4])] if kind == "constant" else [])]
+    made = interpret(canonicalize(source.to_relax()), [x])
+    for values in (source.run(x), made):
+        assert [value.dtype for value in values] == [value.dtype for value in wanted]
+        assert all(map(np.array_equal, values, wanted))
+
+
+def test_ends_whose_type_is_unknown_are_named(tmp_path: Path) -> None:
+    onnx.save(_untyped("unknowable"), tmp_path / "m.onnx")
+    with pytest.raises(ModelFileError, match=r"output y of m.onnx has no type, and it does not follow"):
+        load_source(tmp_path, _describe("m.onnx", (1, 4)))
+    model = _untyped("missing")
+    model.graph.input[0].ClearField("type")
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ModelFileError, match=r"input x of m.onnx has no type"):
+        load_source(tmp_path, _describe("m.onnx", (1, 4)))

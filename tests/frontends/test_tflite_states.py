@@ -14,7 +14,7 @@ from bench.conformance.tflite_models import FileWriter, write
 from bench.conformance.tflite_recurrent import recurrent
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import SourceDescription, State, TensorSpec, read_description
-from tvmflow.frontends.tensorflow.streams import declare_states
+from tvmflow.frontends.streams import declare_states
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError

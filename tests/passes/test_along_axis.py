@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tvm import relax
 
 from tvmflow.backends.cpu import host_backend
@@ -55,6 +56,29 @@ def test_sorts_and_top_k_are_stable(shape: tuple[int, ...], axis: int, dtype: st
             expected += [np.take_along_axis(x, kept, axis), kept]
     for one, reference in zip(found, expected, strict=True):
         assert np.array_equal(one, reference)
+
+
+@pytest.mark.parametrize("extent", [5, 40])
+def test_nan_is_the_largest_number(extent: int) -> None:
+    generator = np.random.default_rng(4)
+    x = generator.integers(-9, 10, (6, extent)).astype(np.float32)
+    x[0], x[1, 0], x[2, -1], x[3, ::2], x[4, 1:3] = np.nan, np.nan, np.nan, np.nan, (np.inf, -np.inf)
+    counts = (2, extent)
+    found = _run(
+        x,
+        lambda v: [
+            *(relax.op.argsort(v, 1, descending) for descending in (False, True)),
+            *(relax.op.topk(v, k, 1, largest=largest, dtype="int64") for k in counts for largest in (True, False)),
+        ],
+    )
+    up = np.argsort(x, 1, kind="stable")
+    down = torch.from_numpy(x).sort(dim=1, descending=True, stable=True).indices.numpy()
+    expected = [up, down]
+    for k in counts:
+        for order in (down, up):
+            expected += [np.take_along_axis(x, order[:, :k], 1), order[:, :k]]
+    for one, reference in zip(found, expected, strict=True):
+        assert np.array_equal(one, reference, equal_nan=True)
 
 
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)

@@ -18,7 +18,8 @@ from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.compile import LocalRunner, Scheduled, build_scheduled
 from tvmflow.frontends.onnx.importer import import_model
 from tvmflow.frontends.source_model import TensorSpec
-from tvmflow.ir.relax.emit import constant
+from tvmflow.ir.relax.emit import build_main, constant
+from tvmflow.ir.relax.graph import Graph, TensorKind
 from tvmflow.passes.pipeline import canonicalize
 
 Array = np.ndarray[Any, Any]
@@ -93,6 +94,41 @@ def test_a_max_pool_is_nan_where_a_number_of_its_window_is(name: str) -> None:
     found, wanted = run(build_scheduled(packed, HOST, {}).executable, x), module(torch.from_numpy(x)).numpy()
     assert np.isnan(wanted).any()
     assert np.array_equal(found, wanted, equal_nan=True)
+
+
+PLACES: dict[str, tuple[tuple[int, ...], int]] = {
+    "of rows, in vectors": ((6, 5, 48), 2),
+    "of rows of 7": ((40, 7), 1),
+    "of columns": ((6, 50, 48), 1),
+    "of one row": ((320,), 0),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("operator", ["argmax", "argmin"])
+def test_the_place_of_a_limit_is_that_of_the_first_nan(name: str, operator: str) -> None:
+    shape, axis = PLACES[name]
+    x = _numbers(shape)
+    first = np.moveaxis(x, axis, -1).reshape(-1, shape[axis])  # a view, or a copy for columns
+    if first.base is not None and len(first) > 3:
+        first[1], first[2] = -np.inf, np.inf
+    made = of_one_operator(lambda v: getattr(relax.op, operator)(v, axis, False), shape)
+    found, wanted = run(build_scheduled(made, HOST, {}).executable, x), getattr(np, operator)(x, axis)
+    assert np.isnan(np.take_along_axis(x, np.expand_dims(wanted, axis), axis)).any()
+    assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("uint8", 0), ("int8", -128), ("int32", -(2**31)), ("float32", -np.inf), ("float32", -3.4028235e38)],
+)
+def test_a_line_of_the_smallest_number_has_a_place(dtype: str, value: float) -> None:
+    x = np.full((3, 20), value, dtype)
+    x[1, 7:], x[2] = 1, [1, *[value] * 19]
+    builder = relax.BlockBuilder()
+    body = lambda given: [builder.emit(relax.op.argmax(given["x"], 1, False))]  # noqa: E731
+    module = build_main(builder, Graph({"x": TensorKind(x.shape, dtype)}), body)
+    assert LocalRunner(module, HOST).run(x)[0].tolist() == [0, 7, 0]
 
 
 def test_softmax_pays_nothing_and_keeps_nan() -> None:

@@ -263,7 +263,36 @@ def test_the_size_of_a_vocabulary_is_that_of_the_table(project: Workspace) -> No
     file = _text_file(project.root / "u.onnx", 31, False)
     with pytest.raises(ModelFileError, match="the file does not specify how large the values may be"):
         add_model(project, file, ModelRequest())
-    assert add_model(project, file, ModelRequest(high=9)).entry["input"]["high"] == 9
+    assert add_model(project, file, ModelRequest(high={"": 9})).entry["input"]["high"] == 9
+
+
+def _two_inputs(path: Path) -> Path:
+    kinds = {"words": TensorProto.INT64, "types": TensorProto.INT32, "x": TensorProto.FLOAT}
+    given = [helper.make_tensor_value_info(name, kind, [1, 7]) for name, kind in kinds.items()]
+    nodes = [
+        helper.make_node("Cast", ["words"], ["a"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["types"], ["b"], to=TensorProto.FLOAT),
+        helper.make_node("Sum", ["a", "b", "x"], ["y"]),
+    ]
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", given, [out])), path)
+    return path
+
+
+def test_inputs_of_integers_have_bounds_of_their_own(project: Workspace) -> None:
+    file = _two_inputs(project.root / "a.onnx")
+    done = cli(project.root, "add", str(file), "--high", "types=2", "--high", "30", "--json")
+    assert done.exit_code == 0, done.output
+    inputs = json.loads(done.stdout)["entry"]["inputs"]
+    assert {name: one.get("high") for name, one in inputs.items()} == {"words": 30, "types": 2, "x": None}
+    with pytest.raises(ModelFileError, match="--high words=BOUND"):
+        add_model(project, file, ModelRequest(name="b", high={"types": 2}))
+    with pytest.raises(UsageError, match=r"--high x=...: a.onnx has no such input of integers\n.*words, types"):
+        add_model(project, file, ModelRequest(name="b", high={"x": 2, "": 3}))
+    for text in ("0", "types=", "types=-1", "words=x"):
+        failed = cli(project.root, "add", str(file), "--high", text).exception
+        assert isinstance(failed, UsageError) and "NAME=BOUND or BOUND" in str(failed)
+    assert "once for each" in str(cli(project.root, "add", str(file), "--high", "3", "--high", "4").exception)
 
 
 @pytest.mark.heavy

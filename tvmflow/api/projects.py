@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,23 +77,24 @@ def add_model(
     target: str = "local-cpu",
     precision: str = "float32",
     shape: tuple[int, ...] | None = None,
-    high: int | None = None,
+    high: int | Mapping[str, int] | None = None,
 ) -> Added:
     """Write the entry of a model file and its cell into params.yaml: framework, inputs, shapes and dtypes are the
     file's.
 
     shape: of the input, where the file leaves it open. high: one more than the largest of its integers, where the file
-    has no table in which they are looked up. Raises ModelFileError for what cannot be read and UnsupportedOperatorError
-    for what cannot be imported, with all operators; then nothing is written.
+    has no table in which they are looked up; by input, with "" for all others. Raises ModelFileError for what cannot be
+    read and UnsupportedOperatorError for what cannot be imported, with all operators; then nothing is written.
     """
     from flows.project_pipeline import refresh
     from tvmflow.setup.new_project import ModelRequest
     from tvmflow.setup.new_project import add_model as add
     from tvmflow.setup.preflight import check_operators
 
+    bounds = {"": high} if isinstance(high, int) else dict(high or {})
     where = open_workspace(workspace)
     before = where.params_path.read_text(encoding="utf-8")
-    added = add(where, Path(model_file), ModelRequest(name, target, precision, shape, high))
+    added = add(where, Path(model_file), ModelRequest(name, target, precision, shape, bounds))
     try:
         check_operators(where, added.name)
     except BaseException:

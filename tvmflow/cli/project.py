@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,12 +77,18 @@ def add(
         str | None, typer.Option("--shape", help="Shape of the input, if the file does not specify it: 1,3,224,224.")
     ] = None,
     high: Annotated[
-        int | None, typer.Option("--high", min=1, help="Exclusive upper bound of integer inputs: the vocabulary size.")
+        list[str] | None,
+        typer.Option(
+            "--high",
+            metavar="[NAME=]BOUND",
+            help="Exclusive upper bound of integers, such as the vocabulary size: of input NAME, or of all others. "
+            "May be given several times.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Add a model to params.yaml. Framework, inputs, shapes and dtypes are read from its file."""
-    added = api.add_model(model_file, open_workspace(), name, target, precision, _shape(shape), high)
+    added = api.add_model(model_file, open_workspace(), name, target, precision, _shape(shape), _bounds(high or []))
     if as_json:
         show_json({"model": added.name, "entry": added.entry, "cell": str(added.cell), "name": added.cell_name})
     else:
@@ -91,6 +98,17 @@ def add(
             f"to share the workspace, copy {model_file.name} into it: params.yaml has the absolute path of the file"
         )
     suggest(f"tvmflow run {added.cell_name}")
+
+
+def _bounds(texts: Sequence[str]) -> dict[str, int]:
+    """Return the bounds of integers by input; of all others under no name."""
+    bounds: dict[str, int] = {}
+    for text in texts:
+        name, _, bound = text.rpartition("=")
+        if not re.fullmatch("[1-9][0-9]{0,18}", bound) or (name) in bounds:
+            raise UsageError(f"--high {text}", "NAME=BOUND or BOUND, a number from 1, once for each input")
+        bounds[name] = int(bound)
+    return bounds
 
 
 def _shape(text: str | None) -> tuple[int, ...] | None:

@@ -85,7 +85,8 @@ FRONTENDS: Table[Frontend] = Table(
         "torch": Frontend(
             _torch,
             ("torch", "onnxscript"),
-            WeightFiles((".safetensors", ".pt2", ".torchscript", ".pt", ".pth")),
+            WeightFiles((".safetensors", ".pt2", ".torchscript", ".pt", ".pth", ".jit")),
+            state_tools=("torch",),
             fixes_inputs=True,
             network_tools=("torchvision",),
         ),

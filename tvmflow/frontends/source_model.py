@@ -118,6 +118,17 @@ class SourceDescription:
         return replace(self, inputs=inputs, sizes=None)
 
     @property
+    def is_of_package(self) -> bool:
+        """Return whether the network is one of a package or of tvmflow, which keeps nothing between runs."""
+        return self.network is not None and ":" not in self.network
+
+    @property
+    def plain_inputs(self) -> tuple[TensorSpec, ...]:
+        """Return the inputs without the states that the model's file declares itself."""
+        declared = {state.input for state in self.states}
+        return tuple(spec for spec in self.inputs if spec.name not in declared)
+
+    @property
     def batch(self) -> int:
         """Return the number of samples per run, or WHOLE."""
         return batch_of([spec.shape for spec in self.inputs])

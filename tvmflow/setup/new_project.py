@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +104,15 @@ def make_workspace(folder: Path, targets: Sequence[str] = ()) -> Path:
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """A user's options for a model to add; None: from the file, or the default."""
+    """A user's options for a model to add; None: from the file, or the default. high: bounds of integers by
+    input, "" for all others.
+    """
 
     name: str | None = None
     target: str = LOCAL_CPU
     precision: str = "float32"
     shape: tuple[int, ...] | None = None
-    high: int | None = None
+    high: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -217,25 +219,36 @@ def _inputs(file: Path, header: dict[str, Any], request: ModelRequest) -> dict[s
                 "run the same command with --shape",
             )
         return {"input": {"shape": list(shape)}}
-    tensors = {}
+    tensors, named = {}, request.high.keys() - {""}
+    integers = [str(one["name"]) for one in inputs if not _is_float(header, one)]
+    if not named <= set(integers):
+        raise UsageError(
+            f"--high {sorted(named - set(integers))[0]}=...: {file.name} has no such input of integers",
+            f"one of {', '.join(integers)}" if integers else "a model with such inputs",
+        )
     for one in inputs:
         sizes = _sizes(file, one, shape if len(inputs) == 1 else None)
         if header["channels_last"] and len(sizes) == 4 and shape is None:  # entries are (N, C, H, W)
             sizes = [sizes[0], sizes[3], sizes[1], sizes[2]]
-        is_float = one["dtype"] in ("", *FLOATS) or (header["frameworks"] == ("tensorflow",))
-        tensors[str(one["name"])] = {"shape": sizes, **({} if is_float else _integers(file, one, request.high))}
+        of_integers = {} if _is_float(header, one) else _integers(file, one, request.high)
+        tensors[str(one["name"])] = {"shape": sizes, **of_integers}
     return {"input": next(iter(tensors.values()))} if len(tensors) == 1 else {"inputs": tensors}
 
 
-def _integers(file: Path, tensor: dict[str, Any], high: int | None) -> dict[str, Any]:
+def _is_float(header: dict[str, Any], tensor: dict[str, Any]) -> bool:
+    """Return whether an input takes floats, as far as the file says; quantized ones of TensorFlow do."""
+    return tensor["dtype"] in ("", *FLOATS) or header["frameworks"] == ("tensorflow",)
+
+
+def _integers(file: Path, tensor: dict[str, Any], bounds: Mapping[str, int]) -> dict[str, Any]:
     """Return dtype and bound of an integer input."""
-    high = high if high is not None else tensor["high"]
+    high = bounds.get(str(tensor["name"]), bounds.get("", tensor["high"]))
     if high is None and tensor["dtype"] in ("int32", "int64"):
         raise ModelFileError(
             f"input {tensor['name']} of {file.name} takes {tensor['dtype']}, and the file does not specify how "
             f"large the values may be",
-            "--high, one more than the largest value: the size of the vocabulary",
-            "run the same command with --high",
+            f"--high {tensor['name']}=BOUND, one more than the largest value: the size of the vocabulary",
+            "run the same command with --high; a BOUND without a name is for all inputs",
         )
     return {"dtype": tensor["dtype"], **({} if high is None else {"high": high})}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.frontends.onnx.declared_types import declare_types
 from tvmflow.frontends.onnx.files import damaged_file_error, external_files, read_proto
 from tvmflow.frontends.onnx.float_ends import with_float_ends
 from tvmflow.frontends.onnx.session import open_session, session_of
@@ -35,10 +36,11 @@ class OnnxModel:
     by name.
     """
 
-    def __init__(self, path: Path, graph: Any, description: SourceDescription) -> None:
+    def __init__(self, path: Path, graph: Any, description: SourceDescription, changed: Any = None) -> None:
+        """changed: the graph, if it is not that of the file."""
         names = {tensor.name for tensor in graph.graph.initializer}
         in_file = [value.name for value in graph.graph.input if value.name not in names]
-        changed = with_float_ends(graph, _float_inputs(in_file, description))
+        changed = with_float_ends(graph, _float_inputs(in_file, description)) or changed
         self.changed = without_bfloat16(changed or graph) or changed
         self.path, self.graph = path, graph = path, self.changed or graph
         in_file = open_names(path.name, in_file, description.fixed)
@@ -196,10 +198,11 @@ def load(folder: Path, description: SourceDescription) -> OnnxModel:
 
     path = folder / description.weights_file
     graph, outside = read_proto(path), external_files(path)
+    is_changed = declare_types(graph, path.name)
     try:
-        _check(path, graph, bool(outside))
+        _check(path, graph, bool(outside) and not is_changed)
         if outside:
-            graph = onnx.load(path)
+            onnx.load_external_data_for_model(graph, str(folder))
     except Exception as error:  # onnx and its checker each have their own
         raise damaged_file_error(path, error) from error
     opset = max((entry.version for entry in graph.opset_import if entry.domain in ("", "ai.onnx")), default=0)
@@ -207,4 +210,4 @@ def load(folder: Path, description: SourceDescription) -> OnnxModel:
         raise ModelFileError(
             f"{path.name} uses opset {opset}", f"opset {OLDEST_OPSET} or later", "export it with a later one"
         )
-    return OnnxModel(path, graph, description)
+    return OnnxModel(path, graph, description, graph if is_changed else None)

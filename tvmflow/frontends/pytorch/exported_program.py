@@ -7,7 +7,7 @@ import copy
 import io
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,19 @@ from tvmflow.frontends.pytorch.converters import Refusal, recording_converters
 from tvmflow.frontends.pytorch.fixed_inputs import fix_places
 from tvmflow.frontends.pytorch.float_ends import output_types, with_float_ends
 from tvmflow.frontends.pytorch.recurrent import recurrent_converters
+from tvmflow.frontends.pytorch.states import (
+    States,
+    changed_buffers,
+    explicit_states,
+    refuse_training,
+    with_values,
+)
 from tvmflow.frontends.source_model import (
     Array,
     Arrays,
     FixedSpec,
     Runner,
+    State,
     TensorSpec,
     Variant,
     input_positions,
@@ -39,12 +47,17 @@ from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, fir
 class ExportedModel:
     """A torch module in evaluation mode with inputs of fixed shapes, in the order of the description.
 
-    order: the module's parameters as indices of the inputs, if the module has another order.
+    order: the module's parameters as indices of the inputs, if the module has another order. kept: the states of a
+    module that takes and returns them explicitly (`ExplicitStates`); they are its last inputs and outputs.
     """
 
-    def __init__(self, module: Any, inputs: tuple[TensorSpec, ...], order: list[int] | None = None) -> None:
-        self.module, self.inputs = module, inputs
+    def __init__(
+        self, module: Any, inputs: tuple[TensorSpec, ...], order: list[int] | None = None, kept: States | None = None
+    ) -> None:
+        self.module, self.kept = module, kept
+        self.inputs = inputs if kept is None else (*inputs, *kept.specs)
         self.order = list(range(len(inputs))) if order is None else order
+        self.order = [*self.order, *range(len(self.order), len(self.inputs))]
         self._program: Any = None
 
     @classmethod
@@ -54,19 +67,55 @@ class ExportedModel:
         inputs: tuple[TensorSpec, ...],
         what: str = "the program",
         fixed: Sequence[FixedSpec] = (),
+        original: Callable[[], Any] | None = None,
     ) -> ExportedModel:
-        """Wrap a torch.export program; a dynamic batch is bound to that of `inputs`."""
+        """Wrap a torch.export program; a dynamic batch is bound to that of `inputs`. Buffers that it changes become
+        states. original: returns the module that changes them, at the beginning of a stream; None: the program's.
+        """
         names = list(program.graph_signature.user_inputs)
         places = input_positions(what, open_names(what, names, fixed), inputs)
         kinds = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
         _check_fixed(kinds, what, fixed)
         order = [places.index(place) for place in range(len(places))]
-        module = fix_places(program.module(), names, fixed, kinds)
+        given = [inputs[index] for index in order]
         stored = [getattr(kinds[name], "dtype", None) for name in open_names(what, names, fixed)]
-        ends = with_float_ends(module, [inputs[index] for index in order], stored, output_types(program))
-        model = cls(ends, inputs, order)
-        model._program = program if ends is module and not fixed else None
+        functional, explicit = explicit_states(program, what)
+        module, kept = program.module() if explicit is None else explicit, None
+        taken = names
+        if explicit is not None:
+            begun = original or (lambda: with_values(program.module(), explicit.changed, explicit.initial))
+
+            def begin() -> Any:
+                return with_float_ends(fix_places(begun(), names, fixed, kinds), given, stored, output_types(program))
+
+            kept = States(explicit.changed, explicit.initial, [spec.name for spec in inputs], begin)
+            given, stored = [*given, *kept.specs], [*stored, *(value.dtype for value in explicit.initial)]
+            taken = [*names, *kept.names]
+        module = fix_places(module, taken, fixed, kinds)
+        ends = with_float_ends(module, given, stored, output_types(functional))
+        model = cls(ends, inputs, order, kept)
+        model._program = program if ends is module and not fixed and explicit is None else None
         return model
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Return the inputs, the states last."""
+        return self.inputs
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """Return the states that the module itself keeps between runs."""
+        return () if self.kept is None else self.kept.declared
+
+    def first_values(self) -> list[Array]:
+        """Return the states that a stream begins with."""
+        return [] if self.kept is None else list(self.kept.initial)
+
+    def of_original(self) -> ExportedModel:
+        """Return the module that keeps its states itself, at the beginning of a stream."""
+        assert self.kept is not None
+        count = len(self.inputs) - len(self.states)
+        return ExportedModel(self.kept.original(), self.inputs[:count], self.order[:count])
 
     def _arguments(self, inputs: Sequence[Array]) -> tuple[Any, ...]:
         """Return the inputs as tensors in the order of the module's parameters."""
@@ -114,6 +163,7 @@ class ExportedModel:
                 AssertionError,
             ) as error:  # e.g. a guard of the program
                 raise _wrong_shape(error, self.inputs) from error
+        outputs, states = outputs if self.kept is not None else (outputs, ())
         leaves = torch.utils._pytree.tree_flatten_with_path(outputs)[0]
         if not leaves or not all(isinstance(value, torch.Tensor) for _, value in leaves):
             kinds = ", ".join(dict.fromkeys(type(value).__name__ for _, value in leaves)) or "nothing"
@@ -124,8 +174,11 @@ class ExportedModel:
         ]
         unique = len(set(names)) == len(names)
         return [
-            (name if unique else f"output{index}", leaf[1])
-            for index, (name, leaf) in enumerate(zip(names, leaves, strict=True))
+            *(
+                (name if unique else f"output{index}", leaf[1])
+                for index, (name, leaf) in enumerate(zip(names, leaves, strict=True))
+            ),
+            *((state.output, value) for state, value in zip(self.states, states, strict=True)),
         ]
 
     def use_threads(self, threads: int) -> None:
@@ -156,6 +209,7 @@ class ExportedModel:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 program = fold_known_values(program)
+                _check_stateless(program)
                 module = from_exported_program(
                     program,
                     unwrap_unit_return_tuple=True,
@@ -193,6 +247,18 @@ class ExportedModel:
             )
 
 
+def _check_stateless(program: Any) -> None:
+    """Raise UnsupportedOperatorError for a program that still changes buffers: a run would forget the changes."""
+    changed = changed_buffers(program)
+    refuse_training(changed, "the model")
+    if changed:
+        raise UnsupportedOperatorError(
+            f"the model keeps values between runs: {', '.join(changed)[:300]}",
+            "a model whose outputs depend on its inputs only",
+            "export it with these values as inputs and outputs; state: in params.yaml carries them",
+        )
+
+
 def _check_fixed(kinds: dict[str, Any], what: str, fixed: Sequence[FixedSpec]) -> None:
     for spec in fixed:
         kind = kinds[spec.name]
@@ -212,6 +278,7 @@ class _InFloat64:
         if self.module is None:
             self.module = copy.deepcopy(self.model.module).double()
         exact = ExportedModel(self.module, self.model.inputs, self.model.order)
+        exact.kept = self.model.kept
         return exact.run(*(x.astype(np.float64) if x.dtype.kind == "f" else x for x in inputs))
 
 

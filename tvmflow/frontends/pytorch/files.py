@@ -13,17 +13,20 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tvmflow.frontends.archives import ARCHIVE_ERRORS, checked_copy
+from tvmflow.frontends.pytorch.fixed_inputs import fix_script
 from tvmflow.frontends.pytorch.float_ends import common_float
 from tvmflow.frontends.pytorch.operators import unknown_in_script, unknown_operators
-from tvmflow.frontends.pytorch.scripts import prepare_script
+from tvmflow.frontends.pytorch.script_states import changes_attributes, traced_with_buffers
+from tvmflow.frontends.pytorch.scripts import without_modes
 from tvmflow.frontends.source_model import FixedSpec, TensorSpec
 from tvmflow.support.errors import ModelFileError, TvmflowError, UnsupportedOperatorError, first_line, last_line
 
@@ -180,26 +183,27 @@ def _read(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes
     return archive.read(entry)
 
 
-def load_script(path: Path, inputs: Sequence[TensorSpec], fixed: Sequence[FixedSpec] = ()) -> Any:
-    """Return the ExportedProgram converted from a TorchScript archive. Raises ModelFileError,
-    UnsupportedOperatorError. fixed: parameters that have one value.
+def load_script(
+    path: Path, inputs: Sequence[TensorSpec], fixed: Sequence[FixedSpec] = ()
+) -> tuple[Any, Callable[[], Any] | None]:
+    """Return the ExportedProgram converted from a TorchScript archive and, if it keeps values between runs, what
+    returns the script at the beginning of a stream. Raises ModelFileError, UnsupportedOperatorError. fixed: parameters
+    that have one value.
     """
     from torch._export.converter import TS2EPConverter
 
-    try:
-        with checked_copy(path, damaged_file_error) as copy:
-            _check_script(copy)
-            script = torch.jit.load(copy, map_location="cpu").eval()
-    except (RuntimeError, ValueError, OSError) as error:
-        raise damaged_file_error(path, error) from error
+    script = _read_script(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            script = prepare_script(script, fixed, path.name)
             stored = common_float(script) or torch.float32
             types = [stored if spec.dtype == "float32" else getattr(torch, spec.dtype) for spec in inputs]
+            if changes_attributes(script):
+                module, original = traced_with_buffers(partial(_read_script, path), inputs, types, fixed, path.name)
+                return torch.export.export(module, module.example), original
+            script = fix_script(script, fixed, path.name)
             example = tuple(torch.zeros(spec.shape, dtype=dtype) for spec, dtype in zip(inputs, types, strict=True))
-            return TS2EPConverter(script, example, {}).convert()
+            return TS2EPConverter(script, example, {}).convert(), None
     except TvmflowError:
         raise
     except Exception as error:  # the converter raises arbitrary errors for unknown operators
@@ -208,6 +212,15 @@ def load_script(path: Path, inputs: Sequence[TensorSpec], fixed: Sequence[FixedS
             "a model without Python control flow, for the input.shape in params.yaml",
             "export it with torch.export.save instead",
         ) from error
+
+
+def _read_script(path: Path) -> Any:
+    try:
+        with checked_copy(path, damaged_file_error) as copy:
+            _check_script(copy)
+            return without_modes(torch.jit.load(copy, map_location="cpu").eval())
+    except (RuntimeError, ValueError, OSError) as error:
+        raise damaged_file_error(path, error) from error
 
 
 def _check_script(path: Path) -> None:

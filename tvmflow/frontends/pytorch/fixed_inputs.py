@@ -44,16 +44,25 @@ def fix_script(script: Any, fixed: Sequence[FixedSpec], what: str) -> Any:
     given = [f"{name}={name}" for name in names]
     kinds = {one.name: str(one.type) for one in script.forward.schema.arguments}
     for at, spec in enumerate(fixed):
-        if "Tensor" in kinds[spec.name]:
-            holder.register_buffer(f"fixed{at}", torch.from_numpy(spec.value))
-        else:
-            _check_number(spec, kinds[spec.name], what)
-        text = f"self.fixed{at}" if "Tensor" in kinds[spec.name] else repr(spec.value.item())
+        value = script_value(spec, kinds[spec.name], what)
+        if isinstance(value, torch.Tensor):
+            holder.register_buffer(f"fixed{at}", value)
+        text = f"self.fixed{at}" if isinstance(value, torch.Tensor) else repr(value)
         given.append(f"{spec.name}={text}")
     made = torch.jit.script(holder.eval())
     signature = ", ".join(["self", *(f"{name}: {kinds[name]}" for name in names)])
     made.define(f"def forward({signature}):\n    return self.inner.forward({', '.join(given)})\n")
     return made
+
+
+def script_value(spec: FixedSpec, kind: str, what: str) -> Any:
+    """Return the value of a parameter of a TorchScript module: a tensor, or a number as its type `kind` says."""
+    import torch
+
+    if "Tensor" in kind:
+        return torch.from_numpy(spec.value)
+    _check_number(spec, kind, what)
+    return spec.value.item()
 
 
 def _check_number(spec: FixedSpec, kind: str, what: str) -> None:

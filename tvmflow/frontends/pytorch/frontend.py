@@ -17,6 +17,7 @@ from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.pytorch.files import is_torchscript, load_program, load_script
 from tvmflow.frontends.pytorch.fixed_inputs import fix_parameters
 from tvmflow.frontends.pytorch.float_ends import common_float, with_float_ends
+from tvmflow.frontends.pytorch.module_states import with_states
 from tvmflow.frontends.source_model import SourceDescription, wrong_weights
 from tvmflow.support.errors import ModelFileError, first_line
 
@@ -26,11 +27,12 @@ def load(folder: Path, description: SourceDescription) -> ExportedModel:
     from tvmflow.sources.networks.torch_zoo import build
 
     path = folder / description.weights_file
+    inputs = description.plain_inputs
     if path.suffix == ".pt2":
-        return ExportedModel.of_program(load_program(path), description.inputs, path.name, description.fixed)
+        return ExportedModel.of_program(load_program(path), inputs, path.name, description.fixed)
     if path.suffix == ".torchscript" or is_torchscript(path):
-        program = load_script(path, description.inputs, description.fixed)
-        return ExportedModel.of_program(program, description.inputs, path.name)
+        program, original = load_script(path, inputs, description.fixed)
+        return ExportedModel.of_program(program, inputs, path.name, original=original)
     if description.network is None:
         raise ModelFileError(
             "a torch model without network:",
@@ -41,12 +43,13 @@ def load(folder: Path, description: SourceDescription) -> ExportedModel:
         network.load_state_dict(_add_versions(_state_dict(path), network))
     except (RuntimeError, ValueError) as error:
         raise wrong_weights(error, description.network) from error
-    network = fix_parameters(network.eval(), len(description.inputs), description.fixed, str(description.network))
+    network = fix_parameters(network.eval(), len(inputs), description.fixed, str(description.network))
     stored = common_float(network)
-    types = [stored] * len(description.inputs)
-    return ExportedModel(
-        with_float_ends(network, description.inputs, types, [stored] if stored else []), description.inputs
-    )
+    types = [stored] * len(inputs)
+    module = with_float_ends(network, inputs, types, [stored] if stored else [])
+    if description.is_of_package:
+        return ExportedModel(module, inputs)
+    return with_states(module, network, inputs, description.network)
 
 
 def _add_versions(state: dict[str, Any], network: Any) -> dict[str, Any]:

@@ -89,6 +89,10 @@ class LitertModel:
         """Return the states that the file declares."""
         return self.file.declared
 
+    def first_values(self) -> list[Array]:
+        """Return the states that a stream begins with."""
+        return self.file.first_values()
+
     def run(self, *inputs: Array) -> Arrays:
         self._set(inputs)
         self.interpreter.invoke()

@@ -1,7 +1,8 @@
 """Let reductions to a maximum or minimum, and max pools, return NaN where a value is NaN, as numpy and PyTorch do.
 
-TVM keeps the larger of the result so far and the next value, which forgets a NaN at one of the next values. The maxima
-of a softmax stay so: a NaN also goes through the exponential of its value, and so into the whole row.
+TVM keeps the larger of the result so far and the next value, which forgets a NaN at one of the next values. The place
+of a maximum or minimum is that of the first NaN. The maxima of a softmax stay so: a NaN also goes through the
+exponential of its value, and so into the whole row.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from tvm_ffi import structural_equal, structural_map
 
 from tvmflow.ir.tir.blocks import transform_kernels
 from tvmflow.ir.tvm_compat import IRModule, block_class, dtype_of, load_class, loaded
+from tvmflow.passes.kernel.places_of_limits import change_places
 from tvmflow.passes.legalize.clip import has_limits_of_nan, limit_with_nan
 from tvmflow.targets.cpu_features import is_cpu
 
@@ -30,6 +32,8 @@ def keep_nan_of_reductions(mod: IRModule, target: Any) -> Any:
 
 
 def _change_block(block: Any, target: Any) -> Any:
+    if isinstance(block.body, tirx.SeqStmt) and len(block.writes) == 2:
+        return change_places(block, lambda is_max, so_far, after: _limit(is_max, so_far, after, target))
     if str(block.name_hint).startswith(_OF_SOFTMAX) or not isinstance(block.body, tirx.BufferStore):
         return block
     store = block.body
@@ -48,10 +52,16 @@ def _with_nan(store: Any, value: Any, target: Any) -> Any:
     so_far, after = (value.a, value.b) if _is_result(store, value.a) else (value.b, value.a)
     if not _is_result(store, so_far):
         return None
-    if has_limits_of_nan(dtype_of(value), target):
-        return limit_with_nan(isinstance(value, tirx.Max), so_far, after)
+    return _limit(isinstance(value, tirx.Max), so_far, after, target)
+
+
+def _limit(is_max: bool, so_far: Any, after: Any, target: Any) -> Any:
+    """Return the maximum or minimum so far and of the next value, NaN if one of them is."""
+    if has_limits_of_nan(dtype_of(after), target):
+        return limit_with_nan(is_max, so_far, after)
     # x86 returns its second operand where one of them is NaN: a NaN that was found stays.
-    return tirx.Select(tirx.isnan(after), tirx.const(float("nan"), dtype_of(value)), type(value)(after, so_far))
+    limit = (tirx.Max if is_max else tirx.Min)(after, so_far)
+    return tirx.Select(tirx.isnan(after), tirx.const(float("nan"), dtype_of(after)), limit)
 
 
 def _is_result(store: Any, value: Any) -> bool:

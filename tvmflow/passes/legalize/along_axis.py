@@ -2,7 +2,7 @@
 
 TVM calls functions of its runtime for them, which a library without TVM does not have. Each kernel handles the lines of
 a tensor along the axis in parallel. Sorts are stable, merging; a top-k of few values inserts each value among the best,
-which most values are not, and else sorts.
+which most values are not, and else sorts. NaN is larger than all numbers, as in numpy and PyTorch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def top(x: {x}, values: {values}, places: {places}) -> None:
             for at in range(T.int64({extent})):
                 hole[line] = T.min(at, T.int64({count}))
                 while T.if_then_else(
-                    hole[line] > T.int64(0), x[{place}] {better} values[{before_hole}], T.bool(False)
+                    hole[line] > T.int64(0), {better}, T.bool(False)
                 ):
                     hole[line] = hole[line] - T.int64(1)
                     if hole[line] + T.int64(1) < T.int64({count}):
@@ -83,7 +83,7 @@ def sort(x: {x}, values: {values}, places: {places}) -> None:
                             T.if_then_else(
                                 right[line]
                                 < T.min(T.shift_left(run + T.int64(1), level + T.int64(1)), T.int64({extent})),
-                                T.Not(x[{at_right}] {better} x[{at_left}]),
+                                {keeps_left},
                                 T.bool(True),
                             ),
                             T.bool(False),
@@ -169,12 +169,28 @@ def _legalize_topk(builder: Any, call: Call) -> Any:
     return both if len(kept) == 2 else relax.TupleGetItem(both, kept[0])
 
 
+def _precedes(a: str, b: str, descending: bool, dtype: str, *, or_equal: bool = False) -> str:
+    """Return the condition that `a` comes before `b` in an order in which NaN is the largest number.
+
+    No comparison is negated: TVM takes `not a < b` for `a >= b`.
+    """
+    larger, smaller = (a, b) if descending else (b, a)
+    found = f"{larger} >{'=' if or_equal else ''} {smaller}"
+    if "float" not in dtype:
+        return found
+    if or_equal:
+        return f"({found} or T.isnan({larger}))"
+    return f"({found} or (T.isnan({larger}) and T.Not(T.isnan({smaller}))))"
+
+
 def _sorted(builder: Any, value: Any, axis: int, count: int, descending: bool, places_dtype: str) -> Any:
     """Return the first `count` values along an axis in order, and their places."""
     shape, dtype = shape_of(value), str(type_of(value).dtype)
     axis %= len(shape)
     extent = shape[axis]
     made = (*shape[:axis], count, *shape[axis + 1 :])
+    before_hole = _element(made, axis, "T.max(hole[line] - T.int64(1), T.int64(0))")
+    left, right = (_element(shape, axis, f"order[line, {side}[line]]") for side in ("left", "right"))
     inserts = count <= _MOST_INSERTED and count * _LEAST_SHARE <= extent
     function = parse_kernel(
         _TOP if inserts else _SORT,
@@ -189,15 +205,13 @@ def _sorted(builder: Any, value: Any, axis: int, count: int, descending: bool, p
             "extent": extent,
             "levels": (extent - 1).bit_length(),
             "count": count,
-            "better": ">" if descending else "<",
+            "better": _precedes(f"x[{_element(shape, axis, 'at')}]", f"values[{before_hole}]", descending, dtype),
             "places_dtype": places_dtype,
             "place": _element(shape, axis, "at"),
             "made": _element(made, axis, "at"),
             "sorted": _element(shape, axis, "order[line, at]"),
-            "at_left": _element(shape, axis, "order[line, left[line]]"),
-            "at_right": _element(shape, axis, "order[line, right[line]]"),
+            "keeps_left": _precedes(f"x[{left}]", f"x[{right}]", descending, dtype, or_equal=True),
             "at_hole": _element(made, axis, "hole[line]"),
-            "before_hole": _element(made, axis, "T.max(hole[line] - T.int64(1), T.int64(0))"),
             "after_hole": _element(made, axis, "hole[line] + T.int64(1)"),
         },
     )

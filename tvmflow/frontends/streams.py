@@ -1,4 +1,4 @@
-"""Run the samples of a fetched model as one stream with LiteRT, and store the states before each run.
+"""Run the samples of a fetched model as one stream in its own framework, and store the states before each run.
 
 Each sample then has the states that a model from a reset has before it, and every later stage compares single runs.
 """
@@ -8,13 +8,20 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from tvmflow.frontends.source_model import Array, Arrays, SourceDescription, batch_at, read_description
-from tvmflow.frontends.tensorflow.litert import LitertModel
-from tvmflow.frontends.tensorflow.tflite_states import read_file
+from tvmflow.frontends.source_model import (
+    Array,
+    Arrays,
+    Runner,
+    SourceDescription,
+    State,
+    TensorSpec,
+    batch_at,
+    read_description,
+)
 from tvmflow.sources.data.datasets import Samples, load_edges
 from tvmflow.support.errors import ModelFileError
 from tvmflow.support.files import save_arrays
@@ -28,17 +35,59 @@ _BOUND = 1e-2  # of the largest output: the file itself may run with other kerne
 STREAM_FILES = ("source.json", *(f"{name}.npz" for name in ("calibration", "evaluation", "golden", "edges")))
 
 
-def declare_states(folder: str, out: str) -> list[str]:
-    """Write `STREAM_FILES` with the states of a fetched .tflite file, if it has any; return their names."""
-    fetched, made = Path(folder), Path(out)
-    description = read_description(fetched)
+class StatefulModel(Runner, Protocol):
+    """A model of a file that keeps values between runs, with these states as its last inputs and outputs."""
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Return all inputs, the states last."""
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """Return the states, none for a file that keeps no values."""
+
+    def first_values(self) -> list[Array]:
+        """Return the states that a stream begins with."""
+
+    def of_original(self) -> Runner:
+        """Return the model as it is, which keeps its states itself, at the beginning of a stream."""
+
+
+def _litert(fetched: Path, description: SourceDescription) -> StatefulModel | None:
+    from tvmflow.frontends.tensorflow.litert import LitertModel
+    from tvmflow.frontends.tensorflow.tflite_states import read_file
+
     path = fetched / description.weights_file
     if path.suffix != ".tflite":
-        return []
+        return None
     file = read_file(path)
-    if not file.states:
+    return LitertModel(path, file, description.inputs, description.fixed) if file.states else None
+
+
+def _torch(fetched: Path, description: SourceDescription) -> StatefulModel | None:
+    if description.is_of_package:
+        return None
+    from tvmflow.frontends.pytorch.frontend import load
+
+    return load(fetched, description)
+
+
+_LOADERS = {"tensorflow": _litert, "torch": _torch}  # of the frameworks with `state_tools`
+
+
+def declare_states(folder: str, out: str) -> list[str]:
+    """Write `STREAM_FILES` with the states that a fetched model declares, if it has any; return their names."""
+    fetched, made = Path(folder), Path(out)
+    description = read_description(fetched)
+    model = _LOADERS[description.framework](fetched, description)
+    if model is None or not model.states:
         return []
-    model = LitertModel(path, file, description.inputs, description.fixed)
+    if description.sizes is not None:
+        raise ModelFileError(
+            f"buckets: for a model that keeps {', '.join(state.input for state in model.states)} between runs",
+            "a model of one size",
+            "remove buckets: from the model's entry in params.yaml",
+        )
     declared = replace(description, inputs=model.specs, states=model.states)
     parts = {}
     for name in ("calibration", "evaluation"):
@@ -65,31 +114,39 @@ def _by_run(inputs: Arrays, description: SourceDescription, declared: SourceDesc
         return inputs
     if description.batch != 1:
         raise ModelFileError(
-            f"variables of shapes {[list(spec.shape) for spec in declared.inputs[len(description.inputs) :]]} for a "
+            f"states of shapes {[list(spec.shape) for spec in declared.inputs[len(description.inputs) :]]} for a "
             f"batch of {description.batch}",
-            "the batch as the first axis of every variable",
+            "the batch as the first axis of every state",
             "give the input a batch of 1",
         )
     return tuple(x[:, None] for x in inputs)
 
 
 def _along_stream(
-    model: LitertModel, description: SourceDescription, declared: SourceDescription, samples: Samples
+    model: StatefulModel, description: SourceDescription, declared: SourceDescription, samples: Samples
 ) -> Samples:
-    """Return the samples with the states before each. Raises ModelFileError if LiteRT runs the file itself to other
-    outputs.
+    """Return the samples with the states before each. Raises ModelFileError if the model itself, with states that it
+    keeps, returns other outputs.
+
+    A model may end a stream: a cache is full. The next one begins where it refuses a run.
     """
     inputs, batch = _by_run(samples.inputs, description, declared), declared.batch
-    states = model.file.first_values()
+    states, whole, step = model.first_values(), model.of_original(), 0
     kept: list[list[Array]] = [[] for _ in states]
-    whole = model.of_original()
     for start in range(0, len(inputs[0]), batch or 1):
         given = batch_at(inputs, start, batch)
+        try:
+            outputs = model.run(*given, *states)
+        except ModelFileError:
+            if step == 0:
+                raise
+            states, whole, step = model.first_values(), model.of_original(), 0
+            outputs = model.run(*given, *states)
         for values, state in zip(kept, states, strict=True):
             values.append(state[None] if batch == WHOLE else state)
-        outputs = model.run(*given, *states)
         states = list(outputs[len(outputs) - len(states) :])
-        _check_step(start, outputs, whole.run(*given))
+        _check_step(step, outputs, whole.run(*given))
+        step += 1
     count = len(inputs[0])
     return Samples((*inputs, *(np.concatenate(values)[:count] for values in kept)), samples.y)
 
@@ -100,7 +157,7 @@ def _check_step(step: int, outputs: Arrays, expected: Arrays) -> None:
         largest: Any = np.abs(wanted).max(initial=0)
         if not np.abs(made - wanted).max(initial=0) <= _BOUND * max(float(largest), 1e-6):
             raise ModelFileError(
-                f"with its variables as inputs the model computes other outputs in step {step} of a stream",
+                f"with its states as inputs the model computes other outputs in step {step} of a stream",
                 "the outputs of the file itself",
                 "export the model with explicit states, for example to ONNX",
             )
