@@ -163,7 +163,8 @@ def _write_libraries(context: Context, library: LibraryDescription, scheduled: S
     network = write_network(path, scheduled, _describe_network(context, library), compiler, buckets)
     if not scheduled.backend.has_machine:
         (context.out / "library.so").hardlink_to(path)  # the only form there is
-    link_rpc(context.out / "rpc.so", compiler)
+    if not compiler.makes_wasm:
+        link_rpc(context.out / "rpc.so", compiler)
     return network
 
 

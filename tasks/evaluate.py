@@ -156,7 +156,7 @@ def _warnings(context: Context, quantization: dict[str, Any]) -> tuple[QualityWa
 
 
 def _is_this_cpu(settings: EvaluateSettings) -> bool:
-    return settings.on_this_host and backend_of(settings.target).is_cpu
+    return settings.on_this_host and settings.target.runs_here and backend_of(settings.target).is_cpu
 
 
 def has_bounds(settings: EvaluateSettings) -> bool:

@@ -49,7 +49,7 @@ def first_number(context: Context) -> None:
     if settings.without_device or not settings.trials_per_workload or context.settings.emulated or backend.accelerator:
         return
     transport = transport_of(context.limits.device.device)
-    here = transport.is_this_host and backend.is_cpu
+    here = transport.is_this_host and target.runs_here and backend.is_cpu
     has_tvm = transport.has_tvm_on(context.limits.device.device)
     rules = SearchRules(settings, context.limits.search, transport.is_this_host, has_tvm)
     limits = replace(context.limits.device, device_wait_s=min(context.limits.device.device_wait_s or _WAIT_S, _WAIT_S))

@@ -17,6 +17,7 @@ from tests.scorecards import CELL as CELL
 from tests.scorecards import scorecard
 from tvmflow.backends.cpu import CpuBackend, host_backend
 from tvmflow.backends.manifest import MANIFEST_NAME, NetworkFile
+from tvmflow.backends.wasm import WasmBackend
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import OpenedNetwork, write_network
@@ -46,6 +47,13 @@ def small_scheduled(mcpu: str = "host", mtriple: str = "") -> Any:
 @functools.cache
 def _compiled(mcpu: str = "host", mtriple: str = "") -> tuple[Any, Any]:
     """Return a convolution and a dense layer, compiled, and the backend."""
+    backend = (
+        host_backend() if mcpu == "host" else CpuBackend(replace(host_target(), mcpu=mcpu, mtriple=mtriple, mattr=()))
+    )
+    return build_scheduled(PackChannels(8)(_module()), backend, {}), backend
+
+
+def _module() -> Any:
     import torch
     from torch import nn
 
@@ -53,11 +61,7 @@ def _compiled(mcpu: str = "host", mtriple: str = "") -> tuple[Any, Any]:
     module = nn.Sequential(
         nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, len(LABELS))
     )
-    backend = (
-        host_backend() if mcpu == "host" else CpuBackend(replace(host_target(), mcpu=mcpu, mtriple=mtriple, mattr=()))
-    )
-    model = ExportedModel(module.eval(), (SPEC,))
-    return build_scheduled(PackChannels(8)(canonicalize(model.to_relax())), backend, {}), backend
+    return canonicalize(ExportedModel(module.eval(), (SPEC,)).to_relax())
 
 
 def small_part(folder: Path, labels: tuple[str, ...] = LABELS, version: str = "3") -> Part:
@@ -88,6 +92,15 @@ def android_part(folder: Path, mtriple: str) -> Part:
     )
     target = replace(part.manifest.target, mtriple=mtriple, cc="ndk")
     return written(folder, built, target, LABELS)
+
+
+def wasm_part(folder: Path, backend: WasmBackend) -> Part:
+    """Link the network for WebAssembly beside the golden arrays of this machine's."""
+    small_part(folder)
+    scheduled = build_scheduled(PackChannels(8)(_module()), backend, {})
+    network = Network(CELL, (SPEC,), ("scores",), 1, LABELS)
+    built = write_network(folder / "build" / "network.so", scheduled, network, backend.target.compiler)
+    return replace(written(folder, built, backend.target, LABELS), cell="small@wasm32:float32")
 
 
 def written(folder: Path, network: NetworkFile, target: ResolvedTarget, labels: tuple[str, ...]) -> Part:

@@ -3,7 +3,7 @@
 
 #include <stddef.h>
 
-#ifdef __ANDROID__ /* apps do not fork there */
+#if defined(__ANDROID__) || defined(__wasi__) /* apps do not fork there */
 
 int forks_add(forks_entry *added, void (*in_child)(forks_entry *)) { return (void)added, (void)in_child, 0; }
 void forks_remove(forks_entry *removed) { (void)removed; }

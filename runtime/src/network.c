@@ -15,8 +15,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifndef __wasi__
 #include <sys/mman.h>
 #include <unistd.h>
+#endif
 
 #define MAX_WORKSPACES 16
 #define POPULATED ((size_t)64 << 10) /* bytes from which mapping all pages at once pays */
@@ -98,8 +100,12 @@ static tvmflow_status fail(tvmflow_status status, const char *text, const char *
 
 /* Map all pages at once, without a fault for each; systems that cannot map them on first access. */
 static void populate(void *memory, size_t size) {
+#ifdef __wasi__ /* all of its memory is there */
+  (void)memory, (void)size;
+#else
   const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)memory & ~(page - 1);
   if (size >= POPULATED) madvise((void *)begin, (uintptr_t)memory + size - begin, POPULATE_WRITE);
+#endif
 }
 
 static void *allocate(tvmflow_instance *instance, size_t size) {
@@ -178,6 +184,11 @@ void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts, int
   for (int32_t i = 0; i < count && used < ERROR_SIZE; ++i)
     if (parts[i]) used += (size_t)snprintf(current.error + used, ERROR_SIZE - used, "%s", parts[i]);
 }
+
+#ifdef __wasi__ /* kernels register themselves as the module starts, and name functions beside the pointers */
+int TVMBackendParallelLaunch(pool_task task, void *data, int tasks) { return launch(task, data, tasks); }
+int TVMFFIEnvModRegisterSystemLibSymbol(const char *name, void *symbol) { return (void)name, (void)symbol, 0; }
+#endif
 
 /* -- creating and destroying -- */
 

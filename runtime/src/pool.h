@@ -27,6 +27,12 @@ typedef void (*pool_enter)(void *owner, uint32_t number);
 
 typedef struct pool pool;
 
+#ifdef __wasi__ /* has no threads: pool_single.c */
+typedef unsigned char pool_cpu_set;
+#else
+typedef cpu_set_t pool_cpu_set;
+#endif
+
 #define POOL_SHARES_EACH 4 /* shares of a thread in a large team */
 
 #define POOL_APART 128     /* bytes: two cache lines, since processors fetch pairs of them */
@@ -52,7 +58,7 @@ struct pool_count {
 struct pool {
   uint32_t threads; /* including the caller's */
   uint64_t spin_ns;
-  cpu_set_t allowed; /* CPUs for the workers */
+  pool_cpu_set allowed; /* CPUs for the workers */
   int avoided;       /* the CPU on which the caller ran last; -1: not yet known */
   pool_enter enter; /* called in each worker as it starts, with `owner` */
   void *owner;

@@ -8,6 +8,7 @@ from tvmflow.backends.backend import Backend
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.backends.gpu import OpenClBackend, VulkanBackend
 from tvmflow.backends.vta import VtaBackend
+from tvmflow.backends.wasm import WasmBackend
 from tvmflow.config.plugins import Table
 from tvmflow.support.errors import StageError, UnknownNameError
 from tvmflow.targets.resolve import ResolvedTarget
@@ -16,7 +17,14 @@ if TYPE_CHECKING:
     from tvmflow.config.params import TargetEntry
 
 BACKENDS: Table[type[Backend]] = Table(
-    "backends", {"llvm": CpuBackend, "vta": VtaBackend, "opencl": OpenClBackend, "vulkan": VulkanBackend}
+    "backends",
+    {
+        "llvm": CpuBackend,
+        "vta": VtaBackend,
+        "opencl": OpenClBackend,
+        "vulkan": VulkanBackend,
+        "wasm": WasmBackend,
+    },
 )
 
 

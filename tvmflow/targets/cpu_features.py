@@ -30,6 +30,7 @@ _DOTS = (
     ("bf16", {"neon", "bf16"}),
     ("amx-int8", _TILES | {"amx-int8"}),
     ("amx-bf16", _TILES | {"amx-bf16", "avx512bf16"}),
+    ("wasm_dot", {"simd128"}),
     ("neon", {"neon"}),
     ("fp16", {"neon", "fullfp16"}),
 )
@@ -54,6 +55,7 @@ _VECTORS: tuple[tuple[str, str, _Vectors], ...] = (
     ("aarch64", "i8mm", (4, 32, 1 << 19, "uint8")),
     ("aarch64", "neon", (4, 32, 1 << 19, "int8")),
     ("armv7a", "neon32", (4, 16, 1 << 18, "int8")),
+    ("wasm32", "simd128", (4, 16, 1 << 18, "int8")),  # registers of x86-64 engines; those of arm64 have more
 )
 
 
@@ -65,7 +67,8 @@ class CpuFeatures:
     """The features of a CPU that schedules depend on.
 
     lanes: float32 values in a vector register; registers: their number; l2_bytes: of a core's own L2. dots:
-    multiplication instructions: int8_dot4 by vnni, avxvnni, dotprod, i8mm; int16_dot2 by madd512, madd256, madd128;
+    multiplication instructions: int8_dot4 by vnni, avxvnni, dotprod, i8mm; int16_dot2 by madd512, madd256, madd128,
+    wasm_dot;
     bf16_dot2 by avx512bf16, bf16; AMX tiles by amx-int8, amx-bf16; matrix multiply-accumulate by i8mm, bf16; multiply
     by a lane of a register by neon, and fp16. activations: 8-bit dtype that is fastest with int8 weights: arm64 has no
     instruction for uint8 times int8 before i8mm.
@@ -84,10 +87,10 @@ class CpuFeatures:
 
     @property
     def broadcasts_in_registers(self) -> bool:
-        """Whether broadcast operands occupy a register: x86 without AVX-512, whose multiplications read them from
-        memory.
+        """Whether broadcast operands occupy a register: in WebAssembly, and on x86 without AVX-512, whose
+        multiplications read them from memory.
         """
-        return "madd128" in self.dots and self.registers < 32
+        return bool({"madd128", "wasm_dot"} & set(self.dots)) and self.registers < 32
 
     @property
     def channel_block(self) -> int:
@@ -147,6 +150,11 @@ def multiplies_by_lane(target: Any) -> bool:
     return "neon" in _features(target)
 
 
+def has_few_registers(target: Any) -> bool:
+    """Whether a tile of the processor of a tvm.target.Target has at most 6 pixels of 8 channels: WebAssembly."""
+    return "simd128" in _features(target)
+
+
 def has_wide_vectors(target: Any) -> bool:
     """Whether the processor of a tvm.target.Target has registers of 16 float32 values (AVX-512)."""
     return "avx512f" in _features(target)
@@ -166,9 +174,11 @@ def only_widens(target: Any) -> bool:
 
 
 def only_multiplies_int16(target: Any) -> bool:
-    """Whether the processor of a tvm.target.Target has dot products of int16 (x86), but not of int8 (VNNI)."""
-    dots = _dots(_features(target))
-    return "madd128" in dots and not {"vnni", "avxvnni"} & set(dots)
+    """Whether the processor of a tvm.target.Target has dot products of int16 (x86, WebAssembly), but not of int8
+    (VNNI).
+    """
+    dots = set(_dots(_features(target)))
+    return bool({"madd128", "wasm_dot"} & dots) and not {"vnni", "avxvnni"} & dots
 
 
 def computes_in_bfloat16(target: Any) -> bool:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 from tvmflow.support.errors import UnknownNameError, UsageError
-from tvmflow.toolchain.triples import ARM32, Triple
+from tvmflow.toolchain.triples import ARM32, WASM, Triple
 from tvmflow.toolchain.versions import ARCHITECTURES, known_processors
 
 _VENDORS = ("unknown", "pc", "none", "redhat", "alpine")
@@ -21,6 +21,7 @@ _NEEDED = {
     "x86_64": "sse2",
     "aarch64": "neon",
     "armv7a": "neon",
+    WASM: "simd128",
 }  # the feature that vectors of the architecture depend on
 
 
@@ -58,9 +59,13 @@ def architecture_of(mtriple: str) -> str:
     if name not in ARCHITECTURES:
         raise UnknownNameError(
             f"mtriple {mtriple!r}: no schedules for the architecture {name[:40]!r}",
-            " or ".join(f"{known}-linux-{Triple(known, 'gnu').ending}" for known in ARCHITECTURES),
+            " or ".join(_usual_triple(known) for known in ARCHITECTURES),
             "correct mtriple: of the target",
         )
+    if name == WASM:
+        if rest != "wasi":
+            raise UsageError(f"mtriple {mtriple!r}: no system {rest[:40]!r}", _usual_triple(name), "correct mtriple:")
+        return name
     vendor, _, system = rest.partition("-")
     if not re.fullmatch(_SYSTEM_ARM32 if name == ARM32 else _SYSTEM, system if vendor in _VENDORS else rest):
         gnu, musl, android = (f"{name}-linux-{Triple(name, known).ending}" for known in ("gnu", "musl", "android"))
@@ -70,6 +75,10 @@ def architecture_of(mtriple: str) -> str:
             "correct mtriple: of the target",
         )
     return name
+
+
+def _usual_triple(architecture: str) -> str:
+    return f"{WASM}-wasi" if architecture == WASM else f"{architecture}-linux-{Triple(architecture, 'gnu').ending}"
 
 
 def _closest(name: str, known: Iterable[str]) -> str:

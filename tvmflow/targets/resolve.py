@@ -13,7 +13,7 @@ from tvmflow.config.params import TargetEntry
 from tvmflow.support.errors import UsageError
 from tvmflow.targets.probed_processors import DEVICE, read_record
 from tvmflow.toolchain.compilers import Command, compiler_named
-from tvmflow.toolchain.triples import ARM32, triple_of
+from tvmflow.toolchain.triples import ARM32, WASM, triple_of
 from tvmflow.toolchain.versions import probe
 
 # The fields of a target's entry that affect the code: all but the connection to its device.
@@ -92,6 +92,8 @@ class ResolvedTarget:
         triple = triple_of(self.mtriple)
         if triple.architecture == ARM32:  # calling convention of floats
             options["mfloat-abi"] = "soft" if triple.system == "android" else "hard"
+        if triple.architecture == WASM:
+            options["vector-width"] = 128  # TVM prints a warning for each kernel without
         return tvm.target.Target(options, host=dict(options))
 
 

@@ -27,7 +27,7 @@ from tvmflow.support.paths import RUNTIME
 from tvmflow.support.temporary import temporary_folder
 from tvmflow.toolchain import android_linker
 from tvmflow.toolchain.environments import cache_folder
-from tvmflow.toolchain.triples import ARM32, triple_of
+from tvmflow.toolchain.triples import ARM32, WASM, triple_of
 
 _GLIBC = "2.28"  # of what zig links: Debian 10, and every system since
 _NDK = "ANDROID_NDK_HOME"
@@ -36,10 +36,13 @@ _BIONIC = RUNTIME / "bionic"
 
 @dataclass(frozen=True)
 class Command:
-    """The command of a compiler for one target. words: before options and files; refuses: unsupported options."""
+    """The command of a compiler for one target. words: before options and files; refuses: unsupported options;
+    makes_wasm: it links modules of WebAssembly, not shared objects.
+    """
 
     words: tuple[str, ...]
     refuses: frozenset[str] = frozenset()
+    makes_wasm: bool = False
 
     def line(self, *arguments: str) -> list[str]:
         """Return a command line without the options that the compiler does not support."""
@@ -85,14 +88,19 @@ class Program(Compiler):
 
 
 class Zig(Compiler):
-    """zig, from the package ziglang or PATH, for all Linux systems on Arm and x86-64; not for Android."""
+    """zig, from the package ziglang or PATH, for WebAssembly and all Linux systems on Arm and x86-64; not for
+    Android.
+    """
 
     def command(self, mtriple: str) -> Command:
         triple = triple_of(mtriple)
+        if triple.architecture == WASM:
+            zig = _require_zig("pip install 'tvmflow[wasm]'")
+            return Command(("/usr/bin/env", *_zig_places(), zig, "cc", "-target", mtriple), makes_wasm=True)
         if triple.system not in ("gnu", "musl"):
             raise ToolchainError(
                 f"zig has no system libraries for {mtriple}",
-                "linux-gnu or linux-musl",
+                "linux-gnu, linux-musl or wasm32-wasi",
                 f"cc: bionic-stubs of the target, or ndk with {_NDK} set to its folder",
             )
         zig = _require_zig("pip install 'tvmflow[arm64]'")
@@ -220,6 +228,8 @@ def compiler_for(mtriple: str) -> str:
     packages, else zig.
     """
     triple = triple_of(mtriple)
+    if triple.architecture == WASM:
+        return "zig"
     if triple.system == "android":
         return "bionic-stubs" if not os.environ.get(_NDK) and _zig() is not None else "ndk"
     if triple.architecture == platform.machine() and triple.system == "gnu":

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 ANDROID_LEVEL = 24  # Android 7, the default
 ARM32 = "armv7a"
+WASM = "wasm32"
 # Suffixes of 32-bit Arm systems: the floating-point calling convention.
 _SYSTEM = re.compile(r"(gnu|musl|android)(eabihf|eabi)?(\d*)")
 
 
 @dataclass(frozen=True)
 class Triple:
-    """system: gnu, musl or android, else the triple's text; level: minimum Android API level."""
+    """system: gnu, musl, android or wasi, else the triple's text; level: minimum Android API level."""
 
     architecture: str
     system: str

@@ -70,7 +70,7 @@ def features(**options):
     return {str(f) for f in codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", **options}))}
 known = {}
 for name in ARCHITECTURES:
-    triple, cpus = f"{name}-linux-gnu", {}
+    triple, cpus = "wasm32-wasi" if name == "wasm32" else f"{name}-linux-gnu", {}
     for cpu_name in codegen.llvm_get_cpu_archlist(tvm.target.Target({"kind": "llvm", "mtriple": triple})):
         cpus[str(cpu_name)] = features(mtriple=triple, mcpu=str(cpu_name))
     # The list for x86-64 has processors of 32 bits too, that of 32-bit Arm some without vectors.
@@ -80,7 +80,7 @@ for name in ARCHITECTURES:
 version = str(codegen.llvm_version_major())
 print(json.dumps({"llvm": version, "host_cpu": cpu, "features": sorted(features(mcpu=cpu)), **known}))
 """
-ARCHITECTURES = ("x86_64", "aarch64", "armv7a")  # that kernels are scheduled for
+ARCHITECTURES = ("x86_64", "aarch64", "armv7a", "wasm32")  # that kernels are scheduled for
 _LISTS = tuple(f"{name}_{what}" for name in ARCHITECTURES for what in ("cpus", "features"))
 
 

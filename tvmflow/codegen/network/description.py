@@ -46,5 +46,10 @@ class Network:
         return f"lib{self._plain}.so"
 
     @property
+    def module_name(self) -> str:
+        """Return the file name of a module of WebAssembly."""
+        return f"{self._plain}.wasm"
+
+    @property
     def _plain(self) -> str:
         return re.sub(r"[^A-Za-z0-9]+", "_", self.cell)

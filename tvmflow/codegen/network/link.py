@@ -21,6 +21,7 @@ from tvmflow.codegen.network.api_table import arena_bytes, constant_bytes, write
 from tvmflow.codegen.network.bucket_tables import Bucket, BucketPlan, share_constants
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.gpu_tables import CLML, sources_of, write_codes
+from tvmflow.codegen.network.library_formats import ELF_FORMAT, format_of
 from tvmflow.codegen.network.plan import Plan
 from tvmflow.codegen.network.plan_reader import plan_of
 from tvmflow.codegen.network.runtime_sources import ABI_VERSION, RUNTIME, digest_of_runtime
@@ -35,26 +36,7 @@ from tvmflow.toolchain.compiled_objects import compile_once
 from tvmflow.toolchain.compilers import Command
 
 _OBJECT_KINDS = (*LLVM_KINDS, "static_library")  # kinds of TVM's modules that are written as object files
-_SOURCES = tuple("network.c device.c pool.c image.c scores.c arithmetic.c fallback.c sizes.c teams.c forks.c".split())
-_PAGE = 16384  # bytes: the largest page size of Android, a multiple of all others
-_COMPILE = tuple("-x c -std=c11 -O2 -fPIC -fvisibility=hidden -ffunction-sections -Wall -Wextra -Werror".split())
 _INCLUDES = tuple(f"-I{RUNTIME / name}" for name in ("include", "src", "gpu"))
-_LINK = (
-    "-shared",
-    "-fPIC",
-    "-Wl,--as-needed",
-    "-Wl,-Bsymbolic",
-    "-Wl,--gc-sections",
-    "-Wl,-z,noexecstack",
-    "-Wl,-z,relro",
-    "-Wl,-z,now",
-    "-Wl,-z,text",
-    f"-Wl,-z,max-page-size={_PAGE}",
-    f"-Wl,-z,common-page-size={_PAGE}",
-    "-Wl,--build-id=none",
-    "-Wl,--no-undefined",
-    "-Wl,-s",
-)
 
 
 def write_network(
@@ -88,7 +70,7 @@ def write_network(
         size=file.size,
         abi_version=ABI_VERSION,
         symbol=network.symbol,
-        soname=network.soname,
+        soname=network.module_name if compiler.makes_wasm else network.soname,
         arena_bytes=arena_bytes(plan, others),
         constant_bytes=constant_bytes(plan, others),
         kernel_calls=len(plan.steps),
@@ -123,11 +105,8 @@ def link(
             (folder / f"plan{at}.c").write_text(
                 "\n".join(write_plan_tables(other.plan, network, f"plan{at}")) + "\n", encoding="ascii"
             )
-        assembly = (write_codes(folder, code) if code else "") + _ASSEMBLY.format(page=_PAGE, file="constants.bin")
-        (folder / "constants.S").write_text(assembly, encoding="ascii")
-        (folder / "exports.map").write_text(
-            f"{{ global: tvmflow_network; {network.symbol}; local: *; }};\n", encoding="ascii"
-        )
+        form = format_of(compiler)
+        embedding = form.write_constants_source(folder, "constants.bin", write_codes(folder, code) if code else "")
         objects += [
             *_runtime_objects(folder, compiler, gpu, has_layers),
             *([_compile_clml(folder, compiler, gpu.clml_includes)] if has_layers and gpu else ()),
@@ -137,11 +116,10 @@ def link(
             ),
         ]
         objects.append(folder / "constants.o")
-        _run(compiler.line("-c", "constants.S", "-o", str(objects[-1])), folder)
+        _run(compiler.line(*form.constants_options, "-c", embedding.name, "-o", str(objects[-1])), folder)
         names = [str(file.relative_to(folder) if file.is_relative_to(folder) else file) for file in objects]
-        own = [f"-Wl,--version-script={folder / 'exports.map'}", f"-Wl,-soname,{network.soname}"]
-        libraries = ["-lm", "-pthread", *(["-ldl"] if gpu else [])]
-        _run(compiler.line(*_LINK, *own, "-o", str(path), *names, *libraries), folder)
+        own = form.link_options(folder, network.symbol, network.soname)
+        _run(compiler.line(*form.link, *own, "-o", str(path), *names, *form.libraries(gpu is not None)), folder)
 
 
 def _runtime_objects(
@@ -150,7 +128,7 @@ def _runtime_objects(
     """Compile the runtime to object files in a folder, with the host code of a GPU, which calls CLML for its layers.
     Raises StageError if the compiler fails.
     """
-    sources = [RUNTIME / "src" / source for source in _SOURCES]
+    sources = [RUNTIME / "src" / source for source in format_of(compiler).sources]
     sources += [RUNTIME / "gpu" / source for source in (sources_of(gpu.api, has_layers) if gpu else ())]
     defines = gpu.defines if gpu else ()
     return run_in_threads(lambda source: _compile_runtime(source, folder, compiler, defines), sources)
@@ -159,7 +137,7 @@ def _runtime_objects(
 def _compile_clml(folder: Path, compiler: Command, includes: Sequence[Path]) -> Path:
     """Compile the host code of CLML with the headers of the user's SDK, whose warnings are not ours."""
     compiled, given = folder / "clml.o", (word for one in includes for word in ("-isystem", str(one)))
-    options = [option for option in _COMPILE if option not in ("-Werror", "-Wextra")]
+    options = [option for option in ELF_FORMAT.compile if option not in ("-Werror", "-Wextra")]
     place = f"-ffile-prefix-map={RUNTIME}=runtime"
     source = RUNTIME / "gpu" / CLML
     _run(compiler.line(*options, *_INCLUDES, *given, place, "-c", str(source), "-o", str(compiled)), folder)
@@ -168,7 +146,14 @@ def _compile_clml(folder: Path, compiler: Command, includes: Sequence[Path]) -> 
 
 def _compile_runtime(source: Path, folder: Path, compiler: Command, defines: Sequence[str]) -> Path:
     """Copy the object of a source of the runtime into a folder, compiled where no earlier link has done it."""
-    arguments = [*_COMPILE, *_INCLUDES, *defines, f"-ffile-prefix-map={RUNTIME}=runtime", "-c", str(source)]
+    arguments = [
+        *format_of(compiler).compile,
+        *_INCLUDES,
+        *defines,
+        f"-ffile-prefix-map={RUNTIME}=runtime",
+        "-c",
+        str(source),
+    ]
 
     def build(path: Path) -> None:
         _run(compiler.line(*arguments, "-o", str(path)), path.parent)
@@ -180,7 +165,7 @@ def _compile_runtime(source: Path, folder: Path, compiler: Command, defines: Seq
 def _compile(source: Path, folder: Path, compiler: Command) -> Path:
     compiled = folder / f"{source.stem}.o"
     place = f"-ffile-prefix-map={folder}=."
-    _run(compiler.line(*_COMPILE, *_INCLUDES, place, "-c", str(source), "-o", str(compiled)), folder)
+    _run(compiler.line(*format_of(compiler).compile, *_INCLUDES, place, "-c", str(source), "-o", str(compiled)), folder)
     return compiled
 
 
@@ -209,7 +194,7 @@ def _arguments(sources: Sequence[Path], path: Path) -> list[str]:
     ]
     as_c = (word for source in sources for word in ("-x", "c", str(source)))  # g++ applies it to one file only
     compiled = ["-fvisibility=default", *as_c, "-x", "none"]
-    return [*_COMPILE, *include, *compiled, *_LINK, f"-Wl,-soname,{path.name}", "-pthread", "-ldl"]
+    return [*ELF_FORMAT.compile, *include, *compiled, *ELF_FORMAT.link, f"-Wl,-soname,{path.name}", "-pthread", "-ldl"]
 
 
 class OpenedNetwork:
@@ -250,18 +235,6 @@ def write_constants(path: Path, plans: Sequence[Plan]) -> None:
         for offset, constant in sorted(placed.items(), key=lambda item: item[0]):
             file.write(bytes(offset - file.tell()))
             file.write(constant.tobytes())
-
-
-_ASSEMBLY = """\
-    .section .rodata.tvmflow,"a"
-    .balign {page}
-    .globl plan_constants
-    .hidden plan_constants
-plan_constants:
-    .incbin "{file}"
-    .byte 0
-    .section .note.GNU-stack,""
-"""
 
 
 def _run(command: list[str], folder: Path) -> None:

@@ -18,7 +18,7 @@ from tvmflow.passes.legalize.padded_image import pad_image, tileable_width
 from tvmflow.schedules.cpu.amx_convolution import FLAT_CONVOLUTION, TILED_CONVOLUTION
 from tvmflow.schedules.cpu.amx_narrow_image import divide_into_tiles
 from tvmflow.schedules.intrinsics.arm_mmla import PAIRED_BYTES, PAIRED_CONVOLUTION
-from tvmflow.targets.cpu_features import is_cpu, multiplies_by_lane, only_multiplies_int16
+from tvmflow.targets.cpu_features import has_few_registers, is_cpu, multiplies_by_lane, only_multiplies_int16
 
 # columns of an output up to which a tile of 16 pixels goes on to the next row; 8 rows of 8 divide into tiles that share
 # weights
@@ -77,7 +77,9 @@ def packed_conv2d(
         and rows * out_width >= _NARROW
     ):
         return _convolve_flat(data, weight, (rows, out_width), padding, _Accumulator(dtype, offset), filling)
-    computed = tileable_width(out_width, multiplies_by_lane(target)) if is_cpu(target) else out_width
+    computed = out_width
+    if is_cpu(target):
+        computed = tileable_width(out_width, multiplies_by_lane(target), has_few_registers(target))
     right += max((computed - 1) * sw + reach - width, 0)
     if top or left or bottom or right or columns > 1 or read_dtype != str(data.dtype):
         data = pad_image(data, padding[:2], [bottom, right], read_dtype, filling, columns)

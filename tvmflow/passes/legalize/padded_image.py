@@ -38,16 +38,17 @@ def pad_image(
     return te.compute(shape, at, name="pad")
 
 
-def tileable_width(width: int, narrow: bool = False) -> int:
+def tileable_width(width: int, narrow: bool = False, few: bool = False) -> int:
     """Return the least width, at most an eighth larger, that divides into tiles of 4 to 16 pixels; else the width.
 
     71 is prime; 72 divides into tiles, and computing one more column costs less than leaving registers unused. narrow:
-    tiles of more than 9 pixels exceed the registers; otherwise whole rows of up to 28 pixels fit.
+    tiles of more than 9 pixels exceed the registers; otherwise whole rows of up to 28 pixels fit. few: of more than 6,
+    and a width may grow by a fifth, since what remains are tiles of one pixel.
     """
-    widest, whole = (9, 9) if narrow else (16, 28)
+    widest, whole, part = (6, 6, 5) if few else (9, 9, 8) if narrow else (16, 28, 8)
     if width <= whole:
         return width
-    for wide in range(width, width + width // 8 + 1):
+    for wide in range(width, width + width // part + 1):
         if any(wide % tile == 0 for tile in range(4, widest + 1)):
             return wide
     return width

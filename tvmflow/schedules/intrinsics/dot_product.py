@@ -1,7 +1,8 @@
 """Define tensor intrinsics of dot product instructions that accumulate into wider lanes.
 
 int8_dot4, four products into int32: x86 VNNI (in 512 bits, or AVX-VNNI in 256), arm64 sdot and usdot. int16_dot2, two
-into int32: x86 without VNNI, by pmaddwd and an addition, with weights widened as they are loaded. bf16_dot2, two into
+into int32: x86 without VNNI by pmaddwd, WebAssembly by its dot, and an addition, with weights widened as they are
+loaded. bf16_dot2, two into
 float32: AVX512-BF16, arm64 bfdot. TVM ships some of them; its VNNI intrinsic does not pass LLVM 22's verifier, and
 importing its table takes seconds.
 """
@@ -120,6 +121,7 @@ DOTS = (
     Dot(67, "madd512", "madd512", "int16", 16, "llvm.x86.avx512.pmaddw.d.512"),
     Dot(68, "madd256", "madd256", "int16", 8, "llvm.x86.avx2.pmadd.wd"),
     Dot(69, "madd128", "madd128", "int16", 4, "llvm.x86.sse2.pmadd.wd"),
+    Dot(71, "wasm", "wasm_dot", "int16", 4, "llvm.wasm.dot"),
     # registers as wide as a group of a convolution, for groups of fewer channels than a register
     Dot(60, "vnni_by8", "vnni", "uint8", 8),
     Dot(61, "vnni_by4", "vnni", "uint8", 4),

@@ -10,7 +10,7 @@ import platform
 from dataclasses import dataclass, replace
 
 from tvmflow.support.errors import BundleError
-from tvmflow.toolchain.triples import ARM32, triple_of
+from tvmflow.toolchain.triples import ARM32, WASM, triple_of
 
 _RUNTIME = (
     "clock_gettime fclose fopen fscanf free madvise memcpy memmove memset posix_memalign "
@@ -56,8 +56,8 @@ _GPU = frozenset(
 
 @dataclass(frozen=True)
 class Abi:
-    """machine: of ELF, as pyelftools names it; needed, symbols: that a library may ask for; page: that segments must
-    fit, in bytes.
+    """machine: of ELF, as pyelftools names it; needed, symbols: that a library may ask
+    for; page: that segments must fit, in bytes.
 
     bits: of a pointer; flags: bits of ELF's e_flags that are looked at, and what they have to be.
     """
@@ -77,6 +77,10 @@ class Abi:
         """Return the ABI extended by what GPU networks use."""
         libraries = {"libdl.so.2"} if self.system == "gnu" else set[str]()
         return replace(self, symbols=self.symbols | _GPU, needed=self.needed | libraries)
+
+    @property
+    def is_wasm(self) -> bool:
+        return self.system == "wasi"
 
     @property
     def runs_here(self) -> bool:
@@ -108,6 +112,7 @@ ABIS = {
         _android("x86_64", "x86_64", "EM_X86_64"),
         _of_arm32(_gnu("armv7a-linux-gnueabihf", ARM32, "EM_ARM", "ld-linux-armhf.so.3"), takes_floats_in_vectors=True),
         _of_arm32(_android("armeabi-v7a", ARM32, "EM_ARM"), takes_floats_in_vectors=False),
+        Abi(WASM, WASM, "wasi", "none", frozenset(), frozenset(("clock_time_get",)), 65536, bits=32),
     )
 }
 
@@ -116,7 +121,8 @@ def abi_of(triple: str) -> Abi:
     """Return the ABI of a target triple, by processor and system. Raises BundleError with the legal ones."""
     parts = triple_of(triple)
     for abi in ABIS.values():
-        if "-linux-" in triple and (abi.architecture, abi.system) == (parts.architecture, parts.system):
+        is_complete = "-linux-" in triple or parts.architecture == WASM
+        if is_complete and (abi.architecture, abi.system) == (parts.architecture, parts.system):
             return abi
     raise BundleError(f"no ABI for the triple {triple}", f"a target for one of {', '.join(ABIS)}")
 

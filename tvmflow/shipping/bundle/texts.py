@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from tvmflow.evaluation.scorecard import Scorecard
+from tvmflow.shipping.bundle.abis import abi_named
 from tvmflow.shipping.bundle.manifest import Library, Manifest
 from tvmflow.shipping.bundle.part import Part
+
+# JavaScript's arrays of the dtypes of inputs; 16-bit floats are given as their bits.
+_ARRAYS = {
+    "float32": "Float32Array",
+    "float16": "Uint16Array",
+    "bfloat16": "Uint16Array",
+    "int8": "Int8Array",
+    "uint8": "Uint8Array",
+    "bool": "Uint8Array",
+    "int32": "Int32Array",
+    "int64": "BigInt64Array",
+}
 
 _README = """\
 # {name}{version}
 
-Networks as shared objects that need nothing but the C library: {abis}.
+Networks as libraries that need nothing else: {abis}.
 
 | network | library | function |
 |---|---|---|
 {rows}
 
+{use}
+- `manifest.json` has inputs, outputs, preprocessing and labels; `cells/*/card.md` tells what was measured.
+- `provenance.dsse.json` holds the digest of every file and the signature; `tvmflow verify` checks both, and each
+  library.
+"""
+
+_NATIVE = """\
 In C or C++, from the folder of this file:
 
 ```
@@ -35,11 +56,17 @@ In C or C++, from the folder of this file:
   cc -std=c11 -O2 -shared -fPIC -Iinclude -I$JAVA_HOME/include -I$JAVA_HOME/include/linux java/tvmflow_jni.c \\
     -o libtvmflow_jni.so -ldl
   ```
+"""
 
+_WEB = """\
+In a page or a worker, by a server that serves both files, or in node:
 
-- `manifest.json` has inputs, outputs, preprocessing and labels; `cells/*/card.md` tells what was measured.
-- `provenance.dsse.json` holds the digest of every file and the signature; `tvmflow verify` checks both, and each
-  library.
+```js
+import {{ Network }} from "./javascript/tvmflow.mjs";
+const network = await Network.load("{file}");  // in node: the bytes of the file
+console.log(network.inputs, network.outputs);  // names, shapes, dtypes
+const outputs = network.run({{ {input}: new {array}({count}) }});
+```
 """
 
 _APP = """\
@@ -108,19 +135,26 @@ int main(int count, char **words) {{
 """
 
 
+def _usage(libraries: Sequence[Library]) -> Iterable[str]:
+    """Return how to use shared objects, and modules of WebAssembly."""
+    for first in [one for one in libraries if not abi_named(one.abi).is_wasm][:1]:
+        build = (
+            f"cc -std=c11 -Iinclude examples/app.c -Llib/{first.abi} -l{first.soname[3:-3]} "
+            f"-Wl,-rpath,'$ORIGIN/lib/{first.abi}' -o app\n"
+            f"./app {' '.join(one.file for one in first.golden.inputs)}"
+        )
+        yield _NATIVE.format(build=build, first=first.file)
+    for first in [one for one in libraries if abi_named(one.abi).is_wasm][:1]:
+        given = first.inputs[0]
+        yield _WEB.format(file=first.file, input=given.name, array=_ARRAYS[given.dtype], count=math.prod(given.shape))
+
+
 def readme(manifest: Manifest) -> bytes:
     """Return README.md: how to link the libraries."""
-    first = manifest.libraries[0]
     rows = "\n".join(f"| `{one.cell}` | `{one.file}` | `{one.symbol}` |" for one in manifest.libraries)
-    build = (
-        f"cc -std=c11 -Iinclude examples/app.c -Llib/{first.abi} -l{first.soname[3:-3]} "
-        f"-Wl,-rpath,'$ORIGIN/lib/{first.abi}' -o app\n"
-        f"./app {' '.join(one.file for one in first.golden.inputs)}"
-    )
     version = f", version {manifest.version}" if manifest.version else ""
-    text = _README.format(
-        name=manifest.name, version=version, abis=", ".join(manifest.abis), rows=rows, build=build, first=first.file
-    )
+    use = "\n".join(_usage(manifest.libraries))
+    text = _README.format(name=manifest.name, version=version, abis=", ".join(manifest.abis), rows=rows, use=use)
     for one in manifest.libraries:
         if one.device:
             text += _DEVICE.format(file=one.file, device=one.device)

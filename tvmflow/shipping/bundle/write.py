@@ -126,6 +126,8 @@ def _add(part: Part, files: Content) -> Library:
     library, folder = part.path("build", "network.so"), f"cells/{part.slug}"
     check_shared_object(library, abi.with_gpu if network.gpu else abi, network.soname, network.symbol)
     files[f"lib/{abi.name}/{network.soname}"] = library
+    if abi.is_wasm:
+        files["javascript/tvmflow.mjs"] = RUNTIME / "javascript" / "tvmflow.mjs"
     files[f"{folder}/scorecard.json"] = part.path("evaluate", "scorecard.json")
     outputs = tuple(_tensor(one) for one in built.outputs)
     build = part.records["build"]
@@ -138,7 +140,7 @@ def _add(part: Part, files: Content) -> Library:
         mcpu=target.mcpu,
         mattr=target.mattr,
         mtriple=target.mtriple,
-        system=versions_of(library),
+        system=() if abi.is_wasm else versions_of(library),
     )
     return Library(
         cell=part.cell,

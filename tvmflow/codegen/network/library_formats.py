@@ -1,0 +1,105 @@
+"""Define the two forms of a library without TVM: a shared object of ELF, and a module of WebAssembly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvmflow.toolchain.compilers import Command
+
+PAGE = 16384  # bytes: the largest page size of Android, a multiple of all others
+_SOURCES = "network.c device.c {pool}.c image.c scores.c arithmetic.c fallback.c sizes.c teams.c forks.c"
+_COMPILE = "-x c -std=c11 -O2 -fvisibility=hidden -ffunction-sections -Wall -Wextra -Werror".split()
+_LINK = (
+    "-shared",
+    "-fPIC",
+    "-Wl,--as-needed",
+    "-Wl,-Bsymbolic",
+    "-Wl,--gc-sections",
+    "-Wl,-z,noexecstack",
+    "-Wl,-z,relro",
+    "-Wl,-z,now",
+    "-Wl,-z,text",
+    f"-Wl,-z,max-page-size={PAGE}",
+    f"-Wl,-z,common-page-size={PAGE}",
+    "-Wl,--build-id=none",
+    "-Wl,--no-undefined",
+    "-Wl,-s",
+)
+# A module without main, whose memory and table of functions a page uses; memory as large as 32 bits address.
+_LINK_WASM = (
+    "-mexec-model=reactor",
+    "-Wl,--gc-sections",
+    "-Wl,-s",
+    "-Wl,--export-table",
+    "-Wl,--export=malloc",
+    "-Wl,--export=free",
+    "-Wl,-z,stack-size=1048576",
+)
+
+_ASSEMBLY = """\
+    .section .rodata.tvmflow,"a"
+    .balign {page}
+    .globl plan_constants
+    .hidden plan_constants
+plan_constants:
+    .incbin "{file}"
+    .byte 0
+    .section .note.GNU-stack,""
+"""
+_EMBEDDING = """\
+__attribute__((visibility("hidden"), aligned({page}))) const unsigned char plan_constants[] = {{
+#embed "{file}" suffix(,)
+0}};
+"""
+
+
+@dataclass(frozen=True)
+class LibraryFormat:
+    """sources: of the runtime; compile, link: options of the compiler; constants_name: the source that includes the
+    constants, constants_text: its text; constants_options: to compile it.
+    """
+
+    sources: tuple[str, ...]
+    compile: tuple[str, ...]
+    link: tuple[str, ...]
+    constants_name: str
+    constants_text: str
+    constants_options: tuple[str, ...] = ()
+
+    def write_constants_source(self, folder: Path, file: str, before: str = "") -> Path:
+        """Write the source that includes a file of constants. before: text of the same language."""
+        path = folder / self.constants_name
+        path.write_text(before + self.constants_text.format(page=PAGE, file=file), encoding="ascii")
+        return path
+
+    def link_options(self, folder: Path, symbol: str, soname: str) -> list[str]:
+        """Return options that export the entry of a network, which is also called `symbol`, and name the library."""
+        if self is WASM_FORMAT:
+            return [f"-Wl,--export={name}" for name in ("tvmflow_network", symbol)]
+        (folder / "exports.map").write_text(f"{{ global: tvmflow_network; {symbol}; local: *; }};\n", encoding="ascii")
+        return [f"-Wl,--version-script={folder / 'exports.map'}", f"-Wl,-soname,{soname}"]
+
+    def libraries(self, has_gpu: bool) -> list[str]:
+        """Return the libraries of the system that a network is linked with."""
+        if self is WASM_FORMAT:
+            return ["-lm"]
+        return ["-lm", "-pthread", *(["-ldl"] if has_gpu else [])]
+
+
+ELF_FORMAT = LibraryFormat(
+    tuple(_SOURCES.format(pool="pool").split()), (*_COMPILE, "-fPIC"), _LINK, "constants.S", _ASSEMBLY
+)
+WASM_FORMAT = LibraryFormat(
+    tuple(_SOURCES.format(pool="pool_single").split()),
+    (*_COMPILE, "-msimd128"),
+    _LINK_WASM,
+    "constants.c",
+    _EMBEDDING,
+    ("-x", "c", "-std=c23"),
+)
+
+
+def format_of(compiler: Command) -> LibraryFormat:
+    """Return the form of the libraries that a compiler links."""
+    return WASM_FORMAT if compiler.makes_wasm else ELF_FORMAT

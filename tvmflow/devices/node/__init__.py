@@ -1,0 +1,1 @@
+"""Run modules of WebAssembly in node on this machine."""
