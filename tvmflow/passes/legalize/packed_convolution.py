@@ -77,9 +77,7 @@ def packed_conv2d(
         and rows * out_width >= _NARROW
     ):
         return _convolve_flat(data, weight, (rows, out_width), padding, _Accumulator(dtype, offset), filling)
-    computed = out_width
-    if is_cpu(target):
-        computed = tileable_width(out_width, multiplies_by_lane(target), has_few_registers(target))
+    computed = _computed_width(out_width, target)
     right += max((computed - 1) * sw + reach - width, 0)
     if top or left or bottom or right or columns > 1 or read_dtype != str(data.dtype):
         data = pad_image(data, padding[:2], [bottom, right], read_dtype, filling, columns)
@@ -94,6 +92,13 @@ def packed_conv2d(
     if len(weight.shape) == 5:
         return _crop(_convolve_first_layer(data, weight, shape, steps, sums), out_width)
     return _crop(_convolve_packed(data, weight, shape, steps, sums, groups, tiled), out_width)
+
+
+def _computed_width(width: int, target: Any) -> int:
+    """Return the columns to compute of an output so wide, so that tiles of registers divide them."""
+    if not is_cpu(target):
+        return width
+    return tileable_width(width, multiplies_by_lane(target), has_few_registers(target))
 
 
 def _read_dtype(data: Any, weight: Any, target: Any, depthwise: bool) -> str:
