@@ -23,7 +23,9 @@ from tests.conftest import REPOSITORY
 from tvmflow.cli.app import app
 from tvmflow.config.params import load_params
 from tvmflow.config.workspace import Workspace
+from tvmflow.frontends.file_headers import read_header
 from tvmflow.setup.new_project import ModelRequest, add_model, make_workspace
+from tvmflow.setup.preflight import check_operators
 from tvmflow.support.errors import ModelFileError, SourceError, TvmflowError, UnknownNameError, UsageError
 
 
@@ -267,6 +269,36 @@ def test_the_size_of_a_vocabulary_is_that_of_the_table(project: Workspace) -> No
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("name", "data", "package", "extra"),
+    [
+        ("m.tflite", b"\x1c\0\0\0TFL3" + bytes(40), "tflite", "tensorflow"),
+        ("m.onnx", b"\x08\x08", "onnx", "onnx"),
+        ("m.h5", b"\x89HDF\r\n\x1a\n", "h5py", "keras"),
+    ],
+)
+def test_a_package_that_reads_a_file_is_named_if_it_is_missing(
+    name: str, data: bytes, package: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    for loaded in [one for one in sys.modules if one.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageError, match=f"the package {package} is not installed, which reads {name}") as error:
+        read_header(str(tmp_path / name), 1 << 20)
+    assert f"tvmflow[{extra}]" in error.value.hint
+
+
+def test_a_framework_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = Workspace(make_workspace(tmp_path / "new"))
+    (workspace.root / "params.yaml").write_text(
+        "models:\n  m: {framework: keras, weights: {file: m.keras}, input: {shape: [1, 1, 8, 8]}}\n"
+    )
+    monkeypatch.setattr("tvmflow.setup.preflight.version", lambda tool: "absent")
+    with pytest.raises(UsageError, match="keras not installed, which models.m needs"):
+        check_operators(workspace, "m")
+
+
 def test_add_names_all_operators_that_cannot_be_imported(project: Workspace) -> None:
     nodes = [
         helper.make_node("RandomNormalLike", ["x"], ["a"]),

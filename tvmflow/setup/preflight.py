@@ -215,11 +215,13 @@ def read_model_header(file: Path) -> dict[str, Any] | None:
 
 
 def check_operators(workspace: Workspace, name: str) -> None:
-    """Convert a local model file of an entry. Raises UnsupportedOperatorError with all that its importer lacks.
+    """Convert a local model file of an entry. Raises UnsupportedOperatorError with all that its importer lacks,
+    UsageError where its framework is not installed.
 
     A SavedModel or a frozen graph is left to the import, which makes an environment for TensorFlow.
     """
     entry = workspace.params.models[name]
+    _check_packages(name, entry)
     if entry.weights.file is None or entry.network is not None or entry.weights.file.endswith(".zip"):
         return
     file = local_file(entry.weights.file, workspace.root)
