@@ -269,6 +269,34 @@ def test_the_size_of_a_vocabulary_is_that_of_the_table(project: Workspace) -> No
 
 
 @pytest.mark.heavy
+def test_data_labels_and_preprocessing_are_written(tmp_path: Path) -> None:
+    root = make_workspace(tmp_path / "new")
+    model = onnx_file(root / "cats.onnx", [1, 3, 8, 8])
+    (root / "names.txt").write_text("cat\ndog\n")
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    np.savez(root / "data.npz", images=np.zeros((2, 3, 8, 8), np.float32), labels=np.zeros(2, np.int64))
+    before = (root / "params.yaml").read_text()
+    for wrong, says in (
+        ({"preset": "torchvison"}, "unknown preprocessing 'torchvison'"),
+        ({"labels": str(root / "none.txt")}, "no labels"),
+        ({"dataset": "imagenet"}, "no dataset imagenet"),
+        ({"labels": str(model)}, "cats.onnx"),
+    ):
+        with pytest.raises(TvmflowError, match=says):
+            add_model(Workspace(root), model, ModelRequest(**wrong))
+        assert (root / "params.yaml").read_text() == before
+    request = ModelRequest(preset="torchvision", labels=str(root / "names.txt"), dataset=str(root / "data.npz"))
+    add_model(Workspace(root), model, request)
+    done = cli(
+        root, "add", str(model), "--name", "photos", "--dataset", str(tmp_path / "photos"), "--labels", "imagenet"
+    )
+    assert done.exit_code == 0 and "--preprocess" in done.stderr, done.output
+    models = load_params(root / "params.yaml").models
+    assert models["cats"].labels == "names.txt" and models["cats"].dataset == "data.npz"
+    assert models["cats"].preprocess.preset == "torchvision"
+    assert models["photos"].labels == "imagenet" and models["photos"].dataset.folder == str(tmp_path / "photos")
+
+
 @pytest.mark.parametrize(
     ("name", "data", "package", "extra"),
     [
@@ -295,7 +323,7 @@ def test_a_framework_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytes
         "models:\n  m: {framework: keras, weights: {file: m.keras}, input: {shape: [1, 1, 8, 8]}}\n"
     )
     monkeypatch.setattr("tvmflow.setup.preflight.version", lambda tool: "absent")
-    with pytest.raises(UsageError, match="keras not installed, which models.m needs"):
+    with pytest.raises(UsageError, match=r"keras not installed, which models\.m needs"):
         check_operators(workspace, "m")
 
 

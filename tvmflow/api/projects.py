@@ -78,12 +78,16 @@ def add_model(
     precision: str = "float32",
     shape: tuple[int, ...] | None = None,
     high: int | None = None,
+    dataset: str | None = None,
+    labels: str | None = None,
+    preset: str | None = None,
 ) -> Added:
     """Write the entry of a model file and its cell into params.yaml: framework, inputs, shapes and dtypes are the
     file's.
 
     shape: of the input, where the file leaves it open. high: one more than the largest of its integers, where the file
-    has no table in which they are looked up. Raises ModelFileError for what cannot be read and UnsupportedOperatorError
+    has no table in which they are looked up. dataset, labels, preset: as in params.yaml, files by their path from here.
+    Raises ModelFileError for what cannot be read and UnsupportedOperatorError
     for what cannot be imported, with all operators; then nothing is written.
     """
     from flows.project_pipeline import refresh
@@ -93,7 +97,7 @@ def add_model(
 
     where = open_workspace(workspace)
     before = where.params_path.read_text(encoding="utf-8")
-    added = add(where, Path(model_file), ModelRequest(name, target, precision, shape, high))
+    added = add(where, Path(model_file), ModelRequest(name, target, precision, shape, high, dataset, labels, preset))
     try:
         check_operators(where, added.name)
     except BaseException:
