@@ -130,6 +130,20 @@ def test_predict_runs_on_the_device_of_the_cell(finished: Path) -> None:
         tvmflow.predict("digits", x[0], finished)
 
 
+def test_predict_reads_arrays_and_writes_them(finished: Path, tmp_path: Path) -> None:
+    from tests.conftest import tvmflow as command
+    from tvmflow import api
+
+    x, expected = golden(finished)
+    np.savez(tmp_path / "x.npz", x[:3])
+    (name, found), *others = api.predict_file("digits", tmp_path / "x.npz", finished).items()
+    assert not others
+    np.testing.assert_allclose(found, expected[:3], atol=1e-4)
+    np.savetxt(tmp_path / "x.csv", x[:3].reshape(3, -1), delimiter=",")
+    command(finished, "predict", CELL, str(tmp_path / "x.csv"), "-o", str(tmp_path / "y.npz"))
+    np.testing.assert_allclose(np.load(tmp_path / "y.npz")[name], expected[:3], atol=1e-4)
+
+
 def test_what_is_not_built_or_was_altered_is_not_loaded(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="tvmflow run"):
         tvmflow.load("digits_torch@local-cpu:float16", finished)

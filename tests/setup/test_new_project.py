@@ -23,7 +23,9 @@ from tests.conftest import REPOSITORY
 from tvmflow.cli.app import app
 from tvmflow.config.params import load_params
 from tvmflow.config.workspace import Workspace
+from tvmflow.frontends.file_headers import read_header
 from tvmflow.setup.new_project import ModelRequest, add_model, make_workspace
+from tvmflow.setup.preflight import check_operators
 from tvmflow.support.errors import ModelFileError, SourceError, TvmflowError, UnknownNameError, UsageError
 
 
@@ -296,6 +298,64 @@ def test_inputs_of_integers_have_bounds_of_their_own(project: Workspace) -> None
 
 
 @pytest.mark.heavy
+def test_data_labels_and_preprocessing_are_written(tmp_path: Path) -> None:
+    root = make_workspace(tmp_path / "new")
+    model = onnx_file(root / "cats.onnx", [1, 3, 8, 8])
+    (root / "names.txt").write_text("cat\ndog\n")
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    np.savez(root / "data.npz", images=np.zeros((2, 3, 8, 8), np.float32), labels=np.zeros(2, np.int64))
+    before = (root / "params.yaml").read_text()
+    for wrong, says in (
+        ({"preset": "torchvison"}, "unknown preprocessing 'torchvison'"),
+        ({"labels": str(root / "none.txt")}, "no labels"),
+        ({"dataset": "imagenet"}, "no dataset imagenet"),
+        ({"labels": str(model)}, "cats.onnx"),
+    ):
+        with pytest.raises(TvmflowError, match=says):
+            add_model(Workspace(root), model, ModelRequest(**wrong))
+        assert (root / "params.yaml").read_text() == before
+    request = ModelRequest(preset="torchvision", labels=str(root / "names.txt"), dataset=str(root / "data.npz"))
+    add_model(Workspace(root), model, request)
+    done = cli(
+        root, "add", str(model), "--name", "photos", "--dataset", str(tmp_path / "photos"), "--labels", "imagenet"
+    )
+    assert done.exit_code == 0 and "--preprocess" in done.stderr, done.output
+    models = load_params(root / "params.yaml").models
+    assert models["cats"].labels == "names.txt" and models["cats"].dataset == "data.npz"
+    assert models["cats"].preprocess.preset == "torchvision"
+    assert models["photos"].labels == "imagenet" and models["photos"].dataset.folder == str(tmp_path / "photos")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "package", "extra"),
+    [
+        ("m.tflite", b"\x1c\0\0\0TFL3" + bytes(40), "tflite", "tensorflow"),
+        ("m.onnx", b"\x08\x08", "onnx", "onnx"),
+        ("m.h5", b"\x89HDF\r\n\x1a\n", "h5py", "keras"),
+    ],
+)
+def test_a_package_that_reads_a_file_is_named_if_it_is_missing(
+    name: str, data: bytes, package: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    for loaded in [one for one in sys.modules if one.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageError, match=f"the package {package} is not installed, which reads {name}") as error:
+        read_header(str(tmp_path / name), 1 << 20)
+    assert f"tvmflow[{extra}]" in error.value.hint
+
+
+def test_a_framework_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = Workspace(make_workspace(tmp_path / "new"))
+    (workspace.root / "params.yaml").write_text(
+        "models:\n  m: {framework: keras, weights: {file: m.keras}, input: {shape: [1, 1, 8, 8]}}\n"
+    )
+    monkeypatch.setattr("tvmflow.setup.preflight.version", lambda tool: "absent")
+    with pytest.raises(UsageError, match=r"keras not installed, which models\.m needs"):
+        check_operators(workspace, "m")
+
+
 def test_add_names_all_operators_that_cannot_be_imported(project: Workspace) -> None:
     nodes = [
         helper.make_node("RandomNormalLike", ["x"], ["a"]),

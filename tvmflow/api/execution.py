@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tvmflow.evaluation.loaded_library import LoadedLibrary, Outputs
     from tvmflow.evaluation.predict import Prediction
 
+_MOST_IMAGES = 10_000
+
 
 def load(cell: CellName, workspace: Where = None) -> LoadedLibrary:
     """Return a cell's library as a callable in this process: `with load("digits") as model: y = model(x)`.
@@ -54,9 +56,28 @@ def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
     return outputs[0] if len(outputs) == 1 else outputs
 
 
+def predict_file(cell: CellName, path: Path | str, workspace: Where = None) -> dict[str, Any]:
+    """Run the inputs in an .npy, .npz or CSV file as `predict` does; return the outputs by name.
+
+    They are given to the network as they are. Raises SourceError for a file that does not fit, else like `predict`.
+    """
+    from pathlib import Path as AnyPath
+
+    from tvmflow.backends.manifest import read_manifest
+    from tvmflow.sources.data.input_files import read_inputs
+
+    where = open_workspace(workspace)
+    wanted = cell_of(where, cell)
+    manifest = read_manifest(_build_folder(where, wanted))
+    inputs = read_inputs(AnyPath(path), [(spec.name, spec.shape) for spec in manifest.inputs])
+    outputs = predict(wanted, inputs, where)
+    arrays = outputs if isinstance(outputs, tuple) else (outputs,)
+    return dict(zip([spec.name for spec in manifest.outputs], arrays, strict=True))
+
+
 def classify(cell: CellName, images: Sequence[str | Path], top: int = 5, workspace: Where = None) -> list[Prediction]:
-    """Preprocess image files for the cell's model, run them on the cell's device, and return the most likely classes of
-    each.
+    """Preprocess image files, or those in a folder, for the cell's model, run them on the cell's device, and return the
+    most likely classes of each.
 
     Raises SourceError for an invalid image, UsageError for a model without class scores, else like `predict`.
     """
@@ -71,11 +92,17 @@ def classify(cell: CellName, images: Sequence[str | Path], top: int = 5, workspa
     wanted = cell_of(where, cell)
     _build_folder(where, wanted)
     model = where.params.models[wanted.model]
-    paths = [AnyPath(image) for image in images]
+    paths = [file for image in images for file in _files_in(AnyPath(image))]
     outputs = predict(wanted, prepare_images(read_in_sandbox(paths, image_recipe(model)), model), where)
     scores = outputs[0] if isinstance(outputs, tuple) else outputs
     names = class_names(where.folder("fetch", wanted), scores.shape[-1])
-    return predictions([str(image) for image in images], scores, names, top, model.task)
+    return predictions([str(path) for path in paths], scores, names, top, model.task)
+
+
+def _files_in(path: Path) -> list[Path]:
+    from tvmflow.sources.data.images import image_files
+
+    return list(image_files(path, _MOST_IMAGES).values()) if path.is_dir() else [path]
 
 
 def _build_folder(workspace: Workspace, cell: Cell) -> Path:

@@ -78,13 +78,17 @@ def add_model(
     precision: str = "float32",
     shape: tuple[int, ...] | None = None,
     high: int | Mapping[str, int] | None = None,
+    dataset: str | None = None,
+    labels: str | None = None,
+    preset: str | None = None,
 ) -> Added:
     """Write the entry of a model file and its cell into params.yaml: framework, inputs, shapes and dtypes are the
     file's.
 
     shape: of the input, where the file leaves it open. high: one more than the largest of its integers, where the file
-    has no table in which they are looked up; by input, with "" for all others. Raises ModelFileError for what cannot be
-    read and UnsupportedOperatorError for what cannot be imported, with all operators; then nothing is written.
+    has no table in which they are looked up; by input, with "" for all others. dataset, labels, preset: as in
+    params.yaml, files by their path from here. Raises ModelFileError for what cannot be read and
+    UnsupportedOperatorError for what cannot be imported, with all operators; then nothing is written.
     """
     from flows.project_pipeline import refresh
     from tvmflow.setup.new_project import ModelRequest
@@ -94,7 +98,7 @@ def add_model(
     bounds = {"": high} if isinstance(high, int) else dict(high or {})
     where = open_workspace(workspace)
     before = where.params_path.read_text(encoding="utf-8")
-    added = add(where, Path(model_file), ModelRequest(name, target, precision, shape, bounds))
+    added = add(where, Path(model_file), ModelRequest(name, target, precision, shape, bounds, dataset, labels, preset))
     try:
         check_operators(where, added.name)
     except BaseException:

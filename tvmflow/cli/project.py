@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -85,10 +85,22 @@ def add(
             "May be given several times.",
         ),
     ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option("--dataset", help="Its data: an .npz file, or a folder with one of images for each class."),
+    ] = None,
+    labels: Annotated[str | None, typer.Option("--labels", help="Its class names: a file, or imagenet.")] = None,
+    preprocess: Annotated[
+        str | None,
+        typer.Option("--preprocess", help="Of images: torchvision, mxnet, keras/tf, keras/torch, keras/caffe."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Add a model to params.yaml. Framework, inputs, shapes and dtypes are read from its file."""
-    added = api.add_model(model_file, open_workspace(), name, target, precision, _shape(shape), _bounds(high or []))
+    bounds = _bounds(high or [])
+    added = api.add_model(
+        model_file, open_workspace(), name, target, precision, _shape(shape), bounds, dataset, labels, preprocess
+    )
     if as_json:
         show_json({"model": added.name, "entry": added.entry, "cell": str(added.cell), "name": added.cell_name})
     else:
@@ -97,6 +109,8 @@ def add(
         suggest(
             f"to share the workspace, copy {model_file.name} into it: params.yaml has the absolute path of the file"
         )
+    if preprocess is None and _is_image(added.entry):
+        suggest("images are given to it as they are, 0 to 255: --preprocess torchvision, or preprocess: in params.yaml")
     suggest(f"tvmflow run {added.cell_name}")
 
 
@@ -105,10 +119,15 @@ def _bounds(texts: Sequence[str]) -> dict[str, int]:
     bounds: dict[str, int] = {}
     for text in texts:
         name, _, bound = text.rpartition("=")
-        if not re.fullmatch("[1-9][0-9]{0,18}", bound) or (name) in bounds:
+        if not re.fullmatch("[1-9][0-9]{0,18}", bound) or name in bounds:
             raise UsageError(f"--high {text}", "NAME=BOUND or BOUND, a number from 1, once for each input")
         bounds[name] = int(bound)
     return bounds
+
+
+def _is_image(entry: dict[str, Any]) -> bool:
+    shape = entry.get("input", {}).get("shape", ())
+    return len(shape) == 4 and shape[1] == 3
 
 
 def _shape(text: str | None) -> tuple[int, ...] | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tvmflow.frontends.archives import MAX_ENTRIES
 from tvmflow.frontends.tensorflow.saved_models import GRAPH, is_saved_model
-from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, first_line
+from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, UsageError, first_line
 
 MAX_HEADER_BYTES = 256 << 20
 _TORCH_DTYPES = tuple(
@@ -26,6 +26,8 @@ _TORCH_DTYPES = tuple(
     """.split()
 )  # torch/_export/serde/schema.py, ScalarType
 _TFLITE_DTYPES = {0: "float32", 1: "float16", 2: "int32", 3: "uint8", 4: "int64", 6: "bool", 7: "int16", 9: "int8"}
+
+_EXTRAS = {"tflite": "tensorflow", "onnx": "onnx", "h5py": "keras"}  # of pip, by the package that a reader imports
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Header:
 
 
 def read_header(path: str, size: int) -> dict[str, Any] | None:
-    """Return a Header as plain data, None for an unknown format. Raises ModelFileError for a damaged file.
+    """Return a Header as plain data, None for an unknown format. Raises ModelFileError for a damaged file, UsageError
+    where the package that reads such files is missing.
 
     size: largest file in bytes that may be read completely.
     """
@@ -71,6 +74,12 @@ def read_header(path: str, size: int) -> dict[str, Any] | None:
     except (ModelFileError, UnsupportedOperatorError):
         raise
     except Exception as error:  # each reader has its own
+        if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
+            raise UsageError(
+                f"the package {error.name} is not installed, which reads {file.name}",
+                f"the packages of {_EXTRAS[error.name]}",
+                f"pip install 'tvmflow[{_EXTRAS[error.name]}]'",
+            ) from None
         raise ModelFileError(
             f"{file.name} is damaged: {type(error).__name__}: {first_line(error)}",
             "a whole model file",

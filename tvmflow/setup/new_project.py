@@ -16,15 +16,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from tvmflow.config.fixed_inputs import FLOATS
+from tvmflow.config.model_params import PRESETS
 from tvmflow.config.options import explain
 from tvmflow.config.params import LOCAL_CPU, PRECISIONS, Cell, ModelEntry, Params
 from tvmflow.config.value_types import NAME_PATTERN
 from tvmflow.config.workspace import Workspace
 from tvmflow.config.yaml_reader import load_yaml
 from tvmflow.frontends.registry import FRONTENDS
-from tvmflow.setup.preflight import check_model, read_model_header
+from tvmflow.setup.preflight import check_labels, check_model, read_model_header
 from tvmflow.setup.target_presets import add_target, presets
 from tvmflow.setup.yaml_editor import add_entry
+from tvmflow.sources.data.datasets import BUILT_IN_DATASETS
+from tvmflow.sources.data.labels import BUILT_IN
 from tvmflow.support.errors import ModelFileError, ParamsError, SourceError, UnknownNameError, UsageError
 from tvmflow.support.files import write_atomic
 
@@ -105,7 +108,8 @@ def make_workspace(folder: Path, targets: Sequence[str] = ()) -> Path:
 @dataclass(frozen=True)
 class ModelRequest:
     """A user's options for a model to add; None: from the file, or the default. high: bounds of integers by
-    input, "" for all others.
+    input, "" for all others; dataset: a built-in name, an .npz file or a folder of images by class; labels: a built-in
+    name or a file; preset: of the preprocessing.
     """
 
     name: str | None = None
@@ -113,6 +117,9 @@ class ModelRequest:
     precision: str = "float32"
     shape: tuple[int, ...] | None = None
     high: Mapping[str, int] = field(default_factory=dict)
+    dataset: str | None = None
+    labels: str | None = None
+    preset: str | None = None
 
 
 @dataclass(frozen=True)
@@ -155,6 +162,7 @@ def add_model(workspace: Workspace, path: Path, request: ModelRequest) -> Added:
     _check(load_yaml(before) or {}, load_yaml(after), name, entry, added)
     write_atomic(workspace.params_path, after)
     try:
+        check_labels(workspace, name, workspace.params.models[name])
         check_model(workspace, name)
     except BaseException:
         write_atomic(workspace.params_path, before)
@@ -197,14 +205,40 @@ def _entry(name: str, file: Path, root: Path, request: ModelRequest) -> dict[str
             f"a name that ends in {', '.join(FRONTENDS[framework].files.suffixes)}",
             "rename it",
         )
-    inside = file.relative_to(root) if file.is_relative_to(root) else file
-    entry: dict[str, Any] = {"framework": framework, "weights": {"file": str(inside)}}
-    entry |= _inputs(file, header, request)
+    entry: dict[str, Any] = {"framework": framework, "weights": {"file": _inside(file, root)}}
+    entry |= _inputs(file, header, request) | _data(root, request)
     try:
         ModelEntry.model_validate(entry)
     except ValidationError as error:
         lines = "\n".join(explain(error, ModelEntry, f"models.{name}"))
         raise ModelFileError(f"no valid entry can be made from {file.name}:\n{lines}") from None
+    return entry
+
+
+def _inside(file: Path, root: Path) -> str:
+    """Return a file's path as params.yaml has it: relative, if the workspace can be moved with it."""
+    return str(file.relative_to(root) if file.is_relative_to(root) else file)
+
+
+def _data(root: Path, request: ModelRequest) -> dict[str, Any]:
+    """Return `preprocess:`, `dataset:` and `labels:` of the entry. Raises UnknownNameError, SourceError."""
+    entry: dict[str, Any] = {}
+    if request.preset is not None:
+        if request.preset not in PRESETS:
+            raise UnknownNameError(f"unknown preprocessing {request.preset!r}", legal=PRESETS, name=request.preset)
+        entry["preprocess"] = {"preset": request.preset}
+    for key, text, built_in in (
+        ("dataset", request.dataset, BUILT_IN_DATASETS),
+        ("labels", request.labels, BUILT_IN),
+    ):
+        if text is None:
+            continue
+        path = Path(text).resolve()
+        if text not in built_in and not path.exists():
+            expected = f"{', '.join(built_in)}, or a file"
+            raise SourceError(f"no {key} {text}", expected, "correct its name")
+        name = text if text in built_in else _inside(path, root)
+        entry[key] = {"folder": name} if text not in built_in and path.is_dir() else name
     return entry
 
 

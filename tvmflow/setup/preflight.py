@@ -80,7 +80,7 @@ def check_cell(workspace: Workspace, cell: Cell, todo: Collection[AnyStage], fou
     names = {stage.name for stage in todo}
     if names & {"fetch", "import_model"} and f"model {cell.model}" not in found:
         _check_packages(cell.model, model)
-        _check_files(workspace, cell.model, model)
+        check_labels(workspace, cell.model, model)
         check_model(workspace, cell.model)
         found.add(f"model {cell.model}")
     _check_compiler(workspace, cell, todo)
@@ -97,7 +97,7 @@ def missing_for(workspace: Workspace, cell: Cell, todo: Collection[AnyStage]) ->
     model, target = workspace.params.models[cell.model], workspace.params.targets[cell.target]
     checks: tuple[Callable[[], None], ...] = (
         lambda: _check_packages(cell.model, model),
-        lambda: _check_files(workspace, cell.model, model),
+        lambda: check_labels(workspace, cell.model, model),
         lambda: check_model(workspace, cell.model),
         lambda: _check_compiler(workspace, cell, todo),
         lambda: _check_device(cell.target, target.device),
@@ -158,7 +158,7 @@ def _check_packages(name: str, model: ModelEntry) -> None:
         )
 
 
-def _check_files(workspace: Workspace, name: str, model: ModelEntry) -> None:
+def check_labels(workspace: Workspace, name: str, model: ModelEntry) -> None:
     """Raise SourceError if the class names cannot be read."""
     try:
         labels_of(model, workspace.root)
@@ -218,11 +218,13 @@ def read_model_header(file: Path) -> dict[str, Any] | None:
 
 
 def check_operators(workspace: Workspace, name: str) -> None:
-    """Convert a local model file of an entry. Raises UnsupportedOperatorError with all that its importer lacks.
+    """Convert a local model file of an entry. Raises UnsupportedOperatorError with all that its importer lacks,
+    UsageError where its framework is not installed.
 
     A SavedModel or a frozen graph is left to the import, which makes an environment for TensorFlow.
     """
     entry = workspace.params.models[name]
+    _check_packages(name, entry)
     if entry.weights.file is None or entry.network is not None or entry.weights.file.endswith(".zip"):
         return
     file = local_file(entry.weights.file, workspace.root)

@@ -75,9 +75,12 @@ class SplitSizes:
     seed: int
 
 
+BUILT_IN_DATASETS = ("digits",)
+
+
 def load_dataset(name: str, root: Path) -> Samples:
     """Return the raw samples of `digits` or of an .npz file (path relative to the workspace). Raises SourceError."""
-    if name == "digits":
+    if name in BUILT_IN_DATASETS:
         return _load_digits()
     return _load_npz(root / name)
 
