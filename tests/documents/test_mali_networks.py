@@ -92,7 +92,7 @@ def test_the_documents_networks_have_the_sources_outputs(name: str, make_workspa
     card = walk(workspace, "mali")
     assert card["agreement"]["top1_agreement"] == 1.0 and card["agreement"]["max_relative_error"] < 1e-3
     assert card["agreement"]["sqnr_db"] > 60, "of outputs that differ from sample to sample"
-    assert card["kernel_agreement"]["first"] is None and card["kernel_agreement"]["kernels"] > 20
+    assert card["kernel_agreement"]["first"] is None and card["kernel_agreement"]["kernels"] > 15
     assert card["device"]["gpu"]["api"] == "opencl" and "Portable" in card["device"]["gpu"]["driver"]
     built = read_manifest(workspace.folder("build", workspace.params.cell("mali")))
     assert built.network.gpu == "opencl" and not built.network.textures, "of Mali: buffers"
