@@ -35,6 +35,7 @@ NETWORKS = {  # the document's name -> framework, network, size
     "inception_v3": ("torch", "torchvision/inception_v3", 299),
     "mxnet": ("mxnet", "mxnet/resnet18_v1", 224),
 }
+COMPILE_S = 900.0  # PoCL compiles a hundred kernels at the first run, on a machine that other tests use
 SMALL = {"squeezenet_v1.1": 64, "mxnet": 32}
 
 
@@ -54,12 +55,13 @@ def _change(name: str, size: int) -> Callable[[dict[str, Any]], None]:
             "kind": "opencl",
             "mcpu": "host",
             "threads": 2,
-            "opencl": {"kind": "mali", "software": True, "timeout_s": 120.0},
+            "opencl": {"kind": "mali", "software": True, "timeout_s": COMPILE_S},
             "device": {"transport": "local-agent", "key": "mali"},
         }
         params["cells"] = {"mali": {"model": "network", "target": "mali", "precision": "float32"}}
         params["fetch"] |= {"random_samples": 4, "evaluation_samples": 4, "golden_samples": 2, "calibration_samples": 2}
         params["tune"] |= {"trials_per_workload": 0}
+        params["deploy"] |= {"session_timeout_s": COMPILE_S}
         params["evaluate"] |= {"turns": 6, "turn_ms": 1.0, "warmup_runs": 1, "cold_starts": 1, "peers": []}
 
     return change
