@@ -20,7 +20,7 @@ from PIL import Image
 
 from tests.conftest import free_port, stage, tvmflow
 from tests.devices.fake_fpga import FakeManager, bit_file
-from tests.documents.vta_counters import NETWORKS, SMALL, START, STOP, WHOLE, kept
+from tests.documents.vta_counters import NETWORKS, SMALL, START, STOP, WHOLE, count_network, kept
 from tests.documents.walk import Params, walking
 from tests.flows.walk import walk
 from tvmflow.config.workspace import Workspace
@@ -197,6 +197,11 @@ def test_the_counters_of_the_document_are_those_that_are_written_down() -> None:
         for size in (SMALL, WHOLE):
             ours, theirs = (kept(network, size, mode) for mode in ("optimized", "reference"))
             assert ours["dram_nbytes"] < theirs["dram_nbytes"] and ours["cycles"] < theirs["cycles"], (network, size)
+
+
+def test_what_is_written_down_is_counted_again(tmp_path: Path) -> None:
+    counted = count_network("resnet18_v1", SMALL, tmp_path)
+    assert counted == {mode: kept("resnet18_v1", SMALL, mode) for mode in ("optimized", "reference")}
 
 
 def _entry(network: str, size: int, batch: int = 1) -> dict[str, Any]:
