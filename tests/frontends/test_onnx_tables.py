@@ -69,6 +69,51 @@ def _trees(
     return found
 
 
+def _ensemble(mode: int) -> dict[str, Any]:
+    """Return attributes of TreeEnsemble: two trees with one mode, the second a single split; sets have 1 to 3
+    members, which are integers, as ONNX Runtime takes them.
+    """
+    numbers = [mode, 0, mode, mode]
+    sets = [[1.0, 2.0], [1.0], [3.0, 1.0, 2.0]]
+    found = {
+        "nodes_splits": (TensorProto.FLOAT, [0.5, 0.0, -0.5, 0.5]),
+        "nodes_modes": (TensorProto.UINT8, numbers),
+        "leaf_weights": (TensorProto.FLOAT, [1.0, -2.0, 4.0, 8.0, 16.0, -32.0]),
+    }
+    if mode == 6:
+        found["membership_values"] = (TensorProto.FLOAT, [value for one in sets for value in (*one, float("nan"))])
+    return {name: helper.make_tensor(name, kind, [len(data)], data) for name, (kind, data) in found.items()} | {
+        "nodes_featureids": [0, 1, 2, 3],
+        "nodes_truenodeids": [1, 0, 2, 4],
+        "nodes_trueleafs": [0, 1, 1, 1],
+        "nodes_falsenodeids": [2, 1, 3, 5],
+        "nodes_falseleafs": [0, 1, 1, 1],
+        "tree_roots": [0, 3],
+        "leaf_targetids": [0, 1, 0, 1, 1, 0],
+        "n_targets": 2,
+        "nodes_missing_value_tracks_true": [0, 1, 1, 0],
+    }
+
+
+def _halves(rows: int) -> Array:
+    """Return rows of -1, -0.5, 0, 0.5, 1 and NaN, which stand on thresholds."""
+    x = _RANDOM.integers(-2, 4, (rows, _FEATURES)).astype(np.float32) / 2
+    return np.where(x > 1, np.float32(np.nan), x)
+
+
+def _machine(classes: int) -> dict[str, Any]:
+    """Return a machine of two or three support vectors for each class."""
+    of_classes = [2 + at % 2 for at in range(classes)]
+    return {
+        "vectors_per_class": of_classes,
+        "support_vectors": _list(sum(of_classes), _FEATURES),
+        "coefficients": [(-1) ** at * number for at, number in enumerate(_list(classes - 1, sum(of_classes)))],
+        "rho": _list(classes * (classes - 1) // 2),
+        "kernel_params": [0.3, 0.5, 3.0],
+        "classlabels_ints": [3, 7, 9, 11][:classes],
+    }
+
+
 _LABELS = {"classlabels_int64s": [3, 7, 9]}
 _LINEAR = {"coefficients": _list(3, _FEATURES), "intercepts": _list(3), "classlabels_ints": [3, 7, 9]}
 _SUPPORT = {
@@ -77,6 +122,13 @@ _SUPPORT = {
     "coefficients": _list(5),
     "rho": [0.25],
     "kernel_params": [0.3, 0.5, 3.0],
+}
+_PLANES = {
+    "coefficients": _list(3, _FEATURES),
+    "rho": [0.25] * 3,
+    "classlabels_ints": [3, 7, 9],
+    "kernel_type": "LINEAR",
+    "kernel_params": [0.0, 0.0, 3.0],
 }
 _BINARY = {"classlabels_int64s": [3, 7]}
 _SINGLE = {"coefficients": _list(_FEATURES), "intercepts": [0.1], "classlabels_ints": [3, 7]}
@@ -105,6 +157,14 @@ CASES: dict[str, tuple[Array, dict[str, Any], int]] = {
     "SVMRegressor, one class": (_x(6, _FEATURES), _SUPPORT | {"kernel_type": "RBF", "one_class": 1}, 1),
     **{f"TreeEnsembleRegressor, {mode}": (_x(9, _FEATURES), _trees("target", mode) | {"n_targets": 1}, 1)
        for mode in ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT")},
+    **{f"TreeEnsembleRegressor, {mode}": (_halves(40), _trees("target", mode) | {"n_targets": 1}, 1)
+       for mode in ("BRANCH_EQ", "BRANCH_NEQ")},
+    **{f"TreeEnsemble, {mode}": (_halves(40) * (mode == 6 or 0.5) * 2, _ensemble(mode), 1) for mode in range(7)},
+    **{f"SVMClassifier, {kind}": (_x(9, _FEATURES), _machine(2) | {"kernel_type": kind}, 2)
+       for kind in ("RBF", "POLY")},
+    "SVMClassifier, two classes, LOGISTIC": (_x(9, _FEATURES), _machine(2) | {"post_transform": "LOGISTIC"}, 2),
+    "SVMClassifier, four classes": (_x(20, _FEATURES), _machine(4) | {"kernel_type": "RBF"}, 2),
+    "SVMClassifier, linear": (_x(9, _FEATURES), _PLANES, 2),
     "TreeEnsembleRegressor, mean of two targets": (
         _x(9, _FEATURES),
         _trees("target", results=2) | {"n_targets": 2, "aggregate_function": "AVERAGE", "base_values": [0.5, -1.0]},
@@ -134,7 +194,7 @@ def _model(case: str) -> tuple[Any, Array]:
         [onnx.ValueInfoProto(name=name) for name in node.output],
         [helper.make_tensor("places", TensorProto.INT64, [2], [2, 0])] * (len(names) - 1),
     )
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ML_DOMAIN, 3)]
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ML_DOMAIN, 5 if op == "TreeEnsemble" else 3)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=9), x
 
 
@@ -166,8 +226,8 @@ def test_a_missing_number_takes_the_side_that_its_node_says() -> None:
     [
         ("ZipMap", {"classlabels_int64s": [0, 1]}, r"convert with options=\{'zipmap': False\}"),
         ("LabelEncoder", {"keys_strings": ["a"], "values_int64s": [1]}, "strings; convert with integer labels"),
-        ("TreeEnsembleRegressor", _trees("target", "BRANCH_EQ"), "BRANCH_EQ: splits by category"),
-        ("SVMClassifier", {}, "its votes between pairs of classes"),
+        ("TreeEnsembleRegressor", _trees("target", "BRANCH_IN"), "BRANCH_IN as a node's mode"),
+        ("SVMClassifier", _machine(2) | {"prob_a": [1.0], "prob_b": [0.0]}, r"convert an SVC\(probability=False\)"),
         ("LinearClassifier", _LINEAR | {"post_transform": "PROBIT"}, "post_transform PROBIT"),
     ],
 )

@@ -79,6 +79,7 @@ NAMES = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("name", "form"),
     [(name, form) for name in NAMES for form in ("program", "network") if (name, form) != ("Nested", "program")],

@@ -104,6 +104,7 @@ PLACES: dict[str, tuple[tuple[int, ...], int]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize("operator", ["argmax", "argmin"])
 def test_the_place_of_a_limit_is_that_of_the_first_nan(name: str, operator: str) -> None:

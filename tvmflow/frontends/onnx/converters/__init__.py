@@ -19,6 +19,7 @@ from tvmflow.frontends.onnx.converters.refusals import REFUSALS as PLAIN_REFUSAL
 from tvmflow.frontends.onnx.converters.resize import RESIZE
 from tvmflow.frontends.onnx.converters.signal import SIGNAL
 from tvmflow.frontends.onnx.converters.spatial import SPATIAL
+from tvmflow.frontends.onnx.converters.support_vectors import SUPPORT_VECTORS
 from tvmflow.frontends.onnx.converters.tables import ML_DOMAIN, REFUSED_TABLES, TABLES
 from tvmflow.frontends.onnx.converters.trees import TREES
 from tvmflow.frontends.onnx.nodes import Converter
@@ -32,7 +33,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
         (CONTRIB_DOMAIN, op): way
         for op, way in (CONTRIB | GROUPED_ATTENTION | NORMS_CONTRIB | QUANTIZED_CONTRIB | RECURRENT_CONTRIB).items()
     },
-    **{(ML_DOMAIN, op): way for op, way in (TABLES | TREES).items()},
+    **{(ML_DOMAIN, op): way for op, way in (TABLES | TREES | SUPPORT_VECTORS).items()},
 }
 REFUSALS = PLAIN_REFUSALS | {(ML_DOMAIN, op): reason for op, reason in REFUSED_TABLES.items()}
 

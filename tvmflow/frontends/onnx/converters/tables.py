@@ -193,42 +193,6 @@ def _extractor(node: Node) -> Value:
     return r.reshape_to(found, [1, count]) if rank == 1 else found
 
 
-def _svm_regressor(node: Node) -> Value:
-    x, r, given = in_float32(node, node.inputs[0]), node.emitter, node.attributes
-    vectors = floats(node, "support_vectors").reshape(max(given.get("n_supports", 0), 1), -1)
-    coefficients, rho = floats(node, "coefficients").reshape(-1, 1), floats(node, "rho", (0.0,))
-    weights = _kernel(node, x, vectors) if given.get("n_supports", 0) else x
-    found = r.add(r.matmul(weights, coefficients), rho[:1].reshape(1, 1))
-    if given.get("one_class", 0):
-        return r.where(r.greater(found, np.float32(0)), np.float32(1), np.float32(-1))
-    return after_sum(node, found, node.text("post_transform", "NONE"))
-
-
-def _kernel(node: Node, x: Value, vectors: Array) -> Value:
-    """Return the kernel of each row (N, F) with each support vector (S, F)."""
-    r, kind = node.emitter, node.text("kernel_type", "LINEAR")
-    gamma, offset, degree = (np.float32(value) for value in floats(node, "kernel_params", (0, 0, 0)))
-    if kind == "RBF":
-        center = vectors.mean(0, keepdims=True)  # distances lose fewer digits near the origin
-        x, vectors = r.subtract(x, center), vectors - center
-        rows = r.sum(r.multiply(x, x), [1], True)
-        products = r.multiply(r.matmul(x, np.ascontiguousarray(vectors.T)), np.float32(2))
-        distances = r.subtract(r.add(rows, (vectors**2).sum(1).reshape(1, -1)), products)
-        return r.exp(r.multiply(r.maximum(distances, np.float32(0)), -gamma))
-    products = r.matmul(x, np.ascontiguousarray(vectors.T))
-    if kind == "LINEAR":
-        return products
-    scaled = r.add(r.multiply(products, gamma), offset)
-    if kind == "SIGMOID":
-        return r.tanh(scaled)
-    if degree != round(float(degree)) or not 1 <= degree <= 8:
-        raise RefusedNodeError(f"a polynomial kernel of degree {degree}")
-    found = scaled
-    for _ in range(int(degree) - 1):
-        found = r.multiply(found, scaled)
-    return found
-
-
 def _vectorizer(node: Node) -> Value:
     sizes, r = node.attributes.get("inputdimensions", ()), node.emitter
     parts = []
@@ -250,7 +214,6 @@ TABLES: dict[str, Converter] = {
     "LinearRegressor": _linear_regressor,
     "Normalizer": _normalizer,
     "OneHotEncoder": _one_hot,
-    "SVMRegressor": _svm_regressor,
     "Scaler": _scaler,
 }
 _SEQUENCE = "a sequence of dictionaries; convert with options={'zipmap': False}"
@@ -258,7 +221,5 @@ REFUSED_TABLES: dict[str, str] = {
     "CastMap": "its input is a dictionary; give a table of numbers",
     "CategoryMapper": "one of its sides is strings; encode them before the model",
     "DictVectorizer": "its input is a dictionary; give a table of numbers",
-    "SVMClassifier": "its votes between pairs of classes are not converted; take a linear or a tree classifier",
-    "TreeEnsemble": "no exporter writes it; TreeEnsembleRegressor and TreeEnsembleClassifier are converted",
     "ZipMap": _SEQUENCE,
 }

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from onnx import numpy_helper
 from tvm import te, tirx
 
 from tvmflow.frontends.onnx.converters.tables import after_sum, classified, floats, in_float32, int_labels
@@ -17,24 +18,30 @@ from tvmflow.frontends.onnx.nodes import Converter, Node, RefusedNodeError, Valu
 
 Array = np.ndarray[Any, Any]
 _MOST_LEVELS = 128
-_MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "LEAF")
+_MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")  # by their numbers
+_MEMBER = 6  # of BRANCH_MEMBER
+_AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
 @dataclass(frozen=True)
 class _Trees:
-    """The nodes of all trees. roots: the first node of each; leaves: number of a node by (tree, node of the file)."""
+    """The nodes of all trees. small, large: the next node where the value is at most the threshold, or larger; of nodes
+    in `equal`, where it is the threshold, or another. roots: the first node of each tree.
+    """
 
     features: Array
     thresholds: Array
     small: Array
     large: Array
     missing: Array
+    equal: Array
     roots: Array
-    numbers: dict[tuple[int, int], int]
     levels: int
 
 
-def _trees(node: Node) -> _Trees:
+def _trees(node: Node) -> tuple[_Trees, dict[tuple[int, int], int]]:
+    """Return the trees of the operators before TreeEnsemble, and the number of each (tree, node of the file)."""
     given = node.attributes
     if given.get("nodes_values_as_tensor") is not None:
         raise RefusedNodeError("thresholds of float64; convert a model of float32")
@@ -43,8 +50,8 @@ def _trees(node: Node) -> _Trees:
     if len(numbers) != len(trees):
         raise RefusedNodeError("two nodes of one number")
     modes = [mode.decode() for mode in given["nodes_modes"]]
-    if other := sorted(set(modes) - set(_MODES)):
-        raise RefusedNodeError(f"{', '.join(other)}: splits by category")
+    if other := sorted(set(modes) - {*_MODES, "LEAF"}):
+        raise RefusedNodeError(f"{', '.join(other)} as a node's mode")
     true, false = (
         np.asarray(
             [
@@ -56,25 +63,96 @@ def _trees(node: Node) -> _Trees:
     )
     values = floats(node, "nodes_values")
     tracks = np.asarray(given.get("nodes_missing_value_tracks_true") or [0] * len(modes), bool)
+    found = _table(np.asarray(modes), np.asarray(given["nodes_featureids"]), values, true, false, tracks)
+    if sorted(trees[at] for at in found.roots) != sorted(set(trees)):
+        raise RefusedNodeError("a tree with several roots, or without one")
+    return found, numbers
+
+
+def _table(
+    modes: Array, features: Array, values: Array, true: Array, false: Array, tracks: Array, roots: Array | None = None
+) -> _Trees:
+    """Return the table of nodes. tracks: NaN goes to the node of true; roots: None to find them."""
     # x < t is x <= the number before t; x >= t and x > t are the others, with the sides exchanged.
     is_strict = np.isin(modes, ("BRANCH_LT", "BRANCH_GTE"))
-    is_above = np.isin(modes, ("BRANCH_GTE", "BRANCH_GT"))
-    is_leaf = np.asarray([mode == "LEAF" for mode in modes])
-    thresholds = np.where(is_strict, np.nextafter(values, np.float32(-np.inf)), values).astype(np.float32)
-    children = set(true[~is_leaf].tolist()) | set(false[~is_leaf].tolist())
-    roots = [at for at in range(len(trees)) if at not in children]
-    if sorted(trees[at] for at in roots) != sorted(set(trees)):
-        raise RefusedNodeError("a tree with several roots, or without one")
+    is_exchanged = np.isin(modes, ("BRANCH_GTE", "BRANCH_GT", "BRANCH_NEQ"))
+    is_leaf = modes == "LEAF"
+    if roots is None:
+        children = set(true[~is_leaf].tolist()) | set(false[~is_leaf].tolist())
+        roots = np.asarray([at for at in range(len(modes)) if at not in children])
     return _Trees(
-        np.where(is_leaf, 0, np.asarray(given["nodes_featureids"])).astype(np.int32),
-        thresholds,
-        np.where(is_above, false, true).astype(np.int32),
-        np.where(is_above, true, false).astype(np.int32),
-        np.where(tracks, true, false).astype(np.int32),
-        np.asarray(roots, np.int32),
-        numbers,
-        _levels(true, false, roots),
+        np.where(is_leaf, 0, features).astype(np.int32),
+        np.where(is_strict, np.nextafter(values, np.float32(-np.inf)), values).astype(np.float32),
+        np.where(is_exchanged, false, true).astype(np.int32),
+        np.where(is_exchanged, true, false).astype(np.int32),
+        np.where(tracks | (modes == "BRANCH_NEQ"), true, false).astype(np.int32),
+        np.isin(modes, ("BRANCH_EQ", "BRANCH_NEQ")),
+        roots.astype(np.int32),
+        _levels(true, false, roots.tolist()),
     )
+
+
+def _ensemble(node: Node) -> Value:
+    """Convert TreeEnsemble of opset 5: nodes and leaves are numbered by themselves."""
+    given = node.attributes
+    splits, weights = (numpy_helper.to_array(given[name]) for name in ("nodes_splits", "leaf_weights"))
+    if splits.dtype != np.float32:
+        raise RefusedNodeError(f"thresholds of {splits.dtype}; convert a model of float32")
+    nodes = len(splits)
+    children = [
+        np.asarray(given[f"nodes_{side}nodeids"]) + nodes * np.asarray(given[f"nodes_{side}leafs"], np.int64)
+        for side in ("true", "false")
+    ]
+    tracks = np.asarray(given.get("nodes_missing_value_tracks_true") or [0] * nodes, bool)
+    numbers = numpy_helper.to_array(given["nodes_modes"]).astype(np.int64)
+    columns = [np.asarray(given["nodes_featureids"]), splits, *children, tracks]
+    sets = [] if given.get("membership_values") is None else _sets(numpy_helper.to_array(given["membership_values"]))
+    modes, *others = _expand_members(numbers, columns, sets, len(weights))
+    features, values, true, false, is_tracked = others
+    nodes_of = _table(modes, features, values, true, false, is_tracked, np.asarray(given["tree_roots"]))
+    aggregate, transform = _AGGREGATES[given.get("aggregate_function", 1)], _TRANSFORMS[given.get("post_transform", 0)]
+    table = np.zeros((len(modes), given.get("n_targets", 1)), np.float32)
+    table[nodes + np.arange(len(weights)), np.asarray(given["leaf_targetids"])] = weights
+    return after_sum(node, _summed(node, nodes_of, table, aggregate), transform)
+
+
+def _sets(values: Array) -> list[Array]:
+    """Return the sets of members, which NaN ends."""
+    ends = np.flatnonzero(np.isnan(values))
+    return [part[~np.isnan(part)] for part in np.split(values, ends + 1)][: len(ends)]
+
+
+def _expand_members(numbers: Array, columns: list[Array], sets: list[Array], leaves: int) -> list[Array]:
+    """Return the columns of `_table`, with the leaves behind the nodes, and behind these nodes that compare with the
+    further members of a set, one after the other.
+    """
+    members = np.flatnonzero(numbers == _MEMBER)
+    if len(members) != len(sets) or not all(len(one) for one in sets):
+        raise RefusedNodeError(f"{len(sets)} sets of members for {len(members)} nodes, or an empty one")
+    modes = [*np.where(numbers == _MEMBER, "BRANCH_EQ", np.asarray([*_MODES, ""])[numbers]), *["LEAF"] * leaves]
+    features, values, true, false, tracks = (
+        [*column.tolist(), *([0] * leaves if at not in (2, 3) else range(len(numbers), len(numbers) + leaves))]
+        for at, column in enumerate(columns)
+    )
+    for at, members_of in zip(members.tolist(), sets, strict=True):
+        values[at], otherwise = float(members_of[0]), false[at]
+        last = at
+        for member in members_of[1:].tolist():
+            false[last] = last = len(modes)
+            modes.append("BRANCH_EQ")
+            features.append(features[at])
+            values.append(member)
+            true.append(true[at])
+            false.append(otherwise)
+            tracks.append(tracks[at])
+    return [
+        np.asarray(modes),
+        np.asarray(features),
+        np.asarray(values, np.float32),
+        np.asarray(true),
+        np.asarray(false),
+        np.asarray(tracks, bool),
+    ]
 
 
 def _levels(true: Array, false: Array, roots: list[int]) -> int:
@@ -93,13 +171,19 @@ def _leaves(node: Node, x: Value, trees: _Trees) -> Value:
     rows, columns = dims(x)
     if trees.features.max(initial=0) >= columns or trees.features.min(initial=0) < 0:
         raise RefusedNodeError(f"a split by feature {trees.features.max()} of {columns}")
-    tables = (trees.features, trees.thresholds, trees.small, trees.large, trees.missing)
+    tables = [trees.features, trees.thresholds, trees.small, trees.large, trees.missing]
+    tables += [trees.equal] if trees.equal.any() else []
 
-    def step(data: Any, at: Any, feature: Any, threshold: Any, small: Any, large: Any, missing: Any) -> Any:
+    def step(
+        data: Any, at: Any, feature: Any, threshold: Any, small: Any, large: Any, missing: Any, *equal: Any
+    ) -> Any:
         def following(row: Any, tree: Any) -> Any:
             here = at[row, tree]
             value = data[row, feature[here]]
-            side = tirx.Select(value <= threshold[here], small[here], large[here])
+            is_small = value <= threshold[here]
+            if equal:
+                is_small = tirx.Select(equal[0][here], value.equal(threshold[here]), is_small)
+            side = tirx.Select(is_small, small[here], large[here])
             return tirx.Select(tirx.isnan(value), missing[here], side)
 
         return te.compute((rows, len(trees.roots)), following, name="next_node")
@@ -112,17 +196,21 @@ def _leaves(node: Node, x: Value, trees: _Trees) -> Value:
 
 def _scores(node: Node, kind: str, results: Array, count: int) -> Value:
     """Return the sum of the weights of each result in the leaves of each row, (N, count)."""
-    r, trees = node.emitter, _trees(node)
-    x = in_float32(node, node.inputs[0])
-    leaves = _leaves(node, x, trees)
+    trees, numbers = _trees(node)
     keys = zip(node.attributes[f"{kind}_treeids"], node.attributes[f"{kind}_nodeids"], strict=True)
     weights = np.zeros((len(trees.features), count), np.float32)
-    np.add.at(weights, (np.asarray([trees.numbers[key] for key in keys]), results), floats(node, f"{kind}_weights"))
-    mode = node.text("aggregate_function", "SUM")
+    np.add.at(weights, (np.asarray([numbers[key] for key in keys]), results), floats(node, f"{kind}_weights"))
+    return _summed(node, trees, weights, node.text("aggregate_function", "SUM"))
+
+
+def _summed(node: Node, trees: _Trees, weights: Array, mode: str) -> Value:
+    """Return the weights (nodes, results) of the leaves of each row, added up over the trees (N, results)."""
+    r = node.emitter
     if mode not in ("SUM", "AVERAGE"):
         raise RefusedNodeError(f"aggregate_function {mode}")
     if mode == "AVERAGE":
-        weights /= len(trees.roots)
+        weights = weights / np.float32(len(trees.roots))
+    leaves = _leaves(node, in_float32(node, node.inputs[0]), trees)
     found = r.sum(r.take(weights, leaves, 0), [1], False)
     base = floats(node, "base_values")
     return r.add(found, base) if base.size else found
@@ -148,4 +236,8 @@ def _classifier(node: Node) -> Any:
     return classified(node, _scores(node, "class", results, len(labels)), labels, 0.0, "-score")
 
 
-TREES: dict[str, Converter] = {"TreeEnsembleClassifier": _classifier, "TreeEnsembleRegressor": _regressor}
+TREES: dict[str, Converter] = {
+    "TreeEnsemble": _ensemble,
+    "TreeEnsembleClassifier": _classifier,
+    "TreeEnsembleRegressor": _regressor,
+}
