@@ -35,6 +35,7 @@ SECTION = "ResNet-18 of PyTorch on Adreno"
 STAND_INS = REPOSITORY / "tests" / "gpu_codegen"
 LONGEST_S = 1800.0  # two cores that other tests use
 SIDE = 64
+_TRIALS = 3
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
 
@@ -73,11 +74,10 @@ def _settings(driver: _Driver) -> Any:
 
     def change(params: Params) -> None:
         tune = params["tune"]
-        assert (tune["tuner"], tune["loss"], tune["build_timeout_s"], tune["kernel_timeout_s"]) == (
-            *("xgb", "reg"),
-            *(15.0, 600.0),
-        )
-        tune |= {"trials_per_workload": 3, "max_workloads": 2, "measure_min_ms": 1.0, "build_timeout_s": 300.0}
+        if tune["trials_per_workload"] != _TRIALS:  # before the first change: as the page has it
+            assert (tune["tuner"], tune["loss"], tune["trials_per_workload"]) == ("xgb", "reg", 1024)
+            assert (tune["build_timeout_s"], tune["kernel_timeout_s"]) == (15.0, 600.0)
+        tune |= {"trials_per_workload": _TRIALS, "max_workloads": 2, "measure_min_ms": 1.0, "build_timeout_s": 300.0}
         tune |= {"canary_every": 100, "cool_s": 0.0}
         params["fetch"] |= {"calibration_samples": 2, "evaluation_samples": 2, "golden_samples": 2, "random_samples": 4}
         params["evaluate"] |= {"turns": 6, "turn_ms": 1.0, "warmup_runs": 1, "cold_starts": 1}
@@ -166,7 +166,7 @@ def test_the_document_on_a_stand_in_for_adreno(adb: str, tmp_path: Path, monkeyp
         card = _card(walk.root, "adreno", precisions[0])
         assert driver.name in str(card["device"]["gpu"])
         best = json.loads((walk.root / "artifacts/tune" / f"resnet18.adreno.{precisions[0]}" / "best.json").read_text())
-        assert sum(bool(one) for one in best["schedules"]) >= 2, best
+        assert [one["status"] for one in best["records"]].count("ok") >= 2 and "status ok" in said
         _check_top5(walk.follow(), classes)
         assert "clEnqueueMLOpQCOM" not in calls.read_text().split()
         _check_top5(walk.follow(), classes)

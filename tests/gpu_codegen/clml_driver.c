@@ -498,9 +498,11 @@ static cl_int clTuneMLOpQCOM(cl_command_queue queue, cl_ml_op_qcom op, cl_ml_ten
   table.clCreateMLOpFullyConnectedQCOM = clCreateMLOpFullyConnectedQCOM, table.clCreateMLOpSoftmaxQCOM = clCreateMLOpSoftmaxQCOM, \
   table.clEnqueueRecordingMLOpQCOM = clEnqueueRecordingMLOpQCOM
 
+static const char *versions_of_this(void) { return getenv("CLML_VERSIONS") ? getenv("CLML_VERSIONS") : "5 4 3 2 1"; }
+
 cl_int clQueryMLInterfaceVersionsQCOM(cl_int *major, cl_int *minor, cl_uint most, cl_uint *count) {
   BEGIN;
-  const char *versions = getenv("CLML_VERSIONS") ? getenv("CLML_VERSIONS") : "5 4 3 2 1";
+  const char *versions = versions_of_this();
   if (count) *count = (cl_uint)(strlen(versions) + 1) / 2;
   for (cl_uint i = 0; i < most && major && minor; ++i) major[i] = versions[2 * i] - '0', minor[i] = 0;
   return 0;
@@ -517,7 +519,7 @@ cl_int clGetMLInterfaceQCOM(void **found, cl_int major, cl_int minor) {
   first.clCreateMLTensorQCOM = second.clCreateMLTensorQCOM = third.clCreateMLTensorQCOM = clCreateMLTensorQCOM;
   fourth.clCreateMLTensorWithUsageQCOM = fifth.clCreateMLTensorWithUsageQCOM = clCreateMLTensorWithUsageQCOM;
   void *const tables[] = {&first, &second, &third, &fourth, &fifth};
-  if (minor || major < 1 || major > 5) return -30;
+  if (minor || major < 1 || major > 5 || !strchr(versions_of_this(), '0' + major)) return -30;
   return *found = tables[major - 1], 0;
 }
 
