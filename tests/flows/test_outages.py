@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import threading
 import time
@@ -33,7 +34,7 @@ SAID = {
     "postgres": "Prefect's server at http.* its database|the MLflow server http.* database",
     "s3": "the DVC remote s3 .*http",
 }
-LONGEST_S = 400.0  # of a run, on a busy machine: without a service it takes a minute more than with it
+LONGEST_S = 280.0  # of a run, on a busy machine: without a service it takes a minute more than with it
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +106,22 @@ def starts(root: Path, stage: str, run: Run) -> bool:
             return False
         ended.wait(0.05)
     return True
+
+
+def test_each_service_answers_through_its_gate_only(services: TeamServices) -> None:
+    """And is ready before the first case: what a test may take in all holds for its fixtures too."""
+    for gate in services.gates.values():
+        socket.create_connection(("127.0.0.1", gate.port), timeout=10).close()
+        gate.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", gate.port), timeout=10)
+        gate.open()
+    for name, path in (("MLFLOW_TRACKING_URI", "health"), ("PREFECT_API_URL", "ready")):
+        requests.get(f"{services.environment[name]}/{path}", timeout=60).raise_for_status()
+
+
+def test_the_workspace_of_the_cases_is_recorded(finished: Path) -> None:
+    assert is_recorded(Workspace(finished), Workspace(finished).params.cell(CELL))
 
 
 @pytest.mark.parametrize(("stage", "away", "service"), CASES)
