@@ -23,7 +23,7 @@ from tvmflow.pipeline.check_params import check_rows
 from tvmflow.support.errors import ParamsError, UsageError
 from tvmflow.targets.cpu_features import cpu_features_of
 from tvmflow.targets.processors import architecture_of
-from tvmflow.toolchain.triples import Triple
+from tvmflow.toolchain.triples import WASM, Triple
 from tvmflow.toolchain.versions import ARCHITECTURES, known_processors
 
 LOCAL = {"transport": "local", "key": "local-cpu"}
@@ -52,7 +52,7 @@ def test_what_is_shipped_is_in_the_tables() -> None:
         (
             "targets/local-cpu/device/transport",
             "bluetooth",
-            "device.transport: no 'bluetooth'; legal: adb, agent, direct, emulated, local, local-agent, tracker",
+            "device.transport: no 'bluetooth'; legal: adb, agent, direct, emulated, local, local-agent, node, tracker",
         ),
         ("models/digits_torch/framework", "caffe", "framework: no 'caffe'; legal: keras, mxnet"),
         ("models/digits_torch/framework", "onnx", "weights: a model of onnx comes from {file: ...}"),
@@ -139,16 +139,20 @@ def test_every_processor_that_llvm_knows_has_vectors(architecture: str) -> None:
     """Nothing unknown gets four lanes: each name either says what its registers hold, or is refused."""
     lanes = {}
     cpus, features = known_processors(architecture)
-    assert len(cpus) > 30 and len(features) > 100
-    for mcpu in cpus:
-        target = backend_for(
-            _entry(mcpu=mcpu, mtriple=f"{architecture}-linux-{Triple(architecture, 'gnu').ending}")
-        ).target
-        lanes[mcpu] = cpu_features_of(target).lanes
+    if architecture == WASM:  # vectors are an option there
+        assert set(cpus) >= {"generic", "mvp"} and {"simd128", "relaxed-simd"} <= features
+        kinds = {mcpu: {"kind": "wasm", "mcpu": mcpu, "threads": 1} for mcpu in cpus}
+    else:
+        assert len(cpus) > 30 and len(features) > 100
+        ending = Triple(architecture, "gnu").ending
+        kinds = {mcpu: {"mcpu": mcpu, "mtriple": f"{architecture}-linux-{ending}"} for mcpu in cpus}
+    for mcpu, changed in kinds.items():
+        lanes[mcpu] = cpu_features_of(backend_for(_entry(**changed)).target).lanes
     expected = {
         "x86_64": {"x86-64": 4, "haswell": 8, "znver5": 16, "x86-64-v3": 8},
         "aarch64": {"cortex-a53": 4, "neoverse-v2": 4},
         "armv7a": {"cortex-a8": 4, "cortex-a76": 4},
+        WASM: {"generic": 4, "mvp": 4},
     }
     assert {name: lanes[name] for name in expected[architecture]} == expected[architecture]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tvmflow.toolchain.compilers import Command
 
 PAGE = 16384  # bytes: the largest page size of Android, a multiple of all others
-_SOURCES = "network.c device.c {pool}.c image.c scores.c arithmetic.c fallback.c sizes.c teams.c forks.c"
+_BEFORE, _AFTER = ("network", "device"), ("image", "scores", "arithmetic", "fallback", "sizes", "teams", "forks")
 _COMPILE = "-x c -std=c11 -O2 -fvisibility=hidden -ffunction-sections -Wall -Wextra -Werror".split()
 _LINK = (
     "-shared",
@@ -56,7 +56,7 @@ __attribute__((visibility("hidden"), aligned({page}))) const unsigned char plan_
 
 @dataclass(frozen=True)
 class LibraryFormat:
-    """sources: of the runtime; compile, link: options of the compiler; constants_name: the source that includes the
+    """sources: of the runtime, below its folder; compile, link: options of the compiler; constants_name: the source that includes the
     constants, constants_text: its text; constants_options: to compile it.
     """
 
@@ -87,11 +87,13 @@ class LibraryFormat:
         return ["-lm", "-pthread", *(["-ldl"] if has_gpu else [])]
 
 
-ELF_FORMAT = LibraryFormat(
-    tuple(_SOURCES.format(pool="pool").split()), (*_COMPILE, "-fPIC"), _LINK, "constants.S", _ASSEMBLY
-)
+def _sources(pool: str) -> tuple[str, ...]:
+    return tuple([*(f"src/{name}.c" for name in _BEFORE), pool, *(f"src/{name}.c" for name in _AFTER)])
+
+
+ELF_FORMAT = LibraryFormat(_sources("src/pool.c"), (*_COMPILE, "-fPIC"), _LINK, "constants.S", _ASSEMBLY)
 WASM_FORMAT = LibraryFormat(
-    tuple(_SOURCES.format(pool="pool_single").split()),
+    _sources("wasm/pool.c"),
     (*_COMPILE, "-msimd128"),
     _LINK_WASM,
     "constants.c",

@@ -128,7 +128,7 @@ def _runtime_objects(
     """Compile the runtime to object files in a folder, with the host code of a GPU, which calls CLML for its layers.
     Raises StageError if the compiler fails.
     """
-    sources = [RUNTIME / "src" / source for source in format_of(compiler).sources]
+    sources = [RUNTIME / source for source in format_of(compiler).sources]
     sources += [RUNTIME / "gpu" / source for source in (sources_of(gpu.api, has_layers) if gpu else ())]
     defines = gpu.defines if gpu else ()
     return run_in_threads(lambda source: _compile_runtime(source, folder, compiler, defines), sources)

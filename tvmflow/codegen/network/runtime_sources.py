@@ -15,6 +15,6 @@ __all__ = ["ABI_VERSION", "RUNTIME", "digest_of_runtime"]
 @functools.cache
 def digest_of_runtime() -> str:
     """Return the sha256 of the C sources, a part of the recipe of what is linked with them."""
-    folders = ("include", "src", "gpu", "rpc", "measure")
+    folders = ("include", "src", "gpu", "rpc", "measure", "wasm")
     files = (file for name in folders for file in (RUNTIME / name).iterdir() if file.is_file())
     return digest_of({file.name: sha256_of(file) for file in files})
