@@ -56,8 +56,8 @@ __attribute__((visibility("hidden"), aligned({page}))) const unsigned char plan_
 
 @dataclass(frozen=True)
 class LibraryFormat:
-    """sources: of the runtime, below its folder; compile, link: options of the compiler; constants_name: the source that includes the
-    constants, constants_text: its text; constants_options: to compile it.
+    """sources: of the runtime, below its folder; compile, link: options of the compiler; constants_name: the source
+    that includes the constants, constants_text: its text; constants_options: to compile it.
     """
 
     sources: tuple[str, ...]
