@@ -25,6 +25,7 @@ from tvmflow.vta.isa.instructions import (
     encode_all,
     encode_uops,
 )
+from tvmflow.vta.isa.region import Region, Sum, Tail, from_blob, region_from, region_to_blob
 
 CONFIG = VtaConfig()
 # Bytes in memory order, made from the public header of the reference with a C compiler.
@@ -265,3 +266,12 @@ def test_an_older_design_is_refused_where_its_instructions_differ() -> None:
     assert VtaConfig(hw_ver="0.0.1").hw_ver == "0.0.1"
     with pytest.raises(ParamsError, match=r"hw_ver '0.0.1'"):
         VtaConfig(hw_ver="0.0.1", log_inp_buff_size=14)
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a"), ("v10", "v9")])
+def test_a_stored_region_keeps_the_order_of_its_inputs(names: tuple[str, str]) -> None:
+    """The call of a region passes them by position."""
+    shape = (1, 16, 2, 2)
+    total = Sum("sum", names, (1, 0), Tail())
+    stored = region_from(*from_blob(region_to_blob(Region(dict.fromkeys(names, shape), (total,), ("sum",)))))
+    assert tuple(stored.inputs) == names and stored.operators[0].inputs == names
