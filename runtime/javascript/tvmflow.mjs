@@ -60,7 +60,12 @@ async function compile(source) {
     if (!source.ok) throw new NetworkError(`${source.url}: ${source.status} ${source.statusText}`);
     source = await source.arrayBuffer();
   }
-  return WebAssembly.compile(source);
+  const alive = setInterval(() => {}, 1000); // node 24 ends while only a compilation is awaited
+  try {
+    return await WebAssembly.compile(source);
+  } finally {
+    clearInterval(alive);
+  }
 }
 
 export class Network {
