@@ -26,9 +26,8 @@ def load(folder: Path, description: SourceDescription) -> ExportedModel:
         stored = [stored[place] for place in places]
         return ExportedModel(with_float_ends(module, description.inputs, stored, outputs), description.inputs)
     shape, expected = tuple(model.inputs[0].shape), description.inputs[0].shape
-    if len(expected) == 4 and shape[1:] == (expected[2], expected[3], expected[1]) and shape[1:] != expected[1:]:
-        model = _from_channels_first(model)
-    module = with_float_ends(model.eval(), description.inputs, stored, outputs)
+    is_moved = len(expected) == 4 and shape[1:] == (expected[2], expected[3], expected[1]) and shape[1:] != expected[1:]
+    module = with_float_ends(_of_one(model, is_moved).eval(), description.inputs, stored, outputs)
     return ExportedModel(module, description.inputs)
 
 
@@ -44,18 +43,21 @@ def source_model(folder: Path, description: SourceDescription) -> Any:
         return _whole_file(file) if description.network is None else _with_weights(file, description.network)
 
 
-def _from_channels_first(model: Any) -> Any:
-    """Wrap a channels-last model to take (N, C, H, W), as data sets here are."""
+def _of_one(model: Any, from_channels_first: bool) -> Any:
+    """Wrap a model for inference, a channels-last one to take (N, C, H, W), as data sets here are.
 
-    class FromChannelsFirst(torch.nn.Module):  # type: ignore[misc]
+    Layers that augment images do so unless training is denied.
+    """
+
+    class OfOne(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.inner = model
 
         def forward(self, x: torch.Tensor) -> Any:
-            return self.inner(x.permute(0, 2, 3, 1))
+            return self.inner(x.permute(0, 2, 3, 1) if from_channels_first else x, training=False)
 
-    return FromChannelsFirst()
+    return OfOne()
 
 
 def _with_separate_inputs(model: Any, description: SourceDescription) -> tuple[Any, list[int]]:
@@ -73,7 +75,7 @@ def _with_separate_inputs(model: Any, description: SourceDescription) -> tuple[A
             self.inner = model
 
         def forward(self, *inputs: torch.Tensor) -> Any:
-            return self.inner([inputs[places.index(index)] for index in range(len(places))])
+            return self.inner([inputs[places.index(index)] for index in range(len(places))], training=False)
 
     return OfSeveral().eval(), places
 
