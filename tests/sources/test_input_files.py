@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tvmflow.sources.data.input_files import read_inputs
+from tvmflow.sources.data.npz_files import read_arrays
 from tvmflow.support.errors import SourceError
 
 ONE, TWO = [("x", (1, 2, 3))], [("ids", (1, 4)), ("mask", (1, 4))]
@@ -64,10 +66,14 @@ def test_what_is_no_array_is_one_error(tmp_path: Path, monkeypatch: pytest.Monke
     }.items():
         Path(name).write_bytes(data)
     Path("link.npy").symlink_to("/dev/zero")
+    for suffix in (".npy", ".npz", ".csv"):
+        os.mkfifo(f"pipe{suffix}")  # would hold its reader
     names = [path for path in sorted(tmp_path.iterdir()) if path.suffix in (".npy", ".npz", ".csv")]
-    assert len(names) == 12
+    assert len(names) == 15
     for path in [*names, tmp_path / "none.npy", tmp_path / "none.npz"]:
         with pytest.raises(SourceError) as error:
             read_inputs(path, ONE)
         assert path.name in str(error.value)
+    with pytest.raises(SourceError, match="a pipe, not a plain file"):
+        read_arrays(Path("pipe.npz"), ("x",), 1 << 20)
     assert not Path("hacked").exists()

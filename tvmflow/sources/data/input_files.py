@@ -15,7 +15,7 @@ import numpy as np
 from tvmflow.sources.data.npz_files import read_arrays
 from tvmflow.support.errors import SourceError
 from tvmflow.support.npz import read_header
-from tvmflow.support.plain_files import read_plain
+from tvmflow.support.plain_files import open_plain, read_plain
 
 SUFFIXES = (".npy", ".npz", ".csv")
 MAX_BYTES = 8 << 30
@@ -43,7 +43,7 @@ def read_inputs(path: Path, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> di
 
 def _npz(path: Path, names: list[str]) -> dict[str, Any]:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_plain(path, links=True) as file, zipfile.ZipFile(file) as archive:
             held = [name.removesuffix(".npy") for name in archive.namelist()]
     except (OSError, zipfile.BadZipFile, ValueError) as error:
         raise SourceError(f"{path} cannot be read: {error}", "a file that numpy.savez wrote") from None

@@ -10,6 +10,7 @@ import numpy as np
 
 from tvmflow.support.errors import SourceError
 from tvmflow.support.npz import header_of, read_array
+from tvmflow.support.plain_files import open_plain
 
 _ITEM_BYTES = 4  # of float32, to which images are converted
 _ALWAYS_BYTES, _MOST_PACKED = 64 << 20, 100  # larger arrays unpack to at most so many times their bytes in the file
@@ -22,7 +23,7 @@ def read_arrays(
     unpickled. max_bytes: of all of them as float32, which is checked before any is read.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_plain(path, links=True) as file, zipfile.ZipFile(file) as archive:
             entries = {entry.filename: entry for entry in archive.infolist()}
             missing = [name for name in names if f"{name}.npy" not in entries]
             if missing or len(entries) < len(archive.infolist()):
