@@ -5,7 +5,7 @@
 Networks of bench/zoo.py or torchvision/NAME, with seeded weights and default schedules, no tuning, in turns: medians in
 ms, the median of the turns' ratios, below 1 where tvmflow is faster; the largest difference of the outputs, relative to
 the largest; the module's size beside the ONNX model's. Both run with the engine's optimizing compiler: ours by an
-option of node, theirs after the runs of the first turns, which are not counted.
+option of node, theirs after the first runs, which are not counted.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import json
 import subprocess
 import tempfile
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from bench.networks import converted
-from bench.side_by_side import geometric_mean
+from bench.side_by_side import LEAST_RUNS, TURN_S, geometric_mean, milliseconds, print_if_busy, ratio_of
 from bench.zoo import network_named
 from tvmflow.backends.wasm import TRIPLE, WasmBackend
 from tvmflow.codegen.compile import build_scheduled
@@ -29,7 +28,9 @@ from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import write_network
 from tvmflow.config.stage_params import TuneParams
 from tvmflow.devices.node.program import node_program
-from tvmflow.devices.node.session import NodeNetwork, NodeSession
+from tvmflow.devices.node.session import NodeSession
+from tvmflow.evaluation.interleaved_timing import TimedModel, TurnRules, measure_interleaved
+from tvmflow.evaluation.machine_state import host_watch
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.targets.resolve import ResolvedTarget
@@ -39,7 +40,6 @@ NAMES = tuple(
     f"torchvision/{name}"
     for name in ("squeezenet1_1", "mobilenet_v2", "mobilenet_v3_small", "shufflenet_v2_x1_0", "resnet18", "mnasnet0_5")
 )
-_WARM_UP, _TURN_S = 3, 0.3
 
 
 def main() -> None:
@@ -74,21 +74,19 @@ def _compare(name: str, folder: Path, target: ResolvedTarget, options: argparse.
     try:
         x = np.sin(np.arange(np.prod(shape), dtype=np.float32)).reshape(shape)
         output = ours.run(x)[0].ravel()[:1000]
-        times = [(_turn(ours), theirs.turn()) for _ in range(_WARM_UP + options.rounds)][_WARM_UP:]
+        rules = TurnRules(options.rounds, TURN_S, LEAST_RUNS)
+        models = [TimedModel("tvmflow", ours.time_runs), TimedModel("onnxruntime-web", theirs.time_runs)]
+        turns = measure_interleaved(models, rules, host_watch(1))
     finally:
         session.close()
         theirs.close()
-    ratio = median(one / two for one, two in times)
-    one, two = (1e3 * median(column) for column in zip(*times, strict=True))
+    ratio = ratio_of(*turns.values())
+    one, two = map(milliseconds, turns.values())
     differs = float(np.abs(output - theirs.output).max() / np.abs(theirs.output).max())
     sizes = f"{library.stat().st_size / 1e6:6.1f}{model.stat().st_size / 1e6:9.1f}"
     print(f"{name:34}{one:11.2f}{two:11.2f}{ratio:7.2f}{differs:9.1e}{sizes}", flush=True)
+    print_if_busy(turns)
     return ratio
-
-
-def _turn(network: NodeNetwork) -> float:
-    once = network.time_runs(1)[0]
-    return median(network.time_runs(max(1, round(_TURN_S / once))))
 
 
 class _Peer:
@@ -104,11 +102,8 @@ class _Peer:
         )
         self.output: Any = None
 
-    def turn(self) -> float:
-        once = self._ask(1)[0]
-        return median(self._ask(max(1, round(_TURN_S / once))))
-
-    def _ask(self, count: int) -> list[float]:
+    def time_runs(self, count: int) -> list[float]:
+        """Return the seconds of so many runs."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(f"{count}\n")
         self.process.stdin.flush()

@@ -138,7 +138,7 @@ export class Network {
     if (this.sizes.length) return this.#runSized(given);
     this.inputs.forEach((spec, at) => this.#write(spec, at, given[at], spec.size));
     this.#start("run", given);
-    return this.#results();
+    return Object.fromEntries(this.outputs.map(({ name }, at) => [name, this.output(at)]));
   }
 
   /** Run again on the inputs of the last run; for measurements. Outputs: `output`. */
@@ -263,10 +263,6 @@ export class Network {
     } finally {
       this.#exports.free(place);
     }
-  }
-
-  #results() {
-    return Object.fromEntries(this.outputs.map(({ name }, at) => [name, this.output(at)]));
   }
 
   #runSized(given) {

@@ -1,4 +1,4 @@
-"""Define the two forms of a library without TVM: a shared object of ELF, and a module of WebAssembly."""
+"""Define the two formats of a library without TVM: a shared object of ELF, and a module of WebAssembly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LINK = (
     "-Wl,--no-undefined",
     "-Wl,-s",
 )
-# A module without main, whose memory and table of functions a page uses; memory as large as 32 bits address.
+# A module without main; JavaScript uses its memory, its allocator and its table of functions.
 _LINK_WASM = (
     "-mexec-model=reactor",
     "-Wl,--gc-sections",
@@ -75,16 +75,22 @@ class LibraryFormat:
 
     def link_options(self, folder: Path, symbol: str, soname: str) -> list[str]:
         """Return options that export the entry of a network, which is also called `symbol`, and name the library."""
-        if self is WASM_FORMAT:
-            return [f"-Wl,--export={name}" for name in ("tvmflow_network", symbol)]
         (folder / "exports.map").write_text(f"{{ global: tvmflow_network; {symbol}; local: *; }};\n", encoding="ascii")
         return [f"-Wl,--version-script={folder / 'exports.map'}", f"-Wl,-soname,{soname}"]
 
     def libraries(self, has_gpu: bool) -> list[str]:
         """Return the libraries of the system that a network is linked with."""
-        if self is WASM_FORMAT:
-            return ["-lm"]
         return ["-lm", "-pthread", *(["-ldl"] if has_gpu else [])]
+
+
+class WasmFormat(LibraryFormat):
+    """A module has a list of exports, and no name, threads or libraries to load."""
+
+    def link_options(self, folder: Path, symbol: str, soname: str) -> list[str]:
+        return [f"-Wl,--export={name}" for name in ("tvmflow_network", symbol)]
+
+    def libraries(self, has_gpu: bool) -> list[str]:
+        return ["-lm"]
 
 
 def _sources(pool: str) -> tuple[str, ...]:
@@ -92,7 +98,7 @@ def _sources(pool: str) -> tuple[str, ...]:
 
 
 ELF_FORMAT = LibraryFormat(_sources("src/pool.c"), (*_COMPILE, "-fPIC"), _LINK, "constants.S", _ASSEMBLY)
-WASM_FORMAT = LibraryFormat(
+WASM_FORMAT = WasmFormat(
     _sources("wasm/pool.c"),
     (*_COMPILE, "-msimd128"),
     _LINK_WASM,
@@ -103,5 +109,5 @@ WASM_FORMAT = LibraryFormat(
 
 
 def format_of(compiler: Command) -> LibraryFormat:
-    """Return the form of the libraries that a compiler links."""
+    """Return the format of the libraries that a compiler links."""
     return WASM_FORMAT if compiler.makes_wasm else ELF_FORMAT

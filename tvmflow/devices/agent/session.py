@@ -29,6 +29,7 @@ from tvmflow.devices.session import (
 )
 from tvmflow.devices.waiting import wait_for
 from tvmflow.frontends.source_model import OutputSpec
+from tvmflow.support.dtypes import numpy_dtype
 from tvmflow.support.errors import DeviceBusyError, DeviceHotError, DeviceLostError, StageError
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -164,10 +165,10 @@ class AgentNetwork(RemoteModel):
         """Copy one output of the last run from the device."""
         _, shape, dtype = self.kinds[at]
         with _check_reply(self.session.name):
-            size = math.prod(shape) * _numpy(dtype).itemsize
+            size = math.prod(shape) * numpy_dtype(dtype).itemsize
         found = self.session.connection.receive(f"fetch index={at}", "copying an output", self.number, size)
         with _check_reply(self.session.name):
-            return np.frombuffer(found, _numpy(dtype)).reshape(shape)
+            return np.frombuffer(found, numpy_dtype(dtype)).reshape(shape)
 
     def time_runs(self, repeat: int) -> list[float]:
         return self.times(repeat, 0.0)
@@ -244,12 +245,6 @@ class _AgentKernel(RemoteKernel):
 
     def time(self, repeat: int, min_repeat_ms: float) -> list[float]:
         return self.network.times(repeat, min_repeat_ms, self.network.session.times_kernels)
-
-
-def _numpy(dtype: str) -> Any:
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
 @contextlib.contextmanager

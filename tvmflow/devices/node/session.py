@@ -15,6 +15,7 @@ import numpy as np
 from tvmflow.devices.session import Array, Arrays, DeviceSession, RemoteKernel, RemoteModel, WorkloadBench
 from tvmflow.devices.this_host import end_process
 from tvmflow.frontends.source_model import OutputSpec
+from tvmflow.support.dtypes import numpy_dtype
 from tvmflow.support.errors import DeviceLostError, StageError, last_words
 from tvmflow.support.paths import RUNTIME
 from tvmflow.targets.resolve import ResolvedTarget
@@ -134,7 +135,7 @@ class NodeNetwork(RemoteModel):
         """Copy one output of the last run."""
         shape, dtype = self.kinds[at]
         _, content = self.ask("copying an output", do="output", at=at)
-        kind = _numpy(dtype)
+        kind = numpy_dtype(dtype)
         if len(content) != math.prod(shape) * kind.itemsize:
             raise self._lost("copying an output")
         return np.frombuffer(content, kind).reshape(shape)
@@ -189,9 +190,3 @@ class _NodeKernel(RemoteKernel):
 
     def __del__(self) -> None:
         self.network.close()  # a search loads thousands
-
-
-def _numpy(dtype: str) -> np.dtype[Any]:
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
