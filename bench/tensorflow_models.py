@@ -5,16 +5,15 @@ tensorflow_models.py make SEED FOLDER                      write a SavedModel
 """
 
 # ruff: noqa: PTH123
-import subprocess
 import sys
 from typing import Any
 
 
 def run_in_environment(*arguments: str) -> None:
     """Run this file in the tool environment of TensorFlow."""
-    from tvmflow.toolchain.environments import python_of
+    from tvmflow.toolchain.environments import run_tool
 
-    subprocess.run([str(python_of("tensorflow")), __file__, *arguments], check=True, stdout=subprocess.DEVNULL)
+    run_tool("tensorflow", list(arguments), script=__file__)
 
 
 def convert_int8(folder: str, path: str) -> None:

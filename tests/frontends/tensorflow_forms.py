@@ -6,7 +6,6 @@ tensorflow_forms.py FOLDER    write FOLDER/saved (signatures of several inputs a
 
 # ruff: noqa: PTH123
 import os
-import subprocess
 import sys
 import tarfile
 from typing import Any
@@ -14,9 +13,9 @@ from typing import Any
 
 def make_forms(folder: str) -> None:
     """Run this file in the tool environment of TensorFlow."""
-    from tvmflow.toolchain.environments import python_of
+    from tvmflow.toolchain.environments import run_tool
 
-    subprocess.run([str(python_of("tensorflow")), __file__, folder], check=True, stdout=subprocess.DEVNULL)
+    run_tool("tensorflow", [folder], script=__file__)
 
 
 def _module(tf: Any, np: Any) -> Any:

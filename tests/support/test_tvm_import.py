@@ -45,9 +45,34 @@ for _ in range(60):
 """
 
 
-@pytest.mark.parametrize("imports", ["import tvm_ffi", "import faulthandler; faulthandler.enable(); import tvm"])
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import tvm_ffi",
+        "import faulthandler; faulthandler.enable(); import tvm",
+        "sys.meta_path.pop(0); import tvm_ffi; prepare_import_of_tvm()",
+    ],
+)
 def test_a_segmentation_fault_ends_the_process_and_names_where(imports: str) -> None:
     """TVM's handler deadlocks where the fault was in an allocation."""
     done = _run(f"{imports}\n{_CRASHES}")
     assert done.returncode == 0, done.stderr[-500:]
     assert done.stderr.count("Fatal Python error: Segmentation fault") == 60
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "tasks.__main__",
+        "tasks.server",
+        "tasks.stage_elsewhere",
+        "tvmflow.cli.app",
+        "tvmflow.devices.rpc.local_server",
+        "tvmflow.devices.rpc.vta_server",
+        "tvmflow.sandbox.child",
+        "tvmflow.tuning.measure.build_worker",
+    ],
+)
+def test_a_program_prepares_before_it_imports_tvm(module: str) -> None:
+    done = _run(f"import {module}\nassert not sys.modules.keys() & {{'tvm', 'tvm_ffi', 'torch'}}")
+    assert done.returncode == 0, done.stderr

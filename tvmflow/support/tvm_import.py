@@ -20,9 +20,13 @@ class _Loader(SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        faulthandler.disable()  # enable() has no effect if it is already enabled below TVM's handler
-        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-        faulthandler.enable(file=2)
+        _replace_handler()
+
+
+def _replace_handler() -> None:
+    faulthandler.disable()  # enable() has no effect if it is already enabled below TVM's handler
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    faulthandler.enable(file=2)
 
 
 class _Finder:
@@ -44,6 +48,10 @@ def _is_being_imported(name: str) -> bool:
 
 
 def prepare_import_of_tvm() -> None:
-    """Make a later import of TVM in this process skip PyTorch and keep faulthandler's SIGSEGV handler."""
+    """Make a later import of TVM in this process skip PyTorch and keep faulthandler's SIGSEGV handler, and replace the
+    handler of one imported before.
+    """
+    if "tvm_ffi" in sys.modules:
+        _replace_handler()
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)

@@ -217,10 +217,12 @@ class ToolProcess:
         return TvmflowError(f"{self.name} in its tool environment failed: {why}" + (f" ({words})" if words else ""))
 
 
-def run_tool(name: str, arguments: list[str], timeout_s: float = REPLY_TIMEOUT_S) -> None:
-    """Run a worker to its end, for exports. Raises TvmflowError with its last output."""
+def run_tool(
+    name: str, arguments: list[str], timeout_s: float = REPLY_TIMEOUT_S, script: str | Path | None = None
+) -> None:
+    """Run the worker, or another script, to its end, for exports. Raises TvmflowError with its last output."""
     process = subprocess.Popen(
-        [str(python_of(name)), str(_WORKERS / TOOL_ENVIRONMENTS[name].worker), *arguments],
+        [str(python_of(name)), str(script or _WORKERS / TOOL_ENVIRONMENTS[name].worker), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from tvmflow.ir.tir.blocks import buffer_bytes, region_buffer
 from tvmflow.ir.tvm_compat import symbolic_bounds
-from tvmflow.schedules.template import Knobs
+
+if TYPE_CHECKING:
+    from tvmflow.schedules.template import Knobs
 
 FeatureKind = Literal["knobs", "loops", "curves"]
 Features = dict[str, float]
@@ -88,6 +89,8 @@ def _steps(nest: _Nest) -> int:
 
 def _touched_bytes(nest: _Nest) -> list[list[tuple[int, int]]]:
     """Return, per buffer, (values, bytes) that the loops from each one inwards touch, then those of one step."""
+    from tvmflow.ir.tir.blocks import buffer_bytes, region_buffer  # imports TVM, which names of tuners do not need
+
     block = nest[-1].block
     regions, seen = [], list[Any]()
     for region in (*block.writes, *block.reads):
