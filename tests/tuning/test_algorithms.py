@@ -59,16 +59,18 @@ def _backend(mcpu: str, triple: str) -> CpuBackend:
 
 
 def test_without_a_measurement_arm64_takes_the_way_of_fewest_multiplications() -> None:
-    packed = _packed(8, (64, 64, 28), (8, 8, 8), (256, 256, 14), (64, 64, 2), (64, 64, 14), (512, 512, 7))
+    packed = _packed(8, (64, 64, 28), (8, 8, 8), (256, 256, 14), (64, 64, 2), (64, 64, 14), (512, 512, 7), (64, 64, 56))
     arm, bound = _backend("cortex-a76", "aarch64-linux-gnu"), {"float32": 1e-4}
     chosen = {key.split()[0]: m for key, m in choose_by_cost(packed, arm, bound).items()}
     # an image of 2x2 is one tile of F(2x2); weights are loaded whatever their number, once
     assert chosen == {
         "1x8x28x28x8": 4,
+        "1x1x8x8x8": 4,
         "1x32x14x14x8": 4,
         "1x8x2x2x8": 2,
-        "1x8x14x14x8": 2,
+        "1x8x14x14x8": 4,
         "1x64x7x7x8": 4,
+        "1x8x56x56x8": 6,
     }
     assert set(choose_by_cost(packed, arm, {"float32": 4e-6}).values()) <= {2}
     assert choose_by_cost(packed, arm, {"float32": 1e-9}) == choose_by_cost(packed, arm, {}) == {}

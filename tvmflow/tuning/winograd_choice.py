@@ -27,7 +27,7 @@ _LOAD_COST = 20  # of a weight from memory in multiplications, with two x86 core
 _ARM64_LOAD_COST = 5
 # Cost of transforming a value in vector multiplications, from times on x86, and by tile from instructions on arm64.
 _TRANSFORM_COST = 8
-_ARM64_TRANSFORM_COST = {2: 6, 4: 12, 6: 23}
+_ARM64_TRANSFORM_COST = {2: 6, 4: 7, 6: 10}
 # Fewer tiles take as long on a GPU, since weights are loaded for few pixels each; measured on PoCL and lavapipe.
 _GPU_TILES = 32
 _GAIN = 0.01  # least gain of a choice with more weights

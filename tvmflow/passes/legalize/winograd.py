@@ -160,12 +160,15 @@ def _multiply_tiles(tile: Any, weight: Any, shape: tuple[int, ...]) -> Any:
     )
 
 
-def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int, dilation: int = 1) -> Any:
+def winograd_conv2d(
+    data: Any, weight: Any, padding: list[int], m: int, dilation: int = 1, by_rows: bool = False
+) -> Any:
     """Return the te.Tensor (N, OC, OH, OW, lane) of a 3x3 convolution of stride 1.
 
     data: (N, IC, H, W, b); weight: from `transform_weight`, bfloat16 interleaved by two input channels for bf16_dot2:
     (OC, alpha, alpha, IC, b/2, b, 2); padding: top, left, bottom, right. Transforms and sums are float32. dilation: of
     rows and columns; the pixels of a tile have this distance, so that tiles of different phases are interleaved.
+    by_rows: the first half of the input transform is of columns of the image, which neighbouring tiles share.
     """
     from tvmflow.passes.legalize.bfloat16 import cast_float32
 
@@ -182,17 +185,25 @@ def winograd_conv2d(data: Any, weight: Any, padding: list[int], m: int, dilation
     def pixel(tile: Any, at: Any) -> Any:
         return (tile // dilation * m + at) * dilation + tile % dilation
 
-    half = te.compute(
-        (alpha, alpha, ic, n * rows, columns, lanes),
-        lambda e, j, i, y, x, v: _transform_input(
-            b, e, lambda row: data[y // rows, i, pixel(y % rows, row), pixel(x, j), v].astype("float32")
-        ),
-        name="tile_half",
-    )
+    def half_of(e: Any, i: Any, y: Any, at: Any, v: Any) -> Any:
+        return _transform_input(b, e, lambda row: data[y // rows, i, pixel(y % rows, row), at, v].astype("float32"))
+
+    if by_rows:
+        shape = (alpha, ic, n * rows, columns * m + 2 * dilation, lanes)
+        half = te.compute(shape, half_of, name="tile_half")
+    else:
+        half = te.compute(
+            (alpha, alpha, ic, n * rows, columns, lanes),
+            lambda e, j, i, y, x, v: half_of(e, i, y, pixel(x, j), v),
+            name="tile_half",
+        )
     tile = te.compute(
         (alpha, alpha, ic, n * rows, columns, lanes),
         lambda e, j, i, y, x, v: cast_float32(
-            _transform_input(b, j, lambda row: half[e, row, i, y, x, v]), str(weight.dtype)
+            _transform_input(
+                b, j, lambda row: half[e, i, y, pixel(x, row), v] if by_rows else half[e, row, i, y, x, v]
+            ),
+            str(weight.dtype),
         ),
         name="tile",
     )
