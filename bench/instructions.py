@@ -23,7 +23,6 @@ import numpy as np
 from tvmflow.devices.emulation.system import EmulatedSystem, emulated_system
 from tvmflow.support.errors import DeviceError
 
-MAX_ERROR = 2e-5  # the default of tune.winograd_max_error
 _NUMPY = "numpy==2.4.6"
 # Each defines `run`, an inference with one thread; float32 stays float32.
 _ONNXRUNTIME = """
@@ -153,6 +152,7 @@ def own(system: EmulatedSystem, module: Path, processor: str, mcpu: str) -> str:
     from tvmflow.codegen.network.description import Network
     from tvmflow.codegen.network.link import write_network
     from tvmflow.codegen.network.runtime_sources import RUNTIME
+    from tvmflow.config.stage_params import TuneParams
     from tvmflow.frontends.source_model import TensorSpec
     from tvmflow.ir.relax.graph import read_graph
     from tvmflow.ir.relax.serialization import load_module
@@ -167,7 +167,9 @@ def own(system: EmulatedSystem, module: Path, processor: str, mcpu: str) -> str:
     graph = read_graph(loaded)
     inputs = tuple(TensorSpec(name, kind.shape, kind.dtype) for name, kind in graph.inputs.items())
     packed = backend.pack(loaded, None)[0]
-    scheduled = build_scheduled(packed, backend, {}, winograd=choose_by_cost(packed, backend, {"float32": MAX_ERROR}))
+    scheduled = build_scheduled(
+        packed, backend, {}, winograd=choose_by_cost(packed, backend, TuneParams().winograd_bounds)
+    )
     draw = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
