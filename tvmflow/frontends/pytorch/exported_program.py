@@ -55,11 +55,10 @@ class ExportedModel(TorchModel):
     def variants(self, *inputs: Array) -> Sequence[Variant]:
         return torch_variants(self.module, self._arguments(inputs), lambda: self.exported().module())
 
-    def to_relax(self, max_batch: int | None = None) -> Any:
-        """Return the IRModule for the input shapes or, for one input, for any batch from 1 to max_batch."""
+    def to_relax(self) -> Any:
         from tvm.relax.frontend.torch import from_exported_program
 
-        program = self.exported() if max_batch is None else self._any_batch(max_batch)
+        program = self.exported()
         refused: list[Refusal] = []
         try:
             with warnings.catch_warnings():
@@ -76,19 +75,7 @@ class ExportedModel(TorchModel):
             raise (_refused(refused) if refused else unsupported("PyTorch", str(error))) from error
         if refused:
             raise _refused(refused)
-        if max_batch is not None:
-            return module
-        shapes = [self.inputs[index].shape for index in self.order]
-        return reorder_inputs(
-            _bind_sizes(module, shapes), [self.order.index(place) for place in range(len(self.order))]
-        )
-
-    def _any_batch(self, max_batch: int) -> Any:
-        batch = torch.export.Dim("batch", min=1, max=max_batch)
-        example = torch.zeros((2, *self.inputs[0].shape[1:]))
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            return torch.export.export(self.module, (example,), dynamic_shapes=({0: batch},))
+        return reorder_inputs(module, [self.order.index(place) for place in range(len(self.order))])
 
     def to_onnx(self, path: Path) -> None:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -155,21 +142,6 @@ def _refused(refused: Sequence[Refusal]) -> UnsupportedOperatorError:
         "a model of supported operators",
         "replace these operators in the model, or export the model in another format",
     )
-
-
-def _bind_sizes(module: Any, shapes: Sequence[tuple[int, ...]]) -> Any:
-    """Replace the dynamic input sizes of a module by the numbers of `shapes`."""
-    from tvm import relax
-
-    from tvmflow.ir.tvm_compat import type_of
-
-    open_sizes = {
-        str(size.name): extent
-        for parameter, shape in zip(module["main"].params, shapes, strict=True)
-        for size, extent in zip(list(type_of(parameter).shape), shape, strict=True)
-        if not hasattr(size, "value")
-    }
-    return relax.transform.BindSymbolicVars(open_sizes)(module) if open_sizes else module
 
 
 def unsupported(framework: str, message: str) -> UnsupportedOperatorError:

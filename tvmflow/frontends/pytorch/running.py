@@ -44,7 +44,7 @@ class TorchModel:
         fixed: Sequence[FixedSpec] = (),
         original: Callable[[], Any] | None = None,
     ) -> Self:
-        """Wrap a torch.export program; a dynamic batch is bound to that of `inputs`. Buffers that it changes become
+        """Wrap a torch.export program; open sizes are bound to those of `inputs`. Buffers that it changes become
         states. original: returns the module that changes them, at the beginning of a stream; None: the program's.
         """
         names = list(program.graph_signature.user_inputs)
@@ -54,6 +54,9 @@ class TorchModel:
         order = [places.index(place) for place in range(len(places))]
         given = [inputs[index] for index in order]
         stored = [getattr(kinds[name], "dtype", None) for name in open_names(what, names, fixed)]
+        # Open sizes would reach every converter, so such a program is exported again for the sizes of the inputs.
+        if has_open_sizes := _has_open_sizes(program):
+            _detach_by_value(program)
         functional, explicit = explicit_states(program, what)
         module, kept = program.module() if explicit is None else explicit, None
         taken = names
@@ -69,7 +72,8 @@ class TorchModel:
         module = fix_places(module, taken, fixed, kinds)
         ends = with_float_ends(module, given, stored, output_types(functional))
         model = cls(ends, inputs, order, kept)
-        model._program = program if ends is module and not fixed and explicit is None else None
+        is_final = ends is module and not fixed and explicit is None and not has_open_sizes
+        model._program = program if is_final else None
         return model
 
     @property
@@ -147,6 +151,19 @@ class TorchModel:
             except (RuntimeError, ValueError) as error:
                 raise _wrong_shape(error, self.inputs) from error
         return self._program
+
+
+def _has_open_sizes(program: Any) -> bool:
+    shapes = [getattr(node.meta.get("val"), "shape", ()) for node in program.graph.nodes]
+    return any(not isinstance(extent, int) for shape in shapes for extent in shape)
+
+
+def _detach_by_value(program: Any) -> None:
+    """Replace what torch.export writes for a constant of the code, and does not take itself."""
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.detach_.default:
+            node.target = torch.ops.aten.detach.default
+    program.graph_module.recompile()
 
 
 def _check_fixed(kinds: dict[str, Any], what: str, fixed: Sequence[FixedSpec]) -> None:
