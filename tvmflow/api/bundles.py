@@ -43,19 +43,12 @@ def bundle(
     """Package the champions of cells as one signed archive for an app. Returns its path and its manifest.
 
     output: default: MODEL.zip in the current folder. abis: the required ABIs; default: those of the cells.
-<<<<<<< HEAD
     newest: use the libraries in the cells' folders instead of the champions. unmeasured: use what was built, if need be
     without a device, as the manifest then says; `verify_bundle` refuses that unless told otherwise. key: file of the
     private key; default: the key in TVMFLOW_SIGNING_KEY. unsigned: do not sign. kind: `wheel` writes a Python wheel for
     cells of one ABI into the folder `output`; `aar` writes an Android library into a Maven repository there, under
-    `group`. Raises StoreError if a cell has no champion, BundleError if a library cannot be bundled.
-=======
-    newest: use the libraries in the cells' folders instead of the champions. key: file of the private key; default: the
-    key in TVMFLOW_SIGNING_KEY. unsigned: do not sign. kind: `wheel` writes a Python wheel for cells of one ABI into the
-    folder `output`; `aar` writes an Android library into a Maven repository there, under `group`, beside the runtime
-    that it depends on; kotlin: and the runtime's functions for coroutines. Raises StoreError if a cell has no champion,
-    BundleError if a library cannot be bundled.
->>>>>>> w-mile
+    `group`, beside the runtime that it depends on; kotlin: and the runtime's functions for coroutines. Raises StoreError
+    if a cell has no champion, BundleError if a library cannot be bundled.
     """
     from tvmflow.shipping.bundle.aar import GROUP, write_aar
     from tvmflow.shipping.bundle.wheel import write_wheel
@@ -65,15 +58,10 @@ def bundle(
     wanted = [cell_of(where, cell) for cell in cells]
     if not wanted:
         raise UsageError("no cells for the bundle", "at least one", "name them: tvmflow bundle CELL...")
-<<<<<<< HEAD
     if newest and unmeasured:
         raise UsageError("--newest, which was measured, and --unmeasured", "one of them")
-    if group is not None and kind != "aar":
-        raise UsageError("a Maven group without an AAR", "a group only with the format aar")
-=======
     if (group is not None or kotlin) and kind != "aar":
         raise UsageError(f"{'a Maven group' if group else 'Kotlin'} without an AAR", "it only with the format aar")
->>>>>>> w-mile
     signer, is_file = signer_of(key, unsigned), kind == "zip"
     name = "-".join(dict.fromkeys(cell.model for cell in wanted))[:64]
     path, request = (

@@ -134,6 +134,7 @@ def _checked_copy(path: Path, trust: Trust, folder: Path) -> Iterator[tuple[str,
         elif kind == aar.SUFFIX:
             archive = opened.enter_context(Archive(_copy(path.with_name(path.stem + aar.BUNDLE), folder)))
         manifest = _check_digests(archive, signing.open_envelope(archive.read(ENVELOPE), trust.key))
+        _check_measured(manifest, trust.unmeasured)
         if kind == aar.SUFFIX:
             aar.check_inside(outer, manifest)
         yield whole, archive, manifest
@@ -146,21 +147,7 @@ def _copy(path: Path, folder: Path) -> Path:
         copy_plain(path, own, MAX_BYTES, links=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "a bundle") from None
-<<<<<<< HEAD
-    whole = sha256_of(own)
-    if trust.sha256 not in (None, whole):
-        raise BundleError(f"{path.name} is another bundle than was released", f"the one with sha256 {trust.sha256}")
-    with Archive(own) as archive:
-        if kind in (aar.SUFFIX, SUFFIX):
-            if trust.key is not None:
-                _check_whole(path, whole, trust.key)
-            archive = aar.bundle_in(archive) if kind == aar.SUFFIX else bundle_in(archive)
-        manifest = _check_digests(archive, signing.open_envelope(archive.read(ENVELOPE), trust.key))
-        _check_measured(manifest, trust.unmeasured)
-        yield whole, archive, manifest
-=======
     return own
->>>>>>> w-mile
 
 
 def _check_whole(path: Path, sha256: str, key: Ed25519PublicKey) -> None:
