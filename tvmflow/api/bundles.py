@@ -47,8 +47,8 @@ def bundle(
     without a device, as the manifest then says; `verify_bundle` refuses that unless told otherwise. key: file of the
     private key; default: the key in TVMFLOW_SIGNING_KEY. unsigned: do not sign. kind: `wheel` writes a Python wheel for
     cells of one ABI into the folder `output`; `aar` writes an Android library into a Maven repository there, under
-    `group`, beside the runtime that it depends on; kotlin: and the runtime's functions for coroutines. Raises StoreError
-    if a cell has no champion, BundleError if a library cannot be bundled.
+    `group`, beside the runtime that it depends on; kotlin: and the runtime's functions for coroutines. Raises
+    StoreError if a cell has no champion, BundleError if a library cannot be bundled.
     """
     from tvmflow.shipping.bundle.aar import GROUP, write_aar
     from tvmflow.shipping.bundle.wheel import write_wheel
