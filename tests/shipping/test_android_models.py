@@ -211,6 +211,7 @@ def test_coroutines_run_a_network(app: Path, expected: list[str], tmp_path: Path
     shared = Path("/usr/share/java")
     path = f"{app / 'classes'}:{jar}:{shared / 'kotlinx-coroutines-core.jar'}"
     _run("kotlinc", "-jvm-target", "1.8", "-cp", path, "-d", "made", "main.kt", folder=tmp_path)
-    place, stdlib = app / "lib" / "x86_64", shared / "kotlin-stdlib.jar"
-    words = ["java", f"-Djava.library.path={place}", "-cp", f"made:{path}:{stdlib}", "MainKt", str(app / "x")]
+    place = app / "lib" / "x86_64"
+    path = ":".join(["made", path, *map(str, shared.glob("kotlinx-atomicfu*.jar")), str(shared / "kotlin-stdlib.jar")])
+    words = ["java", f"-Djava.library.path={place}", "-cp", path, "MainKt", str(app / "x")]
     assert _run(*words, folder=tmp_path, libraries=place).split() == expected

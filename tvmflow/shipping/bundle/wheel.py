@@ -15,13 +15,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tvmflow.shipping.bundle.abis import abi_named
 from tvmflow.shipping.bundle.archive import Archive, write_archive
-from tvmflow.shipping.bundle.manifest import File, Manifest
+from tvmflow.shipping.bundle.manifest import ENVELOPE, README, Manifest
 from tvmflow.shipping.bundle.part import Part
-from tvmflow.shipping.bundle.signing import envelope
-from tvmflow.shipping.bundle.statement import statement
-from tvmflow.shipping.bundle.write import BundleRequest, Content, contents, describe_content
+from tvmflow.shipping.bundle.signing import envelope, open_envelope
+from tvmflow.shipping.bundle.statement import restated
+from tvmflow.shipping.bundle.write import BundleRequest, Content, content_of, contents, describe_content
 from tvmflow.support.errors import BundleError
-from tvmflow.support.files import describe_file, write_atomic
+from tvmflow.support.files import sha256_of, write_atomic
 from tvmflow.toolchain.triples import ARM32
 
 _MACHINES = {ARM32: "armv7l"}  # architecture of a triple -> Python's name
@@ -68,6 +68,11 @@ def write_wheel(
     several ABIs.
     """
     manifest, files = contents(parts, request, key)
+    return pack_wheel(folder, manifest, files, key), manifest
+
+
+def pack_wheel(folder: Path, manifest: Manifest, files: Content, key: Ed25519PrivateKey | None) -> Path:
+    """Write a wheel as `write_wheel` does, of the files of a bundle."""
     package, version = re.sub(r"[^a-z0-9]+", "_", manifest.name.lower()), str(manifest.version or 0)
     info, tag = f"{package}-{version}.dist-info", _tag(manifest)
     inside: Content = {f"{package}/{INSIDE}/{name}": content for name, content in files.items()}
@@ -78,8 +83,7 @@ def write_wheel(
         libraries={one.cell: one.file for one in manifest.libraries},
         networks={one.name: (one.cpu, one.gpu) for one in manifest.networks},
     ).encode()
-    readme = files["README.md"]
-    assert isinstance(readme, bytes)
+    readme = content_of(files, README)
     inside[f"{info}/METADATA"] = (
         f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\nSummary: Networks that tvmflow "
         f"compiled\nRequires-Python: >=3.9\n"
@@ -91,13 +95,17 @@ def write_wheel(
     inside[f"{info}/RECORD"] = _record(inside, f"{info}/RECORD")
     path = folder / f"{package}-{version}-{tag}{SUFFIX}"
     write_archive(path, inside)
+    write_envelope(path, files, key)
+    return path
+
+
+def write_envelope(path: Path, files: Content, key: Ed25519PrivateKey | None) -> None:
+    """Write the signed statement of a bundle about a file that was made of it, beside that file."""
     beside = path.with_name(path.name + BESIDE)
     beside.unlink(missing_ok=True)
     if key is not None:
-        whole = describe_file(path)
-        about = {path.name: File(sha256=whole.sha256, size=whole.size)}
-        write_atomic(beside, envelope(statement(manifest, about, parts), key).decode())
-    return path, manifest
+        own = open_envelope(content_of(files, ENVELOPE), None)
+        write_atomic(beside, envelope(restated(own, {path.name: sha256_of(path)}), key).decode())
 
 
 def _tag(manifest: Manifest) -> str:

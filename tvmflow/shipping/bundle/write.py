@@ -101,6 +101,12 @@ def _manifest(request: BundleRequest, libraries: tuple[Library, ...], files: Con
     )
 
 
+def content_of(files: Content, name: str) -> bytes:
+    """Return the bytes of a file of a bundle."""
+    content = files[name]
+    return content if isinstance(content, bytes) else content.read_bytes()
+
+
 def describe_content(content: bytes | Path) -> File:
     """Return digest and size of a file of a bundle."""
     if isinstance(content, Path):
