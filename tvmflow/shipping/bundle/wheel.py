@@ -39,6 +39,8 @@ __all__ = ["LIBRARIES", "NETWORKS", "Network", "NetworkError", "Tensor", "load"]
 __version__ = "{version}"
 
 LIBRARIES = {libraries}
+# Cell -> its processor for LLVM, and the flags of /proc/cpuinfo that its code needs.
+PROCESSORS = {processors}
 # Name -> cells of a network for the CPU and for a GPU; None for none.
 NETWORKS = {networks}
 
@@ -55,9 +57,23 @@ def load(name=None, threads=0, cpu_mask=0):
         raise ValueError(f"no network {{name!r}}; there are {{', '.join((*NETWORKS, *LIBRARIES))}}")
     folder = Path(__file__).parent / "{inside}"
     cpu, gpu = NETWORKS.get(name, (name, None))
+    _check_processor(cpu or gpu)
     if cpu is None or gpu is None:
         return Network(folder / LIBRARIES[cpu or gpu], threads, cpu_mask)
     return Network(folder / LIBRARIES[cpu], threads, cpu_mask, gpu_library=folder / LIBRARIES[gpu])
+
+
+def _check_processor(cell, cpuinfo="/proc/cpuinfo"):
+    """Raise NetworkError if the processor lacks instructions: running them would end the process."""
+    try:
+        lines = Path(cpuinfo).read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    lines = [one.partition(":")[2].split() for one in lines if one.lower().startswith(("flags", "features"))]
+    name, needed = PROCESSORS[cell]
+    missing = [one for one in needed if lines and one not in lines[0]]
+    if missing:
+        raise NetworkError(f"{{cell}} was compiled for {{name}}; this processor has no {{', '.join(missing)}}")
 '''
 
 
@@ -81,6 +97,7 @@ def pack_wheel(folder: Path, manifest: Manifest, files: Content, key: Ed25519Pri
         version=version,
         inside=INSIDE,
         libraries={one.cell: one.file for one in manifest.libraries},
+        processors={one.cell: (one.made.mcpu, one.made.flags) for one in manifest.libraries},
         networks={one.name: (one.cpu, one.gpu) for one in manifest.networks},
     ).encode()
     readme = content_of(files, README)

@@ -34,6 +34,7 @@ from tvmflow.shipping.bundle.manifest import (
     Tensor,
 )
 from tvmflow.shipping.bundle.part import Part
+from tvmflow.shipping.bundle.processor_flags import required_flags
 from tvmflow.shipping.bundle.sbom import sbom
 from tvmflow.shipping.bundle.signing import envelope
 from tvmflow.shipping.bundle.statement import statement
@@ -156,6 +157,7 @@ def _add(part: Part, files: Content) -> Library:
         mattr=target.mattr,
         mtriple=target.mtriple,
         system=() if abi.is_wasm else versions_of(library),
+        flags=required_flags(target),
     )
     return Library(
         cell=part.cell,
