@@ -3,9 +3,9 @@
     python -m bench.throughput CELL [--cpus 2] [--rounds 5] [--turn 1.0]
 
 Of a cell that was built (`tvmflow run CELL`). Every way of giving the CPUs to instances is measured: from 1 instance
-with all of them to one instance per CPU. Each instance has a thread of Python, which gives up the interpreter's lock while the
-network runs. OpenVINO, where it is installed, chooses its streams itself (PERFORMANCE_HINT=THROUGHPUT). The ways take
-turns; a line has the median over the rounds, and the median of its ratio to the first way in the same round.
+with all of them to one instance per CPU. Each instance has a thread of Python, which gives up the interpreter's lock
+while the network runs. OpenVINO, where it is installed, chooses its streams itself (PERFORMANCE_HINT=THROUGHPUT). The
+ways take turns; a line has the median over the rounds, and the median of its ratio to the first way in the same round.
 """
 
 from __future__ import annotations
