@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
@@ -114,6 +114,7 @@ class Library(Frozen):
     device: the design of the accelerator that computes a part of it, for which an app brings a driver; None for none.
     gpu: the API by which a GPU computes all of it, opencl or vulkan; None where the CPU does. sizes: that a run
     chooses, by name its buckets, of which inputs and outputs have the largest; the library says the shapes at others.
+    measured: on a device; a library that was not has no scorecard.
     """
 
     cell: Line
@@ -135,9 +136,16 @@ class Library(Frozen):
     task: Line | None
     labels: Annotated[tuple[Annotated[str, Field(max_length=4000)], ...], Field(max_length=1_000_000)]
     golden: Golden
-    scorecard: FileName
+    measured: bool = True
+    scorecard: FileName | None
     card: FileName
     made: Made
+
+    @model_validator(mode="after")
+    def _has_what_was_measured(self) -> Self:
+        if self.measured != (self.scorecard is not None):
+            raise ValueError("a scorecard for a measured library, and none for another")
+        return self
 
 
 class Choice(Frozen):

@@ -144,7 +144,9 @@ def _add(part: Part, files: Content) -> Library:
     files[f"lib/{abi.name}/{network.soname}"] = library
     if abi.is_wasm:
         files["javascript/tvmflow.mjs"] = RUNTIME / "javascript" / "tvmflow.mjs"
-    files[f"{folder}/scorecard.json"] = part.path("evaluate", "scorecard.json")
+    scorecard = f"{folder}/scorecard.json" if part.is_measured else None
+    if scorecard:
+        files[scorecard] = part.path("evaluate", "scorecard.json")
     outputs = tuple(_tensor(one) for one in built.outputs)
     build = part.records["build"]
     made = Made(
@@ -179,7 +181,8 @@ def _add(part: Part, files: Content) -> Library:
         task=part.source.task,
         labels=_labels(part, outputs[0]),
         golden=_golden(part, files),
-        scorecard=f"{folder}/scorecard.json",
+        measured=part.is_measured,
+        scorecard=scorecard,
         card=f"{folder}/card.md",
         made=made,
     )
