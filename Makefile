@@ -15,11 +15,14 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK := true
 
-.PHONY: setup-demo demo test test-all test-fast check style browser jdk postgresql setup format pipeline docs schema constraints clean image
+.PHONY: setup-demo demo test test-all test-fast check style browser jdk postgresql setup format pipeline docs schema constraints clean image agents
 
 demo: setup-demo  ## install what the demo needs, run the main job on the embedded default, show the result
 	$(BIN)/tvmflow run digits
 	$(BIN)/tvmflow report
+
+agents: setup  ## the wheel tvmflow-agent in dist/: agents for boards by zig, for phones by the NDK if ANDROID_NDK_HOME names one
+	$(BIN)/python -m tvmflow.devices.agent_wheel dist
 
 test: style browser jdk  ## all checks, and the tests that together execute nearly all that any test does; CI runs this
 	$(PYTEST) -m "not slow"

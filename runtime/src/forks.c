@@ -25,10 +25,24 @@ static void enter_child(void) {
   pthread_mutex_unlock(&mutex);
 }
 
+/* glibc forgets handlers of a library that it unloads if they were registered with a handle that __cxa_finalize is called with. Not all compilers
+ * link what does that for pthread_atfork: the handle is our own. */
+#ifdef __GLIBC__
+int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *);
+void __cxa_finalize(void *);
+static char handle;
+
+static int register_handlers(void) { return __register_atfork(before_fork, after_fork, enter_child, &handle); }
+
+__attribute__((destructor)) static void forget_handlers(void) { __cxa_finalize(&handle); }
+#else
+static int register_handlers(void) { return pthread_atfork(before_fork, after_fork, enter_child); }
+#endif
+
 /* Register the handlers once. The system forgets them when it unloads the library. */
 static int watch(void (*in_child)(forks_entry *)) {
   if (tell) return 0;
-  if (pthread_atfork(before_fork, after_fork, enter_child)) return -1;
+  if (register_handlers()) return -1;
   tell = in_child;
   return 0;
 }

@@ -203,7 +203,10 @@ fun main(words: Array<String>) = runBlocking {
 
 @NEEDS_JAVA
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("kotlinc") is None, reason="needs apt-get install kotlin libkotlinx-coroutines-java")
+@pytest.mark.skipif(
+    shutil.which("kotlinc") is None,
+    reason="needs kotlinc: apt-get install kotlin libkotlinx-coroutines-java libkotlinx-atomicfu-java",
+)
 def test_coroutines_run_a_network(app: Path, expected: list[str], tmp_path: Path) -> None:
     write_ktx(tmp_path, compile_java(sources()), None)
     [jar] = tmp_path.rglob("*.jar")
@@ -211,6 +214,7 @@ def test_coroutines_run_a_network(app: Path, expected: list[str], tmp_path: Path
     shared = Path("/usr/share/java")
     path = f"{app / 'classes'}:{jar}:{shared / 'kotlinx-coroutines-core.jar'}"
     _run("kotlinc", "-jvm-target", "1.8", "-cp", path, "-d", "made", "main.kt", folder=tmp_path)
-    place, stdlib = app / "lib" / "x86_64", shared / "kotlin-stdlib.jar"
-    words = ["java", f"-Djava.library.path={place}", "-cp", f"made:{path}:{stdlib}", "MainKt", str(app / "x")]
+    place = app / "lib" / "x86_64"
+    path = ":".join(["made", path, *map(str, shared.glob("atomicfu.jar")), str(shared / "kotlin-stdlib.jar")])
+    words = ["java", f"-Djava.library.path={place}", "-cp", path, "MainKt", str(app / "x")]
     assert _run(*words, folder=tmp_path, libraries=place).split() == expected

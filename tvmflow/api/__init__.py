@@ -1,7 +1,7 @@
 """The Python API for notebooks, services and the command line. Heavy modules are imported on use."""
 
 from tvmflow.api.agreement import device_agreement
-from tvmflow.api.apps import app_releases, release_app
+from tvmflow.api.apps import app_releases, publish_app, release_app
 from tvmflow.api.bundles import allow_keys, bundle, new_keys, verify_bundle
 from tvmflow.api.execution import classify, load, predict, predict_file
 from tvmflow.api.fleet import compare, costs, execution_tables, overview, regressions
@@ -123,6 +123,7 @@ __all__ = [
     "regressions",
     "reject_proposal",
     "report_data",
+    "publish_app",
     "release_app",
     "releases",
     "retune",

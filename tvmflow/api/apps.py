@@ -63,6 +63,34 @@ def release_app(
     return done
 
 
+def publish_app(
+    app: str,
+    to: Path | str,
+    workspace: Where = None,
+    channel: str | None = None,
+    key: Path | str | None = None,
+    unsigned: bool = False,
+) -> str:
+    """Publish the version on a channel, its packages and releases/APP.yaml. Returns where.
+
+    to: a folder, `oci://HOST/NAME`, or an address of DVC's, as `s3://BUCKET/PATH` or `remote://NAME/PATH`; channel: by
+    default the app's own; key, unsigned: as for `bundle`. Raises UnknownNameError, StoreError, BundleError,
+    SignatureError, UsageError.
+    """
+    from tvmflow.shipping.bundle.signing import public_key
+    from tvmflow.shipping.release_app import Signer
+    from tvmflow.shipping.release_app import publish_app as publish
+    from tvmflow.tracking.app_releases import check_app
+
+    where = open_workspace(workspace)
+    check_app(where, app)
+    entry = where.params.apps[app]
+    _check_channel(channel)
+    root = public_key(where.root / entry.root_key) if entry.root_key else None
+    signer = Signer(signer_of(key, unsigned), root, entry.valid_days)
+    return publish(where, app, entry, channel or entry.channel, str(to), signer)
+
+
 def _check_channel(channel: str | None) -> None:
     import re
 

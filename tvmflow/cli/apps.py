@@ -53,6 +53,24 @@ def release(
 
 
 @app.command()
+def publish(
+    name: AppName,
+    to: Annotated[
+        str,
+        typer.Argument(metavar="TO", help="A folder, oci://HOST/NAME, s3://BUCKET/PATH or remote://DVC_REMOTE/PATH."),
+    ],
+    channel: Annotated[
+        str | None, typer.Option("--channel", help="The channel whose version is published (default: the app's own).")
+    ] = None,
+    key: KeyFile = None,
+    unsigned: Unsigned = False,
+) -> None:
+    """Publish a release: its bundle, the app's packages (wheels, AARs in a Maven repository), releases/APP.yaml."""
+    print(api.publish_app(name, to, open_workspace(), channel, key, unsigned))
+    suggest(f"tvmflow verify {name}-N.zip --releases {name}.yaml --channel {channel or 'CHANNEL'} --key FILE.pub")
+
+
+@app.command()
 def releases(name: AppName, as_json: Json = False) -> None:
     """List the releases of an app, oldest first, and the current version of each channel."""
     history = api.app_releases(name, open_workspace())

@@ -152,13 +152,15 @@ class Gates(Frozen):
 
 class AppEntry(Frozen):
     """An app: cells that ship together. abis: required in its bundle, by default those of its cells; channel: of new
-    versions; root_key: file of the public key that says which keys may sign its releases; valid_days: of a signed
-    releases/APP.yaml.
+    versions; packages: that `publish` makes of a release, and every release tries; group: of AARs, for Maven; root_key:
+    file of the public key that says which keys may sign its releases; valid_days: of a signed releases/APP.yaml.
     """
 
     cells: Annotated[tuple[Line, ...], Field(strict=False, min_length=1, max_length=1000)]
     abis: Annotated[tuple[Name, ...], Field(strict=False)] = ()
     channel: Name = "beta"
+    packages: Annotated[tuple[Literal["aar", "wheel"], ...], Field(strict=False, max_length=2)] = ()
+    group: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*){1,7}$")] = "tvmflow.models"
     root_key: PathText | None = None
     valid_days: Annotated[int, Field(ge=1, le=3650)] = 90
     gates: Gates = Gates()

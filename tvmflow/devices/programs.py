@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from filelock import FileLock
 
+from tvmflow.devices.installed_agent import installed_agent
 from tvmflow.support.errors import ToolchainError, error_words
 from tvmflow.support.files import digest_of, sha256_of
 from tvmflow.support.paths import RUNTIME
@@ -56,19 +58,34 @@ def run_compiler(command: Sequence[str], what: str, hint: str = "set cc: of the 
         )
 
 
-def agent_for(target: ResolvedTarget) -> Path:
-    """Return the agent's program for a target, compiled if necessary. Raises ToolchainError."""
-    words = target.compiler.words
+def digest_of_agent() -> str:
+    """Return the digest of the sources that the agent is compiled from."""
     sources = {
         file.name: sha256_of(file)
         for name in ("agent", "gpu", "include", "measure")
         for file in sorted((RUNTIME / name).iterdir())
         if file.is_file()
     }
-    folder = cache_folder() / "agent" / digest_of([sources, list(words)])[:16]
+    return digest_of(sources)
+
+
+def agent_for(target: ResolvedTarget) -> Path:
+    """Return the agent's program for a target: of the package tvmflow-agent, or else compiled if necessary. Raises
+    ToolchainError.
+    """
+    installed = installed_agent(target.mtriple, digest_of_agent())
+    words = () if installed else target.compiler.words
+    made_of = hashlib.sha256(installed).hexdigest() if installed else digest_of_agent()
+    folder = cache_folder() / "agent" / digest_of([made_of, list(words)])[:16]
     program = folder / "tvmflow-agent"
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not program.exists():
-            build_agent(folder / "unfinished", words).replace(program)
+            unfinished = folder / "unfinished"
+            if installed:
+                unfinished.write_bytes(installed)
+                unfinished.chmod(0o755)
+            else:
+                build_agent(unfinished, words)
+            unfinished.replace(program)
     return program

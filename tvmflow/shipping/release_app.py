@@ -25,9 +25,12 @@ from tvmflow.shipping.bundle.verify import Trust, Verified, check_contents, veri
 from tvmflow.shipping.bundle.write import BundleRequest, write_bundle
 from tvmflow.shipping.gates.app import GateResult, judge_bundle, judge_cell, judge_gpu
 from tvmflow.shipping.gates.gpu import gpu_reasons
-from tvmflow.shipping.release_trust import VALID_DAYS, check_releases, check_signer, sign_releases
+from tvmflow.shipping.publish import Files, publish
+from tvmflow.shipping.release_packages import published_files, refused_packages
+from tvmflow.shipping.release_trust import VALID_DAYS, check_releases, check_signer, keys_path, sign_releases
 from tvmflow.support.errors import BundleError, SignatureError, StoreError
 from tvmflow.support.files import describe_file, write_atomic
+from tvmflow.support.temporary import temporary_folder
 from tvmflow.tracking import app_releases as ledger
 from tvmflow.tracking.result_tables import held_reasons
 
@@ -176,6 +179,7 @@ def release_app(workspace: Workspace, order: Order, tell: Tell) -> AppRelease:
             tell("verifying the bundle")
             refused, verified = _verify(draft, order.key)
             judged += judge_bundle(draft.stat().st_size, order.entry.gates)
+            refused += refused_packages(draft, order.entry, order.key)
             reasons = [*refused, *(one.reason for one in judged if not one.passed)]
             if reasons or order.dry_run:
                 what = "release" if reasons else "dry run"
@@ -292,6 +296,23 @@ def rollback_app(workspace: Workspace, app: str, channel: str, tell: Tell, signe
             )
         _checked_bundle(workspace, known, version, keys)
         return _publish(workspace, known, ("rollback", channel, version.version), signer, tell)
+
+
+def publish_app(workspace: Workspace, app: str, entry: AppEntry, channel: str, to: str, signer: Signer) -> str:
+    """Publish the version of a channel with its packages and the signed file of releases. Returns where. Raises as
+    `promote_app`.
+    """
+    with ledger.releases_lock(workspace, app), temporary_folder("publish") as name:
+        known, keys = _open(workspace, app, signer)
+        version = known.current(channel)
+        if version is None:
+            raise StoreError(f"{app} has no release on {channel}", "a release", f"run 'tvmflow release {app}'")
+        bundle = _checked_bundle(workspace, known, version, keys)
+        folder = Path(name)
+        lists = [ledger.folder_of(workspace) / f"{app}.yaml", keys_path(ledger.folder_of(workspace), app)]
+        files = published_files(bundle, lists, entry, signer.key, folder)
+        tags = (str(version.version), channel)
+        return publish(Files(folder, files, tags), to, workspace.root / ".dvc")
 
 
 def renew_releases(workspace: Workspace, app: str, signer: Signer) -> ledger.Releases:

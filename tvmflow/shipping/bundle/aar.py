@@ -27,15 +27,12 @@ from tvmflow.shipping.bundle.android_runtime import (
     write_runtime,
 )
 from tvmflow.shipping.bundle.archive import Archive, write_archive
-from tvmflow.shipping.bundle.manifest import File, Manifest
+from tvmflow.shipping.bundle.manifest import Manifest
 from tvmflow.shipping.bundle.maven import Coordinates, describe_artifact
 from tvmflow.shipping.bundle.part import Part
-from tvmflow.shipping.bundle.signing import envelope
-from tvmflow.shipping.bundle.statement import statement
-from tvmflow.shipping.bundle.wheel import BESIDE
-from tvmflow.shipping.bundle.write import BundleRequest, contents
+from tvmflow.shipping.bundle.wheel import write_envelope
+from tvmflow.shipping.bundle.write import BundleRequest, Content, contents
 from tvmflow.support.errors import BundleError, UsageError
-from tvmflow.support.files import describe_file, write_atomic
 from tvmflow.support.temporary import temporary_folder
 from tvmflow.toolchain.triples import ANDROID_LEVEL, triple_of
 
@@ -84,14 +81,21 @@ def write_aar(
     group: of Maven; kotlin: also write the functions for coroutines. Raises UsageError for a group that cannot be one,
     BundleError for cells of no Android, or without a JDK.
     """
+    manifest, files = contents(parts, request, key)
+    return pack_aar(folder, manifest, files, key, group, kotlin), manifest
+
+
+def pack_aar(
+    folder: Path, manifest: Manifest, files: Content, key: Ed25519PrivateKey | None, group: str, kotlin: bool = False
+) -> Path:
+    """Write an AAR as `write_aar` does, of the files of a bundle."""
     if not _GROUP.fullmatch(group) or not _RESERVED.isdisjoint(group.split(".")):
         raise UsageError(f"group {group!a}", "two or more lower-case words joined by dots, e.g. com.example")
-    manifest, files = contents(parts, request, key)
     _check(manifest)
     artifact = re.sub(r"[^a-z0-9]+", "-", manifest.name.lower()).strip("-") or "networks"
     place = Coordinates(group, artifact, str(manifest.version or 0))
     package = ".".join([group, _word(artifact)])
-    levels = [triple_of(part.manifest.target.mtriple).level for part in parts]
+    levels = [triple_of(one.made.mtriple).level for one in manifest.libraries]
     path = place.path(folder)
     with temporary_folder("models") as name:
         source = Path(name) / "Models.java"
@@ -109,23 +113,14 @@ def write_aar(
     }
     write_archive(path, inside)
     write_archive(place.path(folder, BUNDLE), files)
-    _write_envelope(path, manifest, parts, key)
+    write_envelope(path, files, key)
     words = f"Networks that tvmflow {manifest.tvmflow} compiled for {', '.join(manifest.abis)}"
     describe_artifact(folder, place, words, (RUNTIME_AAR,))
     runtime = {name: data for name, data in classes.items() if name not in own}
     write_runtime(folder, runtime, key)
     if kotlin:
         write_ktx(folder, runtime, key)
-    return path, manifest
-
-
-def _write_envelope(path: Path, manifest: Manifest, parts: Sequence[Part], key: Ed25519PrivateKey | None) -> None:
-    beside = path.with_name(path.name + BESIDE)
-    beside.unlink(missing_ok=True)
-    if key is not None:
-        whole = describe_file(path)
-        about = {path.name: File(sha256=whole.sha256, size=whole.size)}
-        write_atomic(beside, envelope(statement(manifest, about, parts), key).decode())
+    return path
 
 
 def _check(manifest: Manifest) -> None:

@@ -92,7 +92,8 @@ class Made(Frozen):
     """The provenance of a library. version: in the model registry; library_sha256: of library.so, by which MLflow knows
     it.
 
-    recipe: stage -> recipe key; toolchain: tool -> version; system: required versions of system libraries.
+    recipe: stage -> recipe key; toolchain: tool -> version; system: required versions of system libraries; flags: of
+    the processor in /proc/cpuinfo, without which the code does not run.
     """
 
     version: Annotated[str, Field(max_length=100)] | None
@@ -104,6 +105,7 @@ class Made(Frozen):
     mattr: tuple[Line, ...]
     mtriple: Line
     system: tuple[Line, ...]
+    flags: Annotated[tuple[Line, ...], Field(max_length=100)] = ()
 
 
 class Library(Frozen):

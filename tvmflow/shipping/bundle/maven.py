@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from xml.sax.saxutils import escape
 from tvmflow.support.files import write_atomic
 from tvmflow.support.version import __version__
 
+VERSIONS_FILE = "maven-metadata.xml"
 CHECKSUMS = ("md5", "sha1", "sha256", "sha512")
 _POM = """\
 <?xml version="1.0" encoding="UTF-8"?>
@@ -100,14 +101,24 @@ def describe_artifact(
     for file in sorted(main.parent.iterdir()):
         if file.is_file() and not file.name.startswith(".") and file.suffix.removeprefix(".") not in CHECKSUMS:
             write_checksums(file)
-    listed = main.parent.parent / "maven-metadata.xml"
-    found = sorted((one.name for one in listed.parent.iterdir() if one.is_dir()), key=_order)
-    versions = "\n".join(f"      <version>{one}</version>" for one in found)
-    write_atomic(
-        listed,
-        _VERSIONS.format(group=artifact.group, artifact=artifact.artifact, latest=found[-1], versions=versions),
-    )
-    write_checksums(listed)
+    listed = main.parent.parent / VERSIONS_FILE
+    found = {one.name for one in listed.parent.iterdir() if one.is_dir()}
+    _write_versions(listed, artifact.group, artifact.artifact, found)
+
+
+def _write_versions(path: Path, group: str, artifact: str, versions: Collection[str]) -> None:
+    found = sorted(versions, key=_order)
+    lines = "\n".join(f"      <version>{one}</version>" for one in found)
+    write_atomic(path, _VERSIONS.format(group=group, artifact=artifact, latest=found[-1], versions=lines))
+    write_checksums(path)
+
+
+def add_versions(path: Path, published: bytes) -> None:
+    """Add the versions of a published list, which is not trusted, to the list of the same artifact at a path."""
+    text = path.read_text(encoding="utf-8")
+    own = [re.findall(rf"<{word}>(.*?)</{word}>", text) for word in ("groupId", "artifactId", "version")]
+    known = re.findall(r"<version>([0-9A-Za-z][0-9A-Za-z._-]{0,60})</version>", published.decode("utf-8", "replace"))
+    _write_versions(path, own[0][0], own[1][0], {*own[2], *known[:10_000]})
 
 
 def _module(artifact: Coordinates, main: Path, dependencies: Sequence[Coordinates]) -> dict[str, Any]:

@@ -60,6 +60,13 @@ def statement(manifest: Manifest, files: Mapping[str, File], parts: Sequence[Par
     return json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"
 
 
+def restated(data: bytes, digests: Mapping[str, str]) -> bytes:
+    """Return a bundle's statement about other files that were made of it. digests: sha256."""
+    value = json.loads(data)
+    value["subject"] = [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(digests.items())]
+    return json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"
+
+
 def plain_statement(digests: Mapping[str, str]) -> bytes:
     """Return the statement about files that are of no cell: the runtime. digests: sha256."""
     value = {

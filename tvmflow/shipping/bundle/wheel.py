@@ -15,13 +15,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tvmflow.shipping.bundle.abis import abi_named
 from tvmflow.shipping.bundle.archive import Archive, write_archive
-from tvmflow.shipping.bundle.manifest import File, Manifest
+from tvmflow.shipping.bundle.manifest import ENVELOPE, README, Manifest
 from tvmflow.shipping.bundle.part import Part
-from tvmflow.shipping.bundle.signing import envelope
-from tvmflow.shipping.bundle.statement import statement
-from tvmflow.shipping.bundle.write import BundleRequest, Content, contents, describe_content
+from tvmflow.shipping.bundle.signing import envelope, open_envelope
+from tvmflow.shipping.bundle.statement import restated
+from tvmflow.shipping.bundle.write import BundleRequest, Content, content_of, contents, describe_content
 from tvmflow.support.errors import BundleError
-from tvmflow.support.files import describe_file, write_atomic
+from tvmflow.support.files import sha256_of, write_atomic
 from tvmflow.toolchain.triples import ARM32
 
 _MACHINES = {ARM32: "armv7l"}  # architecture of a triple -> Python's name
@@ -39,6 +39,8 @@ __all__ = ["LIBRARIES", "NETWORKS", "Network", "NetworkError", "Tensor", "load"]
 __version__ = "{version}"
 
 LIBRARIES = {libraries}
+# Cell -> its processor for LLVM, and the flags of /proc/cpuinfo that its code needs.
+PROCESSORS = {processors}
 # Name -> cells of a network for the CPU and for a GPU; None for none.
 NETWORKS = {networks}
 
@@ -55,9 +57,23 @@ def load(name=None, threads=0, cpu_mask=0):
         raise ValueError(f"no network {{name!r}}; there are {{', '.join((*NETWORKS, *LIBRARIES))}}")
     folder = Path(__file__).parent / "{inside}"
     cpu, gpu = NETWORKS.get(name, (name, None))
+    _check_processor(cpu or gpu)
     if cpu is None or gpu is None:
         return Network(folder / LIBRARIES[cpu or gpu], threads, cpu_mask)
     return Network(folder / LIBRARIES[cpu], threads, cpu_mask, gpu_library=folder / LIBRARIES[gpu])
+
+
+def _check_processor(cell, cpuinfo="/proc/cpuinfo"):
+    """Raise NetworkError if the processor lacks instructions: running them would end the process."""
+    try:
+        lines = Path(cpuinfo).read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    lines = [one.partition(":")[2].split() for one in lines if one.lower().startswith(("flags", "features"))]
+    name, needed = PROCESSORS[cell]
+    missing = [one for one in needed if lines and one not in lines[0]]
+    if missing:
+        raise NetworkError(f"{{cell}} was compiled for {{name}}; this processor has no {{', '.join(missing)}}")
 '''
 
 
@@ -68,6 +84,11 @@ def write_wheel(
     several ABIs.
     """
     manifest, files = contents(parts, request, key)
+    return pack_wheel(folder, manifest, files, key), manifest
+
+
+def pack_wheel(folder: Path, manifest: Manifest, files: Content, key: Ed25519PrivateKey | None) -> Path:
+    """Write a wheel as `write_wheel` does, of the files of a bundle."""
     package, version = re.sub(r"[^a-z0-9]+", "_", manifest.name.lower()), str(manifest.version or 0)
     info, tag = f"{package}-{version}.dist-info", _tag(manifest)
     inside: Content = {f"{package}/{INSIDE}/{name}": content for name, content in files.items()}
@@ -76,10 +97,10 @@ def write_wheel(
         version=version,
         inside=INSIDE,
         libraries={one.cell: one.file for one in manifest.libraries},
+        processors={one.cell: (one.made.mcpu, one.made.flags) for one in manifest.libraries},
         networks={one.name: (one.cpu, one.gpu) for one in manifest.networks},
     ).encode()
-    readme = files["README.md"]
-    assert isinstance(readme, bytes)
+    readme = content_of(files, README)
     inside[f"{info}/METADATA"] = (
         f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\nSummary: Networks that tvmflow "
         f"compiled\nRequires-Python: >=3.9\n"
@@ -91,13 +112,17 @@ def write_wheel(
     inside[f"{info}/RECORD"] = _record(inside, f"{info}/RECORD")
     path = folder / f"{package}-{version}-{tag}{SUFFIX}"
     write_archive(path, inside)
+    write_envelope(path, files, key)
+    return path
+
+
+def write_envelope(path: Path, files: Content, key: Ed25519PrivateKey | None) -> None:
+    """Write the signed statement of a bundle about a file that was made of it, beside that file."""
     beside = path.with_name(path.name + BESIDE)
     beside.unlink(missing_ok=True)
     if key is not None:
-        whole = describe_file(path)
-        about = {path.name: File(sha256=whole.sha256, size=whole.size)}
-        write_atomic(beside, envelope(statement(manifest, about, parts), key).decode())
-    return path, manifest
+        own = open_envelope(content_of(files, ENVELOPE), None)
+        write_atomic(beside, envelope(restated(own, {path.name: sha256_of(path)}), key).decode())
 
 
 def _tag(manifest: Manifest) -> str:

@@ -34,6 +34,7 @@ from tvmflow.shipping.bundle.manifest import (
     Tensor,
 )
 from tvmflow.shipping.bundle.part import Part
+from tvmflow.shipping.bundle.processor_flags import required_flags
 from tvmflow.shipping.bundle.sbom import sbom
 from tvmflow.shipping.bundle.signing import envelope
 from tvmflow.shipping.bundle.statement import statement
@@ -101,6 +102,12 @@ def _manifest(request: BundleRequest, libraries: tuple[Library, ...], files: Con
     )
 
 
+def content_of(files: Content, name: str) -> bytes:
+    """Return the bytes of a file of a bundle."""
+    content = files[name]
+    return content if isinstance(content, bytes) else content.read_bytes()
+
+
 def describe_content(content: bytes | Path) -> File:
     """Return digest and size of a file of a bundle."""
     if isinstance(content, Path):
@@ -152,6 +159,7 @@ def _add(part: Part, files: Content) -> Library:
         mattr=target.mattr,
         mtriple=target.mtriple,
         system=() if abi.is_wasm else versions_of(library),
+        flags=required_flags(target),
     )
     return Library(
         cell=part.cell,
