@@ -89,11 +89,12 @@ class _BranchMerger(LayoutRewriter):
 
     def _as_part_of(self, largest: Step, term: Step) -> Weight | None:
         """Return the weight of a term in the kernel of another convolution of the same image, None if it is none."""
-        whole = np.zeros(np.asarray(largest.args[1]).shape)
+        whole: Weight = np.zeros(np.shape(largest.args[1]))  # type: ignore[arg-type]
         attrs, (height, width) = largest.call.attrs, whole.shape[2:]
         top, left = int(attrs.padding[0]), int(attrs.padding[1])
-        if _is_convolution(term) and term.args[0] == largest.args[0]:
-            weight, other = np.asarray(term.args[1], np.float64), term.call.attrs
+        if _is_convolution(term) and term.refs == largest.refs:
+            other = term.call.attrs
+            weight: Weight = np.asarray(term.args[1], np.float64)
             first, start = top - int(other.padding[0]), left - int(other.padding[1])
             end = first + weight.shape[2], start + weight.shape[3]
             same = list(other.strides) == list(attrs.strides) and int(other.groups) == int(attrs.groups)
@@ -101,15 +102,9 @@ class _BranchMerger(LayoutRewriter):
                 return None
             whole[:, :, first : end[0], start : end[1]] = weight
             return whole
-        scale = _scale_of(term, largest.args[0])
+        scale = _scale_of(term, largest.refs[0])
         unit = all(int(stride) == 1 for stride in attrs.strides)
-        if (
-            scale is None
-            or not unit
-            or self.shapes[largest.args[0].name] != term.shape
-            or top >= height
-            or left >= width
-        ):
+        if scale is None or not unit or self.shapes[largest.refs[0]] != term.shape or top >= height or left >= width:
             return None
         channels = np.arange(len(whole))
         whole[channels, channels % whole.shape[1], top, left] = scale
@@ -120,7 +115,7 @@ class _BranchMerger(LayoutRewriter):
             self._emit_plain(step)
             return
         largest, weight, rest = self.sums[step.name]
-        data = self._get_plain(largest.args[0].name)
+        data = self._get_plain(largest.refs[0])
         total = self.builder.emit(convolution(largest, data, constant(weight, "float32"), largest.call.attrs.out_dtype))
         offsets = [term for term in rest if isinstance(term, np.ndarray) and _is_per_channel(term, step.shape[1])]
         if offsets:
@@ -154,9 +149,9 @@ def _is_convolution(step: Step) -> bool:
     return plain and all(int(value) == 1 for value in attrs.dilation)
 
 
-def _scale_of(step: Step, image: Any) -> Weight | None:
+def _scale_of(step: Step, image: str) -> Weight | None:
     """Return the factors of channels if a step multiplies an image by them, else None."""
-    if step.op != "relax.multiply" or not any(isinstance(one, Ref) and one == image for one in step.args):
+    if step.op != "relax.multiply" or step.refs != (image,):
         return None
     factors = next((one for one in step.args if isinstance(one, np.ndarray)), None)
     if factors is None or factors.shape not in ((1, step.shape[1], 1, 1), (step.shape[1], 1, 1)):
