@@ -79,6 +79,7 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
     from tvmflow.tuning.results import best_schedules, summarize_cost, write_curve, write_kernels
     from tvmflow.tuning.rules import SearchRules
     from tvmflow.tuning.tune_network import tune_network
+    from tvmflow.tuning.winograd_choice import describe_tiles
 
     target, limits = context.settings.target, context.limits
     budget = Budget(context.settings.search.max_seconds, WAITS_HERE.working_s)
@@ -112,6 +113,7 @@ def tune(context: StageContext[TuneSettings, TuneLimits]) -> dict[str, Any]:
         **curve,
         "won": 1 - curve["best_kernels_ms"] / curve["default_kernels_ms"] if curve["default_kernels_ms"] else 0.0,
         "winograd": len(outcome.winograd),
+        "winograd_layers": describe_tiles(packed, backend, outcome.winograd),
         **summarize_cost(outcome.report),
     }
 

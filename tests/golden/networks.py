@@ -161,6 +161,7 @@ NETWORKS: dict[str, tuple[Callable[[], Any], int]] = {
     "attention": (_attention, 0),
     "winograd2": (_one_convolution, 2),
     "winograd4": (_one_convolution, 4),
+    "winograd6": (_one_convolution, 6),
     "bfloat16": (lambda: _mixed("bfloat16", "float32", _float32()), 0),
     "bfloat16_winograd": (lambda: _mixed("bfloat16", "float32", _one_convolution()), 2),
     "bfloat16_narrow": (lambda: _mixed("bfloat16", "float32", _one_convolution(_SIZE - 3)), 0),
@@ -170,9 +171,9 @@ NETWORKS: dict[str, tuple[Callable[[], Any], int]] = {
     "int8": (lambda: _bytes("int8"), 0),
 }
 _OF_TARGET: dict[str, tuple[str, ...]] = {
-    "znver4": tuple(NETWORKS),
+    "znver4": tuple(name for name in NETWORKS if name != "winograd6"),
     "sapphirerapids": ("bfloat16", "bfloat16_narrow", "uint8", "int8"),
     "x86-64-v3": ("float32", "attention", "winograd4", "bfloat16"),
-    "cortex-a72": ("float32", "beside", "attention", "uint8"),
+    "cortex-a72": ("float32", "beside", "attention", "winograd4", "winograd6", "uint8"),
     "neoverse-v1": ("bfloat16", "bfloat16_winograd", "float16_acc32", "uint8", "int8"),
 }

@@ -246,6 +246,7 @@ def cell(model: str, target: str, precision: str, median_ms: float, **more: Any)
             "trials_per_minute": 61.0,
             "device_hours": 0.1,
             "saved_s": 12.0,
+            "winograd_layers": [{"convolution": HOSTILE, "tile": 6, "error": 6.6e-5}],
         },
         "toolchain": {"tvm": "0.28.0", "llvm": "20"},
         "registered": name.replace("@", ".").replace(":", "."),

@@ -284,6 +284,13 @@ def test_a_bound_is_shown_where_there_is_one_and_why_where_there_is_none(browser
     assert reached == [f"{100 * row['flops'] / 5e11 / (row['best_ms'] * 1e-3):.0f} %" for row in kernels]
 
 
+def test_the_rounding_error_of_each_winograd_layer_is_shown(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri(), 1400)
+    _open_all(browser)
+    rows = browser.ask("[...document.querySelectorAll('#tuning details tbody tr')].map(row => row.textContent)")
+    assert rows and all(row.endswith("F(6x6)6.6e-5") and HOSTILE[:8] in row for row in rows)
+
+
 def test_links_lead_to_runs_versions_and_folders(browser: Browser, page: Path) -> None:
     browser.open(page.as_uri(), 1400)
     _open_all(browser)

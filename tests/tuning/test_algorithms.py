@@ -22,6 +22,7 @@ from tvmflow.tuning.winograd_choice import (
     choose_by_cost,
     choose_by_kernel_time,
     choose_by_network_time,
+    describe_tiles,
     weight_values,
 )
 
@@ -72,6 +73,9 @@ def test_without_a_measurement_arm64_takes_the_way_of_fewest_multiplications() -
         "1x64x7x7x8": 4,
         "1x8x56x56x8": 6,
     }
+    rows = describe_tiles(packed, arm, choose_by_cost(packed, arm, bound))
+    assert [row["tile"] for row in rows] == list(chosen.values()), "one row per layer"
+    assert all(1e-7 < row["error"] <= 1e-4 for row in rows)
     assert set(choose_by_cost(packed, arm, {"float32": 4e-6}).values()) <= {2}
     assert choose_by_cost(packed, arm, {"float32": 1e-9}) == choose_by_cost(packed, arm, {}) == {}
 

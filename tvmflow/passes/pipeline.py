@@ -21,6 +21,7 @@ from tvmflow.passes.canonicalize.compute_in_float32 import ComputeInFloat32
 from tvmflow.passes.canonicalize.flatten_dense import FlattenDense
 from tvmflow.passes.canonicalize.fold_batch_norm import FoldBatchNorm
 from tvmflow.passes.canonicalize.fold_constants import FoldConstants
+from tvmflow.passes.canonicalize.merge_branches import MergeBranches
 from tvmflow.passes.canonicalize.signals_to_rows import SignalsToRows
 from tvmflow.passes.canonicalize.simplify_arithmetic import SimplifyArithmetic
 from tvmflow.passes.canonicalize.sink_concat import SinkConcat
@@ -69,6 +70,7 @@ def import_passes() -> list[Pass]:
         SignalsToRows(),
         SinkConcat(),
         FoldBatchNorm(),
+        MergeBranches(),
         TrimDilatedKernels(),
         FlattenDense(),
         BoundIndices(),  # last: the check of what was imported expects its form

@@ -111,6 +111,17 @@ def choose_by_cost(packed: IRModule, backend: Backend, max_error: Mapping[str, f
     return chosen
 
 
+def describe_tiles(packed: IRModule, backend: Backend, winograd: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return a row per convolution that is computed by Winograd's algorithm: its key, tile and rounding error, which is
+    relative to the spread of its outputs.
+    """
+    return [
+        {"convolution": key, "tile": winograd[key], "error": max(winograd_error(one, winograd[key]) for one in weights)}
+        for key, weights in _weights_by_key(packed, backend).items()
+        if winograd.get(key)
+    ]
+
+
 def extend_to_buckets(winograd: Mapping[str, int], packed: IRModule, smaller: Sequence[Any]) -> dict[str, int]:
     """Return the choice extended to the convolutions of the smaller buckets, which share the weights of the largest."""
     found = dict(winograd)

@@ -153,19 +153,7 @@ def _legalize_conv2d(
     constant: Any = constant_value(call.args[1])
     m = winograd.get(convolution_key(call), 0)
     if m and (group or str(constant.dtype) == "float32"):
-        weight = transform_weight(constant.numpy(), m)
-        weight = interleave(weight, group) if group else weight
-        return builder.call_te(
-            winograd_conv2d,
-            call.args[0],
-            relax.const(weight, str(constant.dtype)),
-            padding,
-            m,
-            dilation[0],
-            multiplies_by_lane(_target()),
-            primfunc_name_hint=f"conv2d_nchwc_winograd{m}",
-            primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
-        )
+        return _call_winograd(builder, call, group, padding, m, dilation[0])
     if str(attrs.out_layout).startswith("NCHW") and str(attrs.out_layout) != "NCHW":
         in_parts = (
             len(constant.shape) == 6 and constant.shape[4] < shape_of(call.args[0])[4]
@@ -200,6 +188,22 @@ def _legalize_conv2d(
         kernel_layout=attrs.kernel_layout,
         out_dtype=_out_dtype(call),
         primfunc_name_hint="conv2d",
+    )
+
+
+def _call_winograd(builder: Any, call: Call, group: int, padding: list[int], m: int, dilation: int) -> Any:
+    constant: Any = constant_value(call.args[1])
+    weight = transform_weight(constant.numpy(), m)
+    return builder.call_te(
+        winograd_conv2d,
+        call.args[0],
+        relax.const(interleave(weight, group) if group else weight, str(constant.dtype)),
+        padding,
+        m,
+        dilation,
+        multiplies_by_lane(_target()),
+        primfunc_name_hint=f"conv2d_nchwc_winograd{m}",
+        primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
     )
 
 

@@ -160,6 +160,38 @@ def _multiply_tiles(tile: Any, weight: Any, shape: tuple[int, ...]) -> Any:
     )
 
 
+def _transform_image(image: Any, shape: tuple[int, ...], dilation: int, by_rows: bool, dtype: str) -> Any:
+    """Return the te.Tensor of transformed tiles (alpha, alpha, IC, N * rows of tiles, columns of tiles, lane) of a
+    padded image.
+    """
+    from tvmflow.passes.legalize.bfloat16 import cast_float32
+
+    alpha, _, ic, all_rows, columns, lanes = shape
+    m, rows = alpha - _TAPS + 1, all_rows // int(image.shape[0])
+    b = transform_matrices(m)[1]
+
+    def pixel(tile: Any, at: Any) -> Any:
+        return (tile // dilation * m + at) * dilation + tile % dilation
+
+    def half_of(e: Any, i: Any, y: Any, at: Any, v: Any) -> Any:
+        return _transform_input(b, e, lambda row: image[y // rows, i, pixel(y % rows, row), at, v].astype("float32"))
+
+    if by_rows:
+        half = te.compute((alpha, ic, all_rows, columns * m + 2 * dilation, lanes), half_of, name="tile_half")
+    else:
+        half = te.compute(shape, lambda e, j, i, y, x, v: half_of(e, i, y, pixel(x, j), v), name="tile_half")
+    return te.compute(
+        shape,
+        lambda e, j, i, y, x, v: cast_float32(
+            _transform_input(
+                b, j, lambda row: half[e, i, y, pixel(x, row), v] if by_rows else half[e, row, i, y, x, v]
+            ),
+            dtype,
+        ),
+        name="tile",
+    )
+
+
 def winograd_conv2d(
     data: Any, weight: Any, padding: list[int], m: int, dilation: int = 1, by_rows: bool = False
 ) -> Any:
@@ -170,10 +202,7 @@ def winograd_conv2d(
     rows and columns; the pixels of a tile have this distance, so that tiles of different phases are interleaved.
     by_rows: the first half of the input transform is of columns of the image, which neighbouring tiles share.
     """
-    from tvmflow.passes.legalize.bfloat16 import cast_float32
-
-    a, b, _ = transform_matrices(m)
-    alpha = m + _TAPS - 1
+    a, alpha = transform_matrices(m)[0], m + _TAPS - 1
     n, ic, height, width, lanes = (int(d) for d in data.shape)
     oc = int(weight.shape[0])
     top, left, bottom, right = padding
@@ -182,31 +211,7 @@ def winograd_conv2d(
     fill_h, fill_w = rows * m + 2 * dilation - height - top, columns * m + 2 * dilation - width - left
     data = topi.nn.pad(data, [0, 0, top, left, 0], [0, 0, fill_h, fill_w, 0], name="pad")
 
-    def pixel(tile: Any, at: Any) -> Any:
-        return (tile // dilation * m + at) * dilation + tile % dilation
-
-    def half_of(e: Any, i: Any, y: Any, at: Any, v: Any) -> Any:
-        return _transform_input(b, e, lambda row: data[y // rows, i, pixel(y % rows, row), at, v].astype("float32"))
-
-    if by_rows:
-        shape = (alpha, ic, n * rows, columns * m + 2 * dilation, lanes)
-        half = te.compute(shape, half_of, name="tile_half")
-    else:
-        half = te.compute(
-            (alpha, alpha, ic, n * rows, columns, lanes),
-            lambda e, j, i, y, x, v: half_of(e, i, y, pixel(x, j), v),
-            name="tile_half",
-        )
-    tile = te.compute(
-        (alpha, alpha, ic, n * rows, columns, lanes),
-        lambda e, j, i, y, x, v: cast_float32(
-            _transform_input(
-                b, j, lambda row: half[e, i, y, pixel(x, row), v] if by_rows else half[e, row, i, y, x, v]
-            ),
-            str(weight.dtype),
-        ),
-        name="tile",
-    )
+    tile = _transform_image(data, (alpha, alpha, ic, n * rows, columns, lanes), dilation, by_rows, str(weight.dtype))
     product = _multiply_tiles(tile, weight, (alpha, alpha, oc, n * rows, columns, lanes))
     back_half = te.compute(
         (m, alpha, oc, n * rows, columns, lanes),

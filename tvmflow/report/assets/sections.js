@@ -202,9 +202,12 @@ function tuningSection(cells, width) {
     code(nameOf(cell)), cell.kernels.length, `${schedule(cell, "record")} / ${schedule(cell, "default")} / ${schedule(cell, "none")}`, percent(cell.coverage, 1), cell.ledger.measured ?? "–", whole(cell.ledger.trials_per_minute),
     d3.sum(Object.values(cell.ledger.failures ?? {})), number(cell.ledger.device_hours), typeof cell.ledger.saved_s === "number" ? `${whole(cell.ledger.saved_s)} s` : "–",
   ]);
+  const layers = cells.flatMap((cell) => (cell.ledger.winograd_layers ?? []).map((row) => [code(nameOf(cell)), code(row.convolution), `F(${row.tile}x${row.tile})`, row.error.toExponential(1)]));
+  const tiles = () => table([["cell", "left name"], ["image, weights, padding", "left"], ["tile", "left"], ["error / spread", ""]], layers);
   return [
     h("h2", null, "Tuning"), chart("curve", curveChart(width, cells.filter((cell) => cell.curve.length)), "No trial was measured."), table(columns, lines), note("tuning"),
     h("h3", null, "Where the schedules come from"), table([["cell", "left name"], ["TVM", ""], ...origins.map((name) => [name, ""]), ["older toolchain's time → now", ""]], retuned, "No cell was tuned by this version of tvmflow."), note("retune"),
+    layers.length ? folded("layers computed by Winograd's algorithm, with their rounding errors", tiles) : null,
   ];
 }
 
