@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import LocalRunner
 from tvmflow.frontends.onnx.converters import CONVERTERS, ML_DOMAIN
 from tvmflow.frontends.onnx.importer import import_model
-from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.frontends.registry import load_source
+from tvmflow.frontends.source_model import SourceDescription, TensorSpec
+from tvmflow.ir.relax.graph import read_graph
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.support.errors import UnsupportedOperatorError
 
@@ -170,6 +173,8 @@ CASES: dict[str, tuple[Array, dict[str, Any], int]] = {
         _trees("target", results=2) | {"n_targets": 2, "aggregate_function": "AVERAGE", "base_values": [0.5, -1.0]},
         1,
     ),
+    "TreeEnsembleRegressor, targets that some leaves have": (
+        _x(9, _FEATURES), _trees("target", results=2) | {"n_targets": 3, "base_values": [0.5, -1.0, 4.0]}, 1),
     "TreeEnsembleClassifier": (
         _x(9, _FEATURES), _trees("class", results=3) | _LABELS | {"post_transform": "SOFTMAX"}, 2),
     "TreeEnsembleClassifier, two classes": (
@@ -211,6 +216,14 @@ def _check(model: Any, x: Array) -> None:
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_tables_equal_onnx_runtime(case: str) -> None:
     _check(*_model(case))
+
+
+def test_a_file_of_trees_alone_need_not_declare_the_standard_operators(tmp_path: Path) -> None:
+    model, x = _model("TreeEnsembleRegressor, BRANCH_LT")
+    del model.opset_import[0]
+    onnx.save(model, tmp_path / "trees.onnx")
+    source = load_source(tmp_path, SourceDescription("onnx", None, "trees.onnx", (TensorSpec("x", x.shape),)))
+    assert len(read_graph(source.to_relax()).outputs) == len(source.run(x)) == 1
 
 
 def test_a_missing_number_takes_the_side_that_its_node_says() -> None:

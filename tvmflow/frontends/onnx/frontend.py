@@ -205,8 +205,9 @@ def load(folder: Path, description: SourceDescription) -> OnnxModel:
             onnx.load_external_data_for_model(graph, str(folder))
     except Exception as error:  # onnx and its checker each have their own
         raise damaged_file_error(path, error) from error
-    opset = max((entry.version for entry in graph.opset_import if entry.domain in ("", "ai.onnx")), default=0)
-    if opset < OLDEST_OPSET:
+    # A file of trees alone may declare the operators of tables only.
+    opsets = [entry.version for entry in graph.opset_import if entry.domain in ("", "ai.onnx")]
+    if opsets and (opset := max(opsets)) < OLDEST_OPSET:
         raise ModelFileError(
             f"{path.name} uses opset {opset}", f"opset {OLDEST_OPSET} or later", "export it with a later one"
         )

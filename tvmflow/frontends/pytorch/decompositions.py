@@ -195,7 +195,29 @@ def _round_to_decimals(x: Any, *, decimals: int = 0) -> Any:
     return (x * scale).round() / scale if decimals > 0 else (x / scale).round() * scale
 
 
+def _var_mean(x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    axes = list(range(x.dim())) if dim is None else dim
+    return x.var(axes, correction=1 if correction is None else correction, keepdim=keepdim), x.mean(axes, keepdim)
+
+
+def _convolution(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    *_flags: bool,
+) -> Any:
+    return torch.ops.aten.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+
+
 _OWN: dict[str, Callable[..., Any]] = {
+    "_convolution": _convolution,
+    "var_mean.correction": _var_mean,
     "addmv": _addmv,
     "addbmm": _addbmm,
     "dot": _dot,

@@ -26,8 +26,8 @@ from tvmflow.frontends.pytorch.fixed_inputs import fix_script
 from tvmflow.frontends.pytorch.float_ends import common_float
 from tvmflow.frontends.pytorch.operators import unknown_in_script, unknown_operators
 from tvmflow.frontends.pytorch.script_states import changes_attributes, traced_with_buffers
-from tvmflow.frontends.pytorch.scripts import without_modes
-from tvmflow.frontends.source_model import FixedSpec, TensorSpec
+from tvmflow.frontends.pytorch.scripts import named_inputs, prepared
+from tvmflow.frontends.source_model import FixedSpec, TensorSpec, input_positions
 from tvmflow.support.errors import ModelFileError, TvmflowError, UnsupportedOperatorError, first_line, last_line
 
 MAX_PROGRAM_BYTES = 256 << 20
@@ -202,8 +202,10 @@ def load_script(
                 module, original = traced_with_buffers(partial(_read_script, path), inputs, types, fixed, path.name)
                 return torch.export.export(module, module.example), original
             script = fix_script(script, fixed, path.name)
-            example = tuple(torch.zeros(spec.shape, dtype=dtype) for spec, dtype in zip(inputs, types, strict=True))
-            return TS2EPConverter(script, example, {}).convert(), None
+            example = [torch.zeros(spec.shape, dtype=dtype) for spec, dtype in zip(inputs, types, strict=True)]
+            places = input_positions(path.name, named_inputs(script)[: len(inputs)], inputs)
+            ordered = tuple(example[places.index(at)] for at in range(len(places)))
+            return TS2EPConverter(script, ordered, {}).convert(), None
     except TvmflowError:
         raise
     except Exception as error:  # the converter raises arbitrary errors for unknown operators
@@ -218,7 +220,7 @@ def _read_script(path: Path) -> Any:
     try:
         with checked_copy(path, damaged_file_error) as copy:
             _check_script(copy)
-            return without_modes(torch.jit.load(copy, map_location="cpu").eval())
+            return prepared(torch.jit.load(copy, map_location="cpu").eval())
     except (RuntimeError, ValueError, OSError) as error:
         raise damaged_file_error(path, error) from error
 

@@ -88,8 +88,19 @@ def _resize_pixels(call: Call, value: Any, axis: int, matrix: Any) -> Any:
 def _leaves(call: Call, axis: int) -> bool:
     """Return whether a resize leaves an axis as it is."""
     shape = node_shape(call.node.args[0])
-    scales = call.given.get("scale_factors")
+    scales = _scales_of(call)
     return shape[axis + 2] == call.out_shape[axis + 2] and (scales is None or scales[axis] == 1.0)
+
+
+def _scales_of(call: Call) -> list[float] | None:
+    """Return the scale of each axis, None where the sizes alone are given. TorchScript gives them one by one."""
+    if (scales := call.given.get("scale_factors")) is not None:
+        return list(scales)
+    names = ("scales",) if len(call.out_shape) == 3 else ("scales_d", "scales_h", "scales_w")[5 - len(call.out_shape) :]
+    single = [call.given.get(name) for name in names]
+    if all(scale is None for scale in single):
+        return None
+    return [math.nan if scale is None else scale for scale in single]
 
 
 def _resize_by_sizes(call: Call) -> Any:
@@ -101,7 +112,7 @@ def _resize_by_sizes(call: Call) -> Any:
 
 def _is_by_sizes(call: Call) -> bool:
     """Return whether the scales of a resize, if it has some, are the ratios of its sizes."""
-    shape, wanted, scales = node_shape(call.node.args[0])[2:], call.out_shape[2:], call.given.get("scale_factors")
+    shape, wanted, scales = node_shape(call.node.args[0])[2:], call.out_shape[2:], _scales_of(call)
     return scales is None or all(
         extent * scale == size for extent, scale, size in zip(shape, scales, wanted, strict=True)
     )
@@ -111,7 +122,7 @@ def _nearest(call: Call) -> Any:
     """Convert a nearest resize; TVM selects the pixel nearest to the center, PyTorch the one to the upper left."""
     r, value = call.r, call.of(call.node.args[0])
     shape = shape_of(value)
-    if call.node.target.__name__ == "upsample_nearest2d.vec" and _is_by_sizes(call):
+    if call.node.target.__name__.startswith("upsample_nearest2d.") and _is_by_sizes(call):
         return r.image__resize2d(
             value,
             tuple(call.out_shape[2:]),
@@ -368,6 +379,8 @@ IMAGES: dict[str, Convert] = {
     "upsample_bilinear2d.vec": _resize_by_sizes,
     "upsample_trilinear3d.vec": _resize,
     "upsample_bicubic2d.vec": _resize,
+    **{f"{kind}{n}d.default": _nearest for kind in ("upsample_nearest", "_upsample_nearest_exact") for n in (1, 2, 3)},
+    **{f"upsample_{kind}.default": _resize for kind in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")},
     "_upsample_bilinear2d_aa.default": _resize,
     "_upsample_bicubic2d_aa.default": _resize,
     "max_pool1d_with_indices.default": _max_pool(1),

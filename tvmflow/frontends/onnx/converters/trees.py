@@ -197,10 +197,28 @@ def _leaves(node: Node, x: Value, trees: _Trees) -> Value:
 def _scores(node: Node, kind: str, results: Array, count: int) -> Value:
     """Return the sum of the weights of each result in the leaves of each row, (N, count)."""
     trees, numbers = _trees(node)
-    keys = zip(node.attributes[f"{kind}_treeids"], node.attributes[f"{kind}_nodeids"], strict=True)
+    places = list(zip(node.attributes[f"{kind}_treeids"], node.attributes[f"{kind}_nodeids"], strict=True))
     weights = np.zeros((len(trees.features), count), np.float32)
-    np.add.at(weights, (np.asarray([numbers[key] for key in keys]), results), floats(node, f"{kind}_weights"))
-    return _summed(node, trees, weights, node.text("aggregate_function", "SUM"))
+    np.add.at(weights, (np.asarray([numbers[key] for key in places]), results), floats(node, f"{kind}_weights"))
+    found = _summed(node, trees, weights, node.text("aggregate_function", "SUM"))
+    base, r = floats(node, "base_values"), node.emitter
+    if kind == "class" or not base.size:
+        return r.add(found, base) if base.size else found
+    has = np.zeros(weights.shape, np.float32)
+    has[[numbers[key] for key in places], results] = 1
+    if _always_found(node, has):
+        return r.add(found, base)
+    # As ONNX Runtime: a target that no leaf of the row has is 0, without its base value.
+    is_found = r.greater(_summed(node, trees, has, "SUM"), np.float32(0))
+    return r.where(is_found, r.add(found, base), np.float32(0))
+
+
+def _always_found(node: Node, has: Array) -> bool:
+    """Return whether each result is in all leaves of some tree. has: (nodes, results)."""
+    trees = np.asarray(node.attributes["nodes_treeids"])
+    is_leaf = np.asarray([mode == b"LEAF" for mode in node.attributes["nodes_modes"]])
+    whole = [has[is_leaf & (trees == tree)].all(0) for tree in dict.fromkeys(trees.tolist())]
+    return bool(np.any(whole, 0).all())
 
 
 def _summed(node: Node, trees: _Trees, weights: Array, mode: str) -> Value:
@@ -211,9 +229,7 @@ def _summed(node: Node, trees: _Trees, weights: Array, mode: str) -> Value:
     if mode == "AVERAGE":
         weights = weights / np.float32(len(trees.roots))
     leaves = _leaves(node, in_float32(node, node.inputs[0]), trees)
-    found = r.sum(r.take(weights, leaves, 0), [1], False)
-    base = floats(node, "base_values")
-    return r.add(found, base) if base.size else found
+    return r.sum(r.take(weights, leaves, 0), [1], False)
 
 
 def _regressor(node: Node) -> Value:
