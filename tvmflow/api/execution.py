@@ -75,6 +75,14 @@ def predict_file(cell: CellName, path: Path | str, workspace: Where = None) -> d
     return dict(zip([spec.name for spec in manifest.outputs], arrays, strict=True))
 
 
+def doubts(cell: CellName, workspace: Where = None) -> tuple[str, ...]:
+    """Return what makes it doubtful that a cell's model gets images as in training; empty without a doubt."""
+    from tvmflow.sources.data.preprocessing import doubts as of_model
+
+    where = open_workspace(workspace)
+    return of_model(where.params.models[cell_of(where, cell).model])
+
+
 def classify(cell: CellName, images: Sequence[str | Path], top: int = 5, workspace: Where = None) -> list[Prediction]:
     """Preprocess image files, or those in a folder, for the cell's model, run them on the cell's device, and return the
     most likely classes of each.

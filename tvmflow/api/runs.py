@@ -58,6 +58,8 @@ def run(
     check_store(where)
     record_late(where, show_progress)
     unknown = ask_processors(where, wanted)
+    if show_progress:
+        tell_doubts(where, wanted)
     if not without_device:
         ask_drivers(where.root, where.params, [cell.target for cell in wanted])
     if again or units or unknown or not all(_is_done(where, cell) for cell in wanted):
@@ -87,6 +89,16 @@ def run(
     if check:
         raise_failures(results)
     return tuple(results)
+
+
+def tell_doubts(workspace: Workspace, cells: Sequence[Cell]) -> None:
+    """Say of models with data whether they get images as in training."""
+    from tvmflow.sources.data.preprocessing import doubts
+
+    for name in dict.fromkeys(cell.model for cell in cells):
+        model = workspace.params.models[name]
+        for doubt in doubts(model) if model.dataset is not None else ():
+            sys.stderr.write(f"warning: models.{name}: {doubt}\n")
 
 
 def raise_failures(results: Sequence[RunResult]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -137,8 +137,8 @@ def add(
         suggest(
             f"to share the workspace, copy {model_file.name} into it: params.yaml has the absolute path of the file"
         )
-    if preprocess is None and _is_image(added.entry):
-        suggest("images are given to it as they are, 0 to 255: --preprocess torchvision, or preprocess: in params.yaml")
+    for doubt in api.doubts(str(added.cell), open_workspace()):
+        suggest(f"--preprocess torchvision, or preprocess: in params.yaml: {doubt}")
     suggest(f"tvmflow run {added.cell_name}")
 
 
@@ -151,11 +151,6 @@ def _bounds(texts: Sequence[str]) -> dict[str, int]:
             raise UsageError(f"--high {text}", "NAME=BOUND or BOUND, a number from 1, once for each input")
         bounds[name] = int(bound)
     return bounds
-
-
-def _is_image(entry: dict[str, Any]) -> bool:
-    shape = entry.get("input", {}).get("shape", ())
-    return len(shape) == 4 and shape[1] == 3
 
 
 def _numbers(option: str, texts: Sequence[str], expected: str) -> dict[str, tuple[int, ...]]:
