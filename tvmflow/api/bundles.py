@@ -38,6 +38,7 @@ def bundle(
     unsigned: bool = False,
     kind: Literal["zip", "wheel", "aar"] = "zip",
     group: str | None = None,
+    kotlin: bool = False,
 ) -> tuple[Path, Manifest]:
     """Package the champions of cells as one signed archive for an app. Returns its path and its manifest.
 
@@ -46,7 +47,8 @@ def bundle(
     without a device, as the manifest then says; `verify_bundle` refuses that unless told otherwise. key: file of the
     private key; default: the key in TVMFLOW_SIGNING_KEY. unsigned: do not sign. kind: `wheel` writes a Python wheel for
     cells of one ABI into the folder `output`; `aar` writes an Android library into a Maven repository there, under
-    `group`. Raises StoreError if a cell has no champion, BundleError if a library cannot be bundled.
+    `group`, beside the runtime that it depends on; kotlin: and the runtime's functions for coroutines. Raises
+    StoreError if a cell has no champion, BundleError if a library cannot be bundled.
     """
     from tvmflow.shipping.bundle.aar import GROUP, write_aar
     from tvmflow.shipping.bundle.wheel import write_wheel
@@ -58,8 +60,8 @@ def bundle(
         raise UsageError("no cells for the bundle", "at least one", "name them: tvmflow bundle CELL...")
     if newest and unmeasured:
         raise UsageError("--newest, which was measured, and --unmeasured", "one of them")
-    if group is not None and kind != "aar":
-        raise UsageError("a Maven group without an AAR", "a group only with the format aar")
+    if (group is not None or kotlin) and kind != "aar":
+        raise UsageError(f"{'a Maven group' if group else 'Kotlin'} without an AAR", "it only with the format aar")
     signer, is_file = signer_of(key, unsigned), kind == "zip"
     name = "-".join(dict.fromkeys(cell.model for cell in wanted))[:64]
     path, request = (
@@ -72,7 +74,7 @@ def bundle(
         if kind == "wheel":
             return write_wheel(path, parts, request, signer)
         if kind == "aar":
-            return write_aar(path, parts, request, signer, group or GROUP)
+            return write_aar(path, parts, request, signer, group or GROUP, kotlin)
         return path, write_bundle(path, parts, request, signer)
 
 

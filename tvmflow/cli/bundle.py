@@ -33,6 +33,9 @@ def bundle(
         typer.Option("--format", help="A zip archive, a Python wheel or an Android library (AAR)."),
     ] = "zip",
     group: Annotated[str | None, typer.Option("--group", help="Maven group of the AAR, e.g. com.example.")] = None,
+    kotlin: Annotated[
+        bool, typer.Option("--kotlin", help="Also write the AAR's functions for coroutines; needs kotlinc.")
+    ] = False,
     key: KeyFile = None,
     unsigned: Unsigned = False,
     as_json: Json = False,
@@ -51,6 +54,7 @@ def bundle(
         unsigned=unsigned,
         kind=kind,
         group=group,
+        kotlin=kotlin,
     )
     if as_json:
         show_json({"bundle": str(path), "manifest": manifest.model_dump(mode="json", by_alias=True)})

@@ -146,9 +146,20 @@ class Library(Frozen):
         return self
 
 
+class Choice(Frozen):
+    """A network as an app opens it on one ABI: by its cell for the CPU, that for a GPU, or both, of which the runtime
+    takes the GPU while it can be trusted.
+    """
+
+    name: Line
+    abi: Name
+    cpu: Line | None = None
+    gpu: Line | None = None
+
+
 class Manifest(Frozen):
-    """app: the release's, with its version; None for a bundle that was made by hand. files: every other file but the
-    envelope.
+    """app: the release's, with its version; None for a bundle that was made by hand. networks: what an app opens;
+    files: every other file but the envelope.
     """
 
     schema_version: Literal[1] = Field(alias="schema")
@@ -156,11 +167,26 @@ class Manifest(Frozen):
     version: Annotated[int, Field(ge=1, le=10_000_000)] | None
     tvmflow: Line
     libraries: Annotated[tuple[Library, ...], Field(min_length=1, max_length=1000)]
+    networks: Annotated[tuple[Choice, ...], Field(max_length=1000)] = ()
     files: dict[FileName, File]
+
+    @model_validator(mode="after")
+    def _names_its_libraries(self) -> Manifest:
+        known = {(one.cell, one.abi, one.gpu is not None) for one in self.libraries}
+        for one in self.networks:
+            cells = [
+                (cell, one.abi, is_gpu) for cell, is_gpu in ((one.cpu, False), (one.gpu, True)) if cell is not None
+            ]
+            if not cells or not known.issuperset(cells):
+                raise ValueError(f"network {one.name} of {one.abi} is of no library")
+        return self
 
     @property
     def abis(self) -> tuple[str, ...]:
         return tuple(sorted({library.abi for library in self.libraries}))
+
+    def library(self, cell: str) -> Library:
+        return next(one for one in self.libraries if one.cell == cell)
 
     def to_bytes(self) -> bytes:
         return json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, indent=1).encode() + b"\n"

@@ -121,24 +121,33 @@ def _checked_copy(path: Path, trust: Trust, folder: Path) -> Iterator[tuple[str,
     """Copy a bundle and what is beside it, and check signature and digests. Yields sha256 of the whole, the archive,
     which reads the copy, and its manifest.
     """
-    kind, own = path.suffix, folder / "bundle"
-    own.mkdir()
-    own /= path.name
+    kind, own = path.suffix, _copy(path, folder)
+    whole = sha256_of(own)
+    if trust.sha256 not in (None, whole):
+        raise BundleError(f"{path.name} is another bundle than was released", f"the one with sha256 {trust.sha256}")
+    with contextlib.ExitStack() as opened:
+        outer = archive = opened.enter_context(Archive(own))
+        if kind in (aar.SUFFIX, SUFFIX) and trust.key is not None:
+            _check_whole(path, whole, trust.key)
+        if kind == SUFFIX:
+            archive = bundle_in(archive)
+        elif kind == aar.SUFFIX:
+            archive = opened.enter_context(Archive(_copy(path.with_name(path.stem + aar.BUNDLE), folder)))
+        manifest = _check_digests(archive, signing.open_envelope(archive.read(ENVELOPE), trust.key))
+        _check_measured(manifest, trust.unmeasured)
+        if kind == aar.SUFFIX:
+            aar.check_inside(outer, manifest)
+        yield whole, archive, manifest
+
+
+def _copy(path: Path, folder: Path) -> Path:
+    own = folder / "bundle" / path.name
+    own.parent.mkdir(exist_ok=True)
     try:
         copy_plain(path, own, MAX_BYTES, links=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "a bundle") from None
-    whole = sha256_of(own)
-    if trust.sha256 not in (None, whole):
-        raise BundleError(f"{path.name} is another bundle than was released", f"the one with sha256 {trust.sha256}")
-    with Archive(own) as archive:
-        if kind in (aar.SUFFIX, SUFFIX):
-            if trust.key is not None:
-                _check_whole(path, whole, trust.key)
-            archive = aar.bundle_in(archive) if kind == aar.SUFFIX else bundle_in(archive)
-        manifest = _check_digests(archive, signing.open_envelope(archive.read(ENVELOPE), trust.key))
-        _check_measured(manifest, trust.unmeasured)
-        yield whole, archive, manifest
+    return own
 
 
 def _check_whole(path: Path, sha256: str, key: Ed25519PublicKey) -> None:
