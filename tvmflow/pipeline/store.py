@@ -351,7 +351,6 @@ class Store:
             shutil.rmtree(left, ignore_errors=True)
 
     # -- places and locks --------------------------------------------------------------------------------------------
-
     @property
     def _temporary(self) -> Path:
         return self.workspace.artifacts / ".tmp"
