@@ -63,9 +63,10 @@ def test_an_encoder_of_any_length_is_added_with_its_names(project: Workspace) ->
     both = ("--buckets", "sequence=8,16", "--buckets", "batch=1,4", "--name", "both")
     assert cli(project.root, "add", str(file), *both).exit_code == 0
     assert project.params.models["both"].buckets == {"sequence": (8, 16), "batch": (1, 4)}
-    _encoder(project.root / "old.onnx", ["dynamic.axes", "input ids 1"])
-    assert cli(project.root, "add", str(project.root / "old.onnx"), "--buckets", "8,16").exit_code == 0
-    assert project.params.models["old"].buckets == {"length": (8, 16)}
+    for name, length in (("old", "input ids 1"), ("exported", "s27")):
+        _encoder(project.root / f"{name}.onnx", ["dynamic.axes", length])
+        assert cli(project.root, "add", str(project.root / f"{name}.onnx"), "--buckets", "8,16").exit_code == 0
+        assert project.params.models[name].buckets == {"length": (8, 16)}
 
 
 @pytest.mark.parametrize(
