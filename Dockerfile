@@ -15,7 +15,7 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ g++-aarch64-linux-gnu git libgomp1 \
     && rm -rf /var/lib/apt/lists/*
 
-COPY pyproject.toml constraints.txt README.md LICENSE /src/
+COPY pyproject.toml hatch_build.py constraints.txt README.md LICENSE /src/
 COPY tvmflow /src/tvmflow
 COPY tasks /src/tasks
 COPY flows /src/flows

@@ -25,6 +25,7 @@ import requests
 
 from tvmflow.support.errors import StageError, StoreError, first_line, last_words
 from tvmflow.support.files import why_not_writable
+from tvmflow.support.own_packages import own_module
 from tvmflow.support.paths import CODE_ROOT
 from tvmflow.toolchain.environments import cache_folder
 
@@ -46,7 +47,7 @@ class PrefectServer:
         with socket.create_server(("127.0.0.1", 0), backlog=512) as listener, self.log.open("wb") as log:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "flows.prefect_server", str(listener.fileno())],
+                [sys.executable, "-P", "-m", own_module("flows.prefect_server"), str(listener.fileno())],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -30,6 +30,7 @@ from tvmflow.pipeline.recipe_key import code_of
 from tvmflow.pipeline.record import RECORD_NAME
 from tvmflow.pipeline.stage import AnyStage
 from tvmflow.support.files import digest_of, write_atomic
+from tvmflow.support.own_packages import own_module
 from tvmflow.tracking.dvc import pipelines, unlisted
 
 HEADER = """\
@@ -117,7 +118,7 @@ def _model_stages() -> dict[str, Any]:
     stages = {}
     for name, stage in STAGES.items():
         settings = f"{pipelines.FOLDER}/{pipelines.SETTINGS}/${{item.model}}.json"
-        do = stage_entry(stage, f"{_PROGRAM} tasks") | {
+        do = stage_entry(stage, f"{_PROGRAM} {own_module('tasks')}") | {
             "deps": inputs_of(stage),
             "params": [{settings: [f"${{item.target}}.${{item.precision}}.{name}"]}, {_CODE_FILE: [name]}],
         }
@@ -137,7 +138,7 @@ def _top_pipeline(has_cells: bool) -> dict[str, Any]:
     last = [stage for name, stage in STAGES.items() if name not in read]
     made = [f"artifacts/{stage.name}/${{item.slug}}" + (f"/{RECORD_NAME}" if stage.outputs else "") for stage in last]
     settings = {
-        "cmd": f"{_PROGRAM} flows.project_pipeline",
+        "cmd": f"{_PROGRAM} {own_module('flows.project_pipeline')}",
         "deps": ["params.yaml"],
         "outs": [{f"{pipelines.FOLDER}/{pipelines.SETTINGS}": {"cache": False}}],
     }

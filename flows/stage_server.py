@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from tvmflow.support.errors import StageCrashedError
+from tvmflow.support.own_packages import own_module
 from tvmflow.support.paths import CODE_ROOT
 
 
@@ -47,7 +48,7 @@ class StageServer:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tasks.server", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", own_module("tasks.server"), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

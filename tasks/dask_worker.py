@@ -25,6 +25,7 @@ from typing import Any
 from tasks.worker_tools import check_tools
 from tvmflow.support.errors import StageCrashedError, TvmflowError
 from tvmflow.support.files import write_atomic
+from tvmflow.support.own_packages import own_module
 from tvmflow.support.paths import CODE_ROOT
 from tvmflow.support.temporary import make_folder, temporary_folder
 from tvmflow.tuning.measure.build_process import BuildProcess
@@ -122,7 +123,7 @@ def _run_process(folder: Path, tell: Callable[[Any], None]) -> dict[str, Any]:
     reader, writer = os.pipe()
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tasks.stage_elsewhere", str(folder), str(writer)],
+            [sys.executable, "-P", "-m", own_module("tasks.stage_elsewhere"), str(folder), str(writer)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

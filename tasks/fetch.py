@@ -49,7 +49,8 @@ def _settings(workspace: Workspace, cell: Cell) -> FetchSettings:
     files = {
         what: workspace.digests.sha256_of(path) for what, path in own_files(model, weights, workspace.root).items()
     }
-    split = SplitSizes(block.calibration_samples, block.evaluation_samples, block.split_seed)
+    are_defaults = not block.model_fields_set & {"calibration_samples", "evaluation_samples"}
+    split = SplitSizes(block.calibration_samples, block.evaluation_samples, block.split_seed, are_defaults)
     return FetchSettings(model, files, split, block.golden_samples, block.random_samples)
 
 

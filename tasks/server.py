@@ -25,6 +25,7 @@ from tasks.__main__ import main as run_stage
 from tasks.table import STAGES
 from tvmflow.config.workspace import Workspace, workspace_at
 from tvmflow.pipeline.recipe_key import code_of, forget_code
+from tvmflow.support.own_packages import own_module
 from tvmflow.support.tvm_import import prepare_import_of_tvm
 from tvmflow.tracking.mlflow.address import sqlite_path
 from tvmflow.tracking.mlflow.store import import_mlflow, open_mlflow
@@ -70,7 +71,7 @@ def main() -> None:
         code[name] is None or _code(name) != code[name]
     ):  # edited since: the recipe key would not match the imported code
         os.set_inheritable(request.events, True)
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "tasks", *arguments])  # noqa: S606
+        os.execv(sys.executable, [sys.executable, "-P", "-m", own_module("tasks"), *arguments])  # noqa: S606
     run_stage(arguments, request.known)
 
 

@@ -21,6 +21,7 @@ from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, l
 from tvmflow.ir.tir.kernel_schedules import BestSchedules
 from tvmflow.pipeline.stage import Output, Stage, StageContext, settings_from_block
 from tvmflow.support.json_values import write_json
+from tvmflow.support.own_packages import own_module
 from tvmflow.targets.gpu_drivers import known_drivers
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.toolchain.versions import versions
@@ -140,5 +141,5 @@ STAGE = Stage(
     ),
     measures_device=True,
     keeps_log=True,
-    preview="tasks.first_number:first_number",
+    preview=own_module("tasks.first_number:first_number"),
 )

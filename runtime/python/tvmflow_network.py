@@ -4,6 +4,7 @@ Needs this file, the shared object and numpy.
 
 network = Network("network.so")
 scores = network(x)              # one array per input; returns an array, or a tuple where there are several outputs
+scores = network({"ids": ids, "mask": mask})   # or a dictionary by the names of the inputs
 best = network.classify(frame)   # an image (height, width, 3) of uint8: [Guess(probability, number, label), ...]
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -300,12 +301,14 @@ class Network:
             )
 
     def __call__(self, *arrays: Any) -> Any:
-        """Run once. arrays: one per input, exactly of its shape; numbers are converted to its dtype.
+        """Run once. arrays: one per input, exactly of its shape, or one dictionary of them by name.
+
+        Numbers are converted to the dtype of their input.
 
         The instance carries an input of `states` that is None; without an array for any of them, it carries all. Where
         the network has `sizes`, inputs may be smaller in these, and outputs are what they make of it.
         """
-        arrays = self._with_states(arrays)
+        arrays = self._with_states(self._in_order(arrays))
         if len(arrays) != len(self.inputs):
             raise ValueError(
                 f"{len(arrays)} arrays for {len(self.inputs)} inputs: {', '.join(x.name for x in self.inputs)}"
@@ -324,6 +327,18 @@ class Network:
         """Set all states that the instance carries to what they are at first, for the beginning of another stream."""
         if self.states:
             self._check(self._api.state_reset(self._handle))
+
+    def _in_order(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arrays of a dictionary in the order of the inputs; a state that it lacks is carried."""
+        if len(arrays) != 1 or not isinstance(arrays[0], Mapping):
+            return arrays
+        given, names = arrays[0], [spec.name for spec in self.inputs]
+        missing = [name for name in names if name not in given and name not in self.states]
+        unknown = [str(name) for name in given if name not in names]
+        if missing or unknown:
+            wrong = [f"no {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(unknown)}"] * bool(unknown)
+            raise ValueError(f"{' and '.join(wrong)} in a dictionary for the inputs {', '.join(names)}")
+        return tuple(given.get(name) for name in names)
 
     def _with_states(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arrays with None for each state if there are arrays for all other inputs only."""

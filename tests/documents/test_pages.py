@@ -30,6 +30,8 @@ FOLLOWED = [
     ("tuning.md", "Search for goals"),
 ]
 ELSEWHERE = {  # page and section -> the test whose commands do the same
+    ("get_started.md", "Without the device"): "tests/flows/test_without_device.py::"
+    "test_a_phone_that_is_not_there_does_not_keep_an_app_from_its_library",
     ("devices.md", "The agent"): "tests/devices/test_agent_runs.py::test_it_is_compiled_as_the_documentation_says",
     ("devices.md", "Agents behind a tracker"): "tests/documents/test_mali_tuning.py::"
     "test_three_boards_tune_and_one_is_lost",

@@ -13,6 +13,7 @@ import pytest
 from tasks.table import STAGES
 from tests.flows.walk import walk
 from tests.sized_models import ENCODER, IMAGES, TOKENS, write_encoder, write_images
+from tvmflow.api import load, predict
 from tvmflow.codegen.network.link import OpenedNetwork
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.import_model import read_model
@@ -56,6 +57,19 @@ def test_a_text_encoder_of_any_length(precision: str, tmp_path: Path, make_works
         found = network.run(ids, np.ones_like(ids))
         for a, b in zip(found, expected, strict=True):
             assert a.shape == b.shape and np.abs(a - b).max() < BOUNDS[precision] * np.abs(b).max()
+    for length in (5, 40):
+        ids = np.random.default_rng(length).integers(0, TOKENS, (3, length))
+        named = {"mask": np.ones_like(ids), "ids": ids}
+        remote = predict(f"sized@local-cpu:{precision}", named, workspace)
+        with load(f"sized@local-cpu:{precision}", workspace) as library:
+            here = library(**named)
+        for row in range(3):
+            for a, b, c in zip(remote, here, network.run(ids[row : row + 1], np.ones((1, length), int)), strict=True):
+                assert (
+                    np.array_equal(a[row : row + 1], c) and np.abs(b[row] - c[0]).max() < 1e-4 * np.abs(c).max() + 1e-6
+                )
+    with pytest.raises(UsageError, match="length is 41"):
+        predict(f"sized@local-cpu:{precision}", (np.zeros((1, 41), int), np.ones((1, 41), int)), workspace)
     assert list(card["sizes"]) == ["length=16", "length=40"] and all(
         one["median_ms"] > 0 for one in card["sizes"].values()
     )

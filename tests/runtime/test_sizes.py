@@ -56,6 +56,8 @@ def test_any_length_up_to_the_largest(tmp_path: Path) -> None:
         mask[0, length - length // 4 :] = 0  # as well as what is filled up
         with torch.no_grad():
             expected = [y.numpy() for y in model(torch.from_numpy(ids), torch.from_numpy(mask))]
+        by_name = network.network({"mask": mask, "ids": ids})
+        assert [a.tobytes() for a in by_name] == [a.tobytes() for a in network.run(ids, mask)]
         for a, b in zip(network.run(ids, mask), expected, strict=True):
             assert a.shape == b.shape
             np.testing.assert_allclose(a, b, atol=1e-4)
@@ -90,3 +92,18 @@ def test_winograd_in_one_batch_is_winograd_in_all() -> None:
     (large,), (small,) = (list_convolution_keys(packed[batch]) for batch in (4, 1))
     assert large != small and extend_to_buckets({large: 4}, packed[4], [packed[1]]) == {large: 4, small: 4}
     assert extend_to_buckets({}, packed[4], [packed[1]]) == {}
+
+
+def test_a_dictionary_that_does_not_fit_the_inputs_is_refused(tmp_path: Path) -> None:
+    spec = TensorSpec("image", (1, 3, 16, 16))
+    scheduled = build_scheduled(
+        PackChannels(16)(canonicalize(ExportedModel(Images().eval(), (spec,)).to_relax())), BACKEND, {}
+    )
+    write_network(
+        tmp_path / "network.so", scheduled, Network("one@host:float32", (spec,), ("y",), 2), Command(("g++",)), []
+    )
+    network = OpenedNetwork(tmp_path / "network.so", 2).network
+    x = np.ones(spec.shape, np.float32)
+    assert np.array_equal(network({"image": x}), network(x))
+    with pytest.raises(ValueError, match="no image and unknown picture in a dictionary for the inputs image"):
+        network({"picture": x})

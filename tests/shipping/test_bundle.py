@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tvmflow.shipping.bundle.arrays import array_of, npy_bytes
 from tvmflow.shipping.bundle.manifest import SCHEMA_FILE, manifest_schema, read_manifest
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.signing import KeyPair, signing_key
-from tvmflow.shipping.bundle.verify import Trust, verify
+from tvmflow.shipping.bundle.verify import Trust, check_contents, verify
 from tvmflow.shipping.bundle.write import BundleRequest, write_bundle
 from tvmflow.support.errors import BundleError
 
@@ -203,3 +204,23 @@ def test_its_java_class_opens_the_library(unpacked: Path, tmp_path: Path) -> Non
     [library] = _json(folder, "manifest.json")["libraries"]
     run = ["java", f"-Djava.library.path={folder}", "-cp", str(tmp_path), "App", str(folder / library["file"])]
     assert subprocess.run(run, capture_output=True, text=True, check=True).stdout.split() == list(LABELS)
+
+
+def test_what_no_device_measured_is_marked_and_refused_as_measured(part: Part, tmp_path: Path) -> None:
+    records = {stage: record for stage, record in part.records.items() if stage != "evaluate"}
+    built = replace(part, records=records, version=None, is_measured=False)
+    manifest = write_bundle(tmp_path / "b.zip", [built], REQUEST, None)
+    [library] = manifest.libraries
+    assert (library.measured, library.scorecard) == (False, None)
+    with zipfile.ZipFile(tmp_path / "b.zip") as archive:
+        assert "## Not measured" in archive.read(library.card).decode()
+        assert not [name for name in archive.namelist() if "scorecard" in name]
+    for check in (verify, check_contents):
+        with pytest.raises(BundleError, match="was built without a device, and never measured"):
+            check(tmp_path / "b.zip", Trust(None, unsigned=True))
+    [checked] = verify(tmp_path / "b.zip", Trust(None, unsigned=True, unmeasured=True)).libraries
+    assert checked.ran == "4 golden inputs, outputs equal bit for bit"
+    claims = json.loads(manifest.to_bytes())
+    claims["libraries"][0]["measured"] = True
+    with pytest.raises(BundleError, match="a scorecard for a measured library, and none for another"):
+        read_manifest(json.dumps(claims).encode())

@@ -3,7 +3,7 @@
 from tvmflow.api.agreement import device_agreement
 from tvmflow.api.apps import app_releases, publish_app, release_app
 from tvmflow.api.bundles import allow_keys, bundle, new_keys, verify_bundle
-from tvmflow.api.execution import classify, load, predict, predict_file
+from tvmflow.api.execution import classify, doubts, load, predict, predict_file
 from tvmflow.api.fleet import compare, costs, execution_tables, overview, regressions
 from tvmflow.api.inspect import devices, examine, gpus, history, plan, quarantine, scorecard, status
 from tvmflow.api.phones import check_device, check_devices, offer_device, phones, prepared_phone
@@ -92,6 +92,7 @@ __all__ = [
     "add_model",
     "device_agreement",
     "devices",
+    "doubts",
     "examine",
     "execution_tables",
     "gpus",

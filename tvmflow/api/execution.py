@@ -34,25 +34,33 @@ def load(cell: CellName, workspace: Where = None) -> LoadedLibrary:
 def predict(cell: CellName, inputs: Any, workspace: Where = None) -> Outputs:
     """Run inputs (N, ...) through a cell's library for apps on the cell's device; return the outputs (N, ...).
 
-    inputs: one array, or for several inputs a tuple in order or a dictionary. Returns a tuple for several outputs.
+    inputs: one array, or for several inputs a tuple in order or a dictionary by name. Of a model with buckets they have
+    any size up to the largest: they are padded to a bucket, and outputs are cut to what the sizes make of them. Returns
+    a tuple for several outputs.
     Raises StoreError if the cell is not built, DeviceError if the device is not available.
     """
     from tasks.device import device_limits, session_of
     from tvmflow.backends.manifest import read_manifest
     from tvmflow.backends.registry import resolve
     from tvmflow.devices.network_forms import network_library
+    from tvmflow.evaluation.buckets import at_sizes, sizes_of_samples
     from tvmflow.evaluation.loaded_library import batch_of_specs, order_inputs
-    from tvmflow.frontends.source_model import run_in_batches
+    from tvmflow.frontends.source_model import Runner, dynamic_axes, run_in_batches
 
     where = open_workspace(workspace)
     wanted = cell_of(where, cell)
     folder = _build_folder(where, wanted)
     manifest = read_manifest(folder)
-    samples = order_inputs(manifest.inputs, inputs, str(wanted))
+    samples, sizes = order_inputs(manifest.inputs, inputs, str(wanted), manifest.sizes), manifest.sizes
+    at = sizes_of_samples(sizes, [spec.name for spec in manifest.inputs], samples) if sizes else ()
     ships = network_library(folder, manifest.outputs, manifest.network.device)
     target = resolve(where.params.targets[wanted.target])
     with session_of(device_limits(where, wanted), target) as session:
-        outputs = run_in_batches(ships.upload_and_start(session), samples, batch_of_specs(manifest.inputs))
+        model: Runner = (remote := ships.upload_and_start(session))
+        if sizes and at != sizes.largest:
+            axes = dynamic_axes(manifest.outputs)
+            model = remote.at(at) if remote.takes_sizes else at_sizes(remote, sizes, at, axes)
+        outputs = run_in_batches(model, samples, batch_of_specs(manifest.inputs))
     return outputs[0] if len(outputs) == 1 else outputs
 
 
@@ -73,6 +81,14 @@ def predict_file(cell: CellName, path: Path | str, workspace: Where = None) -> d
     outputs = predict(wanted, inputs, where)
     arrays = outputs if isinstance(outputs, tuple) else (outputs,)
     return dict(zip([spec.name for spec in manifest.outputs], arrays, strict=True))
+
+
+def doubts(cell: CellName, workspace: Where = None) -> tuple[str, ...]:
+    """Return what makes it doubtful that a cell's model gets images as in training; empty without a doubt."""
+    from tvmflow.sources.data.preprocessing import doubts as of_model
+
+    where = open_workspace(workspace)
+    return of_model(where.params.models[cell_of(where, cell).model])
 
 
 def classify(cell: CellName, images: Sequence[str | Path], top: int = 5, workspace: Where = None) -> list[Prediction]:

@@ -47,7 +47,6 @@ def run(
     names them all), otherwise it is in the result.
     """
     from tvmflow.devices.probe_driver import ask_drivers
-    from tvmflow.report.tables import scorecard
     from tvmflow.setup.preflight import ask_processors
     from tvmflow.tracking.mlflow.store import check_store
 
@@ -58,6 +57,8 @@ def run(
     check_store(where)
     record_late(where, show_progress)
     unknown = ask_processors(where, wanted)
+    if show_progress:
+        tell_doubts(where, wanted)
     if not without_device:
         ask_drivers(where.root, where.params, [cell.target for cell in wanted])
     if again or units or unknown or not all(_is_done(where, cell) for cell in wanted):
@@ -74,19 +75,37 @@ def run(
             display = shown(len(wanted), show_progress, tuning_lines)
             cell_results = _sweep(where, wanted, refused, unmeasured, again, tuple(units), display)
     else:
-        cell_results = [CellResult(str(cell)) for cell in wanted]
-        if show_progress:
-            sys.stderr.write("nothing to do: every stage is up to date\n")
-        _tell_ends_of_runs(where)
+        cell_results = _up_to_date(where, wanted, show_progress)
     record_late(where, show_progress)
     where.digests.save()
-    results = []
-    for cell, result in zip(wanted, cell_results, strict=True):
-        is_finished = not result.unmeasured and (result.error is None or result.failed_stage == "publish")
-        results.append(RunResult.of(result, scorecard(where, cell) if is_finished else None))
+    results = tuple(_with_card(where, cell, result) for cell, result in zip(wanted, cell_results, strict=True))
     if check:
         raise_failures(results)
-    return tuple(results)
+    return results
+
+
+def _up_to_date(workspace: Workspace, cells: list[Cell], show_progress: bool) -> list[CellResult]:
+    if show_progress:
+        sys.stderr.write("nothing to do: every stage is up to date\n")
+    _tell_ends_of_runs(workspace)
+    return [CellResult(str(cell)) for cell in cells]
+
+
+def _with_card(workspace: Workspace, cell: Cell, result: CellResult) -> RunResult:
+    from tvmflow.report.tables import scorecard
+
+    is_finished = not result.unmeasured and (result.error is None or result.failed_stage == "publish")
+    return RunResult.of(result, scorecard(workspace, cell) if is_finished else None)
+
+
+def tell_doubts(workspace: Workspace, cells: Sequence[Cell]) -> None:
+    """Say of models with data whether they get images as in training."""
+    from tvmflow.sources.data.preprocessing import doubts
+
+    for name in dict.fromkeys(cell.model for cell in cells):
+        model = workspace.params.models[name]
+        for doubt in doubts(model) if model.dataset is not None else ():
+            sys.stderr.write(f"warning: models.{name}: {doubt}\n")
 
 
 def raise_failures(results: Sequence[RunResult]) -> None:

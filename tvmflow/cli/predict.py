@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +42,8 @@ def predict(
     if output is not None:
         raise UsageError("--output with images", "a file of arrays", "use --json for the classes of images")
     predictions = api.classify(cell, [str(file) for file in files], top, open_workspace())
+    for doubt in api.doubts(cell, open_workspace()):
+        print(f"warning: {doubt}", file=sys.stderr)
     if as_json:
         show_json([prediction.to_json() for prediction in predictions])
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -56,6 +56,46 @@ def _state(one: TargetState) -> str:
     return _needs(one.can_measure or not one.can_build, one.device)
 
 
+Precision = Annotated[
+    str,
+    typer.Option(
+        "--precision",
+        help="Precision of the cell: float32, float16, bfloat16, int8, ...",
+        autocompletion=complete_precision,
+    ),
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        metavar="[NAME=]SIZES",
+        help="Shape, if the file leaves it open: 1,3,224,224; of input NAME, or of all such. Repeatable.",
+    ),
+]
+BucketSizes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--buckets",
+        metavar="[SIZE=]NUMBERS",
+        help="Keep open sizes open: a run takes any up to the last of 32,64,128. Of the size of that name in the "
+        "file, or of all but the batch. Repeatable.",
+    ),
+]
+Bounds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--high",
+        metavar="[NAME=]BOUND",
+        help="Exclusive upper bound of integers, such as the vocabulary size: of input NAME, or of all others. "
+        "May be given several times.",
+    ),
+]
+Factory = Annotated[
+    str | None,
+    typer.Option("--network", help="Of a file of weights: the function that builds its network, FILE.py:FUNCTION."),
+]
+
+
 @app.command()
 def add(
     model_file: Annotated[
@@ -65,40 +105,10 @@ def add(
     target: Annotated[
         str, typer.Option("--target", help="A name that 'tvmflow targets' lists.", autocompletion=complete_target)
     ] = "local-cpu",
-    precision: Annotated[
-        str,
-        typer.Option(
-            "--precision",
-            help="Precision of the cell: float32, float16, bfloat16, int8, ...",
-            autocompletion=complete_precision,
-        ),
-    ] = "float32",
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--shape",
-            metavar="[NAME=]SIZES",
-            help="Shape, if the file leaves it open: 1,3,224,224; of input NAME, or of all such. Repeatable.",
-        ),
-    ] = None,
-    buckets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--buckets",
-            metavar="[SIZE=]NUMBERS",
-            help="Keep open sizes open: a run takes any up to the last of 32,64,128. Of the size of that name in the "
-            "file, or of all but the batch. Repeatable.",
-        ),
-    ] = None,
-    high: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--high",
-            metavar="[NAME=]BOUND",
-            help="Exclusive upper bound of integers, such as the vocabulary size: of input NAME, or of all others. "
-            "May be given several times.",
-        ),
-    ] = None,
+    precision: Precision = "float32",
+    shape: Shapes = None,
+    buckets: BucketSizes = None,
+    high: Bounds = None,
     dataset: Annotated[
         str | None,
         typer.Option("--dataset", help="Its data: an .npz file, or a folder with one of images for each class."),
@@ -108,10 +118,7 @@ def add(
         str | None,
         typer.Option("--preprocess", help="Of images: torchvision, mxnet, keras/tf, keras/torch, keras/caffe."),
     ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option("--network", help="Of a file of weights: the function that builds its network, FILE.py:FUNCTION."),
-    ] = None,
+    network: Factory = None,
     as_json: Json = False,
 ) -> None:
     """Add a model to params.yaml. Framework, inputs, shapes and dtypes are read from its file."""
@@ -137,8 +144,8 @@ def add(
         suggest(
             f"to share the workspace, copy {model_file.name} into it: params.yaml has the absolute path of the file"
         )
-    if preprocess is None and _is_image(added.entry):
-        suggest("images are given to it as they are, 0 to 255: --preprocess torchvision, or preprocess: in params.yaml")
+    for doubt in api.doubts(str(added.cell), open_workspace()):
+        suggest(f"--preprocess torchvision, or preprocess: in params.yaml: {doubt}")
     suggest(f"tvmflow run {added.cell_name}")
 
 
@@ -151,11 +158,6 @@ def _bounds(texts: Sequence[str]) -> dict[str, int]:
             raise UsageError(f"--high {text}", "NAME=BOUND or BOUND, a number from 1, once for each input")
         bounds[name] = int(bound)
     return bounds
-
-
-def _is_image(entry: dict[str, Any]) -> bool:
-    shape = entry.get("input", {}).get("shape", ())
-    return len(shape) == 4 and shape[1] == 3
 
 
 def _numbers(option: str, texts: Sequence[str], expected: str) -> dict[str, tuple[int, ...]]:

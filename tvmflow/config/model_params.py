@@ -152,6 +152,7 @@ class Preprocess(Frozen):
 
     fit: `crop` resizes the shorter side to `resize` pixels (default: 8/7 of the crop) and crops the center, `stretch`
     resizes to the input's size. channels: channel order of the model; data sets are RGB. white: the value of pixel 255.
+    dataset: whether the images of an .npz data set are raw, or are what the model takes.
     """
 
     preset: Literal["torchvision", "keras/tf", "keras/torch", "keras/caffe", "keras/none", "mxnet"] | None = None
@@ -163,6 +164,7 @@ class Preprocess(Frozen):
     interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
     channels: Literal["RGB", "BGR"] = "RGB"
     white: PositiveFloat = 255.0
+    dataset: Literal["raw", "preprocessed"] = "raw"
 
     @model_validator(mode="before")
     @classmethod

@@ -9,6 +9,7 @@ from typing import Any
 from tvmflow.config.buckets import Axis, Numbers, Sizes, cut
 from tvmflow.evaluation.agreement import Agreement, Noise, check_outputs
 from tvmflow.frontends.source_model import Array, Arrays, Runner, SourceDescription, run_in_batches
+from tvmflow.support.errors import UsageError
 
 RunnerOf = Callable[[Numbers], Runner]
 
@@ -24,6 +25,34 @@ class Padded:
     def run(self, *inputs: Array) -> Arrays:
         outputs = self.model.run(*self.sizes.pad(inputs, self.bucket))
         return tuple(cut(y, [a for a in self.axes if a.tensor == at], self.at) for at, y in enumerate(outputs))
+
+
+def sizes_of_samples(sizes: Sizes, names: Sequence[str], samples: Sequence[Array]) -> Numbers:
+    """Return the sizes of inputs (N, ...), of the batch the largest. Raises UsageError if they do not agree, or are too
+    large.
+    """
+    found = dict[int, dict[str, int]]()
+    for axis in (axis for axis in sizes.axes if axis.axis):
+        found.setdefault(axis.size, {})[names[axis.tensor]] = samples[axis.tensor].shape[axis.axis]
+    at = list(sizes.largest)
+    for size, by_input in found.items():
+        name, most = sizes.names[size], sizes.largest[size]
+        if len({*by_input.values()}) > 1:
+            shown = ", ".join(f"{extent} of {tensor}" for tensor, extent in by_input.items())
+            raise UsageError(f"{name} is {shown}", "the same of every input")
+        at[size] = next(iter(by_input.values()))
+        if not 1 <= at[size] <= most:
+            raise UsageError(
+                f"{name} is {at[size]}",
+                f"1 to {most}, the last of its buckets",
+                "cut the input, or add a larger bucket in params.yaml and run the cell again",
+            )
+    return tuple(at)
+
+
+def at_sizes(model: Runner, sizes: Sizes, at: Numbers, axes: Sequence[Axis]) -> Runner:
+    """Return a network of the largest bucket that takes inputs of these sizes."""
+    return model if at == sizes.largest else Padded(model, sizes, sizes.largest, at, axes)
 
 
 def runners_of(

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,9 @@ from tvm import relax
 from tvmflow.backends.manifest import Manifest, read_manifest
 from tvmflow.backends.registry import backend_of
 from tvmflow.codegen.compile import set_threads
-from tvmflow.frontends.source_model import TensorSpec, run_in_batches
+from tvmflow.config.buckets import Sizes
+from tvmflow.evaluation.buckets import at_sizes, sizes_of_samples
+from tvmflow.frontends.source_model import Runner, TensorSpec, dynamic_axes, run_in_batches
 from tvmflow.support.errors import StoreError, TvmflowError, UsageError
 from tvmflow.support.files import sha256_of
 from tvmflow.support.samples import batch_of, sample_shape
@@ -48,6 +50,8 @@ class LoadedLibrary:
         target = manifest.target
         self.cell = str(manifest.cell)
         self.inputs = manifest.inputs
+        self.sizes = manifest.sizes
+        self._axes = dynamic_axes(manifest.outputs)
         backend = backend_of(target)
         if not backend.has_machine:
             raise UsageError(
@@ -72,12 +76,16 @@ class LoadedLibrary:
         """Run the library. arrays: one per input, in order or by name, each (N, ...) with the same N.
 
         Numbers are converted to the input's dtype if only precision can be lost. N samples run in batches of the size
-        that the library was built for; the last batch is padded. Returns an array (N, ...), or a tuple for several
+        that the library was built for; the last batch is padded. Where the model has `sizes`, inputs may be smaller in
+        these: they are padded to the largest, and outputs are cut. Returns an array (N, ...), or a tuple for several
         outputs.
         """
-        outputs = run_in_batches(
-            self, _check_inputs(self.inputs, arrays, named, self.cell), batch_of_specs(self.inputs)
-        )
+        samples = _check_inputs(self.inputs, arrays, named, self.cell, self.sizes)
+        model: Runner = self
+        if self.sizes:
+            at = sizes_of_samples(self.sizes, [spec.name for spec in self.inputs], samples)
+            model = at_sizes(self, self.sizes, at, self._axes)
+        outputs = run_in_batches(model, samples, batch_of_specs(self.inputs))
         return outputs[0] if len(outputs) == 1 else outputs
 
     def run(self, *inputs: Array) -> tuple[Array, ...]:
@@ -109,17 +117,18 @@ def batch_of_specs(specs: Sequence[TensorSpec]) -> int:
     return batch_of([spec.shape for spec in specs])
 
 
-def order_inputs(specs: tuple[TensorSpec, ...], inputs: Any, cell: str) -> list[Array]:
-    """Return an array, a tuple or list of arrays, or a dictionary by name as checked inputs in order. Raises
-    UsageError.
+def order_inputs(specs: tuple[TensorSpec, ...], inputs: Any, cell: str, sizes: Sizes | None = None) -> list[Array]:
+    """Return an array, a tuple or list of arrays, or a dictionary by name as checked inputs in order. sizes: in which
+    they may be smaller. Raises UsageError.
     """
-    if isinstance(inputs, dict):
-        return _check_inputs(specs, (), inputs, cell)
-    return _check_inputs(specs, tuple(inputs) if isinstance(inputs, tuple) or len(specs) > 1 else (inputs,), {}, cell)
+    if isinstance(inputs, Mapping):
+        return _check_inputs(specs, (), dict(inputs), cell, sizes)
+    arrays = tuple(inputs) if isinstance(inputs, tuple) or len(specs) > 1 else (inputs,)
+    return _check_inputs(specs, arrays, {}, cell, sizes)
 
 
 def _check_inputs(
-    specs: tuple[TensorSpec, ...], arrays: tuple[Any, ...], named: dict[str, Any], cell: str
+    specs: tuple[TensorSpec, ...], arrays: tuple[Any, ...], named: dict[str, Any], cell: str, sizes: Sizes | None
 ) -> list[Array]:
     names = [spec.name for spec in specs]
     given = dict(zip(names, arrays, strict=False)) | named
@@ -129,20 +138,32 @@ def _check_inputs(
             f"{len(names)}: {', '.join(names)}",
         )
     batch = batch_of_specs(specs)
-    inputs = [_convert_input(spec, given[spec.name], cell, batch) for spec in specs]
+    inputs = [
+        _convert_input(spec, given[spec.name], cell, batch, _open_axes(sizes, at)) for at, spec in enumerate(specs)
+    ]
     if len({len(array) for array in inputs}) > 1:
         raise UsageError(f"{cell} was called with {[len(a) for a in inputs]} samples", "as many of every input")
     return inputs
 
 
-def _convert_input(spec: TensorSpec, value: Any, cell: str, batch: int) -> Array:
+def _open_axes(sizes: Sizes | None, tensor: int) -> set[int]:
+    """Return the axes in which an input may be smaller."""
+    return {axis.axis for axis in sizes.axes if axis.tensor == tensor} if sizes else set()
+
+
+def _convert_input(spec: TensorSpec, value: Any, cell: str, batch: int, open_axes: set[int]) -> Array:
     """Return a value as an array (N, ...) for this input. Raises UsageError."""
     array, shape = np.asarray(value), sample_shape(spec.shape, batch)
     is_number = array.dtype.kind in "biuf" or array.dtype == np.dtype(spec.dtype)
-    if not array.ndim or array.shape[1:] != shape or not len(array):
+    extents = enumerate(zip(array.shape[1:], shape, strict=False), start=1)
+    fits = len(array.shape[1:]) == len(shape) and all(
+        have == want or axis in open_axes for axis, (have, want) in extents
+    )
+    if not array.ndim or not fits or not len(array):
+        shown = (f"up to {size}" if axis in open_axes else str(size) for axis, size in enumerate(shape, start=1))
         raise UsageError(
             f"input {spec.name} of {cell} got an array of shape {array.shape}",
-            f"(N, {', '.join(map(str, shape))}), any N from 1",
+            f"(N, {', '.join(shown)}), any N from 1",
             "for one sample add the first axis: x[None]",
         )
     if not is_number or not np.can_cast(array.dtype, spec.dtype, "same_kind"):

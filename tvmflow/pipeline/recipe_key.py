@@ -17,15 +17,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmflow.support.files import canonical_json
+from tvmflow.support.own_packages import IN_WHEEL, own_module
 from tvmflow.support.paths import CODE_ROOT
 
 RECIPE_SCHEMA = 1
 _OWN_PACKAGES = ("tasks", "tvmflow")
+_MOVED = re.compile(rb"^([ \t]*(?:from|import)[ \t]+)tvmflow\.(tasks|flows)\b", re.MULTILINE)  # by hatch_build.py
 # Packages that run, observe, record or print outputs and cannot change them. Parameters and tool versions are in the
 # recipe as values, so the code that reads them is not.
 _NOT_IN_KEY = (
-    "tasks.__main__",
-    "tasks.table",
+    own_module("tasks.__main__"),
+    own_module("tasks.table"),
     "tvmflow.api",
     "tvmflow.cli",
     "tvmflow.config",
@@ -154,9 +156,16 @@ def _source_of(module: str) -> _Source | None:
     path = next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
     if path is None:
         return None
-    source = path.read_bytes()
-    digest = hashlib.sha256(source).hexdigest() if source.strip() else ""
-    return _Source(path.relative_to(CODE_ROOT).as_posix(), digest, *_imports_of(module, source))
+    source, name = path.read_bytes(), path.relative_to(CODE_ROOT).as_posix()
+    own = source
+    if IN_WHEEL:  # keys are those of the repository, so that both share results
+        own, name = _MOVED.sub(rb"\1\2", source), name.removeprefix("tvmflow/") if _is_moved(name) else name
+    digest = hashlib.sha256(own).hexdigest() if own.strip() else ""
+    return _Source(name, digest, *_imports_of(module, source))
+
+
+def _is_moved(name: str) -> bool:
+    return name.startswith(("tvmflow/tasks/", "tvmflow/flows/"))
 
 
 @functools.cache

@@ -40,6 +40,7 @@ from tvmflow.pipeline.stage import AnyStage, Runner, StageContext, run_here
 from tvmflow.support import errors
 from tvmflow.support.digests import OutputFile
 from tvmflow.support.files import sync_folder, write_atomic
+from tvmflow.support.own_packages import own_module
 from tvmflow.support.progress import Progress, silent
 from tvmflow.support.temporary import temporary_folder
 
@@ -185,7 +186,7 @@ class Store:
                 if isinstance(plan, Undecided):
                     raise errors.StoreError(
                         f"{name} of {cell} needs {plan.waits_for}, which is not there or out of date",
-                        hint=f"run 'python -m tasks {plan.waits_for} {cell}' or 'tvmflow run {cell}'",
+                        hint=f"run 'python -m {own_module('tasks')} {plan.waits_for} {cell}' or 'tvmflow run {cell}'",
                     )
                 if plan.record is not None and not again:
                     self._keep_log(plan)
@@ -350,7 +351,6 @@ class Store:
             shutil.rmtree(left, ignore_errors=True)
 
     # -- places and locks --------------------------------------------------------------------------------------------
-
     @property
     def _temporary(self) -> Path:
         return self.workspace.artifacts / ".tmp"

@@ -26,6 +26,7 @@ import psutil
 from tvmflow.sandbox.outputs import check_outputs
 from tvmflow.sandbox.watcher import SIGNALLED
 from tvmflow.support import errors
+from tvmflow.support.own_packages import IN_WHEEL
 from tvmflow.support.paths import CODE_ROOT
 from tvmflow.support.plain_files import special_kind
 from tvmflow.support.temporary import make_folder, remove_folder
@@ -351,7 +352,7 @@ def _python_folders() -> list[str]:
     }
     roots |= {path for path in sys.path if "-packages" in path or "lib/python" in path}
     roots |= {path for path in os.environ.get("PATH", "").split(os.pathsep) if path}
-    code = (CODE_ROOT / name for name in ("tvmflow", "tasks"))
+    code = (CODE_ROOT / name for name in ("tvmflow", *(() if IN_WHEEL else ("tasks",))))
     return [*sorted(roots), *map(str, (*code, environments_folder(), toolchain_file()))]
 
 

@@ -16,6 +16,7 @@ from tvmflow.config.value_types import NAME_PATTERN
 from tvmflow.support.errors import ModelFileError, UsageError
 
 _USUAL = {2: "128", 3: "128", 4: "224"}  # sizes in hints, by the number of axes
+_SYMBOL = re.compile(r"[su]\d+")  # that torch.export gives a size without a name
 _MASK = re.compile(r"(^|[^a-z])mask([^a-z]|$)")
 
 
@@ -151,7 +152,8 @@ def _common_name(inputs: Sequence[dict[str, Any]], axis: int) -> str:
     """Return the name of a size: the file's, if all inputs agree and it is one of ours."""
     names = {_name_in_file(one, axis) for one in inputs if axis in _open_axes(one)}
     name = names.pop() if len(names) == 1 else ""
-    return name if re.fullmatch(NAME_PATTERN, name) else "length" if axis == 1 else f"size{axis}"
+    is_said = re.fullmatch(NAME_PATTERN, name) and not _SYMBOL.fullmatch(name)
+    return name if is_said else "length" if axis == 1 else f"size{axis}"
 
 
 def _sizes(

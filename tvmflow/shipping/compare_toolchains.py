@@ -27,6 +27,7 @@ from tvmflow.pipeline.record import RECORD_NAME, read_record
 from tvmflow.pipeline.results import KernelRatio, ToolchainComparison
 from tvmflow.shipping.side_by_side import Pair, compare_on_device, inputs_of, started
 from tvmflow.support.errors import StageError, StageTimeoutError, error_words
+from tvmflow.support.own_packages import own_module
 from tvmflow.support.paths import CODE_ROOT
 from tvmflow.tuning.records.shared_log import share_log
 
@@ -74,7 +75,7 @@ def compare_toolchains(
 
 def _run(python: Path, variant: Variant, cell: Cell, stage: str) -> None:
     """Run a stage in the environment of a version. Raises StageError with its last words."""
-    command = [str(python), "-P", "-m", "tasks", stage, str(cell), "--root", str(variant.address)]
+    command = [str(python), "-P", "-m", own_module("tasks"), stage, str(cell), "--root", str(variant.address)]
     search = os.pathsep.join(filter(None, (str(CODE_ROOT), os.environ.get("PYTHONPATH"))))
     limit = variant.params.flows.timeout_s[stage]
     try:

@@ -100,9 +100,7 @@ def samples_of(
     elif model.inputs:
         ready = _convert_samples(datasets.load_named(root / model.dataset, list(tensors)), model)
     else:
-        raw = datasets.load_dataset(model.dataset, root)
-        is_flipped = model.preprocess.channels == "BGR" and raw.x.ndim == 4 and raw.x.shape[1] == 3
-        ready = Samples((prepare_images(raw.x[:, ::-1] if is_flipped else raw.x, model),), raw.y)
+        ready = _prepared(datasets.load_dataset(model.dataset, root), model)
     if model.metric is not None and ready.y is None:
         raise SourceError(
             f"data set {model.dataset} has no labels",
@@ -113,6 +111,14 @@ def samples_of(
     datasets.check_fits(ready, shapes, f"data set {model.dataset}")
     split = datasets.split(ready, sizes)
     return {"train": split.train, "calibration": split.calibration, "evaluation": split.evaluation}
+
+
+def _prepared(raw: Samples, model: ModelEntry) -> Samples:
+    """Return the images of a data set as the model takes them."""
+    if model.preprocess.dataset == "preprocessed":
+        return _convert_samples(raw, model)
+    is_flipped = model.preprocess.channels == "BGR" and raw.x.ndim == 4 and raw.x.shape[1] == 3
+    return Samples((prepare_images(raw.x[:, ::-1] if is_flipped else raw.x, model),), raw.y)
 
 
 def _convert_samples(samples: Samples, model: ModelEntry) -> Samples:

@@ -1,7 +1,8 @@
 """Find this installation's packages `tasks` and `flows`, not folders of the user with these names.
 
-Python searches the current folder first, in notebooks and with `python -m`; a project with Celery, Invoke or Prefect
-often has a `tasks.py` or a folder `flows` there.
+In a wheel they are packages of `tvmflow` (hatch_build.py). In the repository they lie beside it, and Python searches
+the current folder first, in notebooks and with `python -m`; a project with Celery, Invoke or Prefect often has a
+`tasks.py` or a folder `flows` there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from pathlib import Path
 from tvmflow.support.errors import UsageError
 from tvmflow.support.paths import CODE_ROOT
 
-_NAMES = ("tasks", "flows")
+IN_WHEEL = (CODE_ROOT / "tvmflow" / "tasks").is_dir()
+_NAMES = () if IN_WHEEL else ("tasks", "flows")
+
+
+def own_module(name: str) -> str:
+    """Return the name by which this installation imports a module of `tasks` or `flows`."""
+    return f"tvmflow.{name}" if IN_WHEEL else name
 
 
 def prefer_own_packages() -> None:
@@ -29,7 +36,8 @@ def check_own_packages() -> None:
             raise UsageError(
                 f"{place} hides tvmflow's package {name!r}",
                 "no module of that name before it in sys.path: tvmflow imports it by name",
-                "rename yours, start Python in another folder or with -P, or run the command 'tvmflow'",
+                "install tvmflow as a wheel, which has no package of that name; or rename yours, start Python in "
+                "another folder or with -P, or run the command 'tvmflow'",
             )
 
 

@@ -22,6 +22,7 @@ from tvmflow.support.errors import SourceError
 from tvmflow.support.files import load_arrays, save_arrays
 
 _DIGITS = "datasets/data/digits.csv.gz"
+_LEAST = 8  # samples of a data set whose shares are still sensible
 _COARSE = 4  # sizes of the coarse patterns in an input, along each axis
 MAX_DATASET_BYTES = 4 << 30
 MAX_CLASSES = 1 << 24
@@ -70,9 +71,12 @@ class Split:
 
 @dataclass(frozen=True)
 class SplitSizes:
+    """scales: the sizes are defaults, of which a smaller data set has the same shares."""
+
     calibration: int
     evaluation: int
     seed: int
+    scales: bool = False
 
 
 BUILT_IN_DATASETS = ("digits",)
@@ -129,6 +133,9 @@ def _class_numbers(labels: NDArray[Any], path: Path) -> IntArray:
 def split(samples: Samples, sizes: SplitSizes) -> Split:
     """Split samples into disjoint train, calibration and evaluation parts, determined by the seed."""
     count, held = len(samples), sizes.calibration + sizes.evaluation
+    held_evaluation = sizes.evaluation
+    if sizes.scales and _LEAST <= count <= held:
+        held_evaluation, held = (count - 1) * sizes.evaluation // held, count - 1
     if count <= held:
         raise SourceError(
             f"the data set has {count} samples",
@@ -136,7 +143,7 @@ def split(samples: Samples, sizes: SplitSizes) -> Split:
             "lower fetch.calibration_samples or fetch.evaluation_samples",
         )
     order = np.random.default_rng(sizes.seed).permutation(count)
-    parts = np.split(order, [sizes.evaluation, held])
+    parts = np.split(order, [held_evaluation, held])
     evaluation, calibration, train = (samples.part(part) for part in parts)
     return Split(train, calibration, evaluation)
 

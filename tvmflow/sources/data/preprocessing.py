@@ -8,12 +8,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmflow.config.model_params import Preprocess
+from tvmflow.config.model_params import ModelEntry, Preprocess
 from tvmflow.sources.data.datasets import preprocess
 from tvmflow.sources.data.images import ImageRecipe, scale_to_white
 from tvmflow.support.errors import SourceError
 
 Array = NDArray[Any]
+_OF_PIXELS = 100.0  # of a white pixel, from where on a mean below 1 changes nothing
+
+
+def doubts(model: ModelEntry) -> tuple[str, ...]:
+    """Return what makes it doubtful that a model of color images gets them as in training; empty without a doubt."""
+    shapes = [tensor.shape for tensor in model.tensors.values()]
+    if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][1] != 3:
+        return ()
+    how = model.preprocess
+    if "preprocess" not in model.model_fields_set:
+        return (
+            "no preprocess: is declared, so it gets pixels from 0 to 255 as they are; most models take others, such as "
+            "preprocess: {preset: torchvision}; {preset: keras/none} says that these are meant",
+        )
+    small = [mean for mean in how.mean if 0 < abs(mean) < 1]
+    if small and abs(how.scale) * how.white >= _OF_PIXELS:
+        return (
+            f"preprocess.mean {small[0]:g} is subtracted from pixels up to {abs(how.scale) * how.white:g}, and is "
+            "probably of pixels up to 1: scale: 0.00392157 (1/255) brings them there",
+        )
+    return ()
 
 
 def recipe_for(shapes: Sequence[tuple[int, ...]], how: Preprocess) -> ImageRecipe:
