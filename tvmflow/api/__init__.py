@@ -41,6 +41,7 @@ from tvmflow.api.stores import (
 )
 from tvmflow.api.tables import check_results, lift_quarantine, quarantine_cell, update_results
 from tvmflow.api.toolchains import compare_toolchains
+from tvmflow.api.traces import write_node_data, write_trace
 from tvmflow.api.workspace import find_workspace, names, open_workspace
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.latency_ratio import Comparison
@@ -137,8 +138,10 @@ __all__ = [
     "update_results",
     "verify_bundle",
     "write_chosen",
+    "write_node_data",
     "write_report",
     "write_search_page",
+    "write_trace",
 ]
 
 check_own_packages()  # the functions import both by name when they are called

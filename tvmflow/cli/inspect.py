@@ -194,6 +194,27 @@ def report(
 
 
 @app.command()
+def trace(
+    cell: CellName,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File of the trace; default: CELL.trace.json.")
+    ] = None,
+    overlay: Annotated[
+        Path | None, typer.Option("--overlay", help="Also write each layer's latency as node data for Model Explorer.")
+    ] = None,
+) -> None:
+    """Write the stages of a cell and the kernels of one run as a trace, for ui.perfetto.dev or chrome://tracing."""
+    workspace = open_workspace()
+    path = output or Path(f"{cell.replace('@', '.').replace(':', '.')}.trace.json")
+    written = api.write_trace(cell, path, workspace)
+    kernels = f"{written.kernels} kernel calls" if written.kernels else "no kernels: none was timed on this device"
+    print(f"{path}: {written.stages} stages, {kernels}")
+    if overlay is not None:
+        print(f"{overlay}: {api.write_node_data(cell, overlay, workspace)} layers")
+    suggest("open the file in https://ui.perfetto.dev: it is read in the browser and not uploaded")
+
+
+@app.command()
 def records(
     cell: CellName,
     merge: Annotated[list[Path], typer.Option("--merge", help="Add the records of another log; repeatable.")] = [],  # noqa: B006

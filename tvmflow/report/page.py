@@ -27,6 +27,7 @@ from tvmflow.evaluation.regression import BETWEEN
 from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.pipeline.record import RECORD_NAME, Record, read_record
 from tvmflow.report.execution import execution_of
+from tvmflow.report.layers import layers_of
 from tvmflow.report.processors import processors_of
 from tvmflow.report.tables import FORMS, STEPS, known_cells, scorecard, stage_times, trusted_bytes, trusted_json
 from tvmflow.support.errors import StoreError, UsageError
@@ -42,7 +43,17 @@ from tvmflow.tracking.regressions import regressions_between
 ASSETS = Path(__file__).parent / "assets"
 # Of each measurement: the page computes it from other values, or shows none of it. JSON has it.
 _NOT_IN_PAGE = {"accuracy_share", "beside", "change", "experiment_id", "memory_bytes", "since"}
-_SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "base.js", "charts.js", "sections.js", "main.js")
+_SCRIPTS = (
+    "vendor/d3.min.js",
+    "vendor/plot.umd.min.js",
+    "base.js",
+    "charts.js",
+    "detail_charts.js",
+    "overview.js",
+    "sections.js",
+    "details.js",
+    "main.js",
+)
 _SEARCH_SCRIPTS = (*_SCRIPTS[:4], "search.js")
 
 
@@ -131,6 +142,7 @@ def _facts_of(
         "curve": _curve(workspace, cell),
         "kernels": to_json(manifest.kernels) if manifest else [],
         "coverage": manifest.coverage if manifest else None,
+        "layers": layers_of(workspace, cell, card).to_json(card.quantization),
         "workloads": trusted_json(workspace.folder("tune", cell), "workloads.json") or [],
         "ledger": records["tune"].facts if "tune" in records else {},
         "toolchain": manifest.toolchain if manifest else {},

@@ -27,6 +27,7 @@ from tvmflow.frontends.pytorch.states import (
     refuse_training,
     with_values,
 )
+from tvmflow.frontends.pytorch.weighted_layers import weighted_layers
 from tvmflow.frontends.source_model import (
     Array,
     Arrays,
@@ -35,6 +36,7 @@ from tvmflow.frontends.source_model import (
     State,
     TensorSpec,
     Variant,
+    WeightedLayer,
     input_positions,
     open_names,
 )
@@ -139,6 +141,9 @@ class ExportedModel:
         with torch.no_grad():
             Recorder(self.exported().module()).run(*self._arguments(inputs))
         yield from values
+
+    def weighted_layers(self) -> Sequence[WeightedLayer]:
+        return weighted_layers(self.exported())
 
     def other_roundings(self) -> Iterator[Runner]:
         yield _InFloat64(self)
