@@ -5,6 +5,7 @@ from tvmflow.api.apps import app_releases, release_app
 from tvmflow.api.bundles import allow_keys, bundle, new_keys, verify_bundle
 from tvmflow.api.execution import classify, load, predict, predict_file
 from tvmflow.api.fleet import compare, costs, execution_tables, overview, regressions
+from tvmflow.api.frames import ReportView, show_report, to_frame
 from tvmflow.api.inspect import devices, examine, gpus, history, plan, quarantine, scorecard, status
 from tvmflow.api.phones import check_device, check_devices, offer_device, phones, prepared_phone
 from tvmflow.api.projects import add_model, new_workspace, targets
@@ -72,6 +73,7 @@ __all__ = [
     "RetuneResult",
     "RunResult",
     "Scorecard",
+    "ReportView",
     "SearchResult",
     "StagePlan",
     "Status",
@@ -132,9 +134,11 @@ __all__ = [
     "scorecard",
     "search",
     "serve",
+    "show_report",
     "status",
     "store_addresses",
     "targets",
+    "to_frame",
     "update_results",
     "verify_bundle",
     "write_chosen",

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tvmflow.api.displays import Shown
 from tvmflow.evaluation.latency_summary import Latency
 from tvmflow.pipeline.results import CellResult
 from tvmflow.support.errors import TvmflowError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 StageState = Literal["hit", "restore", "miss", "waits", "refused"]
 
 
-class _Value:
+class _Value(Shown):
     """A frozen dataclass whose fields are the keys of its JSON form."""
 
     def to_json(self) -> dict[str, Any]:
@@ -53,7 +54,7 @@ class StagePlan(_Value):
 
 
 @dataclass(frozen=True)
-class CellPlan:
+class CellPlan(Shown):
     """The plan of a cell. error: why it cannot be run; `stages` then has one row with that error."""
 
     cell: str
@@ -68,11 +69,15 @@ class CellPlan:
     def to_json(self) -> list[dict[str, Any]]:
         return [stage.to_json() for stage in self.stages]
 
+    def _shown(self) -> list[dict[str, Any]]:
+        return self.to_json()
+
 
 @dataclass(frozen=True)
 class CellStatus(_Value):
     """The progress of a listed cell. name: under `cells:`; error: why it cannot be run; warnings: badges of its
-    scorecard. off: what it needs, "" for nothing said, if it is switched off; None if it is not.
+    scorecard. off: what it needs, "" for nothing said, if it is switched off; None if it is not. champion: whether its
+    newest library is the champion, None if that is not known without a server. disturbed: what disturbed its latency.
     """
 
     name: str
@@ -82,6 +87,22 @@ class CellStatus(_Value):
     error: str | None
     warnings: tuple[str, ...] = ()
     off: str | None = None
+    champion: bool | None = None
+    disturbed: bool = False
+
+    @property
+    def next_step(self) -> str:
+        """Return the command that is useful next, "" for a cell that is switched off."""
+        if self.off is not None:
+            return ""
+        if self.error is not None:
+            return f"tvmflow why {self.name}"
+        if self.todo:
+            return f"tvmflow run {self.name}"
+        if self.champion:
+            return f"tvmflow bundle {self.name}"
+        again = f"tvmflow run {self.name} --again --wait-quiet 600"
+        return again if self.disturbed else f"tvmflow promote {self.name}"
 
 
 @dataclass(frozen=True)
@@ -102,6 +123,10 @@ class Status(_Value):
     targets: tuple[str, ...]
     cells: tuple[CellStatus, ...]
     proposals: tuple[ProposedVersion, ...] = ()
+
+    def _shown(self) -> list[dict[str, Any]]:
+        names = ("name", "cell", "todo", "measured", "error")
+        return [{**{name: getattr(one, name) for name in names}, "next": one.next_step} for one in self.cells]
 
 
 @dataclass(frozen=True)
@@ -240,7 +265,7 @@ class ReadyPhone:
 
 
 @dataclass(frozen=True)
-class Scorecard:
+class Scorecard(Shown):
     """The measurements of a cell's newest library.
 
     accuracy: after each stage (source, imported, quantized, built), 0 to 1; None without a data set. latency: of the
@@ -284,9 +309,15 @@ class Scorecard:
     def to_json(self) -> dict[str, Any]:
         return self.card.to_json()
 
+    def _shown(self) -> list[dict[str, Any]]:
+        shown = [(name, value) for name, value in vars(self).items() if name not in ("card", "latency", "peers")]
+        times = {"tvmflow": self.latency, **self.peers}
+        shown += [(f"{name}, ms", one.median_ms if one.is_time else one.badges) for name, one in times.items()]
+        return [{"": name, "value": value} for name, value in shown]
+
 
 @dataclass(frozen=True)
-class RunResult:
+class RunResult(Shown):
     """The result of a run for one cell. outcomes: stage -> hit, restored or made; failed_stage: the origin of
     `error`.
     """
@@ -307,9 +338,15 @@ class RunResult:
         error = self.error.to_json() if self.error else None
         return {"cell": self.cell, "outcomes": dict(self.outcomes), "error": error, "failed_stage": self.failed_stage}
 
+    def _shown(self) -> list[dict[str, Any]]:
+        rows = [{"": "cell", "value": self.cell}, {"": "stages", "value": dict(self.outcomes)}]
+        if self.error:
+            rows.append({"": "error", "value": str(self.error)})
+        return [*rows, *(self.scorecard._shown()[1:] if self.scorecard else ())]
+
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(Shown):
     """A measurement in MLflow. when: UTC; unit: the device of its kind; build: of its system; latency_ms: None if the
     device's clock is not a time.
 
@@ -335,3 +372,6 @@ class Measurement:
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.row)
+
+    def _shown(self) -> list[dict[str, Any]]:
+        return [{"": name, "value": value} for name, value in vars(self).items() if name != "row"]

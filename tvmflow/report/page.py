@@ -197,7 +197,12 @@ def _curve(workspace: Workspace, cell: Cell) -> list[tuple[int, float]]:
 
 def write_page(data: dict[str, Any], path: Path) -> None:
     """Write the page atomically, without data that it does not show."""
-    write_atomic(path, page_of(_shown_part(data)))
+    write_atomic(path, page_text(data))
+
+
+def page_text(data: dict[str, Any]) -> str:
+    """Return the page, without data that it does not show."""
+    return page_of(_shown_part(data))
 
 
 def search_page(data: dict[str, Any]) -> str:
