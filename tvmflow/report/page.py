@@ -89,13 +89,24 @@ def collect(
     changes = all_releases(workspace)
     for one in cells:
         one["releases"] = [asdict(release) for release in changes.get(one["registered"], [])]
+    processors = [one.to_json() for one in processors_of(workspace, cards)]
+    return _page_data(workspace, cells, unmeasured=unmeasured, fleet=_fleet(workspace), processors=processors)
+
+
+def collect_cell(workspace: Workspace, cell: Cell, card: Scorecard, history: list[dict[str, Any]]) -> dict[str, Any]:
+    """Collect the data of a page of one cell alone, without the fleet and the changes of its releases."""
+    names = {"model": cell.model, "target": cell.target, "precision": cell.precision}
+    facts = _facts_of(workspace, cell, card, history, workspace.root)
+    known = {**names, "measured": len(history), **facts, "releases": []}
+    return _page_data(workspace, [known], unmeasured=[], fleet=None, processors=[])
+
+
+def _page_data(workspace: Workspace, cells: list[dict[str, Any]], **parts: Any) -> dict[str, Any]:
     return {
         "apart": APART,
         "between": BETWEEN,
         "cells": cells,
-        "unmeasured": unmeasured,
-        "fleet": _fleet(workspace),
-        "processors": [one.to_json() for one in processors_of(workspace, cards)],
+        **parts,
         "forms": FORMS,
         "steps": STEPS,
         "precisions": get_args(Precision),
