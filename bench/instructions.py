@@ -7,7 +7,8 @@ A file is run by the program that its suffix names: .onnx (peer.onnx of the stag
 .tflite by LiteRT with XNNPACK, .mnn by MNN (made by mnnconvert), .param with the .bin beside it by ncnn (made by pnnx
 with fp16=0). A folder is the output of the stage quantize (or import_model), which is packed, built without records and
 run as network.so. Tuned cells have `executed` in their scorecards (docs/devices.md). Counted is the run of fewest
-instructions of five, or our second one: the first prepare. Needs a network on first use.
+instructions, of runs until two agree, at most five, or our second one: the first prepare. Whole tables of networks:
+bench.arm64_networks. Needs a network on first use.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tvmflow.devices.emulation.system import EmulatedSystem, emulated_system
 from tvmflow.support.errors import DeviceError
 
-MAX_ERROR = 2e-5  # the default of tune.winograd_max_error
+LIMIT_S = 1800  # of a program under qemu
 _NUMPY = "numpy==2.4.6"
-# Each defines `run`, an inference with one thread; float32 stays float32.
+# Each defines `run`, an inference with one thread; float32 stays float32 unless `half` is true.
 _ONNXRUNTIME = """
 import onnxruntime as ort
 options = ort.SessionOptions()
@@ -50,7 +52,7 @@ run = interpreter.invoke
 _MNN = """
 import MNN
 interpreter = MNN.Interpreter(sys.argv[1])
-session = interpreter.createSession({"numThread": 1, "backend": "CPU", "precision": "high"})
+session = interpreter.createSession({"numThread": 1, "backend": "CPU", "precision": "low" if half else "high"})
 for one in interpreter.getSessionInputAll(session).values():
     given = draw.random(one.getShape(), dtype=np.float32)
     one.copyFrom(MNN.Tensor(one.getShape(), MNN.Halide_Type_Float, given, MNN.Tensor_DimensionType_Caffe))
@@ -60,7 +62,8 @@ _NCNN = """
 import ncnn
 net = ncnn.Net()
 net.opt.num_threads = 1
-net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = net.opt.use_bf16_storage = False
+net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = half
+net.opt.use_bf16_storage = False
 net.load_param(sys.argv[1])
 net.load_model(sys.argv[1].removesuffix("param") + "bin")
 given = ncnn.Mat(draw.random([int(word) for word in sys.argv[2].split("x")[-3:]], dtype=np.float32))
@@ -93,6 +96,7 @@ INSIDE = """
 import ctypes, sys
 import numpy as np
 draw = np.random.default_rng(0)
+half = sys.argv[3] == "half"
 {peer}
 libc = ctypes.CDLL(None)
 def look():
@@ -104,6 +108,8 @@ for _ in range(5):
     before = look()
     run()
     runs.append([b - a for a, b in zip(before, look())])
+    if len(runs) > 1 and abs(runs[-1][0] - runs[-2][0]) < 1e-3 * runs[-1][0]:
+        break
 print("counted", *min(runs), flush=True)
 """
 
@@ -144,54 +150,90 @@ def main() -> None:
         count(with_cpuinfo(emulated_system(), Path(folder)), options)
 
 
-def own(system: EmulatedSystem, module: Path, processor: str, mcpu: str) -> str:
-    """Build the module of a folder for a processor of LLVM's, with default schedules; return what a run of its
-    network.so on one of qemu's prints.
+def own(system: EmulatedSystem, module: Any, processor: str, mcpu: str) -> tuple[str, list[Any]]:
+    """Build a module for a processor of LLVM's, with default schedules; return what a run of its network.so on one of
+    qemu's prints, and its outputs.
     """
     from tvmflow.backends.registry import backend_of
     from tvmflow.codegen.compile import build_scheduled
     from tvmflow.codegen.network.description import Network
     from tvmflow.codegen.network.link import write_network
     from tvmflow.codegen.network.runtime_sources import RUNTIME
+    from tvmflow.config.stage_params import TuneParams
     from tvmflow.frontends.source_model import TensorSpec
     from tvmflow.ir.relax.graph import read_graph
-    from tvmflow.ir.relax.serialization import load_module
     from tvmflow.support.dtypes import numpy_dtype
-    from tvmflow.targets.resolve import ResolvedTarget
-    from tvmflow.toolchain.compilers import compiler_for
     from tvmflow.tuning.winograd_choice import choose_by_cost
 
-    triple = "aarch64-linux-gnu"
-    backend = backend_of(ResolvedTarget("llvm", mcpu, triple, (), 1, compiler_for(triple)))
-    loaded = load_module(module)
-    graph = read_graph(loaded)
+    backend = backend_of(target_of(mcpu))
+    graph = read_graph(module)
     inputs = tuple(TensorSpec(name, kind.shape, kind.dtype) for name, kind in graph.inputs.items())
-    packed = backend.pack(loaded, None)[0]
-    scheduled = build_scheduled(packed, backend, {}, winograd=choose_by_cost(packed, backend, {"float32": MAX_ERROR}))
-    draw = np.random.default_rng(0)
+    packed = backend.pack(module, None)[0]
+    scheduled = build_scheduled(
+        packed, backend, {}, winograd=choose_by_cost(packed, backend, TuneParams().winograd_bounds)
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         outputs = tuple(f"y{at}" for at in range(len(graph.outputs)))
-        write_network(
-            folder / "network.so", scheduled, Network(str(module), inputs, outputs, 1), backend.target.compiler
-        )
+        network = Network("bench@arm64:float32", inputs, outputs, 1)
+        write_network(folder / "network.so", scheduled, network, backend.target.compiler)
         source = [f"-I{RUNTIME / 'include'}", str(RUNTIME / "emulator" / "run.c")]
         subprocess.run(backend.target.compiler.line("-O2", *source, "-o", str(folder / "run"), "-ldl"), check=True)
-        given = [draw.random(one.shape).astype(numpy_dtype(one.dtype)).tobytes() for one in inputs]
+        given = [x.astype(numpy_dtype(one.dtype)).tobytes() for one, x in zip(inputs, samples_of(inputs), strict=True)]
         (folder / "in").write_bytes(b"".join(given))
         words = [str(folder / "run"), str(folder / "network.so"), "1", str(folder / "in"), str(folder / "out")]
         command = [*system.command(processor, counts=True), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True).stdout
+        found = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
+        return found, _outputs((folder / "out").read_bytes(), graph)
 
 
-def theirs(system: EmulatedSystem, file: Path, processor: str, shape: str) -> str:
-    """Return what a run of a file by its program prints. Raises RuntimeError with the program's last words."""
+def target_of(mcpu: str) -> Any:
+    """Return the target of a processor of LLVM's."""
+    from tvmflow.targets.resolve import ResolvedTarget
+    from tvmflow.toolchain.compilers import compiler_for
+
+    triple = "aarch64-linux-gnu"
+    return ResolvedTarget("llvm", mcpu, triple, (), 1, compiler_for(triple))
+
+
+def samples_of(inputs: Any) -> list[Any]:
+    """Return the random inputs that ours are run with: numbers from 0 to 1."""
+    draw = np.random.default_rng(0)
+    return [draw.random(one.shape) for one in inputs]
+
+
+def _outputs(content: bytes, graph: Any) -> list[Any]:
+    from tvmflow.support.dtypes import numpy_dtype
+
+    found, begin = [], 0
+    for one in graph.outputs:
+        kind = graph.kind(one)
+        dtype = np.dtype(numpy_dtype(kind.dtype))
+        size = int(np.prod(kind.shape)) * dtype.itemsize
+        found.append(np.frombuffer(content[begin : begin + size], dtype).reshape(kind.shape))
+        begin += size
+    return found
+
+
+def theirs(system: EmulatedSystem, file: Path, processor: str, shape: str, half: bool = False) -> str:
+    """Return what a run of a file by its program prints. half: MNN and ncnn may compute in float16.
+
+    Raises RuntimeError with the program's last words.
+    """
     pins, peer = PEERS[file.suffix]
     packages, code = str(emulated_system().wheels(pins)), INSIDE.replace("{peer}", peer)
     command = [*system.command(processor, counts=True), str(system.python), "-c", code, str(file.resolve()), shape]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=1800, check=False, env={"PYTHONPATH": packages}
-    )
+    try:
+        done = subprocess.run(
+            [*command, "half" if half else "single"],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+            env={"PYTHONPATH": packages},
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"it did not end within {LIMIT_S} s") from None
     if done.returncode:
         raise RuntimeError(f"exit {done.returncode}: {done.stderr.strip()[-300:]}")
     return next(line for line in done.stdout.splitlines() if line.startswith("counted ")).removeprefix("counted ")
@@ -199,13 +241,15 @@ def theirs(system: EmulatedSystem, file: Path, processor: str, shape: str) -> st
 
 def count(system: EmulatedSystem, options: argparse.Namespace) -> None:
     """Print a line for each file and folder."""
+    from tvmflow.ir.relax.serialization import load_module
+
     print(
         f"{'file':40} {'M instructions':>15} {'M multiply-adds':>16} {'share':>6} {'MB loaded':>10} {'MB stored':>10}"
     )
     for file in options.files:
         try:
             found = (
-                own(system, file, options.processor, options.mcpu or options.processor)
+                own(system, load_module(file), options.processor, options.mcpu or options.processor)[0]
                 if file.is_dir()
                 else theirs(system, file, options.processor, options.input)
             )

@@ -73,20 +73,27 @@ def litert_of_torch(
     """Return what runs a PyTorch module by LiteRT, its inputs set once: in float32, or, calibrated by samples, in int8
     where its quantizer knows how.
     """
-    import litert_torch
-    import torch
-
-    converted = litert_torch.convert(module.eval(), tuple(torch.from_numpy(x.copy()) for x in inputs))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.tflite"
-        converted.export(str(file))
-        if calibration:
-            _quantize_tflite(file, calibration)
+        write_tflite_of_torch(module, inputs, file, calibration)
         interpreter = _interpreter(file, threads)
     for given, x in zip(sorted(interpreter.get_input_details(), key=_tensor_name), inputs, strict=True):
         interpreter.set_tensor(given["index"], x.astype(given["dtype"]))
     invoke: Callable[[], Any] = interpreter.invoke
     return lambda *_: invoke()
+
+
+def write_tflite_of_torch(
+    module: Any, inputs: Sequence[Any], file: Path, calibration: Sequence[Sequence[Any]] = ()
+) -> None:
+    """Convert a PyTorch module to a file, as litert_of_torch does."""
+    import litert_torch
+    import torch
+
+    converted = litert_torch.convert(module.eval(), tuple(torch.from_numpy(x.copy()) for x in inputs))
+    converted.export(str(file))
+    if calibration:
+        _quantize_tflite(file, calibration)
 
 
 def _tensor_name(details: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from PIL import Image
 
 from tests.conftest import free_port, stage, tvmflow
 from tests.devices.fake_fpga import FakeManager, bit_file
-from tests.documents.vta_counters import NETWORKS, SMALL, START, STOP, WHOLE, count_network, kept
+from tests.documents.vta_counters import NETWORKS, SCALES, SMALL, START, STOP, WHOLE, count_graph, count_network, kept
 from tests.documents.walk import Params, walking
 from tests.flows.walk import walk
 from tvmflow.config.workspace import Workspace
@@ -243,7 +243,11 @@ def test_all_networks_of_the_document_at_its_size(
 ) -> None:
     root = make_workspace(_change(network, WHOLE))
     tvmflow(root, "run", "vta-optimized", timeout=2900)
-    _check_counters(_card(root, network, "optimized"), kept(network, WHOLE, "optimized"))
+    quantized = read_graph(load_module(root / "artifacts" / "quantize" / f"{network}.optimized.vta_int8"))
+    counted, written = count_graph(quantized)["optimized"], kept(network, WHOLE, "optimized")
+    _check_counters(_card(root, network, "optimized"), counted)
+    assert {name for name in written if counted[name] != written[name]} <= set(SCALES)
+    assert all(abs(counted[name] / written[name] - 1) < 0.02 for name in SCALES)
     # The last sum of `reference` wraps, which untrained weights make visible: its cost is planned, and not run.
     for name in ("fetch", "import_model", "quantize", "graph_pack", "tune", "build"):
         stage(root, name, f"{network}@reference:vta_int8", timeout=900)

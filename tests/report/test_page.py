@@ -242,7 +242,7 @@ def test_filters_and_choices_draw_anew(browser: Browser, page: Path) -> None:
         "document.querySelector('#filter-text').dispatchEvent(new Event('input'))"
     )
     assert browser.ask(rows) == 2
-    assert "1 cell was never run here" in browser.ask("document.querySelector('#overview').textContent")
+    assert "1 cell was never measured here" in browser.ask("document.querySelector('#overview').textContent")
     choose = (
         "(name, value) => { const s = document.getElementById(name); s.value = value ?? "
         "s.options[s.options.length - 1].value; s.dispatchEvent(new Event('change')); return "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,10 +42,15 @@ def _plans(workspace: Workspace, cells: Sequence[Cell], look: bool) -> tuple[Cel
     from tasks.table import STAGES
     from tvmflow.report.plans import plan_cells
 
-    rows, refused = plan_cells(workspace, list(cells), STAGES, look)
+    rows, refused, no_device = plan_cells(workspace, list(cells), STAGES, look)
     workspace.digests.save()
     return tuple(
-        CellPlan(name, tuple(StagePlan(**row) for row in stages), refused.get(name))  # type: ignore[arg-type]
+        CellPlan(
+            name,
+            tuple(StagePlan(**row) for row in stages),  # type: ignore[arg-type]
+            refused.get(name),
+            no_device.get(name),
+        )
         for name, stages in rows.items()
     )
 
@@ -54,6 +60,8 @@ def status(workspace: Where = None, verify: bool = False) -> Status:
 
     verify: read all outputs again, also those whose size, inode and times are as when they were read last.
     """
+    from tasks.table import STAGES
+    from tvmflow.pipeline.unmeasured import is_built
     from tvmflow.report.tables import scorecard as card_of
 
     where = open_workspace(workspace)
@@ -69,8 +77,9 @@ def status(workspace: Where = None, verify: bool = False) -> Status:
         badges = tuple(one.badge for one in card.warnings) if card else ()
         disturbed = card is not None and bool(card.latency.compute.badges)
         champion = _is_champion(where, cell) if not (plan.todo or why) else None
-        found = CellStatus(name, str(cell), plan.todo, card is not None, why, badges, None, champion, disturbed)
-        rows.append(found)
+        built = bool(plan.todo) and is_built(where, cell, STAGES)
+        state = CellStatus(name, str(cell), plan.todo, card is not None, why, badges, built=built)
+        rows.append(replace(state, champion=champion, disturbed=disturbed))
     for name, off in where.params.switched_off.items():
         measured = card_of(where, off.cell) is not None
         rows.append(CellStatus(name, str(off.cell), (), measured, None, (), off.needs))

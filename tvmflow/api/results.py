@@ -55,11 +55,14 @@ class StagePlan(_Value):
 
 @dataclass(frozen=True)
 class CellPlan(Shown):
-    """The plan of a cell. error: why it cannot be run; `stages` then has one row with that error."""
+    """The plan of a cell. error: why it cannot be run; `stages` then has one row with that error. no_device: why a run
+    would build it without its device, and not measure it; only where this was looked for.
+    """
 
     cell: str
     stages: tuple[StagePlan, ...]
     error: TvmflowError | None = None
+    no_device: TvmflowError | None = None
 
     @property
     def todo(self) -> tuple[str, ...]:
@@ -78,6 +81,7 @@ class CellStatus(_Value):
     """The progress of a listed cell. name: under `cells:`; error: why it cannot be run; warnings: badges of its
     scorecard. off: what it needs, "" for nothing said, if it is switched off; None if it is not. champion: whether its
     newest library is the champion, None if that is not known without a server. disturbed: what disturbed its latency.
+    built: its library is up to date, and no device has measured it.
     """
 
     name: str
@@ -89,6 +93,7 @@ class CellStatus(_Value):
     off: str | None = None
     champion: bool | None = None
     disturbed: bool = False
+    built: bool = False
 
     @property
     def next_step(self) -> str:
@@ -319,7 +324,7 @@ class Scorecard(Shown):
 @dataclass(frozen=True)
 class RunResult(Shown):
     """The result of a run for one cell. outcomes: stage -> hit, restored or made; failed_stage: the origin of
-    `error`.
+    `error`. unmeasured: why the library was built without its device and not measured, "" if it was measured.
     """
 
     cell: str
@@ -327,16 +332,23 @@ class RunResult(Shown):
     error: TvmflowError | None = None
     failed_stage: str | None = None
     scorecard: Scorecard | None = field(default=None, repr=False)
+    unmeasured: str = ""
 
     @staticmethod
     def of(result: CellResult, card: card_types.Scorecard | None) -> RunResult:
         """Return what a flow returned, with the scorecard that the cell has now."""
         known = Scorecard.of(card) if card else None
-        return RunResult(result.cell, result.outcomes, result.error, result.failed_stage, known)
+        return RunResult(result.cell, result.outcomes, result.error, result.failed_stage, known, result.unmeasured)
 
     def to_json(self) -> dict[str, Any]:
         error = self.error.to_json() if self.error else None
-        return {"cell": self.cell, "outcomes": dict(self.outcomes), "error": error, "failed_stage": self.failed_stage}
+        return {
+            "cell": self.cell,
+            "outcomes": dict(self.outcomes),
+            "error": error,
+            "failed_stage": self.failed_stage,
+            "unmeasured": self.unmeasured,
+        }
 
     def _shown(self) -> list[dict[str, Any]]:
         rows = [{"": "cell", "value": self.cell}, {"": "stages", "value": dict(self.outcomes)}]

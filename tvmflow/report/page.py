@@ -26,6 +26,8 @@ from tvmflow.evaluation.machine_state import APART
 from tvmflow.evaluation.regression import BETWEEN
 from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.pipeline.record import RECORD_NAME, Record, read_record
+from tvmflow.pipeline.stage import AnyStage
+from tvmflow.pipeline.unmeasured import is_built
 from tvmflow.report.execution import execution_of
 from tvmflow.report.layers import layers_of
 from tvmflow.report.processors import processors_of
@@ -42,6 +44,7 @@ from tvmflow.tracking.regressions import regressions_between
 
 ASSETS = Path(__file__).parent / "assets"
 # Of each measurement: the page computes it from other values, or shows none of it. JSON has it.
+_DETAILED = 60  # cells whose kernels, layers and turns a page shows: it stays below 5 MB for a team of 600 cells
 _NOT_IN_PAGE = {"accuracy_share", "beside", "change", "experiment_id", "memory_bytes", "since"}
 _SCRIPTS = (
     "vendor/d3.min.js",
@@ -62,11 +65,13 @@ def collect(
     history: Mapping[str, list[dict[str, Any]]],
     measured: Mapping[str, int],
     page: Path | None = None,
+    stages: Mapping[str, AnyStage] | None = None,
 ) -> dict[str, Any]:
     """Collect the data of the page as plain values: scorecards, kernels, stages, tuning curves, history.
 
     history: the measurements of each cell that the page shows; measured: how many it has. page: its location, for
-    relative links. Raises StoreError if nothing was measured, UsageError for an invalid address of MLflow's UI.
+    relative links. stages: to tell which cells are built and not measured. Raises StoreError if nothing was built or
+    measured, UsageError for an invalid address of MLflow's UI.
     """
     beside = page.resolve().parent if page else workspace.root
     cells, unmeasured, cards = [], [], []
@@ -74,12 +79,13 @@ def collect(
         card = scorecard(workspace, cell)
         names = {"model": cell.model, "target": cell.target, "precision": cell.precision}
         if card is None:
-            unmeasured.append(names)
+            built = stages is not None and is_built(workspace, cell, stages)
+            unmeasured.append(names | {"built": built})
         else:
             cards.append(card)
             facts = _facts_of(workspace, cell, card, history.get(str(cell), []), beside)
             cells.append(names | {"measured": measured.get(str(cell), 0)} | facts)
-    if not cells:
+    if not cells and not any(one["built"] for one in unmeasured):
         cell_name = next(iter(workspace.params.cells), "CELL")
         raise StoreError(
             "nothing has been measured in this workspace yet",
@@ -241,14 +247,34 @@ def page_of(data: dict[str, Any], names: tuple[str, ...] = _SCRIPTS) -> str:
 
 def _shown_part(data: dict[str, Any]) -> dict[str, Any]:
     """Return the data without what is not shown of each measurement, of which a team has thousands."""
+    detailed = len(data["cells"]) <= _DETAILED
     cells = [
         {
-            **cell,
+            **(cell if detailed or at < _DETAILED else _without_details(cell)),
             "history": [{k: v for k, v in row.items() if k not in _NOT_IN_PAGE} for row in cell["history"]],
         }
-        for cell in data["cells"]
+        for at, cell in enumerate(data["cells"])
     ]
     return {**data, "cells": cells}
+
+
+def _without_details(cell: dict[str, Any]) -> dict[str, Any]:
+    """Return a cell of many without its kernels, layers and turns, which JSON has."""
+    card = cell["card"]
+    latency = {**card["latency"], "compute": {**card["latency"]["compute"], "by_turn": []}, "copy_in": None}
+    peers = {
+        name: {key: value for key, value in peer.items() if key in ("median_ms", "badges", "is_time")}
+        for name, peer in card["peers"].items()
+    }
+    bounds = {**card["bounds"], "kernels": []} if card.get("bounds") else card.get("bounds")
+    return {
+        **cell,
+        "card": {**card, "latency": {**latency, "copy_out": None}, "peers": peers, "bounds": bounds, "kernels_ms": {}},
+        "workloads": [],
+        "curve": [],
+        "digests": [],
+        "layers": {"labels": {}, "calls": [], "arena_bytes": 0, "source": [], "noisy": []},
+    }
 
 
 def _digest(script: str) -> str:

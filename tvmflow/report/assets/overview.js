@@ -62,6 +62,8 @@ function paretoChart(width, points) {
   });
 }
 
+const counted = (names, what) => ((count) => `${count} ${what}${count === 1 ? "" : "s"}`)(new Set(names).size);
+
 function tile(value, text, kind = "") {
   return h("div", {class: "tile"}, h("b", {class: kind}, value), h("span", null, text));
 }
@@ -77,15 +79,16 @@ function overviewSection(cells, width, state, redraw, unmeasured) {
   const target = targets.some(([name]) => name === state.target) ? state.target : targets[0]?.[0];
   const points = paretoPoints(cells.filter((cell) => cell.target === target));
   const beside = besideBest(cells), worse = data.fleet?.worse.filter((row) => cells.some((cell) => nameOf(cell) === row.cell)).length ?? 0;
+  const built = unmeasured.filter((cell) => cell.built).length;
   const choose = h("select", {id: "overview-target", "aria-label": "device", onchange: (event) => { state.target = event.target.value; redraw(); }}, targets.map(([name, own]) => h("option", {value: name, selected: name === target}, `${name}: ${own.length} cell${own.length === 1 ? "" : "s"}`)));
   return [
     h("h2", null, "Summary"),
     h("div", {class: "tiles"},
-      tile(cells.length, `measured cell${cells.length === 1 ? "" : "s"} of ${new Set(cells.map((cell) => cell.model)).size} models on ${new Set(cells.map((cell) => cell.target)).size} devices`),
+      tile(cells.length, `measured cell${cells.length === 1 ? "" : "s"} of ${counted(cells.map((cell) => cell.model), "model")} on ${counted(cells.map((cell) => cell.target), "device")}`),
       tile(cells.filter(championOf).length, `with a champion, ${cells.filter(isChampion).length} of them the newest measured`),
       tile(beside.good, "faster than every baseline", beside.good ? "good" : ""), tile(beside.bad, "slower than one", beside.bad ? "bad" : ""), tile(beside.tie, "no difference shown to the best"),
       data.fleet ? tile(worse, "got worse since the champions", worse ? "bad" : "") : ""),
-    unmeasured.length ? h("p", {class: "note"}, `${unmeasured.length} cell${unmeasured.length === 1 ? " was" : "s were"} never run here and ${unmeasured.length === 1 ? "is" : "are"} not shown; 'tvmflow status' lists them.`) : "",
+    unmeasured.length ? h("p", {class: "note"}, `${unmeasured.length} cell${unmeasured.length === 1 ? " was" : "s were"} never measured here and ${unmeasured.length === 1 ? "is" : "are"} not shown${built ? ` (${built} built)` : ""}; 'tvmflow status' lists them.`) : "",
     targets.length ? h("p", null, choose) : "",
     chart("pareto", paretoChart(width, points), "No cell here has a latency and an accuracy."), note("pareto"),
   ];
