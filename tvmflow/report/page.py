@@ -44,7 +44,7 @@ from tvmflow.tracking.regressions import regressions_between
 
 ASSETS = Path(__file__).parent / "assets"
 # Of each measurement: the page computes it from other values, or shows none of it. JSON has it.
-_DETAILED = 60  # cells whose kernels, layers and turns a page shows: it stays below 5 MB for a team of 600 cells
+_DETAILED = 40  # cells whose kernels, layers and turns a page shows: it stays below 5 MB for a team of 600 cells
 _NOT_IN_PAGE = {"accuracy_share", "beside", "change", "experiment_id", "memory_bytes", "since"}
 _SCRIPTS = (
     "vendor/d3.min.js",
@@ -255,7 +255,16 @@ def _shown_part(data: dict[str, Any]) -> dict[str, Any]:
         }
         for at, cell in enumerate(data["cells"])
     ]
-    return {**data, "cells": cells}
+    return {**data, "cells": cells if detailed else [_rounded(cell) for cell in cells]}
+
+
+def _rounded(value: Any) -> Any:
+    """Return a value with numbers of six digits."""
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _without_details(cell: dict[str, Any]) -> dict[str, Any]:
@@ -266,13 +275,22 @@ def _without_details(cell: dict[str, Any]) -> dict[str, Any]:
         name: {key: value for key, value in peer.items() if key in ("median_ms", "badges", "is_time")}
         for name, peer in card["peers"].items()
     }
+    quantization = {name: value for name, value in card["quantization"].items() if name != "layers"}
     bounds = {**card["bounds"], "kernels": []} if card.get("bounds") else card.get("bounds")
     return {
         **cell,
-        "card": {**card, "latency": {**latency, "copy_out": None}, "peers": peers, "bounds": bounds, "kernels_ms": {}},
+        "card": {
+            **card,
+            "latency": {**latency, "copy_out": None},
+            "peers": peers,
+            "bounds": bounds,
+            "kernels_ms": {},
+            "quantization": quantization,
+        },
         "workloads": [],
         "curve": [],
         "digests": [],
+        "stages": [],
         "layers": {"labels": {}, "calls": [], "arena_bytes": 0, "source": [], "noisy": []},
     }
 
