@@ -99,7 +99,7 @@ image:  ## the image of the Dockerfile, for containers and for workers of Docker
 
 docs: setup  ## build the documentation site into site/
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "site/index.html"
 
 schema:  ## write the JSON schema of params.yaml anew

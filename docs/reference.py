@@ -33,6 +33,8 @@ def on_files(files: Any, config: Any) -> Any:
         "contributing.md": at_the_root("CONTRIBUTING.md"),
         "examples.md": examples_page(),
         "commands.md": commands_page(),
+        "functions.md": functions_page(),
+        "notebook.md": notebook_page(),
         "parameters.md": parameters_page(),
     }
     for name, text in pages.items():
@@ -90,6 +92,42 @@ def _command(command: Any, context: Any) -> Iterator[str]:
     records = [parameter.get_help_record(context) for parameter in command.get_params(context)]
     rows = [f"| `{_cell(record[0])}` | {_cell(record[1])} |" for record in records if record]
     yield "\n".join(["| argument or option | meaning |", "|---|---|", *rows])
+
+
+def functions_page() -> str:
+    """Return every function and value of the API with its signature and docstring."""
+    import inspect
+
+    from tvmflow import api
+
+    parts = [
+        "# Functions and values of the API",
+        "Generated from `tvmflow.api`. How they belong together: [Python API](api.md).",
+    ]
+    for name in sorted(api.__all__, key=str.lower):
+        value = getattr(api, name)
+        text = inspect.getdoc(value) or ""
+        if inspect.isfunction(value):
+            signature = str(inspect.signature(value)).replace("'", "")
+        else:
+            fields = [f"{one}: {kind}" for one, kind in getattr(value, "__annotations__", {}).items() if one[0] != "_"]
+            signature = f"({', '.join(fields)})" if fields else ""
+        parts += [f"## {name}", f"```python\n{name}{signature}\n```", text.replace("<", "&lt;")]
+    return "\n\n".join(parts) + "\n"
+
+
+def notebook_page() -> str:
+    """Return docs/notebook.ipynb as a page, with the outputs that it has."""
+    cells = json.loads((REPOSITORY / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    parts = ["The file itself: [notebook.ipynb](notebook.ipynb)."]
+    for cell in cells:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            lines = output.get("text") or output.get("data", {}).get("text/plain") or ()
+            parts.append(f"```text\n{''.join(lines).rstrip()}\n```")
+    title, _, rest = parts[1].partition("\n")
+    return "\n\n".join([title, parts[0], rest.strip(), *parts[2:]]) + "\n"
 
 
 def parameters_page() -> str:

@@ -19,6 +19,7 @@ from prefect.tasks import Task
 from flows.dask_runner import started_cluster
 from flows.device_queue import device_turn
 from flows.events import PREVIEW, tell
+from flows.outcome_lines import outcome_line
 from flows.prefect_posts import post
 from flows.run_page import StageLog
 from flows.stage_process import StageRequest, run_stage
@@ -58,17 +59,18 @@ def is_worth_a_retry(_task: Any, _task_run: Any, state: Any) -> bool:
 class _ProgressForwarder:
     """Forwards progress to listeners at once, and to Prefect's artifact every two seconds at most."""
 
-    def __init__(self, cell: str, stage: str, log: Path, first_ms: float | None) -> None:
+    def __init__(self, workspace: Workspace, cell: str, stage: str, first_ms: float | None) -> None:
         self.cell, self.stage, self.last, self.first_ms, self.end = cell, stage, 0.0, first_ms, "done"
         self.artifact: Any = None
-        self.log = StageLog(log)
+        self.place, self.workspace = workspace.params.cell(cell), workspace
+        self.log = StageLog(workspace.log_path(stage, self.place))
 
     def __enter__(self) -> _ProgressForwarder:
         tell(self.cell, self.stage, "started", 0, 0)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, _trace: Any) -> None:
-        self.log.end(f"failed: {error}" if error else self.end)
+        self.log.end(outcome_line(self.workspace, self.stage, self.place, f"failed: {error}" if error else self.end))
         tell(self.cell, self.stage, "failed" if kind else self.end, 0, 0)
 
     def progress(self, text: str, done: int, total: int) -> None:
@@ -120,10 +122,10 @@ def _task_for(stage: str, workspace: Workspace, is_hit: bool, first_ms: float | 
 
     def run(request: dict[str, Any], slug: str, key: str | None) -> dict[str, Any]:
         if is_hit:  # Prefect did not know the key: a colleague's run made it, or one with another Prefect server
-            get_run_logger().info("hit")
+            cell = workspace.params.cell(request["cell"])
+            get_run_logger().info("%s", outcome_line(workspace, stage, cell, "hit"))
             return {"stage": stage, "slug": slug, "key": key, "outcome": "hit"}
-        log = workspace.log_path(stage, workspace.params.cell(request["cell"]))
-        with _ProgressForwarder(request["cell"], stage, log, first_ms) as shown:
+        with _ProgressForwarder(workspace, request["cell"], stage, first_ms) as shown:
             with _turn(workspace, stage, request["cell"], shown.progress):
                 outcome = run_stage(StageRequest(**request), shown.progress, workspace.digests)
             shown.end = "done" if outcome == "made" else outcome

@@ -151,10 +151,26 @@ def _host_for(stage: str, workspace: Workspace, cell: Cell) -> AbstractContextMa
 
 
 def _record_measurement(workspace: Workspace, cell: Cell) -> None:
-    from tvmflow.tracking.mlflow.recorded import record_or_keep
+    from tvmflow.tracking.mlflow.recorded import is_recorded, record_or_keep
 
+    try:
+        is_new = not is_recorded(workspace, cell)
+    except errors.StoreAwayError:
+        is_new = False
     if away := record_or_keep(workspace, cell):
         print(f"not recorded yet: {away}; the next command records it", file=sys.stderr)
+    elif is_new:
+        _describe_run(workspace, cell)
+
+
+def _describe_run(workspace: Workspace, cell: Cell) -> None:
+    """Add description and pictures to the run; the measurement is whole without them."""
+    from tvmflow.report.mlflow_page import describe_run
+
+    try:
+        describe_run(workspace, cell)
+    except errors.TvmflowError as error:
+        print(f"the run in MLflow has no description: {errors.first_line(error, 160)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

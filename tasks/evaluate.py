@@ -171,7 +171,8 @@ def _bounds(context: Context, manifest: Manifest, numbers: DeviceNumbers) -> Bou
         return None
     context.progress("measuring what the machine does at most", 0, 0)
     median_ms = latency.median_ms if latency.is_time else None
-    return measure_bounds(manifest.kernels, settings.target, median_ms, numbers.kernels_ms, settings.max_foreign_load)
+    times_ms, most = numbers.measured.kernels_ms, settings.max_foreign_load
+    return measure_bounds(manifest.kernels, settings.target, median_ms, times_ms, most)
 
 
 def _baselines(context: Context) -> contextlib.AbstractContextManager[Callable[[], Baselines]]:

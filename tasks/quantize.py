@@ -24,6 +24,7 @@ from tvmflow.evaluation.agreement import check_golden
 from tvmflow.evaluation.buckets import check_between_buckets, group_of, runners_of
 from tvmflow.evaluation.conditioning import CONDITIONING_NAME, read_noise
 from tvmflow.evaluation.quality_warnings import CALIBRATED_ON_NOISE
+from tvmflow.evaluation.source_layers import LAYERS_NAME, locate_layers, read_layers, write_layers
 from tvmflow.frontends.source_model import OUTPUTS_NAME, Arrays, Runner, read_description, run_in_batches
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME, load_module, load_others, save_module
@@ -94,6 +95,8 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
         request,
     )
     save_module(module, context.out, smaller)
+    layers = read_layers(context.inputs["import_model"]).layers
+    write_layers(context.out, locate_layers(read_graph(module), layers))
     if settings.precision in INTEGER and not read_description(fetched).has_data:
         if not is_quantized(read_graph(imported)):
             report["warnings"] = [asdict(CALIBRATED_ON_NOISE)]
@@ -122,7 +125,7 @@ def quantize(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
 def _pass_through(context: StageContext[QuantizeSettings, None]) -> dict[str, Any]:
     """Copy the imported model, with import_model's outputs as its reference."""
     imported = context.inputs["import_model"]
-    for name in (IR_NAME, WEIGHTS_NAME):
+    for name in (IR_NAME, WEIGHTS_NAME, LAYERS_NAME):
         shutil.copyfile(imported / name, context.out / name)
     (context.out / REPORT_NAME).write_text("{}", encoding="utf-8")
     source, golden, evaluation = (
@@ -180,7 +183,7 @@ STAGE = Stage(
     run=quantize,
     inputs={
         "fetch": ("golden.npz", "source.json", "calibration.npz", "evaluation.npz"),
-        "import_model": (IR_NAME, WEIGHTS_NAME, "reference.npz", OUTPUTS_NAME, CONDITIONING_NAME),
+        "import_model": (IR_NAME, WEIGHTS_NAME, "reference.npz", OUTPUTS_NAME, CONDITIONING_NAME, LAYERS_NAME),
     },
     reads=(
         "targets.{target}.kind",

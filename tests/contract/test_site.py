@@ -11,7 +11,10 @@ import yaml
 from tests.contract.test_repository import REPOSITORY, _commands
 from tvmflow.config.params import Params
 
-GENERATED = {"index.md", "changelog.md", "contributing.md", "examples.md", "commands.md", "parameters.md"}
+GENERATED = {"index.md", "changelog.md", "contributing.md", "examples.md", "commands.md", "parameters.md"} | {
+    "functions.md",
+    "notebook.md",
+}
 
 
 def _pages() -> Any:

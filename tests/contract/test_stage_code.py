@@ -24,6 +24,7 @@ CHECK = (
     "tvmflow/evaluation/buckets.py",
     "tvmflow/evaluation/conditioning.py",
     "tvmflow/evaluation/quality_warnings.py",
+    "tvmflow/evaluation/source_layers.py",
     "tvmflow/frontends/source_model.py",
     "tvmflow/config/buckets.py",
 )

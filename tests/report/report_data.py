@@ -14,7 +14,9 @@ from tvmflow.evaluation.machine_state import APART
 from tvmflow.evaluation.regression import BETWEEN
 from tvmflow.evaluation.roofline import Work
 from tvmflow.evaluation.scorecard import Scorecard
+from tvmflow.frontends.source_model import WeightedLayer
 from tvmflow.report.execution import Start
+from tvmflow.report.layers import Call, CellLayers, LayerTime
 from tvmflow.report.processors import SideBySide, side_by_side
 from tvmflow.tracking.mlflow.links import run_url
 
@@ -38,7 +40,12 @@ def latency(median_ms: float, wide: float = 0.01, badges: tuple[str, ...] = ()) 
         "share": 0.25,
     }
     state = {"round_trip_ns": 60.0, "elsewhere": [far], "turns": 60, "undisturbed": 45}
-    return {**numbers, **state, "runs": 300, "badges": list(badges), "is_time": True}
+    turns = [{"median_ms": median_ms * (1 + 0.003 * (at % 7)), "counts": True, "why": None} for at in range(40)]
+    turns += [
+        {"median_ms": 1.2 * median_ms, "counts": False, "why": "waited"},
+        {**turns[0], "median_ms": 9 * median_ms},
+    ]
+    return {**numbers, **state, "runs": 300, "badges": list(badges), "is_time": True, "by_turn": turns}
 
 
 def advantage(factor: float, wide: float) -> dict[str, Any]:
@@ -84,6 +91,7 @@ def card(
         "latency": {"compute": latency(median_ms, badges=badges), "copy_in": latency(0.05), "copy_out": latency(0.04)},
         "peers": peers,
         "cold_start_ms": [9.0, 8.0, 10.0],
+        "kernels_ms": {} if part else {"fused_conv2d_nchwc0_add_relu": 0.5 * median_ms, "max_pool2d": 0.7 * median_ms},
         "advantages": {}
         if part
         else {"onnxruntime": advantage(1.3, 0.05), "source": advantage(0.7, 0.05), "tied": advantage(1.01, 0.05)},
@@ -100,6 +108,7 @@ def _quantization() -> dict[str, Any]:
     layers = [
         {
             "name": f"conv{at}",
+            "kind": "conv",
             "form": "int8",
             "sqnr_db": 40.0 - at,
             "total_sqnr_db": 35.0 - at,
@@ -171,6 +180,7 @@ def workloads(scale: float) -> list[dict[str, Any]]:
         rows.append(
             {
                 "name": f"conv2d_nchwc_add_relu_multiply 1x{at + 1}x56x56x16",
+                "key": f"key{at}",
                 "calls": 1 + at % 3,
                 "template": "window" if at % 4 else "dot",
                 "trials": 24,
@@ -188,6 +198,19 @@ def workloads(scale: float) -> list[dict[str, Any]]:
             }
         )
     return sorted(rows, key=lambda row: -row["total_ms"])
+
+
+def plan(name: str, median_ms: float) -> CellLayers:
+    """Return four layers, of which two share a kernel and one is computed by an unknown one, and a pool."""
+    labels = ("features.0.conv", "features.1.conv", HOSTILE if "digits" in name else "head.conv")
+    calls = [
+        Call(f"fused_conv2d_nchwc{min(at, 1)}_add_relu", label, (label,), median_ms / (at + 2), 4000 * (at + 1))
+        for at, label in enumerate(labels)
+    ]
+    pool = Call("max_pool2d", f"pool after {labels[2]}", (), 0.01 * median_ms, 2000)
+    layers = [LayerTime(WeightedLayer(call.label, "conv2d", 432), (call.kernel,), call.ms) for call in calls]
+    unknown = LayerTime(WeightedLayer("classifier", "linear", 640), (), None)
+    return CellLayers((*calls, pool), (*layers, unknown), 16_384)
 
 
 def part() -> dict[str, Any]:
@@ -237,7 +260,11 @@ def cell(model: str, target: str, precision: str, median_ms: float, **more: Any)
         "history": history(name, median_ms),
         "stage_s": {stage: 3.0 + at for at, stage in enumerate(stages)},
         "curve": [(at + 1, 9.0 / (at + 1)) for at in range(40)],
-        "kernels": [{"schedule": how} for how in ("record", "record", "default", "none")],
+        "kernels": [
+            {"name": f"fused_conv2d_nchwc{at}_add_relu", "workload": f"key{at}", "schedule": how}
+            for at, how in enumerate(("record", "record", "default", "none"))
+        ],
+        "layers": plan(name, median_ms).to_json(_quantization()),
         "coverage": 0.97,
         "workloads": workloads(median_ms / 20),
         "ledger": {

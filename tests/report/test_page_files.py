@@ -43,7 +43,7 @@ def test_whatever_names_hold_stays_data(html: str) -> None:
     page = _Page(html)
     assert not {tag for tag, _ in page.elements} & {"img", "iframe", "link", "object", "base", "form"}
     assert not [attributes for _, attributes in page.elements if {"src", "href"} & attributes.keys()]
-    assert len(page.scripts) == 7
+    assert len(page.scripts) == 10
     assert json.loads(page.scripts[0]) == json.loads(json.dumps(report_data()))
     broken = json.loads(_Page(page_of({"cells": [float("nan"), {1: float("inf")}]})).scripts[0])
     assert broken == {"cells": [None, {"1": None}]}

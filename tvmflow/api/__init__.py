@@ -5,6 +5,7 @@ from tvmflow.api.apps import app_releases, publish_app, release_app
 from tvmflow.api.bundles import allow_keys, bundle, new_keys, verify_bundle
 from tvmflow.api.execution import classify, doubts, load, predict, predict_file
 from tvmflow.api.fleet import compare, costs, execution_tables, overview, regressions
+from tvmflow.api.frames import ReportView, show_report, to_frame
 from tvmflow.api.inspect import devices, examine, gpus, history, plan, quarantine, scorecard, status
 from tvmflow.api.phones import check_device, check_devices, offer_device, phones, prepared_phone
 from tvmflow.api.projects import add_model, new_workspace, targets
@@ -41,6 +42,7 @@ from tvmflow.api.stores import (
 )
 from tvmflow.api.tables import check_results, lift_quarantine, quarantine_cell, update_results
 from tvmflow.api.toolchains import compare_toolchains
+from tvmflow.api.traces import write_node_data, write_trace
 from tvmflow.api.workspace import find_workspace, names, open_workspace
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.latency_ratio import Comparison
@@ -71,6 +73,7 @@ __all__ = [
     "RetuneResult",
     "RunResult",
     "Scorecard",
+    "ReportView",
     "SearchResult",
     "StagePlan",
     "Status",
@@ -133,14 +136,18 @@ __all__ = [
     "scorecard",
     "search",
     "serve",
+    "show_report",
     "status",
     "store_addresses",
     "targets",
+    "to_frame",
     "update_results",
     "verify_bundle",
     "write_chosen",
+    "write_node_data",
     "write_report",
     "write_search_page",
+    "write_trace",
 ]
 
 check_own_packages()  # the functions import both by name when they are called

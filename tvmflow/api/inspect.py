@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,14 +75,33 @@ def status(workspace: Where = None, verify: bool = False) -> Status:
         why = plan.error.found if plan.error else None
         card = card_of(where, cell)
         badges = tuple(one.badge for one in card.warnings) if card else ()
+        disturbed = card is not None and bool(card.latency.compute.badges)
+        champion = _is_champion(where, cell) if not (plan.todo or why) else None
         built = bool(plan.todo) and is_built(where, cell, STAGES)
-        rows.append(CellStatus(name, str(cell), plan.todo, card is not None, why, badges, built=built))
+        state = CellStatus(name, str(cell), plan.todo, card is not None, why, badges, built=built)
+        rows.append(replace(state, champion=champion, disturbed=disturbed))
     for name, off in where.params.switched_off.items():
         measured = card_of(where, off.cell) is not None
         rows.append(CellStatus(name, str(off.cell), (), measured, None, (), off.needs))
     return Status(
         tuple(sorted(where.params.models)), tuple(sorted(where.params.targets)), tuple(rows), _proposed(where)
     )
+
+
+def _is_champion(workspace: Workspace, cell: Cell) -> bool | None:
+    """Return whether the cell's library is the champion; None if only a server knows."""
+    from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, read_record
+    from tvmflow.tracking.mlflow.address import sqlite_path
+    from tvmflow.tracking.mlflow.store import champion_with
+
+    if sqlite_path(workspace) is None:
+        return None
+    try:
+        outputs = read_record(workspace.folder("build", cell) / RECORD_NAME).outputs
+        digests = [outputs[name].sha256 if name in outputs else "" for name in LIBRARIES]
+        return champion_with(workspace, cell.slug, *digests) is not None
+    except StoreError:
+        return None
 
 
 def _proposed(workspace: Workspace) -> tuple[ProposedVersion, ...]:

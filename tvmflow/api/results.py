@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tvmflow.api.displays import Shown
 from tvmflow.evaluation.latency_summary import Latency
 from tvmflow.pipeline.results import CellResult
 from tvmflow.support.errors import TvmflowError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 StageState = Literal["hit", "restore", "miss", "waits", "refused"]
 
 
-class _Value:
+class _Value(Shown):
     """A frozen dataclass whose fields are the keys of its JSON form."""
 
     def to_json(self) -> dict[str, Any]:
@@ -53,7 +54,7 @@ class StagePlan(_Value):
 
 
 @dataclass(frozen=True)
-class CellPlan:
+class CellPlan(Shown):
     """The plan of a cell. error: why it cannot be run; `stages` then has one row with that error. no_device: why a run
     would build it without its device, and not measure it; only where this was looked for.
     """
@@ -71,12 +72,16 @@ class CellPlan:
     def to_json(self) -> list[dict[str, Any]]:
         return [stage.to_json() for stage in self.stages]
 
+    def _shown(self) -> list[dict[str, Any]]:
+        return self.to_json()
+
 
 @dataclass(frozen=True)
 class CellStatus(_Value):
     """The progress of a listed cell. name: under `cells:`; error: why it cannot be run; warnings: badges of its
-    scorecard. off: what it needs, "" for nothing said, if it is switched off; None if it is not. built: its library is
-    up to date, and no device has measured it.
+    scorecard. off: what it needs, "" for nothing said, if it is switched off; None if it is not. champion: whether its
+    newest library is the champion, None if that is not known without a server. disturbed: what disturbed its latency.
+    built: its library is up to date, and no device has measured it.
     """
 
     name: str
@@ -86,7 +91,23 @@ class CellStatus(_Value):
     error: str | None
     warnings: tuple[str, ...] = ()
     off: str | None = None
+    champion: bool | None = None
+    disturbed: bool = False
     built: bool = False
+
+    @property
+    def next_step(self) -> str:
+        """Return the command that is useful next, "" for a cell that is switched off."""
+        if self.off is not None:
+            return ""
+        if self.error is not None:
+            return f"tvmflow why {self.name}"
+        if self.todo:
+            return f"tvmflow run {self.name}"
+        if self.champion:
+            return f"tvmflow bundle {self.name}"
+        again = f"tvmflow run {self.name} --again --wait-quiet 600"
+        return again if self.disturbed else f"tvmflow promote {self.name}"
 
 
 @dataclass(frozen=True)
@@ -107,6 +128,10 @@ class Status(_Value):
     targets: tuple[str, ...]
     cells: tuple[CellStatus, ...]
     proposals: tuple[ProposedVersion, ...] = ()
+
+    def _shown(self) -> list[dict[str, Any]]:
+        names = ("name", "cell", "todo", "measured", "error")
+        return [{**{name: getattr(one, name) for name in names}, "next": one.next_step} for one in self.cells]
 
 
 @dataclass(frozen=True)
@@ -245,7 +270,7 @@ class ReadyPhone:
 
 
 @dataclass(frozen=True)
-class Scorecard:
+class Scorecard(Shown):
     """The measurements of a cell's newest library.
 
     accuracy: after each stage (source, imported, quantized, built), 0 to 1; None without a data set. latency: of the
@@ -289,9 +314,15 @@ class Scorecard:
     def to_json(self) -> dict[str, Any]:
         return self.card.to_json()
 
+    def _shown(self) -> list[dict[str, Any]]:
+        shown = [(name, value) for name, value in vars(self).items() if name not in ("card", "latency", "peers")]
+        times = {"tvmflow": self.latency, **self.peers}
+        shown += [(f"{name}, ms", one.median_ms if one.is_time else one.badges) for name, one in times.items()]
+        return [{"": name, "value": value} for name, value in shown]
+
 
 @dataclass(frozen=True)
-class RunResult:
+class RunResult(Shown):
     """The result of a run for one cell. outcomes: stage -> hit, restored or made; failed_stage: the origin of
     `error`. unmeasured: why the library was built without its device and not measured, "" if it was measured.
     """
@@ -319,9 +350,15 @@ class RunResult:
             "unmeasured": self.unmeasured,
         }
 
+    def _shown(self) -> list[dict[str, Any]]:
+        rows = [{"": "cell", "value": self.cell}, {"": "stages", "value": dict(self.outcomes)}]
+        if self.error:
+            rows.append({"": "error", "value": str(self.error)})
+        return [*rows, *(self.scorecard._shown()[1:] if self.scorecard else ())]
+
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(Shown):
     """A measurement in MLflow. when: UTC; unit: the device of its kind; build: of its system; latency_ms: None if the
     device's clock is not a time.
 
@@ -347,3 +384,6 @@ class Measurement:
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.row)
+
+    def _shown(self) -> list[dict[str, Any]]:
+        return [{"": name, "value": value} for name, value in vars(self).items() if name != "row"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tvmflow.cli.completion import complete_cell
+from tvmflow.cli.groups import GroupedCommands
 from tvmflow.support.errors import TvmflowError
 from tvmflow.support.own_packages import prefer_own_packages
 from tvmflow.support.secrets import mask_process, show_traceback
@@ -27,6 +28,7 @@ else:  # imported when a command uses it, so that help and completion are fast
     _spec.loader.exec_module(api)
 
 app = typer.Typer(
+    cls=GroupedCommands,
     help="Compile a pretrained model into a tuned, measured and versioned library for a device.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -49,6 +49,9 @@ def release(
             "all gates of the app to pass",
             f"the gates are under apps.{name}.gates in params.yaml",
         )
+    if dry_run:
+        suggest(f"tvmflow release {name}")
+        return
     suggest(f"tvmflow releases {name}; commit releases/{name}.yaml and the files next to it to git")
 
 

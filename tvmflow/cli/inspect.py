@@ -54,7 +54,7 @@ def status(
     show_text(f"targets: {', '.join(state.targets)}")
     for one in state.proposals:
         show_text(f"proposed on {one.when[:10]}: {one.text}; accept: tvmflow promote {one.cell} --proposal")
-    suggest("tvmflow sweep")
+    suggest(next((one.next_step for one in state.cells if one.next_step), "tvmflow add MODEL_FILE"))
 
 
 @app.command()
@@ -191,6 +191,27 @@ def report(
         return
     print(api.write_report(output, workspace))
     suggest("open the page in a browser; it says how to see all runs in MLflow")
+
+
+@app.command()
+def trace(
+    cell: CellName,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File of the trace; default: CELL.trace.json.")
+    ] = None,
+    overlay: Annotated[
+        Path | None, typer.Option("--overlay", help="Also write each layer's latency as node data for Model Explorer.")
+    ] = None,
+) -> None:
+    """Write the stages of a cell and the kernels of one run as a trace, for ui.perfetto.dev or chrome://tracing."""
+    workspace = open_workspace()
+    path = output or Path(f"{cell.replace('@', '.').replace(':', '.')}.trace.json")
+    written = api.write_trace(cell, path, workspace)
+    kernels = f"{written.kernels} kernel calls" if written.kernels else "no kernels: none was timed on this device"
+    print(f"{path}: {written.stages} stages, {kernels}")
+    if overlay is not None:
+        print(f"{overlay}: {api.write_node_data(cell, overlay, workspace)} layers")
+    suggest("open the file in https://ui.perfetto.dev: it is read in the browser and not uploaded")
 
 
 @app.command()

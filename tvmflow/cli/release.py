@@ -57,6 +57,9 @@ def promote(
         raise GateRefusedError(
             f"{cell} is not released: {'; '.join(verdict.reasons)}", "all rules under release: to pass"
         )
+    if dry_run:
+        suggest(f"tvmflow promote {cell}")
+        return
     suggest(f"tvmflow history {cell}; 'tvmflow rollback {cell}' undoes it")
 
 

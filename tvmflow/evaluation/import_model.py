@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,14 @@ from tvmflow.evaluation.import_buckets import BucketedImport, import_buckets
 from tvmflow.evaluation.import_check import LEAST_INPUTS, ImportCheck
 from tvmflow.evaluation.imported_files import FACTS_NAME, PEER_NAME
 from tvmflow.evaluation.onnx_export import exporting_onnx
+from tvmflow.evaluation.source_layers import locate_layers, write_layers
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import (
     Array,
     Arrays,
     OutputSpec,
     SourceModel,
+    WeightedLayer,
     batch_at,
     read_description,
     run_in_batches,
@@ -36,10 +39,13 @@ from tvmflow.support.progress import Progress
 if TYPE_CHECKING:
     from tvmflow.ir.tvm_compat import IRModule
 
+_MOST_TEXT = 200  # of a name
+
 
 def read_model(inputs: str, outputs: str, max_relative_error: float, progress: Progress) -> dict[str, Any]:
     """Import, simplify, and check against the source; return the facts of import.json."""
     from tvmflow.codegen.compile import LocalRunner
+    from tvmflow.ir.relax.graph import read_graph
     from tvmflow.ir.relax.serialization import save_module
     from tvmflow.passes.pipeline import canonicalize
 
@@ -76,6 +82,7 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
             reference |= sized.reference
         save_module(module, out, sized.modules if sized else None)
         write_conditioning(out, check.noise, check.warnings)
+        write_layers(out, locate_layers(read_graph(module), _shown_layers(source)))
         reference |= {"imported": imported, "imported_golden": _first(imported, len(golden[0]))}
         save_arrays(out / "reference.npz", **reference)
         progress("exporting for baselines", 3, 4)
@@ -89,6 +96,15 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
             facts["no_onnx"] = failure
     (out / FACTS_NAME).write_text(json.dumps(facts, sort_keys=True), encoding="utf-8")
     return facts
+
+
+def _shown_layers(source: SourceModel) -> list[WeightedLayer]:
+    """Return the layers with weights under names that terminals and pages can show."""
+
+    def plain(text: str) -> str:
+        return "".join(c if c.isprintable() else "?" for c in text)[:_MOST_TEXT]
+
+    return [replace(one, name=plain(one.name), node=plain(one.node)) for one in source.weighted_layers()]
 
 
 def _with_layer(error: AgreementError, source: SourceModel, inputs: Arrays, bound: float) -> AgreementError:

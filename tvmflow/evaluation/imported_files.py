@@ -10,6 +10,7 @@ from typing import Any
 from tvmflow.evaluation.agreement import Agreement, Noise
 from tvmflow.evaluation.conditioning import CONDITIONING_NAME, read_noise, read_warnings
 from tvmflow.evaluation.quality_warnings import QualityWarning
+from tvmflow.evaluation.source_layers import LAYERS_NAME, read_layers
 from tvmflow.frontends.source_model import OUTPUTS_NAME, OutputSpec, read_outputs
 from tvmflow.ir.relax.serialization import IR_NAME, WEIGHTS_NAME
 from tvmflow.support.errors import ModelFileError, TvmflowError, first_line
@@ -27,6 +28,7 @@ IMPORTED_FILES = {
     FACTS_NAME: _SMALL,
     OUTPUTS_NAME: _SMALL,
     CONDITIONING_NAME: _SMALL,
+    LAYERS_NAME: _SMALL,
 }
 _MAX_OUTPUTS, _MAX_TEXT = 10_000, 2000
 
@@ -59,6 +61,7 @@ def check_imported(folder: Path, reply: Any) -> dict[str, Any]:
         if to_json(read_noise(folder)) != facts["noise"] or to_json(read_warnings(folder)) != facts["warnings"]:
             raise ValueError(f"{CONDITIONING_NAME} is not what was replied")
         _check_texts(facts)
+        _check_texts(to_json(read_layers(folder)))
         check_arrays(folder / REFERENCE_NAME)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, TvmflowError) as error:
         raise ModelFileError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from tvmflow.evaluation.interleaved_timing import (
     ratio_at,
     ratio_of,
 )
-from tvmflow.evaluation.latency_summary import Advantage, InState, Latency
+from tvmflow.evaluation.latency_summary import Advantage, InState, Latency, TimedTurn
 from tvmflow.evaluation.machine_state import Watch
 from tvmflow.evaluation.turn_statistics import (
     LEAST_BLOCKS,
@@ -92,7 +92,8 @@ def summarize_turns(turns: Mapping[str, Sequence[Turn]], rules: LatencyRules, th
 
 def measure(timed_runs: TimedRuns, rules: LatencyRules) -> Latency:
     """Measure one model alone; `timed_runs(n)` runs n times and returns n times in seconds."""
-    return measure_latencies([TimedModel(LIBRARY, timed_runs)], rules, threads=0).latency[LIBRARY]
+    found = measure_latencies([TimedModel(LIBRARY, timed_runs)], rules, threads=0)
+    return replace(found.latency[LIBRARY], by_turn=())
 
 
 def latency_of(classified: ClassifiedTurns, name: str, rules: LatencyRules, threads: int) -> Latency:
@@ -123,7 +124,15 @@ def latency_of(classified: ClassifiedTurns, name: str, rules: LatencyRules, thre
         elsewhere=_elsewhere(classified, (name,), state, lambda at, is_quiet: _latency_at(turns, at, is_quiet)),
         foreign_load=foreign,
         busy_threads=busy,
+        by_turn=_by_turn(classified, name, rounds) if name == LIBRARY else (),
     )
+
+
+def _by_turn(classified: ClassifiedTurns, name: str, rounds: Sequence[int]) -> tuple[TimedTurn, ...]:
+    """Return the turns of a model in their order. rounds: those that count."""
+    counting = set(rounds)
+    reasons = zip(classified.turns[name], classified.disturbed[name], strict=True)
+    return tuple(TimedTurn(1e3 * turn.median_s, at in counting, why) for at, (turn, why) in enumerate(reasons))
 
 
 def _advantage(classified: ClassifiedTurns, ours: str, theirs: str, latency: Mapping[str, Latency]) -> Advantage:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from tvmflow.support.json_values import OPTIONAL
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,15 @@ class InState:
 
 
 @dataclass(frozen=True)
+class TimedTurn:
+    """A turn of runs in ms. counts: whether the latency is of it; why: what disturbed it, None if nothing was seen."""
+
+    median_ms: float
+    counts: bool
+    why: str | None = None
+
+
+@dataclass(frozen=True)
 class Latency:
     """Milliseconds of one run of one batch.
 
@@ -25,6 +36,7 @@ class Latency:
     descriptions of disturbances. round_trip_ns: between the cores in the reported state; elsewhere: the medians of the
     other states. foreign_load: share of all processors that others used; busy_threads: average number of computing
     threads; None if unknown. is_time: false for an emulated device, whose clock counts instructions.
+    by_turn: all turns in their order, of the library only.
     """
 
     mean_ms: float
@@ -44,6 +56,7 @@ class Latency:
     foreign_load: float | None = None
     busy_threads: float | None = None
     is_time: bool = True
+    by_turn: tuple[TimedTurn, ...] = field(default=(), metadata=OPTIONAL)
 
 
 @dataclass(frozen=True)

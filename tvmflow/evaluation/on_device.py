@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -53,13 +53,10 @@ class DeviceRules:
 
 @dataclass(frozen=True)
 class DeviceNumbers:
-    """measured: for the scorecard. outputs: of all samples, each (N, ...). kernels_ms: time of all calls of a kernel in
-    a run, by name, on this machine's CPU.
-    """
+    """measured: for the scorecard. outputs: of all samples, each (N, ...)."""
 
     measured: OnDevice
     outputs: Arrays
-    kernels_ms: dict[str, float] = field(default_factory=dict)
 
 
 def measure_on_device(
@@ -114,8 +111,9 @@ def measure_on_device(
         sizes=_by_size(model, first, rules, compute),
         advantages=beside.advantages,
         machine=MachineForm(vm_latency, over_vm) if vm_latency else None,
+        kernels_ms=kernels_ms,
     )
-    return DeviceNumbers(measured, outputs, kernels_ms)
+    return DeviceNumbers(measured, outputs)
 
 
 def _start(session: DeviceSession, form: LibraryForm, inputs: Arrays) -> RemoteModel:

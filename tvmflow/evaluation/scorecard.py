@@ -92,7 +92,7 @@ class OnDevice:
 
     cold_start_ms, first_run_ms: of each cold start; memory_bytes: growth of the process, None if unknown. peers,
     advantages: by baseline; sizes: by bucket. executed: None on a device with a clock; gpu: None on others; machine:
-    None if that form is not another file.
+    None if that form is not another file. kernels_ms: of all calls of a kernel in a run, on this machine's CPU.
     """
 
     cold_start_ms: tuple[float, ...]
@@ -105,6 +105,7 @@ class OnDevice:
     sizes: Mapping[str, Latency] = field(default_factory=dict)
     advantages: Mapping[str, Advantage] = field(default_factory=dict)
     machine: MachineForm | None = None
+    kernels_ms: Mapping[str, float] = field(default_factory=dict, metadata=OPTIONAL)
 
     @property
     def median_cold_start_ms(self) -> float:

@@ -194,6 +194,18 @@ class Variant:
     compiles_long: bool = False
 
 
+@dataclass(frozen=True)
+class WeightedLayer:
+    """A layer of a source that multiplies by weights. weights: how many; operator: as the framework names it; node: by
+    which viewers of the file know it.
+    """
+
+    name: str
+    operator: str
+    weights: int
+    node: str = ""
+
+
 class SourceModel(Runner, Protocol):
     """A model in its own framework."""
 
@@ -208,6 +220,9 @@ class SourceModel(Runner, Protocol):
 
     def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         """Yield name and float value of every layer for one batch, in order, to find the first that differs."""
+
+    def weighted_layers(self) -> Sequence[WeightedLayer]:
+        """Return the layers with weights, in the order of their computation."""
 
     def other_roundings(self) -> Iterator[Runner]:
         """Yield the same model with other kernels or in float64, to see how much its own rounding matters."""

@@ -28,6 +28,7 @@ from tvmflow.passes.canonicalize.sink_concat import SinkConcat
 from tvmflow.passes.canonicalize.trim_dilated_kernels import TrimDilatedKernels
 from tvmflow.passes.fuse.attention import FuseAttention
 from tvmflow.passes.fuse.concatenate_in_place import ConcatInPlace
+from tvmflow.passes.fuse.fuse_operators import FuseOperators, NoteCalls
 from tvmflow.passes.fuse.inverted_residual import FuseInvertedResiduals
 from tvmflow.passes.fuse.limit_inlining import LimitInlining
 from tvmflow.passes.fuse.remove_dead_blocks import RemoveDeadBlocks
@@ -94,12 +95,13 @@ def lowering_passes(cpu: CpuFeatures, winograd: Mapping[str, int], has_gpu: bool
         ("annotate_patterns", relax.transform.AnnotateTIROpPattern(), True),
         ("fold_constants", relax.transform.FoldConstant(), True),
         ("limit_inlining", LimitInlining(), True),
-        ("fuse_operators", relax.transform.FuseOps(), True),
+        ("fuse_operators", FuseOperators(), True),
         ("fuse_kernels", relax.transform.FuseTIR(), True),
         ("remove_dead_blocks", RemoveDeadBlocks(), True),
         ("drop_dead_code", relax.transform.DeadCodeElimination(["main"]), True),
         ("fuse_inverted_residuals", FuseInvertedResiduals(cpu), has_vector_madd),
         ("channels_last_for_amx", ChannelsLastForAmx(), has_amx),
+        ("note_calls", NoteCalls(), True),
         ("concat_in_place", ConcatInPlace(), not has_gpu),
     ]
     return [(name, step) for name, step, applies in passes if applies]

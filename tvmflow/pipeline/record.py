@@ -31,7 +31,7 @@ _SHORTEST_SECRET = 16
 
 @dataclass(frozen=True)
 class Record:
-    """The outputs of a stage for a cell."""
+    """The outputs of a stage for a cell. steps: of its work, with the seconds after which each began."""
 
     stage: str
     cell: str
@@ -41,6 +41,7 @@ class Record:
     facts: dict[str, Any] = field(default_factory=dict)
     elapsed_s: float = 0.0
     created: str = ""
+    steps: tuple[tuple[str, float], ...] = ()
 
     def digest(self, only: Iterable[str] | None = None) -> str:
         """Return the sha256 over the output files (all, or those named), an input of the next stage."""
@@ -123,10 +124,11 @@ def record_from(data: Mapping[str, Any], known: tuple[str, Mapping[str, Any]] | 
         signed = {name: value for name, value in data.items() if name != "hmac"}
         if not hmac.compare_digest(str(data.get("hmac", "")), _signature(signed, secret)):
             raise ValueError(f"it is not signed with {SECRET}")
-    rest = {k: v for k, v in data.items() if k not in ("schema", "outputs", "hmac")}
+    rest = {k: v for k, v in data.items() if k not in ("schema", "outputs", "hmac", "steps")}
     if (rest["key"], rest["recipe"]) != known and digest_of(rest["recipe"]) != rest["key"]:
         raise ValueError("the key is not the digest of the recipe")
-    return Record(outputs=outputs, **rest)
+    steps = tuple((str(text), float(began)) for text, began in data.get("steps", ()))
+    return Record(outputs=outputs, steps=steps, **rest)
 
 
 def first_difference(

@@ -13,7 +13,6 @@ import importlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -41,7 +40,7 @@ from tvmflow.support import errors
 from tvmflow.support.digests import OutputFile
 from tvmflow.support.files import sync_folder, write_atomic
 from tvmflow.support.own_packages import own_module
-from tvmflow.support.progress import Progress, silent
+from tvmflow.support.progress import Progress, StepTimes, silent
 from tvmflow.support.temporary import temporary_folder
 
 Outcome = Literal["hit", "restored", "made"]
@@ -225,8 +224,8 @@ class Store:
     def _make(self, plan: Plan, progress: Progress) -> Record:
         cell, stage = plan.cell, plan.stage
         with self._new_folder(stage.name, cell) as folder:
-            started = time.monotonic()
-            facts = self._run(stage, self._context(plan, folder, progress), plan.recipe)
+            steps = StepTimes(progress)
+            facts = self._run(stage, self._context(plan, folder, steps), plan.recipe)
             outputs = describe_folder(folder, self.workspace.digests)
             _check_outputs(stage, set(outputs))
             record = Record(
@@ -236,7 +235,8 @@ class Store:
                 recipe=plan.recipe,
                 outputs=outputs,
                 facts=facts,
-                elapsed_s=round(time.monotonic() - started, 3),
+                elapsed_s=steps.elapsed_s,
+                steps=steps.steps,
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
             )
             return self._publish(record, cell, folder)

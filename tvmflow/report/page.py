@@ -29,6 +29,7 @@ from tvmflow.pipeline.record import RECORD_NAME, Record, read_record
 from tvmflow.pipeline.stage import AnyStage
 from tvmflow.pipeline.unmeasured import is_built
 from tvmflow.report.execution import execution_of
+from tvmflow.report.layers import layers_of
 from tvmflow.report.processors import processors_of
 from tvmflow.report.tables import FORMS, STEPS, known_cells, scorecard, stage_times, trusted_bytes, trusted_json
 from tvmflow.support.errors import StoreError, UsageError
@@ -43,8 +44,19 @@ from tvmflow.tracking.regressions import regressions_between
 
 ASSETS = Path(__file__).parent / "assets"
 # Of each measurement: the page computes it from other values, or shows none of it. JSON has it.
+_DETAILED = 40  # cells whose kernels, layers and turns a page shows: it stays below 5 MB for a team of 600 cells
 _NOT_IN_PAGE = {"accuracy_share", "beside", "change", "experiment_id", "memory_bytes", "since"}
-_SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "base.js", "charts.js", "sections.js", "main.js")
+_SCRIPTS = (
+    "vendor/d3.min.js",
+    "vendor/plot.umd.min.js",
+    "base.js",
+    "charts.js",
+    "detail_charts.js",
+    "overview.js",
+    "sections.js",
+    "details.js",
+    "main.js",
+)
 _SEARCH_SCRIPTS = (*_SCRIPTS[:4], "search.js")
 
 
@@ -83,13 +95,24 @@ def collect(
     changes = all_releases(workspace)
     for one in cells:
         one["releases"] = [asdict(release) for release in changes.get(one["registered"], [])]
+    processors = [one.to_json() for one in processors_of(workspace, cards)]
+    return _page_data(workspace, cells, unmeasured=unmeasured, fleet=_fleet(workspace), processors=processors)
+
+
+def collect_cell(workspace: Workspace, cell: Cell, card: Scorecard, history: list[dict[str, Any]]) -> dict[str, Any]:
+    """Collect the data of a page of one cell alone, without the fleet and the changes of its releases."""
+    names = {"model": cell.model, "target": cell.target, "precision": cell.precision}
+    facts = _facts_of(workspace, cell, card, history, workspace.root)
+    known = {**names, "measured": len(history), **facts, "releases": []}
+    return _page_data(workspace, [known], unmeasured=[], fleet=None, processors=[])
+
+
+def _page_data(workspace: Workspace, cells: list[dict[str, Any]], **parts: Any) -> dict[str, Any]:
     return {
         "apart": APART,
         "between": BETWEEN,
         "cells": cells,
-        "unmeasured": unmeasured,
-        "fleet": _fleet(workspace),
-        "processors": [one.to_json() for one in processors_of(workspace, cards)],
+        **parts,
         "forms": FORMS,
         "steps": STEPS,
         "precisions": get_args(Precision),
@@ -136,6 +159,7 @@ def _facts_of(
         "curve": _curve(workspace, cell),
         "kernels": to_json(manifest.kernels) if manifest else [],
         "coverage": manifest.coverage if manifest else None,
+        "layers": layers_of(workspace, cell, card).to_json(card.quantization),
         "workloads": trusted_json(workspace.folder("tune", cell), "workloads.json") or [],
         "ledger": records["tune"].facts if "tune" in records else {},
         "toolchain": manifest.toolchain if manifest else {},
@@ -190,7 +214,12 @@ def _curve(workspace: Workspace, cell: Cell) -> list[tuple[int, float]]:
 
 def write_page(data: dict[str, Any], path: Path) -> None:
     """Write the page atomically, without data that it does not show."""
-    write_atomic(path, page_of(_shown_part(data)))
+    write_atomic(path, page_text(data))
+
+
+def page_text(data: dict[str, Any]) -> str:
+    """Return the page, without data that it does not show."""
+    return page_of(_shown_part(data))
 
 
 def search_page(data: dict[str, Any]) -> str:
@@ -218,14 +247,52 @@ def page_of(data: dict[str, Any], names: tuple[str, ...] = _SCRIPTS) -> str:
 
 def _shown_part(data: dict[str, Any]) -> dict[str, Any]:
     """Return the data without what is not shown of each measurement, of which a team has thousands."""
+    detailed = len(data["cells"]) <= _DETAILED
     cells = [
         {
-            **cell,
+            **(cell if detailed or at < _DETAILED else _without_details(cell)),
             "history": [{k: v for k, v in row.items() if k not in _NOT_IN_PAGE} for row in cell["history"]],
         }
-        for cell in data["cells"]
+        for at, cell in enumerate(data["cells"])
     ]
-    return {**data, "cells": cells}
+    return {**data, "cells": cells if detailed else [_rounded(cell) for cell in cells]}
+
+
+def _rounded(value: Any) -> Any:
+    """Return a value with numbers of six digits."""
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _without_details(cell: dict[str, Any]) -> dict[str, Any]:
+    """Return a cell of many without its kernels, layers and turns, which JSON has."""
+    card = cell["card"]
+    latency = {**card["latency"], "compute": {**card["latency"]["compute"], "by_turn": []}, "copy_in": None}
+    peers = {
+        name: {key: value for key, value in peer.items() if key in ("median_ms", "badges", "is_time")}
+        for name, peer in card["peers"].items()
+    }
+    quantization = {name: value for name, value in card["quantization"].items() if name != "layers"}
+    bounds = {**card["bounds"], "kernels": []} if card.get("bounds") else card.get("bounds")
+    return {
+        **cell,
+        "card": {
+            **card,
+            "latency": {**latency, "copy_out": None},
+            "peers": peers,
+            "bounds": bounds,
+            "kernels_ms": {},
+            "quantization": quantization,
+        },
+        "workloads": [],
+        "curve": [],
+        "digests": [],
+        "stages": [],
+        "layers": {"labels": {}, "calls": [], "arena_bytes": 0, "source": [], "noisy": []},
+    }
 
 
 def _digest(script: str) -> str:

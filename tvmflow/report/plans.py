@@ -90,6 +90,8 @@ class ListedCell(Protocol):
     @property
     def off(self) -> str | None: ...
     @property
+    def next_step(self) -> str: ...
+    @property
     def built(self) -> bool: ...
 
 
@@ -107,6 +109,6 @@ def status_table(root: Path, cells: Sequence[ListedCell]) -> Grid:
         if cell.off is not None:
             state = f"off, needs {cell.off}" if cell.off else "off"
         shown = [f"cannot be run: {error}" if error else state, *cell.warnings]
-        rows.append((cell.name, cell.cell, ", ".join(shown)))
-    columns = ("name", "cell", "state")
+        rows.append((cell.name, cell.cell, ", ".join(shown), cell.next_step or "-"))
+    columns = ("name", "cell", "state", "next")
     return grid(f"cells of {root}", columns, rows, columns)

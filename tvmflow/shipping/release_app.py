@@ -66,6 +66,10 @@ class AppRelease:
         if self.what == "none":
             return f"{self.app} version {self.version} is already on {self.channel}"
         was = f"version {self.replaces}" if self.replaces else "nothing"
+        if self.what == "dry run":
+            return f"{self.app}: all gates pass. Version {self.version} would be on {self.channel} (now {was}); " + (
+                "nothing was released"
+            )
         return f"{self.app} version {self.version} is now on {self.channel} (was {was}): {self.what}"
 
     def to_json(self) -> dict[str, Any]:

@@ -67,6 +67,7 @@ def write_kernels(path: Path, used: list[Workload], report: TuneReport) -> dict[
         rows.append(
             {
                 "name": workload.name,
+                "key": workload.key,
                 "calls": workload.calls,
                 "template": search.template,
                 "trials": search.trials,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow.backends.manifest import NetworkFile
+from tvmflow.backends.plan_summary import PLAN_NAME
 from tvmflow.backends.registry import simulated_driver
 from tvmflow.codegen.compile import Scheduled
 from tvmflow.codegen.network.api_table import arena_bytes, constant_bytes, write_plan_tables, write_tables
@@ -24,12 +25,15 @@ from tvmflow.codegen.network.gpu_tables import CLML, sources_of, write_codes
 from tvmflow.codegen.network.library_formats import ELF_FORMAT, format_of
 from tvmflow.codegen.network.plan import Plan
 from tvmflow.codegen.network.plan_reader import plan_of
+from tvmflow.codegen.network.plan_summary import summarize_plan
 from tvmflow.codegen.network.runtime_sources import ABI_VERSION, RUNTIME, digest_of_runtime
 from tvmflow.codegen.parallel_codegen import LLVM_KINDS, run_in_threads
 from tvmflow.gpu_codegen.executable import ALIGNMENT as GPU_ALIGNMENT
 from tvmflow.gpu_codegen.executable import GpuExecutable
+from tvmflow.passes.fuse.fuse_operators import read_calls
 from tvmflow.support.errors import StageError
 from tvmflow.support.files import describe_file
+from tvmflow.support.json_values import write_json
 from tvmflow.support.runtime_binding import network_binding
 from tvmflow.support.temporary import temporary_folder
 from tvmflow.toolchain.compiled_objects import compile_once
@@ -63,6 +67,7 @@ def write_network(
             module for one in (scheduled, *(b.scheduled for b in buckets)) for module in one.executable.mod.imports
         ]
         link(path, kernels, plan, network, compiler, others=others)
+    write_json(path.with_name(PLAN_NAME), summarize_plan(plan, read_calls(scheduled.module)))
     file = describe_file(path)
     return NetworkFile(
         file=path.name,

@@ -14,7 +14,15 @@ from tvm import relax
 
 from tvmflow.frontends.mxnet.files import Node, Symbol, read_params, read_symbol
 from tvmflow.frontends.mxnet.operators import OPERATORS, Operands
-from tvmflow.frontends.source_model import Array, Arrays, NoOnnxError, Runner, SourceDescription, Variant
+from tvmflow.frontends.source_model import (
+    Array,
+    Arrays,
+    NoOnnxError,
+    Runner,
+    SourceDescription,
+    Variant,
+    WeightedLayer,
+)
 from tvmflow.frontends.tool_variants import tool_variants
 from tvmflow.ir.tvm_compat import type_of
 from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError, last_line
@@ -22,6 +30,7 @@ from tvmflow.toolchain.environments import ToolProcess
 
 PARAMS_SUFFIX = "-0000.params"
 SYMBOL_SUFFIX = "-symbol.json"
+_WEIGHTED = ("Convolution", "Deconvolution", "FullyConnected")
 
 
 class MxnetModel:
@@ -44,6 +53,15 @@ class MxnetModel:
 
     def layers(self, *inputs: Array) -> Iterator[tuple[str, Array]]:
         yield from self._oracle().arrays("layers", inputs[0])
+
+    def weighted_layers(self) -> Sequence[WeightedLayer]:
+        found = []
+        for node in self.symbol.nodes:
+            names = (self.symbol.nodes[index].name for index, _ in node.inputs) if node.op in _WEIGHTED else ()
+            sizes = [self.params[name].size for name in names if name in self.params and self.params[name].ndim > 1]
+            if sizes:
+                found.append(WeightedLayer(node.name, node.op, sizes[0], node.name))
+        return found
 
     def other_roundings(self) -> Iterator[Runner]:
         yield from ()

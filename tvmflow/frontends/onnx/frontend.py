@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,12 +24,14 @@ from tvmflow.frontends.source_model import (
     Runner,
     SourceDescription,
     Variant,
+    WeightedLayer,
     input_positions,
     open_names,
 )
 from tvmflow.support.errors import ModelFileError, first_line
 
 OLDEST_OPSET = 7
+_WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 class OnnxModel:
@@ -83,6 +86,16 @@ class OnnxModel:
         for name, value in zip(names, values, strict=True):
             if isinstance(value, np.ndarray) and value.dtype.kind == "f":
                 yield name, value
+
+    def weighted_layers(self) -> Sequence[WeightedLayer]:
+        sizes = {one.name: math.prod(one.dims) for one in self.graph.graph.initializer if len(one.dims) > 1}
+        found = []
+        for node in self.graph.graph.node:
+            weights = [name for name in node.input if name in sizes]
+            if node.op_type in _WEIGHTED and weights:
+                name = node.output[0]
+                found.append(WeightedLayer(node.name or name, node.op_type, sizes[weights[0]], name))
+        return found
 
     def use_threads(self, threads: int) -> None:
         self.session = open_session(self.path, threads, changed=self.changed)

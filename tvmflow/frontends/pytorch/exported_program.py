@@ -20,7 +20,8 @@ from tvmflow.frontends.pytorch.converters import Refusal, recording_converters
 from tvmflow.frontends.pytorch.recurrent import recurrent_converters
 from tvmflow.frontends.pytorch.running import TorchModel
 from tvmflow.frontends.pytorch.states import changed_buffers, refuse_training
-from tvmflow.frontends.source_model import Array, Arrays, Runner, Variant
+from tvmflow.frontends.pytorch.weighted_layers import weighted_layers
+from tvmflow.frontends.source_model import Array, Arrays, Runner, Variant, WeightedLayer
 from tvmflow.frontends.torch_variants import torch_variants
 from tvmflow.ir.relax.graph import reorder_inputs
 from tvmflow.support.errors import UnsupportedOperatorError
@@ -47,6 +48,9 @@ class ExportedModel(TorchModel):
         with torch.no_grad():
             Recorder(self.exported().module()).run(*self._arguments(inputs))
         yield from values
+
+    def weighted_layers(self) -> Sequence[WeightedLayer]:
+        return weighted_layers(self.exported())
 
     def other_roundings(self) -> Iterator[Runner]:
         yield _InFloat64(self)

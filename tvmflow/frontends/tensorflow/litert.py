@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +19,15 @@ from tvmflow.frontends.source_model import (
     State,
     TensorSpec,
     Variant,
+    WeightedLayer,
     input_positions,
     open_names,
 )
 from tvmflow.frontends.tensorflow.tflite_graph import read_subgraphs
 from tvmflow.frontends.tensorflow.tflite_states import TfliteFile
 from tvmflow.support.errors import ModelFileError, first_line
+
+_WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "BATCH_MATMUL")
 
 
 class TfliteInput:
@@ -138,6 +142,15 @@ class LitertModel:
             value = model.interpreter.get_tensor(output.index)
             if value.dtype.kind in "fiu" and value.size > 1:
                 yield output.name, _in_float32(value, self.details[output.index])
+
+    def weighted_layers(self) -> Sequence[WeightedLayer]:
+        found = []
+        for operator in self.graph.operators:
+            weight = operator.inputs[1] if operator.name in _WEIGHTED else None
+            if weight is not None and weight.data is not None:
+                name = operator.outputs[0].name
+                found.append(WeightedLayer(name, operator.name, math.prod(weight.shape), name))
+        return found
 
     def _set(self, inputs: Sequence[Array]) -> None:
         for part, x in zip(self.inputs, inputs, strict=True):

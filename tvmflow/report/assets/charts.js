@@ -12,7 +12,7 @@ function plot(width, options) {
 }
 
 const labels = (rows, width) =>
-  Plot.text(rows, {frameAnchor: "left", y: "key", text: (row) => short(row.label, Math.floor(width / 7.2)), dy: -15, dx: -6, textAnchor: "start", fill: "currentColor"});
+  Plot.text(rows, {frameAnchor: "left", y: "key", text: (row) => short(row.label, Math.floor(width / 7.2)), href: (row) => row.href ?? null, dy: -15, dx: -6, textAnchor: "start", fill: "currentColor"});
 
 const keyed = (rows) => rows.map((row, at) => ({...row, key: at}));
 const byRow = (rows) => ({type: "point", domain: d3.range(rows.length), axis: null, padding: 0.6});
@@ -25,18 +25,28 @@ function ratioTicks(low, high, width) {
   return chosen;
 }
 
+// Ratios far beyond the others would squeeze them: they end at the side of the chart, with their number.
+function ratioRange(rows) {
+  const middle = d3.median(rows, (row) => row.center), low = Math.min(0.9, d3.min(rows, (row) => row.low)), high = Math.max(1.1, d3.max(rows, (row) => row.high));
+  return [Math.max(low, Math.min(0.2, middle / 5)) / 1.05, Math.min(high, Math.max(5, 4 * middle)) * 1.08];
+}
+
 function ratioChart(width, ratios, axis) {
-  const rows = keyed(ratios.filter((row) => typeof row.low === "number"));
-  if (!rows.length) return null;
-  const low = Math.min(0.9, d3.min(rows, (row) => row.low)) / 1.05, high = Math.max(1.1, d3.max(rows, (row) => row.high)) * 1.08;
+  const known = keyed(ratios.filter((row) => typeof row.low === "number"));
+  if (!known.length) return null;
+  const [low, high] = ratioRange(known), inside = (x) => Math.min(high, Math.max(low, x));
+  const rows = known.map((row) => ({...row, from: inside(row.low), to: inside(row.high), at: inside(row.center)}));
+  const before = Math.log(1 / low) / Math.log(high / low), onRight = before < 0.5;  // the line of 1x: its label has room on one side
+  const room = Math.floor((width * Math.max(before, 1 - before)) / 7.4);
   return plot(width, {
     height: 60 + ROW * rows.length, color: VERDICT_COLORS, y: byRow(rows), ariaLabel: axis,
     x: {type: "log", domain: [low, high], label: axis, ticks: ratioTicks(low, high, width), tickFormat: (x) => `${number(x, 2)}x`, grid: true},
     marks: [
       Plot.ruleX([1], {stroke: "currentColor", strokeWidth: 1.5}),
-      Plot.ruleY(rows, {x1: "low", x2: "high", y: "key", stroke: "verdict", strokeWidth: 4, strokeLinecap: "round"}),
-      Plot.dot(rows, {x: "center", y: "key", fill: "verdict", stroke: "var(--panel)", r: 6, tip: true, title: (row) => `${row.label}\n${row.text}`}),
-      labels(rows, width),
+      Plot.ruleY(rows, {x1: "from", x2: "to", y: "key", stroke: "verdict", strokeWidth: 4, strokeLinecap: "round"}),
+      Plot.dot(rows, {x: "at", y: "key", fill: "verdict", stroke: "var(--panel)", r: 6, tip: true, title: (row) => `${row.label}\n${row.text}`}),
+      Plot.text(rows.filter((row) => row.at !== row.center), {x: "at", y: "key", text: (row) => (row.center > high ? `${number(row.center)}x ▸` : `◂ ${number(row.center)}x`), textAnchor: (row) => (row.center > high ? "end" : "start"), dx: (row) => (row.center > high ? -10 : 10), fill: "currentColor"}),
+      Plot.text(rows, {x: () => 1, y: "key", text: (row) => short(row.label, room), textAnchor: onRight ? "start" : "end", dx: onRight ? 5 : -5, dy: -15, fill: "currentColor"}),
     ],
   });
 }
@@ -74,7 +84,7 @@ function profileChart(width, cell) {
   if (!known.length) return null;
   const rest = known.slice(14), total = d3.sum(known, (row) => row.total_ms);
   const sum = (name) => d3.sum(rest, (row) => (name === "default" ? row.calls * (row.default_ms ?? row.best_ms) : row.total_ms));
-  const rows = known.slice(0, 14).map((row) => ({label: row.name, total: row.total_ms, before: row.calls * (row.default_ms ?? row.best_ms), calls: row.calls}));
+  const rows = known.slice(0, 14).map((row) => ({label: kernelLabel(cell, row), href: layerOfKernel(cell, row), total: row.total_ms, before: row.calls * (row.default_ms ?? row.best_ms), calls: row.calls}));
   if (rest.length) rows.push({label: `${rest.length} other kernels`, total: sum("total"), before: sum("default"), calls: d3.sum(rest, (row) => row.calls)});
   const shown = keyed(rows);
   return plot(width, {
@@ -110,13 +120,31 @@ function roofChart(width, points, roofs, axis) {
   });
 }
 
-// The highest speed and the highest traffic that any kernel reached here: what the device is known to do, not what it is said to.
+const isInteger = (dtype) => /^u?int/.test(dtype ?? "");
+const speedUnit = (dtype) => (isInteger(dtype) ? "GOP/s" : "GFLOP/s");
+
+// The roof is what evaluate measured of the machine, a line for each type of numbers; without it the highest speed and
+// the highest traffic that any kernel reached here.
 function kernelRoofline(width, cell) {
   const known = cell.workloads.filter((row) => row.flops > 0 && row.nbytes > 0 && row.gflops > 0);
-  const total = d3.sum(known, (row) => row.total_ms);
-  const points = known.map((row) => ({label: row.name, group: row.template, intensity: row.flops / row.nbytes, speed: row.gflops, share: row.total_ms / total}));
-  const peak = d3.max(points, (row) => row.speed), bandwidth = d3.max(points, (row) => row.speed / row.intensity);
-  return roofChart(width, points, [{peak, bandwidth, label: `highest seen: ${number(peak)} GFLOP/s, ${number(bandwidth)} GB/s`}], "GFLOP/s");
+  const total = d3.sum(known, (row) => row.total_ms), axis = [...new Set(known.map((row) => speedUnit(row.dtype)))].toSorted().join(", ");
+  const points = known.map((row) => ({label: kernelLabel(cell, row), group: row.template, intensity: row.flops / row.nbytes, speed: row.gflops, share: row.total_ms / total}));
+  const peak = d3.max(points, (row) => row.speed), bandwidth = d3.max(points, (row) => row.speed / row.intensity), ceilings = cell.card.bounds?.ceilings;
+  const dtypes = new Set(known.map((row) => row.dtype)), measured = Object.entries(ceilings?.operations ?? {}).filter(([dtype]) => dtypes.has(dtype));
+  if (!measured.length) return roofChart(width, points, [{peak, bandwidth, label: `highest seen: ${number(peak)} ${axis}, ${number(bandwidth)} GB/s`}], axis);
+  const read = ceilings.read ? ceilings.read / 1e9 : bandwidth;
+  return roofChart(width, points, measured.map(([dtype, speed]) => ({peak: speed / 1e9, bandwidth: read, label: `${dtype}: ${number(speed / 1e9)} ${speedUnit(dtype)}, reads ${number(read)} GB/s`})), axis);
+}
+
+// A kernel's name after the layers that it computes, where these are known.
+const callsOf = (cell, row) => cell.kernels.filter((kernel) => kernel.workload && kernel.workload === row.key).map((kernel) => kernel.name);
+function layerOfKernel(cell, row) {
+  const names = new Set(callsOf(cell, row)), layer = cell.layers.source.find(([, , , kernels]) => kernels.some((kernel) => names.has(kernel)));
+  return layer ? `#${anchorOf(layer[0])}` : null;
+}
+function kernelLabel(cell, row) {
+  const names = callsOf(cell, row).map((name) => cell.layers.labels[name]).filter(Boolean);
+  return names.length ? `${names.slice(0, 2).join(", ")}: ${row.name}` : row.name;
 }
 
 function partRoofline(width, cells) {

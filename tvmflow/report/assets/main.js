@@ -1,7 +1,7 @@
 "use strict";
 // Filters and the order of the sections; everything is drawn anew when a filter or the width changes.
 
-const state = {hidden: {model: new Set(), device: new Set(), precision: new Set()}, text: "", a: null, b: null, profile: null};
+const state = {hidden: {model: new Set(), device: new Set(), precision: new Set()}, text: "", a: null, b: null, profile: null, target: null};
 const WHERE = {model: (cell) => cell.model, device: (cell) => cell.target, precision: (cell) => cell.precision};
 
 function chart(name, drawn, empty) {
@@ -21,9 +21,9 @@ function filters() {
 }
 
 const PARTS = [
-  ["matrix", (cells) => matrixSection(cells, data.unmeasured.filter(isShown))], ["fleet", fleetSection], ["times", timesSection], ["peers", peersSection], ["compare", (cells, width) => compareSection(cells, width, state, draw)],
-  ["trend", trendSection], ["kernels", (cells, width) => profileSection(cells, width, state, draw)], ["tuning", tuningSection], ["accelerator", partSection],
-  ["forms", formsSection], ["sources", sourcesSection],
+  ["overview", (cells, width) => overviewSection(cells, width, state, draw, data.unmeasured.filter(isShown))], ["matrix", matrixSection], ["fleet", fleetSection], ["peers", peersSection], ["times", timesSection], ["compare", (cells, width) => compareSection(cells, width, state, draw)],
+  ["trend", trendSection], ["details", (cells, width) => detailsSection(cells, width, state, draw)], ["kernels", (cells, width) => profileSection(cells, width, state, draw)], ["tuning", tuningSection], ["accelerator", partSection],
+  ["forms", (cells, width) => formsSection(cells, width, state, draw)], ["sources", sourcesSection],
 ];
 
 function draw() {

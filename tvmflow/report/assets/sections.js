@@ -9,8 +9,12 @@ const NOTES = {
   compare: "The latency of B over that of A; the interval is the widest that both intervals allow, and only one that leaves out 1 is a difference. Both were measured at their own time: what a machine does from day to day is not in it. 'tvmflow promote' measures a library in turns with the champion.",
   trend: "A star is the champion; a dashed line is a new version of TVM; the bar at a point is the interval of its median. A step counts as faster or slower only where the intervals of both measurements do not meet.",
   forms: "Accuracy after each stage on the evaluation set, then how the outputs of a stage agree with those of the stage before it: equal top-1, the largest error relative to how the outputs vary over inputs and classes, and the signal-to-noise ratio of the varying part.",
-  profile: "From tuning: each kernel timed by itself on the device, times its calls in one run. The sum is less than the latency, which also has calls and memory between kernels. Of the bound: the least time of the kernel's arithmetic, by the ceiling that evaluate measured, over its time.",
-  roof: "Operations and bytes of each kernel by its definition, every input and output counted once, so the true intensity is at most this. The roof is the highest speed and the highest traffic that any kernel of this cell reached, not the device's data sheet. The size of a point is its share of the time.",
+  pareto: "Each point is a cell on the chosen device; its size is that of the library, a star is the champion. The dashed line joins the cells of a model than which no other is both faster and as accurate.",
+  layers: "Kernels as evaluate timed them inside the network, put back to the layers of the source by the steps that they compute. A kernel that computes several layers counts for each of them in equal parts; a bar's label leads to the table below.",
+  spread: "The median of each short turn of runs. Turns that something disturbed, or in another state of the machine, do not count; the green line is the interval of the reported median, the dashed line the median.",
+  memory: "Bytes of the arena that hold values which are still needed, during each call. The dashed line is the arena: what is above the area are gaps and alignment. Constants are not in it.",
+  profile: "From tuning: each kernel timed by itself on the device, times its calls in one run, without the calls and the memory between kernels; in the network caches hold other data, so the sum may be above or below the latency. Of the bound: the least time of the kernel's arithmetic, by the ceiling that evaluate measured, over its time.",
+  roof: "Operations and bytes of each kernel by its definition, every input and output counted once, so the true intensity is at most this. The roof is what evaluate measured of this machine: multiply-adds of each type in registers, and reads of a buffer as large as the constants; kernels whose data stay in caches may be above the slope. Without that measurement it is the highest that any kernel of this cell reached. The size of a point is its share of the time.",
   retune: "reused: measured under this toolchain before; re-measured: the older toolchain's schedule, measured again and kept; re-tuned: it got slower, so the kernel was searched anew; lost: it does not apply any more, searched anew; new: never tuned before on this kind of device. Kernels of the network as it was built.",
   tuning: "Coverage: share of the network's operations whose kernels have a schedule that was measured on this kind of device. 'tvmflow records CELL --failed' lists the candidates that failed, and why.",
   part: "Bytes of inputs, weights, accumulators, micro-ops and outputs as VTA's simulator counts them (8-bit loads into accumulators at four bytes an element); DRAM: what really moves, instructions included. Cycles are estimated from the tokens of the program at the clock of the design, not measured on a board. A point far below the roof waits for tokens or works in the ALU.",
@@ -23,7 +27,6 @@ const warningsOf = (card) => (card.warnings ?? []).map((one) => h("small", {clas
 
 function matrixCell(cell) {
   if (!cell) return "";
-  if (!cell.card) return h("span", {class: "tie"}, cell.built ? "built, not measured" : "not measured");
   const card = cell.card, last = newest(cell), compute = card.latency.compute;
   const simulated = Boolean(card.part?.simulated || card.executed), undisturbed = !compute.badges.length || simulated;
   const champion = cell.history.findLast((row) => row.roles.includes("champion"));
@@ -42,11 +45,10 @@ function matrixCell(cell) {
   return lines;
 }
 
-function matrixSection(cells, unmeasured) {
-  const all = [...cells.map((cell) => ({...cell, place: [cell.model, cell.target, cell.card.device.kind]})), ...unmeasured.map((cell) => ({...cell, place: [cell.model, cell.target, "–"]}))];
+function matrixSection(cells) {
   const kinds = new Map(cells.map((cell) => [cell.target, cell.card.device.kind]));
-  const rows = d3.groups(all, (cell) => `${cell.model}\n${cell.target}`);
-  const precisions = data.precisions.filter((name) => all.some((cell) => cell.precision === name));
+  const rows = d3.groups(cells, (cell) => `${cell.model}\n${cell.target}`);
+  const precisions = data.precisions.filter((name) => cells.some((cell) => cell.precision === name));
   const columns = [["model and device", "left name"], ...precisions.map((name) => [name, "left"])];
   const lines = rows.map(([, group]) => [[code(group[0].model), h("small", null, group[0].target), h("small", null, kinds.get(group[0].target) ?? "")], ...precisions.map((name) => matrixCell(group.find((cell) => cell.precision === name)))]);
   return [h("h2", null, "Models, devices, precisions"), table(columns, lines), note("matrix")];
@@ -107,9 +109,12 @@ function compareSection(cells, width, state, redraw) {
   const all = measurementsOf(cells);
   if (all.length < 2) return [h("h2", null, "Compare"), h("p", {class: "note"}, "Two measurements are needed: of two cells, or of two versions of one.")];
   const key = (row) => `${row.run_id}`;
-  const several = cells.find((cell) => cell.history.length > 1);
+  // Without a choice: the newest version of the model that has several, beside the version before it.
+  const versions = (cell) => new Set(cell.history.map((row) => row.version_number).filter(Boolean)).size;
+  const several = cells.find((cell) => versions(cell) > 1) ?? cells.find((cell) => cell.history.length > 1);
   const b = all.find((row) => key(row) === state.b) ?? (several ? all.findLast((row) => row.owner === several) : all[1]);
-  const before = several && b.owner === several ? all.find((row) => row.owner === several && row.at === b.at - 1) : null;
+  const earlier = all.filter((row) => row.owner === b.owner && row.at < b.at);
+  const before = earlier.findLast((row) => row.version_number && row.version_number !== b.version_number) ?? earlier.at(-1);
   const a = all.find((row) => key(row) === state.a) ?? before ?? all.find((row) => row !== b);
   const choose = (name, chosen) =>
     h("label", null, name, h("select", {id: `compare-${name}`, onchange: (event) => { state[name.toLowerCase()] = event.target.value; redraw(); }}, all.map((row) => h("option", {value: key(row), selected: row === chosen}, row.label))));
@@ -146,11 +151,20 @@ function trendSection(cells, width) {
   return [h("h2", null, "Latency over dates and TVM versions"), chart("trend", trendChart(width, cells), "No latency is in MLflow."), cells.map((cell) => historyTable(cell, cells.length < 3)), note("trend")];
 }
 
-function formsSection(cells) {
+function formsSection(cells, width, state, redraw) {
   const columns = [["cell", "left name"], ...data.forms.map((name) => [name, ""]), ...data.steps.map((name) => [name.replace("-", " → "), ""])];
   const step = (agreement) => (agreement ? [agreement.top1_agreement === null || agreement.top1_agreement === undefined ? "" : percent(agreement.top1_agreement), h("small", null, `${number(agreement.max_relative_error, 2)}${typeof agreement.sqnr_db === "number" ? `, ${number(agreement.sqnr_db)} dB` : ""}`)] : "–");
   const lines = cells.map(({card}) => [code(card.cell), ...data.forms.map((name) => percent(card.accuracy?.[name])), ...data.steps.map((name) => step(card.agreement_by_step[name]))]);
-  return [h("h2", null, "Accuracy after each stage"), table(columns, lines), note("forms"), cells.map(layersOf)];
+  return [h("h2", null, "Accuracy after each stage"), table(columns, lines), note("forms"), noiseOf(cells, width, state, redraw), cells.map(layersOf)];
+}
+
+// The layers of one cell, those with most noise first.
+function noiseOf(cells, width, state, redraw) {
+  const known = cells.filter((cell) => cell.card.quantization.layers?.length);
+  if (!known.length) return "";
+  const cell = known.find((one) => nameOf(one) === state.profile) ?? known[0];
+  const choose = h("select", {id: "noise-cell", "aria-label": "cell", onchange: (event) => { state.profile = event.target.value; redraw(); }}, known.map((one) => h("option", {selected: one === cell}, nameOf(one))));
+  return [h("h3", null, "Quantization noise of layers"), h("p", null, choose), chart("noise", noiseChart(width, cell), "No layer of this cell is rounded.")];
 }
 
 function layersOf(cell) {
@@ -160,7 +174,7 @@ function layersOf(cell) {
   const moved = quantization.moved_to_float?.length ? `; moved back to float32: ${quantization.moved_to_float.join(", ")}` : "";
   const decibel = (x) => (typeof x === "number" ? `${x.toFixed(1)} dB` : "–");
   const columns = [["layer", "left"], ["dtype", "left"], ["SQNR alone", ""], ["SQNR in its place", ""], ["scale", ""], ["zero point", ""], ["clipped", ""]];
-  const make = () => table(columns, quantization.layers.map((row) => [[code(row.name), row.name === quantization.worst ? [" ", badge("most noise")] : ""], row.dtype ?? row.form ?? "", decibel(row.sqnr_db), decibel(row.total_sqnr_db), number(row.scale), row.zero_point ?? "–", percent(row.clipped, 3)]));
+  const make = () => table(columns, quantization.layers.map((row, at) => [[cell.layers.noisy[at] ?? row.name, " ", cell.layers.noisy[at] === row.name ? "" : h("small", null, row.name), row.name === quantization.worst ? [" ", badge("most noise")] : ""], row.dtype ?? row.form ?? "", decibel(row.sqnr_db), decibel(row.total_sqnr_db), number(row.scale), row.zero_point ?? "–", percent(row.clipped, 3)]));
   return folded([code(nameOf(cell)), `: SQNR of the outputs ${decibel(quantization.output_sqnr_db)} on ${quantization.samples} calibration samples${moved}${goal}`], make);
 }
 
@@ -169,7 +183,7 @@ function boundsOf(cell) {
   const rows = cell.card.bounds?.kernels ?? [], total = d3.sum(rows, (row) => row.ms);
   if (!rows.length) return "";
   const columns = [["kernel", "left name"], ["in the network", ""], ["of all kernels", ""], ["at least", ""], ["reached", ""]];
-  const make = () => table(columns, rows.map((row) => [code(row.name), ms(row.ms), percent(row.ms / total, 0), ms(row.least_ms), percent(row.share, 0)]));
+  const make = () => table(columns, rows.map((row) => [[code(row.name), h("small", null, cell.layers.labels[row.name] ?? "")], ms(row.ms), percent(row.ms / total, 0), ms(row.least_ms), percent(row.share, 0)]));
   return folded("kernels in the network, those that lose most beside the least time of their arithmetic first", make);
 }
 
@@ -178,8 +192,8 @@ function profileSection(cells, width, state, redraw) {
   if (!known.length) return [h("h2", null, "Kernels and roofline"), h("p", {class: "note"}, "No cell here has timed kernels: they come from tuning (tune.trials_per_workload above 0).")];
   const cell = known.find((one) => nameOf(one) === state.profile) ?? known[0];
   const half = width > 900 ? (width - 20) / 2 : width;
-  const columns = [["kernel", "left name"], ["template", "left"], ["calls", ""], ["default", ""], ["best", ""], ["of the network", ""], ["GFLOP/s", ""], ["of the fastest", ""], ["of the bound", ""], ["operations/byte", ""], ["trials", ""], ["schedule", "left"]];
-  const make = () => table(columns, cell.workloads.map((row) => [code(row.name), row.template, row.calls, ms(row.default_ms), ms(row.best_ms), ms(row.total_ms), row.gflops ? number(row.gflops) : "–", row.gflops ? percent(row.of_best, 0) : "–", kernelShare(cell.card, row), row.flops && row.nbytes ? number(row.flops / row.nbytes) : "–", row.trials, row.origin ?? "–"]));
+  const columns = [["kernel", "left name"], ["template", "left"], ["calls", ""], ["default", ""], ["best", ""], ["of the network", ""], ["speed", ""], ["of the fastest", ""], ["of the bound", ""], ["operations/byte", ""], ["trials", ""], ["schedule", "left"]];
+  const make = () => table(columns, cell.workloads.map((row) => [[code(row.name), h("small", null, kernelLabel(cell, row).replace(`: ${row.name}`, "").replace(row.name, ""))], row.template, row.calls, ms(row.default_ms), ms(row.best_ms), ms(row.total_ms), row.gflops ? `${number(row.gflops)} ${speedUnit(row.dtype)}` : "–", row.gflops ? percent(row.of_best, 0) : "–", kernelShare(cell.card, row), row.flops && row.nbytes ? number(row.flops / row.nbytes) : "–", row.trials, row.origin ?? "–"]));
   return [
     h("h2", null, "Kernels and roofline"),
     h("p", null, h("select", {id: "profile-cell", "aria-label": "cell", onchange: (event) => { state.profile = event.target.value; redraw(); }}, known.map((one) => h("option", {selected: one === cell}, nameOf(one))))),

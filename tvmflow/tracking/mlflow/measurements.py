@@ -263,6 +263,7 @@ class _Recording:
         now = self.measurement.measured_ms
         numbers = [Metric(key, value, now, 0) for key, value in self._numbers.items()]
         curve = [Metric("tuning.kernels_ms", value, now, step) for step, value in self._tuning_curve()]
+        curve += [Metric("latency_ms.turn", value, now, at) for at, value in self._turns()]
         params = [Param(key, value[:MAX_PARAM_LENGTH]) for key, value in self._params()]
         for start in range(0, max(len(curve), 1), 800):
             self.client.log_batch(run_id, metrics=[*(numbers if start == 0 else []), *curve[start : start + 800]])
@@ -278,6 +279,13 @@ class _Recording:
     def _tuning_curve(self) -> Iterator[tuple[int, float]]:
         for row in csv.DictReader(self._text("tune", "curve.csv").splitlines()):
             yield int(row["trial"]), float(row["kernels_ms"])
+
+    def _turns(self) -> Iterator[tuple[int, float]]:
+        """Yield the medians of the turns that the latency is of, in their order."""
+        if self.card.has_time and self.card.latency.compute.is_time:
+            yield from (
+                (at, turn.median_ms) for at, turn in enumerate(self.card.latency.compute.by_turn) if turn.counts
+            )
 
     def _params(self) -> Iterator[tuple[str, str]]:
         for stage, record in self.records.items():
