@@ -39,7 +39,6 @@ from tvmflow.targets.resolve import host_target
 
 NETWORKS = ("resnet18", "mobilenet_v2", "squeezenet1_1")
 SHAPE = (1, 3, 224, 224)
-_WINOGRAD_ERROR = {"float32": 2e-5}  # as the default of tune.winograd_max_error
 _MIXED = MixedOperators(
     low=(
         "conv2d",

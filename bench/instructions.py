@@ -173,8 +173,9 @@ def own(system: EmulatedSystem, module: Any, processor: str, mcpu: str, caches: 
     graph = read_graph(module)
     inputs = tuple(TensorSpec(name, kind.shape, kind.dtype) for name, kind in graph.inputs.items())
     packed = backend.pack(module, None)[0]
-    bounds = {str(dtype): bound for dtype, bound in TuneParams().winograd_max_error.items()}
-    scheduled = build_scheduled(packed, backend, {}, winograd=choose_by_cost(packed, backend, bounds))
+    scheduled = build_scheduled(
+        packed, backend, {}, winograd=choose_by_cost(packed, backend, TuneParams().winograd_bounds)
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         outputs = tuple(f"y{at}" for at in range(len(graph.outputs)))

@@ -139,7 +139,7 @@ def _made(name: str, folder: Path, options: argparse.Namespace) -> dict[str, str
             imported = time.perf_counter()
             backend = CpuBackend(replace(host_target(), threads=options.threads))
             packed = backend.pack(module, None)[0]
-            bounds = {str(dtype): bound for dtype, bound in TuneParams().winograd_max_error.items()}
+            bounds = TuneParams().winograd_bounds
             winograd = choose_by_cost(packed, backend, bounds)
             scheduled = build_scheduled(packed, backend, {}, winograd=winograd)
         except (TvmflowError, RuntimeError, ValueError) as error:

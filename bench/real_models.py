@@ -238,7 +238,7 @@ def make(model: RealModel, folder: Path) -> dict[str, Any]:
     imported = time.perf_counter()
     backend = CpuBackend(replace(host_target(), threads=2))
     packed = backend.pack(_own_precision(module, inputs), None)[0]
-    bounds = {str(dtype): bound for dtype, bound in TuneParams().winograd_max_error.items()}
+    bounds = TuneParams().winograd_bounds
     scheduled = build_scheduled(packed, backend, {}, winograd=choose_by_cost(packed, backend, bounds))
     names = tuple(f"output{at}" for at in range(len(expected)))
     described = Network("bench@cpu:float32", specs, names, 2)

@@ -258,7 +258,7 @@ def _build(path: Path, name: str, threads: int) -> None:
     module = canonicalize(ExportedModel(entry.make(), entry.inputs).to_relax())
     backend = CpuBackend(replace(host_target(), threads=threads))
     packed = backend.pack(module, None)[0]
-    bounds = {str(dtype): bound for dtype, bound in TuneParams().winograd_max_error.items()}
+    bounds = TuneParams().winograd_bounds
     scheduled = build_scheduled(packed, backend, {}, winograd=choose_by_cost(packed, backend, bounds))
     with torch.inference_mode():
         made = entry.make()(*map(torch.from_numpy, entry.samples()))

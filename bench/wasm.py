@@ -63,7 +63,7 @@ def _compare(name: str, folder: Path, target: ResolvedTarget, options: argparse.
     entry, backend = network_named(name), WasmBackend(target)
     exported = ExportedModel(entry.make(), entry.inputs)
     packed = backend.pack(converted(canonicalize(exported.to_relax()), entry, "float32"), None)[0]
-    bounds = {str(dtype): bound for dtype, bound in TuneParams().winograd_max_error.items()}
+    bounds = TuneParams().winograd_bounds
     scheduled = build_scheduled(packed, backend, {}, winograd=choose_by_cost(packed, backend, bounds))
     library, model = folder / "network.so", folder / "network.onnx"
     write_network(library, scheduled, Network("bench@wasm:float32", entry.inputs, ("y",), 1), target.compiler)

@@ -106,9 +106,11 @@ def _preview(workspace: Workspace, request: StageRequest) -> float | None:
 
 def _turn(workspace: Workspace, stage: str, cell: str, progress: Progress) -> AbstractContextManager[None]:
     """Hold the device of a cell for a stage that measures it, against other machines."""
-    if not STAGES[stage].measures_device:
+    wanted = workspace.params.cell(cell)
+    is_estimated = STAGES[stage].keeps_log and workspace.params.tune_of(wanted).without_device
+    if is_estimated or not STAGES[stage].measures_device:
         return contextlib.nullcontext()
-    device = workspace.params.targets[workspace.params.cell(cell).target].device
+    device = workspace.params.targets[wanted.target].device
     return device_turn(workspace, device, f"{cell} {stage}", progress)
 
 

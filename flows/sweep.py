@@ -20,11 +20,13 @@ from flows.run_page import begin_run, run_name, show_cell
 from flows.server_away import keeps_result, run_flow
 from flows.stage_tasks import cells_of, workspace_of
 from flows.stopping import cancels_flow, is_stopping, stops_on_signals
-from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, walk_units
+from flows.walk import COMPILE_STAGES, EVALUATE_STAGES, walk, walk_units
+from tasks.table import STAGES
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.devices.probe_driver import ask_drivers
 from tvmflow.pipeline.results import CellResult
+from tvmflow.pipeline.unmeasured import NOT_MEASURED, place_without_device
 from tvmflow.support.errors import TvmflowError
 from tvmflow.support.json_values import from_json, to_json
 from tvmflow.tracking.mlflow.recorded import record_kept
@@ -38,21 +40,28 @@ def run_cell(
     again: tuple[str, ...],
     units: tuple[str, ...] = (),
     refused: dict[str, Any] | None = None,
+    unmeasured: str = "",
 ) -> Any:
-    """Run one cell; a failure is part of the result. refused: the result of a cell that cannot be run."""
+    """Run one cell; a failure is part of the result. refused: the result of a cell that cannot be run. unmeasured: why
+    it is built without its device, and not measured.
+    """
     if refused is not None:
         return _failed_state(from_json(CellResult, refused))
     workspace = workspace_of(root)
-    result = CellResult(cell)
+    result, wanted = CellResult(cell, unmeasured=unmeasured), workspace.params.cell(cell)
     try:
-        walk_units(workspace, workspace.params.cell(cell), units, stages, again, result)
+        if unmeasured:
+            walk(place_without_device(workspace, wanted, STAGES), wanted, COMPILE_STAGES, (), result)
+        else:
+            walk_units(workspace, wanted, units, stages, again, result)
     except HTTPError:  # Prefect's server is away, which ends the flow
         raise
     except Exception as error:
         what = f"{result.failed_stage or 'reading params.yaml'} of {cell}"
         result.error = explain_in_cell(error, workspace.root, what)
         return _failed_state(result)
-    show_cell(workspace, workspace.params.cell(cell))
+    if not unmeasured:
+        show_cell(workspace, wanted)
     return to_json(result)
 
 
@@ -69,12 +78,13 @@ def sweep(
     again: tuple[str, ...] = (),
     units: tuple[str, ...] = (),
     refused: dict[str, dict[str, Any]] | None = None,
+    unmeasured: dict[str, str] | None = None,
 ) -> Any:
     """Run every stage of the cells (default: all of params.yaml) in the workspace `root` (default: the nearest).
 
     Returns one CellResult per cell, as JSON, in the order of `cells`. again: stages to run even when nothing
     changed. units: of the devices to measure on again, all for each; by default any. refused: results of cells that
-    cannot be run, which are skipped.
+    cannot be run, which are skipped. unmeasured: cell -> why it is built without its device, and not measured.
     """
     workspace = workspace_of(root)
     cells = cells_of(workspace, cells)
@@ -84,12 +94,14 @@ def sweep(
         bring_made(workspace, cells)
     stages = (*COMPILE_STAGES, *EVALUATE_STAGES)
     with stops_on_signals():
-        returned = _run_cells(workspace, cells, {"stages": stages, "again": again, "units": units}, refused or {})
+        work = {"stages": stages, "again": again, "units": units}
+        returned = _run_cells(workspace, cells, work, refused or {}, unmeasured or {})
     if is_stopping():
         return Cancelled(message="interrupted by the user")
     record_kept(workspace)  # what MLflow's server missed while it restarted
     results = [from_json(CellResult, one) for one in returned]
-    done = {workspace.params.cell(result.cell): result for result in results if result.error is None}
+    ended = [result for result in results if result.error is None and not result.unmeasured]
+    done = {workspace.params.cell(result.cell): result for result in ended}
     try:
         failed: dict[Cell, TvmflowError] = {**record(workspace, list(done), stages)}
     except TvmflowError as error:
@@ -106,15 +118,18 @@ def _run_cells(
     cells: list[str],
     work: dict[str, tuple[str, ...]],
     refused: dict[str, dict[str, Any]],
+    unmeasured: dict[str, str],
 ) -> list[Any]:
     """Run the cells by the task runner of params.yaml, also where a worker started the flow. Returns their results.
     work: what to do with each.
     """
+
+    def request(cell: str) -> dict[str, Any]:
+        own = {"refused": refused.get(cell), "unmeasured": unmeasured.get(cell, "")}
+        return {"cell": cell, "root": str(workspace.root), **work, **own}
+
     with task_runner(workspace.params.flows) as runner:
-        running = [
-            runner.submit(run_cell, {"cell": cell, "root": str(workspace.root), **work, "refused": refused.get(cell)})
-            for cell in cells
-        ]
+        running = [runner.submit(run_cell, request(cell)) for cell in cells]
         return [future.result(raise_on_failure=False) for future in running]
 
 
@@ -124,15 +139,17 @@ def run_sweep(
     again: tuple[str, ...] = (),
     units: tuple[str, ...] = (),
     refused: dict[str, CellResult] | None = None,
+    unmeasured: dict[str, str] | None = None,
 ) -> list[CellResult]:
     """Run the sweep flow."""
     task_runner(workspace.params.flows)  # what it lacks is said before anything starts
     refresh(workspace)  # DVC must know the cells to record them
     with explains_faults(workspace.root), cancels_flow(workspace.root):
-        state = run_flow(sweep, cells, str(workspace.root), again, units, to_json(refused or {}))
+        state = run_flow(sweep, cells, str(workspace.root), again, units, to_json(refused or {}), unmeasured or {})
         return results_of(state, CellResult)
 
 
 def _row(result: CellResult) -> dict[str, str]:
-    end = "ok" if result.error is None else f"{result.failed_stage}: {result.error.found[:200]}"
+    well = f"{NOT_MEASURED}: {result.unmeasured[:200]}" if result.unmeasured else "ok"
+    end = well if result.error is None else f"{result.failed_stage}: {result.error.found[:200]}"
     return {"cell": result.cell, **result.outcomes, "end": end}

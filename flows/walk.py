@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from flows.stage_tasks import run_stage_task
@@ -12,11 +11,12 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.devices.registry import check_unit, transport_of
 from tvmflow.pipeline.results import CellResult
 from tvmflow.pipeline.store import Plan, Store
+from tvmflow.pipeline.unmeasured import compile_stages
 from tvmflow.support.errors import DeviceUnknownError, TvmflowError, UnknownNameError
 from tvmflow.tracking.mlflow.recorded import record_or_keep
 
 # A device is needed from the first stage on that is never cached.
-COMPILE_STAGES = tuple(itertools.takewhile(lambda name: STAGES[name].is_cached, STAGES))
+COMPILE_STAGES = compile_stages(STAGES)
 EVALUATE_STAGES = tuple(name for name in STAGES if name not in COMPILE_STAGES)
 ALL_UNITS = "all"
 

@@ -15,7 +15,7 @@ from typing import Any
 from tvmflow.config.params import Cell, ImageFolder, ModelEntry
 from tvmflow.config.workspace import Workspace
 from tvmflow.frontends.registry import frontend_named, tools_of
-from tvmflow.frontends.source_model import SourceDescription, TensorSpec, fixed_specs, read_description
+from tvmflow.frontends.source_model import SourceDescription, TensorSpec, fixed_specs, is_of_package, read_description
 from tvmflow.frontends.streams import STREAM_FILES, declare_states
 from tvmflow.pipeline.stage import Stage, StageContext
 from tvmflow.sandbox.images import read_in_sandbox
@@ -64,11 +64,22 @@ def _toolchain(settings: FetchSettings) -> tuple[str, ...]:
     tools = tools_of(model.framework, model.network) if model.weights.kind in ("train", "seeded") else ()
     return (
         *tools,
-        *frontend_named(model.framework).state_tools,
+        *(frontend_named(model.framework).state_tools if _may_keep_states(model) else ()),
         "numpy",
         *(("scikit-learn",) if model.dataset == "digits" else ()),
         *(("pillow",) if isinstance(model.dataset, ImageFolder) else ()),
     )
+
+
+def _may_keep_states(model: ModelEntry) -> bool:
+    """Return whether the model's file may declare states, for which its framework runs the samples here. Networks of
+    packages keep nothing.
+    """
+    return bool(frontend_named(model.framework).state_tools) and not is_of_package(model.network)
+
+
+def _leaves_out(settings: FetchSettings) -> tuple[str, ...]:
+    return () if _may_keep_states(settings.model) else (declare_states.__module__,)
 
 
 def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any]:
@@ -105,7 +116,7 @@ def fetch(context: StageContext[FetchSettings, DownloadLimits]) -> dict[str, Any
         outputs=model.outputs,
     )
     (context.out / "source.json").write_text(json.dumps(to_json(description), sort_keys=True), encoding="utf-8")
-    if frontend_named(model.framework).state_tools:
+    if _may_keep_states(model):
         _declare_states(context.out, weights)
     return {"weights_bytes": weights.stat().st_size, "evaluation_samples": len(parts["evaluation"])}
 
@@ -151,4 +162,5 @@ STAGE = Stage(
     ),
     limit_reads=("fetch.max_download_mb", "fetch.download_attempts", "fetch.connect_timeout_s"),
     runs=(),
+    leaves_out=_leaves_out,
 )

@@ -17,7 +17,7 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.import_model import read_model
 from tvmflow.evaluation.imported_files import IMPORTED_FILES, check_imported
 from tvmflow.frontends.onnx.files import is_name
-from tvmflow.frontends.registry import tools_of
+from tvmflow.frontends.registry import environments_of, tools_of
 from tvmflow.pipeline.stage import Stage, StageContext
 from tvmflow.sandbox.process import Policy, memory_for, reading_s, run_in_sandbox
 from tvmflow.toolchain.environments import make_environments
@@ -51,8 +51,8 @@ def _limits(workspace: Workspace, _cell: Cell) -> ImportLimits:
 def import_model(context: StageContext[ImportSettings, ImportLimits]) -> dict[str, Any]:
     """Import in a sandbox, since the model's file is untrusted; return the facts of import.json."""
     settings, fetched = context.settings, context.inputs["fetch"]
-    make_environments(tools_of(settings.framework, settings.network))
     files = list(fetched.iterdir())
+    make_environments(environments_of(settings.framework, (path.name for path in files)))
     policy = Policy(
         context.limits.timeout_s,
         (fetched,),

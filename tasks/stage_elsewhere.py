@@ -35,7 +35,7 @@ def main(folder: Path, descriptor: int) -> None:
     stage, context, recipe = read_request((folder / REQUEST).read_text(encoding="utf-8"), folder, tell)
     describe_work(f"Dask {context.cell.slug} {stage.name}")
     try:
-        check_recipe(stage.name, recipe)
+        check_recipe(stage, context.settings, recipe)
         with hold_host_for_stage(alone=False):
             facts = stage.run(context)
     except TvmflowError as error:

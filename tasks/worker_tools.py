@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from tasks.table import STAGES
 from tvmflow.pipeline.recipe_key import changed_parts, code_of
+from tvmflow.pipeline.stage import AnyStage
 from tvmflow.support.errors import ToolchainError
 from tvmflow.support.files import digest_of
 from tvmflow.toolchain.versions import versions
@@ -19,13 +19,12 @@ _PLUGIN = "plugin:"
 _BUILDS = "tvmflow.tuning.measure.build_worker"
 
 
-def check_recipe(stage: str, recipe: Mapping[str, Any]) -> None:
+def check_recipe(stage: AnyStage, settings: Any, recipe: Mapping[str, Any]) -> None:
     """Raise ToolchainError if this machine would make a stage by another recipe."""
     named = recipe["toolchain"]
     tools = versions(tuple(name for name in named if not name.startswith(_PLUGIN)))
     tools |= {name: _package_version(name.removeprefix(_PLUGIN)) for name in named if name.startswith(_PLUGIN)}
-    row = STAGES[stage]
-    here = {"toolchain": tools, "code": code_of(row.module, row.runs)}
+    here = {"toolchain": tools, "code": stage.code(settings)}
     _refuse(changed_parts({name: recipe[name] for name in here}, here))
 
 

@@ -4,8 +4,36 @@
 
 #include <dlfcn.h>
 #include <jni.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* The ABI of this process, by its name in bundles. */
+#if defined __ANDROID__ && defined __aarch64__
+#define ABI "arm64-v8a"
+#elif defined __ANDROID__ && defined __arm__
+#define ABI "armeabi-v7a"
+#elif defined __ANDROID__ && defined __x86_64__
+#define ABI "x86_64"
+#elif defined __aarch64__
+#define ABI "aarch64-linux-gnu"
+#elif defined __arm__
+#define ABI "armv7a-linux-gnueabihf"
+#elif defined __x86_64__
+#define ABI "x86_64-linux-gnu"
+#else
+#define ABI "another processor"
+#endif
+
+/* Before Android 10, variables of threads are freed by a function of the library when a thread ends, maybe after dlclose: it stays mapped. */
+#ifdef __ANDROID__
+#define KEEP RTLD_NODELETE
+#else
+#define KEEP 0
+#endif
+
+/* Members of tvmflow_api up to here are used: libraries of one app may be older or newer than this file. */
+#define USED (offsetof(tvmflow_api, threads_of))
 
 #define NAME(function) Java_tvmflow_Network_##function
 
@@ -48,14 +76,14 @@ static void free_network(network *net) {
 
 /* Open a library and find its functions; return an error message, NULL on success. */
 static const char *functions_of(const char *path, void **library, const tvmflow_api **api) {
-  *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  *library = dlopen(path, RTLD_NOW | RTLD_LOCAL | KEEP);
   if (!*library) return dlerror();
   void *symbol = dlsym(*library, "tvmflow_network");
   tvmflow_entry entry;
   if (!symbol) return "the library is no network";
   memcpy(&entry, &symbol, sizeof entry);
   *api = entry();
-  return (*api)->abi_version != TVMFLOW_ABI_VERSION || (*api)->size < sizeof **api ? "the library was made for another tvmflow.h" : NULL;
+  return (*api)->abi_version != TVMFLOW_ABI_VERSION || (*api)->size < USED ? "the library was made for another tvmflow.h" : NULL;
 }
 
 /* gpu_path: of the library for a GPU, which is used until it fails, and ignored if it cannot be opened. */
@@ -86,6 +114,11 @@ JNIEXPORT jlong JNICALL NAME(open)(JNIEnv *env, jclass self, jobjectArray paths,
     if (texts[i]) (*env)->ReleaseByteArrayElements(env, held[i], (jbyte *)(uintptr_t)texts[i], JNI_ABORT);
   if (fault && net) free_network(net);
   return fault ? 0 : (jlong)(intptr_t)net;
+}
+
+JNIEXPORT jstring JNICALL NAME(abi)(JNIEnv *env, jclass self) {
+  (void)self;
+  return (*env)->NewStringUTF(env, ABI);
 }
 
 JNIEXPORT jobjectArray JNICALL NAME(processor)(JNIEnv *env, jclass self, jlong handle) {

@@ -179,13 +179,19 @@ MISTAKES = [
         _target(cc="arm-none-g++"),
         1,
     ),
-    Mistake("a tracker that does not run", ON_MINE, ("no RPC tracker", "tvm.exec.rpc_tracker"), _tracker, 1),
+    Mistake(
+        "a tracker that does not run",
+        ON_MINE,
+        ("would be built, not measured", "no RPC tracker", "tvm.exec.rpc_tracker"),
+        _tracker,
+        4,
+    ),
     Mistake(
         "a board that is not registered",
         ON_MINE,
         ("no device with key 'board'", "--key board"),
         _target(device={"transport": "tracker", "key": "board", "host": "127.0.0.1", "port": 1}),
-        1,
+        4,
     ),
     Mistake("a full disk", "run small --dry-run", ("MiB are free", "at least 1024 MiB"), code=1),
     Mistake(

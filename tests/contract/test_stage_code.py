@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from tasks.table import STAGES
+from tests.conftest import small_params
+from tvmflow.config.params import Cell
+from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.recipe_key import code_of
 
 # What the code in the recipe key of each stage may be. What is not here would make the stage miss for nothing, and a
@@ -65,15 +71,14 @@ KERNELS = (  # beside the CPU's: what compiles them is left out, what reads them
     "tvmflow/ir/tvm_compat.py",
 )
 FRONTEND = (*IR, "tvmflow/frontends", "tvmflow/sources")
-STREAMS = (  # the framework runs the samples of a model with states; PyTorch's files call converted operators only
+STREAMS = (  # the framework runs the samples of a model with states; no converter is needed for that
     "tvmflow/frontends/archives.py",
-    "tvmflow/frontends/emitter.py",
-    "tvmflow/frontends/pytorch",
-    "tvmflow/frontends/recurrent.py",
     "tvmflow/frontends/streams.py",
     "tvmflow/frontends/torch_arrays.py",
-    "tvmflow/frontends/torch_variants.py",
-    "tvmflow/ir",
+    *(
+        f"tvmflow/frontends/pytorch/{name}.py"
+        for name in "files fixed_inputs float_ends loading module_states running script_states scripts states".split()
+    ),
     *(
         f"tvmflow/frontends/tensorflow/{name}.py"
         for name in "custom_operators custom_transforms litert tflite_files tflite_graph tflite_states variables "
@@ -150,3 +155,35 @@ def test_the_code_in_a_recipe_key_is_the_code_that_the_stage_may_use(name: str) 
         if not any(f == a or f.startswith(f"{a}/") for a in allowed)
     ]
     assert strange == [], f"{name} must not depend on {strange}: cut the import, or say here why it may"
+
+
+@pytest.mark.parametrize(
+    ("framework", "network", "file", "reads_states"),
+    [
+        ("torch", "torchvision/resnet18", "w.safetensors", False),  # packages keep nothing between runs
+        ("keras", "keras/mobilenet_v2_050", "w.weights.h5", False),
+        ("onnx", None, "model.onnx", False),
+        ("torch", "nets.py:Net", "w.safetensors", True),
+        ("torch", None, "model.pt2", True),
+        ("tensorflow", None, "model.tflite", True),
+    ],
+)
+def test_an_upgrade_fetches_models_again_only_if_other_bytes_may_result(
+    framework: str, network: str | None, file: str, reads_states: bool, tmp_path: Path
+) -> None:
+    params = small_params()
+    entry = {"framework": framework, "weights": {"file": file}, "input": {"name": "x", "shape": [1, 3, 8, 8]}}
+    params["cells"] = {}
+    params["models"] = {"one": entry | ({"network": network} if network else {})}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    for name in ("nets.py", file):
+        (tmp_path / name).touch()
+    fetch = STAGES["fetch"]
+    settings = fetch.settings(Workspace(tmp_path), Cell(model="one", target="cpu", precision="float32"))
+    code, tools = fetch.code(settings), fetch.toolchain(settings)
+    loaders = [
+        name for name in code if name.startswith(("tvmflow/frontends/pytorch/", "tvmflow/frontends/tensorflow/"))
+    ]
+    assert bool(loaders) is ("tvmflow/frontends/streams.py" in code) is reads_states
+    assert reads_states is bool({"torch", "tflite"} & set(tools))
+    assert not {"tvmflow/frontends/pytorch/converters.py", "tvmflow/ir/relax/graph.py"} & set(code)

@@ -30,6 +30,7 @@ from tvmflow.passes.kernel.apply_schedules import replay
 from tvmflow.passes.layout.channel_permute import permute_channels
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.legalize.convolutions import list_convolution_keys
+from tvmflow.passes.legalize.winograd import TILES
 from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed_precision
 from tvmflow.schedules.registry import apply_template
 from tvmflow.support.dtypes import numpy_dtype
@@ -258,7 +259,7 @@ def test_channels_are_moved_by_vectors(dtype: str, runner: Path, emulated: Emula
     assert np.array_equal(got.transpose(0, 1, 4, 2, 3).reshape(expected.shape), expected)
 
 
-@pytest.mark.parametrize("m", [2, 4])
+@pytest.mark.parametrize("m", TILES)
 def test_winograds_products_are_by_a_lane(m: int, runner: Path, emulated: EmulatedSystem, tmp_path: Path) -> None:
     draw = np.random.default_rng(6)
     shapes = [(16, 24, 13), (8, 16, 8)]  # channels, output channels, size

@@ -301,7 +301,6 @@ def test_the_legacy_weight_file_of_the_android_document(tmp_path: Path) -> None:
 def test_an_exported_program_with_any_batch(tmp_path: Path) -> None:
     import torch
 
-    from tvmflow.frontends.pytorch.exported_program import ExportedModel
     from tvmflow.sources.networks.torch_zoo import build
 
     network, x = build("digits_cnn", 1), _x((3, 1, 8, 8))
@@ -310,16 +309,6 @@ def test_an_exported_program_with_any_batch(tmp_path: Path) -> None:
     torch.export.save(program, tmp_path / "model.pt2")
     source = _load(tmp_path, "torch", "model.pt2", (3, 1, 8, 8))
     assert _error(source, x) < BOUND and first_differing_layer(source, x, 1e-5) is None
-
-    import tvm
-    from tvm import relax
-
-    module = ExportedModel(network, one_input("input", (1, 1, 8, 8))).to_relax(max_batch=8)
-    machine = relax.VirtualMachine(tvm.compile(module, tvm.target.Target("llvm")), tvm.cpu())
-    for count in (1, 3, 8):
-        samples = _x((count, 1, 8, 8))
-        output = machine["main"](tvm.runtime.tensor(samples)).numpy()
-        assert np.abs(output - network(torch.from_numpy(samples)).detach().numpy()).max() < 1e-5
 
 
 def test_torchscript_and_a_factory_of_the_users_own(tmp_path: Path) -> None:

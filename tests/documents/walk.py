@@ -1,4 +1,4 @@
-"""Follow a section of docs/recipes.md, block by block, in a workspace: YAML goes into params.yaml, commands are run."""
+"""Follow a section of a page, block by block, in a workspace: YAML goes into params.yaml, commands are run."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ import yaml
 from tests.conftest import REPOSITORY
 from tests.page_commands import PageCommands
 
-PAGE = REPOSITORY / "docs" / "recipes.md"
+DOCS = REPOSITORY / "docs"
+PAGE = "recipes.md"
 LONGEST_S = 500.0
 Params = dict[str, Any]
 
 
-def _sections() -> dict[str, str]:
-    return dict(part.split("\n", 1) for part in PAGE.read_text(encoding="utf-8").split("\n## ")[1:])
+def _sections(page: str) -> dict[str, str]:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
 
 
-def section_titles() -> list[str]:
-    """Return the titles of the page's sections, in order."""
-    return list(_sections())
+def section_titles(page: str = PAGE) -> list[str]:
+    """Return the titles of a page's sections, in order."""
+    return list(_sections(page))
 
 
-def blocks_of(section: str) -> list[tuple[str, str]]:
-    """Return (language, text) of the blocks of YAML and commands in a section of the page, in order."""
-    return re.findall(r"^```(sh|yaml)\n(.*?)^```", _sections()[section], re.M | re.S)
+def blocks_of(section: str, page: str = PAGE) -> list[tuple[str, str]]:
+    """Return (language, text) of the blocks of YAML and commands in a section of a page, in order."""
+    return re.findall(r"^```(sh|yaml)\n(.*?)^```", _sections(page)[section], re.M | re.S)
 
 
 class Walk:
@@ -44,10 +46,11 @@ class Walk:
         changes: Mapping[str, str] | None = None,
         change: Callable[[Params], None] = lambda _: None,
         own: Mapping[str, str] | None = None,
+        page: str = PAGE,
     ) -> None:
         self.root, self.change, self.commands = root, change, PageCommands()
         self.own = {"PYTHONPATH": str(REPOSITORY), **(own or {})}
-        self.left = blocks_of(section)
+        self.left = blocks_of(section, page)
         for there, here in (changes or {}).items():
             assert any(there in text for _, text in self.left), f"{there!r} is not in {section!r}"
             self.left = [(language, text.replace(there, here)) for language, text in self.left]

@@ -25,7 +25,6 @@ from tasks.worker_tools import check_recipe, check_tools, tools_of_builds
 from tests.conftest import CELL, REPOSITORY, SLUG, free_port, stage
 from tests.dask_workers import DaskWorkers, dask_workers, ran, works_at
 from tvmflow.config.workspace import Workspace
-from tvmflow.pipeline.recipe_key import code_of
 from tvmflow.pipeline.stage import StageContext
 from tvmflow.support.errors import ClusterAwayError, ToolchainError
 from tvmflow.toolchain.versions import versions
@@ -125,14 +124,14 @@ def test_a_cluster_that_is_away_is_told_in_one_line(monkeypatch: pytest.MonkeyPa
 
 def test_a_worker_with_other_tools_or_other_code_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     build = STAGES["build"]
-    recipe = {"toolchain": versions(("tvm", "llvm")), "code": code_of(build.module, build.runs)}
-    check_recipe("build", recipe)
+    recipe = {"toolchain": versions(("tvm", "llvm")), "code": build.code(None)}
+    check_recipe(build, None, recipe)
     with pytest.raises(ToolchainError, match=r"toolchain\.tvm: 0\.1 -> "):
-        check_recipe("build", {**recipe, "toolchain": {**recipe["toolchain"], "tvm": "0.1"}})
+        check_recipe(build, None, {**recipe, "toolchain": {**recipe["toolchain"], "tvm": "0.1"}})
     with pytest.raises(ToolchainError, match=r"code\.tasks/build\.py: changed"):
-        check_recipe("build", {**recipe, "code": {**recipe["code"], "tasks/build.py": "0" * 64}})
+        check_recipe(build, None, {**recipe, "code": {**recipe["code"], "tasks/build.py": "0" * 64}})
     with pytest.raises(ToolchainError, match=r"plugin:no-such-package: 1\.0 -> absent"):
-        check_recipe("build", {**recipe, "toolchain": {"plugin:no-such-package": "1.0"}})
+        check_recipe(build, None, {**recipe, "toolchain": {"plugin:no-such-package": "1.0"}})
     tools = tools_of_builds({"cc": "gcc"})
     check_tools(tools, {"cc": "gcc"})
     with pytest.raises(ToolchainError, match="would make something else: code: "):

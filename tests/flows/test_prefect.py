@@ -77,7 +77,7 @@ def test_only_device_failures_are_tried_again_and_one_bad_cell_does_not_stop_the
 
     root = make_workspace(change)
     (root / "broken.pt").write_bytes(b"no model")
-    done = tvmflow(root, "sweep", code=1)
+    done = tvmflow(root, "sweep", "--again", code=1)  # a measurement is asked for
     assert done.stderr.count("digits_torch@gone:float32 tune: failed") == 3  # two retries
     assert done.stderr.count("broken@local-cpu:float32 import_model: failed") == 1
     assert "no RPC tracker" in done.stderr and "damaged" in done.stderr and "Traceback" not in done.stderr

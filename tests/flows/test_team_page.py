@@ -106,7 +106,7 @@ def team(tmp_path: Path) -> Iterator[Team]:
     team.commands.stop()
 
 
-def _write_model(path: Path) -> None:
+def write_model(path: Path) -> None:
     weights = np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32)
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, size]) for name, size in (("x", 64), ("y", 8)))
     node = helper.make_node("MatMul", ["x", "w"], ["y"])
@@ -126,7 +126,7 @@ def test_a_team_works_as_the_page_says(team: Team, tmp_path: Path) -> None:
     team.wait_for_servers()
     first, second = tmp_path / "first", tmp_path / "home of another" / "desk"
     first.mkdir()
-    _write_model(first / "cats.onnx")
+    write_model(first / "cats.onnx")
     made = team.follow("First engineer", first)
     assert all(re.search(rf" {stage}: done", made) for stage in STAGE_NAMES), made
     assert list((tmp_path / "srv" / "dvc").rglob("*")) and list((tmp_path / "srv" / "mlflow").rglob("library.so"))

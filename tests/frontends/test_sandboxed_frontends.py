@@ -159,6 +159,9 @@ def test_a_framework_that_obeys_a_hostile_model_reaches_nothing(
 
 @pytest.mark.parametrize("body", [b"\xff" * 400])
 def test_another_process_opens_a_tflite_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    """And TensorFlow is not installed for it."""
+    monkeypatch.setattr("tvmflow.toolchain.environments._make", lambda *_: pytest.fail("an environment is made"))
+    monkeypatch.setattr("tvmflow.toolchain.environments.environments_folder", lambda: tmp_path / "tools")
     for module in ("ai_edge_litert", "ai_edge_litert.interpreter", "tflite"):
         monkeypatch.setitem(sys.modules, module, None)  # not to be had in this process
     with pytest.raises(ModelFileError, match=r"model.tflite is damaged|tflite"):

@@ -16,7 +16,9 @@ from tests.conftest import REPOSITORY
 from tests.runtime.test_apps import NEEDS_JAVA, RUNTIME
 from tests.runtime.test_apps import tiny as _tiny
 from tvmflow.codegen.network.link import OpenedNetwork, link_jni
+from tvmflow.support.version import __version__
 from tvmflow.toolchain.compilers import Command
+from tvmflow.toolchain.triples import ANDROID_LEVEL
 
 tiny = _tiny
 APP = REPOSITORY / "examples" / "apps" / "android"
@@ -29,7 +31,7 @@ public final class Manifest {
 }""",
     "android.content.Context": """
 public abstract class Context {
-  public String getString(int id) { return ""; }
+  public java.io.File getCodeCacheDir() { return null; }
   public int checkSelfPermission(String p) { return 0; }
 }""",
     "android.content.pm.PackageManager": """
@@ -54,7 +56,8 @@ public class FrameLayout extends android.view.ViewGroup {
     "android.widget.TextView": """
 public class TextView extends android.view.View {
   public TextView(android.content.Context c) { super(c); }
-  public void setText(CharSequence t) { }
+  public CharSequence getText() { return null; }
+  public final void setText(CharSequence t) { }
 }""",
     "android.app.Activity": """
 public class Activity extends android.content.Context {
@@ -130,10 +133,8 @@ public final class PreviewView extends android.widget.FrameLayout {
 public interface ListenableFuture<V> extends java.util.concurrent.Future<V> {
   void addListener(Runnable r, java.util.concurrent.Executor e);
 }""",
-    "example.camera.R": """
-public final class R {
-  public static final class string { public static final int network_library = 1; }
-}""",
+    "com.example.mobilenet.Models": """
+public final class Models { public static final tvmflow.Model MOBILENET = null; }""",
 }
 _FRAMES = """
 package example.camera;
@@ -143,7 +144,7 @@ public final class Frames {
     byte[] bytes = java.nio.file.Files.readAllBytes(java.nio.file.Paths.get(words[1]));
     java.nio.ByteBuffer frame = java.nio.ByteBuffer.allocateDirect(bytes.length);
     frame.put(bytes).rewind();
-    try (FrameClassifier classifier = new FrameClassifier(words[0])) {
+    try (FrameClassifier classifier = new FrameClassifier(new tvmflow.Network(words[0]))) {
       for (int i = 0; i < 3; ++i) System.out.print(classifier.describe(frame, 7, 9, 40));
     }
     System.out.println(frame.position());
@@ -178,7 +179,6 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.write_text(f"package {package};\n{source}\n")
     (folder / "Frames.java").write_text(_FRAMES)
     sources = [*(folder / "stubs").rglob("*.java"), *(MAIN / "java").rglob("*.java"), folder / "Frames.java"]
-    network = RUNTIME / "java" / "tvmflow" / "Network.java"
     _java(
         "javac",
         "-Xlint:all,-options",
@@ -190,15 +190,45 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-d",
         "classes",
         *map(str, sources),
-        str(network),
+        *map(str, (RUNTIME / "java" / "tvmflow").glob("*.java")),
         folder=folder,
     )
     return folder
 
 
 @NEEDS_JAVA
-def test_the_sources_compile(classes: Path) -> None:
-    assert (classes / "classes" / "example" / "camera" / "MainActivity.class").is_file()
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("kotlinc") is None, reason="needs apt-get install kotlin libkotlinx-coroutines-java")
+def test_the_sources_in_kotlin_compile(classes: Path) -> None:
+    library = "/usr/share/java/kotlinx-coroutines-core.jar"
+    sources = [*(MAIN / "kotlin").rglob("*.kt"), RUNTIME / "kotlin" / "tvmflow" / "Coroutines.kt"]
+    words = ["-jvm-target", "1.8", "-Werror", "-no-reflect", "-cp", f"classes:{library}", "-d", "kotlin"]
+    _java("kotlinc", *words, *map(str, sources), folder=classes)
+    assert (classes / "kotlin" / "example" / "camera" / "MainActivity.class").is_file()
+
+
+def _text(name: str) -> str:
+    return (APP / name).read_text()
+
+
+def test_the_project_is_complete() -> None:
+    """What Gradle and Android's plugin would refuse, as far as files say it."""
+    plugins = dict(re.findall(r'id\("([\w.]+)"\) version "(\d+\.\d+)', _text("build.gradle.kts")))
+    app = _text("app/build.gradle.kts")
+    assert set(re.findall(r'id\("([\w.]+)"\)', app)) == set(plugins), "each plugin has a version"
+    [gradle] = re.findall(r"gradle-(\d+\.\d+)-bin\.zip", _text("gradle/wrapper/gradle-wrapper.properties"))
+    assert (plugins["com.android.application"], gradle) == ("8.7", "8.9"), "the pair of the plugin's release notes"
+    assert "android.useAndroidX=true" in _text("gradle.properties").splitlines()
+    assert re.findall(r'include\("(.*)"\)', _text("settings.gradle.kts")) == [":app"]
+    values = dict(re.findall(r"(minSdk|compileSdk|targetSdk) = (\d+)", app))
+    assert int(values["minSdk"]) >= ANDROID_LEVEL and int(values["compileSdk"]) <= 35, "the newest that 8.7 knows"
+    [name] = re.findall(r'namespace = "(.*)"', app)
+    packages = {re.findall(r"^package ([\w.]+)", path.read_text())[0] for path in MAIN.rglob("*.[kj]*")}
+    assert packages == {name}
+    needed = dict(re.findall(r'implementation\("([\w.-]+:[\w.-]+):([\w.]+)"\)', app))
+    assert needed["tvmflow:tvmflow-runtime-ktx"] == __version__, "the version that tvmflow bundle --kotlin writes"
+    [model] = [one for one in needed if one.startswith("com.example:")]
+    assert f"import {model.replace(':', '.')}.Models" in (MAIN / "kotlin/example/camera/MainActivity.kt").read_text()
 
 
 @NEEDS_JAVA
@@ -231,10 +261,10 @@ def test_resources_and_manifest_fit_the_sources() -> None:
     space = "{http://schemas.android.com/apk/res/android}"
     manifest = ET.parse(MAIN / "AndroidManifest.xml").getroot()  # noqa: S314 (our own file)
     [activity] = manifest.iter("activity")
-    source = MAIN / "java" / Path(*activity.attrib[f"{space}name"].split(".")).with_suffix(".java")
+    source = MAIN / "kotlin" / Path(*activity.attrib[f"{space}name"].split(".")).with_suffix(".kt")
     assert source.is_file() and activity.attrib[f"{space}exported"] == "true"
     assert [one.attrib[f"{space}name"] for one in manifest.iter("uses-permission")] == ["android.permission.CAMERA"]
     names = {one.attrib["name"] for one in ET.parse(MAIN / "res" / "values" / "strings.xml").getroot()}  # noqa: S314
-    used = {match for path in MAIN.rglob("*.java") for match in re.findall(r"R\.string\.(\w+)", path.read_text())}
+    used = {match for path in MAIN.rglob("*.[kj]*") for match in re.findall(r"R\.string\.(\w+)", path.read_text())}
     used |= set(re.findall(r"@string/(\w+)", (MAIN / "AndroidManifest.xml").read_text()))
     assert used == names

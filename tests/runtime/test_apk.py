@@ -169,7 +169,7 @@ def test_its_signature_holds_until_a_byte_is_altered(signed: Path, tools: Androi
 def test_the_sources_use_the_numbers_that_aapt2_gave(base: Path) -> None:
     """With the class R of aapt2 in place of the one among the stubs."""
     [numbers] = (base / "gen").rglob("R.java")
-    assert "network_library" in numbers.read_text()
+    assert "app_name" in numbers.read_text()
     done = subprocess.run(
         ["javac", "--release", "8", "-Xlint:-options", "-d", str(base / "classes"), str(numbers)],
         capture_output=True,

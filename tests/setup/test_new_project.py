@@ -24,6 +24,7 @@ from tvmflow.cli.app import app
 from tvmflow.config.params import load_params
 from tvmflow.config.workspace import Workspace
 from tvmflow.frontends.file_headers import read_header
+from tvmflow.setup.model_inputs import InputRequest
 from tvmflow.setup.new_project import ModelRequest, add_model, make_workspace
 from tvmflow.setup.preflight import check_operators
 from tvmflow.support.errors import ModelFileError, SourceError, TvmflowError, UnknownNameError, UsageError
@@ -265,7 +266,7 @@ def test_the_size_of_a_vocabulary_is_that_of_the_table(project: Workspace) -> No
     file = _text_file(project.root / "u.onnx", 31, False)
     with pytest.raises(ModelFileError, match="the file does not specify how large the values may be"):
         add_model(project, file, ModelRequest())
-    assert add_model(project, file, ModelRequest(high={"": 9})).entry["input"]["high"] == 9
+    assert add_model(project, file, ModelRequest(inputs=InputRequest(high={"": 9}))).entry["input"]["high"] == 9
 
 
 def _two_inputs(path: Path) -> Path:
@@ -288,9 +289,9 @@ def test_inputs_of_integers_have_bounds_of_their_own(project: Workspace) -> None
     inputs = json.loads(done.stdout)["entry"]["inputs"]
     assert {name: one.get("high") for name, one in inputs.items()} == {"words": 30, "types": 2, "x": None}
     with pytest.raises(ModelFileError, match="--high words=BOUND"):
-        add_model(project, file, ModelRequest(name="b", high={"types": 2}))
+        add_model(project, file, ModelRequest(name="b", inputs=InputRequest(high={"types": 2})))
     with pytest.raises(UsageError, match=r"--high x=...: a.onnx has no such input of integers\n.*words, types"):
-        add_model(project, file, ModelRequest(name="b", high={"x": 2, "": 3}))
+        add_model(project, file, ModelRequest(name="b", inputs=InputRequest(high={"x": 2, "": 3})))
     for text in ("0", "types=", "types=-1", "words=x"):
         failed = cli(project.root, "add", str(file), "--high", text).exception
         assert isinstance(failed, UsageError) and "NAME=BOUND or BOUND" in str(failed)
@@ -371,3 +372,91 @@ def test_add_names_all_operators_that_cannot_be_imported(project: Workspace) -> 
     said = str(done.exception)
     assert done.exit_code == 1 and "RandomNormalLike" in said and "Bernoulli" in said, said
     assert "Relu" not in said and project.params_path.read_text() == before
+
+
+def _encoder(path: Path, axes: list[str], tokens: str = "input_ids") -> Path:
+    """Write a network of tokens and a mask, as of BERT: both of any length."""
+    table = helper.make_tensor("table", TensorProto.FLOAT, [31, 4], np.zeros(31 * 4))
+    values = [helper.make_tensor_value_info(name, TensorProto.INT64, axes) for name in (tokens, "attention_mask")]
+    nodes = [
+        helper.make_node("Gather", ["table", tokens], ["embedded"]),
+        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["mask", "last"], ["wide"]),
+        helper.make_node("Mul", ["embedded", "wide"], ["y"]),
+    ]
+    last = helper.make_tensor("last", TensorProto.INT64, [1], [-1])
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, [*axes, 4])
+    graph = helper.make_graph(nodes, "g", values, [out], [table, last])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    return path
+
+
+def test_an_encoder_of_any_length_is_added_with_its_names(project: Workspace) -> None:
+    file = _encoder(project.root / "encoder.onnx", ["batch", "sequence"])
+    done = cli(project.root, "add", str(file), "--shape", "1,32", "--high", "3000", "--name", "fixed")
+    assert done.exit_code == 0, done.output + str(done.exception)
+    entry = yaml.safe_load(project.params_path.read_text())["models"]["fixed"]
+    assert entry["inputs"] == {
+        "input_ids": {"shape": [1, 32], "dtype": "int64", "high": 31},
+        "attention_mask": {"shape": [1, 32], "dtype": "int64", "high": 2},
+    }
+    done = cli(project.root, "add", str(file), "--buckets", "8,16", "--name", "any")
+    assert done.exit_code == 0, done.output + str(done.exception)
+    entry = yaml.safe_load(project.params_path.read_text())["models"]["any"]
+    assert entry["buckets"] == {"sequence": [8, 16]}
+    assert {name: one["shape"] for name, one in entry["inputs"].items()} == {
+        "input_ids": [1, "sequence"],
+        "attention_mask": [1, "sequence"],
+    }
+    both = ("--buckets", "sequence=8,16", "--buckets", "batch=1,4", "--name", "both")
+    assert cli(project.root, "add", str(file), *both).exit_code == 0
+    assert project.params.models["both"].buckets == {"sequence": (8, 16), "batch": (1, 4)}
+    _encoder(project.root / "old.onnx", ["dynamic.axes", "input ids 1"])
+    assert cli(project.root, "add", str(project.root / "old.onnx"), "--buckets", "8,16").exit_code == 0
+    assert project.params.models["old"].buckets == {"length": (8, 16)}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "--shape input_ids=1,128; for any size up to the last of some: --buckets 32,64,128"),
+        (["--shape", "1,32,4"], "a shape of its own: --shape input_ids=1,128"),
+        (["--shape", "ids=1,32"], "one of input_ids, attention_mask"),
+        (["--buckets", "length=8,16"], "one of batch, sequence"),
+        (["--buckets", "8,"], "numbers from 1, ascending"),
+        (["--buckets", "16,8"], "buckets"),
+    ],
+)
+def test_options_that_fit_no_size_are_refused_with_those_that_do(
+    options: list[str], says: str, project: Workspace
+) -> None:
+    before = project.params_path.read_text()
+    done = cli(project.root, "add", str(_encoder(project.root / "encoder.onnx", ["batch", "sequence"])), *options)
+    assert isinstance(done.exception, TvmflowError) and says in str(done.exception), done.output
+    assert project.params_path.read_text() == before
+
+
+def test_buckets_of_a_fixed_size_are_refused(project: Workspace) -> None:
+    done = cli(project.root, "add", str(onnx_file(project.root / "a.onnx", [1, 3, 8, 8])), "--buckets", "4,8")
+    assert isinstance(done.exception, UsageError) and "leaves no such size open" in str(done.exception)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_pickled_module_is_told_from_weights(is_old: bool, project: Workspace) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    known = {"_use_new_zipfile_serialization": not is_old}
+    torch.save(module, project.root / "module.pt", **known)
+    torch.save({"model": module.state_dict(), "epoch": 3}, project.root / "weights.pt", **known)
+    with pytest.raises(ModelFileError, match=r"a pickled nn\.Module, of class Sequential of torch\.nn\.modules"):
+        add_model(project, project.root / "module.pt", ModelRequest())
+    with pytest.raises(ModelFileError, match="weights without the network"):
+        add_model(project, project.root / "weights.pt", ModelRequest())
+
+
+def test_weights_are_added_with_their_network(project: Workspace) -> None:
+    (project.root / "net.py").write_text("import torch\n\n\ndef make():\n    return torch.nn.Linear(4, 2)\n")
+    save_file({"weight": np.zeros((2, 4), np.float32), "bias": np.zeros(2, np.float32)}, project.root / "w.safetensors")
+    done = cli(project.root, "add", str(project.root / "w.safetensors"), "--network", "net.py:make", "--shape", "1,4")
+    assert done.exit_code == 0, done.output + str(done.exception)
+    entry = project.params.models["w"]
+    assert (entry.framework, entry.network, entry.tensors["input"].shape) == ("torch", "net.py:make", (1, 4))

@@ -10,6 +10,7 @@ import hashlib
 import io
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import zipfile
@@ -28,7 +29,8 @@ from tvmflow.shipping.bundle.archive import Archive, write_archive
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.signing import KeyPair, signing_key
 from tvmflow.shipping.bundle.verify import Trust, verify
-from tvmflow.support.errors import BundleError, SignatureError, UsageError
+from tvmflow.support.errors import BundleError, SignatureError, ToolchainError, UsageError
+from tvmflow.toolchain.compilers import compiler_named
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("javac") is None, reason="needs a JDK: apt-get install openjdk-17-jdk-headless"),
@@ -42,6 +44,7 @@ int fclose(FILE *);
 int fscanf(FILE *, const char *, ...);
 int snprintf(char *, size_t, const char *, ...);
 """
+METADATA = "META-INF/com/android/build/gradle/aar-metadata.properties"
 LIBRARY = "jni/x86_64/libsmall_local_cpu_float32.so"
 
 
@@ -72,6 +75,16 @@ def _fake_ndk(folder: Path) -> Path:
     (folder / "include").mkdir()
     (folder / "include" / "stdio.h").write_text(STDIO)
     home = Path(str(shutil.which("javac"))).resolve().parent.parent
+    for name, mtriple in (
+        ("aarch64-linux-android24", "aarch64-linux-android"),
+        ("armv7a-linux-androideabi24", "armv7a-linux-androideabi"),
+        ("x86_64-linux-android24", "x86_64-linux-android"),
+    ):  # of the runtime
+        words = shlex.join(compiler_named("bionic-stubs").command(mtriple).words)
+        (programs / f"{name}-clang").write_text(
+            f'#!/bin/sh\nexec {words} -I{home}/include -I{home}/include/linux "$@"\n'
+        )
+        (programs / f"{name}-clang").chmod(0o755)
     clang = programs / "x86_64-linux-android26-clang"
     clang.write_text(
         (
@@ -87,7 +100,10 @@ def _fake_ndk(folder: Path) -> Path:
 @pytest.fixture(scope="module", autouse=True)
 def ndk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ANDROID_NDK_HOME", str(_fake_ndk(tmp_path_factory.mktemp("ndk"))))
+        try:
+            patch.setenv("ANDROID_NDK_HOME", str(_fake_ndk(tmp_path_factory.mktemp("ndk"))))
+        except ToolchainError as error:
+            pytest.skip(f"needs zig: {error}")
         yield
 
 
@@ -108,20 +124,31 @@ def test_it_is_what_androids_tools_expect(aar: Path) -> None:
     manifest = ElementTree.fromstring(files["AndroidManifest.xml"])  # noqa: S314 (our own)
     assert manifest.get("package") == "com.example.small"
     assert [list(child.attrib.values()) for child in manifest] == [["26"]]
-    assert {LIBRARY, "jni/x86_64/libtvmflow_jni.so", "R.txt", "proguard.txt", "assets/small/manifest.json"} <= set(
-        files
-    )
-    assert b"aarFormatVersion=1.0\n" in files["META-INF/com/android/build/gradle/aar-metadata.properties"]
+    assert set(files) == {"AndroidManifest.xml", "R.txt", "classes.jar", LIBRARY, METADATA}, "nothing but what runs"
+    assert b"aarFormatVersion=1.0\n" in files[METADATA]
     with zipfile.ZipFile(io.BytesIO(files["classes.jar"])) as jar:
-        names = set(jar.namelist())
-        assert {"tvmflow/Network.class", "tvmflow/Network$Tensor.class"} <= names
-        assert jar.read("tvmflow/Network.class")[:8] == b"\xca\xfe\xba\xbe\x00\x00\x00\x34"  # of Java 8
-    assert not [name for name in files if name.startswith("assets/") and name.endswith(".so")]
+        assert set(jar.namelist()) == {"META-INF/MANIFEST.MF", "com/example/small/Models.class"}
+        assert jar.read("com/example/small/Models.class")[:8] == b"\xca\xfe\xba\xbe\x00\x00\x00\x34"  # of Java 8
+    with zipfile.ZipFile(_runtime(aar)) as archive:
+        assert set(archive.namelist()) == {
+            "AndroidManifest.xml", "R.txt", "classes.jar", "proguard.txt", METADATA,
+            *(f"jni/{abi}/libtvmflow_jni.so" for abi in ("arm64-v8a", "armeabi-v7a", "x86_64")),
+        }  # fmt: skip
+        assert archive.read("proguard.txt").startswith(b"-keepclasseswithmembernames")
+        with zipfile.ZipFile(io.BytesIO(archive.read("classes.jar"))) as jar:
+            assert {"tvmflow/Network.class", "tvmflow/Network$Tensor.class", "tvmflow/Model.class"} <= set(
+                jar.namelist()
+            )
+
+
+def _runtime(aar: Path) -> Path:
+    [found] = aar.parents[4].glob("tvmflow/tvmflow-runtime/*/*.aar")
+    return found
 
 
 def test_its_libraries_are_androids(aar: Path, tmp_path: Path) -> None:
-    with zipfile.ZipFile(aar) as archive:
-        for name in (LIBRARY, "jni/x86_64/libtvmflow_jni.so"):
+    for path, name in ((aar, LIBRARY), (_runtime(aar), "jni/x86_64/libtvmflow_jni.so")):
+        with zipfile.ZipFile(path) as archive:
             archive.extract(name, tmp_path)
             dynamic = subprocess.run(
                 ["readelf", "-dWl", str(tmp_path / name)], capture_output=True, text=True, check=True
@@ -148,7 +175,7 @@ def test_it_lies_in_a_maven_repository(aar: Path) -> None:
 
 def test_it_is_the_same_each_time(aar: Path, android: Part, keys: KeyPair, tmp_path: Path) -> None:
     again, _ = write_aar(tmp_path, [android], REQUEST, signing_key(keys.private), "com.example")
-    assert again.read_bytes() == aar.read_bytes()
+    assert again.read_bytes() == aar.read_bytes() and _runtime(again).read_bytes() == _runtime(aar).read_bytes()
 
 
 def test_it_is_verified(aar: Path, trust: Trust, tmp_path: Path) -> None:
@@ -162,18 +189,30 @@ def test_it_is_verified(aar: Path, trust: Trust, tmp_path: Path) -> None:
         verify(copy, trust)
     beside = copy.with_name(f"{copy.name}.dsse.json")
     beside.write_bytes(aar.with_name(beside.name).read_bytes())
-    place = data.index(b"-keep class")  # of a file that the bundle's own statement does not know
+    with pytest.raises(UsageError, match=r"small-3-bundle\.zip cannot be read"):
+        verify(copy, trust)
+    beside = f"{copy.stem}-bundle.zip"
+    copy.with_name(beside).write_bytes(aar.with_name(beside).read_bytes())
+    assert verify(copy, trust).sha256 == hashlib.sha256(data).hexdigest()
+    place = data.index(b"minCompileSdk")  # of a file that the bundle does not know
     copy.write_bytes(data[:place] + b"#" + data[place + 1 :])
     with pytest.raises(BundleError, match="was altered: its digest differs from the statement next to it"):
         verify(copy, trust)
 
 
-def test_a_file_that_tools_would_run_is_refused(aar: Path, tmp_path: Path) -> None:
+def test_another_file_than_the_bundles_is_refused(aar: Path, tmp_path: Path) -> None:
     with Archive(aar) as archive:
         files = {one: archive.read(one) for one in archive.entries}
-    write_archive(tmp_path / aar.name, {**files, "lint.jar": b"PK"})
-    with pytest.raises(BundleError, match=r"lint\.jar is in the AAR"):
-        verify(tmp_path / aar.name, Trust(None, unsigned=True))
+    beside = f"{aar.stem}-bundle.zip"
+    (tmp_path / beside).write_bytes(aar.with_name(beside).read_bytes())
+    for changed, reason in (
+        ({**files, "lint.jar": b"PK"}, r"lint\.jar is in the AAR"),
+        ({**files, LIBRARY: files[LIBRARY] + b"\0"}, "differs from the bundle's"),
+        ({name: data for name, data in files.items() if name != LIBRARY}, f"{LIBRARY} is not in the AAR"),
+    ):
+        write_archive(tmp_path / aar.name, changed)
+        with pytest.raises(BundleError, match=reason):
+            verify(tmp_path / aar.name, Trust(None, unsigned=True))
 
 
 def test_what_cannot_be_an_aar(part: Part, android: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +220,8 @@ def test_what_cannot_be_an_aar(part: Part, android: Part, tmp_path: Path, monkey
         write_aar(tmp_path, [part], REQUEST, None)
     with pytest.raises(UsageError, match=r"group '\.\./x'"):
         write_aar(tmp_path, [android], REQUEST, None, "../x")
+    with pytest.raises(UsageError, match=r"group 'com\.new'"):  # a word of Java's
+        write_aar(tmp_path, [android], REQUEST, None, "com.new")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(BundleError, match="no javac on PATH"):
         write_aar(tmp_path, [android], REQUEST, None)

@@ -101,10 +101,11 @@ def test_an_app_library_for_phones_of_64_and_of_32_bits(
     path, manifest = write_aar(tmp_path / "maven", parts, REQUEST, signing_key(keys.private))
     assert sorted(manifest.abis) == sorted(phones)
     assert {one.abi for one in verify(path, trust).libraries} == set(phones)
-    with zipfile.ZipFile(path) as archive:
+    [runtime] = (tmp_path / "maven").glob("tvmflow/tvmflow-runtime/*/*.aar")
+    with zipfile.ZipFile(path) as model, zipfile.ZipFile(runtime) as shared:
         for abi, bits in (("arm64-v8a", 64), ("armeabi-v7a", 32)):
             soname = next(one.soname for one in manifest.libraries if one.abi == abi)
-            for name in (soname, "libtvmflow_jni.so"):
+            for name, archive in ((soname, model), ("libtvmflow_jni.so", shared)):
                 elf = ELFFile(io.BytesIO(archive.read(f"jni/{abi}/{name}")))
                 assert elf.elfclass == bits and elf.get_machine_arch() == {64: "AArch64", 32: "ARM"}[bits]
 

@@ -26,6 +26,8 @@ x, y = np.load(folder / "input0.npy"), np.load(folder / "output0.npy")
 with small.load() as network:
     assert all(np.array_equal(network(x[i : i + 1])[0], y[i]) for i in range(len(x)))
 assert "tvm" not in sys.modules and "tvmflow" not in sys.modules
+with small.load("small.local-cpu:float32".replace(".", "@", 1)) as same:
+    assert same.name == network.name and small.NETWORKS == {"small": (same.name, None)}
 print(small.__version__, *small.LIBRARIES, network.labels[0])
 """
 

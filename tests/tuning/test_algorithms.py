@@ -59,12 +59,20 @@ def _backend(mcpu: str, triple: str) -> CpuBackend:
 
 
 def test_without_a_measurement_arm64_takes_the_way_of_fewest_multiplications() -> None:
-    packed = _packed(8, (64, 64, 28), (8, 8, 8), (256, 256, 14), (64, 64, 2), (64, 64, 14))
-    arm, bound = _backend("cortex-a76", "aarch64-linux-gnu"), {"float32": 2e-5}
+    packed = _packed(8, (64, 64, 28), (8, 8, 8), (256, 256, 14), (64, 64, 2), (64, 64, 14), (512, 512, 7), (64, 64, 56))
+    arm, bound = _backend("cortex-a76", "aarch64-linux-gnu"), {"float32": 1e-4}
     chosen = {key.split()[0]: m for key, m in choose_by_cost(packed, arm, bound).items()}
-    # 256 x 256 weights fill caches, an image of 2x2 is one tile of F(2x2)
-    assert chosen == {"1x8x28x28x8": 4, "1x1x8x8x8": 4, "1x8x2x2x8": 2, "1x8x14x14x8": 4}
-    assert set(choose_by_cost(packed, arm, {"float32": 1e-6}).values()) <= {2}
+    # an image of 2x2 is one tile of F(2x2); weights are loaded whatever their number, once
+    assert chosen == {
+        "1x8x28x28x8": 4,
+        "1x1x8x8x8": 4,
+        "1x32x14x14x8": 4,
+        "1x8x2x2x8": 2,
+        "1x8x14x14x8": 4,
+        "1x64x7x7x8": 4,
+        "1x8x56x56x8": 6,
+    }
+    assert set(choose_by_cost(packed, arm, {"float32": 4e-6}).values()) <= {2}
     assert choose_by_cost(packed, arm, {"float32": 1e-9}) == choose_by_cost(packed, arm, {}) == {}
 
 
@@ -73,19 +81,19 @@ def test_without_a_measurement_x86_counts_loads_of_weights_too() -> None:
     for name, block in (("znver4", packed), ("haswell", packed)):
         chosen = {
             key.split()[0]: m
-            for key, m in choose_by_cost(block, _backend(name, "x86_64-linux-gnu"), {"float32": 2e-5}).items()
+            for key, m in choose_by_cost(block, _backend(name, "x86_64-linux-gnu"), {"float32": 1e-4}).items()
         }
         # each weight of an image of 14x14 serves 16 tiles of F(4x4), each of 7x7 four
         assert chosen == {"1x4x28x28x16": 4, "1x16x14x14x16": 2, "1x32x7x7x16": 2, "1x1x8x8x16": 4}
-    assert choose_by_cost(packed, _backend("nehalem", "x86_64-linux-gnu"), {"float32": 2e-5}) == {}
+    assert choose_by_cost(packed, _backend("nehalem", "x86_64-linux-gnu"), {"float32": 1e-4}) == {}
     many = _backend("znver4", "x86_64-linux-gnu")
     many = type(many)(replace(many.target, threads=16))  # which multiply more beside the same memory
-    chosen = {key.split()[0]: m for key, m in choose_by_cost(packed, many, {"float32": 2e-5}).items()}
+    chosen = {key.split()[0]: m for key, m in choose_by_cost(packed, many, {"float32": 1e-4}).items()}
     assert chosen == {"1x4x28x28x16": 4, "1x1x8x8x16": 4}
 
 
 def test_dilated_convolutions_take_it_on_cpus_where_caches_hold_all_tiles_within_each_other() -> None:
-    bound, gpu = {"float32": 2e-5}, {"software": True, "kind": "generic"}
+    bound, gpu = {"float32": 1e-4}, {"software": True, "kind": "generic"}
     for dilation, expected in ((1, {4}), (2, {4}), (4, {4}), (5, set())):
         cpu = _backend("znver4", "x86_64-linux-gnu")
         assert set(choose_by_cost(_packed(16, (64, 64, 28), dilation=dilation), cpu, bound).values()) == expected
@@ -98,11 +106,11 @@ def test_dilated_convolutions_take_it_on_cpus_where_caches_hold_all_tiles_within
 def test_bfloat16_takes_it_where_an_instruction_sums_pairs_and_none_tiles(name: str, expected: set[int]) -> None:
     backend = _backend(name, "x86_64-linux-gnu")
     packed = _packed(16, (64, 64, 28), dtype="bfloat16")
-    assert set(choose_by_cost(packed, backend, {"float32": 2e-5, "bfloat16": 1e-2}).values()) == expected
+    assert set(choose_by_cost(packed, backend, {"float32": 1e-4, "bfloat16": 4e-2}).values()) == expected
 
 
 def test_without_a_measurement_gpus_in_software_take_it_where_there_are_tiles_enough() -> None:
-    packed, bound = _packed(4, (64, 64, 28), (256, 256, 14), (64, 64, 7)), {"float32": 2e-5}
+    packed, bound = _packed(4, (64, 64, 28), (256, 256, 14), (64, 64, 7)), {"float32": 1e-4}
     for api in ("opencl", "vulkan"):
         backend = backend_named(api)
         target = ResolvedTarget(api, "znver4", "x86_64-linux-gnu", (), 1, "cc", {"software": True, "kind": "generic"})

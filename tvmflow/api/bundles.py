@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tvmflow.api.workspace import CellName, Where, cell_of, open_workspace
 from tvmflow.support.errors import StoreError, UnknownNameError, UsageError
+from tvmflow.support.files import sha256_of
 from tvmflow.support.temporary import temporary_folder
 
 if TYPE_CHECKING:
@@ -31,18 +33,22 @@ def bundle(
     workspace: Where = None,
     abis: Sequence[str] | None = None,
     newest: bool = False,
+    unmeasured: bool = False,
     key: Path | str | None = None,
     unsigned: bool = False,
     kind: Literal["zip", "wheel", "aar"] = "zip",
     group: str | None = None,
+    kotlin: bool = False,
 ) -> tuple[Path, Manifest]:
     """Package the champions of cells as one signed archive for an app. Returns its path and its manifest.
 
     output: default: MODEL.zip in the current folder. abis: the required ABIs; default: those of the cells.
-    newest: use the libraries in the cells' folders instead of the champions. key: file of the private key; default: the
-    key in TVMFLOW_SIGNING_KEY. unsigned: do not sign. kind: `wheel` writes a Python wheel for cells of one ABI into the
-    folder `output`; `aar` writes an Android library into a Maven repository there, under `group`. Raises StoreError if
-    a cell has no champion, BundleError if a library cannot be bundled.
+    newest: use the libraries in the cells' folders instead of the champions. unmeasured: use what was built, if need be
+    without a device, as the manifest then says; `verify_bundle` refuses that unless told otherwise. key: file of the
+    private key; default: the key in TVMFLOW_SIGNING_KEY. unsigned: do not sign. kind: `wheel` writes a Python wheel for
+    cells of one ABI into the folder `output`; `aar` writes an Android library into a Maven repository there, under
+    `group`, beside the runtime that it depends on; kotlin: and the runtime's functions for coroutines. Raises
+    StoreError if a cell has no champion, BundleError if a library cannot be bundled.
     """
     from tvmflow.shipping.bundle.aar import GROUP, write_aar
     from tvmflow.shipping.bundle.wheel import write_wheel
@@ -52,8 +58,10 @@ def bundle(
     wanted = [cell_of(where, cell) for cell in cells]
     if not wanted:
         raise UsageError("no cells for the bundle", "at least one", "name them: tvmflow bundle CELL...")
-    if group is not None and kind != "aar":
-        raise UsageError("a Maven group without an AAR", "a group only with the format aar")
+    if newest and unmeasured:
+        raise UsageError("--newest, which was measured, and --unmeasured", "one of them")
+    if (group is not None or kotlin) and kind != "aar":
+        raise UsageError(f"{'a Maven group' if group else 'Kotlin'} without an AAR", "it only with the format aar")
     signer, is_file = signer_of(key, unsigned), kind == "zip"
     name = "-".join(dict.fromkeys(cell.model for cell in wanted))[:64]
     path, request = (
@@ -62,11 +70,11 @@ def bundle(
     )
     if not (path.parent if is_file else path).is_dir():
         raise UsageError(f"no folder {path.parent if is_file else path}", "an existing folder for the bundle")
-    with parts_of(where, wanted, newest) as parts:
+    with parts_of(where, wanted, newest, unmeasured) as parts:
         if kind == "wheel":
             return write_wheel(path, parts, request, signer)
         if kind == "aar":
-            return write_aar(path, parts, request, signer, group or GROUP)
+            return write_aar(path, parts, request, signer, group or GROUP, kotlin)
         return path, write_bundle(path, parts, request, signer)
 
 
@@ -89,10 +97,38 @@ def signer_of(key: Path | str | None, unsigned: bool) -> Ed25519PrivateKey | Non
 
 
 @contextlib.contextmanager
-def parts_of(workspace: Workspace, cells: Sequence[Cell], newest: bool) -> Iterator[list[Part]]:
-    """Yield the bundle part of each cell: its champion, or the library in its folders if `newest`."""
+def parts_of(workspace: Workspace, cells: Sequence[Cell], newest: bool, unmeasured: bool) -> Iterator[list[Part]]:
+    """Yield the bundle part of each cell: its champion, or the library in its folders if `newest`; any library if
+    `unmeasured`.
+    """
     with temporary_folder("bundle") as name:
-        yield [part_of(workspace, cell, newest, Path(name) / cell.slug) for cell in cells]
+        if unmeasured:
+            yield [_unmeasured_part(workspace, cell, Path(name) / cell.slug) for cell in cells]
+        else:
+            yield [part_of(workspace, cell, newest, Path(name) / cell.slug) for cell in cells]
+
+
+def _unmeasured_part(workspace: Workspace, cell: Cell, folder: Path) -> Part:
+    """Copy the files of a cell's up-to-date library into a folder. Raises StoreError if there is none."""
+    from tasks.table import STAGES
+    from tvmflow.pipeline.unmeasured import library_without_device
+    from tvmflow.shipping.bundle.part import FILES, Part
+
+    place, records = library_without_device(workspace, cell, STAGES)
+    if not records:
+        raise StoreError(
+            f"no library of {cell} is built, or it is out of date",
+            "one of the current params.yaml",
+            f"run 'tvmflow run {cell} --without-device'",
+        )
+    for stage, files in FILES.items():
+        for name in files if stage in records else ():
+            target = folder / stage / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(place.folder(stage, cell) / name, target)
+            if sha256_of(target) != records[stage].outputs[name].sha256:
+                raise StoreError(f"{stage}/{name} of {cell} changed meanwhile", hint="run the command again")
+    return Part(str(cell), cell.slug, records, folder, is_measured=False)
 
 
 def part_of(workspace: Workspace, cell: Cell, newest: bool, folder: Path) -> Part:
@@ -153,14 +189,15 @@ def verify_bundle(
     releases: Path | str | None = None,
     channel: str | None = None,
     root: Path | str | None = None,
+    unmeasured: bool = False,
 ) -> Verified:
     """Verify an untrusted bundle: signature, digests, libraries; run the golden inputs of libraries for this machine.
 
     key: file of the required signer's public key; unsigned: accept any signature or none; at_least: reject an older
     release; releases: an untrusted releases/APP.yaml, whose version on `channel` the bundle has to be, at_least is then
     its serial; root: in place of key, the public root key, which says beside that file which keys may sign; device: a
-    target of the workspace or the key of its device; also run the libraries there, which requires a signature. Raises
-    BundleError.
+    target of the workspace or the key of its device; also run the libraries there, which requires a signature.
+    unmeasured: accept libraries that no device has measured. Raises BundleError.
     """
     from tvmflow.shipping.bundle.signing import public_key
     from tvmflow.shipping.bundle.verify import Trust, verify
@@ -170,8 +207,11 @@ def verify_bundle(
     if releases is None:
         if root is not None or channel is not None:
             raise UsageError("--root or --channel without --releases", "the file that they are about")
-        return verify(Path(path), Trust(public_key(Path(key)) if key is not None else None, unsigned, at_least), trial)
+        signer = public_key(Path(key)) if key is not None else None
+        return verify(Path(path), Trust(signer, unsigned, at_least, unmeasured=unmeasured), trial)
     trusted = root if key is None else key
+    if unmeasured:
+        raise UsageError("--unmeasured with --releases", "a release, of which every library was measured")
     if trusted is None or (key is not None and root is not None) or channel is None or unsigned:
         raise UsageError(
             "--releases without one key or without a channel", "--channel NAME, and --key FILE.pub or --root FILE.pub"

@@ -41,10 +41,15 @@ def _plans(workspace: Workspace, cells: Sequence[Cell], look: bool) -> tuple[Cel
     from tasks.table import STAGES
     from tvmflow.report.plans import plan_cells
 
-    rows, refused = plan_cells(workspace, list(cells), STAGES, look)
+    rows, refused, no_device = plan_cells(workspace, list(cells), STAGES, look)
     workspace.digests.save()
     return tuple(
-        CellPlan(name, tuple(StagePlan(**row) for row in stages), refused.get(name))  # type: ignore[arg-type]
+        CellPlan(
+            name,
+            tuple(StagePlan(**row) for row in stages),  # type: ignore[arg-type]
+            refused.get(name),
+            no_device.get(name),
+        )
         for name, stages in rows.items()
     )
 
@@ -54,6 +59,8 @@ def status(workspace: Where = None, verify: bool = False) -> Status:
 
     verify: read all outputs again, also those whose size, inode and times are as when they were read last.
     """
+    from tasks.table import STAGES
+    from tvmflow.pipeline.unmeasured import is_built
     from tvmflow.report.tables import scorecard as card_of
 
     where = open_workspace(workspace)
@@ -67,7 +74,8 @@ def status(workspace: Where = None, verify: bool = False) -> Status:
         why = plan.error.found if plan.error else None
         card = card_of(where, cell)
         badges = tuple(one.badge for one in card.warnings) if card else ()
-        rows.append(CellStatus(name, str(cell), plan.todo, card is not None, why, badges))
+        built = bool(plan.todo) and is_built(where, cell, STAGES)
+        rows.append(CellStatus(name, str(cell), plan.todo, card is not None, why, badges, built=built))
     for name, off in where.params.switched_off.items():
         measured = card_of(where, off.cell) is not None
         rows.append(CellStatus(name, str(off.cell), (), measured, None, (), off.needs))

@@ -76,29 +76,37 @@ def add_model(
     name: str | None = None,
     target: str = "local-cpu",
     precision: str = "float32",
-    shape: tuple[int, ...] | None = None,
+    shape: tuple[int, ...] | Mapping[str, tuple[int, ...]] | None = None,
     high: int | Mapping[str, int] | None = None,
     dataset: str | None = None,
     labels: str | None = None,
     preset: str | None = None,
+    buckets: tuple[int, ...] | Mapping[str, tuple[int, ...]] | None = None,
+    network: str | None = None,
 ) -> Added:
     """Write the entry of a model file and its cell into params.yaml: framework, inputs, shapes and dtypes are the
     file's.
 
-    shape: of the input, where the file leaves it open. high: one more than the largest of its integers, where the file
-    has no table in which they are looked up; by input, with "" for all others. dataset, labels, preset: as in
-    params.yaml, files by their path from here. Raises ModelFileError for what cannot be read and
-    UnsupportedOperatorError for what cannot be imported, with all operators; then nothing is written.
+    shape: of the input, where the file leaves it open; by input, with "" for all others. buckets: of the open sizes,
+    which a run then chooses up to the last; by the name in the file, with "" for all but the batch. high: one more than
+    the largest of its integers, where the file has no table in which they are looked up; by input, with "" for all
+    others. dataset, labels, preset, network: as in params.yaml, files by their path from here.
+
+    Raises ModelFileError for what cannot be read and UnsupportedOperatorError for what cannot be imported, with all
+    operators; then nothing is written.
     """
     from flows.project_pipeline import refresh
+    from tvmflow.setup.model_inputs import InputRequest
     from tvmflow.setup.new_project import ModelRequest
     from tvmflow.setup.new_project import add_model as add
     from tvmflow.setup.preflight import check_operators
 
     bounds = {"": high} if isinstance(high, int) else dict(high or {})
+    inputs = InputRequest(_by_name(shape), _by_name(buckets), bounds)
+    request = ModelRequest(name, target, precision, inputs, dataset, labels, preset, network)
     where = open_workspace(workspace)
     before = where.params_path.read_text(encoding="utf-8")
-    added = add(where, Path(model_file), ModelRequest(name, target, precision, shape, bounds, dataset, labels, preset))
+    added = add(where, Path(model_file), request)
     try:
         check_operators(where, added.name)
     except BaseException:
@@ -106,3 +114,7 @@ def add_model(
         raise
     refresh(where)
     return added
+
+
+def _by_name(sizes: tuple[int, ...] | Mapping[str, tuple[int, ...]] | None) -> dict[str, tuple[int, ...]]:
+    return dict(sizes) if isinstance(sizes, Mapping) else {} if sizes is None else {"": tuple(sizes)}

@@ -54,11 +54,14 @@ class StagePlan(_Value):
 
 @dataclass(frozen=True)
 class CellPlan:
-    """The plan of a cell. error: why it cannot be run; `stages` then has one row with that error."""
+    """The plan of a cell. error: why it cannot be run; `stages` then has one row with that error. no_device: why a run
+    would build it without its device, and not measure it; only where this was looked for.
+    """
 
     cell: str
     stages: tuple[StagePlan, ...]
     error: TvmflowError | None = None
+    no_device: TvmflowError | None = None
 
     @property
     def todo(self) -> tuple[str, ...]:
@@ -72,7 +75,8 @@ class CellPlan:
 @dataclass(frozen=True)
 class CellStatus(_Value):
     """The progress of a listed cell. name: under `cells:`; error: why it cannot be run; warnings: badges of its
-    scorecard. off: what it needs, "" for nothing said, if it is switched off; None if it is not.
+    scorecard. off: what it needs, "" for nothing said, if it is switched off; None if it is not. built: its library is
+    up to date, and no device has measured it.
     """
 
     name: str
@@ -82,6 +86,7 @@ class CellStatus(_Value):
     error: str | None
     warnings: tuple[str, ...] = ()
     off: str | None = None
+    built: bool = False
 
 
 @dataclass(frozen=True)
@@ -288,7 +293,7 @@ class Scorecard:
 @dataclass(frozen=True)
 class RunResult:
     """The result of a run for one cell. outcomes: stage -> hit, restored or made; failed_stage: the origin of
-    `error`.
+    `error`. unmeasured: why the library was built without its device and not measured, "" if it was measured.
     """
 
     cell: str
@@ -296,16 +301,23 @@ class RunResult:
     error: TvmflowError | None = None
     failed_stage: str | None = None
     scorecard: Scorecard | None = field(default=None, repr=False)
+    unmeasured: str = ""
 
     @staticmethod
     def of(result: CellResult, card: card_types.Scorecard | None) -> RunResult:
         """Return what a flow returned, with the scorecard that the cell has now."""
         known = Scorecard.of(card) if card else None
-        return RunResult(result.cell, result.outcomes, result.error, result.failed_stage, known)
+        return RunResult(result.cell, result.outcomes, result.error, result.failed_stage, known, result.unmeasured)
 
     def to_json(self) -> dict[str, Any]:
         error = self.error.to_json() if self.error else None
-        return {"cell": self.cell, "outcomes": dict(self.outcomes), "error": error, "failed_stage": self.failed_stage}
+        return {
+            "cell": self.cell,
+            "outcomes": dict(self.outcomes),
+            "error": error,
+            "failed_stage": self.failed_stage,
+            "unmeasured": self.unmeasured,
+        }
 
 
 @dataclass(frozen=True)

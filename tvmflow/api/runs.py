@@ -19,12 +19,16 @@ if TYPE_CHECKING:
     from tvmflow.config.workspace import Workspace
 
 
+ASKED = "asked for without a device"
+
+
 def run(
     *cells: CellName,
     workspace: Where = None,
     again: bool = False,
     units: Sequence[str] = (),
     wait_quiet_s: float = 0.0,
+    without_device: bool = False,
     check: bool = True,
     show_progress: bool = False,
     tuning_lines: bool = False,
@@ -33,7 +37,9 @@ def run(
     evaluate, record.
 
     again: measure even when nothing changed. units: measure again on these units of the devices, ("all",) for each one;
-    the scorecard is of the last. wait_quiet_s: longest wait for an idle machine before the run.
+    the scorecard is of the last. wait_quiet_s: longest wait for an idle machine before the run. without_device: build
+    only, with schedules of the static model; a cell whose device is not there is built in this way, too, unless again
+    or units ask for a measurement. Its result says why in `unmeasured`.
     show_progress: on standard error; tuning_lines: with a line per measurement of a kernel.
 
     Returns a result per cell, in order. Up-to-date stages are skipped; if all are, neither Prefect nor TVM is started.
@@ -45,23 +51,28 @@ def run(
     from tvmflow.setup.preflight import ask_processors
     from tvmflow.tracking.mlflow.store import check_store
 
+    if without_device and (again or units):
+        raise UsageError("a run without a device, and a measurement", "one of them")
     where = open_workspace(workspace)
     wanted = cells_of(where, cells)
     check_store(where)
     record_late(where, show_progress)
     unknown = ask_processors(where, wanted)
-    ask_drivers(where.root, where.params, [cell.target for cell in wanted])
+    if not without_device:
+        ask_drivers(where.root, where.params, [cell.target for cell in wanted])
     if again or units or unknown or not all(_is_done(where, cell) for cell in wanted):
         _bring_made(where, [cell for cell in wanted if str(cell) not in unknown], show_progress)
-        refused = preflight(where, wanted, unknown, show_progress)
-        if len(refused) == len(wanted):
-            cell_results = [refused[str(cell)] for cell in wanted]
+        refused, no_device = preflight(where, wanted, unknown, show_progress, bool(again or units), without_device)
+        unmeasured = {str(cell): ASKED for cell in wanted} if without_device else no_device
+        known = _known_results(where, wanted, refused, unmeasured)
+        if len(known) == len(wanted):
+            cell_results = [known[str(cell)] for cell in wanted]
         else:  # with all of them: Prefect is to know which were refused
             wait_for_quiet(where, wait_quiet_s, show_progress)
             if show_progress:
                 sys.stderr.write("starting Prefect ...\n")
             display = shown(len(wanted), show_progress, tuning_lines)
-            cell_results = _sweep(where, wanted, refused, again, tuple(units), display)
+            cell_results = _sweep(where, wanted, refused, unmeasured, again, tuple(units), display)
     else:
         cell_results = [CellResult(str(cell)) for cell in wanted]
         if show_progress:
@@ -71,7 +82,7 @@ def run(
     where.digests.save()
     results = []
     for cell, result in zip(wanted, cell_results, strict=True):
-        is_finished = result.error is None or result.failed_stage == "publish"
+        is_finished = not result.unmeasured and (result.error is None or result.failed_stage == "publish")
         results.append(RunResult.of(result, scorecard(where, cell) if is_finished else None))
     if check:
         raise_failures(results)
@@ -160,29 +171,57 @@ def _bring_made(workspace: Workspace, cells: list[Cell], show_progress: bool) ->
 
 
 def preflight(
-    workspace: Workspace, cells: list[Cell], unknown: dict[str, TvmflowError], show_progress: bool
-) -> dict[str, CellResult]:
-    """Return the results of cells that cannot be run, before Prefect is started.
+    workspace: Workspace,
+    cells: list[Cell],
+    unknown: dict[str, TvmflowError],
+    show_progress: bool,
+    measure: bool,
+    without_device: bool = False,
+) -> tuple[dict[str, CellResult], dict[str, str]]:
+    """Return the results of cells that cannot be run, and why others have no device, before Prefect is started.
 
     A problem that may be temporary, such as a tracker that does not respond, is only reported, since earlier stages
-    need no device. unknown: cell -> why its processor is unknown.
+    need no device. unknown: cell -> why its processor is unknown. measure: cells without a device are refused, or wait
+    for one that may come. without_device: no cell needs one.
     """
     from tasks.table import STAGES
     from tvmflow.report.plans import plan_cells
 
-    refused = {}
-    for name, error in {**plan_cells(workspace, cells, STAGES, look=True)[1], **unknown}.items():
-        if name in unknown or not error.retryable:
+    _, errors, missing = plan_cells(workspace, cells, STAGES, look=True)
+    refused, no_device = {}, {}
+    for name, error in {**errors, **({} if without_device else missing), **unknown}.items():
+        if name in unknown or (not error.retryable and (measure or name in errors)):
             refused[name] = CellResult(name, error=error, failed_stage="preflight")
-        elif show_progress:
+            continue
+        if name in missing and not measure:
+            no_device[name] = error.found
+        if show_progress:
             sys.stderr.write(f"{name}: {error}\n")
-    return refused
+    return refused, no_device
+
+
+def _known_results(
+    workspace: Workspace, cells: list[Cell], refused: dict[str, CellResult], unmeasured: dict[str, str]
+) -> dict[str, CellResult]:
+    """Return the results of cells for which nothing is to be run: refused, done, or built without a device before."""
+    from tasks.table import STAGES
+    from tvmflow.pipeline.unmeasured import is_built
+
+    known = dict(refused)
+    for cell in cells if unmeasured else ():
+        name = str(cell)
+        if name not in refused and name not in unmeasured and _is_done(workspace, cell):
+            known[name] = CellResult(name)
+        elif name not in refused and name in unmeasured and is_built(workspace, cell, STAGES):
+            known[name] = CellResult(name, unmeasured=unmeasured[name])
+    return known
 
 
 def _sweep(
     workspace: Workspace,
     cells: list[Cell],
     refused: dict[str, CellResult],
+    unmeasured: dict[str, str],
     again: bool,
     units: tuple[str, ...],
     display: contextlib.AbstractContextManager[None],
@@ -198,7 +237,8 @@ def _sweep(
         wait_for_prefect()
         mark_dead_runs(workspace)
         with display:
-            return run_sweep(workspace, [str(cell) for cell in cells], ("evaluate",) if again else (), units, refused)
+            stages = ("evaluate",) if again else ()
+            return run_sweep(workspace, [str(cell) for cell in cells], stages, units, refused, unmeasured)
 
 
 @contextlib.contextmanager

@@ -95,7 +95,7 @@ def _refused(workspace: Any, cells: Sequence[Any], show_progress: bool) -> dict[
 
     check_store(workspace)
     ask_drivers(workspace.root, workspace.params, [cell.target for cell in cells])
-    found = preflight(workspace, list(cells), ask_processors(workspace, cells), show_progress)
+    found, _ = preflight(workspace, list(cells), ask_processors(workspace, cells), show_progress, measure=True)
     return {name: result.error.found for name, result in found.items() if result.error is not None}
 
 

@@ -79,12 +79,13 @@ def failed_candidates(cell: CellName, workspace: Where = None) -> list[dict[str,
 
 def report_data(workspace: Where = None, page: Path | None = None) -> dict[str, Any]:
     """Return what the report shows, as JSON. page: where it will lie, which names folders relative to itself."""
+    from tasks.table import STAGES
     from tvmflow.report.page import collect
     from tvmflow.tracking.mlflow.history import newest_measurements
 
     where = open_workspace(workspace)
     last = max(_MIN_ROWS, _MAX_ROWS // max(len(where.params.cells), 1))
-    return collect(where, *newest_measurements(where, last), page)
+    return collect(where, *newest_measurements(where, last), page, STAGES)
 
 
 def write_report(path: Path | None = None, workspace: Where = None) -> Path:

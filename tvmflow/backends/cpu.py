@@ -82,9 +82,7 @@ class CpuBackend(Backend):
         cpu = self.cpu_features()
         if dtype == "bfloat16":
             return math.inf if "avx512bf16" in cpu.dots and TILES_FOR[dtype] not in cpu.dots else 0
-        if "neon" in cpu.dots:
-            return 9 * 128 * 128  # more weights make an app too large
-        return math.inf if cpu.lanes >= 8 else 0
+        return math.inf if cpu.lanes >= 8 or "neon" in cpu.dots else 0
 
     def cpu_features(self) -> CpuFeatures:
         return cpu_features_of(self.target)

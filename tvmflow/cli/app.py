@@ -14,6 +14,7 @@ from tvmflow.cli.completion import complete_cell
 from tvmflow.support.errors import TvmflowError
 from tvmflow.support.own_packages import prefer_own_packages
 from tvmflow.support.secrets import mask_process, show_traceback
+from tvmflow.support.tvm_import import prepare_import_of_tvm
 from tvmflow.support.version import __version__
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def _main(
 def main() -> None:
     """Run the command line; every expected error is one message and an exit code."""
     prefer_own_packages()
+    prepare_import_of_tvm()
     from flows.stopping import leave
 
     try:

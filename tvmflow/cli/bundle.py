@@ -25,11 +25,17 @@ def bundle(
     ] = None,
     abi: Annotated[list[str], typer.Option("--abi", help="Require exactly these ABIs; repeatable.")] = [],  # noqa: B006
     newest: Annotated[bool, typer.Option("--newest", help="Use the newest builds instead of the champions.")] = False,
+    unmeasured: Annotated[
+        bool, typer.Option("--unmeasured", help="Use builds that no device has measured; the manifest says so.")
+    ] = False,
     kind: Annotated[
         Literal["zip", "wheel", "aar"],
         typer.Option("--format", help="A zip archive, a Python wheel or an Android library (AAR)."),
     ] = "zip",
     group: Annotated[str | None, typer.Option("--group", help="Maven group of the AAR, e.g. com.example.")] = None,
+    kotlin: Annotated[
+        bool, typer.Option("--kotlin", help="Also write the AAR's functions for coroutines; needs kotlinc.")
+    ] = False,
     key: KeyFile = None,
     unsigned: Unsigned = False,
     as_json: Json = False,
@@ -43,18 +49,24 @@ def bundle(
         workspace=open_workspace(),
         abis=abi or None,
         newest=newest,
+        unmeasured=unmeasured,
         key=key,
         unsigned=unsigned,
         kind=kind,
         group=group,
+        kotlin=kotlin,
     )
     if as_json:
         show_json({"bundle": str(path), "manifest": manifest.model_dump(mode="json", by_alias=True)})
         return
     print(path)
-    rows = ((one.cell, one.abi, one.file, one.made.version or "newest") for one in manifest.libraries)
+    rows = (
+        (one.cell, one.abi, one.file, one.made.version or ("newest" if one.measured else "unmeasured"))
+        for one in manifest.libraries
+    )
     show_table("", ("cell", "ABI", "library", "version"), rows)
-    suggest(f"tvmflow verify {path} --{'unsigned' if unsigned else 'key FILE.pub'}")
+    trust = "--unsigned" if unsigned else "--key FILE.pub"
+    suggest(f"tvmflow verify {path} {trust}{' --unmeasured' if unmeasured else ''}")
 
 
 @app.command()
@@ -75,13 +87,16 @@ def verify(
     device: Annotated[
         str | None, typer.Option("--device", help="Also run the golden inputs on this target's device.")
     ] = None,
+    unmeasured: Annotated[
+        bool, typer.Option("--unmeasured", help="Accept builds that no device has measured.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Verify a bundle: its signature, all digests and all libraries; run its golden inputs on this machine or on a
     device. Requires a workspace only with --device.
     """
     workspace = open_workspace() if device is not None else None
-    report = api.verify_bundle(path, key, unsigned, at_least, device, workspace, releases, channel, root)
+    report = api.verify_bundle(path, key, unsigned, at_least, device, workspace, releases, channel, root, unmeasured)
     if as_json:
         show_json(report.to_json())
         return

@@ -74,7 +74,21 @@ def add(
         ),
     ] = "float32",
     shape: Annotated[
-        str | None, typer.Option("--shape", help="Shape of the input, if the file does not specify it: 1,3,224,224.")
+        list[str] | None,
+        typer.Option(
+            "--shape",
+            metavar="[NAME=]SIZES",
+            help="Shape, if the file leaves it open: 1,3,224,224; of input NAME, or of all such. Repeatable.",
+        ),
+    ] = None,
+    buckets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--buckets",
+            metavar="[SIZE=]NUMBERS",
+            help="Keep open sizes open: a run takes any up to the last of 32,64,128. Of the size of that name in the "
+            "file, or of all but the batch. Repeatable.",
+        ),
     ] = None,
     high: Annotated[
         list[str] | None,
@@ -94,12 +108,26 @@ def add(
         str | None,
         typer.Option("--preprocess", help="Of images: torchvision, mxnet, keras/tf, keras/torch, keras/caffe."),
     ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option("--network", help="Of a file of weights: the function that builds its network, FILE.py:FUNCTION."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Add a model to params.yaml. Framework, inputs, shapes and dtypes are read from its file."""
-    bounds = _bounds(high or [])
     added = api.add_model(
-        model_file, open_workspace(), name, target, precision, _shape(shape), bounds, dataset, labels, preprocess
+        model_file,
+        open_workspace(),
+        name,
+        target,
+        precision,
+        _numbers("--shape", shape or [], "sizes, batch first, e.g. 1,3,224,224"),
+        _bounds(high or []),
+        dataset,
+        labels,
+        preprocess,
+        _numbers("--buckets", buckets or [], "numbers from 1, ascending, e.g. 32,64,128"),
+        network,
     )
     if as_json:
         show_json({"model": added.name, "entry": added.entry, "cell": str(added.cell), "name": added.cell_name})
@@ -130,9 +158,12 @@ def _is_image(entry: dict[str, Any]) -> bool:
     return len(shape) == 4 and shape[1] == 3
 
 
-def _shape(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,9}([,x][0-9]{1,9}){0,7}", text):
-        raise UsageError(f"--shape {text}", "up to eight sizes, batch first, e.g. 1,3,224,224")
-    return tuple(int(size) for size in re.split("[,x]", text))
+def _numbers(option: str, texts: Sequence[str], expected: str) -> dict[str, tuple[int, ...]]:
+    """Return lists of numbers by name; under no name those for all others."""
+    found: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, _, numbers = text.rpartition("=")
+        if not re.fullmatch(r"[0-9]{1,9}([,x][0-9]{1,9}){0,15}", numbers) or name in found:
+            raise UsageError(f"{option} {text}", f"NAME=NUMBERS or NUMBERS, once for each name: {expected}")
+        found[name] = tuple(int(number) for number in re.split("[,x]", numbers))
+    return found

@@ -14,7 +14,7 @@ from tvmflow.cli.plans import raise_failures, show_plans
 from tvmflow.report.console import show, show_json, suggest
 
 if TYPE_CHECKING:
-    from tvmflow.api import RunResult, Workspace
+    from tvmflow.api import CellPlan, RunResult, Workspace
 
 TuningLines = Annotated[
     bool, typer.Option("--tuning-lines", help="Print a line per measurement: [Task 3/17] current / best GFLOP/s.")
@@ -27,18 +27,30 @@ Units = Annotated[
 ]
 
 
+WithoutDevice = Annotated[
+    bool,
+    typer.Option("--without-device", help="Build only: schedules by the static model, nothing measured. Exit code 0."),
+]
+UNMEASURED = 4  # exit code of a run whose device is not there
+
+
 @app.command()
 def run(
     cells: CellNames,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and why; run nothing.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure again even if nothing changed.")] = False,
     unit: Units = None,
+    without_device: WithoutDevice = False,
     wait_quiet: WaitQuiet = 0.0,
     tuning_lines: TuningLines = False,
     as_json: Json = False,
 ) -> None:
-    """Run all stages of cells: fetch, import, quantize, pack, tune, build, deploy, evaluate; log the results."""
+    """Run all stages of cells: fetch, import, quantize, pack, tune, build, deploy, evaluate; log the results.
+
+    A cell whose device is not there is built, not measured; then the exit code is 4.
+    """
     options = {"again": again, "units": unit or [], "wait_quiet_s": wait_quiet, "tuning_lines": tuning_lines}
+    options |= {"without_device": without_device}
     _run_cells(open_workspace(), cells, dry_run, as_json, **options)
 
 
@@ -47,23 +59,55 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and why; run nothing.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure again even if nothing changed.")] = False,
     unit: Units = None,
+    without_device: WithoutDevice = False,
     wait_quiet: WaitQuiet = 0.0,
     tuning_lines: TuningLines = False,
     as_json: Json = False,
 ) -> None:
-    """Run all cells under cells: in params.yaml."""
+    """Run all cells under cells: in params.yaml.
+
+    Those whose device is not there are built, not measured; then the exit code is 4.
+    """
     options = {"again": again, "units": unit or [], "wait_quiet_s": wait_quiet, "tuning_lines": tuning_lines}
+    options |= {"without_device": without_device}
     _run_cells(open_workspace(), [], dry_run, as_json, **options)
 
 
 def _run_cells(workspace: Workspace, cells: list[str], dry_run: bool, as_json: bool, **options: Any) -> None:
     if dry_run:
-        show_plans(api.plan(*cells, workspace=workspace, look=True), as_json)
+        plans = api.plan(*cells, workspace=workspace, look=True)
+        show_plans(plans, as_json)
+        _tell_no_device(plans, options["without_device"])
         return
     results = api.run(*cells, workspace=workspace, check=False, show_progress=True, **options)
     _show_results(workspace, results, as_json)
     raise_failures(results)
-    suggest("tvmflow report    (write an HTML report)   or   tvmflow promote CELL    (release it)")
+    _tell_unmeasured(results, options["without_device"])
+    if any(not result.unmeasured for result in results):
+        suggest("tvmflow report    (write an HTML report)   or   tvmflow promote CELL    (release it)")
+
+
+def _tell_no_device(plans: Sequence[CellPlan], is_asked: bool) -> None:
+    """Say of which cells a run would measure nothing, and why."""
+    lacking = [plan for plan in plans if plan.no_device and not is_asked]
+    for plan in lacking:
+        print(f"{plan.cell} would be built, not measured: {plan.no_device}", file=sys.stderr)
+    if lacking:
+        raise typer.Exit(UNMEASURED)
+
+
+def _tell_unmeasured(results: Sequence[RunResult], is_asked: bool) -> None:
+    """Say which cells were built without their device, and what comes next."""
+    from tvmflow.report.plans import NOT_MEASURED
+
+    built = [result for result in results if result.unmeasured]
+    for result in built:
+        print(f"{result.cell}: {NOT_MEASURED} ({result.unmeasured})", file=sys.stderr)
+    if built:
+        names = " ".join(result.cell for result in built)
+        suggest(f"tvmflow bundle {names} --unmeasured    (for an app's CI)   or, with the device,   tvmflow run")
+        if not is_asked:
+            raise typer.Exit(UNMEASURED)
 
 
 def _show_results(workspace: Workspace, results: Sequence[RunResult], as_json: bool) -> None:

@@ -31,6 +31,7 @@ class TuneOverrides(_Given):
     trials_per_workload: NotNegative | None = None
     total_trials: NotNegative | None = None
     max_seconds: NotNegativeFloat | None = None
+    without_device: bool | None = None
 
 
 class CellOverrides(Frozen):

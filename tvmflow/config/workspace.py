@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import ValidationError
 
@@ -127,12 +127,25 @@ def make_variant(
     """Return the variant of a workspace with these settings of a cell: the same folder each time. tools: those that
     make it, "" for this environment's.
     """
-    settings = {"cell": str(cell), "overrides": overrides.model_dump(mode="json"), "shares": sorted(shares)}
-    settings |= {"tools": tools} if tools else {}
-    place = searches(workspace) / f"{cell.slug}.{digest_of(settings)[:12]}"
+    settings = _variant_settings(cell, overrides, shares) | ({"tools": tools} if tools else {})
+    place = _place_of(workspace, cell, settings)
     if not (place / VARIANT_FILE).is_file():
         write_atomic(place / VARIANT_FILE, json.dumps(settings, indent=1, sort_keys=True))
     return _variant_at(workspace.root, place)
+
+
+def made_variant(workspace: Workspace, cell: Cell, overrides: CellOverrides, shares: Iterable[str]) -> Variant | None:
+    """Return the variant that `make_variant` made of this, None if it never did."""
+    place = _place_of(workspace, cell, _variant_settings(cell, overrides, shares))
+    return _variant_at(workspace.root, place) if (place / VARIANT_FILE).is_file() else None
+
+
+def _variant_settings(cell: Cell, overrides: CellOverrides, shares: Iterable[str]) -> dict[str, Any]:
+    return {"cell": str(cell), "overrides": overrides.model_dump(mode="json"), "shares": sorted(shares)}
+
+
+def _place_of(workspace: Workspace, cell: Cell, settings: dict[str, Any]) -> Path:
+    return searches(workspace) / f"{cell.slug}.{digest_of(settings)[:12]}"
 
 
 def _variant_at(root: Path, place: Path) -> Variant:

@@ -5,8 +5,10 @@ Parses by allowlist and trusts nothing; to be called in a sandbox, like every re
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
+import pickletools
 import re
 import tarfile
 import zipfile
@@ -27,25 +29,28 @@ _TORCH_DTYPES = tuple(
 )  # torch/_export/serde/schema.py, ScalarType
 _TFLITE_DTYPES = {0: "float32", 1: "float16", 2: "int32", 3: "uint8", 4: "int64", 6: "bool", 7: "int16", 9: "int8"}
 
+_OLD_PICKLE = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save's magic number, as a pickle
 _EXTRAS = {"tflite": "tensorflow", "onnx": "onnx", "h5py": "keras"}  # of pip, by the package that a reader imports
 
 
 @dataclass(frozen=True)
 class Input:
     """shape: -1 for a dynamic size, None if unknown; dtype: "" if unknown; high: rows of the table that integers
-    index.
+    index; axes: names of the sizes, "" for none.
     """
 
     name: str
     shape: tuple[int, ...] | None
     dtype: str
     high: int | None = None
+    axes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Header:
     """frameworks: those that read such a file. inputs: None if the header does not contain them. channels_last: shapes
-    are (N, H, W, C), whereas params.yaml uses (N, C, H, W). is_whole: not only weights.
+    are (N, H, W, C), whereas params.yaml uses (N, C, H, W). is_whole: not only weights. pickled: the class of a pickled
+    module, "" for none.
     """
 
     kind: str
@@ -53,6 +58,7 @@ class Header:
     inputs: tuple[Input, ...] | None = None
     channels_last: bool = False
     is_whole: bool = True
+    pickled: str = ""
 
 
 def read_header(path: str, size: int) -> dict[str, Any] | None:
@@ -96,8 +102,9 @@ def _zip(file: Path) -> Header | None:
             return Header("an exported PyTorch program", ("torch",), _program_inputs(_json_in(archive, programs[0])))
         if any("/code/" in name for name in names):
             return Header("a TorchScript file", ("torch",))
-        if any(name.endswith("/data.pkl") for name in names):
-            return Header("a PyTorch state dict", ("torch",), is_whole=False)
+        if pickles := [name for name in names if name.endswith("/data.pkl")]:
+            pickled = _class_in(_bytes_in(archive, pickles[0]))
+            return Header("a PyTorch state dict", ("torch",), is_whole=False, pickled=pickled)
         if "config.json" in names:
             return _keras("a Keras model", _json_in(archive, "config.json"))
         if any(name.split("/")[-1] == "saved_model.pb" for name in names):
@@ -117,12 +124,48 @@ def _tensorflow_graph(file: Path) -> Header:
     return Header("a SavedModel" if is_saved_model(file) else "a frozen graph of TensorFlow", ("tensorflow",))
 
 
+def _old_pickle(file: Path) -> Header:
+    """Read a file of torch.save before PyTorch 1.6: a few pickles in a row."""
+    data = file.read_bytes()
+    return Header("a PyTorch state dict of an old PyTorch", ("torch",), is_whole=False, pickled=_class_in(data))
+
+
+_OF_WEIGHTS = re.compile(
+    r"(collections|torch(\._utils|\._tensor|\.storage|\.nn\.parameter)?|numpy\S*|_codecs|builtins) \S+"
+)
+
+
+def _class_in(data: bytes) -> str:
+    """Return the first class in a pickle that is not of tensors, "" for none. Nothing is executed.
+
+    Of several pickles in a row all are read.
+    """
+    file, texts = io.BytesIO(data), list[str]()
+    while file.tell() < len(data):
+        try:
+            for code, argument, _ in pickletools.genops(file):
+                if code.name == "STACK_GLOBAL" and len(texts) > 1:
+                    argument = " ".join(texts[-2:])
+                elif isinstance(argument, str) and code.name != "GLOBAL":
+                    texts.append(argument)
+                if code.name in ("GLOBAL", "STACK_GLOBAL") and not _OF_WEIGHTS.fullmatch(str(argument)):
+                    module, _, name = str(argument).partition(" ")
+                    return f"{name} of {module}"[:200]
+        except ValueError:  # what follows the pickles of an old file: the storages
+            break
+    return ""
+
+
 def _json_in(archive: zipfile.ZipFile, name: str) -> Any:
+    return json.loads(_bytes_in(archive, name))
+
+
+def _bytes_in(archive: zipfile.ZipFile, name: str) -> bytes:
     if archive.getinfo(name).file_size > MAX_HEADER_BYTES:
         raise ModelFileError(
             f"{name} in {archive.filename} unpacks to too many bytes", f"at most {MAX_HEADER_BYTES} bytes"
         )
-    return json.loads(archive.read(name))
+    return archive.read(name)
 
 
 def _program_inputs(program: Any) -> tuple[Input, ...] | None:
@@ -213,7 +256,8 @@ def _onnx(file: Path) -> Header:
         dtype, high = {"float": "float32", "double": "float64"}.get(dtype, dtype), None
         if dtype in ("int32", "int64"):
             high = _gathered_rows(model.graph, value.name, weights)
-        inputs.append(Input(value.name, sizes if kind.HasField("shape") else None, dtype, high))
+        axes = tuple(size.dim_param for size in kind.shape.dim)
+        inputs.append(Input(value.name, sizes if kind.HasField("shape") else None, dtype, high, axes))
     return Header("an ONNX model", ("onnx",), tuple(inputs))
 
 
@@ -233,6 +277,7 @@ def _gathered_rows(graph: Any, name: str, weights: dict[str, tuple[int, ...]]) -
 
 _FORMATS: tuple[tuple[Callable[[Path, bytes], bool], Callable[[Path], Header | None]], ...] = (
     (lambda _file, start: start.startswith(b"PK\x03\x04"), _zip),
+    (lambda _file, start: start.startswith(_OLD_PICKLE), _old_pickle),
     (lambda _file, start: start.startswith(b"\x89HDF\r\n"), _hdf5),
     (lambda _file, start: start[4:8] == b"TFL3", _tflite),
     (lambda _file, start: start[8:9] == b"{" and int.from_bytes(start[:8], "little") < MAX_HEADER_BYTES, _safetensors),

@@ -5,7 +5,7 @@ The reader of a model is imported when it is called; its file names are availabl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ class Frontend:
     network_tools: further ones for networks named TOOL/NAME, and for networks of a file, which may import them.
     has_networks: networks of the framework can be made here, so that weights may be seeded, trained or a zoo's.
     same_peer: the baseline of `evaluate` that is the same runtime. fixes_inputs: inputs may have a `value`.
+    own_files: endings of the files, among `files`, that are read without its tool environments.
     state_tools: tools with which `fetch` runs a file that declares states itself, to take its samples as a stream; none
     if no file does.
     """
@@ -35,6 +36,7 @@ class Frontend:
     same_peer: str | None = None
     state_tools: tuple[str, ...] = ()
     fixes_inputs: bool = False
+    own_files: tuple[str, ...] = ()
 
 
 def _torch(folder: Path, description: SourceDescription) -> SourceModel:
@@ -109,6 +111,7 @@ FRONTENDS: Table[Frontend] = Table(
             has_networks=False,
             state_tools=("tflite", "ai-edge-litert"),
             fixes_inputs=True,
+            own_files=(".tflite",),
         ),
     },
 )
@@ -125,6 +128,16 @@ def tools_of(framework: str, network: str | None) -> tuple[str, ...]:
     """Return the tools whose versions can change what a model's framework makes of it. Raises UnknownNameError."""
     frontend, name = frontend_named(framework), network or ""
     return (*frontend.tools, *(tool for tool in frontend.network_tools if name.startswith(f"{tool}/") or ":" in name))
+
+
+def environments_of(framework: str, files: Iterable[str]) -> tuple[str, ...]:
+    """Return the tool environments that a model needs, as `tool:NAME`. files: names in its fetched folder. Raises
+    UnknownNameError.
+    """
+    frontend = frontend_named(framework)
+    if any(name.endswith(frontend.own_files) for name in files):
+        return ()
+    return tuple(tool for tool in frontend.tools if tool.startswith("tool:"))
 
 
 def load_source(folder: Path, description: SourceDescription) -> SourceModel:

@@ -118,11 +118,6 @@ class SourceDescription:
         return replace(self, inputs=inputs, sizes=None)
 
     @property
-    def is_of_package(self) -> bool:
-        """Return whether the network is one of a package or of tvmflow, which keeps nothing between runs."""
-        return self.network is not None and ":" not in self.network
-
-    @property
     def plain_inputs(self) -> tuple[TensorSpec, ...]:
         """Return the inputs without the states that the model's file declares itself."""
         declared = {state.input for state in self.states}
@@ -144,6 +139,11 @@ class SourceDescription:
                 "export the model to ONNX, which supports several inputs and integer inputs",
             )
         return self.inputs[0]
+
+
+def is_of_package(network: str | None) -> bool:
+    """Return whether a network is one of a package or of tvmflow, which keeps nothing between runs."""
+    return network is not None and ":" not in network
 
 
 def read_description(fetched: Path) -> SourceDescription:

@@ -65,11 +65,10 @@ def _litert(fetched: Path, description: SourceDescription) -> StatefulModel | No
 
 
 def _torch(fetched: Path, description: SourceDescription) -> StatefulModel | None:
-    if description.is_of_package:
-        return None
-    from tvmflow.frontends.pytorch.frontend import load
+    from tvmflow.frontends.pytorch.loading import load_as
+    from tvmflow.frontends.pytorch.running import TorchModel
 
-    return load(fetched, description)
+    return load_as(TorchModel, fetched, description)
 
 
 _LOADERS = {"tensorflow": _litert, "torch": _torch}  # of the frameworks with `state_tools`

@@ -30,6 +30,7 @@ _NOT_IN_KEY = (
     "tvmflow.cli",
     "tvmflow.config",
     "tvmflow.evaluation.kernel_agreement",  # compiles both libraries that it compares; the one it judges is an input
+    "tvmflow.frontends.pytorch.operators",  # refuses files; nothing else depends on what it lets in
     "tvmflow.pipeline",
     "tvmflow.report",
     "tvmflow.sandbox",
@@ -110,13 +111,14 @@ def _text_of(code: Mapping[str, str]) -> str:
 
 
 @functools.cache
-def code_of(module: str, runs: tuple[str, ...] = TABLES) -> dict[str, str]:
+def code_of(module: str, runs: tuple[str, ...] = TABLES, without: tuple[str, ...] = ()) -> dict[str, str]:
     """Return file -> sha256 of all our source files that a module imports, directly or indirectly.
 
     Found by parsing import statements, also those inside functions. runs: the tables whose entries are run. Of the
-    other tables a stage uses only names and checks, so imports inside their entries' functions do not count.
+    other tables a stage uses only names and checks, so imports inside their entries' functions do not count. without:
+    modules that are imported and not used.
     """
-    todo, seen, files = [module], set[str](), {}
+    todo, seen, files = [module], set[str](without), {}
     while todo:
         name = todo.pop()
         if name in seen or _is_left_out(name) or (source := _source_of(name)) is None:

@@ -11,7 +11,7 @@ from typing import Any
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.check_params import packages_of
-from tvmflow.pipeline.recipe_key import changed_parts, code_of, make_recipe, recipe_key
+from tvmflow.pipeline.recipe_key import changed_parts, make_recipe, recipe_key
 from tvmflow.pipeline.record import Record
 from tvmflow.pipeline.stage import AnyStage, settings_json
 from tvmflow.toolchain import versions as toolchain
@@ -22,7 +22,7 @@ def recipe_now(
 ) -> dict[str, Any]:
     """Return the recipe of a stage with the installed tools and code. digests: of what it reads, by stage."""
     tools = toolchain.versions(stage.toolchain(settings)) | packages_of(workspace.params, cell, stage.reads)
-    return make_recipe(stage.name, digests, settings_json(settings), tools, code_of(stage.module, stage.runs))
+    return make_recipe(stage.name, digests, settings_json(settings), tools, stage.code(settings))
 
 
 def changes_since(

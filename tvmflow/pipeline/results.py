@@ -18,13 +18,15 @@ Error = Annotated[TvmflowError, PlainValidator(from_json)]
 @dataclass
 class CellResult:
     """The progress of a run of one cell. outcomes: stage -> hit, restored, made; failed_stage: the origin of `error`: a
-    stage, `preflight`, `record` or `publish`.
+    stage, `preflight`, `record` or `publish`. unmeasured: why the library was built without its device, "" if it was
+    measured.
     """
 
     cell: str
     outcomes: dict[str, str] = field(default_factory=dict)
     error: Error | None = None
     failed_stage: str | None = None
+    unmeasured: str = ""
 
 
 @dataclass(frozen=True)

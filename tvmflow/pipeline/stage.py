@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
-from tvmflow.pipeline.recipe_key import TABLES
+from tvmflow.pipeline.recipe_key import TABLES, code_of
 from tvmflow.support.json_values import adapter
 from tvmflow.support.progress import Progress, silent
 
@@ -45,6 +45,10 @@ class Output:
     plot: Mapping[str, str] | None = None
 
 
+def _nothing(_settings: Any) -> tuple[str, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Stage(Generic[S, L]):
     """A row of the stage table in `tasks/`. dvc.yaml, the walk and the recipe key come from it.
@@ -58,7 +62,8 @@ class Stage(Generic[S, L]):
     needs_quiet: where it measures, it takes times: on this machine no other process is started meanwhile. keeps_log:
     adds to the cell's tuning log. preview: "module:function" of what is measured and said before it runs, "" for none:
     a name, since its code is none of the stage's. It gets the stage's context. runs: the tables of `recipe.TABLES`
-    whose rows it puts to work, so that what these import is part of its code.
+    whose rows it puts to work, so that what these import is part of its code. leaves_out: settings -> modules that it
+    does not use then.
     """
 
     name: str
@@ -75,12 +80,17 @@ class Stage(Generic[S, L]):
     keeps_log: bool = False
     preview: str = ""
     runs: tuple[str, ...] = TABLES
+    leaves_out: Callable[[S], tuple[str, ...]] = _nothing
     is_cached: bool = True
 
     @property
     def module(self) -> str:
         """Return the module whose imports are the stage's code."""
         return self.run.__module__
+
+    def code(self, settings: S) -> dict[str, str]:
+        """Return file -> sha256 of the code that it uses with these settings."""
+        return code_of(self.module, self.runs, self.leaves_out(settings))
 
     @property
     def has_metrics(self) -> bool:

@@ -26,6 +26,8 @@ from tvmflow.evaluation.machine_state import APART
 from tvmflow.evaluation.regression import BETWEEN
 from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.pipeline.record import RECORD_NAME, Record, read_record
+from tvmflow.pipeline.stage import AnyStage
+from tvmflow.pipeline.unmeasured import is_built
 from tvmflow.report.execution import execution_of
 from tvmflow.report.processors import processors_of
 from tvmflow.report.tables import FORMS, STEPS, known_cells, scorecard, stage_times, trusted_bytes, trusted_json
@@ -51,11 +53,13 @@ def collect(
     history: Mapping[str, list[dict[str, Any]]],
     measured: Mapping[str, int],
     page: Path | None = None,
+    stages: Mapping[str, AnyStage] | None = None,
 ) -> dict[str, Any]:
     """Collect the data of the page as plain values: scorecards, kernels, stages, tuning curves, history.
 
     history: the measurements of each cell that the page shows; measured: how many it has. page: its location, for
-    relative links. Raises StoreError if nothing was measured, UsageError for an invalid address of MLflow's UI.
+    relative links. stages: to tell which cells are built and not measured. Raises StoreError if nothing was built or
+    measured, UsageError for an invalid address of MLflow's UI.
     """
     beside = page.resolve().parent if page else workspace.root
     cells, unmeasured, cards = [], [], []
@@ -63,12 +67,13 @@ def collect(
         card = scorecard(workspace, cell)
         names = {"model": cell.model, "target": cell.target, "precision": cell.precision}
         if card is None:
-            unmeasured.append(names)
+            built = stages is not None and is_built(workspace, cell, stages)
+            unmeasured.append(names | {"built": built})
         else:
             cards.append(card)
             facts = _facts_of(workspace, cell, card, history.get(str(cell), []), beside)
             cells.append(names | {"measured": measured.get(str(cell), 0)} | facts)
-    if not cells:
+    if not cells and not any(one["built"] for one in unmeasured):
         cell_name = next(iter(workspace.params.cells), "CELL")
         raise StoreError(
             "nothing has been measured in this workspace yet",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.pipeline.stage import AnyStage
 from tvmflow.pipeline.store import Store, Undecided
+from tvmflow.pipeline.unmeasured import NOT_MEASURED as NOT_MEASURED
 from tvmflow.report.console import Grid, grid, show_table
-from tvmflow.setup.preflight import check_cell
+from tvmflow.setup.preflight import check_cell, why_no_device
 from tvmflow.support.errors import TvmflowError
 
 Rows = list[dict[str, str]]
@@ -31,15 +32,24 @@ def plan_rows(workspace: Workspace, cell: Cell, stages: Mapping[str, AnyStage]) 
     return rows
 
 
-def plan_cells(
-    workspace: Workspace, cells: list[Cell], stages: Mapping[str, AnyStage], look: bool = False
-) -> tuple[dict[str, Rows], dict[str, TvmflowError]]:
-    """Return cell -> rows, and cell -> error of those that cannot be run, which have one row.
+class Planned(NamedTuple):
+    """cell -> its rows; cell -> error of those that cannot be run, which have one row; cell -> why its device cannot be
+    used.
+    """
+
+    rows: dict[str, Rows]
+    errors: dict[str, TvmflowError]
+    no_device: dict[str, TvmflowError]
+
+
+def plan_cells(workspace: Workspace, cells: list[Cell], stages: Mapping[str, AnyStage], look: bool = False) -> Planned:
+    """Plan every stage of cells.
 
     look: also check what the pending stages need: packages, files, the model's header, compiler, device, disk.
     """
-    rows: dict[str, Rows] = {}
-    errors: dict[str, TvmflowError] = {}
+    planned = Planned({}, {}, {})
+    rows, errors, _ = planned
+    devices: dict[str, TvmflowError | None] = {}
     workspace, fine = workspace.at_once(), set[str]()
     for cell in cells:
         try:
@@ -47,10 +57,12 @@ def plan_cells(
             if look:
                 todo = [stages[row["stage"]] for row in rows[str(cell)] if row["state"] not in ("hit", "restore")]
                 check_cell(workspace, cell, todo, fine)
+                if error := why_no_device(workspace, cell, todo, devices):
+                    planned.no_device[str(cell)] = error
         except TvmflowError as error:
             errors[str(cell)] = error
             rows[str(cell)] = [{"stage": "-", "state": "refused", "why": error.found, "key": ""}]
-    return rows, errors
+    return planned
 
 
 _FEW = 3  # stages that are named one by one
@@ -77,6 +89,8 @@ class ListedCell(Protocol):
     def warnings(self) -> tuple[str, ...]: ...
     @property
     def off(self) -> str | None: ...
+    @property
+    def built(self) -> bool: ...
 
 
 def status_table(root: Path, cells: Sequence[ListedCell]) -> Grid:
@@ -88,6 +102,8 @@ def status_table(root: Path, cells: Sequence[ListedCell]) -> Grid:
         state = (
             f"to do: {', '.join(todo) if few else f'{len(todo)} stages from {todo[0]} on'}" if todo else "up to date"
         )
+        if cell.built:
+            state = f"{NOT_MEASURED}; {state}"
         if cell.off is not None:
             state = f"off, needs {cell.off}" if cell.off else "off"
         shown = [f"cannot be run: {error}" if error else state, *cell.warnings]

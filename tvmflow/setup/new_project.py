@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from tvmflow.config.fixed_inputs import FLOATS
 from tvmflow.config.model_params import PRESETS
 from tvmflow.config.options import explain
 from tvmflow.config.params import LOCAL_CPU, PRECISIONS, Cell, ModelEntry, Params
@@ -23,6 +22,7 @@ from tvmflow.config.value_types import NAME_PATTERN
 from tvmflow.config.workspace import Workspace
 from tvmflow.config.yaml_reader import load_yaml
 from tvmflow.frontends.registry import FRONTENDS
+from tvmflow.setup.model_inputs import InputRequest, inputs_of
 from tvmflow.setup.preflight import check_labels, check_model, read_model_header
 from tvmflow.setup.target_presets import add_target, presets
 from tvmflow.setup.yaml_editor import add_entry
@@ -107,19 +107,19 @@ def make_workspace(folder: Path, targets: Sequence[str] = ()) -> Path:
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """A user's options for a model to add; None: from the file, or the default. high: bounds of integers by
-    input, "" for all others; dataset: a built-in name, an .npz file or a folder of images by class; labels: a built-in
-    name or a file; preset: of the preprocessing.
+    """A user's options for a model to add; None: from the file, or the default. dataset: a built-in name, an .npz file
+    or a folder of images by class; labels: a built-in name or a file; preset: of the preprocessing; network: the
+    factory of the network whose weights the file has.
     """
 
     name: str | None = None
     target: str = LOCAL_CPU
     precision: str = "float32"
-    shape: tuple[int, ...] | None = None
-    high: Mapping[str, int] = field(default_factory=dict)
+    inputs: InputRequest = field(default_factory=InputRequest)
     dataset: str | None = None
     labels: str | None = None
     preset: str | None = None
+    network: str | None = None
 
 
 @dataclass(frozen=True)
@@ -190,13 +190,20 @@ def _entry(name: str, file: Path, root: Path, request: ModelRequest) -> dict[str
     endings = "; ".join(f"{name}: {', '.join(row.files.suffixes)}" for name, row in FRONTENDS.items())
     if header is None:
         raise ModelFileError(f"{file.name} is not a supported model file", f"one of {endings}")
-    if not header["is_whole"]:
+    if header["pickled"]:
+        raise ModelFileError(
+            f"{file.name} is a pickled nn.Module, of class {header['pickled']}: it has weights and the names of Python "
+            "code, which it does not contain and which nobody should run from a file",
+            "a file with the whole graph, or weights alone",
+            "in Python: torch.export.save(torch.export.export(model.eval(), (example,)), 'model.pt2'), then add that; "
+            "or safetensors.torch.save_file(model.state_dict(), 'w.safetensors') and --network FILE.py:FUNCTION",
+        )
+    if not header["is_whole"] and request.network is None:
         raise ModelFileError(
             f"{file.name} is {header['kind']}: weights without the network",
             "a file with the whole model",
-            "export the model (torch.export.save, model.save('x.keras'), torch.onnx.export), or write the "
-            "entry by hand "
-            "with network: the function that builds it",
+            "export the model (torch.export.save, model.save('x.keras'), torch.onnx.export), or name the function that "
+            "builds it: --network FILE.py:FUNCTION --shape 1,3,224,224",
         )
     framework = header["frameworks"][0]
     if not file.name.lower().endswith(FRONTENDS[framework].files.suffixes):
@@ -206,7 +213,9 @@ def _entry(name: str, file: Path, root: Path, request: ModelRequest) -> dict[str
             "rename it",
         )
     entry: dict[str, Any] = {"framework": framework, "weights": {"file": _inside(file, root)}}
-    entry |= _inputs(file, header, request) | _data(root, request)
+    if request.network is not None:
+        entry["network"] = request.network
+    entry |= inputs_of(file, header, request.inputs) | _data(root, request)
     try:
         ModelEntry.model_validate(entry)
     except ValidationError as error:
@@ -240,67 +249,6 @@ def _data(root: Path, request: ModelRequest) -> dict[str, Any]:
         name = text if text in built_in else _inside(path, root)
         entry[key] = {"folder": name} if text not in built_in and path.is_dir() else name
     return entry
-
-
-def _inputs(file: Path, header: dict[str, Any], request: ModelRequest) -> dict[str, Any]:
-    """Return `input:` of the entry, or `inputs:` if there are several."""
-    inputs, shape = header["inputs"], request.shape
-    if inputs is None or any(one["shape"] is None for one in inputs):
-        if shape is None:
-            raise ModelFileError(
-                f"{file.name} does not specify the shape of its input",
-                "--shape, batch first: --shape 1,3,224,224",
-                "run the same command with --shape",
-            )
-        return {"input": {"shape": list(shape)}}
-    tensors, named = {}, request.high.keys() - {""}
-    integers = [str(one["name"]) for one in inputs if not _is_float(header, one)]
-    if not named <= set(integers):
-        raise UsageError(
-            f"--high {sorted(named - set(integers))[0]}=...: {file.name} has no such input of integers",
-            f"one of {', '.join(integers)}" if integers else "a model with such inputs",
-        )
-    for one in inputs:
-        sizes = _sizes(file, one, shape if len(inputs) == 1 else None)
-        if header["channels_last"] and len(sizes) == 4 and shape is None:  # entries are (N, C, H, W)
-            sizes = [sizes[0], sizes[3], sizes[1], sizes[2]]
-        of_integers = {} if _is_float(header, one) else _integers(file, one, request.high)
-        tensors[str(one["name"])] = {"shape": sizes, **of_integers}
-    return {"input": next(iter(tensors.values()))} if len(tensors) == 1 else {"inputs": tensors}
-
-
-def _is_float(header: dict[str, Any], tensor: dict[str, Any]) -> bool:
-    """Return whether an input takes floats, as far as the file says; quantized ones of TensorFlow do."""
-    return tensor["dtype"] in ("", *FLOATS) or header["frameworks"] == ("tensorflow",)
-
-
-def _integers(file: Path, tensor: dict[str, Any], bounds: Mapping[str, int]) -> dict[str, Any]:
-    """Return dtype and bound of an integer input."""
-    high = bounds.get(str(tensor["name"]), bounds.get("", tensor["high"]))
-    if high is None and tensor["dtype"] in ("int32", "int64"):
-        raise ModelFileError(
-            f"input {tensor['name']} of {file.name} takes {tensor['dtype']}, and the file does not specify how "
-            f"large the values may be",
-            f"--high {tensor['name']}=BOUND, one more than the largest value: the size of the vocabulary",
-            "run the same command with --high; a BOUND without a name is for all inputs",
-        )
-    return {"dtype": tensor["dtype"], **({} if high is None else {"high": high})}
-
-
-def _sizes(file: Path, tensor: dict[str, Any], shape: tuple[int, ...] | None) -> list[int]:
-    if shape is not None:
-        return list(shape)
-    sizes = [1 if index == 0 and size <= 0 else size for index, size in enumerate(tensor["shape"])]
-    if any(size <= 0 for size in sizes):
-        raise ModelFileError(
-            f"input {tensor['name']} of {file.name} leaves sizes open: "
-            f"{['?' if size <= 0 else size for size in sizes]}",
-            "all sizes except the batch fixed",
-            f"pass them: --shape {','.join('224' if size <= 0 else str(size) for size in sizes)}; for variable "
-            f"size write the entry by hand, "
-            "with buckets: (docs/params.md)",
-        )
-    return sizes
 
 
 def _free_name(params: Params, cell: Cell) -> str:

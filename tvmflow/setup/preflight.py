@@ -73,10 +73,10 @@ def ask_processors(workspace: Workspace, cells: Collection[Cell]) -> dict[str, T
 def check_cell(workspace: Workspace, cell: Cell, todo: Collection[AnyStage], found: set[str] | None = None) -> None:
     """Raise TvmflowError for a problem that would end a run of these stages of a cell.
 
-    found: models, targets and room that were found fine, which is not looked for again: 600 cells read 40 models.
+    found: models and room that were found fine, which is not looked for again: 600 cells read 40 models.
     """
     found = set() if found is None else found
-    model, target = workspace.params.models[cell.model], workspace.params.targets[cell.target]
+    model = workspace.params.models[cell.model]
     names = {stage.name for stage in todo}
     if names & {"fetch", "import_model"} and f"model {cell.model}" not in found:
         _check_packages(cell.model, model)
@@ -84,12 +84,24 @@ def check_cell(workspace: Workspace, cell: Cell, todo: Collection[AnyStage], fou
         check_model(workspace, cell.model)
         found.add(f"model {cell.model}")
     _check_compiler(workspace, cell, todo)
-    if any(stage.measures_device for stage in todo) and f"target {cell.target}" not in found:
-        _check_device(cell.target, target.device)
-        found.add(f"target {cell.target}")
     if "room" not in found:
         check_room(workspace)
         found.add("room")
+
+
+def why_no_device(
+    workspace: Workspace, cell: Cell, todo: Collection[AnyStage], known: dict[str, TvmflowError | None]
+) -> TvmflowError | None:
+    """Return why these stages of a cell cannot use its device, None if they can. known: answers by target."""
+    if not any(stage.measures_device for stage in todo):
+        return None
+    if cell.target not in known:
+        known[cell.target] = None
+        try:
+            _check_device(cell.target, workspace.params.targets[cell.target].device)
+        except DeviceError as error:
+            known[cell.target] = error
+    return known[cell.target]
 
 
 def missing_for(workspace: Workspace, cell: Cell, todo: Collection[AnyStage]) -> list[TvmflowError]:

@@ -132,7 +132,8 @@ class Ndk(Compiler):
             raise ToolchainError(
                 f"{_NDK} is not set, and {mtriple} is linked with Android's NDK",
                 f"{_NDK}=the folder of an NDK",
-                "install the NDK with Android's command line tools (sdkmanager 'ndk;27.2.12479018') and set it",
+                "pip install 'tvmflow[arm64]': zig links libraries without the NDK (cc: bionic-stubs); or install "
+                "the NDK with Android's command line tools (sdkmanager 'ndk;27.2.12479018') and set it",
             )
         found = Path(folder) / "toolchains" / "llvm" / "prebuilt" / f"linux-{platform.machine()}" / "bin" / clang
         if not found.is_file():

@@ -22,10 +22,12 @@ from tvmflow.tuning.records.record import TuningRecord
 
 Speedup = Callable[[dict[str, int], dict[str, int]], float]
 LARGE_WEIGHTS = 9 * 128 * 128  # smaller weights stay in the cache, transformed or not
-# Cost of transforming a value in vector multiplications, from times on x86 and instruction counts on arm64.
+_LOAD_COST = 20  # of a weight from memory in multiplications, with two x86 cores; more cores share the memory
+# The same with a core of arm64, which multiplies eight values per cycle and loads one or two from memory.
+_ARM64_LOAD_COST = 5
+# Cost of transforming a value in vector multiplications, from times on x86, and by tile from instructions on arm64.
 _TRANSFORM_COST = 8
-# Cost of loading a weight from memory in vector multiplications, with two x86 cores; more cores share the memory.
-_LOAD_COST = 20
+_ARM64_TRANSFORM_COST = {2: 6, 4: 7, 6: 10}
 # Fewer tiles take as long on a GPU, since weights are loaded for few pixels each; measured on PoCL and lavapipe.
 _GPU_TILES = 32
 _GAIN = 0.01  # least gain of a choice with more weights
@@ -54,7 +56,7 @@ def find_alternatives(
         bound = max_error.get(str(weights[0].dtype), 0.0)
         if not bound:
             continue
-        for m in TILES:
+        for m in tiles_of(backend):
             if max(winograd_error(weight, m) for weight in weights) > bound:
                 continue
             other = extract_workloads(lower(packed, backend, winograd={key: m}))
@@ -81,20 +83,26 @@ def _extra_calls(of: list[Workload], without: list[Workload]) -> tuple[Workload,
     )
 
 
+def tiles_of(backend: Backend) -> tuple[int, ...]:
+    """Return the tiles worth trying: F(6x6) needs 32 registers, and more of the caches than x86 gains by it."""
+    return TILES if _is_arm64(backend) else TILES[:2]
+
+
+def _is_arm64(backend: Backend) -> bool:
+    return backend.is_cpu and "neon" in backend.cpu_features().dots
+
+
 def choose_by_cost(packed: IRModule, backend: Backend, max_error: Mapping[str, float]) -> dict[str, int]:
     """Return key -> m without measurement: the tile with the fewest multiplications plus, for large weights on CPUs,
     loads.
     """
-    chosen = {}
+    chosen, tiles = {}, tiles_of(backend)
     for key, weights in _weights_by_key(packed, backend).items():
         dtype = str(weights[0].dtype)
         if weight_values(key) > backend.winograd_weights(dtype):
             continue
-        costs = {
-            m: _multiplications(key, m, backend.is_cpu, _LOAD_COST * max(backend.target.threads / 2, 1))
-            for m in (0, *TILES)
-        }
-        for m in sorted(TILES, key=lambda m: costs[m]):
+        costs = {m: _cost(key, m, backend) for m in (0, *tiles)}
+        for m in sorted(tiles, key=lambda m: costs[m]):
             if costs[m] < costs[0] and max(winograd_error(weight, m) for weight in weights) <= max_error.get(
                 dtype, 0.0
             ):
@@ -114,11 +122,9 @@ def extend_to_buckets(winograd: Mapping[str, int], packed: IRModule, smaller: Se
     return dict(sorted(found.items()))
 
 
-def _multiplications(key: str, m: int, on_cpu: bool, load: float) -> float:
+def _cost(key: str, m: int, backend: Backend) -> float:
     """Return the cost of a convolution with tiles of m x m (0: direct) in multiplications, including transforms and
-    weight loads.
-
-    load: cost of loading a weight.
+    loads of weights that a cache does not hold.
     """
     parts = key.split()
     data, weight, padding = (part.lstrip("p").replace(",", "x").split("x") for part in parts[:3])
@@ -128,11 +134,20 @@ def _multiplications(key: str, m: int, on_cpu: bool, load: float) -> float:
     rows, columns = height + top + bottom - 2 * dilation, width + left + right - 2 * dilation
     taps = (m + 2) ** 2 if m else 9
     tiles = n * count_tiles(rows, m, dilation) * count_tiles(columns, m, dilation) if m else n * rows * columns
-    if m and not on_cpu:
+    if m and not backend.is_cpu:
         tiles = max(tiles, _GPU_TILES)
-    values = inputs * outputs + (_TRANSFORM_COST * (inputs + outputs) if m else 0)
-    loaded = inputs * outputs if on_cpu and weight_values(key) > LARGE_WEIGHTS else 0
-    return taps * (tiles * values + load * loaded)
+    each = _ARM64_TRANSFORM_COST[m] if m and _is_arm64(backend) else _TRANSFORM_COST
+    values = inputs * outputs + (each * (inputs + outputs) if m else 0)
+    return taps * (tiles * values + _load_cost(backend, taps, inputs * outputs) * inputs * outputs)
+
+
+def _load_cost(backend: Backend, taps: int, filters: int) -> float:
+    """Return the cost of loading a weight in multiplications, 0 where a cache holds all."""
+    if _is_arm64(backend):
+        return _ARM64_LOAD_COST if 4 * taps * filters > backend.cpu_features().l2_bytes else 0
+    if backend.is_cpu and 9 * filters > LARGE_WEIGHTS:
+        return _LOAD_COST * max(backend.target.threads / 2, 1)
+    return 0
 
 
 def choose_by_kernel_time(candidates: list[Alternative], best: Mapping[str, TuningRecord]) -> dict[str, int]:

@@ -2,8 +2,10 @@
 #ifndef TVMFLOW_BIONIC_DLFCN_H
 #define TVMFLOW_BIONIC_DLFCN_H
 #ifdef __LP64__
+#define RTLD_NODELETE 0x1000
 #define RTLD_NOW 2
 #else
+#define RTLD_NODELETE 0x1000
 #define RTLD_NOW 0
 #endif
 #define RTLD_LOCAL 0

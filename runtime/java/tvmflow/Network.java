@@ -293,6 +293,9 @@ public final class Network implements AutoCloseable {
     return new String(bytes, StandardCharsets.UTF_8);
   }
 
+  /** Returns the ABI of this process, as bundles name it. */
+  static native String abi();
+
   private static native long open(byte[][] paths, int threads, long cpuMask);
 
   private static native byte[][] processor(long handle);

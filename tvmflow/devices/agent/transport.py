@@ -22,7 +22,7 @@ from tvmflow.devices.gpu_facts import sanitize_name
 from tvmflow.devices.session import DeviceSession, SessionLimits
 from tvmflow.devices.transport import DeviceState, Transport
 from tvmflow.devices.waiting import WAITS_HERE
-from tvmflow.support.errors import DeviceLostError, UsageError
+from tvmflow.support.errors import DeviceLostError, DeviceUnknownError, UsageError
 from tvmflow.targets.cores import core_of
 from tvmflow.targets.device_processor import DeviceFacts
 
@@ -127,12 +127,15 @@ def measuring_session(
 
 
 def read_secret(path: Path) -> bytes:
-    """Return the first line of a file that only its owner may read. Raises UsageError."""
+    """Return the first line of a file that only its owner may read. Raises UsageError, and DeviceUnknownError where
+    there is no such file: on a machine that no agent was set up for.
+    """
     try:
         mode = path.expanduser().stat().st_mode
         found = path.expanduser().read_bytes()[:1000].split(b"\n")[0]
     except OSError as error:
-        raise UsageError(
+        kind = DeviceUnknownError if isinstance(error, FileNotFoundError) else UsageError
+        raise kind(
             f"the secret of an agent cannot be read: {error}",
             "the file with which the agent was started",
             "correct secret_file: of the device",

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.pytorch.float_ends import output_types, with_float_ends
+from tvmflow.frontends.pytorch.running import Model, TorchModel
 from tvmflow.frontends.pytorch.states import States, explicit_states, is_statistic, lasting, with_values
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.support.errors import UnsupportedOperatorError
@@ -16,17 +16,17 @@ from tvmflow.support.errors import UnsupportedOperatorError
 _OWN = frozenset(vars(torch.nn.Module()))  # attributes of every module
 
 
-def with_states(module: Any, network: Any, inputs: tuple[TensorSpec, ...], what: str) -> ExportedModel:
+def with_states(kind: type[Model], module: Any, network: Any, inputs: tuple[TensorSpec, ...], what: str) -> Model:
     """Return a model whose states are the tensors that `network`, a part of `module`, changes. Raises
     UnsupportedOperatorError for anything else that it changes.
     """
     _register_tensors(network)
-    plain = ExportedModel(module, inputs)
+    plain = kind(module, inputs)
     prefix = next(name for name, part in module.named_modules() if part is network)
     _check_other_attributes(plain, network, what)
     if all(is_statistic(name) for name, _ in network.named_buffers()):
         return plain
-    program = ExportedModel(_Copying(module, network), inputs).exported()
+    program = TorchModel(_Copying(module, network), inputs).exported()
     functional, explicit = explicit_states(program, what)
     if explicit is None:
         return plain
@@ -38,7 +38,7 @@ def with_states(module: Any, network: Any, inputs: tuple[TensorSpec, ...], what:
     kept = States(names, explicit.initial, [spec.name for spec in inputs], begin)
     stored = [*(None for _ in inputs), *(value.dtype for value in explicit.initial)]
     ends = with_float_ends(explicit, [*inputs, *kept.specs], stored, output_types(functional))
-    return ExportedModel(ends, inputs, kept=kept)
+    return kind(ends, inputs, kept=kept)
 
 
 class _Copying(torch.nn.Module):  # type: ignore[misc]
@@ -71,7 +71,7 @@ def _register_tensors(network: Any) -> None:
                 module.register_buffer(name, value, persistent=False)
 
 
-def _check_other_attributes(plain: ExportedModel, network: Any, what: str) -> None:
+def _check_other_attributes(plain: TorchModel, network: Any, what: str) -> None:
     """Run a network once, and raise UnsupportedOperatorError if other attributes than the values of tensors change."""
     buffers = [(module, name, value.clone()) for module, name, value in _buffers(network)]
     before = _attributes(network)

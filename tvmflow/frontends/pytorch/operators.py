@@ -39,6 +39,10 @@ _PRIMS = frozenset(
     unchecked_cast unchecked_unwrap_optional unwrap_optional TupleUnpack ListUnpack TupleIndex isinstance
     """.split()
 )
+# Values of numbers alone, which are constants of the network.
+_MADE_OF_NUMBERS = frozenset(
+    "bartlett_window blackman_window kaiser_window fft_fftfreq fft_rfftfreq range tril_indices triu_indices".split()
+)
 _NEVER = frozenset({"set_", "set_data", "from_file", "save", "load"})
 
 
@@ -46,7 +50,7 @@ _NEVER = frozenset({"set_", "set_data", "from_file", "save", "load"})
 def known_operators() -> frozenset[str]:
     """Return the names, without overloads, of the tensor operators that a program may call."""
     known = {name.split(".")[0] for name in (*operators_of_tvm(), *converters())}
-    known |= names_of_complex() | decomposed_names()
+    known |= names_of_complex() | decomposed_names() | _MADE_OF_NUMBERS
     known |= {op._schema.name.split("::")[1] for op in core_aten_decompositions() if hasattr(op, "_schema")}
     composite = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
     known |= {re.split("::|[.]", name)[1] for name in composite if name.startswith("aten::")}

@@ -162,6 +162,7 @@ def _legalize_conv2d(
             padding,
             m,
             dilation[0],
+            multiplies_by_lane(_target()),
             primfunc_name_hint=f"conv2d_nchwc_winograd{m}",
             primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
         )

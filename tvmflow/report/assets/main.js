@@ -28,7 +28,7 @@ const PARTS = [
 
 function draw() {
   const cells = data.cells.filter(isShown), width = places.clientWidth - 2 * (window.innerWidth > 900 ? 17 : 13);
-  const drawn = cells.length ? PARTS.map(([name, part]) => [name, part(cells, width)]) : [["none", h("p", {class: "note"}, "The filters leave no cell.")]];
+  const drawn = cells.length ? PARTS.map(([name, part]) => [name, part(cells, width)]) : [["none", data.cells.length || !data.unmeasured.some(isShown) ? h("p", {class: "note"}, "The filters leave no cell.") : matrixSection([], data.unmeasured.filter(isShown))]];
   const focused = document.activeElement?.id;
   places.replaceChildren(...drawn.filter(([, parts]) => parts).map(([name, parts]) => h("section", {id: name}, parts)));
   if (focused) document.getElementById(focused)?.focus();

@@ -23,7 +23,7 @@ const warningsOf = (card) => (card.warnings ?? []).map((one) => h("small", {clas
 
 function matrixCell(cell) {
   if (!cell) return "";
-  if (!cell.card) return h("span", {class: "tie"}, "not measured");
+  if (!cell.card) return h("span", {class: "tie"}, cell.built ? "built, not measured" : "not measured");
   const card = cell.card, last = newest(cell), compute = card.latency.compute;
   const simulated = Boolean(card.part?.simulated || card.executed), undisturbed = !compute.badges.length || simulated;
   const champion = cell.history.findLast((row) => row.roles.includes("champion"));

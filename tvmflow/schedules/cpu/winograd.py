@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, dilation_of, extents
-from tvmflow.schedules.intrinsics.arm_lane_mla import LANES, find_lane_mla, rank_lane_tiles, tensorize_lane_mla
+from tvmflow.schedules.intrinsics.arm_lane_mla import LANES, LaneMla, find_lane_mla, rank_lane_tiles, tensorize_lane_mla
 from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot, sum_lanes
 from tvmflow.schedules.intrinsics.intrinsic import instruction_of
 from tvmflow.schedules.template import (
@@ -25,6 +25,8 @@ from tvmflow.schedules.template import (
     weight_bytes,
 )
 from tvmflow.targets.cpu_features import CpuFeatures
+
+_LANE_REGISTERS = 28  # of 32: with more LLVM spills
 
 
 def _matmul_extents(schedule: Any, kernel: Kernel) -> list[int] | None:
@@ -52,9 +54,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     with_dot = {"dot": dot.number} if dot else {}
     row = find_lane_mla(cpu, ("float32",) * 3, lanes, (sizes[7], 1)) if len(sizes) == 8 else None
     variants = (
-        [(point, {"dot": row.number}) for point in rank_lane_tiles(row, channels, rows, columns, lanes)[:6]]
-        if row
-        else []
+        [(point, {"dot": row.number}) for point in _lane_tiles(row, channels, rows, columns, lanes)[:6]] if row else []
     )
     variants += [(point, with_dot) for point in points[:10]]
     parts = (2, 4, 6, 8, rows) if cpu.threads > 2 else (2, 4, 6, 8)
@@ -88,6 +88,21 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     # The sort is stable: candidates that keep threads busy stay in the order above.
     found.sort(key=lambda k: leaves_idle(_count_tasks(channels, rows, k), cpu.threads))
     return found
+
+
+def _lane_tiles(row: LaneMla, channels: int, rows: int, columns: int, lanes: int) -> list[tuple[int, int, int]]:
+    """Return the register tiles of products by a lane that leave registers for the values loaded next."""
+
+    def held(tile: tuple[int, int, int]) -> int:
+        c, y, x = tile
+        return (c * lanes // row.lanes + 1) * y * x + row.words
+
+    return [tile for tile in rank_lane_tiles(row, channels, rows, columns, lanes) if held(tile) <= _LANE_REGISTERS]
+
+
+def _is_by_rows(schedule: Any, kernel: Kernel) -> bool:
+    """Whether a kernel transforms rows of tiles by halves, whose values do not fit registers."""
+    return len(schedule.get(block_ref(schedule, kernel.before[-2])).iter_vars) == 5
 
 
 def _count_tasks(channels: int, rows: int, knobs: Knobs) -> int:
@@ -127,12 +142,16 @@ def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, A
     c_outer, c_inner = schedule.split(c, [None, knobs["c_block"]])
     y_chunk, y, dy = schedule.split(h, [None, knobs["chunk"] // dilation, m * dilation])
     x, dx = schedule.split(w, [None, m * dilation])
-    by_rows = bool(knobs["tiles_first"])
-    outermost = fuse_parallel_loops(schedule, batch, c_outer, y_chunk, (y, x, c_inner, dy, dx, written), by_rows)
-    c_outer = c_outer if by_rows else outermost
+    by_rows, tiles_first = _is_by_rows(schedule, kernel), bool(knobs["tiles_first"])
+    inner = (y, c_inner, dy, x, dx, written) if by_rows else (y, x, c_inner, dy, dx, written)
+    outermost = fuse_parallel_loops(schedule, batch, c_outer, y_chunk, inner, tiles_first)
+    c_outer = c_outer if tiles_first else outermost
     schedule.parallel(outermost)
     schedule.vectorize(written)
     back_half, back = (block_ref(schedule, name) for name in kernel.after[:2])
+    if by_rows:
+        _transform_rows_back(schedule, back_half, back, (c_inner, x, dx))
+        return outermost, c_outer
     schedule.compute_at(back, c_inner, preserve_unit_loops=True)  # with a dilation, for all interleaved tiles
     e, j, _, ty, tx, _ = schedule.get_loops(back)[-6:]
     schedule.reorder(ty, tx, e, j)
@@ -143,6 +162,24 @@ def _transform_back(schedule: Any, kernel: Kernel, knobs: Knobs) -> tuple[Any, A
     schedule.vectorize(schedule.get_loops(back)[-1])
     unroll_columns(schedule, back_half)
     return outermost, c_outer
+
+
+def _transform_rows_back(schedule: Any, back_half: Any, back: Any, loops: tuple[Any, Any, Any]) -> None:
+    """Transform a row of tiles back by halves; the second half is of a row of pixels of a tile, in registers.
+
+    loops: over blocks of channels, tiles of a row, and pixels of a row of a tile.
+    """
+    channels, x, dx = loops
+    schedule.compute_at(back, x, preserve_unit_loops=True)
+    *_, j, _, _, _, lanes = schedule.get_loops(back)[-6:]
+    schedule.set_scope(back, 0, "local")
+    unroll_loops(schedule, j, dx)
+    schedule.vectorize(lanes)
+    schedule.compute_at(back_half, channels, preserve_unit_loops=True)
+    e, j, o, ty, tx, lanes = schedule.get_loops(back_half)[-6:]
+    schedule.reorder(o, ty, j, tx, e, lanes)
+    unroll_loops(schedule, e)
+    schedule.vectorize(lanes)
 
 
 def _multiply(schedule: Any, anchor: str, channels: Any, knobs: Knobs) -> Any:
@@ -181,12 +218,20 @@ def _transform(schedule: Any, kernel: Kernel, outermost: Any, knobs: Knobs) -> N
     if knobs["tiles_first"]:
         schedule.compute_at(tile, outermost, preserve_unit_loops=True)
     e, j, i, ty, tx, v = schedule.get_loops(tile)[-6:]
-    schedule.reorder(i, ty, tx, e, j, v)
-    schedule.compute_at(half, tx, preserve_unit_loops=True)
-    schedule.set_scope(half, 0, "local")
-    unroll_loops(schedule, e, j)
+    if _is_by_rows(schedule, kernel):
+        schedule.reorder(i, ty, e, tx, j, v)
+        schedule.compute_at(half, ty, preserve_unit_loops=True)
+        row, _, _, column, lanes = schedule.get_loops(half)[-5:]
+        schedule.reorder(column, row, lanes)
+        unroll_loops(schedule, row, j)
+        schedule.vectorize(lanes)
+    else:
+        schedule.reorder(i, ty, tx, e, j, v)
+        schedule.compute_at(half, tx, preserve_unit_loops=True)
+        schedule.set_scope(half, 0, "local")
+        unroll_loops(schedule, e, j)
+        unroll_columns(schedule, half)
     schedule.vectorize(v)
-    unroll_columns(schedule, half)
     for name in paddings:
         padding = block_ref(schedule, name)
         if knobs["tiles_first"]:

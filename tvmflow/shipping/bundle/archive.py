@@ -164,12 +164,6 @@ class Archive:
         view.entries = {name.removeprefix(prefix): one for name, one in self.entries.items() if name.startswith(prefix)}
         return view
 
-    def renamed(self, names: Mapping[str, str]) -> Archive:
-        """Return a view of some files by other names; names: the view's -> the archive's."""
-        view = copy.copy(self)
-        view.entries = {new: self.entries[old] for new, old in names.items()}
-        return view
-
     def read(self, name: str) -> bytes:
         """Return the content of a small file. Raises BundleError if it is missing or too large."""
         entry = self.entries.get(name)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from tvmflow.config.stage_params import Frozen
 from tvmflow.config.value_types import Line, Name, Sha256
@@ -112,6 +112,7 @@ class Library(Frozen):
     device: the design of the accelerator that computes a part of it, for which an app brings a driver; None for none.
     gpu: the API by which a GPU computes all of it, opencl or vulkan; None where the CPU does. sizes: that a run
     chooses, by name its buckets, of which inputs and outputs have the largest; the library says the shapes at others.
+    measured: on a device; a library that was not has no scorecard.
     """
 
     cell: Line
@@ -133,14 +134,32 @@ class Library(Frozen):
     task: Line | None
     labels: Annotated[tuple[Annotated[str, Field(max_length=4000)], ...], Field(max_length=1_000_000)]
     golden: Golden
-    scorecard: FileName
+    measured: bool = True
+    scorecard: FileName | None
     card: FileName
     made: Made
 
+    @model_validator(mode="after")
+    def _has_what_was_measured(self) -> Self:
+        if self.measured != (self.scorecard is not None):
+            raise ValueError("a scorecard for a measured library, and none for another")
+        return self
+
+
+class Choice(Frozen):
+    """A network as an app opens it on one ABI: by its cell for the CPU, that for a GPU, or both, of which the runtime
+    takes the GPU while it can be trusted.
+    """
+
+    name: Line
+    abi: Name
+    cpu: Line | None = None
+    gpu: Line | None = None
+
 
 class Manifest(Frozen):
-    """app: the release's, with its version; None for a bundle that was made by hand. files: every other file but the
-    envelope.
+    """app: the release's, with its version; None for a bundle that was made by hand. networks: what an app opens;
+    files: every other file but the envelope.
     """
 
     schema_version: Literal[1] = Field(alias="schema")
@@ -148,11 +167,26 @@ class Manifest(Frozen):
     version: Annotated[int, Field(ge=1, le=10_000_000)] | None
     tvmflow: Line
     libraries: Annotated[tuple[Library, ...], Field(min_length=1, max_length=1000)]
+    networks: Annotated[tuple[Choice, ...], Field(max_length=1000)] = ()
     files: dict[FileName, File]
+
+    @model_validator(mode="after")
+    def _names_its_libraries(self) -> Manifest:
+        known = {(one.cell, one.abi, one.gpu is not None) for one in self.libraries}
+        for one in self.networks:
+            cells = [
+                (cell, one.abi, is_gpu) for cell, is_gpu in ((one.cpu, False), (one.gpu, True)) if cell is not None
+            ]
+            if not cells or not known.issuperset(cells):
+                raise ValueError(f"network {one.name} of {one.abi} is of no library")
+        return self
 
     @property
     def abis(self) -> tuple[str, ...]:
         return tuple(sorted({library.abi for library in self.libraries}))
+
+    def library(self, cell: str) -> Library:
+        return next(one for one in self.libraries if one.cell == cell)
 
     def to_bytes(self) -> bytes:
         return json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, indent=1).encode() + b"\n"

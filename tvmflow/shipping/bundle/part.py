@@ -25,8 +25,8 @@ FILES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """A measured cell. folder: with the files of FILES in a folder for each stage; version: in the registry, None for
-    none.
+    """A cell. folder: with the files of FILES in a folder for each stage; version: in the registry, None for none.
+    is_measured: on its device; without, it has no files of `evaluate`.
     """
 
     cell: str
@@ -34,6 +34,7 @@ class Part:
     records: Mapping[str, Record]
     folder: Path
     version: str | None = None
+    is_measured: bool = True
 
     def path(self, stage: str, name: str) -> Path:
         return self.folder / stage / name

@@ -13,6 +13,7 @@ from typing import Any
 from tvmflow.shipping.bundle.manifest import File, Manifest
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.support.errors import BundleError
+from tvmflow.support.version import __version__
 
 _TYPE = "https://in-toto.io/Statement/v1"
 _PREDICATE = "https://slsa.dev/provenance/v1"
@@ -54,6 +55,20 @@ def statement(manifest: Manifest, files: Mapping[str, File], parts: Sequence[Par
                 "resolvedDependencies": [one for part in parts for one in _dependencies(part)],
             },
             "runDetails": {"builder": {"id": "urn:tvmflow:builder", "version": {"tvmflow": manifest.tvmflow}}},
+        },
+    }
+    return json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"
+
+
+def plain_statement(digests: Mapping[str, str]) -> bytes:
+    """Return the statement about files that are of no cell: the runtime. digests: sha256."""
+    value = {
+        "_type": _TYPE,
+        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(digests.items())],
+        "predicateType": _PREDICATE,
+        "predicate": {
+            "buildDefinition": {"buildType": _BUILD_TYPE, "externalParameters": {}, "internalParameters": {}},
+            "runDetails": {"builder": {"id": "urn:tvmflow:builder", "version": {"tvmflow": __version__}}},
         },
     }
     return json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"

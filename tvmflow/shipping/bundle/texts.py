@@ -186,13 +186,15 @@ def example(library: Library) -> bytes:
 
 def card(library: Library, part: Part) -> bytes:
     """Return the model card of a cell: description, measurements and provenance."""
-    device, made = part.card.device, library.made
-    lines = [f"# {library.cell}", "", *_table(("what", "value"), _facts(library, part)), "", "## Measured", ""]
-    lines += [
-        f"On {device.kind} ({device.key}), with {device.threads} threads.",
-        "",
-    ]
-    lines += _table(("what", "value"), _measured(part.card))
+    made = library.made
+    lines = [f"# {library.cell}", "", *_table(("what", "value"), _facts(library, part)), ""]
+    if part.is_measured:
+        device = part.card.device
+        lines += ["## Measured", "", f"On {device.kind} ({device.key}), with {device.threads} threads.", ""]
+        lines += _table(("what", "value"), _measured(part.card))
+    else:
+        lines += ["## Not measured", "", "This library ran on no device: no latency, no accuracy, and its outputs were"]
+        lines += ["not compared on one. It is for the build of an app, not for a release."]
     lines += ["", "## Inputs and outputs", ""]
     tensors = [("input", one) for one in library.inputs] + [("output", one) for one in library.outputs]
     lines += _table(

@@ -38,12 +38,14 @@ _TIMEOUT_S = 300.0
 class Trust:
     """The required trust. key: the public key of the signature; None with unsigned: check everything else only.
     at_least: the lowest accepted release version, against downgrade attacks; sha256: of the one accepted bundle.
+    unmeasured: accept libraries that no device has measured.
     """
 
     key: Ed25519PublicKey | None
     unsigned: bool = False
     at_least: int | None = None
     sha256: str | None = None
+    unmeasured: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,22 +121,33 @@ def _checked_copy(path: Path, trust: Trust, folder: Path) -> Iterator[tuple[str,
     """Copy a bundle and what is beside it, and check signature and digests. Yields sha256 of the whole, the archive,
     which reads the copy, and its manifest.
     """
-    kind, own = path.suffix, folder / "bundle"
-    own.mkdir()
-    own /= path.name
+    kind, own = path.suffix, _copy(path, folder)
+    whole = sha256_of(own)
+    if trust.sha256 not in (None, whole):
+        raise BundleError(f"{path.name} is another bundle than was released", f"the one with sha256 {trust.sha256}")
+    with contextlib.ExitStack() as opened:
+        outer = archive = opened.enter_context(Archive(own))
+        if kind in (aar.SUFFIX, SUFFIX) and trust.key is not None:
+            _check_whole(path, whole, trust.key)
+        if kind == SUFFIX:
+            archive = bundle_in(archive)
+        elif kind == aar.SUFFIX:
+            archive = opened.enter_context(Archive(_copy(path.with_name(path.stem + aar.BUNDLE), folder)))
+        manifest = _check_digests(archive, signing.open_envelope(archive.read(ENVELOPE), trust.key))
+        _check_measured(manifest, trust.unmeasured)
+        if kind == aar.SUFFIX:
+            aar.check_inside(outer, manifest)
+        yield whole, archive, manifest
+
+
+def _copy(path: Path, folder: Path) -> Path:
+    own = folder / "bundle" / path.name
+    own.parent.mkdir(exist_ok=True)
     try:
         copy_plain(path, own, MAX_BYTES, links=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "a bundle") from None
-    whole = sha256_of(own)
-    if trust.sha256 not in (None, whole):
-        raise BundleError(f"{path.name} is another bundle than was released", f"the one with sha256 {trust.sha256}")
-    with Archive(own) as archive:
-        if kind in (aar.SUFFIX, SUFFIX):
-            if trust.key is not None:
-                _check_whole(path, whole, trust.key)
-            archive = aar.bundle_in(archive) if kind == aar.SUFFIX else bundle_in(archive)
-        yield whole, archive, _check_digests(archive, signing.open_envelope(archive.read(ENVELOPE), trust.key))
+    return own
 
 
 def _check_whole(path: Path, sha256: str, key: Ed25519PublicKey) -> None:
@@ -173,6 +186,16 @@ def _compare(where: str, digests: dict[str, str], named: dict[str, str]) -> None
             raise BundleError(f"{name} was altered: its digest differs from {where}", "the bytes that were written")
 
 
+def _check_measured(manifest: Manifest, unmeasured: bool) -> None:
+    others = [library.cell for library in manifest.libraries if not library.measured]
+    if others and not unmeasured:
+        raise BundleError(
+            f"{', '.join(others)} {'was' if len(others) == 1 else 'were'} built without a device, and never measured",
+            "measured libraries",
+            "bundle it again after 'tvmflow run' with its device; --unmeasured accepts it, as for the CI of an app",
+        )
+
+
 def _check_version(manifest: Manifest, at_least: int | None) -> None:
     if at_least is not None and (manifest.version is None or manifest.version < at_least):
         what = f"version {manifest.version}" if manifest.version else "no release: it has no version"
@@ -189,7 +212,7 @@ def _check_library(archive: Archive, library: Library, folder: Path, device: Dev
     if library.file != f"lib/{abi.name}/{library.soname}":
         raise BundleError(f"{library.cell} is in {library.file}", f"lib/{abi.name}/{library.soname}")
     arrays = library.golden.inputs + library.golden.outputs
-    for name in (library.file, library.scorecard, library.card, *(one.file for one in arrays)):
+    for name in filter(None, (library.file, library.scorecard, library.card, *(one.file for one in arrays))):
         if name not in archive.entries:
             raise BundleError(f"{name} is missing", f"every file that the manifest names for {library.cell}")
     archive.extract(library.file, place)

@@ -35,22 +35,29 @@ from pathlib import Path
 
 from .{inside}.python.tvmflow_network import Network, NetworkError, Tensor
 
-__all__ = ["LIBRARIES", "Network", "NetworkError", "Tensor", "load"]
+__all__ = ["LIBRARIES", "NETWORKS", "Network", "NetworkError", "Tensor", "load"]
 __version__ = "{version}"
 
 LIBRARIES = {libraries}
+# Name -> cells of a network for the CPU and for a GPU; None for none.
+NETWORKS = {networks}
 
 
-def load(cell=None, threads=0, cpu_mask=0):
-    """Return a network.
+def load(name=None, threads=0, cpu_mask=0):
+    """Return a network. With libraries for the CPU and for a GPU the GPU computes while it can be trusted.
 
-    cell: which of LIBRARIES, the only one by default; threads: 0 for as many as it was tuned for.
+    name: which of NETWORKS, the only one by default, or a cell of LIBRARIES; threads: 0 for as many as it was tuned
+    for.
     """
-    if cell is None and len(LIBRARIES) == 1:
-        cell = next(iter(LIBRARIES))
-    if cell not in LIBRARIES:
-        raise ValueError(f"no network {{cell!r}}; there are {{', '.join(LIBRARIES)}}")
-    return Network(Path(__file__).parent / "{inside}" / LIBRARIES[cell], threads, cpu_mask)
+    if name is None and len(NETWORKS) == 1:
+        name = next(iter(NETWORKS))
+    if name not in NETWORKS and name not in LIBRARIES:
+        raise ValueError(f"no network {{name!r}}; there are {{', '.join((*NETWORKS, *LIBRARIES))}}")
+    folder = Path(__file__).parent / "{inside}"
+    cpu, gpu = NETWORKS.get(name, (name, None))
+    if cpu is None or gpu is None:
+        return Network(folder / LIBRARIES[cpu or gpu], threads, cpu_mask)
+    return Network(folder / LIBRARIES[cpu], threads, cpu_mask, gpu_library=folder / LIBRARIES[gpu])
 '''
 
 
@@ -65,7 +72,11 @@ def write_wheel(
     info, tag = f"{package}-{version}.dist-info", _tag(manifest)
     inside: Content = {f"{package}/{INSIDE}/{name}": content for name, content in files.items()}
     inside[f"{package}/__init__.py"] = _MODULE.format(
-        name=manifest.name, version=version, inside=INSIDE, libraries={one.cell: one.file for one in manifest.libraries}
+        name=manifest.name,
+        version=version,
+        inside=INSIDE,
+        libraries={one.cell: one.file for one in manifest.libraries},
+        networks={one.name: (one.cpu, one.gpu) for one in manifest.networks},
     ).encode()
     readme = files["README.md"]
     assert isinstance(readme, bytes)

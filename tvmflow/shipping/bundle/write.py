@@ -17,6 +17,7 @@ from tvmflow.shipping.bundle import texts
 from tvmflow.shipping.bundle.abis import abi_named, abi_of
 from tvmflow.shipping.bundle.archive import write_archive
 from tvmflow.shipping.bundle.arrays import STORED, npy_bytes
+from tvmflow.shipping.bundle.choices import choices
 from tvmflow.shipping.bundle.elf import check_shared_object, versions_of
 from tvmflow.shipping.bundle.manifest import (
     ENVELOPE,
@@ -70,6 +71,8 @@ def contents(parts: Sequence[Part], request: BundleRequest, key: Ed25519PrivateK
         "include/tvmflow.hpp": RUNTIME / "include" / "tvmflow.hpp",
         "python/tvmflow_network.py": RUNTIME / "python" / "tvmflow_network.py",
         "java/tvmflow/Network.java": RUNTIME / "java" / "tvmflow" / "Network.java",
+        "java/tvmflow/Model.java": RUNTIME / "java" / "tvmflow" / "Model.java",
+        "kotlin/tvmflow/Coroutines.kt": RUNTIME / "kotlin" / "tvmflow" / "Coroutines.kt",
         "java/tvmflow_jni.c": RUNTIME / "jni" / "tvmflow_jni.c",
     }
     libraries = tuple(_add(part, files) for part in parts)
@@ -88,7 +91,13 @@ def contents(parts: Sequence[Part], request: BundleRequest, key: Ed25519PrivateK
 def _manifest(request: BundleRequest, libraries: tuple[Library, ...], files: Content) -> Manifest:
     every = {name: describe_content(content) for name, content in sorted(files.items())}
     return Manifest(
-        schema=1, name=request.name, version=request.version, tvmflow=__version__, libraries=libraries, files=every
+        schema=1,
+        name=request.name,
+        version=request.version,
+        tvmflow=__version__,
+        libraries=libraries,
+        networks=choices(libraries),
+        files=every,
     )
 
 
@@ -128,7 +137,9 @@ def _add(part: Part, files: Content) -> Library:
     files[f"lib/{abi.name}/{network.soname}"] = library
     if abi.is_wasm:
         files["javascript/tvmflow.mjs"] = RUNTIME / "javascript" / "tvmflow.mjs"
-    files[f"{folder}/scorecard.json"] = part.path("evaluate", "scorecard.json")
+    scorecard = f"{folder}/scorecard.json" if part.is_measured else None
+    if scorecard:
+        files[scorecard] = part.path("evaluate", "scorecard.json")
     outputs = tuple(_tensor(one) for one in built.outputs)
     build = part.records["build"]
     made = Made(
@@ -162,7 +173,8 @@ def _add(part: Part, files: Content) -> Library:
         task=part.source.task,
         labels=_labels(part, outputs[0]),
         golden=_golden(part, files),
-        scorecard=f"{folder}/scorecard.json",
+        measured=part.is_measured,
+        scorecard=scorecard,
         card=f"{folder}/card.md",
         made=made,
     )

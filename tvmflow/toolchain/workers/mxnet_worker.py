@@ -4,6 +4,7 @@ mxnet_worker.py export NETWORK SEED|pretrained FOLDER HEIGHT...    write FOLDER/
 mxnet_worker.py SYMBOL PARAMS DATA_NAME                            serve requests on standard input
 """
 
+import json
 import os
 import sys
 
@@ -53,6 +54,7 @@ def settle(net, seed, size):
             parameter.set_data(mx.nd.array(generator.uniform(0.8, 1.2, parameter.shape)))
         elif name.endswith("beta"):
             parameter.set_data(mx.nd.array(generator.normal(0.0, 0.1, parameter.shape)))
+    weaken_branches(net)
     x = mx.nd.array(generator.standard_normal((4, 3, size, size)) * 0.3 + generator.standard_normal((4, 3, 1, 1)))
     for _ in range(25):  # a running mean keeps 7 % of its initial value; MXNet updates it in the backward pass
         with mx.autograd.record():
@@ -68,6 +70,25 @@ def settle(net, seed, size):
     if len(weight.shape) == 2 and bias.shape == mean.shape:  # a dense layer is the last
         weight.set_data(mx.nd.array(weight.data().asnumpy() / deviation))
         bias.set_data(mx.nd.array((bias.data().asnumpy() - mean) / deviation))
+
+
+def weaken_branches(net):
+    """Divide the last layer of each residual branch by the square root of the number of branches.
+
+    Trained networks change their input little in each block. With branches as strong as their input, the outputs of a
+    network of 34 layers or more hardly follow its input, and the smallest rounding in any layer drowns them.
+    """
+    nodes = json.loads(net(mx.sym.var("data")).tojson())["nodes"]
+    ancestors = []  # of each node, itself included
+    for at, node in enumerate(nodes):
+        ancestors.append({at}.union(*(ancestors[one[0]] for one in node["inputs"])))
+    sums = [node for node in nodes if node["op"] in ("elemwise_add", "_plus", "broadcast_add")]
+    parameters = net.collect_params()
+    for node in sums:
+        last = nodes[max((one[0] for one in node["inputs"]), key=lambda one: len(ancestors[one]))]
+        if last["op"] in ("BatchNorm", "Convolution"):  # its second input is gamma, or the weight
+            parameter = parameters[nodes[last["inputs"][1][0]]["name"]]
+            parameter.set_data(parameter.data() / len(sums) ** 0.5)
 
 
 class Model:

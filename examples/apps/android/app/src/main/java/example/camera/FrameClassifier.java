@@ -10,13 +10,13 @@ final class FrameClassifier implements AutoCloseable {
   private static final int GUESSES = 5;
   private final Network network;
 
-  /** library: the file, or its name where the system finds it. */
-  FrameClassifier(String library) {
-    network = new Network(library);
+  /** network: which it closes. */
+  FrameClassifier(Network network) {
     if (network.getImages() != 1) {
       network.close();
-      throw new IllegalArgumentException(library + " takes no single image");
+      throw new IllegalArgumentException(network.getName() + " takes no single image");
     }
+    this.network = network;
   }
 
   /** rgba: a direct buffer, which is read without a copy; stride: bytes from row to row. */
