@@ -108,8 +108,8 @@ def counts_of(small: Small, system: EmulatedSystem, runner: Path, folder: Path) 
     module = to_precision(module, small.precision, PrecisionRequest(request, Samples((x,)), silent))[0]
     backend = backend_of(target(_PROCESSOR))
     packed = backend.pack(module, None)[0]
-    bounds = {str(dtype): bound for dtype, bound in TuneParams().winograd_max_error.items()}
-    scheduled = build_scheduled(packed, backend, {}, winograd=choose_by_cost(packed, backend, bounds))
+    chosen = choose_by_cost(packed, backend, TuneParams().winograd_bounds)
+    scheduled = build_scheduled(packed, backend, {}, winograd=chosen)
     library = linked(folder, scheduled, 1, backend)
     given, found = library.with_suffix(".in"), library.with_suffix(".out")
     given.write_bytes(x.tobytes())
