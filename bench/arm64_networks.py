@@ -2,7 +2,7 @@
 ONNX Runtime.
 
     PYTHONPATH=FOLDER:FOLDER python -m bench.arm64_networks [NAME ...] [--precision float32 float16 int8]
-        [--drawn 4 --seed 7] [--peers ncnn mnn litert onnxruntime] [--counts FILE]
+        [--drawn 4 --seed 7] [--peers ncnn mnn litert onnxruntime] [--caches] [--counts FILE]
 
 A name is one of bench/zoo.py's, or torchvision/NAME, timm/NAME, each with @SIZE behind it for another image. Weights
 are drawn as by He et al. 2015, batch norms have the statistics of two batches of noise. --drawn takes networks of timm
@@ -15,6 +15,9 @@ and ONNX Runtime have none on CPUs. int8 is MNN's quantizer, ncnn's layers with 
 float16 for what is not int8, ONNX Runtime's quantizer (QDQ) and LiteRT's. The error is the largest of our outputs, to
 PyTorch in float64, relative to the largest output.
 
+--caches simulates L1 and L2 of the core (64 KiB of 4 ways, 256 KiB of 8, without prefetches; several times as slow) and
+adds the MB that ours and the best peer fetch from beyond each.
+
 Counts are kept in FILE by network, precision and version of code or peer, and only what is missing is counted.
 """
 
@@ -26,19 +29,17 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.instructions import PEERS, own, samples_of, target_of, theirs, with_cpuinfo
+from bench.instructions import LINE_BYTES, own, samples_of, target_of, theirs, with_cpuinfo
+from bench.kept_counts import OURS, PROCESSOR, SUFFIXES, Counts
 from bench.side_by_side import geometric_mean
 from bench.zoo import network_named
-from tvmflow.devices.emulation.system import COUNTER, EmulatedSystem, emulated_system
+from tvmflow.devices.emulation.system import EmulatedSystem, emulated_system
 from tvmflow.frontends.source_model import one_input
-from tvmflow.support.files import digest_of, sha256_of, write_atomic
-from tvmflow.support.paths import CODE_ROOT
 from tvmflow.toolchain.environments import cache_folder
 
 NETWORKS = (
@@ -60,9 +61,6 @@ NETWORKS = (
     "timm/mobilevit_xs",
 )
 PRECISIONS = ("float32", "float16", "int8")
-SUFFIXES = {"ncnn": ".param", "mnn": ".mnn", "litert": ".tflite", "onnxruntime": ".onnx"}
-PROCESSOR = "cortex-a76"
-_OURS = "tvmflow"
 _SEED = 3
 _CALIBRATION = 4  # samples
 _LARGEST = 3_000_000_000  # multiply-adds of a network that is drawn
@@ -76,10 +74,11 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", choices=SUFFIXES, default=list(SUFFIXES))
     parser.add_argument("--drawn", type=int, default=0, help="so many networks of timm more")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--caches", action="store_true")
     parser.add_argument("--counts", type=Path, default=cache_folder() / "arm64" / "networks.json")
     options = parser.parse_args()
     names = [*(options.names or (() if options.drawn else NETWORKS)), *drawn(options.drawn, options.seed)]
-    counts = Counts(options.counts)
+    counts = Counts(options.counts, options.caches)
     with tempfile.TemporaryDirectory() as folder:
         system = with_cpuinfo(emulated_system(), Path(folder))
         for precision in options.precision:
@@ -122,39 +121,6 @@ def _weights_of(timm: Any, name: str) -> int:
             return _LARGEST
 
 
-@dataclass
-class Counts:
-    """Counts of a JSON file, by network, precision, and version of what ran it; a failure is kept as its reason."""
-
-    file: Path
-    kept: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.file.is_file():
-            self.kept = json.loads(self.file.read_text(encoding="utf-8"))
-
-    def get(self, name: str, precision: str, by: str) -> dict[str, Any] | None:
-        found: dict[str, Any] | None = self.kept.get(f"{name} {precision} {by}")
-        return found if found and found["version"] == version_of(by) else None
-
-    def set(self, name: str, precision: str, by: str, found: dict[str, Any]) -> None:
-        self.kept[f"{name} {precision} {by}"] = {"version": version_of(by), **found}
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.file, json.dumps(self.kept, indent=1, sort_keys=True) + "\n")
-
-
-_VERSIONS: dict[str, str] = {}
-
-
-def version_of(by: str) -> str:
-    """Return the digest of our code that makes kernels, or the pins of a peer; both with the counter's."""
-    if by not in _VERSIONS:
-        code = [str(sha256_of(path)) for path in sorted((CODE_ROOT / "tvmflow").rglob("*.py"))] if by == _OURS else []
-        pins = PEERS[SUFFIXES[by]][0] if by != _OURS else []
-        _VERSIONS[by] = digest_of([*code, *pins, sha256_of(COUNTER), PROCESSOR])[:16]
-    return _VERSIONS[by]
-
-
 def calibrated(name: str) -> Any:
     """Return a network with He's weights, its batch norms with the statistics of two batches of noise."""
     import torch
@@ -181,7 +147,7 @@ def calibrated(name: str) -> Any:
 def _count(name: str, precision: str, peers: list[str], counts: Counts, system: EmulatedSystem) -> None:
     """Count what the file of counts lacks."""
     missing = [
-        by for by in (_OURS, *peers) if (precision, by) not in _LEFT_OUT and counts.get(name, precision, by) is None
+        by for by in (OURS, *peers) if (precision, by) not in _LEFT_OUT and counts.get(name, precision, by) is None
     ]
     if not missing:
         return
@@ -194,7 +160,8 @@ def _count(name: str, precision: str, peers: list[str], counts: Counts, system: 
             return
         for by in missing:
             try:
-                found = made.ours(system) if by == _OURS else made.theirs(by, system)
+                found = made.ours(system, counts.caches) if by == OURS else made.theirs(by, system, counts.caches)
+                found["caches"] = counts.caches
             except Exception as error:  # of any tool: the table says it
                 found = {"failed": _first_line(error)}
             counts.set(name, precision, by, found)
@@ -212,7 +179,7 @@ class Made:
         self.inputs = one_input("x", network_named(name).inputs[0].shape)
         self.precision, self.folder, self.network = precision, folder, network
 
-    def ours(self, system: EmulatedSystem) -> dict[str, Any]:
+    def ours(self, system: EmulatedSystem, caches: bool) -> dict[str, Any]:
         import torch
 
         from tvmflow.config.stage_params import DEFAULT_MIXED, Int8Params, MixedOperators
@@ -232,7 +199,7 @@ class Made:
             request = Int8Params().model_copy(update={"activations": activations})
         calibration = Samples((np.concatenate(self.samples()),))
         module = to_precision(module, self.precision, PrecisionRequest(request, calibration, silent))[0]
-        found, outputs = own(system, module, PROCESSOR, PROCESSOR)
+        found, outputs = own(system, module, PROCESSOR, PROCESSOR, caches)
         x = torch.from_numpy(samples_of(self.inputs)[0]).double()
         with torch.inference_mode():
             exact = [one.numpy() for one in torch.utils._pytree.tree_leaves(self.network.double()(x))]
@@ -245,10 +212,10 @@ class Made:
         draw = np.random.default_rng(10)
         return [draw.random(self.inputs[0].shape, dtype=np.float32) for _ in range(_CALIBRATION)]
 
-    def theirs(self, by: str, system: EmulatedSystem) -> dict[str, Any]:
+    def theirs(self, by: str, system: EmulatedSystem, caches: bool) -> dict[str, Any]:
         file: Path = getattr(self, f"_{by}")()
         shape = "x".join(str(size) for size in self.inputs[0].shape)
-        found = theirs(system, file, PROCESSOR, shape, half=self.precision != "float32")
+        found = theirs(system, file, PROCESSOR, shape, half=self.precision != "float32", caches=caches)
         return {"counts": [int(word) for word in found.split()]}
 
     def _plain_onnx(self) -> Path:
@@ -340,10 +307,16 @@ def _program(package: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / package
 
 
+def _best(name: str, precision: str, peers: list[str], counts: Counts) -> list[int]:
+    """Return the counts of the peer with the fewest instructions, none where no peer ran."""
+    found = [counts.get(name, precision, by) for by in peers]
+    return min((one["counts"] for one in found if one and "counts" in one), default=[])
+
+
 def _ratio(name: str, precision: str, peers: list[str], counts: Counts) -> float | None:
-    ours = counts.get(name, precision, _OURS)
-    theirs = [found["counts"][0] for by in peers if (found := counts.get(name, precision, by)) and "counts" in found]
-    return ours["counts"][0] / min(theirs) if ours and "counts" in ours and theirs else None
+    ours = counts.get(name, precision, OURS)
+    best = _best(name, precision, peers, counts)
+    return float(ours["counts"][0] / best[0]) if ours and "counts" in ours and best else None
 
 
 def _millions(found: dict[str, Any] | None) -> str:
@@ -352,7 +325,7 @@ def _millions(found: dict[str, Any] | None) -> str:
 
 def _line(name: str, precision: str, peers: list[str], counts: Counts) -> str:
     """Return a row of the table: M instructions, M multiply-adds, MB loaded and stored, the ratio to the best."""
-    ours, ratio = counts.get(name, precision, _OURS), _ratio(name, precision, peers, counts)
+    ours, ratio = counts.get(name, precision, OURS), _ratio(name, precision, peers, counts)
     shown = [name, _millions(ours)]
     if ours and "counts" in ours:
         _, _, products, loaded, stored = ours["counts"][:5]
@@ -360,11 +333,22 @@ def _line(name: str, precision: str, peers: list[str], counts: Counts) -> str:
     else:
         shown += ["-"] * 3
     shown += [_millions(counts.get(name, precision, by)) for by in peers]
-    return "| " + " | ".join([*shown, "-" if ratio is None else f"{ratio:.2f}"]) + " |"
+    shown.append("-" if ratio is None else f"{ratio:.2f}")
+    if counts.caches:
+        shown += [_beyond(ours), _beyond({"counts": _best(name, precision, peers, counts)})]
+    return "| " + " | ".join(shown) + " |"
+
+
+def _beyond(found: dict[str, Any] | None) -> str:
+    """Return the MB that come from beyond L1 and from beyond L2."""
+    missed = found["counts"][5:] if found and "counts" in found else []
+    return " + ".join(f"{LINE_BYTES * lines / 1e6:.2f}" for lines in missed) or "-"
 
 
 def print_table(names: list[str], precision: str, peers: list[str], counts: Counts) -> None:
-    heads = [f"network, {precision}", _OURS, "multiply-adds", "MB loaded + stored", "error", *peers, "to the best"]
+    heads = [f"network, {precision}", OURS, "multiply-adds", "MB loaded + stored", "error", *peers, "to the best"]
+    if counts.caches:
+        heads += ["MB beyond L1 + L2", "of the best"]
     print("\n| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
     for name in names:
         print(_line(name, precision, peers, counts))
@@ -372,7 +356,7 @@ def print_table(names: list[str], precision: str, peers: list[str], counts: Coun
     if ratios:
         print(f"\ngeometric mean of {len(ratios)} to the best peer of each: {geometric_mean(ratios):.3f}")
     for name in names:
-        for by in (_OURS, *peers):
+        for by in (OURS, *peers):
             found = counts.get(name, precision, by)
             if found and "failed" in found:
                 print(f"{name} {by}: {found['failed']}")

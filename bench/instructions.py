@@ -1,7 +1,7 @@
 """Count the instructions of one inference on an emulated arm64 processor: arm64 wheels of other runtimes, and our
 libraries untuned.
 
-    python -m bench.instructions FILE... FOLDER... [--processor cortex-a76] [--mcpu neoverse-v1]
+    python -m bench.instructions FILE... FOLDER... [--processor cortex-a76] [--mcpu neoverse-v1] [--caches]
 
 A file is run by the program that its suffix names: .onnx (peer.onnx of the stage import_model, too) by ONNX Runtime,
 .tflite by LiteRT with XNNPACK, .mnn by MNN (made by mnnconvert), .param with the .bin beside it by ncnn (made by pnnx
@@ -25,6 +25,7 @@ import numpy as np
 from tvmflow.devices.emulation.system import EmulatedSystem, emulated_system
 from tvmflow.support.errors import DeviceError
 
+LINE_BYTES = 64  # of the simulated caches
 LIMIT_S = 1800  # of a program under qemu
 _NUMPY = "numpy==2.4.6"
 # Each defines `run`, an inference with one thread; float32 stays float32 unless `half` is true.
@@ -100,8 +101,8 @@ half = sys.argv[3] == "half"
 {peer}
 libc = ctypes.CDLL(None)
 def look():
-    counters = (ctypes.c_uint64 * 5)()
-    libc.syscall(7201, counters, 40)
+    counters = (ctypes.c_uint64 * 7)()
+    libc.syscall(7201, counters, 56)
     return list(counters)
 runs = []
 for _ in range(5):
@@ -145,12 +146,15 @@ def main() -> None:
     parser.add_argument(
         "--input", default="1x3x224x224", help="shape of the input of ncnn's networks, which do not say it"
     )
+    parser.add_argument(
+        "--caches", action="store_true", help="simulate the processor's L1 and L2, several times as slow"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         count(with_cpuinfo(emulated_system(), Path(folder)), options)
 
 
-def own(system: EmulatedSystem, module: Any, processor: str, mcpu: str) -> tuple[str, list[Any]]:
+def own(system: EmulatedSystem, module: Any, processor: str, mcpu: str, caches: bool = False) -> tuple[str, list[Any]]:
     """Build a module for a processor of LLVM's, with default schedules; return what a run of its network.so on one of
     qemu's prints, and its outputs.
     """
@@ -182,7 +186,7 @@ def own(system: EmulatedSystem, module: Any, processor: str, mcpu: str) -> tuple
         given = [x.astype(numpy_dtype(one.dtype)).tobytes() for one, x in zip(inputs, samples_of(inputs), strict=True)]
         (folder / "in").write_bytes(b"".join(given))
         words = [str(folder / "run"), str(folder / "network.so"), "1", str(folder / "in"), str(folder / "out")]
-        command = [*system.command(processor, counts=True), *words]
+        command = [*system.command(processor, counts=True, caches=caches), *words]
         found = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
         return found, _outputs((folder / "out").read_bytes(), graph)
 
@@ -215,17 +219,26 @@ def _outputs(content: bytes, graph: Any) -> list[Any]:
     return found
 
 
-def theirs(system: EmulatedSystem, file: Path, processor: str, shape: str, half: bool = False) -> str:
+def theirs(
+    system: EmulatedSystem, file: Path, processor: str, shape: str, half: bool = False, caches: bool = False
+) -> str:
     """Return what a run of a file by its program prints. half: MNN and ncnn may compute in float16.
 
     Raises RuntimeError with the program's last words.
     """
     pins, peer = PEERS[file.suffix]
     packages, code = str(emulated_system().wheels(pins)), INSIDE.replace("{peer}", peer)
-    command = [*system.command(processor, counts=True), str(system.python), "-c", code, str(file.resolve()), shape]
+    command = [
+        *system.command(processor, counts=True, caches=caches),
+        str(system.python),
+        "-c",
+        code,
+        str(file.resolve()),
+        shape,
+    ]
     try:
         done = subprocess.run(
-            [*command, "half" if half else "single"],
+            [*command, str(file.resolve()), shape, "half" if half else "single"],
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
@@ -244,22 +257,25 @@ def count(system: EmulatedSystem, options: argparse.Namespace) -> None:
     from tvmflow.ir.relax.serialization import load_module
 
     print(
-        f"{'file':40} {'M instructions':>15} {'M multiply-adds':>16} {'share':>6} {'MB loaded':>10} {'MB stored':>10}"
+        f"{'file':40} {'M instructions':>15} {'M multiply-adds':>16} {'share':>6} {'MB loaded':>10} {'MB stored':>10} "
+        f"{'MB beyond L1':>13} {'beyond L2':>10}"
     )
     for file in options.files:
         try:
             found = (
-                own(system, load_module(file), options.processor, options.mcpu or options.processor)[0]
+                own(system, load_module(file), options.processor, options.mcpu or options.processor, options.caches)[0]
                 if file.is_dir()
-                else theirs(system, file, options.processor, options.input)
+                else theirs(system, file, options.processor, options.input, caches=options.caches)
             )
         except (RuntimeError, DeviceError) as error:
             print(f"{str(file)[-40:]:40} not counted: {error}", flush=True)
             continue
-        instructions, macs, products, loaded, stored = (int(word) for word in found.split())
+        instructions, macs, products, loaded, stored, *missed = (int(word) for word in found.split())
+        beyond = [f"{LINE_BYTES * lines / 1e6:.2f}" if options.caches else "-" for lines in missed]
         print(
             f"{str(file)[-40:]:40} {instructions / 1e6:15.2f} {products / 1e6:16.2f} {macs / instructions:6.0%} "
-            f"{loaded / 1e6:10.2f} {stored / 1e6:10.2f}",
+            f"{loaded / 1e6:10.2f} {stored / 1e6:10.2f} "
+            f"{beyond[0]:>13} {beyond[1]:>10}",
             flush=True,
         )
 

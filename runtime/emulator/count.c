@@ -1,8 +1,9 @@
-/* A plugin of qemu-user that counts the instructions, multiply-adds, and loaded and stored bytes of an arm64 program.
+/* A plugin of qemu-user that counts the instructions, multiply-adds, and loaded and stored bytes of an arm64 program, and
+ * with the argument caches=KIB:WAYS:KIB:WAYS the lines that a data cache L1 and a cache L2 of these sizes would have missed.
  *
  * The program reads the counts in two ways. CLOCK_REALTIME advances by one nanosecond for each instruction only, so
- * that timers based on it (as TVM's) count instructions. And the system call COUNTERS_CALL, which no kernel has, writes the
- * counters to memory of the program.
+ * that timers based on it (as TVM's) count instructions. And the system call COUNTERS_CALL, which no kernel has, writes as
+ * many counters to memory of the program as it has room for.
  *
  * Built for the machine that emulates, with no header of QEMU's: the few declarations are those of its documented interface, versions
  * 1 to 4. Guest addresses are taken for host addresses (guest_base 0, which the first look at the clock checks).
@@ -16,7 +17,7 @@
 #include <time.h>
 
 #define COUNTERS_CALL 7201 /* beside all numbers of Linux; also in runtime/rpc/rpc.c */
-enum { INSTRUCTIONS, MAC_INSTRUCTIONS, MACS, LOADED_BYTES, STORED_BYTES, COUNTERS };
+enum { INSTRUCTIONS, MAC_INSTRUCTIONS, MACS, LOADED_BYTES, STORED_BYTES, TRANSLATED, L1_MISSES = TRANSLATED, L2_MISSES, COUNTERS };
 enum { CLOCK_GETTIME = 113 }; /* of arm64 */
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -28,6 +29,9 @@ void qemu_plugin_register_vcpu_tb_exec_cb(struct qemu_plugin_tb *, void (*)(unsi
 void qemu_plugin_register_vcpu_syscall_cb(
     plugin_id, void (*)(plugin_id, unsigned, int64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t));
 void qemu_plugin_register_vcpu_syscall_ret_cb(plugin_id, void (*)(plugin_id, unsigned, int64_t, int64_t));
+void qemu_plugin_register_vcpu_mem_cb(struct qemu_plugin_insn *, void (*)(unsigned, uint32_t, uint64_t, void *), int flags, int kinds,
+                                      void *);
+unsigned qemu_plugin_mem_size_shift(uint32_t);
 size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *);
 struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plugin_tb *, size_t);
 /* Gone from version 3 on, where a call for each block takes its place. */
@@ -113,14 +117,51 @@ static unsigned bytes_of(uint32_t code, bool *is_load) {
   return (code & 0x3F000000) == 0x08000000 ? 1u << size : 0;
 }
 
+/* Lines of 64 bytes in sets, of which the least recently used goes; loads and stores fetch a line alike. Neither
+ * prefetches nor lines written back are simulated, and one core alone: a program with threads has one cache for all. */
+enum { LINE_SHIFT = 6, LOADS_AND_STORES = 3 };
+typedef struct {
+  uint64_t *lines, sets; /* of each set the most recently used first, as a number above 0 */
+  unsigned ways;
+} cache;
+static cache l1, l2;
+
+static bool is_cache(cache *one, unsigned kib, unsigned ways) {
+  uint64_t lines = (uint64_t)kib << 10 >> LINE_SHIFT;
+  if (!ways || !lines || lines % ways || (lines / ways & (lines / ways - 1))) return false;
+  *one = (cache){calloc(lines, sizeof *one->lines), lines / ways, ways};
+  return one->lines;
+}
+
+/* Return whether a cache lacked a line, which it then has. */
+static bool misses(cache *one, uint64_t line) {
+  uint64_t *set = one->lines + (line & (one->sets - 1)) * one->ways;
+  unsigned at = 0;
+  while (at < one->ways && set[at] != line + 1) ++at;
+  bool missed = at == one->ways;
+  memmove(set + 1, set, (missed ? at - 1 : at) * sizeof *set);
+  set[0] = line + 1;
+  return missed;
+}
+
+static void on_access(unsigned cpu, uint32_t info, uint64_t at, void *nothing) {
+  (void)cpu, (void)nothing;
+  uint64_t last = (at + (UINT64_C(1) << qemu_plugin_mem_size_shift(info)) - 1) >> LINE_SHIFT;
+  for (uint64_t line = at >> LINE_SHIFT; line <= last; ++line) {
+    if (!misses(&l1, line)) continue;
+    ++counters[L1_MISSES];
+    counters[L2_MISSES] += misses(&l2, line);
+  }
+}
+
 static void add(unsigned cpu, void *counts) {
   (void)cpu;
-  for (int i = 0; i < COUNTERS; ++i) counters[i] += ((uint64_t *)counts)[i];
+  for (int i = 0; i < TRANSLATED; ++i) counters[i] += ((uint64_t *)counts)[i];
 }
 
 static void on_translation(plugin_id id, struct qemu_plugin_tb *block) {
   (void)id;
-  uint64_t counts[COUNTERS] = {qemu_plugin_tb_n_insns(block)};
+  uint64_t counts[TRANSLATED] = {qemu_plugin_tb_n_insns(block)};
   for (size_t i = 0; i < counts[INSTRUCTIONS]; ++i) {
     uint32_t code = 0;
     if (&qemu_plugin_register_vcpu_tb_exec_inline)
@@ -131,9 +172,11 @@ static void on_translation(plugin_id id, struct qemu_plugin_tb *block) {
     counts[MAC_INSTRUCTIONS] += macs != 0;
     counts[MACS] += macs;
     counts[is_load ? LOADED_BYTES : STORED_BYTES] += bytes;
+    if (l1.ways && bytes)
+      qemu_plugin_register_vcpu_mem_cb(qemu_plugin_tb_get_insn(block, i), on_access, 0, LOADS_AND_STORES, NULL);
   }
   if (&qemu_plugin_register_vcpu_tb_exec_inline) {
-    for (int i = 0; i < COUNTERS; ++i)
+    for (int i = 0; i < TRANSLATED; ++i)
       if (counts[i]) qemu_plugin_register_vcpu_tb_exec_inline(block, 0, &counters[i], counts[i]);
     return;
   }
@@ -147,7 +190,7 @@ static void on_syscall(plugin_id id, unsigned cpu, int64_t number, uint64_t a, u
                    uint64_t g, uint64_t h) {
   (void)id, (void)cpu, (void)c, (void)d, (void)e, (void)f, (void)g, (void)h;
   if (number == CLOCK_GETTIME) clock_id = a, clock_at = b;
-  if (number == COUNTERS_CALL && b >= sizeof counters) memcpy((void *)(uintptr_t)a, counters, sizeof counters);
+  if (number == COUNTERS_CALL) memcpy((void *)(uintptr_t)a, counters, b < sizeof counters ? b : sizeof counters);
 }
 
 static void on_syscall_return(plugin_id id, unsigned cpu, int64_t number, int64_t result) {
@@ -165,7 +208,16 @@ static void on_syscall_return(plugin_id id, unsigned cpu, int64_t number, int64_
 }
 
 EXPORTED int qemu_plugin_install(plugin_id id, const void *info, int count, char **values) {
-  (void)info, (void)count, (void)values;
+  (void)info;
+  for (int i = 0; i < count; ++i) {
+    unsigned kib[2], ways[2];
+    char behind;
+    if (sscanf(values[i], "caches=%u:%u:%u:%u%c", &kib[0], &ways[0], &kib[1], &ways[1], &behind) != 4 ||
+        !is_cache(&l1, kib[0], ways[0]) || !is_cache(&l2, kib[1], ways[1])) {
+      fprintf(stderr, "count: %s is not caches=KIB:WAYS:KIB:WAYS with a power of two of sets\n", values[i]);
+      return -1;
+    }
+  }
   clock_gettime(CLOCK_REALTIME, &started);
   qemu_plugin_register_vcpu_tb_trans_cb(id, on_translation);
   qemu_plugin_register_vcpu_syscall_cb(id, on_syscall);

@@ -31,9 +31,29 @@ print(json.dumps([b - a for a, b in zip(before, look())]))
 """
 
 
-def python(system: EmulatedSystem, code: str, *arguments: str, counts: bool = False) -> str:
+# What one pass over bytearrays misses: each is read completely, as often as fits, after a first time.
+PASSES = """
+import ctypes, json
+libc = ctypes.CDLL(None)
+def look():
+    counters = (ctypes.c_uint64 * 7)()
+    libc.syscall(7201, counters, 56)
+    return counters[5], counters[6]
+found = []
+for kib in (16, 128, 4096):
+    data = bytearray(kib << 10)
+    data.count(1)
+    before = look()
+    for _ in range(4096 // kib):
+        data.count(1)
+    found.append([b - a for a, b in zip(before, look())])
+print(json.dumps(found))
+"""
+
+
+def python(system: EmulatedSystem, code: str, *arguments: str, counts: bool = False, caches: bool = False) -> str:
     done = subprocess.run(
-        [*system.command("cortex-a53", counts), str(system.python), "-S", "-c", code, *arguments],
+        [*system.command("cortex-a53", counts, caches), str(system.python), "-S", "-c", code, *arguments],
         capture_output=True,
         text=True,
         timeout=120,
@@ -59,6 +79,14 @@ def test_counts_instructions_and_not_time(emulated: EmulatedSystem) -> None:
     assert abs(clock - instructions) < 20_000  # the clock and the counters are read one after the other
     assert abs(again[1] - instructions) < 0.05 * instructions
     assert many[1] - instructions > 2000 * 10 and many[4] > loaded > stored > 0
+
+
+def test_caches_miss_what_exceeds_them(emulated: EmulatedSystem) -> None:
+    small, middle, large = json.loads(python(emulated, PASSES, caches=True))
+    lines = (4096 << 10) // 64  # 32 KiB and 512 KiB: one of the three fits both, one L2 alone
+    assert small[0] < 0.1 * lines and middle[1] < 0.1 * lines
+    assert 0.99 * lines < middle[0] < 1.1 * lines
+    assert all(0.99 * lines < missed < 1.1 * lines for missed in large)
 
 
 def test_without_counting_the_call_does_not_exist(emulated: EmulatedSystem) -> None:

@@ -139,13 +139,14 @@ def test_machine_code_of_our_own_is_let_through() -> None:
     pair = "tvmflow.pairs_15_2_1_4_8_3_3_1_1_1_1"
     pairs = PairTile.named_in(pair + " tvmflow.pairs_15_4_4_7_8_3_3_1_1_1_1 tvmflow.pairs_13_1_1_4_8_3_3_1_1_1_1")
     assert [one.name for one in pairs] == [pair]
-    column = "tvmflow.columns_27_8_2"
+    column, half = "tvmflow.columns_27_8_2", "tvmflow.columns_103_8_2"
     columns = ColumnRow.named_in(
-        column + " tvmflow.columns_22_1_1 tvmflow.columns_9_8_2 tvmflow.columns_27_99_2 tvmflow.columns_27_0_2"
+        f"{column} {half} tvmflow.columns_22_1_1 tvmflow.columns_9_8_2 tvmflow.columns_27_99_2 tvmflow.columns_27_0_2"
+        " tvmflow.columns_103_2_2"
     )
-    assert [one.name for one in columns] == [column]
+    assert [one.name for one in columns] == [column, half]
     for trace in (
-        _import(columns[0].intrinsic.imports, name=column),
+        *(_import(one.intrinsic.imports, name=one.name) for one in columns),
         own,
         _import(tiles[0].intrinsic.imports, name=tile),
         _import(pairs[0].intrinsic.imports, name=pair),

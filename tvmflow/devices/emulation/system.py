@@ -61,15 +61,18 @@ class EmulatedSystem:
     def root(self) -> Path:
         return self.folder / "root"
 
-    def command(self, processor: str, counts: bool = False) -> list[str]:
+    def command(self, processor: str, counts: bool = False, caches: bool = False) -> list[str]:
         """Return the command prefix that runs an arm64 program on a processor of PROCESSORS.
 
         counts: count executed instructions. The program's CLOCK_REALTIME then advances by one nanosecond per
-        instruction and by nothing else, and the system call of runtime/emulator/count.c returns the counters. Raises
-        UnknownNameError; with counts also ToolchainError.
+        instruction and by nothing else, and the system call of runtime/emulator/count.c returns the counters. caches:
+        count what the processor's caches would miss, too, which takes several times as long. Raises UnknownNameError;
+        with counts also ToolchainError.
         """
         libraries = ":".join(str(path) for path in sorted((self.folder / "qemu").glob("**/*-linux-gnu")))
-        plugin = ["-plugin", str(counter_plugin())] if counts else []
+        one = processor_named(processor)
+        sizes = f",caches={':'.join(map(str, one.caches))}" if caches else ""
+        plugin = ["-plugin", f"{counter_plugin()}{sizes}"] if counts or caches else []
         return [
             "/usr/bin/env",
             f"LD_LIBRARY_PATH={libraries}",
@@ -77,7 +80,7 @@ class EmulatedSystem:
             "-U",
             "LD_LIBRARY_PATH",
             "-cpu",
-            processor_named(processor).name,
+            one.name,
             *plugin,
             "-L",
             str(self.root),

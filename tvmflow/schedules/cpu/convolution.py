@@ -199,7 +199,7 @@ def _rank_variants(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tupl
     unrolls = (0,) if dot else (1, 0) if part < lanes else (0, 1)
     variants = [(unroll, dot.number if dot else 0, point) for unroll in unrolls for point in points[:24]]
     row = _find_lane_mla(schedule, kernel, cpu, lanes, reduced)
-    columns = find_column_dot(schedule, kernel, cpu) if reduced == 5 and part == lanes else None
+    columns = find_column_dot(schedule, kernel, cpu) if reduced in (3, 5) and part == lanes else None
     if columns:
         variants = [(0, columns.number, point) for point in rank_column_tiles(schedule, kernel, columns)] + variants[
             :24
