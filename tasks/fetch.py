@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow.config.params import Cell, ImageFolder, ModelEntry
+from tvmflow.config.stage_params import FetchParams
 from tvmflow.config.workspace import Workspace
 from tvmflow.frontends.registry import frontend_named, tools_of
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec, fixed_specs, is_of_package, read_description
@@ -49,7 +50,11 @@ def _settings(workspace: Workspace, cell: Cell) -> FetchSettings:
     files = {
         what: workspace.digests.sha256_of(path) for what, path in own_files(model, weights, workspace.root).items()
     }
-    are_defaults = not block.model_fields_set & {"calibration_samples", "evaluation_samples"}
+    usual = FetchParams()
+    are_defaults = (block.calibration_samples, block.evaluation_samples) == (
+        usual.calibration_samples,
+        usual.evaluation_samples,
+    )
     split = SplitSizes(block.calibration_samples, block.evaluation_samples, block.split_seed, are_defaults)
     return FetchSettings(model, files, split, block.golden_samples, block.random_samples)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from tvmflow.shipping.bundle.maven import VERSIONS_FILE, add_versions
 from tvmflow.support.errors import StoreError, UsageError
+from tvmflow.tracking.dvc.remote import open_address
 
 USER, PASSWORD = "TVMFLOW_REGISTRY_USER", "TVMFLOW_REGISTRY_PASSWORD"
 _ARTIFACT = "application/vnd.tvmflow.release.v1"
@@ -66,14 +67,8 @@ def publish(files: Files, to: str, dvc_folder: Path) -> str:
 
 
 def _to_bucket(files: Files, to: str, dvc_folder: Path) -> str:
-    from dvc.config import Config
-    from dvc.exceptions import DvcException
-    from dvc.fs import get_cloud_fs
-
     try:
-        config = Config(str(dvc_folder)) if (dvc_folder / "config").is_file() else {}
-        kind, options, root = get_cloud_fs(config, url=to)
-        fs: Any = kind(**options)
+        fs, root = open_address(to, dvc_folder)
         for listed in files.lists:
             known = fs.join(root, *files.name(listed).split("/"))
             if fs.exists(known):
@@ -82,7 +77,7 @@ def _to_bucket(files: Files, to: str, dvc_folder: Path) -> str:
             target = fs.join(root, *files.name(file).split("/"))
             fs.makedirs(fs.parent(target), exist_ok=True)
             fs.put_file(str(file), target)
-    except (DvcException, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise StoreError(f"{to} does not take the files: {error}", "an address that DVC can write to") from None
     return to
 

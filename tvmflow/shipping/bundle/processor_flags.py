@@ -52,9 +52,9 @@ _FLAGS = {
 
 
 def required_flags(target: ResolvedTarget) -> tuple[str, ...]:
-    """Return the flags that a processor needs for the code of a target; none for a GPU's and WebAssembly."""
+    """Return the flags that a processor needs for the CPU's kernels of a target; none for WebAssembly."""
     architecture = triple_of(target.mtriple).architecture
-    if target.kind != "llvm" or architecture == WASM:
+    if architecture == WASM:
         return ()
     features = features_of(target.mcpu, target.mtriple, tuple(target.mattr))
     return tuple(flag for feature, flag in _FLAGS.get(architecture, {}).items() if feature in features)

@@ -82,7 +82,7 @@ def _only(
 
 
 def _files_of(library: Library) -> Iterator[str]:
-    yield from (library.file, library.scorecard, library.card)
+    yield from filter(None, (library.file, library.scorecard, library.card))
     yield from (one.file for one in (*library.golden.inputs, *library.golden.outputs))
 
 

@@ -159,7 +159,7 @@ def _add(part: Part, files: Content) -> Library:
         mattr=target.mattr,
         mtriple=target.mtriple,
         system=() if abi.is_wasm else versions_of(library),
-        flags=required_flags(target),
+        flags=() if network.gpu else required_flags(target),
     )
     return Library(
         cell=part.cell,

@@ -68,6 +68,22 @@ class Remote:
         return self.read(name) or b""
 
 
+def open_address(url: str, dvc_folder: Path) -> tuple[Any, str]:
+    """Return a file system of DVC for an address, and the path in it. dvc_folder: whose configuration holds for it, if
+    it has one. Raises ValueError for an address that DVC cannot open.
+    """
+    from dvc.config import Config
+    from dvc.exceptions import DvcException
+    from dvc.fs import get_cloud_fs
+
+    try:
+        config = Config(str(dvc_folder)) if (dvc_folder / "config").is_file() else {}
+        kind, options, root = get_cloud_fs(config, url=url)
+        return kind(**options), str(root)
+    except DvcException as error:
+        raise ValueError(first_line(error)) from error
+
+
 def open_remote(workspace: Workspace) -> Remote | None:
     """Return the default remote, None if there is none. Raises StoreAwayError."""
     from dvc.config import Config
