@@ -88,7 +88,7 @@ def test_a_residual_sum_and_its_operands_have_one_scale_where_calibrated() -> No
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = torch.relu(self.first(x))
-            return torch.relu(self.small(y) + self.large(y)).flatten(1)
+            return torch.relu(self.small(y) + self.large(-y)).flatten(1)  # of one image they would be one layer
 
     module = canonicalize(ExportedModel(Net().eval(), one_input("input", (1, 4, 8, 8))).to_relax())
     x = np.random.default_rng(0).standard_normal((8, 4, 8, 8), dtype=np.float32)

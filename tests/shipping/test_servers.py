@@ -21,7 +21,7 @@ from tvmflow.codegen.network.link import OpenedNetwork
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.wheel import write_wheel
 
-SERVER = REPOSITORY / "examples" / "server"
+SERVER = REPOSITORY / "examples" / "apps" / "server"
 X = np.random.default_rng(1).standard_normal((1, 3, 12, 12), dtype=np.float32)
 TRITON = """
 import json

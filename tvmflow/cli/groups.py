@@ -11,7 +11,7 @@ GROUPS = {
     "Begin": ("new", "add", "targets", "init", "doctor", "schema"),
     "Run": ("run", "sweep", "search", "retune", "serve", "compare-toolchains"),
     "See": ("status", "why", "report", "trace", "history", "compare", "regressions", "records", "predict", "costs"),
-    "Release": ("promote", "rollback", "bundle", "verify", "release", "releases", "keys"),
+    "Release": ("promote", "rollback", "bundle", "verify", "release", "releases", "publish", "keys"),
     "Devices and team": ("devices", "device", "results"),
 }
 EXAMPLES = {
@@ -47,6 +47,7 @@ EXAMPLES = {
     "verify": ("tvmflow verify bundle.zip",),
     "release": ("tvmflow release app --dry-run", "tvmflow release app", "tvmflow release app --channel stable"),
     "releases": ("tvmflow releases app",),
+    "publish": ("tvmflow publish app shared/packages", "tvmflow publish app oci://registry.example.com/team/app"),
     "keys": ("tvmflow keys new ~/.keys/release",),
     "devices": ("tvmflow devices", "tvmflow devices --check"),
     "device": ("tvmflow device check android-arm64",),
