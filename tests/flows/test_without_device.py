@@ -50,7 +50,7 @@ def test_a_phone_that_is_not_there_does_not_keep_an_app_from_its_library(
     [tuned] = (root / "artifacts" / ".search").glob(f"*/tune/{SLUG}")
     settings = json.loads((tuned / "record.json").read_text())["recipe"]["params"]
     assert settings["search"]["without_device"] is True, "the recipe key says that nothing was measured"
-    schedules = json.loads((tuned / "best.json").read_text())["schedules"]
+    schedules = json.loads((tuned / "best.json").read_text())["records"]
     assert {one["status"] for one in schedules} == {"estimated"}
 
     [status] = api.status(root).cells
