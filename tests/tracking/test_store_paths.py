@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tvmflow.cli.app import app
 from tvmflow.config.workspace import Workspace
-from tvmflow.tracking.mlflow.store import champion_with
+from tvmflow.tracking.mlflow.champion_digests import champion_with
 
 NAME = "a.local-cpu.float32"
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tvmflow.config.workspace import Workspace
     from tvmflow.devices.gpu_facts import Probed
     from tvmflow.setup.doctor import Finding
+    from tvmflow.tracking.mlflow.champion_digests import KnownChampion
 
 
 def plan(*cells: CellName, workspace: Where = None, look: bool = False) -> tuple[CellPlan, ...]:
@@ -69,6 +70,7 @@ def status(workspace: Where = None, verify: bool = False) -> Status:
         where.digests.forget()
     listed = where.params.cells
     plans = {plan.cell: plan for plan in _plans(where, list(listed.values()), look=False)}
+    champions = _champions(where)
     rows = []
     for name, cell in listed.items():
         plan = plans[str(cell)]
@@ -76,7 +78,7 @@ def status(workspace: Where = None, verify: bool = False) -> Status:
         card = card_of(where, cell)
         badges = tuple(one.badge for one in card.warnings) if card else ()
         disturbed = card is not None and bool(card.latency.compute.badges)
-        champion = _is_champion(where, cell) if not (plan.todo or why) else None
+        champion = _is_champion(where, cell, champions) if not (plan.todo or why) else None
         built = bool(plan.todo) and is_built(where, cell, STAGES)
         state = CellStatus(name, str(cell), plan.todo, card is not None, why, badges, built=built)
         rows.append(replace(state, champion=champion, disturbed=disturbed))
@@ -88,20 +90,29 @@ def status(workspace: Where = None, verify: bool = False) -> Status:
     )
 
 
-def _is_champion(workspace: Workspace, cell: Cell) -> bool | None:
-    """Return whether the cell's library is the champion; None if only a server knows."""
-    from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, read_record
+def _champions(workspace: Workspace) -> dict[str, KnownChampion] | None:
+    """Return the champions by registry name; None if only a server knows, or the store is damaged."""
     from tvmflow.tracking.mlflow.address import sqlite_path
-    from tvmflow.tracking.mlflow.store import champion_with
+    from tvmflow.tracking.mlflow.champion_digests import champions_in_file
 
-    if sqlite_path(workspace) is None:
+    try:
+        return None if sqlite_path(workspace) is None else champions_in_file(workspace)
+    except StoreError:
+        return None
+
+
+def _is_champion(workspace: Workspace, cell: Cell, champions: dict[str, KnownChampion] | None) -> bool | None:
+    """Return whether the cell's library is the champion; None if that is not known."""
+    from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, read_record
+
+    if champions is None:
         return None
     try:
         outputs = read_record(workspace.folder("build", cell) / RECORD_NAME).outputs
-        digests = [outputs[name].sha256 if name in outputs else "" for name in LIBRARIES]
-        return champion_with(workspace, cell.slug, *digests) is not None
     except StoreError:
         return None
+    digests = [outputs[name].sha256 if name in outputs else "" for name in LIBRARIES]
+    return cell.slug in champions and champions[cell.slug].is_library(*digests)
 
 
 def _proposed(workspace: Workspace) -> tuple[ProposedVersion, ...]:

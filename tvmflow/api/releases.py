@@ -90,7 +90,7 @@ def _champion_already(workspace: Workspace, cell: Cell) -> Verdict | None:
     """
     from tvmflow.pipeline.record import LIBRARIES, RECORD_NAME, read_record
     from tvmflow.support.files import sha256_of
-    from tvmflow.tracking.mlflow.store import champion_with
+    from tvmflow.tracking.mlflow.champion_digests import champion_with
 
     folder = workspace.folder("build", cell)
     if not (folder / RECORD_NAME).is_file():

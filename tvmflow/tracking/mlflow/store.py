@@ -26,7 +26,6 @@ from tvmflow.tracking.mlflow.address import (
     REGISTRY,
     TRACKING,
     mlflow_uri,
-    path_of,
     registry_uri,
     sqlite_path,
 )
@@ -171,7 +170,7 @@ def check_store(workspace: Workspace) -> None:
     valid.
     """
     path = sqlite_path(workspace)
-    if path is not None and _exists(workspace, path) and path.stat().st_size:
+    if path is not None and exists(workspace, path) and path.stat().st_size:
         tables = {name for (name,) in ask(workspace, "SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and "alembic_version" not in tables:
             raise _damaged_error(workspace, "a database of another program")
@@ -198,7 +197,8 @@ def _state_of(path: Path) -> str:
     return f"{path} {known.st_ino} {known.st_size} {known.st_mtime_ns} {known.st_ctime_ns}"
 
 
-def _exists(workspace: Workspace, path: Path) -> bool:
+def exists(workspace: Workspace, path: Path) -> bool:
+    """Return whether there is a file of the store that can be read. Raises StoreError for anything else there."""
     try:
         path.stat()
     except FileNotFoundError:
@@ -237,7 +237,7 @@ def measurement_in_file(workspace: Workspace, digest: str, likely: str = "") -> 
     likely: the run that a marker names, which is looked at first.
     """
     path = sqlite_path(workspace)
-    if path is None or not _exists(workspace, path) or not path.stat().st_size:
+    if path is None or not exists(workspace, path) or not path.stat().st_size:
         return None
     check_store(workspace)
     if not ask(workspace, "SELECT 1 FROM sqlite_master WHERE name = 'runs'"):
@@ -286,30 +286,6 @@ def experiment_of(workspace: Workspace, run_id: str) -> str:
     if not rows:
         raise StoreError(f"no run {run_id} in the MLflow store of {workspace.root}")
     return str(rows[0][0])
-
-
-def champion_with(workspace: Workspace, name: str, sha256: str, network_sha256: str) -> str | None:
-    """Return the champion version of a registry name if it is this library, else None; does not use MLflow.
-
-    Also None for a store on a server, which can only be queried through MLflow. Raises StoreError.
-    """
-    path = sqlite_path(workspace)
-    if path is None or path != path_of(registry_uri(workspace)):
-        return None
-    if not _exists(workspace, path) or not path.stat().st_size:
-        return None
-    if not ask(workspace, "SELECT 1 FROM sqlite_master WHERE name = 'registered_model_aliases'"):
-        return None
-    rows = ask(
-        workspace,
-        "SELECT alias.version, tag.key, tag.value FROM registered_model_aliases AS alias JOIN "
-        "model_version_tags AS tag "
-        "ON tag.name = alias.name AND tag.version = alias.version WHERE alias.name = ? AND alias.alias = 'champion'",
-        name,
-    )
-    tags = {str(key): str(value) for _, key, value in rows}
-    same = tags.get("library_sha256") == sha256 and tags.get("network_sha256", network_sha256) == network_sha256
-    return str(rows[0][0]) if same else None
 
 
 def _store_error(workspace: Workspace, error: BaseException) -> StoreError:
