@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -300,6 +301,24 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
+
+
+def wait_for_port(port: int, longest_s: float) -> None:
+    """Wait until somebody listens at a port of loopback."""
+    deadline = time.monotonic() + longest_s
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline, "the server does not listen"
+            time.sleep(0.1)
+
+
+def install_wheel(wheel: Path, folder: Path) -> None:
+    """Let pip install a wheel into a folder, without a package index and without what it depends on."""
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(folder)]
+    subprocess.run([*command, str(wheel)], check=True, capture_output=True)
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from tests.conftest import free_port, stage, tvmflow
+from tests.conftest import free_port, stage, tvmflow, wait_for_port
 from tests.devices.fake_fpga import FakeManager, bit_file
 from tests.documents.vta_counters import NETWORKS, SCALES, SMALL, START, STOP, WHOLE, count_graph, count_network, kept
 from tests.documents.walk import Params, walking
@@ -99,17 +97,6 @@ def manager(tmp_path: Path) -> Iterator[FakeManager]:
     made.stop()
 
 
-def _wait_for(port: int) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        except OSError:
-            assert time.monotonic() < deadline, "the server does not listen"
-            time.sleep(0.1)
-
-
 def test_the_document_is_followed_to_its_end(
     manager: FakeManager, make_workspace: Callable[..., Path], with_prefect_server: str
 ) -> None:
@@ -129,7 +116,7 @@ def test_the_document_is_followed_to_its_end(
     }
     with walking(SECTION, root, here, _quick) as steps:
         steps.follow()
-        _wait_for(port)
+        wait_for_port(port, 60)
         said = steps.follow()
         assert f"listens at 127.0.0.1:{port}" in said and all(
             f"{cell} build: " in said

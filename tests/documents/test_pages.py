@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.conftest import CELL, REPOSITORY, free_port, tvmflow
+from tests.conftest import CELL, REPOSITORY, free_port, tvmflow, wait_for_port
 from tests.documents.walk import Params, walking
 from tests.flows.test_team_page import QUICK, VARIABLES, write_model
 
@@ -49,17 +47,6 @@ def _own(home: Path) -> dict[str, str]:
     home.mkdir()
     (home / ".gitconfig").write_text("[user]\n name = a\n email = a@localhost\n[init]\n defaultBranch = main\n")
     return {"HOME": str(home), "BROWSER": "true", **VARIABLES}
-
-
-def _wait_for(port: int) -> None:
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        except OSError:
-            assert time.monotonic() < deadline, "the server does not listen"
-            time.sleep(0.2)
 
 
 def test_a_first_model_runs(tmp_path: Path) -> None:
@@ -145,7 +132,7 @@ def test_a_history_goes_to_a_server_of_mlflow(root: Path, tmp_path: Path) -> Non
     }
     with walking("MLflow", root, here, own=_own(tmp_path / "home"), page="storage.md") as steps:
         steps.follow()
-        _wait_for(port)
+        wait_for_port(port, 120)
         steps.follow()
     assert list((tmp_path / "served").rglob("library.so"))
 
@@ -164,7 +151,7 @@ def test_a_worker_of_prefect_runs_a_deployed_sweep(root: Path, tmp_path: Path) -
     }
     with walking("Prefect", root, here, own={**own, "PREFECT_API_URL": address}, page="storage.md") as steps:
         steps.follow()
-        _wait_for(port)
+        wait_for_port(port, 120)
         steps.left = [block for block in steps.left if block[0] == "sh"]  # the YAML is that of test_job_templates
         pool, deploy, worker, run = steps.left[0][1].splitlines()
         steps.left[0] = ("sh", "\n".join([pool, deploy, run, worker]))  # it runs what there is, and ends

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import requests
 
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, install_wheel
 from tests.shipping.conftest import REQUEST
 from tvmflow.codegen.network.link import OpenedNetwork
 from tvmflow.shipping.bundle.part import Part
@@ -76,18 +76,7 @@ def site(part: Part, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder that pip installed the wheel into."""
     folder = tmp_path_factory.mktemp("site")
     wheel, _ = write_wheel(folder, [part], REQUEST, None)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        str(folder / "made"),
-    ]
-    subprocess.run([*command, str(wheel)], check=True, capture_output=True)
+    install_wheel(wheel, folder / "made")
     return folder / "made"
 
 

@@ -13,6 +13,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from tests.bundle_parts import CELL, LABELS, SPEC, small_part, small_scheduled, written
+from tests.conftest import install_wheel
 from tests.shipping.conftest import REQUEST
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import write_network
@@ -72,19 +73,7 @@ def wheel(part: Part, keys: KeyPair, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def test_it_is_installed_and_runs_without_tvm(wheel: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        str(tmp_path),
-        str(wheel),
-    ]
-    subprocess.run(command, check=True, capture_output=True)
+    install_wheel(wheel, tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", RUN],
         cwd=tmp_path,

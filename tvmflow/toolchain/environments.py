@@ -85,10 +85,9 @@ def toolchain_file() -> Path:
 
 
 def make_environments(tools: tuple[str, ...]) -> None:
-    """Make the environments among `tools` (`tool:NAME`) now, for later use without a network. Raises TvmflowError."""
+    """Make environments (`tool:NAME`) now, for later use without a network. Raises TvmflowError."""
     for tool in tools:
-        if tool.startswith("tool:"):
-            python_of(tool.removeprefix("tool:"))
+        python_of(tool.removeprefix("tool:"))
 
 
 def python_of(name: str) -> Path:
