@@ -16,7 +16,7 @@ from tvmflow.evaluation.regression import change_between, comparable_before
 from tvmflow.pipeline.recipe_key import changed_parts
 from tvmflow.support.errors import StoreError, first_line
 from tvmflow.tracking.mlflow.links import mlflow_ui, run_url
-from tvmflow.tracking.mlflow.notes import is_param, notes_of
+from tvmflow.tracking.mlflow.notes import is_of_notes, notes_of
 from tvmflow.tracking.mlflow.registry import Versions, all_aliases, registry_name, versions_by_digests
 from tvmflow.tracking.mlflow.sqlite_reads import (
     add_numbers,
@@ -281,7 +281,7 @@ def _leaves(data: Any) -> dict[str, Any]:
     params: dict[str, Any] = {}
     for key, value in data.params.items():
         stage, _, name = key.partition(".")
-        if not is_param(key):
+        if not is_of_notes(key):
             params.setdefault(stage, {})[name] = _value(value)
     notes = notes_of(data)
     device = {"device": notes.get("device.kind")} | {name: notes.get(f"device.{name}") for name in _OF_DEVICE}

@@ -13,7 +13,7 @@ from typing import Any
 
 from tvmflow.config.workspace import Workspace
 from tvmflow.tracking.mlflow.address import path_of, registry_uri, sqlite_path
-from tvmflow.tracking.mlflow.notes import is_param
+from tvmflow.tracking.mlflow.notes import param_of
 from tvmflow.tracking.mlflow.registry import SUPERSEDED, Versions, all_aliases, versions_by_digests
 from tvmflow.tracking.mlflow.store import ask, check_store
 
@@ -29,7 +29,7 @@ _TABLES = (
     "registered_model_tags",
 )
 _RECIPES = ("recipe.*", "code.*")
-_SHOWN = ("toolchain.*", "device.build")  # parameters of a row
+_SHOWN = ("toolchain", "device.build")  # parameters of a row
 _CHUNK = 500  # values of one query; sqlite takes 32766
 
 
@@ -121,9 +121,10 @@ def noted_runs(workspace: Workspace, model: str | None, keys: Sequence[str]) -> 
         model or "",
     )
     runs = {row[0]: Run(Info(row[0], str(row[1]), row[2]), Data()) for row in rows}
-    for table in ("tags", "params"):
+    params = list(dict.fromkeys(param for key in keys if (param := param_of(key)) is not None))
+    for table, wanted in (("tags", keys), ("params", params)):
         question = f"SELECT run_uuid, key, value FROM {table}"  # noqa: S608
-        for key in keys if table == "tags" else filter(is_param, keys):
+        for key in wanted:
             if model is None:
                 found: Iterable[tuple[Any, ...]] = ask(workspace, f"{question} WHERE key = ?", key)
             else:
@@ -167,7 +168,7 @@ def add_numbers(workspace: Workspace, runs: dict[str, Run], keys: Sequence[str])
 
 def fill(workspace: Workspace, runs: dict[str, Run], metrics: Sequence[str]) -> None:
     """Add these metrics of runs, and their tags and notes but those of recipes: not the parameters of stages."""
-    wanted = {"tags": ("key NOT GLOB ? AND key NOT GLOB ?", _RECIPES), "params": ("key GLOB ? OR key = ?", _SHOWN)}
+    wanted = {"tags": ("key NOT GLOB ? AND key NOT GLOB ?", _RECIPES), "params": ("key IN (?, ?)", _SHOWN)}
     for table, (where, values) in wanted.items():
         question = f"SELECT run_uuid, key, value FROM {table}"  # noqa: S608
         for run_id, key, value in _of_runs(workspace, question, list(runs), f"({where})", values):
