@@ -3,7 +3,7 @@
 from tvmflow.api.agreement import device_agreement
 from tvmflow.api.apps import app_releases, publish_app, release_app
 from tvmflow.api.bundles import allow_keys, bundle, new_keys, verify_bundle
-from tvmflow.api.execution import classify, doubts, load, predict, predict_file
+from tvmflow.api.execution import classify, doubts, load, predict, predict_file, predict_text, takes_text
 from tvmflow.api.fleet import compare, costs, execution_tables, overview, regressions
 from tvmflow.api.frames import ReportView, show_report, to_frame
 from tvmflow.api.inspect import devices, examine, gpus, history, plan, quarantine, scorecard, status
@@ -118,6 +118,7 @@ __all__ = [
     "prepared_phone",
     "predict",
     "predict_file",
+    "predict_text",
     "overview",
     "promote",
     "proposals",
@@ -139,6 +140,7 @@ __all__ = [
     "show_report",
     "status",
     "store_addresses",
+    "takes_text",
     "targets",
     "to_frame",
     "update_results",

@@ -156,6 +156,8 @@ def readme(manifest: Manifest) -> bytes:
     use = "\n".join(_usage(manifest.libraries))
     text = _README.format(name=manifest.name, version=version, abis=", ".join(manifest.abis), rows=rows, use=use)
     for one in manifest.libraries:
+        if numbers := [f"`{_plain(given.name)}`" for given in one.inputs if given.dtype in ("int32", "int64")]:
+            text += _TOKENS.format(file=one.file, inputs=", ".join(numbers))
         if one.device:
             text += _DEVICE.format(file=one.file, device=one.device)
         if one.gpu:
@@ -163,6 +165,10 @@ def readme(manifest: Manifest) -> bytes:
     return text.encode()
 
 
+_TOKENS = """
+`{file}` takes integers ({inputs}). Where they are tokens of a text, it takes their ids, not the text: the tokenizer is
+no part of it, and the app needs the one that the model was trained with.
+"""
 _DEVICE = """
 `{file}` computes a part of the network on the accelerator {device}. `create_on` in the place of `create` takes a driver
 for it, five functions that `include/tvmflow.h` declares.
