@@ -21,7 +21,7 @@ class NoTransport(Transport):
     def open(
         self, device: DeviceEntry, backend: Backend, limits: SessionLimits
     ) -> AbstractContextManager[DeviceSession]:
-        raise DeviceUnknownError(f"no device {device.key!r}: its transport is no-device", "a target with a device", _HINT)
+        raise DeviceUnknownError(f"{device.key!r} has the transport no-device", "a target with a device", _HINT)
 
     def state(self, device: DeviceEntry) -> DeviceState:
         return DeviceState(False, "nothing runs it here", {}, _HINT)
