@@ -15,7 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#ifndef __wasi__
+#ifdef __linux__
 #include <sys/mman.h>
 #include <unistd.h>
 #endif
@@ -23,7 +23,11 @@
 #define MAX_WORKSPACES 16
 #define POPULATED ((size_t)64 << 10) /* bytes from which mapping all pages at once pays */
 #define POPULATE_WRITE 23                /* advice of Linux 5.14, missing in the headers of some systems */
+#ifdef __APPLE__
+#define HUGE_PAGE ((size_t)1 << 62) /* none */
+#else
 #define HUGE_PAGE ((size_t)2 << 20) /* bytes, of x86-64 and arm64 with pages of 4 KB */
+#endif
 #define ERROR_SIZE 512
 #define FEW_PIXELS 4096 /* pixels of an image below which threads do not pay */
 
@@ -100,7 +104,7 @@ static tvmflow_status fail(tvmflow_status status, const char *text, const char *
 
 /* Map all pages at once, without a fault for each; systems that cannot map them on first access. */
 static void populate(void *memory, size_t size) {
-#ifdef __wasi__ /* all of its memory is there */
+#ifndef __linux__
   (void)memory, (void)size;
 #else
   const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)memory & ~(page - 1);

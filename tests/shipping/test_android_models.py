@@ -21,7 +21,8 @@ import pytest
 from tests.bionic_shims import write_shims
 from tests.bundle_parts import LABELS, SPEC, small_part, small_scheduled, written
 from tvmflow.codegen.network.description import Network
-from tvmflow.codegen.network.link import OpenedNetwork, write_network
+from tvmflow.codegen.network.link import write_network
+from tvmflow.codegen.network.opened_network import OpenedNetwork
 from tvmflow.shipping.bundle.aar import write_aar
 from tvmflow.shipping.bundle.android_runtime import compile_java, sources, write_ktx
 from tvmflow.shipping.bundle.archive import Archive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmflow.api.workspace import CellName, Where, cell_of, open_workspace
@@ -9,7 +10,6 @@ from tvmflow.support.errors import SourceError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from tvmflow.config.params import Cell
     from tvmflow.config.workspace import Workspace
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tvmflow.evaluation.predict import Guess, Prediction, TextPrediction
 
 _MOST_IMAGES = 10_000
+_LONGEST_PATH = 254  # a longer text is no name of a folder
 
 
 def load(cell: CellName, workspace: Where = None) -> LoadedLibrary:
@@ -87,6 +88,20 @@ def takes_text(cell: CellName, workspace: Where = None) -> bool:
     """Return whether a cell's model names a tokenizer."""
     where = open_workspace(workspace)
     return where.params.models[cell_of(where, cell).model].tokenizer is not None
+
+
+def texts_of(inputs: Sequence[str]) -> dict[str, str]:
+    """Return name -> text: a text's name is itself, that of a .txt file, or of each in a folder, its path.
+
+    Raises SourceError for a file that is no text.
+    """
+    from tvmflow.sources.data.tokens import read_texts
+
+    texts: dict[str, str] = {}
+    for one in inputs:
+        is_file = one.endswith(".txt") or (len(one) <= _LONGEST_PATH and Path(one).is_dir())
+        texts |= read_texts(Path(one)) if is_file else {one: one}
+    return texts
 
 
 def predict_text(

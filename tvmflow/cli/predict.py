@@ -13,10 +13,9 @@ from tvmflow.cli.app import CellName, Json, api, app, open_workspace
 from tvmflow.support.errors import UsageError
 
 if TYPE_CHECKING:
-    from tvmflow.evaluation.predict import Guess, TextPrediction
+    from tvmflow.api import Guess, TextPrediction
 
 _SHOWN = 8  # values, and samples
-_LONGEST_PATH = 255  # a longer text is no name of a folder
 
 
 @app.command()
@@ -49,7 +48,8 @@ def predict(
     if output is not None:
         raise UsageError("--output without a file of arrays", "a file of arrays", "use --json")
     if api.takes_text(cell, open_workspace()):
-        _show_texts(api.predict_text(cell, *_texts(inputs), top, open_workspace()), as_json)
+        texts = api.texts_of(inputs)
+        _show_texts(api.predict_text(cell, list(texts.values()), list(texts), top, open_workspace()), as_json)
         return
     predictions = api.classify(cell, inputs, top, open_workspace())
     for doubt in api.doubts(cell, open_workspace()):
@@ -59,17 +59,6 @@ def predict(
         return
     for prediction in predictions:
         _show_guesses(prediction.image, prediction.top)
-
-
-def _texts(inputs: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return texts and their names, which are themselves, or those of their files."""
-    from tvmflow.sources.data.tokens import read_texts
-
-    texts: dict[str, str] = {}
-    for one in inputs:
-        is_file = one.endswith(".txt") or (len(one) < _LONGEST_PATH and Path(one).is_dir())
-        texts |= read_texts(Path(one)) if is_file else {one: one}
-    return list(texts.values()), list(texts)
 
 
 def _show_texts(predictions: Sequence[TextPrediction], as_json: bool) -> None:

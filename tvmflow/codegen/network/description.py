@@ -51,5 +51,10 @@ class Network:
         return f"{self._plain}.wasm"
 
     @property
+    def archive_name(self) -> str:
+        """Return the file name of an archive of object files."""
+        return f"lib{self._plain}.a"
+
+    @property
     def _plain(self) -> str:
         return re.sub(r"[^A-Za-z0-9]+", "_", self.cell)

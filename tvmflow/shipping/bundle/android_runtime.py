@@ -16,7 +16,6 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tvmflow.codegen.network.link import link_jni
 from tvmflow.codegen.network.runtime_sources import RUNTIME
 from tvmflow.shipping.bundle.archive import write_archive
 from tvmflow.shipping.bundle.maven import Coordinates, describe_artifact
@@ -125,6 +124,8 @@ def _sign(path: Path, key: Ed25519PrivateKey | None) -> None:
 
 def _native(folder: Path, triple: str) -> bytes:
     """Return the native part of the class for an ABI, linked with what links networks for Android here."""
+    from tvmflow.codegen.network.link import link_jni  # imports TVM, which `verify` does without
+
     folder.mkdir()
     row = compiler_named(compiler_for(triple))
     command = row.command(triple)

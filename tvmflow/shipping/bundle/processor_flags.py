@@ -52,9 +52,11 @@ _FLAGS = {
 
 
 def required_flags(target: ResolvedTarget) -> tuple[str, ...]:
-    """Return the flags that a processor needs for the CPU's kernels of a target; none for WebAssembly."""
+    """Return the flags that a processor needs for the CPU's kernels of a target; none without /proc/cpuinfo, as for
+    WebAssembly and Apple's systems.
+    """
     architecture = triple_of(target.mtriple).architecture
-    if architecture == WASM:
+    if architecture == WASM or triple_of(target.mtriple).is_apple:
         return ()
     features = features_of(target.mcpu, target.mtriple, tuple(target.mattr))
     return tuple(flag for feature, flag in _FLAGS.get(architecture, {}).items() if feature in features)

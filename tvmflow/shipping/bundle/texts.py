@@ -69,6 +69,12 @@ const outputs = network.run({{ {input}: new {array}({count}) }});
 ```
 """
 
+_APPLE = """\
+On Apple's systems: `tvmflow bundle CELL... --format xcframework` makes a Swift package of the same libraries, which are
+archives of object files that Xcode links into an app. Each has one function, named above; `include/tvmflow.h` declares
+what it returns, `swift/Network.swift` is the facade in Swift. They were inspected and linked, and have run on nothing.
+"""
+
 _APP = """\
 /* Run a network on arrays from .npy files: app INPUT.npy... prints the beginning of each output. */
 #include <stdio.h>
@@ -136,8 +142,11 @@ int main(int count, char **words) {{
 
 
 def _usage(libraries: Sequence[Library]) -> Iterable[str]:
-    """Return how to use shared objects, and modules of WebAssembly."""
-    for first in [one for one in libraries if not abi_named(one.abi).is_wasm][:1]:
+    """Return how to use shared objects, modules of WebAssembly, and archives for Apple's systems."""
+    if any(abi_named(one.abi).is_apple for one in libraries):
+        yield _APPLE
+    others = [one for one in libraries if not abi_named(one.abi).is_apple]
+    for first in [one for one in others if not abi_named(one.abi).is_wasm][:1]:
         build = (
             f"cc -std=c11 -Iinclude examples/app.c -Llib/{first.abi} -l{first.soname[3:-3]} "
             f"-Wl,-rpath,'$ORIGIN/lib/{first.abi}' -o app\n"

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from tvmflow.codegen.network.runtime_sources import RUNTIME
 from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
-from tvmflow.shipping.bundle import aar, signing
+from tvmflow.shipping.bundle import aar, signing, xcframework
 from tvmflow.shipping.bundle.abis import abi_named
 from tvmflow.shipping.bundle.archive import MAX_BYTES, MAX_TEXT_BYTES, Archive
 from tvmflow.shipping.bundle.manifest import ENVELOPE, MANIFEST, Library, Manifest, read_manifest
@@ -121,22 +121,28 @@ def _checked_copy(path: Path, trust: Trust, folder: Path) -> Iterator[tuple[str,
     """Copy a bundle and what is beside it, and check signature and digests. Yields sha256 of the whole, the archive,
     which reads the copy, and its manifest.
     """
-    kind, own = path.suffix, _copy(path, folder)
+    kind = xcframework.SUFFIX if path.name.endswith(xcframework.SUFFIX) else path.suffix
+    own = _copy(path, folder)
     whole = sha256_of(own)
     if trust.sha256 not in (None, whole):
         raise BundleError(f"{path.name} is another bundle than was released", f"the one with sha256 {trust.sha256}")
     with contextlib.ExitStack() as opened:
         outer = archive = opened.enter_context(Archive(own))
-        if kind in (aar.SUFFIX, SUFFIX) and trust.key is not None:
+        if kind in (aar.SUFFIX, SUFFIX, xcframework.SUFFIX) and trust.key is not None:
             _check_whole(path, whole, trust.key)
         if kind == SUFFIX:
             archive = bundle_in(archive)
         elif kind == aar.SUFFIX:
             archive = opened.enter_context(Archive(_copy(path.with_name(path.stem + aar.BUNDLE), folder)))
+        elif kind == xcframework.SUFFIX:
+            beside = path.name.removesuffix(kind) + xcframework.BUNDLE
+            archive = opened.enter_context(Archive(_copy(path.with_name(beside), folder)))
         manifest = _check_digests(archive, signing.open_envelope(archive.read(ENVELOPE), trust.key))
         _check_measured(manifest, trust.unmeasured)
         if kind == aar.SUFFIX:
             aar.check_inside(outer, manifest)
+        if kind == xcframework.SUFFIX:
+            xcframework.check_inside(outer, archive, manifest, folder / "package")
         yield whole, archive, manifest
 
 
@@ -151,7 +157,7 @@ def _copy(path: Path, folder: Path) -> Path:
 
 
 def _check_whole(path: Path, sha256: str, key: Ed25519PublicKey) -> None:
-    """Compare a wheel or an AAR with the signed statement beside it."""
+    """Compare a wheel, an AAR or a Swift package with the signed statement beside it."""
     beside = path.with_name(path.name + BESIDE)
     try:
         data = read_plain(beside, MAX_TEXT_BYTES, links=True)
