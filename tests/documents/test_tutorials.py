@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import shlex
@@ -53,9 +54,12 @@ def _commands(script: str) -> Iterator[list[str]]:
                 words.append(word)
 
 
+_root_command = functools.cache(lambda: typer.main.get_command(app))
+
+
 def _parse(words: list[str]) -> None:
     """Parse a command without running it. Raises what typer raises for a command or an option that there is not."""
-    command, context = typer.main.get_command(app), None
+    command, context = _root_command(), None
     while True:
         context = command.make_context(words[0] if words else "tvmflow", list(words), parent=context)
         if not isinstance(command, TyperGroup):
