@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser import Browser, browser_path, open_browser
+from tests.browser import Browser
 from tests.report.report_data import HOSTILE, card, cell, history, report_data
 from tests.tracking.ledger_bench import LedgerBench
 from tvmflow.config.overrides import CellOverrides
@@ -51,22 +49,6 @@ CONTRAST = """(() => {
   }
   return faint;
 })()"""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = browser_path()
-    if program is None:
-        pytest.skip("needs Chromium: 'apt-get install chromium'")
-    with open_browser(program, tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("report") / "report.html"
-    write_page(report_data(), path)
-    return path
 
 
 def _pictures(tmp_path: Path) -> Path:
@@ -136,33 +118,6 @@ def test_every_chart_is_drawn_and_fits(browser: Browser, page: Path, tmp_path: P
     assert outside == []
     assert browser.ask(CONTRAST) == []
     browser.picture(_pictures(tmp_path) / f"report-{width}-{scheme}.png")
-
-
-def test_a_page_that_is_shown_later_is_drawn_then(browser: Browser, page: Path, tmp_path: Path) -> None:
-    """A frame that is hidden, as in a folded cell of a notebook, has no width yet."""
-    frame = tmp_path / "frame.html"
-    inside = html.escape(page.read_text())
-    frame.write_text(f'<meta charset="utf-8"><iframe hidden width="800" height="600" srcdoc="{inside}"></iframe>')
-    browser.open(frame.as_uri(), 1000)
-    browser.ask("new Promise(done => setTimeout(done, 200))")
-    assert browser.problems == []
-    browser.ask("document.querySelector('iframe').hidden = false")
-    drawn = """new Promise(done => { const look = () => {
-        const charts = [...document.querySelector('iframe').contentDocument.querySelectorAll('#overview svg')];
-        if (charts.length) done(Math.max(...charts.map(one => one.clientWidth))); else setTimeout(look, 20); };
-        look(); })"""
-    assert browser.ask(drawn) > 100 and browser.problems == []
-
-
-def test_what_disturbed_a_latency_is_below_the_number(browser: Browser, page: Path) -> None:
-    browser.open(page.as_uri(), 1400)
-    shown = browser.ask("""['matrix', 'peers'].map(name => [...document.querySelectorAll(`#${name} td b.warn`)]
-        .filter(number => / .?s$/.test(number.textContent)).map(number => number.nextSibling.className))""")
-    assert all(classes and set(classes) == {"warn"} for classes in shown), shown
-    ticks = browser.ask("""[...document.querySelectorAll('#overview figure svg [aria-label^=x-axis] text')]
-        .map(one => one.getBoundingClientRect()).map(box => [box.left, box.right, box.top])""")
-    for one in ticks:
-        assert all(a[1] < b[0] or b[1] < a[0] or a[2] != b[2] for a in [one] for b in ticks if a is not b), ticks
 
 
 def test_cpu_and_accelerator_are_side_by_side(browser: Browser, page: Path) -> None:

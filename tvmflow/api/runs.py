@@ -33,8 +33,7 @@ def run(
     show_progress: bool = False,
     tuning_lines: bool = False,
 ) -> tuple[RunResult, ...]:
-    """Run all stages of cells (default: all of params.yaml): fetch, import, quantize, pack, tune, build, deploy,
-    evaluate, record.
+    """Run all stages of cells (default: all of params.yaml), from fetch to record.
 
     again: measure even when nothing changed. units: measure again on these units of the devices, ("all",) for each one;
     the scorecard is of the last. wait_quiet_s: longest wait for an idle machine before the run. without_device: build
