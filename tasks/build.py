@@ -38,6 +38,7 @@ from tvmflow.sources.data.preprocessing import recipe_for, value_table
 from tvmflow.support.errors import SourceError, UsageError
 from tvmflow.support.files import describe_file
 from tvmflow.support.json_values import read_json, write_json
+from tvmflow.targets.processor_flags import judged_flags
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.toolchain.versions import versions
 
@@ -216,6 +217,7 @@ def _describe_network(context: Context, library: LibraryDescription) -> Network:
         settings.max_relative_error,
         SizedOutputs(source.sizes, dynamic_axes(library.outputs)) if source.sizes else None,
         _states((*source.states, *(State(*pair) for pair in settings.state.items())), source.inputs, library.outputs),
+        judged_flags(settings.target),
     )
 
 

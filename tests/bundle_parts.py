@@ -33,6 +33,7 @@ from tvmflow.setup.target_presets import presets
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.support.files import describe_file, digest_of, save_arrays
 from tvmflow.support.json_values import to_json, write_json
+from tvmflow.targets.processor_flags import judged_flags
 from tvmflow.targets.resolve import ResolvedTarget, host_target
 from tvmflow.toolchain.compilers import Command, Ndk
 
@@ -104,6 +105,16 @@ def wasm_part(folder: Path, backend: WasmBackend) -> Part:
     network = Network(CELL, (SPEC,), ("scores",), 1, LABELS)
     built = write_network(folder / "build" / "network.so", scheduled, network, backend.target.compiler)
     return replace(written(folder, built, backend.target, LABELS), cell="small@wasm32:float32")
+
+
+def processor_part(folder: Path, target: str, mcpu: str) -> Part:
+    """Link the network for a processor of x86-64, with its check of the processor."""
+    part, (scheduled, backend) = small_part(folder), _compiled(mcpu, "x86_64-linux-gnu")
+    cell = f"small@{target}:float32"
+    network = Network(cell, (SPEC,), ("scores",), 2, LABELS, flags=judged_flags(backend.target))
+    built = write_network(folder / "build" / "network.so", scheduled, network, Command(("gcc",)))
+    slug = cell.replace("@", ".").replace(":", ".")
+    return replace(written(folder, built, backend.target, LABELS), cell=cell, slug=slug, version=part.version)
 
 
 def apple_part(folder: Path, target: str, model: str = "small") -> Part:

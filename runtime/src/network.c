@@ -8,6 +8,7 @@
 #include "network_gpu.h"
 #include "plan.h"
 #include "pool.h"
+#include "processor.h"
 #include "scores.h"
 #include "sizes.h"
 #include "teams.h"
@@ -430,8 +431,9 @@ static tvmflow_status create(const tvmflow_options *options, const tvmflow_drive
   tvmflow_options requested = {0};
   current.error[0] = 0;
   if (!instance) return fail(TVMFLOW_BAD_ARGUMENT, "no place for the instance", NULL);
-  const char *fault = driver_fault(driver);
+  const char *fault = driver_fault(driver), *lacks = processor_lacks();
   if (fault) return fail(TVMFLOW_BAD_ARGUMENT, "%s", fault);
+  if (lacks) return fail(TVMFLOW_WRONG_PROCESSOR, "this processor has no %s, which the library was compiled for", lacks);
   if (options) requested = *options;
   if (!requested.threads) requested.threads = plan_api.threads;
   if (requested.threads > TVMFLOW_MAX_THREADS) return fail(TVMFLOW_BAD_ARGUMENT, "more threads than TVMFLOW_MAX_THREADS", NULL);

@@ -1,4 +1,4 @@
-"""Provide the fixtures of tests/tracking, and a report in a browser."""
+"""Provide the fixtures of tests/tracking, a browser and a page of the report."""
 
 from __future__ import annotations
 

@@ -164,6 +164,7 @@ def test_libraries_of_one_model_are_one_network(bundle: Path) -> None:
         manifest = read_manifest(archive.read("manifest.json"))
     assert [one.model_dump() for one in manifest.networks] == [
         {"name": "small", "abi": manifest.libraries[0].abi, "cpu": manifest.libraries[0].cell, "gpu": None}
+        | {"faster": ()}
     ]
     cpu, gpu = _library(manifest, "m@a:float32", "x86_64"), _library(manifest, "m@g:float16", "x86_64", "vulkan")
     other = _library(manifest, "m@b:float32", "arm64-v8a")

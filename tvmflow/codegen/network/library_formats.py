@@ -11,7 +11,10 @@ from tvmflow.codegen.network.macho_objects import archive_of, suffix_names
 from tvmflow.toolchain.compilers import Command
 
 PAGE = 16384  # bytes: the largest page size of Android, a multiple of all others
-_BEFORE, _AFTER = ("network", "device"), ("image", "scores", "arithmetic", "fallback", "sizes", "teams", "forks")
+_BEFORE, _AFTER = (
+    ("network", "device"),
+    ("image", "scores", "arithmetic", "fallback", "sizes", "teams", "forks", "processor"),
+)
 _COMPILE = "-x c -std=c11 -O2 -fvisibility=hidden -ffunction-sections -Wall -Wextra -Werror".split()
 _LINK = (
     "-shared",

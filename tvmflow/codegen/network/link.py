@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def write_network(
                 "a network with states for a GPU", "a target of kind llvm", "give its states with each run"
             )
         plan = plan_of(scheduled.module, scheduled.backend.device_program, executable, GPU_ALIGNMENT)
-        link(path, (), plan, network, compiler, gpu=executable)
+        # It has no code of the CPU's but the runtime's, which is for all processors.
+        link(path, (), plan, replace(network, flags=()), compiler, gpu=executable)
     else:
         plan = plan_of(scheduled.module, scheduled.backend.device_program)
         others = [BucketPlan(b.sizes, plan_of(b.scheduled.module, scheduled.backend.device_program)) for b in buckets]

@@ -36,12 +36,13 @@ _LINKED = frozenset(
         "_ITM_registerTMCloneTable",
     )
 )
+_HWCAP = frozenset(("getauxval",))  # what an Arm processor has
 _FORKS = "__register_atfork pthread_mutex_trylock"  # Android's apps do not fork
 _OF_GLIBC = "__isoc99_fscanf __isoc23_fscanf __tls_get_addr pthread_setaffinity_np"
-_GNU = _C | _LINKED | frozenset(f"{_FORKS} {_OF_GLIBC}".split())
+_GNU = _C | _LINKED | _HWCAP | frozenset(f"{_FORKS} {_OF_GLIBC}".split())
 # Variables of threads are made by functions of the compiler's before Android 10: what those call is bionic's, too.
 _THREAD_LOCAL = "abort calloc malloc pthread_getspecific pthread_key_create pthread_once pthread_setspecific realloc"
-_BIONIC = _C | _LINKED | frozenset(_THREAD_LOCAL.split()) | {"__tls_get_addr", "sched_setaffinity"}
+_BIONIC = _C | _LINKED | _HWCAP | frozenset(_THREAD_LOCAL.split()) | {"__tls_get_addr", "sched_setaffinity"}
 _BIONIC_LIBRARIES = frozenset(("libc.so", "libm.so", "libdl.so"))
 
 

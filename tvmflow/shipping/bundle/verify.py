@@ -19,6 +19,7 @@ from tvmflow.codegen.network.runtime_sources import RUNTIME
 from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
 from tvmflow.shipping.bundle import aar, signing, xcframework
 from tvmflow.shipping.bundle.abis import abi_named
+from tvmflow.shipping.bundle.android_runtime import check_runtime, is_runtime
 from tvmflow.shipping.bundle.archive import MAX_BYTES, MAX_TEXT_BYTES, Archive
 from tvmflow.shipping.bundle.manifest import ENVELOPE, MANIFEST, Library, Manifest, read_manifest
 from tvmflow.shipping.bundle.statement import subjects
@@ -68,7 +69,7 @@ class CheckedLibrary:
 @dataclass(frozen=True)
 class Verified:
     """The result of a valid bundle. signer: the key id, None if no signature was required; sha256: of what was checked,
-    to compare with what is used afterwards.
+    to compare with what is used afterwards. manifest: None for Android's runtime, which has no networks.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Verified:
     signer: str | None
     files: int
     libraries: tuple[CheckedLibrary, ...]
-    manifest: Manifest
+    manifest: Manifest | None
     sha256: str
 
     def to_json(self) -> dict[str, Any]:
@@ -101,11 +102,30 @@ def verify(path: Path, trust: Trust, device: DeviceTrial | None = None) -> Verif
             "a key: code on a device runs outside the sandbox",
             "pass your signer's public key as --key FILE.pub",
         )
+    if is_runtime(path):
+        return _verify_runtime(path, trust)
     with temporary_folder("verify") as folder, _checked_copy(path, trust, folder) as (whole, archive, manifest):
         _check_version(manifest, trust.at_least)
         libraries = tuple(_check_library(archive, library, folder, device) for library in manifest.libraries)
         signer = None if trust.key is None else signing.keyid(trust.key)
         return Verified(manifest.name, manifest.version, signer, len(archive.entries), libraries, manifest, whole)
+
+
+def _verify_runtime(path: Path, trust: Trust) -> Verified:
+    """Check the runtime's AAR: the signature beside it, its files, and the texts among them."""
+    if trust.at_least is not None or trust.sha256 is not None:
+        raise UsageError(f"{path.name} as a release", "the bundle of an app: the runtime has no releases")
+    with temporary_folder("verify") as folder:
+        own = _copy(path, folder)
+        whole = sha256_of(own)
+        if trust.key is not None:
+            _check_whole(path, whole, trust.key)
+        with Archive(own) as archive:
+            for name in archive.entries:
+                archive.sha256(name)  # as its CRC says
+            check_runtime(archive)
+            count = len(archive.entries)
+    return Verified(path.stem, None, signing.keyid(trust.key) if trust.key else None, count, (), None, whole)
 
 
 def check_contents(path: Path, trust: Trust) -> tuple[Manifest, str]:

@@ -34,7 +34,6 @@ from tvmflow.shipping.bundle.manifest import (
     Tensor,
 )
 from tvmflow.shipping.bundle.part import Part
-from tvmflow.shipping.bundle.processor_flags import required_flags
 from tvmflow.shipping.bundle.sbom import sbom
 from tvmflow.shipping.bundle.signing import envelope
 from tvmflow.shipping.bundle.statement import statement
@@ -42,6 +41,7 @@ from tvmflow.sources.data.labels import class_names
 from tvmflow.support.errors import BundleError
 from tvmflow.support.files import describe_file, load_arrays
 from tvmflow.support.version import __version__
+from tvmflow.targets.processor_flags import required_flags
 
 Content = dict[str, bytes | Path]
 SWIFT = "swift/Network.swift"

@@ -164,6 +164,8 @@ def _networks(manifest: Manifest, abi: str) -> dict[str, Library]:
     for one in manifest.networks:
         if one.abi != abi or one.cpu is None:
             continue
+        if one.faster:
+            raise BundleError(f"{len(one.faster) + 1} libraries of {one.name} for {abi}", "one for each system")
         word = re.sub(r"[^A-Za-z0-9]+", "_", one.name)
         word = f"_{word}" if word[:1].isdigit() else word
         if word in found:

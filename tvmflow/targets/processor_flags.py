@@ -51,6 +51,15 @@ _FLAGS = {
 }
 
 
+# LLVM's names of processors have these, and virtual machines hide them, though kernels hardly contain them.
+_NOT_JUDGED = {"avx512cd", "avx512_vbmi2", "avx512ifma", "avx512_bitalg", "avx512_vpopcntdq"}
+
+
+def judged_flags(target: ResolvedTarget) -> tuple[str, ...]:
+    """Return the flags without which a library refuses to run."""
+    return tuple(flag for flag in required_flags(target) if flag not in _NOT_JUDGED)
+
+
 def required_flags(target: ResolvedTarget) -> tuple[str, ...]:
     """Return the flags that a processor needs for the CPU's kernels of a target; none without /proc/cpuinfo, as for
     WebAssembly and Apple's systems.
