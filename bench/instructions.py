@@ -238,7 +238,7 @@ def theirs(
     ]
     try:
         done = subprocess.run(
-            [*command, str(file.resolve()), shape, "half" if half else "single"],
+            [*command, "half" if half else "single"],
             capture_output=True,
             text=True,
             timeout=LIMIT_S,

@@ -167,13 +167,16 @@ NETWORKS: dict[str, tuple[Callable[[], Any], int]] = {
     "bfloat16_narrow": (lambda: _mixed("bfloat16", "float32", _one_convolution(_SIZE - 3)), 0),
     "float16": (lambda: _mixed("float16", "float16", _float32()), 0),
     "float16_acc32": (lambda: _mixed("float16", "float32", _one_convolution()), 0),
+    "float16_winograd4": (lambda: _mixed("float16", "float16", _one_convolution()), 4),
+    "float16_acc32_winograd4": (lambda: _mixed("float16", "float32", _one_convolution()), 4),
     "uint8": (lambda: _bytes("uint8"), 0),
     "int8": (lambda: _bytes("int8"), 0),
 }
+_HALF_WINOGRAD = ("float16_winograd4", "float16_acc32_winograd4")
 _OF_TARGET: dict[str, tuple[str, ...]] = {
-    "znver4": tuple(name for name in NETWORKS if name != "winograd6"),
+    "znver4": tuple(name for name in NETWORKS if name not in ("winograd6", *_HALF_WINOGRAD)),
     "sapphirerapids": ("bfloat16", "bfloat16_narrow", "uint8", "int8"),
     "x86-64-v3": ("float32", "attention", "winograd4", "bfloat16"),
     "cortex-a72": ("float32", "beside", "attention", "winograd4", "winograd6", "uint8"),
-    "neoverse-v1": ("bfloat16", "bfloat16_winograd", "float16_acc32", "uint8", "int8"),
+    "neoverse-v1": ("bfloat16", "bfloat16_winograd", "float16_acc32", *_HALF_WINOGRAD, "uint8", "int8"),
 }

@@ -11,6 +11,7 @@ from tvm import relax
 
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.backends.registry import backend_named
+from tvmflow.config.stage_params import TuneParams
 from tvmflow.ir.relax.emit import constant
 from tvmflow.ir.tir.workloads import Workload
 from tvmflow.passes.layout.pack_channels import PackChannels
@@ -23,13 +24,20 @@ from tvmflow.tuning.winograd_choice import (
     choose_by_kernel_time,
     choose_by_network_time,
     describe_tiles,
+    find_alternatives,
     weight_values,
 )
 
 LARGE, SMALL = "1x32x7x7x16 32x32x3x3x16x16 p1,1,1,1", "1x4x56x56x16 4x4x3x3x16x16 p1,1,1,1"
 
 
-def _packed(block: int, *convolutions: tuple[int, int, int], dtype: str = "float32", dilation: int = 1) -> Any:
+def _packed(
+    block: int,
+    *convolutions: tuple[int, int, int],
+    dtype: str = "float32",
+    dilation: int = 1,
+    out_dtype: str = "float32",
+) -> Any:
     """Return a packed module of 3x3 convolutions, (channels, output channels, size) each."""
     inputs = [
         relax.Var(f"x{at}", relax.TensorType((1, ic, size, size), dtype))
@@ -45,7 +53,7 @@ def _packed(block: int, *convolutions: tuple[int, int, int], dtype: str = "float
                         constant(draw.standard_normal((oc, ic, 3, 3)), dtype),
                         padding=dilation,
                         dilation=dilation,
-                        out_dtype="float32",
+                        out_dtype=out_dtype,
                     )
                 )
                 for x, (ic, oc, _) in zip(inputs, convolutions, strict=True)
@@ -78,6 +86,27 @@ def test_without_a_measurement_arm64_takes_the_way_of_fewest_multiplications() -
     assert all(1e-7 < row["error"] <= 1e-4 for row in rows)
     assert set(choose_by_cost(packed, arm, {"float32": 4e-6}).values()) <= {2}
     assert choose_by_cost(packed, arm, {"float32": 1e-9}) == choose_by_cost(packed, arm, {}) == {}
+
+
+def test_float16_takes_it_on_arm64_alone_within_the_bound_of_the_type_that_is_summed() -> None:
+    layers = (64, 64, 28), (512, 512, 7), (64, 64, 2)
+    half = _packed(8, *layers, dtype="float16", out_dtype="float16")
+    wide = _packed(8, *layers, dtype="float16")
+    arm, bounds = _backend("cortex-a76", "aarch64-linux-gnu"), TuneParams().winograd_bounds
+    by_half, by_single = choose_by_cost(half, arm, bounds), choose_by_cost(wide, arm, bounds)
+    assert list(by_half.values()) == list(by_single.values()) == [4, 4, 2]
+    assert all(key.endswith(" float16") for key in by_half) and all(key.endswith("16_acc32") for key in by_single)
+    (_, error, _), (_, exact, _) = (
+        [row["error"] for row in describe_tiles(packed, arm, chosen)]
+        for packed, chosen in ((half, by_half), (wide, by_single))
+    )
+    assert 3e-2 < error <= bounds["float16"] and 1e-5 < exact <= bounds["float32"], "sums of 512 channels"
+    assert set(choose_by_cost(half, arm, {"float16": 3e-2}).values()) == {2}
+    assert choose_by_cost(half, arm, {"float32": 1e-4}) == choose_by_cost(wide, arm, {"float16": 1e-1}) == {}
+    assert choose_by_cost(half, _backend("cortex-a72", "aarch64-linux-gnu"), bounds) == {}, "no sums in float16"
+    x86 = _backend("znver4", "x86_64-linux-gnu")
+    assert choose_by_cost(half, x86, bounds) == choose_by_cost(wide, x86, bounds) == {}
+    assert find_alternatives(half, x86, [], bounds) == []
 
 
 def test_without_a_measurement_x86_counts_loads_of_weights_too() -> None:

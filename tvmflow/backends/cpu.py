@@ -82,6 +82,8 @@ class CpuBackend(Backend):
         cpu = self.cpu_features()
         if dtype == "bfloat16":
             return math.inf if "avx512bf16" in cpu.dots and TILES_FOR[dtype] not in cpu.dots else 0
+        if dtype == "float16":
+            return math.inf if "fp16" in cpu.dots else 0
         return math.inf if cpu.lanes >= 8 or "neon" in cpu.dots else 0
 
     def cpu_features(self) -> CpuFeatures:

@@ -143,7 +143,11 @@ class GraphPackParams(StageBlock):
     channel_block: Literal["auto", 4, 8, 16] = "auto"
 
 
-_WINOGRAD_ERRORS: dict[Literal["float32", "bfloat16"], float] = {"float32": 1.0e-4, "bfloat16": 4.0e-2}
+_WINOGRAD_ERRORS: dict[Literal["float32", "bfloat16", "float16"], float] = {
+    "float32": 1.0e-4,
+    "bfloat16": 4.0e-2,
+    "float16": 1.0e-1,
+}
 
 
 class SearchSettings(StageBlock):
@@ -164,7 +168,7 @@ class SearchSettings(StageBlock):
     early_stopping: Positive = 10
     min_gain_per_minute: NotNegativeFloat = 0.02
     max_workloads: Positive = 200
-    winograd_max_error: dict[Literal["float32", "bfloat16"], NotNegativeFloat] = Field(
+    winograd_max_error: dict[Literal["float32", "bfloat16", "float16"], NotNegativeFloat] = Field(
         default_factory=lambda: dict(_WINOGRAD_ERRORS)
     )
     measure_repeats: Positive = 3

@@ -16,7 +16,7 @@ from tvmflow.backends.backend import Backend
 from tvmflow.codegen.lower import lower
 from tvmflow.ir.tir.workloads import Workload, extract_workloads
 from tvmflow.ir.tvm_compat import IRModule, constant_value
-from tvmflow.passes.legalize.convolutions import convolution_key, convolutions
+from tvmflow.passes.legalize.convolutions import convolution_key, convolutions, winograd_dtype
 from tvmflow.passes.legalize.winograd import TILES, count_tiles, winograd_error
 from tvmflow.tuning.records.record import TuningRecord
 
@@ -67,12 +67,24 @@ def find_alternatives(
 
 
 def _weights_by_key(packed: IRModule, backend: Backend) -> dict[str, list[Any]]:
+    """Return convolution key -> weights, in the type in which transformed ones are stored."""
     by_key: dict[str, list[Any]] = {}
     for call in convolutions(packed):
         key, constant = convolution_key(call), constant_value(call.args[1])
-        if key and constant is not None and (backend.is_cpu or int(call.attrs.dilation[0]) == 1):
-            by_key.setdefault(key, []).append(constant.numpy())
+        if key and constant is not None and _is_known(call, backend):
+            values, dtype = constant.numpy(), winograd_dtype(call)
+            by_key.setdefault(key, []).append(values if str(values.dtype) == dtype else values.astype(dtype))
     return by_key
+
+
+def _is_known(call: Any, backend: Backend) -> bool:
+    """Whether Winograd was tried for a kind of convolutions on a target: of float16 on arm64 alone."""
+    if not backend.is_cpu and int(call.attrs.dilation[0]) > 1:
+        return False
+    weight: Any = constant_value(call.args[1])
+    if str(weight.dtype) != "float16":
+        return True
+    return _is_arm64(backend) and (winograd_dtype(call) != "float16" or "fp16" in backend.cpu_features().dots)
 
 
 def _extra_calls(of: list[Workload], without: list[Workload]) -> tuple[Workload, ...]:

@@ -60,12 +60,31 @@ def convolution_key(call: Call) -> str:
         or not down == across <= _MOST_DILATION
     ):
         return ""
-    if dtype != "float32" and (dtype != "bfloat16" or _out_dtype(call) != "float32"):
+    if not winograd_dtype(call):
         return ""
     data = "x".join(str(int(d)) for d in type_of(call.args[0]).shape)
     key = f"{data} {'x'.join(map(str, shape))} p{','.join(str(int(p)) for p in attrs.padding)}"
     key = key if down == 1 else f"{key} d{down}"
-    return key if dtype == "float32" else f"{key} {dtype}"
+    return key if dtype == "float32" else f"{key} {dtype}{'_acc32' if _adds_in_float32(call) else ''}"
+
+
+def winograd_dtype(call: Call) -> str:
+    """Return the type in which Winograd's algorithm stores tiles and weights of a convolution, '' if it cannot compute
+    it.
+    """
+    weight: Any = constant_value(call.args[1])
+    dtype = str(weight.dtype)
+    if dtype == "bfloat16":
+        return dtype if _out_dtype(call) == "float32" else ""
+    if dtype == "float16":
+        return "float32" if _adds_in_float32(call) else dtype
+    return dtype if dtype == "float32" else ""
+
+
+def _adds_in_float32(call: Call) -> bool:
+    """Whether a convolution of float16 sums in float32."""
+    weight: Any = constant_value(call.args[1])
+    return str(weight.dtype) == "float16" and _out_dtype(call) == "float32"
 
 
 def convolutions(mod: IRModule) -> list[Any]:
@@ -152,7 +171,7 @@ def _legalize_conv2d(
     group = _dot_product_width(call)
     constant: Any = constant_value(call.args[1])
     m = winograd.get(convolution_key(call), 0)
-    if m and (group or str(constant.dtype) == "float32"):
+    if m and (group or winograd_dtype(call) in ("float32", "float16")):
         return _call_winograd(builder, call, group, padding, m, dilation[0])
     if str(attrs.out_layout).startswith("NCHW") and str(attrs.out_layout) != "NCHW":
         in_parts = (
@@ -193,15 +212,17 @@ def _legalize_conv2d(
 
 def _call_winograd(builder: Any, call: Call, group: int, padding: list[int], m: int, dilation: int) -> Any:
     constant: Any = constant_value(call.args[1])
-    weight = transform_weight(constant.numpy(), m)
+    dtype = winograd_dtype(call)
+    values = constant.numpy()
+    weight = transform_weight(values if str(values.dtype) == dtype else values.astype(dtype), m)
     return builder.call_te(
         winograd_conv2d,
         call.args[0],
-        relax.const(interleave(weight, group) if group else weight, str(constant.dtype)),
+        relax.const(interleave(weight, group) if group else weight, dtype),
         padding,
         m,
         dilation,
-        multiplies_by_lane(_target()),
+        multiplies_by_lane(_target()) and dtype != "float16",  # half of a tile of which fits registers
         primfunc_name_hint=f"conv2d_nchwc_winograd{m}",
         primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
     )

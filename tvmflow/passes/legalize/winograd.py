@@ -4,7 +4,7 @@ Each tile of (m+2)^2 inputs is transformed (B), multiplied channel by channel wi
 transformed back (A) to m^2 outputs: 2.25 times fewer multiplications for m = 2, 4 times fewer for m = 4, 5.06 times
 fewer for m = 6, at the cost of a larger rounding error, which `winograd_error` measures. The matrices are Toom-Cook's
 for the points 0, 1, -1 (and 2, -2; and 1/2, -1/2), as in Lavin and Gray, "Fast Algorithms for Convolutional Neural
-Networks" (2015).
+Networks" (2015). In float16 F(4x4) has the points 0, 3/4, -3/4, 3/2, -3/2, whose error is a third.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tvm import te, tirx, topi
 
 from tvmflow.ir.tir.blocks import DILATION
+from tvmflow.ir.tvm_compat import dtype_of
 
 Matrix = NDArray[np.float64]
 _TAPS = 3
@@ -26,6 +27,7 @@ _POINTS = {
     4: (0.0, 1.0, -1.0, 2.0, -2.0),
     6: (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5),
 }
+_HALF_POINTS = {**_POINTS, 4: (0.0, 0.75, -0.75, 1.5, -1.5)}  # powers and products of these are exact
 TILES = tuple(_POINTS)
 
 
@@ -35,9 +37,12 @@ def count_tiles(size: int, m: int, dilation: int) -> int:
 
 
 @cache
-def transform_matrices(m: int) -> tuple[Matrix, Matrix, Matrix]:
-    """Return A (m+2, m), B (m+2, m+2), G (m+2, 3): y = A^T [(G g) * (B^T d)] is the correlation of d with g."""
-    points = _POINTS[m]
+def transform_matrices(m: int, dtype: str = "float32") -> tuple[Matrix, Matrix, Matrix]:
+    """Return A (m+2, m), B (m+2, m+2), G (m+2, 3): y = A^T [(G g) * (B^T d)] is the correlation of d with g.
+
+    dtype: in which transformed values are stored.
+    """
+    points = (_HALF_POINTS if dtype == "float16" else _POINTS)[m]
     alpha = m + _TAPS - 1
     a, g = np.zeros((alpha, m)), np.zeros((alpha, _TAPS))
     for row, point in enumerate(points):
@@ -54,7 +59,7 @@ def transform_matrices(m: int) -> tuple[Matrix, Matrix, Matrix]:
 
 def transform_weight(weight: NDArray[Any], m: int) -> NDArray[Any]:
     """(OC, IC, 3, 3, b of I, b of O) -> (OC, alpha, alpha, IC, b of I, b of O), computed in float64."""
-    _, _, g = transform_matrices(m)
+    _, _, g = transform_matrices(m, str(weight.dtype))
     taps = weight.astype(np.float64).transpose(2, 3, 0, 1, 4, 5).reshape(_TAPS**2, -1)
     transformed = (np.kron(g, g) @ taps).astype(weight.dtype)  # one matmul: einsum takes twenty times as long
     whole = transformed.reshape(len(g), len(g), *weight.shape[:2], *weight.shape[4:])
@@ -65,10 +70,10 @@ def winograd_error(weight: NDArray[Any], m: int) -> float:
     """Return the largest error on random tiles, relative to the spread (standard deviation) of their outputs in
     float64.
 
-    weight: packed, (OC, IC, 3, 3, b, b), float32 or bfloat16, the type in which transformed values are stored. The
-    first block of output channels is representative.
+    weight: packed, (OC, IC, 3, 3, b, b), float32, bfloat16 or float16, the type in which transformed values are stored
+    and, of float16, products are summed. The first block of output channels is representative.
     """
-    a, b, _ = transform_matrices(m)
+    a, b, _ = transform_matrices(m, str(weight.dtype))
     alpha = m + _TAPS - 1
     w = weight[:1].astype(np.float64)
     tiles = np.random.default_rng(0).standard_normal((8, *w.shape[1:2], alpha, alpha, w.shape[4]))
@@ -80,23 +85,33 @@ def winograd_error(weight: NDArray[Any], m: int) -> float:
     low = [matrix.astype(np.float32) for matrix in (a, b)]
     v = np.einsum("ye,tiyxu,xn->tienu", low[1], tiles, low[1]).astype(weight.dtype).astype(np.float32)
     u = transform_weight(weight[:1], m)[0].astype(np.float32)
-    product = np.einsum("tienu,eniuv->tenv", v, u)
+    product = _sum_in_float16(v, u) if weight.dtype == np.float16 else np.einsum("tienu,eniuv->tenv", v, u)
     computed = np.einsum("ey,tenv,nx->tyxv", low[0], product, low[0])
     return float(np.abs(computed - exact).max() / max(exact.std(), 1e-30))
 
 
+def _sum_in_float16(v: NDArray[Any], u: NDArray[Any]) -> NDArray[Any]:
+    """Return the sums of products of tiles (t, i, e, n, u) and weights (e, n, i, u, v), each rounded to float16."""
+    total = np.zeros((len(v), *u.shape[:2], u.shape[4]), np.float16)
+    for i in range(v.shape[1]):
+        for lane in range(v.shape[4]):
+            total = (total + v[:, i, ..., lane, None] * u[None, :, :, i, lane]).astype(np.float16)
+    return total.astype(np.float32)
+
+
 def _combine_linearly(factors: Iterable[float], terms: Sequence[Any]) -> Any:
-    """Return the sum of factors times terms, one of which has the factor 1.
+    """Return the sum of factors times terms, starting with one of factor 1 if there is one.
 
     Terms with factor 0 are omitted: TVM would multiply by 0 to propagate infinities.
     """
     known = [float(factor) for factor in factors]
-    first = known.index(1.0)  # so that all others are fused multiply-adds
-    total: Any = terms[first]
+    # all others are fused multiply-adds
+    first = known.index(1.0) if 1.0 in known else next(at for at, factor in enumerate(known) if factor > 0)
+    total: Any = terms[first] if known[first] == 1 else terms[first] * tirx.const(known[first], dtype_of(terms[first]))
     for at, (factor, term) in enumerate(zip(known, terms, strict=True)):
         if factor == 0 or at == first:
             continue
-        part = term if abs(factor) == 1 else term * tirx.const(abs(factor), "float32")
+        part = term if abs(factor) == 1 else term * tirx.const(abs(factor), dtype_of(term))
         total = total + part if factor > 0 else total - part
     return total
 
@@ -168,13 +183,13 @@ def _transform_image(image: Any, shape: tuple[int, ...], dilation: int, by_rows:
 
     alpha, _, ic, all_rows, columns, lanes = shape
     m, rows = alpha - _TAPS + 1, all_rows // int(image.shape[0])
-    b = transform_matrices(m)[1]
+    b, computed = transform_matrices(m, dtype)[1], _transformed_in(dtype)
 
     def pixel(tile: Any, at: Any) -> Any:
         return (tile // dilation * m + at) * dilation + tile % dilation
 
     def half_of(e: Any, i: Any, y: Any, at: Any, v: Any) -> Any:
-        return _transform_input(b, e, lambda row: image[y // rows, i, pixel(y % rows, row), at, v].astype("float32"))
+        return _transform_input(b, e, lambda row: image[y // rows, i, pixel(y % rows, row), at, v].astype(computed))
 
     if by_rows:
         half = te.compute((alpha, ic, all_rows, columns * m + 2 * dilation, lanes), half_of, name="tile_half")
@@ -192,17 +207,23 @@ def _transform_image(image: Any, shape: tuple[int, ...], dilation: int, by_rows:
     )
 
 
+def _transformed_in(dtype: str) -> str:
+    """Return the type in which tiles stored in a type are computed: sums of float16 products err more than it does."""
+    return "float16" if dtype == "float16" else "float32"
+
+
 def winograd_conv2d(
     data: Any, weight: Any, padding: list[int], m: int, dilation: int = 1, by_rows: bool = False
 ) -> Any:
     """Return the te.Tensor (N, OC, OH, OW, lane) of a 3x3 convolution of stride 1.
 
     data: (N, IC, H, W, b); weight: from `transform_weight`, bfloat16 interleaved by two input channels for bf16_dot2:
-    (OC, alpha, alpha, IC, b/2, b, 2); padding: top, left, bottom, right. Transforms and sums are float32. dilation: of
-    rows and columns; the pixels of a tile have this distance, so that tiles of different phases are interleaved.
-    by_rows: the first half of the input transform is of columns of the image, which neighbouring tiles share.
+    (OC, alpha, alpha, IC, b/2, b, 2); padding: top, left, bottom, right. Transforms and sums are float32, or float16 if
+    the weight is. dilation: of rows and columns; the pixels of a tile have this distance, so that tiles of different
+    phases are interleaved. by_rows: the first half of the input transform is of columns of the image, which
+    neighbouring tiles share.
     """
-    a, alpha = transform_matrices(m)[0], m + _TAPS - 1
+    a, alpha = transform_matrices(m, str(weight.dtype))[0], m + _TAPS - 1
     n, ic, height, width, lanes = (int(d) for d in data.shape)
     oc = int(weight.shape[0])
     top, left, bottom, right = padding

@@ -12,6 +12,7 @@ from tvmflow.schedules.intrinsics.intrinsic import instruction_of
 from tvmflow.schedules.template import (
     Knobs,
     Template,
+    dtypes_of,
     fuse_parallel_loops,
     leaves_idle,
     order_tile_loops,
@@ -52,7 +53,8 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     points = rank_register_tiles(tile_sizes((channels, rows, columns), (4, 4, 16)), cpu, lanes)
     dot = find_dot(cpu, "bfloat16", lanes) if len(sizes) == 9 else None
     with_dot = {"dot": dot.number} if dot else {}
-    row = find_lane_mla(cpu, ("float32",) * 3, lanes, (sizes[7], 1)) if len(sizes) == 8 else None
+    total, data, weight = dtypes_of(schedule, kernel)
+    row = find_lane_mla(cpu, (data, weight, total), lanes, (sizes[7], 1)) if len(sizes) == 8 else None
     variants = (
         [(point, {"dot": row.number}) for point in _lane_tiles(row, channels, rows, columns, lanes)[:6]] if row else []
     )
