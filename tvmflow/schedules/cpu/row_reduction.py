@@ -22,6 +22,7 @@ from tvmflow.schedules.template import (
 )
 from tvmflow.targets.cpu_features import CpuFeatures
 
+_LEAST_LANES = 4  # of a vector in a row
 _MOST_LANES = 64  # most lanes of a reduction: four independent sums hide the latency of an addition
 
 
@@ -108,7 +109,23 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
         elif knobs["inside"]:
             _vectorize(schedule, schedule.get_loops(block_ref(schedule, name))[1:])
         else:
-            parallelize(schedule, name, knobs["parallel"])
+            _parallelize_rows(schedule, name, knobs["parallel"])
+
+
+def _parallelize_rows(schedule: Any, name: str, parallel: int) -> None:
+    """Schedule an elementwise block with vectors that lie in one row, where those of all lanes would cross rows: what
+    it reads of the reductions is not contiguous across rows.
+    """
+    *outer, last = schedule.get_loops(block_ref(schedule, name))
+    (extent,) = extents(schedule, [last])
+    lanes = extent & -extent  # the largest power of two that divides it
+    if not outer or not _LEAST_LANES <= lanes < SPREAD_LANES:
+        parallelize(schedule, name, parallel)
+        return
+    rows = schedule.fuse(*outer) if len(outer) > 1 else outer[0]
+    if parallel:
+        schedule.parallel(rows)
+    schedule.vectorize(schedule.split(last, [None, lanes])[1])
 
 
 def _split_lanes(schedule: Any, name: str, lanes: int) -> Any:
