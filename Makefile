@@ -38,10 +38,11 @@ browser:  ## Chromium, in which the report is tested; without it, and without ro
 		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null; } \
 		|| echo "no Chromium and no way to install it: the tests of the report in a browser are skipped"
 
-jdk:  ## the Java compiler that the example app in Java needs; without it, and without root to install it, its tests are skipped
-	@which javac > /dev/null 2>&1 || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
-		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openjdk-17-jdk-headless > /dev/null; } \
-		|| echo "no JDK and no way to install it: the tests of the app in Java are skipped"
+jdk:  ## the compilers of Java and Kotlin that the example apps need; without them, and without root to install them, their tests are skipped
+	@{ which javac && which kotlinc && test -e /usr/share/java/kotlinx-coroutines-core.jar; } > /dev/null 2>&1 || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
+		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openjdk-17-jdk-headless \
+		kotlin libkotlinx-coroutines-java libkotlinx-atomicfu-java > /dev/null; } \
+		|| echo "no JDK or Kotlin and no way to install them: the tests of the apps in Java and Kotlin are skipped"
 
 postgresql:  ## the database of a team's servers in test-all; without it, and without root to install it, its tests are skipped
 	@ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \

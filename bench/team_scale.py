@@ -36,6 +36,7 @@ from tvmflow.pipeline.store import Plan, Store
 from tvmflow.support.errors import StoreError
 from tvmflow.tracking.dvc import repository as dvc
 from tvmflow.tracking.mlflow.markers import write_marker
+from tvmflow.tracking.mlflow.notes import split
 from tvmflow.tracking.mlflow.registry import registry_name
 from tvmflow.tracking.mlflow.store import open_mlflow
 
@@ -214,8 +215,9 @@ class _Rows:
         tags |= {"library.sha256": sha256, "network.sha256": "", "git.commit": "none", "latency.badges": ""}
         tags |= {f"toolchain.{name}": text for name, text in records["build"].recipe["toolchain"].items()}
         tags |= {f"{what}.{name}": one.key for name, one in records.items() for what in ("recipe", "code")}
-        for key, value in tags.items():
-            self._put("tags", (key, value, run_id))
+        for table, notes in zip(("tags", "params"), split(tags), strict=True):
+            for key, value in notes.items():
+                self._put(table, (key, value, run_id))
 
     def _version(self, cell: Cell, sha256: str, number: int, run_id: str) -> None:
         name, when = registry_name(cell), 1000 * _START_S

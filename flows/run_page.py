@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from pathlib import Path
@@ -41,6 +42,7 @@ def begin_run(workspace: Workspace, cells: list[str]) -> None:
     if run is None:
         return
     hold_run(workspace, run)
+    logging.getLogger("prefect.task_runs").addFilter(_says_something)
     tags = sorted({*flow_run.tags, *cells[:MOST_TAGS]})
 
     def tag() -> None:
@@ -50,11 +52,18 @@ def begin_run(workspace: Workspace, cells: list[str]) -> None:
     post_within(tag)
 
 
-class StageLog:
-    """Forwards a stage's progress, log lines and result to Prefect."""
+def _says_something(record: logging.LogRecord) -> bool:
+    """Return whether a row of the log is worth reading: each stage says by itself how it ended, and Prefect again."""
+    return not record.getMessage().startswith("Finished in state Completed(")
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.logger = path, get_run_logger()
+
+class StageLog:
+    """Forwards a stage's progress, log lines and result to Prefect. what: the stage and its cell, as rows begin: the
+    rows of all stages of a run are in one list.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path, self.what, self.logger = path, what, get_run_logger()
         self.text, self.told, self.lines, self.offset = "", time.monotonic(), 0, 0
 
     def progress(self, text: str, done: int, total: int) -> None:
@@ -62,7 +71,7 @@ class StageLog:
         what, now = re.sub(r"[\d.]+", "", text), time.monotonic()
         if what != self.text or now - self.told > _LOG_EVERY_S:
             self.text, self.told = what, now
-            self._log(f"{text} ({done} of {total})" if total else text)
+            self._log(f"{self.what}: {text}" + (f" ({done} of {total})" if total else ""))
             self.forward()
 
     def forward(self) -> None:

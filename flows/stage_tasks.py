@@ -63,7 +63,7 @@ class _ProgressForwarder:
         self.cell, self.stage, self.last, self.first_ms, self.end = cell, stage, 0.0, first_ms, "done"
         self.artifact: Any = None
         self.place, self.workspace = workspace.params.cell(cell), workspace
-        self.log = StageLog(workspace.log_path(stage, self.place))
+        self.log = StageLog(workspace.log_path(stage, self.place), f"{stage} {cell}")
 
     def __enter__(self) -> _ProgressForwarder:
         tell(self.cell, self.stage, "started", 0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from httpx import HTTPError
@@ -14,6 +15,7 @@ from flows.dask_runner import task_runner
 from flows.faults import explain_in_cell, explains_faults
 from flows.outcomes import final_state, results_of
 from flows.prefect_posts import post_within
+from flows.preflight import preflight
 from flows.project_pipeline import refresh
 from flows.recording import bring_made, record
 from flows.run_page import begin_run, run_name, show_cell
@@ -26,7 +28,8 @@ from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.devices.probe_driver import ask_drivers
 from tvmflow.pipeline.results import CellResult
-from tvmflow.pipeline.unmeasured import NOT_MEASURED, place_without_device
+from tvmflow.pipeline.unmeasured import NOT_MEASURED, place_without_device, stages_in_workspace
+from tvmflow.setup.preflight import ask_processors
 from tvmflow.support.errors import TvmflowError
 from tvmflow.support.json_values import from_json, to_json
 from tvmflow.tracking.mlflow.recorded import record_kept
@@ -92,6 +95,10 @@ def sweep(
     if refused is None:  # a deployment's run: 'tvmflow run' did it before it checked the cells
         ask_drivers(workspace.root, workspace.params, [workspace.params.cell(cell).target for cell in cells])
         bring_made(workspace, cells)
+        wanted = [workspace.params.cell(cell) for cell in cells]
+        unknown = ask_processors(workspace, wanted)
+        found, missing = preflight(workspace, wanted, unknown, show_progress=True, measure=bool(again or units))
+        refused, unmeasured = to_json(found), missing if unmeasured is None else unmeasured
     stages = (*COMPILE_STAGES, *EVALUATE_STAGES)
     with stops_on_signals():
         work = {"stages": stages, "again": again, "units": units}
@@ -106,11 +113,29 @@ def sweep(
         failed: dict[Cell, TvmflowError] = {**record(workspace, list(done), stages)}
     except TvmflowError as error:
         failed = dict.fromkeys(done, error)
+    failed |= _record_unmeasured(workspace, [one for one in results if one.error is None and one.unmeasured], done)
     for cell, reason in failed.items():
         done[cell].error, done[cell].failed_stage = reason, "publish"
     rows = [_row(result) for result in results]
     post_within(lambda: create_table_artifact(key="sweep", table=rows, description="cells and stages"))
     return final_state(results)
+
+
+def _record_unmeasured(
+    workspace: Workspace, results: Sequence[CellResult], done: dict[Cell, CellResult]
+) -> dict[Cell, TvmflowError]:
+    """Record what was built without a device, but for what lies in a variant of the workspace; add the results to
+    `done`. Returns cell -> why it was not recorded.
+    """
+    failed: dict[Cell, TvmflowError] = {}
+    for result in results:
+        cell = workspace.params.cell(result.cell)
+        done[cell] = result
+        try:
+            failed |= record(workspace, [cell], stages_in_workspace(workspace, cell, STAGES))
+        except TvmflowError as error:
+            failed[cell] = error
+    return failed
 
 
 def _run_cells(

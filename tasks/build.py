@@ -38,6 +38,7 @@ from tvmflow.sources.data.preprocessing import recipe_for, value_table
 from tvmflow.support.errors import SourceError, UsageError
 from tvmflow.support.files import describe_file
 from tvmflow.support.json_values import read_json, write_json
+from tvmflow.targets.processor_flags import judged_flags
 from tvmflow.targets.resolve import TARGET_READS, ResolvedTarget
 from tvmflow.toolchain.versions import versions
 
@@ -163,7 +164,7 @@ def _write_libraries(context: Context, library: LibraryDescription, scheduled: S
     network = write_network(path, scheduled, _describe_network(context, library), compiler, buckets)
     if not scheduled.backend.has_machine:
         (context.out / "library.so").hardlink_to(path)  # the only form there is
-    if not compiler.makes_wasm:
+    if compiler.makes_shared_objects:
         link_rpc(context.out / "rpc.so", compiler)
     return network
 
@@ -188,7 +189,7 @@ def _compile_smaller(context: Context, library: LibraryDescription, backend: Bac
 def _check_libraries(context: Context, backend: Backend) -> dict[str, Any]:
     """Return the agreement of the libraries with the quantized module, empty if they do not run here."""
     from tvmflow.codegen.compile import LoadedLibrary
-    from tvmflow.codegen.network.link import OpenedNetwork
+    from tvmflow.codegen.network.opened_network import OpenedNetwork
 
     target, bound = context.settings.target, context.settings.max_relative_error
     if not (target.runs_here and backend.has_machine):
@@ -216,6 +217,7 @@ def _describe_network(context: Context, library: LibraryDescription) -> Network:
         settings.max_relative_error,
         SizedOutputs(source.sizes, dynamic_axes(library.outputs)) if source.sizes else None,
         _states((*source.states, *(State(*pair) for pair in settings.state.items())), source.inputs, library.outputs),
+        judged_flags(settings.target),
     )
 
 

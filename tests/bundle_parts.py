@@ -15,21 +15,25 @@ import numpy as np
 from tests.manifests import manifest_of
 from tests.scorecards import CELL as CELL
 from tests.scorecards import scorecard
+from tvmflow.backends.apple import AppleBackend
 from tvmflow.backends.cpu import CpuBackend, host_backend
 from tvmflow.backends.manifest import MANIFEST_NAME, NetworkFile
 from tvmflow.backends.wasm import WasmBackend
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.description import Network
-from tvmflow.codegen.network.link import OpenedNetwork, write_network
+from tvmflow.codegen.network.link import write_network
+from tvmflow.codegen.network.opened_network import OpenedNetwork
 from tvmflow.codegen.network.runtime_sources import digest_of_runtime
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec, run_in_batches
 from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.pipeline.record import Record
+from tvmflow.setup.target_presets import presets
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.support.files import describe_file, digest_of, save_arrays
 from tvmflow.support.json_values import to_json, write_json
+from tvmflow.targets.processor_flags import judged_flags
 from tvmflow.targets.resolve import ResolvedTarget, host_target
 from tvmflow.toolchain.compilers import Command, Ndk
 
@@ -101,6 +105,34 @@ def wasm_part(folder: Path, backend: WasmBackend) -> Part:
     network = Network(CELL, (SPEC,), ("scores",), 1, LABELS)
     built = write_network(folder / "build" / "network.so", scheduled, network, backend.target.compiler)
     return replace(written(folder, built, backend.target, LABELS), cell="small@wasm32:float32")
+
+
+def processor_part(folder: Path, target: str, mcpu: str) -> Part:
+    """Link the network for a processor of x86-64, with its check of the processor."""
+    part, (scheduled, backend) = small_part(folder), _compiled(mcpu, "x86_64-linux-gnu")
+    cell = f"small@{target}:float32"
+    network = Network(cell, (SPEC,), ("scores",), 2, LABELS, flags=judged_flags(backend.target))
+    built = write_network(folder / "build" / "network.so", scheduled, network, Command(("gcc",)))
+    slug = cell.replace("@", ".").replace(":", ".")
+    return replace(written(folder, built, backend.target, LABELS), cell=cell, slug=slug, version=part.version)
+
+
+def apple_part(folder: Path, target: str, model: str = "small") -> Part:
+    """Archive the network for a preset of Apple's systems beside the golden arrays of this machine's."""
+    part, (scheduled, backend) = small_part(folder), _apple(target)
+    cell = f"{model}@{target}:float32"
+    network = Network(cell, (SPEC,), ("scores",), backend.target.threads, LABELS)
+    built = write_network(folder / "build" / "network.so", scheduled, network, backend.target.compiler)
+    (folder / "build" / "library.so").unlink()
+    (folder / "build" / "library.so").hardlink_to(folder / "build" / "network.so")
+    slug = cell.replace("@", ".").replace(":", ".")
+    return replace(written(folder, built, backend.target, LABELS), cell=cell, slug=slug, version=part.version)
+
+
+@functools.cache
+def _apple(target: str) -> tuple[Any, AppleBackend]:
+    backend = AppleBackend(AppleBackend.resolve(presets()[target].target))
+    return build_scheduled(backend.pack(_module(), None)[0], backend, {}), backend
 
 
 def written(folder: Path, network: NetworkFile, target: ResolvedTarget, labels: tuple[str, ...]) -> Part:

@@ -37,7 +37,8 @@ typedef enum {
   TVMFLOW_NO_MEMORY = 2,    /* the allocator returned NULL */
   TVMFLOW_NO_THREADS = 3,   /* the system created no thread, or refused the CPU mask; or a child of fork has an instance in the middle of a run */
   TVMFLOW_KERNEL_FAILED = 4, /* a kernel refused its arguments: the library is damaged or was built wrongly */
-  TVMFLOW_DEVICE_FAILED = 5  /* the driver of the accelerator or GPU failed, or is a parent process's */
+  TVMFLOW_DEVICE_FAILED = 5, /* the driver of the accelerator or GPU failed, or is a parent process's */
+  TVMFLOW_WRONG_PROCESSOR = 6 /* create: this processor lacks an instruction that the library was compiled for, which last_error names */
 } tvmflow_status;
 
 typedef enum {

@@ -51,9 +51,10 @@ static void throw_as(JNIEnv *env, const char *kind, const char *text) {
 }
 
 static void throw_status(JNIEnv *env, const network *net, tvmflow_status status) {
-  const char *kind = status == TVMFLOW_BAD_ARGUMENT ? "java/lang/IllegalArgumentException"
-                     : status == TVMFLOW_NO_MEMORY  ? "java/lang/OutOfMemoryError"
-                                                    : "java/lang/IllegalStateException";
+  const char *kind = status == TVMFLOW_BAD_ARGUMENT      ? "java/lang/IllegalArgumentException"
+                     : status == TVMFLOW_NO_MEMORY       ? "java/lang/OutOfMemoryError"
+                     : status == TVMFLOW_WRONG_PROCESSOR ? "java/lang/UnsupportedOperationException"
+                                                         : "java/lang/IllegalStateException";
   const char *text = net->api->last_error();
   throw_as(env, kind, *text ? text : status == TVMFLOW_NO_MEMORY ? "no memory" : "bad argument");
 }

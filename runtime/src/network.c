@@ -8,6 +8,7 @@
 #include "network_gpu.h"
 #include "plan.h"
 #include "pool.h"
+#include "processor.h"
 #include "scores.h"
 #include "sizes.h"
 #include "teams.h"
@@ -15,7 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#ifndef __wasi__
+#ifdef __linux__
 #include <sys/mman.h>
 #include <unistd.h>
 #endif
@@ -23,7 +24,11 @@
 #define MAX_WORKSPACES 16
 #define POPULATED ((size_t)64 << 10) /* bytes from which mapping all pages at once pays */
 #define POPULATE_WRITE 23                /* advice of Linux 5.14, missing in the headers of some systems */
+#ifdef __APPLE__
+#define HUGE_PAGE ((size_t)1 << 62) /* none */
+#else
 #define HUGE_PAGE ((size_t)2 << 20) /* bytes, of x86-64 and arm64 with pages of 4 KB */
+#endif
 #define ERROR_SIZE 512
 #define FEW_PIXELS 4096 /* pixels of an image below which threads do not pay */
 
@@ -100,7 +105,7 @@ static tvmflow_status fail(tvmflow_status status, const char *text, const char *
 
 /* Map all pages at once, without a fault for each; systems that cannot map them on first access. */
 static void populate(void *memory, size_t size) {
-#ifdef __wasi__ /* all of its memory is there */
+#ifndef __linux__
   (void)memory, (void)size;
 #else
   const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)memory & ~(page - 1);
@@ -426,8 +431,9 @@ static tvmflow_status create(const tvmflow_options *options, const tvmflow_drive
   tvmflow_options requested = {0};
   current.error[0] = 0;
   if (!instance) return fail(TVMFLOW_BAD_ARGUMENT, "no place for the instance", NULL);
-  const char *fault = driver_fault(driver);
+  const char *fault = driver_fault(driver), *lacks = processor_lacks();
   if (fault) return fail(TVMFLOW_BAD_ARGUMENT, "%s", fault);
+  if (lacks) return fail(TVMFLOW_WRONG_PROCESSOR, "this processor has no %s, which the library was compiled for", lacks);
   if (options) requested = *options;
   if (!requested.threads) requested.threads = plan_api.threads;
   if (requested.threads > TVMFLOW_MAX_THREADS) return fail(TVMFLOW_BAD_ARGUMENT, "more threads than TVMFLOW_MAX_THREADS", NULL);

@@ -184,6 +184,7 @@ typedef struct plan_tables {
   const plan_gpu *gpu; /* NULL: the CPU, perhaps with an accelerator, runs all steps */
   const plan_sizes *sizes; /* NULL: all inputs have one shape */
   const plan_state *states; /* as many as plan_api.states */
+  const char *const *flags; /* of /proc/cpuinfo, that the processor needs, then NULL; NULL: none */
 } plan_tables;
 
 extern const plan_tables plan;

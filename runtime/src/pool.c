@@ -6,6 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+#ifdef __APPLE__
+#include <sys/sysctl.h>
+#endif
 
 #define DEFAULT_SPIN_US 200u
 #define MAX_CPUS 64
@@ -120,6 +123,30 @@ static unsigned long long start_round(pool *used, uint32_t team, uint32_t shares
 
 /* -- CPU affinity -- */
 
+#ifdef __APPLE__ /* the scheduler decides: threads cannot be bound to CPUs */
+
+static pool_cpu_set allowed_cpus(uint64_t cpu_mask) { return cpu_mask != 0; }
+
+static int count_cpus(const pool_cpu_set *set) { return *set; }
+
+static int restrict_to(pthread_t thread, const pool_cpu_set *set) { return (void)thread, *set ? -1 : 0; }
+
+void pool_settle(pool *used) { (void)used; }
+
+/* Return the number of fast cores, of any where all are alike. */
+uint32_t pool_cpus(uint64_t cpu_mask) {
+  int fast = 0;
+  size_t size = sizeof fast;
+  (void)cpu_mask; /* pool_start refuses it */
+  if (!sysctlbyname("hw.perflevel0.physicalcpu", &fast, &size, NULL, 0) && fast > 0) return (uint32_t)fast;
+  const long online = sysconf(_SC_NPROCESSORS_ONLN);
+  return online > 0 ? (uint32_t)online : TVMFLOW_MAX_THREADS;
+}
+
+#else
+
+static int count_cpus(const pool_cpu_set *set) { return CPU_COUNT(set); }
+
 static cpu_set_t set_of(uint64_t mask) {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -190,6 +217,8 @@ uint32_t pool_cpus(uint64_t cpu_mask) {
   return (uint32_t)CPU_COUNT(&allowed) + (CPU_COUNT(&both) < CPU_COUNT(&own));
 }
 
+#endif
+
 tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint32_t spin_us, pool_enter enter, void *owner) {
   memset(made, 0, sizeof *made);
   made->allowed = allowed_cpus(cpu_mask);
@@ -212,7 +241,7 @@ tvmflow_status pool_start(pool *made, uint32_t threads, uint64_t cpu_mask, uint3
     if (!failed) {
       ++made->started;
       /* An affinity of our own choice may be refused, one that the caller requested must be set. */
-      failed = CPU_COUNT(&made->allowed) && restrict_to(worker->thread, &made->allowed) && cpu_mask;
+      failed = count_cpus(&made->allowed) && restrict_to(worker->thread, &made->allowed) && cpu_mask;
     }
     if (failed) {
       pool_stop(made);

@@ -27,7 +27,7 @@ typedef void (*pool_enter)(void *owner, uint32_t number);
 
 typedef struct pool pool;
 
-#ifdef __wasi__ /* has no threads: runtime/wasm/pool.c */
+#if defined(__wasi__) || defined(__APPLE__) /* has no threads (runtime/wasm/pool.c), or cannot bind them to CPUs */
 typedef unsigned char pool_cpu_set;
 #else
 typedef cpu_set_t pool_cpu_set;

@@ -113,6 +113,7 @@ CODE = {
         *CHECK,
         *COMPILER,
         "tvmflow/evaluation/check_numpy_reference.py",
+        "tvmflow/evaluation/source_noise.py",
         "tvmflow/quantization",
         "tvmflow/sources/data/datasets.py",
         "tvmflow/sources/data/npz_files.py",

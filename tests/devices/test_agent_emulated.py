@@ -15,7 +15,8 @@ from tests.devices.agents import BACKEND, X, compiled, opened, session_with
 from tests.devices.fake_phone import FakePhone
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.codegen.network.description import Network
-from tvmflow.codegen.network.link import OpenedNetwork, write_network
+from tvmflow.codegen.network.link import write_network
+from tvmflow.codegen.network.opened_network import OpenedNetwork
 from tvmflow.config.params import DeviceEntry
 from tvmflow.devices.agent.process import start_agent
 from tvmflow.devices.emulation.system import EmulatedSystem

@@ -32,7 +32,7 @@ FILE = "mobilenet_v2_weights_tf_dim_ordering_tf_kernels_0.5_224.h5"
 SMALL, WHOLE = ("keras/mobilenet_v2_035_96", 96), ("keras/mobilenet_v2_050", 224)
 MEAN, STD = np.array([123.0, 117.0, 104.0]), np.array([58.395, 57.12, 57.375])
 STEPS = ("mean", "median", "max", "min", "std")
-EMULATOR_S = 900.0  # a GPU in software that is emulated, on a machine that other tests use
+EMULATOR_S = 2400.0  # a GPU in software that is emulated, on a machine that other tests use
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

@@ -43,14 +43,14 @@ ELSEWHERE = {  # page and section -> the test whose commands do the same
 }
 
 
-def _own(home: Path) -> dict[str, str]:
+def own_variables(home: Path) -> dict[str, str]:
     home.mkdir()
     (home / ".gitconfig").write_text("[user]\n name = a\n email = a@localhost\n[init]\n defaultBranch = main\n")
     return {"HOME": str(home), "BROWSER": "true", **VARIABLES}
 
 
 def test_a_first_model_runs(tmp_path: Path) -> None:
-    own, place = _own(tmp_path / "home"), tmp_path / "place"
+    own, place = own_variables(tmp_path / "home"), tmp_path / "place"
     place.mkdir()
     write_model(tmp_path / "cats.onnx")
     installed = {"pip install 'tvmflow[onnx]'": f"pip install --dry-run --no-deps '{REPOSITORY}'"}
@@ -74,7 +74,7 @@ def _busy_machine(params: Params) -> None:
 
 
 def test_a_champion_is_bundled_and_verified(root: Path, tmp_path: Path) -> None:
-    own = _own(tmp_path / "home")
+    own = own_variables(tmp_path / "home")
     with walking("Release and ship", root, own=own, page="get_started.md") as steps:
         assert "is the champion now" in steps.follow()
     shutil.rmtree(tmp_path / "home" / ".keys")
@@ -84,7 +84,7 @@ def test_a_champion_is_bundled_and_verified(root: Path, tmp_path: Path) -> None:
 
 
 def test_an_app_is_released_and_rolled_back(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = _own(tmp_path / "home")
+    own = own_variables(tmp_path / "home")
     monkeypatch.setenv("HOME", own["HOME"])
     key = str(tmp_path / "home" / ".keys" / "release")
     tvmflow(root, "keys", "new", key)
@@ -109,7 +109,7 @@ def test_experiments_of_dvc(root: Path, tmp_path: Path) -> None:
         "pip install 'tvmflow[ssh]' && ": "",
         "pip install 'tvmflow[s3]'  && ": "",
     }
-    with walking("DVC", root, here, own=_own(tmp_path / "home"), page="storage.md") as steps:
+    with walking("DVC", root, here, own=own_variables(tmp_path / "home"), page="storage.md") as steps:
         steps.follow()
         config = root / ".dvc" / "config"
         assert "url = s3://bucket/tvmflow" in config.read_text()  # the last of the three
@@ -130,7 +130,7 @@ def test_a_history_goes_to_a_server_of_mlflow(root: Path, tmp_path: Path) -> Non
         "https://mlflow.example.com": f"http://127.0.0.1:{port}",
         "export MLFLOW_TRACKING_USERNAME=... MLFLOW_TRACKING_PASSWORD=...": "true",
     }
-    with walking("MLflow", root, here, own=_own(tmp_path / "home"), page="storage.md") as steps:
+    with walking("MLflow", root, here, own=own_variables(tmp_path / "home"), page="storage.md") as steps:
         steps.follow()
         wait_for_port(port, 120)
         steps.follow()
@@ -138,7 +138,7 @@ def test_a_history_goes_to_a_server_of_mlflow(root: Path, tmp_path: Path) -> Non
 
 
 def test_a_worker_of_prefect_runs_a_deployed_sweep(root: Path, tmp_path: Path) -> None:
-    own, port = _own(tmp_path / "home"), free_port()
+    own, port = own_variables(tmp_path / "home"), free_port()
     address = f"http://127.0.0.1:{port}/api"
     here = {
         "prefect server start  ": f"prefect server start --port {port} &",
@@ -161,7 +161,7 @@ def test_a_worker_of_prefect_runs_a_deployed_sweep(root: Path, tmp_path: Path) -
 
 def test_goals_are_searched_for(root: Path, tmp_path: Path) -> None:
     here = {"search cats": "search digits_torch", "pixel-8,rk3399": "local-cpu", "8ms": "80ms", "4MB": "40MB"}
-    with walking("Search for goals", root, here, own=_own(tmp_path / "home"), page="tuning.md") as steps:
+    with walking("Search for goals", root, here, own=own_variables(tmp_path / "home"), page="tuning.md") as steps:
         assert "float32" in steps.follow()
 
 

@@ -19,6 +19,9 @@ LONGEST_S = 500.0
 Params = dict[str, Any]
 
 
+WHOLE = ""  # in place of a section: all of the page
+
+
 def _sections(page: str) -> dict[str, str]:
     text = (DOCS / page).read_text(encoding="utf-8")
     return dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
@@ -31,7 +34,8 @@ def section_titles(page: str = PAGE) -> list[str]:
 
 def blocks_of(section: str, page: str = PAGE) -> list[tuple[str, str]]:
     """Return (language, text) of the blocks of YAML and commands in a section of a page, in order."""
-    return re.findall(r"^```(sh|yaml)\n(.*?)^```", _sections(page)[section], re.M | re.S)
+    text = (DOCS / page).read_text(encoding="utf-8") if section == WHOLE else _sections(page)[section]
+    return re.findall(r"^```(sh|yaml)\n(.*?)^```", text, re.M | re.S)
 
 
 class Walk:

@@ -129,6 +129,7 @@ def _obeys(root: Path, server: PrefectServer, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(flow, "walk_units", walk)
     monkeypatch.setattr(flow, "record", lambda *_given: {})
+    monkeypatch.setattr(flow, "preflight", lambda *_given, **_named: ({}, {}))  # no file a.onnx is there
     monkeypatch.setattr(flow, "show_cell", lambda *_given: None)
     (root / "params.yaml").write_text(
         "models: {m: {weights: {file: a.onnx}, framework: onnx, input: {shape: [1, 4]}}}\nflows: {workers: 2}\n"

@@ -22,6 +22,8 @@ from torch import nn
 from bench.conformance.tflite_models import FileWriter
 from tests.conftest import tvmflow
 from tests.sized_models import write_encoder
+from tests.sources.test_tokens import write_tokenizer
+from tvmflow.api import predict
 
 pytestmark = pytest.mark.heavy
 
@@ -136,7 +138,8 @@ def _tflite(folder: Path) -> list[str]:
 
 
 def _encoder(folder: Path) -> list[str]:
-    return [str(write_encoder(folder)), "--buckets", "8,16", "--high", "50"]
+    words = ["--tokenizer", str(write_tokenizer(folder / "tokenizer.json"))]
+    return [str(write_encoder(folder)), "--buckets", "8,16", "--high", "50", *words]
 
 
 def _detector(folder: Path) -> list[str]:
@@ -176,6 +179,8 @@ def test_a_model_of_ones_own_is_in_an_app_within_the_hour(
 
     _use_in_c(root, tmp_path)
     _use_in_python(root, tmp_path)
+    if "--tokenizer" in words:
+        _predict_texts(root, tmp_path)
     tvmflow(root, "add", *words, "--name", "board", "--target", "linux-arm64")
     done = tvmflow(root, "run", "board@linux-arm64:float32", "--without-device")
     assert "built, not measured" in done.stderr
@@ -183,6 +188,21 @@ def test_a_model_of_ones_own_is_in_an_app_within_the_hour(
     with zipfile.ZipFile(tmp_path / "arm.zip") as archive:
         [library] = json.loads(archive.read("manifest.json"))["libraries"]
     assert library["measured"] is False and library["abi"] == "aarch64-linux-gnu"
+
+
+def _predict_texts(root: Path, folder: Path) -> None:
+    """The words of a text have the outputs of their ids, in the order of the texts; a long one is cut."""
+    (folder / "long.txt").write_text("cat " * 40)
+    done = tvmflow(root, "predict", "mine", "a cat", "cat", str(folder / "long.txt"), "--json")
+    pair, one, long = json.loads(done.stdout)
+    assert (pair["text"], one["text"], long["text"]) == ("a cat", "cat", str(folder / "long.txt"))
+    assert [(text["tokens"], text["used"]) for text in (pair, one, long)] == [(4, 4), (3, 3), (42, 16)]
+    assert "42 tokens" in done.stderr and "was cut" in done.stderr
+    ids = np.array([[2, 4, 5, 3]])  # of [CLS] a cat [SEP]
+    given = {"ids": ids, "mask": np.ones_like(ids)}
+    expected = predict("mine", given, root)
+    for value, wanted in zip(pair["outputs"].values(), expected, strict=True):
+        np.testing.assert_allclose(value, wanted, atol=1e-5)
 
 
 def _golden(app: Path) -> tuple[list[Path], np.ndarray]:

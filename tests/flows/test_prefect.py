@@ -146,12 +146,17 @@ from pathlib import Path
 from flows.settings import configure_prefect
 from tvmflow.config.workspace import Workspace
 configure_prefect(Workspace(Path(sys.argv[1])))
-from prefect import flow
-from flows.run_page import StageLog
+from prefect import flow, task
+from flows.run_page import StageLog, begin_run
+@task
+def nothing():
+    pass
 @flow(name="says")
 def says(root: str):
+    begin_run(Workspace(Path(root)), [])
+    nothing()
     path = Path(root) / "stage.log"
-    log = StageLog(path)
+    log = StageLog(path, "tune a@b:c")
     path.write_text("first\\nhalf a li")
     log.progress("measuring kernel 1", 1, 40)
     log.progress("measuring kernel 2", 2, 40)
@@ -169,7 +174,8 @@ says(sys.argv[1])
     lines = [
         line["message"] for line in requests.post(f"{with_prefect_server}/logs/filter", json=body, timeout=120).json()
     ]
-    start = lines.index("measuring kernel 1 (1 of 40)")
+    assert not any("Finished in state Completed(" in line for line in lines[:-1]), "each stage says how it ended"
+    start = lines.index("tune a@b:c: measuring kernel 1 (1 of 40)")
     assert lines[start + 1 : start + 3] == ["first", "half a line"], (
         "a line is told when it is whole, progress at intervals"
     )

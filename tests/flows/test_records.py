@@ -23,6 +23,7 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.roofline import Work
 from tvmflow.support.digests import Digests
 from tvmflow.support.files import describe_file
+from tvmflow.tracking.mlflow.notes import notes_of
 from tvmflow.tracking.mlflow.registry import version_by_alias
 from tvmflow.tracking.mlflow.store import open_mlflow
 
@@ -223,9 +224,9 @@ def test_mlflow_has_numbers_tags_model_and_history(finished: Path) -> None:
         "stage_s.tune",
         "peer_ms.onnxruntime",
     } <= set(measured.data.metrics)
-    assert {"recipe.build", "library.sha256", "git.commit", "toolchain.tvm", "toolchain.llvm", "device.kind"} <= set(
-        measured.data.tags
-    )
+    assert {"library.sha256", "git.commit", "toolchain.tvm", "device.kind"} <= set(measured.data.tags)
+    assert {"recipe.build", "code.build", "toolchain.llvm"} <= set(notes_of(measured.data))
+    assert {"recipe", "code", "toolchain", "device.build"} <= set(measured.data.params)
     assert client.get_metric_history(measured.info.run_id, "tuning.kernels_ms")
     steps = [m.step for m in client.get_metric_history(history.info.run_id, "latency_ms.median")]
     assert steps == [measured.info.start_time // 1000], "the second of the measurement"

@@ -14,7 +14,7 @@ from tasks.table import STAGES
 from tests.flows.walk import walk
 from tests.sized_models import ENCODER, IMAGES, TOKENS, write_encoder, write_images
 from tvmflow.api import load, predict
-from tvmflow.codegen.network.link import OpenedNetwork
+from tvmflow.codegen.network.opened_network import OpenedNetwork
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.import_model import read_model
 from tvmflow.frontends.onnx.frontend import open_session

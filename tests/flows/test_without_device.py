@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,12 @@ def test_a_phone_that_is_not_there_does_not_keep_an_app_from_its_library(
     schedules = json.loads((tuned / "best.json").read_text())["records"]
     assert {one["status"] for one in schedules} == {"estimated"}
 
+    locks = "".join(path.read_text() for path in root.rglob("dvc.lock"))
+    assert f"artifacts/graph_pack/{SLUG}" in locks and f"artifacts/build/{SLUG}" not in locks, (
+        "not what is in a variant"
+    )
+    assert _of_a_deployment(root)["unmeasured"], "it has a preflight, too"
+
     [status] = api.status(root).cells
     assert status.built and not status.measured and "tune" in status.todo and status.error is None
     assert {"phone"} == {one["target"] for one in api.report_data(root)["unmeasured"] if one["built"]}
@@ -73,6 +81,19 @@ def test_a_phone_that_is_not_there_does_not_keep_an_app_from_its_library(
         api.run("phone", workspace=root, units=["nobody-has-this-one"])
     with pytest.raises(UsageError, match="without a device"):
         api.run("phone", workspace=root, again=True, without_device=True)
+
+
+def _of_a_deployment(root: Path) -> Any:
+    """Run the flow as a deployment does, without what 'tvmflow run' finds out before; return the result."""
+    code = (
+        "import json, sys; from pathlib import Path\nfrom tvmflow.config.workspace import Workspace\n"
+        "from flows.settings import configure_prefect\nroot = sys.argv[1]\nconfigure_prefect(Workspace(Path(root)))\n"
+        "from flows.sweep import sweep\nprint(json.dumps(sweep(['phone'], root)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, root], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    [result] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def _check_bundle(root: Path, folder: Path) -> None:

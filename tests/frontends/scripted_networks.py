@@ -65,3 +65,38 @@ class Decides(torch.nn.Module):
             y = x * 2
         self.last = x
         return y
+
+
+class Sizes(torch.nn.Module):
+    """Loops, lists and branches by sizes and flags, a fused layer that PyTorch may take, and a given list of blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)])
+        self.normalize = True
+
+    def forward(self, x: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
+        steps = torch.jit.annotate(list[torch.Tensor], [])
+        for at in range(x.shape[1]):
+            steps.append(x[:, at] * (at + 1))
+        y = torch.stack(steps, 1)
+        while y.shape[1] < 8:
+            y = torch.cat([y, y], 1)
+        for block in self.blocks:
+            y = torch.relu(block(y))
+        if self.normalize and y.dim() == 3:
+            y = y - y.mean(-1, keepdim=True)
+        return self.attention(y, y, y)[0] + (torch.tensor([7, 9, 11, 13]) // divisor)
+
+
+class Chooses(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool(x.sum() > 0):
+            return x + 1
+        return x - 1
+
+
+class Rejects(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1, 7)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from torch.nn.utils.parametrizations import orthogonal
 
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import LocalRunner
@@ -13,6 +15,7 @@ from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.passes.pipeline import canonicalize
+from tvmflow.support.errors import UnsupportedOperatorError
 
 _LENGTH, _WIDTH = 12, 16
 
@@ -93,3 +96,35 @@ def test_what_weights_make_of_positions_is_a_constant() -> None:
     module = _imported(network, TensorSpec("x", (1, 8, 5, 6)))
     assert sum(step.op == "relax.nn.conv2d" for step in read_graph(module).steps) == 1
     _check(network, module, np.random.default_rng(0).standard_normal((1, 8, 5, 6), dtype=np.float32))
+
+
+class OfWeights(torch.nn.Module):
+    """Weights by operators that have no converter: an exponential of a matrix, a QR decomposition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.dense, self.raw = orthogonal(torch.nn.Linear(4, 4)), torch.nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        basis, triangle = torch.linalg.qr(self.raw * 2)
+        return self.dense(x) @ basis + self.raw @ triangle
+
+
+def test_operators_that_only_pytorch_has_compute_weights() -> None:
+    network, x = OfWeights().eval(), torch.randn(3, 1, 4)
+    model = ExportedModel(network, (TensorSpec("x", (3, 1, 4)),))
+    names = {str(node.target) for node in model.exported().run_decompositions().graph.nodes}
+    assert {"aten.linalg_matrix_exp.default", "aten.linalg_qr.default"} <= names
+    found = LocalRunner.of_plain(canonicalize(model.to_relax()), host_backend()).run(x.numpy())[0]
+    with torch.no_grad():
+        assert np.abs(found - network(x).numpy()).max() < 1e-5
+
+
+def test_operators_that_only_pytorch_has_are_refused_on_inputs() -> None:
+    class OfInput(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.matrix_exp(x)
+
+    with pytest.raises(UnsupportedOperatorError, match="linalg_matrix_exp"):
+        ExportedModel(OfInput().eval(), (TensorSpec("x", (1, 4, 4)),)).to_relax()

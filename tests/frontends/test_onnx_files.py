@@ -28,7 +28,7 @@ from tvmflow.frontends.source_model import SourceDescription, one_input
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.setup.preflight import check_model
 from tvmflow.sources.data.datasets import Samples
-from tvmflow.support.errors import ModelFileError, TvmflowError
+from tvmflow.support.errors import ModelFileError, TvmflowError, UnsupportedOperatorError
 
 pytestmark = pytest.mark.heavy
 
@@ -340,3 +340,18 @@ def test_ends_whose_type_is_unknown_are_named(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "m.onnx")
     with pytest.raises(ModelFileError, match=r"input x of m.onnx has no type"):
         load_source(tmp_path, _describe("m.onnx", (1, 4)))
+
+
+def test_operators_that_an_exporter_left_are_named_together(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Erfc", ["x"], ["a"]), helper.make_node("Log1p", ["a"], ["b"])]
+    branch = helper.make_graph([helper.make_node("Expm1", ["b"], ["c"])], "branch", [], [_float("c")])
+    nodes += [helper.make_node("If", ["flag"], ["y"], then_branch=branch, else_branch=branch)]
+    flag = numpy_helper.from_array(np.array(True), "flag")
+    graph = helper.make_graph(nodes, "g", [_float("x")], [_float("y")], [flag])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
+    with pytest.raises(UnsupportedOperatorError, match=r"m\.onnx has operators .*: Erfc, Expm1, Log1p"):
+        load_source(tmp_path, SourceDescription("onnx", None, "m.onnx", one_input("x", (2,))))
+
+
+def _float(name: str) -> Any:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [2])

@@ -117,6 +117,10 @@ def _machine(classes: int) -> dict[str, Any]:
     }
 
 
+def _negative(classes: int) -> list[float]:
+    return [-abs(number) - 1 for number in _list(classes * (classes - 1) // 2)]
+
+
 _LABELS = {"classlabels_int64s": [3, 7, 9]}
 _LINEAR = {"coefficients": _list(3, _FEATURES), "intercepts": _list(3), "classlabels_ints": [3, 7, 9]}
 _SUPPORT = {
@@ -167,6 +171,10 @@ CASES: dict[str, tuple[Array, dict[str, Any], int]] = {
        for kind in ("RBF", "POLY")},
     "SVMClassifier, two classes, LOGISTIC": (_x(9, _FEATURES), _machine(2) | {"post_transform": "LOGISTIC"}, 2),
     "SVMClassifier, four classes": (_x(20, _FEATURES), _machine(4) | {"kernel_type": "RBF"}, 2),
+    **{f"SVMClassifier, probabilities of {count}": (
+        _x(20, _FEATURES),
+        _machine(count) | {"kernel_type": "RBF", "prob_a": _negative(count), "prob_b": _list(count * (count - 1) // 2)},
+        2) for count in (2, 4)},
     "SVMClassifier, linear": (_x(9, _FEATURES), _PLANES, 2),
     "TreeEnsembleRegressor, mean of two targets": (
         _x(9, _FEATURES),
@@ -181,6 +189,11 @@ CASES: dict[str, tuple[Array, dict[str, Any], int]] = {
         _x(9, _FEATURES), _trees("class") | _BINARY | {"post_transform": "LOGISTIC"}, 2),
     "TreeEnsembleClassifier, two classes with a base": (
         _x(9, _FEATURES), _trees("class") | _BINARY | {"post_transform": "LOGISTIC", "base_values": [0.3]}, 2),
+    **{f"TreeEnsembleClassifier, two classes with weights, {post}": (
+        _x(20, _FEATURES),
+        _trees("class", results=2) | {"classlabels_int64s": [0, 1], "post_transform": post} | base, 2)
+       for post, base in (
+           ("NONE", {"base_values": [0.25]}), ("SOFTMAX", {}), ("LOGISTIC", {"base_values": [0.25, -0.5]}))},
     "TreeEnsembleClassifier, scores of two classes": (_x(9, _FEATURES), _trees("class") | _BINARY, 2),
     "TreeEnsembleClassifier, shares of two classes": (_x(9, _FEATURES), _trees("class", is_positive=True) | _BINARY, 2),
 }  # fmt: skip
@@ -239,8 +252,8 @@ def test_a_missing_number_takes_the_side_that_its_node_says() -> None:
     [
         ("ZipMap", {"classlabels_int64s": [0, 1]}, r"convert with options=\{'zipmap': False\}"),
         ("LabelEncoder", {"keys_strings": ["a"], "values_int64s": [1]}, "strings; convert with integer labels"),
+        ("TreeEnsembleClassifier", _trees("class", results=2) | _BINARY, r"labels \[3, 7\] of two classes"),
         ("TreeEnsembleRegressor", _trees("target", "BRANCH_IN"), "BRANCH_IN as a node's mode"),
-        ("SVMClassifier", _machine(2) | {"prob_a": [1.0], "prob_b": [0.0]}, r"convert an SVC\(probability=False\)"),
         ("LinearClassifier", _LINEAR | {"post_transform": "PROBIT"}, "post_transform PROBIT"),
     ],
 )

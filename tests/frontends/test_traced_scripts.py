@@ -1,4 +1,6 @@
-"""Test TorchScript files as torch.jit.trace writes them: sizes as tensors, and operators without defaults."""
+"""Test TorchScript files: what torch.jit.trace writes (sizes as tensors, operators without defaults), and what
+torch.jit.script does (loops and branches).
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,14 @@ import pytest
 import torch
 from torch import nn
 
+from bench.conformance.tflite import interpret
+from tests.frontends import scripted_networks
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import LocalRunner
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec
 from tvmflow.passes.pipeline import canonicalize
+from tvmflow.support.errors import ModelFileError, UnsupportedOperatorError
 
 pytestmark = pytest.mark.heavy
 
@@ -34,9 +39,9 @@ class Traced(nn.Module):  # type: ignore[misc]
         return made, larger, smooth, *torch.var_mean(image, 1)
 
 
-def _load(folder: Path, script: Any, *inputs: tuple[str, tuple[int, ...]]) -> Any:
+def _load(folder: Path, script: Any, *inputs: tuple[Any, ...]) -> Any:
     script.save(str(folder / "model.pt"))
-    specs = tuple(TensorSpec(name, shape) for name, shape in inputs)
+    specs = tuple(TensorSpec(*one) for one in inputs)
     return load_source(folder, SourceDescription("torch", None, "model.pt", specs))
 
 
@@ -52,3 +57,37 @@ def test_a_traced_network_equals_pytorch(tmp_path: Path) -> None:
     assert [one.shape for one in found] == [one.shape for one in expected]
     for ours, theirs in zip(found, expected, strict=True):
         assert np.abs(ours - theirs).max() < 1e-5
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("form", ["script", "frozen", "traced"])
+def test_loops_and_branches_by_sizes_are_followed(form: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = scripted_networks.Sizes().eval()
+    x, divisor = torch.randn(2, 3, 4), torch.tensor([2, 3, 1, 5])
+    script = (
+        torch.jit.trace(network, (x, divisor), check_trace=False) if form == "traced" else torch.jit.script(network)
+    )
+    script = torch.jit.freeze(script) if form == "frozen" else script
+    source = _load(tmp_path, script, ("x", (2, 3, 4)), ("divisor", (4,), "int64"))
+    module = canonicalize(source.to_relax())
+    found = interpret(module, [x.numpy(), divisor.numpy()])[0]
+    with torch.no_grad():
+        assert np.abs(found - network(x, divisor).numpy()).max() < 1e-5
+    if form != "frozen":  # which makes constants of its weights
+        assert [layer.name for layer in source.weighted_layers()][:2] == ["blocks.0", "blocks.1"]
+
+
+def test_scripts_that_decide_by_values_are_refused_with_the_line(tmp_path: Path) -> None:
+    with pytest.raises(
+        UnsupportedOperatorError, match=r"by values of its inputs at scripted_networks.py:\d+ \(if"
+    ) as found:
+        _load(tmp_path, torch.jit.script(scripted_networks.Chooses()), ("x", (2, 3)))
+    assert "split the model" in found.value.hint
+
+
+def test_a_script_that_rejects_its_inputs_says_so(tmp_path: Path) -> None:
+    with pytest.raises(
+        ModelFileError, match=r"rejects inputs of zeros at .*view\(-1, 7\).*invalid for input of size 6"
+    ):
+        _load(tmp_path, torch.jit.script(scripted_networks.Rejects()), ("x", (2, 3)))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import relax
 
 from tests.gpu_codegen.drivers import run_on
 from tests.runtime.test_network import Branches
@@ -21,6 +22,8 @@ from tvmflow.config.stage_params import Int8Params, MixedOperators
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import TensorSpec
+from tvmflow.ir.relax.emit import build_main
+from tvmflow.ir.relax.graph import Graph, TensorKind
 from tvmflow.ir.tvm_compat import type_of
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization.precisions import PrecisionRequest, to_precision
@@ -112,3 +115,24 @@ def test_wide_models_have_the_cpus_outputs(name: str, precision: str, drivers: S
     module = canonicalize(load_source(tmp_path, described(name, "onnx", tmp_path)).to_relax())
     module = _converted(module, precision, samples)
     _check(module, tuple(x[:1] for x in samples.inputs), drivers, tmp_path, precision)
+
+
+@pytest.mark.parametrize("api", ["opencl", "vulkan"])
+def test_places_of_limits_follow_numpy_where_a_number_is_none(
+    api: str, drivers: SoftwareDrivers, tmp_path: Path
+) -> None:
+    x = np.random.default_rng(0).standard_normal((6, 8, 40), dtype=np.float32)
+    x[0, 1, 7], x[1, 0], x[2], x[3, :, 39], x[4, 3, :2] = np.nan, -np.inf, np.inf, np.nan, [np.inf, np.nan]
+    builder = relax.BlockBuilder()
+
+    def body(given: dict[str, Any]) -> list[Any]:
+        negative = builder.emit(relax.op.negative(given["x"]))  # a kernel on the GPU, whatever it leaves to the CPU
+        return [builder.emit(one) for axis in (1, 2) for one in (relax.op.argmax(negative, axis),)]
+
+    module = build_main(builder, Graph({"x": TensorKind(x.shape, "float32")}), body)
+    made = write_on_gpu(module, api, tmp_path / "network.so")
+    assert made
+    driver = drivers.pocl if api == "opencl" else drivers.lavapipe
+    found = run_on(driver, tmp_path / "network.so", (x,), tmp_path, 1)
+    for output, axis in zip(found, (1, 2), strict=True):
+        assert np.array_equal(output, (-x).argmax(axis))

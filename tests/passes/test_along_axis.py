@@ -34,6 +34,27 @@ def _run(x: Array, operators: Any) -> tuple[Array, ...]:
     return LocalRunner(mod, host_backend()).run(x)
 
 
+def test_limits_their_places_and_orders_of_booleans() -> None:
+    x = np.random.default_rng(3).random((6, 9)) < 0.4
+    x[0], x[1] = False, True
+    names = ("max", "min", "argmax", "argmin")
+    found = _run(
+        x,
+        lambda v: [
+            *(getattr(relax.op, name)(v, 1) for name in names),
+            relax.op.max(v),
+            relax.op.sort(v, 1),
+            relax.op.argsort(v, 1, True),
+            relax.op.topk(v, 2, 1),
+        ],
+    )
+    down = np.argsort(~x, axis=1, kind="stable")
+    expected = [*(getattr(x, name)(1) for name in names), np.asarray(True), np.sort(x, 1), down]
+    expected += [np.take_along_axis(x, down[:, :2], 1), down[:, :2]]
+    for one, reference in zip(found, expected, strict=True):
+        assert np.array_equal(one, reference) and (one.dtype == bool) == (reference.dtype == bool)
+
+
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 def test_sorts_and_top_k_are_stable(shape: tuple[int, ...], axis: int, dtype: str) -> None:

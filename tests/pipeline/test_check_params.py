@@ -48,11 +48,11 @@ def test_what_is_shipped_is_in_the_tables() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        ("targets/local-cpu/kind", "metal", "targets.local-cpu.kind: no 'metal'; legal: llvm, opencl, vta, vulkan"),
+        ("targets/local-cpu/kind", "metal", "targets.local-cpu.kind: no 'metal'; legal: apple, llvm, opencl, vta"),
         (
             "targets/local-cpu/device/transport",
             "bluetooth",
-            "device.transport: no 'bluetooth'; legal: adb, agent, direct, emulated, local, local-agent, node, tracker",
+            "device.transport: no 'bluetooth'; legal: adb, agent, direct, emulated, local, local-agent, no-device",
         ),
         ("models/digits_torch/framework", "caffe", "framework: no 'caffe'; legal: keras, mxnet"),
         ("models/digits_torch/framework", "onnx", "weights: a model of onnx comes from {file: ...}"),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser import Browser, browser_path, open_browser
+from tests.browser import Browser
 from tests.report.report_data import HOSTILE, card, cell, history, report_data
 from tests.tracking.ledger_bench import LedgerBench
 from tvmflow.config.overrides import CellOverrides
@@ -50,22 +49,6 @@ CONTRAST = """(() => {
   }
   return faint;
 })()"""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = browser_path()
-    if program is None:
-        pytest.skip("needs Chromium: 'apt-get install chromium'")
-    with open_browser(program, tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("report") / "report.html"
-    write_page(report_data(), path)
-    return path
 
 
 def _pictures(tmp_path: Path) -> Path:

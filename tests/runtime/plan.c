@@ -94,7 +94,7 @@ static const tvmflow_tensor inputs[] = {{"x", shape, 2, TVMFLOW_FLOAT32, SIZE * 
 static const tvmflow_tensor outputs[] = {
     {"y", shape, 2, TVMFLOW_FLOAT32, SIZE * sizeof(float)}, {"z", shape, 2, TVMFLOW_FLOAT32, SIZE * sizeof(float)}};
 
-const plan_tables plan = {values, arguments, steps, copies, inputs, outputs, (const unsigned char *)constants, 5, 5, 2, 1, NULL, NULL, 0, NULL, NULL, NULL};
+const plan_tables plan = {values, arguments, steps, copies, inputs, outputs, (const unsigned char *)constants, 5, 5, 2, 1, NULL, NULL, 0, NULL, NULL, NULL, NULL};
 const tvmflow_api plan_api = {
     TVMFLOW_ABI_VERSION, sizeof(tvmflow_api), "by-hand", 1, 2, 2, 2, 64 + SIZE * sizeof(float), sizeof constants,
     tvmflow_input, tvmflow_output, tvmflow_create, tvmflow_run, tvmflow_destroy, tvmflow_last_error, tvmflow_set_profiling,

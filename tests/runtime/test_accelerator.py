@@ -19,7 +19,8 @@ from tvmflow.backends.registry import simulated_driver
 from tvmflow.backends.vta import VtaBackend
 from tvmflow.codegen.compile import LocalRunner, Scheduled, build_scheduled
 from tvmflow.codegen.network.description import Network
-from tvmflow.codegen.network.link import OpenedNetwork, write_network
+from tvmflow.codegen.network.link import write_network
+from tvmflow.codegen.network.opened_network import OpenedNetwork
 from tvmflow.frontends.source_model import TensorSpec
 from tvmflow.passes import run_pass
 from tvmflow.passes.layout.pack_channels import PackChannels

@@ -15,7 +15,8 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.runtime.test_apps import NEEDS_JAVA, RUNTIME
 from tests.runtime.test_apps import tiny as _tiny
-from tvmflow.codegen.network.link import OpenedNetwork, link_jni
+from tvmflow.codegen.network.link import link_jni
+from tvmflow.codegen.network.opened_network import OpenedNetwork
 from tvmflow.support.version import __version__
 from tvmflow.toolchain.compilers import Command
 from tvmflow.toolchain.triples import ANDROID_LEVEL

@@ -15,7 +15,8 @@ from tests.conftest import CELL, REPOSITORY, SLUG
 from tvmflow.codegen.network.bucket_tables import BucketPlan, SizedOutputs
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.image_tables import ImageInput
-from tvmflow.codegen.network.link import OpenedNetwork, link
+from tvmflow.codegen.network.link import link
+from tvmflow.codegen.network.opened_network import OpenedNetwork
 from tvmflow.codegen.network.plan import Memory, Plan, Value
 from tvmflow.config.buckets import Axis, Sizes
 from tvmflow.config.model_params import Preprocess

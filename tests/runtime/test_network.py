@@ -18,7 +18,8 @@ from tests.wide_models import OUTPUTS, described, samples_for
 from tvmflow.backends.cpu import host_backend
 from tvmflow.codegen.compile import LoadedLibrary, Scheduled, build_scheduled
 from tvmflow.codegen.network.description import Network
-from tvmflow.codegen.network.link import OpenedNetwork, kernel_objects, write_network
+from tvmflow.codegen.network.link import kernel_objects, write_network
+from tvmflow.codegen.network.opened_network import OpenedNetwork
 from tvmflow.codegen.network.plan import Plan, Value
 from tvmflow.codegen.network.plan_check import check
 from tvmflow.codegen.network.plan_reader import plan_of

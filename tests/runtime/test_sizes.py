@@ -15,7 +15,8 @@ from tvmflow.backends.manifest import NetworkFile
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.network.bucket_tables import Bucket, SizedOutputs
 from tvmflow.codegen.network.description import Network
-from tvmflow.codegen.network.link import OpenedNetwork, write_network
+from tvmflow.codegen.network.link import write_network
+from tvmflow.codegen.network.opened_network import OpenedNetwork
 from tvmflow.config.buckets import Axis, Sizes
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.source_model import TensorSpec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import os
 import resource
@@ -250,6 +251,10 @@ class Counter:
     def add(self, number: int) -> int:
         self.value += number
         return self.value
+
+    def collected_after(self) -> int:
+        """Return after how many new objects Python looks for unreachable ones."""
+        return gc.get_threshold()[0]
 
 
 def load_and_run(folder: str, framework: str, file: str) -> list[int]:

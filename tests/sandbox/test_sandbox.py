@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import resource
 import signal
@@ -19,7 +20,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from tvmflow.sandbox.allowed_calls import MACHINES, filter_for
 from tvmflow.sandbox.outputs import check_outputs
-from tvmflow.sandbox.process import Policy, Sandbox, run_in_sandbox
+from tvmflow.sandbox.process import Policy, Sandbox, reading_s, run_in_sandbox
 from tvmflow.setup.doctor import judge_sandbox
 from tvmflow.support.errors import ModelFileError, StageTimeoutError
 
@@ -202,6 +203,7 @@ def test_limits_do_not_come_back_in_a_child() -> None:
 def test_an_object_lives_as_long_as_its_sandbox() -> None:
     with Sandbox(f"{DEEDS}:Counter", {"start": 3}, Policy(60.0, reads=TESTS)) as sandbox:
         assert [sandbox.call("add", number=1), sandbox.call("add", number=5)] == [4, 9]
+        assert sandbox.call("collected_after") > gc.get_threshold()[0]  # imports make many objects that live on
         own = sandbox._own
         assert own.is_dir()
     assert not own.exists()
@@ -315,3 +317,11 @@ def test_a_sandbox_may_be_waited_for_later() -> None:
         pytest.raises(ModelFileError, match="no_such"),
     ):
         sandbox.wait()
+
+
+def test_a_busy_machine_has_longer_to_read_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(bytes(32 << 20))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    for load, seconds in ((0.3, 62.0), (2.0, 62.0), (8.0, 4 * 62.0)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert reading_s(tmp_path / "model", tmp_path / "none") == seconds

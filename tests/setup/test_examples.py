@@ -29,7 +29,7 @@ def _name(path: Path) -> str:
 def test_the_list_names_every_project_and_every_app() -> None:
     listed = re.findall(r"^\| \[(\S+)\]", (REPOSITORY / "examples" / "README.md").read_text(), re.M)
     apps = sorted(path.parent for path in (REPOSITORY / "examples" / "apps").glob("*/README.md"))
-    assert len(EXAMPLES) == 6 and len(apps) == 6
+    assert len(EXAMPLES) == 6 and len(apps) == 7
     assert sorted(listed) == sorted(str(path.relative_to(REPOSITORY / "examples")) for path in [*EXAMPLES, *apps])
 
 

@@ -226,3 +226,28 @@ def test_what_cannot_be_an_aar(part: Part, android: Part, tmp_path: Path, monkey
     with pytest.raises(BundleError, match="no javac on PATH"):
         write_aar(tmp_path, [android], REQUEST, None)
     assert not list(tmp_path.rglob("*.aar"))
+
+
+def test_the_runtime_is_verified_by_its_signature_and_files(aar: Path, trust: Trust, tmp_path: Path) -> None:
+    runtime = _runtime(aar)
+    checked = verify(runtime, trust)
+    assert checked.signer and checked.files == 8 and checked.libraries == () and checked.manifest is None
+    with Archive(runtime) as archive:
+        files = {name: archive.read(name) for name in archive.entries}
+    path = tmp_path / runtime.name
+    write_archive(path, {**files, "jni/x86_64/libtvmflow_jni.so": b"other"})
+    shutil.copy(runtime.with_name(f"{runtime.name}.dsse.json"), tmp_path)
+    with pytest.raises(BundleError, match="was altered: its digest differs from the statement next to it"):
+        verify(path, trust)
+    (tmp_path / f"{path.name}.dsse.json").unlink()
+    with pytest.raises(SignatureError, match="dsse"):
+        verify(path, trust)
+    unsigned = Trust(None, unsigned=True)
+    for changed, text in (
+        ({**files, "lint.jar": b"x"}, "lint.jar is in the runtime's AAR"),
+        ({name: data for name, data in files.items() if name != "proguard.txt"}, "proguard.txt is missing in"),
+        ({**files, "AndroidManifest.xml": files["AndroidManifest.xml"] + b" "}, "AndroidManifest.xml .* was altered"),
+    ):
+        write_archive(path, changed)
+        with pytest.raises(BundleError, match=text):
+            verify(path, unsigned)

@@ -21,7 +21,8 @@ import pytest
 from tests.bionic_shims import write_shims
 from tests.bundle_parts import LABELS, SPEC, small_part, small_scheduled, written
 from tvmflow.codegen.network.description import Network
-from tvmflow.codegen.network.link import OpenedNetwork, write_network
+from tvmflow.codegen.network.link import write_network
+from tvmflow.codegen.network.opened_network import OpenedNetwork
 from tvmflow.shipping.bundle.aar import write_aar
 from tvmflow.shipping.bundle.android_runtime import compile_java, sources, write_ktx
 from tvmflow.shipping.bundle.archive import Archive
@@ -163,6 +164,7 @@ def test_libraries_of_one_model_are_one_network(bundle: Path) -> None:
         manifest = read_manifest(archive.read("manifest.json"))
     assert [one.model_dump() for one in manifest.networks] == [
         {"name": "small", "abi": manifest.libraries[0].abi, "cpu": manifest.libraries[0].cell, "gpu": None}
+        | {"faster": ()}
     ]
     cpu, gpu = _library(manifest, "m@a:float32", "x86_64"), _library(manifest, "m@g:float16", "x86_64", "vulkan")
     other = _library(manifest, "m@b:float32", "arm64-v8a")

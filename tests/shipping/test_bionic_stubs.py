@@ -24,7 +24,8 @@ from tests.bundle_parts import CELL, LABELS, SPEC, small_part, small_scheduled, 
 from tests.conftest import REPOSITORY
 from tests.shipping.conftest import REQUEST
 from tvmflow.codegen.network.description import Network
-from tvmflow.codegen.network.link import OpenedNetwork, link_rpc, write_network
+from tvmflow.codegen.network.link import link_rpc, write_network
+from tvmflow.codegen.network.opened_network import OpenedNetwork
 from tvmflow.devices.programs import build_agent
 from tvmflow.shipping.bundle.aar import write_aar
 from tvmflow.shipping.bundle.abis import ABIS
@@ -126,7 +127,7 @@ def test_the_library_of_x86_64_computes_here(compiler: Command, tmp_path: Path) 
     x = np.random.default_rng(0).standard_normal((1, 3, 12, 12), dtype=np.float32)
     np.save(tmp_path / "x.npy", x)
     code = (
-        "import sys, threading, numpy as np; from tvmflow.codegen.network.link import OpenedNetwork\n"
+        "import sys, threading, numpy as np; from tvmflow.codegen.network.opened_network import OpenedNetwork\n"
         "network, x, found = OpenedNetwork(sys.argv[1] + '/android.so', 2), np.load(sys.argv[1] + '/x.npy'), []\n"
         "threads = [threading.Thread(target=lambda: found.append(network.run(x)[0])) for _ in range(4)]\n"
         "[t.start() for t in threads]; [t.join() for t in threads]; np.save(sys.argv[1] + '/y.npy', np.stack(found))\n"

@@ -22,7 +22,8 @@ from tests.bionic_shims import BIONIC, write_shims
 from tests.bundle_parts import small_scheduled
 from tests.conftest import REPOSITORY
 from tests.shipping.test_bionic_stubs import NETWORK, _level, _symbols
-from tvmflow.codegen.network.link import OpenedNetwork, write_network
+from tvmflow.codegen.network.link import write_network
+from tvmflow.codegen.network.opened_network import OpenedNetwork
 from tvmflow.shipping.bundle.abis import ABIS
 from tvmflow.shipping.bundle.elf import check_shared_object, versions_of
 from tvmflow.support.errors import ToolchainError
@@ -108,7 +109,7 @@ def _check_outputs(folder: Path, library: Path) -> None:
     x = np.random.default_rng(0).standard_normal((1, 3, 12, 12), dtype=np.float32)
     np.save(folder / "x.npy", x)
     code = (
-        "import sys, numpy as np; from tvmflow.codegen.network.link import OpenedNetwork\n"
+        "import sys, numpy as np; from tvmflow.codegen.network.opened_network import OpenedNetwork\n"
         "np.save(sys.argv[3], OpenedNetwork(sys.argv[1], 2).run(np.load(sys.argv[2]))[0])\n"
     )
     environment = {**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(REPOSITORY)}

@@ -17,7 +17,7 @@ import requests
 
 from tests.conftest import REPOSITORY, install_wheel
 from tests.shipping.conftest import REQUEST
-from tvmflow.codegen.network.link import OpenedNetwork
+from tvmflow.codegen.network.opened_network import OpenedNetwork
 from tvmflow.shipping.bundle.part import Part
 from tvmflow.shipping.bundle.wheel import write_wheel
 

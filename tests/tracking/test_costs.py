@@ -8,19 +8,21 @@ from typing import Any
 import pytest
 
 from tvmflow.config.params import STAGE_NAMES
-from tvmflow.tracking.costs import METRICS, TAGS, Cost, costs_of
+from tvmflow.tracking.costs import METRICS, NOTES, Cost, costs_of
+from tvmflow.tracking.mlflow.notes import split
 
 HOUR_S = 3600.0
 
 
 def _run(number: int, cell: str, month: int, keys: str, **given: float) -> Any:
     """Return a run each of whose stages took an hour. keys: a letter per version of its recipes."""
-    tags = {"cell": cell, "device.kind": "phone"} | {f"recipe.{stage}": f"{keys} {stage}" for stage in STAGE_NAMES}
+    notes = {"cell": cell, "device.kind": "phone"} | {f"recipe.{stage}": f"{keys} {stage}" for stage in STAGE_NAMES}
     metrics = {f"stage_s.{stage}": HOUR_S for stage in STAGE_NAMES} | {"tuning.device_hours": 0.5}
     info = SimpleNamespace(run_id=str(number), start_time=1000 * (1_767_225_600 + 86_400 * 31 * (month - 1) + number))
     metrics |= {name.replace("_", ".", 1): value for name, value in given.items()}
-    assert set(metrics) <= set(METRICS) and set(tags) == set(TAGS)
-    return SimpleNamespace(info=info, data=SimpleNamespace(tags=tags, metrics=metrics))
+    assert set(metrics) <= set(METRICS) and set(notes) == set(NOTES)
+    tags, params = split(notes)
+    return SimpleNamespace(info=info, data=SimpleNamespace(tags=tags, params=params, metrics=metrics))
 
 
 def test_a_stage_counts_once_and_is_saved_afterwards() -> None:
@@ -39,5 +41,5 @@ def test_a_stage_counts_once_and_is_saved_afterwards() -> None:
 def test_a_run_of_an_older_version_without_keys_counts_by_itself() -> None:
     runs = [_run(number, "a@t:float32", 1, "x") for number in (1, 2)]
     for run in runs:
-        run.data.tags = {"cell": "a@t:float32", "device.kind": "phone"}
+        run.data.params = {}
     assert costs_of(runs)["a", "phone", "2026-01"].saved_by_cache_hours == 0.0

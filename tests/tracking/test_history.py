@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
 from typing import Any
 
 import pytest
 
 from tests.tracking.ledger_bench import LedgerBench
 from tvmflow.config.params import STAGE_NAMES
+from tvmflow.tracking.costs import METRICS, NOTES, costs_of
 from tvmflow.tracking.mlflow import history, releases, sqlite_reads
 from tvmflow.tracking.mlflow.experiments import experiment_id
 from tvmflow.tracking.mlflow.history import changes, measurements, newest_measurements, overview
+from tvmflow.tracking.mlflow.notes import is_of_notes, notes_of
 from tvmflow.tracking.mlflow.registry import SUPERSEDED, all_aliases, registry_name, version_by_sha256
 from tvmflow.tracking.mlflow.releases import all_releases, promote
 from tvmflow.tracking.mlflow.store import open_mlflow
@@ -67,7 +70,50 @@ def test_history_has_intervals_and_what_changed_at_each_step(ledger: LedgerBench
     run = open_mlflow(ledger.workspace).get_run(second["run_id"])
     kernels = {name: value for name, value in run.data.metrics.items() if name.startswith("tuning.kernels.")}
     assert kernels == {"tuning.kernels.re-measured": 4.0, "tuning.kernels.lost": 1.0}
-    assert run.info.experiment_id == second["experiment_id"] and run.data.tags["code.tune"]
+    assert run.info.experiment_id == second["experiment_id"] and notes_of(run.data)["code.tune"]
+
+
+def _as_an_older_version(ledger: LedgerBench) -> None:
+    """Make all notes of the runs tags."""
+    with sqlite3.connect(ledger.root / "mlruns" / "mlflow.db") as database:
+        for run_id, key, value in database.execute("SELECT run_uuid, key, value FROM params").fetchall():
+            if not is_of_notes(key):
+                continue
+            group = json.loads(value) if value.startswith("{") else {}
+            notes = {f"{key}.{one}": text for one, text in group.items()} if group else {key: value}
+            for name, text in notes.items():
+                database.execute("INSERT INTO tags VALUES (?, ?, ?)", (name, text, run_id))
+            database.execute("DELETE FROM params WHERE key = ? AND run_uuid = ?", (key, run_id))
+
+
+def test_the_tags_of_a_run_are_what_one_filters_by(ledger: LedgerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What older versions made tags too is read as before: from the file, and as from a server."""
+    cell = ledger.cell("digits_torch")
+    for llvm in ("20", "21", "21"):
+        ledger.toolchain = {"tvm": "0.27", "llvm": llvm, "cc:g++": "14"}
+        ledger.measure(cell, "library")
+    workspace, client = ledger.workspace, open_mlflow(ledger.workspace)
+
+    def read() -> Any:
+        costs = costs_of(history.runs_with(workspace, None, NOTES, METRICS))
+        return measurements(workspace, cell), overview(workspace, newest=2), costs
+
+    rows, newest, costs = before = read()
+    assert rows[1]["changed"] == ["llvm: 20 -> 21"] and rows[1]["build"] == "debian 13"
+    assert [row["tools"] for row in newest] == [{"tvm": "0.27", "llvm": "21", "cc:g++": "14"}] * 2
+    run = client.get_run(rows[0]["run_id"])
+    assert {name for name in run.data.tags if not name.startswith(("tvmflow.", "mlflow."))} == {
+        *("cell", "model", "target", "precision", "device.kind", "device.unit", "latency.badges"),
+        *("library.sha256", "network.sha256", "git.commit", "toolchain.tvm"),
+    }
+    forms = client.get_metric_history(run.info.run_id, "accuracy.by_form")
+    assert [(one.step, one.value) for one in forms] == [(step, 0.9) for step in range(4)]
+    [cost] = costs.values()
+    assert cost.saved_by_cache_hours > 0, "of stages with the same recipe key"
+    _as_an_older_version(ledger)
+    assert read() == before
+    monkeypatch.setattr(history, "is_readable", lambda _: False)
+    assert read() == before
 
 
 def test_units_of_one_kind_are_told_apart(ledger: LedgerBench) -> None:

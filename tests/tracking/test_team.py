@@ -19,7 +19,7 @@ from tvmflow.api.bundles import part_of
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
 from tvmflow.support.errors import StoreError, UsageError
-from tvmflow.tracking.costs import METRICS, TAGS, costs_of
+from tvmflow.tracking.costs import METRICS, NOTES, costs_of
 from tvmflow.tracking.mlflow.address import TRACKING, identity
 from tvmflow.tracking.mlflow.history import all_measurements, overview, runs_with
 from tvmflow.tracking.mlflow.rebuild import fill_new_server, rebuild
@@ -55,7 +55,7 @@ def _compared(ledger: LedgerBench, model: str) -> tuple[list[Any], Any]:
     """Return what the commands read that compare many cells, without what names a run of one store."""
     rows = overview(ledger.workspace, model, lambda rows: [row for row in rows if row["device"]])
     of_store = {"run_id", "experiment_id", "url"}
-    costs = costs_of(runs_with(ledger.workspace, model, TAGS, METRICS))
+    costs = costs_of(runs_with(ledger.workspace, model, NOTES, METRICS))
     return sorted(({k: v for k, v in row.items() if k not in of_store} for row in rows), key=str), costs
 
 

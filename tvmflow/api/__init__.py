@@ -3,7 +3,7 @@
 from tvmflow.api.agreement import device_agreement
 from tvmflow.api.apps import app_releases, publish_app, release_app
 from tvmflow.api.bundles import allow_keys, bundle, new_keys, verify_bundle
-from tvmflow.api.execution import classify, doubts, load, predict, predict_file
+from tvmflow.api.execution import classify, doubts, load, predict, predict_file, predict_text, takes_text, texts_of
 from tvmflow.api.fleet import compare, costs, execution_tables, overview, regressions
 from tvmflow.api.frames import ReportView, show_report, to_frame
 from tvmflow.api.inspect import devices, examine, gpus, history, plan, quarantine, scorecard, status
@@ -47,6 +47,7 @@ from tvmflow.api.workspace import find_workspace, names, open_workspace
 from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.latency_summary import Latency
+from tvmflow.evaluation.predict import Guess, TextPrediction
 from tvmflow.pipeline.results import RetunePlan, RetuneResult, ToolchainComparison, Verdict
 from tvmflow.shipping.search.goals import Goals
 from tvmflow.support.own_packages import check_own_packages
@@ -60,6 +61,7 @@ __all__ = [
     "DeviceState",
     "Goals",
     "GpuState",
+    "Guess",
     "KernelState",
     "Latency",
     "Measurement",
@@ -78,6 +80,7 @@ __all__ = [
     "StagePlan",
     "Status",
     "TargetState",
+    "TextPrediction",
     "ToolchainComparison",
     "Verdict",
     "Workspace",
@@ -118,6 +121,7 @@ __all__ = [
     "prepared_phone",
     "predict",
     "predict_file",
+    "predict_text",
     "overview",
     "promote",
     "proposals",
@@ -139,6 +143,8 @@ __all__ = [
     "show_report",
     "status",
     "store_addresses",
+    "takes_text",
+    "texts_of",
     "targets",
     "to_frame",
     "update_results",

@@ -36,7 +36,7 @@ def bundle(
     unmeasured: bool = False,
     key: Path | str | None = None,
     unsigned: bool = False,
-    kind: Literal["zip", "wheel", "aar"] = "zip",
+    kind: Literal["zip", "wheel", "aar", "xcframework"] = "zip",
     group: str | None = None,
     kotlin: bool = False,
 ) -> tuple[Path, Manifest]:
@@ -47,12 +47,14 @@ def bundle(
     without a device, as the manifest then says; `verify_bundle` refuses that unless told otherwise. key: file of the
     private key; default: the key in TVMFLOW_SIGNING_KEY. unsigned: do not sign. kind: `wheel` writes a Python wheel for
     cells of one ABI into the folder `output`; `aar` writes an Android library into a Maven repository there, under
-    `group`, beside the runtime that it depends on; kotlin: and the runtime's functions for coroutines. Raises
-    StoreError if a cell has no champion, BundleError if a library cannot be bundled.
+    `group`, beside the runtime that it depends on; kotlin: and the runtime's functions for coroutines; `xcframework`
+    writes a Swift package for Apple's systems into the folder. Raises StoreError if a cell has no champion, BundleError
+    if a library cannot be bundled.
     """
     from tvmflow.shipping.bundle.aar import GROUP, write_aar
     from tvmflow.shipping.bundle.wheel import write_wheel
     from tvmflow.shipping.bundle.write import BundleRequest, write_bundle
+    from tvmflow.shipping.bundle.xcframework import write_xcframework
 
     where = open_workspace(workspace)
     wanted = [cell_of(where, cell) for cell in cells]
@@ -75,6 +77,8 @@ def bundle(
             return write_wheel(path, parts, request, signer)
         if kind == "aar":
             return write_aar(path, parts, request, signer, group or GROUP, kotlin)
+        if kind == "xcframework":
+            return write_xcframework(path, parts, request, signer)
         return path, write_bundle(path, parts, request, signer)
 
 

@@ -39,11 +39,11 @@ def costs(model: str | None = None, workspace: Where = None) -> tuple[dict[str, 
     """Return a row for each model, kind of device and month: hours of devices, of tuning and of other stages, and hours
     that reuse and the cache saved. model: None: all.
     """
-    from tvmflow.tracking.costs import METRICS, TAGS, costs_of
+    from tvmflow.tracking.costs import METRICS, NOTES, costs_of
     from tvmflow.tracking.mlflow.history import runs_with
 
     where = open_workspace(workspace)
-    found = costs_of(runs_with(where, _known(where, model), TAGS, METRICS))
+    found = costs_of(runs_with(where, _known(where, model), NOTES, METRICS))
     return tuple(
         {"model": name, "device": device, "month": month, **cost.to_json()}
         for (name, device, month), cost in found.items()

@@ -83,6 +83,7 @@ def add_model(
     preset: str | None = None,
     buckets: tuple[int, ...] | Mapping[str, tuple[int, ...]] | None = None,
     network: str | None = None,
+    tokenizer: str | None = None,
 ) -> Added:
     """Write the entry of a model file and its cell into params.yaml: framework, inputs, shapes and dtypes are the
     file's.
@@ -90,7 +91,7 @@ def add_model(
     shape: of the input, where the file leaves it open; by input, with "" for all others. buckets: of the open sizes,
     which a run then chooses up to the last; by the name in the file, with "" for all but the batch. high: one more than
     the largest of its integers, where the file has no table in which they are looked up; by input, with "" for all
-    others. dataset, labels, preset, network: as in params.yaml, files by their path from here.
+    others. dataset, labels, preset, network, tokenizer: as in params.yaml, files by their path from here.
 
     Raises ModelFileError for what cannot be read and UnsupportedOperatorError for what cannot be imported, with all
     operators; then nothing is written.
@@ -103,7 +104,7 @@ def add_model(
 
     bounds = {"": high} if isinstance(high, int) else dict(high or {})
     inputs = InputRequest(_by_name(shape), _by_name(buckets), bounds)
-    request = ModelRequest(name, target, precision, inputs, dataset, labels, preset, network)
+    request = ModelRequest(name, target, precision, inputs, dataset, labels, preset, network, tokenizer)
     where = open_workspace(workspace)
     before = where.params_path.read_text(encoding="utf-8")
     added = add(where, Path(model_file), request)

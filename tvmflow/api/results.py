@@ -97,9 +97,9 @@ class CellStatus(_Value):
 
     @property
     def next_step(self) -> str:
-        """Return the command that is useful next, "" for a cell that is switched off."""
+        """Return the command that is useful next. A cell that is switched off runs where it is named."""
         if self.off is not None:
-            return ""
+            return f"tvmflow run {self.name}"
         if self.error is not None:
             return f"tvmflow why {self.name}"
         if self.todo:

@@ -33,8 +33,7 @@ def run(
     show_progress: bool = False,
     tuning_lines: bool = False,
 ) -> tuple[RunResult, ...]:
-    """Run all stages of cells (default: all of params.yaml): fetch, import, quantize, pack, tune, build, deploy,
-    evaluate, record.
+    """Run all stages of cells (default: all of params.yaml), from fetch to record.
 
     again: measure even when nothing changed. units: measure again on these units of the devices, ("all",) for each one;
     the scorecard is of the last. wait_quiet_s: longest wait for an idle machine before the run. without_device: build
@@ -46,6 +45,7 @@ def run(
     A failed cell does not stop the others: with `check` its error is raised at the end (for several, one error that
     names them all), otherwise it is in the result.
     """
+    from flows.preflight import preflight
     from tvmflow.devices.probe_driver import ask_drivers
     from tvmflow.setup.preflight import ask_processors
     from tvmflow.tracking.mlflow.store import check_store
@@ -187,36 +187,6 @@ def _bring_made(workspace: Workspace, cells: list[Cell], show_progress: bool) ->
             sys.stderr.write(f"{text}\n")
 
     bring(workspace, cells, STAGES, say)
-
-
-def preflight(
-    workspace: Workspace,
-    cells: list[Cell],
-    unknown: dict[str, TvmflowError],
-    show_progress: bool,
-    measure: bool,
-    without_device: bool = False,
-) -> tuple[dict[str, CellResult], dict[str, str]]:
-    """Return the results of cells that cannot be run, and why others have no device, before Prefect is started.
-
-    A problem that may be temporary, such as a tracker that does not respond, is only reported, since earlier stages
-    need no device. unknown: cell -> why its processor is unknown. measure: cells without a device are refused, or wait
-    for one that may come. without_device: no cell needs one.
-    """
-    from tasks.table import STAGES
-    from tvmflow.report.plans import plan_cells
-
-    _, errors, missing = plan_cells(workspace, cells, STAGES, look=True)
-    refused, no_device = {}, {}
-    for name, error in {**errors, **({} if without_device else missing), **unknown}.items():
-        if name in unknown or (not error.retryable and (measure or name in errors)):
-            refused[name] = CellResult(name, error=error, failed_stage="preflight")
-            continue
-        if name in missing and not measure:
-            no_device[name] = error.found
-        if show_progress:
-            sys.stderr.write(f"{name}: {error}\n")
-    return refused, no_device
 
 
 def _known_results(

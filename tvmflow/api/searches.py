@@ -88,7 +88,7 @@ def search(
 
 def _refused(workspace: Any, cells: Sequence[Any], show_progress: bool) -> dict[str, str]:
     """Return cell -> why it cannot be run."""
-    from tvmflow.api.runs import preflight
+    from flows.preflight import preflight
     from tvmflow.devices.probe_driver import ask_drivers
     from tvmflow.setup.preflight import ask_processors
     from tvmflow.tracking.mlflow.store import check_store

@@ -146,8 +146,10 @@ class GpuBackend(CpuBackend):
 
     def compile_kernels(self, mod: IRModule) -> GpuExecutable:
         from tvmflow.gpu_codegen.launches import lower_for_device
+        from tvmflow.passes.kernel.keep_nan_of_reductions import keep_nan_of_reductions
 
-        return self.executable(lower_for_device(mod, self.tvm_target()))
+        target = self.tvm_target()
+        return self.executable(lower_for_device(keep_nan_of_reductions(mod, target), target))
 
     def executable(self, program: Any) -> GpuExecutable:
         raise NotImplementedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tvmflow.backends.apple import AppleBackend
 from tvmflow.backends.backend import Backend
 from tvmflow.backends.cpu import CpuBackend
 from tvmflow.backends.gpu import OpenClBackend, VulkanBackend
@@ -24,6 +25,7 @@ BACKENDS: Table[type[Backend]] = Table(
         "opencl": OpenClBackend,
         "vulkan": VulkanBackend,
         "wasm": WasmBackend,
+        "apple": AppleBackend,
     },
 )
 

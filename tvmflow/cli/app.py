@@ -13,6 +13,7 @@ import typer
 from tvmflow.cli.completion import complete_cell
 from tvmflow.cli.groups import GroupedCommands
 from tvmflow.support.errors import TvmflowError
+from tvmflow.support.extras import missing_extra
 from tvmflow.support.own_packages import prefer_own_packages
 from tvmflow.support.secrets import mask_process, show_traceback
 from tvmflow.support.tvm_import import prepare_import_of_tvm
@@ -99,6 +100,10 @@ def _run() -> None:
         sys.exit(exit_code())
     except TvmflowError as error:
         _fail(error, error.exit_code)
+    except ModuleNotFoundError as error:
+        if missing := missing_extra(error):
+            _fail(missing, missing.exit_code)
+        raise
     except OSError as error:
         from tvmflow.support.errors import from_os_error
 

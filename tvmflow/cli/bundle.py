@@ -21,7 +21,7 @@ def bundle(
     cells: CellNames,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The archive (default: MODEL.zip); for a wheel or AAR, the folder."),
+        typer.Option("--output", "-o", help="The archive (default: MODEL.zip); for the others, the folder."),
     ] = None,
     abi: Annotated[list[str], typer.Option("--abi", help="Require exactly these ABIs; repeatable.")] = [],  # noqa: B006
     newest: Annotated[bool, typer.Option("--newest", help="Use the newest builds instead of the champions.")] = False,
@@ -29,8 +29,11 @@ def bundle(
         bool, typer.Option("--unmeasured", help="Use builds that no device has measured; the manifest says so.")
     ] = False,
     kind: Annotated[
-        Literal["zip", "wheel", "aar"],
-        typer.Option("--format", help="A zip archive, a Python wheel or an Android library (AAR)."),
+        Literal["zip", "wheel", "aar", "xcframework"],
+        typer.Option(
+            "--format",
+            help="A zip archive, a Python wheel, an Android library (AAR), or a Swift package (xcframework).",
+        ),
     ] = "zip",
     group: Annotated[str | None, typer.Option("--group", help="Maven group of the AAR, e.g. com.example.")] = None,
     kotlin: Annotated[
@@ -103,6 +106,8 @@ def verify(
     version = f" version {report.version}" if report.version else ""
     signed = f"signed by {report.signer[:16]}" if report.signer else "signature not checked"
     print(f"{report.name}{version}: {report.files} files unaltered, {signed}")
+    if not report.libraries:  # Android's runtime
+        return
     show_table(
         "",
         ("cell", "ABI", "needs", "golden inputs"),

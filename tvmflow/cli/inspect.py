@@ -54,7 +54,7 @@ def status(
     show_text(f"targets: {', '.join(state.targets)}")
     for one in state.proposals:
         show_text(f"proposed on {one.when[:10]}: {one.text}; accept: tvmflow promote {one.cell} --proposal")
-    suggest(next((one.next_step for one in state.cells if one.next_step), "tvmflow add MODEL_FILE"))
+    suggest(next((one.next_step for one in state.cells), "tvmflow add MODEL_FILE"))
 
 
 @app.command()

@@ -119,6 +119,9 @@ def add(
         typer.Option("--preprocess", help="Of images: torchvision, mxnet, keras/tf, keras/torch, keras/caffe."),
     ] = None,
     network: Factory = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Of a model of texts: its tokenizer.json, for 'tvmflow predict'.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Add a model to params.yaml. Framework, inputs, shapes and dtypes are read from its file."""
@@ -135,6 +138,7 @@ def add(
         preprocess,
         _numbers("--buckets", buckets or [], "numbers from 1, ascending, e.g. 32,64,128"),
         network,
+        tokenizer,
     )
     if as_json:
         show_json({"model": added.name, "entry": added.entry, "cell": str(added.cell), "name": added.cell_name})

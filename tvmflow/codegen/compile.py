@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, ...]
+_MOST_UNOPTIMIZED = 5e10  # operations in all runs: ten runs of ResNet-18, whose kernels take twice as long so
 
 
 class Scheduled(NamedTuple):
@@ -42,11 +43,14 @@ class Scheduled(NamedTuple):
     backend: Backend
 
 
-def compile_module(mod: IRModule, backend: Backend) -> Any:
-    """Return the executable of a module, TVM's or the backend's own; raises whatever TVM raises."""
+def compile_module(mod: IRModule, backend: Backend, level: int | None = None) -> Any:
+    """Return the executable of a module, TVM's or the backend's own; raises whatever TVM raises.
+
+    level: of LLVM's optimizations, None for all.
+    """
     if (own := backend.compile_kernels(mod)) is not None:
         return own
-    target = backend.tvm_target()
+    target = backend.tvm_target() if level is None else _at_level(backend.tvm_target(), level)
     ready = prepare_kernels(mod, target)
     if any(isinstance(function, relax.Function) for function in mod.functions.values()):
         return compile_in_pieces(ready, target, KERNEL_PIPELINE)
@@ -54,10 +58,19 @@ def compile_module(mod: IRModule, backend: Backend) -> Any:
         return tvm.compile(ready, target, tir_pipeline=KERNEL_PIPELINE)
 
 
-def compile_lowered(lowered: IRModule, backend: Backend) -> Any:
-    """Return the executable of a module whose kernels are scheduled. Raises StageError."""
+def _at_level(target: Any, level: int) -> Any:
+    """Return a target whose kernels LLVM optimizes at this level."""
+    options = dict(target.export())
+    host = {**options.pop("host"), "opt-level": level}
+    return tvm.target.Target({**options, "opt-level": level}, host=host)
+
+
+def compile_lowered(lowered: IRModule, backend: Backend, level: int | None = None) -> Any:
+    """Return the executable of a module whose kernels are scheduled, `level` as in `compile_module`. Raises
+    StageError.
+    """
     try:
-        return compile_module(lowered, backend)
+        return compile_module(lowered, backend, level)
     except StageError:
         raise
     except Exception as error:  # TVM raises RuntimeError, tvm.error.* and ValueError
@@ -91,17 +104,24 @@ def schedule_lowered(lowered: IRModule, backend: Backend, best: Mapping[str, Sch
 
 
 class LocalRunner:
-    """Run a Relax module in this process, compiled with default schedules, for checks between stages."""
+    """Run a Relax module in this process, compiled with default schedules, for checks between stages.
 
-    def __init__(self, mod: IRModule, backend: Backend) -> None:
-        executable = build_scheduled(mod, backend, {}).executable
+    runs: how often at most. For few runs of little work LLVM optimizes less, which takes a third of the time.
+    """
+
+    def __init__(self, mod: IRModule, backend: Backend, runs: int | None = None) -> None:
+        step = ApplySchedules({}, backend.template_for)
+        scheduled = run_pass(step, lower(mod, backend))
+        work = sum(kernel.operations for kernel in step.kernels)
+        level = None if runs is None else 0 if work * runs <= _MOST_UNOPTIMIZED else 1
+        self.executable = compile_lowered(scheduled, backend, level)
         set_threads(backend.target.threads)
-        self.machine = _create_machine(executable)
+        self.machine = _create_machine(self.executable)
 
     @classmethod
-    def of_plain(cls, mod: IRModule, backend: Backend) -> LocalRunner:
+    def of_plain(cls, mod: IRModule, backend: Backend, runs: int | None = None) -> LocalRunner:
         """Return the runner of an unpacked module, packed for the backend first: a hundred times as fast."""
-        return cls(backend.pack(mod, None)[0], backend)
+        return cls(backend.pack(mod, None)[0], backend, runs)
 
     def run(self, *inputs: Array) -> Arrays:
         return _call(self.machine, inputs)

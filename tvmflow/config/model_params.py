@@ -195,6 +195,7 @@ class ModelEntry(Frozen):
     preprocess: Preprocess = Preprocess()
     dataset: PathText | ImageFolder | None = None
     labels: PathText | None = None
+    tokenizer: PathText | None = None
 
     @model_validator(mode="after")
     def _network_or_file(self) -> ModelEntry:

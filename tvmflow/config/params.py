@@ -159,7 +159,7 @@ class AppEntry(Frozen):
     cells: Annotated[tuple[Line, ...], Field(strict=False, min_length=1, max_length=1000)]
     abis: Annotated[tuple[Name, ...], Field(strict=False)] = ()
     channel: Name = "beta"
-    packages: Annotated[tuple[Literal["aar", "wheel"], ...], Field(strict=False, max_length=2)] = ()
+    packages: Annotated[tuple[Literal["aar", "wheel", "xcframework"], ...], Field(strict=False, max_length=3)] = ()
     group: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*){1,7}$")] = "tvmflow.models"
     root_key: PathText | None = None
     valid_days: Annotated[int, Field(ge=1, le=3650)] = 90

@@ -11,6 +11,7 @@ from tvmflow.config.plugins import Table
 from tvmflow.devices.agent.local import LocalAgentTransport
 from tvmflow.devices.agent.transport import AgentTransport
 from tvmflow.devices.android.transport import PhoneTransport
+from tvmflow.devices.no_device import NoTransport
 from tvmflow.devices.node.transport import NodeTransport
 from tvmflow.devices.rpc.direct import DirectTransport
 from tvmflow.devices.rpc.emulated import EmulatedTransport
@@ -31,6 +32,7 @@ TRANSPORTS: Table[Transport] = Table(
         "emulated": EmulatedTransport(),
         "local-agent": LocalAgentTransport(),
         "node": NodeTransport(),
+        "no-device": NoTransport(),
     },
 )
 

@@ -79,6 +79,10 @@ class Noise:
         """Return whether a module that no bound would accept could be within the multiple of this noise."""
         return self.sqnr_db - _MULTIPLE_DB < LEAST_SQNR_DB or 1 - NOISE_MULTIPLE * (1 - self.equal) < LEAST_EQUAL
 
+    def that_tells_faults(self) -> Noise:
+        """Return the noise up to which LEAST_SQNR_DB is still required of what it covers."""
+        return replace(self, sqnr_db=max(self.sqnr_db, LEAST_SQNR_DB + _MULTIPLE_DB))
+
     def covers(self, agreement: Agreement) -> bool:
         """Return whether an error is within the multiple of this noise, at its largest and on average."""
         return (

@@ -64,7 +64,8 @@ def import_buckets(
         sizes.label(bucket): canonicalize(load_source(fetched, description.at(bucket)).to_relax())
         for bucket in sizes.all[:-1]
     }
-    runner_of = runners_of(sizes, largest, modules, partial(LocalRunner.of_plain, backend=host_backend()))
+    start = partial(LocalRunner.of_plain, backend=host_backend(), runs=len(golden[0]))
+    runner_of = runners_of(sizes, largest, modules, start)
     outputs = run_between_buckets(description, axes, runner_of, golden)
     agreement = check_between_buckets("import_model", outputs, reference.__getitem__, bound, description.task, noise)
     return BucketedImport(modules, axes, {group_of(label): found for label, found in reference.items()}, agreement)

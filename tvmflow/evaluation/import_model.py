@@ -58,7 +58,7 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     progress("loading the source model", 0, 4)
     source = load_source(fetched, description)
     evaluation = Samples.load(fetched / "evaluation.npz")
-    golden = Samples.load(fetched / "golden.npz").inputs
+    golden, edges = Samples.load(fetched / "golden.npz").inputs, load_edges(fetched / "edges.npz")
     expected = run_in_batches(source, evaluation.inputs, batch)
     reference = {"golden": _first(expected, len(golden[0])), "evaluation": expected}
     _check_outputs(expected, json.loads((fetched / "labels.json").read_text()), evaluation.y, task)
@@ -67,12 +67,13 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     with exporting_onnx(source, out / PEER_NAME) as finish_export:
         module = canonicalize(relax)
         progress("checking against the source", 2, 4)
-        runner = LocalRunner.of_plain(module, host_backend())
+        runs = len(evaluation) + sum(len(inputs[0]) for inputs in edges.values())
+        runner = LocalRunner.of_plain(module, host_backend(), runs)
         imported = run_in_batches(runner, evaluation.inputs, batch)
         check, count = ImportCheck(source, batch, task, max_relative_error), max(LEAST_INPUTS, len(golden[0]))
         try:
             agreement = check.on_samples(*(_first(values, count) for values in (evaluation.inputs, imported, expected)))
-            check.at_edges(load_edges(fetched / "edges.npz"), runner, expected)
+            check.at_edges(edges, runner, expected)
         except AgreementError as error:
             raise _with_layer(error, source, batch_at(golden, 0, batch), max_relative_error) from error
         sized = None

@@ -7,7 +7,7 @@ by one rounding. What differs then is no property of the network: an import is n
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -24,8 +24,14 @@ def measure_noise(
     """Return the noise of each output for inputs (N, ...). reference: the source's own outputs for them. scales: of
     `compare_all`.
     """
-    noise = [NO_NOISE] * len(reference)
-    for found in _outputs_otherwise(source, inputs, batch):
+    return noise_between(_outputs_otherwise(source, inputs, batch), reference, [NO_NOISE] * len(reference), scales)
+
+
+def noise_between(
+    others: Iterable[Arrays], reference: Arrays, noise: Sequence[Noise], scales: Sequence[float] | None = None
+) -> tuple[Noise, ...]:
+    """Return the noise of each output, raised to the difference of outputs with other roundings from the reference."""
+    for found in others:
         try:
             every = compare_all(found, reference, scales=scales)
         except AgreementError:

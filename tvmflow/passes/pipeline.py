@@ -44,6 +44,7 @@ from tvmflow.passes.layout.channels_last_for_amx import ChannelsLastForAmx
 from tvmflow.passes.layout.norm import NORMS, legalize_norm
 from tvmflow.passes.legalize.along_axis import axis_legalizers
 from tvmflow.passes.legalize.bfloat16 import legalize_astype, link_bfloat16_rounding
+from tvmflow.passes.legalize.booleans import with_booleans
 from tvmflow.passes.legalize.clip import clip_legalizers
 from tvmflow.passes.legalize.convolutions import legalize_convolutions
 from tvmflow.passes.legalize.int8_lookup_tables import Int8LookupTables
@@ -154,8 +155,7 @@ def _legalize_operators(winograd: Mapping[str, int], cpu: CpuFeatures) -> Pass:
     ours = {
         RECURRENT: functools.partial(legalize_recurrent, cpu=cpu),
         **clip_legalizers(),
-        **axis_legalizers(),
-        **reduction_legalizers(),
+        **with_booleans({**axis_legalizers(), **reduction_legalizers()}),
         **legalize_convolutions(winograd),
         **dict.fromkeys(NORMS, legalize_norm),
         "relax.nn.max_pool2d": legalize_max_pool2d,

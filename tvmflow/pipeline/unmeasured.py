@@ -34,6 +34,13 @@ def place_without_device(workspace: Workspace, cell: Cell, stages: Stages) -> Wo
     return make_variant(workspace, cell, _estimated(workspace, cell), _shared(stages))
 
 
+def stages_in_workspace(workspace: Workspace, cell: Cell, stages: Stages) -> tuple[str, ...]:
+    """Return those of `compile_stages` whose outputs for a cell without its device are in the workspace itself."""
+    if _needs_no_device(workspace, cell) or _is_compiled(workspace, cell, stages):
+        return compile_stages(stages)
+    return _shared(stages)
+
+
 def library_without_device(workspace: Workspace, cell: Cell, stages: Stages) -> tuple[Workspace, dict[str, Record]]:
     """Return where the up-to-date library of a cell is, and stage -> record of what made it; none without one."""
     places = [workspace]

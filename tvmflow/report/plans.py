@@ -109,6 +109,6 @@ def status_table(root: Path, cells: Sequence[ListedCell]) -> Grid:
         if cell.off is not None:
             state = f"off, needs {cell.off}" if cell.off else "off"
         shown = [f"cannot be run: {error}" if error else state, *cell.warnings]
-        rows.append((cell.name, cell.cell, ", ".join(shown), cell.next_step or "-"))
+        rows.append((cell.name, cell.cell, ", ".join(shown), cell.next_step))
     columns = ("name", "cell", "state", "next")
     return grid(f"cells of {root}", columns, rows, columns)

@@ -100,8 +100,12 @@ class Policy:
 
 
 def reading_s(*files: Path) -> float:
-    """Return the time limit for reading these files without converting them: 60 s, and one more for each 16 MiB."""
-    return 60.0 + sum(path.stat().st_size for path in files if path.is_file()) / (16 << 20)
+    """Return the time limit for reading these files without converting them: 60 s, and one more for each 16 MiB.
+
+    As many times that as processes wait for each core: another limit is that of processor time.
+    """
+    waiting = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return (60.0 + sum(path.stat().st_size for path in files if path.is_file()) / (16 << 20)) * max(1.0, waiting)
 
 
 def memory_for(*files: Path) -> int:

@@ -19,6 +19,7 @@ from tvmflow.devices.registry import transport_of
 from tvmflow.pipeline.stage import AnyStage
 from tvmflow.setup.preflight import missing_for
 from tvmflow.support.errors import StoreError, TvmflowError, UsageError, first_line
+from tvmflow.support.extras import extra_of
 from tvmflow.toolchain.compilers import compiler_named, debian_package
 from tvmflow.toolchain.versions import installed_version
 
@@ -80,8 +81,12 @@ def _versions(root: Path | None) -> Iterator[Finding]:
     )
     for name in ("prefect", "mlflow", "dvc", "xgboost-cpu"):
         found = installed_version(name)
+        extra = extra_of(name.partition("-")[0])
         yield Finding(
-            "broken" if found == "absent" else "ok", name, found, "pip install tvmflow" if found == "absent" else ""
+            "broken" if found == "absent" else "ok",
+            name,
+            found,
+            f"pip install 'tvmflow[{extra}]'" if found == "absent" else "",
         )
     yield from _frameworks(root)
 
@@ -164,7 +169,7 @@ def _runtime() -> Iterator[Finding]:
         yield Finding("broken", "TVM starts", first_line(error), "reinstall with constraints.txt")
     missing = [name for name in ("tornado", "psutil", "cloudpickle") if installed_version(name) == "absent"]
     if missing:
-        yield Finding("broken", "TVM RPC", f"{', '.join(missing)} missing", "pip install 'apache-tvm[rpc]'")
+        yield Finding("broken", "TVM RPC", f"{', '.join(missing)} missing", "pip install 'tvmflow[compile]'")
 
 
 def _sandbox() -> Iterator[Finding]:

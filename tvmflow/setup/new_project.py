@@ -109,7 +109,7 @@ def make_workspace(folder: Path, targets: Sequence[str] = ()) -> Path:
 class ModelRequest:
     """A user's options for a model to add; None: from the file, or the default. dataset: a built-in name, an .npz file
     or a folder of images by class; labels: a built-in name or a file; preset: of the preprocessing; network: the
-    factory of the network whose weights the file has.
+    factory of the network whose weights the file has; tokenizer: a tokenizer.json.
     """
 
     name: str | None = None
@@ -120,6 +120,7 @@ class ModelRequest:
     labels: str | None = None
     preset: str | None = None
     network: str | None = None
+    tokenizer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ def _inside(file: Path, root: Path) -> str:
 
 
 def _data(root: Path, request: ModelRequest) -> dict[str, Any]:
-    """Return `preprocess:`, `dataset:` and `labels:` of the entry. Raises UnknownNameError, SourceError."""
+    """Return the keys of an entry that options name. Raises UnknownNameError, SourceError."""
     entry: dict[str, Any] = {}
     if request.preset is not None:
         if request.preset not in PRESETS:
@@ -239,12 +240,13 @@ def _data(root: Path, request: ModelRequest) -> dict[str, Any]:
     for key, text, built_in in (
         ("dataset", request.dataset, BUILT_IN_DATASETS),
         ("labels", request.labels, BUILT_IN),
+        ("tokenizer", request.tokenizer, ()),
     ):
         if text is None:
             continue
         path = Path(text).resolve()
         if text not in built_in and not path.exists():
-            expected = f"{', '.join(built_in)}, or a file"
+            expected = ", ".join([*built_in, "a file"])
             raise SourceError(f"no {key} {text}", expected, "correct its name")
         name = text if text in built_in else _inside(path, root)
         entry[key] = {"folder": name} if text not in built_in and path.is_dir() else name

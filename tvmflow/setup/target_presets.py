@@ -16,6 +16,7 @@ from tvmflow.config.params import LOCAL_CPU, TargetEntry
 from tvmflow.config.yaml_reader import load_yaml
 from tvmflow.setup.yaml_editor import add_entry
 from tvmflow.support.errors import TvmflowError, UnknownNameError
+from tvmflow.support.extras import missing_extra
 
 _NAME = re.compile(r"^  ([\w.-]+):[ ]*(?:#[ ]*(.*))?$", re.MULTILINE)
 
@@ -71,9 +72,12 @@ def needs_of(target: TargetEntry) -> Needs:
     hints = []
     try:
         compiler, can_build = _compiler(target), True
-    except TvmflowError as error:
-        compiler, can_build = error.found, False
-        hints.append(error.hint)
+    except (TvmflowError, ModuleNotFoundError) as error:
+        known = missing_extra(error) if isinstance(error, ModuleNotFoundError) else error
+        if known is None:
+            raise
+        compiler, can_build = known.found.partition(", which")[0], False
+        hints.append(known.hint)
     try:
         from tvmflow.devices.registry import transport_of
 

@@ -16,7 +16,7 @@ from tvmflow.sources.data.images import ImageRecipe, classes_of_files, image_fil
 from tvmflow.sources.data.labels import BUILT_IN, read_labels
 from tvmflow.sources.data.preprocessing import normalize_images, recipe_for
 from tvmflow.sources.weights import WeightFiles, factory_file, local_file
-from tvmflow.support.errors import SourceError
+from tvmflow.support.errors import SourceError, UsageError
 from tvmflow.support.samples import sample_shape
 
 MAX_IMAGES = 100_000
@@ -47,6 +47,17 @@ def own_files(model: ModelEntry, weights: WeightFiles, root: Path) -> dict[str, 
             "labels file", model.labels, root, f"a file, or one of {sorted(BUILT_IN)}", "labels"
         )
     return files
+
+
+def tokenizer_file(model: ModelEntry, root: Path) -> Path:
+    """Return the tokenizer.json of a model of texts. Raises UsageError, SourceError."""
+    if model.tokenizer is None:
+        raise UsageError(
+            "a text for a model without a tokenizer",
+            "models.NAME.tokenizer: the tokenizer.json that the model was trained with",
+            "add it to params.yaml, or give the inputs as a file of arrays (.npy, .npz, .csv)",
+        )
+    return _existing("file", model.tokenizer, root, "the tokenizer.json of the model", "tokenizer")
 
 
 def _existing(what: str, name: str, root: Path, expected: str, key: str) -> Path:

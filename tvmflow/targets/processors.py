@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 from tvmflow.support.errors import UnknownNameError, UsageError
-from tvmflow.toolchain.triples import ARM32, WASM, Triple
+from tvmflow.toolchain.triples import APPLE, ARM32, WASM, Triple
 from tvmflow.toolchain.versions import ARCHITECTURES, known_processors
 
 _VENDORS = ("unknown", "pc", "none", "redhat", "alpine")
@@ -66,12 +66,14 @@ def architecture_of(mtriple: str) -> str:
         if rest != "wasi":
             raise UsageError(f"mtriple {mtriple!r}: no system {rest[:40]!r}", _usual_triple(name), "correct mtriple:")
         return name
+    if name == "aarch64" and (apple := APPLE.fullmatch(rest)) and not (apple[1] == "macos" and apple[3]):
+        return name
     vendor, _, system = rest.partition("-")
     if not re.fullmatch(_SYSTEM_ARM32 if name == ARM32 else _SYSTEM, system if vendor in _VENDORS else rest):
         gnu, musl, android = (f"{name}-linux-{Triple(name, known).ending}" for known in ("gnu", "musl", "android"))
         raise UsageError(
             f"mtriple {mtriple!r}: no system {rest[:40]!r}",
-            f"{gnu}, {musl} or {android}, the latter with an API level from 21 on if any",
+            f"{gnu}, {musl} or {android}, the latter with an API level from 21 on if any; or aarch64-apple-ios15.0",
             "correct mtriple: of the target",
         )
     return name

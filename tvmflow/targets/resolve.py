@@ -68,9 +68,11 @@ class ResolvedTarget:
 
     @property
     def runs_here(self) -> bool:
-        """Whether this machine can execute the library, by architecture; Android's needs another C library."""
+        """Whether this machine can execute the library, by architecture; Android's needs another C library, Apple's
+        another system.
+        """
         triple = triple_of(self.mtriple)
-        return triple.architecture == platform.machine() and triple.system != "android"
+        return triple.architecture == platform.machine() and triple.system != "android" and not triple.is_apple
 
     @property
     def compiler(self) -> Command:

@@ -60,7 +60,10 @@ def _writable(folder: Path, _process: int) -> Path:
 def _version(words: tuple[str, ...]) -> str:
     """Return the output of a compiler's --version, "absent" if it cannot be started; the compilation then fails."""
     try:
-        done = subprocess.run([*words, "--version"], capture_output=True, text=True, timeout=60, check=False)
+        with temporary_folder("version") as folder:  # zig leaves an object where it is asked for Apple's systems
+            done = subprocess.run(
+                [*words, "--version"], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+            )
     except OSError:
         return "absent"
     return done.stdout

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from tvmflow.support.paths import RUNTIME
 from tvmflow.support.temporary import temporary_folder
 from tvmflow.toolchain import android_linker
 from tvmflow.toolchain.environments import cache_folder
-from tvmflow.toolchain.triples import ARM32, WASM, triple_of
+from tvmflow.toolchain.triples import ARM32, WASM, Triple, triple_of
 
 _GLIBC = "2.28"  # of what zig links: Debian 10, and every system since
 _NDK = "ANDROID_NDK_HOME"
@@ -37,12 +38,18 @@ _BIONIC = RUNTIME / "bionic"
 @dataclass(frozen=True)
 class Command:
     """The command of a compiler for one target. words: before options and files; refuses: unsupported options;
-    makes_wasm: it links modules of WebAssembly, not shared objects.
+    makes_wasm: it links modules of WebAssembly, not shared objects; makes_objects: of Mach-O only, for systems whose
+    apps are linked elsewhere.
     """
 
     words: tuple[str, ...]
     refuses: frozenset[str] = frozenset()
     makes_wasm: bool = False
+    makes_objects: bool = False
+
+    @property
+    def makes_shared_objects(self) -> bool:
+        return not (self.makes_wasm or self.makes_objects)
 
     def line(self, *arguments: str) -> list[str]:
         """Return a command line without the options that the compiler does not support."""
@@ -89,7 +96,7 @@ class Program(Compiler):
 
 class Zig(Compiler):
     """zig, from the package ziglang or PATH, for WebAssembly and all Linux systems on Arm and x86-64; not for
-    Android.
+    Android. For Apple's systems it only compiles.
     """
 
     def command(self, mtriple: str) -> Command:
@@ -97,10 +104,12 @@ class Zig(Compiler):
         if triple.architecture == WASM:
             zig = _require_zig("pip install 'tvmflow[wasm]'")
             return Command(("/usr/bin/env", *_zig_places(), zig, "cc", "-target", mtriple), makes_wasm=True)
+        if triple.is_apple:
+            return _apple_command(triple)
         if triple.system not in ("gnu", "musl"):
             raise ToolchainError(
                 f"zig has no system libraries for {mtriple}",
-                "linux-gnu, linux-musl or wasm32-wasi",
+                "linux-gnu, linux-musl, wasm32-wasi or a system of Apple's",
                 f"cc: bionic-stubs of the target, or ndk with {_NDK} set to its folder",
             )
         zig = _require_zig("pip install 'tvmflow[arm64]'")
@@ -111,6 +120,28 @@ class Zig(Compiler):
     def version(self) -> str:
         zig = _zig()
         return f"zig {_first_line(zig, 'version')}, glibc {_GLIBC}" if zig else "absent"
+
+
+def _apple_command(triple: Triple) -> Command:
+    """Return the command for objects of a system of Apple's, whose C library has the same declarations on all."""
+    zig = _require_zig("pip install 'tvmflow[arm64]'")
+    system, _, simulator = triple.system.partition("-")
+    name = "-".join(filter(None, (triple.architecture, f"{system}.{triple.version}", simulator)))
+    headers = str(Path(_zig_library(zig)) / "libc" / "include" / "any-darwin-any")
+    words = ("/usr/bin/env", *_zig_places(), zig, "cc", "-target", name, "-isystem", headers)
+    return Command(words, makes_objects=True)
+
+
+@functools.cache
+def _zig_library(zig: str) -> str:
+    """Return the folder of zig's headers."""
+    done = subprocess.run(
+        ["/usr/bin/env", *_zig_places(), zig, "env"], capture_output=True, text=True, timeout=60, check=False
+    )
+    found = re.search(r'"?lib_dir"?\s*[:=]\s*"([^"]+)"', done.stdout)
+    if found is None:
+        raise ToolchainError(f"{zig} does not say where its headers are", "the zig of tvmflow[arm64]")
+    return found[1]
 
 
 class Ndk(Compiler):
@@ -229,7 +260,7 @@ def compiler_for(mtriple: str) -> str:
     packages, else zig.
     """
     triple = triple_of(mtriple)
-    if triple.architecture == WASM:
+    if triple.architecture == WASM or triple.is_apple:
         return "zig"
     if triple.system == "android":
         return "bionic-stubs" if not os.environ.get(_NDK) and _zig() is not None else "ndk"

@@ -13,15 +13,23 @@ ARM32 = "armv7a"
 WASM = "wasm32"
 # Suffixes of 32-bit Arm systems: the floating-point calling convention.
 _SYSTEM = re.compile(r"(gnu|musl|android)(eabihf|eabi)?(\d*)")
+APPLE = re.compile(r"apple-(ios|macos)(\d{1,2}\.\d)(-simulator)?")  # system, oldest version, on a Mac
 
 
 @dataclass(frozen=True)
 class Triple:
-    """system: gnu, musl, android or wasi, else the triple's text; level: minimum Android API level."""
+    """system: gnu, musl, android, wasi, macos, ios or ios-simulator, else the triple's text; level: minimum Android API
+    level; version: of Apple's systems, the oldest.
+    """
 
     architecture: str
     system: str
     level: int = ANDROID_LEVEL
+    version: str = ""
+
+    @property
+    def is_apple(self) -> bool:
+        return bool(self.version)
 
     @property
     def machine(self) -> str:
@@ -39,6 +47,8 @@ class Triple:
 def triple_of(mtriple: str) -> Triple:
     """Return the parts of a triple."""
     parts = mtriple.split("-")
+    if apple := APPLE.fullmatch("-".join(parts[1:])):
+        return Triple(parts[0], apple[1] + (apple[3] or ""), version=apple[2])
     found = _SYSTEM.fullmatch(parts[-1])
     if found is None:
         return Triple(parts[0], parts[-1])

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -112,6 +113,13 @@ def attributes_beside(features: set[str], cpu_lines: list[str]) -> str:
 def missing_features(features: set[str]) -> list[str]:
     """Return the processor features used by kernels that this machine lacks."""
     return [name[1:] for name in attributes_beside(features, _cpu_lines()).split(",") if name.startswith("-")]
+
+
+def missing_flags(flags: Iterable[str]) -> list[str]:
+    """Return those of the flags of /proc/cpuinfo that this machine's processor lacks; none where it does not say."""
+    lines = [line.partition(":") for line in _cpu_lines()]
+    found = next((set(text.split()) for name, _, text in lines if name.strip() in ("flags", "Features")), None)
+    return [] if found is None else [flag for flag in flags if flag not in found]
 
 
 @functools.cache

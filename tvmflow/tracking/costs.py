@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tvmflow.config.params import STAGE_NAMES
+from tvmflow.tracking.mlflow.notes import notes_of
 
-TAGS = ("cell", "device.kind", *(f"recipe.{stage}" for stage in STAGE_NAMES))
+NOTES = ("cell", "device.kind", *(f"recipe.{stage}" for stage in STAGE_NAMES))
 METRICS = ("tuning.device_hours", "tuning.saved_s", *(f"stage_s.{stage}" for stage in STAGE_NAMES))
 _ON_DEVICE = ("deploy", "evaluate")  # run for every measurement
 _HOUR_S = 3600.0
@@ -41,7 +42,7 @@ class Cost:
 
 
 def costs_of(runs: Iterable[Any]) -> dict[tuple[str, str, str], Cost]:
-    """Return (model, device, month) -> cost, sorted. runs: of MLflow, oldest first, with TAGS and METRICS."""
+    """Return (model, device, month) -> cost, sorted. runs: of MLflow, oldest first, with NOTES and METRICS."""
     made: set[tuple[str, str]] = set()
     found: dict[tuple[str, str, str], Cost] = {}
     for run in runs:
@@ -52,10 +53,10 @@ def costs_of(runs: Iterable[Any]) -> dict[tuple[str, str, str], Cost]:
 
 
 def _cost(run: Any, made: set[tuple[str, str]]) -> Cost:
-    tags, numbers, cost = run.data.tags, run.data.metrics, Cost(measurements=1)
+    notes, numbers, cost = notes_of(run.data), run.data.metrics, Cost(measurements=1)
     for stage in STAGE_NAMES:
         hours = numbers.get(f"stage_s.{stage}", 0.0) / _HOUR_S
-        key = (stage, tags.get(f"recipe.{stage}", run.info.run_id))
+        key = (stage, notes.get(f"recipe.{stage}", run.info.run_id))
         if stage in _ON_DEVICE:
             cost.device_hours += hours
         elif key in made:

@@ -1,8 +1,8 @@
 package tvmflow;
 
 /**
- * A network as an app opens it: for each ABI its library for the CPU and, if there is one, that for a GPU. An Android library of a model has its
- * own as constants of its class Models.
+ * A network as an app opens it: for each ABI its library for the CPU and, if there is one, that for a GPU; before it those for processors with more
+ * instructions. An Android library of a model has its own as constants of its class Models.
  */
 public final class Model {
   private static final int WORDS = 3; // of an ABI: its name, the library for the CPU, that for a GPU
@@ -10,7 +10,7 @@ public final class Model {
   private final String name;
   private final String[] libraries;
 
-  /** libraries: for each ABI its name, the library for the CPU and that for a GPU, of which one may be null. */
+  /** libraries: for each ABI, perhaps several times, its name, the library for the CPU and that for a GPU, of which one may be null. */
   public Model(String name, String... libraries) {
     if (libraries.length == 0 || libraries.length % WORDS != 0) throw new IllegalArgumentException(libraries.length + " words for " + name);
     this.name = name;
@@ -33,13 +33,20 @@ public final class Model {
    */
   public Network open(String programs, int threads, long cpuMask) {
     String abi = Network.abi();
+    UnsupportedOperationException lacks = new UnsupportedOperationException(name + " has no library for " + abi);
     for (int i = 0; i < libraries.length; i += WORDS) {
       if (!libraries[i].equals(abi)) continue;
-      if (libraries[i + 1] == null) return new Network(libraries[i + 2], threads, cpuMask);
-      return libraries[i + 2] == null
-          ? new Network(libraries[i + 1], threads, cpuMask)
-          : new Network(libraries[i + 1], threads, cpuMask, libraries[i + 2], programs);
+      try {
+        return open(libraries[i + 1], libraries[i + 2], programs, threads, cpuMask);
+      } catch (UnsupportedOperationException another) { // this processor has not all of its instructions
+        lacks = another;
+      }
     }
-    throw new UnsupportedOperationException(name + " has no library for " + abi);
+    throw lacks;
+  }
+
+  private static Network open(String cpu, String gpu, String programs, int threads, long cpuMask) {
+    if (cpu == null) return new Network(gpu, threads, cpuMask);
+    return gpu == null ? new Network(cpu, threads, cpuMask) : new Network(cpu, threads, cpuMask, gpu, programs);
   }
 }

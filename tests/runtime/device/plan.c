@@ -30,7 +30,7 @@ static const plan_launch launches[] = {{0, 1}, {4096, 2}};
 static const plan_span spans[] = {{0, SIZE}, {64, SIZE}, {128, SIZE}};
 static const plan_program programs[] = {{{0, 8}, {64, 4096 + 32}, 4096, 8192, launches, spans, 2, 1, 2}};
 
-const plan_tables plan = {values, arguments, steps, copies, inputs, outputs, constants, 4, 5, 2, 0, NULL, programs, 1, NULL, NULL, NULL};
+const plan_tables plan = {values, arguments, steps, copies, inputs, outputs, constants, 4, 5, 2, 0, NULL, programs, 1, NULL, NULL, NULL, NULL};
 const tvmflow_api plan_api = {
     TVMFLOW_ABI_VERSION, sizeof(tvmflow_api), "by-hand", 1, 2, 2, 2, SIZE, sizeof constants,
     tvmflow_input, tvmflow_output, tvmflow_create, tvmflow_run, tvmflow_destroy, tvmflow_last_error, tvmflow_set_profiling,

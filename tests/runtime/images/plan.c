@@ -21,7 +21,7 @@ static const tvmflow_tensor inputs[] = {{"x", shape, 2, TVMFLOW_UINT8, SIZE}};
 tvmflow_tensor outputs[] = {{"scores", scores_shape, 2, TVMFLOW_FLOAT32, SCORES * 4}, {"sample", shape, 2, TVMFLOW_UINT8, SIZE}};
 static const char *const labels[] = {"zero", "one"};
 
-const plan_tables plan = {values, arguments, steps, copies, inputs, outputs, (const unsigned char *)"", 3, 0, 0, 2, &image, NULL, 0, NULL, NULL, NULL};
+const plan_tables plan = {values, arguments, steps, copies, inputs, outputs, (const unsigned char *)"", 3, 0, 0, 2, &image, NULL, 0, NULL, NULL, NULL, NULL};
 const tvmflow_api plan_api = {
     TVMFLOW_ABI_VERSION, sizeof(tvmflow_api), "images", 1, 2, 0, 2, 0, 0,
     tvmflow_input, tvmflow_output, tvmflow_create, tvmflow_run, tvmflow_destroy, tvmflow_last_error, tvmflow_set_profiling,

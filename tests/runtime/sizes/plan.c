@@ -38,7 +38,7 @@ enum { SHORT = 3, LONG = 7, FEW = 1, MANY = 4 };
   static const tvmflow_tensor name##_outputs[] = {{"y", name##_y, 2, TVMFLOW_INT32, (batch) * (length)*4},                               \
                                                   {"z", name##_z, 2, TVMFLOW_INT32, (batch) * ((length + 1) / 2) * 4}};                  \
   const plan_tables name = {name##_values, arguments, steps, copies, name##_inputs, name##_outputs, (const unsigned char *)constants, 4, \
-                            5, 2, 0, NULL, NULL, 0, NULL, plan_sizes_of, NULL}
+                            5, 2, 0, NULL, NULL, 0, NULL, plan_sizes_of, NULL, NULL}
 
 extern const plan_tables few_short, few_long, many_short;
 static const int64_t sizes_few_short[] = {FEW, SHORT}, sizes_few_long[] = {FEW, LONG}, sizes_many_short[] = {MANY, SHORT}, sizes_all[] = {MANY, LONG};

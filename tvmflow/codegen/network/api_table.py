@@ -76,7 +76,7 @@ def write_plan_tables(
     starts = accumulate((len(step.arguments) for step in plan.steps), initial=0)
     loops = accumulate((len(step.loops) for step in plan.steps), initial=0)
     is_largest = name == "plan"
-    has_states = is_largest and bool(network.states)
+    has_states, has_flags = is_largest and bool(network.states), is_largest and bool(network.flags)
     image, sized = (network.image, network.sized) if is_largest else (None, None)
     lines = ['#include "plan.h"', "", "extern const unsigned char plan_constants[];"]
     lines += [f"int __tvm_ffi_{name}(void *, const plan_any *, int32_t, plan_any *);" for name in kernels]
@@ -108,6 +108,7 @@ def write_plan_tables(
             (_tensor(at, plan.values[at], output) for at, output in zip(plan.outputs, network.outputs, strict=True)),
         ),
         *([_table("char *const", "labels", map(c_string, network.labels))] if is_largest else ()),
+        *([_table("char *const", "flags", (*map(c_string, network.flags), "(void *)0"))] if has_flags else ()),
         *(image_tables(image, plan.values[plan.inputs[0]].shape) if image else ()),
         *_program_tables(plan),
         *(gpu_tables(plan, gpu, code, c_string) if gpu and code else ()),
@@ -118,7 +119,7 @@ def write_plan_tables(
         f"{len(arguments)}, {len(plan.steps)}, {len(plan.copies)}, {'&image' if image else '(void *)0'}, "
         f"{'programs' if plan.programs else '(void *)0'}, {len(plan.programs)}, "
         f"{'&gpu' if gpu else '(void *)0'}, {'&sizes' if sized else '(void *)0'}, "
-        f"{'states' if has_states else '(void *)0'}}};",
+        f"{'states' if has_states else '(void *)0'}, {'flags' if has_flags else '(void *)0'}}};",
     ]
 
 

@@ -17,7 +17,7 @@ class Network:
     cell: model@target:precision; threads: of the tuning; labels: of classes, or none. image: how images become its
     input, None if it takes none. tolerance: error of an output that the precision allows, relative to its spread.
     sized: the dynamic sizes, None if all inputs have one shape. states: inputs that an instance carries from run to
-    run, with the outputs that they are.
+    run, with the outputs that they are. flags: of /proc/cpuinfo, without which it refuses to run.
     """
 
     cell: str
@@ -29,6 +29,7 @@ class Network:
     tolerance: float = 2.0e-3
     sized: SizedOutputs | None = None
     states: tuple[State, ...] = ()
+    flags: tuple[str, ...] = ()
 
     def state_places(self) -> list[tuple[int, int]]:
         """Return the positions of each state among the inputs and among the outputs."""
@@ -49,6 +50,11 @@ class Network:
     def module_name(self) -> str:
         """Return the file name of a module of WebAssembly."""
         return f"{self._plain}.wasm"
+
+    @property
+    def archive_name(self) -> str:
+        """Return the file name of an archive of object files."""
+        return f"lib{self._plain}.a"
 
     @property
     def _plain(self) -> str:

@@ -1,14 +1,20 @@
-"""Define the two formats of a library without TVM: a shared object of ELF, and a module of WebAssembly."""
+"""Define the formats of a library without TVM: shared objects of ELF, modules of WebAssembly, archives of Mach-O."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tvmflow.codegen.network.description import Network
+from tvmflow.codegen.network.macho_objects import archive_of, suffix_names
 from tvmflow.toolchain.compilers import Command
 
 PAGE = 16384  # bytes: the largest page size of Android, a multiple of all others
-_BEFORE, _AFTER = ("network", "device"), ("image", "scores", "arithmetic", "fallback", "sizes", "teams", "forks")
+_BEFORE, _AFTER = (
+    ("network", "device"),
+    ("image", "scores", "arithmetic", "fallback", "sizes", "teams", "forks", "processor"),
+)
 _COMPILE = "-x c -std=c11 -O2 -fvisibility=hidden -ffunction-sections -Wall -Wextra -Werror".split()
 _LINK = (
     "-shared",
@@ -47,6 +53,15 @@ plan_constants:
     .byte 0
     .section .note.GNU-stack,""
 """
+_ASSEMBLY_MACHO = """\
+    .section __TEXT,__const
+    .balign {page}
+    .globl _plan_constants
+    .private_extern _plan_constants
+_plan_constants:
+    .incbin "{file}"
+    .byte 0
+"""
 _EMBEDDING = """\
 __attribute__((visibility("hidden"), aligned({page}))) const unsigned char plan_constants[] = {{
 #embed "{file}" suffix(,)
@@ -73,6 +88,20 @@ class LibraryFormat:
         path.write_text(before + self.constants_text.format(page=PAGE, file=file), encoding="ascii")
         return path
 
+    def link_command(
+        self, compiler: Command, folder: Path, network: Network, objects: Sequence[Path], path: Path, has_gpu: bool
+    ) -> list[str]:
+        """Return the command that makes the library of a network of its object files, to be run in `folder`; none where
+        it is made already.
+        """
+        names = [str(file.relative_to(folder) if file.is_relative_to(folder) else file) for file in objects]
+        own = self.link_options(folder, network.symbol, network.soname)
+        return compiler.line(*self.link, *own, "-o", str(path), *names, *self.libraries(has_gpu))
+
+    def file_name(self, network: Network) -> str:
+        """Return the name of the library's file where an app has it."""
+        return network.soname
+
     def link_options(self, folder: Path, symbol: str, soname: str) -> list[str]:
         """Return options that export the entry of a network, which is also called `symbol`, and name the library."""
         (folder / "exports.map").write_text(f"{{ global: tvmflow_network; {symbol}; local: *; }};\n", encoding="ascii")
@@ -92,6 +121,24 @@ class WasmFormat(LibraryFormat):
     def libraries(self, has_gpu: bool) -> list[str]:
         return ["-lm"]
 
+    def file_name(self, network: Network) -> str:
+        return network.module_name
+
+
+class ArchiveFormat(LibraryFormat):
+    """An archive is linked into an app, by Xcode: it has no imports of its own, and only the network's own function."""
+
+    def link_command(
+        self, compiler: Command, folder: Path, network: Network, objects: Sequence[Path], path: Path, has_gpu: bool
+    ) -> list[str]:
+        suffix_names(objects, network.symbol.removeprefix("tvmflow_network"), {f"_{network.symbol}"})
+        path.unlink(missing_ok=True)  # as linkers do: a library there may be loaded
+        path.write_bytes(archive_of({file.name: file.read_bytes() for file in objects}))
+        return []
+
+    def file_name(self, network: Network) -> str:
+        return network.archive_name
+
 
 def _sources(pool: str) -> tuple[str, ...]:
     return tuple([*(f"src/{name}.c" for name in _BEFORE), pool, *(f"src/{name}.c" for name in _AFTER)])
@@ -107,7 +154,11 @@ WASM_FORMAT = WasmFormat(
     ("-x", "c", "-std=c23"),
 )
 
+ARCHIVE_FORMAT = ArchiveFormat(_sources("src/pool.c"), (*_COMPILE, "-fPIC", "-g0"), (), "constants.S", _ASSEMBLY_MACHO)
+
 
 def format_of(compiler: Command) -> LibraryFormat:
     """Return the format of the libraries that a compiler links."""
+    if compiler.makes_objects:
+        return ARCHIVE_FORMAT
     return WASM_FORMAT if compiler.makes_wasm else ELF_FORMAT

@@ -11,12 +11,12 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tvmflow.backends.manifest import NetworkFile
 from tvmflow.backends.plan_summary import PLAN_NAME
-from tvmflow.backends.registry import simulated_driver
 from tvmflow.codegen.compile import Scheduled
 from tvmflow.codegen.network.api_table import arena_bytes, constant_bytes, write_plan_tables, write_tables
 from tvmflow.codegen.network.bucket_tables import Bucket, BucketPlan, share_constants
@@ -34,7 +34,6 @@ from tvmflow.passes.fuse.fuse_operators import read_calls
 from tvmflow.support.errors import StageError
 from tvmflow.support.files import describe_file
 from tvmflow.support.json_values import write_json
-from tvmflow.support.runtime_binding import network_binding
 from tvmflow.support.temporary import temporary_folder
 from tvmflow.toolchain.compiled_objects import compile_once
 from tvmflow.toolchain.compilers import Command
@@ -58,7 +57,8 @@ def write_network(
                 "a network with states for a GPU", "a target of kind llvm", "give its states with each run"
             )
         plan = plan_of(scheduled.module, scheduled.backend.device_program, executable, GPU_ALIGNMENT)
-        link(path, (), plan, network, compiler, gpu=executable)
+        # It has no code of the CPU's but the runtime's, which is for all processors.
+        link(path, (), plan, replace(network, flags=()), compiler, gpu=executable)
     else:
         plan = plan_of(scheduled.module, scheduled.backend.device_program)
         others = [BucketPlan(b.sizes, plan_of(b.scheduled.module, scheduled.backend.device_program)) for b in buckets]
@@ -75,7 +75,7 @@ def write_network(
         size=file.size,
         abi_version=ABI_VERSION,
         symbol=network.symbol,
-        soname=network.module_name if compiler.makes_wasm else network.soname,
+        soname=format_of(compiler).file_name(network),
         arena_bytes=arena_bytes(plan, others),
         constant_bytes=constant_bytes(plan, others),
         kernel_calls=len(plan.steps),
@@ -122,9 +122,8 @@ def link(
         ]
         objects.append(folder / "constants.o")
         _run(compiler.line(*form.constants_options, "-c", embedding.name, "-o", str(objects[-1])), folder)
-        names = [str(file.relative_to(folder) if file.is_relative_to(folder) else file) for file in objects]
-        own = form.link_options(folder, network.symbol, network.soname)
-        _run(compiler.line(*form.link, *own, "-o", str(path), *names, *form.libraries(gpu is not None)), folder)
+        if command := form.link_command(compiler, folder, network, objects, path, gpu is not None):
+            _run(command, folder)
 
 
 def _runtime_objects(
@@ -200,17 +199,6 @@ def _arguments(sources: Sequence[Path], path: Path) -> list[str]:
     as_c = (word for source in sources for word in ("-x", "c", str(source)))  # g++ applies it to one file only
     compiled = ["-fvisibility=default", *as_c, "-x", "none"]
     return [*ELF_FORMAT.compile, *include, *compiled, *ELF_FORMAT.link, f"-Wl,-soname,{path.name}", "-pthread", "-ldl"]
-
-
-class OpenedNetwork:
-    """Run a network in this process by the binding that apps use; a Runner. An accelerator is simulated."""
-
-    def __init__(self, path: Path, threads: int) -> None:
-        self.network = network_binding().Network(path, threads, driver=simulated_driver)
-
-    def run(self, *inputs: Any) -> tuple[Any, ...]:
-        found = self.network(*inputs)
-        return found if isinstance(found, tuple) else (found,)
 
 
 def kernel_objects(modules: Sequence[Any], folder: Path) -> list[Path]:

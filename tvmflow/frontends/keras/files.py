@@ -25,7 +25,7 @@ _MODULE = re.compile(
 _REFUSED = frozenset(
     """
     Lambda TFSMLayer TorchModuleWrapper JaxLayer FlaxLayer StringLookup IntegerLookup IndexLookup TextVectorization
-    Hashing HashedCrossing Discretization __lambda__
+    Hashing HashedCrossing __lambda__
     """.split()
 )
 

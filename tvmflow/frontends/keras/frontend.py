@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ def load(folder: Path, description: SourceDescription) -> ExportedModel:
     """Load a model. Code in model files (Lambda layers) is rejected. Raises ModelFileError."""
     model = source_model(folder, description)
     keep_layers_whole()
+    _draw_nothing(model)
     stored, outputs = _types(model.inputs), _types(model.outputs)
     if len(model.inputs) > 1:
         module, places = _with_separate_inputs(model, description)
@@ -29,6 +31,17 @@ def load(folder: Path, description: SourceDescription) -> ExportedModel:
     is_moved = len(expected) == 4 and shape[1:] == (expected[2], expected[3], expected[1]) and shape[1:] != expected[1:]
     module = with_float_ends(_of_one(model, is_moved).eval(), description.inputs, stored, outputs)
     return ExportedModel(module, description.inputs)
+
+
+def _draw_nothing(model: Any) -> None:
+    """Let layers that augment images draw no random numbers for inference, where they do not use them."""
+    for layer in model._flatten_layers():
+        if hasattr(layer, "get_random_transformation") and hasattr(layer, "generator"):
+            layer.get_random_transformation = functools.partial(_drawn, layer.get_random_transformation)
+
+
+def _drawn(draw: Any, data: Any, training: bool = True, seed: Any = None) -> Any:
+    return draw(data, training=training, seed=seed) if training else None
 
 
 def _types(tensors: Any) -> list[torch.dtype]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow.frontends.onnx.declared_types import declare_types
-from tvmflow.frontends.onnx.files import damaged_file_error, external_files, read_proto
+from tvmflow.frontends.onnx.files import damaged_file_error, external_files, read_proto, subgraphs_of
 from tvmflow.frontends.onnx.float_ends import with_float_ends
 from tvmflow.frontends.onnx.session import open_session, session_of
 from tvmflow.frontends.onnx.widened import without_bfloat16
@@ -28,7 +28,7 @@ from tvmflow.frontends.source_model import (
     input_positions,
     open_names,
 )
-from tvmflow.support.errors import ModelFileError, first_line
+from tvmflow.support.errors import ModelFileError, TvmflowError, UnsupportedOperatorError, first_line
 
 OLDEST_OPSET = 7
 _WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -201,8 +201,31 @@ def _check(path: Path, graph: Any, has_external_data: bool) -> None:
     try:
         onnx.checker.check_model(str(path) if has_external_data else graph)
     except onnx.checker.ValidationError as error:
+        if "No Op registered for" in str(error) and (unknown := _unknown_operators(graph)):
+            raise UnsupportedOperatorError(
+                f"{path.name} has operators that its opset does not have: {', '.join(unknown)[:300]}",
+                "operators of ONNX; an exporter keeps the names of those that it cannot convert",
+                "import the model from the framework's own file, or replace these operators there",
+            ) from error
         if not any(accepted in str(error) for accepted in _ACCEPTED):
             raise
+
+
+def _unknown_operators(graph: Any) -> list[str]:
+    """Return the operators in ONNX's own domains that a model's opsets do not have."""
+    import onnx
+
+    opsets = {entry.domain: entry.version for entry in graph.opset_import}
+    todo, unknown = [graph.graph, *graph.functions], dict[str, None]()
+    for part in todo:
+        for node in part.node:
+            todo += [inner for attribute in node.attribute for inner in subgraphs_of(attribute)]
+            if node.domain in ("", "ai.onnx", "ai.onnx.ml"):
+                try:
+                    onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), node.domain)
+                except onnx.defs.SchemaError:
+                    unknown[node.op_type] = None
+    return sorted(unknown)
 
 
 def load(folder: Path, description: SourceDescription) -> OnnxModel:
@@ -216,6 +239,8 @@ def load(folder: Path, description: SourceDescription) -> OnnxModel:
         _check(path, graph, bool(outside) and not is_changed)
         if outside:
             onnx.load_external_data_for_model(graph, str(folder))
+    except TvmflowError:
+        raise
     except Exception as error:  # onnx and its checker each have their own
         raise damaged_file_error(path, error) from error
     # A file of trees alone may declare the operators of tables only.

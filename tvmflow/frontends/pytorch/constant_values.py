@@ -1,7 +1,8 @@
 """Fold values of a torch.export program that depend on neither inputs nor parameters, by PyTorch itself.
 
 Text networks recompute positions, masks and sine tables in every call, by operators that importers rarely support: sums
-of booleans, comparisons of indices, integer quotients. Their values are constants of the network.
+of booleans, comparisons of indices, integer quotients. Their values are constants of the network. So are those that
+operators without a converter compute from parameters alone, such as an orthogonal weight.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tvmflow.frontends.pytorch.converters import NO_CONVERTER, reason_against
 from tvmflow.frontends.pytorch.decompositions import decompositions
 from tvmflow.frontends.pytorch.recurrent import kept_operators
 
@@ -57,11 +59,14 @@ def _asserts(node: Any) -> bool:
 
 
 def _find_known_values(program: Any) -> dict[Any, Any]:
-    """Return the values that do not depend on inputs or parameters, by node, in order."""
+    """Return the values that do not depend on inputs or parameters, by node, in order, and those of parameters alone
+    that only PyTorch can compute.
+    """
     kinds = torch.export.graph_signature.InputKind
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
     changed = {spec.target for spec in program.graph_signature.output_specs}  # buffers that the program writes
     known: dict[Any, Any] = {}
+    of_weights: dict[Any, Any] = {}  # what depends on parameters and known values alone
     with torch.no_grad():
         for node in program.graph_module.graph.nodes:
             if _is_empty(node):
@@ -71,11 +76,28 @@ def _find_known_values(program: Any) -> dict[Any, Any]:
                 if spec and spec.kind in (kinds.BUFFER, kinds.CONSTANT_TENSOR) and spec.target not in changed:
                     held = program.constants if spec.target in program.constants else program.state_dict
                     known[node] = held[spec.target]
+                elif spec and spec.kind == kinds.PARAMETER:
+                    of_weights[node] = program.state_dict[spec.target]
             elif _is_computed(node) and all(part in known for part in node.all_input_nodes):
                 value = _value(node, known)
                 if value is not None and not getattr(value, "is_complex", bool)():
                     known[node] = value
+            elif _is_computed(node) and all(part in known or part in of_weights for part in node.all_input_nodes):
+                of_weights[node] = None  # not computed yet
+                if (reason_against(getattr(node.target, "__name__", "")) or "") == NO_CONVERTER:
+                    value = _computed(node, known, of_weights)
+                    known |= {} if value is None else {node: value}
     return known
+
+
+def _computed(node: Any, known: dict[Any, Any], of_weights: dict[Any, Any]) -> Any:
+    """Return the value of a node of parameters and known values, None if PyTorch cannot compute it."""
+    for part in node.all_input_nodes:
+        if part not in known and of_weights[part] is None:
+            of_weights[part] = _computed(part, known, of_weights)
+        if part not in known and of_weights[part] is None:
+            return None
+    return _value(node, of_weights | known)
 
 
 def _is_empty(node: Any) -> bool:

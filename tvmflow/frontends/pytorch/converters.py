@@ -42,7 +42,7 @@ REFUSED = {
     **dict.fromkeys(("_native_batch_norm_legit.default", "_native_batch_norm_legit_functional.default"), _TRAINING),
     **dict.fromkeys(("_sparse_mm", "_sparse_addmm", "to_sparse"), "sparse tensors"),
 }  # by name, without overload if it holds for all: why an operator is refused, whatever its arguments
-_NO_CONVERTER = "it has no converter"
+NO_CONVERTER = "it has no converter"
 _OF_SIZES = "it depends on sizes that are open"
 
 
@@ -90,7 +90,7 @@ def reason_against(name: str) -> str | None:
         return None
     if "backward" in stem:
         return _TRAINING
-    return _OF_SIZES if stem.startswith("sym_") else _NO_CONVERTER
+    return _OF_SIZES if stem.startswith("sym_") else NO_CONVERTER
 
 
 def recording_converters(program: Any, refused: list[Refusal]) -> dict[str, Converter]:

@@ -22,12 +22,11 @@ from typing import Any
 import torch
 
 from tvmflow.frontends.archives import ARCHIVE_ERRORS, checked_copy
-from tvmflow.frontends.pytorch.fixed_inputs import fix_script
 from tvmflow.frontends.pytorch.float_ends import common_float
 from tvmflow.frontends.pytorch.operators import unknown_in_script, unknown_operators
-from tvmflow.frontends.pytorch.script_states import changes_attributes, traced_with_buffers
-from tvmflow.frontends.pytorch.scripts import named_inputs, prepared
-from tvmflow.frontends.source_model import FixedSpec, TensorSpec, input_positions
+from tvmflow.frontends.pytorch.script_states import recorded_module
+from tvmflow.frontends.pytorch.scripts import keep_numbers
+from tvmflow.frontends.source_model import FixedSpec, TensorSpec
 from tvmflow.support.errors import ModelFileError, TvmflowError, UnsupportedOperatorError, first_line, last_line
 
 MAX_PROGRAM_BYTES = 256 << 20
@@ -190,25 +189,18 @@ def load_script(
     returns the script at the beginning of a stream. Raises ModelFileError, UnsupportedOperatorError. fixed: parameters
     that have one value.
     """
-    from torch._export.converter import TS2EPConverter
-
     script = _read_script(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             stored = common_float(script) or torch.float32
             types = [stored if spec.dtype == "float32" else getattr(torch, spec.dtype) for spec in inputs]
-            if changes_attributes(script):
-                module, original = traced_with_buffers(partial(_read_script, path), inputs, types, fixed, path.name)
+            module, original = recorded_module(partial(_read_script, path), inputs, types, fixed, path.name)
+            with torch.no_grad():
                 return torch.export.export(module, module.example), original
-            script = fix_script(script, fixed, path.name)
-            example = [torch.zeros(spec.shape, dtype=dtype) for spec, dtype in zip(inputs, types, strict=True)]
-            places = input_positions(path.name, named_inputs(script)[: len(inputs)], inputs)
-            ordered = tuple(example[places.index(at)] for at in range(len(places)))
-            return TS2EPConverter(script, ordered, {}).convert(), None
     except TvmflowError:
         raise
-    except Exception as error:  # the converter raises arbitrary errors for unknown operators
+    except Exception as error:  # PyTorch raises arbitrary errors for unknown operators
         raise UnsupportedOperatorError(
             f"the TorchScript model {path.name} cannot be converted: {last_line(error)}",
             "a model without Python control flow, for the input.shape in params.yaml",
@@ -220,7 +212,7 @@ def _read_script(path: Path) -> Any:
     try:
         with checked_copy(path, damaged_file_error) as copy:
             _check_script(copy)
-            return prepared(torch.jit.load(copy, map_location="cpu").eval())
+            return keep_numbers(torch.jit.load(copy, map_location="cpu").eval())
     except (RuntimeError, ValueError, OSError) as error:
         raise damaged_file_error(path, error) from error
 

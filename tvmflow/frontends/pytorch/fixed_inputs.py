@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import keyword
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,32 +26,6 @@ def fix_places(module: Any, names: Sequence[str], fixed: Sequence[FixedSpec], ki
 
     values = {spec.name: torch.from_numpy(spec.value).to(kinds[spec.name].dtype) for spec in fixed}
     return _fixed_module(module, names, values, positional=True) if fixed else module
-
-
-def fix_script(script: Any, fixed: Sequence[FixedSpec], what: str) -> Any:
-    """Return a TorchScript module without the fixed parameters of its `forward`."""
-    import torch
-
-    if not fixed:
-        return script
-    parameters = [one.name for one in script.forward.schema.arguments[1:]]
-    names = open_names(what, parameters, fixed)
-    if not all(name.isidentifier() and not keyword.iskeyword(name) for name in parameters):
-        raise ModelFileError(f"{what} has parameters {', '.join(parameters)}", "names that are identifiers")
-    holder = torch.nn.Module()
-    holder.inner = script
-    given = [f"{name}={name}" for name in names]
-    kinds = {one.name: str(one.type) for one in script.forward.schema.arguments}
-    for at, spec in enumerate(fixed):
-        value = script_value(spec, kinds[spec.name], what)
-        if isinstance(value, torch.Tensor):
-            holder.register_buffer(f"fixed{at}", value)
-        text = f"self.fixed{at}" if isinstance(value, torch.Tensor) else repr(value)
-        given.append(f"{spec.name}={text}")
-    made = torch.jit.script(holder.eval())
-    signature = ", ".join(["self", *(f"{name}: {kinds[name]}" for name in names)])
-    made.define(f"def forward({signature}):\n    return self.inner.forward({', '.join(given)})\n")
-    return made
 
 
 def script_value(spec: FixedSpec, kind: str, what: str) -> Any:

@@ -43,6 +43,13 @@ _PRIMS = frozenset(
 _MADE_OF_NUMBERS = frozenset(
     "bartlett_window blackman_window kaiser_window fft_fftfreq fft_rfftfreq range tril_indices triu_indices".split()
 )
+# Fused layers for inference, in branches of PyTorch's own modules that a recorded run does not take.
+_FUSED = frozenset(
+    """
+    _native_multi_head_attention _transformer_encoder_layer_fwd _nested_tensor_from_mask
+    _nested_tensor_from_mask_left_aligned to_padded_tensor
+    """.split()
+)
 _NEVER = frozenset({"set_", "set_data", "from_file", "save", "load"})
 
 
@@ -50,7 +57,7 @@ _NEVER = frozenset({"set_", "set_data", "from_file", "save", "load"})
 def known_operators() -> frozenset[str]:
     """Return the names, without overloads, of the tensor operators that a program may call."""
     known = {name.split(".")[0] for name in (*operators_of_tvm(), *converters())}
-    known |= names_of_complex() | decomposed_names() | _MADE_OF_NUMBERS
+    known |= names_of_complex() | decomposed_names() | _MADE_OF_NUMBERS | _FUSED
     known |= {op._schema.name.split("::")[1] for op in core_aten_decompositions() if hasattr(op, "_schema")}
     composite = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
     known |= {re.split("::|[.]", name)[1] for name in composite if name.startswith("aten::")}

@@ -1,4 +1,4 @@
-"""Trace TorchScript modules that keep values between runs, as modules that keep them in buffers.
+"""Turn TorchScript modules into modules of one recorded run, which keep values between runs in buffers.
 
 A run is recorded with the tensors among a script's attributes as inputs. Its other attributes (flags, the last sampling
 rate) have the values that they settle at, which decide between its branches.
@@ -7,7 +7,7 @@ rate) have the values that they settle at, which decide between its branches.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tvmflow.frontends.pytorch.fixed_inputs import script_value
+from tvmflow.frontends.pytorch.scripts import nodes_of, recorded
 from tvmflow.frontends.pytorch.states import lasting
 from tvmflow.frontends.source_model import FixedSpec, TensorSpec, input_positions, open_names
 from tvmflow.support.errors import UnsupportedOperatorError
@@ -52,14 +53,6 @@ def changes_attributes(script: Any) -> bool:
     return False
 
 
-def nodes_of(block: Any) -> Iterator[Any]:
-    """Yield the nodes of a TorchScript graph and of all its blocks."""
-    for node in block.nodes():
-        yield node
-        for inner in node.blocks():
-            yield from nodes_of(inner)
-
-
 def _inlined(script: Any) -> Any:
     graph = script.graph.copy()
     torch._C._jit_pass_inline(graph)
@@ -88,18 +81,16 @@ class _Attributes:
         return getattr(_module_at(self.script, place[0]), place[1])
 
 
-def traced_with_buffers(
+def recorded_module(
     load: Callable[[], Any],
     inputs: Sequence[TensorSpec],
     types: Sequence[torch.dtype],
     fixed: Sequence[FixedSpec],
     what: str,
-) -> tuple[Any, Callable[[], Any]]:
-    """Return a module with the values that a script keeps as buffers, and what returns the script itself, at the
-    beginning of a stream. load: reads the script. Raises UnsupportedOperatorError.
+) -> tuple[Any, Callable[[], Any] | None]:
+    """Return a module of a script's run with the values that it keeps as buffers, and if it keeps any, what returns
+    the script itself at the beginning of a stream. load: reads the script. Raises UnsupportedOperatorError.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     script = load()
     parameters = {one.name: str(one.type) for one in script.forward.schema.arguments[1:]}
     numbers = {spec.name: script_value(spec, parameters[spec.name], what) for spec in fixed if spec.name in parameters}
@@ -112,19 +103,22 @@ def traced_with_buffers(
     def call(module: Any, given: Sequence[Any]) -> Any:
         return module.forward(**dict(zip(names, given, strict=True)), **numbers)
 
+    has_states = changes_attributes(script)
     with torch.no_grad(), torch.jit.optimized_execution(False):
-        attributes, initial = _settle(script, partial(call, script, example), what)
+        attributes, initial = _Attributes(script, (), ()), list[torch.Tensor]()
+        if has_states:
+            attributes, initial = _settle(script, partial(call, script, example), what)
 
         def run(given: list[Any], states: list[Any]) -> Any:
             attributes.set(states)
             return call(script, given), attributes.values()
 
         before = attributes.other_values()
-        traced = make_fx(run, pre_dispatch=True)(example, [value.clone() for value in initial])
+        traced = recorded(script, run, example, initial, what)
         _check_settled(attributes, before, what)
     module = _with_buffers(traced, names, attributes, initial)
     module.example = tuple(example)
-    return module, lambda: _Script(load(), call)
+    return module, (lambda: _Script(load(), call)) if has_states else None
 
 
 def _settle(script: Any, run: Callable[[], Any], what: str) -> tuple[_Attributes, list[torch.Tensor]]:
@@ -215,20 +209,21 @@ def _with_buffers(traced: Any, names: Sequence[str], attributes: _Attributes, in
     """Return a module of a recorded run of inputs and states, with the states as buffers."""
     given = [node for node in traced.graph.nodes if node.op == "placeholder"][len(names) :]
     last = next(node for node in traced.graph.nodes if node.op == "output")
-    made = torch.utils._pytree.tree_leaves(last.args)[-len(given) :]
+    leaves = torch.utils._pytree.tree_leaves(last.args)
+    made = leaves[len(leaves) - len(given) :]
     buffers = ["_".join(filter(None, (*owner.split("."), name))) for owner, name in attributes.tensors]
     changed = [at for at, (old, new) in enumerate(zip(given, made, strict=True)) if old is not new]
 
     class Traced(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.inner, self.training = traced, False
+            self.recorded, self.training = traced, False
             for name, value in zip(buffers, initial, strict=True):
                 self.register_buffer(name, value)
 
         def forward(self, *inputs: torch.Tensor) -> Any:
             held = [getattr(self, name) for name in buffers]
-            outputs, states = self.inner(list(inputs), held)
+            outputs, states = self.recorded(list(inputs), held)
             for at in changed:
                 held[at].copy_(states[at])
             return outputs

@@ -23,7 +23,8 @@ def weighted_layers(program: Any) -> list[WeightedLayer]:
         weights = [given for given in map(_viewed, node.all_input_nodes) if given.name in stored]
         weights = [given for given in weights if given.meta["val"].dim() > 1]
         if weights:
-            name = _module(node) or stored[weights[0].name].removesuffix(".weight")
+            # A recorded run of TorchScript has the weights of the script.
+            name = _module(node) or stored[weights[0].name].removeprefix("recorded.").removesuffix(".weight")
             size = int(weights[0].meta["val"].numel())
             found.append(WeightedLayer(name, operator.partition(".")[0], size, str(node.name)))
     return found

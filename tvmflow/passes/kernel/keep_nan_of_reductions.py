@@ -22,11 +22,7 @@ _OF_SOFTMAX = ("T_softmax", "attention")  # beginnings of the names of their blo
 
 
 def keep_nan_of_reductions(mod: IRModule, target: Any) -> Any:
-    """Return a module of scheduled kernels whose maxima and minima of floats keep NaN. Kernels of GPUs stay as they
-    are.
-    """
-    if not is_cpu(target):
-        return mod
+    """Return a module of scheduled kernels whose maxima and minima of floats keep NaN; on GPUs their places only."""
     changes = ((block_class(), lambda block: _change_block(block, target)),)
     return transform_kernels(mod, lambda _: True, lambda kernel: kernel.with_body(structural_map(kernel.body, changes)))
 
@@ -34,7 +30,11 @@ def keep_nan_of_reductions(mod: IRModule, target: Any) -> Any:
 def _change_block(block: Any, target: Any) -> Any:
     if isinstance(block.body, tirx.SeqStmt) and len(block.writes) == 2:
         return change_places(block, lambda is_max, so_far, after: _limit(is_max, so_far, after, target))
-    if str(block.name_hint).startswith(_OF_SOFTMAX) or not isinstance(block.body, tirx.BufferStore):
+    if (
+        not is_cpu(target)
+        or str(block.name_hint).startswith(_OF_SOFTMAX)
+        or not isinstance(block.body, tirx.BufferStore)
+    ):
         return block
     store = block.body
     found = _with_nan(store, store.value, target)
@@ -57,6 +57,9 @@ def _with_nan(store: Any, value: Any, target: Any) -> Any:
 
 def _limit(is_max: bool, so_far: Any, after: Any, target: Any) -> Any:
     """Return the maximum or minimum so far and of the next value, NaN if one of them is."""
+    if not is_cpu(target):
+        limit = (tirx.Max if is_max else tirx.Min)(so_far, after)
+        return tirx.Select(tirx.isnan(so_far), so_far, tirx.Select(tirx.isnan(after), after, limit))
     if has_limits_of_nan(dtype_of(after), target):
         return limit_with_nan(is_max, so_far, after)
     # x86 returns its second operand where one of them is NaN: a NaN that was found stays.

@@ -90,6 +90,13 @@ function computeText(card) {
   return latencyText(card.latency.compute);
 }
 
+// The same as what a table shows: the number, and below it what disturbed it.
+function computeShown(card) {
+  const {is_time: isTime, median_ms: median, badges} = card.latency.compute, simulated = Boolean(card.part?.simulated || card.executed);
+  const shown = isTime && !simulated, warns = badges.length && !simulated ? "warn" : "";
+  return [h("b", {class: warns}, shown ? ms(median) : computeText(card)), shown && warns ? h("small", {class: warns}, badges.join(", ")) : ""];
+}
+
 // The least time that the machine's ceilings allow, and the share of it that is reached, or why there is no bound.
 function boundText({bounds}) {
   if (!bounds) return "–";

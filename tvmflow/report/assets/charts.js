@@ -25,6 +25,15 @@ function ratioTicks(low, high, width) {
   return chosen;
 }
 
+// Round numbers that have room beside each other on a logarithmic axis, the roundest first.
+function logTicks(low, high, width) {
+  const room = (58 * Math.log(high / low)) / width, chosen = [], powers = d3.range(Math.floor(Math.log10(low)), Math.ceil(Math.log10(high)) + 1);
+  for (const x of [1, 2, 5, 3, 7, 4, 6, 8, 1.5].flatMap((digit) => powers.map((power) => +`${digit}e${power}`))) {
+    if (x > low && x < high && chosen.every((y) => Math.abs(Math.log(x / y)) > room)) chosen.push(x);
+  }
+  return chosen;
+}
+
 // Ratios far beyond the others would squeeze them: they end at the side of the chart, with their number.
 function ratioRange(rows) {
   const middle = d3.median(rows, (row) => row.center), low = Math.min(0.9, d3.min(rows, (row) => row.low)), high = Math.max(1.1, d3.max(rows, (row) => row.high));

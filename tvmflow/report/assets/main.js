@@ -37,13 +37,17 @@ function draw() {
 const main = document.getElementById("main"), places = h("div", {id: "sections"});
 document.getElementById("written").textContent = `written ${data.written} by tvmflow ${data.version}; ${data.cells.length} measured cell${data.cells.length === 1 ? "" : "s"}`;
 main.append(filters(), places);
-try {
-  draw();
-} catch (error) {
-  places.replaceChildren(h("p", {class: "error"}, `This page could not be drawn: ${error}`));
-  throw error;
+function start() {
+  if (!places.clientWidth) { requestAnimationFrame(start); return; }  // no layout yet: charts need a width
+  try {
+    draw();
+  } catch (error) {
+    places.replaceChildren(h("p", {class: "error"}, `This page could not be drawn: ${error}`));
+    throw error;
+  }
 }
+start();
 let drawnWidth = window.innerWidth;
 window.addEventListener("resize", () => {
-  if (window.innerWidth !== drawnWidth) { drawnWidth = window.innerWidth; draw(); }
+  if (window.innerWidth !== drawnWidth && places.clientWidth) { drawnWidth = window.innerWidth; draw(); }
 });

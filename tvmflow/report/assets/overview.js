@@ -47,7 +47,7 @@ function paretoChart(width, points) {
   const placed = placeLabels(named, (point) => (Math.log((point.ms * 1.5) / least) / Math.log((2.25 * most) / least)) * (width - 88), width);
   return plot(width, {
     height: 380, marginLeft: 58, marginTop: 24, marginRight: 30, r: {type: "identity"}, ariaLabel: "latency, accuracy and size",
-    x: {type: "log", domain: [least / 1.5, most * 1.5], label: "median latency (ms), less is better", grid: true, ticks: width < 500 ? 4 : 8, tickFormat: (x) => number(x, 2)},
+    x: {type: "log", domain: [least / 1.5, most * 1.5], label: "median latency (ms), less is better", grid: true, ticks: logTicks(least / 1.5, most * 1.5, width), tickFormat: (x) => number(x, 2)},
     y: {domain: [worst - pad, Math.min(1, top) + pad], label: "accuracy, or top-1 equal to the source's", grid: true, ticks: 6, tickFormat: (y) => (y <= 1 ? percent(y, 1) : "")},
     color: {domain: precisions, range: precisions.map((_, at) => colorOf(at)), legend: true},
     marks: [

@@ -28,10 +28,9 @@ const warningsOf = (card) => (card.warnings ?? []).map((one) => h("small", {clas
 function matrixCell(cell) {
   if (!cell) return "";
   const card = cell.card, last = newest(cell), compute = card.latency.compute;
-  const simulated = Boolean(card.part?.simulated || card.executed), undisturbed = !compute.badges.length || simulated;
+  const simulated = Boolean(card.part?.simulated || card.executed);
   const champion = cell.history.findLast((row) => row.roles.includes("champion"));
-  const lines = [h("b", {class: undisturbed ? "" : "warn"}, computeText(card))];
-  lines.push(...warningsOf(card));
+  const lines = [...computeShown(card), ...warningsOf(card)];
   if (!simulated && typeof compute.low_ms === "number") lines.push(h("small", null, rangeText(compute)));
   if (!simulated && statesText(compute)) lines.push(h("small", null, statesText(compute)));
   if (card.bounds && !card.bounds.reason) lines.push(h("small", null, boundText(card)));
@@ -89,7 +88,7 @@ function peersSection(cells, width) {
   const columns = [["cell", "left name"], ["device", "left"], ["accuracy", ""], ["top-1 agreement", ""], ["error", ""], ["latency", ""], ["bound", "wrap"], ...names.map((name) => [name, ""]), ["cold start", ""], ["library", ""]];
   const lines = cells.map(({card}) => [
     [code(card.cell), ...warningsOf(card)], card.device.kind, percent(card.accuracy?.built), percent(card.agreement.top1_agreement), number(card.agreement.max_relative_error, 2),
-    h("b", {class: card.latency.compute.badges.length ? "warn" : ""}, computeText(card)), boundText(card),
+    computeShown(card), boundText(card),
     ...names.map((name) => (card.peers[name] ? [latencyText(card.peers[name]), peerOf(card, name) ? h("small", {class: peerOf(card, name).verdict}, peerOf(card, name).text) : ""] : "–")),
     ms(card.cold_start_ms.toSorted((a, b) => a - b)[card.cold_start_ms.length >> 1]), megabytes(card.library_bytes),
   ]);
@@ -98,7 +97,7 @@ function peersSection(cells, width) {
     ...Object.entries(card.peers_left_out ?? {}).map(([name, why]) => `${card.cell}: ${name} was left out: ${why}`),
   ]);
   const said = ways.length ? folded("how each baseline ran, and which were left out", () => h("ul", {class: "note"}, ways.map((line) => h("li", null, line)))) : "";
-  return [h("h2", null, "Baselines"), chart("peers", ratioChart(width, rows, "times faster than the baseline"), "No baseline was measured in turns with these cells."), table(columns, lines), said, note("peers")];
+  return [h("h2", null, "Baselines"), chart("peers", ratioChart(width, rows, "times faster than the baseline"), names.length ? "No baseline has an interval yet: a difference is shown after more rounds of turns." : "No baseline was measured in turns with these cells."), table(columns, lines), said, note("peers")];
 }
 
 function measurementsOf(cells) {

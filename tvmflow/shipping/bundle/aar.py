@@ -138,8 +138,9 @@ def _models(manifest: Manifest, package: str) -> str:
     """Return the source of the class with one constant for each network, its libraries by ABI."""
     words: dict[str, list[str | None]] = {}
     for one in manifest.networks:
-        cells = [None if cell is None else manifest.library(cell).soname for cell in (one.cpu, one.gpu)]
-        words.setdefault(one.name, [one.name]).extend([one.abi, *cells])
+        for first in (*one.faster, one.cpu):
+            files = [None if cell is None else manifest.library(cell).soname for cell in (first, one.gpu)]
+            words.setdefault(one.name, [one.name]).extend([one.abi, *files])
     fields: dict[str, str] = {}
     for name in words:
         field = _word(name).upper()

@@ -36,14 +36,19 @@ _LINKED = frozenset(
         "_ITM_registerTMCloneTable",
     )
 )
+_HWCAP = frozenset(("getauxval",))  # what an Arm processor has
 _FORKS = "__register_atfork pthread_mutex_trylock"  # Android's apps do not fork
 _OF_GLIBC = "__isoc99_fscanf __isoc23_fscanf __tls_get_addr pthread_setaffinity_np"
-_GNU = _C | _LINKED | frozenset(f"{_FORKS} {_OF_GLIBC}".split())
+_GNU = _C | _LINKED | _HWCAP | frozenset(f"{_FORKS} {_OF_GLIBC}".split())
 # Variables of threads are made by functions of the compiler's before Android 10: what those call is bionic's, too.
 _THREAD_LOCAL = "abort calloc malloc pthread_getspecific pthread_key_create pthread_once pthread_setspecific realloc"
-_BIONIC = _C | _LINKED | frozenset(_THREAD_LOCAL.split()) | {"__tls_get_addr", "sched_setaffinity"}
+_BIONIC = _C | _LINKED | _HWCAP | frozenset(_THREAD_LOCAL.split()) | {"__tls_get_addr", "sched_setaffinity"}
 _BIONIC_LIBRARIES = frozenset(("libc.so", "libm.so", "libdl.so"))
 
+
+# What clang makes of calls of memset, sin with cos, and thread-local variables on Apple's systems.
+_OF_APPLE = "bzero memset_pattern16 __sincos_stret __sincosf_stret _tlv_bootstrap __stack_chk_guard sysctlbyname"
+_APPLE = _C | frozenset(f"{_OF_APPLE} __stack_chk_fail pthread_atfork pthread_mutex_trylock".split())
 
 # What a network of a GPU asks for beside it: to find the system's driver, and to keep compiled programs.
 _GPU = frozenset(
@@ -83,6 +88,10 @@ class Abi:
         return self.system == "wasi"
 
     @property
+    def is_apple(self) -> bool:
+        return self.machine == "mach-o"
+
+    @property
     def runs_here(self) -> bool:
         return self.system == "gnu" and self.architecture == platform.machine() and platform.libc_ver()[0] == "glibc"
 
@@ -94,6 +103,10 @@ def _gnu(name: str, architecture: str, machine: str, loader: str) -> Abi:
 
 def _android(name: str, architecture: str, machine: str) -> Abi:
     return Abi(name, architecture, "android", machine, _BIONIC_LIBRARIES, _BIONIC, 16384)
+
+
+def _apple(name: str, system: str) -> Abi:
+    return Abi(name, "aarch64", system, "mach-o", frozenset(("libSystem",)), _APPLE, 16384)
 
 
 def _of_arm32(abi: Abi, *, takes_floats_in_vectors: bool) -> Abi:
@@ -112,6 +125,9 @@ ABIS = {
         _android("x86_64", "x86_64", "EM_X86_64"),
         _of_arm32(_gnu("armv7a-linux-gnueabihf", ARM32, "EM_ARM", "ld-linux-armhf.so.3"), takes_floats_in_vectors=True),
         _of_arm32(_android("armeabi-v7a", ARM32, "EM_ARM"), takes_floats_in_vectors=False),
+        _apple("ios-arm64", "ios"),
+        _apple("ios-arm64-simulator", "ios-simulator"),
+        _apple("macos-arm64", "macos"),
         Abi(WASM, WASM, "wasi", "none", frozenset(), frozenset(("clock_time_get",)), 65536, bits=32),
     )
 }
@@ -121,7 +137,7 @@ def abi_of(triple: str) -> Abi:
     """Return the ABI of a target triple, by processor and system. Raises BundleError with the legal ones."""
     parts = triple_of(triple)
     for abi in ABIS.values():
-        is_complete = "-linux-" in triple or parts.architecture == WASM
+        is_complete = "-linux-" in triple or parts.architecture == WASM or parts.is_apple
         if is_complete and (abi.architecture, abi.system) == (parts.architecture, parts.system):
             return abi
     raise BundleError(f"no ABI for the triple {triple}", f"a target for one of {', '.join(ABIS)}")

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tvmflow.codegen.network.link import link_jni
 from tvmflow.codegen.network.runtime_sources import RUNTIME
-from tvmflow.shipping.bundle.archive import write_archive
+from tvmflow.shipping.bundle.archive import Archive, write_archive
 from tvmflow.shipping.bundle.maven import Coordinates, describe_artifact
 from tvmflow.shipping.bundle.signing import envelope
 from tvmflow.shipping.bundle.statement import plain_statement
@@ -84,6 +83,28 @@ def write_runtime(repository: Path, classes: Mapping[str, bytes], key: Ed25519Pr
     return path
 
 
+def is_runtime(path: Path) -> bool:
+    """Return whether a file has the name of the runtime's AAR, of whichever version."""
+    return path.suffix == ".aar" and path.name.startswith(f"{RUNTIME_AAR.artifact}-")
+
+
+def check_runtime(archive: Archive) -> None:
+    """Check that an AAR is one that `write_runtime` writes: its files and the texts in it. Raises BundleError."""
+    texts = {
+        "AndroidManifest.xml": MANIFEST_XML.format(package="tvmflow.runtime", api=ANDROID_LEVEL, uses="").encode(),
+        "R.txt": b"",
+        "proguard.txt": _KEEP.encode(),
+        METADATA_FILE: AAR_METADATA.format(api=ANDROID_LEVEL).encode(),
+    }
+    wanted = {*texts, "classes.jar", *(f"jni/{abi}/{NATIVE}" for abi in _TRIPLES)}
+    for name in sorted(wanted ^ set(archive.entries)):
+        where = "missing in" if name in wanted else "in"
+        raise BundleError(f"{name} is {where} the runtime's AAR", "the files that tvmflow writes into it")
+    for name, text in texts.items():
+        if archive.read(name) != text:
+            raise BundleError(f"{name} of the runtime's AAR was altered", "what tvmflow writes there")
+
+
 def write_ktx(repository: Path, classes: Mapping[str, bytes], key: Ed25519PrivateKey | None) -> None:
     """Write the functions for coroutines into a Maven repository, as `write_runtime` does. Raises BundleError without a
     Kotlin compiler and the library of coroutines.
@@ -125,6 +146,8 @@ def _sign(path: Path, key: Ed25519PrivateKey | None) -> None:
 
 def _native(folder: Path, triple: str) -> bytes:
     """Return the native part of the class for an ABI, linked with what links networks for Android here."""
+    from tvmflow.codegen.network.link import link_jni  # imports TVM, which `verify` does without
+
     folder.mkdir()
     row = compiler_named(compiler_for(triple))
     command = row.command(triple)

@@ -1,8 +1,9 @@
-"""Pair the libraries of one network for the CPU and for a GPU, which an app opens as one."""
+"""Pair the libraries of one network, which an app opens as one: for CPUs with more or fewer instructions, for a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 from tvmflow.shipping.bundle.manifest import Choice, Library
 
@@ -33,15 +34,25 @@ def choices(libraries: Sequence[Library]) -> tuple[Choice, ...]:
 
 
 def _is_one(libraries: Sequence[Library]) -> bool:
-    """Return whether libraries are one network: at most one for each processor, equal from outside."""
-    kinds = [one.gpu is not None for one in libraries]
+    """Return whether libraries are one network: at most one for each processor, equal from outside. Those for CPUs have
+    one precision, and each needs the instructions of the one before and more.
+    """
+    cpus = _by_demand(libraries)
     faces = {(one.inputs, one.outputs, one.labels, one.preprocessing, tuple(one.sizes.items())) for one in libraries}
-    return len(set(kinds)) == len(kinds) and len(faces) == 1
+    grows = all(set(less.made.flags) < set(more.made.flags) for less, more in pairwise(cpus))
+    is_one_precision = len({_precision(one) for one in cpus}) <= 1
+    return len(libraries) - len(cpus) <= 1 and len(faces) == 1 and grows and is_one_precision
 
 
-def _choice(name: str, abi: str, libraries: Iterable[Library]) -> Choice:
-    cells = {one.gpu is not None: one.cell for one in libraries}
-    return Choice(name=name, abi=abi, cpu=cells.get(False), gpu=cells.get(True))
+def _by_demand(libraries: Iterable[Library]) -> list[Library]:
+    """Return the libraries for CPUs, that which needs the fewest instructions first."""
+    return sorted((one for one in libraries if one.gpu is None), key=lambda one: len(one.made.flags))
+
+
+def _choice(name: str, abi: str, libraries: Sequence[Library]) -> Choice:
+    cpus = [one.cell for one in _by_demand(libraries)]
+    gpu = next((one.cell for one in libraries if one.gpu is not None), None)
+    return Choice(name=name, abi=abi, cpu=next(iter(cpus), None), gpu=gpu, faster=tuple(reversed(cpus[1:])))
 
 
 def _model(library: Library) -> str:

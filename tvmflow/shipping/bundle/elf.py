@@ -16,6 +16,7 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 
 from tvmflow.shipping.bundle.abis import Abi
 from tvmflow.shipping.bundle.dynamic import EXECUTE, NEEDED, SONAME, WRITE, Dynamic
+from tvmflow.shipping.bundle.macho import check_archive
 from tvmflow.shipping.bundle.wasm_module import check_module
 from tvmflow.support.errors import BundleError, first_line
 
@@ -54,6 +55,8 @@ def check_shared_object(path: Path, abi: Abi, soname: str, symbol: str) -> dict[
     """
     if abi.is_wasm:
         return check_module(path, abi, soname, symbol)
+    if abi.is_apple:
+        return check_archive(path, abi, soname, symbol)
     try:
         data = path.read_bytes()
         return _check(ELFFile(io.BytesIO(data)), data, abi, soname, symbol)

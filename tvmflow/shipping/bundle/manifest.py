@@ -150,13 +150,15 @@ class Library(Frozen):
 
 class Choice(Frozen):
     """A network as an app opens it on one ABI: by its cell for the CPU, that for a GPU, or both, of which the runtime
-    takes the GPU while it can be trusted.
+    takes the GPU while it can be trusted. faster: cells of it for processors that have more instructions than `cpu`
+    needs, the most demanding first; the runtime takes the first whose `made.flags` the processor has.
     """
 
     name: Line
     abi: Name
     cpu: Line | None = None
     gpu: Line | None = None
+    faster: Annotated[tuple[Line, ...], Field(max_length=20)] = ()
 
 
 class Manifest(Frozen):
@@ -178,8 +180,8 @@ class Manifest(Frozen):
         for one in self.networks:
             cells = [
                 (cell, one.abi, is_gpu) for cell, is_gpu in ((one.cpu, False), (one.gpu, True)) if cell is not None
-            ]
-            if not cells or not known.issuperset(cells):
+            ] + [(cell, one.abi, False) for cell in one.faster]
+            if not cells or (one.faster and one.cpu is None) or not known.issuperset(cells):
                 raise ValueError(f"network {one.name} of {one.abi} is of no library")
         return self
 

@@ -1,4 +1,4 @@
-"""Make packages of a bundle that was written before, a wheel for each ABI and an AAR, from its own files alone.
+"""Make packages of a bundle that was written before, wheels, an AAR and a Swift package, from its own files alone.
 
 The same bundle and key give the same packages, so that a release needs to keep nothing but its bundle.
 """
@@ -20,17 +20,19 @@ from tvmflow.shipping.bundle.maven import VERSIONS_FILE
 from tvmflow.shipping.bundle.signing import envelope, open_envelope
 from tvmflow.shipping.bundle.statement import restated
 from tvmflow.shipping.bundle.wheel import pack_wheel
-from tvmflow.shipping.bundle.write import Content, content_of, describe_content
+from tvmflow.shipping.bundle.write import SWIFT, Content, content_of, describe_content
+from tvmflow.shipping.bundle.xcframework import pack_xcframework
 from tvmflow.support.errors import BundleError
 
-_SYSTEMS = {"wheel": "gnu", "aar": "android"}  # kind of package -> the systems of its ABIs
+# Kind of package -> the systems of its ABIs.
+_SYSTEMS = {"wheel": ("gnu",), "aar": ("android",), "xcframework": ("ios", "ios-simulator", "macos")}
 
 
 def packages_of(
     bundle: Path, kinds: Sequence[str], folder: Path, key: Ed25519PrivateKey | None, group: str
 ) -> list[Path]:
-    """Write packages of a checked bundle into a folder: wheels, and the Maven repository `maven`. Returns the
-    wheels and the AAR. Raises BundleError for a kind that none of its libraries fits.
+    """Write packages of a checked bundle into a folder: wheels, a Swift package, and the Maven repository `maven`.
+    Returns the wheels, the AAR and the Swift package. Raises BundleError for a kind that none of its libraries fits.
     """
     if not kinds:
         return []
@@ -38,15 +40,17 @@ def packages_of(
     manifest = read_manifest(content_of(files, MANIFEST))
     found: list[Path] = []
     for kind in kinds:
-        abis = [name for name in manifest.abis if abi_named(name).system == _SYSTEMS[kind]]
+        abis = [name for name in manifest.abis if abi_named(name).system in _SYSTEMS[kind]]
         if not abis:
             raise BundleError(
                 f"no {kind} of cells for {', '.join(manifest.abis)}",
-                f"a cell of {_SYSTEMS[kind]}",
+                f"a cell of {' or '.join(_SYSTEMS[kind])}",
                 "see 'packages' of the app",
             )
         if kind == "aar":
             found.append(pack_aar(folder / "maven", *_only(manifest, files, abis, key), key, group))
+        elif kind == "xcframework":
+            found.append(pack_xcframework(folder, *_only(manifest, files, abis, key), key))
         else:
             found += [pack_wheel(folder, *_only(manifest, files, [abi], key), key) for abi in abis]
     return found
@@ -70,6 +74,8 @@ def _only(
     left: Content = {n: data for n, data in files.items() if n not in others and n not in (MANIFEST, ENVELOPE, README)}
     if not any(abi_named(one.abi).is_wasm for one in kept):
         left = {name: data for name, data in left.items() if not name.startswith("javascript/")}
+    if not any(abi_named(one.abi).is_apple for one in kept):
+        left.pop(SWIFT, None)
     made = manifest.model_copy(update={"libraries": kept, "networks": choices(kept)})
     left[README] = texts.readme(made)
     left["examples/app.c"] = texts.example(kept[0])

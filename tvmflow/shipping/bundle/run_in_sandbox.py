@@ -33,11 +33,10 @@ def try_library(library: dict[str, Any], folder: str) -> dict[str, Any]:
 
 
 def _run(library: Library, folder: Path) -> str:
-    from tvmflow.codegen.network.link import OpenedNetwork
+    from tvmflow.codegen.network.opened_network import OpenedNetwork
     from tvmflow.frontends.source_model import run_in_batches
-    from tvmflow.toolchain.versions import missing_features
 
-    if missing := missing_features(_features(library)):
+    if missing := _missing_here(library):
         return f"not run here: this machine's processor lacks {', '.join(missing[:4])}"
     if library.gpu:
         return f"not run here: it needs a GPU with {library.gpu}; --device runs it on one"
@@ -51,6 +50,15 @@ def _run(library: Library, folder: Path) -> str:
             f"{library.soname} does not run: {first_line(error)}", "a library that runs its golden inputs"
         ) from None
     return outcome(library, results, outputs)
+
+
+def _missing_here(library: Library) -> list[str]:
+    """Return what this machine's processor lacks for a library: by LLVM, or without TVM by what the manifest says."""
+    from tvmflow.toolchain.versions import installed_version, missing_features, missing_flags
+
+    if installed_version("apache-tvm") == "absent":
+        return missing_flags(library.made.flags)
+    return missing_features(_features(library))
 
 
 def golden_arrays(library: Library, folder: Path) -> tuple[Arrays, Arrays]:

@@ -69,6 +69,12 @@ const outputs = network.run({{ {input}: new {array}({count}) }});
 ```
 """
 
+_APPLE = """\
+On Apple's systems: `tvmflow bundle CELL... --format xcframework` makes a Swift package of the same libraries, which are
+archives of object files that Xcode links into an app. Each has one function, named above; `include/tvmflow.h` declares
+what it returns, `swift/Network.swift` is the facade in Swift. They were inspected and linked, and have run on nothing.
+"""
+
 _APP = """\
 /* Run a network on arrays from .npy files: app INPUT.npy... prints the beginning of each output. */
 #include <stdio.h>
@@ -136,8 +142,11 @@ int main(int count, char **words) {{
 
 
 def _usage(libraries: Sequence[Library]) -> Iterable[str]:
-    """Return how to use shared objects, and modules of WebAssembly."""
-    for first in [one for one in libraries if not abi_named(one.abi).is_wasm][:1]:
+    """Return how to use shared objects, modules of WebAssembly, and archives for Apple's systems."""
+    if any(abi_named(one.abi).is_apple for one in libraries):
+        yield _APPLE
+    others = [one for one in libraries if not abi_named(one.abi).is_apple]
+    for first in [one for one in others if not abi_named(one.abi).is_wasm][:1]:
         build = (
             f"cc -std=c11 -Iinclude examples/app.c -Llib/{first.abi} -l{first.soname[3:-3]} "
             f"-Wl,-rpath,'$ORIGIN/lib/{first.abi}' -o app\n"
@@ -156,6 +165,8 @@ def readme(manifest: Manifest) -> bytes:
     use = "\n".join(_usage(manifest.libraries))
     text = _README.format(name=manifest.name, version=version, abis=", ".join(manifest.abis), rows=rows, use=use)
     for one in manifest.libraries:
+        if numbers := [f"`{_plain(given.name)}`" for given in one.inputs if given.dtype in ("int32", "int64")]:
+            text += _TOKENS.format(file=one.file, inputs=", ".join(numbers))
         if one.device:
             text += _DEVICE.format(file=one.file, device=one.device)
         if one.gpu:
@@ -163,6 +174,10 @@ def readme(manifest: Manifest) -> bytes:
     return text.encode()
 
 
+_TOKENS = """
+`{file}` takes integers ({inputs}). Where they are tokens of a text, it takes their ids, not the text: the tokenizer is
+no part of it, and the app needs the one that the model was trained with.
+"""
 _DEVICE = """
 `{file}` computes a part of the network on the accelerator {device}. `create_on` in the place of `create` takes a driver
 for it, five functions that `include/tvmflow.h` declares.

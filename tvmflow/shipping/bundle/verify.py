@@ -17,8 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from tvmflow.codegen.network.runtime_sources import RUNTIME
 from tvmflow.sandbox.process import Policy, memory_for, run_in_sandbox
-from tvmflow.shipping.bundle import aar, signing
+from tvmflow.shipping.bundle import aar, signing, xcframework
 from tvmflow.shipping.bundle.abis import abi_named
+from tvmflow.shipping.bundle.android_runtime import check_runtime, is_runtime
 from tvmflow.shipping.bundle.archive import MAX_BYTES, MAX_TEXT_BYTES, Archive
 from tvmflow.shipping.bundle.manifest import ENVELOPE, MANIFEST, Library, Manifest, read_manifest
 from tvmflow.shipping.bundle.statement import subjects
@@ -68,7 +69,7 @@ class CheckedLibrary:
 @dataclass(frozen=True)
 class Verified:
     """The result of a valid bundle. signer: the key id, None if no signature was required; sha256: of what was checked,
-    to compare with what is used afterwards.
+    to compare with what is used afterwards. manifest: None for Android's runtime, which has no networks.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Verified:
     signer: str | None
     files: int
     libraries: tuple[CheckedLibrary, ...]
-    manifest: Manifest
+    manifest: Manifest | None
     sha256: str
 
     def to_json(self) -> dict[str, Any]:
@@ -101,11 +102,30 @@ def verify(path: Path, trust: Trust, device: DeviceTrial | None = None) -> Verif
             "a key: code on a device runs outside the sandbox",
             "pass your signer's public key as --key FILE.pub",
         )
+    if is_runtime(path):
+        return _verify_runtime(path, trust)
     with temporary_folder("verify") as folder, _checked_copy(path, trust, folder) as (whole, archive, manifest):
         _check_version(manifest, trust.at_least)
         libraries = tuple(_check_library(archive, library, folder, device) for library in manifest.libraries)
         signer = None if trust.key is None else signing.keyid(trust.key)
         return Verified(manifest.name, manifest.version, signer, len(archive.entries), libraries, manifest, whole)
+
+
+def _verify_runtime(path: Path, trust: Trust) -> Verified:
+    """Check the runtime's AAR: the signature beside it, its files, and the texts among them."""
+    if trust.at_least is not None or trust.sha256 is not None:
+        raise UsageError(f"{path.name} as a release", "the bundle of an app: the runtime has no releases")
+    with temporary_folder("verify") as folder:
+        own = _copy(path, folder)
+        whole = sha256_of(own)
+        if trust.key is not None:
+            _check_whole(path, whole, trust.key)
+        with Archive(own) as archive:
+            for name in archive.entries:
+                archive.sha256(name)  # as its CRC says
+            check_runtime(archive)
+            count = len(archive.entries)
+    return Verified(path.stem, None, signing.keyid(trust.key) if trust.key else None, count, (), None, whole)
 
 
 def check_contents(path: Path, trust: Trust) -> tuple[Manifest, str]:
@@ -121,22 +141,28 @@ def _checked_copy(path: Path, trust: Trust, folder: Path) -> Iterator[tuple[str,
     """Copy a bundle and what is beside it, and check signature and digests. Yields sha256 of the whole, the archive,
     which reads the copy, and its manifest.
     """
-    kind, own = path.suffix, _copy(path, folder)
+    kind = xcframework.SUFFIX if path.name.endswith(xcframework.SUFFIX) else path.suffix
+    own = _copy(path, folder)
     whole = sha256_of(own)
     if trust.sha256 not in (None, whole):
         raise BundleError(f"{path.name} is another bundle than was released", f"the one with sha256 {trust.sha256}")
     with contextlib.ExitStack() as opened:
         outer = archive = opened.enter_context(Archive(own))
-        if kind in (aar.SUFFIX, SUFFIX) and trust.key is not None:
+        if kind in (aar.SUFFIX, SUFFIX, xcframework.SUFFIX) and trust.key is not None:
             _check_whole(path, whole, trust.key)
         if kind == SUFFIX:
             archive = bundle_in(archive)
         elif kind == aar.SUFFIX:
             archive = opened.enter_context(Archive(_copy(path.with_name(path.stem + aar.BUNDLE), folder)))
+        elif kind == xcframework.SUFFIX:
+            beside = path.name.removesuffix(kind) + xcframework.BUNDLE
+            archive = opened.enter_context(Archive(_copy(path.with_name(beside), folder)))
         manifest = _check_digests(archive, signing.open_envelope(archive.read(ENVELOPE), trust.key))
         _check_measured(manifest, trust.unmeasured)
         if kind == aar.SUFFIX:
             aar.check_inside(outer, manifest)
+        if kind == xcframework.SUFFIX:
+            xcframework.check_inside(outer, archive, manifest, folder / "package")
         yield whole, archive, manifest
 
 
@@ -151,7 +177,7 @@ def _copy(path: Path, folder: Path) -> Path:
 
 
 def _check_whole(path: Path, sha256: str, key: Ed25519PublicKey) -> None:
-    """Compare a wheel or an AAR with the signed statement beside it."""
+    """Compare a wheel, an AAR or a Swift package with the signed statement beside it."""
     beside = path.with_name(path.name + BESIDE)
     try:
         data = read_plain(beside, MAX_TEXT_BYTES, links=True)

@@ -43,6 +43,8 @@ LIBRARIES = {libraries}
 PROCESSORS = {processors}
 # Name -> cells of a network for the CPU and for a GPU; None for none.
 NETWORKS = {networks}
+# Name -> its cells for CPUs with more instructions, the most demanding first.
+FASTER = {faster}
 
 
 def load(name=None, threads=0, cpu_mask=0):
@@ -57,22 +59,27 @@ def load(name=None, threads=0, cpu_mask=0):
         raise ValueError(f"no network {{name!r}}; there are {{', '.join((*NETWORKS, *LIBRARIES))}}")
     folder = Path(__file__).parent / "{inside}"
     cpu, gpu = NETWORKS.get(name, (name, None))
+    cpu = next((cell for cell in FASTER.get(name, ()) if not _missing(cell)), cpu)
     _check_processor(cpu or gpu)
     if cpu is None or gpu is None:
         return Network(folder / LIBRARIES[cpu or gpu], threads, cpu_mask)
     return Network(folder / LIBRARIES[cpu], threads, cpu_mask, gpu_library=folder / LIBRARIES[gpu])
 
 
-def _check_processor(cell, cpuinfo="/proc/cpuinfo"):
-    """Raise NetworkError if the processor lacks instructions: running them would end the process."""
+def _missing(cell, cpuinfo="/proc/cpuinfo"):
+    """Return the instructions of a cell's processor that this one lacks; none where the system does not say."""
     try:
         lines = Path(cpuinfo).read_text(errors="replace").splitlines()
     except OSError:
-        return
+        return []
     lines = [one.partition(":")[2].split() for one in lines if one.lower().startswith(("flags", "features"))]
-    name, needed = PROCESSORS[cell]
-    missing = [one for one in needed if lines and one not in lines[0]]
-    if missing:
+    return [one for one in PROCESSORS[cell][1] if lines and one not in lines[0]]
+
+
+def _check_processor(cell, cpuinfo="/proc/cpuinfo"):
+    """Raise NetworkError if the processor lacks instructions: running them would end the process."""
+    if missing := _missing(cell, cpuinfo):
+        name = PROCESSORS[cell][0]
         raise NetworkError(f"{{cell}} was compiled for {{name}}; this processor has no {{', '.join(missing)}}")
 '''
 
@@ -99,6 +106,7 @@ def pack_wheel(folder: Path, manifest: Manifest, files: Content, key: Ed25519Pri
         libraries={one.cell: one.file for one in manifest.libraries},
         processors={one.cell: (one.made.mcpu, one.made.flags) for one in manifest.libraries},
         networks={one.name: (one.cpu, one.gpu) for one in manifest.networks},
+        faster={one.name: one.faster for one in manifest.networks},
     ).encode()
     readme = content_of(files, README)
     inside[f"{info}/METADATA"] = (

@@ -34,7 +34,6 @@ from tvmflow.shipping.bundle.manifest import (
     Tensor,
 )
 from tvmflow.shipping.bundle.part import Part
-from tvmflow.shipping.bundle.processor_flags import required_flags
 from tvmflow.shipping.bundle.sbom import sbom
 from tvmflow.shipping.bundle.signing import envelope
 from tvmflow.shipping.bundle.statement import statement
@@ -42,8 +41,10 @@ from tvmflow.sources.data.labels import class_names
 from tvmflow.support.errors import BundleError
 from tvmflow.support.files import describe_file, load_arrays
 from tvmflow.support.version import __version__
+from tvmflow.targets.processor_flags import required_flags
 
 Content = dict[str, bytes | Path]
+SWIFT = "swift/Network.swift"
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,8 @@ def _add(part: Part, files: Content) -> Library:
     files[f"lib/{abi.name}/{network.soname}"] = library
     if abi.is_wasm:
         files["javascript/tvmflow.mjs"] = RUNTIME / "javascript" / "tvmflow.mjs"
+    if abi.is_apple:
+        files[SWIFT] = RUNTIME / "swift" / "Network.swift"
     scorecard = f"{folder}/scorecard.json" if part.is_measured else None
     if scorecard:
         files[scorecard] = part.path("evaluate", "scorecard.json")
@@ -158,7 +161,7 @@ def _add(part: Part, files: Content) -> Library:
         mcpu=target.mcpu,
         mattr=target.mattr,
         mtriple=target.mtriple,
-        system=() if abi.is_wasm else versions_of(library),
+        system=() if abi.is_wasm or abi.is_apple else versions_of(library),
         flags=() if network.gpu else required_flags(target),
     )
     return Library(

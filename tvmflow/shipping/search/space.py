@@ -24,6 +24,7 @@ from tvmflow.support.errors import StoreError, UnknownNameError, UsageError
 from tvmflow.support.json_values import read_json
 from tvmflow.tracking.mlflow.address import sqlite_path
 from tvmflow.tracking.mlflow.history import runs_with
+from tvmflow.tracking.mlflow.notes import notes_of
 from tvmflow.tracking.result_tables import held_reasons
 
 _OWN = "overrides"  # the key that only variants set
@@ -207,7 +208,8 @@ def with_record(one: Candidate, stages: Mapping[str, AnyStage]) -> Candidate | N
         runs = runs_with(workspace, cell.model, ("cell", "recipe.tune", "latency.badges"), _METRICS)
     except StoreError:
         return None  # the server is away: what it knows is measured again
-    runs = [run for run in runs if run.data.tags.get("recipe.tune") == plan.key and run.data.tags["cell"] == one.cell]
+    runs = [run for run in runs if run.data.tags["cell"] == one.cell]
+    runs = [run for run in runs if notes_of(run.data).get("recipe.tune") == plan.key]
     if not runs:
         return None
     found, badges = runs[-1].data.metrics, runs[-1].data.tags.get("latency.badges", "")

@@ -16,6 +16,7 @@ from tvmflow.evaluation.regression import change_between, comparable_before
 from tvmflow.pipeline.recipe_key import changed_parts
 from tvmflow.support.errors import StoreError, first_line
 from tvmflow.tracking.mlflow.links import mlflow_ui, run_url
+from tvmflow.tracking.mlflow.notes import is_of_notes, notes_of
 from tvmflow.tracking.mlflow.registry import Versions, all_aliases, registry_name, versions_by_digests
 from tvmflow.tracking.mlflow.sqlite_reads import (
     add_numbers,
@@ -23,9 +24,9 @@ from tvmflow.tracking.mlflow.sqlite_reads import (
     is_readable,
     measured_runs,
     newest_runs,
+    noted_runs,
     read_aliases,
     read_versions,
-    tagged_runs,
 )
 from tvmflow.tracking.mlflow.store import REBUILD, complete_measurements, open_mlflow, pages
 
@@ -139,7 +140,7 @@ def overview(
         if newest is not None:
             known, pick = newest_runs(workspace, model, newest), None
         else:
-            known = tagged_runs(workspace, model, _PICKED_BY)
+            known = noted_runs(workspace, model, _PICKED_BY)
     if pick is not None:
         known = {row["run_id"]: known[row["run_id"]] for row in pick(_short_rows(known, aliases, versions))}
     if is_readable(workspace):
@@ -148,7 +149,8 @@ def overview(
     return [
         _row(run, aliases, versions, pages)
         | {name: run.data.tags[name] for name in ("model", "target", "precision")}
-        | {"tools": _tags_with_prefix(run.data, "toolchain"), "network_sha256": run.data.tags.get("network.sha256", "")}
+        | {"tools": _with_prefix(notes_of(run.data), "toolchain")}
+        | {"network_sha256": run.data.tags.get("network.sha256", "")}
         for run in known.values()
     ]
 
@@ -158,14 +160,14 @@ def _newest_rows(count: int, rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["run_id"] in wanted]
 
 
-def runs_with(workspace: Workspace, model: str | None, tags: Sequence[str], metrics: Sequence[str]) -> list[Any]:
-    """Return the finished measurements of all cells, or of those of a model, oldest first, with at least these tags and
-    metrics.
+def runs_with(workspace: Workspace, model: str | None, notes: Sequence[str], metrics: Sequence[str]) -> list[Any]:
+    """Return the finished measurements of all cells, or of those of a model, oldest first, with at least these notes
+    and metrics.
     """
     if not is_readable(workspace):
         runs = _read(workspace, None, None)[0]
         return [run for run in runs if model in (None, run.data.tags["model"])]
-    found = tagged_runs(workspace, model, tags)
+    found = noted_runs(workspace, model, notes)
     add_numbers(workspace, found, metrics)
     return list(found.values())
 
@@ -192,23 +194,23 @@ def _short_rows(runs: Mapping[str, Any], aliases: dict[str, dict[str, str]], ver
 
 
 def _row(run: Any, aliases: dict[str, dict[str, str]], versions: Versions, pages: str) -> dict[str, Any]:
-    tags, metrics = run.data.tags, run.data.metrics
-    name = _registry_name(tags["cell"])
-    number = versions.get((name, tags["library.sha256"], tags.get("network.sha256", "")), "")
+    notes, metrics = notes_of(run.data), run.data.metrics
+    name = _registry_name(notes["cell"])
+    number = versions.get((name, notes["library.sha256"], notes.get("network.sha256", "")), "")
     roles = [alias for alias, version in aliases.get(name, {}).items() if version == number and number]
     median = metrics.get("latency_ms.median")
     return {
-        "cell": tags["cell"],
+        "cell": notes["cell"],
         "run_id": run.info.run_id,
         "time_ms": run.info.start_time,
         "when": datetime.fromtimestamp(run.info.start_time / 1000, UTC).strftime("%Y-%m-%d %H:%M"),
-        "tvm": tags.get("toolchain.tvm", "?"),
-        "device": tags["device.kind"],
-        "unit": tags.get("device.unit", ""),
-        "build": tags.get("device.build", ""),
+        "tvm": notes.get("toolchain.tvm", "?"),
+        "device": notes["device.kind"],
+        "unit": notes.get("device.unit", ""),
+        "build": notes.get("device.build", ""),
         "accuracy": f"{metrics['accuracy']:.2%}" if "accuracy" in metrics else "-",
         "latency": "-" if median is None else f"{median:.3g} ms",
-        "badges": tags.get("latency.badges", ""),
+        "badges": notes.get("latency.badges", ""),
         "round_trip_ns": metrics.get("round_trip_ns.compute"),
         "latency_ms": median,
         "low_ms": metrics.get("latency_ms.low"),
@@ -218,9 +220,9 @@ def _row(run: Any, aliases: dict[str, dict[str, str]], versions: Versions, pages
         "memory_bytes": metrics.get("memory_bytes"),
         "max_relative_error": metrics.get("agreement.max_relative_error"),
         "experiment_id": run.info.experiment_id,
-        "commit": tags.get("git.commit", ""),
-        "sha256": tags["library.sha256"],
-        "library": tags["library.sha256"][:12],
+        "commit": notes.get("git.commit", ""),
+        "sha256": notes["library.sha256"],
+        "library": notes["library.sha256"][:12],
         "version": f"{number} {' '.join(roles)}".strip(),
         "version_number": number,
         "roles": roles,
@@ -243,7 +245,7 @@ def changes(before: Any, now: Any) -> list[str]:
     """
     if before is None:
         return []
-    old, new = _tags_with_prefix(before, "recipe"), _tags_with_prefix(now, "recipe")
+    old, new = _with_prefix(notes_of(before), "recipe"), _with_prefix(notes_of(now), "recipe")
     lost = old.keys() ^ new.keys()  # a measurement that was recorded again has no stage that evaluate does not follow
     stages: dict[str, list[str]] = {}
     leaves = _leaves(before), _leaves(now)
@@ -279,14 +281,16 @@ def _leaves(data: Any) -> dict[str, Any]:
     params: dict[str, Any] = {}
     for key, value in data.params.items():
         stage, _, name = key.partition(".")
-        params.setdefault(stage, {})[name] = _value(value)
-    device = {"device": data.tags.get("device.kind")} | {name: data.tags.get(f"device.{name}") for name in _OF_DEVICE}
-    tagged = {"device": device, "toolchain": _tags_with_prefix(data, "toolchain")}
-    return {**tagged, "params": params, "code": _tags_with_prefix(data, "code")}
+        if not is_of_notes(key):
+            params.setdefault(stage, {})[name] = _value(value)
+    notes = notes_of(data)
+    device = {"device": notes.get("device.kind")} | {name: notes.get(f"device.{name}") for name in _OF_DEVICE}
+    tools, code = _with_prefix(notes, "toolchain"), _with_prefix(notes, "code")
+    return {"device": device, "toolchain": tools, "params": params, "code": code}
 
 
-def _tags_with_prefix(data: Any, prefix: str) -> dict[str, str]:
-    return {key[len(prefix) + 1 :]: value for key, value in data.tags.items() if key.startswith(f"{prefix}.")}
+def _with_prefix(notes: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {key[len(prefix) + 1 :]: value for key, value in notes.items() if key.startswith(f"{prefix}.")}
 
 
 def _value(text: str) -> Any:

@@ -19,6 +19,7 @@ from tvmflow.tracking.mlflow.address import mlflow_uri, path_of
 from tvmflow.tracking.mlflow.experiments import experiment_id
 from tvmflow.tracking.mlflow.markers import write_marker
 from tvmflow.tracking.mlflow.measurements import RECORDER, keep_one, recorder, version_tags
+from tvmflow.tracking.mlflow.notes import notes_of, split
 from tvmflow.tracking.mlflow.registry import register_version
 from tvmflow.tracking.mlflow.releases import changes_in
 from tvmflow.tracking.mlflow.store import clear_errors, complete_measurements
@@ -89,25 +90,26 @@ class LocalRun:
         """Copy the run with its metrics, artifacts and library to the store in use. Raises StoreError."""
         cell = Cell.model_validate({name: self.tags[name] for name in ("model", "target", "precision")})
         experiment = experiment_id(client, workspace, cell.model)
-        own = {k: v for k, v in self.tags.items() if not k.startswith("mlflow.") and k != "tvmflow.complete"}
+        own, params = split(self.tags)
+        own = {k: v for k, v in own.items() if not k.startswith("mlflow.") and k != "tvmflow.complete"}
         own[RECORDER] = recorder(workspace)
         made = client.create_run(experiment, self.measured_ms, own, run_name=self.run.info.run_name)
         run_id = str(made.info.run_id)
-        self._copy_data(client, run_id)
+        self._copy_data(client, run_id, {**self.run.data.params, **params})
         model_id = self._copy_library(workspace, client, experiment, run_id)
-        register_version(client, cell, model_id, run_id, version_tags(self.tags, self.created))
+        register_version(client, cell, model_id, run_id, version_tags(notes_of(self.run.data), self.created))
         digest = self.tags["tvmflow.measurement"]
-        add_step(client, workspace, Step(digest, own, self.run.data.metrics, self.measured_ms))
+        add_step(client, workspace, Step(digest, notes_of(self.run.data), self.run.data.metrics, self.measured_ms))
         client.set_tag(run_id, "tvmflow.complete", "true")
         client.set_terminated(run_id)
         write_marker(workspace, digest, str(cell), self.git_commit, keep_one(client, experiment, cell, own))
 
-    def _copy_data(self, client: MlflowClient, run_id: str) -> None:
+    def _copy_data(self, client: MlflowClient, run_id: str, values: Mapping[str, str]) -> None:
         from mlflow.entities import Param
 
-        source, data = self.run.info.run_id, self.run.data
-        params = [Param(key, value) for key, value in data.params.items()]
-        metrics = [m for name in data.metrics for m in self.store.client.get_metric_history(source, name)]
+        source = self.run.info.run_id
+        params = [Param(key, value) for key, value in values.items()]
+        metrics = [m for name in self.run.data.metrics for m in self.store.client.get_metric_history(source, name)]
         for start in range(0, max(len(params), len(metrics)), _BATCH):
             client.log_batch(run_id, metrics[start : start + _BATCH], params[start : start + _BATCH])
         if self.run.inputs and self.run.inputs.dataset_inputs:

@@ -30,6 +30,7 @@ from tvmflow.tracking.mlflow import golden
 from tvmflow.tracking.mlflow.address import sqlite_path
 from tvmflow.tracking.mlflow.experiments import experiment_id
 from tvmflow.tracking.mlflow.markers import read_marker, write_marker
+from tvmflow.tracking.mlflow.notes import split
 from tvmflow.tracking.mlflow.numbers import numbers_of
 from tvmflow.tracking.mlflow.pyfunc import save_model
 from tvmflow.tracking.mlflow.registry import (
@@ -166,16 +167,16 @@ def _done_already() -> Iterator[None]:
         pass
 
 
-def version_tags(tags: Mapping[str, str], measured: str) -> dict[str, str]:
-    """Return the tags of a library's version from those of the run that measured it."""
-    picked = {name.replace(".", "_"): tags[name] for name in _VERSION_TAGS if name in tags}
-    tools = {name.replace(".", "_", 1): text for name, text in tags.items() if name.startswith("toolchain.")}
+def version_tags(notes: Mapping[str, str], measured: str) -> dict[str, str]:
+    """Return the tags of a library's version from the notes of the run that measured it."""
+    picked = {name.replace(".", "_"): notes[name] for name in _VERSION_TAGS if name in notes}
+    tools = {name.replace(".", "_", 1): text for name, text in notes.items() if name.startswith("toolchain.")}
     picked |= {name: text for name, text in tools.items() if ":" not in name}
     return {
         **picked,
-        "measurement": tags["tvmflow.measurement"],
+        "measurement": notes["tvmflow.measurement"],
         "measured": measured,
-        "build_key": tags["recipe.build"],
+        "build_key": notes["recipe.build"],
     }
 
 
@@ -197,19 +198,19 @@ class _Recording:
 
     def write(self) -> str:
         self._drop_unfinished()
-        run = self.client.create_run(self.experiment, self.measurement.measured_ms, self._tags, run_name=self._run_name)
+        tags, _ = split(self._notes)
+        run = self.client.create_run(self.experiment, self.measurement.measured_ms, tags, run_name=self._run_name)
         run_id = str(run.info.run_id)
         self._write_numbers(run_id)
         model_id = self._log_library(run_id)
         measured = self.records["evaluate"].created
-        register_version(self.client, self.cell, model_id, run_id, version_tags(self._tags, measured))
+        register_version(self.client, self.cell, model_id, run_id, version_tags(self._notes, measured))
         self._log_dataset(run_id)
-        add_step(
-            self.client, self.workspace, Step(self.digest, self._tags, self._numbers, self.measurement.measured_ms)
-        )
+        step = Step(self.digest, self._notes, self._numbers, self.measurement.measured_ms)
+        add_step(self.client, self.workspace, step)
         self.client.set_tag(run_id, "tvmflow.complete", "true")
         self.client.set_terminated(run_id)
-        return keep_one(self.client, self.experiment, self.cell, self._tags)
+        return keep_one(self.client, self.experiment, self.cell, tags)
 
     @property
     def _run_name(self) -> str:
@@ -225,7 +226,7 @@ class _Recording:
                 self.client.delete_run(run.info.run_id)
 
     @functools.cached_property
-    def _tags(self) -> dict[str, str]:
+    def _notes(self) -> dict[str, str]:
         device, build = self.card.device, self.records["build"]
         library, network = build.outputs["library.so"], build.outputs.get("network.so")
         return {
@@ -264,7 +265,9 @@ class _Recording:
         numbers = [Metric(key, value, now, 0) for key, value in self._numbers.items()]
         curve = [Metric("tuning.kernels_ms", value, now, step) for step, value in self._tuning_curve()]
         curve += [Metric("latency_ms.turn", value, now, at) for at, value in self._turns()]
+        curve += [Metric("accuracy.by_form", value, now, at) for at, value in enumerate(self._accuracies())]
         params = [Param(key, value[:MAX_PARAM_LENGTH]) for key, value in self._params()]
+        params += [Param(key, value) for key, value in split(self._notes)[1].items()]
         for start in range(0, max(len(curve), 1), 800):
             self.client.log_batch(run_id, metrics=[*(numbers if start == 0 else []), *curve[start : start + 800]])
         for start in range(0, len(params), 100):
@@ -286,6 +289,11 @@ class _Recording:
             yield from (
                 (at, turn.median_ms) for at, turn in enumerate(self.card.latency.compute.by_turn) if turn.counts
             )
+
+    def _accuracies(self) -> Iterator[float]:
+        """Yield the accuracy of each form, from the source to the library."""
+        if self.card.accuracy:
+            yield from self.card.accuracy.by_form.values()
 
     def _params(self) -> Iterator[tuple[str, str]]:
         for stage, record in self.records.items():

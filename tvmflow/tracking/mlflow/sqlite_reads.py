@@ -7,12 +7,13 @@ table. For stores on a server the callers ask MLflow.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tvmflow.config.workspace import Workspace
 from tvmflow.tracking.mlflow.address import path_of, registry_uri, sqlite_path
+from tvmflow.tracking.mlflow.notes import param_of
 from tvmflow.tracking.mlflow.registry import SUPERSEDED, Versions, all_aliases, versions_by_digests
 from tvmflow.tracking.mlflow.store import ask, check_store
 
@@ -28,6 +29,7 @@ _TABLES = (
     "registered_model_tags",
 )
 _RECIPES = ("recipe.*", "code.*")
+_SHOWN = ("toolchain", "device.build")  # parameters of a row
 _CHUNK = 500  # values of one query; sqlite takes 32766
 
 
@@ -104,8 +106,8 @@ def measured_runs(
     return list(runs.values()), counts
 
 
-def tagged_runs(workspace: Workspace, model: str | None, keys: Sequence[str]) -> dict[str, Run]:
-    """Return run -> finished measurement, oldest first, with these of its tags: all tags of many cells take minutes.
+def noted_runs(workspace: Workspace, model: str | None, keys: Sequence[str]) -> dict[str, Run]:
+    """Return run -> finished measurement, oldest first, with these of its notes: all notes of many cells take minutes.
 
     model: of this one only.
     """
@@ -119,12 +121,17 @@ def tagged_runs(workspace: Workspace, model: str | None, keys: Sequence[str]) ->
         model or "",
     )
     runs = {row[0]: Run(Info(row[0], str(row[1]), row[2]), Data()) for row in rows}
-    question = "SELECT run_uuid, key, value FROM tags"
-    for key in keys:
-        of_all = ask(workspace, f"{question} WHERE key = ?", key) if model is None else ()
-        for run_id, name, value in of_all or _of_runs(workspace, question, list(runs), "key = ?", (key,)):
-            if run_id in runs:
-                runs[run_id].data.tags[name] = value
+    params = list(dict.fromkeys(param for key in keys if (param := param_of(key)) is not None))
+    for table, wanted in (("tags", keys), ("params", params)):
+        question = f"SELECT run_uuid, key, value FROM {table}"  # noqa: S608
+        for key in wanted:
+            if model is None:
+                found: Iterable[tuple[Any, ...]] = ask(workspace, f"{question} WHERE key = ?", key)
+            else:
+                found = _of_runs(workspace, question, list(runs), "key = ?", (key,))
+            for run_id, name, value in found:
+                if run_id in runs:
+                    getattr(runs[run_id].data, table)[name] = value
     return runs
 
 
@@ -160,10 +167,12 @@ def add_numbers(workspace: Workspace, runs: dict[str, Run], keys: Sequence[str])
 
 
 def fill(workspace: Workspace, runs: dict[str, Run], metrics: Sequence[str]) -> None:
-    """Add these metrics of runs, and their tags but those of recipes: not their parameters."""
-    question = "SELECT run_uuid, key, value FROM tags"
-    for run_id, key, value in _of_runs(workspace, question, list(runs), "key NOT GLOB ? AND key NOT GLOB ?", _RECIPES):
-        runs[run_id].data.tags[key] = value
+    """Add these metrics of runs, and their tags and notes but those of recipes: not the parameters of stages."""
+    wanted = {"tags": ("key NOT GLOB ? AND key NOT GLOB ?", _RECIPES), "params": ("key IN (?, ?)", _SHOWN)}
+    for table, (where, values) in wanted.items():
+        question = f"SELECT run_uuid, key, value FROM {table}"  # noqa: S608
+        for run_id, key, value in _of_runs(workspace, question, list(runs), f"({where})", values):
+            getattr(runs[run_id].data, table)[key] = value
     _add_numbers(workspace, runs, f"key IN ({', '.join('?' * len(metrics))})", metrics)
 
 

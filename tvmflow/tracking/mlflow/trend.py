@@ -31,10 +31,10 @@ _KEPT = ("cell", "model", "target", "precision", "device.key", "device.kind", "d
 
 @dataclass(frozen=True)
 class Step:
-    """One measurement: its digest, tags and numbers, and when it was made, in milliseconds since 1970."""
+    """One measurement: its digest, notes and numbers, and when it was made, in milliseconds since 1970."""
 
     digest: str
-    tags: Mapping[str, str]
+    notes: Mapping[str, str]
     numbers: Mapping[str, float]
     measured_ms: int
 
@@ -46,20 +46,20 @@ def add_step(client: MlflowClient, workspace: Workspace, step: Step) -> None:
     points = [Metric(k, v, step.measured_ms, step.measured_ms // 1000) for k, v in step.numbers.items() if k in _SHOWN]
     run_id = ""
     while not run_id or client.get_run(run_id).info.lifecycle_stage != "active":  # merged into another meanwhile
-        run_id = _history_run(client, workspace, step.tags)
+        run_id = _history_run(client, workspace, step.notes)
         client.log_batch(run_id, points)
     client.set_terminated(run_id)
 
 
-def _history_run(client: MlflowClient, workspace: Workspace, tags: Mapping[str, str]) -> str:
+def _history_run(client: MlflowClient, workspace: Workspace, notes: Mapping[str, str]) -> str:
     """Return the history run of a cell and device, made where it is missing."""
     experiment = experiment_id(client, workspace, EXPERIMENT)
     where = "tags.`tvmflow.kind` = 'history' and tags.cell = '{cell}' and tags.`device.kind` = '{device.kind}'"
-    kind = where.replace("{cell}", tags["cell"]).replace("{device.kind}", tags["device.kind"])
-    of_unit = f"{kind} and tags.`device.unit` = '{tags['device.unit']}'"
+    kind = where.replace("{cell}", notes["cell"]).replace("{device.kind}", notes["device.kind"])
+    of_unit = f"{kind} and tags.`device.unit` = '{notes['device.unit']}'"
     if not client.search_runs([experiment], of_unit):
-        kept = {name: tags[name] for name in _KEPT}
-        name = f"{tags['cell']} on {tags['device.kind']}, {tags['device.unit']}"
+        kept = {name: notes[name] for name in _KEPT}
+        name = f"{notes['cell']} on {notes['device.kind']}, {notes['device.unit']}"
         run = client.create_run(experiment, tags={**kept, "tvmflow.kind": "history"}, run_name=name)
         _take_over(client, kind, run.info.run_id)
     first, *others = sorted(str(run.info.run_id) for run in client.search_runs([experiment], of_unit))

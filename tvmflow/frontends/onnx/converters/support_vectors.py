@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.frontends.onnx.converters.coupled_probabilities import coupled_probabilities
 from tvmflow.frontends.onnx.converters.tables import after_sum, floats, in_float32, int_labels
 from tvmflow.frontends.onnx.nodes import Converter, Node, RefusedNodeError, Value, dims
 
@@ -18,8 +19,6 @@ def _classifier(node: Node) -> Any:
     labels = int_labels(node, ("classlabels_ints", "classlabels_strings"))
     if labels is None or len(labels) < 2:
         raise RefusedNodeError("no labels of at least two classes")
-    if node.attributes.get("prob_a"):
-        raise RefusedNodeError("probabilities, which are iterated per row; convert an SVC(probability=False)")
     x, r, count = in_float32(node, node.inputs[0]), node.emitter, len(labels)
     of_classes = np.asarray(node.attributes.get("vectors_per_class") or (), np.int64)
     rho, coefficients = floats(node, "rho"), floats(node, "coefficients")
@@ -32,6 +31,10 @@ def _classifier(node: Node) -> Any:
         scores = r.add(r.matmul(_kernel(node, x, vectors), np.ascontiguousarray(weights.T)), rho.reshape(1, -1))
         votes = _votes(node, scores, count)
     found = r.reshape_to(r.take(labels, r.argmax(votes, 1, False), 0), [dims(x)[0]])
+    if node.attributes.get("prob_a") and of_classes.sum():
+        slopes, offsets = floats(node, "prob_a"), floats(node, "prob_b")
+        scores = coupled_probabilities(node, scores, count, slopes, offsets)
+        return found, after_sum(node, scores, node.text("post_transform", "NONE"))
     if count == 2 and len(rho) == 1 and (coefficients >= 0).all():  # as ONNX Runtime takes it
         raise RefusedNodeError("two classes without a negative coefficient")
     if dims(scores)[1] == 1:

@@ -194,18 +194,25 @@ def _leaves(node: Node, x: Value, trees: _Trees) -> Value:
     return found
 
 
-def _scores(node: Node, kind: str, results: Array, count: int) -> Value:
-    """Return the sum of the weights of each result in the leaves of each row, (N, count)."""
+def _sums(node: Node, kind: str, results: Array, count: int) -> tuple[Value, _Trees, Array]:
+    """Return the sum of the weights of each result in the leaves of each row (N, count), the trees, and which nodes
+    have a weight for which result (nodes, count).
+    """
     trees, numbers = _trees(node)
     places = list(zip(node.attributes[f"{kind}_treeids"], node.attributes[f"{kind}_nodeids"], strict=True))
-    weights = np.zeros((len(trees.features), count), np.float32)
-    np.add.at(weights, (np.asarray([numbers[key] for key in places]), results), floats(node, f"{kind}_weights"))
-    found = _summed(node, trees, weights, node.text("aggregate_function", "SUM"))
+    at = np.asarray([numbers[key] for key in places])
+    weights, has = (np.zeros((len(trees.features), count), np.float32) for _ in range(2))
+    np.add.at(weights, (at, results), floats(node, f"{kind}_weights"))
+    has[at, results] = 1
+    return _summed(node, trees, weights, node.text("aggregate_function", "SUM")), trees, has
+
+
+def _scores(node: Node, kind: str, results: Array, count: int) -> Value:
+    """Return the scores of each row (N, count): sums and base values."""
+    found, trees, has = _sums(node, kind, results, count)
     base, r = floats(node, "base_values"), node.emitter
     if kind == "class" or not base.size:
         return r.add(found, base) if base.size else found
-    has = np.zeros(weights.shape, np.float32)
-    has[[numbers[key] for key in places], results] = 1
     if _always_found(node, has):
         return r.add(found, base)
     # As ONNX Runtime: a target that no leaf of the row has is 0, without its base value.
@@ -249,7 +256,29 @@ def _classifier(node: Node) -> Any:
         is_positive = bool((floats(node, "class_weights") >= 0).all())
         scores = _scores(node, "class", np.zeros_like(results), 1)
         return classified(node, scores, labels, 0.5 if is_positive else 0.0, "1 - score" if is_positive else "-score")
+    if len(labels) == 2:
+        return _of_two(node, results, labels)
     return classified(node, _scores(node, "class", results, len(labels)), labels, 0.0, "-score")
+
+
+def _of_two(node: Node, results: Array, labels: Array) -> Any:
+    """Return labels and scores of two classes that both have weights, as ONNX Runtime takes them."""
+    found, _, has = _sums(node, "class", results, 2)
+    if labels.tolist() != [0, 1]:
+        raise RefusedNodeError(
+            f"labels {labels.tolist()} of two classes with weights, for which ONNX Runtime has 0 and 1"
+        )
+    if not _always_found(node, has):
+        raise RefusedNodeError("rows for which one of two classes has no weight")
+    base, r = floats(node, "base_values"), node.emitter
+    if base.size == 2:  # the first is not read, nor are the weights of the second class
+        second = r.add(r.slice_axis(found, 1, 0, 1), base[1:])
+        found = r.concat([r.negative(second), second], 1)
+    elif base.size:
+        found = r.add(found, np.asarray([base[0], 0], np.float32))
+    second = r.reshape_to(r.slice_axis(found, 1, 1, 2), [dims(found)[0]])
+    chosen = r.cast(r.greater(second, np.float32(0)), "int64")
+    return chosen, after_sum(node, found, node.text("post_transform", "NONE"))
 
 
 TREES: dict[str, Converter] = {

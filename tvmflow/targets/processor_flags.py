@@ -51,10 +51,21 @@ _FLAGS = {
 }
 
 
+# LLVM's names of processors have these, and virtual machines hide them, though kernels hardly contain them.
+_NOT_JUDGED = {"avx512cd", "avx512_vbmi2", "avx512ifma", "avx512_bitalg", "avx512_vpopcntdq"}
+
+
+def judged_flags(target: ResolvedTarget) -> tuple[str, ...]:
+    """Return the flags without which a library refuses to run."""
+    return tuple(flag for flag in required_flags(target) if flag not in _NOT_JUDGED)
+
+
 def required_flags(target: ResolvedTarget) -> tuple[str, ...]:
-    """Return the flags that a processor needs for the CPU's kernels of a target; none for WebAssembly."""
+    """Return the flags that a processor needs for the CPU's kernels of a target; none without /proc/cpuinfo, as for
+    WebAssembly and Apple's systems.
+    """
     architecture = triple_of(target.mtriple).architecture
-    if architecture == WASM:
+    if architecture == WASM or triple_of(target.mtriple).is_apple:
         return ()
     features = features_of(target.mcpu, target.mtriple, tuple(target.mattr))
     return tuple(flag for feature, flag in _FLAGS.get(architecture, {}).items() if feature in features)

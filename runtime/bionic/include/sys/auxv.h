@@ -1,0 +1,5 @@
+/* Declarations of bionic's sys/auxv.h that the runtime in C uses. */
+#ifndef TVMFLOW_BIONIC_AUXV_H
+#define TVMFLOW_BIONIC_AUXV_H
+unsigned long getauxval(unsigned long);
+#endif
