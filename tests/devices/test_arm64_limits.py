@@ -48,6 +48,32 @@ def test_a_limit_is_one_instruction_and_gives_the_same(
     assert np.isnan(found[0]) and np.array_equal(found[1:], here.reshape(-1)[1:])
 
 
+def test_a_pool_of_float16_stays_in_float16_and_keeps_what_is_no_number(
+    emulated: EmulatedSystem, runner: Path, tmp_path: Path
+) -> None:
+    shape = (1, 2, 12, 12, 8)
+    x = np.random.default_rng(1).standard_normal(shape).astype(np.float16)
+    x[0, 0, :6, :6], x[0, 1, 4, 5], x[0, 1, 9, 2] = -np.inf, np.nan, np.inf
+    given, builder = relax.Var("x", relax.TensorType(shape, "float16")), relax.BlockBuilder()
+    with builder.function("main", [given]):
+        with builder.dataflow():
+            pooled = builder.emit(
+                relax.op.nn.max_pool2d(given, (3, 3), strides=(2, 2), padding=(1, 1), layout="NCHW8c")
+            )
+            output = builder.emit_output(pooled)
+        builder.emit_func_output(output)
+    backend = backend_of(target("cortex-a76"))
+    scheduled = build_scheduled(builder.get(), backend, {})
+    code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")
+    assert re.search(r"\tfmax\tv\d+\.8h", code) and not re.search(r"\tfcvt", code)
+    found = np.frombuffer(ran(linked(tmp_path, scheduled, 1, backend), runner, emulated, "cortex-a76", [x]), np.float16)
+    wide = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
+    windows = [wide[:, :, y : y + 11 : 2, at : at + 11 : 2] for y in range(3) for at in range(3)]
+    expected = np.maximum.reduce(windows)
+    assert np.isneginf(expected).any() and np.isposinf(expected).any() and np.isnan(expected).any()
+    assert np.array_equal(found.reshape(expected.shape), expected, equal_nan=True)
+
+
 def _byte(x: Any, dtype: str, zero: int, limits: tuple[Any, Any]) -> Any:
     """Return what a layer in 8 bits ends with; limits: numbers, or one for each channel."""
     scaled = relax.op.round(relax.op.multiply(x, constant(np.float32(1.7), "float32")))

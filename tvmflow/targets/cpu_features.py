@@ -150,6 +150,11 @@ def multiplies_by_lane(target: Any) -> bool:
     return "neon" in _features(target)
 
 
+def computes_in_float16(target: Any) -> bool:
+    """Whether the processor of a tvm.target.Target has NEON with arithmetic of float16."""
+    return "fp16" in _dots(_features(target))
+
+
 def has_few_registers(target: Any) -> bool:
     """Whether a tile of the processor of a tvm.target.Target has at most 6 pixels of 8 channels: WebAssembly."""
     return "simd128" in _features(target)

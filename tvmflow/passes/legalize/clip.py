@@ -5,6 +5,7 @@ TVM compares and selects, which is one instruction on x86 and two on arm64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +50,11 @@ def reduce_max(values: Any, axis: list[Any]) -> Any:
     dtype = dtype_of(values)
     if not has_limits_of_nan(dtype, tvm.target.Target.current()):
         return te.max(values, axis=axis)
-    reducer = te.comm_reducer(lambda x, y: tirx.call_intrin(dtype, _LARGER, x, y), tirx.min_value, name="max")
+
+    def start(_: str) -> Any:
+        return tirx.const(-math.inf, dtype) if dtype == "float16" else tirx.min_value(dtype)
+
+    reducer = te.comm_reducer(lambda x, y: tirx.call_intrin(dtype, _LARGER, x, y), start, name="max")
     return reducer(values, axis=axis)
 
 

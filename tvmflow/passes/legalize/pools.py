@@ -1,4 +1,4 @@
-"""Lower max_pool2d of 16-bit values in float32, and round the maximum back.
+"""Lower max_pool2d of 16-bit values in float32, and round the maximum back; float16 as it is where there is arithmetic.
 
 Values are widened once, where the padding is copied. TVM 0.27 cannot vectorize the initial value of a maximum in
 bfloat16. A maximum of rounded values is one of them, so that nothing is lost, and memory keeps the low precision on
@@ -7,6 +7,7 @@ both sides. On arm64, float32 is lowered here, too: TVM does not use its instruc
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tvm
@@ -16,7 +17,7 @@ from tvmflow.ir.tvm_compat import Call, type_of
 from tvmflow.passes.legalize.bfloat16 import cast_float32
 from tvmflow.passes.legalize.clip import reduce_max
 from tvmflow.passes.legalize.padded_image import pad_image
-from tvmflow.targets.cpu_features import multiplies_by_lane
+from tvmflow.targets.cpu_features import computes_in_float16, multiplies_by_lane
 
 _LOWEST = -3.4028234663852886e38  # of float32
 
@@ -47,14 +48,16 @@ def _max_pool2d(
         (out_shape[3] - 1) * sw + (window[1] - 1) * dw + 1 - int(data.shape[3]) - left,
     ]
     wide, dtype = data, str(data.dtype)
-    if top or left or max(after) > 0 or dtype != "float32":
-        wide = pad_image(data, [top, left], [max(width, 0) for width in after], "float32", _LOWEST)
+    by_itself = dtype == "float16" and computes_in_float16(tvm.target.Target.current())
+    computed, lowest = (dtype, -math.inf) if by_itself else ("float32", _LOWEST)
+    if top or left or max(after) > 0 or dtype != computed:
+        wide = pad_image(data, [top, left], [max(width, 0) for width in after], computed, lowest)
     y, x = te.reduce_axis((0, window[0]), "kh"), te.reduce_axis((0, window[1]), "kw")
     found = te.compute(
         tuple(out_shape),
         lambda b, c, h, w, *v: reduce_max(wide[b, c, h * sh + y * dh, w * sw + x * dw, *v], [y, x]),
         name="max_pool2d",
     )
-    if dtype == "float32":
+    if dtype == computed:
         return found
     return te.compute(found.shape, lambda *indices: cast_float32(found[indices], dtype), name="round")

@@ -6,7 +6,14 @@ import math
 from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, dilation_of, extents
-from tvmflow.schedules.intrinsics.arm_lane_mla import LANES, LaneMla, find_lane_mla, rank_lane_tiles, tensorize_lane_mla
+from tvmflow.schedules.intrinsics.arm_lane_mla import (
+    LANES,
+    LaneMla,
+    find_lane_mla,
+    held_registers,
+    rank_lane_tiles,
+    tensorize_lane_mla,
+)
 from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot, sum_lanes
 from tvmflow.schedules.intrinsics.intrinsic import instruction_of
 from tvmflow.schedules.template import (
@@ -94,12 +101,8 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
 
 def _lane_tiles(row: LaneMla, channels: int, rows: int, columns: int, lanes: int) -> list[tuple[int, int, int]]:
     """Return the register tiles of products by a lane that leave registers for the values loaded next."""
-
-    def held(tile: tuple[int, int, int]) -> int:
-        c, y, x = tile
-        return (c * lanes // row.lanes + 1) * y * x + row.words
-
-    return [tile for tile in rank_lane_tiles(row, channels, rows, columns, lanes) if held(tile) <= _LANE_REGISTERS]
+    ranked = rank_lane_tiles(row, channels, rows, columns, lanes)
+    return [tile for tile in ranked if held_registers(row, tile, lanes) <= _LANE_REGISTERS]
 
 
 def _is_by_rows(schedule: Any, kernel: Kernel) -> bool:

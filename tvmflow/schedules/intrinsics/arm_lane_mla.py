@@ -69,6 +69,8 @@ _SADDLP = """
 _SMULL_DECLARED = """\
 declare <8 x i16> @llvm.aarch64.neon.smull.v8i16(<8 x i8>, <8 x i8>)
 declare <4 x i32> @llvm.aarch64.neon.saddlp.v4i32.v8i16(<8 x i16>)"""
+_REGISTERS = 32
+_STREAMED = 4  # registers of pixels that are multiplied once
 _LLVM_TYPES = {"float32": "float", "float16": "half", "int32": "i32", "int8": "i8"}
 
 
@@ -199,10 +201,19 @@ def rank_lane_tiles(
         return ((1 + loads / (sums * row.words)) / min(sums, 8), h, -w)
 
     def fits(point: tuple[int, int, int]) -> bool:
-        c, h, w = point
-        return c * per_block * h * w + h * w + row.words + row.working <= 32
+        return held_registers(row, point, lanes, columns[0]) + row.working <= _REGISTERS
 
     return sorted(filter(fits, tile_sizes((channels, height, width), (4, 4, 28))), key=cost)[:24]
+
+
+def held_registers(row: LaneMla, tile: tuple[int, int, int], lanes: int, taps: int = 1) -> int:
+    """Return how many registers a tile (blocks of channels, rows, columns) takes: sums, pixels, and weights of a step.
+
+    If one register of weights has all channels of a tile, a pixel is multiplied once, and needs none afterwards.
+    """
+    c, h, w = tile
+    registers = c * lanes // row.lanes
+    return registers * h * w + (min(h * w, _STREAMED) if registers == taps == 1 else h * w) + row.words
 
 
 def tensorize_lane_mla(
