@@ -45,9 +45,9 @@ from tvmflow.api.toolchains import compare_toolchains
 from tvmflow.api.traces import write_node_data, write_trace
 from tvmflow.api.workspace import find_workspace, names, open_workspace
 from tvmflow.config.workspace import Workspace
+from tvmflow.evaluation.guesses import Guess, TextPrediction
 from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.latency_summary import Latency
-from tvmflow.evaluation.predict import Guess, TextPrediction
 from tvmflow.pipeline.results import RetunePlan, RetuneResult, ToolchainComparison, Verdict
 from tvmflow.shipping.search.goals import Goals
 from tvmflow.support.own_packages import check_own_packages

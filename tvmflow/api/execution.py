@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from tvmflow.config.params import Cell
     from tvmflow.config.workspace import Workspace
+    from tvmflow.evaluation.guesses import Guess, Prediction, TextPrediction
     from tvmflow.evaluation.loaded_library import LoadedLibrary, Outputs
-    from tvmflow.evaluation.predict import Guess, Prediction, TextPrediction
 
 _MOST_IMAGES = 10_000
 _LONGEST_PATH = 254  # a longer text is no name of a folder
@@ -114,7 +114,8 @@ def predict_text(
     invalid tokenizer, UsageError for a model without one, else like `predict`.
     """
     from tvmflow.backends.manifest import read_manifest
-    from tvmflow.evaluation.predict import TextPrediction, predictions
+    from tvmflow.evaluation.guesses import TextPrediction
+    from tvmflow.evaluation.predict import predictions
     from tvmflow.sandbox.texts import tokenize_in_sandbox
     from tvmflow.sources.data.labels import class_names
     from tvmflow.sources.data.tokens import inputs_of, longest
