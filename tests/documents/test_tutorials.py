@@ -118,7 +118,7 @@ def test_every_tutorial_is_followed_or_is_elsewhere() -> None:
 
 def _image_model(path: Path) -> None:
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, 4))
+    network = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, 6))
     example = (torch.zeros(1, 3, 16, 16),)
     torch.onnx.export(network.eval(), example, path, input_names=["x"], output_names=["y"], dynamo=False)
 
@@ -199,6 +199,6 @@ def _use_in_python(site: Path) -> None:
         "import numpy as np\nimage = np.zeros((1, 3, 16, 16), np.float32)\nframe = np.zeros((20, 30, 3), np.uint8)\n"
     )
     command = [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(site)!r})\n{given}{program}"]
-    command[-1] += "\nassert scores.shape == (1, 4)\n"
+    command[-1] += "\nassert scores.shape == (1, 6)\n"
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and re.search(r"\d+\.\d%", done.stdout), done.stdout + done.stderr
