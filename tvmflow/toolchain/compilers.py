@@ -141,7 +141,7 @@ def _zig_library(zig: str) -> str:
     found = re.search(r'"?lib_dir"?\s*[:=]\s*"([^"]+)"', done.stdout)
     if found is None:
         raise ToolchainError(f"{zig} does not say where its headers are", "the zig of tvmflow[arm64]")
-    return found[1]
+    return str(Path(found[1]).absolute())  # zig names a folder below the current one relative to it
 
 
 class Ndk(Compiler):
