@@ -39,6 +39,8 @@ def _symtab(data: bytes) -> tuple[int, int, int, int, int]:
         kind, size = struct.unpack_from("<II", data, at)
         if kind == _SYMTAB:
             return at, *struct.unpack_from("<IIII", data, at + 8)
+        if size < 8:
+            break
         at += size
     raise StageError("an object file of Mach-O without symbols", "one with a symbol table")
 
@@ -107,6 +109,8 @@ def members_of(archive: bytes) -> dict[str, bytes]:
         try:
             length, size = int(head[3:16]), int(head[48:58])
         except ValueError:
+            break
+        if not 0 <= length <= size:
             break
         start, at = at + _HEAD, at + _HEAD + size
         found[archive[start : start + length].rstrip(b"\0").decode("ascii", "replace")] = archive[start + length : at]

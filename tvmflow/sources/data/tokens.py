@@ -55,10 +55,12 @@ def tokenize(path: str, texts: list[str], most: int) -> list[list[Any]]:
         tokenizer = Tokenizer.from_str(read_plain(Path(path), MAX_TOKENIZER_BYTES, links=True).decode("utf-8"))
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        counts = [len(one.ids) for one in tokenizer.encode_batch(texts)]
-        tokenizer.enable_truncation(most)
-        pads = [pad for name in _PADS if (pad := tokenizer.token_to_id(name)) is not None]
         found = tokenizer.encode_batch(texts)
+        counts = [len(one.ids) for one in found]
+        if max(counts, default=0) > most:
+            tokenizer.enable_truncation(most)
+            found = tokenizer.encode_batch(texts)
+        pads = [pad for name in _PADS if (pad := tokenizer.token_to_id(name)) is not None]
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{path} cannot be read: {error}", "the tokenizer.json of the model") from None
     except BaseException as error:  # the package has no exceptions of its own, and Rust's panics are none of Exception
