@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -26,8 +27,10 @@ def _nothing(_text: str, _done: int, _total: int) -> None:
 
 
 def _runs_a_stage(process: psutil.Process) -> bool:
-    parent = process.parent()
-    return parent is not None and all("tasks.server" in " ".join(one.cmdline()) for one in (process, parent))
+    with contextlib.suppress(psutil.NoSuchProcess):  # processes that have nothing to do with it come and go
+        parent = process.parent()
+        return parent is not None and all("tasks.server" in " ".join(one.cmdline()) for one in (process, parent))
+    return False
 
 
 def test_a_timeout_really_kills_the_work(make_workspace: Callable[..., Path]) -> None:

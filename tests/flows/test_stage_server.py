@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -130,14 +131,17 @@ def test_a_stage_whose_server_was_killed_counts_as_killed(root: Path, copied_cod
         _ends(process.pid)
 
 
-def test_no_server_stays_behind(root: Path) -> None:
+def test_no_server_stays_behind(root: Path, copied_code: Path) -> None:
+    _let_stages_sleep(copied_code)
     with stage_server():
         server = _server().process
     _ends(server.pid)
     process = _start(root)
     parent = psutil.Process(process.pid).ppid()
     assert servers._server is None
-    _end(process)
+    process.kill()
+    os.close(process.events)
+    assert process.wait() == -signal.SIGKILL
     _ends(parent)
 
 
@@ -161,9 +165,11 @@ def test_server_and_stage_end_with_who_started_them(root: Path, copied_code: Pat
 
 def _ends(pid: int) -> None:
     deadline = time.monotonic() + 60
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    with contextlib.suppress(psutil.NoSuchProcess):  # it may end between any two looks
+        process = psutil.Process(pid)
+        while process.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 @pytest.fixture
