@@ -150,8 +150,13 @@ def _with_prefetches(schedule: Any, kernel: Kernel, cpu: CpuFeatures, candidates
     sizes, reduced = window
     if reduced < 4 or cpu.lanes < 8:
         return candidates
-    size = buffer_bytes(region_buffer(operands_of(anchor_of(schedule, kernel)[0])[1]))
+    size = _weights_size(schedule, kernel)
     return [{**knobs, **_prefetch_knob(sizes, size, cpu, knobs)} for knobs in candidates]
+
+
+def _weights_size(schedule: Any, kernel: Kernel) -> int:
+    """Return the size of a convolution's weights in bytes."""
+    return buffer_bytes(region_buffer(operands_of(anchor_of(schedule, kernel)[0])[1]))
 
 
 def _prefetch_knob(sizes: list[int], size: int, cpu: CpuFeatures, knobs: Knobs) -> Knobs:
@@ -185,14 +190,17 @@ def _rank_variants(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tupl
     by_channel = reduced == 2
     part = _channels_per_group(schedule, kernel.anchor, reduced)
     held = lanes * max(cpu.lanes // part, 1)  # channels that fill the registers of a pixel's sums
-    # LLVM keeps the common factor of several sums of a pixel in registers, and then spills sums.
+    # LLVM keeps the common factor of several sums of a pixel in registers, and then spills sums, where the order of
+    # the multiplications leaves it the choice: so does unrolling a first layer.
+    ordered = cpu.broadcasts_in_registers and reduced > 3
     most, fewer = cpu.accumulators(held), cpu.accumulators(held, spare=max(cpu.registers * 3 // 16, 4))
     points = [
         (c, h, w)
         for c, h, w in tile_sizes((channels, height, width), (1 if by_channel or part < lanes else 8, 4, 28))
-        if c * h * w <= (fewer if by_channel or c > 1 or part < lanes else most)
+        if c * h * w <= (fewer if by_channel or part < lanes or (c > 1 and not ordered) else most)
     ]
-    points = rank_register_tiles(points, cpu, held, by_channel)
+    weights = None if by_channel else _weights_size(schedule, kernel) // channels
+    points = rank_register_tiles(points, cpu, held, weights)
     dot = None
     if reduced == 5:
         dot = find_dot(cpu, dtypes_of(schedule, kernel)[1], part)
