@@ -39,7 +39,11 @@ static atomic_int is_read;
 static void read_words(void) {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) words[LEAF_71_EAX] = a;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) words[LEAF_7_EBX] = b, words[LEAF_7_ECX] = c, words[LEAF_7_EDX] = d;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+    words[LEAF_7_EBX] = b;
+    words[LEAF_7_ECX] = c;
+    words[LEAF_7_EDX] = d;
+  }
   if (__get_cpuid(1, &a, &b, &c, &d)) words[LEAF_1_ECX] = c;
   a = 0;
   if (words[LEAF_1_ECX] >> 27 & 1) __asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(0)); /* the system uses XSAVE */
