@@ -67,6 +67,7 @@ static void start(void) {}
 static void number(void) {}
 static void find_objects(void *glibc) { (void)glibc; }
 #endif
+static void *opened(const char *name, int mode) { return real_dlopen(name, mode | RTLD_NOW); } /* 0 on 32 bits */
 static long counted(int name) { return name == 0x61 ? get_nprocs() : -1; } /* bionic's number */
 
 static const struct {
@@ -76,7 +77,8 @@ static const struct {
     {"pthread_mutex_init", begun, 0}, {"pthread_mutex_destroy", ended, 0}, {"pthread_cond_init", begun, 0}, {"pthread_cond_destroy", ended, 0},
     {"pthread_mutex_lock", lock, &real_lock}, {"pthread_mutex_unlock", unlock, &real_unlock}, {"pthread_cond_broadcast", broadcast, &real_broadcast},
     {"pthread_cond_wait", wait_for, &real_wait}, {"sysconf", counted, 0}, {"sem_init", sem_begun, &real_sem_init}, {"sem_destroy", ended, 0},
-    {"sem_post", post, &real_post}, {"sem_wait", sem_wait_for, &real_sem_wait}, {"__libc_init", start, 0}, {"__errno", number, 0}};
+    {"sem_post", post, &real_post}, {"sem_wait", sem_wait_for, &real_sem_wait}, {"__libc_init", start, 0}, {"__errno", number, 0},
+    {"dlopen", opened, 0}};
 
 /* bionic's structures of files have 64 bits on 32-bit Arm, too. */
 static const char *const WIDE[][2] = {{"fstat", "fstat64"}, {"fstatat", "fstatat64"}, {"readdir", "readdir64"}};
