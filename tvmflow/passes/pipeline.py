@@ -39,6 +39,7 @@ from tvmflow.passes.kernel.normalize_booleans import normalize_booleans
 from tvmflow.passes.kernel.prefetch_weights import prefetch_weights
 from tvmflow.passes.kernel.stack_buffers import StackBuffers
 from tvmflow.passes.kernel.unaligned_inputs import UnalignedInputs, mark_network_inputs
+from tvmflow.passes.kernel.divide_paddings import divide_paddings
 from tvmflow.passes.kernel.zero_border_only import zero_border_only
 from tvmflow.passes.layout.channels_last_for_amx import ChannelsLastForAmx
 from tvmflow.passes.layout.norm import NORMS, legalize_norm
@@ -114,6 +115,7 @@ def kernel_passes(target: Any) -> list[Pass]:
         mark_network_inputs,
         normalize_booleans,
         zero_border_only,
+        divide_paddings,
         prefetch_weights,
         functools.partial(keep_nan_of_reductions, target=target),
         functools.partial(link_bfloat16_rounding, target=target),

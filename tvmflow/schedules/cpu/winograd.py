@@ -22,6 +22,7 @@ from tvmflow.schedules.template import (
     dtypes_of,
     fuse_parallel_loops,
     leaves_idle,
+    mark_interior,
     order_tile_loops,
     packed_loops,
     parallelize_pixels,
@@ -83,6 +84,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
                 "x_tile": x,
                 "c_block": c * blocks,
                 **number,
+                **({"interior": 1} if len(kernel.before) > 2 and "neon" in cpu.dots else {}),
                 **pixels_first_knob((c, y, x), cpu),
             }
             for blocks in (1, 2)
@@ -241,9 +243,12 @@ def _transform(schedule: Any, kernel: Kernel, outermost: Any, knobs: Knobs) -> N
         padding = block_ref(schedule, name)
         if knobs["tiles_first"]:
             schedule.compute_at(padding, outermost, preserve_unit_loops=True)
-            schedule.vectorize(schedule.get_loops(padding)[-1])
+            *_, column, lane = schedule.get_loops(padding)
+            if knobs.get("interior"):
+                mark_interior(schedule, padding, column)
+            schedule.vectorize(lane)
         else:
-            parallelize_pixels(schedule, name, 1)
+            parallelize_pixels(schedule, name, 1, knobs.get("interior", 0))
     if not knobs["tiles_first"]:
         schedule.parallel(i)
 
