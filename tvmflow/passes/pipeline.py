@@ -32,6 +32,7 @@ from tvmflow.passes.fuse.fuse_operators import FuseOperators, NoteCalls
 from tvmflow.passes.fuse.inverted_residual import FuseInvertedResiduals
 from tvmflow.passes.fuse.limit_inlining import LimitInlining
 from tvmflow.passes.fuse.remove_dead_blocks import RemoveDeadBlocks
+from tvmflow.passes.kernel.divide_paddings import divide_paddings
 from tvmflow.passes.kernel.hoist_amx_config import HoistAmxConfig
 from tvmflow.passes.kernel.keep_nan import KeepNan
 from tvmflow.passes.kernel.keep_nan_of_reductions import keep_nan_of_reductions
@@ -39,7 +40,6 @@ from tvmflow.passes.kernel.normalize_booleans import normalize_booleans
 from tvmflow.passes.kernel.prefetch_weights import prefetch_weights
 from tvmflow.passes.kernel.stack_buffers import StackBuffers
 from tvmflow.passes.kernel.unaligned_inputs import UnalignedInputs, mark_network_inputs
-from tvmflow.passes.kernel.divide_paddings import divide_paddings
 from tvmflow.passes.kernel.zero_border_only import zero_border_only
 from tvmflow.passes.layout.channels_last_for_amx import ChannelsLastForAmx
 from tvmflow.passes.layout.norm import NORMS, legalize_norm

@@ -5,6 +5,7 @@ Otherwise each pixel is tested; the interior of a row is copied without tests, i
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from tvm import tirx
@@ -34,7 +35,7 @@ def _divide(statement: Any) -> Any:
     if not any(value.same_as(variable) for value in realize_in(statement.body).iter_values):
         return tirx.For(variable, statement.min, statement.extent, statement.kind, statement.body)  # not whole rows
     bounds = [0, min(left, size), min(left + width, size), size]
-    parts = [_part(statement, begin, end) for begin, end in zip(bounds, bounds[1:], strict=False) if begin < end]
+    parts = [_part(statement, begin, end) for begin, end in pairwise(bounds) if begin < end]
     return parts[0] if len(parts) == 1 else tirx.SeqStmt(parts)
 
 

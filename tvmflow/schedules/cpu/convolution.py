@@ -27,6 +27,7 @@ from tvmflow.schedules.intrinsics.arm_first_layer import (
 )
 from tvmflow.schedules.intrinsics.arm_lane_mla import LANES, LaneMla, find_lane_mla, rank_lane_tiles, tensorize_lane_mla
 from tvmflow.schedules.intrinsics.arm_mmla import PAIRS, find_mmla, rank_mmla_tiles, tensorize_mmla
+from tvmflow.schedules.intrinsics.arm_tile import TILES, find_tile, rank_tiles, tensorize_tile
 from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot, sum_lanes
 from tvmflow.schedules.intrinsics.intrinsic import instruction_of
 from tvmflow.schedules.template import (
@@ -223,7 +224,21 @@ def _rank_variants(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tupl
         columns_and_step = sizes[7], window_steps(block)[1][0]
         tried = rank_lane_tiles(row, channels, height, width, lanes, columns_and_step)[:12]
         variants = [(unroll, row.number, point) for point in tried for unroll in unrolls] + variants[:24]
+    if not columns and reduced in (4, 5):
+        variants = _tile_variants(schedule, kernel, cpu) + variants
     return variants
+
+
+def _tile_variants(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, int, tuple[int, int, int]]]:
+    """Return the variants of a convolution of packed channels that sum a tile by one intrinsic."""
+    block, sizes = anchor_of(schedule, kernel)
+    _, channels, height, width, lanes, blocks, kh, kw, *inner = sizes
+    total, data, weight = dtypes_of(schedule, kernel)
+    tile = find_tile(cpu, (data, weight, total), (lanes, *inner, 1)[:3])
+    if tile is None:
+        return []
+    (sh, _), (sw, _) = window_steps(block)
+    return [(0, tile.number, point) for point in rank_tiles(tile, (channels, height, width), blocks, kh * kw, (sh, sw))]
 
 
 def _find_lane_mla(schedule: Any, kernel: Kernel, cpu: CpuFeatures, lanes: int, reduced: int) -> LaneMla | None:
@@ -337,6 +352,13 @@ def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs, part
     columns = instruction_of(COLUMN_DOTS, knobs)
     if columns:
         tensorize_columns(schedule, columns, anchor, inner, rows)
+        return
+    whole = instruction_of(TILES, knobs)
+    if whole:
+        (sh, _), (sw, _) = window_steps(schedule.get(anchor))
+        kh, kw = extents(schedule, steps[1:3])
+        loops = (*steps[1:3], *inner[:5], steps[0], *steps[3:])
+        tensorize_tile(schedule, whole, anchor, loops, kh * kw, (sh, sw), rows)
         return
     by_row = instruction_of(DEPTHWISE, knobs)
     if by_row:

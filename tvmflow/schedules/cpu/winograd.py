@@ -14,6 +14,7 @@ from tvmflow.schedules.intrinsics.arm_lane_mla import (
     rank_lane_tiles,
     tensorize_lane_mla,
 )
+from tvmflow.schedules.intrinsics.arm_tile import TILES, find_tile, rank_tiles, tensorize_tile
 from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot, sum_lanes
 from tvmflow.schedules.intrinsics.intrinsic import instruction_of
 from tvmflow.schedules.template import (
@@ -66,6 +67,10 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     variants = (
         [(point, {"dot": row.number}) for point in _lane_tiles(row, channels, rows, columns, lanes)[:6]] if row else []
     )
+    tile = find_tile(cpu, (data, weight, total), (lanes, *sizes[7:], 1)[:3]) if len(sizes) == 8 else None
+    if tile:
+        ranked = rank_tiles(tile, (channels, rows, columns), sizes[6], 0, (1, 1))
+        variants = [(point, {"dot": tile.number}) for point in ranked] + variants
     variants += [(point, with_dot) for point in points[:10]]
     parts = (2, 4, 6, 8, rows) if cpu.threads > 2 else (2, 4, 6, 8)
     by_rows = [rows // d for d in parts if rows % d == 0] or [1]
@@ -122,6 +127,12 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     assert kernel.anchor is not None
     outermost, channels = _transform_back(schedule, kernel, knobs)
     product = _multiply(schedule, kernel.anchor, channels, knobs)
+    tile = instruction_of(TILES, knobs)
+    if tile:
+        _transform(schedule, kernel, outermost, knobs)
+        e, j, o, ty, tx, lane, ic, ic_lane = schedule.get_loops(product)[-8:]
+        tensorize_tile(schedule, tile, product, (e, j, o, ty, tx, lane, ic, ic_lane), 0, (1, 1), outermost)
+        return
     row = instruction_of(LANES, knobs)
     if row:
         _transform(schedule, kernel, outermost, knobs)
