@@ -192,7 +192,8 @@ def _legalize_conv2d(
             weight = _drop_zero_half(weight)
         arguments = (strides, padding, dilation, int(attrs.groups), _out_dtype(call), tiled, filling)
         found = _call_packed_conv2d(builder, data, weight, arguments, None)
-        if _out_dtype(call) in ("int32", "float32", "float16") and multiplies_by_lane(_target()):
+        computed = _out_dtype(call) in ("int32", "float32", "float16") and str(constant.dtype) != "bfloat16"
+        if computed and multiplies_by_lane(_target()):
             sums[_called_kernel(found)] = arguments
         return found
     return builder.call_te(
