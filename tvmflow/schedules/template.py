@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
-from tvmflow.ir.tvm_compat import linear_factors
+from tvmflow.ir.tvm_compat import added_constant, linear_factors
 from tvmflow.targets.cpu_features import CpuFeatures
 
 Knobs = dict[str, int]
@@ -20,6 +20,8 @@ SMALL_WORK = 20_000  # operations below which a second thread costs more than it
 PREFETCHED = "tvmflow_prefetched"
 # annotation of a loop over the columns of a padding: first row, rows, first column and columns of the interior
 FILLED = "tvmflow_filled"
+# annotation of a loop over the columns of a padding: first column and columns of the interior
+INTERIOR = "tvmflow_interior"
 _NEAR_WEIGHTS = 32 << 10  # bytes of weights that stay in the L1 cache while a tile after the other reads them
 _MOST_IDLE = 0.3  # idle share of the threads' time above which schedules are tried last
 
@@ -106,15 +108,35 @@ def parallelize(schedule: Any, name: str, parallel: int) -> None:
         schedule.vectorize(inner)
 
 
-def parallelize_pixels(schedule: Any, name: str, parallel: int) -> None:
+def mark_interior(schedule: Any, padding: Any, columns: Any) -> None:
+    """Mark the loop over the columns of a padding, so that its interior is copied without tests.
+
+    Rows that a tile reads in part, and other copies, stay as they are; so do those of bfloat16, of which TVM rewrites
+    one of several stores.
+    """
+    block = schedule.get(padding)
+    if len(block.iter_vars) < 4 or len(block.reads) != 1:
+        return
+    if "bfloat16" in [str(region_buffer(one).dtype) for one in (*block.reads, *block.writes)]:
+        return
+    read = block.reads[0]
+    shift = added_constant(read.region[3].min, block.iter_vars[3].var) if len(read.region) >= 4 else None
+    if shift is not None and shift < 0:
+        schedule.annotate(columns, INTERIOR, [-shift, int(region_buffer(read).shape[3])])
+
+
+def parallelize_pixels(schedule: Any, name: str, parallel: int, interior: int = 0) -> None:
     """Schedule a padded copy of packed channels: rows over threads, one pixel in a vector.
 
+    interior: whether the interior of a row is copied without tests.
     A vector across two pixels, one of which is padding, would be copied element by element.
     """
-    *outer, _, lane = schedule.get_loops(block_ref(schedule, name))
+    *outer, column, lane = schedule.get_loops(block_ref(schedule, name))
     if len(outer) < 3 or extents(schedule, [lane])[0] > SPREAD_LANES:
         parallelize(schedule, name, parallel)
         return
+    if interior:
+        mark_interior(schedule, block_ref(schedule, name), column)
     rows = schedule.fuse(*outer)
     if parallel:
         schedule.parallel(rows)
