@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
+from tvmflow.ir.tir.blocks import Kernel, block_ref, buffer_bytes, extents, region_buffer
 from tvmflow.ir.tvm_compat import added_constant, linear_factors
 from tvmflow.targets.cpu_features import CpuFeatures
 
@@ -250,6 +250,11 @@ def _loads_for_sums(tile: tuple[int, int, int], most: int, by_channel: bool) -> 
 def weight_bytes(schedule: Any, kernel: Kernel) -> int:
     """Return the size of a convolution's weights as float32."""
     return _bytes_of(_regions(schedule, kernel)[-1])
+
+
+def stored_weight_bytes(schedule: Any, kernel: Kernel) -> int:
+    """Return the size of a convolution's weights in their dtype."""
+    return buffer_bytes(region_buffer(_regions(schedule, kernel)[-1]))
 
 
 def image_bytes(schedule: Any, kernel: Kernel) -> int:
