@@ -15,6 +15,10 @@ from tvmflow.tracking.mlflow.address import sqlite_path
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+# MLflow's pages are those of models, not those of language models, and say where a run comes from.
+_KIND, _OF_MODELS = "mlflow.experimentKind", "custom_model_development"
+SOURCE = {"mlflow.source.name": "tvmflow", "mlflow.source.type": "LOCAL"}
+
 
 def experiment_id(client: MlflowClient, workspace: Workspace, name: str) -> str:
     """Return the experiment of a model; create it if missing. Raises StoreError if nothing may be written to it."""
@@ -25,12 +29,15 @@ def experiment_id(client: MlflowClient, workspace: Workspace, name: str) -> str:
         file = sqlite_path(workspace)
         place = None if file is None else str(file.absolute().parent / "artifacts" / name)
         try:
-            return str(client.create_experiment(name, artifact_location=place))
+            return str(client.create_experiment(name, artifact_location=place, tags={_KIND: _OF_MODELS}))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
         found = client.get_experiment_by_name(name)  # another machine was faster
-    return _usable(workspace, found)
+    number = _usable(workspace, found)
+    if _KIND not in found.tags:  # of an earlier tvmflow
+        client.set_experiment_tag(number, _KIND, _OF_MODELS)
+    return number
 
 
 def _usable(workspace: Workspace, found: Any) -> str:
