@@ -15,8 +15,7 @@ from tvmflow.tracking.mlflow.address import sqlite_path
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-# MLflow's pages are those of models, not those of language models, and say where a run comes from.
-_KIND, _OF_MODELS = "mlflow.experimentKind", "custom_model_development"
+# What MLflow's pages say of where a run comes from.
 SOURCE = {"mlflow.source.name": "tvmflow", "mlflow.source.type": "LOCAL"}
 
 
@@ -29,15 +28,12 @@ def experiment_id(client: MlflowClient, workspace: Workspace, name: str) -> str:
         file = sqlite_path(workspace)
         place = None if file is None else str(file.absolute().parent / "artifacts" / name)
         try:
-            return str(client.create_experiment(name, artifact_location=place, tags={_KIND: _OF_MODELS}))
+            return str(client.create_experiment(name, artifact_location=place))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
         found = client.get_experiment_by_name(name)  # another machine was faster
-    number = _usable(workspace, found)
-    if _KIND not in found.tags:  # of an earlier tvmflow
-        client.set_experiment_tag(number, _KIND, _OF_MODELS)
-    return number
+    return _usable(workspace, found)
 
 
 def _usable(workspace: Workspace, found: Any) -> str:
