@@ -87,7 +87,7 @@ def test_history_has_numbers_and_links(finished: Path, monkeypatch: pytest.Monke
     assert card.accuracy and measurement.accuracy == pytest.approx(card.accuracy["built"])
     assert measurement.latency_ms == pytest.approx(card.latency.median_ms)
     assert measurement.url.startswith("http://127.0.0.1:5000/#/experiments/")
-    assert measurement.url.endswith(f"/runs/{measurement.run_id}")
+    assert measurement.url.endswith(f"/runs/{measurement.run_id}?workflowType=machine_learning")
     monkeypatch.setenv("TVMFLOW_MLFLOW_UI", "https://mlflow.example/ui/")
     assert tvmflow.history("digits", finished)[0].url.startswith("https://mlflow.example/ui/#/experiments/")
 

@@ -29,6 +29,9 @@ def test_the_run_of_a_measurement_is_described_once(ledger: LedgerBench, tmp_pat
     assert run_id is not None
     note = client.get_run(run_id).data.tags[NOTE]
     assert note.startswith(f"**{cell}**") and "| latency |" in note
+    [version] = client.search_model_versions(f"run_id = '{run_id}'")
+    assert version.description == note
+    assert client.get_run(run_id).data.tags["mlflow.source.name"] == "tvmflow"
     page = _text(client, run_id, "report.html", tmp_path)
     assert str(cell) in page and "Content-Security-Policy" in page and len(page) < 1_000_000
     series = client.get_metric_history(run_id, "latency_ms.turn")

@@ -1,4 +1,6 @@
-"""Add to the MLflow run of a measurement what people look at: a description, the report of the cell, and pictures."""
+"""Add to the MLflow run of a measurement what people look at: a description, the report of the cell, and pictures; to
+the version of its library the description.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ def describe_run(workspace: Workspace, cell: Cell) -> None:
             if rows:
                 (folder / f"{title}.svg").write_text(bars_svg(f"{title} of {cell}, ms", rows), encoding="utf-8")
         client.log_artifacts(run_id, str(folder))
-    client.set_tag(run_id, NOTE, scorecard_markdown(card))
+    text = scorecard_markdown(card)
+    for version in client.search_model_versions(f"run_id = '{run_id}'"):
+        if not version.description:
+            client.update_model_version(version.name, version.version, text)
+    client.set_tag(run_id, NOTE, text)
 
 
 def _charts(workspace: Workspace, cell: Cell, card: Scorecard) -> dict[str, list[tuple[str, float]]]:

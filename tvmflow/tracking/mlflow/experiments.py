@@ -15,6 +15,9 @@ from tvmflow.tracking.mlflow.address import sqlite_path
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+# What MLflow's pages say of where a run comes from.
+SOURCE = {"mlflow.source.name": "tvmflow", "mlflow.source.type": "LOCAL"}
+
 
 def experiment_id(client: MlflowClient, workspace: Workspace, name: str) -> str:
     """Return the experiment of a model; create it if missing. Raises StoreError if nothing may be written to it."""

@@ -16,7 +16,7 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.support.errors import StoreError
 from tvmflow.support.temporary import temporary_folder
 from tvmflow.tracking.mlflow.address import mlflow_uri, path_of
-from tvmflow.tracking.mlflow.experiments import experiment_id
+from tvmflow.tracking.mlflow.experiments import SOURCE, experiment_id
 from tvmflow.tracking.mlflow.markers import write_marker
 from tvmflow.tracking.mlflow.measurements import RECORDER, keep_one, recorder, version_tags
 from tvmflow.tracking.mlflow.notes import notes_of, split
@@ -93,7 +93,7 @@ class LocalRun:
         own, params = split(self.tags)
         own = {k: v for k, v in own.items() if not k.startswith("mlflow.") and k != "tvmflow.complete"}
         own[RECORDER] = recorder(workspace)
-        made = client.create_run(experiment, self.measured_ms, own, run_name=self.run.info.run_name)
+        made = client.create_run(experiment, self.measured_ms, {**own, **SOURCE}, run_name=self.run.info.run_name)
         run_id = str(made.info.run_id)
         self._copy_data(client, run_id, {**self.run.data.params, **params})
         model_id = self._copy_library(workspace, client, experiment, run_id)

@@ -28,7 +28,7 @@ from tvmflow.support.files import digest_of
 from tvmflow.support.temporary import temporary_folder
 from tvmflow.tracking.mlflow import golden
 from tvmflow.tracking.mlflow.address import sqlite_path
-from tvmflow.tracking.mlflow.experiments import experiment_id
+from tvmflow.tracking.mlflow.experiments import SOURCE, experiment_id
 from tvmflow.tracking.mlflow.markers import read_marker, write_marker
 from tvmflow.tracking.mlflow.notes import split
 from tvmflow.tracking.mlflow.numbers import numbers_of
@@ -199,7 +199,8 @@ class _Recording:
     def write(self) -> str:
         self._drop_unfinished()
         tags, _ = split(self._notes)
-        run = self.client.create_run(self.experiment, self.measurement.measured_ms, tags, run_name=self._run_name)
+        made = self.measurement.measured_ms
+        run = self.client.create_run(self.experiment, made, {**tags, **SOURCE}, run_name=self._run_name)
         run_id = str(run.info.run_id)
         self._write_numbers(run_id)
         model_id = self._log_library(run_id)

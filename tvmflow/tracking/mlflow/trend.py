@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tvmflow.config.workspace import Workspace
-from tvmflow.tracking.mlflow.experiments import experiment_id
+from tvmflow.tracking.mlflow.experiments import SOURCE, experiment_id
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -60,7 +60,7 @@ def _history_run(client: MlflowClient, workspace: Workspace, notes: Mapping[str,
     if not client.search_runs([experiment], of_unit):
         kept = {name: notes[name] for name in _KEPT}
         name = f"{notes['cell']} on {notes['device.kind']}, {notes['device.unit']}"
-        run = client.create_run(experiment, tags={**kept, "tvmflow.kind": "history"}, run_name=name)
+        run = client.create_run(experiment, tags={**kept, **SOURCE, "tvmflow.kind": "history"}, run_name=name)
         _take_over(client, kind, run.info.run_id)
     first, *others = sorted(str(run.info.run_id) for run in client.search_runs([experiment], of_unit))
     for other in others:  # two machines made one each
