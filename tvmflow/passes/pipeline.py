@@ -32,6 +32,7 @@ from tvmflow.passes.fuse.fuse_operators import FuseOperators, NoteCalls
 from tvmflow.passes.fuse.inverted_residual import FuseInvertedResiduals
 from tvmflow.passes.fuse.limit_inlining import LimitInlining
 from tvmflow.passes.fuse.remove_dead_blocks import RemoveDeadBlocks
+from tvmflow.passes.kernel.divide_paddings import divide_paddings
 from tvmflow.passes.kernel.hoist_amx_config import HoistAmxConfig
 from tvmflow.passes.kernel.keep_nan import KeepNan
 from tvmflow.passes.kernel.keep_nan_of_reductions import keep_nan_of_reductions
@@ -114,6 +115,7 @@ def kernel_passes(target: Any) -> list[Pass]:
         mark_network_inputs,
         normalize_booleans,
         zero_border_only,
+        divide_paddings,
         prefetch_weights,
         functools.partial(keep_nan_of_reductions, target=target),
         functools.partial(link_bfloat16_rounding, target=target),

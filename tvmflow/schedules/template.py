@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
-from tvmflow.ir.tvm_compat import linear_factors
+from tvmflow.ir.tvm_compat import added_constant, linear_factors
 from tvmflow.targets.cpu_features import CpuFeatures
 
 Knobs = dict[str, int]
@@ -20,6 +20,9 @@ SMALL_WORK = 20_000  # operations below which a second thread costs more than it
 PREFETCHED = "tvmflow_prefetched"
 # annotation of a loop over the columns of a padding: first row, rows, first column and columns of the interior
 FILLED = "tvmflow_filled"
+# annotation of a loop over the columns of a padding: first column and columns of the interior
+INTERIOR = "tvmflow_interior"
+_NEAR_WEIGHTS = 32 << 10  # bytes of weights that stay in the L1 cache while a tile after the other reads them
 _MOST_IDLE = 0.3  # idle share of the threads' time above which schedules are tried last
 
 
@@ -105,15 +108,35 @@ def parallelize(schedule: Any, name: str, parallel: int) -> None:
         schedule.vectorize(inner)
 
 
-def parallelize_pixels(schedule: Any, name: str, parallel: int) -> None:
+def mark_interior(schedule: Any, padding: Any, columns: Any) -> None:
+    """Mark the loop over the columns of a padding, so that its interior is copied without tests.
+
+    Rows that a tile reads in part, and other copies, stay as they are; so do those of bfloat16, of which TVM rewrites
+    one of several stores.
+    """
+    block = schedule.get(padding)
+    if len(block.iter_vars) < 4 or len(block.reads) != 1:
+        return
+    if "bfloat16" in [str(region_buffer(one).dtype) for one in (*block.reads, *block.writes)]:
+        return
+    read = block.reads[0]
+    shift = added_constant(read.region[3].min, block.iter_vars[3].var) if len(read.region) >= 4 else None
+    if shift is not None and shift < 0:
+        schedule.annotate(columns, INTERIOR, [-shift, int(region_buffer(read).shape[3])])
+
+
+def parallelize_pixels(schedule: Any, name: str, parallel: int, interior: int = 0) -> None:
     """Schedule a padded copy of packed channels: rows over threads, one pixel in a vector.
 
+    interior: whether the interior of a row is copied without tests.
     A vector across two pixels, one of which is padding, would be copied element by element.
     """
-    *outer, _, lane = schedule.get_loops(block_ref(schedule, name))
+    *outer, column, lane = schedule.get_loops(block_ref(schedule, name))
     if len(outer) < 3 or extents(schedule, [lane])[0] > SPREAD_LANES:
         parallelize(schedule, name, parallel)
         return
+    if interior:
+        mark_interior(schedule, block_ref(schedule, name), column)
     rows = schedule.fuse(*outer)
     if parallel:
         schedule.parallel(rows)
@@ -160,19 +183,20 @@ def tile_image(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any, Any, An
 
 
 def rank_register_tiles(
-    points: list[tuple[int, int, int]], cpu: CpuFeatures, lanes: int, by_channel: bool = False
+    points: list[tuple[int, int, int]], cpu: CpuFeatures, lanes: int, block_bytes: int | None
 ) -> list[tuple[int, int, int]]:
     """Return the register tiles (blocks of `lanes` channels, rows, columns) that fit, those with the fewest loads
     first.
 
-    by_channel: depthwise, each value is multiplied for one block of channels only.
+    block_bytes: of the weights of a block of channels; None: depthwise, each value is multiplied for one block of
+    channels only.
     """
-    if cpu.broadcasts_in_registers and not by_channel:
+    if cpu.broadcasts_in_registers and block_bytes is not None:
         found = [tile for tile in points if _registers(tile, -(-lanes // cpu.lanes)) <= cpu.registers]
-        return sorted(found, key=lambda tile: (_loads_in_registers(tile), tile[1], -tile[2]))
+        return sorted(found, key=lambda tile: (_loads_in_registers(tile, cpu, block_bytes), tile[1], -tile[2]))
     most = cpu.accumulators(lanes)
     found = [tile for tile in points if math.prod(tile) <= most]
-    return sorted(found, key=lambda tile: (_loads_for_sums(tile, most, by_channel), tile[1], -tile[2]))
+    return sorted(found, key=lambda tile: (_loads_for_sums(tile, most, block_bytes is None), tile[1], -tile[2]))
 
 
 def pixels_first_knob(tile: tuple[int, int, int], cpu: CpuFeatures) -> Knobs:
@@ -198,14 +222,17 @@ def _registers(tile: tuple[int, int, int], vectors: int) -> int:
     return c * pixels * vectors + min(c * vectors, pixels) + 1
 
 
-def _loads_in_registers(tile: tuple[int, int, int]) -> float:
+def _loads_in_registers(tile: tuple[int, int, int], cpu: CpuFeatures, block_bytes: int) -> float:
     """Return the loads of a tile per multiplication, where each image value is broadcast to a register.
 
-    A core loads as often as it multiplies, at most. Weights come from the L2 cache. Too few sums do not hide the
-    latency of a multiplication; with more than eight of one block of channels LLVM spills some.
+    A core loads as often as it multiplies, at most, and shares its loads with another thread of the same core. Weights
+    that do not fit the L1 cache come from L2. Too few sums do not hide the latency of a multiplication; with many of
+    one block of channels LLVM spills some, or reads each image value from memory twice.
     """
     c, pixels = tile[0], tile[1] * tile[2]
-    return (1.5 / pixels + 1 / c) * (2.0 if c == 1 and pixels > 8 else 1.0) / (min(c * pixels, 12) / 12)
+    weight = 1.5 if cpu.registers < 32 else 1.0 if c * block_bytes <= _NEAR_WEIGHTS else 1.75
+    crowded = c == 1 and pixels > cpu.registers // 2
+    return (weight / pixels + 1 / c) * (2.0 if crowded else 1.0) / (min(c * pixels, 12) / 12)
 
 
 def _loads_for_sums(tile: tuple[int, int, int], most: int, by_channel: bool) -> float:

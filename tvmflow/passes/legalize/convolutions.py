@@ -122,7 +122,7 @@ class _Padding:
 def legalize_convolutions(winograd: Mapping[str, int]) -> dict[str, Callable[[Any, Any], Any]]:
     """Return the lowering of relax.nn.conv2d, relax.nn.pad and relax.add; needs a current target.
 
-    A padding in front of a convolution (with the zero point) becomes part of its kernel. On arm64, an integer bias
+    A padding in front of a convolution (with the zero point) becomes part of its kernel. On arm64, a bias
     becomes the initial value of the sums. winograd: convolution key -> tile size m of convolutions to compute as F(m x
     m, 3 x 3).
     """
@@ -192,7 +192,8 @@ def _legalize_conv2d(
             weight = _drop_zero_half(weight)
         arguments = (strides, padding, dilation, int(attrs.groups), _out_dtype(call), tiled, filling)
         found = _call_packed_conv2d(builder, data, weight, arguments, None)
-        if _out_dtype(call) == "int32" and multiplies_by_lane(_target()):
+        computed = _out_dtype(call) in ("int32", "float32", "float16") and str(constant.dtype) != "bfloat16"
+        if computed and multiplies_by_lane(_target()):
             sums[_called_kernel(found)] = arguments
         return found
     return builder.call_te(

@@ -13,6 +13,12 @@ from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, buffer_bytes, extents, region_buffer
 from tvmflow.schedules.cpu.amx_convolution import amx_tile_candidates, copy_channels_last, tensorize_amx
+from tvmflow.schedules.intrinsics.arm_depthwise import (
+    DEPTHWISE,
+    find_depthwise,
+    rank_depthwise_tiles,
+    tensorize_depthwise,
+)
 from tvmflow.schedules.intrinsics.arm_first_layer import (
     COLUMN_DOTS,
     find_column_dot,
@@ -21,6 +27,7 @@ from tvmflow.schedules.intrinsics.arm_first_layer import (
 )
 from tvmflow.schedules.intrinsics.arm_lane_mla import LANES, LaneMla, find_lane_mla, rank_lane_tiles, tensorize_lane_mla
 from tvmflow.schedules.intrinsics.arm_mmla import PAIRS, find_mmla, rank_mmla_tiles, tensorize_mmla
+from tvmflow.schedules.intrinsics.arm_tile import TILES, find_tile, rank_tiles, tensorize_tile
 from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot, sum_lanes
 from tvmflow.schedules.intrinsics.intrinsic import instruction_of
 from tvmflow.schedules.template import (
@@ -33,6 +40,7 @@ from tvmflow.schedules.template import (
     dtypes_of,
     image_bytes,
     leaves_idle,
+    mark_interior,
     merge_epilogue,
     operands_of,
     order_tile_loops,
@@ -126,6 +134,8 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
         for parallel in order
     ]
     whole = [k for k in tiles + knobs if k["chunk"] % k["h_tile"] == 0 and height % k["chunk"] == 0]
+    if kernel.before and "neon" in cpu.dots:
+        whole = [{**k, "interior": 1} for k in whole]
     whole = _with_prefetches(schedule, kernel, cpu, whole)
     # The sort is stable: candidates that keep threads busy stay in the order above.
     whole.sort(
@@ -150,8 +160,13 @@ def _with_prefetches(schedule: Any, kernel: Kernel, cpu: CpuFeatures, candidates
     sizes, reduced = window
     if reduced < 4 or cpu.lanes < 8:
         return candidates
-    size = buffer_bytes(region_buffer(operands_of(anchor_of(schedule, kernel)[0])[1]))
+    size = _weights_size(schedule, kernel)
     return [{**knobs, **_prefetch_knob(sizes, size, cpu, knobs)} for knobs in candidates]
+
+
+def _weights_size(schedule: Any, kernel: Kernel) -> int:
+    """Return the size of a convolution's weights in bytes."""
+    return buffer_bytes(region_buffer(operands_of(anchor_of(schedule, kernel)[0])[1]))
 
 
 def _prefetch_knob(sizes: list[int], size: int, cpu: CpuFeatures, knobs: Knobs) -> Knobs:
@@ -185,20 +200,27 @@ def _rank_variants(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tupl
     by_channel = reduced == 2
     part = _channels_per_group(schedule, kernel.anchor, reduced)
     held = lanes * max(cpu.lanes // part, 1)  # channels that fill the registers of a pixel's sums
-    # LLVM keeps the common factor of several sums of a pixel in registers, and then spills sums.
+    # LLVM keeps the common factor of several sums of a pixel in registers, and then spills sums, where the order of
+    # the multiplications leaves it the choice: so does unrolling a first layer.
+    ordered = cpu.broadcasts_in_registers and reduced > 3
     most, fewer = cpu.accumulators(held), cpu.accumulators(held, spare=max(cpu.registers * 3 // 16, 4))
     points = [
         (c, h, w)
         for c, h, w in tile_sizes((channels, height, width), (1 if by_channel or part < lanes else 8, 4, 28))
-        if c * h * w <= (fewer if by_channel or c > 1 or part < lanes else most)
+        if c * h * w <= (fewer if by_channel or part < lanes or (c > 1 and not ordered) else most)
     ]
-    points = rank_register_tiles(points, cpu, held, by_channel)
+    weights = None if by_channel else _weights_size(schedule, kernel) // channels
+    points = rank_register_tiles(points, cpu, held, weights)
     dot = None
     if reduced == 5:
         dot = find_dot(cpu, dtypes_of(schedule, kernel)[1], part)
     unrolls = (0,) if dot else (1, 0) if part < lanes else (0, 1)
     variants = [(unroll, dot.number if dot else 0, point) for unroll in unrolls for point in points[:24]]
     row = _find_lane_mla(schedule, kernel, cpu, lanes, reduced)
+    by_row = find_depthwise(schedule, kernel, cpu) if by_channel else None
+    if by_row:
+        tiles = rank_depthwise_tiles(schedule, kernel, by_row)
+        return [(0, by_row.number, point) for point in tiles] + variants[:24]
     columns = find_column_dot(schedule, kernel, cpu) if reduced in (3, 5) and part == lanes else None
     if columns:
         variants = [(0, columns.number, point) for point in rank_column_tiles(schedule, kernel, columns)] + variants[
@@ -210,7 +232,21 @@ def _rank_variants(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tupl
         columns_and_step = sizes[7], window_steps(block)[1][0]
         tried = rank_lane_tiles(row, channels, height, width, lanes, columns_and_step)[:12]
         variants = [(unroll, row.number, point) for point in tried for unroll in unrolls] + variants[:24]
+    if not columns and reduced in (4, 5):
+        variants = _tile_variants(schedule, kernel, cpu) + variants
     return variants
+
+
+def _tile_variants(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, int, tuple[int, int, int]]]:
+    """Return the variants of a convolution of packed channels that sum a tile by one intrinsic."""
+    block, sizes = anchor_of(schedule, kernel)
+    _, channels, height, width, lanes, blocks, kh, kw, *inner = sizes
+    total, data, weight = dtypes_of(schedule, kernel)
+    tile = find_tile(cpu, (data, weight, total), (lanes, *inner, 1)[:3])
+    if tile is None:
+        return []
+    (sh, _), (sw, _) = window_steps(block)
+    return [(0, tile.number, point) for point in rank_tiles(tile, (channels, height, width), blocks, kh * kw, (sh, sw))]
 
 
 def _find_lane_mla(schedule: Any, kernel: Kernel, cpu: CpuFeatures, lanes: int, reduced: int) -> LaneMla | None:
@@ -302,10 +338,12 @@ def _pad(schedule: Any, name: str, place: Any, knobs: Knobs) -> None:
     """Copy an image with its padding: below the loop `place`, or once for the whole image."""
     padding = block_ref(schedule, name)
     if not knobs["pad_inside"]:
-        parallelize_pixels(schedule, name, knobs["parallel"])
+        parallelize_pixels(schedule, name, knobs["parallel"], knobs.get("interior", 0))
         return
     schedule.compute_at(padding, place, preserve_unit_loops=True)
     axes = schedule.get_loops(padding)[1:]
+    if knobs.get("interior"):
+        mark_interior(schedule, padding, axes[-2 if len(schedule.get(padding).iter_vars) == 5 else -1])
     if extents(schedule, axes[-1:])[0] <= 64:
         schedule.vectorize(axes[-1])
 
@@ -322,6 +360,17 @@ def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs, part
     columns = instruction_of(COLUMN_DOTS, knobs)
     if columns:
         tensorize_columns(schedule, columns, anchor, inner, rows)
+        return
+    whole = instruction_of(TILES, knobs)
+    if whole:
+        (sh, _), (sw, _) = window_steps(schedule.get(anchor))
+        kh, kw = extents(schedule, steps[1:3])
+        loops = (*steps[1:3], *inner[:5], steps[0], *steps[3:])
+        tensorize_tile(schedule, whole, anchor, loops, kh * kw, (sh, sw), rows)
+        return
+    by_row = instruction_of(DEPTHWISE, knobs)
+    if by_row:
+        tensorize_depthwise(schedule, by_row, anchor, inner, rows)
         return
     row = instruction_of(LANES, knobs)
     if row:

@@ -14,6 +14,7 @@ from tvmflow.schedules.intrinsics.arm_lane_mla import (
     rank_lane_tiles,
     tensorize_lane_mla,
 )
+from tvmflow.schedules.intrinsics.arm_tile import TILES, find_tile, rank_tiles, tensorize_tile
 from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot, sum_lanes
 from tvmflow.schedules.intrinsics.intrinsic import instruction_of
 from tvmflow.schedules.template import (
@@ -22,6 +23,7 @@ from tvmflow.schedules.template import (
     dtypes_of,
     fuse_parallel_loops,
     leaves_idle,
+    mark_interior,
     order_tile_loops,
     packed_loops,
     parallelize_pixels,
@@ -56,8 +58,9 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     sizes = _matmul_extents(schedule, kernel)
     assert sizes is not None
     _, _, channels, rows, columns, lanes = sizes[:6]
+    block_bytes = weight_bytes(schedule, kernel) // math.prod(sizes[:3])
     dilation = dilation_of(schedule, kernel.after[2])
-    points = rank_register_tiles(tile_sizes((channels, rows, columns), (4, 4, 16)), cpu, lanes)
+    points = rank_register_tiles(tile_sizes((channels, rows, columns), (4, 4, 16)), cpu, lanes, block_bytes)
     dot = find_dot(cpu, "bfloat16", lanes) if len(sizes) == 9 else None
     with_dot = {"dot": dot.number} if dot else {}
     total, data, weight = dtypes_of(schedule, kernel)
@@ -65,6 +68,10 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     variants = (
         [(point, {"dot": row.number}) for point in _lane_tiles(row, channels, rows, columns, lanes)[:6]] if row else []
     )
+    tile = find_tile(cpu, (data, weight, total), (lanes, *sizes[7:], 1)[:3]) if len(sizes) == 8 else None
+    if tile:
+        ranked = rank_tiles(tile, (channels, rows, columns), sizes[6], 0, (1, 1))
+        variants = [(point, {"dot": tile.number}) for point in ranked] + variants
     variants += [(point, with_dot) for point in points[:10]]
     parts = (2, 4, 6, 8, rows) if cpu.threads > 2 else (2, 4, 6, 8)
     by_rows = [rows // d for d in parts if rows % d == 0] or [1]
@@ -83,6 +90,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
                 "x_tile": x,
                 "c_block": c * blocks,
                 **number,
+                **({"interior": 1} if len(kernel.before) > 2 and "neon" in cpu.dots else {}),
                 **pixels_first_knob((c, y, x), cpu),
             }
             for blocks in (1, 2)
@@ -120,6 +128,12 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     assert kernel.anchor is not None
     outermost, channels = _transform_back(schedule, kernel, knobs)
     product = _multiply(schedule, kernel.anchor, channels, knobs)
+    tile = instruction_of(TILES, knobs)
+    if tile:
+        _transform(schedule, kernel, outermost, knobs)
+        e, j, o, ty, tx, lane, ic, ic_lane = schedule.get_loops(product)[-8:]
+        tensorize_tile(schedule, tile, product, (e, j, o, ty, tx, lane, ic, ic_lane), 0, (1, 1), outermost)
+        return
     row = instruction_of(LANES, knobs)
     if row:
         _transform(schedule, kernel, outermost, knobs)
@@ -241,9 +255,12 @@ def _transform(schedule: Any, kernel: Kernel, outermost: Any, knobs: Knobs) -> N
         padding = block_ref(schedule, name)
         if knobs["tiles_first"]:
             schedule.compute_at(padding, outermost, preserve_unit_loops=True)
-            schedule.vectorize(schedule.get_loops(padding)[-1])
+            *_, column, lane = schedule.get_loops(padding)
+            if knobs.get("interior"):
+                mark_interior(schedule, padding, column)
+            schedule.vectorize(lane)
         else:
-            parallelize_pixels(schedule, name, 1)
+            parallelize_pixels(schedule, name, 1, knobs.get("interior", 0))
     if not knobs["tiles_first"]:
         schedule.parallel(i)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 from tvmflow.schedules.intrinsics.amx import Tile
+from tvmflow.schedules.intrinsics.arm_depthwise import DepthwiseRow
 from tvmflow.schedules.intrinsics.arm_first_layer import ColumnRow
 from tvmflow.schedules.intrinsics.arm_lane_mla import LANES
 from tvmflow.schedules.intrinsics.arm_mmla import PairTile
+from tvmflow.schedules.intrinsics.arm_tile import LaneTile
 from tvmflow.schedules.intrinsics.dot_product import DOTS
 from tvmflow.schedules.intrinsics.intrinsic import Intrinsic
 
@@ -16,7 +18,9 @@ def _intrinsics_in(trace: str) -> list[Intrinsic]:
     """Return the intrinsics that a trace names, without impossible ones."""
     names = set(re.findall(r"tvmflow\.\w+", trace))
     fixed = [row.intrinsic for row in (*DOTS, *LANES) if row.intrinsic.name in names]
-    return fixed + [one.intrinsic for sizes in (ColumnRow, PairTile, Tile) for one in sizes.named_in(trace)]
+    return fixed + [
+        one.intrinsic for sizes in (ColumnRow, DepthwiseRow, LaneTile, PairTile, Tile) for one in sizes.named_in(trace)
+    ]
 
 
 def register_all_in(trace: str) -> None:
