@@ -36,6 +36,7 @@ from tvmflow.support.errors import AgreementError, ModelFileError, TvmflowError,
 from tvmflow.support.files import save_arrays
 from tvmflow.support.json_values import to_json
 from tvmflow.support.progress import Progress
+from tvmflow.support.tvm_import import load_interface_of_tvm
 
 if TYPE_CHECKING:
     from tvmflow.ir.tvm_compat import IRModule
@@ -71,6 +72,7 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     # Before the framework is loaded. Hundreds of short runs: threads that spin between them take the processors from
     # each other on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    load_interface_of_tvm()
     fetched, out = Path(inputs), Path(outputs)
     description = read_description(fetched)
     batch, task = description.batch, description.task
