@@ -21,7 +21,7 @@ demo: setup-demo  ## install what the demo needs, run the main job on the embedd
 	$(BIN)/tvmflow run digits
 	$(BIN)/tvmflow report
 
-agents: setup  ## the wheel tvmflow-agent in dist/: agents for boards by zig, for phones by the NDK if ANDROID_NDK_HOME names one
+agents: setup  ## the wheel tvmflow-agent in dist/: agents for boards and phones, by zig
 	$(BIN)/python -m tvmflow.devices.agent_wheel dist
 
 test: style browser jdk  ## all checks, and the tests that together execute nearly all that any test does; CI runs this

@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.conftest import REPOSITORY
 
 BIONIC = REPOSITORY / "runtime" / "bionic"
+PROGRAM = BIONIC / "program.txt"
 # Jump to the address that lies OFFSET bytes into TABLE.
 _JUMPS = {
     "x86_64": "mov TABLE@GOTPCREL(%rip), %r11\n jmp *OFFSET(%r11)",
@@ -28,6 +29,7 @@ def write_shims(folder: Path, architecture: str, compiler: Sequence[str]) -> Non
     """Write the libraries. compiler: of C for that architecture and glibc."""
     for library, glibc in _GLIBC.items():
         names, table = (BIONIC / f"{library}.txt").read_text().split(), f"shim_{library}"
+        names += PROGRAM.read_text().split() if library == "libc" else []
         lines = ['.text\n.section .note.GNU-stack,"",%progbits\n.text']
         for at, name in enumerate(names):
             jump = (
@@ -40,7 +42,7 @@ def write_shims(folder: Path, architecture: str, compiler: Sequence[str]) -> Non
         quoted = ", ".join(f'"{name}"' for name in names)
         (folder / f"{library}.h").write_text(
             f'#define TABLE {table}\n#define GLIBC "{glibc}"\n#define NAMES {quoted}\n'
-            f'#define SINCE "{_SINCE[architecture]}"\n'
+            f'#define SINCE "{_SINCE[architecture]}"\n' + ("#define IS_LIBC\n" if library == "libc" else "")
         )
         (folder / f"{library}.map").write_text("LIBC { global: *; };\n")
         options = [

@@ -7,6 +7,7 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <stdatomic.h>
 
 enum { LEAF_1_ECX, LEAF_7_EBX, LEAF_7_ECX, LEAF_7_EDX, LEAF_71_EAX, WORDS };
 /* Registers that the system has to save (XCR0). */
@@ -31,12 +32,27 @@ static const struct {
     {"avx512_bf16", LEAF_71_EAX, 5, AVX512},
 };
 
-static int has(const char *name) {
-  unsigned words[WORDS] = {0}, a = 0, b = 0, c = 0, d = 0, saved = 0;
+static atomic_uint words[WORDS], saved;
+static atomic_int is_read;
+
+/* In a virtual machine each cpuid leaves it and takes tens of microseconds. Threads that read at once find the same. */
+static void read_words(void) {
+  unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) words[LEAF_71_EAX] = a;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) words[LEAF_7_EBX] = b, words[LEAF_7_ECX] = c, words[LEAF_7_EDX] = d;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+    words[LEAF_7_EBX] = b;
+    words[LEAF_7_ECX] = c;
+    words[LEAF_7_EDX] = d;
+  }
   if (__get_cpuid(1, &a, &b, &c, &d)) words[LEAF_1_ECX] = c;
-  if (words[LEAF_1_ECX] >> 27 & 1) __asm__("xgetbv" : "=a"(saved), "=d"(d) : "c"(0)); /* the system uses XSAVE */
+  a = 0;
+  if (words[LEAF_1_ECX] >> 27 & 1) __asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(0)); /* the system uses XSAVE */
+  saved = a;
+  is_read = 1;
+}
+
+static int has(const char *name) {
+  if (!is_read) read_words();
   for (size_t i = 0; i < sizeof known / sizeof *known; ++i)
     if (!strcmp(known[i].name, name)) return (words[known[i].word] >> known[i].bit & 1) && (saved & known[i].saved) == known[i].saved;
   return 1; /* a flag that this runtime does not know is not judged */

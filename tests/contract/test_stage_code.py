@@ -108,6 +108,7 @@ CODE = {
         "tvmflow/evaluation/import_model.py",
         "tvmflow/evaluation/imported_files.py",
         "tvmflow/evaluation/source_noise.py",
+        "tvmflow/evaluation/source_runs.py",
     ),
     "quantize": (
         *CHECK,

@@ -75,8 +75,9 @@ def test_a_network_runs_on_a_phone_of_arm64_through_adb(
     emulator = emulated.command("cortex-a76")
     if mtriple != TRIPLE:
         write_shims(tmp_path, "aarch64", compiler.words)
-        emulator += ["-E", f"LD_LIBRARY_PATH={tmp_path}"]
-    program = build_agent(tmp_path / "tvmflow-agent", compiler.words)
+        loader = emulated.root / "lib" / "ld-linux-aarch64.so.1"
+        emulator += ["-E", f"LD_LIBRARY_PATH={tmp_path}", str(loader)]
+    program = build_agent(tmp_path / "tvmflow-agent", linker.words)
     network = Network(CELL, (SPEC,), ("scores",), 2, LABELS)
     write_network(tmp_path / "network.so", small_scheduled("cortex-a76", mtriple), network, linker)
     write_network(tmp_path / "here.so", small_scheduled(), network, Command(("gcc",)))

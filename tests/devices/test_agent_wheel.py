@@ -17,7 +17,7 @@ from elftools.elf.elffile import ELFFile
 from tests.devices.agents import session_with
 from tvmflow.devices import programs
 from tvmflow.devices.agent.process import start_agent
-from tvmflow.devices.agent_wheel import LINUX, write_agent_wheel
+from tvmflow.devices.agent_wheel import ANDROID, LINUX, write_agent_wheel
 from tvmflow.devices.installed_agent import installed_agent
 from tvmflow.support.errors import ToolchainError
 from tvmflow.targets.resolve import host_target
@@ -76,11 +76,15 @@ def test_of_other_sources_or_altered_it_is_not_taken(installed: Path, monkeypatc
 
 
 @pytest.mark.slow
-def test_it_has_agents_for_boards_of_three_kinds(installed: Path, tmp_path: Path) -> None:
+def test_it_has_agents_for_boards_and_phones_of_three_kinds(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ANDROID_NDK_HOME", raising=False)
     with zipfile.ZipFile(write_agent_wheel(tmp_path)) as archive:
         found = {
             name.split("/")[1]: ELFFile(io.BytesIO(archive.read(name))).get_machine_arch()
             for name in archive.namelist()
             if name.endswith("/tvmflow-agent")
         }
-    assert found == dict(zip(LINUX, ("x64", "AArch64", "ARM"), strict=True))
+    kinds = ("x64", "AArch64", "ARM", "AArch64", "ARM", "x64")
+    assert found == dict(zip((*LINUX, *ANDROID), kinds, strict=True))

@@ -196,3 +196,26 @@ def test_the_agent_serves_a_board_of_32_bits(system: Armv7System, libraries: dic
         assert np.array_equal(network.run(X)[0], 2 * X) and len(network.time_runs(2)) == 2
         with pytest.raises(WrongProcessorError, match="the library is for x86-64"):
             opened(session, libraries["DOUBLES"])
+
+
+def test_the_agent_for_phones_of_32_bits_runs_their_library(
+    runners: dict[str, Path], system: Armv7System, tmp_path: Path
+) -> None:
+    """Structures of files and numbers of dlopen differ from those of 64 bits."""
+    try:
+        program = build_agent(tmp_path / "agent", backend(ANDROID).target.compiler.words)
+    except ToolchainError as error:
+        pytest.skip(str(error))
+    x = np.random.default_rng(5).random((1, 1, 1, 8, 8), dtype=np.float32)
+    module = canonicalize(ExportedModel(NETWORKS["digits_cnn"]().eval(), (TensorSpec("x", (1, 1, 8, 8)),)).to_relax())
+    path, _ = linked(tmp_path, module, ANDROID, ("scores",))
+    shims = ["-E", f"LD_LIBRARY_PATH={runners[ANDROID].parent}"]
+    loader = str(system.folder / "armel" / "lib" / "ld-linux.so.3")
+    command = [*system.command("armel", PROCESSORS[ANDROID]), *shims, loader, str(program)]
+    with start_agent(command, str(tmp_path / "store")) as agent, session_with(agent) as session:
+        facts = session.probe()
+        assert facts["machine"].startswith("arm") and facts["disk_free_bytes"] > 0
+        found = np.asarray(opened(session, path).run(x[0])[0])
+        assert session.upload(path) == session.upload(path)
+    here = expected(module, x)[0]
+    assert np.abs(found.reshape(-1) - here).max() <= BOUNDS["float32"] * here.std()

@@ -108,6 +108,9 @@ class Numbers:
     def other_roundings(self) -> Iterator[Numbers]:
         yield from ()
 
+    def prepare_conversion(self) -> None:
+        pass
+
     def to_relax(self) -> Any:
         from tvm import relax
 

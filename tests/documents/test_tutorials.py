@@ -32,7 +32,7 @@ from tvmflow.support.errors import TvmflowError
 
 TUTORIALS = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.glob("tutorials/*.md"))
 PAGES = [*(path.name for path in sorted(DOCS.glob("*.md"))), *TUTORIALS, "../README.md"]
-FOLLOWED = {f"tutorials/{name}.md" for name in ("first_model", "quantize", "tune", "app_c", "app_python")}
+FOLLOWED = {f"tutorials/{name}.md" for name in ("first_model", "quantize", "tune", "app_c", "app_python", "app_apple")}
 ELSEWHERE = {  # tutorial -> the test that does the same with a stand-in for the device or the servers
     "tutorials/app_android.md": "tests/shipping/test_aar.py",
     "tutorials/phone.md": "tests/documents/test_keras_mobilenet_android.py",
@@ -178,6 +178,23 @@ def test_a_model_is_in_an_app(root: Path, tmp_path: Path) -> None:
     with walking(WHOLE, root, wheel, own=own, page="tutorials/app_python.md") as steps:
         steps.follow()
     _use_in_python(tmp_path / "site")
+
+
+@pytest.mark.slow
+def test_a_model_is_in_a_swift_package(root: Path, tmp_path: Path) -> None:
+    own, here = own_variables(tmp_path / "home"), {"pip install 'tvmflow[arm64]'": "tvmflow keys new ~/.keys/release"}
+    with walking(WHOLE, root, here, own=own, page="tutorials/app_apple.md") as steps:
+        assert "built, not measured" in steps.follow()
+        assert "signed by" in steps.follow()
+    package = root.parent / "Camera"
+    assert (package / "Package.swift").is_file() and len(list(package.glob("*.xcframework/*/"))) == 3
+    [program] = re.findall(r"^```swift\n(import.*?)^```", (DOCS / "tutorials/app_apple.md").read_text(), re.M | re.S)
+    sources = "\n".join(path.read_text() for path in package.glob("Sources/**/*.swift"))
+    assert (
+        program.startswith("import Camera\n") and '.library(name: "Camera"' in (package / "Package.swift").read_text()
+    )
+    for name in re.findall(r"\b(Networks\.camera|Network\b|classify|rgba)", program):
+        assert re.search(rf"\b{name.split('.')[-1]}\b", sources), name
 
 
 def _build_in_c(bundle: Path, folder: Path) -> None:

@@ -19,6 +19,7 @@ from tvmflow.evaluation.conditioning import CONDITIONING_NAME
 from tvmflow.evaluation.import_check import ImportCheck
 from tvmflow.evaluation.import_model import read_model
 from tvmflow.evaluation.source_noise import measure_noise, move_by_a_rounding
+from tvmflow.evaluation.source_runs import SourceRuns, run_at_edges
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import SourceDescription, TensorSpec, one_input, run_in_batches
@@ -209,12 +210,13 @@ class _Wrong:
 def test_a_fault_at_large_magnitudes_is_noticed() -> None:
     source, inputs, expected = _sharp(0.0)
     edges = edge_inputs(Samples(inputs), [RandomInput((3, 8, 8))])
+    found = SourceRuns(expected, run_at_edges(source, edges, 1))
     check = ImportCheck(source, 1, None, BOUND)
-    check.at_edges(edges, source, expected)
+    check.at_edges(edges, source, found)
     with pytest.raises(AgreementError, match=r"edge \(large\)"):
-        check.at_edges(edges, _Wrong(source, 1.1), expected)
+        check.at_edges(edges, _Wrong(source, 1.1), found)
     with pytest.raises(AgreementError):
-        check.at_edges(edges, _Wrong(source, np.nan), expected)
+        check.at_edges(edges, _Wrong(source, np.nan), found)
 
 
 def test_edges_stay_within_the_bounds_of_an_input(tmp_path: Path) -> None:

@@ -174,3 +174,22 @@ def test_torchscript_whose_code_was_altered(tmp_path: Path, code: bytes, monkeyp
     with pytest.raises((ModelFileError, UnsupportedOperatorError), match=r"save|whole PyTorch"):
         load_source(tmp_path, _describe("torch", "model.pt"))
     assert not (tmp_path / "hacked").exists()
+
+
+@pytest.mark.parametrize("sizes", [(0,), (0, 2)])
+def test_a_script_that_rejects_integers_without_elements_is_refused(sizes: tuple[int, ...]) -> None:
+    """Ones instead of zeros are tried once: there are none for an input without elements."""
+    import torch
+
+    from tvmflow.frontends.pytorch.scripts import recorded
+
+    tried = []
+
+    def run(inputs: list[torch.Tensor], states: list[torch.Tensor]) -> torch.Tensor:
+        tried.append([x.tolist() for x in inputs])
+        raise RuntimeError("never")
+
+    example = [torch.zeros(size, dtype=torch.int64) for size in sizes]
+    with pytest.raises(ModelFileError, match="rejects inputs of zeros"):
+        recorded(None, run, example, [], "it")
+    assert ([] in tried[-1]) and len(tried) == (4 if 2 in sizes else 2)

@@ -124,3 +124,30 @@ def test_group_and_instance_norms_of_a_large_mean(groups: int | None, shape: tup
     x = np.random.default_rng(len(shape)).standard_normal(shape, dtype=np.float32) + 100
     ours, theirs, _ = _errors(_Middle(norm, channels), x)
     assert ours < 3 * theirs + 1e-6
+
+
+class _OverPadding(nn.Module):
+    """A norm of channels that fill their last block in part, which a sigmoid makes 0.5; large means."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        torch.manual_seed(channels)
+        self.first, self.last = nn.Conv2d(24, channels, 1), nn.Conv2d(channels, 5, 1)
+        self.norm = nn.LayerNorm(channels)
+        nn.init.uniform_(self.norm.weight, 0.5, 1.5)
+        nn.init.uniform_(self.norm.bias)
+
+    def forward(self, x: Any) -> Any:
+        y = torch.sigmoid(self.first(x)) + 30
+        return self.last(self.norm(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("channels", [13, 23, 40])
+def test_a_norm_of_a_part_of_a_block_stays_packed(channels: int) -> None:
+    x = np.random.default_rng(channels).standard_normal((1, 24, 6, 8), dtype=np.float32)
+    network = _OverPadding(channels)
+    exported = ExportedModel(network.eval(), (TensorSpec("x", x.shape),))
+    packed = host_backend().pack(canonicalize(exported.to_relax()), None)[0]
+    assert [str(name.name_hint) for name in packed.functions if "norm" in str(name)] == ["packed_norm"]
+    ours, theirs, _ = _errors(network, x)
+    assert ours < 3 * theirs + 1e-6

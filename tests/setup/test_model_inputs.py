@@ -15,8 +15,10 @@ from safetensors.numpy import save_file
 from flows.project_pipeline import refresh
 from tests.setup.test_new_project import cli, onnx_file
 from tvmflow.config.workspace import Workspace
+from tvmflow.setup.model_inputs import InputRequest
 from tvmflow.setup.new_project import ModelRequest, add_model, make_workspace
-from tvmflow.support.errors import ModelFileError, TvmflowError, UsageError
+from tvmflow.sources.data.datasets import load_dataset
+from tvmflow.support.errors import ModelFileError, SourceError, TvmflowError, UsageError
 
 
 @pytest.fixture
@@ -113,3 +115,63 @@ def test_weights_are_added_with_their_network(project: Workspace) -> None:
     assert done.exit_code == 0, done.output + str(done.exception)
     entry = project.params.models["w"]
     assert (entry.framework, entry.network, entry.tensors["input"].shape) == ("torch", "net.py:make", (1, 4))
+
+
+_IMAGES = np.zeros((9, 3, 8, 8), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"images": np.zeros((9, 3, 8, 9))}, r"samples of shape \(3, 8, 9\)"),
+        ({"images": np.zeros((9, 8, 8))}, r"samples of shape \(1, 8, 8\)"),
+        ({"images": np.zeros((9, 192))}, r"images \(9, 192\)"),
+        ({"images": np.full((9, 3, 8, 8), "a")}, "holds <U1"),
+        ({"images": _IMAGES, "labels": np.zeros(9)}, "labels of float64"),
+        ({"images": _IMAGES, "labels": np.zeros(8, np.int64)}, r"labels \(8,\)"),
+        ({"pictures": _IMAGES}, r"it holds \['pictures.npy'\]"),
+        (_IMAGES, "not a zip file"),
+    ],
+    ids=["size", "channels", "flat", "strings", "labels", "count", "name", "npy"],
+)
+def test_a_data_set_that_does_not_fit_is_refused_by_its_header(
+    project: Workspace, arrays: dict[str, np.ndarray] | np.ndarray, says: str
+) -> None:
+    data, model = project.root / "data.npz", onnx_file(project.root / "cats.onnx", [1, 3, 8, 8])
+    if isinstance(arrays, dict):
+        np.savez(data, **arrays)
+    else:
+        with data.open("wb") as file:
+            np.save(file, arrays)
+    before = project.params_path.read_text()
+    with pytest.raises(SourceError, match=says):
+        add_model(project, model, ModelRequest(dataset=str(data)))
+    assert project.params_path.read_text() == before
+
+
+def test_values_of_a_data_set_are_not_read(project: Workspace) -> None:
+    """A file whose values are damaged is added: only the header says whether it fits."""
+    data, model = project.root / "data.npz", onnx_file(project.root / "cats.onnx", [1, 3, 8, 8])
+    np.savez(data, images=_IMAGES + 1, labels=np.zeros(9, np.uint8))
+    content = bytearray(data.read_bytes())
+    content[content.index(np.float32(1).tobytes() * 8)] ^= 1
+    data.write_bytes(content)
+    add_model(project, model, ModelRequest(dataset=str(data)))
+    with pytest.raises(SourceError, match="CRC"):
+        load_dataset(str(data), project.root)
+
+
+def test_named_inputs_of_a_data_set_are_compared_by_their_headers(project: Workspace) -> None:
+    file, data = _encoder(project.root / "encoder.onnx", ["batch", "sequence"]), project.root / "data.npz"
+    request = ModelRequest(inputs=InputRequest(shape={"": (1, 8)}, high={"": 31}), dataset=str(data))
+    ids = np.ones((5, 8), np.int64)
+    for arrays, says in (
+        ({"input_ids": ids}, "it holds"),
+        ({"input_ids": ids, "attention_mask": ids[:4]}, "the same number of samples"),
+        ({"input_ids": ids, "attention_mask": ids[:, :7]}, r"samples of shape \(7,\)"),
+    ):
+        np.savez(data, **arrays)
+        with pytest.raises(SourceError, match=says):
+            add_model(project, file, request)
+    np.savez(data, input_ids=ids, attention_mask=ids)
+    assert add_model(project, file, request).entry["dataset"] == "data.npz"

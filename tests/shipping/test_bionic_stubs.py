@@ -1,7 +1,8 @@
-"""Test libraries linked with stubs of bionic: all that a loader reads is as from an NDK, and outputs are equal.
+"""Test what is linked with stubs of bionic: all that a loader reads is as from an NDK, and outputs are equal.
 
-The one of x86-64 runs here, on a libc.so that gives bionic's names to glibc's functions: its code, its variables of
-threads, its numbers for sysconf. What only a phone can tell, bionic's own loader and functions, is tested nowhere.
+The library and the agent of x86-64 run here, on a libc.so that gives bionic's names to glibc's functions: their code,
+variables of threads, numbers for sysconf. What only a phone can tell, bionic's own loader and functions, is tested
+nowhere.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from elftools.elf.elffile import ELFFile
 from tests.bionic_shims import BIONIC, write_shims
 from tests.bundle_parts import CELL, LABELS, SPEC, small_part, small_scheduled, written
 from tests.conftest import REPOSITORY
+from tests.devices.agents import opened, session_with
 from tests.shipping.conftest import REQUEST
 from tvmflow.codegen.network.description import Network
 from tvmflow.codegen.network.link import link_rpc, write_network
 from tvmflow.codegen.network.opened_network import OpenedNetwork
+from tvmflow.devices.agent.process import start_agent
 from tvmflow.devices.programs import build_agent
 from tvmflow.shipping.bundle.aar import write_aar
 from tvmflow.shipping.bundle.abis import ABIS
 from tvmflow.shipping.bundle.elf import check_shared_object, versions_of
 from tvmflow.shipping.bundle.signing import KeyPair, signing_key
 from tvmflow.shipping.bundle.verify import Trust, verify
-from tvmflow.support.errors import ToolchainError
+from tvmflow.support.errors import StageError, ToolchainError
 from tvmflow.toolchain.compilers import Command, compiler_for, compiler_named
 
 NETWORK = Network(CELL, (SPEC,), ("scores",), 2, LABELS)
@@ -142,9 +145,66 @@ def test_the_library_of_x86_64_computes_here(compiler: Command, tmp_path: Path) 
         assert np.array_equal(found, expected)
 
 
-def test_a_program_needs_the_ndk_and_says_so(compiler: Command, tmp_path: Path) -> None:
-    with pytest.raises(ToolchainError, match="does not compile the agent"):
-        build_agent(tmp_path / "agent", compiler.words)
+@pytest.mark.parametrize(
+    ("mtriple", "loader", "machine"),
+    [
+        ("x86_64-linux-android", "/system/bin/linker64", "x64"),
+        pytest.param("aarch64-linux-android", "/system/bin/linker64", "AArch64", marks=pytest.mark.slow),
+        pytest.param("armv7a-linux-androideabi", "/system/bin/linker", "ARM", marks=pytest.mark.slow),
+    ],
+)
+def test_what_a_loader_looks_at_of_the_agent(
+    compiler: Command, tmp_path: Path, mtriple: str, loader: str, machine: str
+) -> None:
+    path = build_agent(tmp_path / "agent", compiler_named("bionic-stubs").command(mtriple).words)
+    with path.open("rb") as file:
+        elf = ELFFile(file)
+        assert elf.get_machine_arch() == machine and elf["e_type"] == "ET_DYN" and elf["e_entry"]
+        [interpreter] = elf.iter_segments("PT_INTERP")
+        assert interpreter.get_interp_name() == loader
+        loaded = list(elf.iter_segments("PT_LOAD"))
+        assert all(one["p_align"] == 16384 and one["p_vaddr"] % 16384 == one["p_offset"] % 16384 for one in loaded)
+        assert not [one for one in loaded if one["p_flags"] & 3 == 3], "no page is writable and executable"
+        assert not list(elf.iter_segments("PT_TLS")), "Android 7 has no variables of threads"
+        tags = {tag.entry.d_tag: tag for tag in elf.get_section_by_name(".dynamic").iter_tags()}
+        needed = {tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")}
+    assert needed == {"libc.so", "libdl.so"} and not {"DT_TEXTREL", "DT_RUNPATH", "DT_RPATH"} & set(tags)
+    assert tags["DT_FLAGS_1"].entry.d_val & 0x8000000, "PIE, which Android requires"
+    assert versions_of(path) == ("LIBC",) and _level(path) == 24
+    offered = [BIONIC / f"{name}.txt" for name in ("libc", "libdl", "program", "objects")]
+    asked = _symbols(path)[0]
+    assert "__libc_init" in asked and asked <= {name for file in offered for name in file.read_text().split()}
+
+
+def test_the_agent_for_android_runs_a_library_for_android_here(compiler: Command, tmp_path: Path) -> None:
+    """Both on glibc under bionic's names: start, numbers of errors, files, processes, messages, outputs."""
+    program = build_agent(tmp_path / "agent", compiler.words)
+    write_shims(tmp_path, "x86_64", ["gcc"])
+    scheduled = small_scheduled()
+    for name, one in (("android.so", compiler), ("here.so", Command(("gcc",)))):
+        write_network(tmp_path / name, scheduled, NETWORK, one)
+    x = np.random.default_rng(0).standard_normal((1, 3, 12, 12), dtype=np.float32)
+    loader = ["/lib64/ld-linux-x86-64.so.2", "--library-path", str(tmp_path)]
+    with start_agent([*loader, str(program)], str(tmp_path / "store")) as agent, session_with(agent) as session:
+        facts = session.probe()
+        assert facts["machine"] == "x86_64" and facts["online"] == os.cpu_count()
+        assert facts["disk_free_bytes"] == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
+        network = opened(session, tmp_path / "android.so")
+        assert np.array_equal(network.run(x)[0], OpenedNetwork(tmp_path / "here.so", 2).run(x)[0])
+        assert all(seconds > 0 for seconds in network.time_runs(2))
+        (tmp_path / "none.so").write_text("no library at all")
+        with pytest.raises(StageError, match="the file is no library"):
+            opened(session, tmp_path / "none.so")
+        uploaded = session.upload(tmp_path / "android.so")
+        assert uploaded == session.upload(tmp_path / "android.so"), "it is there"
+
+
+def test_another_program_is_refused(compiler: Command, tmp_path: Path) -> None:
+    (tmp_path / "main.c").write_text("int main(void) { return 0; }")
+    done = subprocess.run(
+        [*compiler.words, str(tmp_path / "main.c"), "-o", str(tmp_path / "main")], capture_output=True, check=False
+    )
+    assert done.returncode and b"has to be linked with -pie" in done.stderr
 
 
 def test_it_is_chosen_where_there_is_no_ndk(compiler: Command, monkeypatch: pytest.MonkeyPatch) -> None:

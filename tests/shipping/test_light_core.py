@@ -6,6 +6,7 @@ without them.
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -38,14 +39,55 @@ sys.path.insert(0, {root!r})
 """
 
 
-def _light(folder: Path, *words: str, before: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command where no package of an extra can be imported."""
+# Calls each function of the API with what its parameters are named for, and tells what each raised.
+_CALL_ALL = """
+import inspect, json, os
+import tvmflow, tvmflow.api as api
+assert set(tvmflow.__all__) <= set(api.__all__)
+given = dict(cell="digits", workspace=os.getcwd(), folder="another", images=["a.png"], inputs=[], path="x", texts=["a"],
+    app="app", to="out", model="digits_torch", target="local-cpu", key="k.pub", keys=["k.pub"], root="k", reason="r",
+    issue="1", until="2030-01-01", why="w", before="0.26", after="0.27", model_file="m.onnx", results={"a": 1},
+    serial="A", secret_file="s", host="127.0.0.1", port=1, result=None)
+os.environ["PATH"] = ""  # nothing is compiled meanwhile
+told = {}
+for name in api.__all__:
+    function = getattr(api, name)
+    if not inspect.isfunction(function):
+        continue
+    asked = inspect.signature(function).parameters.values()
+    named = {one.name: given[one.name] for one in asked
+             if one.kind is not one.VAR_POSITIONAL and (one.default is one.empty or one.name == "workspace")}
+    try:
+        found = function(**named)
+        if hasattr(found, "__enter__"):
+            found.__enter__()
+        told[name] = [False, ""]
+    except Exception as error:
+        told[name] = [isinstance(error, ImportError), getattr(error, "hint", "")]
+print(json.dumps(told))
+"""
+
+
+def _run_light(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run Python where no package of an extra can be imported."""
     hidden = sorted({name for names in EXTRAS.values() for name in names})
-    code = _HIDE.format(hidden=hidden, root=str(REPOSITORY)) + textwrap.dedent(before)
-    code += f"\nfrom tvmflow.cli import main\nsys.argv = ['tvmflow', *{list(words)!r}]\nmain()\n"
+    code = _HIDE.format(hidden=hidden, root=str(REPOSITORY)) + code
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done
+
+
+def _light(folder: Path, *words: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command where no package of an extra can be imported."""
+    code = f"\nfrom tvmflow.cli import main\nsys.argv = ['tvmflow', *{list(words)!r}]\nmain()\n"
+    return _run_light(folder, textwrap.dedent(before) + code)
+
+
+@pytest.fixture(scope="module")
+def light_workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("light")
+    assert _light(folder, "new", "mine").returncode == 0
+    return folder / "mine"
 
 
 def test_help_and_targets_need_no_extra(tmp_path: Path) -> None:
@@ -78,12 +120,20 @@ def test_a_bundle_is_verified_without_extras(bundle: Path, keys: KeyPair, tmp_pa
     assert "files unaltered, signed by" in done.stdout and done.stdout.count("equal bit for bit") == 2
 
 
-def test_what_needs_an_extra_names_it_in_one_error(tmp_path: Path) -> None:
-    assert _light(tmp_path, "new", "mine").returncode == 0
-    for words in (("-C", "mine", "run", "digits"), ("-C", "mine", "status")):
-        done = _light(tmp_path, *words)
+def test_what_needs_an_extra_names_it_in_one_error(light_workspace: Path) -> None:
+    for words in (("run", "digits"), ("status",)):
+        done = _light(light_workspace, *words)
         assert done.returncode == 2 and done.stderr.startswith("error: the package ")
         assert "pip install 'tvmflow[compile]'" in done.stderr and len(done.stderr.splitlines()) == 3
+
+
+def test_each_function_of_the_api_works_or_names_the_extra(light_workspace: Path) -> None:
+    done = _run_light(light_workspace, _CALL_ALL)
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert [name for name, (is_raw, _) in told.items() if is_raw] == []
+    lacking = {name for name, (_, hint) in told.items() if hint.startswith("pip install 'tvmflow[")}
+    assert {"run", "plan", "load", "predict", "history", "promote", "search", "to_frame", "prepared_phone"} <= lacking
+    assert told["targets"] == told["find_workspace"] == told["params_schema"] == [False, ""]
 
 
 def test_a_missing_package_of_no_extra_is_not_explained() -> None:

@@ -1,5 +1,7 @@
 """The Python API for notebooks, services and the command line. Heavy modules are imported on use."""
 
+from types import FunctionType
+
 from tvmflow.api.agreement import device_agreement
 from tvmflow.api.apps import app_releases, publish_app, release_app
 from tvmflow.api.bundles import allow_keys, bundle, new_keys, verify_bundle
@@ -50,6 +52,7 @@ from tvmflow.evaluation.latency_ratio import Comparison
 from tvmflow.evaluation.latency_summary import Latency
 from tvmflow.pipeline.results import RetunePlan, RetuneResult, ToolchainComparison, Verdict
 from tvmflow.shipping.search.goals import Goals
+from tvmflow.support.extras import missing_extras_named
 from tvmflow.support.own_packages import check_own_packages
 from tvmflow.tracking.regressions import Regressions
 
@@ -157,3 +160,7 @@ __all__ = [
 ]
 
 check_own_packages()  # the functions import both by name when they are called
+
+for _name in __all__:
+    if isinstance(_function := globals()[_name], FunctionType):
+        globals()[_name] = missing_extras_named()(_function)

@@ -12,6 +12,7 @@ from tvmflow.api.results import DeviceCheck, PhoneState, ProcessorState, ReadyPh
 from tvmflow.api.workspace import Where, open_workspace
 from tvmflow.config.params import DeviceEntry, TargetEntry
 from tvmflow.support.errors import DeviceError, TvmflowError, UnknownNameError, UsageError
+from tvmflow.support.extras import missing_extras_named
 
 if TYPE_CHECKING:
     from tvmflow.config.workspace import Workspace
@@ -61,21 +62,22 @@ def prepared_phone(serial: str, target: str, secret_file: Path, workspace: Where
     target: its compiler builds the agent. secret_file: exists during the context, unless the target's device is
     reached through a tracker: then its secret_file is shared by all phones of its key. Raises DeviceError, UsageError.
     """
-    from tvmflow.backends.registry import resolve
-    from tvmflow.devices.android.adb import Phone
-    from tvmflow.devices.android.phones import check_architecture, keep_awake, prepare_phone, remove
-    from tvmflow.devices.programs import agent_for
-    from tvmflow.targets.device_processor import processor_from
-    from tvmflow.targets.probed_processors import DEVICE, record
+    with missing_extras_named():  # not around `yield`: what the caller lacks is no extra of ours
+        from tvmflow.backends.registry import resolve
+        from tvmflow.devices.android.adb import Phone
+        from tvmflow.devices.android.phones import check_architecture, keep_awake, prepare_phone, remove
+        from tvmflow.devices.programs import agent_for
+        from tvmflow.targets.device_processor import processor_from
+        from tvmflow.targets.probed_processors import DEVICE, record
 
-    entry = _target(workspace, target)
-    phone = Phone(serial)
-    facts = phone.facts()
-    if entry.mcpu == DEVICE:
-        record(entry, *processor_from(facts.processor, entry.mtriple or ""))
-    resolved, registry = resolve(entry), _registry(entry.device)
-    check_architecture(phone, facts, resolved)
-    secret = registry.secret if registry is not None else None
+        entry = _target(workspace, target)
+        phone = Phone(serial)
+        facts = phone.facts()
+        if entry.mcpu == DEVICE:
+            record(entry, *processor_from(facts.processor, entry.mtriple or ""))
+        resolved, registry = resolve(entry), _registry(entry.device)
+        check_architecture(phone, facts, resolved)
+        secret = registry.secret if registry is not None else None
     with (
         keep_awake(phone),
         remove(phone),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvmflow.api.workspace import Where, open_workspace
+from tvmflow.api.workspace import Where, located, open_workspace
 from tvmflow.support.errors import UsageError
 from tvmflow.support.files import write_atomic
 
@@ -49,11 +49,10 @@ def targets(workspace: Where = None) -> tuple[TargetState, ...]:
     """
     from tvmflow.api.results import TargetState
     from tvmflow.config.params import TargetEntry
-    from tvmflow.config.workspace import find_workspace
     from tvmflow.setup.target_presets import needs_of, presets
 
     try:
-        own = find_workspace(None if workspace is None else open_workspace(workspace).root).params.targets
+        own = located(workspace).params.targets
     except UsageError:
         if workspace is not None:
             raise

@@ -16,11 +16,16 @@ CellName = Cell | str
 __all__ = ["CellName", "Where", "cell_of", "cells_of", "find_workspace", "names", "open_workspace"]
 
 
+def located(workspace: Where = None) -> Workspace:
+    """Return the workspace without that validation, which needs TVM. Raises UsageError."""
+    return workspace if isinstance(workspace, Workspace) else find_workspace(Path(workspace) if workspace else None)
+
+
 def open_workspace(workspace: Where = None) -> Workspace:
     """Return the workspace after validating its params.yaml against the registries. Raises UsageError."""
     from tvmflow.pipeline.check_params import check_rows
 
-    where = workspace if isinstance(workspace, Workspace) else find_workspace(Path(workspace) if workspace else None)
+    where = located(workspace)
     check_rows(where.params)
     where.digests.keep_in(where.common / ".digests.json")
     return where
@@ -42,8 +47,7 @@ def names(workspace: Where = None) -> dict[str, list[str]]:
     """
     from tvmflow.config.params import PRECISIONS
 
-    where = workspace if isinstance(workspace, Workspace) else find_workspace(Path(workspace) if workspace else None)
-    params = where.params
+    params = located(workspace).params
     every = [
         f"{model}@{target}:{precision}"
         for model in params.models

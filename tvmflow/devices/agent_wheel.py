@@ -3,7 +3,8 @@
     python -m tvmflow.devices.agent_wheel FOLDER
 
 Agents open libraries with dlopen, so they are linked with the system's C library: for Linux by zig with glibc 2.28, for
-Android by the NDK where ANDROID_NDK_HOME names one. An installed agent counts only if it was made of these sources.
+Android by zig with stubs of bionic, or by the NDK where ANDROID_NDK_HOME names one. An installed agent counts only if
+it was made of these sources.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import argparse
 import base64
 import hashlib
 import json
-import os
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -22,20 +22,20 @@ from tvmflow.devices.installed_agent import FACTS, MODULE, PACKAGE
 from tvmflow.devices.programs import build_agent, digest_of_agent
 from tvmflow.support.temporary import temporary_folder
 from tvmflow.support.version import __version__
-from tvmflow.toolchain.compilers import compiler_named
+from tvmflow.toolchain.compilers import compiler_for, compiler_named
 from tvmflow.toolchain.triples import triple_of
 
 LINUX = ("x86_64-linux-gnu", "aarch64-linux-gnu", "armv7a-linux-gnueabihf")
 ANDROID = ("aarch64-linux-android", "armv7a-linux-androideabi", "x86_64-linux-android")
 
 
-def write_agent_wheel(folder: Path, triples: Sequence[str] = LINUX) -> Path:
+def write_agent_wheel(folder: Path, triples: Sequence[str] = (*LINUX, *ANDROID)) -> Path:
     """Compile the agent for these triples and write the wheel. Raises ToolchainError."""
     files: dict[str, bytes] = {}
     with temporary_folder("agents") as name:
         for triple in triples:
-            row = compiler_named("ndk" if triple_of(triple).system == "android" else "zig")
-            program = build_agent(Path(name) / triple, row.command(triple).words)
+            named = compiler_for(triple) if triple_of(triple).system == "android" else "zig"
+            program = build_agent(Path(name) / triple, compiler_named(named).command(triple).words)
             files[f"{MODULE}/{triple}/tvmflow-agent"] = program.read_bytes()
     digests = {path.split("/")[1]: hashlib.sha256(data).hexdigest() for path, data in files.items()}
     facts = {"sources": digest_of_agent(), "agents": digests}
@@ -67,10 +67,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder: Path = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
-    has_ndk = bool(os.environ.get("ANDROID_NDK_HOME"))
-    path = write_agent_wheel(folder, (*LINUX, *(ANDROID if has_ndk else ())))
-    without = "" if has_ndk else ", without agents for Android: ANDROID_NDK_HOME names no NDK"
-    sys.stdout.write(f"{path}{without}\n")
+    sys.stdout.write(f"{write_agent_wheel(folder)}\n")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tvmflow.backends.cpu import host_backend
 from tvmflow.config.buckets import Axis, Numbers, axes_of
 from tvmflow.evaluation.agreement import Agreement, Noise, check_outputs
 from tvmflow.evaluation.buckets import Padded, check_between_buckets, group_of, run_at, run_between_buckets, runners_of
@@ -43,6 +42,7 @@ def import_buckets(
     largest: the imported network of the largest bucket. noise: of the source's outputs there. Raises ModelFileError if
     padding changes the outputs of the source itself.
     """
+    from tvmflow.backends.cpu import host_backend
     from tvmflow.codegen.compile import LocalRunner
     from tvmflow.passes.pipeline import canonicalize
 

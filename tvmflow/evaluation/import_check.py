@@ -21,8 +21,9 @@ from tvmflow.evaluation.agreement import (
 )
 from tvmflow.evaluation.quality_warnings import QualityWarning
 from tvmflow.evaluation.source_noise import measure_noise
+from tvmflow.evaluation.source_runs import SourceRuns, samples_of
 from tvmflow.frontends.source_model import Array, Arrays, Runner, SourceModel, run_in_batches
-from tvmflow.support.errors import AgreementError, ModelFileError
+from tvmflow.support.errors import AgreementError
 
 LEAST_INPUTS = 8
 _NEAR = 4  # noise is measured from this part of the bound on: later stages round differently again, and need it
@@ -49,24 +50,17 @@ class ImportCheck:
         self.warnings += _warnings(self.source.output_names(), reference, self.noise)
         return agreement
 
-    def at_edges(self, edges: Mapping[str, Arrays], imported: Runner, reference: Arrays) -> None:
-        """Compare the import with the source on inputs at the edges, name -> (N, ...). reference: the source's outputs
-        for usual inputs, whose spread is the least scale of an error. Raises AgreementError.
-
-        The source may reject such inputs or give values that are not finite: both are right.
+    def at_edges(self, edges: Mapping[str, Arrays], imported: Runner, found: SourceRuns) -> None:
+        """Compare the import with the source on inputs at the edges, name -> (N, ...), for which the source has
+        outputs. The spread of its usual outputs is the least scale of an error. Raises AgreementError.
         """
-        least = [scale_of(output) for output in reference]
+        least = [scale_of(output) for output in found.expected]
         for name, inputs in edges.items():
-            for sample in _samples(inputs):
-                self._at_edge(name, sample, imported, least)
+            for at, sample in enumerate(samples_of(inputs)):
+                if (expected := found.edges.get((name, at))) is not None:
+                    self._at_edge(name, sample, imported, expected, least)
 
-    def _at_edge(self, name: str, inputs: Arrays, imported: Runner, least: list[float]) -> None:
-        try:
-            expected = run_in_batches(self.source, inputs, self.batch)
-        except ModelFileError:
-            return
-        if not all(np.isfinite(output).all() for output in expected):
-            return
+    def _at_edge(self, name: str, inputs: Arrays, imported: Runner, expected: Arrays, least: list[float]) -> None:
         computed = run_in_batches(imported, inputs, self.batch)
         scales = [max(_largest(output), scale) for output, scale in zip(expected, least, strict=True)]
         what = f"edge ({name})"
@@ -86,11 +80,6 @@ def check_dtypes(names: tuple[str, ...], computed: Arrays, reference: Arrays) ->
                 f"{b.dtype}, as the source framework gives",
                 "this is a bug in tvmflow's importer: report it with the model",
             )
-
-
-def _samples(inputs: Arrays) -> Iterator[Arrays]:
-    for at in range(len(inputs[0])):
-        yield tuple(x[at : at + 1] for x in inputs)
 
 
 def _largest(output: Array) -> float:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmflow.backends.cpu import host_backend
-from tvmflow.evaluation.agreement import classes_of
+from tvmflow.evaluation.agreement import Agreement, classes_of
 from tvmflow.evaluation.conditioning import write_conditioning
 from tvmflow.evaluation.import_buckets import BucketedImport, import_buckets
 from tvmflow.evaluation.import_check import LEAST_INPUTS, ImportCheck
 from tvmflow.evaluation.imported_files import FACTS_NAME, PEER_NAME
 from tvmflow.evaluation.onnx_export import exporting_onnx
 from tvmflow.evaluation.source_layers import locate_layers, write_layers
+from tvmflow.evaluation.source_runs import SourceRuns, run_at_edges, running_source
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import (
     Array,
     Arrays,
     OutputSpec,
+    Runner,
     SourceModel,
     WeightedLayer,
     batch_at,
@@ -42,13 +43,31 @@ if TYPE_CHECKING:
 _MOST_TEXT = 200  # of a name
 
 
+@dataclass(frozen=True)
+class _Given:
+    """What fetch brought beside the model; edges: name -> inputs."""
+
+    evaluation: Samples
+    golden: Arrays
+    edges: dict[str, Arrays]
+    labels: list[str] | None
+
+    @classmethod
+    def read(cls, fetched: Path) -> _Given:
+        return cls(
+            Samples.load(fetched / "evaluation.npz"),
+            Samples.load(fetched / "golden.npz").inputs,
+            load_edges(fetched / "edges.npz"),
+            json.loads((fetched / "labels.json").read_text()),
+        )
+
+    @property
+    def runs(self) -> int:
+        return len(self.evaluation) + sum(len(inputs[0]) for inputs in self.edges.values())
+
+
 def read_model(inputs: str, outputs: str, max_relative_error: float, progress: Progress) -> dict[str, Any]:
     """Import, simplify, and check against the source; return the facts of import.json."""
-    from tvmflow.codegen.compile import LocalRunner
-    from tvmflow.ir.relax.graph import read_graph
-    from tvmflow.ir.relax.serialization import save_module
-    from tvmflow.passes.pipeline import canonicalize
-
     # Before the framework is loaded. Hundreds of short runs: threads that spin between them take the processors from
     # each other on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -56,46 +75,82 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     description = read_description(fetched)
     batch, task = description.batch, description.task
     progress("loading the source model", 0, 4)
-    source = load_source(fetched, description)
-    evaluation = Samples.load(fetched / "evaluation.npz")
-    golden, edges = Samples.load(fetched / "golden.npz").inputs, load_edges(fetched / "edges.npz")
-    expected = run_in_batches(source, evaluation.inputs, batch)
-    reference = {"golden": _first(expected, len(golden[0])), "evaluation": expected}
-    _check_outputs(expected, json.loads((fetched / "labels.json").read_text()), evaluation.y, task)
-    progress("importing", 1, 4)
-    relax = source.to_relax()
-    with exporting_onnx(source, out / PEER_NAME) as finish_export:
-        module = canonicalize(relax)
-        progress("checking against the source", 2, 4)
-        runs = len(evaluation) + sum(len(inputs[0]) for inputs in edges.values())
-        runner = LocalRunner.of_plain(module, host_backend(), runs)
-        imported = run_in_batches(runner, evaluation.inputs, batch)
-        check, count = ImportCheck(source, batch, task, max_relative_error), max(LEAST_INPUTS, len(golden[0]))
-        try:
-            agreement = check.on_samples(*(_first(values, count) for values in (evaluation.inputs, imported, expected)))
-            check.at_edges(edges, runner, expected)
-        except AgreementError as error:
-            raise _with_layer(error, source, batch_at(golden, 0, batch), max_relative_error) from error
-        sized = None
-        if description.sizes:
-            progress("importing the smaller sizes", 2, 4)
-            sized = import_buckets(fetched, description, source, runner, golden, max_relative_error, check.noise)
-            reference |= sized.reference
-        save_module(module, out, sized.modules if sized else None)
-        write_conditioning(out, check.noise, check.warnings)
-        write_layers(out, locate_layers(read_graph(module), _shown_layers(source)))
-        reference |= {"imported": imported, "imported_golden": _first(imported, len(golden[0]))}
-        save_arrays(out / "reference.npz", **reference)
-        progress("exporting for baselines", 3, 4)
-        described = _describe_outputs(source, module, sized)
-        write_outputs(out, described)
-        facts: dict[str, Any] = {"golden": agreement.to_json(), "outputs": to_json(described)}
-        facts |= {"noise": to_json(check.noise), "warnings": to_json(check.warnings)}
-        if sized:
-            facts["sizes"] = {label: agreement.to_json() for label, agreement in sized.agreement.items()}
-        if failure := finish_export():
-            facts["no_onnx"] = failure
+    source, given = load_source(fetched, description), _Given.read(fetched)
+    with running_source(source, lambda: _run_source(source, given, batch, task)) as finish_runs:
+        progress("importing", 1, 4)
+        source.prepare_conversion()
+        # TVM is imported while the source runs.
+        from tvmflow.backends.cpu import host_backend
+        from tvmflow.codegen.compile import LocalRunner
+        from tvmflow.passes.pipeline import canonicalize
+
+        with exporting_onnx(source, out / PEER_NAME) as finish_export:
+            module = canonicalize(source.to_relax())
+            progress("checking against the source", 2, 4)
+            runner = LocalRunner.of_plain(module, host_backend(), given.runs)
+            found = finish_runs()
+            imported = run_in_batches(runner, given.evaluation.inputs, batch)
+            check = ImportCheck(source, batch, task, max_relative_error)
+            agreement = _check(check, given, found, imported, runner)
+            sized = None
+            if description.sizes:
+                progress("importing the smaller sizes", 2, 4)
+                bound = max_relative_error
+                sized = import_buckets(fetched, description, source, runner, given.golden, bound, check.noise)
+            _write_reference(out, len(given.golden[0]), found.expected, imported, sized)
+            facts = _write_module(out, source, module, sized, check)
+            progress("exporting for baselines", 3, 4)
+            if failure := finish_export():
+                facts["no_onnx"] = failure
+    facts["golden"] = agreement.to_json()
     (out / FACTS_NAME).write_text(json.dumps(facts, sort_keys=True), encoding="utf-8")
+    return facts
+
+
+def _run_source(source: SourceModel, given: _Given, batch: int, task: str | None) -> SourceRuns:
+    """Run the source on the inputs of its check. Raises ModelFileError for outputs that nothing can be compared with,
+    and TvmflowError for labels that do not fit them.
+    """
+    expected = run_in_batches(source, given.evaluation.inputs, batch)
+    _check_outputs(expected, given.labels, given.evaluation.y, task)
+    return SourceRuns(expected, run_at_edges(source, given.edges, batch))
+
+
+def _check(check: ImportCheck, given: _Given, found: SourceRuns, imported: Arrays, runner: Runner) -> Agreement:
+    """Compare the import with the source's runs. Raises AgreementError."""
+    count = max(LEAST_INPUTS, len(given.golden[0]))
+    samples = (_first(values, count) for values in (given.evaluation.inputs, imported, found.expected))
+    try:
+        agreement = check.on_samples(*samples)
+        check.at_edges(given.edges, runner, found)
+    except AgreementError as error:
+        raise _with_layer(error, check.source, batch_at(given.golden, 0, check.batch), check.bound) from error
+    return agreement
+
+
+def _write_reference(out: Path, golden: int, expected: Arrays, imported: Arrays, sized: BucketedImport | None) -> None:
+    """Write the source's and the import's outputs. golden: how many of the first inputs are the golden ones."""
+    reference = {"golden": _first(expected, golden), "evaluation": expected, **(sized.reference if sized else {})}
+    reference |= {"imported": imported, "imported_golden": _first(imported, golden)}
+    save_arrays(out / "reference.npz", **reference)
+
+
+def _write_module(
+    out: Path, source: SourceModel, module: IRModule, sized: BucketedImport | None, check: ImportCheck
+) -> dict[str, Any]:
+    """Write the imported network and what is known of it; return facts of import.json."""
+    from tvmflow.ir.relax.graph import read_graph
+    from tvmflow.ir.relax.serialization import save_module
+
+    save_module(module, out, sized.modules if sized else None)
+    write_conditioning(out, check.noise, check.warnings)
+    write_layers(out, locate_layers(read_graph(module), _shown_layers(source)))
+    described = _describe_outputs(source, module, sized)
+    write_outputs(out, described)
+    facts: dict[str, Any] = {"outputs": to_json(described)}
+    facts |= {"noise": to_json(check.noise), "warnings": to_json(check.warnings)}
+    if sized:
+        facts["sizes"] = {label: agreement.to_json() for label, agreement in sized.agreement.items()}
     return facts
 
 

@@ -207,7 +207,11 @@ class WeightedLayer:
 
 
 class SourceModel(Runner, Protocol):
-    """A model in its own framework."""
+    """A model in its own framework. runs_in_forks: also in a fork of the process that loaded it, of which it has no
+    threads, processes or files.
+    """
+
+    runs_in_forks: bool
 
     def use_threads(self, threads: int) -> None:
         """Set the number of threads of `run` and of variants prepared later."""
@@ -226,6 +230,9 @@ class SourceModel(Runner, Protocol):
 
     def other_roundings(self) -> Iterator[Runner]:
         """Yield the same model with other kernels or in float64, to see how much its own rounding matters."""
+
+    def prepare_conversion(self) -> None:
+        """Do what `to_relax` and `to_onnx` have in common, so that it is done once."""
 
     def to_relax(self) -> Any:
         """Return an IRModule with `main(inputs) -> output`, or a tuple of outputs. Raises UnsupportedOperatorError."""

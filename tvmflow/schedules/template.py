@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
+from tvmflow.ir.tir.blocks import Kernel, block_ref, buffer_bytes, extents, region_buffer
 from tvmflow.ir.tvm_compat import added_constant, linear_factors
 from tvmflow.targets.cpu_features import CpuFeatures
 
@@ -22,6 +22,7 @@ PREFETCHED = "tvmflow_prefetched"
 FILLED = "tvmflow_filled"
 # annotation of a loop over the columns of a padding: first column and columns of the interior
 INTERIOR = "tvmflow_interior"
+_NEAR_WEIGHTS = 32 << 10  # bytes of weights that stay in the L1 cache while a tile after the other reads them
 _MOST_IDLE = 0.3  # idle share of the threads' time above which schedules are tried last
 
 
@@ -182,19 +183,20 @@ def tile_image(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any, Any, An
 
 
 def rank_register_tiles(
-    points: list[tuple[int, int, int]], cpu: CpuFeatures, lanes: int, by_channel: bool = False
+    points: list[tuple[int, int, int]], cpu: CpuFeatures, lanes: int, block_bytes: int | None
 ) -> list[tuple[int, int, int]]:
     """Return the register tiles (blocks of `lanes` channels, rows, columns) that fit, those with the fewest loads
     first.
 
-    by_channel: depthwise, each value is multiplied for one block of channels only.
+    block_bytes: of the weights of a block of channels; None: depthwise, each value is multiplied for one block of
+    channels only.
     """
-    if cpu.broadcasts_in_registers and not by_channel:
+    if cpu.broadcasts_in_registers and block_bytes is not None:
         found = [tile for tile in points if _registers(tile, -(-lanes // cpu.lanes)) <= cpu.registers]
-        return sorted(found, key=lambda tile: (_loads_in_registers(tile), tile[1], -tile[2]))
+        return sorted(found, key=lambda tile: (_loads_in_registers(tile, cpu, block_bytes), tile[1], -tile[2]))
     most = cpu.accumulators(lanes)
     found = [tile for tile in points if math.prod(tile) <= most]
-    return sorted(found, key=lambda tile: (_loads_for_sums(tile, most, by_channel), tile[1], -tile[2]))
+    return sorted(found, key=lambda tile: (_loads_for_sums(tile, most, block_bytes is None), tile[1], -tile[2]))
 
 
 def pixels_first_knob(tile: tuple[int, int, int], cpu: CpuFeatures) -> Knobs:
@@ -220,14 +222,17 @@ def _registers(tile: tuple[int, int, int], vectors: int) -> int:
     return c * pixels * vectors + min(c * vectors, pixels) + 1
 
 
-def _loads_in_registers(tile: tuple[int, int, int]) -> float:
+def _loads_in_registers(tile: tuple[int, int, int], cpu: CpuFeatures, block_bytes: int) -> float:
     """Return the loads of a tile per multiplication, where each image value is broadcast to a register.
 
-    A core loads as often as it multiplies, at most. Weights come from the L2 cache. Too few sums do not hide the
-    latency of a multiplication; with more than eight of one block of channels LLVM spills some.
+    A core loads as often as it multiplies, at most, and shares its loads with another thread of the same core. Weights
+    that do not fit the L1 cache come from L2. Too few sums do not hide the latency of a multiplication; with many of
+    one block of channels LLVM spills some, or reads each image value from memory twice.
     """
     c, pixels = tile[0], tile[1] * tile[2]
-    return (1.5 / pixels + 1 / c) * (2.0 if c == 1 and pixels > 8 else 1.0) / (min(c * pixels, 12) / 12)
+    weight = 1.5 if cpu.registers < 32 else 1.0 if c * block_bytes <= _NEAR_WEIGHTS else 1.75
+    crowded = c == 1 and pixels > cpu.registers // 2
+    return (weight / pixels + 1 / c) * (2.0 if crowded else 1.0) / (min(c * pixels, 12) / 12)
 
 
 def _loads_for_sums(tile: tuple[int, int, int], most: int, by_channel: bool) -> float:
@@ -245,6 +250,11 @@ def _loads_for_sums(tile: tuple[int, int, int], most: int, by_channel: bool) -> 
 def weight_bytes(schedule: Any, kernel: Kernel) -> int:
     """Return the size of a convolution's weights as float32."""
     return _bytes_of(_regions(schedule, kernel)[-1])
+
+
+def stored_weight_bytes(schedule: Any, kernel: Kernel) -> int:
+    """Return the size of a convolution's weights in their dtype."""
+    return buffer_bytes(region_buffer(_regions(schedule, kernel)[-1]))
 
 
 def image_bytes(schedule: Any, kernel: Kernel) -> int:

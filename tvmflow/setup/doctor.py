@@ -151,8 +151,7 @@ def _compiler(name: str, target: TargetEntry) -> Iterator[Finding]:
         if resolved.cc != "g++":
             resolved.compiler  # noqa: B018  (raises where something lacks)
             compiler = compiler_named(resolved.cc)
-            found = f"{compiler.version()}; {compiler.lacks}" if compiler.lacks else compiler.version()
-            yield Finding("ok", f"compiler of {name}", found)
+            yield Finding("ok", f"compiler of {name}", compiler.version())
     except TvmflowError as error:
         yield Finding("warning", f"compiler of {name}", error.found, error.hint)
 

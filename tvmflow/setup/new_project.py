@@ -28,6 +28,7 @@ from tvmflow.setup.target_presets import add_target, presets
 from tvmflow.setup.yaml_editor import add_entry
 from tvmflow.sources.data.datasets import BUILT_IN_DATASETS
 from tvmflow.sources.data.labels import BUILT_IN
+from tvmflow.sources.model_files import check_dataset
 from tvmflow.support.errors import ModelFileError, ParamsError, SourceError, UnknownNameError, UsageError
 from tvmflow.support.files import write_atomic
 
@@ -165,6 +166,7 @@ def add_model(workspace: Workspace, path: Path, request: ModelRequest) -> Added:
     try:
         check_labels(workspace, name, workspace.params.models[name])
         check_model(workspace, name)
+        check_dataset(workspace.params.models[name], workspace.root)
     except BaseException:
         write_atomic(workspace.params_path, before)
         raise

@@ -25,7 +25,7 @@ from tvmflow.pipeline.recipe_key import code_of
 from tvmflow.pipeline.stage import AnyStage
 from tvmflow.sandbox.process import Policy, memory_for, reading_s, run_in_sandbox
 from tvmflow.sources.data.labels import BUILT_IN
-from tvmflow.sources.model_files import labels_of
+from tvmflow.sources.model_files import check_dataset, labels_of
 from tvmflow.sources.weights import local_file
 from tvmflow.support.errors import (
     DeviceError,
@@ -82,6 +82,7 @@ def check_cell(workspace: Workspace, cell: Cell, todo: Collection[AnyStage], fou
         _check_packages(cell.model, model)
         check_labels(workspace, cell.model, model)
         check_model(workspace, cell.model)
+        check_dataset(model, workspace.root)
         found.add(f"model {cell.model}")
     _check_compiler(workspace, cell, todo)
     if "room" not in found:
@@ -111,6 +112,7 @@ def missing_for(workspace: Workspace, cell: Cell, todo: Collection[AnyStage]) ->
         lambda: _check_packages(cell.model, model),
         lambda: check_labels(workspace, cell.model, model),
         lambda: check_model(workspace, cell.model),
+        lambda: check_dataset(model, workspace.root),
         lambda: _check_compiler(workspace, cell, todo),
         lambda: _check_device(cell.target, target.device),
     )

@@ -112,16 +112,32 @@ def samples_of(
         ready = _convert_samples(datasets.load_named(root / model.dataset, list(tensors)), model)
     else:
         ready = _prepared(datasets.load_dataset(model.dataset, root), model)
-    if model.metric is not None and ready.y is None:
+    _check_labeled(model, ready.y is not None)
+    datasets.check_fits([x.shape for x in ready.inputs], _shapes(model), f"data set {model.dataset}")
+    split = datasets.split(ready, sizes)
+    return {"train": split.train, "calibration": split.calibration, "evaluation": split.evaluation}
+
+
+def _shapes(model: ModelEntry) -> list[tuple[int, ...]]:
+    return [sample_shape(tensor.shape, model.batch) for tensor in model.tensors.values()]
+
+
+def _check_labeled(model: ModelEntry, has_labels: bool) -> None:
+    if model.metric is not None and not has_labels:
         raise SourceError(
             f"data set {model.dataset} has no labels",
             f"labels, for metric: {model.metric}",
             "add them, or remove metric:",
         )
-    shapes = [sample_shape(t.shape, model.batch) for t in tensors.values()]
-    datasets.check_fits(ready, shapes, f"data set {model.dataset}")
-    split = datasets.split(ready, sizes)
-    return {"train": split.train, "calibration": split.calibration, "evaluation": split.evaluation}
+
+
+def check_dataset(model: ModelEntry, root: Path) -> None:
+    """Raise SourceError for what `samples_of` would find wrong by the headers of an .npz data set alone."""
+    if model.dataset is None or isinstance(model.dataset, ImageFolder) or model.dataset in datasets.BUILT_IN_DATASETS:
+        return
+    path = _existing("dataset file", model.dataset, root, "a file, or digits", "dataset")
+    names = list(model.tensors) if model.inputs else None
+    _check_labeled(model, datasets.check_headers(path, names, _shapes(model), f"data set {model.dataset}"))
 
 
 def _prepared(raw: Samples, model: ModelEntry) -> Samples:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from tvmflow.support.errors import UsageError
 
@@ -32,7 +33,18 @@ def missing_extra(error: ModuleNotFoundError) -> UsageError | None:
     if extra is None:
         return None
     return UsageError(
-        f"the package {error.name} is not installed, which this command needs",
+        f"the package {error.name} is not installed, which is needed here",
         f"the extra {extra} of tvmflow",
-        f"pip install 'tvmflow[{extra}]'; 'tvmflow[all]' has what all commands need",
+        f"pip install 'tvmflow[{extra}]'; 'tvmflow[all]' has all that tvmflow needs",
     )
+
+
+@contextmanager
+def missing_extras_named() -> Iterator[None]:
+    """Raise UsageError, which names the extra, for an import in this block that lacks its package. Also a decorator."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if missing := missing_extra(error):
+            raise missing from error
+        raise

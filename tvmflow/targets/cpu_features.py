@@ -87,10 +87,11 @@ class CpuFeatures:
 
     @property
     def broadcasts_in_registers(self) -> bool:
-        """Whether broadcast operands occupy a register: in WebAssembly, and on x86 without AVX-512, whose
-        multiplications read them from memory.
+        """Whether a value that several blocks of channels multiply is broadcast to a register: in WebAssembly, and on
+        x86, where AVX-512 could read it from memory in each multiplication: a core loads no more often than it
+        multiplies.
         """
-        return bool({"madd128", "wasm_dot"} & set(self.dots)) and self.registers < 32
+        return bool({"madd128", "wasm_dot"} & set(self.dots))
 
     @property
     def channel_block(self) -> int:

@@ -57,11 +57,8 @@ class Command:
 
 
 class Compiler(ABC):
-    """A C11 compiler that links shared objects. lacks: what it cannot build, "" for nothing; has_jni: it includes
-    jni.h.
-    """
+    """A C11 compiler that links shared objects. has_jni: it includes jni.h."""
 
-    lacks: ClassVar[str] = ""
     has_jni: ClassVar[bool] = False
 
     @abstractmethod
@@ -184,9 +181,7 @@ class Ndk(Compiler):
 
 
 class BionicStubs(Compiler):
-    """zig's clang and lld with headers and stubs of bionic, without the NDK; for model libraries only."""
-
-    lacks = f"libraries only: the agent needs Android's NDK ({_NDK})"
+    """zig's clang and lld with headers and stubs of bionic, without the NDK; for model libraries and the agent."""
 
     def command(self, mtriple: str) -> Command:
         wanted = triple_of(mtriple)

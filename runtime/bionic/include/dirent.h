@@ -11,6 +11,9 @@ struct dirent {
   char d_name[256];
 };
 DIR *opendir(const char *);
+#define DT_DIR 4
+#define DT_REG 8
+DIR *fdopendir(int);
 struct dirent *readdir(DIR *);
 int closedir(DIR *);
 #endif

@@ -10,4 +10,9 @@ int posix_memalign(void **, size_t, size_t);
 char *getenv(const char *);
 _Noreturn void abort(void);
 void qsort(void *, size_t, size_t, int (*)(const void *, const void *));
+_Noreturn void exit(int);
+_Noreturn void _Exit(int);
+long strtol(const char *, char **, int);
+long long strtoll(const char *, char **, int);
+char *realpath(const char *, char *);
 #endif

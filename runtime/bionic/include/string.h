@@ -12,4 +12,9 @@ size_t strlen(const char *);
 char *strrchr(const char *, int);
 char *strcpy(char *, const char *);
 size_t strcspn(const char *, const char *);
+void *memchr(const void *, int, size_t);
+char *strchr(const char *, int);
+char *strerror(int);
+int strncmp(const char *, const char *, size_t);
+size_t strspn(const char *, const char *);
 #endif

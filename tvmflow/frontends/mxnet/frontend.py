@@ -36,6 +36,8 @@ _WEIGHTED = ("Convolution", "Deconvolution", "FullyConnected")
 class MxnetModel:
     """A symbol with one data input; parameters of other types are converted to float32."""
 
+    runs_in_forks = False  # MXNet is a process of its own
+
     def __init__(self, folder: Path, description: SourceDescription) -> None:
         self.symbol_path = folder / description.weights_file
         self.params_path = folder / description.weights_file.replace(SYMBOL_SUFFIX, PARAMS_SUFFIX)
@@ -71,6 +73,9 @@ class MxnetModel:
 
     def variants(self, *inputs: Array) -> Sequence[Variant]:
         return tool_variants(self._oracle(), ("executor", "hybridized"), inputs[0])
+
+    def prepare_conversion(self) -> None:
+        pass
 
     def to_relax(self) -> Any:
         return import_symbol(self.symbol, self.params, self.data_name, self.shape)

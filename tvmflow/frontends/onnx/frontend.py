@@ -39,6 +39,8 @@ class OnnxModel:
     by name.
     """
 
+    runs_in_forks = False  # a session has threads
+
     def __init__(self, path: Path, graph: Any, description: SourceDescription, changed: Any = None) -> None:
         """changed: the graph, if it is not that of the file."""
         names = {tensor.name for tensor in graph.graph.initializer}
@@ -102,6 +104,9 @@ class OnnxModel:
 
     def variants(self, *inputs: Array) -> Sequence[Variant]:
         return session_variants(self.session, self._feed(inputs))
+
+    def prepare_conversion(self) -> None:
+        pass
 
     def to_relax(self) -> Any:
         from tvmflow.frontends.onnx.importer import import_model

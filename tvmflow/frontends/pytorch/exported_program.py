@@ -59,6 +59,9 @@ class ExportedModel(TorchModel):
     def variants(self, *inputs: Array) -> Sequence[Variant]:
         return torch_variants(self.module, self._arguments(inputs), lambda: self.exported().module())
 
+    def prepare_conversion(self) -> None:
+        self.exported()
+
     def to_relax(self) -> Any:
         from tvm.relax.frontend.torch import from_exported_program
 

@@ -26,6 +26,8 @@ class TorchModel:
     module that takes and returns them explicitly (`ExplicitStates`); they are its last inputs and outputs.
     """
 
+    runs_in_forks = True
+
     def __init__(
         self, module: Any, inputs: tuple[TensorSpec, ...], order: list[int] | None = None, kept: States | None = None
     ) -> None:
@@ -34,6 +36,7 @@ class TorchModel:
         self.order = list(range(len(inputs))) if order is None else order
         self.order = [*self.order, *range(len(self.order), len(self.inputs))]
         self._program: Any = None
+        self._names: tuple[str, ...] | None = None
 
     @classmethod
     def of_program(
@@ -104,7 +107,9 @@ class TorchModel:
         return tuple(to_numpy(value) for _, value in self._outputs(inputs))
 
     def output_names(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in self._outputs([spec.zeros() for spec in self.inputs]))
+        if self._names is None:
+            self._names = tuple(name for name, _ in self._outputs([spec.zeros() for spec in self.inputs]))
+        return self._names
 
     def _outputs(self, inputs: Sequence[Array]) -> list[tuple[str, Any]]:
         """Return name and tensor of every output; outputs of a dictionary are named by its keys."""

@@ -86,7 +86,9 @@ def recorded(script: Any, run: Run, example: Sequence[Any], states: Sequence[Any
                 "branches, loops and assertions that depend on sizes, flags and numbers only",
                 "split the model there: save its parts as models of their own, and decide between them in your program",
             ) from error
-        if any(not x.is_floating_point() and not x.any() for x in example):  # 0 may be a divisor, or a length
+        if any(
+            not x.is_floating_point() and x.numel() and not x.any() for x in example
+        ):  # 0 may divide, or be a length
             ones = [x if x.is_floating_point() else torch.ones_like(x) for x in example]
             return recorded(script, run, ones, states, what)
         raise ModelFileError(

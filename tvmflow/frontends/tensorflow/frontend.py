@@ -51,6 +51,9 @@ class TfliteModel(LitertModel):
         check_operators(file.graph.operators)
         super().__init__(path, file, inputs, fixed)
 
+    def prepare_conversion(self) -> None:
+        pass
+
     def to_relax(self) -> Any:
         from tvm import relax
 

@@ -67,6 +67,8 @@ class LitertModel:
     channels-first after import. specs: the inputs as described, then the states that the file declares.
     """
 
+    runs_in_forks = False  # an interpreter has threads
+
     def __init__(
         self, path: Path, file: TfliteFile, inputs: tuple[TensorSpec, ...], fixed: tuple[FixedSpec, ...] = ()
     ) -> None:

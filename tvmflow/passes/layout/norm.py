@@ -11,7 +11,7 @@ from tvm import relax, topi
 
 from tvmflow.ir.relax.emit import constant
 from tvmflow.ir.relax.graph import Ref, Step
-from tvmflow.ir.tvm_compat import Call, IRModule, shape_of, type_of
+from tvmflow.ir.tvm_compat import Call, shape_of, type_of
 from tvmflow.passes.legalize.batch_matmul import buffer_type, parse_kernel
 
 AXES = [1, 4]  # the channel axes of packed channels
@@ -26,12 +26,21 @@ _REDUCTION = """
             with T.init():
                 {name}_of_lane[vn, vh, vw, vl] = T.float32(0)
             {name}_of_lane[vn, vh, vw, vl] = {name}_of_lane[vn, vh, vw, vl] + {value}
-    for n, h, w, l in T.grid({N}, {H}, {W}, {L}):
+{fours}
+    for n, h, w, l in T.grid({N}, {H}, {W}, {last}):
         with T.sblock("packed_norm_{name}"):
             vn, vh, vw, vl = T.axis.remap("SSSR", [n, h, w, l])
             with T.init():
                 {name}[vn, vh, vw] = T.float32(0)
-            {name}[vn, vh, vw] = {name}[vn, vh, vw] + {name}_of_lane[vn, vh, vw, vl] * T.float32({share!r})"""
+            {name}[vn, vh, vw] = {name}[vn, vh, vw] + {name}_{parts}[vn, vh, vw, vl] * T.float32({share!r})"""
+_FOURS = """
+    {name}_of_four = T.sblock_alloc_buffer(({N}, {H}, {W}, 4))
+    for n, h, w, l, k in T.grid({N}, {H}, {W}, 4, {L} // 4):
+        with T.sblock("packed_norm_{name}_of_four"):
+            vn, vh, vw, vl, vk = T.axis.remap("SSSSR", [n, h, w, l, k])
+            with T.init():
+                {name}_of_four[vn, vh, vw, vl] = T.float32(0)
+            {name}_of_four[vn, vh, vw, vl] = {name}_of_four[vn, vh, vw, vl] + {name}_of_lane[vn, vh, vw, vk * 4 + vl]"""
 _SOURCE = """
 @T.prim_func(s_tir=True)
 def packed_norm({parameters}, out: {image}) -> None:
@@ -48,21 +57,28 @@ def packed_norm({parameters}, out: {image}) -> None:
 """
 
 
-def pack_norm(step: Step, packed: IRModule, block: int, axis: int = -1) -> Callable[[], Any] | None:
-    """Return how to emit a norm on packed channels; None if its axis is not the channels, or they do not fill whole
-    blocks.
+def pack_norm(builder: Any, step: Step, packed: Any, block: int, rows: bool = False) -> Callable[[], Any] | None:
+    """Return how to emit a norm on packed channels; None if its axis is not the channels.
+
+    rows: the channels are the last axis of four, as they are of two or three.
     """
     weights, rank = step.args[1:], len(step.shape)
-    if not isinstance(step.args[0], Ref) or step.shape[axis] % block or step.dtype != "float32":
+    axis = 1 if rank == 4 and not rows else -1
+    if not isinstance(step.args[0], Ref) or step.dtype != "float32":
         return None
     if [int(one) % rank for one in step.call.attrs.axes] != [axis % rank]:
         return None
     arrays = [weight for weight in weights if isinstance(weight, np.ndarray) and weight.dtype == np.float32]
     if len(arrays) != len(weights):
         return None
-    factors = [constant(np.reshape(weight, (-1, block)), "float32") for weight in arrays]
+    channels, epsilon = step.shape[axis], float(step.call.attrs.epsilon)
+    filling = (0, -channels % block)
+    factors = [constant(np.pad(weight.reshape(-1), filling).reshape(-1, block), "float32") for weight in arrays]
+    if filling[1]:  # relax has no norm of a part of the channels
+        function = _packed_norm(shape_of(packed), channels, epsilon, step.op == NORMS[0])
+        return lambda: relax.call_tir(builder.add_func(function, "packed_norm"), [packed, *factors], type_of(packed))
     operator = relax.op.nn.layer_norm if step.op == NORMS[0] else relax.op.nn.rms_norm
-    return lambda: operator(packed, *factors, AXES, float(step.call.attrs.epsilon))
+    return lambda: operator(packed, *factors, AXES, epsilon)
 
 
 def _legalize_rms_norm(builder: Any, call: Call) -> Any:
@@ -89,6 +105,14 @@ def legalize_norm(builder: Any, call: Call) -> Any:
     centered = str(call.op.name) == NORMS[0]
     if len(shape) != 5 or [int(axis) for axis in attrs.axes] != AXES or str(type_of(call).dtype) != "float32":
         return call.op.get_attr("FLegalize")(builder, call) if centered else _legalize_rms_norm(builder, call)
+    function = _packed_norm(shape, shape[1] * shape[4], float(attrs.epsilon), centered)
+    return relax.call_tir(builder.add_func(function, "packed_norm"), list(call.args), type_of(call))
+
+
+def _packed_norm(shape: tuple[int, ...], channels: int, epsilon: float, centered: bool) -> Any:
+    """Return the kernel of a norm over the first `channels` channels of packed images of a shape; the others get what
+    the weights give: zeros.
+    """
     batch, blocks, height, width, lanes = shape
     image, weight = buffer_type(shape, "float32"), buffer_type((blocks, lanes), "float32")
     sizes = {
@@ -97,21 +121,31 @@ def legalize_norm(builder: Any, call: Call) -> Any:
         "H": height,
         "W": width,
         "L": lanes,
-        "share": 1.0 / (blocks * lanes),
-        "epsilon": float(attrs.epsilon),
+        "share": 1.0 / channels,
+        "epsilon": epsilon,
     }
+
+    def reduce(name: str, value: str) -> str:
+        """Return a sum over channels: by lanes, by four sums of these in one vector, then of those one by one."""
+        fours = {"parts": "of_four", "last": 4, "fours": _FOURS.format(name=name, **sizes)}
+        rest = fours if lanes > 4 else {"parts": "of_lane", "last": lanes, "fours": ""}
+        return _REDUCTION.format(name=name, value=counted(value), **rest, **sizes)
+
+    def counted(value: str) -> str:
+        is_channel = f"vc * {lanes} + vl < {channels}"
+        return value if channels == blocks * lanes else f"T.Select({is_channel}, {value}, T.float32(0))"
+
     value = "(x[vn, vc, vh, vw, vl] - total[vn, vh, vw])" if centered else "x[vn, vc, vh, vw, vl]"
     parameters = f"x: {image}, scale: {weight}" + (f", shift: {weight}" if centered else "")
-    function = parse_kernel(
+    return parse_kernel(
         _SOURCE,
         {
             **sizes,
             "image": image,
             "parameters": parameters,
-            "total": _REDUCTION.format(name="total", value="x[vn, vc, vh, vw, vl]", **sizes) if centered else "",
-            "square": _REDUCTION.format(name="square", value=f"{value} * {value}", **sizes),
+            "total": reduce("total", "x[vn, vc, vh, vw, vl]") if centered else "",
+            "square": reduce("square", f"{value} * {value}"),
             "value": value,
             "shift": " + shift[vc, vl]" if centered else "",
         },
     )
-    return relax.call_tir(builder.add_func(function, "packed_norm"), list(call.args), type_of(call))

@@ -116,7 +116,7 @@ class _Packer(PackedValues):
             self.rows[step.name] = self.builder.emit(rebuild_call(step, self.rows.__getitem__), step.name)
             return True
         if step.op in NORMS and source in self.rows:
-            norm = pack_norm(step, self.rows[source], self.block)
+            norm = pack_norm(self.builder, step, self.rows[source], self.block, rows=True)
             if norm is not None:
                 self.rows[step.name] = self.builder.emit(norm(), step.name)
             return norm is not None
@@ -195,7 +195,7 @@ class _Packer(PackedValues):
         if step.op == "relax.nn.conv2d_transpose":
             return self._convert_transposed_convolution(step)
         if step.op in NORMS and len(step.shape) in (2, 3, 4) and step.refs[0] in self.packed:
-            return pack_norm(step, self.packed[step.refs[0]], self.block, 1 if len(step.shape) == 4 else -1)
+            return pack_norm(self.builder, step, self.packed[step.refs[0]], self.block)
         if step.op == "relax.permute_dims":
             return self._convert_transpose(step)
         if step.op == "relax.reshape" and len(step.shape) in (2, 3) and step.refs[0] in (*self.packed, *self.rows):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvmflow.ir.tir.blocks import Kernel, block_ref, buffer_bytes, extents, region_buffer
+from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.schedules.cpu.amx_convolution import amx_tile_candidates, copy_channels_last, tensorize_amx
 from tvmflow.schedules.intrinsics.arm_depthwise import (
     DEPTHWISE,
@@ -50,6 +50,7 @@ from tvmflow.schedules.template import (
     pixels_first_knob,
     rank_register_tiles,
     remove_duplicates,
+    stored_weight_bytes,
     tile_image,
     tile_sizes,
     unroll_loops,
@@ -85,22 +86,9 @@ def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
 def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     window = _window(schedule, kernel)
     assert window is not None and kernel.anchor is not None
-    (images, channels, height, width, lanes, *_), reduced = window
-    by_channel = reduced == 2
+    (images, channels, height, *_), reduced = window
     order = parallel_candidates(work_of(schedule, kernel.anchor))
-    chunks = _row_chunks(height, cpu.threads)
-    if not kernel.before:
-        places = [(0, 0, chunk) for chunk in chunks[:1]] + [(1, 0, chunk) for chunk in chunks[:2]]
-        if not by_channel and image_bytes(schedule, kernel) > weight_bytes(schedule, kernel):
-            places = [(1, 0, chunk) for chunk in chunks[1::-1]] + places[:1]
-    elif by_channel:
-        by_rows = (1, 0) if height * width * _WIDENED > channels * lanes else (0, 1)
-        places = [*((rows, 1, chunk) for chunk in chunks for rows in by_rows), (0, 0, chunks[0])]
-    else:
-        places = [*((1, 1, chunk) for chunk in chunks), (0, 0, chunks[0]), (1, 0, chunks[0])]
-        # Weights are read once, and all rows for each block of them.
-        if weight_bytes(schedule, kernel) > cpu.l2_bytes // 2:
-            places = list(dict.fromkeys([(0, 0, chunks[0]), *places]))
+    places = _rank_places(schedule, kernel, cpu)
     shapes = amx_tile_candidates(schedule, kernel, cpu, reduced)
     tiles = [
         {
@@ -146,6 +134,29 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     return remove_duplicates(whole)
 
 
+def _rank_places(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, int, int]]:
+    """Return the shares that threads can get, the most promising first: rows or channels first, whether each pads its
+    rows, rows of a share.
+    """
+    window = _window(schedule, kernel)
+    assert window is not None
+    (_, channels, height, width, lanes, *_), reduced = window
+    chunks = _row_chunks(height, cpu.threads)
+    if not kernel.before:
+        places = [(0, 0, chunk) for chunk in chunks[:1]] + [(1, 0, chunk) for chunk in chunks[:2]]
+        if reduced > 2 and image_bytes(schedule, kernel) > weight_bytes(schedule, kernel):
+            places = [(1, 0, chunk) for chunk in chunks[1::-1]] + places[:1]
+    elif reduced == 2:
+        by_rows = (1, 0) if height * width * _WIDENED > channels * lanes else (0, 1)
+        places = [*((rows, 1, chunk) for chunk in chunks for rows in by_rows), (0, 0, chunks[0])]
+    else:
+        places = [*((1, 1, chunk) for chunk in chunks), (0, 0, chunks[0]), (1, 0, chunks[0])]
+        # Weights are read once, and all rows for each block of them.
+        if weight_bytes(schedule, kernel) > cpu.l2_bytes // 2:
+            places = list(dict.fromkeys([(0, 0, chunks[0]), *places]))
+    return places
+
+
 def _count_tasks(sizes: tuple[int, int, int], knobs: Knobs) -> int:
     """Return the number of tasks into which a schedule divides these images, blocks of channels and rows."""
     images, channels, height = sizes
@@ -160,7 +171,7 @@ def _with_prefetches(schedule: Any, kernel: Kernel, cpu: CpuFeatures, candidates
     sizes, reduced = window
     if reduced < 4 or cpu.lanes < 8:
         return candidates
-    size = buffer_bytes(region_buffer(operands_of(anchor_of(schedule, kernel)[0])[1]))
+    size = stored_weight_bytes(schedule, kernel)
     return [{**knobs, **_prefetch_knob(sizes, size, cpu, knobs)} for knobs in candidates]
 
 
@@ -195,14 +206,17 @@ def _rank_variants(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tupl
     by_channel = reduced == 2
     part = _channels_per_group(schedule, kernel.anchor, reduced)
     held = lanes * max(cpu.lanes // part, 1)  # channels that fill the registers of a pixel's sums
-    # LLVM keeps the common factor of several sums of a pixel in registers, and then spills sums.
+    # LLVM keeps the common factor of several sums of a pixel in registers, and then spills sums, where the order of
+    # the multiplications leaves it the choice: so does unrolling a first layer.
+    ordered = cpu.broadcasts_in_registers and reduced > 3
     most, fewer = cpu.accumulators(held), cpu.accumulators(held, spare=max(cpu.registers * 3 // 16, 4))
     points = [
         (c, h, w)
         for c, h, w in tile_sizes((channels, height, width), (1 if by_channel or part < lanes else 8, 4, 28))
-        if c * h * w <= (fewer if by_channel or c > 1 or part < lanes else most)
+        if c * h * w <= (fewer if by_channel or part < lanes or (c > 1 and not ordered) else most)
     ]
-    points = rank_register_tiles(points, cpu, held, by_channel)
+    weights = None if by_channel else stored_weight_bytes(schedule, kernel) // channels
+    points = rank_register_tiles(points, cpu, held, weights)
     dot = None
     if reduced == 5:
         dot = find_dot(cpu, dtypes_of(schedule, kernel)[1], part)

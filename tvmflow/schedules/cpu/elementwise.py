@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -66,9 +67,10 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.after[-1])))
     if not sizes:  # a scalar
         return [{"parallel": 0, "rows": 0, "rows_first": 0}]
-    packed_image = len(sizes) == _PACKED_AXES and sizes[2] > 1 and SPREAD_LANES % sizes[-1] == 0
+    packed_image = len(sizes) == _PACKED_AXES and sizes[2] > 1 and sizes[-1] in (*range(_FEW + 1), cpu.channel_block)
     by_rows = sizes[-1] <= _FEW or _RESIZE in kernel.after or (_permutes(kernel) and not packed_image)
-    variants = [(0, 0)] if len(sizes) < 3 else [(1, 0), (0, 0)] if by_rows else [(0, 0), (1, 0)]
+    least = 2 if _permutes(kernel) else 3
+    variants = [(0, 0)] if len(sizes) < least else [(1, 0), (0, 0)] if by_rows else [(0, 0), (1, 0)]
     if len(sizes) == _PACKED_AXES and sizes[1] > 1:
         variants.insert(0 if packed_image and not by_rows else len(variants), (1, 1))
     knobs = [
@@ -94,7 +96,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
             if name not in outputs:
                 schedule.compute_inline(block_ref(schedule, name))
         for name in outputs:
-            if knobs["rows"] and len(schedule.get_loops(block_ref(schedule, name))) > 2:
+            if knobs["rows"] and len(schedule.get_loops(block_ref(schedule, name))) > 1:
                 _schedule_rows(schedule, name, knobs)
             else:
                 parallelize(schedule, name, knobs["parallel"])
@@ -169,6 +171,28 @@ def _permutes(kernel: Kernel) -> bool:
     return any(move in name for name in kernel.after for move in _MOVES)
 
 
+def _periods(node: Any) -> list[int]:
+    """Return the numbers by which the indices of a block's operands divide its last axis, as reshapes do."""
+    last = node.iter_vars[-1].var
+    found: list[int] = []
+
+    def look(index: Any) -> bool:
+        """Return whether an index varies with each element of the last axis."""
+        if isinstance(index, tirx.FloorDiv | tirx.FloorMod):
+            varies = look(index.a)
+            if varies and isinstance(index.b, tirx.IntImm):
+                found.append(int(index.b.value))
+            return varies and isinstance(index, tirx.FloorMod)
+        if isinstance(index, tirx.Add | tirx.Sub | tirx.Mul):
+            return look(index.a) | look(index.b)
+        return bool(index.same_as(last))
+
+    for region in node.reads:
+        for bound in region.region:
+            look(bound.min)
+    return found
+
+
 def _schedule_rows(schedule: Any, name: str, knobs: Knobs) -> None:
     """Keep the last axes separate, so that indices of a padding or a layout change stay simple within a vector.
 
@@ -185,6 +209,11 @@ def _schedule_rows(schedule: Any, name: str, knobs: Knobs) -> None:
     else:
         outer.append(row)
     [size] = extents(schedule, [last])
+    period = math.gcd(size, *_periods(schedule.get(block_ref(schedule, name))))
+    if not inner and _FEW < period < size:  # indices of a part of the axis are simple
+        part, last = schedule.split(last, [None, period])
+        outer.append(part)
+        size = period
     width = max(divisors(size, SPREAD_LANES))
     rows = schedule.fuse(*outer)
     if knobs["parallel"]:

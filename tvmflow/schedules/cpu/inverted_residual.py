@@ -122,7 +122,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     wide = extents(schedule, schedule.get_loops(block_ref(schedule, _CONVOLUTION)))[3]
     most = cpu.accumulators(lanes)
     points = [(1, h, w) for h in divisors(height, 4) for w in divisors(width, 28) if h * w <= most]
-    tiles = rank_register_tiles(points, cpu, lanes, by_channel=True)[:3]
+    tiles = rank_register_tiles(points, cpu, lanes, None)[:3]
     return remove_duplicates(
         [
             {

@@ -9,14 +9,14 @@ from tvmflow.schedules.template import Knobs, Template, divisors, parallel_candi
 from tvmflow.targets.cpu_features import CpuFeatures
 
 _NAME = "packed_norm"
-_SUMS = ("total_of_lane", "square_of_lane")
 _MOST_PIXELS = 16  # pixels whose sums fit into registers
 
 
 def norm_blocks(kernel: Kernel) -> list[str]:
-    """Return the blocks before the outputs, last first; an RMS norm has no mean."""
-    centered = f"{_NAME}_total" in (*kernel.before, *kernel.reductions, *kernel.after)
-    return ["factor", "square", "square_of_lane", *(("total", "total_of_lane") if centered else ())]
+    """Return the blocks before the outputs, last first; an RMS norm has no mean; four lanes are not summed to four."""
+    names = ("factor", "square", "square_of_four", "square_of_lane", "total", "total_of_four", "total_of_lane")
+    present = {*kernel.before, *kernel.reductions, *kernel.after}
+    return [name for name in names if f"{_NAME}_{name}" in present]
 
 
 def _covers(_schedule: Any, kernel: Kernel) -> bool:
@@ -45,13 +45,15 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     for name in norm_blocks(kernel):
         part = block_ref(schedule, f"{_NAME}_{name}")
         schedule.compute_at(part, pixels, preserve_unit_loops=True)
-        if name in _SUMS:
+        if name.endswith(("of_lane", "of_four")):
             schedule.set_scope(part, 0, "local")
             of_pixel, of_lane, over = schedule.get_loops(part)[-3:]
             schedule.reorder(over, of_pixel, of_lane)
             schedule.unroll(of_pixel)
             schedule.vectorize(of_lane)
             schedule.decompose_reduction(part, over)
+            if name.endswith("of_four"):
+                schedule.unroll(over)
 
 
 PACKED_NORM = Template(_NAME, _covers, _candidates, _apply)

@@ -23,7 +23,8 @@ from tvmflow.schedules.template import (
 from tvmflow.targets.cpu_features import CpuFeatures
 
 _LEAST_LANES = 4  # of a vector in a row
-_MOST_LANES = 64  # most lanes of a reduction: four independent sums hide the latency of an addition
+_MOST_LANES = 64  # most lanes of a long reduction: four independent sums hide the latency of an addition
+_LONG = 2048  # numbers of a row above which that is more than adding the lanes at the end, one by one, takes
 
 
 def _blocks(kernel: Kernel) -> tuple[str, ...]:
@@ -68,7 +69,8 @@ def _shared_rows(schedule: Any, kernel: Kernel) -> int:
 def _candidates(schedule: Any, kernel: Kernel, _cpu: CpuFeatures) -> list[Knobs]:
     order = parallel_candidates(sum(work_of(schedule, name) for name in _blocks(kernel)))
     shortest = math.gcd(*(_vector_extent(schedule, name) for name in kernel.reductions))
-    lanes = sorted(divisors(shortest, _MOST_LANES), key=lambda d: (min(d & -d, SPREAD_LANES), d), reverse=True)[:3]
+    most = _MOST_LANES if shortest > _LONG else SPREAD_LANES
+    lanes = sorted(divisors(shortest, most), key=lambda d: (min(d & -d, SPREAD_LANES), d), reverse=True)[:3]
     return [
         {"lanes": lane, "inside": inside, "parallel": parallel}
         for inside in ((1, 0) if _shared_rows(schedule, kernel) else (0,))

@@ -58,8 +58,9 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     sizes = _matmul_extents(schedule, kernel)
     assert sizes is not None
     _, _, channels, rows, columns, lanes = sizes[:6]
+    block_bytes = weight_bytes(schedule, kernel) // math.prod(sizes[:3])
     dilation = dilation_of(schedule, kernel.after[2])
-    points = rank_register_tiles(tile_sizes((channels, rows, columns), (4, 4, 16)), cpu, lanes)
+    points = rank_register_tiles(tile_sizes((channels, rows, columns), (4, 4, 16)), cpu, lanes, block_bytes)
     dot = find_dot(cpu, "bfloat16", lanes) if len(sizes) == 9 else None
     with_dot = {"dot": dot.number} if dot else {}
     total, data, weight = dtypes_of(schedule, kernel)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmflow.sources.data.npz_files import read_arrays
+from tvmflow.sources.data.npz_files import read_arrays, read_headers
 from tvmflow.support.errors import SourceError
 from tvmflow.support.files import load_arrays, save_arrays
 
@@ -30,6 +30,13 @@ EDGES = ("zero", "negative", "large", "small")
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 Arrays = tuple[NDArray[Any], ...]
+
+
+class Shaped(Protocol):
+    """An array, or its header."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -111,10 +118,8 @@ def _load_npz(path: Path) -> Samples:
             "correct dataset: in params.yaml",
         )
     arrays = read_arrays(path, ("images",), MAX_DATASET_BYTES, optional=("labels",))
+    _check_images(path, arrays)
     images, labels = arrays["images"], arrays.get("labels")
-    if images.ndim not in (3, 4) or (labels is not None and labels.shape != (len(images),)):
-        beside = "" if labels is None else f" and labels {labels.shape}"
-        raise SourceError(f"data set {path} has images {images.shape}{beside}", "(N, C, H, W) or (N, H, W), and (N,)")
     classes = None if labels is None else _class_numbers(labels, path)
     images = images[:, None] if images.ndim == 3 else images
     with np.errstate(over="ignore"):
@@ -124,9 +129,38 @@ def _load_npz(path: Path) -> Samples:
     return Samples((x,), classes)
 
 
+def _check_images(path: Path, arrays: Mapping[str, Shaped]) -> None:
+    images, labels = arrays["images"].shape, arrays["labels"].shape if "labels" in arrays else None
+    if len(images) not in (3, 4) or labels not in (None, images[:1]):
+        beside = "" if labels is None else f" and labels {labels}"
+        raise SourceError(f"data set {path} has images {images}{beside}", "(N, C, H, W) or (N, H, W), and (N,)")
+
+
+def check_headers(path: Path, names: Sequence[str] | None, shapes: Sequence[tuple[int, ...]], what: str) -> bool:
+    """Raise SourceError for what the headers of an .npz file show of `load_dataset`, or of `load_named` with names:
+    absent arrays, shapes that do not fit to `shapes`, types. Reads no values. Returns whether it has labels.
+    """
+    headers = read_headers(path, tuple(names or ("images",)), MAX_DATASET_BYTES, optional=("labels",))
+    if names is None:
+        _check_images(path, headers)
+        images = headers["images"].shape
+        found = [(images[0], 1, *images[1:]) if len(images) == 3 else images]
+    else:
+        _check_counts(path, headers)
+        found = [headers[name].shape for name in names]
+    if "labels" in headers and headers["labels"].dtype.kind not in "iu":
+        raise _not_class_numbers(path, headers["labels"].dtype)
+    check_fits(found, shapes, what)
+    return "labels" in headers
+
+
+def _not_class_numbers(path: Path, dtype: np.dtype[Any]) -> SourceError:
+    return SourceError(f"data set {path} has labels of {dtype} that are not class numbers", "integers from 0")
+
+
 def _class_numbers(labels: NDArray[Any], path: Path) -> IntArray:
     if labels.dtype.kind not in "iu" or (labels.size and not 0 <= int(labels.min()) <= int(labels.max()) < MAX_CLASSES):
-        raise SourceError(f"data set {path} has labels of {labels.dtype} that are not class numbers", "integers from 0")
+        raise _not_class_numbers(path, labels.dtype)
     return labels.astype(np.int64)
 
 
@@ -250,11 +284,15 @@ def load_edges(path: Path) -> dict[str, Arrays]:
 def load_named(path: Path, names: Sequence[str]) -> Samples:
     """Return the inputs of an .npz file by name, and its `labels` if present. Raises SourceError."""
     arrays = read_arrays(path, tuple(names), MAX_DATASET_BYTES, optional=("labels",))
-    if len({len(arrays[name]) if arrays[name].ndim else -1 for name in arrays}) != 1:
-        shown = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-        raise SourceError(f"data set {path} has {shown}", "the same number of samples in each")
+    _check_counts(path, arrays)
     labels = arrays.get("labels")
     return Samples(tuple(arrays[name] for name in names), None if labels is None else _class_numbers(labels, path))
+
+
+def _check_counts(path: Path, arrays: Mapping[str, Shaped]) -> None:
+    if len({array.shape[:1] or (-1,) for array in arrays.values()}) != 1:
+        shown = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise SourceError(f"data set {path} has {shown}", "the same number of samples in each")
 
 
 def varied_inputs(count: int, shape: tuple[int, ...], generator: np.random.Generator) -> FloatArray:
@@ -279,12 +317,12 @@ def _interpolation_matrix(points: int, size: int) -> FloatArray:
     return np.stack([np.interp(positions, np.arange(points), unit) for unit in np.eye(points)]).astype(np.float32)
 
 
-def check_fits(samples: Samples, shapes: Sequence[tuple[int, ...]], what: str) -> None:
-    """Raise SourceError unless samples have these shapes, which are without batch."""
-    for x, shape in zip(samples.inputs, shapes, strict=True):
-        if x.shape[1:] != shape:
+def check_fits(found: Sequence[tuple[int, ...]], shapes: Sequence[tuple[int, ...]], what: str) -> None:
+    """Raise SourceError unless arrays (N, ...) of samples have these shapes, which are without batch."""
+    for (_, *sizes), shape in zip(found, shapes, strict=True):
+        if tuple(sizes) != shape:
             raise SourceError(
-                f"{what} has samples of shape {x.shape[1:]}",
+                f"{what} has samples of shape {tuple(sizes)}",
                 f"{shape}, from input.shape without its batch",
                 "correct input.shape or the data set",
             )

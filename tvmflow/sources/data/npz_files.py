@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tvmflow.support.errors import SourceError
-from tvmflow.support.npz import header_of, read_array
+from tvmflow.support.npz import Header, header_of, read_array
 from tvmflow.support.plain_files import open_plain
 
 _ITEM_BYTES = 4  # of float32, to which images are converted
@@ -22,6 +24,23 @@ def read_arrays(
     """Return the named numeric arrays, and the optional ones that exist. Raises SourceError; object arrays are never
     unpickled. max_bytes: of all of them as float32, which is checked before any is read.
     """
+    with _opened(path, names, max_bytes, optional) as (archive, chosen):
+        return {name: read_array(archive, entry) for name, entry in chosen.items()}
+
+
+def read_headers(
+    path: Path, names: tuple[str, ...], max_bytes: int, optional: tuple[str, ...] = ()
+) -> dict[str, Header]:
+    """Return shape and dtype of what `read_arrays` would return, with its checks and errors; reads no values."""
+    with _opened(path, names, max_bytes, optional) as (archive, chosen):
+        return {name: header_of(archive, entry) for name, entry in chosen.items()}
+
+
+@contextmanager
+def _opened(
+    path: Path, names: tuple[str, ...], max_bytes: int, optional: tuple[str, ...]
+) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
+    """Open an archive, and yield it with its entries by the names of the arrays. Raises SourceError."""
     try:
         with open_plain(path, links=True) as file, zipfile.ZipFile(file) as archive:
             entries = {entry.filename: entry for entry in archive.infolist()}
@@ -36,7 +55,7 @@ def read_arrays(
             packed = sum(entry.compress_size for entry in chosen.values())
             if size > max(_ALWAYS_BYTES, _MOST_PACKED * packed):
                 raise ValueError(f"{packed} bytes unpack to {size}; store them unpacked")
-            return {name: read_array(archive, entry) for name, entry in chosen.items()}
+            yield archive, chosen
     except Exception as error:  # of zip files, of zlib, and of the parsers that numpy gives the header to
         raise SourceError(
             f"data set {path} cannot be read: {error or type(error).__name__}",

@@ -1,0 +1,87 @@
+"""The source runs beside its import, its errors come first, and it may reject inputs at the edges."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvmflow.evaluation import source_runs
+from tvmflow.evaluation.source_runs import SourceRuns, run_at_edges, running_source
+from tvmflow.support.errors import ModelFileError
+
+
+class _Source:
+    def __init__(self, runs_in_forks: bool = True) -> None:
+        self.runs_in_forks = runs_in_forks
+
+
+def _process() -> SourceRuns:
+    return SourceRuns((np.array([os.getpid()]),), {})
+
+
+def _reject() -> SourceRuns:
+    raise ModelFileError("the source rejects its inputs")
+
+
+@pytest.fixture(autouse=True, params=[True], ids=["fork"])
+def forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork or not, whatever memory the tests before have taken."""
+    monkeypatch.setattr(source_runs, "can_fork", lambda: request.param)
+
+
+def _ran_in(source: Any) -> int:
+    with running_source(source, _process) as finish:
+        return int(finish().expected[0][0])
+
+
+def test_it_runs_in_a_process_of_its_own_if_it_can() -> None:
+    assert _ran_in(_Source()) != os.getpid()
+    assert _ran_in(_Source(runs_in_forks=False)) == os.getpid()
+
+
+@pytest.mark.parametrize("forks", [False], indirect=True)
+def test_a_large_one_runs_here() -> None:
+    assert _ran_in(_Source()) == os.getpid()
+
+
+@pytest.mark.parametrize("forks", [False, True], indirect=True)
+def test_its_error_comes_before_that_of_the_import(forks: None) -> None:
+    source: Any = _Source()
+    with pytest.raises(ModelFileError, match="rejects its inputs"), running_source(source, _reject):
+        raise ValueError("the import")
+    with pytest.raises(ModelFileError, match="rejects its inputs"), running_source(source, _reject) as finish:
+        finish()
+    with pytest.raises(ValueError, match="the import"), running_source(source, _process):
+        raise ValueError("the import")
+    with pytest.raises(ValueError, match="the import"), running_source(source, _process) as finish:
+        finish()
+        raise ValueError("the import")
+
+
+def test_edges_that_the_source_rejects_or_answers_without_numbers_are_left_out() -> None:
+    class Root:
+        def run(self, *inputs: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], ...]:
+            if inputs[0].min() < 0:
+                raise ModelFileError("negative")
+            with np.errstate(divide="ignore"):
+                return (1 / inputs[0],)
+
+    edges = {"zero": (np.zeros((1, 2)),), "negative": (-np.ones((1, 2)),), "usual": (np.array([[1.0, 2], [4, 5]]),)}
+    found = run_at_edges(Root(), edges, 1)
+    assert list(found) == [("usual", 0), ("usual", 1)]
+    np.testing.assert_array_equal(found["usual", 1][0], [[0.25, 0.2]])
+
+
+def test_runs_are_the_same_behind_a_fork() -> None:
+    usual = (np.arange(24.0).reshape(2, 3, 4), np.array([True, False]), *(np.array([at]) for at in range(12)))
+    edges = {("large", 1): (np.float32([[np.pi]]),), ("zero", 0): (np.zeros((1, 0)), np.int8([3]))}
+    with running_source(_Source(), lambda: SourceRuns(usual, edges)) as finish:  # type: ignore[arg-type]
+        found = finish()
+    assert list(found.edges) == list(edges)
+    for one, other in zip((usual, *edges.values()), (found.expected, *found.edges.values()), strict=True):
+        assert [x.dtype for x in one] == [x.dtype for x in other]
+        for x, y in zip(one, other, strict=True):
+            np.testing.assert_array_equal(x, y)
