@@ -17,7 +17,7 @@ from tvm import relax
 from tests.devices.arm64 import linked, ran, target
 from tests.devices.arm64_families import FAMILIES, Family, drawn
 from tests.differential import test_attention as attention
-from tests.traces import Traced
+from tests.traces import Traced, applied_from
 from tvmflow.backends.registry import backend_of
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.lower import lower
@@ -54,7 +54,7 @@ CONVOLUTIONS = (
     (1, 3, 32, 48, 8, 16, 16, 0, 1),
 )
 DENSE = ((1, 64, 10), (3, 37, 24))
-BITS = {"float32": np.float32, "int32": np.int32}  # types of sums
+BITS = {"float32": np.float32, "float16": np.float16, "int32": np.int32}  # types of sums
 
 
 def inputs_of(family: Family) -> list[np.ndarray[Any, Any]]:
@@ -323,7 +323,9 @@ def drawn_network(family: Family, shapes: list[tuple[int, ...]], data: str, weig
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
-    "family", [one for one in FAMILIES if "mmla" in one.name or one.name == "sdot"], ids=lambda family: family.name
+    "family",
+    [one for one in FAMILIES if "mmla" in one.name or one.name in ("sdot", "fmla", "fmla_half")],
+    ids=lambda family: family.name,
 )
 def test_any_schedule_of_products_at_once_equals_the_definition(
     family: Family, runner: Path, emulated: EmulatedSystem, tmp_path: Path
@@ -345,8 +347,8 @@ def test_any_schedule_of_products_at_once_equals_the_definition(
     for workload in extract_workloads(lower(packed, backend)):
         match = backend.template_for(workload.function)
         assert match is not None
-        knobs = match[1][int(draw.integers(len(match[1])))]
-        best[workload.key] = Traced(trace_json(apply_template(workload.function, match[0], knobs)))
+        schedule = applied_from(workload.function, *match, int(draw.integers(len(match[1]))))
+        best[workload.key] = Traced(trace_json(schedule))
     scheduled = build_scheduled(packed, backend, best)
     assert {choice.schedule for choice in scheduled.kernels} == {"record"}
     code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")

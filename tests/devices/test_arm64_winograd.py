@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from tvm import relax
 
 from tests.devices.arm64 import linked, ran, target
-from tests.traces import Traced
+from tests.traces import Traced, applied_from
 from tvmflow.backends.registry import backend_of
 from tvmflow.codegen.compile import build_scheduled
 from tvmflow.codegen.lower import lower
@@ -24,7 +23,6 @@ from tvmflow.passes.layout.pack_channels import PackChannels
 from tvmflow.passes.legalize.convolutions import list_convolution_keys
 from tvmflow.passes.legalize.winograd import TILES
 from tvmflow.quantization.mixed_precision import MixedPrecision, to_mixed_precision
-from tvmflow.schedules.registry import apply_template
 from tvmflow.tuning.records.traces import trace_json
 
 # batch, channels, height, width; output channels, padding, dilation
@@ -80,7 +78,7 @@ def test_any_layer_equals_the_definition(
     for kernel in extract_workloads(lower(packed, backend, winograd=winograd)) if schedule else ():
         match = backend.template_for(kernel.function)
         if match and match[0].name == "winograd":
-            best[kernel.key] = Traced(trace_json(_applied(kernel.function, match[0], match[1], schedule)))
+            best[kernel.key] = Traced(trace_json(applied_from(kernel.function, match[0], match[1], schedule)))
     scheduled = build_scheduled(packed, backend, best, winograd=winograd)
     computed = [choice for choice in scheduled.kernels if choice.template == "winograd" or choice.schedule == "record"]
     assert len(computed) == len(keys) >= 4
@@ -88,14 +86,6 @@ def test_any_layer_equals_the_definition(
     path = linked(tmp_path, scheduled, len(_LAYERS), backend)
     found = np.frombuffer(ran(path, runner, emulated, "cortex-a76", given), np.float32)
     assert _largest_error(found, run_all(read_graph(module), given)) <= (1e-5 if m == 2 else 1e-4)
-
-
-def _applied(function: Any, template: Any, candidates: list[Any], first: int) -> Any:
-    """Return the schedule of the first candidate that applies, from an index on: not each does for each shape."""
-    for knobs in candidates[min(first, len(candidates) - 1) :]:
-        with contextlib.suppress(RuntimeError):
-            return apply_template(function, template, knobs)
-    raise AssertionError("no candidate applies")
 
 
 def _largest_error(found: Any, expected: list[Any]) -> float:

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from tests.conftest import examples
 from tvmflow.schedules.intrinsics.amx import Tile
+from tvmflow.schedules.intrinsics.arm_depthwise import DepthwiseRow
 from tvmflow.schedules.intrinsics.arm_first_layer import ColumnRow
 from tvmflow.schedules.intrinsics.arm_mmla import PairTile
+from tvmflow.schedules.intrinsics.arm_tile import LaneTile
 from tvmflow.schedules.intrinsics.dot_product import AVX512_BF16
 from tvmflow.support.errors import StoreError
 from tvmflow.tuning.records.format import MAX_LINE_BYTES, is_cut_off, parse_line
@@ -145,8 +147,19 @@ def test_machine_code_of_our_own_is_let_through() -> None:
         " tvmflow.columns_103_2_2"
     )
     assert [one.name for one in columns] == [column, half]
+    row = "tvmflow.depthwise_123_8_2"
+    rows = DepthwiseRow.named_in(
+        f"{row} tvmflow.depthwise_119_8_2 tvmflow.depthwise_123_33_1 tvmflow.depthwise_123_8_0"
+    )
+    assert [one.name for one in rows] == [row]
+    whole = "tvmflow.tile_181_1_1_7_8_1_1_9"
+    wholes = LaneTile.named_in(
+        f"{whole} tvmflow.tile_180_1_1_7_8_1_1_9 tvmflow.tile_181_1_1_8_8_1_1_9 tvmflow.tile_181_0_1_7_8_1_1_9"
+        " tvmflow.tile_181_1_1_7_999999_1_1_9 tvmflow.tile_181_1_1_7_8_1_6_9 tvmflow.tile_182_1_1_17_8_1_1_9"
+    )
+    assert [one.name for one in wholes] == [whole]
     for trace in (
-        *(_import(one.intrinsic.imports, name=one.name) for one in columns),
+        *(_import(one.intrinsic.imports, name=one.name) for one in (*columns, *rows, *wholes)),
         own,
         _import(tiles[0].intrinsic.imports, name=tile),
         _import(pairs[0].intrinsic.imports, name=pair),
