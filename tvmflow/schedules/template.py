@@ -257,6 +257,11 @@ def stored_weight_bytes(schedule: Any, kernel: Kernel) -> int:
     return buffer_bytes(region_buffer(_regions(schedule, kernel)[-1]))
 
 
+def round_up_rows(chunk: int, tile: int, height: int) -> int:
+    """Return the least number of rows, at least `chunk`, that is a multiple of the tile and divides the height."""
+    return min(rows for rows in divisors(height, height) if rows >= chunk and rows % tile == 0)
+
+
 def image_bytes(schedule: Any, kernel: Kernel) -> int:
     """Return the size of a convolution's input or output, whichever is larger, as float32."""
     *images, _ = _regions(schedule, kernel)

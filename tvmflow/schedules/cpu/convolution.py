@@ -13,6 +13,7 @@ from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.schedules.cpu.amx_convolution import amx_tile_candidates, copy_channels_last, tensorize_amx
+from tvmflow.schedules.cpu.reduction import is_long_sum
 from tvmflow.schedules.intrinsics.arm_depthwise import (
     DEPTHWISE,
     find_depthwise,
@@ -50,6 +51,7 @@ from tvmflow.schedules.template import (
     pixels_first_knob,
     rank_register_tiles,
     remove_duplicates,
+    round_up_rows,
     stored_weight_bytes,
     tile_image,
     tile_sizes,
@@ -80,7 +82,8 @@ def _window(schedule: Any, kernel: Kernel) -> tuple[list[int], int] | None:
     if len(block.reads) > 3 or (len(block.reads) == 1 and reduced > 2):
         return None
     sizes = extents(schedule, schedule.get_loops(block_ref(schedule, kernel.anchor)))
-    return (sizes, reduced) if sizes[4] in (4, 8, 16) else None
+    divided = len(block.reads) == 1 and sizes[2:4] == [1, 1] and is_long_sum(block, sizes[5:])
+    return (sizes, reduced) if sizes[4] in (4, 8, 16) and not divided else None
 
 
 def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
@@ -95,7 +98,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
             **tile,
             "rows_first": rows,
             "pad_inside": rows,
-            "chunk": _round_up_rows(chunk, tile["h_tile"], height),
+            "chunk": round_up_rows(chunk, tile["h_tile"], height),
             "parallel": parallel,
             "tiles": 1,
         }
@@ -111,7 +114,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
             "w_tile": w,
             "rows_first": rows,
             "pad_inside": inside,
-            "chunk": _round_up_rows(chunk, h, height) if instruction_of(PAIRS, {"dot": number}) else max(chunk, h),
+            "chunk": round_up_rows(chunk, h, height) if instruction_of(PAIRS, {"dot": number}) else max(chunk, h),
             "unroll": unroll,
             "parallel": parallel,
             "dot": number,
@@ -286,11 +289,6 @@ def _row_chunks(height: int, threads: int) -> list[int]:
     shared = max(threads, 2)
     wanted = (height // (2 * shared), height // shared, 1, height // (4 * shared))
     return list(dict.fromkeys(max(divisors(height, max(rows, 1))) for rows in wanted))
-
-
-def _round_up_rows(chunk: int, tile: int, height: int) -> int:
-    """Return the least number of rows, at least `chunk`, that is a multiple of the tile and divides the height."""
-    return min(rows for rows in divisors(height, height) if rows >= chunk and rows % tile == 0)
 
 
 def _image_size(schedule: Any, block: Any, reduced: int) -> list[int]:

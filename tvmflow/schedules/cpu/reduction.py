@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from tvmflow.ir.tir.blocks import Kernel, axes, block_ref, extents
+from tvm import tirx
+
+from tvmflow.ir.tir.blocks import Kernel, axes, block_ref, extents, region_buffer
 from tvmflow.schedules.template import (
     Knobs,
     Template,
@@ -15,6 +18,15 @@ from tvmflow.schedules.template import (
     work_of,
 )
 from tvmflow.targets.cpu_features import CpuFeatures
+
+_LONG_SUM = 256  # numbers of a sum that is divided
+_LEAST_PARTS = 8
+
+
+def is_long_sum(node: Any, reduced: list[int]) -> bool:
+    """Whether a block sums many numbers of float32; reduced: extents of its reduction axes."""
+    adds = isinstance(node.body, tirx.BufferStore) and isinstance(node.body.value, tirx.Add)
+    return adds and str(region_buffer(node.writes[0]).dtype) == "float32" and math.prod(reduced) >= _LONG_SUM
 
 
 def _covers(schedule: Any, kernel: Kernel) -> bool:
@@ -59,6 +71,9 @@ def schedule_outer_reduction(schedule: Any, name: str, lanes: int, parallel: int
     nest = axes(schedule, name)
     assert nest is not None
     loops, spatial = nest
+    part = _split_long_sum(schedule, name, loops, spatial)
+    if part is not None:
+        loops = list(schedule.get_loops(block_ref(schedule, name)))
     outer, reduced = loops[: spatial - 1], loops[spatial:]
     tile, lane = schedule.split(loops[spatial - 1], [None, lanes])
     schedule.reorder(*outer, tile, *reduced, lane)
@@ -67,9 +82,37 @@ def schedule_outer_reduction(schedule: Any, name: str, lanes: int, parallel: int
         schedule.parallel(rows)
     if lanes > 1:
         schedule.vectorize(lane)
-    if unroll and extents(schedule, [reduced[-1]])[0] <= 16:
-        schedule.unroll(reduced[-1])
+    if part is None:
+        if unroll and extents(schedule, [reduced[-1]])[0] <= 16:
+            schedule.unroll(reduced[-1])
+    else:
+        schedule.compute_at(part, rows, preserve_unit_loops=True)
+        of_part, *_, lane, inner = schedule.get_loops(part)[1:]
+        schedule.reorder(of_part, inner, lane)
+        if lanes > 1:
+            schedule.vectorize(lane)
+        schedule.decompose_reduction(part, inner)
     schedule.decompose_reduction(block_ref(schedule, name), reduced[0])
+
+
+def _split_long_sum(schedule: Any, name: str, loops: list[Any], spatial: int) -> Any | None:
+    """Split a long sum of float32 into sums of its rows, or of its parts, and one of these; return the block of the
+    first, None if the sum stays one.
+
+    The rounding of a sum of n numbers one by one grows with n.
+    """
+    reduced = loops[spatial:]
+    sizes = extents(schedule, reduced)
+    if not is_long_sum(schedule.get(block_ref(schedule, name)), sizes):
+        return None
+    if len(reduced) == 1:
+        parts = max(divisors(sizes[0], math.isqrt(sizes[0])))
+        if parts < _LEAST_PARTS:
+            return None
+        reduced = list(schedule.split(reduced[0], [parts, None]))
+    elif len(reduced) > 2:
+        schedule.fuse(*reduced[1:])
+    return schedule.rfactor(reduced[0], spatial - 1)
 
 
 REDUCTION = Template("reduction", _covers, _candidates, _apply)
