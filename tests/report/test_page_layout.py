@@ -6,6 +6,8 @@ import html
 from pathlib import Path
 
 from tests.browser import Browser
+from tests.report.report_data import report_data, workloads
+from tvmflow.report.page import write_page
 
 
 def test_a_page_that_is_shown_later_is_drawn_then(browser: Browser, page: Path, tmp_path: Path) -> None:
@@ -33,3 +35,24 @@ def test_what_disturbed_a_latency_is_below_the_number(browser: Browser, page: Pa
         .map(one => one.getBoundingClientRect()).map(box => [box.left, box.right, box.top])""")
     for one in ticks:
         assert all(a[1] < b[0] or b[1] < a[0] or a[2] != b[2] for a in [one] for b in ticks if a is not b), ticks
+
+
+def test_numbers_of_the_smallest_networks_are_not_cut(browser: Browser, tmp_path: Path) -> None:
+    """Numbers below a microsecond have many digits, also at the left end of an axis."""
+    data, path = report_data(), tmp_path / "small.html"
+    for cell in data["cells"]:
+        cell["workloads"] = workloads(1e-5)
+    write_page(data, path)
+    browser.open(path.as_uri(), 1440)
+    cut = """new Promise(done => { const look = () => {
+        const chart = document.querySelector('#kernels svg[aria-label="time of each kernel"]');
+        if (!chart) return setTimeout(look, 20);
+        const side = chart.getBoundingClientRect(), texts = [...chart.querySelectorAll('[aria-label^=x-axis] text')];
+        done(texts.map(text => [text.textContent, text.getBoundingClientRect()])
+            .map(([text, box]) => [text, box.left >= side.left && box.right <= side.right])); };
+        look(); })"""
+    shown = browser.ask(cut)
+    assert len(shown) > 3 and all(fits for _, fits in shown), shown
+    seconds = browser.ask("""[...document.querySelectorAll('[aria-label$=stage] [aria-label^=x-axis] text')]
+        .map(one => one.textContent)""")
+    assert len(seconds) > 3 and not any("e" in text for text in seconds if text[0].isdigit()), seconds

@@ -98,7 +98,7 @@ function profileChart(width, cell) {
   const shown = keyed(rows);
   return plot(width, {
     height: 60 + ROW * shown.length, y: byRow(shown), ariaLabel: "time of each kernel",
-    x: {domain: [0, 1.04 * d3.max(shown, (row) => Math.max(row.total, row.before))], label: "ms in one run (pale: default schedule)", ticks: width < 500 ? 4 : 8, grid: true},
+    x: {domain: [0, 1.04 * d3.max(shown, (row) => Math.max(row.total, row.before))], label: "ms in one run (pale: default schedule)", ticks: width < 500 ? 4 : 8, tickFormat: d3.format(","), grid: true},
     marks: [
       Plot.ruleY(shown, {x1: 0, x2: "before", y: "key", stroke: "var(--faint)", strokeWidth: 12}),
       Plot.ruleY(shown, {x1: 0, x2: "total", y: "key", stroke: "var(--c0)", strokeWidth: 8}),
@@ -184,7 +184,7 @@ function stageChart(width, cells) {
   const names = [...new Set(bars.map((bar) => bar.stage))], rows = keyed(cells.map((cell) => ({label: nameOf(cell)})));
   return plot(width, {
     height: 60 + ROW * rows.length, y: byRow(rows), ariaLabel: "seconds of each stage",
-    x: {domain: [0, 1.02 * d3.max(bars, (bar) => bar.to)], label: "seconds, when the stage was last made", ticks: width < 500 ? 4 : 8, grid: true},
+    x: {domain: [0, 1.02 * d3.max(bars, (bar) => bar.to)], label: "seconds, when the stage was last made", ticks: width < 500 ? 4 : 8, tickFormat: d3.format(","), grid: true},
     color: {domain: names, range: names.map((_, at) => colorOf(at)), legend: true},
     marks: [
       Plot.ruleY(bars, {x1: "from", x2: "to", y: "key", stroke: "stage", strokeWidth: 12}),

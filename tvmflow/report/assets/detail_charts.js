@@ -7,7 +7,7 @@ function barChart(width, bars, axis, title) {
   const rows = keyed(bars), most = d3.max(rows, (row) => row.value);
   return plot(width, {
     height: 60 + ROW * rows.length, y: byRow(rows), ariaLabel: axis,
-    x: {domain: [0, 1.04 * most || 1], label: axis, ticks: width < 500 ? 4 : 8, grid: true},
+    x: {domain: [0, 1.04 * most || 1], label: axis, ticks: width < 500 ? 4 : 8, tickFormat: d3.format(","), grid: true},
     marks: [
       Plot.ruleY(rows, {x1: 0, x2: "value", y: "key", stroke: (row) => row.color ?? "var(--c0)", strokeWidth: 9}),
       Plot.dot(rows, {x: "value", y: "key", r: 8, fillOpacity: 0, stroke: "none", tip: true, title}),
