@@ -283,7 +283,9 @@ def test_links_lead_to_runs_versions_and_folders(browser: Browser, page: Path) -
     links = browser.ask("[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))")
     run = history("mobilenet_v2@local-cpu:int8", 1.0)[0]["run_id"]
     assert f"http://127.0.0.1:5000/#/experiments/3/runs/{run}?workflowType=machine_learning" in links
-    assert "http://127.0.0.1:5000/#/models/mobilenet_v2.local-cpu.int8/versions/3" in links
+    assert (
+        "http://127.0.0.1:5000/#/models/mobilenet_v2.local-cpu.int8/versions/3?workflowType=machine_learning" in links
+    )
     assert "./artifacts/tune/" in links and not [
         address for address in links if not address.startswith(("http://127.0.0.1:5000/#/", "./", "#layer-"))
     ]

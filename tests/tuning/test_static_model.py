@@ -82,8 +82,8 @@ def test_loops_are_those_of_the_schedule(name: str) -> None:
 
 
 def test_winograds_first_tiles_are_of_one_row() -> None:
-    """2 x 2 tiles of pixels with four blocks of channels took twice the time of one row with two: four blocks of weights
-    came from a far cache for each.
+    """2 x 2 tiles of pixels with four blocks of channels took twice the time of one row with two: these weights
+    came from a far cache for each tile.
     """
     from torch import nn
 
