@@ -18,7 +18,7 @@ from tvmflow.frontends.source_model import WeightedLayer
 from tvmflow.report.execution import Start
 from tvmflow.report.layers import Call, CellLayers, LayerTime
 from tvmflow.report.processors import SideBySide, side_by_side
-from tvmflow.tracking.mlflow.links import run_url
+from tvmflow.tracking.mlflow.links import PAGES_OF_MODELS, run_url
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&amp;'\"`${1}\u2028"
 FORMS = ("source", "imported", "quantized", "built")
@@ -352,6 +352,7 @@ def report_data() -> dict[str, Any]:
         "steps": STEPS,
         "precisions": ("float32", "float16", "float16_acc32", "bfloat16", "int8", "vta_int8"),
         "mlflow_ui": "http://127.0.0.1:5000",
+        "mlflow_pages": PAGES_OF_MODELS,
         "mlflow_command": "mlflow ui --backend-store-uri sqlite:///mlruns/mlflow.db",
         "written": "2026-11-22 10:00 UTC",
         "version": "0.1.0",

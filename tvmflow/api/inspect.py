@@ -216,17 +216,19 @@ def scorecard(cell: CellName, workspace: Where = None) -> Scorecard:
     return Scorecard.of(card)
 
 
-_FACTS = ("cell", "when", "tvm", "device", "unit", "build", "latency_ms", "badges", "library", "run_id", "url")
+_FACTS = ("cell", "when", "tvm", "device", "unit", "build", "latency_ms", "badges", "library", "run_id")
 
 
 def history(cell: CellName, workspace: Where = None) -> tuple[Measurement, ...]:
     """Return every measurement of a cell that MLflow holds, oldest first. Raises StoreError."""
     from tvmflow.tracking.mlflow.history import measurements
+    from tvmflow.tracking.mlflow.links import page_of
 
     where = open_workspace(workspace)
     return tuple(
         Measurement(
             **{name: row[name] for name in _FACTS},
+            url=page_of(row["url"]),
             accuracy=row["accuracy_share"],
             version=row["version_number"],
             roles=tuple(row["roles"]),

@@ -36,7 +36,7 @@ from tvmflow.support.errors import StoreError, UsageError
 from tvmflow.support.files import write_atomic
 from tvmflow.support.json_values import to_json
 from tvmflow.support.version import __version__
-from tvmflow.tracking.mlflow.links import DEFAULT_UI, mlflow_ui, ui_command
+from tvmflow.tracking.mlflow.links import DEFAULT_UI, PAGES_OF_MODELS, mlflow_ui, ui_command
 from tvmflow.tracking.mlflow.registry import CHAMPION, registry_name
 from tvmflow.tracking.mlflow.releases import all_releases
 from tvmflow.tracking.moments import NOW
@@ -117,6 +117,7 @@ def _page_data(workspace: Workspace, cells: list[dict[str, Any]], **parts: Any) 
         "steps": STEPS,
         "precisions": get_args(Precision),
         "mlflow_ui": _web_address(mlflow_ui()),
+        "mlflow_pages": PAGES_OF_MODELS,
         "mlflow_command": ui_command(workspace),
         "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": __version__,

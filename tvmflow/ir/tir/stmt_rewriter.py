@@ -7,7 +7,7 @@ from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm_ffi import structural_walk
+from tvm_ffi import structural_map, structural_walk
 
 from tvmflow.ir.tir.blocks import IMPORTED_LLVM, new_schedule, transform_kernels
 from tvmflow.ir.tvm_compat import Call, IRModule, PrimFunc
@@ -27,6 +27,25 @@ def rewrite_kernels(mod: IRModule, rewrite_of: Callable[[Any], Rewrite]) -> Any:
     return transform_kernels(
         mod, lambda _: True, lambda kernel: kernel.with_body(rewrite_statements(kernel.body, rewrite_of(kernel)))
     )
+
+
+def rewrite_marked(mod: IRModule, mark: str, rewrite: Callable[[Any], Any]) -> Any:
+    """Return a module of scheduled kernels with the loops that have an annotation rewritten."""
+
+    def change(statement: Any) -> Any:
+        marked = isinstance(statement, tirx.For) and mark in statement.annotations
+        return rewrite(statement) if marked else statement
+
+    return transform_kernels(
+        mod,
+        lambda kernel: is_marked(kernel, mark),
+        lambda kernel: with_root_body(kernel, lambda body: rewrite_statements(body, change)),
+    )
+
+
+def with_variable(statement: Any, variable: Any, value: Any) -> Any:
+    """Return a statement with a value in place of a variable."""
+    return structural_map(statement, ((tirx.Var, lambda one: value if one.same_as(variable) else one),))
 
 
 def with_root_body(function: PrimFunc, change: Rewrite, keeps: Callable[[Any], bool] = lambda _: True) -> Any:

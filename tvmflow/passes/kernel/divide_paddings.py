@@ -9,27 +9,19 @@ from itertools import pairwise
 from typing import Any
 
 from tvm import tirx
-from tvm_ffi import structural_map
 
-from tvmflow.ir.tir.blocks import transform_kernels
-from tvmflow.ir.tir.stmt_rewriter import is_marked, realize_in, rewrite_statements, with_root_body
+from tvmflow.ir.tir.stmt_rewriter import realize_in, rewrite_marked, with_variable
 from tvmflow.ir.tvm_compat import IRModule, dtype_of
 from tvmflow.schedules.template import INTERIOR
 
 
 def divide_paddings(mod: IRModule) -> Any:
     """Return a module of scheduled kernels whose loops with the annotation INTERIOR are divided."""
-    return transform_kernels(
-        mod,
-        lambda kernel: is_marked(kernel, INTERIOR),
-        lambda kernel: with_root_body(kernel, lambda body: rewrite_statements(body, _divide)),
-    )
+    return rewrite_marked(mod, INTERIOR, _divide)
 
 
 def _divide(statement: Any) -> Any:
-    """Return an annotated loop over columns as up to three loops; any other statement as it is."""
-    if not isinstance(statement, tirx.For) or INTERIOR not in statement.annotations:
-        return statement
+    """Return an annotated loop over columns as up to three loops."""
     left, width = (int(number) for number in statement.annotations[INTERIOR])
     size, variable = int(statement.extent), statement.loop_var
     if not any(value.same_as(variable) for value in realize_in(statement.body).iter_values):
@@ -44,6 +36,5 @@ def _part(loop: Any, begin: int, end: int) -> Any:
     variable = loop.loop_var
     dtype = dtype_of(loop.extent)
     column = tirx.Var(variable.name, dtype)
-    place = column + tirx.const(begin, dtype)
-    body = structural_map(loop.body, ((tirx.Var, lambda one: place if one.same_as(variable) else one),))
+    body = with_variable(loop.body, variable, column + tirx.const(begin, dtype))
     return tirx.For(column, loop.min, tirx.const(end - begin, dtype), loop.kind, body)

@@ -125,15 +125,12 @@ def _packed_norm(shape: tuple[int, ...], channels: int, epsilon: float, centered
         "epsilon": epsilon,
     }
 
-    def reduce(name: str, value: str) -> str:
+    def sum_of(name: str, value: str) -> str:
         """Return a sum over channels: by lanes, by four sums of these in one vector, then of those one by one."""
-        fours = {"parts": "of_four", "last": 4, "fours": _FOURS.format(name=name, **sizes)}
-        rest = fours if lanes > 4 else {"parts": "of_lane", "last": lanes, "fours": ""}
-        return _REDUCTION.format(name=name, value=counted(value), **rest, **sizes)
-
-    def counted(value: str) -> str:
-        is_channel = f"vc * {lanes} + vl < {channels}"
-        return value if channels == blocks * lanes else f"T.Select({is_channel}, {value}, T.float32(0))"
+        if channels < blocks * lanes:
+            value = f"T.Select(vc * {lanes} + vl < {channels}, {value}, T.float32(0))"
+        parts, fours = ("of_four", _FOURS.format(name=name, **sizes)) if lanes > 4 else ("of_lane", "")
+        return _REDUCTION.format(name=name, value=value, parts=parts, fours=fours, last=min(lanes, 4), **sizes)
 
     value = "(x[vn, vc, vh, vw, vl] - total[vn, vh, vw])" if centered else "x[vn, vc, vh, vw, vl]"
     parameters = f"x: {image}, scale: {weight}" + (f", shift: {weight}" if centered else "")
@@ -143,8 +140,8 @@ def _packed_norm(shape: tuple[int, ...], channels: int, epsilon: float, centered
             **sizes,
             "image": image,
             "parameters": parameters,
-            "total": reduce("total", "x[vn, vc, vh, vw, vl]") if centered else "",
-            "square": reduce("square", f"{value} * {value}"),
+            "total": sum_of("total", "x[vn, vc, vh, vw, vl]") if centered else "",
+            "square": sum_of("square", f"{value} * {value}"),
             "value": value,
             "shift": " + shift[vc, vl]" if centered else "",
         },

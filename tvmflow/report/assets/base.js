@@ -129,9 +129,10 @@ function folded(summary, make, open = false) {
 }
 
 const link = (text, address) => h("a", {href: address, rel: "noopener"}, text);
-const runLink = (row) => (row.run_id ? link(row.run_id.slice(0, 8), row.url) : "–");
+const mlflowLink = (text, address) => link(text, address + data.mlflow_pages);
+const runLink = (row) => (row.run_id ? mlflowLink(row.run_id.slice(0, 8), row.url) : "–");
 const versionLink = (cell, row) =>
-  row.version_number ? link(`version ${row.version_number}`, `${data.mlflow_ui}/#/models/${encodeURIComponent(cell.registered)}/versions/${encodeURIComponent(row.version_number)}?workflowType=machine_learning`) : "–";
+  row.version_number ? mlflowLink(`version ${row.version_number}`, `${data.mlflow_ui}/#/models/${encodeURIComponent(cell.registered)}/versions/${encodeURIComponent(row.version_number)}`) : "–";
 const badge = (text, kind = "") => h("span", {class: `badge ${kind}`}, text);
 const roles = (row) => row.roles.map((role) => [" ", badge(role === "champion" ? "★ champion" : role)]);
 const nameOf = (cell) => cell.card.cell;

@@ -14,7 +14,7 @@ from tvmflow.tracking.mlflow.address import TRACKING, is_server, mlflow_uri
 
 DEFAULT_UI = "http://127.0.0.1:5000"
 # Else MLflow 3.17 shows the menu of language models; versions without that choice ignore it.
-_PAGES_OF_MODELS = "?workflowType=machine_learning"
+PAGES_OF_MODELS = "?workflowType=machine_learning"
 
 
 def mlflow_ui() -> str:
@@ -31,5 +31,12 @@ def ui_command(workspace: Workspace) -> str:
 
 
 def run_url(experiment_id: str, run_id: str, pages: str = "") -> str:
-    """Return the page of a run. pages: `mlflow_ui()`, which takes as long as the rest of a row of a table."""
-    return f"{pages or mlflow_ui()}/#/experiments/{experiment_id}/runs/{run_id}{_PAGES_OF_MODELS}"
+    """Return the address of a run, for `page_of`. pages: `mlflow_ui()`, which takes as long as the rest of a row of a
+    table.
+    """
+    return f"{pages or mlflow_ui()}/#/experiments/{experiment_id}/runs/{run_id}"
+
+
+def page_of(url: str) -> str:
+    """Return the page of an address in MLflow's UI, with the menu of models."""
+    return url + PAGES_OF_MODELS

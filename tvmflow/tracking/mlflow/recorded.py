@@ -16,7 +16,7 @@ from tvmflow.support.errors import StoreAwayError, StoreError
 from tvmflow.support.files import write_atomic
 from tvmflow.tracking.dvc.chains import cell_of
 from tvmflow.tracking.mlflow.address import identity, sqlite_path
-from tvmflow.tracking.mlflow.links import run_url
+from tvmflow.tracking.mlflow.links import page_of, run_url
 from tvmflow.tracking.mlflow.markers import read_marker
 from tvmflow.tracking.mlflow.measurements import Measurement, complete_runs, record_measurement
 from tvmflow.tracking.mlflow.registry import mlflow_lock
@@ -64,7 +64,7 @@ def run_page(workspace: Workspace, cell: Cell) -> str | None:
     """Return the address in MLflow's UI of the measurement in the cell's folder, None where it is not recorded."""
     try:
         run_id = recorded_run(workspace, cell)
-        return run_id and run_url(experiment_of(workspace, run_id), run_id)
+        return run_id and page_of(run_url(experiment_of(workspace, run_id), run_id))
     except StoreError:
         return None
 
