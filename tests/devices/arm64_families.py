@@ -68,7 +68,15 @@ FAMILIES = (
         2e-6,
     ),
     Family("smull", "cortex-a53", "cortex-a53", "int8", "int8", "int32", (r"(?s)smull\tv.*smlal\tv.*sadalp\tv",)),
-    Family("sdot", "cortex-a76", "cortex-a76", "int8", "int8", "int32", (r"sdot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]",)),
+    Family(
+        "sdot",
+        "cortex-a76",
+        "cortex-a76",
+        "int8",
+        "int8",
+        "int32",
+        (r"sdot\tv\d+\.4s, v\d+\.16b, v\d+\.4b\[1\]", r"(?s)tbl\tv.*sdot\tv\d+\.4s, v\d+\.16b, v\d+\.16b\n"),
+    ),
     # In pairs, and first layers by a lane.
     Family(
         "smmla",

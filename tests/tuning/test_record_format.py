@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.conftest import examples
 from tvmflow.schedules.intrinsics.amx import Tile
 from tvmflow.schedules.intrinsics.arm_depthwise import DepthwiseRow
+from tvmflow.schedules.intrinsics.arm_depthwise_dot import DepthwiseTile
 from tvmflow.schedules.intrinsics.arm_first_layer import ColumnRow
 from tvmflow.schedules.intrinsics.arm_mmla import PairTile
 from tvmflow.schedules.intrinsics.arm_tile import LaneTile
@@ -152,6 +153,12 @@ def test_machine_code_of_our_own_is_let_through() -> None:
         f"{row} tvmflow.depthwise_119_8_2 tvmflow.depthwise_123_33_1 tvmflow.depthwise_123_8_0"
     )
     assert [one.name for one in rows] == [row]
+    dot = "tvmflow.depthwisedot_3_3_8_1"
+    dots = DepthwiseTile.named_in(
+        f"{dot} tvmflow.depthwisedot_3_4_8_1 tvmflow.depthwisedot_8_3_8_1 tvmflow.depthwisedot_3_3_11_1"
+        " tvmflow.depthwisedot_3_3_8_3 tvmflow.depthwisedot_3_3_0_1"
+    )
+    assert [one.name for one in dots] == [dot]
     whole = "tvmflow.tile_181_1_1_7_8_1_1_9"
     wholes = LaneTile.named_in(
         f"{whole} tvmflow.tile_180_1_1_7_8_1_1_9 tvmflow.tile_181_1_1_8_8_1_1_9 tvmflow.tile_181_0_1_7_8_1_1_9"
@@ -159,7 +166,7 @@ def test_machine_code_of_our_own_is_let_through() -> None:
     )
     assert [one.name for one in wholes] == [whole]
     for trace in (
-        *(_import(one.intrinsic.imports, name=one.name) for one in (*columns, *rows, *wholes)),
+        *(_import(one.intrinsic.imports, name=one.name) for one in (*columns, *rows, *dots, *wholes)),
         own,
         _import(tiles[0].intrinsic.imports, name=tile),
         _import(pairs[0].intrinsic.imports, name=pair),

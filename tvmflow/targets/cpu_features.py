@@ -151,6 +151,11 @@ def multiplies_by_lane(target: Any) -> bool:
     return "neon" in _features(target)
 
 
+def has_lane_dot(target: Any) -> bool:
+    """Whether the processor of a tvm.target.Target has arm64's dot products of int8 by int8."""
+    return {"dotprod", "neon"} <= set(_dots(_features(target)))
+
+
 def computes_in_float16(target: Any) -> bool:
     """Whether the processor of a tvm.target.Target has NEON with arithmetic of float16."""
     return "fp16" in _dots(_features(target))

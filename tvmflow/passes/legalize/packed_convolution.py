@@ -17,12 +17,20 @@ from tvmflow.ir.tir.packed_words import dot4, word_of, words_of_image
 from tvmflow.passes.legalize.padded_image import pad_image, tileable_width
 from tvmflow.schedules.cpu.amx_convolution import FLAT_CONVOLUTION, TILED_CONVOLUTION
 from tvmflow.schedules.cpu.amx_narrow_image import divide_into_tiles
+from tvmflow.schedules.intrinsics.arm_depthwise_dot import sums_by_dots
 from tvmflow.schedules.intrinsics.arm_mmla import PAIRED_BYTES, PAIRED_CONVOLUTION
-from tvmflow.targets.cpu_features import has_few_registers, is_cpu, multiplies_by_lane, only_multiplies_int16
+from tvmflow.targets.cpu_features import (
+    has_few_registers,
+    has_lane_dot,
+    is_cpu,
+    multiplies_by_lane,
+    only_multiplies_int16,
+)
 
 # columns of an output up to which a tile of 16 pixels goes on to the next row; 8 rows of 8 divide into tiles that share
 # weights
 _NARROW = 7
+Steps = tuple[int, int, int, int]  # stride and dilation of rows, stride and dilation of columns
 
 
 def interleave(weight: Any, group: int) -> Any:
@@ -60,7 +68,7 @@ def packed_conv2d(
     if words:
         data, filling = words_of_image(data), word_of(filling)
     depthwise = len(weight.shape) == 5 and len(data.shape) == 5
-    read_dtype = _read_dtype(data, weight, target, depthwise)
+    read_dtype = _read_dtype(data, weight, target, (sh, dh, sw, dw) if depthwise else None)
     columns = 1
     if len(weight.shape) == 7:  # 1 too where each group reads a part of the block
         columns = max(int(weight.shape[4]) * int(weight.shape[6]) // int(data.shape[-1]), 1)
@@ -101,15 +109,18 @@ def _computed_width(width: int, target: Any) -> int:
     return tileable_width(width, multiplies_by_lane(target), has_few_registers(target))
 
 
-def _read_dtype(data: Any, weight: Any, target: Any, depthwise: bool) -> str:
-    """Return the type that a convolution reads: data is widened once, where the padding is copied, not for each tap."""
+def _read_dtype(data: Any, weight: Any, target: Any, depthwise: Steps | None) -> str:
+    """Return the type that a convolution reads: data is widened once, where the padding is copied, not for each tap.
+
+    depthwise: the steps of a depthwise convolution, None for others.
+    """
     if depthwise:
+        size = (int(weight.shape[2]), int(weight.shape[3]))
+        if has_lane_dot(target) and sums_by_dots(str(data.dtype), str(weight.dtype), size, depthwise):
+            return "int8"
         return "int16" if str(weight.dtype) == "int8" else str(weight.dtype)
     widens = len(weight.shape) == 7 and str(weight.dtype) == "int8" and only_multiplies_int16(target)
     return "int16" if widens else str(data.dtype)
-
-
-Steps = tuple[int, int, int, int]  # stride and dilation of rows, stride and dilation of columns
 
 
 @dataclass(frozen=True)

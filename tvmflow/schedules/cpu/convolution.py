@@ -14,12 +14,7 @@ from typing import Any
 from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.schedules.cpu.amx_convolution import amx_tile_candidates, copy_channels_last, tensorize_amx
 from tvmflow.schedules.cpu.reduction import is_long_sum
-from tvmflow.schedules.intrinsics.arm_depthwise import (
-    DEPTHWISE,
-    find_depthwise,
-    rank_depthwise_tiles,
-    tensorize_depthwise,
-)
+from tvmflow.schedules.intrinsics.arm_depthwise import depthwise_variants, tensorize_depthwise
 from tvmflow.schedules.intrinsics.arm_first_layer import (
     COLUMN_DOTS,
     find_column_dot,
@@ -226,10 +221,9 @@ def _rank_variants(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tupl
     unrolls = (0,) if dot else (1, 0) if part < lanes else (0, 1)
     variants = [(unroll, dot.number if dot else 0, point) for unroll in unrolls for point in points[:24]]
     row = _find_lane_mla(schedule, kernel, cpu, lanes, reduced)
-    by_row = find_depthwise(schedule, kernel, cpu) if by_channel else None
-    if by_row:
-        tiles = rank_depthwise_tiles(schedule, kernel, by_row)
-        return [(0, by_row.number, point) for point in tiles] + variants[:24]
+    if by_channel:
+        of_arm = depthwise_variants(schedule, kernel, cpu)
+        return of_arm + variants[:24] if of_arm else variants
     columns = find_column_dot(schedule, kernel, cpu) if reduced in (3, 5) and part == lanes else None
     if columns:
         variants = [(0, columns.number, point) for point in rank_column_tiles(schedule, kernel, columns)] + variants[
@@ -372,9 +366,7 @@ def _sum(schedule: Any, anchor: Any, reduced: int, rows: Any, knobs: Knobs, part
         loops = (*steps[1:3], *inner[:5], steps[0], *steps[3:])
         tensorize_tile(schedule, whole, anchor, loops, kh * kw, (sh, sw), rows)
         return
-    by_row = instruction_of(DEPTHWISE, knobs)
-    if by_row:
-        tensorize_depthwise(schedule, by_row, anchor, inner, rows)
+    if reduced == 2 and tensorize_depthwise(schedule, knobs, anchor, inner, rows):
         return
     row = instruction_of(LANES, knobs)
     if row:

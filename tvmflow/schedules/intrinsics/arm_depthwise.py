@@ -12,8 +12,29 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from tvmflow.ir.tir.blocks import Kernel, extents
-from tvmflow.schedules.intrinsics.intrinsic import Instruction, Intrinsic, Operand, Sized, find_instruction
-from tvmflow.schedules.template import anchor_of, dtypes_of, operands_of, stride_and_dilation, tile_sizes, unroll_loops
+from tvmflow.schedules.intrinsics.arm_depthwise_dot import (
+    DEPTHWISE_DOTS,
+    find_depthwise_dot,
+    rank_dot_tiles,
+    tensorize_dots,
+)
+from tvmflow.schedules.intrinsics.intrinsic import (
+    Instruction,
+    Intrinsic,
+    Operand,
+    Sized,
+    find_instruction,
+    instruction_of,
+)
+from tvmflow.schedules.template import (
+    Knobs,
+    anchor_of,
+    dtypes_of,
+    operands_of,
+    stride_and_dilation,
+    tile_sizes,
+    unroll_loops,
+)
 from tvmflow.targets.cpu_features import CpuFeatures
 
 _REGISTERS = 32
@@ -170,7 +191,18 @@ def _column_steps(block: Any) -> list[int]:
     return stride_and_dilation(operands_of(block)[0], 3, block, (3, 6))
 
 
-def find_depthwise(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> DepthwiseMla | None:
+def depthwise_variants(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[tuple[int, int, tuple[int, int, int]]]:
+    """Return the variants of a depthwise convolution by instructions of arm64, the most promising first: 0, number of
+    the instruction, register tile.
+    """
+    by_dots = find_depthwise_dot(schedule, kernel, cpu)
+    if by_dots:
+        return [(0, by_dots.number, point) for point in rank_dot_tiles(schedule, kernel)]
+    row = _find_depthwise(schedule, kernel, cpu)
+    return [(0, row.number, point) for point in _rank_depthwise_tiles(schedule, kernel, row)] if row else []
+
+
+def _find_depthwise(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> DepthwiseMla | None:
     """Return the instruction for a depthwise convolution without dilation of columns, None for others."""
     block, sizes = anchor_of(schedule, kernel)
     if len(sizes) != 7 or sizes[4] != 8 or len(block.reads) < 2 or _column_steps(block)[1] != 1:
@@ -181,7 +213,7 @@ def find_depthwise(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> Depthwise
     )
 
 
-def rank_depthwise_tiles(schedule: Any, kernel: Kernel, row: DepthwiseMla) -> list[tuple[int, int, int]]:
+def _rank_depthwise_tiles(schedule: Any, kernel: Kernel, row: DepthwiseMla) -> list[tuple[int, int, int]]:
     """Return the register tiles (blocks of channels, rows, columns), those with the fewest loads first."""
     block, (_, _, _, width, *_) = anchor_of(schedule, kernel)
     stride = _column_steps(block)[0]
@@ -198,13 +230,20 @@ def rank_depthwise_tiles(schedule: Any, kernel: Kernel, row: DepthwiseMla) -> li
     return sorted(filter(fits, tile_sizes((1, 1, width), (1, 1, 28))), key=cost)[:12]
 
 
-def tensorize_depthwise(schedule: Any, row: DepthwiseMla, anchor: Any, inner: list[Any], outermost: Any) -> None:
-    """Sum a tile in registers, one row of the filter at a time."""
+def tensorize_depthwise(schedule: Any, knobs: Knobs, anchor: Any, inner: list[Any], outermost: Any) -> bool:
+    """Sum a tile in registers by the instruction that the knobs choose; return whether it is one of arm64's."""
+    if instruction_of(DEPTHWISE_DOTS, knobs):
+        tensorize_dots(schedule, anchor, inner, outermost)
+        return True
+    row = instruction_of(DEPTHWISE, knobs)
+    if row is None:
+        return False
     n, c_inner, h_inner, w_inner, c_lane, y, x = inner
     block = schedule.get(anchor)
-    schedule.reorder(y, n, c_inner, h_inner, w_inner, c_lane, x)
+    schedule.reorder(y, n, c_inner, h_inner, w_inner, c_lane, x)  # one row of the filter at a time
     unroll_loops(schedule, c_inner, h_inner)
     pixels = extents(schedule, [w_inner])[0]
     loop = w_inner if pixels > 1 else c_lane
     sized = DepthwiseRow(row.number, pixels, _column_steps(block)[0])
     sized.intrinsic.tensorize(schedule, anchor, y, loop, outermost)
+    return True

@@ -6,6 +6,7 @@ import re
 
 from tvmflow.schedules.intrinsics.amx import Tile
 from tvmflow.schedules.intrinsics.arm_depthwise import DepthwiseRow
+from tvmflow.schedules.intrinsics.arm_depthwise_dot import DepthwiseTile
 from tvmflow.schedules.intrinsics.arm_first_layer import ColumnRow
 from tvmflow.schedules.intrinsics.arm_lane_mla import LANES
 from tvmflow.schedules.intrinsics.arm_mmla import PairTile
@@ -18,9 +19,8 @@ def _intrinsics_in(trace: str) -> list[Intrinsic]:
     """Return the intrinsics that a trace names, without impossible ones."""
     names = set(re.findall(r"tvmflow\.\w+", trace))
     fixed = [row.intrinsic for row in (*DOTS, *LANES) if row.intrinsic.name in names]
-    return fixed + [
-        one.intrinsic for sizes in (ColumnRow, DepthwiseRow, LaneTile, PairTile, Tile) for one in sizes.named_in(trace)
-    ]
+    kinds = (ColumnRow, DepthwiseRow, DepthwiseTile, LaneTile, PairTile, Tile)
+    return fixed + [one.intrinsic for sizes in kinds for one in sizes.named_in(trace)]
 
 
 def register_all_in(trace: str) -> None:
