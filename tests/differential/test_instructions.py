@@ -170,6 +170,19 @@ def test_erf_is_right_to_three_units_of_one(length: int, mcpu: str) -> None:
     assert (np.abs(computed - wanted)[known] <= 3e-7 * np.abs(wanted)[known]).all()
 
 
+@pytest.mark.parametrize("operator", [relax.op.exp, relax.op.tanh])
+def test_functions_of_float16_are_right_to_one_unit_in_the_last_place(operator: Callable[[Any], Any]) -> None:
+    executable = build_scheduled(of_one_operator(operator, (65, 1000), "float16"), HOST, {})[0]
+    x = np.arange(65000).astype(np.uint16).view(np.float16).reshape(65, 1000)  # the largest NaNs are left out
+    computed = run(executable, x)
+    with np.errstate(all="ignore"):
+        wanted = (np.exp if operator is relax.op.exp else np.tanh)(x.astype(np.float64)).astype(np.float16)
+    assert np.array_equal(np.isnan(computed), np.isnan(x))
+    known = ~np.isnan(x)
+    distance = computed[known].view(np.int16).astype(int) - wanted[known].view(np.int16)
+    assert abs(distance).max() <= 1 and (distance != 0).mean() < 2e-3
+
+
 @pytest.mark.parametrize("length", [1, 6, 20, 96])
 @pytest.mark.parametrize("mcpu", ["host", "x86-64-v3"])
 def test_tanh_is_right_to_four_units_of_its_own_size(length: int, mcpu: str) -> None:
@@ -189,7 +202,14 @@ def test_tanh_is_right_to_four_units_of_its_own_size(length: int, mcpu: str) -> 
     assert (np.abs(computed - wanted)[known] <= 4e-7 * np.abs(wanted)[known]).all()
 
 
-@pytest.mark.parametrize(("mcpu", "mtriple"), [("znver4", "x86_64-linux-gnu"), ("cortex-a72", "aarch64-linux-gnu")])
+@pytest.mark.parametrize(
+    ("mcpu", "mtriple", "dtype"),
+    [
+        ("znver4", "x86_64-linux-gnu", "float32"),
+        ("cortex-a72", "aarch64-linux-gnu", "float32"),
+        ("cortex-a76", "aarch64-linux-gnu", "float16"),
+    ],
+)
 @pytest.mark.parametrize(
     "operator",
     [
@@ -201,8 +221,10 @@ def test_tanh_is_right_to_four_units_of_its_own_size(length: int, mcpu: str) -> 
         relax.op.nn.gelu,
     ],
 )
-def test_no_function_is_a_call_for_single_values(operator: Callable[[Any], Any], mcpu: str, mtriple: str) -> None:
+def test_no_function_is_a_call_for_single_values(
+    operator: Callable[[Any], Any], mcpu: str, mtriple: str, dtype: str
+) -> None:
     target = CpuBackend(ResolvedTarget("llvm", mcpu, mtriple, (), 2, "g++"))
-    executable = build_scheduled(of_one_operator(operator, (4, 96)), target, {})[0]
+    executable = build_scheduled(of_one_operator(operator, (4, 96), dtype), target, {})[0]
     code = "".join(m.inspect_source("asm") for m in [executable.mod, *executable.mod.imports] if m.kind == "llvm")
     assert not re.search(r"\b(expf?|tanhf?|erff?)\b", code)

@@ -6,6 +6,7 @@ the latter. Its tanh is four exponentials and two divisions, and loses all digit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -47,8 +48,6 @@ def _clamp(value: Any, lowest: float, highest: float) -> Any:
 def _exp(call: Any) -> Any:
     """Return exp of float32 within one unit in the last place, including infinities, NaN and subnormal results."""
     dtype, x = dtype_of(call), call.args[0]
-    if not dtype.startswith("float32"):
-        return tirx.call_llvm_pure_intrin(dtype, "llvm.exp", x)
     integer = dtype.replace("float", "int")
 
     def real(value: float) -> Any:
@@ -86,21 +85,14 @@ def _exp(call: Any) -> Any:
 
 def _erf(call: Any) -> Any:
     """Return erf of float32 with a relative error of at most 2.7e-7; infinities give 1 and -1, NaN stays NaN."""
-    dtype, x = dtype_of(call), call.args[0]
-    if not dtype.startswith("float32"):
-        return tirx.call_llvm_pure_intrin(dtype, "llvm.erf", x)
-
-    return _rational(x, ERF_END, ERF_NUMERATOR, ERF_DENOMINATOR)
+    return _rational(call.args[0], ERF_END, ERF_NUMERATOR, ERF_DENOMINATOR)
 
 
 def _tanh(call: Any) -> Any:
     """Return tanh of float32 with a relative error of at most 3.5e-7, at most 1; infinities give 1 and -1, NaN stays
     NaN.
     """
-    dtype, x = dtype_of(call), call.args[0]
-    if not dtype.startswith("float32"):
-        return tirx.call_llvm_pure_intrin(dtype, "llvm.tanh", x)
-    return _clamp(_rational(x, _TANH_END, _TANH_NUMERATOR, _TANH_DENOMINATOR), -1.0, 1.0)
+    return _clamp(_rational(call.args[0], _TANH_END, _TANH_NUMERATOR, _TANH_DENOMINATOR), -1.0, 1.0)
 
 
 def _rational(x: Any, end: float, numerator: tuple[float, ...], denominator: tuple[float, ...]) -> Any:
@@ -118,13 +110,25 @@ def _rational(x: Any, end: float, numerator: tuple[float, ...], denominator: tup
     return tirx.Let(bounded, _clamp(x, -end, end), found)
 
 
+def _lowering(name: str, lower: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the lowering of a function: that of float32, which float16 is widened to, and others are left to LLVM."""
+
+    def chosen(call: Any) -> Any:
+        dtype, x = dtype_of(call), call.args[0]
+        if dtype.startswith("float16"):
+            wide = dtype.replace("float16", "float32")
+            return lower(tirx.call_intrin(wide, call.op, x.astype(wide))).astype(dtype)
+        return lower(call) if dtype.startswith("float32") else tirx.call_llvm_pure_intrin(dtype, f"llvm.{name}", x)
+
+    return chosen
+
+
 @cache
 def register() -> None:
     """Register the lowerings of exp, erf, tanh and dot products of words with TVM, and vectorization of nearbyint."""
     tvm.ir.register_op_attr("tirx.nearbyint", "TVectorizable", True)
-    register_intrin_lowering("tirx.exp", "llvm", _exp, 99)
-    register_intrin_lowering("tirx.erf", "llvm", _erf, 99)
-    register_intrin_lowering("tirx.tanh", "llvm", _tanh, 99)
+    for name, lower in (("exp", _exp), ("erf", _erf), ("tanh", _tanh)):
+        register_intrin_lowering(f"tirx.{name}", "llvm", _lowering(name, lower), 99)
     words.register()
     register_intrin_lowering(words.WORD, "llvm", words.lower_word)
     register_intrin_lowering(words.DOT, "llvm", words.lower_dot)
