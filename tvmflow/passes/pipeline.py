@@ -55,6 +55,7 @@ from tvmflow.passes.legalize.recurrent import legalize_recurrent
 from tvmflow.passes.legalize.reductions import reduction_legalizers
 from tvmflow.passes.legalize.resize import legalize_resize2d
 from tvmflow.schedules.intrinsics import math_functions
+from tvmflow.schedules.intrinsics.arm_lane_mla import summed_by_lane
 from tvmflow.schedules.intrinsics.dot_product import find_dot
 from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures
 
@@ -92,7 +93,7 @@ def lowering_passes(cpu: CpuFeatures, winograd: Mapping[str, int], has_gpu: bool
     passes: list[tuple[str, Pass, bool]] = [
         ("int8_lookup_tables", Int8LookupTables(), True),
         ("narrow_by_instruction", NarrowByInstruction(), True),
-        ("fuse_attention", FuseAttention(cpu.channel_block, has_bfloat16_dot), not has_gpu),
+        ("fuse_attention", FuseAttention(cpu.channel_block, has_bfloat16_dot, summed_by_lane(cpu)), not has_gpu),
         ("legalize_operators", _legalize_operators(winograd, cpu), True),
         ("annotate_patterns", relax.transform.AnnotateTIROpPattern(), True),
         ("fold_constants", relax.transform.FoldConstant(), True),

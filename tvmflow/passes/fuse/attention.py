@@ -72,8 +72,8 @@ class _Scores(NamedTuple):
 class _Function:
     """A Relax function, its bindings by variable, and the attentions and batched matmuls in it."""
 
-    def __init__(self, function: Any, lanes: int, pairs: bool) -> None:
-        self.lanes, self.pairs = lanes, pairs
+    def __init__(self, function: Any, lanes: int, pairs: bool, together: int) -> None:
+        self.lanes, self.pairs, self.together = lanes, pairs, together
         self.bindings = [binding for block in function.body.blocks for binding in block.bindings]
         self.bound = {binding.var: binding.value for binding in self.bindings}
         self.users: dict[Any, list[Any]] = {}
@@ -195,6 +195,7 @@ class _Function:
             safe,
             self.lanes,
             paired,
+            2 if paired else self.together,
         )
         return _Fused(attention, tuple(read.value for read in reads))
 
@@ -371,12 +372,12 @@ class FuseAttention:
     """IRModule -> IRModule.
 
     lanes: columns of a matrix in one vector; pairs: whether the target has a dot product of two neighbouring bfloat16
-    values.
+    values; together: how many products of float32 an instruction sums.
     """
 
-    def __init__(self, lanes: int, pairs: bool = False) -> None:
-        self.lanes, self.pairs = lanes, pairs
+    def __init__(self, lanes: int, pairs: bool = False, together: int = 1) -> None:
+        self.lanes, self.pairs, self.together = lanes, pairs, together
 
     def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
-        fused = replace_calls(mod, _Function(mod["main"], self.lanes, self.pairs).find_attentions())
-        return replace_calls(fused, _Function(fused["main"], self.lanes, self.pairs).find_matmuls())
+        fused = replace_calls(mod, _Function(mod["main"], self.lanes, self.pairs, self.together).find_attentions())
+        return replace_calls(fused, _Function(fused["main"], self.lanes, self.pairs, self.together).find_matmuls())

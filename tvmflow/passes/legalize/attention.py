@@ -32,7 +32,8 @@ class Attention:
 
     q: (batch, queries, depth); k: (batch, keys, depth); v: (batch, keys, width); steps: applied to the scores in order;
     out: (batch, queries, width); safe: whether a row of minus infinity gives zeros instead of NaN; lanes: columns of a
-    block; paired: whether both matmuls multiply pairs of bfloat16.
+    block; paired: whether both matmuls multiply pairs of bfloat16; together: how many products an instruction sums,
+    whose number depth and keys are rounded up to.
     """
 
     batch: int
@@ -49,6 +50,7 @@ class Attention:
     safe: bool
     lanes: int
     paired: bool = False
+    together: int = 1
 
     @property
     def rows(self) -> int:
@@ -219,7 +221,7 @@ def _template_values(of: Attention) -> dict[str, Any]:
 
     multiplied = "bfloat16" if of.paired else "float32"
     zero, scale = f"T.{multiplied}(0)", f" * T.float32({of.scale!r})"
-    depths, places = (2 * -(-count // 2) if of.paired else count for count in (of.depth, of.keys))
+    depths, places = (of.together * -(-count // of.together) for count in (of.depth, of.keys))
     depth, place = ("vd * 2 + vp", "vn * 2 + vp") if of.paired else ("vd", "vn")
     key = of.k.read("k", "vg", column, depth, dtype=multiplied) + ("" if of.paired else scale)
     key = select_inside(depth, of.depth, depths, key, zero)
@@ -231,7 +233,7 @@ def _template_values(of: Attention) -> dict[str, Any]:
     extents = {
         "G": of.batch,
         "M": of.rows,
-        "N": of.keys,
+        "N": places,
         "D": depths,
         "L": lanes,
         "NB": score_blocks,

@@ -11,7 +11,8 @@ from typing import Any
 from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.ir.tvm_compat import load_class
 from tvmflow.schedules.cpu.batch_matmul import copy_rows, matmul_tiles, row_blocks, sum_in_registers, tile_block
-from tvmflow.schedules.intrinsics.dot_product import DOTS, find_dot
+from tvmflow.schedules.intrinsics.arm_lane_mla import LANES, LaneMla, find_matrix_lane_mla, rank_lane_tiles
+from tvmflow.schedules.intrinsics.dot_product import DOTS, Dot, find_dot
 from tvmflow.schedules.intrinsics.intrinsic import instruction_of
 from tvmflow.schedules.template import (
     Knobs,
@@ -45,6 +46,7 @@ def _candidates(schedule: Any, _kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]
     values = schedule.get(_block(schedule, "values"))
     stored = region_buffer(values.reads[0]).shape
     in_blocks = len(stored) == _PACKED_AXES and int(stored[-1]) == lanes and isinstance(values.body.value, load_class())
+    instructions = (dot,) if paired else tuple(dict.fromkeys((find_matrix_lane_mla(cpu, lanes), None)))
     most_rows = cpu.l2_bytes // (2 * _SCORE_BYTES * keys * lanes)
     return remove_duplicates(
         [
@@ -56,20 +58,28 @@ def _candidates(schedule: Any, _kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]
                 "mixed_tile": mixed_b,
                 "pack_values": pack,
                 "parallel": parallel,
-                **({"dot": dot.number} if dot else {}),
+                **({"dot": row.number} if row else {}),
             }
-            for m, b in matmul_tiles(cpu, rows, keys, lanes)[:6]
-            for mixed_m, mixed_b in [tile for tile in matmul_tiles(cpu, rows, width, lanes) if m % tile[0] == 0][:2]
+            for row in instructions
+            for m, b in _tiles(cpu, row, rows, keys, lanes)[:6]
+            for mixed_m, mixed_b in [tile for tile in _tiles(cpu, row, rows, width, lanes) if m % tile[0] == 0][:2]
             for count in row_blocks(rows, m, most_rows)
-            for pack in ((0, 1) if in_blocks and not paired else (1,))
+            for pack in ((0, 1) if in_blocks and not paired and row is None else (1,))
             for parallel in parallel_candidates(work_of(schedule, f"{_NAME}_product") // lanes)
         ]
     )
 
 
+def _tiles(cpu: CpuFeatures, row: Dot | LaneMla | None, rows: int, blocks: int, lanes: int) -> list[tuple[int, int]]:
+    """Return register tiles (rows, blocks of columns), those with the fewest loads per multiplication first."""
+    if isinstance(row, LaneMla):
+        return [(m, b) for b, _, m in rank_lane_tiles(row, blocks, 1, rows, lanes)]
+    return matmul_tiles(cpu, rows, blocks, lanes)
+
+
 def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     rows, blocks = _split_rows(schedule, block_ref(schedule, kernel.after[-1]), knobs)
-    dot = instruction_of(DOTS, knobs)
+    dot = instruction_of(LANES, knobs) or instruction_of(DOTS, knobs)
     sum_in_registers(schedule, _block(schedule, "mixed"), blocks, dot, rows)
     schedule.compute_at(_block(schedule, "factor"), rows, preserve_unit_loops=True)
     for name in _SOFTMAX:
@@ -89,11 +99,22 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     schedule.vectorize(schedule.get_loops(_block(schedule, "weights"))[-1])
     lanes = extents(schedule, schedule.get_loops(_block(schedule, "weights"))[-1:])[0]
     copy_rows(schedule, _block(schedule, "queries"), rows, lanes)
-    if knobs["pack_values"]:
+    if isinstance(dot, LaneMla):
+        _parallelize_values(schedule, knobs["parallel"])
+    elif knobs["pack_values"]:
         parallelize(schedule, f"{_NAME}_values", knobs["parallel"])
     else:
         schedule.compute_inline(_block(schedule, "values"))
     parallelize(schedule, f"{_NAME}_keys", knobs["parallel"])
+
+
+def _parallelize_values(schedule: Any, parallel: int) -> None:
+    """Copy V a block of columns at a time: rows behind the last one are zeros."""
+    *outer, _, lane = schedule.get_loops(_block(schedule, "values"))
+    blocks = schedule.fuse(*outer)
+    if parallel:
+        schedule.parallel(blocks)
+    schedule.vectorize(lane)
 
 
 def _split_rows(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any]:
