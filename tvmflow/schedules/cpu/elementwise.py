@@ -21,6 +21,7 @@ from tvmflow.schedules.template import (
     merge_epilogue,
     parallel_candidates,
     parallelize,
+    parallelize_rows,
     unroll_loops,
     work_of,
 )
@@ -76,6 +77,11 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     knobs = [
         {"parallel": parallel, "rows": rows, "rows_first": first} for rows, first in variants for parallel in order
     ]
+    if "neon" in cpu.dots:  # dividing a place into its axes takes 20 instructions for a vector
+        nested = [{**one, "nested": 1} for one in knobs if one["rows_first"]]
+        if len(sizes) == _PACKED_AXES and sizes[2] == 1 < sizes[1] and sizes[-1] == cpu.channel_block:
+            nested = [{"parallel": parallel, "rows": 1, "rows_first": 0, "nested": 1} for parallel in order] + nested
+        knobs = nested + knobs
     if len(sizes) != _PACKED_AXES or len(_outputs(schedule, kernel)) > 1:
         return knobs
     if any(_concat_offsets(schedule, name) for name in kernel.after):
@@ -196,9 +202,18 @@ def _periods(node: Any) -> list[int]:
 def _schedule_rows(schedule: Any, name: str, knobs: Knobs) -> None:
     """Keep the last axes separate, so that indices of a padding or a layout change stay simple within a vector.
 
-    rows_first: with packed channels, threads get rows of the image, as in convolutions.
+    rows_first: with packed channels, threads get rows of the image, as in convolutions; nested: a loop for each axis.
     """
     *outer, row, last = schedule.get_loops(block_ref(schedule, name))
+    if knobs.get("nested") and knobs["rows_first"]:
+        parallelize_rows(schedule, name, knobs["parallel"])
+        return
+    if knobs.get("nested"):
+        blocks = schedule.fuse(*outer[:2])
+        if knobs["parallel"]:
+            schedule.parallel(blocks)
+        schedule.vectorize(last)
+        return
     if knobs["rows_first"]:
         batch, channels, height = outer
         schedule.reorder(batch, height, channels)
