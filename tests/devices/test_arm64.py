@@ -33,6 +33,8 @@ from tvmflow.shipping.bundle.abis import abi_named
 from tvmflow.shipping.bundle.elf import check_shared_object
 from tvmflow.sources.data.datasets import Samples
 from tvmflow.sources.networks.torch_zoo import NETWORKS
+from tvmflow.targets.cpu_features import activations_of
+from tvmflow.targets.resolve import Processor
 
 RUNS = 3
 
@@ -72,10 +74,11 @@ def expected(module: Any, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.stack([np.concatenate([y.reshape(-1) for y in here.run(one)]) for one in x])
 
 
-def in_precision(module: Any, precision: str, x: np.ndarray[Any, Any]) -> Any:
+def in_precision(module: Any, precision: str, x: np.ndarray[Any, Any], processor: str = "cortex-a76") -> Any:
+    """Return a module as the pipeline makes it for a processor, whose dot products decide the type of activations."""
     options: MixedOperators | Int8Params = MixedOperators(low=("conv2d", "matmul"), high=("softmax", "sum", "mean"))
     if precision == "int8":
-        options = Int8Params(max_drop=0.0)
+        options = Int8Params(max_drop=0.0, activations=activations_of(Processor(processor, TRIPLE, ())))
     samples = Samples((x.reshape(-1, *x.shape[2:]),), None)
     return to_precision(module, precision, PrecisionRequest(options, samples, lambda *_: None))[0]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.devices.arm64 import target
 from tests.devices.test_arm64 import RUNS, in_precision
@@ -49,17 +51,24 @@ def test_the_runtime_knows_each_processor(runner: Path, emulated: EmulatedSystem
         assert said.stdout.split() == [flag for flag, feature in FLAGS.items() if feature not in processor.features]
 
 
-def test_a_library_of_half_arithmetic_refuses_processors_without_it(
-    runner: Path, emulated: EmulatedSystem, tmp_path: Path
+@pytest.mark.parametrize(
+    ("precision", "flag", "instruction"),
+    [("float16", "asimdhp", r"fmla\tv\d+\.8h"), ("int8", "asimddp", r"sdot\tv")],
+    ids=["float16", "int8"],
+)
+def test_a_library_refuses_processors_without_its_instructions(
+    precision: str, flag: str, instruction: str, runner: Path, emulated: EmulatedSystem, tmp_path: Path
 ) -> None:
     """Without its flags the same code ends with SIGILL."""
     x = np.random.default_rng(5).random((RUNS, 1, 1, 8, 8), dtype=np.float32)
     module = ExportedModel(NETWORKS["digits_cnn"]().eval(), (TensorSpec("x", (1, 1, 8, 8)),)).to_relax()
     backend = backend_of(target("cortex-a76"))
-    packed = PackChannels(backend.cpu_features().channel_block)(in_precision(canonicalize(module), "float16", x))
+    packed = PackChannels(backend.cpu_features().channel_block)(in_precision(canonicalize(module), precision, x))
     scheduled = build_scheduled(packed, backend, {})
+    code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")
+    assert re.search(instruction, code)
     network, flags = _network(scheduled.module, ("y",), 1), judged_flags(backend.target)
-    assert "asimdhp" in flags
+    assert flag in flags
     x.tofile(tmp_path / "in")
     said = {}
     for name, kept in (("without", ()), ("with", flags)):

@@ -12,6 +12,7 @@ from tests.report.report_data import HOSTILE
 from tests.tracking.ledger_bench import LedgerBench
 from tvmflow.report.mlflow_page import NOTE, bars_svg, describe_run
 from tvmflow.tracking.mlflow.recorded import ensure_recorded, recorded_run
+from tvmflow.tracking.mlflow.registry import registry_name
 from tvmflow.tracking.mlflow.store import open_mlflow
 
 
@@ -30,16 +31,23 @@ def test_the_run_of_a_measurement_is_described_once(ledger: LedgerBench, tmp_pat
     note = client.get_run(run_id).data.tags[NOTE]
     assert note.startswith(f"**{cell}**") and "| latency |" in note
     [version] = client.search_model_versions(f"run_id = '{run_id}'")
-    assert version.description == note
+    first, _, rest = version.description.partition("\n\n")
+    assert rest == note and first == "1 ms (0.99 to 1.01); on cpu-test-t2"
+    model = client.get_registered_model(registry_name(cell)).description
+    assert model.startswith("digits_torch compiled for local-cpu in float32") and "torch, network digits_cnn" in model
     assert client.get_run(run_id).data.tags["mlflow.source.name"] == "tvmflow"
     page = _text(client, run_id, "report.html", tmp_path)
     assert str(cell) in page and "Content-Security-Policy" in page and len(page) < 1_000_000
     series = client.get_metric_history(run_id, "latency_ms.turn")
     assert [(one.step, one.value) for one in series] == [(0, 1.0), (1, 1.1), (3, pytest.approx(1.3))]
     client.set_tag(run_id, NOTE, "mine")
+    client.update_registered_model(registry_name(cell), "mine")
     describe_run(ledger.workspace, cell)
     ensure_recorded(ledger.workspace, cell)
     assert client.get_run(run_id).data.tags[NOTE] == "mine"
+    ledger.measure(cell, "another library")
+    describe_run(ledger.workspace, cell)
+    assert client.get_registered_model(registry_name(cell)).description == "mine"
 
 
 def test_a_picture_is_an_image_whatever_names_hold() -> None:

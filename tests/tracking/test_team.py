@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from tasks.table import STAGES
 from tests.tracking.ledger_bench import LedgerBench
@@ -18,6 +19,7 @@ from tests.tracking.test_rebuild import commit_to_dvc, seen
 from tvmflow.api.bundles import part_of
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
+from tvmflow.report.mlflow_page import describe_run
 from tvmflow.support.errors import StoreError, UsageError
 from tvmflow.tracking.costs import METRICS, NOTES, costs_of
 from tvmflow.tracking.mlflow.address import TRACKING, identity
@@ -205,3 +207,19 @@ def test_a_server_whose_database_is_away_is_told_in_one_line(
     assert why == (
         f"the MLflow server {address} does not answer (too many 500 error responses: most likely its database is away)"
     )
+
+
+def test_a_server_shows_what_a_model_and_its_versions_are(
+    ledger: LedgerBench, server: MlflowServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TRACKING, server.uri)
+    cell = ledger.cell("digits_keras", "raspberry-pi-4")
+    sha256 = _library(ledger, cell, "described")
+    describe_run(ledger.workspace, cell)
+    answer = requests.get(f"{server.uri}/api/2.0/mlflow/registered-models/search", timeout=60).json()
+    [model] = [one for one in answer["registered_models"] if one["name"] == registry_name(cell)]
+    assert model["description"].startswith("digits_keras compiled for raspberry-pi-4 in float32")
+    assert f"`tvmflow history {cell}`" in model["description"]
+    [version] = model["latest_versions"]
+    assert {"key": "library_sha256", "value": sha256} in version["tags"]
+    assert version["description"].startswith("1 ms (0.99 to 1.01); on cpu-test-t2\n\n**")

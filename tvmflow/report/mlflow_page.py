@@ -1,5 +1,5 @@
 """Add to the MLflow run of a measurement what people look at: a description, the report of the cell, and pictures; to
-the version of its library the description.
+the version of its library the description, and to the registered model what it is.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from tvmflow.config.workspace import Workspace
 from tvmflow.evaluation.scorecard import Scorecard
 from tvmflow.report.layers import layers_of
 from tvmflow.report.page import collect_cell, page_text
-from tvmflow.report.tables import scorecard, scorecard_markdown
+from tvmflow.report.tables import scorecard, scorecard_markdown, shown_best, shown_compute
 from tvmflow.support.temporary import temporary_folder
 from tvmflow.tracking.mlflow.history import measurements
 from tvmflow.tracking.mlflow.recorded import recorded_run
+from tvmflow.tracking.mlflow.registry import registry_name
 from tvmflow.tracking.mlflow.store import open_mlflow
 
 NOTE = "mlflow.note.content"  # the description of a run in MLflow's UI
@@ -42,8 +43,35 @@ def describe_run(workspace: Workspace, cell: Cell) -> None:
     text = scorecard_markdown(card)
     for version in client.search_model_versions(f"run_id = '{run_id}'"):
         if not version.description:
-            client.update_model_version(version.name, version.version, text)
+            client.update_model_version(version.name, version.version, f"{_first_line(card)}\n\n{text}")
+    registered = registry_name(cell)
+    if not client.get_registered_model(registered).description:
+        client.update_registered_model(registered, _model_text(workspace, cell))
     client.set_tag(run_id, NOTE, text)
+
+
+def _first_line(card: Scorecard) -> str:
+    """Return a version in a line of plain text: MLflow's list of versions shows its start, and no Markdown."""
+    best = shown_best(card)
+    parts = [shown_compute(card), "" if best == "-" else f"best peer {best}", f"on {card.device.kind}"]
+    return "; ".join(part for part in parts if part)
+
+
+def _model_text(workspace: Workspace, cell: Cell) -> str:
+    """Return what a registered model is, of what source, and where its records are."""
+    model = workspace.params.models[cell.model]
+    network = f", network {model.network}" if model.network else ""
+    return "\n".join(
+        [
+            f"{cell.model} compiled for {cell.target} in {cell.precision}: each version is a library.",
+            "",
+            f"- Source of the first version: {model.framework}{network}, weights of kind {model.weights.kind}.",
+            f"- Records: the run of a version, in the experiment {cell.model}, has its measurement and report.html; "
+            f"`tvmflow history {cell}` lists them.",
+            "- Aliases: champion is released, challenger is the newest candidate, previous is what "
+            f"`tvmflow rollback {cell}` restores.",
+        ]
+    )
 
 
 def _charts(workspace: Workspace, cell: Cell, card: Scorecard) -> dict[str, list[tuple[str, float]]]:
