@@ -51,14 +51,21 @@ class _Rewriter(LayoutRewriter):
 
     def _get_plain(self, name: str) -> Any:
         if name not in self.plain:
-            self.plain[name] = self.builder.emit(relax.op.permute_dims(self.first[name], _TO_LAST), f"{name}_last")
+            self.plain[name] = self.builder.emit(self._permute(name, self.first[name], _TO_LAST), f"{name}_last")
         return self.plain[name]
 
     def _get_first(self, name: str) -> Any:
         """Return a value in NCHW, transposed on first use."""
         if name not in self.first:
-            self.first[name] = self.builder.emit(relax.op.permute_dims(self.plain[name], _TO_FIRST), f"{name}_first")
+            self.first[name] = self.builder.emit(self._permute(name, self.plain[name], _TO_FIRST), f"{name}_first")
         return self.first[name]
+
+    def _permute(self, name: str, value: Any, axes: list[int]) -> Any:
+        """Return the permutation of a value, a reshape if it moves nothing in memory."""
+        if self._is_pixel(name):
+            last = self.shapes[name]
+            return relax.op.reshape(value, [last[axis] for axis in _TO_FIRST] if axes == _TO_FIRST else last)
+        return relax.op.permute_dims(value, axes)
 
     def _rewrite_step(self, step: Step) -> None:
         if step.op == "relax.permute_dims" and axes_of_permutation(step) == _TO_FIRST:
@@ -92,6 +99,8 @@ class _Rewriter(LayoutRewriter):
         if step.op in ("relax.mean", "relax.sum", "relax.max", "relax.min"):
             return self._convert_reduction(step)
         if len(step.shape) == 4 and is_concat(step):
+            if self._is_cheaper_last(step):
+                return None
             axis = {0: 0, 1: 2, 2: 3, 3: 1}[int(step.call.attrs.axis) % 4]
             return lambda: relax.op.concat([self._get_first(name) for name in step.refs], axis=axis)
         if step.op == "relax.nn.pad" and len(step.shape) == 4:
@@ -99,6 +108,11 @@ class _Rewriter(LayoutRewriter):
         if step.op == "relax.reshape" and len(step.shape) == 2 and self._is_pixel(step.refs[0]):
             return lambda: relax.op.reshape(self._get_first(step.refs[0]), step.shape)
         return None
+
+    def _is_cheaper_last(self, step: Step) -> bool:
+        """Whether only pixels of a concat are in NCHW: the state of a streaming network and what is appended to it."""
+        in_first = [name for name in step.refs if name in self.first and name not in self.plain]
+        return len(in_first) < len(step.refs) and all(self._is_pixel(name) for name in in_first)
 
     def _is_pixel(self, name: str) -> bool:
         return len(self.shapes[name]) == 4 and math.prod(self.shapes[name][1:3]) == 1

@@ -230,9 +230,8 @@ def _schedule_rows(schedule: Any, name: str, knobs: Knobs) -> None:
         outer.append(part)
         size = period
     width = max(divisors(size, SPREAD_LANES))
-    rows = schedule.fuse(*outer)
     if knobs["parallel"]:
-        schedule.parallel(rows)
+        schedule.parallel(schedule.fuse(*outer))
     if width < SPREAD_LANES // 2 and size > SPREAD_LANES and not inner:  # whole vectors and a remainder
         whole, rest = schedule.loop_partition(last, [size // SPREAD_LANES * SPREAD_LANES, None])
         schedule.vectorize(schedule.split(whole, [None, SPREAD_LANES])[-1])
