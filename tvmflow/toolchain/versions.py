@@ -45,7 +45,7 @@ _OTHER_DISTRIBUTIONS = {"xgboost-cpu": ("xgboost",), "mlflow": ("mlflow-skinny",
 # quotient. 27: tiles of AMX that get their shapes once. 34: norms of packed images. 35: tanh as a quotient, limits by
 # instruction. 37: Winograd's transforms without zeros, by columns. 39: relu and clip return NaN for NaN. 40:
 # so do maxima and max pools.
-_CODEGEN = "45"
+_CODEGEN = "46"
 # LLVM features used by schedules and vectors, with their names in Linux.
 _EXTENSIONS = {
     "avx2": "avx2",
