@@ -88,8 +88,8 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class KernelBound:
-    """ms: of all its calls in a run; least_ms: the larger of its arithmetic and of reading its constants. why: what keeps
-    it from its bound, in words.
+    """ms: of all its calls in a run; least_ms: the larger of its arithmetic and of reading its constants. why: what
+    keeps it from its bound, in words.
     """
 
     name: str
