@@ -6,7 +6,7 @@ reach.
 Ceilings are measured here, as stage `evaluate` does (tvmflow/evaluation/roofline.py, x86 with AVX2 or more).
 `arithmetic` and `memory` are the two bounds in ms; `share` is the larger one over the measured time. `kernels` is the
 sum of the smallest times of the kernels: beside other work it is far below the measured time, most of all with one
-thread. Below each network the kernels that lose most beside the bound of their arithmetic, by their smallest times.
+thread. Below each network the kernels that lose most beside their own bound, by their smallest times.
 """
 
 from __future__ import annotations

@@ -156,6 +156,24 @@ def test_exp_multiplies_by_a_power_of_two_in_one_instruction_of_avx512() -> None
 
 @pytest.mark.parametrize("length", [1, 6, 20, 96])
 @pytest.mark.parametrize("mcpu", ["host", "x86-64-v3"])
+def test_sigmoid_is_right_of_every_number(length: int, mcpu: str) -> None:
+    """Of small results (below 0) to a rounding of x, at both ends 0 and 1, and of what is no number."""
+    target = HOST if mcpu == "host" else CpuBackend(ResolvedTarget("llvm", mcpu, "x86_64-linux-gnu", (), 2, "g++"))
+    executable = build_scheduled(of_one_operator(relax.op.sigmoid, (64, length)), target, {})[0]
+    draw = np.random.default_rng(length)
+    x = (draw.uniform(-87, 87, (64, length)) * 10.0 ** draw.integers(-6, 1, (64, 1))).astype(np.float32)
+    x[:9, 0] = 0.0, -0.0, np.inf, -np.inf, np.nan, 1e30, -1e30, -120.0, 120.0
+    computed = run(executable, x)
+    wanted = 1 / (1 + np.exp(np.minimum(-x.astype(np.float64), 700)))
+    assert np.array_equal(np.isnan(computed), np.isnan(x))
+    assert computed[:9, 0].tolist()[:4] == [0.5, 0.5, 1, 0] and computed[5:9, 0].tolist() == [1, 0, 0, 1]
+    known = np.abs(x) < 88
+    allowed = (3e-7 + 7.5e-8 * np.maximum(-x, 0)) * wanted
+    assert (np.abs(computed - wanted)[known] <= allowed[known]).all()
+
+
+@pytest.mark.parametrize("length", [1, 6, 20, 96])
+@pytest.mark.parametrize("mcpu", ["host", "x86-64-v3"])
 def test_erf_is_right_to_three_units_of_one(length: int, mcpu: str) -> None:
     """Also near 0, where its own size counts, from where it is 1, and of what is no number."""
     target = HOST if mcpu == "host" else CpuBackend(ResolvedTarget("llvm", mcpu, "x86_64-linux-gnu", (), 2, "g++"))

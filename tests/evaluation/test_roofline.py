@@ -103,26 +103,28 @@ def test_the_least_time_is_the_larger_of_arithmetic_and_memory() -> None:
 
 
 def test_kernels_that_lose_most_come_first() -> None:
-    """2e9 operations at 1e12 a second are 2 ms, 4e9 at 4e12 are 1 ms; one that computes nothing has no least time, and
-    one without a time no row.
+    """2e9 operations at 1e12 a second are 2 ms, 4e9 at 4e12 are 1 ms, 2e7 bytes at 4e10 are 0.5 ms; one that computes
+    and reads nothing has no least time, and one without a time no row.
     """
     kernels = [
-        KernelSchedule(name, "", schedule, "any", operations, dtype, 0)
-        for name, operations, dtype, schedule in (
-            ("near", 2e9, "float32", "record"),
-            ("far", 4e9, "int8", "default"),
-            ("transpose", 0.0, "bfloat16", "default"),
-            ("scan", 0.0, "float32", "none"),
-            ("unseen", 1.0, "float32", "default"),
+        KernelSchedule(name, "", schedule, "any", operations, dtype, constants)
+        for name, operations, dtype, schedule, constants in (
+            ("near", 2e9, "float32", "record", 8),
+            ("far", 4e9, "int8", "default", 0),
+            ("transpose", 0.0, "bfloat16", "default", 0),
+            ("scan", 0.0, "float32", "none", 0),
+            ("one pixel", 1e8, "float32", "default", 2 * 10**7),
+            ("unseen", 1.0, "float32", "default", 0),
         )
     ]
-    times = {"near": 2.5, "far": 4.0, "transpose": 0.75, "scan": 0.6, "another": 1.0}
+    times = {"near": 2.5, "far": 4.0, "transpose": 0.75, "scan": 0.6, "one pixel": 0.8, "another": 1.0}
     rows = bounds.kernel_bounds(kernels, CEILINGS, times)
     assert [astuple(row) for row in rows] == [
         ("far", 4.0, pytest.approx(1.0), pytest.approx(0.25), "any, not tuned"),
         ("transpose", 0.75, 0.0, 0.0, "changes the layout"),
         ("scan", 0.6, 0.0, 0.0, "no schedule template takes it: a plain loop"),
         ("near", 2.5, pytest.approx(2.0), pytest.approx(0.8), "any, tuned"),
+        ("one pixel", 0.8, pytest.approx(0.5), pytest.approx(0.625), "any, not tuned"),
     ]
     slow, fast = (replace(bounds_of(WORK, CEILINGS, ms), kernels=rows) for ms in (8.0, 5.0))
     assert slow.slowest == rows[:3] and not fast.slowest and not replace(slow, share=None).slowest

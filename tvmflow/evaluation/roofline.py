@@ -88,7 +88,9 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class KernelBound:
-    """ms: of all its calls in a run; least_ms: of its arithmetic. why: what keeps it from its bound, in words."""
+    """ms: of all its calls in a run; least_ms: the larger of its arithmetic and of reading its constants. why: what
+    keeps it from its bound, in words.
+    """
 
     name: str
     ms: float
@@ -150,11 +152,11 @@ def bounds_of(work: Work, ceilings: Ceilings, median_ms: float | None) -> Bounds
 def kernel_bounds(
     kernels: Iterable[KernelSchedule], ceilings: Ceilings, times_ms: Mapping[str, float]
 ) -> tuple[KernelBound, ...]:
-    """Return a row per kernel with a known time, sorted by the time lost against the arithmetic bound."""
+    """Return a row per kernel with a known time, sorted by the time lost against its bound."""
     rows = []
     for kernel in kernels:
         if took := times_ms.get(kernel.name):
-            least_ms = 1e3 * kernel.operations / ceilings.operations[kernel.dtype] if kernel.operations else 0.0
+            least_ms = 1e3 * max(ceilings.least_s(Work.of([kernel])))
             rows.append(KernelBound(kernel.name, took, least_ms, least_ms / took, _why_slow(kernel)))
     return tuple(sorted(rows, key=lambda row: row.least_ms - row.ms))
 

@@ -171,6 +171,11 @@ def has_wide_vectors(target: Any) -> bool:
     return "avx512f" in _features(target)
 
 
+def reduces_floats(target: Any) -> bool:
+    """Whether the processor of a tvm.target.Target subtracts the floor of 16 float32 values (AVX512-DQ)."""
+    return "avx512dq" in _features(target)
+
+
 def looks_up_bytes(target: Any) -> bool:
     """Whether the processor of a tvm.target.Target permutes bytes of two 64-byte registers (AVX512-VBMI)."""
     return "avx512vbmi" in _features(target)

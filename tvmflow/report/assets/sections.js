@@ -183,7 +183,7 @@ function boundsOf(cell) {
   if (!rows.length) return "";
   const columns = [["kernel", "left name"], ["in the network", ""], ["of all kernels", ""], ["at least", ""], ["reached", ""]];
   const make = () => table(columns, rows.map((row) => [[code(row.name), h("small", null, cell.layers.labels[row.name] ?? "")], ms(row.ms), percent(row.ms / total, 0), ms(row.least_ms), percent(row.share, 0)]));
-  return folded("kernels in the network, those that lose most beside the least time of their arithmetic first", make);
+  return folded("kernels in the network, those that lose most beside their least time first", make);
 }
 
 function profileSection(cells, width, state, redraw) {
