@@ -5,6 +5,7 @@ Resolves and downloads several hundred packages from the package index, by uv.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -20,6 +21,8 @@ from filelock import FileLock
 from tests.conftest import NAMES_OF_SERVERS, REPOSITORY, shared_folder
 
 EXTRAS = ("onnx", "ui", "dask", "text", "adb")
+DASK = "flows: {runner: dask, workers: 2}\n"
+USE = REPOSITORY / "tests" / "setup" / "exercise_extras.py"
 QUICK = """
 tune: {trials_per_workload: 2, total_trials: 6, measure_min_ms: 1.0, measure_repeats: 2, max_drift: 5.0}
 evaluate: {turns: 6, turn_ms: 2.0, max_seconds: 2.0, cold_starts: 1, max_foreign_load: 1.0}
@@ -127,6 +130,20 @@ def test_a_model_becomes_an_app_with_these_versions(
     assert "up to date" in called("dvc", "status", folder=workspace)
     with zipfile.ZipFile(tmp_path / "app.zip") as app:
         assert app.testzip() is None
+    used = called("python", "-P", str(USE), folder=workspace)
+    assert [line for line in ("text: tokens", "ui: page and models", "adb: no phones") if line not in used] == []
+    with (workspace / "params.yaml").open("a") as params:
+        params.write(DASK)
+    for name in ("second", "third"):
+        called("tvmflow", "add", "../model.onnx", "--name", name, folder=workspace)
+    called("tvmflow", "sweep", folder=workspace)
+    cells = json.loads(called("tvmflow", "status", "--json", folder=workspace))["cells"]
+    assert {one["name"]: one["measured"] and not one["todo"] for one in cells} == {
+        "mine": True,
+        "second": True,
+        "third": True,
+    }
+    assert "up to date" in called("dvc", "status", folder=workspace)
 
 
 def _project() -> dict[str, Any]:
