@@ -152,6 +152,9 @@ def test_distances_and_transforms() -> None:
     x = torch.randn(2, 6, 10, generator=torch.Generator().manual_seed(1))
     functions: Functions = {
         "distances": lambda x: torch.cdist(x, x[:, :3] + 1),
+        "bilinear": lambda x: F.bilinear(x[:, :3], x[:, 3:, :4], x[:, :4].transpose(1, 2), x[0, 0, :2]),
+        "times powers of two": lambda x: torch.ldexp(x, (x * 4).to(torch.int32)),
+        "copies": lambda x: torch.unbind_copy(torch.permute_copy(torch.narrow_copy(x, 1, 2, 3), (2, 0, 1)), 0)[1],
         "largest distances": lambda x: torch.cdist(x, x[:, :3] + 1, p=_INF),
         "spectrum": lambda x: torch.fft.rfft(x).abs(),
         "power of a short time": lambda x: torch.stft(x[0], 4, 2, return_complex=True).abs() ** 2,

@@ -215,7 +215,41 @@ def _convolution(
     return torch.ops.aten.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
 
 
+def _trilinear(
+    one: Any,
+    other: Any,
+    weight: Any,
+    expand1: list[int],
+    expand2: list[int],
+    expand3: list[int],
+    sumdim: list[int],
+    _unroll_dim: int = 1,
+) -> Any:
+    """Return the sum of products of three tensors over dimensions, each first expanded by others: nn.Bilinear."""
+    expanded = []
+    for tensor, places in ((one, expand1), (other, expand2), (weight, expand3)):
+        for place in sorted(places):
+            tensor = tensor.unsqueeze(place)
+        expanded.append(tensor)
+    product = expanded[0] * expanded[1] * expanded[2]
+    return product.sum(sumdim, dtype=product.dtype) if sumdim else product
+
+
+def _ldexp(x: Any, exponent: Any) -> Any:
+    return x * torch.pow(2.0, exponent)
+
+
+def _unbind(x: Any, dim: int = 0) -> Any:
+    return tuple(x.select(dim, place) for place in range(x.shape[dim]))
+
+
 _OWN: dict[str, Callable[..., Any]] = {
+    "_trilinear": _trilinear,
+    "ldexp": _ldexp,
+    "view_copy": lambda x, size: x.reshape(size),
+    "permute_copy": lambda x, axes: x.permute(axes),
+    "narrow_copy": lambda x, dim, start, length: x.narrow(dim, start, length),
+    "unbind_copy": _unbind,
     "_convolution": _convolution,
     "var_mean.correction": _var_mean,
     "addmv": _addmv,
