@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from tvmflow.ir.tir.blocks import Kernel, extents
+from tvmflow.schedules.intrinsics.assembly import AssemblyCall
 from tvmflow.schedules.intrinsics.intrinsic import Instruction, Intrinsic, Operand, Sized, find_instruction
 from tvmflow.schedules.template import anchor_of, dtypes_of, operands_of, stride_and_dilation, tile_sizes
 from tvmflow.targets.cpu_features import CpuFeatures
@@ -27,15 +28,6 @@ _MOST_ROWS = 7
 _TRANSPOSED = 2  # registers of a window
 _ORDERS = 4  # registers with the order of bytes of a window, and of the last one of a filter's row
 _NONE = 255  # tbl gives 0 for it
-
-_FUNCTION = """
-define weak_odr i32 @{name}(ptr %c, i64 %sum, ptr %a, i64 %row, ptr %b, ptr %0) alwaysinline nounwind {{
-{before}
-  %all = call {returned} asm sideeffect "{text}", "{constraints}"({arguments})
-{after}
-  ret i32 0
-}}
-"""
 
 
 @dataclass(frozen=True)
@@ -113,7 +105,7 @@ class DepthwiseTile(Sized):
 
     def _function(self) -> str:
         """Return the LLVM code of the tile: sums are loaded, passed through the assembly, and stored."""
-        before, after, kind = [], [], "<4 x i32>"
+        before, kind = [], "<4 x i32>"
         for at in range(2 * self.pixels):
             before += [
                 f"  %o{at} = mul i64 %sum, {at // 2}",
@@ -121,28 +113,12 @@ class DepthwiseTile(Sized):
                 f"  %c{at} = getelementptr i32, ptr %c, i64 %q{at}",
                 f"  %s{at} = load {kind}, ptr %c{at}, align 16",
             ]
-            after += [
-                f"  %r{at} = extractvalue {{returned}} %all, {at}",
-                f"  store {kind} %r{at}, ptr %c{at}, align 16",
-            ]
-        kinds = [kind] * (2 * self.pixels) + ["ptr"] * 2
-        values = [f"%s{at}" for at in range(2 * self.pixels)] + ["%a", "%b"]
         orders = [_order_of(half, taps) for taps in (4, self._last_taps) for half in (0, 1)]
-        used = self._first_weight + self.weights
-        constraints = ["=&w"] * (2 * self.pixels) + ["=&r"] * 2 + [str(at) for at in range(len(kinds))]
-        constraints += ["r"] + ["w"] * _ORDERS + [f"~{{v{at}}}" for at in range(used)] + ["~{memory}"]
-        arguments = [f"{kind} {value}" for kind, value in zip(kinds, values, strict=True)]
-        arguments += ["i64 %row", *(f"<16 x i8> <{', '.join(f'i8 {byte}' for byte in order)}>" for order in orders)]
-        returned = f"{{ {', '.join(kinds)} }}"
-        return _FUNCTION.format(
-            name=self._symbol,
-            before="\n".join(before),
-            after="\n".join(after).replace("{returned}", returned),
-            returned=returned,
-            text="\\0A".join(self._assembly()),
-            constraints=",".join(constraints),
-            arguments=", ".join(arguments),
-        )
+        inputs = [("w", f"<16 x i8> <{', '.join(f'i8 {byte}' for byte in order)}>") for order in orders]
+        changed = [*(f"v{at}" for at in range(self._first_weight + self.weights)), "memory"]
+        moved = [("ptr", "%a"), ("ptr", "%b")]
+        call = AssemblyCall(kind, 2 * self.pixels, moved, [("r", "i64 %row"), *inputs], changed, self._assembly())
+        return call.function(self._symbol, "ptr %c, i64 %sum, ptr %a, i64 %row, ptr %b", before)
 
     @property
     def _last_taps(self) -> int:

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from tvmflow.ir.tir.blocks import extents
+from tvmflow.schedules.intrinsics.assembly import AssemblyCall
 from tvmflow.schedules.intrinsics.intrinsic import Instruction, Intrinsic, Operand, Sized, find_instruction
 from tvmflow.schedules.template import tile_sizes
 from tvmflow.targets.cpu_features import CpuFeatures
@@ -25,15 +26,7 @@ _FARTHEST = 31  # pixels: the offset of a load of two registers is at most 1008 
 _WHOLE = 4  # steps up to which there is no loop
 _SUMS_FOR_LATENCY = 8
 
-_FUNCTION = """
-define weak_odr i32 @{name}(ptr %c, i64 %sums, i64 %line, ptr %a, i64 %block, i64 %row, ptr %b, i64 %panel, \
-i64 %group, ptr %0) alwaysinline nounwind {{
-{before}
-  %all = call {returned} asm sideeffect "{text}", "{constraints}"({arguments})
-{after}
-  ret i32 0
-}}
-"""
+_PARAMETERS = "ptr %c, i64 %sums, i64 %line, ptr %a, i64 %block, i64 %row, ptr %b, i64 %panel, i64 %group"
 
 
 @dataclass(frozen=True)
@@ -201,7 +194,7 @@ class LaneTile(Sized):
         of, places = self.of, self._places()
         bits = {"float32": 32, "float16": 16, "int32": 32}[of.total]
         vector = f"<{128 // bits} x {({'float32': 'float', 'float16': 'half', 'int32': 'i32'})[of.total]}>"
-        before, after = [], []
+        before = []
         for at, (o, h, w, part) in enumerate(places):
             before += [
                 f"  %o{at} = mul i64 %sums, {o}",
@@ -210,10 +203,6 @@ class LaneTile(Sized):
                 f"  %q{at} = add i64 %p{at}, {w * _CHANNELS + part * 128 // bits}",
                 f"  %c{at} = getelementptr {vector.split()[-1][:-1]}, ptr %c, i64 %q{at}",
                 f"  %s{at} = load {vector}, ptr %c{at}, align 16",
-            ]
-            after += [
-                f"  %r{at} = extractvalue {{returned}} %all, {at}",
-                f"  store {vector} %r{at}, ptr %c{at}, align 16",
             ]
         size = {"float32": 4, "float16": 2, "int8": 1}[of.data]
         for h in range(self.h):
@@ -228,24 +217,12 @@ class LaneTile(Sized):
         before += [f"  %between = mul i64 %group, {size}", f"  %gap = sub i64 %between, {_CHANNELS**2 * size}"]
         pointers = [*(f"x{h}" for h in range(self.h)), *(f"w{o}" for o in range(self.c))]
         looped = self.together < self.blocks
-        kinds = [vector] * len(places) + ["ptr"] * len(pointers) + ["i64"] * looped
-        values = [f"%s{at}" for at in range(len(places))] + [f"%{one}" for one in pointers]
-        values += [f"{self.blocks // self.together}"] * looped
-        constraints = ["=&w"] * len(places) + ["=&r"] * (len(pointers) + looped)
-        constraints += [str(at) for at in range(len(kinds))] + ["r", "r"]
+        changing = [("ptr", f"%{one}") for one in pointers] + [("i64", f"{self.blocks // self.together}")] * looped
         used = self.h * self.row_registers + self.unit
-        constraints += [f"~{{v{at}}}" for at in range(used)] + ["~{memory}"] + ["~{cc}"] * looped
-        arguments = [f"{kind} {value}" for kind, value in zip(kinds, values, strict=True)]
-        returned = f"{{ {', '.join(kinds)} }}"
-        return _FUNCTION.format(
-            name=self._symbol,
-            before="\n".join(before),
-            after="\n".join(after).replace("{returned}", returned),
-            returned=returned,
-            text="\\0A".join(self._assembly()),
-            constraints=",".join(constraints),
-            arguments=", ".join([*arguments, "i64 %rest", "i64 %gap"]),
-        )
+        changed = [*(f"v{at}" for at in range(used)), "memory", *["cc"] * looped]
+        inputs = [("r", "i64 %rest"), ("r", "i64 %gap")]
+        call = AssemblyCall(vector, len(places), changing, inputs, changed, self._assembly())
+        return call.function(self._symbol, _PARAMETERS, before)
 
     def _places(self) -> list[tuple[int, int, int, int]]:
         """Return block, row, column and part of each register of sums."""
