@@ -30,7 +30,7 @@ evaluate: {turns: 6, turn_ms: 2.0, max_seconds: 2.0, cold_starts: 1, max_foreign
 MODEL = """
 import numpy as np, onnx, sys
 from onnx import helper, numpy_helper
-draw = np.random.default_rng(0)
+draw = np.random.default_rng(int(sys.argv[2]))
 weights = [numpy_helper.from_array(draw.standard_normal(shape).astype(np.float32), name)
            for name, shape in (("w", (8, 3, 3, 3)), ("d", (8, 4)))]
 nodes = [helper.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4), helper.make_node("Relu", ["c"], ["r"]),
@@ -120,7 +120,7 @@ def test_a_model_becomes_an_app_with_these_versions(
         assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    called("python", "-c", MODEL, "model.onnx", folder=tmp_path)
+    called("python", "-c", MODEL, "model.onnx", "0", folder=tmp_path)
     called("tvmflow", "new", "ws", folder=tmp_path)
     workspace = tmp_path / "ws"
     with (workspace / "params.yaml").open("a") as params:
@@ -134,8 +134,9 @@ def test_a_model_becomes_an_app_with_these_versions(
     assert [line for line in ("text: tokens", "ui: page and models", "adb: no phones") if line not in used] == []
     with (workspace / "params.yaml").open("a") as params:
         params.write(DASK)
-    for name in ("second", "third"):
-        called("tvmflow", "add", "../model.onnx", "--name", name, folder=workspace)
+    for seed, name in enumerate(("second", "third"), 1):  # other weights: nothing of them is cached
+        called("python", "-c", MODEL, f"{name}.onnx", str(seed), folder=tmp_path)
+        called("tvmflow", "add", f"../{name}.onnx", "--name", name, folder=workspace)
     called("tvmflow", "sweep", folder=workspace)
     cells = json.loads(called("tvmflow", "status", "--json", folder=workspace))["cells"]
     assert {one["name"]: one["measured"] and not one["todo"] for one in cells} == {
