@@ -14,6 +14,7 @@ from tvmflow.ir.relax.numpy_interpreter import run_all
 from tvmflow.passes.canonicalize.channels_first import ChannelsFirst
 
 _TIME, _CHANNELS = 5, 8
+_TO_FIRST = [0, 3, 1, 2]
 Array = np.ndarray[Any, Any]
 
 
@@ -60,3 +61,19 @@ def test_a_state_that_one_step_is_appended_to_is_moved_once(steps: int, moved: i
     output, kept = run_all(graph, [state, x])
     np.testing.assert_allclose(kept, joined[:, steps:], rtol=1e-5)
     np.testing.assert_allclose(output[0], np.einsum("tc,ct->c", joined[0, :, 0], over_time[:, :, 0, 0]), rtol=1e-4)
+
+
+def test_images_that_are_in_both_layouts_are_concatenated_channels_first() -> None:
+    """Each was transposed for a convolution already: the concat needs no third transposition."""
+    builder, weight = relax.BlockBuilder(), np.ones((8, 1, 1, 4), np.float32)
+    images = [relax.Var(name, relax.TensorType((1, 6, 6, 4), "float32")) for name in ("one", "other")]
+    with builder.function("main", images):
+        with builder.dataflow():
+            outputs = [builder.emit(_conv(image, weight)) for image in images]
+            joined = builder.emit(relax.op.concat(images, axis=3))
+            outputs.append(builder.emit(_conv(joined, np.ones((8, 1, 1, 8), np.float32))))
+            result = builder.emit_output(relax.Tuple(outputs))
+        builder.emit_func_output(result)
+    steps = read_graph(ChannelsFirst()(builder.get())).steps
+    moved = [step.refs for step in steps if step.op == "relax.permute_dims" and axes_of_permutation(step) == _TO_FIRST]
+    assert moved == [("one",), ("other",)]

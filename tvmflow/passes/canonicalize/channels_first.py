@@ -111,7 +111,7 @@ class _Rewriter(LayoutRewriter):
 
     def _is_cheaper_last(self, step: Step) -> bool:
         """Whether only pixels of a concat are in NCHW: the state of a streaming network and what is appended to it."""
-        in_first = [name for name in step.refs if name in self.first and name not in self.plain]
+        in_first = [name for name in step.refs if name in self.first]
         return len(in_first) < len(step.refs) and all(self._is_pixel(name) for name in in_first)
 
     def _is_pixel(self, name: str) -> bool:
