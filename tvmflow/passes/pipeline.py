@@ -31,6 +31,7 @@ from tvmflow.passes.fuse.concatenate_in_place import ConcatInPlace
 from tvmflow.passes.fuse.fuse_operators import FuseOperators, NoteCalls
 from tvmflow.passes.fuse.inverted_residual import FuseInvertedResiduals
 from tvmflow.passes.fuse.limit_inlining import LimitInlining
+from tvmflow.passes.fuse.nest_concats import NestConcats
 from tvmflow.passes.fuse.remove_dead_blocks import RemoveDeadBlocks
 from tvmflow.passes.kernel.divide_paddings import divide_paddings
 from tvmflow.passes.kernel.hoist_amx_config import HoistAmxConfig
@@ -91,6 +92,7 @@ def lowering_passes(cpu: CpuFeatures, winograd: Mapping[str, int], has_gpu: bool
     has_amx = bool(set(TILES_FOR.values()) & set(cpu.dots))
     has_vector_madd = "madd512" in cpu.dots
     passes: list[tuple[str, Pass, bool]] = [
+        ("nest_concats", NestConcats(), not has_gpu),
         ("int8_lookup_tables", Int8LookupTables(), True),
         ("narrow_by_instruction", NarrowByInstruction(), True),
         ("fuse_attention", FuseAttention(cpu.channel_block, has_bfloat16_dot, summed_by_lane(cpu)), not has_gpu),
