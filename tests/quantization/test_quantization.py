@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_equal
 
 from tvmflow.config.stage_params import Int8Params
-from tvmflow.ir.relax.emit import float_module
+from tvmflow.ir.relax.emit import constant, float_module
 from tvmflow.ir.relax.graph import read_graph
 from tvmflow.ir.relax.layers import group_layers
 from tvmflow.ir.relax.numpy_interpreter import run_all, run_graph
@@ -250,3 +250,27 @@ def test_named_layers_stay_in_float(depthwise: tuple[Any, Array, Array]) -> None
     ]
     with pytest.raises(UnknownNameError, match="conv2"):
         quantize_int8(module, calibration, None, Int8Params(keep_float=("conv9",), max_drop=None))
+
+
+def test_a_norm_reads_each_operand_of_a_concat_at_its_own_scale() -> None:
+    """The scale of the concat would leave the small operand one step."""
+    from tvm import relax
+
+    draw = np.random.default_rng(0)
+    weights = [draw.standard_normal((4, 3, 1, 1)) * size for size in (1.0, 200.0)]
+    factors = np.repeat([1.0, 1 / 200], 4).reshape(1, 8, 1, 1)
+    x = relax.Var("x", relax.TensorType((1, 3, 8, 8), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            parts = [builder.emit(relax.op.nn.conv2d(x, constant(weight, "float32"))) for weight in weights]
+            joined = builder.emit(relax.op.concat(parts, axis=1))
+            scaled = builder.emit(relax.op.multiply(joined, constant(factors, "float32")))
+            output = builder.emit_output(builder.emit(relax.op.nn.relu(scaled)))
+        builder.emit_func_output(output)
+    samples = draw.standard_normal((8, 3, 8, 8), dtype=np.float32)
+    exact = run_graph(read_graph(builder.get()), samples[:1])
+    quantized, report = quantize_int8(builder.get(), samples, None, Int8Params(max_drop=None))
+    assert {layer.kind: layer.dtype for layer in report.layers}["affine"] == "uint8"
+    found = run_graph(read_graph(quantized), samples[:1])
+    assert min(sqnr_db(exact[:, part], found[:, part]) for part in (slice(4), slice(4, 8))) > 30

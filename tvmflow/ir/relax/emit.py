@@ -21,10 +21,14 @@ from tvmflow.ir.tvm_compat import Expr, type_arguments
 
 @dataclass(frozen=True)
 class Quantized:
-    """An integer value of the emitted graph, and its scale."""
+    """An integer value of the emitted graph, and its scale.
+
+    parts: the operands of a concat, for readers that join them at their own scales.
+    """
 
     value: Any
     scale: Scale
+    parts: tuple[Quantized, ...] = ()
 
 
 # Operators that compute each element from the same element of their operands.

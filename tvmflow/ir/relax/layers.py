@@ -98,6 +98,16 @@ class Network:
         return users
 
 
+def joins_unscaled(network: Network, concat: Layer, readers: list[Layer | Step]) -> bool:
+    """Whether only layers with a factor per channel read a concat along channels: the factors can include scales."""
+    return (
+        bool(readers)
+        and is_concat(concat.step, axis=1)
+        and concat.name not in network.outputs
+        and all(isinstance(reader, Layer) and reader.kind == AFFINE for reader in readers)
+    )
+
+
 def group_layers(graph: Graph) -> Network:
     """Return the network of a graph with folded batch norms."""
     return _LayerGrouper(graph).network()
