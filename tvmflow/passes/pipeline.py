@@ -14,6 +14,7 @@ from tvm.tirx import compilation_pipeline
 from tvmflow.ir.relax.recurrent import RECURRENT, register_recurrent
 from tvmflow.ir.tir.flatten_buffer_fix import lower_with_fixed_indices
 from tvmflow.ir.tvm_compat import IRModule
+from tvmflow.passes.canonicalize.average_first import AverageFirst
 from tvmflow.passes.canonicalize.bound_indices import BoundIndices
 from tvmflow.passes.canonicalize.canonical_norms import CanonicalNorms
 from tvmflow.passes.canonicalize.channels_first import ChannelsFirst
@@ -75,6 +76,7 @@ def import_passes() -> list[Pass]:
         SinkConcat(),
         FoldBatchNorm(),
         MergeBranches(),
+        AverageFirst(),
         TrimDilatedKernels(),
         FlattenDense(),
         BoundIndices(),  # last: the check of what was imported expects its form
