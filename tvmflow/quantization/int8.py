@@ -17,7 +17,19 @@ from tvm import relax
 
 from tvmflow.ir.relax.emit import Quantized, Writer, constant, convolution, rebuild_call, transposed_convolution
 from tvmflow.ir.relax.graph import Array, static_shape
-from tvmflow.ir.relax.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer, joins_unscaled
+from tvmflow.ir.relax.layers import (
+    ADD,
+    AFFINE,
+    CONCAT,
+    CONV,
+    DENSE,
+    MEAN,
+    MOVE,
+    SPLIT,
+    TRANSPOSED,
+    Layer,
+    joins_unscaled,
+)
 from tvmflow.ir.relax.numpy_interpreter import window_counts
 from tvmflow.ir.relax.scales import Scale, find_exact_scales, quantize_weight, to_fixed_point
 
@@ -71,7 +83,7 @@ class Int8Arithmetic:
         return Quantized(writer.emit(relax.op.astype(clipped, scale.dtype), f"{name}_q"), scale)
 
     def layer(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
-        if layer.kind == MOVE:
+        if layer.kind in (MOVE, SPLIT):
             return emit_move(writer, layer, inputs[0])
         scale = writer.scales[layer.name]
         if layer.kind == DENSE and writer.is_output(layer.name) and not layer.has_activation:
