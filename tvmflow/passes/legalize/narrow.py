@@ -3,12 +3,12 @@
 The end of an int8 layer, clip(round(x) + zero point), takes nine instructions for four values if rounding, adding,
 clamping and narrowing are separate operations. On arm64, fcvtns rounds to 32 bits, sqxtn narrows to 16, sqadd adds the
 zero point to eight values, and sqxtn or sqxtun narrows to 8. All of them saturate, so that limits of the type are free,
-and other limits cost one instruction for eight values. Where integers are shifted instead, as at a batch norm or a
-residual sum, sqshrn shifts and narrows to 16 bits, and factors per channel are stored in 16 bits, so that smlal takes
-four of them and of the values. AVX-512 rounds and converts 16 values in one instruction once
-they are clamped, where separate rounding takes two operations; uint8 without a zero point needs the lower limit only,
-since larger values saturate. A quantized value that only integer operators read, as at a residual sum, is not narrowed
-at all.
+and other limits cost one instruction for eight values. Sums that their weights bound need not saturate at 16 bits: one
+uzp1 takes the place of two sqxtn. Where integers are shifted instead, as at a batch norm or a residual sum, sqshrn
+shifts and narrows to 16 bits, and factors per channel are stored in 16 bits, so that smlal takes four of them and of
+the values. AVX-512 rounds and converts 16 values in one instruction once they are clamped, where separate rounding
+takes two operations; uint8 without a zero point needs the lower limit only, since larger values saturate. A quantized
+value that only integer operators read, as at a residual sum, is not narrowed at all.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.ir.tir.custom_operators import halves_of, register_operator
 from tvmflow.ir.tvm_compat import Call, IRModule, constant_value, dtype_of, operator_of, reads_of, type_of
+from tvmflow.passes.legalize.sum_bounds import largest_scaled_sum
 from tvmflow.targets.cpu_features import has_wide_vectors, multiplies_by_lane
 
 _NEON, _AVX512 = "tvmflow.round_to_byte", "tvmflow.round_to_byte_512"  # arguments: float32, and the zero point as int32
+_NEON_SMALL = "tvmflow.round_small_to_byte"  # of numbers that fit 16 bits
 _SHIFT = "tvmflow.shift_to_byte"  # arguments: int32, and the shift as int32
 _AS_INTEGER = {
     "int8": "tvmflow.round_to_int8_as_integer",
     "uint8": "tvmflow.round_to_uint8_as_integer",
 }  # the quantized value in 32 bits
 _LIMITS = {"int8": (-128, 127), "uint8": (0, 255)}
+_FITS = 32000.0  # bound below which numbers with their zero point surely fit 16 bits
 _MOST_SHIFT = 16  # of sqshrn
 _NARROW = {"int8": "llvm.aarch64.neon.sqxtn", "uint8": "llvm.aarch64.neon.sqxtun"}
 Array = np.ndarray[Any, Any]
@@ -43,15 +46,19 @@ def _lower_neon(call: Call) -> Any:
     """Lower the operator: to instructions for vectors of 4 or a multiple of 8 values, to operations for others."""
     value, zero = call.args
     name, _, lanes = dtype_of(call).partition("x")
-    return _narrow_neon(value, int(getattr(zero, "value", zero)), name, int(lanes or 1))
+    saturates = operator_of(call) == _NEON
+    return _narrow_neon(value, int(getattr(zero, "value", zero)), name, int(lanes or 1), saturates)
 
 
-def _narrow_neon(value: Any, zero: int, dtype: str, lanes: int) -> Any:
+def _narrow_neon(value: Any, zero: int, dtype: str, lanes: int, saturates: bool) -> Any:
+    """Return a vector as bytes. saturates: whether numbers may exceed 16 bits; uzp1 takes the place of two sqxtn."""
     if lanes % 8 and lanes != 4:
         return _narrow_generic(value, zero, dtype, lanes)
 
     def to_16_bits(part: Any) -> Any:
         words = tirx.call_llvm_pure_intrin("int32x4", "llvm.aarch64.neon.fcvtns", part)
+        if not saturates:
+            return words.astype("int16x4")
         return tirx.call_llvm_pure_intrin("int16x4", "llvm.aarch64.neon.sqxtn", words)
 
     return _saturate_neon(value, to_16_bits, zero, dtype, lanes)
@@ -132,7 +139,8 @@ def _convert_avx512(instruction: str, value: Any) -> Any:
     return tirx.call_llvm_pure_intrin("int32x16", instruction, value, none, all_lanes, as_set)
 
 
-register_operator(_NEON, "clip(round(x) + zero point), to the nearest, ties to even, as a byte", 2, _lower_neon)
+for _name in (_NEON, _NEON_SMALL):
+    register_operator(_name, "clip(round(x) + zero point), to the nearest, ties to even, as a byte", 2, _lower_neon)
 register_operator(_AVX512, "clip(round(x) + zero point), to the nearest, ties to even, as a byte", 2, _lower_avx512)
 register_operator(_SHIFT, "clip(x >> shift), rounded down, as a byte", 2, _lower_shift)
 for _dtype, _name in _AS_INTEGER.items():
@@ -194,7 +202,10 @@ class _Narrower(PyExprMutator):  # type: ignore[misc]
         found = self._match_quantize(call)
         if found is None:
             return call
-        self.emitted.append((self._emit(found, self.operator, found.dtype), found))
+        operator = self.operator
+        if operator == _NEON and largest_scaled_sum(self._resolve(found.value), self._resolve) < _FITS:
+            operator = _NEON_SMALL
+        self.emitted.append((self._emit(found, operator, found.dtype), found))
         return self.emitted[-1][0]
 
     def _emit(self, found: _Quantize, operator: str, dtype: str) -> Any:
