@@ -92,6 +92,7 @@ def test_sums_that_fit_16_bits_are_not_saturated_twice(
     code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")
     assert bool(re.search(r"sqxtn2?\tv\d+\.[48]h, v\d+\.4s", code)) == (largest > 32768)
     assert largest > 32768 or re.search(r"\tuzp1\t", code)
+    assert len(re.findall(r"APP\n\tldp\tq\d+, q\d+, \[x\d+\]", code)) >= 5  # a bias for each pixel of a tile
     given = (np.sign(weight[0, :, 0, 0])[None, :, None, None] * draw.integers(99, 128, (1, 24, 5, 6))).astype(np.int8)
     found = ran(linked(tmp_path, scheduled, 1, backend), runner, emulated, "cortex-a76", [given])
     expected = run_all(read_graph(module), [given])[0]

@@ -37,6 +37,7 @@ from tvmflow.passes.kernel.divide_paddings import divide_paddings
 from tvmflow.passes.kernel.hoist_amx_config import HoistAmxConfig
 from tvmflow.passes.kernel.keep_nan import KeepNan
 from tvmflow.passes.kernel.keep_nan_of_reductions import keep_nan_of_reductions
+from tvmflow.passes.kernel.load_biases import load_biases
 from tvmflow.passes.kernel.normalize_booleans import normalize_booleans
 from tvmflow.passes.kernel.prefetch_weights import prefetch_weights
 from tvmflow.passes.kernel.stack_buffers import StackBuffers
@@ -119,6 +120,7 @@ def kernel_passes(target: Any) -> list[Pass]:
         normalize_booleans,
         zero_border_only,
         divide_paddings,
+        load_biases,
         prefetch_weights,
         functools.partial(keep_nan_of_reductions, target=target),
         functools.partial(link_bfloat16_rounding, target=target),
