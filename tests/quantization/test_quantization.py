@@ -233,12 +233,23 @@ def test_a_goal_needs_samples_that_can_tell(
     assert quantizer.accuracy_goal(max_drop, np.zeros(samples) if labelled else None, samples) == goal
 
 
-def test_the_report_points_at_the_layer_that_hurts(depthwise: tuple[Any, Array, Array]) -> None:
-    module, calibration, _ = depthwise
-    _, report = quantize_int8(module, calibration, None, Int8Params(**NAIVE, max_drop=None))
-    by_name = {layer.name: layer for layer in report.layers}
-    assert report.worst == min(("conv0", "conv1", "conv2", "dense0"), key=lambda name: by_name[name].sqnr_db)
-    assert all(layer.clipped is not None and 0 <= layer.clipped < 0.01 for layer in report.layers)
+@pytest.mark.parametrize("place", range(1, 4))
+def test_the_report_points_at_the_layer_that_hurts(place: int) -> None:
+    """The layer whose weights quantize badly: each row has one large weight, on an input that is always zero."""
+    torch.manual_seed(place)
+    network = torch.nn.Sequential(*(part for _ in range(5) for part in (torch.nn.Linear(32, 32), torch.nn.ReLU())))
+    with torch.no_grad():
+        network[2 * place - 2].bias[7] = -1000.0
+        network[2 * place].weight[:, 7] = 500.0
+    module = canonicalize(ExportedModel(network.eval(), one_input("input", (1, 32))).to_relax())
+    samples = np.random.default_rng(0).standard_normal((64, 32), dtype=np.float32)
+    _, report = quantize_int8(module, samples, None, Int8Params(equalize=False, bias_correction=False, max_drop=None))
+    layers = {layer.name: layer for layer in report.layers if layer.kind == "dense"}
+    assert report.worst == f"dense{place}" and list(layers) == [f"dense{at}" for at in range(5)]
+    for at, layer in enumerate(layers.values()):
+        assert layer.sqnr_db is not None and layer.total_sqnr_db is not None and 0 <= (layer.clipped or 0) < 0.02
+        assert layer.sqnr_db < 15 if at == place else layer.sqnr_db > 30, "alone"
+        assert layer.total_sqnr_db < 30 if at >= place else layer.total_sqnr_db > 30, "with what came before"
 
 
 def test_named_layers_stay_in_float(depthwise: tuple[Any, Array, Array]) -> None:
