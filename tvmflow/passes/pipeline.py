@@ -14,6 +14,7 @@ from tvm.tirx import compilation_pipeline
 from tvmflow.ir.relax.recurrent import RECURRENT, register_recurrent
 from tvmflow.ir.tir.flatten_buffer_fix import lower_with_fixed_indices
 from tvmflow.ir.tvm_compat import IRModule
+from tvmflow.passes.canonicalize.average_first import AverageFirst
 from tvmflow.passes.canonicalize.bound_indices import BoundIndices
 from tvmflow.passes.canonicalize.canonical_norms import CanonicalNorms
 from tvmflow.passes.canonicalize.channels_first import ChannelsFirst
@@ -37,6 +38,7 @@ from tvmflow.passes.kernel.divide_paddings import divide_paddings
 from tvmflow.passes.kernel.hoist_amx_config import HoistAmxConfig
 from tvmflow.passes.kernel.keep_nan import KeepNan
 from tvmflow.passes.kernel.keep_nan_of_reductions import keep_nan_of_reductions
+from tvmflow.passes.kernel.load_biases import load_biases
 from tvmflow.passes.kernel.normalize_booleans import normalize_booleans
 from tvmflow.passes.kernel.prefetch_weights import prefetch_weights
 from tvmflow.passes.kernel.stack_buffers import StackBuffers
@@ -76,6 +78,7 @@ def import_passes() -> list[Pass]:
         SinkConcat(),
         FoldBatchNorm(),
         MergeBranches(),
+        AverageFirst(),
         TrimDilatedKernels(),
         FlattenDense(),
         BoundIndices(),  # last: the check of what was imported expects its form
@@ -119,6 +122,7 @@ def kernel_passes(target: Any) -> list[Pass]:
         normalize_booleans,
         zero_border_only,
         divide_paddings,
+        load_biases,
         prefetch_weights,
         functools.partial(keep_nan_of_reductions, target=target),
         functools.partial(link_bfloat16_rounding, target=target),
