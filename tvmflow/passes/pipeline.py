@@ -48,6 +48,7 @@ from tvmflow.passes.legalize.bfloat16 import legalize_astype, link_bfloat16_roun
 from tvmflow.passes.legalize.booleans import with_booleans
 from tvmflow.passes.legalize.clip import clip_legalizers
 from tvmflow.passes.legalize.convolutions import legalize_convolutions
+from tvmflow.passes.legalize.gelu import legalize_gelu
 from tvmflow.passes.legalize.int8_lookup_tables import Int8LookupTables
 from tvmflow.passes.legalize.narrow import NarrowByInstruction
 from tvmflow.passes.legalize.pools import legalize_max_pool2d
@@ -161,6 +162,7 @@ def _legalize_operators(winograd: Mapping[str, int], cpu: CpuFeatures) -> Pass:
         **with_booleans({**axis_legalizers(), **reduction_legalizers()}),
         **legalize_convolutions(winograd),
         **dict.fromkeys(NORMS, legalize_norm),
+        "relax.nn.gelu": legalize_gelu,
         "relax.nn.max_pool2d": legalize_max_pool2d,
         "relax.astype": legalize_astype,
         "relax.image.resize2d": legalize_resize2d,
