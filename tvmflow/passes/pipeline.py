@@ -39,6 +39,7 @@ from tvmflow.passes.kernel.keep_nan_of_reductions import keep_nan_of_reductions
 from tvmflow.passes.kernel.normalize_booleans import normalize_booleans
 from tvmflow.passes.kernel.prefetch_weights import prefetch_weights
 from tvmflow.passes.kernel.stack_buffers import StackBuffers
+from tvmflow.passes.kernel.transpose_tiles import transpose_tiles
 from tvmflow.passes.kernel.unaligned_inputs import UnalignedInputs, mark_network_inputs
 from tvmflow.passes.kernel.zero_border_only import zero_border_only
 from tvmflow.passes.layout.channels_last_for_amx import ChannelsLastForAmx
@@ -119,6 +120,7 @@ def kernel_passes(target: Any) -> list[Pass]:
         zero_border_only,
         divide_paddings,
         prefetch_weights,
+        transpose_tiles,
         functools.partial(keep_nan_of_reductions, target=target),
         functools.partial(link_bfloat16_rounding, target=target),
     ]
