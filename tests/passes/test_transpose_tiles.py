@@ -48,6 +48,10 @@ MOVES: dict[str, tuple[tuple[int, ...], Move]] = {
     "blocks to planes": ((1, 3, 14, 14, 16), lambda op, x: op.reshape(op.permute_dims(x, (0, 1, 4, 2, 3)), (48, 196))),
     "part": ((64, 80), lambda op, x: op.permute_dims(op.strided_slice(x, [1], [16], [56]), (1, 0))),
     "twice": ((16, 24, 32), lambda op, x: op.permute_dims(op.permute_dims(x, (2, 1, 0)), (0, 2, 1))),
+    "windows": (
+        (32, 8, 2, 8, 2),  # the four pixels of each window of 2 x 2
+        lambda op, x: op.permute_dims(x, (2, 4, 1, 3, 0)),
+    ),
     "prime": ((19, 64), lambda op, x: op.permute_dims(x, (1, 0))),
 }
 TILED = set(MOVES) - {"prime"}

@@ -20,7 +20,8 @@ SMALL_WORK = 20_000  # operations below which a second thread costs more than it
 PREFETCHED = "tvmflow_prefetched"
 # annotation of a loop over the columns of a padding: first row, rows, first column and columns of the interior
 FILLED = "tvmflow_filled"
-# annotation of a loop over the rows of a transposed tile: distance of its columns in the input, of rows in the output
+# annotation of a loop over the rows of a transposed tile: distance of its columns in the input, of rows in the output,
+# and of rows in the input
 TRANSPOSED = "tvmflow_transposed"
 # annotation of a loop over the columns of a padding: first column and columns of the interior
 INTERIOR = "tvmflow_interior"

@@ -31,16 +31,21 @@ def transpose_tiles(mod: IRModule) -> Any:
 
 
 def _by_vectors(function: PrimFunc) -> Any:
-    sizes: set[tuple[int, int]] = set()
+    sizes: set[tuple[int, int, int]] = set()
 
     def change(statement: Any) -> Any:
         if not isinstance(statement, tirx.For) or TRANSPOSED not in statement.annotations:
             return statement
-        sizes.add((int(statement.extent), int(statement.body.extent)))
+        sizes.add(_sizes(statement))
         return _call(statement)
 
     changed = with_root_body(function, lambda body: rewrite_statements(body, change))
-    return with_llvm(changed, "".join(_code(across, rows) for across, rows in sorted(sizes)))
+    return with_llvm(changed, "".join(_code(*one) for one in sorted(sizes)))
+
+
+def _sizes(loop: Any) -> tuple[int, int, int]:
+    """Return the numbers that a vector takes from the input, that it writes, and the distance of the former."""
+    return int(loop.extent), int(loop.body.extent), int(loop.annotations[TRANSPOSED][2])
 
 
 def _call(loop: Any) -> Any:
@@ -51,17 +56,19 @@ def _call(loop: Any) -> Any:
     places = {axis.var: value for axis, value in zip(realize.block.iter_vars, values, strict=True)}
     store = with_variables(realize.block.body, places)
     written = tirx.address_of(tirx.BufferLoad(store.buffer, store.indices))
-    strides = [tirx.const(int(stride), "int64") for stride in loop.annotations[TRANSPOSED]]
-    name = _name(int(loop.extent), int(inner.extent))
+    strides = [tirx.const(int(stride), "int64") for stride in loop.annotations[TRANSPOSED][:2]]
+    name = _name(*_sizes(loop))
     return tirx.Evaluate(tirx.call_extern("int32", name, written, tirx.address_of(store.value), *strides))
 
 
-def _name(across: int, rows: int) -> str:
-    return f"tvmflow_transpose_{across}x{rows}"
+def _name(across: int, rows: int, step: int) -> str:
+    return f"tvmflow_transpose_{across}x{rows}_by_{step}"
 
 
-def _code(across: int, rows: int) -> str:
-    """Return LLVM IR that reads `rows` vectors of `across` numbers and writes `across` vectors of `rows`."""
+def _code(across: int, rows: int, step: int) -> str:
+    """Return LLVM IR that reads `rows` vectors of `across` numbers, each `step` behind the one before, and writes
+    `across` vectors of `rows`.
+    """
     width = 8 if max(across, rows) <= 8 else 16
     lines: list[str] = []
 
@@ -76,15 +83,18 @@ def _code(across: int, rows: int) -> str:
     def place(base: str, step: str, at: int) -> str:
         return emit(f"getelementptr i32, ptr {base}, i64 {emit(f'mul i64 {step}, {at}')}")
 
-    loaded = [emit(f"load <{across} x i32>, ptr {place('%in', '%between', at)}, align 4") for at in range(rows)]
-    extended = [at if at < across else across for at in range(width)]
-    wide = [shuffle(one, "zeroinitializer", extended, across) for one in loaded]
+    read = (across - 1) * step + 1
+    loaded = [emit(f"load <{read} x i32>, ptr {place('%in', '%between', at)}, align 4") for at in range(rows)]
+    extended = [at * step if at < across else read for at in range(width)]
+    wide = [shuffle(one, "zeroinitializer", extended, read) for one in loaded]
     wide += ["zeroinitializer"] * (width - rows)
     for at, columns in enumerate(_transposed(wide, width, shuffle)[:across]):
         kept = shuffle(columns, "poison", list(range(rows)))
         to = place("%out", "%apart", at)
         lines.append(f"  store <{rows} x i32> {kept}, ptr {to}, align 4")
-    head = f"define weak_odr i32 @{_name(across, rows)}(ptr noalias %out, ptr noalias %in, i64 %between, i64 %apart)"
+    head = (
+        f"define weak_odr i32 @{_name(across, rows, step)}(ptr noalias %out, ptr noalias %in, i64 %between, i64 %apart)"
+    )
     return "\n".join([f"{head} alwaysinline nounwind {{", *lines, "  ret i32 0", "}", ""])
 
 

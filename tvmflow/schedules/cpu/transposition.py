@@ -28,6 +28,7 @@ from tvmflow.schedules.template import (
 from tvmflow.targets.cpu_features import CpuFeatures
 
 _LEAST = 4  # numbers in a row of a tile
+_MOST_APART = 2  # distance of a row's numbers in the input
 _NARROWEST = 8  # numbers in a vector from which tiles pay
 _WORDS = ("float32", "int32")
 
@@ -101,14 +102,17 @@ def _merge(digits: list[Digit]) -> list[Digit]:
 
 
 def _tile(digits: list[Digit], lanes: int) -> tuple[int, int, int] | None:
-    """Return which digit is contiguous in the input, and its part of a tile and that of the last digit; None if tiles
-    would be narrow.
+    """Return which digit is nearly contiguous in the input, and its part of a tile and that of the last digit; None if
+    tiles would be narrow.
     """
-    along = [at for at, digit in enumerate(digits[:-1]) if digit.stride == 1]
-    if not along:
+    if not digits or digits[-1].stride == 1:
         return None
-    across, rows = max(divisors(digits[along[0]].extent, lanes)), max(divisors(digits[-1].extent, lanes))
-    return (along[0], across, rows) if min(across, rows) >= _LEAST else None
+    rows = max(divisors(digits[-1].extent, lanes))
+    for at, digit in sorted(enumerate(digits[:-1]), key=lambda one: one[1].stride):
+        across = max(divisors(digit.extent, lanes))
+        if min(across, rows) >= _LEAST and 0 < digit.stride <= _MOST_APART:
+            return at, across, rows
+    return None
 
 
 def _covers(schedule: Any, kernel: Kernel) -> bool:
@@ -140,7 +144,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     tiles = schedule.fuse(*outer, row, column)
     if knobs["parallel"]:
         schedule.parallel(tiles)
-    schedule.annotate(inner_row, TRANSPOSED, [digits[-1].stride, between])
+    schedule.annotate(inner_row, TRANSPOSED, [digits[-1].stride, between, digits[at].stride])
 
 
 TRANSPOSITION = Template("transposition", _covers, _candidates, _apply)
