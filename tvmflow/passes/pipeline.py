@@ -42,6 +42,7 @@ from tvmflow.passes.kernel.load_biases import load_biases
 from tvmflow.passes.kernel.normalize_booleans import normalize_booleans
 from tvmflow.passes.kernel.prefetch_weights import prefetch_weights
 from tvmflow.passes.kernel.stack_buffers import StackBuffers
+from tvmflow.passes.kernel.transpose_tiles import transpose_tiles
 from tvmflow.passes.kernel.unaligned_inputs import UnalignedInputs, mark_network_inputs
 from tvmflow.passes.kernel.zero_border_only import zero_border_only
 from tvmflow.passes.layout.channels_last_for_amx import ChannelsLastForAmx
@@ -51,6 +52,7 @@ from tvmflow.passes.legalize.bfloat16 import legalize_astype, link_bfloat16_roun
 from tvmflow.passes.legalize.booleans import with_booleans
 from tvmflow.passes.legalize.clip import clip_legalizers
 from tvmflow.passes.legalize.convolutions import legalize_convolutions
+from tvmflow.passes.legalize.gelu import legalize_gelu
 from tvmflow.passes.legalize.int8_lookup_tables import Int8LookupTables
 from tvmflow.passes.legalize.narrow import NarrowByInstruction
 from tvmflow.passes.legalize.pools import legalize_max_pool2d
@@ -124,6 +126,7 @@ def kernel_passes(target: Any) -> list[Pass]:
         divide_paddings,
         load_biases,
         prefetch_weights,
+        transpose_tiles,
         functools.partial(keep_nan_of_reductions, target=target),
         functools.partial(link_bfloat16_rounding, target=target),
     ]
@@ -167,6 +170,7 @@ def _legalize_operators(winograd: Mapping[str, int], cpu: CpuFeatures) -> Pass:
         **with_booleans({**axis_legalizers(), **reduction_legalizers()}),
         **legalize_convolutions(winograd),
         **dict.fromkeys(NORMS, legalize_norm),
+        "relax.nn.gelu": legalize_gelu,
         "relax.nn.max_pool2d": legalize_max_pool2d,
         "relax.astype": legalize_astype,
         "relax.image.resize2d": legalize_resize2d,
