@@ -36,6 +36,7 @@ from tvmflow.passes.kernel.divide_paddings import divide_paddings
 from tvmflow.passes.kernel.hoist_amx_config import HoistAmxConfig
 from tvmflow.passes.kernel.keep_nan import KeepNan
 from tvmflow.passes.kernel.keep_nan_of_reductions import keep_nan_of_reductions
+from tvmflow.passes.kernel.link_arm_functions import link_arm_functions
 from tvmflow.passes.kernel.normalize_booleans import normalize_booleans
 from tvmflow.passes.kernel.prefetch_weights import prefetch_weights
 from tvmflow.passes.kernel.stack_buffers import StackBuffers
@@ -48,6 +49,7 @@ from tvmflow.passes.legalize.bfloat16 import legalize_astype, link_bfloat16_roun
 from tvmflow.passes.legalize.booleans import with_booleans
 from tvmflow.passes.legalize.clip import clip_legalizers
 from tvmflow.passes.legalize.convolutions import legalize_convolutions
+from tvmflow.passes.legalize.gelu import legalize_gelu
 from tvmflow.passes.legalize.int8_lookup_tables import Int8LookupTables
 from tvmflow.passes.legalize.narrow import NarrowByInstruction
 from tvmflow.passes.legalize.pools import legalize_max_pool2d
@@ -55,7 +57,7 @@ from tvmflow.passes.legalize.recurrent import legalize_recurrent
 from tvmflow.passes.legalize.reductions import reduction_legalizers
 from tvmflow.passes.legalize.resize import legalize_resize2d
 from tvmflow.schedules.intrinsics import math_functions
-from tvmflow.schedules.intrinsics.arm_lane_mla import summed_by_lane
+from tvmflow.schedules.intrinsics.arm_tile import summed_in_tiles
 from tvmflow.schedules.intrinsics.dot_product import find_dot
 from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures
 
@@ -93,7 +95,7 @@ def lowering_passes(cpu: CpuFeatures, winograd: Mapping[str, int], has_gpu: bool
     passes: list[tuple[str, Pass, bool]] = [
         ("int8_lookup_tables", Int8LookupTables(), True),
         ("narrow_by_instruction", NarrowByInstruction(), True),
-        ("fuse_attention", FuseAttention(cpu.channel_block, has_bfloat16_dot, summed_by_lane(cpu)), not has_gpu),
+        ("fuse_attention", FuseAttention(cpu.channel_block, has_bfloat16_dot, summed_in_tiles(cpu)), not has_gpu),
         ("legalize_operators", _legalize_operators(winograd, cpu), True),
         ("annotate_patterns", relax.transform.AnnotateTIROpPattern(), True),
         ("fold_constants", relax.transform.FoldConstant(), True),
@@ -120,6 +122,7 @@ def kernel_passes(target: Any) -> list[Pass]:
         prefetch_weights,
         functools.partial(keep_nan_of_reductions, target=target),
         functools.partial(link_bfloat16_rounding, target=target),
+        functools.partial(link_arm_functions, target=target),
     ]
 
 
@@ -163,6 +166,7 @@ def _legalize_operators(winograd: Mapping[str, int], cpu: CpuFeatures) -> Pass:
         **dict.fromkeys(NORMS, legalize_norm),
         "relax.nn.max_pool2d": legalize_max_pool2d,
         "relax.astype": legalize_astype,
+        "relax.nn.gelu": legalize_gelu,
         "relax.image.resize2d": legalize_resize2d,
     }
     return Sequential([relax.transform.LegalizeOps(ours), relax.transform.DeadCodeElimination(["main"])])
