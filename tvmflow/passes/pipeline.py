@@ -38,6 +38,7 @@ from tvmflow.passes.kernel.divide_paddings import divide_paddings
 from tvmflow.passes.kernel.hoist_amx_config import HoistAmxConfig
 from tvmflow.passes.kernel.keep_nan import KeepNan
 from tvmflow.passes.kernel.keep_nan_of_reductions import keep_nan_of_reductions
+from tvmflow.passes.kernel.link_arm_functions import link_arm_functions
 from tvmflow.passes.kernel.load_biases import load_biases
 from tvmflow.passes.kernel.normalize_booleans import normalize_booleans
 from tvmflow.passes.kernel.prefetch_weights import prefetch_weights
@@ -60,7 +61,7 @@ from tvmflow.passes.legalize.recurrent import legalize_recurrent
 from tvmflow.passes.legalize.reductions import reduction_legalizers
 from tvmflow.passes.legalize.resize import legalize_resize2d
 from tvmflow.schedules.intrinsics import math_functions
-from tvmflow.schedules.intrinsics.arm_lane_mla import summed_by_lane
+from tvmflow.schedules.intrinsics.arm_tile import summed_in_tiles
 from tvmflow.schedules.intrinsics.dot_product import find_dot
 from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures
 
@@ -100,7 +101,7 @@ def lowering_passes(cpu: CpuFeatures, winograd: Mapping[str, int], has_gpu: bool
         ("nest_concats", NestConcats(), not has_gpu),
         ("int8_lookup_tables", Int8LookupTables(), True),
         ("narrow_by_instruction", NarrowByInstruction(), True),
-        ("fuse_attention", FuseAttention(cpu.channel_block, has_bfloat16_dot, summed_by_lane(cpu)), not has_gpu),
+        ("fuse_attention", FuseAttention(cpu.channel_block, has_bfloat16_dot, summed_in_tiles(cpu)), not has_gpu),
         ("legalize_operators", _legalize_operators(winograd, cpu), True),
         ("annotate_patterns", relax.transform.AnnotateTIROpPattern(), True),
         ("fold_constants", relax.transform.FoldConstant(), True),
@@ -129,6 +130,7 @@ def kernel_passes(target: Any) -> list[Pass]:
         transpose_tiles,
         functools.partial(keep_nan_of_reductions, target=target),
         functools.partial(link_bfloat16_rounding, target=target),
+        functools.partial(link_arm_functions, target=target),
     ]
 
 
