@@ -158,6 +158,19 @@ def own(system: EmulatedSystem, module: Any, processor: str, mcpu: str, caches: 
     """Build a module for a processor of LLVM's, with default schedules; return what a run of its network.so on one of
     qemu's prints, and its outputs.
     """
+    from tvmflow.ir.relax.graph import read_graph
+
+    with tempfile.TemporaryDirectory() as name:
+        words = write_own(module, target_of(mcpu), Path(name))
+        command = [*system.command(processor, counts=True, caches=caches), *words]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
+        return found, _outputs((Path(name) / "out").read_bytes(), read_graph(module))
+
+
+def write_own(module: Any, target: Any, folder: Path) -> list[str]:
+    """Build a module for a target, with default schedules, and a program that runs it with one thread; return the words
+    of its command.
+    """
     from tvmflow.backends.registry import backend_of
     from tvmflow.codegen.compile import build_scheduled
     from tvmflow.codegen.network.description import Network
@@ -169,26 +182,22 @@ def own(system: EmulatedSystem, module: Any, processor: str, mcpu: str, caches: 
     from tvmflow.support.dtypes import numpy_dtype
     from tvmflow.tuning.winograd_choice import choose_by_cost
 
-    backend = backend_of(target_of(mcpu))
+    backend = backend_of(target)
     graph = read_graph(module)
     inputs = tuple(TensorSpec(name, kind.shape, kind.dtype) for name, kind in graph.inputs.items())
     packed = backend.pack(module, None)[0]
     scheduled = build_scheduled(
         packed, backend, {}, winograd=choose_by_cost(packed, backend, TuneParams().winograd_bounds)
     )
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        outputs = tuple(f"y{at}" for at in range(len(graph.outputs)))
-        network = Network("bench@arm64:float32", inputs, outputs, 1)
-        write_network(folder / "network.so", scheduled, network, backend.target.compiler)
-        source = [f"-I{RUNTIME / 'include'}", str(RUNTIME / "emulator" / "run.c")]
-        subprocess.run(backend.target.compiler.line("-O2", *source, "-o", str(folder / "run"), "-ldl"), check=True)
-        given = [x.astype(numpy_dtype(one.dtype)).tobytes() for one, x in zip(inputs, samples_of(inputs), strict=True)]
-        (folder / "in").write_bytes(b"".join(given))
-        words = [str(folder / "run"), str(folder / "network.so"), "1", str(folder / "in"), str(folder / "out")]
-        command = [*system.command(processor, counts=True, caches=caches), *words]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
-        return found, _outputs((folder / "out").read_bytes(), graph)
+    outputs = tuple(f"y{at}" for at in range(len(graph.outputs)))
+    network = Network("bench@arm64:float32", inputs, outputs, 1)
+    write_network(folder / "network.so", scheduled, network, backend.target.compiler)
+    source = [f"-I{RUNTIME / 'include'}", str(RUNTIME / "emulator" / "run.c")]
+    line = backend.target.compiler.line("-O2", *source, "-o", str(folder / "run"), "-ldl")
+    subprocess.run(line, check=True, capture_output=True)
+    given = [x.astype(numpy_dtype(one.dtype)).tobytes() for one, x in zip(inputs, samples_of(inputs), strict=True)]
+    (folder / "in").write_bytes(b"".join(given))
+    return [str(folder / "run"), str(folder / "network.so"), "1", str(folder / "in"), str(folder / "out")]
 
 
 def target_of(mcpu: str) -> Any:
