@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def main() -> None:
         ]
         subprocess.run(command, check=True)
         if options.here:
-            check_here(options.names, *options.here, plugin, folder)
+            check_here(options.names, options.here, plugin, folder)
         else:
             compare(options, RecordingSystem(with_cpuinfo(emulated_system(), folder).folder, plugin, folder / "blocks"))
 
@@ -120,8 +121,11 @@ def compare(options: argparse.Namespace, system: RecordingSystem) -> None:
             print(f"{'geometric mean':32} {core:12} {geometric_mean(each):.3f}")
 
 
-def check_here(names: list[str], mcpu: str, core: str, plugin: Path, folder: Path) -> None:
-    """Print for each network the cycles of one run as estimated, and as measured on this machine."""
+def check_here(names: list[str], made_for: Sequence[str], plugin: Path, folder: Path) -> None:
+    """Print for each network the cycles of one run as estimated, and as measured on this machine. made_for: the
+    processor that the code is for, and the core.
+    """
+    mcpu, core = made_for
     qemu = shutil.which("qemu-x86_64")
     if qemu is None:
         raise SystemExit("no qemu-x86_64 on PATH: apt-get install qemu-user")
