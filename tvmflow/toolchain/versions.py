@@ -46,7 +46,7 @@ _OTHER_DISTRIBUTIONS = {"xgboost-cpu": ("xgboost",), "mlflow": ("mlflow-skinny",
 # instruction. 37: Winograd's transforms without zeros, by columns. 39: relu and clip return NaN for NaN. 40:
 # so do maxima and max pools. 46: depthwise int8 of arm64 by dot products, its attention by lanes, exp of float16 in
 # vectors. 47: sigmoid of AVX-512 in fewer steps, rows of one thread in a loop for each axis. 48: GELU and erf of
-# AVX-512 by pieces, erf in vectors, transposed tiles.
+# AVX-512 by pieces, erf in vectors, transposed tiles, x * sigmoid(x) as one.
 _CODEGEN = "48"
 # LLVM features used by schedules and vectors, with their names in Linux.
 _EXTENSIONS = {
