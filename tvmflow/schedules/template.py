@@ -25,6 +25,7 @@ FILLED = "tvmflow_filled"
 TRANSPOSED = "tvmflow_transposed"
 # annotation of a loop over the columns of a padding: first column and columns of the interior
 INTERIOR = "tvmflow_interior"
+FROM_BIAS = "tvmflow_from_bias"  # annotation of a loop over channels that initializes sums by a bias
 _NEAR_WEIGHTS = 32 << 10  # bytes of weights that stay in the L1 cache while a tile after the other reads them
 _MOST_IDLE = 0.3  # idle share of the threads' time above which schedules are tried last
 

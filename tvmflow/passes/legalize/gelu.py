@@ -1,4 +1,5 @@
-"""Lower GELU of float32 for AVX-512 to an operator of its own, which takes two thirds of the steps that erf takes.
+"""Lower GELU to arm64's function of vectors, and of float32 for AVX-512 to an operator of its own, which takes two
+thirds of the steps that erf takes; other targets compute erf.
 
 With H(t) = Phi(t) - 1/2 for t >= 0, GELU is x / 2 + |x| * H(|x|), and H the polynomials of 16 pieces.
 """
@@ -15,6 +16,7 @@ from tvmflow.ir.tir.avx512 import WIDE, piecewise, size_up_to
 from tvmflow.ir.tir.custom_operators import register_operator
 from tvmflow.ir.tir.erf import NORMAL_DIGITS, NORMAL_END, NORMAL_PIECES
 from tvmflow.ir.tvm_compat import Call, dtype_of, type_of
+from tvmflow.schedules.intrinsics import arm_functions
 from tvmflow.targets.cpu_features import reduces_floats
 
 _GELU = "tvmflow.gelu"
@@ -37,10 +39,15 @@ register_operator(_GELU, "x times the share of a normal distribution below x", 1
 
 def legalize_gelu(builder: Any, call: Call) -> Any:
     """Lower relax.nn.gelu; needs a current target."""
-    if str(type_of(call.args[0]).dtype) != "float32" or not reduces_floats(tvm.target.Target.current()):
+    dtype, target = str(type_of(call.args[0]).dtype), tvm.target.Target.current()
+    if arm_functions.has_function(dtype, target):
+        name = arm_functions.GELU
+    elif dtype == "float32" and reduces_floats(target):
+        name = _GELU
+    else:
         return call.op.get_attr("FLegalize")(builder, call)
 
     def gelu(x: Any) -> Any:
-        return te.compute(x.shape, lambda *at: tirx.call_intrin("float32", _GELU, x[at]), name="compute")
+        return te.compute(x.shape, lambda *at: tirx.call_intrin(dtype, name, x[at]), name="compute")
 
     return builder.call_te(gelu, call.args[0], primfunc_name_hint="gelu")

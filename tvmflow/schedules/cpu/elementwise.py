@@ -78,7 +78,7 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     knobs = [
         {"parallel": parallel, "rows": rows, "rows_first": first} for rows, first in variants for parallel in order
     ]
-    if "neon" in cpu.dots:  # dividing a place into its axes takes 20 instructions for a vector
+    if "neon" in cpu.dots or packed_image:  # dividing a place into its axes takes 20 instructions for a vector
         nested = [{**one, "nested": 1} for one in knobs if one["rows_first"]]
         if len(sizes) == _PACKED_AXES and sizes[2] == 1 < sizes[1] and sizes[-1] == cpu.channel_block:
             nested = [{"parallel": parallel, "rows": 1, "rows_first": 0, "nested": 1} for parallel in order] + nested

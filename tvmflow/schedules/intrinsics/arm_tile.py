@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from tvmflow.ir.tir.blocks import extents
-from tvmflow.schedules.intrinsics.assembly import AssemblyCall
+from tvmflow.schedules.intrinsics.assembly import LOADED_BIAS, AssemblyCall
 from tvmflow.schedules.intrinsics.intrinsic import Instruction, Intrinsic, Operand, Sized, find_instruction
 from tvmflow.schedules.template import tile_sizes
 from tvmflow.targets.cpu_features import CpuFeatures
@@ -175,7 +175,8 @@ class LaneTile(Sized):
             Operand(of.weight, shape, f"vo, {place}, {inner}", f"panel, {apart}, {strides}"),
             Operand(of.total, (self.c, self.h, self.w, _CHANNELS), "vo, vh, vw, vv", "sums, line, 8, 1"),
             self._body(len(shape)),
-            self._function(),
+            self._function() + LOADED_BIAS.text * (of.total == "int32"),
+            from_bias=of.total == "int32",
         )
 
     def _body(self, axes: int) -> str:
@@ -317,6 +318,16 @@ def find_tile(cpu: CpuFeatures, dtypes: tuple[str, str, str], inner: Sequence[in
         return same and tuple(inner) == (_CHANNELS, row.words, row.group)
 
     return find_instruction(TILES, cpu, dtypes[0], fits)
+
+
+def find_matrix_tile(cpu: CpuFeatures, dtype: str) -> TileMla | None:
+    """Return the instruction for products of matrices in blocks of eight columns, None if there is none."""
+    return find_tile(cpu, (dtype, dtype, dtype), (_CHANNELS, _CHANNELS, 1))
+
+
+def summed_in_tiles(cpu: CpuFeatures) -> tuple[str, ...]:
+    """Return the types of floats whose products of matrices are summed in tiles."""
+    return tuple(dtype for dtype in ("float32", "float16") if find_matrix_tile(cpu, dtype))
 
 
 def rank_tiles(

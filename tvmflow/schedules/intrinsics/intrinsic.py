@@ -17,7 +17,7 @@ from tvm.s_tir import TensorIntrin
 
 from tvmflow.ir.tir.blocks import IMPORTED_LLVM, extents
 from tvmflow.ir.tir.tvm_script import parsed
-from tvmflow.schedules.template import Knobs, decompose_init
+from tvmflow.schedules.template import FROM_BIAS, Knobs, decompose_init
 from tvmflow.targets.cpu_features import CpuFeatures
 
 _SOURCE = """
@@ -58,6 +58,7 @@ class Intrinsic:
 
     axes: a letter for each of the axes, whose sizes are `sizes`. body: TVMScript of the instructions. imports: LLVM IR
     of the functions that bodies call. start: the body of a second intrinsic, which initializes the sums; '' for none.
+    from_bias: whether sums that start from a bias load it for each pixel (passes/kernel/load_biases.py).
     """
 
     name: str
@@ -69,6 +70,7 @@ class Intrinsic:
     body: str
     imports: str = ""
     start: str = ""
+    from_bias: bool = False
 
     @cache
     def register(self) -> str:
@@ -90,11 +92,13 @@ class Intrinsic:
         name, spatial = self.register(), self._looped(self.sums.index)
         if self.start:
             schedule.tensorize(schedule.get_loops(init)[-len(spatial)], f"{name}_zero")
+        elif self.from_bias:
+            schedule.annotate(schedule.get_loops(init)[-1], FROM_BIAS, 1)
         else:
             schedule.vectorize(schedule.get_loops(init)[-1])
         schedule.tensorize(loop, name)
         if self.imports:
-            schedule.annotate(outermost, IMPORTED_LLVM, self.imports)
+            _import(schedule, outermost, self.imports)
 
     def tensorize_tile(self, schedule: Any, block: Any, outermost: Any) -> None:
         """Replace the nine innermost loops of a convolution: four over outputs, five over the reduction.
@@ -126,6 +130,16 @@ class Intrinsic:
             kinds="".join("S" if f"v{axis}" in self.sums.index else "R" for axis in looped),
             statement=statement,
         )
+
+
+def _import(schedule: Any, loop: Any, text: str) -> None:
+    """Annotate a loop with LLVM IR, behind the text of another intrinsic below it."""
+    known = str(schedule.get(loop).annotations.get(IMPORTED_LLVM) or "")
+    if text in known:
+        return
+    if known:  # annotate does not overwrite
+        schedule.unannotate(loop, IMPORTED_LLVM)
+    schedule.annotate(loop, IMPORTED_LLVM, known + text)
 
 
 def _register(name: str, operands: dict[str, Operand], meaning: str, instructions: str) -> None:

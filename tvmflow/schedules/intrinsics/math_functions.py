@@ -19,6 +19,7 @@ from tvmflow.ir.tir import packed_words as words
 from tvmflow.ir.tir.avx512 import FLOOR, WIDE, piecewise, remainder, scale
 from tvmflow.ir.tir.erf import ERF_DENOMINATOR, ERF_DIGITS, ERF_END, ERF_NUMERATOR, ERF_PIECES, ERF_PIECES_END
 from tvmflow.ir.tvm_compat import dtype_of, register_intrin_lowering
+from tvmflow.schedules.intrinsics.arm_functions import call_function
 from tvmflow.targets.cpu_features import has_wide_vectors, reduces_floats
 
 _LOWEST, _HIGHEST = -104.0, 89.0  # results beyond: 0 and infinity
@@ -89,8 +90,11 @@ def _sigmoid(call: Any) -> Any:
     """Return 1 / (1 + exp(-x)); infinities give 1 and 0, NaN stays NaN.
 
     AVX-512 needs no limits, as `reduce` and `scalef` take infinities. Relative error there: at most 3e-7, and 7.5e-8
-    times -x more for x < 0, since x is multiplied by log2(e) with one rounding.
+    times -x more for x < 0, since x is multiplied by log2(e) with one rounding. arm64 has a function for it.
     """
+    found = call_function(call)
+    if found is not None:
+        return found
     dtype, target = dtype_of(call), tvm.target.Target.current()
     if dtype != WIDE or target is None or not reduces_floats(target):
         return call  # TVM's own lowering, by exp
