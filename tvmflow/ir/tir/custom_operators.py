@@ -11,7 +11,6 @@ from tvm.ir import _ffi_api
 
 from tvmflow.ir.tvm_compat import dtype_of, register_intrin_lowering
 
-
 _registered: dict[str, str] = {}  # name of an operator -> module that lowers it
 
 
