@@ -36,6 +36,7 @@ from tvmflow.passes.fuse.nest_concats import NestConcats
 from tvmflow.passes.fuse.remove_dead_blocks import RemoveDeadBlocks
 from tvmflow.passes.kernel.divide_paddings import divide_paddings
 from tvmflow.passes.kernel.hoist_amx_config import HoistAmxConfig
+from tvmflow.passes.kernel.join_gates import join_gates
 from tvmflow.passes.kernel.keep_nan import KeepNan
 from tvmflow.passes.kernel.keep_nan_of_reductions import keep_nan_of_reductions
 from tvmflow.passes.kernel.link_arm_functions import link_arm_functions
@@ -128,6 +129,7 @@ def kernel_passes(target: Any) -> list[Pass]:
         load_biases,
         prefetch_weights,
         transpose_tiles,
+        functools.partial(join_gates, target=target),
         functools.partial(keep_nan_of_reductions, target=target),
         functools.partial(link_bfloat16_rounding, target=target),
         functools.partial(link_arm_functions, target=target),

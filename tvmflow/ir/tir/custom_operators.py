@@ -11,9 +11,14 @@ from tvm.ir import _ffi_api
 
 from tvmflow.ir.tvm_compat import dtype_of, register_intrin_lowering
 
+_registered: dict[str, str] = {}  # name of an operator -> module that lowers it
+
 
 def register_operator(name: str, meaning: str, inputs: int, lower: Callable[[Any], Any]) -> None:
     """Register a pure operator with TVM once in this process. lower: call, scalar or vector -> expression."""
+    owner = _registered.setdefault(name, lower.__module__)
+    if owner != lower.__module__:
+        raise ValueError(f"{name} is an operator of {owner}, and {lower.__module__} defines another")
     if name in _ffi_api.ListOpNames():
         return
     _ffi_api.RegisterOp(name, meaning)

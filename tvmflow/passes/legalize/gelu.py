@@ -19,7 +19,7 @@ from tvmflow.ir.tvm_compat import Call, dtype_of, type_of
 from tvmflow.schedules.intrinsics import arm_functions
 from tvmflow.targets.cpu_features import reduces_floats
 
-_GELU = "tvmflow.gelu"
+_GELU = "tvmflow.gelu_in_pieces"
 
 
 def _lower(call: Any) -> Any:

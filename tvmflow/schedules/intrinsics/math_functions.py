@@ -95,16 +95,20 @@ def _sigmoid(call: Any) -> Any:
     found = call_function(call)
     if found is not None:
         return found
-    dtype, x = dtype_of(call), call.args[0]
-    one, target = tirx.const(1.0, dtype), tvm.target.Target.current()
+    dtype, target = dtype_of(call), tvm.target.Target.current()
     if dtype != WIDE or target is None or not reduces_floats(target):
         return call  # TVM's own lowering, by exp
-    exponent, rest = tirx.Var("exponent", dtype), tirx.Var("rest", dtype)
-    power = tirx.const(_POWER_OF_TWO[0], dtype)
+    return tirx.const(1.0, dtype) / one_and_exp(call.args[0])
+
+
+def one_and_exp(x: Any) -> Any:
+    """Return 1 + exp(-x) of 16 lanes by AVX-512."""
+    exponent, rest = tirx.Var("exponent", WIDE), tirx.Var("rest", WIDE)
+    power = tirx.const(_POWER_OF_TWO[0], WIDE)
     for coefficient in _POWER_OF_TWO[1:]:
-        power = power * rest + tirx.const(coefficient, dtype)
-    found = tirx.Let(rest, remainder(exponent, FLOOR), one / (one + scale(power, exponent)))
-    return tirx.Let(exponent, x * tirx.const(-_LOG2_E, dtype), found)
+        power = power * rest + tirx.const(coefficient, WIDE)
+    found = tirx.Let(rest, remainder(exponent, FLOOR), tirx.const(1.0, WIDE) + scale(power, exponent))
+    return tirx.Let(exponent, x * tirx.const(-_LOG2_E, WIDE), found)
 
 
 def _erf(call: Any) -> Any:
