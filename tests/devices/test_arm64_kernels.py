@@ -139,34 +139,42 @@ def test_a_family_of_instructions_equals_the_definition(
 
 
 @pytest.mark.parametrize(
-    ("processor", "runs", "bound", "heads", "depth"),
+    ("processor", "dtype", "bound", "heads", "depth", "mask"),
     [
-        ("cortex-a53", "cortex-a53", 2e-6, 2, 20),
-        ("cortex-a76", "cortex-a76", 2e-6, 2, 20),
-        ("cortex-a76", "cortex-a76", 2e-6, 4, 6),
-        ("neoverse-n2", "max", 1e-2, 2, 20),
+        ("cortex-a53", "float32", 1e-6, 2, 20, "added"),
+        ("cortex-a76", "float32", 1e-6, 2, 20, ""),
+        ("cortex-a76", "float32", 1e-6, 4, 6, "added"),
+        ("cortex-a76", "float16", 2e-3, 2, 20, ""),
+        ("cortex-a76", "float16", 2e-3, 2, 16, "rows"),
+        ("cortex-a76", "float16_acc32", 5e-4, 2, 16, "added"),
+        ("neoverse-n2", "bfloat16", 1e-2, 2, 20, "added"),
     ],
 )
 def test_attention_equals_float64(
     processor: str,
-    runs: str,
+    dtype: str,
     bound: float,
     heads: int,
     depth: int,
+    mask: str,
     runner: Path,
     emulated: EmulatedSystem,
     tmp_path: Path,
 ) -> None:
-    """Where there are products of bfloat16, in these; a depth of 6 is rounded up to whole registers."""
-    case = attention.Case(1, heads, 19, 37, depth, "added", True)
+    """In the type of products and sums; a depth of 6 is rounded up to whole registers, 37 keys to whole blocks."""
+    case = attention.Case(1, heads, 19, 37, depth, mask, True)
     module, net = attention.imported(case)
-    if processor == "neoverse-n2":
-        module = to_mixed_precision(module, MixedPrecision("bfloat16", "float32", ("matmul",), ("softmax",)))
+    kind, total = dtype.removesuffix("_acc32"), "float16" if dtype == "float16" else "float32"
+    if kind != "float32":
+        module = to_mixed_precision(module, MixedPrecision(kind, total, ("matmul",), ("softmax", "layer_norm")))
     inputs, backend = attention.inputs_of(case), backend_of(target(processor))
     scheduled = build_scheduled(backend.pack(module, None)[0], backend, {})
-    assert {"attention", "packed_norm"} <= {choice.template for choice in scheduled.kernels}
+    assert {("attention", "default"), ("packed_norm", "default")} <= {
+        (choice.template, choice.schedule) for choice in scheduled.kernels
+    }
     counted = {choice.dtype for choice in scheduled.kernels if choice.template == "attention"}
-    assert counted == {"bfloat16" if processor == "neoverse-n2" else "float32"}
+    assert counted == {"bfloat16" if kind == "bfloat16" else total}
+    runs = "max" if processor == "neoverse-n2" else processor
     found = np.frombuffer(
         ran(linked(tmp_path, scheduled, 1, backend), runner, emulated, runs, list(inputs)), np.float32
     )

@@ -32,15 +32,18 @@ from tvmflow.passes.fuse.concatenate_in_place import ConcatInPlace
 from tvmflow.passes.fuse.fuse_operators import FuseOperators, NoteCalls
 from tvmflow.passes.fuse.inverted_residual import FuseInvertedResiduals
 from tvmflow.passes.fuse.limit_inlining import LimitInlining
+from tvmflow.passes.fuse.nest_concats import NestConcats
 from tvmflow.passes.fuse.remove_dead_blocks import RemoveDeadBlocks
 from tvmflow.passes.kernel.divide_paddings import divide_paddings
 from tvmflow.passes.kernel.hoist_amx_config import HoistAmxConfig
 from tvmflow.passes.kernel.keep_nan import KeepNan
 from tvmflow.passes.kernel.keep_nan_of_reductions import keep_nan_of_reductions
+from tvmflow.passes.kernel.link_arm_functions import link_arm_functions
 from tvmflow.passes.kernel.load_biases import load_biases
 from tvmflow.passes.kernel.normalize_booleans import normalize_booleans
 from tvmflow.passes.kernel.prefetch_weights import prefetch_weights
 from tvmflow.passes.kernel.stack_buffers import StackBuffers
+from tvmflow.passes.kernel.transpose_tiles import transpose_tiles
 from tvmflow.passes.kernel.unaligned_inputs import UnalignedInputs, mark_network_inputs
 from tvmflow.passes.kernel.zero_border_only import zero_border_only
 from tvmflow.passes.layout.channels_last_for_amx import ChannelsLastForAmx
@@ -50,6 +53,7 @@ from tvmflow.passes.legalize.bfloat16 import legalize_astype, link_bfloat16_roun
 from tvmflow.passes.legalize.booleans import with_booleans
 from tvmflow.passes.legalize.clip import clip_legalizers
 from tvmflow.passes.legalize.convolutions import legalize_convolutions
+from tvmflow.passes.legalize.gelu import legalize_gelu
 from tvmflow.passes.legalize.int8_lookup_tables import Int8LookupTables
 from tvmflow.passes.legalize.narrow import NarrowByInstruction
 from tvmflow.passes.legalize.pools import legalize_max_pool2d
@@ -57,7 +61,7 @@ from tvmflow.passes.legalize.recurrent import legalize_recurrent
 from tvmflow.passes.legalize.reductions import reduction_legalizers
 from tvmflow.passes.legalize.resize import legalize_resize2d
 from tvmflow.schedules.intrinsics import math_functions
-from tvmflow.schedules.intrinsics.arm_lane_mla import summed_by_lane
+from tvmflow.schedules.intrinsics.arm_tile import summed_in_tiles
 from tvmflow.schedules.intrinsics.dot_product import find_dot
 from tvmflow.targets.cpu_features import TILES_FOR, CpuFeatures
 
@@ -94,9 +98,10 @@ def lowering_passes(cpu: CpuFeatures, winograd: Mapping[str, int], has_gpu: bool
     has_amx = bool(set(TILES_FOR.values()) & set(cpu.dots))
     has_vector_madd = "madd512" in cpu.dots
     passes: list[tuple[str, Pass, bool]] = [
+        ("nest_concats", NestConcats(), not has_gpu),
         ("int8_lookup_tables", Int8LookupTables(), True),
         ("narrow_by_instruction", NarrowByInstruction(), True),
-        ("fuse_attention", FuseAttention(cpu.channel_block, has_bfloat16_dot, summed_by_lane(cpu)), not has_gpu),
+        ("fuse_attention", FuseAttention(cpu.channel_block, has_bfloat16_dot, summed_in_tiles(cpu)), not has_gpu),
         ("legalize_operators", _legalize_operators(winograd, cpu), True),
         ("annotate_patterns", relax.transform.AnnotateTIROpPattern(), True),
         ("fold_constants", relax.transform.FoldConstant(), True),
@@ -122,8 +127,10 @@ def kernel_passes(target: Any) -> list[Pass]:
         divide_paddings,
         load_biases,
         prefetch_weights,
+        transpose_tiles,
         functools.partial(keep_nan_of_reductions, target=target),
         functools.partial(link_bfloat16_rounding, target=target),
+        functools.partial(link_arm_functions, target=target),
     ]
 
 
@@ -165,6 +172,7 @@ def _legalize_operators(winograd: Mapping[str, int], cpu: CpuFeatures) -> Pass:
         **with_booleans({**axis_legalizers(), **reduction_legalizers()}),
         **legalize_convolutions(winograd),
         **dict.fromkeys(NORMS, legalize_norm),
+        "relax.nn.gelu": legalize_gelu,
         "relax.nn.max_pool2d": legalize_max_pool2d,
         "relax.astype": legalize_astype,
         "relax.image.resize2d": legalize_resize2d,

@@ -9,7 +9,7 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_map, structural_walk
 
-from tvmflow.ir.tir.blocks import IMPORTED_LLVM, new_schedule, transform_kernels
+from tvmflow.ir.tir.blocks import IMPORTED_LLVM, transform_kernels
 from tvmflow.ir.tvm_compat import Call, IRModule, PrimFunc
 
 Rewrite = Callable[[Any], Any]  # statement -> statement, the same object if unchanged
@@ -45,7 +45,12 @@ def rewrite_marked(mod: IRModule, mark: str, rewrite: Callable[[Any], Any]) -> A
 
 def with_variable(statement: Any, variable: Any, value: Any) -> Any:
     """Return a statement with a value in place of a variable."""
-    return structural_map(statement, ((tirx.Var, lambda one: value if one.same_as(variable) else one),))
+    return with_variables(statement, {variable: value})
+
+
+def with_variables(node: Any, values: dict[Any, Any]) -> Any:
+    """Return a statement or an expression with values in place of variables."""
+    return structural_map(node, ((tirx.Var, lambda one: values.get(one, one)),))
 
 
 def with_root_body(function: PrimFunc, change: Rewrite, keeps: Callable[[Any], bool] = lambda _: True) -> Any:
@@ -70,14 +75,14 @@ def is_marked(function: PrimFunc, mark: str) -> bool:
 
 
 def with_llvm(function: PrimFunc, text: str) -> Any:
-    """Return a scheduled kernel with additional LLVM IR, behind the existing text."""
-    schedule = new_schedule(function)
-    root = schedule.get_sblock("root", "main")
-    known = schedule.get(root).annotations.get(IMPORTED_LLVM)
-    if known is not None:  # annotate does not overwrite
-        schedule.unannotate(root, IMPORTED_LLVM)
-    schedule.annotate(root, IMPORTED_LLVM, f"{known or ''}{text}")
-    return schedule.mod["main"]
+    """Return a scheduled kernel with additional LLVM IR, behind the existing text of its root block."""
+    realize = function.body
+    root = realize.block
+    same = (root.iter_vars, root.reads, root.writes, root.name_hint, root.body, root.init)
+    annotations = dict(root.annotations.items())
+    annotations[IMPORTED_LLVM] = f"{annotations.get(IMPORTED_LLVM) or ''}{text}"
+    block = type(root)(*same, root.alloc_buffers, root.match_buffers, annotations)
+    return function.with_body(type(realize)(realize.iter_values, realize.predicate, block))
 
 
 def has(function: PrimFunc, kind: type, wanted: Callable[[Any], bool]) -> bool:

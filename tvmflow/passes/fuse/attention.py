@@ -8,7 +8,7 @@ so that a kernel reads its operands where a dense layer wrote them, and writes w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from tvmflow.ir.tvm_compat import Call, Expr, IRModule, constant_value, operator
 from tvmflow.passes.fuse.replace_calls import Replacement, replace_calls
 from tvmflow.passes.legalize.attention import Attention, Step, attention_kernel, fits_padding
 from tvmflow.passes.legalize.batch_matmul import BatchMatmul, Operand, batch_matmul_kernel
+from tvmflow.passes.legalize.tiled_attention import MOST_KEYS_OF_HALF, tiled_attention_kernel
 
 # The operators that test for rows of nothing but minus infinity, from the condition upward.
 _MASKED = ("relax.logical_not", "relax.astype", "relax.max", "relax.astype", "relax.logical_not", "relax.equal")
@@ -28,7 +29,8 @@ _MASKED = ("relax.logical_not", "relax.astype", "relax.max", "relax.astype", "re
 _SAME_ORDER = {"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.broadcast_to"}
 _MOST_PLACES = 1 << 25  # elements of a matrix that is added to the scores: its index map is fitted to an array of them
 _MOST_FACTOR = 1e30
-# The kernel accumulates and keeps intermediate values in float32, to whatever type the network rounds them.
+# The kernel accumulates and keeps intermediate values in float32, to whatever type the network rounds them; in float16
+# if the network sums in it and the processor has such tiles.
 _FLOATS = ("float32", "float16", "bfloat16")
 
 
@@ -54,14 +56,15 @@ class _Read(NamedTuple):
 class _Scores(NamedTuple):
     """The scores of an attention: the product of q and k, times a factor, then `steps`.
 
-    steps: values that are added, or multiplied (True); rounded: q and k are rounded to bfloat16.
+    steps: values that are added, or multiplied (True); rounded: the type that q and k are rounded to, and sums of
+    float16.
     """
 
     q: _Read
     k: _Read
     steps: tuple[tuple[_Read, bool], ...]
     factor: float
-    rounded: bool
+    rounded: str
 
     @property
     def matrix(self) -> tuple[int, int]:
@@ -72,8 +75,8 @@ class _Scores(NamedTuple):
 class _Function:
     """A Relax function, its bindings by variable, and the attentions and batched matmuls in it."""
 
-    def __init__(self, function: Any, lanes: int, pairs: bool, together: int) -> None:
-        self.lanes, self.pairs, self.together = lanes, pairs, together
+    def __init__(self, function: Any, lanes: int, pairs: bool, tiles: Sequence[str]) -> None:
+        self.lanes, self.pairs, self.tiles = lanes, pairs, tiles
         self.bindings = [binding for block in function.body.blocks for binding in block.bindings]
         self.bound = {binding.var: binding.value for binding in self.bindings}
         self.users: dict[Any, list[Any]] = {}
@@ -99,9 +102,8 @@ class _Function:
                 last = self._last_copy(binding.var)
                 placed = self._move_output(fused, last)
                 attention, values = placed or fused
-                found[self.resolve(last if placed else binding.var)] = Replacement(
-                    "attention", attention_kernel(attention), values
-                )
+                kernel = tiled_attention_kernel(attention) if attention.tiled else attention_kernel(attention)
+                found[self.resolve(last if placed else binding.var)] = Replacement("attention", kernel, values)
         return found
 
     def find_matmuls(self) -> dict[Any, Replacement]:
@@ -179,7 +181,7 @@ class _Function:
         out = index_of(np.arange(math.prod(shape)).reshape(shape), shape_of(product))
         assert out is not None
         steps = tuple(Step(read.operand, multiplies) for read, multiplies in scores.steps)
-        paired = self.pairs and scores.rounded and _multiplies_bfloat16(product)
+        paired = self.pairs and scores.rounded == "bfloat16" == _multiplied(product)
         attention = Attention(
             batch,
             queries,
@@ -195,9 +197,15 @@ class _Function:
             safe,
             self.lanes,
             paired,
-            2 if paired else self.together,
+            "" if paired else self._tiled(scores, product),
         )
         return _Fused(attention, tuple(read.value for read in reads))
+
+    def _tiled(self, scores: _Scores, product: Any) -> str:
+        """Return the type in which tiles compute an attention, '' for none."""
+        half = scores.rounded == "float16" == _multiplied(product)
+        kinds = ("float16",) if half and scores.matrix[1] <= MOST_KEYS_OF_HALF else ()
+        return next((kind for kind in (*kinds, "float32") if kind in self.tiles), "")
 
     def _match_operand(
         self,
@@ -297,11 +305,7 @@ class _Function:
             self._match_operand(call.args[0], (*batch, rows, depth), scaled=True),
             self._match_operand(call.args[1], (*batch, depth, keys), True, True),
         )
-        return (
-            _Scores(q, k, (), q.factor * k.factor, _multiplies_bfloat16(call))
-            if q is not None and k is not None
-            else None
-        )
+        return _Scores(q, k, (), q.factor * k.factor, _multiplied(call)) if q is not None and k is not None else None
 
 
 def _compose_views(places: Any, inner: Any) -> Any:
@@ -350,8 +354,12 @@ def _casts_float(call: Call) -> bool:
     )
 
 
-def _multiplies_bfloat16(product: Any) -> bool:
-    return {str(type_of(one).dtype) for one in product.args} == {"bfloat16"}
+def _multiplied(product: Any) -> str:
+    """Return the type of both operands of a matmul, float32 where a matmul of float16 sums in another type."""
+    kinds = {str(type_of(one).dtype) for one in product.args}
+    if len(kinds) > 1 or (kinds == {"float16"} and str(type_of(product).dtype) != "float16"):
+        return "float32"
+    return kinds.pop()
 
 
 def _variables(expression: Expr) -> Iterator[Any]:
@@ -372,12 +380,12 @@ class FuseAttention:
     """IRModule -> IRModule.
 
     lanes: columns of a matrix in one vector; pairs: whether the target has a dot product of two neighbouring bfloat16
-    values; together: how many products of float32 an instruction sums.
+    values; tiles: types in which it sums tiles (tiled_attention).
     """
 
-    def __init__(self, lanes: int, pairs: bool = False, together: int = 1) -> None:
-        self.lanes, self.pairs, self.together = lanes, pairs, together
+    def __init__(self, lanes: int, pairs: bool = False, tiles: Sequence[str] = ()) -> None:
+        self.lanes, self.pairs, self.tiles = lanes, pairs, tuple(tiles)
 
     def transform_module(self, mod: IRModule, _context: Any) -> IRModule:
-        fused = replace_calls(mod, _Function(mod["main"], self.lanes, self.pairs, self.together).find_attentions())
-        return replace_calls(fused, _Function(fused["main"], self.lanes, self.pairs, self.together).find_matmuls())
+        fused = replace_calls(mod, _Function(mod["main"], self.lanes, self.pairs, self.tiles).find_attentions())
+        return replace_calls(fused, _Function(fused["main"], self.lanes, self.pairs, self.tiles).find_matmuls())

@@ -20,7 +20,14 @@ from tvmflow.ir.tir.blocks import region_buffer
 from tvmflow.ir.tvm_compat import Call, IRModule, block_class, buffer_of, load_class, operator_of, type_of
 
 _MOST_READS = 2000  # in the count of _count_reads
-_TIMES = {"tirx.exp": 30, "tirx.sigmoid": 30, "tirx.tanh": 18, "tirx.erf": 15, "tirx.if_then_else": 3}
+_TIMES = {
+    "tirx.exp": 30,
+    "tirx.sigmoid": 30,
+    "tirx.tanh": 18,
+    "tirx.erf": 15,
+    "tvmflow.gelu": 15,
+    "tirx.if_then_else": 3,
+}
 """How often TVM's simplifier visits the operand of an operator, estimated from compile times of chains of each."""
 _TIMES_OF_SELECT = 3
 _PATTERN = "op_pattern"

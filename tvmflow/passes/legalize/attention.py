@@ -32,8 +32,8 @@ class Attention:
 
     q: (batch, queries, depth); k: (batch, keys, depth); v: (batch, keys, width); steps: applied to the scores in order;
     out: (batch, queries, width); safe: whether a row of minus infinity gives zeros instead of NaN; lanes: columns of a
-    block; paired: whether both matmuls multiply pairs of bfloat16; together: how many products an instruction sums,
-    whose number depth and keys are rounded up to.
+    block; paired: whether both matmuls multiply pairs of bfloat16; tiled: type of the products of tiled_attention, ''
+    where the processor has none.
     """
 
     batch: int
@@ -50,7 +50,7 @@ class Attention:
     safe: bool
     lanes: int
     paired: bool = False
-    together: int = 1
+    tiled: str = ""
 
     @property
     def rows(self) -> int:
@@ -213,15 +213,13 @@ def attention_kernel(attention: Attention) -> Any:
 
 def _template_values(of: Attention) -> dict[str, Any]:
     (score_blocks, out_blocks), lanes = of.blocks, of.lanes
-    steps = {f"{'factor' if step.multiplies else 'bias'}{at}": step for at, step in enumerate(of.steps)}
-    names = ["q", "k", "v", *steps, "out"]
-    arrays = (of.q, of.k, of.v, *(step.operand for step in of.steps), of.out)
+    steps = named_steps(of)
     row = "vm" if of.rows == of.queries else f"T.min(vm, {of.queries - 1})"
     column = f"vb * {lanes} + vl"
 
     multiplied = "bfloat16" if of.paired else "float32"
     zero, scale = f"T.{multiplied}(0)", f" * T.float32({of.scale!r})"
-    depths, places = (of.together * -(-count // of.together) for count in (of.depth, of.keys))
+    depths, places = (2 * -(-count // 2) if of.paired else count for count in (of.depth, of.keys))
     depth, place = ("vd * 2 + vp", "vn * 2 + vp") if of.paired else ("vd", "vn")
     key = of.k.read("k", "vg", column, depth, dtype=multiplied) + ("" if of.paired else scale)
     key = select_inside(depth, of.depth, depths, key, zero)
@@ -249,7 +247,7 @@ def _template_values(of: Attention) -> dict[str, Any]:
         conditions = [f"vm < {of.queries}"] if of.rows > of.queries else []
         conditions += [f"{column} < {of.width}"] if of.width % lanes else []
     return {
-        "parameters": ", ".join(f"{name}: {one.buffer}" for name, one in zip(names, arrays, strict=True)),
+        "parameters": parameters_of(of),
         **{name: f"T.int64({extent})" if of.paired else extent for name, extent in extents.items()},
         "key": select_inside(column, of.keys, score_blocks * lanes, key, zero),
         "value": select_inside(column, of.width, out_blocks * lanes, value, zero),
@@ -263,6 +261,16 @@ def _template_values(of: Attention) -> dict[str, Any]:
         "out": out,
         "mixed": _cast_output(of, mixed),
     }
+
+
+def named_steps(of: Attention) -> dict[str, Step]:
+    return {f"{'factor' if step.multiplies else 'bias'}{at}": step for at, step in enumerate(of.steps)}
+
+
+def parameters_of(of: Attention) -> str:
+    """Return the parameters of the kernel in TVMScript."""
+    arrays = {"q": of.q, "k": of.k, "v": of.v, **{name: step.operand for name, step in named_steps(of).items()}}
+    return ", ".join(f"{name}: {one.buffer}" for name, one in {**arrays, "out": of.out}.items())
 
 
 def _cast_output(of: Attention, value: str) -> str:

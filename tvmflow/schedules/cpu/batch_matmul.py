@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, extents
-from tvmflow.schedules.intrinsics.arm_lane_mla import LaneMla
 from tvmflow.schedules.intrinsics.dot_product import Dot, sum_lanes
 from tvmflow.schedules.template import (
     Knobs,
@@ -51,21 +50,10 @@ def tile_block(schedule: Any, sums: Any, rows: int, blocks: int) -> Any:
     return around
 
 
-def sum_in_registers(
-    schedule: Any, product: Any, loop: Any, dot: Dot | LaneMla | None = None, outermost: Any = None
-) -> None:
+def sum_in_registers(schedule: Any, product: Any, loop: Any, dot: Dot | None = None, outermost: Any = None) -> None:
     """Sum a tile in registers, below the loop around the tile; by an instruction if one is given."""
     schedule.compute_at(product, loop, preserve_unit_loops=True)
     schedule.set_scope(product, 0, "local")
-    if isinstance(dot, LaneMla):
-        row, block, lane, over = schedule.get_loops(product)[-4:]
-        (words, word), (part, lane) = (
-            schedule.split(one, [None, size]) for one, size in ((over, dot.words), (lane, dot.lanes))
-        )
-        schedule.reorder(words, block, part, row, lane, word)
-        unroll_loops(schedule, block, part, row)
-        dot.intrinsic.tensorize(schedule, product, words, lane, outermost)
-        return
     row, block, lane, over, *pair = schedule.get_loops(product)[-5 if dot else -4 :]
     schedule.reorder(over, row, block, lane, *pair)
     unroll_loops(schedule, row, block)

@@ -178,17 +178,6 @@ def find_lane_mla(cpu: CpuFeatures, dtypes: tuple[str, str, str], block: int, in
     return find_instruction(LANES, cpu, dtypes[0], fits)
 
 
-def find_matrix_lane_mla(cpu: CpuFeatures, lanes: int) -> LaneMla | None:
-    """Return the instruction for products of float32 matrices in blocks of so many columns, None if there is none."""
-    return find_lane_mla(cpu, ("float32", "float32", "float32"), lanes, (lanes, 1))
-
-
-def summed_by_lane(cpu: CpuFeatures) -> int:
-    """Return how many products of float32 the instruction of find_matrix_lane_mla sums, 1 if there is none."""
-    row = find_matrix_lane_mla(cpu, cpu.channel_block)
-    return row.values if row else 1
-
-
 def rank_lane_tiles(
     row: LaneMla, channels: int, height: int, width: int, lanes: int, columns: tuple[int, int] = (1, 1)
 ) -> list[tuple[int, int, int]]:

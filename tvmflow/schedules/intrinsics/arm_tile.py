@@ -320,6 +320,16 @@ def find_tile(cpu: CpuFeatures, dtypes: tuple[str, str, str], inner: Sequence[in
     return find_instruction(TILES, cpu, dtypes[0], fits)
 
 
+def find_matrix_tile(cpu: CpuFeatures, dtype: str) -> TileMla | None:
+    """Return the instruction for products of matrices in blocks of eight columns, None if there is none."""
+    return find_tile(cpu, (dtype, dtype, dtype), (_CHANNELS, _CHANNELS, 1))
+
+
+def summed_in_tiles(cpu: CpuFeatures) -> tuple[str, ...]:
+    """Return the types of floats whose products of matrices are summed in tiles."""
+    return tuple(dtype for dtype in ("float32", "float16") if find_matrix_tile(cpu, dtype))
+
+
 def rank_tiles(
     row: TileMla, sizes: tuple[int, int, int], blocks: int, taps: int, steps: tuple[int, int]
 ) -> list[tuple[int, int, int]]:

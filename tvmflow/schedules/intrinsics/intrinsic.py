@@ -98,7 +98,7 @@ class Intrinsic:
             schedule.vectorize(schedule.get_loops(init)[-1])
         schedule.tensorize(loop, name)
         if self.imports:
-            schedule.annotate(outermost, IMPORTED_LLVM, self.imports)
+            _import(schedule, outermost, self.imports)
 
     def tensorize_tile(self, schedule: Any, block: Any, outermost: Any) -> None:
         """Replace the nine innermost loops of a convolution: four over outputs, five over the reduction.
@@ -130,6 +130,16 @@ class Intrinsic:
             kinds="".join("S" if f"v{axis}" in self.sums.index else "R" for axis in looped),
             statement=statement,
         )
+
+
+def _import(schedule: Any, loop: Any, text: str) -> None:
+    """Annotate a loop with LLVM IR, behind the text of another intrinsic below it."""
+    known = str(schedule.get(loop).annotations.get(IMPORTED_LLVM) or "")
+    if text in known:
+        return
+    if known:  # annotate does not overwrite
+        schedule.unannotate(loop, IMPORTED_LLVM)
+    schedule.annotate(loop, IMPORTED_LLVM, known + text)
 
 
 def _register(name: str, operands: dict[str, Operand], meaning: str, instructions: str) -> None:
