@@ -341,3 +341,14 @@ def test_means_of_few_values_correct_no_bias(samples: int, corrected: int) -> No
     assert correct_biases(network, run, trial) == corrected
     moved = [name for name, bias in before.items() if not np.array_equal(bias, network.layer(name).bias)]
     assert moved == ["conv0", "conv1"][:corrected]
+
+
+@pytest.mark.parametrize(("samples", "tried"), [(15, False), (16, True)])
+def test_a_few_samples_correct_no_bias(
+    samples: int, tried: bool, depthwise: tuple[Any, Array, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, calibration, _ = depthwise
+    correct, calls = quantizer._correct_biases, list[Any]()
+    monkeypatch.setattr(quantizer, "_correct_biases", lambda trial: calls.append(trial) or correct(trial))
+    quantize_int8(module, calibration[:samples], None, Int8Params(max_drop=None))
+    assert bool(calls) == tried
