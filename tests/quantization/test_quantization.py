@@ -344,11 +344,12 @@ def test_means_of_few_values_correct_no_bias(samples: int, corrected: int) -> No
 
 
 @pytest.mark.parametrize(("samples", "tried"), [(15, False), (16, True)])
-def test_a_few_samples_correct_no_bias(
-    samples: int, tried: bool, depthwise: tuple[Any, Array, Array], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module, calibration, _ = depthwise
+def test_a_few_samples_correct_no_bias(samples: int, tried: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = (1, 3, 10, 10)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 1))
+    module = canonicalize(ExportedModel(net.eval(), one_input("x", shape)).to_relax())
+    images = np.random.default_rng(0).random((samples, *shape[1:]), dtype=np.float32)
     correct, calls = quantizer._correct_biases, list[Any]()
     monkeypatch.setattr(quantizer, "_correct_biases", lambda trial: calls.append(trial) or correct(trial))
-    quantize_int8(module, calibration[:samples], None, Int8Params(max_drop=None))
+    quantize_int8(module, images, None, Int8Params(max_drop=None))
     assert bool(calls) == tried
