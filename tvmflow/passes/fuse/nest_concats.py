@@ -74,9 +74,14 @@ def _parts_of(value: Any) -> _Parts:
     if not isinstance(joined, relax.Tuple) or value.attrs.axis is None or int(value.attrs.axis) != 1:
         return ()
     parts = tuple(joined.fields)
-    if not all(isinstance(part, relax.Var) for part in parts) or int(type_of(parts[0]).shape[0]) != 1:
+    if not all(isinstance(part, relax.Var) and _is_static(part) for part in parts):
         return ()
-    return parts
+    return parts if int(type_of(parts[0]).shape[0]) == 1 else ()
+
+
+def _is_static(part: Any) -> bool:
+    shape = type_of(part).shape
+    return shape is not None and all(hasattr(size, "value") for size in shape)
 
 
 def _is_aligned(part: Any) -> bool:
