@@ -29,8 +29,11 @@ from tvmflow.ir.relax.scales import (
 )
 from tvmflow.passes.pipeline import canonicalize
 from tvmflow.quantization import post_training as quantizer
-from tvmflow.quantization.calibration import Calibration
+from tvmflow.quantization.bias_correction import correct_biases
+from tvmflow.quantization.calibration import Calibration, int8_scales
 from tvmflow.quantization.cross_layer_equalization import equalize
+from tvmflow.quantization.int8 import Int8Arithmetic
+from tvmflow.quantization.layer_choice import Quantized
 from tvmflow.quantization.observers import OBSERVERS, Observed
 from tvmflow.quantization.parallel import on_processors, run_together
 from tvmflow.quantization.post_training import quantize_int8
@@ -318,3 +321,35 @@ def test_what_layers_round_is_rounded_before_it_is_moved(gated: bool) -> None:
     assert moved == dict.fromkeys(names, "float32" if gated else "uint8")
     exact = run_graph(read_graph(module), samples[:1])
     assert sqnr_db(exact, run_graph(read_graph(quantized), samples[:1])) > 25
+
+
+@pytest.mark.parametrize(("samples", "corrected"), [(4, 1), (256, 2)])
+def test_means_of_few_values_correct_no_bias(samples: int, corrected: int) -> None:
+    """The second layer has a value of each channel for each sample."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Conv2d(8, 4, 1), torch.nn.Sigmoid()
+    )
+    shape = (1, 3, 10, 10)
+    module = canonicalize(ExportedModel(net.eval(), one_input("x", shape)).to_relax())
+    images = np.random.default_rng(0).random((samples, *shape[1:]), dtype=np.float32)
+    network = group_layers(read_graph(module))
+    run = Calibration(network, (images,), silent)
+    scales = int8_scales(network, run, Int8Params(observer="minmax", activations="uint8"))
+    trial = Quantized(network, Int8Arithmetic(), scales, frozenset())
+    before = {layer.name: layer.bias for layer in network.layers if layer.kind == "conv"}
+    assert correct_biases(network, run, trial) == corrected
+    moved = [name for name, bias in before.items() if not np.array_equal(bias, network.layer(name).bias)]
+    assert moved == ["conv0", "conv1"][:corrected]
+
+
+@pytest.mark.parametrize(("samples", "tried"), [(15, False), (16, True)])
+def test_a_few_samples_correct_no_bias(samples: int, tried: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = (1, 3, 10, 10)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 1))
+    module = canonicalize(ExportedModel(net.eval(), one_input("x", shape)).to_relax())
+    images = np.random.default_rng(0).random((samples, *shape[1:]), dtype=np.float32)
+    correct, calls = quantizer._correct_biases, list[Any]()
+    monkeypatch.setattr(quantizer, "_correct_biases", lambda trial: calls.append(trial) or correct(trial))
+    quantize_int8(module, images, None, Int8Params(max_drop=None))
+    assert bool(calls) == tried

@@ -14,6 +14,7 @@ from tvmflow.quantization.parallel import Each, on_processors, run_together
 
 _NEWTON_STEPS = 3
 _HELD_BYTES = 512 << 20  # bytes of the largest value of all samples
+_MIN_VALUES = 256  # of a channel; the mean error of fewer is chance, such as of the squeezed images of four samples
 _MIN_ACTIVE = 0.1  # share of a channel's active numbers below which its mean is unreliable
 
 
@@ -32,7 +33,7 @@ def correct_biases(network: Network, run: Calibration, trial: Quantized) -> int:
 
         def watch(step: Step, values: list[Array]) -> list[Array] | None:
             layer = layers.get(step.name)
-            if layer is None:
+            if layer is None or sum(value.size for value in values) < _MIN_VALUES * layer.shape[1]:
                 return None
             scale = trial.integers[layer.name].scale
             column = (1, -1) + (1,) * (values[0].ndim - 2)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tvmflow.ir.tvm_compat import IRModule
 
 _TRIAL_SAMPLES = 32
+_MIN_SAMPLES = 16  # for corrections of biases; those by a few samples look good on these, and are worse on others
 _WORTH_DB = 0.1  # least gain of a correction to be used
 
 
@@ -68,7 +69,8 @@ def choose_int8(
     given = {name: as_multiplied(scale) for name, scale in given.items()}
     chosen: _Trial | None = None
     for base in _prepare_trials(graph, given, samples, options, progress):
-        for correcting in (False, True) if options.bias_correction and not given and base.run.can_batch else (False,):
+        can_correct = options.bias_correction and not given and base.run.can_batch and base.run.count >= _MIN_SAMPLES
+        for correcting in (False, True) if can_correct else (False,):
             progress("choosing corrections", 0, 0)
             trial = _correct_biases(base) if correcting else base
             if chosen is None or trial.output_sqnr_db > chosen.output_sqnr_db + _WORTH_DB:

@@ -24,7 +24,7 @@ _REGISTERS = (4, 2, 1)  # of a vector that a function takes; those of several ca
 
 _FUNCTION = """
 define weak_odr {vector} @{name}({vector} %x) alwaysinline nounwind {{
-  %all = call {{ {returned} }} asm "{text}", "{constraints}"({arguments})
+  %all = call {{ {returned} }} asm "{text}", "{constraints}"({arguments}) nounwind willreturn memory(none)
   %r = extractvalue {{ {returned} }} %all, 0
   ret {vector} %r
 }}
