@@ -68,7 +68,7 @@ class PrefectServer:
         self.process.wait()
         if self._is_stopping:
             return None
-        return why_not_writable(self.log.parent) or StageError(
+        return self._known_reason() or StageError(
             f"Prefect's server of this run ended: {last_words(self.log.read_bytes()[-20_000:]) or 'nobody says why'}",
             "a server that responds to the end of the run",
             "what was made and measured is kept: run the same command again to resume",
@@ -84,15 +84,28 @@ class PrefectServer:
                         _keep_empty_database(self._new_database)
                     return
             time.sleep(0.05)
-        if full := why_not_writable(self.log.parent):
-            raise full
+        if reason := self._known_reason():
+            raise reason
         words = last_words(self.log.read_bytes()[-20_000:])
         raise StageError(
             f"Prefect's server did not start: {words or f'exit code {self.process.poll()}'}",
             f"a server on {self.url} within {START_TIMEOUT_S:g} s",
-            f"run 'tvmflow doctor' and read {self.log}; if {self.log.parent / 'prefect.db'} is "
-            f"damaged, move it away: "
+            f"run 'tvmflow doctor' and read {self.log}; if {self.log.parent / 'prefect.db'} is damaged, move it away: "
             "it holds no results, only Prefect's history of runs",
+        )
+
+    def _known_reason(self) -> StageError | StoreError | None:
+        """Return why the server ended, if that is known by more than its last words."""
+        if full := why_not_writable(self.log.parent):
+            return full
+        if b"Can't locate revision" not in self.log.read_bytes():
+            return None
+        database = self.log.parent / "prefect.db"
+        return StageError(
+            f"{database} was written by a newer Prefect than {version('prefect')}, which cannot read it",
+            "one of this version, or an older one",
+            f"install the Prefect that wrote it, or move {database} away: it holds no results, only Prefect's history "
+            "of runs",
         )
 
     def stop(self) -> None:

@@ -31,14 +31,15 @@ def walk(
 ) -> dict[str, str]:
     """Run the stages of a cell in order. Raises the first error; `result` records the progress.
 
-    A stage that is never cached runs only if a later one runs, or if it is the last. unit: of the device to measure on,
-    "" for any.
+    A stage that is never cached runs only if a later one runs, or if it is the last; else what it left before is
+    restored, if it can be found. unit: of the device to measure on, "" for any.
     """
     result, store = result or CellResult(str(cell)), Store(workspace, STAGES)
     for at, stage in enumerate(stages):
         result.failed_stage = stage
         later = [name for name in stages[at + 1 :] if STAGES[name].is_cached]
         if not STAGES[stage].is_cached and later and not again and _are_found(store, cell, later):
+            store.restore_skipped(stage, cell)
             continue
         asked = unit if stage in EVALUATE_STAGES else ""
         result.outcomes[stage] = run_stage_task(workspace, stage, cell, again=stage in again, unit=asked)

@@ -1,10 +1,10 @@
 """build: compile the packed model with the best measured schedules into a library for the target.
 
-In:  the packed model, best.json of tune, golden inputs and outputs Out: library.so, which needs TVM (where it has no
-form for that, network.so under this name, too); network.so, which needs nothing, and rpc.so, through which devices run
-it; manifest.json (what they are,
-     for whom, made of what), ir/ (the module after each phase); and as files what the device computes beside kernels,
-     in a folder that the backend names
+In:  the packed model, best.json of tune, golden inputs and outputs
+Out: library.so, which needs TVM (where it has no form for that, network.so under this name, too); network.so, which
+     needs nothing, and rpc.so, through which devices run it; manifest.json (what they are, for whom, made of what), ir/
+     (the module after each phase); and as files what the device computes beside kernels, in a folder that the backend
+     names
 """
 
 from __future__ import annotations
@@ -50,10 +50,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """runtime: digest of the C sources linked into a library without TVM; preprocess: its image preprocessing; state:
-    inputs that it carries from run to run, with the outputs that they are.
+    """cell: its name is in the library, so that a cell with the same model under another name has its own; runtime:
+    digest of the C sources linked into a library without TVM; preprocess: its image preprocessing; state: inputs that
+    it carries from run to run, with the outputs that they are.
     """
 
+    cell: str
     target: ResolvedTarget
     max_relative_error: float
     precision: str
@@ -66,9 +68,9 @@ def _settings(workspace: Workspace, cell: Cell) -> BuildSettings:
     params = workspace.params
     bound = params.build.max_relative_error[cell.precision]
     model = params.models[cell.model]
-    return BuildSettings(
-        resolve(params.targets[cell.target]), bound, cell.precision, digest_of_runtime(), model.preprocess, model.state
-    )
+    target = resolve(params.targets[cell.target])
+    runtime = digest_of_runtime()
+    return BuildSettings(str(cell), target, bound, cell.precision, runtime, model.preprocess, model.state)
 
 
 def _toolchain(settings: BuildSettings) -> tuple[str, ...]:

@@ -188,6 +188,32 @@ def test_erf_is_right_to_three_units_of_one(length: int, mcpu: str) -> None:
     assert (np.abs(computed - wanted)[known] <= 3e-7 * np.abs(wanted)[known]).all()
 
 
+@pytest.mark.parametrize("length", [1, 6, 20, 96])
+@pytest.mark.parametrize("mcpu", ["host", "x86-64-v3"])
+def test_gelu_is_right_to_two_units_of_its_input(length: int, mcpu: str) -> None:
+    """Also where its polynomials meet; 0 of large negative numbers, and what is no number stays so."""
+    target = HOST if mcpu == "host" else CpuBackend(ResolvedTarget("llvm", mcpu, "x86_64-linux-gnu", (), 2, "g++"))
+    executable = build_scheduled(of_one_operator(relax.op.nn.gelu, (64, length)), target, {})[0]
+    draw = np.random.default_rng(length)
+    x = (draw.uniform(-9, 9, (64, length)) * 10.0 ** draw.integers(-6, 1, (64, 1))).astype(np.float32)
+    x[:32, -1] = np.arange(-16, 16) / 2 + 0.25
+    x[:5, 0] = 0.0, -0.0, np.inf, np.nan, 1e30
+    computed = run(executable, x)
+    assert np.array_equal(np.isnan(computed), np.isnan(x))
+    assert computed[:3, 0].tolist() == [0, 0, np.inf]
+    known = np.isfinite(x)
+    wanted = np.vectorize(lambda one: one * math.erfc(-one / math.sqrt(2)) / 2)(x[known].astype(np.float64))
+    assert (np.abs(computed[known] - wanted) <= 2e-7 * np.abs(x[known])).all()
+
+
+@pytest.mark.parametrize("operator", [relax.op.erf, relax.op.nn.gelu])
+def test_avx512_selects_the_polynomials_of_erf_by_instruction(operator: Callable[[Any], Any]) -> None:
+    target = CpuBackend(ResolvedTarget("llvm", "znver4", "x86_64-linux-gnu", (), 2, "g++"))
+    executable, *_ = build_scheduled(of_one_operator(operator, (64, 96)), target, {})
+    code = "".join(m.inspect_source("asm") for m in [executable.mod, *executable.mod.imports] if m.kind == "llvm")
+    assert "vpermps" in code and "vdivps" not in code
+
+
 @pytest.mark.parametrize("operator", [relax.op.exp, relax.op.tanh])
 def test_functions_of_float16_are_right_to_one_unit_in_the_last_place(operator: Callable[[Any], Any]) -> None:
     executable = build_scheduled(of_one_operator(operator, (65, 1000), "float16"), HOST, {})[0]

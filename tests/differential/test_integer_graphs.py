@@ -52,7 +52,9 @@ class Net(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x) if self.signed else torch.relu(self.first(x))
         y = torch.clamp(self.second(x), -0.5, 1.5)
-        z = self.third(self.pool(x + y))
+        left, right = torch.nn.functional.silu(self.third(self.pool(x + y))).chunk(2, 1)
+        right = torch.nn.functional.max_pool2d(torch.nn.functional.interpolate(right, scale_factor=2.0), 2)
+        z = torch.cat([left, right], 1)
         z = torch.relu(self.norm(torch.cat([z, torch.relu(z)], 1)))
         return self.last(self.average(z).mean((2, 3)))
 

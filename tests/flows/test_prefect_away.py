@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ from flows import prefect_posts
 from flows.prefect_posts import post, post_within
 from flows.prefect_server import PrefectServer
 from tests.services import Gate, answers
+from tvmflow.support.errors import StageError
 from tvmflow.support.paths import CODE_ROOT
 
 # A flow of a workspace, told what to do: its cell kills the process or waits; the flow's id is printed.
@@ -86,6 +89,18 @@ def server(tmp_path: Path) -> Iterator[PrefectServer]:
     try:
         server.wait()
         yield server
+    finally:
+        server.stop()
+
+
+def test_a_database_of_a_newer_prefect_is_told_as_that(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "prefect.db")) as database, database:
+        database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+        database.execute("INSERT INTO alembic_version VALUES ('0123456789ab')")
+    server = PrefectServer(tmp_path)
+    try:
+        with pytest.raises(StageError, match=r"prefect.db was written by a newer Prefect than \d[\s\S]* move .* away"):
+            server.wait()
     finally:
         server.stop()
 

@@ -242,8 +242,29 @@ def test_an_open_shape_can_be_said(project: Workspace) -> None:
     done = cli(project.root, "add", str(file), "--shape", "1,3,32,32", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["entry"]["input"] == {"shape": [1, 3, 32, 32]}
-    with pytest.raises(UsageError, match="already exists"):
+    with pytest.raises(UsageError, match="a@local-cpu:float32 is there"):
         add_model(project, file, ModelRequest())
+
+
+def test_a_model_that_is_there_gets_further_cells(project: Workspace) -> None:
+    file = onnx_file(project.root / "a.onnx", [1, 3, 8, 8])
+    first = add_model(project, file, ModelRequest(preset="torchvision"))
+    board = add_model(project, file, ModelRequest(target="linux-armv7"))
+    integers = add_model(project, file, ModelRequest(precision="int8", target="linux-armv7"))
+    params = Workspace(project.root).params
+    assert list(params.cells) == ["a", "a-linux-armv7", "a-linux-armv7-int8"] and len(params.models) == 1
+    assert board.entry == integers.entry == first.entry and first.entry["preprocess"]
+    before = project.params_path.read_text()
+    other = onnx_file(project.root / "elsewhere.onnx", [1, 3, 8, 8])
+    for given, wanted, says in (
+        (file, ModelRequest(target="linux-armv7"), "a@linux-armv7:float32 is there"),
+        (file, ModelRequest(target="rk3399", labels="imagenet"), "options of the model were given"),
+        (other, ModelRequest(name="a", target="rk3399"), "models.a already exists"),
+        (project.root / "gone" / "a.onnx", ModelRequest(target="rk3399"), "models.a already exists"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            add_model(project, given, wanted)
+    assert project.params_path.read_text() == before
 
 
 def _text_file(path: Path, rows: int, looked_up: bool) -> Path:

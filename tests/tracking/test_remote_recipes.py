@@ -132,9 +132,11 @@ def test_a_clone_of_a_finished_workspace_restores_all_stages(finished: Path, tmp
     config = root / ".dvc" / "config"
     config.write_text(config.read_text().replace("../dvc_storage", str(tmp_path / "shared")))
     cell, said = workspace.params.cell("digits"), list[str]()
+    assert bring(workspace, [cell], REAL_STAGES, said.append).stages == len(REAL_STAGES), said
     cached = [name for name, stage in REAL_STAGES.items() if stage.is_cached]
-    assert bring(workspace, [cell], REAL_STAGES, said.append).stages == len(cached), said
-    store = Store(workspace, REAL_STAGES)
+    store, first = Store(workspace, REAL_STAGES), Store(Workspace(finished), REAL_STAGES)
     assert [store.ensure(name, cell)[1] for name in cached] == ["restored"] * len(cached)
+    store.restore_skipped("deploy", cell)
+    assert store.record_of("deploy", cell) == first.record_of("deploy", cell), "DVC would miss it"
     log = Workspace(finished).tuning_log(cell).read_bytes()
     assert log and workspace.tuning_log(cell).read_bytes() == log

@@ -310,13 +310,18 @@ class Params(Frozen):
         if not match:
             raise self._no_cell(text)
         model, target, precision = match.groups()
-        for word, value, legal in (
-            ("model", model, self.models),
-            ("target", target, self.targets),
-            ("precision", precision, PRECISIONS),
+        for word, value, legal, hint in (
+            ("model", model, self.models, "'tvmflow add MODEL_FILE' adds one"),
+            (
+                "target",
+                target,
+                self.targets,
+                f"'tvmflow add MODEL_FILE --target {target}' adds one of 'tvmflow targets'",
+            ),
+            ("precision", precision, PRECISIONS, ""),
         ):
             if value not in legal:
-                raise UnknownNameError(f"unknown {word} {value!r} in cell {text!r}", legal=legal, name=value)
+                raise UnknownNameError(f"unknown {word} {value!r} in cell {text!r}", legal=legal, name=value, hint=hint)
         return Cell.model_validate({"model": model, "target": target, "precision": precision})
 
     def _no_cell(self, text: str) -> UnknownNameError:

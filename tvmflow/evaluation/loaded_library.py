@@ -164,11 +164,21 @@ def _convert_input(spec: TensorSpec, value: Any, cell: str, batch: int, open_axe
         raise UsageError(
             f"input {spec.name} of {cell} got an array of shape {array.shape}",
             f"(N, {', '.join(shown)}), any N from 1",
-            "for one sample add the first axis: x[None]",
+            _hint_for_axes(array.ndim - len(shape), cell, bool(open_axes)),
         )
     if not is_number or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
         raise UsageError(f"input {spec.name} of {cell} got an array of {array.dtype}", f"{spec.dtype}, or what fits it")
     return np.asarray(array, spec.dtype, order="C")
+
+
+def _hint_for_axes(more: int, cell: str, has_open: bool) -> str:
+    """Return what to do about an array of another shape, with so many axes more than a sample."""
+    if not more:
+        return "for one sample add the first axis: x[None]"
+    if more > 1 or has_open:
+        return ""
+    model = cell.partition("@")[0]
+    return f"sizes that the file of models.{model} leaves open stay open with buckets: (--buckets of 'tvmflow add')"
 
 
 def _manifest(folder: Path) -> Manifest:

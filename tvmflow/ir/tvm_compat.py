@@ -129,6 +129,21 @@ def symbolic_bounds() -> tuple[Any, Any]:
     return Analyzer, ConstIntBound
 
 
+def iteration_sum(index: Any, extents: dict[Any, int]) -> Any:
+    """Return an index over loops of these extents as TVM's sum of parts of the loops with factors."""
+    from tvm.ir import Range
+
+    try:
+        from tvm.sym import normalize_to_iter_sum
+    except ImportError:
+        from tvm.arith import normalize_to_iter_sum
+
+    analyzer, ranges = analyzer_class()(), {loop: Range(0, extent) for loop, extent in extents.items()}
+    for loop, values in ranges.items():
+        analyzer.bind(loop, values)
+    return normalize_to_iter_sum(analyzer.simplify(index), ranges)
+
+
 def tuple_type(parts: list[Any]) -> Any:
     """Return the Relax type of a tuple of these types."""
     from tvm import ir, relax

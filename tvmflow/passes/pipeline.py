@@ -14,6 +14,7 @@ from tvm.tirx import compilation_pipeline
 from tvmflow.ir.relax.recurrent import RECURRENT, register_recurrent
 from tvmflow.ir.tir.flatten_buffer_fix import lower_with_fixed_indices
 from tvmflow.ir.tvm_compat import IRModule
+from tvmflow.passes.canonicalize.average_first import AverageFirst
 from tvmflow.passes.canonicalize.bound_indices import BoundIndices
 from tvmflow.passes.canonicalize.canonical_norms import CanonicalNorms
 from tvmflow.passes.canonicalize.channels_first import ChannelsFirst
@@ -31,15 +32,18 @@ from tvmflow.passes.fuse.concatenate_in_place import ConcatInPlace
 from tvmflow.passes.fuse.fuse_operators import FuseOperators, NoteCalls
 from tvmflow.passes.fuse.inverted_residual import FuseInvertedResiduals
 from tvmflow.passes.fuse.limit_inlining import LimitInlining
+from tvmflow.passes.fuse.nest_concats import NestConcats
 from tvmflow.passes.fuse.remove_dead_blocks import RemoveDeadBlocks
 from tvmflow.passes.kernel.divide_paddings import divide_paddings
 from tvmflow.passes.kernel.hoist_amx_config import HoistAmxConfig
 from tvmflow.passes.kernel.keep_nan import KeepNan
 from tvmflow.passes.kernel.keep_nan_of_reductions import keep_nan_of_reductions
 from tvmflow.passes.kernel.link_arm_functions import link_arm_functions
+from tvmflow.passes.kernel.load_biases import load_biases
 from tvmflow.passes.kernel.normalize_booleans import normalize_booleans
 from tvmflow.passes.kernel.prefetch_weights import prefetch_weights
 from tvmflow.passes.kernel.stack_buffers import StackBuffers
+from tvmflow.passes.kernel.transpose_tiles import transpose_tiles
 from tvmflow.passes.kernel.unaligned_inputs import UnalignedInputs, mark_network_inputs
 from tvmflow.passes.kernel.zero_border_only import zero_border_only
 from tvmflow.passes.layout.channels_last_for_amx import ChannelsLastForAmx
@@ -77,6 +81,7 @@ def import_passes() -> list[Pass]:
         SinkConcat(),
         FoldBatchNorm(),
         MergeBranches(),
+        AverageFirst(),
         TrimDilatedKernels(),
         FlattenDense(),
         BoundIndices(),  # last: the check of what was imported expects its form
@@ -93,6 +98,7 @@ def lowering_passes(cpu: CpuFeatures, winograd: Mapping[str, int], has_gpu: bool
     has_amx = bool(set(TILES_FOR.values()) & set(cpu.dots))
     has_vector_madd = "madd512" in cpu.dots
     passes: list[tuple[str, Pass, bool]] = [
+        ("nest_concats", NestConcats(), not has_gpu),
         ("int8_lookup_tables", Int8LookupTables(), True),
         ("narrow_by_instruction", NarrowByInstruction(), True),
         ("fuse_attention", FuseAttention(cpu.channel_block, has_bfloat16_dot, summed_in_tiles(cpu)), not has_gpu),
@@ -119,7 +125,9 @@ def kernel_passes(target: Any) -> list[Pass]:
         normalize_booleans,
         zero_border_only,
         divide_paddings,
+        load_biases,
         prefetch_weights,
+        transpose_tiles,
         functools.partial(keep_nan_of_reductions, target=target),
         functools.partial(link_bfloat16_rounding, target=target),
         functools.partial(link_arm_functions, target=target),
@@ -164,9 +172,9 @@ def _legalize_operators(winograd: Mapping[str, int], cpu: CpuFeatures) -> Pass:
         **with_booleans({**axis_legalizers(), **reduction_legalizers()}),
         **legalize_convolutions(winograd),
         **dict.fromkeys(NORMS, legalize_norm),
+        "relax.nn.gelu": legalize_gelu,
         "relax.nn.max_pool2d": legalize_max_pool2d,
         "relax.astype": legalize_astype,
-        "relax.nn.gelu": legalize_gelu,
         "relax.image.resize2d": legalize_resize2d,
     }
     return Sequential([relax.transform.LegalizeOps(ours), relax.transform.DeadCodeElimination(["main"])])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from filelock import FileLock, Timeout
 from tvmflow.config.dvc_cache import dvc_cache, object_path
 from tvmflow.config.params import Cell
 from tvmflow.config.workspace import Workspace
+from tvmflow.pipeline.recipe_index import RecipeIndex
 from tvmflow.pipeline.recipe_key import changed_parts, recipe_key
 from tvmflow.pipeline.recipe_now import recipe_now
 from tvmflow.pipeline.record import (
@@ -32,7 +32,6 @@ from tvmflow.pipeline.record import (
     describe_folder,
     first_difference,
     read_record,
-    record_from,
     record_text,
 )
 from tvmflow.pipeline.stage import AnyStage, Runner, StageContext, run_here
@@ -84,6 +83,7 @@ class Store:
     def __init__(self, workspace: Workspace, stages: Mapping[str, AnyStage], run: Runner = run_here) -> None:
         self.workspace = workspace
         self.stages = stages
+        self.index = RecipeIndex(workspace)
         self._run = run
 
     # -- asking ------------------------------------------------------------------------------------------------------
@@ -199,6 +199,23 @@ class Store:
         except OSError as error:
             raise errors.from_os_error(error, f"writing {name} of {cell}") from error
 
+    def lacks(self, name: str, cell: Cell, known: Known) -> Plan | None:
+        """Return the plan of a stage that has no folder and whose outputs are nowhere here, else None."""
+        plan = self._plan_by_records(name, cell, known)
+        if isinstance(plan, Undecided) or self.workspace.folder(name, cell).exists() or self._find(plan) is not None:
+            return None
+        return plan
+
+    def restore_skipped(self, name: str, cell: Cell) -> None:
+        """Restore the outputs of a stage that is skipped since all later ones are found, where they can be found: DVC
+        misses them, nothing else does.
+        """
+        with self._folder_lock(name, cell, silent):
+            self._recover(name, cell)
+            plan = self.plan(name, cell)
+            if isinstance(plan, Plan) and not self.workspace.folder(name, cell).exists():
+                self._restore(plan)
+
     def preview(self, name: str, cell: Cell, progress: Progress) -> None:
         """Run the preview of a stage if the stage itself would run. Nothing is stored."""
         plan = self.plan(name, cell)
@@ -241,25 +258,12 @@ class Store:
             )
             return self._publish(record, cell, folder)
 
-    def _find_record(self, plan: Plan) -> tuple[Record, list[Path]] | None:
-        """Return the record of a key that was made before, and the folders that may contain its outputs."""
-        stage, cell = plan.stage.name, plan.cell
-        try:
-            known = json.loads(self._index_path(stage, plan.key).read_text(encoding="utf-8"))
-            record = record_from(known["record"])
-            common = self.workspace.common / stage
-            elsewhere = [Path(os.path.normpath(common / str(slug))) for slug in known["slugs"]]
-        except (OSError, ValueError, KeyError, TypeError):
-            folder = self.workspace.folder(stage, cell)
-            try:  # the record exists without its outputs, as in a clone without an index
-                record, elsewhere = read_record(folder / RECORD_NAME), [folder]
-            except errors.StoreError:
-                return None
-        return (record, elsewhere) if record.key == plan.key else None
+    def _found(self, plan: Plan) -> tuple[Record, list[Path]] | None:
+        return self.index.find(plan.stage.name, plan.key, self.workspace.folder(plan.stage.name, plan.cell))
 
     def _find(self, plan: Plan) -> Record | None:
         """Return the record that `_restore` would restore, without restoring it."""
-        known = self._find_record(plan)
+        known = self._found(plan)
         if known is None:
             return None
         record, elsewhere = known
@@ -270,7 +274,7 @@ class Store:
 
     def _restore(self, plan: Plan) -> Record | None:
         """Restore the outputs of a known key from another folder or from DVC's cache."""
-        known = self._find_record(plan)
+        known = self._found(plan)
         if known is None:
             return None
         record, elsewhere = known
@@ -285,7 +289,7 @@ class Store:
         log = self.workspace.tuning_log(plan.cell)
         if not plan.stage.keeps_log or log.exists():
             return
-        known = self._find_record(plan) or (None, [])
+        known = self._found(plan) or (None, [])
         others = [folder.parent.parent / log.parent.name / f"{folder.name}.jsonl" for folder in known[1]]
         write_atomic(log, next((other.read_text(encoding="utf-8") for other in others if other.is_file()), ""))
 
@@ -315,10 +319,10 @@ class Store:
         """Replace the old folder by a finished one; `_recover` completes this after a crash."""
         (new / RECORD_NAME).write_text(record_text(record), encoding="utf-8")
         sync_folder(new)
-        stage = self.stages[record.stage]
-        if stage.is_cached and not (stage.has_metrics and self.workspace.is_variant):
-            self.index(record, cell)  # first: a fault behind it leaves outputs that the next run keeps
-        folder, previous = self.workspace.folder(record.stage, cell), self._previous(record.stage, cell)
+        stage, folder = self.stages[record.stage], self.workspace.folder(record.stage, cell)
+        if not (stage.has_metrics and self.workspace.is_variant):
+            self.index.add(record, folder)  # first: a fault behind it leaves outputs that the next run keeps
+        previous = self._previous(record.stage, cell)
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.exists():
             shutil.rmtree(previous, ignore_errors=True)
@@ -327,16 +331,6 @@ class Store:
         self.workspace.digests.moved(new, folder)
         shutil.rmtree(previous, ignore_errors=True)
         return record
-
-    def index(self, record: Record, cell: Cell | None = None) -> None:
-        """Let the key of a record find its outputs, in DVC's cache and in the folder of a cell."""
-        path = self._index_path(record.stage, record.key)
-        folder = self.workspace.folder(record.stage, cell) if cell else None
-        slugs = {os.path.relpath(folder, self.workspace.common / record.stage)} if folder else set()
-        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-            slugs |= set(json.loads(path.read_text(encoding="utf-8"))["slugs"])
-        entry = {"record": json.loads(record_text(record)), "slugs": sorted(slugs)}
-        write_atomic(path, json.dumps(entry, sort_keys=True))
 
     def _recover(self, stage: str, cell: Cell) -> None:
         """Clean up after a killed process. Called under the folder's lock."""
@@ -357,9 +351,6 @@ class Store:
 
     def _previous(self, stage: str, cell: Cell) -> Path:
         return self._temporary / f"{stage}.{cell.slug}.previous"
-
-    def _index_path(self, stage: str, key: str) -> Path:
-        return self.workspace.common / ".index" / stage / f"{key}.json"
 
     @contextlib.contextmanager
     def _new_folder(self, stage: str, cell: Cell) -> Iterator[Path]:

@@ -12,7 +12,7 @@ import numpy as np
 from tvmflow.config.stage_params import Int8Params
 from tvmflow.ir.relax.emit import float_module
 from tvmflow.ir.relax.graph import Array, Arrays, Graph, Step, read_graph
-from tvmflow.ir.relax.layers import ADD, CONCAT, MEAN, MOVE, Layer, Network
+from tvmflow.ir.relax.layers import ADD, CONCAT, MEAN, MOVE, Layer, Network, joins_unscaled
 from tvmflow.ir.relax.numpy_interpreter import scales_with_batch
 from tvmflow.ir.relax.scales import Scale, asymmetric, power_of_two
 from tvmflow.quantization.integer_matmul import fuse_for_library, run_fast, start_compiling
@@ -160,8 +160,12 @@ def _shared_scales(network: Network, scales: dict[str, Scale]) -> dict[str, Scal
     users = network.users()
     for item in reversed(network.items):
         readers = users[item.name]
-        if len(readers) == 1 and isinstance(readers[0], Layer) and readers[0].kind == CONCAT and item.name in scales:
-            scales[item.name] = scales[readers[0].name]
+        if len(readers) != 1 or item.name not in scales:
+            continue
+        reader = readers[0]
+        if isinstance(reader, Layer) and reader.kind == CONCAT:
+            if not joins_unscaled(network, reader, users[reader.name]):
+                scales[item.name] = scales[reader.name]
     return scales
 
 

@@ -17,12 +17,27 @@ from tvm import relax
 
 from tvmflow.ir.relax.emit import Quantized, Writer, constant, convolution, rebuild_call, transposed_convolution
 from tvmflow.ir.relax.graph import Array, static_shape
-from tvmflow.ir.relax.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer
+from tvmflow.ir.relax.layers import (
+    ADD,
+    AFFINE,
+    CONCAT,
+    CONV,
+    DENSE,
+    MEAN,
+    MOVE,
+    SPLIT,
+    TRANSPOSED,
+    Layer,
+    joins_unscaled,
+)
 from tvmflow.ir.relax.numpy_interpreter import window_counts
 from tvmflow.ir.relax.scales import Scale, find_exact_scales, quantize_weight, to_fixed_point
 
 SCALED = "_scaled"  # suffix of a layer's value before the clip, in units of the output's scale
 _ADD_BITS = 20
+_MOST = 2**15 - 1  # largest multiplier of a product of 16 bits
+_SHIFTS = range(11, 17)  # of such products: errors of a multiplier add at most 0.03 to a result; most that is narrowed
+_FARTHEST = 2.0**13  # largest bias in units of the output; beyond it no product of these shifts is within 8 bits
 _BIAS_BITS = 29  # most bits of a bias in units of the sum; a channel of tiny weights gets larger units
 
 
@@ -68,7 +83,7 @@ class Int8Arithmetic:
         return Quantized(writer.emit(relax.op.astype(clipped, scale.dtype), f"{name}_q"), scale)
 
     def layer(self, writer: Writer, layer: Layer, inputs: list[Quantized]) -> Quantized:
-        if layer.kind == MOVE:
+        if layer.kind in (MOVE, SPLIT):
             return emit_move(writer, layer, inputs[0])
         scale = writer.scales[layer.name]
         if layer.kind == DENSE and writer.is_output(layer.name) and not layer.has_activation:
@@ -82,7 +97,8 @@ class Int8Arithmetic:
             MEAN: self._mean,
             CONCAT: self._concat,
         }[layer.kind]
-        return Quantized(write(writer, layer, inputs, scale), scale)
+        apart = layer.kind == CONCAT and joins_unscaled(writer.network, layer, writer.users[layer.name])
+        return Quantized(write(writer, layer, inputs, scale), scale, tuple(inputs) if apart else ())
 
     def _conv(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
         assert layer.weight is not None
@@ -124,18 +140,27 @@ class Int8Arithmetic:
         return Quantized(total, Scale(1.0, 0, "int32", -(2**31), 2**31 - 1, tuple(float(s) for s in scales)))
 
     def _affine(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
-        """Emit a separate batch norm in 64 bits: its factor may be 0 with a nonzero bias."""
+        """Emit a separate batch norm, whose factor may be 0 with a nonzero bias: in 32 bits if multipliers of 16 bits
+        are exact enough, in 64 otherwise.
+        """
         assert layer.weight is not None
-        data = inputs[0].scale
-        multiplier, shift = to_fixed_point(data.scale * layer.weight.astype(np.float64) / out.scale)
-        bias = _bias(layer, len(multiplier))
-        offset = np.rint(np.clip(bias / out.scale, -(2.0**15), 2.0**15) * 2.0**shift).astype(np.int64)
-        offset += (out.zero_point << shift) + ((1 << shift) >> 1) - data.zero_point * multiplier
-        value = relax.op.astype(inputs[0].value, "int64")
-        value = relax.op.multiply(value, constant(writer.column(layer, multiplier), "int64"))
-        value = relax.op.add(value, constant(writer.column(layer, offset), "int64"))
-        value = writer.emit(relax.op.right_shift(value, constant(shift, "int64")), layer.name + SCALED)
-        return self._clip(writer, layer, value, out, "int64")
+        data, scales, zeros = _join_unscaled(writer, layer, inputs[0])
+        factors, bias = scales * layer.weight.astype(np.float64) / out.scale, _bias(layer, len(scales)) / out.scale
+        shift = _shift_of_products(factors)
+        dtype = "int64" if shift is None else "int32"
+        if shift is None:
+            multiplier, shift = to_fixed_point(factors)
+            bias = np.clip(bias, -(2.0**15), 2.0**15)
+        else:
+            multiplier = np.minimum(np.rint(factors * 2.0**shift), _MOST).astype(np.int64)
+            bias = np.clip(bias, -_FARTHEST, _FARTHEST)
+        offset = np.rint(bias * 2.0**shift).astype(np.int64)
+        offset += (out.zero_point << shift) + ((1 << shift) >> 1) - zeros * multiplier
+        value = relax.op.astype(data, dtype)
+        value = relax.op.multiply(value, constant(writer.column(layer, multiplier), dtype))
+        value = relax.op.add(value, constant(writer.column(layer, offset), dtype))
+        value = writer.emit(relax.op.right_shift(value, constant(shift, dtype)), layer.name + SCALED)
+        return self._clip(writer, layer, value, out, dtype)
 
     def _finish(
         self,
@@ -168,10 +193,14 @@ class Int8Arithmetic:
         return emit_clipped(writer, layer, value, (low, high), dtype, out.dtype)
 
     def _add(self, writer: Writer, layer: Layer, inputs: list[Quantized], out: Scale) -> Any:
-        """Emit a residual addition; products of 8-bit operands fit into int32."""
+        """Emit a residual addition; products of 8-bit operands fit into int32, with multipliers of 16 bits if these are
+        exact enough.
+        """
         factors = [operand.scale.scale / out.scale for operand in inputs]
-        shift = _small_shift(factors)
-        multipliers = [round(factor * 2.0**shift) for factor in factors]
+        shift, most = _shift_of_products(np.asarray(factors)), _MOST
+        if shift is None:
+            shift, most = _small_shift(factors), 1 << _ADD_BITS
+        multipliers = [min(round(factor * 2.0**shift), most) for factor in factors]
         value: Any = None
         for operand, multiplier in zip(inputs, multipliers, strict=True):
             product = relax.op.multiply(relax.op.astype(operand.value, "int32"), constant(multiplier, "int32"))
@@ -252,6 +281,29 @@ def window_sums(writer: Writer, layer: Layer, data: Any) -> tuple[Any, Array, Ar
     if np.ptp(counts) == 0:
         counts, divisors = counts.reshape(-1)[0], divisors.reshape(-1)[0]
     return writer.emit(total, f"{layer.name}_sum"), np.asarray(divisors), np.asarray(counts)
+
+
+def _join_unscaled(writer: Writer, layer: Layer, data: Quantized) -> tuple[Any, Array, Array]:
+    """Return a layer's input with the scale and the zero point of each channel: those of a concat's operands, so that
+    these are not rounded again.
+    """
+    parts = _unscaled(data)
+    sizes = [int(static_shape(part.value)[0][1]) for part in parts]
+    value = data.value
+    if data.parts:
+        value = writer.emit(relax.op.concat([part.value for part in parts], axis=1), f"{layer.name}_joined")
+    scales = np.repeat([part.scale.scale for part in parts], sizes)
+    return value, scales, np.repeat([part.scale.zero_point for part in parts], sizes).astype(np.int64)
+
+
+def _unscaled(data: Quantized) -> list[Quantized]:
+    return [one for part in data.parts for one in _unscaled(part)] if data.parts else [data]
+
+
+def _shift_of_products(factors: Array) -> int | None:
+    """Return the shift of factors whose multipliers have 16 bits, None if one of them is too large."""
+    shift = min(15 - int(np.frexp(np.abs(factors).max())[1]), _SHIFTS[-1])
+    return shift if shift in _SHIFTS else None
 
 
 def _bias(layer: Layer, channels: int) -> Array:

@@ -167,7 +167,7 @@ def _layer_report(layer: Layer, run: Calibration, quantized: Quantized, alone: _
         scale.dtype,
         scale.scale,
         scale.zero_point,
-        run.seen[layer.name].clipped(low, high),
+        run.seen[layer.name].clipped(low, high) if layer.name in run.seen else None,
         alone.db(layer.name),
         placed.db(layer.name),
     )

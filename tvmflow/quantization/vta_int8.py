@@ -17,7 +17,7 @@ from tvm import relax
 
 from tvmflow.ir.relax.emit import Quantized, Writer, constant, convolution, transposed_convolution
 from tvmflow.ir.relax.graph import Array
-from tvmflow.ir.relax.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer
+from tvmflow.ir.relax.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, SPLIT, TRANSPOSED, Layer
 from tvmflow.ir.relax.scales import Scale, power_of_two, round_half_away
 from tvmflow.quantization.int8 import SCALED, emit_clipped, emit_move, window_sums
 
@@ -39,7 +39,7 @@ class VtaArithmetic:
             return any(inputs_are_integer)
         if layer.kind == AFFINE:
             return all(inputs_are_integer) and _is_plain_activation(layer)
-        return all(inputs_are_integer)
+        return layer.kind != SPLIT and all(inputs_are_integer)
 
     def quantize(self, writer: Writer, name: str, value: Any, scale: Scale) -> Quantized:
         """Emit clip(round(x / scale)); x / scale is exact for a power of two."""

@@ -23,10 +23,23 @@ from tvmflow.schedules.cpu.inverted_residual import EXPANDED
 from tvmflow.schedules.cpu.norm import PACKED_NORM
 from tvmflow.schedules.cpu.reduction import REDUCTION
 from tvmflow.schedules.cpu.row_reduction import ROWS
+from tvmflow.schedules.cpu.transposition import TRANSPOSITION
 from tvmflow.schedules.cpu.winograd import WINOGRAD
 from tvmflow.schedules.template import Knobs, Template
 
-TEMPLATES = (EXPANDED, ATTENTION, BATCH_MATMUL, PACKED_NORM, WINOGRAD, FLAT_TILES, WINDOW, ROWS, REDUCTION, ELEMENTWISE)
+TEMPLATES = (
+    EXPANDED,
+    ATTENTION,
+    BATCH_MATMUL,
+    PACKED_NORM,
+    WINOGRAD,
+    FLAT_TILES,
+    WINDOW,
+    ROWS,
+    REDUCTION,
+    TRANSPOSITION,
+    ELEMENTWISE,
+)
 
 __all__ = ["TEMPLATES", "Knobs", "Template", "apply_template", "template_for", "get_template", "scheduled_function"]
 

@@ -20,8 +20,12 @@ SMALL_WORK = 20_000  # operations below which a second thread costs more than it
 PREFETCHED = "tvmflow_prefetched"
 # annotation of a loop over the columns of a padding: first row, rows, first column and columns of the interior
 FILLED = "tvmflow_filled"
+# annotation of a loop over the rows of a transposed tile: distance of its columns in the input, of rows in the output,
+# and of rows in the input
+TRANSPOSED = "tvmflow_transposed"
 # annotation of a loop over the columns of a padding: first column and columns of the interior
 INTERIOR = "tvmflow_interior"
+FROM_BIAS = "tvmflow_from_bias"  # annotation of a loop over channels that initializes sums by a bias
 _NEAR_WEIGHTS = 32 << 10  # bytes of weights that stay in the L1 cache while a tile after the other reads them
 _MOST_IDLE = 0.3  # idle share of the threads' time above which schedules are tried last
 
@@ -86,6 +90,13 @@ def merge_epilogue(schedule: Any, kernel: Kernel) -> str | None:
     for name in kernel.after[:-1]:
         schedule.compute_inline(block_ref(schedule, name))
     return kernel.after[-1] if kernel.after else None
+
+
+def outputs_of(schedule: Any, kernel: Kernel) -> list[str]:
+    """Return the blocks that write the outputs of a kernel; a split has several."""
+    root = schedule.get_sblock("root", "main")
+    names = {str(schedule.get(block).name_hint) for block in schedule.get_output_blocks(root)}
+    return [name for name in kernel.after if name in names]
 
 
 def parallelize(schedule: Any, name: str, parallel: int) -> None:

@@ -126,7 +126,7 @@ class ModelRequest:
 
 @dataclass(frozen=True)
 class Added:
-    """name, entry: the model in params.yaml; cell_name, cell: its cell."""
+    """name, entry: the model in params.yaml, new or with a further cell; cell_name, cell: its new cell."""
 
     name: str
     entry: dict[str, Any]
@@ -135,7 +135,9 @@ class Added:
 
 
 def add_model(workspace: Workspace, path: Path, request: ModelRequest) -> Added:
-    """Read a model file's header and write its entry and cell into params.yaml. Writes nothing if it raises."""
+    """Read a model file's header and write its entry and cell into params.yaml; only the cell, and its target, of a
+    model that is there. Writes nothing if it raises.
+    """
     params = workspace.params
     name = request.name or re.sub(r"[^A-Za-z0-9_-]+", "-", _stem(path)).strip("-_")[:64] or "model"
     if not re.fullmatch(NAME_PATTERN, name):
@@ -143,18 +145,19 @@ def add_model(workspace: Workspace, path: Path, request: ModelRequest) -> Added:
             f"name {name!r} is not safe: names reach a shell and the file system",
             "letters, digits, '-' and '_', starting with a letter or digit, at most 64",
         )
-    if name in params.models:
-        raise UsageError(f"models.{name} already exists", "an unused name", "choose one with --name")
+    before = workspace.params_path.read_text(encoding="utf-8")
+    known = _known_entry(before, name, path, workspace.root, request) if name in params.models else None
     for word, wanted, legal in (
         ("target", request.target, {**params.targets, **presets()}),
         ("precision", request.precision, PRECISIONS),
     ):
         if wanted not in legal:
             raise UnknownNameError(f"unknown {word} {wanted!r}", legal=legal, name=wanted)
-    entry = _entry(name, _file(path), workspace.root, request)
     cell = Cell.model_validate({"model": name, "target": request.target, "precision": request.precision})
-    before = workspace.params_path.read_text(encoding="utf-8")
-    after = add_entry(before, "models", name, entry)
+    if cell in params.cells.values():
+        raise UsageError(f"{cell} is there", "another --target, --precision or --name", f"run it: tvmflow run {cell}")
+    entry = known or _entry(name, _file(path), workspace.root, request)
+    after = before if known else add_entry(before, "models", name, entry)
     added = {} if request.target in params.targets else {request.target: presets()[request.target].entry}
     for target in added:
         after = add_target(after, target)
@@ -171,6 +174,22 @@ def add_model(workspace: Workspace, path: Path, request: ModelRequest) -> Added:
         write_atomic(workspace.params_path, before)
         raise
     return Added(name, entry, cell_name, cell)
+
+
+def _known_entry(text: str, name: str, path: Path, root: Path, request: ModelRequest) -> dict[str, Any]:
+    """Return the entry of a model in params.yaml. Raises UsageError unless the request is a further cell of it."""
+    entry: dict[str, Any] = (load_yaml(text).get("models") or {})[name]
+    weights = entry.get("weights")
+    file = weights.get("file") if isinstance(weights, dict) else None
+    if file is None or not path.exists() or (root / file).resolve() != _file(path):
+        raise UsageError(f"models.{name} already exists", "an unused name", "choose one with --name")
+    if request != ModelRequest(request.name, request.target, request.precision):
+        raise UsageError(
+            f"models.{name} already exists, and options of the model were given",
+            "for a further cell of it: --target, --precision",
+            f"edit models.{name} in params.yaml, or choose another name with --name",
+        )
+    return entry
 
 
 def _stem(path: Path) -> str:

@@ -45,9 +45,10 @@ _OTHER_DISTRIBUTIONS = {"xgboost-cpu": ("xgboost",), "mlflow": ("mlflow-skinny",
 # quotient. 27: tiles of AMX that get their shapes once. 34: norms of packed images. 35: tanh as a quotient, limits by
 # instruction. 37: Winograd's transforms without zeros, by columns. 39: relu and clip return NaN for NaN. 40:
 # so do maxima and max pools. 46: depthwise int8 of arm64 by dot products, its attention by lanes, exp of float16 in
-# vectors. 47: sigmoid of AVX-512 in fewer steps, rows of one thread in a loop for each axis. 48: functions of arm64 in
-# assembly, its attention by tiles.
-_CODEGEN = "48"
+# vectors. 47: sigmoid of AVX-512 in fewer steps, rows of one thread in a loop for each axis. 48: batch norms and
+# residual sums of int8 by factors of 16 bits. 49: int8 of arm64: bounded sums narrowed by uzp1, biases loaded. 50:
+# dense blocks joined in place, GELU and erf of AVX-512 by pieces, transposed tiles, attention of arm64 in assembly.
+_CODEGEN = "50"
 # LLVM features used by schedules and vectors, with their names in Linux.
 _EXTENSIONS = {
     "avx2": "avx2",

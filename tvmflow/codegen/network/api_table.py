@@ -23,6 +23,7 @@ _DTYPES = {
     "bfloat16": ("TVMFLOW_BFLOAT16", 4, 16),
     "int8": ("TVMFLOW_INT8", 0, 8),
     "uint8": ("TVMFLOW_UINT8", 1, 8),
+    "int16": ("", 0, 16),  # constants only
     "int32": ("TVMFLOW_INT32", 0, 32),
     "int64": ("TVMFLOW_INT64", 0, 64),
     "bool": ("TVMFLOW_BOOL", 6, 8),

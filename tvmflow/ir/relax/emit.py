@@ -14,17 +14,34 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from tvmflow.ir.relax.graph import Argument, Array, Graph, Other, Ref, Step, operators_named
-from tvmflow.ir.relax.layers import ADD, AFFINE, CONCAT, CONV, DENSE, MEAN, MOVE, TRANSPOSED, Layer, Network
+from tvmflow.ir.relax.layers import (
+    ADD,
+    AFFINE,
+    CONCAT,
+    CONV,
+    DENSE,
+    MEAN,
+    MOVE,
+    SPLIT,
+    TRANSPOSED,
+    Layer,
+    Network,
+    is_item,
+)
 from tvmflow.ir.relax.scales import Scale, signed, unsigned
 from tvmflow.ir.tvm_compat import Expr, type_arguments
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """An integer value of the emitted graph, and its scale."""
+    """An integer value of the emitted graph, and its scale.
+
+    parts: the operands of a concat, for readers that join them at their own scales.
+    """
 
     value: Any
     scale: Scale
+    parts: tuple[Quantized, ...] = ()
 
 
 # Operators that compute each element from the same element of their operands.
@@ -36,6 +53,7 @@ _POINTWISE = operators_named(
 )
 
 
+_MOVING = (MOVE, SPLIT, CONCAT)
 QUANTIZE, DEQUANTIZE = "relax.quantize", "relax.dequantize"
 
 
@@ -125,8 +143,9 @@ class Writer:
         return self.emit(relax.op.multiply(value, constant(quantized.scale.factor, "float32")), f"{name}_float")
 
     def _layer(self, layer: Layer) -> None:
-        is_integer = [name in self.integers for name in layer.inputs]
-        to_integers = self.arithmetic is not None and layer.name not in self.in_float
+        is_integer = [name in self.integers or self._is_rounded_behind(layer, name) for name in layer.inputs]
+        of_integers = is_item(layer.step) and layer.inputs[0] in self.integers
+        to_integers = self.arithmetic is not None and (layer.name not in self.in_float or of_integers)
         if (
             to_integers
             and self.arithmetic is not None
@@ -142,6 +161,28 @@ class Writer:
             self.floats[layer.name] = self._float_layer(layer)
             if layer.kind == AFFINE and layer.name not in self.in_float:
                 self._quantize_for_all(layer.name, layer.inputs)
+
+    def _is_rounded_behind(self, layer: Layer, name: str) -> bool:
+        """Whether layers behind one that only moves round its input anyway, a function of one integer, as x *
+        sigmoid(x) of a convolution is: it is rounded before it is moved, then.
+        """
+        return (
+            layer.kind in _MOVING
+            and self.arithmetic is not None
+            and self.arithmetic.rounds_for_all
+            and name in self.scales
+            and bool(self.sources.get(name))
+            and self._is_read_by_layers(layer.name)
+        )
+
+    def _is_read_by_layers(self, name: str) -> bool:
+        """Whether layers that compute in integers read a value, or what only moves it."""
+        return name not in self.network.outputs and any(
+            isinstance(reader, Layer)
+            and reader.name not in self.in_float
+            and (reader.kind not in _MOVING or self._is_read_by_layers(reader.name))
+            for reader in self.users[name]
+        )
 
     def _quantize_for_all(self, name: str, inputs: Sequence[str]) -> None:
         """Quantize a function of one integer once, if both layers and steps read it."""
@@ -205,7 +246,7 @@ class Writer:
     def _float_layer(self, layer: Layer) -> Any:
         from tvm import relax
 
-        if layer.kind in (ADD, MEAN, MOVE, CONCAT):
+        if layer.kind in (ADD, MEAN, *_MOVING):
             value = self._call(layer.step, dict(zip(layer.step.refs, layer.inputs, strict=True)))
             return self._activation(value, layer, layer.name) if layer.has_activation else self.emit(value, layer.name)
         data = self.get_float(layer.inputs[0])

@@ -16,6 +16,7 @@ import numpy as np
 from tvmflow.ir.relax.graph import Argument, Array, Graph, Other, Ref, Step, is_concat
 
 CONV, DENSE, ADD, AFFINE, MEAN, CONCAT, MOVE = "conv", "dense", "add", "affine", "mean", "concat", "move"
+SPLIT = "split"  # its value is a tuple, whose items are of kind MOVE
 GEMM_KINDS = (CONV, DENSE)
 TRANSPOSED = "conv_transpose"
 _MOVES = {
@@ -98,6 +99,16 @@ class Network:
         return users
 
 
+def joins_unscaled(network: Network, concat: Layer, readers: list[Layer | Step]) -> bool:
+    """Whether only layers with a factor per channel read a concat along channels: the factors can include scales."""
+    return (
+        bool(readers)
+        and is_concat(concat.step, axis=1)
+        and concat.name not in network.outputs
+        and all(isinstance(reader, Layer) and reader.kind == AFFINE for reader in readers)
+    )
+
+
 def group_layers(graph: Graph) -> Network:
     """Return the network of a graph with folded batch norms."""
     return _LayerGrouper(graph).network()
@@ -108,6 +119,7 @@ class _LayerGrouper:
         self.graph, self.users = graph, graph.users()
         self.names = {name: name for name in graph.inputs}
         self.used: set[str] = set()
+        self.splits: set[str] = set()
         self.counts: Counter[str] = Counter()
 
     def network(self) -> Network:
@@ -138,7 +150,7 @@ class _LayerGrouper:
         return name
 
     def _layer(self, step: Step) -> Layer | None:
-        kind = self._classify(step)
+        kind = self._classify_split(step) or self._classify(step)
         if kind is None:
             return None
         data = self._input_names(step, kind)
@@ -151,7 +163,7 @@ class _LayerGrouper:
             last = self._start_affine(layer, step)
         if kind in (CONV, TRANSPOSED, DENSE, ADD, AFFINE):
             last = self._take_activation(layer, last)
-        stem = {MOVE: step.op.split(".")[-1], CONCAT: "concat"}.get(kind, kind)
+        stem = {MOVE: "item" if is_item(step) else step.op.split(".")[-1]}.get(kind, kind)
         layer.name = self._new_name(stem)
         layer.shape = last.shape
         self.names[last.name] = layer.name
@@ -163,6 +175,17 @@ class _LayerGrouper:
         if kind == ADD:
             return step.refs
         return step.refs[:1]
+
+    def _classify_split(self, step: Step) -> str | None:
+        """Return the kind of a split that is read part by part, and of a part."""
+        if is_item(step):
+            return MOVE if step.refs[0] in self.splits else None
+        readers = self.users[step.name]
+        plain = step.op == "relax.split" and step.name not in self.graph.outputs and all(map(is_item, readers))
+        if not plain or any(reader.dtype != "float32" for reader in readers):
+            return None
+        self.splits.add(step.name)
+        return SPLIT
 
     def _classify(self, step: Step) -> str | None:
         if step.dtype != "float32":
@@ -184,7 +207,7 @@ class _LayerGrouper:
             return MEAN if self._is_spatial_mean(step) else None
         if step.op == "relax.concat":
             return CONCAT if is_concat(step) else None
-        return MOVE if step.op in _MOVES and len(step.refs) == 1 else None
+        return MOVE if (step.op in _MOVES or _repeats_pixels(step)) and len(step.refs) == 1 else None
 
     def _adds_values(self, step: Step) -> bool:
         if not all(isinstance(a, Ref) for a in step.args) or len(step.shape) < 2:
@@ -247,6 +270,18 @@ class _LayerGrouper:
         layer.low, layer.high = _limits(user)
         self.used.add(user.name)
         return user
+
+
+def _repeats_pixels(step: Step) -> bool:
+    """Whether a step resizes an image by taking the nearest pixels, in the dtype of the image."""
+    if step.op != "relax.image.resize2d" or str(step.call.attrs.method) != "nearest_neighbor":
+        return False
+    return str(step.call.attrs.out_dtype) in ("", "None", "void")
+
+
+def is_item(step: Step) -> bool:
+    """Whether a step takes a value out of a tuple."""
+    return step.op.startswith("get_item.")
 
 
 def is_plain_transposed(attrs: Any) -> bool:

@@ -45,7 +45,12 @@ def rewrite_marked(mod: IRModule, mark: str, rewrite: Callable[[Any], Any]) -> A
 
 def with_variable(statement: Any, variable: Any, value: Any) -> Any:
     """Return a statement with a value in place of a variable."""
-    return structural_map(statement, ((tirx.Var, lambda one: value if one.same_as(variable) else one),))
+    return with_variables(statement, {variable: value})
+
+
+def with_variables(node: Any, values: dict[Any, Any]) -> Any:
+    """Return a statement or an expression with values in place of variables."""
+    return structural_map(node, ((tirx.Var, lambda one: values.get(one, one)),))
 
 
 def with_root_body(function: PrimFunc, change: Rewrite, keeps: Callable[[Any], bool] = lambda _: True) -> Any:

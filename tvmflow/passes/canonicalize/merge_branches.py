@@ -72,7 +72,7 @@ class _BranchMerger(LayoutRewriter):
 
     def _merge(self, terms: list[Any]) -> tuple[Step, Weight, list[Any]] | None:
         """Return the convolution with the largest kernel, the sum of all weights that fit into its, and the rest."""
-        convolutions = [term for term in terms if isinstance(term, Step) and _is_convolution(term)]
+        convolutions = [term for term in terms if isinstance(term, Step) and is_convolution(term)]
         if not convolutions:
             return None
         largest = max(convolutions, key=lambda step: np.asarray(step.args[1]).size)
@@ -92,7 +92,7 @@ class _BranchMerger(LayoutRewriter):
         whole: Weight = np.zeros(np.shape(largest.args[1]))  # type: ignore[arg-type]
         attrs, (height, width) = largest.call.attrs, whole.shape[2:]
         top, left = int(attrs.padding[0]), int(attrs.padding[1])
-        if _is_convolution(term) and term.refs == largest.refs:
+        if is_convolution(term) and term.refs == largest.refs:
             other = term.call.attrs
             weight: Weight = np.asarray(term.args[1], np.float64)
             first, start = top - int(other.padding[0]), left - int(other.padding[1])
@@ -117,7 +117,7 @@ class _BranchMerger(LayoutRewriter):
         largest, weight, rest = self.sums[step.name]
         data = self._get_plain(largest.refs[0])
         total = self.builder.emit(convolution(largest, data, constant(weight, "float32"), largest.call.attrs.out_dtype))
-        offsets = [term for term in rest if isinstance(term, np.ndarray) and _is_per_channel(term, step.shape[1])]
+        offsets = [term for term in rest if isinstance(term, np.ndarray) and is_per_channel(term, step.shape[1])]
         if offsets:
             offset = sum(np.broadcast_to(np.asarray(term, np.float64), (1, step.shape[1], 1, 1)) for term in offsets)
             total = self.builder.emit(relax.op.add(total, constant(offset, "float32")))
@@ -135,12 +135,12 @@ class _BranchMerger(LayoutRewriter):
         return self.plain[name]
 
 
-def _is_per_channel(values: Any, channels: int) -> bool:
+def is_per_channel(values: Any, channels: int) -> bool:
     """Whether a constant adds one number to each channel, or to all."""
     return values.size == 1 or values.shape in ((1, channels, 1, 1), (channels, 1, 1))
 
 
-def _is_convolution(step: Step) -> bool:
+def is_convolution(step: Step) -> bool:
     """Whether a step is a convolution of float32 with constant weights, without a dilation."""
     if step.op != "relax.nn.conv2d" or step.dtype != "float32" or not isinstance(step.args[1], np.ndarray):
         return False

@@ -28,6 +28,8 @@ def used_taps(extent: int, window: int, step: int, stride: int, before: int, out
 
 
 def _trim(call: Call, data: Any, weight: Any) -> Any:
+    if not isinstance(call, relax.Call):  # an output, the convolution of which is a variable
+        return call
     attrs = call.attrs
     if str(attrs.data_layout) != "NCHW" or str(attrs.kernel_layout) != "OIHW":
         return call

@@ -19,6 +19,7 @@ from tvmflow.schedules.template import (
     Template,
     divisors,
     merge_epilogue,
+    outputs_of,
     parallel_candidates,
     parallelize,
     parallelize_rows,
@@ -77,12 +78,12 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     knobs = [
         {"parallel": parallel, "rows": rows, "rows_first": first} for rows, first in variants for parallel in order
     ]
-    if "neon" in cpu.dots:  # dividing a place into its axes takes 20 instructions for a vector
+    if "neon" in cpu.dots or packed_image:  # dividing a place into its axes takes 20 instructions for a vector
         nested = [{**one, "nested": 1} for one in knobs if one["rows_first"]]
         if len(sizes) == _PACKED_AXES and sizes[2] == 1 < sizes[1] and sizes[-1] == cpu.channel_block:
             nested = [{"parallel": parallel, "rows": 1, "rows_first": 0, "nested": 1} for parallel in order] + nested
         knobs = nested + knobs
-    if len(sizes) != _PACKED_AXES or len(_outputs(schedule, kernel)) > 1:
+    if len(sizes) != _PACKED_AXES or len(outputs_of(schedule, kernel)) > 1:
         return knobs
     if any(_concat_offsets(schedule, name) for name in kernel.after):
         knobs = [{"parallel": parallel, "rows": 1, "rows_first": 1, "joined": 1} for parallel in order] + knobs
@@ -97,7 +98,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     elif knobs.get("joined"):
         _schedule_concat(schedule, kernel, knobs)
     elif not kernel.reductions:
-        outputs = _outputs(schedule, kernel)
+        outputs = outputs_of(schedule, kernel)
         for name in kernel.after:
             if name not in outputs:
                 schedule.compute_inline(block_ref(schedule, name))
@@ -163,13 +164,6 @@ def _schedule_concat(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     if knobs["parallel"]:
         schedule.parallel(rows)
     schedule.loop_partition(channels, [end - begin for begin, end in pairwise([0, *begins])] + [None])
-
-
-def _outputs(schedule: Any, kernel: Kernel) -> list[str]:
-    """Return the blocks that write the outputs of a kernel; a split has several."""
-    root = schedule.get_sblock("root", "main")
-    names = {str(schedule.get(block).name_hint) for block in schedule.get_output_blocks(root)}
-    return [name for name in kernel.after if name in names]
 
 
 def _permutes(kernel: Kernel) -> bool:

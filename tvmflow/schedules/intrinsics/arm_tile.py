@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from tvmflow.ir.tir.blocks import extents
-from tvmflow.schedules.intrinsics.assembly import AssemblyCall
+from tvmflow.schedules.intrinsics.assembly import LOADED_BIAS, AssemblyCall
 from tvmflow.schedules.intrinsics.intrinsic import Instruction, Intrinsic, Operand, Sized, find_instruction
 from tvmflow.schedules.template import tile_sizes
 from tvmflow.targets.cpu_features import CpuFeatures
@@ -175,7 +175,8 @@ class LaneTile(Sized):
             Operand(of.weight, shape, f"vo, {place}, {inner}", f"panel, {apart}, {strides}"),
             Operand(of.total, (self.c, self.h, self.w, _CHANNELS), "vo, vh, vw, vv", "sums, line, 8, 1"),
             self._body(len(shape)),
-            self._function(),
+            self._function() + LOADED_BIAS.text * (of.total == "int32"),
+            from_bias=of.total == "int32",
         )
 
     def _body(self, axes: int) -> str:

@@ -16,6 +16,27 @@ define weak_odr i32 @{name}({parameters}, ptr %0) alwaysinline nounwind {{
 
 
 @dataclass(frozen=True)
+class LoadedBias:
+    """A function in LLVM's language that loads a vector of `lanes` integers of 32 bits into two registers."""
+
+    name: str = "tvmflow_loaded_bias"
+    lanes: int = 8
+    text: str = """
+define weak_odr <8 x i32> @tvmflow_loaded_bias(ptr %place) alwaysinline nounwind {
+  %two = call { <4 x i32>, <4 x i32> } asm sideeffect "ldp ${0:q}, ${1:q}, [$2]", "=w,=w,r"(ptr %place)
+  %low = extractvalue { <4 x i32>, <4 x i32> } %two, 0
+  %high = extractvalue { <4 x i32>, <4 x i32> } %two, 1
+  %all = shufflevector <4 x i32> %low, <4 x i32> %high,
+    <8 x i32> <i32 0, i32 1, i32 2, i32 3, i32 4, i32 5, i32 6, i32 7>
+  ret <8 x i32> %all
+}
+"""
+
+
+LOADED_BIAS = LoadedBias()
+
+
+@dataclass(frozen=True)
 class AssemblyCall:
     """A text of assembly, and what it gets: its first operands are `sums` vectors of a kind, then those of `moved`.
 

@@ -17,7 +17,7 @@ from tvm.s_tir import TensorIntrin
 
 from tvmflow.ir.tir.blocks import IMPORTED_LLVM, extents
 from tvmflow.ir.tir.tvm_script import parsed
-from tvmflow.schedules.template import Knobs, decompose_init
+from tvmflow.schedules.template import FROM_BIAS, Knobs, decompose_init
 from tvmflow.targets.cpu_features import CpuFeatures
 
 _SOURCE = """
@@ -58,6 +58,7 @@ class Intrinsic:
 
     axes: a letter for each of the axes, whose sizes are `sizes`. body: TVMScript of the instructions. imports: LLVM IR
     of the functions that bodies call. start: the body of a second intrinsic, which initializes the sums; '' for none.
+    from_bias: whether sums that start from a bias load it for each pixel (passes/kernel/load_biases.py).
     """
 
     name: str
@@ -69,6 +70,7 @@ class Intrinsic:
     body: str
     imports: str = ""
     start: str = ""
+    from_bias: bool = False
 
     @cache
     def register(self) -> str:
@@ -90,6 +92,8 @@ class Intrinsic:
         name, spatial = self.register(), self._looped(self.sums.index)
         if self.start:
             schedule.tensorize(schedule.get_loops(init)[-len(spatial)], f"{name}_zero")
+        elif self.from_bias:
+            schedule.annotate(schedule.get_loops(init)[-1], FROM_BIAS, 1)
         else:
             schedule.vectorize(schedule.get_loops(init)[-1])
         schedule.tensorize(loop, name)

@@ -2,7 +2,8 @@
 
 TVM lowers exp and erf to calls of the C library for each lane; softmax, sigmoid, swish and mish use the former, GELU
 the latter. Its tanh is four exponentials and two divisions, and loses all digits of small numbers (1 - exp(-2 * x)).
-With AVX-512, sigmoid takes fewer steps than exp, since a result near 0 need not be right to its last digit.
+With AVX-512, sigmoid takes fewer steps than exp, since a result near 0 need not be right to its last digit, and erf
+needs no division.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import tvm
 from tvm import tirx
 
 from tvmflow.ir.tir import packed_words as words
-from tvmflow.ir.tir.erf import ERF_DENOMINATOR, ERF_END, ERF_NUMERATOR
+from tvmflow.ir.tir.avx512 import FLOOR, WIDE, piecewise, remainder, scale
+from tvmflow.ir.tir.erf import ERF_DENOMINATOR, ERF_DIGITS, ERF_END, ERF_NUMERATOR, ERF_PIECES, ERF_PIECES_END
 from tvmflow.ir.tvm_compat import dtype_of, register_intrin_lowering
 from tvmflow.schedules.intrinsics.arm_functions import call_function
 from tvmflow.targets.cpu_features import has_wide_vectors, reduces_floats
@@ -26,14 +28,12 @@ _LN2_HIGH, _LN2_LOW = (
     0.693145751953125,
     1.4286068203094172e-06,
 )  # the high part has 15 bits, so that its product with n is exact
-_WIDE = "float32x16"  # AVX-512 scales it by powers of two in one instruction, which otherwise takes seven
 _SHIFT = 12582912.0  # 1.5 * 2**23: added to a float32, it leaves the nearest integer in the lowest bits
 _POLYNOMIAL = (0.001381459878757596, 0.008368716575205326, 0.04166838899254799, 0.1666652113199234, 0.4999999403953552)
 """exp(r) = 1 + r + r**2 * p(r) for |r| <= ln(2) / 2, minimax in relative error (3e-9), highest power first."""
 
 _POWER_OF_TWO = (0.0018671305, 0.00901703, 0.055799913, 0.24016444, 0.6931513, 1.0)
 """2**f for 0 <= f <= 1, error of our fit: 1.4e-7 of the result, highest power first."""
-_FLOOR = 1  # the rounding that `reduce` subtracts
 
 _TANH_END = 9.0  # tanh is 1 in float32 beyond
 _TANH_NUMERATOR = (0.999999943, 0.129190229, 0.00292053602, 9.26506489e-06, -1.27716276e-08, 1.82275202e-11)
@@ -74,8 +74,8 @@ def _exp(call: Any) -> Any:
         sum_ = sum_ * rest + real(coefficient)
     sum_ = sum_ * (rest * rest) + rest + real(1.0)
     target = tvm.target.Target.current()
-    if dtype == _WIDE and target is not None and has_wide_vectors(target):
-        found = _scale(sum_, nearest)
+    if dtype == WIDE and target is not None and has_wide_vectors(target):
+        found = scale(sum_, nearest)
     else:
         n = tirx.Var("n", integer)
         half = n >> whole(1)  # two steps, so that subnormal results are rounded once and large ones overflow
@@ -84,15 +84,6 @@ def _exp(call: Any) -> Any:
     found = tirx.Let(rest, clipped - nearest * real(_LN2_HIGH) - nearest * real(_LN2_LOW), found)
     found = tirx.Let(shifted, clipped * real(_LOG2_E) + real(_SHIFT), found)
     return tirx.Let(clipped, _clamp(x, _LOWEST, _HIGHEST), found)
-
-
-def _scale(value: Any, exponent: Any) -> Any:
-    """Return value * 2**floor(exponent) of 16 lanes by AVX-512."""
-    all_lanes, as_set = tirx.const(-1, "int16"), tirx.const(4, "int32")
-    zero = tirx.const(0.0, _WIDE)
-    return tirx.call_llvm_pure_intrin(
-        _WIDE, "llvm.x86.avx512.mask.scalef.ps.512", value, exponent, zero, all_lanes, as_set
-    )
 
 
 def _sigmoid(call: Any) -> Any:
@@ -106,29 +97,31 @@ def _sigmoid(call: Any) -> Any:
         return found
     dtype, x = dtype_of(call), call.args[0]
     one, target = tirx.const(1.0, dtype), tvm.target.Target.current()
-    if dtype != _WIDE or target is None or not reduces_floats(target):
+    if dtype != WIDE or target is None or not reduces_floats(target):
         return call  # TVM's own lowering, by exp
     exponent, rest = tirx.Var("exponent", dtype), tirx.Var("rest", dtype)
-    all_lanes, as_set = tirx.const(-1, "int16"), tirx.const(4, "int32")
-    below = tirx.call_llvm_pure_intrin(
-        dtype,
-        "llvm.x86.avx512.mask.reduce.ps.512",
-        exponent,
-        tirx.const(_FLOOR, "int32"),
-        tirx.const(0.0, dtype),
-        all_lanes,
-        as_set,
-    )
     power = tirx.const(_POWER_OF_TWO[0], dtype)
     for coefficient in _POWER_OF_TWO[1:]:
         power = power * rest + tirx.const(coefficient, dtype)
-    found = tirx.Let(rest, below, one / (one + _scale(power, exponent)))
+    found = tirx.Let(rest, remainder(exponent, FLOOR), one / (one + scale(power, exponent)))
     return tirx.Let(exponent, x * tirx.const(-_LOG2_E, dtype), found)
 
 
 def _erf(call: Any) -> Any:
     """Return erf of float32 with a relative error of at most 2.7e-7; infinities give 1 and -1, NaN stays NaN."""
+    target = tvm.target.Target.current()
+    if dtype_of(call) == WIDE and target is not None and reduces_floats(target):
+        return _in_pieces(call.args[0])
     return _rational(call.args[0], ERF_END, ERF_NUMERATOR, ERF_DENOMINATOR)
+
+
+def _in_pieces(x: Any) -> Any:
+    """Return erf of 16 lanes by the polynomials of pieces."""
+    bounded, size = tirx.Var("bounded", WIDE), tirx.Var("size", WIDE)
+    found = tirx.Let(
+        size, tirx.call_llvm_pure_intrin(WIDE, "llvm.fabs", bounded), piecewise(size, ERF_PIECES, ERF_DIGITS)
+    )
+    return tirx.Let(bounded, _clamp(x, -ERF_PIECES_END, ERF_PIECES_END), bounded * found)
 
 
 def _tanh(call: Any) -> Any:
@@ -169,7 +162,8 @@ def _lowering(name: str, lower: Callable[[Any], Any]) -> Callable[[Any], Any]:
 @cache
 def register() -> None:
     """Register our lowerings of functions and of dot products of words with TVM, and vectorization of nearbyint."""
-    tvm.ir.register_op_attr("tirx.nearbyint", "TVectorizable", True)
+    for name in ("nearbyint", "erf"):
+        tvm.ir.register_op_attr(f"tirx.{name}", "TVectorizable", True)
     for name, lower in (("exp", _exp), ("erf", _erf), ("tanh", _tanh)):
         register_intrin_lowering(f"tirx.{name}", "llvm", _lowering(name, lower), 99)
     register_intrin_lowering("tirx.sigmoid", "llvm", _sigmoid, 99)

@@ -73,7 +73,9 @@ def bring(
 
 
 def _lacks(store: Store, one: _Waiting) -> bool:
-    """Find the first stage of a cell whose outputs are nowhere here. Returns False if there is none."""
+    """Find the first stage of a cell whose outputs are nowhere here; last those that are skipped if all others are.
+    Returns False if there is none.
+    """
     one.wanted = None
     one.known = {name: plan for name, plan in one.known.items() if isinstance(plan, Plan)}
     try:
@@ -81,7 +83,8 @@ def _lacks(store: Store, one: _Waiting) -> bool:
     except TvmflowError:
         return False  # the run reports why
     lacking = (plan for plan in plans if isinstance(plan, Plan) and not plan.is_hit and plan.restorable is None)
-    one.wanted = next(lacking, None)
+    skipped = (store.lacks(name, one.cell, one.known) for name, stage in store.stages.items() if not stage.is_cached)
+    one.wanted = next(lacking, None) or next(filter(None, skipped), None)
     return one.wanted is not None
 
 
@@ -118,7 +121,7 @@ class _Source:
         found: dict[str, Path | None] = {}
         for key, entry, record in zip(wanted, entries, records, strict=True):
             if record is not None and all(sizes[one.md5] is not None for one in record.outputs.values()):
-                store.index(record)
+                store.index.add(record)
                 log = entry.get("log")
                 found[key] = self.place(log) if log and sizes[log] is not None else None
         brought.stages += len(found)
