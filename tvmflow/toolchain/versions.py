@@ -48,7 +48,8 @@ _OTHER_DISTRIBUTIONS = {"xgboost-cpu": ("xgboost",), "mlflow": ("mlflow-skinny",
 # vectors. 47: sigmoid of AVX-512 in fewer steps, rows of one thread in a loop for each axis. 48: batch norms and
 # residual sums of int8 by factors of 16 bits. 49: int8 of arm64: bounded sums narrowed by uzp1, biases loaded. 50:
 # dense blocks joined in place, GELU and erf of AVX-512 by pieces, transposed tiles, attention of arm64 in assembly.
-_CODEGEN = "50"
+# 51: temporaries of arm64's functions in the first registers.
+_CODEGEN = "51"
 # LLVM features used by schedules and vectors, with their names in Linux.
 _EXTENSIONS = {
     "avx2": "avx2",
