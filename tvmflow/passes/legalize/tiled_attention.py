@@ -33,7 +33,7 @@ def attention({parameters}) -> None:
     weights = T.sblock_alloc_buffer(({G}, {NB}, {I}, {M}, {L}), "{X}")
     total_of_lane = T.sblock_alloc_buffer(({G}, {M}, {L}))
     total = T.sblock_alloc_buffer(({G}, {M}))
-    factor = T.sblock_alloc_buffer(({G}, {M}), "{X}")
+    factor = T.sblock_alloc_buffer(({G}, {M}))
     mixed = T.sblock_alloc_buffer(({G}, {DB}, {I}, {M}, {L}), "{X}")
     for g, b, d, u, l in T.grid({G}, {NB}, {KB}, {L}, {L}):
         with T.sblock("attention_keys"):
@@ -136,7 +136,8 @@ def _template_values(of: Attention) -> dict[str, Any]:
     if not fits_padding(of):
         conditions = [f"vm < {of.queries}"] if of.rows > of.queries else []
         conditions += [f"{column} < {of.width}"] if of.width % lanes else []
-    mixed = "mixed[vg, vb, T.int64(0), vm, vl] * factor[vg, vm]"
+    # Lanes of float16 would bind the sums to half of the registers, which leaves the tile too few.
+    mixed = f"{_wide('mixed[vg, vb, T.int64(0), vm, vl]', kind)} * factor[vg, vm]"
     return {
         "parameters": parameters_of(of),
         "X": kind,
@@ -157,10 +158,10 @@ def _template_values(of: Attention) -> dict[str, Any]:
         "scores[vg, vb, T.int64(0), vm, vl])",
         "power": POWER,
         "weight": _wide("weights[vg, vb, T.int64(0), vm, vl]", kind),
-        "factor": _cast(inverse, kind),
+        "factor": inverse,
         "inside": f"if {' and '.join(conditions)}:\n                " if conditions else "",
         "out": of.out.index.text("vg", "vm", column),
-        "mixed": mixed if of.out.dtype == kind else f'T.Cast("{of.out.dtype}", {mixed})',
+        "mixed": _cast(mixed, of.out.dtype),
     }
 
 

@@ -24,8 +24,7 @@ _REGISTERS = (4, 2, 1)  # of a vector that a function takes; those of several ca
 
 _FUNCTION = """
 define weak_odr {vector} @{name}({vector} %x) alwaysinline nounwind {{
-  %all = call {{ {returned} }} asm "{text}", "{constraints}"({arguments}) nounwind willreturn memory(none)
-  %r = extractvalue {{ {returned} }} %all, 0
+  %r = call {vector} asm "{text}", "{constraints}"({arguments}) nounwind willreturn memory(none)
   ret {vector} %r
 }}
 """
@@ -61,7 +60,8 @@ _KINDS = {
 class _Function:
     """Instructions from `x` to `r`, operands apart by spaces; other names than those of constants are temporaries.
 
-    whole, lanes: constants in all lanes of a register, and those that are a lane.
+    whole, lanes: constants in all lanes of a register, and those that are a lane. Temporaries are the first registers,
+    which hold nothing behind a tile: LLVM's allocator finds none for lanes of float16 where it may choose all others.
     """
 
     whole: dict[str, float]
@@ -77,9 +77,9 @@ class _Function:
     def llvm(self, name: str, dtype: str) -> str:
         """Return the function of one register in LLVM's language."""
         kind = _KINDS[dtype]
-        results = ["r", *self.temporaries]
-        places = {one: f"${at}.{kind.suffix[0]}" for at, one in enumerate((*results, "x", *self.whole))}
+        places = {one: f"${at}.{kind.suffix[0]}" for at, one in enumerate(("r", "x", *self.whole))}
         first, values = len(places), list(self.lanes.values())
+        places |= {one: f"v{at}.{kind.suffix[0]}" for at, one in enumerate(self.temporaries)}
         for at, one in enumerate(self.lanes):
             places[one] = f"${first + at // kind.lanes}.{kind.suffix[1]}[{at % kind.lanes}]"
         packed = [values[at : at + kind.lanes] for at in range(0, len(values), kind.lanes)]
@@ -89,12 +89,12 @@ class _Function:
         ]
         arguments = [f"{vector} %x", *(f"{vector} <{_listed(some, dtype)}>" for some in constants)]
         inputs = ["w"] * (1 + len(self.whole)) + [kind.constraint] * len(packed)
+        changed = [f"~{{v{at}}}" for at in range(len(self.temporaries))]
         return _FUNCTION.format(
             vector=vector,
             name=name,
-            returned=", ".join([vector] * len(results)),
             text="\\0A".join(_assembled(line, places) for line in self.lines),
-            constraints=",".join(["=&w"] * len(results) + inputs),
+            constraints=",".join(["=&w", *inputs, *changed]),
             arguments=", ".join(arguments),
         )
 
