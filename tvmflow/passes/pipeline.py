@@ -34,6 +34,7 @@ from tvmflow.passes.fuse.inverted_residual import FuseInvertedResiduals
 from tvmflow.passes.fuse.limit_inlining import LimitInlining
 from tvmflow.passes.fuse.nest_concats import NestConcats
 from tvmflow.passes.fuse.remove_dead_blocks import RemoveDeadBlocks
+from tvmflow.passes.kernel.align_stack import align_stack
 from tvmflow.passes.kernel.divide_paddings import divide_paddings
 from tvmflow.passes.kernel.hoist_amx_config import HoistAmxConfig
 from tvmflow.passes.kernel.join_gates import join_gates
@@ -130,6 +131,7 @@ def kernel_passes(target: Any) -> list[Pass]:
         prefetch_weights,
         transpose_tiles,
         functools.partial(join_gates, target=target),
+        functools.partial(align_stack, target=target),
         functools.partial(keep_nan_of_reductions, target=target),
         functools.partial(link_bfloat16_rounding, target=target),
         functools.partial(link_arm_functions, target=target),

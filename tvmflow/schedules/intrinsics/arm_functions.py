@@ -61,7 +61,7 @@ class _Function:
     """Instructions from `x` to `r`, operands apart by spaces; other names than those of constants are temporaries.
 
     whole, lanes: constants in all lanes of a register, and those that are a lane. Temporaries are the first registers,
-    which hold nothing behind a tile: LLVM's allocator finds none for lanes of float16 where it may choose all others.
+    so that the constants of float16, whose lanes reach only half of the registers, find theirs among the others.
     """
 
     whole: dict[str, float]
