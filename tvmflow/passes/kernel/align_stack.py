@@ -28,7 +28,12 @@ def align_stack(mod: IRModule, target: Any) -> Any:
     """Return a module of scheduled kernels whose outermost loops have an aligned variable, for a tvm.target.Target."""
     if not has_wide_vectors(target):
         return mod
-    return transform_kernels(mod, lambda function: function.body.block.name_hint == "root", _aligned)
+    return transform_kernels(mod, _has_root, _aligned)
+
+
+def _has_root(function: PrimFunc) -> bool:
+    """Whether a kernel was scheduled: others are loops without blocks."""
+    return getattr(getattr(function.body, "block", None), "name_hint", "") == "root"
 
 
 def _aligned(function: PrimFunc) -> Any:

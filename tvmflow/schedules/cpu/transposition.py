@@ -66,6 +66,8 @@ def digits_of(schedule: Any, kernel: Kernel) -> list[Digit]:
         if not all(index.same_as(axis.var) for index, axis in zip(node.body.indices, node.iter_vars, strict=True)):
             return []
         load = with_variables(node.body.value, places)
+    if not load.indices:  # a number that is repeated
+        return []
     return _merge(_divide(_flat(load), dict(zip(axes, sizes, strict=True))))
 
 
