@@ -31,7 +31,7 @@ from bench.core_model import MODELS, Block, Estimate, estimate, read_blocks
 from bench.instructions import samples_of, with_cpuinfo, write_own
 from bench.kept_counts import OURS, SUFFIXES
 from bench.side_by_side import geometric_mean
-from tvmflow.devices.emulation.system import EmulatedSystem, emulated_system
+from tvmflow.devices.emulation.system import EmulatedSystem, compile_plugin, emulated_system
 
 _PLUGIN = Path(__file__).parent / "emulator" / "blocks.c"
 _ARM64, _X86 = "aarch64-linux-gnu", "x86_64-linux-gnu"
@@ -76,18 +76,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plugin = folder / "blocks.so"
-        command = [
-            "gcc",
-            "-O2",
-            "-std=gnu11",
-            "-fPIC",
-            "-shared",
-            "-fvisibility=hidden",
-            "-o",
-            str(plugin),
-            str(_PLUGIN),
-        ]
-        subprocess.run(command, check=True)
+        compile_plugin(_PLUGIN, plugin)
         if options.here:
             check_here(options.names, options.here, plugin, folder)
         else:

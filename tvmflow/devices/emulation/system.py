@@ -202,20 +202,15 @@ def _unpack_wheels(pins: list[str], version: str, folder: Path) -> None:
 
 
 def _compile_counter(folder: Path) -> None:
-    command = [
-        "gcc",
-        "-O2",
-        "-std=gnu11",
-        "-fPIC",
-        "-shared",
-        "-fvisibility=hidden",
-        "-o",
-        str(folder / "count.so"),
-        str(COUNTER),
-    ]
+    compile_plugin(COUNTER, folder / "count.so")
+
+
+def compile_plugin(source: Path, plugin: Path) -> None:
+    """Compile a plugin of qemu's for this machine. Raises DeviceError."""
+    command = ["gcc", "-O2", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden", "-o", str(plugin), str(source)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     except OSError as error:
-        raise no_root(f"no compiler gcc for the plugin that counts instructions: {error.strerror}") from None
+        raise no_root(f"no compiler gcc for the plugin {source.name}: {error.strerror}") from None
     if done.returncode:
-        raise no_root(f"gcc refuses the plugin that counts instructions: {done.stderr.strip()[-300:]}")
+        raise no_root(f"gcc refuses the plugin {source.name}: {done.stderr.strip()[-300:]}")

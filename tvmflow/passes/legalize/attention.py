@@ -63,6 +63,25 @@ class Attention:
         return -(-self.keys // self.lanes), -(-self.width // self.lanes)
 
 
+# Of the weights of a row, here and in tiled_attention.
+TOTALS = """\
+    for g, m, l, b in T.grid({G}, {M}, {L}, {NB}):
+        with T.sblock("attention_total_of_lane"):
+            vg, vm, vl, vb = T.axis.remap("SSSR", [g, m, l, b])
+            with T.init():
+                total_of_lane[vg, vm, vl] = T.float32(0)
+            total_of_lane[vg, vm, vl] = total_of_lane[vg, vm, vl] + {added}
+    for g, m, l in T.grid({G}, {M}, {L}):
+        with T.sblock("attention_total"):
+            vg, vm, vl = T.axis.remap("SSR", [g, m, l])
+            with T.init():
+                total[vg, vm] = T.float32(0)
+            total[vg, vm] = total[vg, vm] + total_of_lane[vg, vm, vl]
+    for g, m in T.grid({G}, {M}):
+        with T.sblock("attention_factor"):
+            vg, vm = T.axis.remap("SS", [g, m])
+            factor[vg, vm] = {factor}
+"""
 _SOURCE = """
 @T.prim_func(s_tir=True)
 def attention({parameters}) -> None:
@@ -103,28 +122,12 @@ def attention({parameters}) -> None:
         with T.sblock("attention_weights"):
             vg, vm, vb, vl = T.axis.remap("SSSS", [g, m, b, l])
             weights[vg, vm, vb, vl] = {weight}
-    for g, m, l, b in T.grid({G}, {M}, {L}, {NB}):
-        with T.sblock("attention_total_of_lane"):
-            vg, vm, vl, vb = T.axis.remap("SSSR", [g, m, l, b])
-            with T.init():
-                total_of_lane[vg, vm, vl] = T.float32(0)
-            total_of_lane[vg, vm, vl] = total_of_lane[vg, vm, vl] + {added}
-    for g, m, l in T.grid({G}, {M}, {L}):
-        with T.sblock("attention_total"):
-            vg, vm, vl = T.axis.remap("SSR", [g, m, l])
-            with T.init():
-                total[vg, vm] = T.float32(0)
-            total[vg, vm] = total[vg, vm] + total_of_lane[vg, vm, vl]
-    for g, m in T.grid({G}, {M}):
-        with T.sblock("attention_factor"):
-            vg, vm = T.axis.remap("SS", [g, m])
-            factor[vg, vm] = {factor}
-{mixing}
+{totals}{mixing}
     for g, m, b, l in T.grid({G}, {M}, {DB}, {L}):
         with T.sblock("attention"):
             vg, vm, vb, vl = T.axis.remap("SSSS", [g, m, b, l])
             {inside}out[{out}] = {mixed}
-"""
+""".replace("{totals}", TOTALS)
 
 _EXP = "T.exp(scores[vg, vm, vb, vl] - most[vg, vm])"
 _PLAIN = {

@@ -12,7 +12,7 @@ import math
 from functools import cache
 from typing import Any
 
-from tvmflow.passes.legalize.attention import Attention, fits_padding, named_steps, parameters_of
+from tvmflow.passes.legalize.attention import TOTALS, Attention, fits_padding, named_steps, parameters_of
 from tvmflow.passes.legalize.batch_matmul import Operand, parse_kernel, select_inside
 from tvmflow.schedules.intrinsics.arm_functions import POWER
 
@@ -75,23 +75,7 @@ def attention({parameters}) -> None:
         with T.sblock("attention_weights"):
             vg, vm, vb, vl = T.axis.remap("SSSS", [g, m, b, l])
             weights[vg, vb, {O}, vm, vl] = T.call_intrin("{X}", "{power}", scores[vg, vb, {O}, vm, vl] - most[vg, vm])
-    for g, m, l, b in T.grid({G}, {M}, {L}, {NB}):
-        with T.sblock("attention_total_of_lane"):
-            vg, vm, vl, vb = T.axis.remap("SSSR", [g, m, l, b])
-            with T.init():
-                total_of_lane[vg, vm, vl] = T.float32(0)
-            total_of_lane[vg, vm, vl] = total_of_lane[vg, vm, vl] + {weight}
-    for g, m, l in T.grid({G}, {M}, {L}):
-        with T.sblock("attention_total"):
-            vg, vm, vl = T.axis.remap("SSR", [g, m, l])
-            with T.init():
-                total[vg, vm] = T.float32(0)
-            total[vg, vm] = total[vg, vm] + total_of_lane[vg, vm, vl]
-    for g, m in T.grid({G}, {M}):
-        with T.sblock("attention_factor"):
-            vg, vm = T.axis.remap("SS", [g, m])
-            factor[vg, vm] = {factor}
-    for g, b, r, m, l, n, u in T.grid({G}, {DB}, {I}, {M}, {L}, {NB}, {L}):
+{totals}    for g, b, r, m, l, n, u in T.grid({G}, {DB}, {I}, {M}, {L}, {NB}, {L}):
         with T.sblock("attention_mixed"):
             vg, vb, vr, vm, vl, vn, vu = T.axis.remap("SSSSSRR", [g, b, r, m, l, n, u])
             with T.init():
@@ -103,7 +87,7 @@ def attention({parameters}) -> None:
         with T.sblock("attention"):
             vg, vm, vb, vl = T.axis.remap("SSSS", [g, m, b, l])
             {inside}out[{out}] = {mixed}
-"""
+""".replace("{totals}", TOTALS)
 
 
 @cache
@@ -157,7 +141,7 @@ def _template_values(of: Attention) -> dict[str, Any]:
         "larger_of_lane": f'T.call_intrin("{kind}", "tvmflow.larger", most_of_lane[vg, vm, vl], '
         "scores[vg, vb, T.int64(0), vm, vl])",
         "power": POWER,
-        "weight": _wide("weights[vg, vb, T.int64(0), vm, vl]", kind),
+        "added": _wide("weights[vg, vb, T.int64(0), vm, vl]", kind),
         "factor": inverse,
         "inside": f"if {' and '.join(conditions)}:\n                " if conditions else "",
         "out": of.out.index.text("vg", "vm", column),
