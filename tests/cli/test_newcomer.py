@@ -209,7 +209,9 @@ MISTAKES = [
         1,
     ),
     Mistake("adding a file that does not exist", "add gone.onnx", ("no file", "gone.onnx"), code=1),
-    Mistake("adding a model twice", "add m.onnx --name small", ("small@local-cpu:float32 is there", "--name")),
+    Mistake(
+        "adding a model twice", "add m.onnx --name small", ("cell small@local-cpu:float32 already exists", "--name")
+    ),
     Mistake("a new workspace over another", "new .", ("already has a params.yaml", "tvmflow add")),
     Mistake(
         "releasing a cell that was never run",

@@ -242,7 +242,7 @@ def test_an_open_shape_can_be_said(project: Workspace) -> None:
     done = cli(project.root, "add", str(file), "--shape", "1,3,32,32", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["entry"]["input"] == {"shape": [1, 3, 32, 32]}
-    with pytest.raises(UsageError, match="a@local-cpu:float32 is there"):
+    with pytest.raises(UsageError, match="cell a@local-cpu:float32 already exists"):
         add_model(project, file, ModelRequest())
 
 
@@ -257,7 +257,7 @@ def test_a_model_that_is_there_gets_further_cells(project: Workspace) -> None:
     before = project.params_path.read_text()
     other = onnx_file(project.root / "elsewhere.onnx", [1, 3, 8, 8])
     for given, wanted, says in (
-        (file, ModelRequest(target="linux-armv7"), "a@linux-armv7:float32 is there"),
+        (file, ModelRequest(target="linux-armv7"), "cell a@linux-armv7:float32 already exists"),
         (file, ModelRequest(target="rk3399", labels="imagenet"), "options of the model were given"),
         (other, ModelRequest(name="a", target="rk3399"), "models.a already exists"),
         (project.root / "gone" / "a.onnx", ModelRequest(target="rk3399"), "models.a already exists"),

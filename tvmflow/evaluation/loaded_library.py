@@ -178,7 +178,7 @@ def _hint_for_axes(more: int, cell: str, has_open: bool) -> str:
     if more > 1 or has_open:
         return ""
     model = cell.partition("@")[0]
-    return f"sizes that the file of models.{model} leaves open stay open with buckets: (--buckets of 'tvmflow add')"
+    return f"sizes that the file of models.{model} leaves open stay open with buckets ('tvmflow add --buckets')"
 
 
 def _manifest(folder: Path) -> Manifest:

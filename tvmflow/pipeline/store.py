@@ -201,15 +201,17 @@ class Store:
 
     def lacks(self, name: str, cell: Cell, known: Known) -> Plan | None:
         """Return the plan of a stage that has no folder and whose outputs are nowhere here, else None."""
-        plan = self._plan_by_records(name, cell, known)
-        if isinstance(plan, Undecided) or self.workspace.folder(name, cell).exists() or self._find(plan) is not None:
+        if self.workspace.folder(name, cell).exists():
             return None
-        return plan
+        plan = self._plan_by_records(name, cell, known)
+        return None if isinstance(plan, Undecided) or self._find(plan) is not None else plan
 
     def restore_skipped(self, name: str, cell: Cell) -> None:
         """Restore the outputs of a stage that is skipped since all later ones are found, where they can be found: DVC
         misses them, nothing else does.
         """
+        if self.workspace.folder(name, cell).exists():
+            return
         with self._folder_lock(name, cell, silent):
             self._recover(name, cell)
             plan = self.plan(name, cell)

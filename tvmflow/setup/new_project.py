@@ -155,7 +155,9 @@ def add_model(workspace: Workspace, path: Path, request: ModelRequest) -> Added:
             raise UnknownNameError(f"unknown {word} {wanted!r}", legal=legal, name=wanted)
     cell = Cell.model_validate({"model": name, "target": request.target, "precision": request.precision})
     if cell in params.cells.values():
-        raise UsageError(f"{cell} is there", "another --target, --precision or --name", f"run it: tvmflow run {cell}")
+        raise UsageError(
+            f"cell {cell} already exists", "another --target, --precision or --name", f"run it: tvmflow run {cell}"
+        )
     entry = known or _entry(name, _file(path), workspace.root, request)
     after = before if known else add_entry(before, "models", name, entry)
     added = {} if request.target in params.targets else {request.target: presets()[request.target].entry}

@@ -26,6 +26,7 @@ _TIMES = {
     "tirx.tanh": 18,
     "tirx.erf": 15,
     "tvmflow.gelu": 15,
+    "tvmflow.gelu_in_pieces": 15,
     "tirx.if_then_else": 3,
 }
 """How often TVM's simplifier visits the operand of an operator, estimated from compile times of chains of each."""

@@ -19,11 +19,12 @@ def link_arm_functions(mod: IRModule, target: Any) -> Any:
     """Return a module in which scheduled kernels include the LLVM functions of the operators that they call."""
     if not has_function("float32", target):
         return mod
-    return transform_kernels(
-        mod,
-        lambda kernel: bool(_called(kernel, target)),
-        lambda kernel: with_llvm(kernel, "".join(functions_text(*one) for one in _called(kernel, target))),
-    )
+    return transform_kernels(mod, lambda _: True, lambda kernel: _linked(kernel, target))
+
+
+def _linked(kernel: Any, target: Any) -> Any:
+    text = "".join(functions_text(*one) for one in _called(kernel, target))
+    return with_llvm(kernel, text) if text else kernel
 
 
 def _called(function: Any, target: Any) -> list[tuple[str, str]]:
