@@ -112,6 +112,7 @@ def running_source(
 
     def second() -> bytes:
         os.nice(_PRIORITY)
+        source.use_threads(1)
         return json.dumps(to_json(measure(found[0].expected))).encode()
 
     with forked(first, second) as wait:
