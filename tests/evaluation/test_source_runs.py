@@ -19,6 +19,9 @@ class _Source:
     def __init__(self, runs_in_forks: bool = True) -> None:
         self.runs_in_forks = runs_in_forks
 
+    def use_threads(self, threads: int) -> None:
+        assert threads == 1
+
 
 def _process() -> SourceRuns:
     return SourceRuns((np.array([os.getpid()]),), {})
