@@ -1,6 +1,6 @@
 """Run a source model on all inputs of its check, in a process of its own while its import goes on.
 
-What is left of the processors' time then measures the noise of its outputs, in case that the check asks for it.
+The process then measures the noise of its outputs, in case that the check asks for it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from tvmflow.support.json_values import from_json, to_json
 Noises = tuple[Noise, ...]  # of each output
 
 _USUAL = ""  # the name of inputs that are at no edge
-_PRIORITY = 5  # of what may not be needed: a quarter of a processor that another thread takes
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def running_source(
     source: SourceModel, run: Callable[[], SourceRuns], measure: Callable[[Arrays], Noises]
 ) -> Iterator[RunningSource]:
     """Yield what `run` finds, which only runs the source, and what `measure` says of the noise of these outputs, which
-    few imports need: it has what time of the processors nothing else takes.
+    few imports need.
 
     The error of `run` comes before any of the context: a source that does not run says best what is wrong with a model.
     """
@@ -112,7 +110,6 @@ def running_source(
         return found[0].to_bytes()
 
     def second() -> bytes:
-        os.nice(_PRIORITY)
         return json.dumps(to_json(measure(found[0].expected))).encode()
 
     with forked(first, second) as wait:
