@@ -30,12 +30,30 @@ def decompose(program: Any) -> Any:
     tensors = (*program.state_dict.values(), *program.constants.values())
     if any(isinstance(one, torch.Tensor) and one.layout is not torch.strided for one in tensors):
         return program  # PyTorch cannot decompose it
+    return _traced(program, _table(program)) or program.run_decompositions(_table(program))
+
+
+class FastProgram(torch.export.ExportedProgram):  # type: ignore[misc]
+    """A program that decomposes by a single trace where it can."""
+
+    @classmethod
+    def of(cls, program: Any) -> FastProgram:
+        fast: FastProgram = _with_graph(program, program.graph, program.graph_signature, cls)
+        return fast
+
+    def run_decompositions(self, decomp_table: Any = None, **options: Any) -> Any:
+        traced = None if decomp_table is None or options else _traced(self, dict(decomp_table))
+        return traced or super().run_decompositions(decomp_table, **options)
+
+
+def _traced(program: Any, table: Any) -> Any:
+    """Return a program that is decomposed by a single trace, None if it cannot be."""
     if all(map(_is_plain, program.graph_module.graph.nodes)):
         with contextlib.suppress(Exception):  # of any operator: PyTorch's own way takes it, or says why not
-            graph = _trace(program.graph_module, _table(program))
+            graph = _trace(program.graph_module, table)
             if not any(_writes(node) for node in graph.nodes):
-                return _with_graph(program, graph)
-    return program.run_decompositions(_table(program))
+                return _with_graph(program, graph, _signature(program, graph))
+    return None
 
 
 def _table(program: Any) -> Any:
@@ -106,18 +124,23 @@ def _writes(node: Any) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-def _with_graph(program: Any, graph: Any) -> Any:
-    """Return a program with another graph of the same inputs and outputs."""
+def _signature(program: Any, graph: Any) -> Any:
+    """Return the signature of a program whose outputs are computed by other nodes."""
     kinds = torch.export.graph_signature
     (outputs,) = next(node for node in reversed(graph.nodes) if node.op == "output").args
     specs = [
         kinds.OutputSpec(one.kind, kinds.TensorArgument(node.name), one.target)
         for one, node in zip(program.graph_signature.output_specs, outputs, strict=True)
     ]
-    return torch.export.ExportedProgram(
+    return kinds.ExportGraphSignature(list(program.graph_signature.input_specs), specs)
+
+
+def _with_graph(program: Any, graph: Any, signature: Any, kind: Any = torch.export.ExportedProgram) -> Any:
+    """Return a program with another graph of the same inputs."""
+    return kind(
         root=program.graph_module,
         graph=graph,
-        graph_signature=kinds.ExportGraphSignature(list(program.graph_signature.input_specs), specs),
+        graph_signature=signature,
         state_dict=program.state_dict,
         range_constraints=program.range_constraints,
         module_call_graph=program.module_call_graph,
