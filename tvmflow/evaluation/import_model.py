@@ -26,6 +26,7 @@ from tvmflow.frontends.source_model import (
     Arrays,
     OutputSpec,
     Runner,
+    SourceDescription,
     SourceModel,
     WeightedLayer,
     batch_at,
@@ -86,7 +87,7 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     progress("loading the source model", 0, 4)
     source, given = load_source(fetched, description), _Given.read(fetched)
     measure = functools.partial(_measure_noise, source, given, batch)
-    with running_source(source, lambda: _run_source(source, given, batch, task), measure) as beside:
+    with running_source(source, lambda: _run_source(source, given, description), measure) as beside:
         progress("importing", 1, 4)
         source.prepare_conversion()
         # TVM is imported while the source runs.
@@ -117,13 +118,15 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     return facts
 
 
-def _run_source(source: SourceModel, given: _Given, batch: int, task: str | None) -> SourceRuns:
+def _run_source(source: SourceModel, given: _Given, description: SourceDescription) -> SourceRuns:
     """Run the source on the inputs of its check. Raises ModelFileError for outputs that nothing can be compared with,
     and TvmflowError for labels that do not fit them.
     """
-    expected = run_in_batches(source, given.evaluation.inputs, batch)
-    _check_outputs(expected, given.labels, given.evaluation.y, task)
-    return SourceRuns(expected, run_at_edges(source, given.edges, batch))
+    expected = run_in_batches(source, given.evaluation.inputs, description.batch)
+    for name, output in zip(source.output_names(), expected, strict=True):
+        _check_numbers(name, output, description.has_data)
+    _check_classes(expected, given.labels, given.evaluation.y, description.task)
+    return SourceRuns(expected, run_at_edges(source, given.edges, description.batch))
 
 
 def _measure_noise(source: SourceModel, given: _Given, batch: int, expected: Arrays) -> tuple[Noise, ...]:
@@ -211,16 +214,30 @@ def _describe_outputs(source: SourceModel, module: IRModule, sized: BucketedImpo
     ]
 
 
-def _check_outputs(outputs: Arrays, labels: list[str] | None, y: Array | None, task: str | None) -> None:
-    for output in outputs:
-        if output.dtype.kind not in "fiub":
-            raise ModelFileError(f"the model has an output of {output.dtype}", "real numbers")
-        if not output.size:
-            raise ModelFileError(
-                f"the model has an output without elements, of shape {output.shape}", "numbers in each output"
-            )
-        if not np.isfinite(output).all():
-            raise ModelFileError("the outputs of the source model are not finite", "undamaged weights")
+def _check_numbers(name: str, output: Array, has_data: bool) -> None:
+    if output.dtype.kind not in "fiub":
+        raise ModelFileError(f"the model has an output of {output.dtype}, {name}", "real numbers")
+    if not output.size:
+        raise ModelFileError(
+            f"the model has an output without elements, {name} of shape {output.shape}", "numbers in each output"
+        )
+    bad = int((~np.isfinite(output).reshape(len(output), -1).all(axis=1)).sum())
+    if bad and has_data:
+        raise ModelFileError(
+            f"output {name} of the source model is not finite for {bad} of {len(output)} samples of its data set",
+            "finite numbers",
+            "use undamaged weights, and data as the model takes it",
+        )
+    if bad:
+        raise ModelFileError(
+            f"output {name} of the source model is not finite for {bad} of {len(output)} samples of random numbers",
+            "finite numbers",
+            "if the model takes numbers of some range only, as logarithms and roots do, set low and high of its inputs "
+            "in params.yaml, or give it a data set; otherwise its weights are damaged",
+        )
+
+
+def _check_classes(outputs: Arrays, labels: list[str] | None, y: Array | None, task: str | None) -> None:
     predicted = classes_of(outputs[0], task)
     if predicted is None:
         return  # the outputs are not classes, so labels do not apply
