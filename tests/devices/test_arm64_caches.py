@@ -32,7 +32,7 @@ _LINE_BYTES = 64
     [
         ("cortex-a76", "int8", 512, 256, 14, 1, 1, 2.5),  # groups of channels
         ("cortex-a76", "int8", 512, 128, 13, 1, 1, 2.5),  # rows of 13 pixels, computed as 14
-        ("cortex-a76", "int8", 32, 32, 112, 3, 2, 1.3),  # chunks of rows, with their padding
+        ("cortex-a76", "int8", 32, 32, 112, 3, 2, 2.5),  # chunks of rows, with their padding
         ("cortex-a53", "float32", 64, 256, 13, 1, 1, 1.8),  # blocks of channels
     ],
 )
