@@ -180,17 +180,20 @@ def fuse_parallel_loops(
 
 
 def tile_image(schedule: Any, out: Any, knobs: Knobs) -> tuple[Any, Any, Any, Any]:
-    """Tile the output on packed channels; return the loops over threads, blocks of channels, rows and columns."""
+    """Tile the output on packed channels; return the loops over threads, blocks of channels, rows of tiles, and
+    columns.
+    """
     batch, c, h, w, lane = packed_loops(schedule, out)
-    c_outer, c_tile = schedule.split(c, [None, knobs["c_tile"]])
+    group = knobs.get("c_group", 1)
+    c_outer, *c_group, c_tile = schedule.split(c, [None, *([group] if group > 1 else []), knobs["c_tile"]])
     h_chunk, h_outer, h_tile = schedule.split(h, [None, knobs["chunk"] // knobs["h_tile"], knobs["h_tile"]])
     w_outer, w_tile = schedule.split(w, [None, knobs["w_tile"]])
-    inner = (h_outer, w_outer, c_tile, h_tile, w_tile, lane)
+    inner = (h_outer, *c_group, w_outer, c_tile, h_tile, w_tile, lane)
     rows = fuse_parallel_loops(schedule, batch, c_outer, h_chunk, inner, bool(knobs["rows_first"]))
     if knobs["parallel"]:
         schedule.parallel(rows)
     schedule.vectorize(lane)
-    return rows, c_outer, h_outer, w_outer
+    return rows, c_outer, c_group[0] if c_group else h_outer, w_outer
 
 
 def rank_register_tiles(

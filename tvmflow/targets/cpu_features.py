@@ -58,6 +58,12 @@ _VECTORS: tuple[tuple[str, str, _Vectors], ...] = (
     ("wasm32", "simd128", (4, 16, 1 << 18, "int8")),  # registers of x86-64 engines; those of arm64 have more
 )
 
+# Beginnings of LLVM's names of arm64 cores whose data cache has 64 KiB or more; all others have 32 KiB.
+_LARGE_L1 = (
+    *("cortex-a76", "cortex-a77", "cortex-a78", "cortex-a710", "cortex-a715", "cortex-a720", "cortex-a725"),
+    *("cortex-x", "neoverse-n", "neoverse-v", "apple-"),
+)
+
 
 INTEGER_DOT = "integer_dot"  # key in a GPU's target
 
@@ -66,12 +72,11 @@ INTEGER_DOT = "integer_dot"  # key in a GPU's target
 class CpuFeatures:
     """The features of a CPU that schedules depend on.
 
-    lanes: float32 values in a vector register; registers: their number; l2_bytes: of a core's own L2. dots:
-    multiplication instructions: int8_dot4 by vnni, avxvnni, dotprod, i8mm; int16_dot2 by madd512, madd256, madd128,
-    wasm_dot;
-    bf16_dot2 by avx512bf16, bf16; AMX tiles by amx-int8, amx-bf16; matrix multiply-accumulate by i8mm, bf16; multiply
-    by a lane of a register by neon, and fp16. activations: 8-bit dtype that is fastest with int8 weights: arm64 has no
-    instruction for uint8 times int8 before i8mm.
+    lanes: float32 values in a vector register; registers: their number; l1_bytes, l2_bytes: of a core's own L1 and L2.
+    dots: multiplication instructions: int8_dot4 by vnni, avxvnni, dotprod, i8mm; int16_dot2 by madd512, madd256,
+    madd128, wasm_dot; bf16_dot2 by avx512bf16, bf16; AMX tiles by amx-int8, amx-bf16; matrix multiply-accumulate by
+    i8mm, bf16; multiply by a lane of a register by neon, and fp16. activations: 8-bit dtype that is fastest with int8
+    weights: arm64 has no instruction for uint8 times int8 before i8mm.
     """
 
     lanes: int
@@ -80,6 +85,7 @@ class CpuFeatures:
     l2_bytes: int
     dots: tuple[str, ...] = ()
     activations: Literal["uint8", "int8"] = "uint8"
+    l1_bytes: int = 32 << 10
 
     def accumulators(self, block: int, spare: int = 3) -> int:
         """Return how many vectors of `block` float32 values fit into registers, less `spare` for operands."""
@@ -211,7 +217,8 @@ def cpu_features_of(target: ResolvedTarget) -> CpuFeatures:
     """Return the features of the target's processor."""
     features = features_of(target.mcpu, target.mtriple, target.mattr)
     lanes, registers, l2_bytes, activations = _vectors_of(Processor(target.mcpu, target.mtriple, target.mattr))
-    return CpuFeatures(lanes, registers, target.threads, l2_bytes, _dots(features), activations)
+    l1_bytes = 64 << 10 if target.mcpu.startswith(_LARGE_L1) else 32 << 10
+    return CpuFeatures(lanes, registers, target.threads, l2_bytes, _dots(features), activations, l1_bytes)
 
 
 def _vectors_of(processor: Processor) -> _Vectors:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tvmflow.ir.tir.blocks import Kernel, block_ref, extents, region_buffer
 from tvmflow.schedules.cpu.amx_convolution import amx_tile_candidates, copy_channels_last, tensorize_amx
+from tvmflow.schedules.cpu.cache_traffic import rank_by_traffic, streams_of
 from tvmflow.schedules.cpu.reduction import is_long_sum
 from tvmflow.schedules.intrinsics.arm_depthwise import depthwise_variants, tensorize_depthwise
 from tvmflow.schedules.intrinsics.arm_first_layer import (
@@ -86,7 +87,11 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
     assert window is not None and kernel.anchor is not None
     (images, channels, height, *_), reduced = window
     order = parallel_candidates(work_of(schedule, kernel.anchor))
-    places = _rank_places(schedule, kernel, cpu)
+    variants = _rank_variants(schedule, kernel, cpu)
+    places, by_traffic = _rank_places(schedule, kernel, cpu), "neon" in cpu.dots
+    grouped = [(*place, 1) for place in places]
+    if by_traffic:
+        grouped = rank_by_traffic(streams_of(schedule, kernel, reduced, *variants[0][1:]), places, cpu)
     shapes = amx_tile_candidates(schedule, kernel, cpu, reduced)
     tiles = [
         {
@@ -101,7 +106,6 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
         for tile in shapes
         for parallel in order
     ]
-    variants = _rank_variants(schedule, kernel, cpu)
     knobs = [
         {
             "c_tile": c,
@@ -109,14 +113,18 @@ def _candidates(schedule: Any, kernel: Kernel, cpu: CpuFeatures) -> list[Knobs]:
             "w_tile": w,
             "rows_first": rows,
             "pad_inside": inside,
-            "chunk": round_up_rows(chunk, h, height) if instruction_of(PAIRS, {"dot": number}) else max(chunk, h),
+            "chunk": round_up_rows(chunk, h, height)
+            if by_traffic or instruction_of(PAIRS, {"dot": number})
+            else max(chunk, h),
             "unroll": unroll,
             "parallel": parallel,
             "dot": number,
+            **({"c_group": group} if group > 1 else {}),
             **(pixels_first_knob((c, h, w), cpu) if reduced > 2 else {}),
         }
-        for rows, inside, chunk in places
+        for rows, inside, chunk, group in grouped
         for unroll, number, (c, h, w) in variants
+        if channels // c % group == 0
         for parallel in order
     ]
     whole = [k for k in tiles + knobs if k["chunk"] % k["h_tile"] == 0 and height % k["chunk"] == 0]
@@ -310,7 +318,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
                 after = last
             last = None
     out = schedule.cache_write(anchor, 0, "local") if last is None else block_ref(schedule, last)
-    rows, c_outer, h_outer, w_outer = tile_image(schedule, out, knobs)
+    rows, c_outer, row, w_outer = tile_image(schedule, out, knobs)
     schedule.compute_at(anchor, w_outer, preserve_unit_loops=True)
     if last is not None:
         schedule.set_scope(anchor, 0, "local")
@@ -321,7 +329,7 @@ def _apply(schedule: Any, kernel: Kernel, knobs: Knobs) -> None:
     if after is not None:
         parallelize_rows(schedule, after, knobs["parallel"] or int(work_of(schedule, after) > SMALL_WORK))
     if behind is not None:  # a row is computed in whole tiles, then cropped
-        schedule.reverse_compute_at(behind, h_outer, preserve_unit_loops=True)
+        schedule.reverse_compute_at(behind, row, preserve_unit_loops=True)
         schedule.vectorize(schedule.get_loops(behind)[-1])
     if tiles:
         tensorize_amx(schedule, anchor, rows, plain)
