@@ -50,7 +50,7 @@ _OTHER_DISTRIBUTIONS = {"xgboost-cpu": ("xgboost",), "mlflow": ("mlflow-skinny",
 # dense blocks joined in place, GELU and erf of AVX-512 by pieces, transposed tiles, attention of arm64 in assembly.
 # 51: x * sigmoid(x) of AVX-512 as one, assembly of arm64's functions is moved out of loops. 52: its temporaries in the
 # first registers. 53: stacks of AVX-512 aligned.
-_CODEGEN = "53"
+_CODEGEN = "54"
 # LLVM features used by schedules and vectors, with their names in Linux.
 _EXTENSIONS = {
     "avx2": "avx2",
