@@ -17,6 +17,7 @@ from tvm import relax
 from tests.devices.arm64 import linked, ran, target
 from tests.devices.arm64_families import FAMILIES, Family, drawn
 from tests.differential import test_attention as attention
+from tests.passes import test_transpose_tiles as transpositions
 from tests.traces import Traced, applied_from
 from tvmflow.backends.registry import backend_of
 from tvmflow.codegen.compile import build_scheduled
@@ -225,6 +226,28 @@ def test_a_product_of_two_images_is_summed_in_tiles(
     code = "".join(part.inspect_source("asm") for part in scheduled.executable.mod.imports if part.kind == "llvm")
     lanes = {"float32": "4s", "float16": "8h"}[dtype]
     assert re.search(rf"fmla\tv\d+\.{lanes}, v\d+\.{lanes}, v\d+\.[sh]\[\d\]", code)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_numbers_are_moved_by_tiles(dtype: str, runner: Path, emulated: EmulatedSystem, tmp_path: Path) -> None:
+    """All moves are one network; those of a prime number of rows have no tiles."""
+    moves = transpositions.MOVES
+    inputs = [np.arange(np.prod(shape)).reshape(shape).astype(dtype) for shape, _ in moves.values()]
+    variables = [relax.Var(f"x{at}", relax.TensorType(x.shape, dtype)) for at, x in enumerate(inputs)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", variables):
+        with builder.dataflow():
+            made = [builder.emit(move(relax.op, x)) for x, (_, move) in zip(variables, moves.values(), strict=True)]
+            found = builder.emit_output(relax.Tuple(made))
+        builder.emit_func_output(found)
+    backend = backend_of(target("cortex-a76"))
+    scheduled = build_scheduled(builder.get(), backend, {})
+    tiled = [one for one in scheduled.kernels if one.template == "transposition"]
+    assert len(tiled) == len(transpositions.TILED) and all(one.schedule == "default" for one in tiled)
+    path = linked(tmp_path, scheduled, len(inputs), backend)
+    got = np.frombuffer(ran(path, runner, emulated, "cortex-a76", inputs), dtype)
+    expected = [transpositions.moved(name, x).ravel() for name, x in zip(moves, inputs, strict=True)]
+    assert np.array_equal(got, np.concatenate(expected))
 
 
 def test_sums_start_from_the_integers_of_their_own_branch(
