@@ -18,7 +18,7 @@ from tvmflow.evaluation.agreement import NO_NOISE, Noise, check_golden
 from tvmflow.evaluation.conditioning import CONDITIONING_NAME
 from tvmflow.evaluation.import_check import ImportCheck
 from tvmflow.evaluation.import_model import read_model
-from tvmflow.evaluation.source_noise import measure_noise, move_by_a_rounding
+from tvmflow.evaluation.source_noise import is_near, measure_noise, move_by_a_rounding
 from tvmflow.evaluation.source_runs import SourceRuns, run_at_edges
 from tvmflow.frontends.pytorch.exported_program import ExportedModel
 from tvmflow.frontends.registry import load_source
@@ -162,6 +162,7 @@ def test_noise_is_measured_only_near_the_bound() -> None:
     check.on_samples(inputs, expected, expected)
     assert check.noise == () and check.warnings == []
     assert measure_noise(source, inputs, 1, expected)[0].max_relative_error < BOUND
+    assert not is_near(source, inputs, 1, expected, BOUND) and is_near(source, inputs, 1, expected, 1e-7)
 
 
 @pytest.mark.parametrize("seed", range(3))

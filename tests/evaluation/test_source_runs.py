@@ -42,8 +42,12 @@ def _measure(expected: Arrays) -> tuple[Noise, ...]:
     return (Noise(float(expected[0][0]), float(os.getpid())),)
 
 
+def _is_likely(_expected: Arrays) -> bool:
+    return True
+
+
 def _ran_in(source: Any) -> int:
-    with running_source(source, _process, _measure) as beside:
+    with running_source(source, _process, _measure, _is_likely) as beside:
         process = int(beside.runs().expected[0][0])
         assert beside.noise() == (Noise(process, process),)
         return process
@@ -62,13 +66,22 @@ def test_a_large_one_runs_here() -> None:
 @pytest.mark.parametrize("forks", [False, True], indirect=True)
 def test_its_error_comes_before_that_of_the_import(forks: None) -> None:
     source: Any = _Source()
-    with pytest.raises(ModelFileError, match="rejects its inputs"), running_source(source, _reject, _measure):
+    with (
+        pytest.raises(ModelFileError, match="rejects its inputs"),
+        running_source(source, _reject, _measure, _is_likely),
+    ):
         raise ValueError("the import")
-    with pytest.raises(ModelFileError, match="rejects its inputs"), running_source(source, _reject, _measure) as beside:
+    with (
+        pytest.raises(ModelFileError, match="rejects its inputs"),
+        running_source(source, _reject, _measure, _is_likely) as beside,
+    ):
         beside.runs()
-    with pytest.raises(ValueError, match="the import"), running_source(source, _process, _measure):
+    with pytest.raises(ValueError, match="the import"), running_source(source, _process, _measure, _is_likely):
         raise ValueError("the import")
-    with pytest.raises(ValueError, match="the import"), running_source(source, _process, _measure) as beside:
+    with (
+        pytest.raises(ValueError, match="the import"),
+        running_source(source, _process, _measure, _is_likely) as beside,
+    ):
         beside.runs()
         raise ValueError("the import")
 
@@ -83,10 +96,16 @@ def test_noise_that_cannot_be_measured_beside_the_import_is_measured_here(forks:
         return _measure(expected)
 
     source: Any = _Source()
-    with running_source(source, _process, measure) as beside:
+    with running_source(source, _process, measure, _is_likely) as beside:
         assert beside.noise()[0].sqnr_db == here
-    with pytest.raises(ModelFileError), running_source(source, _reject, measure) as beside:
+    with pytest.raises(ModelFileError), running_source(source, _reject, measure, _is_likely) as beside:
         beside.noise()
+
+
+def test_noise_that_is_not_likely_to_matter_is_not_measured_ahead() -> None:
+    source: Any = _Source()
+    with running_source(source, _process, _measure, lambda _expected: False) as beside:
+        assert beside.noise()[0].sqnr_db == os.getpid()
 
 
 def test_edges_that_the_source_rejects_or_answers_without_numbers_are_left_out() -> None:
@@ -107,7 +126,7 @@ def test_runs_are_the_same_behind_a_fork() -> None:
     usual = (np.arange(24.0).reshape(2, 3, 4), np.array([True, False]), *(np.array([at]) for at in range(12)))
     edges = {("large", 1): (np.float32([[np.pi]]),), ("zero", 0): (np.zeros((1, 0)), np.int8([3]))}
     source: Any = _Source()
-    with running_source(source, lambda: SourceRuns(usual, edges), _measure) as beside:
+    with running_source(source, lambda: SourceRuns(usual, edges), _measure, _is_likely) as beside:
         found = beside.runs()
     assert list(found.edges) == list(edges)
     for one, other in zip((usual, *edges.values()), (found.expected, *found.edges.values()), strict=True):

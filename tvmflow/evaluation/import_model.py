@@ -18,7 +18,7 @@ from tvmflow.evaluation.import_check import LEAST_INPUTS, ImportCheck
 from tvmflow.evaluation.imported_files import FACTS_NAME, PEER_NAME
 from tvmflow.evaluation.onnx_export import exporting_onnx
 from tvmflow.evaluation.source_layers import locate_layers, write_layers
-from tvmflow.evaluation.source_noise import measure_noise
+from tvmflow.evaluation.source_noise import is_near, measure_noise
 from tvmflow.evaluation.source_runs import SourceRuns, run_at_edges, running_source
 from tvmflow.frontends.registry import load_source
 from tvmflow.frontends.source_model import (
@@ -87,7 +87,11 @@ def read_model(inputs: str, outputs: str, max_relative_error: float, progress: P
     progress("loading the source model", 0, 4)
     source, given = load_source(fetched, description), _Given.read(fetched)
     measure = functools.partial(_measure_noise, source, given, batch)
-    with running_source(source, lambda: _run_source(source, given, description), measure) as beside:
+
+    def is_likely(expected: Arrays) -> bool:
+        return is_near(source, given.evaluation.inputs, batch, expected, max_relative_error)
+
+    with running_source(source, lambda: _run_source(source, given, description), measure, is_likely) as beside:
         progress("importing", 1, 4)
         source.prepare_conversion()
         # TVM is imported while the source runs.

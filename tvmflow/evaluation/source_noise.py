@@ -16,6 +16,8 @@ from tvmflow.frontends.source_model import Array, Arrays, SourceModel, run_in_ba
 from tvmflow.support.errors import AgreementError, ModelFileError
 
 ROUNDING = 2.0**-23  # between 1 and the next float32
+_FEW = 2
+_NEAR = 16
 
 
 def measure_noise(
@@ -25,6 +27,18 @@ def measure_noise(
     `compare_all`.
     """
     return noise_between(_outputs_otherwise(source, inputs, batch), reference, [NO_NOISE] * len(reference), scales)
+
+
+def is_near(source: SourceModel, inputs: Arrays, batch: int, reference: Arrays, bound: float) -> bool:
+    """Return whether an import that rounds otherwise is likely to come near a bound: whether inputs (N, ...) that are
+    moved by one rounding move an output by a sixteenth of it, as two samples show.
+    """
+    few, expected = (tuple(x[:_FEW] for x in values) for values in (inputs, reference))
+    try:
+        moved = compare_all(run_in_batches(source, tuple(map(move_by_a_rounding, few)), batch), expected)
+    except (AgreementError, ModelFileError):
+        return True
+    return any(one.max_relative_error > bound / _NEAR or (one.equal or 1.0) < 1.0 for one in moved)
 
 
 def noise_between(

@@ -1,6 +1,6 @@
 """Run a source model on all inputs of its check, in a process of its own while its import goes on.
 
-The process then measures the noise of its outputs, in case that the check asks for it.
+The process then measures the noise of its outputs where the check is likely to ask for it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class RunningSource:
         """Wait for the noise of the outputs."""
         expected = self.runs().expected
         received = self._receive()
-        return self._measure(expected) if received is None else _noises_from(received)
+        return self._measure(expected) if not received else from_json(Noises, json.loads(received))
 
     def _receive(self) -> bytes | None:
         """Return the next result; None if it must be computed here, where its error can be raised."""
@@ -90,10 +90,13 @@ class RunningSource:
 
 @contextmanager
 def running_source(
-    source: SourceModel, run: Callable[[], SourceRuns], measure: Callable[[Arrays], Noises]
+    source: SourceModel,
+    run: Callable[[], SourceRuns],
+    measure: Callable[[Arrays], Noises],
+    is_likely: Callable[[Arrays], bool],
 ) -> Iterator[RunningSource]:
-    """Yield what `run` finds, which only runs the source, and what `measure` says of the noise of these outputs, which
-    few imports need.
+    """Yield what `run` finds, which only runs the source, and what `measure` says of the noise of these outputs. Few
+    imports need the latter: it begins beside the import where `is_likely` says so of the outputs.
 
     The error of `run` comes before any of the context: a source that does not run says best what is wrong with a model.
     """
@@ -110,7 +113,8 @@ def running_source(
         return found[0].to_bytes()
 
     def second() -> bytes:
-        return json.dumps(to_json(measure(found[0].expected))).encode()
+        expected = found[0].expected
+        return json.dumps(to_json(measure(expected))).encode() if is_likely(expected) else b""
 
     with forked(first, second) as wait:
         beside = RunningSource(run, measure, wait)
@@ -120,10 +124,6 @@ def running_source(
             if not beside.is_waited_for:
                 beside.runs()
             raise
-
-
-def _noises_from(data: bytes) -> Noises:
-    return from_json(tuple[Noise, ...], json.loads(data))
 
 
 def run_at_edges(source: Runner, edges: Mapping[str, Arrays], batch: int) -> dict[tuple[str, int], Arrays]:
