@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tvmflow.frontends.pytorch.fused_layers import FUSED_LAYERS
 from tvmflow.frontends.pytorch.linear_algebra import LINEAR_ALGEBRA
 
 
@@ -268,6 +269,7 @@ def _rrelu_functional(x: Any, noise: Any, *options: Any, generator: Any = None) 
 
 
 _OWN: dict[str, Callable[..., Any]] = {
+    **FUSED_LAYERS,
     **LINEAR_ALGEBRA,
     "special_ndtri": _ndtri,
     "rrelu_with_noise": _rrelu,
