@@ -22,9 +22,8 @@ from typing import Any
 import torch
 
 from tvmflow.frontends.archives import ARCHIVE_ERRORS, checked_copy
-from tvmflow.frontends.pytorch.converters import REFUSED
 from tvmflow.frontends.pytorch.float_ends import common_float
-from tvmflow.frontends.pytorch.operators import unknown_in_script, unknown_operators
+from tvmflow.frontends.pytorch.operators import sized_by_values, unknown_in_script, unknown_operators
 from tvmflow.frontends.pytorch.script_states import recorded_module
 from tvmflow.frontends.pytorch.scripts import keep_numbers
 from tvmflow.frontends.source_model import FixedSpec, TensorSpec
@@ -140,8 +139,7 @@ def _targets(path: Path, program: Any) -> set[str]:
 
 def _by_values_error(path: Path, targets: set[str]) -> UnsupportedOperatorError:
     """Return an error that names the operators of a program that make sizes of values."""
-    names = (target.removeprefix("torch.ops.aten.") for target in targets)
-    named = sorted(name for name in names if "values" in (REFUSED.get(name.split(".")[0]) or ""))
+    named = sized_by_values(target.removeprefix("torch.ops.aten.") for target in targets)
     shown = ", ".join(named) or "by x[mask] or torch.where(mask), for example"
     return UnsupportedOperatorError(
         f"sizes in {path.name} depend on values, not on the sizes of its inputs: {shown}",
